@@ -1,6 +1,7 @@
 # make run    start gputop: live where there is an NVIDIA driver, else the simulated node
 # make test   the whole test suite, real TensorFlow on the CPU included
 # make test-cluster  the tests of clusters with a real Prometheus, Slurm and sshd (Debian's, unpacked into DEBIAN)
+# make test-install  before a release: gputop on Python 3.10 to 3.14, by pip, pipx and uv, and beside the frameworks' pins
 # make lint   ruff, the type checker, and the layers that packages may import from
 # make fuzz   hostile input at every door, FUZZ_SECONDS=600; make soak: growth of the monitor over time, SOAK_MINUTES=60
 # make lock, make sbom: the files that CI installs, with their hashes; a bill of materials
@@ -14,7 +15,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run test test-cluster lint lock sbom fuzz soak reference docs cluster-demo screenshots bench bench-advice clean
+.PHONY: run test test-cluster test-install lint lock sbom fuzz soak reference docs cluster-demo screenshots bench bench-advice clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gputop needs Python 3.10 or newer: make PYTHON=python3.12 run")'
@@ -84,6 +85,12 @@ test-cluster: $(VENV)/.test
 	PATH="$$PATH:$$(tests/debian_packages.sh $(DEBIAN))" $(BIN)/python -m pytest -rs tests/cluster tests/tui/cluster \
 	  tests/advice/fleet tests/export tests/commands/test_cluster.py tests/commands/test_cluster_nodes.py \
 	  tests/commands/test_export.py tests/doctor/test_cluster.py $(PYTEST_ARGS)
+
+# Python 3.14 is Debian's where none is on the PATH. The tables go into docs/project/support-matrix.md.
+test-install: export GPUTOP_TEST_INSTALL := 1
+test-install: $(VENV)/.test
+	$(PIP) install pipx uv
+	PATH="$$PATH:$$(tests/debian_python.sh $(DEBIAN)-python 3.14)" $(BIN)/python -m pytest -rs tests/test_install.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -6,8 +6,8 @@ Needs TensorFlow and xprof in this environment. The job (tests/tf_job.py, on the
 when somebody looks at it, and takes its share of the processors from whoever analyzes. By turns one asks its
 profiler server for the same number of seconds:
 
-- gputop as the monitor does at the key ``c`` (gputop.session.captures.capture_and_analyze): request, trace on disk,
-  analysis in a worker process that is started for it, findings;
+- gputop as the monitor does at the key ``c`` (gputop.session.capture.captures.capture_and_analyze): request, trace on
+  disk, analysis in a worker process that is started for it, findings;
 - TensorFlow's client, and then XProf's overview page of the file, in a process that has imported and used both before,
   as TensorBoard has.
 
@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 from gputop.profiler.capture.records import CaptureStatus, Server  # noqa: E402
 from gputop.profiler.capture.request import CaptureRequest  # noqa: E402
-from gputop.session.captures import CaptureRun, capture_and_analyze  # noqa: E402
+from gputop.session.capture.captures import CaptureRun, capture_and_analyze  # noqa: E402
 from tests.tf_job import MODES, TfJob, start_tf_job  # noqa: E402
 
 _PEER = """

@@ -38,7 +38,7 @@ from gputop.comparison.sides import Side
 from gputop.profiler.capture.records import CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.replay.compared_files import read_side
-from gputop.session.captures import CaptureRun, capture_and_analyze
+from gputop.session.capture.captures import CaptureRun, capture_and_analyze
 from tests.tf_job import start_tf_job
 
 KERAS: Options = {"framework": "keras"}

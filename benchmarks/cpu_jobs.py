@@ -74,7 +74,7 @@ def capture(address: str, pid: int, seconds: float, logdir: Path) -> CaptureReco
     """What gputop's monitor keeps of a capture, trace and findings on disk."""
     from gputop.profiler.capture.records import Server
     from gputop.profiler.capture.request import CaptureRequest
-    from gputop.session.captures import CaptureRun, capture_and_analyze
+    from gputop.session.capture.captures import CaptureRun, capture_and_analyze
 
     never, request = threading.Event(), CaptureRequest(seconds, logdir, force=True)
     record = capture_and_analyze([Server(address, pid=pid)], request, CaptureRun(never, never, lambda _: None))

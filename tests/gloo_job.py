@@ -1,6 +1,5 @@
 """A job of PyTorch whose rank 1 does not come to the fourth collective. Each rank writes its flight recorder's dump as
-NCCL's watchdog would, says so, and waits until it is ended. In each rank it serves what
-torch.distributed.debug.start_debug_server() does."""
+NCCL's watchdog would, says so, and waits until it is ended."""
 
 from __future__ import annotations
 
@@ -12,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 rank = int(os.environ["RANK"])
-server = torch._C._distributed_c10d._WorkerServer("::", 0)
 prefix = os.environ["TORCH_FR_DUMP_TEMP_FILE"]
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
 store = dist.distributed_c10d._get_default_store()

@@ -1,4 +1,10 @@
-"""gputop is installed from its wheel and from its sdist, also on a machine without internet, as the page says."""
+"""gputop is installed: without internet as the page says, on Python 3.10 to 3.14 by pip, pipx and uv, from wheel and
+sdist, and beside the pins of the frameworks.
+
+``make test`` tries what takes seconds; ``make test-install``, which sets GPUTOP_TEST_INSTALL, all of it. What needs a
+Python, a program or a package index that is not here skips. Pins are resolved by uv from what the index says of each
+package: no framework is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,9 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from datetime import date, timedelta
 from email.parser import Parser
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,6 +30,22 @@ from tools import make_completion
 ROOT = Path(__file__).parents[1]
 _BUILD = "import os, sys, setuptools.build_meta as b; os.chdir(sys.argv[1]); getattr(b, sys.argv[2])(sys.argv[3])"
 _PARTS = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "gputop", "tools")
+
+PYTHONS = range(10, 15)
+# Each with the Pythons that it has wheels for; the newest of those that have no version here.
+FRAMEWORKS: dict[str, range] = {
+    **{f"tensorflow==2.{minor}.*": range(10, 12) for minor in (13, 14, 15)},
+    **{f"tensorflow==2.{minor}.*": range(10, 13) for minor in (16, 17, 18, 19)},
+    **{f"tensorflow==2.{minor}.*": range(10, 14) for minor in (20, 21)},
+    **{f"torch==2.{minor}.*": range(10, 14) for minor in (6, 7, 8)},
+    **{f"torch==2.{minor}.*": range(10, 15) for minor in range(9, 16)},
+    "tensorflow[and-cuda]": range(10, 14), "torch": PYTHONS, "jax": PYTHONS, "jax[cuda12]": PYTHONS,
+}
+_OLDEST_AND_NEWEST = (("tensorflow==2.13.*", 10), ("tensorflow==2.21.*", 13), ("torch", 14), ("jax", 14))
+_ALL = bool(os.environ.get("GPUTOP_TEST_INSTALL"))
+_PINS = [(name, minor) for name, pythons in FRAMEWORKS.items() for minor in pythons] if _ALL else _OLDEST_AND_NEWEST
+_INSTALLS = [(minor, installer, kind) for minor in PYTHONS for installer in ("pip", "pipx", "uv")
+             for kind in ("wheel", "sdist")] if _ALL else [(sys.version_info[1], "uv", "wheel")]
 
 
 def _needs_build() -> None:
@@ -116,3 +140,87 @@ def test_the_image_copies_what_a_build_needs(tmp_path: Path) -> None:
             shutil.copytree(ROOT / part, copy) if (ROOT / part).is_dir() else shutil.copy(ROOT / part, copy)
     _needs_build()
     assert len(copies) == 3 and _built(tmp_path / "src", "wheel", tmp_path).name.startswith(f"gputop_tf-{__version__}")
+
+
+def _program(name: str) -> str:
+    program = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    return program or pytest.skip(f"no {name} here")
+
+
+def _interpreter(minor: int) -> str:
+    """That Python: the tests' own, one on the PATH that runs, or one of pyenv's."""
+    own = [sys.executable] if sys.version_info[1] == minor else []
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    places = [*own, shutil.which(f"python3.{minor}"), *sorted(map(str, pyenv.glob(f"3.{minor}.*/bin/python")))]
+    for place in filter(None, places):
+        if not subprocess.run([place, "-c", "import venv"], capture_output=True).returncode:
+            return place
+    pytest.skip(f"no Python 3.{minor} here")
+
+
+def _run(*command: str | Path, stdin: str = "", **env: str | Path) -> str:
+    """What it prints. Where it fails, so does the test, unless no index answers."""
+    done = subprocess.run([str(word) for word in command], input=stdin, capture_output=True, text=True, timeout=600,
+                          env={**os.environ, **{name: str(value) for name, value in env.items()}})
+    if done.returncode and not environments.index_answers(sys.executable):
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def packed(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel and the sdist of these sources, as a release has them."""
+    (sdist,) = unpacked.parent.glob("dist/*.tar.gz")
+    return {"sdist": sdist, "wheel": _built(unpacked, "wheel", tmp_path_factory.mktemp("wheel"))}
+
+
+@pytest.mark.parametrize("minor, installer, kind", _INSTALLS)
+def test_it_is_installed(minor: int, installer: str, kind: str, packed: dict[str, Path], tmp_path: Path) -> None:
+    python, file = _interpreter(minor), packed[kind]
+    if installer == "pip":
+        _run(python, "-m", "venv", tmp_path)
+        _run(tmp_path / "bin" / "pip", "install", "--disable-pip-version-check", "-q", file)
+        program, environment = tmp_path / "bin" / "gputop", tmp_path
+    elif installer == "pipx":
+        _run(_program("pipx"), "install", "--python", python, file, PIPX_HOME=tmp_path, PIPX_BIN_DIR=tmp_path / "bin",
+             PIPX_MAN_DIR=tmp_path / "man")
+        program, environment = tmp_path / "bin" / "gputop", tmp_path / "venvs" / "gputop-tf"
+    else:
+        _run(_program("uv"), "tool", "install", "-q", "--no-python-downloads", "--python", python, file,
+             UV_TOOL_DIR=tmp_path, UV_TOOL_BIN_DIR=tmp_path / "bin")
+        program, environment = tmp_path / "bin" / "gputop", tmp_path / "gputop-tf"
+    version = _run(program, "--version")
+    assert version.startswith(f"gputop {__version__}\n") and f"Python 3.{minor}." in version
+    assert _run(program, "skill").startswith("---\nname: gputop")
+    assert ".TH" in _run(program, "completion", "man") and "complete" in _run(program, "completion", "bash")
+    assert (environment / "share" / "man" / "man1" / "gputop.1").is_file()
+    assert "SIMULATED" in _run(program, "snapshot", "--demo", "--seconds", "0.2")
+    assert "input_bound" in _run(program, "rules", "list")
+    if installer == "pipx":  # it puts the page where man looks for it
+        assert (tmp_path / "man" / "man1" / "gputop.1").is_file()
+
+
+def _resolved(requirements: tuple[str, ...], minor: int, *words: str | Path) -> str:
+    return _run(_program("uv"), "pip", "compile", "-q", "--python", sys.executable, "--no-python-downloads",
+                "--no-header", "--no-annotate", "--only-binary", ":all:", "--python-version", f"3.{minor}", "-", *words,
+                stdin="\n".join(requirements))
+
+
+@cache
+def _released(framework: str) -> str:
+    """The day after its last file came to the index."""
+    lock = _resolved((framework,), FRAMEWORKS[framework][-1], "--no-deps", "--format", "pylock.toml")
+    last = max(re.findall(r"upload-time = (\d{4}-\d\d-\d\d)", lock))
+    return (date.fromisoformat(last) + timedelta(days=2)).isoformat()
+
+
+@pytest.mark.parametrize("framework, minor", _PINS)
+@pytest.mark.parametrize("when", ["when it was released", "today"])
+def test_no_version_that_a_framework_brings_moves(framework: str, minor: int, when: str, packed: dict[str, Path],
+                                                  tmp_path: Path) -> None:
+    there = _resolved((framework,), minor, *(() if when == "today" else ("--exclude-newer", _released(framework))))
+    (tmp_path / "there").write_text(there)
+    gputop = f"gputop-tf[stacks,export,parquet] @ {packed['wheel'].as_uri()}"
+    beside = _resolved((framework, gputop), minor, "-c", tmp_path / "there")
+    assert len(there.split("\n")) > 5 and {*there.split("\n")} <= {*beside.split("\n")}

@@ -94,7 +94,7 @@ COMMANDS: Mapping[str, Command] = {
                       "Start a profiler server in a running TensorFlow or JAX process. gputop asks first.",
                       "gputop attach 41231"),
     "stacks": Command("show where the ranks of a job are: which rank the others wait for",
-                      "Ask NCCL, PyTorch's flight recorder and its debug server which rank is missing. Read the stacks "
+                      "Ask NCCL and PyTorch's flight recorder which rank is missing. Read the stacks "
                       f"of this node's ranks with py-spy ({install_command('stacks')}).",
                       "gputop stacks"),
     "xprof": Command("open a captured trace with XProf in the browser",
@@ -131,6 +131,8 @@ _GONE: Mapping[str, str] = {
     **dict.fromkeys(("top", "monitor", "watch", "dmon", "pmon"), "gputop alone is the monitor."),
     "version": "gputop --version prints it.",
     "--dip-before": "gputop records nothing before a dip any more. --on-dip captures right after it.",
+    **dict.fromkeys(("--low-bandwidth", "--no-low-bandwidth"),
+                    "gputop leaves out frames by itself on a slow connection; gputop --interval 5 samples less."),
     "serve": "gputop serves no pages any more. A web terminal shows the monitor: ttyd -W -i lo gputop.",
 }
 
@@ -312,8 +314,6 @@ def _screen(screen: argparse._ActionsContainer) -> None:
                         help="colors of the terminal (auto: what the terminal reports; none if NO_COLOR is set)")
     screen.add_argument("--ascii", action=argparse.BooleanOptionalAction, default=None,
                         help="use only ASCII characters (default: if the locale is not UTF-8)")
-    screen.add_argument("--low-bandwidth", action=argparse.BooleanOptionalAction, default=None,
-                        help="draw only every 5 s (default: if the connection to the terminal is slow)")
 
 
 def _export(export: argparse._ActionsContainer) -> None:

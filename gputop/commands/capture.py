@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         return _run(args)
     except GputopError as error:
         from gputop.advice.live.profiler_left_on import refused_capture
-        from gputop.session.captures import profiles_itself
+        from gputop.session.capture.captures import profiles_itself
 
         refusal = profiles_itself(error)
         finding = refused_capture(refusal.pid, refusal.share) if refusal is not None else None
@@ -83,7 +83,7 @@ def _run(args: argparse.Namespace) -> int:
     from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS
     from gputop.profiler.capture.records import CaptureStatus
     from gputop.profiler.capture.request import CaptureRequest, require_no_question
-    from gputop.session.captures import (
+    from gputop.session.capture.captures import (
         CaptureRun,
         capture_and_analyze,
         choose_servers,
@@ -93,8 +93,8 @@ def _run(args: argparse.Namespace) -> int:
         server_question,
         too_many,
     )
+    from gputop.session.capture.server_watch import WatchedJob
     from gputop.session.gpu_samples import CounterWatch
-    from gputop.session.server_watch import WatchedJob
     from gputop.session.stack_watch import StackChoice, simulated_stacks
 
     options = options_of(args)

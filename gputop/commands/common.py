@@ -106,7 +106,6 @@ def preferences_of(args: argparse.Namespace) -> Preferences:
     preferences = Preferences(
         theme=full_theme_name(args.theme), colors=terminal_colors() if args.color == "auto" else args.color,
         glyphs=terminal_glyphs() if args.ascii == "auto" else "ascii" if args.ascii else "unicode",
-        low_bandwidth=None if args.low_bandwidth == "auto" else args.low_bandwidth,
         metric=str(config["metric"]), span_s=float(config["span"]), warnings=config.warnings,
         keep_theme=lambda name: save_setting(config.path, "theme", name))
     preferences.set_textual_colors()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 from gputop.commands.arguments import add_shared
 from gputop.commands.common import width
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, GputopError
+from gputop.render.table import Column, Table, table_lines
 from gputop.text import console
 from gputop.text.units import counted, figure, percent, printable, ranges
 from gputop.text.wrapping import wrap
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from gputop.rules.rule_file import RuleText
 
 _DEMO = "default"
+_UNCUT = 1000  # cells
 _TRACE_S, _AGO_S = 4.0, 20.0  # of the demo's trace, as a capture takes
 _ACTIONS = {
     "list": "(default) all rules, and the limits that you set; --limits: all limits",
@@ -104,13 +106,13 @@ def _list(args: argparse.Namespace) -> int:
                               yours=limit is not default) for limit in shown),
             tuple(document_of(ListedBudget, budget, keep=budget.condition.text) for budget in UserRules.budgets)))
         return EXIT_OK
-    lines = [f"{'rule':<26}{'on':<7}from"]
-    lines += [f"{rule.id:<26}{rule.condition.source:<7}{rule.origin}" for rule in UserRules.rules]
-    lines += [f"{budget.id:<26}{'budget':<7}{budget.origin}" for budget in UserRules.budgets]
-    lines += [f"{rule.id:<26}{rule.origin:<7}gputop" for rule in RULES]
+    lines = _lines(("rule", "on", "from"), (
+        *((rule.id, rule.condition.source, rule.origin) for rule in UserRules.rules),
+        *((budget.id, "budget", budget.origin) for budget in UserRules.budgets),
+        *((rule.id, rule.origin, "gputop") for rule in RULES)))
     if shown:
-        lines += ["", f"{'limit':<34}{'value':>12} {'default':>12}  source"]
-        lines += [f"{used.id:<34}{_value(used):>12} {_value(LIMITS[used.id]):>12}  {used.source}" for used in shown]
+        lines += ["", *_lines(("limit", "value", "default", "source"), (
+            (used.id, _value(used), _value(LIMITS[used.id]), used.source) for used in shown))]
     elif not args.limits:
         lines += ["", "You have set no limit; --limits shows all."]
     console.write_text("\n".join(lines))
@@ -120,6 +122,12 @@ def _list(args: argparse.Namespace) -> int:
         console.say(f"gputop reads no rules in Python any more ({printable(point.name)}): write them in TOML, see "
                     "docs/tasks/custom-rules.md")
     return EXIT_OK
+
+
+def _lines(titles: Sequence[str], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """A table in which no cell is cut."""
+    columns = (Column(title, str if title in ("value", "default") else None, most=_UNCUT) for title in titles)
+    return table_lines(Table("", tuple(columns), tuple(rows), ""), _UNCUT)
 
 
 def _value(used: Limit) -> str:
@@ -219,15 +227,12 @@ def names_table() -> Iterator[str]:
 
     for source, title in (("live", "on = \"live\""), ("trace", "on = \"trace\", and budgets")):
         yield title
-        for quantity in NAMES[source].values():  # type: ignore[index]
-            marks = f"{'g' if quantity.per_gpu else ' '}{'t' if quantity.past else ' '}"
-            yield f"  {quantity.name:<28}{quantity.unit!s:<9}{marks}  {quantity.help}"
+        rows = [(f"  {one.name}", str(one.unit), f"{'g' if one.per_gpu else ' '}{'t' if one.past else ' '}", one.help)
+                for one in NAMES[source].values()]  # type: ignore[index]
         if source == "trace":
-            for table in TABLES.values():
-                for quantity in table.fields.values():
-                    name = f'{table.name}("…").{quantity.name}'
-                    yield f"  {name:<28}{quantity.unit!s:<9}    {quantity.help}"
-        yield ""
+            rows += [(f'  {table.name}("…").{one.name}', str(one.unit), "", one.help)
+                     for table in TABLES.values() for one in table.fields.values()]
+        yield from (*_lines(("  name", "unit", "", "what"), rows), "")
     yield f"g: each GPU has its own. t: also over a time: name.{'(30s), name.'.join(AGGREGATES)}(30s)"
     yield from (f"{name:<18}{text}" for name, text in FUNCTIONS.items())
 

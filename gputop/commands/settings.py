@@ -101,8 +101,6 @@ SETTINGS = {s.key: s for s in (
     Setting("prometheus_password_file", "", _text_or_none, "a file with this user's password"),
     Setting("prometheus_ca", "", _text_or_none, "a file with the certificates of the authority that signed this "
                                                 "Prometheus's (default: the system's)"),
-    Setting("low_bandwidth", "auto", _one_of("auto", True, False),
-            "draw only every 5 s: on a slow connection (auto), always or never", "--low-bandwidth"),
     Setting("color", "auto", _one_of("auto", "truecolor", "256", "16", "none"),
             "auto: what the terminal reports, none if NO_COLOR is set", "--color"),
     Setting("ascii", "auto", _one_of("auto", True, False),
@@ -239,7 +237,7 @@ def _toml(value: Value) -> str:
 
 def apply_settings(args: argparse.Namespace, config: Config) -> None:
     """Set the options that the command line leaves open, from the file or else from the defaults."""
-    for key in ("interval", "theme", "low_bandwidth", "color", "ascii", "worker_figures", "remote_command"):
+    for key in ("interval", "theme", "color", "ascii", "worker_figures", "remote_command"):
         if getattr(args, key, None) is None:
             setattr(args, key, config[key])
     if args.logdir is None:

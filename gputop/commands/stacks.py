@@ -1,5 +1,5 @@
-"""``gputop stacks``: which rank did not come, by NCCL's RAS, by PyTorch's flight recorder and debug server, and by
-where the ranks of this node stand."""
+"""``gputop stacks``: which rank did not come, by NCCL's RAS, by PyTorch's flight recorder, and by where the ranks of
+this node stand."""
 
 from __future__ import annotations
 
@@ -43,13 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gputop.core.proc import process_ids
-    from gputop.ranks.debug_server import ask as ask_servers
-    from gputop.ranks.debug_server import compared, read_stacks
     from gputop.ranks.flight_recorder_report import lines as report_lines
-    from gputop.ranks.flight_recorder_report import server_lines
     from gputop.ranks.halts import ended_siblings
     from gputop.ranks.processes import local_addresses, training_processes
     from gputop.ranks.stack_groups import jobs, report
+    from gputop.ranks.stacks import read_all
     from gputop.ranks.stacks_document import StacksDocument
 
     if args.demo is not None:
@@ -66,29 +64,24 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_OK
     hosts = local_addresses()
     first = _ask(pids, hosts, "asking")
-    servers = ask_servers(pids)
     began_s = time.monotonic()
     processes: Sequence[ProcessStacks] = ()
     problem = None
     try:
-        processes = read_stacks(pids, native=args.native)
+        processes = read_all(pids, native=args.native)
     except GputopError as error:  # what NCCL says is shown all the same
         problem = error
     last = first
-    if servers or not isinstance(first, GputopError):
-        time.sleep(max(0.0, _APART_S - (time.monotonic() - began_s)))
     if not isinstance(first, GputopError):
+        time.sleep(max(0.0, _APART_S - (time.monotonic() - began_s)))
         last = _ask(pids, hosts, "asking once more, to see what has moved,")
-    servers = compared(servers, ask_servers(pids)) if servers else ()
     lines, nccl = _nccl(first, last)
     dumps = _dumps(pids, args.flight_recorder)
     by_job = [processes] if args.pids else jobs(processes)  # those that are named are compared
     if args.json:
-        console.write_json(StacksDocument.of(nccl, dumps, servers, by_job))
+        console.write_json(StacksDocument.of(nccl, dumps, by_job))
     else:
         witnesses = [*lines, *report_lines(dumps, time.time())]
-        if dumps:  # of PyTorch
-            witnesses += server_lines(servers, time.time())
         console.write_text("\n".join([*witnesses, "", *report(by_job, threads=args.threads)]).rstrip())
     if problem is None and not any(process.threads for process in processes):
         problem = next((process.problem for process in processes if process.problem is not None), None)
@@ -120,7 +113,7 @@ def _simulated(args: argparse.Namespace) -> int:
     finally:
         source.close()
     if args.json:
-        console.write_json(StacksDocument.of(nccl, (), (), [processes]))
+        console.write_json(StacksDocument.of(nccl, (), [processes]))
     else:
         console.write_text("\n".join(["*** SIMULATED: these processes do not exist ***", *lines, "",
                                       *report([processes], threads=args.threads)]).rstrip())
@@ -137,7 +130,7 @@ def _only_dumps(files: Sequence[str], as_json: bool) -> int:
     if not dumps.dumps:
         raise NoDataError("; ".join(dumps.problems), "Name dumps that PyTorch wrote, such as nccl_trace_rank_0.")
     if as_json:
-        console.write_json(StacksDocument.of(StacksNccl(problem="not asked: no PID"), [dumps], [], []))
+        console.write_json(StacksDocument.of(StacksNccl(problem="not asked: no PID"), [dumps], []))
     else:
         console.write_text("\n".join(lines([dumps], time.time())))
     return EXIT_OK

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.comparison.advice import FollowedAdvice
 from gputop.comparison.compare import MAX_REPEATS, METHOD, Comparison, signed
@@ -16,7 +17,8 @@ from gputop.comparison.figures import SECONDS, ComparedRow, Group, of_group
 from gputop.comparison.sides import Side
 from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, GPU_METRICS, HERTZ, RATIO, WATTS
 from gputop.render.step_parts import PARTS
-from gputop.text.units import bytes_, fit, percent, printable, ranges, rate, seconds
+from gputop.render.table import Column, Table, table_lines
+from gputop.text.units import bytes_, percent, printable, ranges, rate, seconds
 from gputop.text.wrapping import wrap
 
 _LABELS = {
@@ -38,7 +40,8 @@ _GROUPS: tuple[tuple[Group, str], ...] = (
     ("breakdown", "Where the mean step goes"), ("gpus", ""), ("collectives", "Collectives"),
     ("memory", "Peak memory in use"), ("live", "Live, means of minutes"))
 _LEAST_WIDTH = 38  # of sentences
-_LABEL = 34  # columns of a table's first column
+_LABEL = Column("", least=34, most=34)
+_FIGURES = (Column("A", str, least=8), Column("B", str, least=8), Column("change", str, least=7), Column("verdict"))
 _KINDS = {"trace": "trace", "analysis": "saved analysis", "snapshot": "snapshot"}
 
 
@@ -170,11 +173,10 @@ def _steps(c: Comparison, shown: list[ComparedRow], width: int, everything: bool
     rows = list(of_group(shown, "steps"))
     if not rows:
         return
-    yield from _table("Step time", rows, width, c)
+    tails = [_figure(None if side.steps is None else side.steps.p95_s / side.iterations, "s") for side in (c.a, c.b)]
+    yield from _table("Step time", rows, width, c, ("95th percentile", *tails, "", "") if everything else None)
     if not everything:
         return
-    tails = [side.steps.p95_s / side.iterations if side.steps is not None else None for side in (c.a, c.b)]
-    yield ReportLine(f"  {fit('95th percentile', _LABEL - 2)}{_figure(tails[0], 's'):>10}{_figure(tails[1], 's'):>10}")
     within = [f"{_LABELS[row.id]} {bounds[0]} to {bounds[1]}" for row in rows if (bounds := _bounds(row)) is not None]
     if within:
         yield from _wrapped(f"The change lies within: {', '.join(within)}.", width, "  ")
@@ -186,26 +188,29 @@ def _group(c: Comparison, group: Group, title: str, shown: list[ComparedRow], wi
         yield from _table(title, rows, width, c)
 
 
-def _table(title: str, rows: list[ComparedRow], width: int, c: Comparison) -> Iterator[ReportLine]:
+def _table(title: str, rows: list[ComparedRow], width: int, c: Comparison, last: tuple[str, ...] | None = None,
+           ) -> Iterator[ReportLine]:
     """A, B, change and verdict, one row a line; GPUs or allocators that say the same are one, reasons below.
 
-    Of B's figures it shows those for the same work.
+    Of B's figures it shows those for the same work. ``last``: one more row.
     """
     per_sample = any(row.work != 1.0 for row in rows)
-    title += ", for A's samples" if per_sample else ""
-    yield ReportLine(f"{fit(title, _LABEL)}{'A':>10}{'B':>10}{'change':>9}  verdict", "head")
     alike: dict[tuple[str, ...], list[ComparedRow]] = {}
     for row in rows:
         key: tuple[str, ...] = (row.id, row.verdict)
         if row.group == "memory":
             key = (_figure(row.a, row.unit), _figure(row.b, row.unit), row.verdict)
         alike.setdefault(key, []).append(row)
+    cells, tones = list[tuple[str, ...]](), list[Tone](["head"])
     for same in alike.values():
         one = same[0]
         a, b = (_mean([getattr(row, side) for row in same]) for side in ("a", "b_alike"))
-        yield ReportLine(f"  {fit(_label(same), _LABEL - 2)}{_figure(a, one.unit):>10}{_figure(b, one.unit):>10}"
-                         f"{_change(a, b, one.unit):>9}  {one.verdict}",
-                         "warn" if _is_unsure(one, c) else _TONES.get(one.verdict, ""))
+        cells.append((_label(same), _figure(a, one.unit), _figure(b, one.unit), _change(a, b, one.unit), one.verdict))
+        tones.append("warn" if _is_unsure(one, c) else _TONES.get(one.verdict, ""))
+    cells += [last] if last else []
+    columns = (replace(_LABEL, title=title + ", for A's samples" * per_sample), *_FIGURES)
+    table = Table(title, columns, tuple((f"  {label}", *others) for label, *others in cells), "")
+    yield from map(ReportLine, table_lines(table, width), (*tones, ""))
     yield from _reasons(rows, width, "  ")
 
 
@@ -258,10 +263,10 @@ def _gpus(c: Comparison, shown: list[ComparedRow], width: int) -> Iterator[Repor
         return
     rows = {(row.gpu, row.id): row for row in of_group(c.rows, "gpus")}
     yield ReportLine("GPUs, A→B, % of the step      (+ better, - worse, * changed, ? cannot be told)", "head")
-    yield from _by_gpu(rows, gpus, _SHARES, 12)
+    yield from _by_gpu(rows, gpus, _SHARES, 10, width)
     rest = {id_: label for id_, label in _REST.items() if any((gpu, id_) in rows for gpu in gpus)}
     if rest:
-        yield from _by_gpu(rows, gpus, rest, 24)
+        yield from _by_gpu(rows, gpus, rest, 22, width)
     yield from _reasons(rows.values(), width)
     if c.verdict == "better" and any(row.verdict == "worse" and row.id in ("busy", "compute", "idle")
                                      for row in rows.values()):
@@ -269,25 +274,24 @@ def _gpus(c: Comparison, shown: list[ComparedRow], width: int) -> Iterator[Repor
                             "step. Compare the parts in seconds above.", width)
 
 
-def _by_gpu(rows: dict[tuple[int | None, str], ComparedRow], gpus: list[int], columns: dict[str, str], width: int,
-            ) -> Iterator[ReportLine]:
-    yield ReportLine(f"{'GPU':<5}" + "".join(f"{label:>{width}}" for label in columns.values()))
-    alike: dict[str, list[int]] = {}
+def _by_gpu(rows: dict[tuple[int | None, str], ComparedRow], gpus: list[int], columns: dict[str, str], least: int,
+            width: int) -> Iterator[ReportLine]:
+    alike: dict[tuple[str, ...], list[int]] = {}
     for gpu in gpus:
-        cells = "".join(f"{_cell(rows.get((gpu, id_)), width - 1):>{width}}" for id_ in columns)
-        alike.setdefault(cells, []).append(gpu)
-    for cells, same in alike.items():
-        yield ReportLine(f"{fit(ranges(same), 5):<5}{cells}")
+        alike.setdefault(tuple(_cell(rows.get((gpu, id_))) for id_ in columns), []).append(gpu)
+    table = Table("GPUs", (Column("GPU", least=5), *(Column(label, str, least=least) for label in columns.values())),
+                  tuple((ranges(same), *cells) for cells, same in alike.items()), "")
+    yield from map(ReportLine, table_lines(table, width))
 
 
-def _cell(row: ComparedRow | None, width: int) -> str:
+def _cell(row: ComparedRow | None) -> str:
     if row is None:
         return ""
     if row.unit == RATIO:
         a, b = ("?" if v is None else f"{100 * v:.0f}" for v in (row.a, row.b))
     else:
         a, b = (_figure(v, row.unit) for v in (row.a, row.b))
-    return f"{a}→{b} {_MARKS[row.verdict]}"[:width + 1]
+    return f"{a}→{b} {_MARKS[row.verdict]}"
 
 
 def _advice(c: Comparison, width: int) -> Iterator[ReportLine]:

@@ -11,7 +11,7 @@ from gputop.core.version import __version__
 from gputop.export.page import header, page
 from gputop.render.evidence_words import evidence_label
 from gputop.render.palette import SEVERITY_MARK
-from gputop.render.table import Column, Lane, Table, Value, grid, html_grid, widths
+from gputop.render.table import Column, Lane, Table, Value, html_grid, table_lines
 from gputop.text.markup import esc, moment
 from gputop.text.units import NA, figure, percent
 from gputop.text.wrapping import wrap
@@ -188,8 +188,7 @@ def to_text(report: FleetReport, width: int) -> str:
     if fleet.problems:
         lines.append("")
     if fleet.jobs:
-        table = _jobs_table(report)
-        lines += grid(table, table.rows, widths(table, table.rows, width))
+        lines += table_lines(_jobs_table(report), width)
     for finding in report.findings:
         lines += ["", *wrap(f"{SEVERITY_MARK[finding.severity]} {finding.title}", width)]
         lines += wrap(finding.why, width, "  ")

@@ -25,7 +25,7 @@ from gputop.goodput.model import (
     WorstHour,
 )
 from gputop.goodput.recorded import JOULES_PER_KWH
-from gputop.render.table import Column, Table
+from gputop.render.table import Column, Table, table_lines
 from gputop.render.table import to_text as table_text
 from gputop.text import units
 from gputop.text.commands import short_command
@@ -49,7 +49,7 @@ _HOURS_A_DAY = 24
 
 def to_text(report: Report, width: int = 100) -> str:
     """All of it, in lines of ``width``."""
-    sections = (_header(report), _states(report), *(table_text(table, width) for table in tables(report)),
+    sections = (_header(report), _states(report, width), *(table_text(table, width) for table in tables(report)),
                 _grid(report.hours), _worst(report.worst_hours), _own_rules(report.own_rules), _memory(report.creep),
                 closing_sentences(report))
     return "\n\n".join("\n".join(_wrapped(lines, width)) for section in sections if (lines := list(section)))
@@ -103,15 +103,15 @@ def energy_sentence(report: Report) -> str:
     return f"Energy of the GPUs, without host and cooling: {kwh} kWh{cost}.{missing}"
 
 
-def _states(report: Report) -> Iterator[str]:
+def _states(report: Report, width: int) -> Iterator[str]:
     states, all_s = report.total.states_s, sum(report.total.states_s.values())
     if not states:
         return
-    yield "GPU time          hours  share"
     digits = decimals(seconds / 3600 for seconds in states.values())
-    for state in STATES:
-        if seconds := states.get(state, 0.0):
-            yield f"  {state:<12}{figure(seconds / 3600, digits):>9}  {share(seconds, all_s):>5}  {MEANING[state]}"
+    columns = (Column("GPU time", least=12), Column("hours", str, least=7), Column("share", str), Column("", wide=True))
+    yield from table_lines(Table("GPU time", columns, tuple(
+        (f"  {state}", figure(seconds / 3600, digits), share(seconds, all_s), MEANING[state])
+        for state in STATES if (seconds := states.get(state, 0.0))), ""), width)
 
 
 def tables(report: Report) -> Iterator[Table]:

@@ -197,11 +197,6 @@ def listening_uids(proc: Path, host: str, port: int) -> frozenset[int]:
     return frozenset(uid for uid, _ in _listening(proc, host, port))
 
 
-def listening_inodes(proc: Path, host: str, port: int) -> frozenset[int]:
-    """The sockets that the kernel lets answer there, as :func:`listening_uids`."""
-    return frozenset(inode for _, inode in _listening(proc, host, port))
-
-
 def listening_pid(proc: Path, host: str, port: int) -> int | None:
     """The process whose socket listens there; None where that may not be seen.
 

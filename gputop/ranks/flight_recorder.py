@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -74,9 +73,8 @@ class ProcessGroup(Struct, frozen=True):
 
 class Dump(Struct, frozen=True):
     """Dump of one rank's flight recorder. ``whole``: nothing older was overwritten. ``job_ranks``: all that its groups
-    name. ``written_s``: Unix time of the file, or of the question to a server. ``messages``: how many sends and
-    receives it holds besides. ``only_active``: collectives that completed may be left out of it. ``newest_record``: the
-    recorder's number of the newest entry, which counts sends and receives, too; None: it holds none."""
+    name. ``written_s``: Unix time of the file. ``messages``: how many sends and receives it holds besides.
+    ``only_active``: collectives that completed may be left out of it."""
 
     rank: int
     written_s: float
@@ -85,7 +83,6 @@ class Dump(Struct, frozen=True):
     job_ranks: frozenset[int]
     messages: int = 0
     only_active: bool = False
-    newest_record: int | None = None
 
 
 class Dumps(Struct, frozen=True):
@@ -273,8 +270,8 @@ def _read_open(file: BinaryIO, rank: int, name: str) -> Dump:
     return read_dump(data, rank, name, written_s)
 
 
-def read_dump(data: bytes, rank: int, name: str, written_s: float | None = None, *, only_active: bool = False) -> Dump:
-    """The dump in a pickle or a JSON document; raises GputopError. ``only_active``: see :class:`Dump`.
+def read_dump(data: bytes, rank: int, name: str, written_s: float) -> Dump:
+    """The dump in a pickle or a JSON document; raises GputopError.
 
     PyTorch's JSON has no list of collectives if it would be empty (FlightRecorder::dump_json): either the rank has
     recorded none, or it was asked for active ones only.
@@ -292,13 +289,12 @@ def read_dump(data: bytes, rank: int, name: str, written_s: float | None = None,
         raise GputopError(f"{name} is not a dump of PyTorch's flight recorder", _FIX)
     if not version.startswith("2."):
         raise GputopError(f"{name} has version {printable(version)[:20]}; gputop reads 2.x", _FIX)
-    entries = document.get("entries")
+    entries, only_active = document.get("entries"), False
     if entries is None and as_json and isinstance(document.get("pg_config"), dict):
         entries, only_active = (), True
     if not isinstance(entries, (list, tuple)) or len(entries) > _MAX_ENTRIES:
         raise GputopError(f"{name} has no entries that gputop can read", "The recorder may be off: "
                                                                           "TORCH_FR_BUFFER_SIZE sets its size.")
-    written_s = time.time() if written_s is None else written_s
     dump = _dump(entries, _members(document.get("pg_config"), name), rank, name, written_s)
     return replace(dump, only_active=True, whole=dump.whole and bool(entries)) if only_active else dump
 
@@ -332,8 +328,7 @@ def _dump(entries: Iterable[object], members: Mapping[str, tuple[int, ...]], ran
                                   tuple(sorted(collectives, key=lambda c: c.seq)))
                      for (group, description), collectives in groups.items())
     return Dump(rank, written_s, recorded, min(records, default=0) == 0,
-                frozenset(member for group_ranks in members.values() for member in group_ranks), messages,
-                newest_record=max(records, default=None))
+                frozenset(member for group_ranks in members.values() for member in group_ranks), messages)
 
 
 def _is_message(entry: Mapping[str, object], after_message: bool) -> bool:

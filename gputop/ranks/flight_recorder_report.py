@@ -1,82 +1,50 @@
-"""Report of PyTorch's flight recorder on a hang, by its dumps or by a debug server, as lines. Pure."""
+"""Report of PyTorch's flight recorder on a hang, by its dumps, as lines. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
-
-from msgspec import Struct
 
 from gputop.ranks.desync import WORLD, GroupState, RankState, compare, not_compared
 from gputop.ranks.flight_recorder import Collective, Dumps
 from gputop.text.units import counted, ranges, seconds
 
-if TYPE_CHECKING:
-    from gputop.ranks.debug_server import Answers
-
 _INDENT = "       "
 _MAX_LINES = 16
 
 
-class Witness(Struct, frozen=True):
-    """Witness of what the recorder of a rank holds. ``dump``: word for the report of one rank. ``without`` says how
-    there comes to be one."""
-
-    head: str
-    dump: str
-    without: str
+HEAD = "PyTorch's flight recorder: "
+_WITHOUT = "PyTorch writes one when a collective times out."
 
 
-FILES = Witness("PyTorch's flight recorder: ", "dump", "PyTorch writes one when a collective times out.")
-SERVERS = Witness("PyTorch's debug server: ", "answer",
-                  "A job starts one by torch.distributed.debug.start_debug_server().")
-
-
-def lines(jobs: Sequence[Dumps], now_s: float, witness: Witness = FILES) -> Iterator[str]:
+def lines(jobs: Sequence[Dumps], now_s: float) -> Iterator[str]:
     """Job by job: what the dumps say, which were read, and what could not be asked."""
     for job in jobs:
-        yield from _job(job, now_s, witness)
+        yield from _job(job, now_s)
 
 
-def server_lines(jobs: Sequence[Answers], now_s: float) -> Iterator[str]:
-    """The same of the debug servers, which were asked twice (:func:`gputop.ranks.debug_server.compared`)."""
-    for job in jobs:
-        if job.moved:
-            yield f"{SERVERS.head}the ranks go on. They launched or ended collectives while gputop asked."
-            yield from (f"{_INDENT}Not asked: {problem}." for problem in job.dumps.problems[:_MAX_LINES])
-        else:
-            yield from _job(job.dumps, now_s, SERVERS)
-    if not jobs:
-        yield f"{SERVERS.head}not asked, as no process runs one. {SERVERS.without}"
-
-
-def _job(job: Dumps, now_s: float, witness: Witness) -> Iterator[str]:
+def _job(job: Dumps, now_s: float) -> Iterator[str]:
     if not job.dumps:
         problems = ". ".join(problem[:1].upper() + problem[1:] for problem in job.problems[:_MAX_LINES])
-        yield (f"{witness.head}no rank can be compared. {problems or f'No {witness.dump} was found'}. "
-               f"{witness.without}")
+        yield f"{HEAD}no rank can be compared. {problems or 'No dump was found'}. {_WITHOUT}"
         return
     states = compare(job.dumps)
     if states:
-        yield f"{witness.head}{sentence(states[0], witness)}"
+        yield f"{HEAD}{sentence(states[0])}"
         yield from (f"{_INDENT}{text}" for text in _of_ranks(states[0]))
         if others := sum(state.verdict in ("absent", "mismatch") for state in states[1:]):
             yield f"{_INDENT}Ranks also differ in {counted(others, 'other group')}."
     elif len(job.dumps) == 1:
-        yield f"{witness.head}one {witness.dump} alone does not show which rank is missing."
+        yield f"{HEAD}one dump alone does not show which rank is missing."
     else:
-        yield f"{witness.head}the {witness.dump}s hold no collective that can be compared."
+        yield f"{HEAD}the dumps hold no collective that can be compared."
     read = f"rank{'s' * (len(job.dumps) > 1)} {ranges((dump.rank for dump in job.dumps), ', ')}"
-    if witness is FILES:
-        newest_s, oldest_s = (max(0.0, now_s - pick(dump.written_s for dump in job.dumps)) for pick in (max, min))
-        age = seconds(newest_s) if oldest_s - newest_s < 1 else f"{seconds(newest_s)} to {seconds(oldest_s)}"
-        yield f"{_INDENT}Dumps read: {read}, written {age} ago."
-    else:
-        yield f"{_INDENT}Asked: {read}."
-    yield from (f"{_INDENT}{text}" for text in _not_asked(job, witness))
+    newest_s, oldest_s = (max(0.0, now_s - pick(dump.written_s for dump in job.dumps)) for pick in (max, min))
+    age = seconds(newest_s) if oldest_s - newest_s < 1 else f"{seconds(newest_s)} to {seconds(oldest_s)}"
+    yield f"{_INDENT}Dumps read: {read}, written {age} ago."
+    yield from (f"{_INDENT}{text}" for text in _not_asked(job))
 
 
-def sentence(state: GroupState, witness: Witness = FILES) -> str:
+def sentence(state: GroupState) -> str:
     """ "Rank 1 did not launch all_reduce 4 of default_pg. Rank 0 waits in it at train.py:10." """
     what = f"{state.operation or 'collective'} {state.seq} of {_group(state)}"
     apart = _names(state.apart)
@@ -89,17 +57,16 @@ def sentence(state: GroupState, witness: Witness = FILES) -> str:
             return (f"the ranks launched different collectives as number {state.seq} of {_group(state)}. "
                     f"{_names(state.others).capitalize()} launched {_launched(state.others[0].at)}.")
         return f"the ranks launched different collectives as number {state.seq} of {_group(state)}."
-    dumps = f"{witness.dump}s"
     if state.verdict == "inactive":
         many, more = len(state.apart) > 1, len(state.others) > 1
         return (f"{_names(state.others).capitalize()} wait{'' if more else 's'} in {what}{_lines_at(state.others)}. "
                 f"{apart.capitalize()} {'are' if many else 'is'} in no collective of this group.")
     if state.verdict == "inside":
-        return (f"no rank is missing among these {dumps}. All launched {what}{_lines_at(state.others)}, and not all "
+        return (f"no rank is missing among these dumps. All launched {what}{_lines_at(state.others)}, and not all "
                 "have ended it.")
     if state.verdict == "idle":
-        return f"no rank is missing among these {dumps}. All have ended {what}, the newest."
-    return (f"the {dumps} are of different times, or the newest collectives failed. They do not show which rank is "
+        return f"no rank is missing among these dumps. All have ended {what}, the newest."
+    return ("the dumps are of different times, or the newest collectives failed. They do not show which rank is "
             "missing.")
 
 
@@ -117,18 +84,18 @@ def _of_ranks(state: GroupState) -> Iterator[str]:
         yield f"{len(state.apart) - _MAX_LINES} more ranks are like these."
 
 
-def _not_asked(job: Dumps, witness: Witness) -> Iterator[str]:
+def _not_asked(job: Dumps) -> Iterator[str]:
     named = frozenset[int]().union(*(dump.job_ranks for dump in job.dumps))
     if missing := named - {dump.rank for dump in job.dumps}:
         many = len(missing) > 1
-        yield (f"Not asked: rank{'s' * many} {ranges(missing, ', ')}, because gputop read no {witness.dump} of "
+        yield (f"Not asked: rank{'s' * many} {ranges(missing, ', ')}, because gputop read no dump of "
                f"{'them' if many else 'it'}. The others may wait for {'them' if many else 'it'}.")
     for problem in job.problems[:_MAX_LINES]:
-        yield f"{'Not read' if witness is FILES else 'Not asked'}: {problem}."
+        yield f"Not read: {problem}."
     if groups := not_compared(job.dumps):
-        yield f"Not compared: {counted(len(groups), 'group')} whose members the {witness.dump}s do not name."
+        yield f"Not compared: {counted(len(groups), 'group')} whose members the dumps do not name."
     if messages := sum(dump.messages for dump in job.dumps):
-        yield f"Not compared: sends and receives, {messages:,} in these {witness.dump}s."
+        yield f"Not compared: sends and receives, {messages:,} in these dumps."
 
 
 def _group(state: GroupState) -> str:

@@ -153,9 +153,6 @@ def _job(processes: Sequence[ProcessStacks], threads: bool) -> Iterator[str]:
         yield from _frames(stack_group.stack, stack_group.line)
         if threads:
             yield from _other_threads(stack_group.processes)
-    if noted := [process for process in processes if process.note]:
-        yield ""
-        yield f"{_labels(noted)}: {noted[0].note}"
     for process in processes:
         if process.problem is not None:
             yield f"{process.label}: {process.problem.message}. {process.problem.fix}".rstrip()

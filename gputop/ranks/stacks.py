@@ -59,8 +59,7 @@ class ThreadStack(Struct, frozen=True):
 
 class ProcessStacks(Struct, frozen=True):
     """``rank`` is its place in the job, "" where that is not known; ``problem`` says why there are no threads.
-    ``command`` has its secrets hidden. ``note``: why another witness than py-spy shows the threads, "" if py-spy does.
-    ``halt``: what keeps the process from running, None where nothing does.
+    ``command`` has its secrets hidden. ``halt``: what keeps the process from running, None where nothing does.
     """
 
     pid: int
@@ -68,7 +67,6 @@ class ProcessStacks(Struct, frozen=True):
     command: str = ""
     threads: tuple[ThreadStack, ...] = ()
     problem: GputopError | None = None
-    note: str = ""
     halt: Halt | None = None
 
     @property

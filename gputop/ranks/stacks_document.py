@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from msgspec import Struct
 
 from gputop.core.codec import document_of
-from gputop.ranks.debug_server import Answers
 from gputop.ranks.desync import GroupState, RankState, Verdict, compare, not_compared
 from gputop.ranks.flight_recorder import Collective, Dumps
 from gputop.ranks.hang import Absence
@@ -106,27 +104,10 @@ class StacksDumps(Struct, frozen=True):
 
     @classmethod
     def of(cls, job: Dumps) -> StacksDumps:
-        return cls(**_dumps(job))
-
-
-class StacksAnswers(StacksDumps, frozen=True):
-    """Answers of the debug servers of a job's ranks, asked twice. ``moved``: ranks launched or ended collectives in
-    between; then ``groups`` is empty."""
-
-    moved: bool
-
-    @classmethod
-    def of_servers(cls, answers: Answers) -> StacksAnswers:
-        return cls(**_dumps(answers.dumps, compared=not answers.moved), moved=answers.moved)
-
-
-def _dumps(job: Dumps, *, compared: bool = True) -> dict[str, Any]:
-    """The fields of both."""
-    ranks = tuple(dump.rank for dump in job.dumps)
-    named = frozenset[int]().union(*(dump.job_ranks for dump in job.dumps))
-    groups = compare(job.dumps) if compared else ()
-    return {"ranks": ranks, "missing_ranks": tuple(sorted(named.difference(ranks))), "problems": job.problems,
-            "groups_not_compared": not_compared(job.dumps), "groups": tuple(map(StacksProcessGroup.of, groups))}
+        ranks = tuple(dump.rank for dump in job.dumps)
+        named = frozenset[int]().union(*(dump.job_ranks for dump in job.dumps))
+        return cls(ranks, tuple(sorted(named.difference(ranks))), job.problems, not_compared(job.dumps),
+                   tuple(map(StacksProcessGroup.of, compare(job.dumps))))
 
 
 class StacksGroup(Struct, frozen=True):
@@ -159,19 +140,18 @@ class StacksJob(Struct, frozen=True):
 
 
 class StacksProcess(Struct, frozen=True):
-    """The threads of a process, or the ``problem`` of reading them. ``note``: why PyTorch's debug server shows the
-    threads; null: py-spy does. ``state``: "stopped", "frozen", "waiting" (in the kernel) or "ended"; null: it runs."""
+    """The threads of a process, or the ``problem`` of reading them. ``state``: "stopped", "frozen", "waiting" (in the
+    kernel) or "ended"; null: it runs."""
 
     pid: int
     rank: str | None
     state: str | None
     problem: str | None
-    note: str | None
     threads: tuple[ThreadStack, ...]
 
     @classmethod
     def of(cls, process: ProcessStacks) -> StacksProcess:
-        return document_of(cls, process, rank=process.rank or None, note=process.note or None,
+        return document_of(cls, process, rank=process.rank or None,
                            state=process.halt and process.halt.state,
                            problem=process.problem and process.problem.message)
 
@@ -181,13 +161,11 @@ class StacksDocument(Struct, frozen=True, tag_field="schema", tag="gputop.stacks
 
     nccl: StacksNccl
     flight_recorder: tuple[StacksDumps, ...]
-    debug_server: tuple[StacksAnswers, ...]
     jobs: tuple[StacksJob, ...]
     processes: tuple[StacksProcess, ...]
 
     @classmethod
-    def of(cls, nccl: StacksNccl, dumps: Iterable[Dumps], servers: Iterable[Answers],
+    def of(cls, nccl: StacksNccl, dumps: Iterable[Dumps],
            by_job: Sequence[Sequence[ProcessStacks]]) -> StacksDocument:
-        return cls(nccl, tuple(map(StacksDumps.of, dumps)), tuple(map(StacksAnswers.of_servers, servers)),
-                   tuple(StacksJob.of(job) for job in by_job if job),
+        return cls(nccl, tuple(map(StacksDumps.of, dumps)), tuple(StacksJob.of(job) for job in by_job if job),
                    tuple(StacksProcess.of(process) for job in by_job for process in job))

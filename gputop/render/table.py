@@ -221,6 +221,11 @@ def grid(table: Table, rows: Iterable[Sequence[Value]], shown: Mapping[int, int]
     return [(" " * table.gap).join(line).rstrip() for line in lines]
 
 
+def table_lines(table: Table, width: int) -> list[str]:
+    """All rows below their titles, in lines of ``width`` columns."""
+    return grid(table, table.rows, widths(table, table.rows, width))
+
+
 def to_text(table: Table, width: int, most: int = _TEXT_ROWS) -> list[str]:
     """The name and how to read it, the largest rows in lines of ``width`` columns, and how many more there are."""
     rows = [table.branch(i) for i in table.largest(most)]

@@ -2,7 +2,7 @@
 
 A :class:`Session` owns every thread that touches hardware, sockets or files, by its parts: a
 :class:`~gputop.session.sample_feed.SampleFeed` brings samples, a
-:class:`~gputop.session.capture_control.CaptureControl` finds servers and captures, a
+:class:`~gputop.session.capture.capture_control.CaptureControl` finds servers and captures, a
 :class:`~gputop.session.finding_store.FindingStore` keeps what was found out. Views read the attributes of these parts,
 which are replaced and never changed in place, and ask the session for actions. After each change it calls the
 listeners, from the thread on which the change was made.
@@ -23,13 +23,13 @@ from gputop.core.samples import NodeSample, ProcessSample
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest
 from gputop.replay.player import Player
-from gputop.session.capture_control import CaptureControl
+from gputop.session.capture.capture_control import CaptureControl
+from gputop.session.capture.which_job import is_of_earlier_job
 from gputop.session.finding_store import FindingStore
 from gputop.session.options import Options
 from gputop.session.rank_watch import RankWatch
 from gputop.session.sample_feed import Arrival, SampleFeed
 from gputop.session.watched_node import WatchedNode
-from gputop.session.which_job import is_of_earlier_job
 from gputop.sources.base import Source
 from gputop.sources.host.proc_files import ENDED, ZOMBIE
 from gputop.telemetry.sampler import Sampler
@@ -174,13 +174,12 @@ class Session:
         return tuple(p.local_pid or p.pid for p in self.feed.sample.processes) if self.feed.sample is not None else ()
 
     def read_stacks(self, pids: Sequence[int], native: bool) -> tuple[ProcessStacks, ...]:
-        """Read where these processes stand, by py-spy or else by PyTorch's debug servers. Blocks; raises GputopError
-        where nothing shows it, as py-spy is not installed."""
+        """Read where these processes stand, by py-spy. Blocks; raises GputopError where that is not installed."""
         if self._simulated_ranks is not None:
             return self._simulated_ranks.stacks(pids, native)
-        from gputop.ranks.debug_server import read_stacks
+        from gputop.ranks.stacks import read_all
 
-        return read_stacks(pids, native=native)
+        return read_all(pids, native=native)
 
     def read_flight_recorder(self, pids: Sequence[int]) -> tuple[str, ...]:
         """Read the dumps of PyTorch's flight recorder of these processes, as lines. Blocks."""

@@ -34,7 +34,8 @@ def _launches(trace: Trace) -> Iterator[str]:
         # Launched by a call before which everything earlier on that GPU had ended; events are in the order of starts.
         free = np.append(True, device.launch_ns[rows[1:]] > np.maximum.accumulate(device.end_ns[rows])[:-1])
         if len(rows) and free.sum() >= MIN_EVENTS:
-            shortest[gpu] = int(np.percentile((device.start_ns - device.launch_ns)[rows[free]], 5))
+            chosen = rows[free]
+            shortest[gpu] = int(np.percentile(device.start_ns[chosen] - device.launch_ns[chosen], 5))
     usual = min(shortest.values(), default=0)
     for gpu, least in shortest.items():
         if len(shortest) > 1 and least > usual + OFF_NS:

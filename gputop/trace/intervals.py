@@ -102,6 +102,8 @@ def intersect(a: Spans, b: Spans) -> Spans:
         return EMPTY
     if len(a.start) > len(b.start):
         a, b = b, a  # fewer searches
+    if len(a.start) == 1:
+        return _part(b, int(a.start[0]), int(a.end[0]))
     # Interval i of a meets the run of b's intervals from `first` up to `last`.
     first = np.searchsorted(b.end, a.start, side="right")
     last = _from(first, b.start, a.end - 1)
@@ -124,6 +126,14 @@ def intersect(a: Spans, b: Spans) -> Spans:
     start[begin] = np.maximum(start[begin], a.start)
     end[stop - 1] = np.minimum(end[stop - 1], a.end)
     return Spans(start, end)
+
+
+def _part(a: Spans, lo: int, hi: int) -> Spans:
+    """The instants of ``a`` in ``[lo, hi)``; columns that need no change are not copied."""
+    some = slice(np.searchsorted(a.end, lo, side="right"), np.searchsorted(a.start, hi))
+    start, end = a.start[some], a.end[some]
+    return Spans(np.maximum(start, lo) if (start[:1] < lo).any() else start,
+                 np.minimum(end, hi) if (end[-1:] > hi).any() else end)
 
 
 def complement(a: Spans, lo: int, hi: int) -> Spans:

@@ -34,15 +34,20 @@ def pool(events: int = _MANY_EVENTS, *, beside: int = 0) -> ThreadPoolExecutor:
     """
     if events < _MANY_EVENTS:
         return _InThisThread()
-    return ThreadPoolExecutor(max(min(len(os.sched_getaffinity(0)), _MAX_THREADS) - beside, 1), "gputop-trace")
+    return ThreadPoolExecutor(max(_cores() - beside, 1), "gputop-trace")
+
+
+def _cores() -> int:
+    return min(len(os.sched_getaffinity(0)), _MAX_THREADS)
 
 
 def map_ordered(threads: ThreadPoolExecutor, calls: Iterable[Callable[[], _T]]) -> Iterator[_T]:
     """The calls' results in their order. Few calls run ahead of the consumer, so that few results are held."""
     begun: deque[Future[_T]] = deque()
+    ahead = _cores()
     for call in calls:
         begun.append(threads.submit(call))
-        if len(begun) > _MAX_THREADS:
+        if len(begun) > ahead:
             yield begun.popleft().result()
     while begun:
         yield begun.popleft().result()

@@ -173,9 +173,8 @@ class GputopApp(TerminalApp):
         elif not self._header.is_attached:
             pass  # the screen is being closed
         elif message.change == "sample":
-            if self.frame_due():
-                with one_frame(self):
-                    self._refresh_all()
+            with one_frame(self):
+                self._refresh_all()
         else:
             self._refresh_job()
             if message.change == "capture":
@@ -217,8 +216,7 @@ class GputopApp(TerminalApp):
         sample = session.feed.known_gpus
         replay = (session.feed.player.badge, session.feed.player.state()) if session.feed.player is not None else None
         width = self._terminal_size.width
-        self._header.show([
-            status_lines.header(sample, session.feed.interval_s, self.paused, width, replay, self.drawn_every_s)])
+        self._header.show([status_lines.header(sample, session.feed.interval_s, self.paused, width, replay)])
         self._refresh_job()
         if self.paused or sample is None:
             return

@@ -42,6 +42,7 @@ def test_numbers_in_their_units():
     (["demo"], "Did you mean gputop --demo?"),
     (["serve"], "ttyd -W -i lo gputop"), (["--demo", "healthy", "serve", "--listen", "8792"], "ttyd -W -i lo gputop"),
     (["--on-dip", "--dip-before", "5"], "--on-dip captures right after it"),
+    (["--no-low-bandwidth"], "leaves out frames by itself"),
     (["capture", "--dip-before=5"], "--on-dip captures right after it"),
     (["-i", "0"], "gputop --gpus 0"), (["-l", "1"], "gputop --interval 2"), (["-l1"], "gputop --interval 2"),
     (["--demo", "hang", "-d", "2"], "gputop --interval 2"), (["--once"], "gputop snapshot"),

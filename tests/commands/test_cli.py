@@ -147,10 +147,10 @@ def test_capture_from_a_server_of_another_user_has_to_be_named(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from gputop.cli import main
     from gputop.profiler.capture.records import Server
-    from gputop.session.captures import FoundServers
+    from gputop.session.capture.captures import FoundServers
 
     bob = Server("127.0.0.1:6009", "python train.py", 7, owner="bob")
-    monkeypatch.setattr("gputop.session.captures.find_servers", lambda *_, **__: FoundServers((bob,)))
+    monkeypatch.setattr("gputop.session.capture.captures.find_servers", lambda *_, **__: FoundServers((bob,)))
     assert main(["capture", "--logdir", str(tmp_path)]) == 1
     output = capsys.readouterr().err
     assert "belongs to user bob" in output and "--attach 127.0.0.1:6009" in output and not any(tmp_path.iterdir())
@@ -221,7 +221,7 @@ def test_output_names_decide_the_format_and_no_folder_is_made(
 
 @pytest.mark.parametrize(("hangs", "limit", "status", "said"), [
     ("gputop.export.snapshot.render", "RENDER_S", 1, "no snapshot: writing the snapshot as text takes longer than"),
-    ("gputop.session.server_watch.ServerWatch.update", "SERVERS_S", 0,
+    ("gputop.session.capture.server_watch.ServerWatch.update", "SERVERS_S", 0,
      "without the profiler servers: looking for profiler servers takes longer than"),
 ])
 def test_what_follows_the_samples_of_a_snapshot_has_a_deadline(

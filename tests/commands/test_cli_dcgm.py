@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -63,20 +64,30 @@ def test_no_host_engine_is_said_with_the_command_that_starts_it(capsys: pytest.C
     assert f"no host engine answers at 127.0.0.1:{port}" in err and "systemctl start nvidia-dcgm" in err
 
 
-def test_a_snapshot_of_a_host_engine_alone(tmp_path: Path) -> None:
-    install(tmp_path, 4)
-    folder = tmp_path / "usr/share/datacenter-gpu-manager-4/bindings/python3"
+def snapshot_of_an_engine(folder: Path, *options: str, **engine: object) -> subprocess.CompletedProcess[str]:
+    install(folder, 4)
+    bindings = folder / "usr/share/datacenter-gpu-manager-4/bindings/python3"
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         setting = {"port": port, "gpus": [{"id": 0, "uuid": "GPU-0"}], "watched": sorted(PROFILING),
-                   "figures": {"1002": 0.5, "155": 300.0}}
-        done = gputop("snapshot", "--source", "dcgm", "--dcgm", f"127.0.0.1:{port}", "--dcgm-bindings", str(folder),
-                      "--interval", "0.1", "--format", "json",
+                   "figures": {"1002": 0.5, "155": 300.0}, **engine}
+        return gputop("snapshot", "--source", "dcgm", "--dcgm", f"127.0.0.1:{port}", "--dcgm-bindings", str(bindings),
+                      "--interval", "0.1", *options,
                       env={"DCGM_DOUBLE": json.dumps(setting),
-                           "LD_LIBRARY_PATH": str(next(tmp_path.rglob("libdcgm.so.4")).parent)})
+                           "LD_LIBRARY_PATH": str(next(folder.rglob("libdcgm.so.4")).parent)})
+
+
+def test_a_snapshot_of_a_host_engine_alone(tmp_path: Path) -> None:
+    done = snapshot_of_an_engine(tmp_path, "--format", "json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["source"].startswith("DCGM 4.6 host engine at 127.0.0.1")
     gpu = document["gpus"][0]
     assert gpu["readings"]["sm_active"]["value"] == 0.5 and gpu["readings"]["power_w"]["value"] == 300.0
     assert document["host"]["readings"]["memory_total_bytes"]["value"]
+
+
+def test_a_snapshot_whose_host_engine_dies_meanwhile(tmp_path: Path) -> None:
+    done = snapshot_of_an_engine(tmp_path, answers=3)
+    assert done.returncode == EXIT_NO_DATA and "no GPU gave values: DCGM" in done.stderr
+    assert "failed: DCGM" in done.stdout and "No problem visible" not in done.stdout

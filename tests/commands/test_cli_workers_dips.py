@@ -17,7 +17,7 @@ from gputop.core.errors import EXIT_FAILED, EXIT_NO_DATA, EXIT_USAGE, GputopErro
 from gputop.profiler.capture.records import Server
 from gputop.profiler.capture.request import ask_job
 from gputop.session import captures
-from gputop.session.server_watch import ServerWatch
+from gputop.session.capture.server_watch import ServerWatch
 from gputop.sources.simulated import SimulatedSource
 
 

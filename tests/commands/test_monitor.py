@@ -49,7 +49,7 @@ def test_the_start_does_without_inspect_and_who_wants_it_gets_it():
 def test_looking_for_servers_imports_nothing_that_only_a_capture_needs(absent: str):
     assert _run("import sys\n"
                 "from gputop.profiler import discovery\n"
-                "from gputop.session.captures import find_servers\n"
+                "from gputop.session.capture.captures import find_servers\n"
                 "discovery.Finder._may_train = lambda *_, **__: False  # whatever else runs here\n"
                 "find_servers((), {}, True)\n"
                 f"print({absent!r} in sys.modules)\n") == "False\n"

@@ -61,7 +61,6 @@ metric = "tensor_active"
 span = 600
 logdir = "~/traces # not a comment"
 attach = ["localhost:6009", "node2:6010"]
-low-bandwidth = true
 color = "256"
 ascii = false
 ''')
@@ -69,7 +68,7 @@ ascii = false
     assert config.warnings == ()
     assert config.values == {
         "interval": 0.5, "theme": "gputop-light", "metric": "tensor_active", "span": 600.0,
-        "logdir": "~/traces # not a comment", "attach": ("localhost:6009", "node2:6010"), "low_bandwidth": True,
+        "logdir": "~/traces # not a comment", "attach": ("localhost:6009", "node2:6010"),
         "color": "256", "ascii": False}
     args = settled(file)
     assert args.interval == 0.5 and args.attach == ["localhost:6009", "node2:6010"] and args.ascii is False
@@ -78,11 +77,11 @@ ascii = false
 
 def test_the_command_line_wins(file: Path) -> None:
     file.write_text('interval = 0.5\nattach = ["a:1"]\nlogdir = "x"\ncolor = "16"\n'
-                    'low_bandwidth = true\nascii = true\n')
-    args = settled(file, "--interval", "2", "--attach", "b:2", "--logdir", "y", "--color", "256", "--no-low-bandwidth",
+                    'ascii = true\n')
+    args = settled(file, "--interval", "2", "--attach", "b:2", "--logdir", "y", "--color", "256",
                    "--no-ascii", "--theme", "nord")
     assert (args.interval, args.attach, args.logdir) == (2.0, ["b:2"], Path("y"))
-    assert (args.color, args.low_bandwidth, args.ascii, args.theme) == ("256", False, False, "nord")
+    assert (args.color, args.ascii, args.theme) == ("256", False, "nord")
     assert settled(file, "--profiler-port", "6009").attach == [], "machines by their port are another way to say it"
 
 
@@ -100,7 +99,7 @@ def test_a_theme_of_gputops_own_may_be_given_in_short(tmp_path: Path, typed: str
 def test_without_a_file_everything_is_as_ever(tmp_path: Path) -> None:
     args = settled(tmp_path / "none.toml")
     assert (args.interval, args.attach, args.logdir) == (1.0, [], Path("gputop-traces"))
-    assert (args.theme, args.color, args.low_bandwidth, args.ascii) == ("gputop-dark", "auto", "auto", "auto")
+    assert (args.theme, args.color, args.ascii) == ("gputop-dark", "auto", "auto")
 
 
 @pytest.mark.parametrize(("line", "message"), [
@@ -113,7 +112,7 @@ def test_without_a_file_everything_is_as_ever(tmp_path: Path) -> None:
     ("zzz = 2", "there is no setting zzz; gputop"),
     ("[monitor]", "[monitor] is not KEY = VALUE"), ("interval 2", "interval 2 is not KEY = VALUE"),
     ('color = "blue"', 'is not one of "auto", "truecolor", "256", "16", "none"; "auto" is used'),
-    ("color = 256", "is not one of"), ("low_bandwidth = 1", 'is not one of "auto", true, false; "auto" is used'),
+    ("color = 256", "is not one of"), ("ascii = 1", 'is not one of "auto", true, false; "auto" is used'),
     ('attach = ["no:port"]', "has an entry that is not HOST:PORT"), ("attach = 6009", "is not an array"),
     ("attach = [1]", "is not an array"), ('metric = "speed"', "is not one of"), ('logdir = ""', "is not a text"),
     ("theme = 'open", "is not a value"), ("interval = 1 2", "is not a value"),
@@ -166,7 +165,7 @@ def test_no_text_whatever_stops_it(tmp_path_factory: pytest.TempPathFactory, tex
     file = tmp_path_factory.getbasetemp() / "any.toml"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
     config = load(file)
-    assert all(isinstance(config[key], type(SETTINGS[key].default)) or key in ("low_bandwidth", "ascii")
+    assert all(isinstance(config[key], type(SETTINGS[key].default)) or key == "ascii"
                for key in SETTINGS)
 
 

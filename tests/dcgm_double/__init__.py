@@ -6,7 +6,7 @@ they talk to. In a subprocess the engine is made from the environment, once some
 
     DCGM_DOUBLE='{"port": 5555, "gpus": [{"id": 0, "uuid": "GPU-0"}], "watched": [1002], "figures": {"1002": 0.5}}'
 
-where the test listens on that port.
+where the test listens on that port. With ``"answers": 3`` it dies after so many answers.
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ class HostEngine:
         self.version = version
         self.clock = clock
         self.alive = True
+        self.answers: int | None = None  # after so many it dies
         self.clients: list[Client] = []
         self.others: set[tuple[int, int]] = set()  # (gpu, field) that somebody else watches
         self.other_groups: list[tuple[str, list[int]]] = []
@@ -243,6 +244,8 @@ class HostEngine:
         self.calls[function] += 1
         if self.live and function == "dcgmEntitiesGetLatestValues":
             self.update()
+            if self.calls[function] == self.answers:
+                self.stop()
         if function == self._hang_in:
             self._hang_in = ""
             self._hanging.set()
@@ -259,7 +262,7 @@ class HostEngine:
 def engine_at(address: str, is_path: bool) -> HostEngine | None:
     """The engine that listens there; in a subprocess the one that its environment describes."""
     found = next((e for e in HostEngine.all if e.alive and e.serves(address, is_path)), None)
-    if found is None and "DCGM_DOUBLE" in os.environ:
+    if not HostEngine.all and "DCGM_DOUBLE" in os.environ:
         found = _described(json.loads(os.environ["DCGM_DOUBLE"]))
         found = found if found.serves(address, is_path) else None
     return found
@@ -267,6 +270,7 @@ def engine_at(address: str, is_path: bool) -> HostEngine | None:
 
 def _described(setting: dict[str, Any]) -> HostEngine:
     engine = HostEngine([Gpu(**gpu) for gpu in setting["gpus"]], elsewhere=setting["port"])
+    engine.answers = setting.get("answers")
     engine.watched_by_others(setting["watched"])
     engine.figures = {(gpu, int(i)): value for gpu in engine.gpus for i, value in setting["figures"].items()}
     return engine

@@ -19,7 +19,7 @@ from gputop.profiler.capture.records import Server
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.stale_files import probe_name, remove_stale_files
 from gputop.profiler.storage import RunFolder
-from gputop.session.captures import CaptureRun, capture_and_analyze
+from gputop.session.capture.captures import CaptureRun, capture_and_analyze
 from gputop.trace.readers.capture_file import FILE as CAPTURE
 from tests.profiler.fake_server import serve
 

@@ -1,4 +1,4 @@
-"""A real job of PyTorch with gloo, of which one rank does not come to a collective: its dumps and its debug servers."""
+"""A real job of PyTorch with gloo, of which one rank does not come to a collective: its dumps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gputop.ranks import debug_server, stacks
-from gputop.ranks.debug_server import ask, compared, read_stacks
 from gputop.ranks.desync import compare
 from gputop.ranks.flight_recorder import read_of_processes
 from tests.environments import PYTORCH, environment
@@ -45,19 +43,3 @@ def test_the_dumps_say_which_rank_does_not_come_and_where_the_other_waits(pids: 
     assert (state.verdict, state.seq, state.operation) == ("absent", 4, "all_reduce")
     assert [(rank.rank, rank.at and rank.at.line) for rank in state.others] == [(0, f"gloo_job.py:{waits}")]
     assert [(rank.rank, rank.last and rank.last.line) for rank in state.apart] == [(1, f"gloo_job.py:{last}")]
-
-
-def test_the_debug_servers_say_the_same_and_have_the_stacks(pids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(debug_server, "_TIMEOUT_S", 60.0)  # the machine may be busy
-    monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
-    shown = read_stacks(pids)
-    answers = compared(ask(pids), ask(pids))
-    assert [dump.rank for dump in answers[0].dumps.dumps] == [0, 1] and not answers[0].dumps.problems
-    assert not answers[0].moved
-    (state,) = compare(answers[0].dumps.dumps)
-    assert (state.verdict, state.seq, state.operation) == ("absent", 4, "all_reduce")
-    assert [rank.rank for rank in state.apart] == [1] and [rank.rank for rank in state.others] == [0]
-    lines = JOB.read_text().splitlines()
-    where = [lines[frame.line - 1] for rank in shown if rank.main is not None for frame in rank.main.frames
-             if frame.line is not None and frame.file.endswith(JOB.name)]
-    assert len(where) == len(pids) and all("sys.stdin.read()" in line for line in where)

@@ -11,7 +11,7 @@ from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureRequest, answered
-from gputop.session import capture_control
+from gputop.session.capture import capture_control
 from gputop.session.idle_wait import LEAD_S, ExpectedIdle, IdleWait, expected_idle
 from tests.fakes import StillSession
 from tests.records import replace

@@ -10,7 +10,7 @@ _CODE = f"""
 import sys
 from tests.fakes import StillSession
 import gputop.session.finding_store, gputop.sources.dcgm.connection, gputop.tui.app, gputop.tui.monitor.lanes
-import gputop.session.session, gputop.session.capture_control
+import gputop.session.session, gputop.session.capture.capture_control
 session = StillSession(ticks=200)
 from gputop.advice.live.advise import live_advice
 live_advice(session.feed.history, session.feed.sample)

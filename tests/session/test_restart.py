@@ -11,8 +11,8 @@ import pytest
 from gputop.profiler import discovery
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.profiler.kineto import jobs
+from gputop.session.capture.saved_captures import saved_captures
 from gputop.session.options import Options
-from gputop.session.saved_captures import saved_captures
 from gputop.session.session import Session
 from tests.fakes import StillSource, node_sample
 from tests.session.watched import Watched

@@ -17,8 +17,9 @@ from gputop.profiler import discovery
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, answered, require_no_question
 from gputop.profiler.kineto import jobs as kineto_jobs
-from gputop.session import capture_control, server_watch, worker_figures
-from gputop.session.captures import FoundServers, choose_servers, find_servers, server_question
+from gputop.session import worker_figures
+from gputop.session.capture import capture_control, server_watch
+from gputop.session.capture.captures import FoundServers, choose_servers, find_servers, server_question
 from gputop.session.options import FigureOptions
 from gputop.session.session import Options, Session
 from gputop.session.worker_figures import AskedFigures, WorkerFigures
@@ -172,7 +173,7 @@ def test_a_fault_of_gputop_ends_the_capture_and_not_the_session(monkeypatch: pyt
     def broken(*args: object, **_: object) -> CaptureRecord:
         raise PermissionError("no way")
 
-    monkeypatch.setattr("gputop.session.capture_control.capture_and_analyze", broken)
+    monkeypatch.setattr("gputop.session.capture.capture_control.capture_and_analyze", broken)
     session = StillSession()
     session.watch.servers = (Server("127.0.0.1:6009"),)
     watched = Watched(session)
@@ -186,7 +187,7 @@ def test_a_fault_of_the_discovery_of_servers_is_a_note(monkeypatch: pytest.Monke
     def broken(*args: object) -> None:
         raise UnicodeError("label too long")
 
-    monkeypatch.setattr("gputop.session.server_watch.find_servers", broken)
+    monkeypatch.setattr("gputop.session.capture.server_watch.find_servers", broken)
     session = StillSession()
     session.watch.update()
     assert session.watch.servers == () and "label too long" in session.watch.discovery_notes[0]
@@ -205,7 +206,7 @@ def test_several_servers_are_attached_at_once() -> None:
 def test_what_servers_are_called_hides_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     session = StillSession()
     found = (Server("127.0.0.1:6009", "python train.py --password hunter2", 1),)
-    monkeypatch.setattr("gputop.session.server_watch.find_servers", lambda *_: FoundServers(found))
+    monkeypatch.setattr("gputop.session.capture.server_watch.find_servers", lambda *_: FoundServers(found))
     session.watch.update()
     assert session.watch.servers[0].description == "python train.py --password ***"
 
@@ -234,7 +235,7 @@ class TestServersOfOtherUsers:
     def test_the_answer_counts_until_the_end_but_not_for_a_third_user(self, monkeypatch: pytest.MonkeyPatch) -> None:
         session = StillSession()
         found = [self.BOB]
-        monkeypatch.setattr("gputop.session.server_watch.find_servers", lambda *_: FoundServers(tuple(found)))
+        monkeypatch.setattr("gputop.session.capture.server_watch.find_servers", lambda *_: FoundServers(tuple(found)))
         session.watch.update()
         begun: list[Server] = []
         monkeypatch.setattr(session.control, "_begin_capture", lambda servers, *_: begun.extend(servers))

@@ -433,7 +433,6 @@ REPLAY = Stage(REPLAY_EFFECTS, session=recorded)
 STAGES: dict[type, Stage] = {
     GputopApp: Stage(MONITOR_EFFECTS),
     TerminalApp: Stage({
-        "low_bandwidth": Effect(lambda app: app.low_bandwidth, other),
         "redraw": Effect(last_asked, to("redraw")),  # what comes of it: test_terminal_manners
     }),
     GpuTable: Stage(moves(lambda app: table(app).selected) | {

@@ -16,8 +16,9 @@ from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.render.palette import DIM
-from gputop.session import capture_control, worker_figures
-from gputop.session.captures import FoundServers
+from gputop.session import worker_figures
+from gputop.session.capture import capture_control
+from gputop.session.capture.captures import FoundServers
 from gputop.session.options import FigureOptions
 from gputop.session.worker_figures import AskedFigures, WorkerFigures
 from gputop.tui.app import GputopApp
@@ -239,7 +240,8 @@ async def test_the_list_of_jobs_says_whose_they_are_what_they_hold_and_since_whe
     idle = Server("127.0.0.1:6010", "python prepare.py", 10, user="ana")
     ended = Server("127.0.0.1:6012", "python old.py", 12, user="ana")
     session.watch.job.watch(ended)
-    monkeypatch.setattr("gputop.session.server_watch.find_servers", lambda *_: FoundServers((other, idle, train)))
+    monkeypatch.setattr("gputop.session.capture.server_watch.find_servers",
+                        lambda *_: FoundServers((other, idle, train)))
     session.watch.update()
     app = GputopApp(session)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -392,7 +394,7 @@ async def test_a_typo_in_an_address_keeps_the_job_that_answers(monkeypatch: pyte
     def find(attached: tuple[str, ...], *_: object) -> FoundServers:
         return FoundServers((*(Server(a, problem="nothing listens there", asked=True) for a in attached), server))
 
-    monkeypatch.setattr("gputop.session.server_watch.find_servers", find)
+    monkeypatch.setattr("gputop.session.capture.server_watch.find_servers", find)
     app = GputopApp(session)
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
         await pilot.press("a", *"localhost:1", "enter")

@@ -19,10 +19,8 @@ from gputop.trace.readers.load import load
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
-from gputop.tui.terminal.terminal_app import LOW_BANDWIDTH_PERIOD_S
-from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.records import replace
-from tests.tui.found import FoundSession, text_of
+from tests.tui.found import FoundSession
 from tests.tui.goldens import cells, wear
 from tests.tui.textual_private import messages, screen_strips
 
@@ -127,43 +125,6 @@ async def test_metric_and_span_begin_as_the_settings_say() -> None:
         await pilot.pause()
         table = app.query_one(GpuTable)
         assert table.metric == "tensor_active" and table.time.span_s == 600.0
-
-
-async def test_on_a_slow_line_few_pictures_are_drawn_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 1000.0
-    monkeypatch.setattr("gputop.tui.terminal.terminal_app.monotonic", lambda: now_s)
-    session = FoundSession()
-    app = GputopApp(session, Preferences(low_bandwidth=True))
-    async with app.run_test(size=(120, 40)) as pilot:
-        header = app.query_one("#header", LinesWidget)
-        drawn = 0
-        for _ in range(20):
-            now_s += 1.0
-            before = text_of(header)
-            session.advance()
-            await pilot.pause()
-            drawn += text_of(header) != before
-        assert drawn == 20 / LOW_BANDWIDTH_PERIOD_S
-        assert "LOW BANDWIDTH, drawn every 5 s" in text_of(header)
-        await pilot.press("L")
-        session.advance()
-        await pilot.pause()
-        assert "LOW BANDWIDTH" not in text_of(header)
-
-
-async def test_a_line_that_becomes_slow_changes_that_by_itself_unless_it_is_said_otherwise() -> None:
-    from gputop.tui.terminal.driver import StallProofDriver
-
-    for low_bandwidth in (None, False):
-        app = GputopApp(FoundSession(), Preferences(low_bandwidth=low_bandwidth))
-        async with app.run_test(size=(120, 40), notifications=True) as pilot:
-            app.post_message(StallProofDriver.LinkSpeedChanged(True))
-            await pilot.pause()
-            assert app.low_bandwidth == (low_bandwidth is None)
-            assert any("to this terminal is slow" in message for message in messages(app)) == app.low_bandwidth
-            app.post_message(StallProofDriver.LinkSpeedChanged(False))
-            await pilot.pause()
-            assert not app.low_bandwidth
 
 
 HOSTILE = "[bold red]\x1b[2J\x1b]0;owned\x07evil[/] \u202eabc"

@@ -7,10 +7,11 @@ They come after the rules that know a cause: a GPU whose state one of those acco
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
+from typing import TypeVar
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from gputop.advice.fix_code import code
 from gputop.advice.live.falls import SLICE_S, Fall, falls
@@ -22,6 +23,29 @@ from gputop.core.samples import GpuSample
 from gputop.text.units import counted, percent
 
 _MOST_MINUTES = 60  # of the history, in which is looked for the begin of a wait
+
+T = TypeVar("T")
+
+
+def _judge_each(view: NodeView, rule: str, window_s: float,
+                judge: Callable[[GpuSample], T | str | None]) -> list[T] | Missing | None:
+    """Findings of ``judge`` on the GPUs that are at work and that the rule does not leave out, or else why nothing can
+    be said; None: nothing is wrong.
+
+    ``judge`` returns None for a GPU that is well, and for one that it cannot judge what is missing: "" if it only has
+    to be watched for longer.
+    """
+    outcomes = {gpu.info.index: judge(gpu) for gpu in view.warmed_up_gpus}
+    left_out = view.gpus_left_out(rule)
+    wrong = [outcome for index, outcome in outcomes.items()
+             if outcome is not None and not isinstance(outcome, str) and index not in left_out]
+    if wrong:
+        return wrong
+    missing = [outcome for outcome in outcomes.values() if isinstance(outcome, str)]
+    if reason := next(filter(None, missing), ""):
+        return Missing(reason)
+    return None if len(missing) < len(outcomes) else view.not_at_work(window_s)
+
 
 # -- spinning ---------------------------------------------------------------------------------------
 
@@ -52,29 +76,18 @@ def judge_spinning(view: NodeView) -> Spinning | Missing | None:
     SMs may be work of one warp each: it counts only next to another GPU of the same state.
     """
     window_s = view.seconds("spinning.window_s")
-    left_out = view.gpus_left_out("spinning")
-    spins: list[_Spin] = []
-    judged, missing = False, ""
     serving = frozenset(index for process in view.processes if is_inference_server(process) for index in process.gpus)
-    for gpu in view.warmed_up_gpus:
+
+    def spin(gpu: GpuSample) -> _Spin | str | None:
         if gpu.info.index in serving:
-            missing = missing or (f"a job that trains: {gpus_text(serving)} belong to an inference server, whose ranks "
-                                  "wait for requests in a collective")
-            continue
-        outcome = _spin(view, gpu, window_s)
-        if isinstance(outcome, str):
-            missing = missing or outcome
-            continue
-        judged = True
-        if outcome is not None and gpu.info.index not in left_out:
-            spins.append(outcome)
-    if len(spins) == 1 and spins[0].fills_gpu:
-        return None
-    if spins:
-        return _spinning(view, spins, window_s)
-    if judged and not missing:
-        return None
-    return Missing(missing) if missing else view.not_at_work(window_s)
+            return (f"a job that trains: {gpus_text(serving)} belong to an inference server, whose ranks wait for "
+                    "requests in a collective")
+        return _spin(view, gpu, window_s)
+
+    spins = _judge_each(view, "spinning", window_s, spin)
+    if not isinstance(spins, list):
+        return spins
+    return None if len(spins) == 1 and spins[0].fills_gpu else _spinning(view, spins, window_s)
 
 
 def _spin(view: NodeView, gpu: GpuSample, window_s: float) -> _Spin | str | None:
@@ -229,29 +242,23 @@ class LowSmActive(Verdict, frozen=True, kw_only=True):
 def judge_low_sm_active(view: NodeView) -> LowSmActive | Missing | None:
     """GPUs that work, but little, and no live figure says why."""
     rule, window_s = "low_sm_active", view.seconds("low_sm_active.window_s")
-    left_out = view.gpus_left_out(rule)
-    low: dict[int, tuple[GpuSample, str, float]] = {}
-    rest: dict[int, float] = {}
-    judged, coarse = False, None
-    for gpu in view.warmed_up_gpus:
+    left_out, rest = view.gpus_left_out(rule), dict[int, float]()
+
+    def low(gpu: GpuSample) -> tuple[GpuSample, str, float] | str | None:
         activity, index = view.activity(gpu, window_s), gpu.info.index
         if activity is None:
-            continue
+            return ""
         metric, mean = activity
         if index not in left_out and _mostly_low(view, gpu, metric, window_s):
-            low[index] = (gpu, metric, mean)
-        elif metric == "gpu_util" and mean >= view.limit(rule, "active_", index):
-            coarse = coarse or gpu
-            continue
-        else:
-            rest[index] = mean
-        judged = True
-    if low:
-        return _low(view, low, rest, window_s)
-    if coarse is not None:
-        return Missing(f"SM activity of {gpus_text([coarse])}: {coarse['sm_active'].reason}; coarse utilization does "
-                       "not show how much of a GPU works")
-    return None if judged else view.not_at_work(window_s)
+            return gpu, metric, mean
+        if metric == "gpu_util" and mean >= view.limit(rule, "active_", index):
+            return (f"SM activity of {gpus_text([gpu])}: {gpu['sm_active'].reason}; coarse utilization does not show "
+                    "how much of a GPU works")
+        rest[index] = mean
+        return None
+
+    lows = _judge_each(view, rule, window_s, low)
+    return _low(view, lows, rest, window_s) if isinstance(lows, list) else lows
 
 
 def _mostly_low(view: NodeView, gpu: GpuSample, metric: str, window_s: float) -> bool:
@@ -265,12 +272,13 @@ def _mostly_low(view: NodeView, gpu: GpuSample, metric: str, window_s: float) ->
     return sum(mean < below for mean in at_work) >= view.limit(rule, "slices_", index) * len(at_work)
 
 
-def _low(view: NodeView, low: dict[int, tuple[GpuSample, str, float]], rest: dict[int, float],
+def _low(view: NodeView, low: list[tuple[GpuSample, str, float]], rest: dict[int, float],
          window_s: float) -> LowSmActive:
-    worst, metric, activity = min(low.values(), key=lambda gpu_activity: gpu_activity[2])
+    worst, metric, activity = min(low, key=lambda gpu_activity: gpu_activity[2])
     peers = {g.info.index for p in view.processes if worst.info.index in p.gpus for g in view.compute_gpus(p)}
     return LowSmActive(
-        gpus=tuple(sorted(low)), severity="low", window_s=window_s, gpu=worst.info.index, metric=metric,
+        gpus=tuple(sorted(gpu.info.index for gpu, _, _ in low)), severity="low", window_s=window_s,
+        gpu=worst.info.index, metric=metric,
         activity=activity, gpu_util=view.mean(worst, "gpu_util", window_s), full_cores=view.full_cores(window_s),
         fall=falls(view).get(worst.info.index) if metric == "sm_active" else None,
         busier_peers=tuple(i for i in sorted(peers & set(rest)) if rest[i] >= 1.5 * activity),
@@ -315,6 +323,18 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
 
 # -- dram_bound and tensor_idle ---------------------------------------------------------------------
 
+class _Busy(Struct, frozen=True):
+    """Unit of a GPU that is busy while its tensor cores are not: a metric, and how the rule's limits of it begin.
+
+    ``unless``: a metric that says now that tensor cores are not wanted.
+    """
+
+    metric: str
+    limits: str
+    unless: str = ""
+
+
+_BUSY = {"dram_bound": _Busy("dram_active", "dram_"), "tensor_idle": _Busy("sm_active", "sm_", unless="fp64")}
 
 
 class _Pipes(Struct, frozen=True):
@@ -332,20 +352,32 @@ class TensorSpare(Verdict, frozen=True, kw_only=True):
 
 def judge_dram_bound(view: NodeView) -> TensorSpare | Missing | None:
     """Device memory is near what it can move while the tensor cores have time: a limit, not a fault."""
-    rule, window_s = "dram_bound", view.seconds("dram_bound.window_s")
-    seen = _Seen()
-    for gpu in view.warmed_up_gpus:
-        means = {m: view.mean(gpu, m, window_s) for m in ("dram_active", "tensor_active")}
-        dram, tensor = means["dram_active"], means["tensor_active"]
+    return _spare(view, "dram_bound")
+
+
+def _spare(view: NodeView, rule: str) -> TensorSpare | Missing | None:
+    """Judge both rules: one unit of a GPU is busy over the window, and its tensor cores are not."""
+    unit, window_s = _BUSY[rule], view.seconds(f"{rule}.window_s")
+
+    def pipes(gpu: GpuSample) -> _Pipes | str | None:
+        busy, tensor = (view.mean(gpu, metric, window_s) for metric in (unit.metric, "tensor_active"))
         index = gpu.info.index
-        if dram is None or (tensor is None and dram >= view.limit(rule, "dram_", index)):
-            seen.missing = seen.missing or _without(gpu, means)
-            continue
-        seen.judged = True
-        if (tensor is not None and dram >= view.limit(rule, "dram_", index)
-                and tensor <= view.limit(rule, "tensor_", index)):
-            seen.found.append(_Pipes(index, dram, tensor))
-    return seen.verdict(view, window_s)
+        if busy is not None and busy < view.limit(rule, unit.limits, index):
+            return None
+        for metric, mean in ((unit.metric, busy), ("tensor_active", tensor)):
+            if mean is None and (reason := gpu[metric].reason) is not None:
+                return f"{metric} of {gpus_text([gpu])}: {reason}"
+        if busy is None or tensor is None:
+            return ""
+        wanted = not unit.unless or (gpu[f"{unit.unless}_active"].value or 0.0) < view.limit(
+            rule, f"{unit.unless}_", index)
+        return _Pipes(index, busy, tensor) if wanted and tensor <= view.limit(rule, "tensor_", index) else None
+
+    spare = _judge_each(view, rule, window_s, pipes)
+    if not isinstance(spare, list):
+        return spare
+    return TensorSpare(gpus=tuple(sorted(pipes.gpu for pipes in spare)), severity="low", window_s=window_s,
+                       worst=max(spare, key=lambda pipes: pipes.busy))
 
 
 def describe_dram_bound(v: TensorSpare) -> Explanation:
@@ -369,20 +401,7 @@ def describe_dram_bound(v: TensorSpare) -> Explanation:
 
 def judge_tensor_idle(view: NodeView) -> TensorSpare | Missing | None:
     """SMs are busy for minutes and the tensor cores never: precision, or work that has no matrices."""
-    rule, window_s = "tensor_idle", view.seconds("tensor_idle.window_s")
-    left_out = view.gpus_left_out(rule)
-    seen = _Seen()
-    for gpu in view.warmed_up_gpus:
-        means = {m: view.mean(gpu, m, window_s) for m in ("sm_active", "tensor_active")}
-        sm, tensor = means["sm_active"], means["tensor_active"]
-        if sm is None or tensor is None:
-            seen.missing = seen.missing or _without(gpu, means)
-            continue
-        seen.judged, index = True, gpu.info.index
-        if (sm >= view.limit(rule, "sm_", index) and tensor <= view.limit(rule, "tensor_", index)
-                and index not in left_out and (gpu["fp64_active"].value or 0.0) < view.limit(rule, "fp64_", index)):
-            seen.found.append(_Pipes(index, sm, tensor))
-    return seen.verdict(view, window_s)
+    return _spare(view, "tensor_idle")
 
 
 def describe_tensor_idle(v: TensorSpare) -> Explanation:
@@ -401,28 +420,3 @@ def describe_tensor_idle(v: TensorSpare) -> Explanation:
         gain="depends on the share of matrix products; " + NO_FIGURE,
         source="GPM/DCGM tensor pipe activity; " + source("tensor_idle.tensor_enter", "tensor_idle.window_s"),
     )
-
-
-class _Seen(Struct):
-    """Results of a walk over all GPUs."""
-
-    found: list[_Pipes] = field(default_factory=list)
-    judged: bool = False
-    missing: str = ""
-
-    def verdict(self, view: NodeView, window_s: float) -> TensorSpare | Missing | None:
-        if self.found:
-            return TensorSpare(gpus=tuple(sorted(pipes.gpu for pipes in self.found)), severity="low", window_s=window_s,
-                               worst=max(self.found, key=lambda g: g.busy))
-        if self.missing:
-            return Missing(self.missing)
-        return None if self.judged else view.not_at_work(window_s)
-
-
-def _without(gpu: GpuSample, means: dict[str, float | None]) -> str:
-    """Metric that is missing, and why; nothing where they only have to be watched for longer."""
-    for metric, mean in means.items():
-        reason = gpu[metric].reason
-        if mean is None and reason is not None:
-            return f"{metric} of {gpus_text([gpu])}: {reason}"
-    return ""

@@ -18,7 +18,7 @@ from gputop.advice.trace.job import Job
 from gputop.advice.trace.known_work import SELDOM_WORK, WORK, known_work, named_work
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
-from gputop.analysis.gpu.collectives import by_operation, of_gpus
+from gputop.analysis.gpu.collectives import by_operation, of_gpus, operation
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.layers.culprits import Events
@@ -27,8 +27,8 @@ from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import LARGE_SHARE, Culprit
 from gputop.text.units import percent, ranges, rate, seconds
-from gputop.trace.intervals import EMPTY, coverage, intersect, merge
-from gputop.trace.lookups import host_rows
+from gputop.trace.intervals import EMPTY, coverage, intersect, merge, subtract, union
+from gputop.trace.lookups import distinct, host_rows, launched_in_calls
 from gputop.trace.model import I64, Kind, Trace
 
 _GRADIENTS = "AllReduce"
@@ -49,9 +49,18 @@ _HIDE_SERVING = ("Spread the model over fewer GPUs and run more copies of it, or
                  "one-shot all-reduce for small messages.")
 _HIDE_ACTIVATIONS = (
     "These are activations, which tensor or sequence parallelism exchanges in each layer. Keep such a group within "
-    "NVLink and as small as the model allows, with data parallelism over the other GPUs. Keep logits sharded up to the "
-    "loss: gathered, they are the largest.")
+    "NVLink and as small as the model allows, with data parallelism over the other GPUs.")
+_KEEP_SHARDED = "Keep the logits sharded by the vocabulary, "
+_HIDE_LOGITS = {
+    True: f"{_KEEP_SHARDED}and compute the loss on the shards (loss parallel): the ranks then exchange a few numbers "
+          "for each token.",
+    False: f"{_KEEP_SHARDED}take argmax or top-k of each shard, and gather those: a few numbers for each token. Of a "
+           "prompt only the last token needs logits.",
+}
 _REDISTRIBUTES = r"(?:Nested)?Redistribute(?:Backward)?$"  # DTensor, of activations
+_PRODUCTS = r"aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm)$"
+_NEXT_PASS = r"aten::embedding$|autograd::engine::|Optimizer\."  # what follows a forward pass
+_NEVER = np.iinfo(np.int64).max
 _BOTH = "Analyze the traces of all ranks together, to distinguish waiting from transfer. For transfer: "
 _WORTH_NAMING = 0.02  # share of the delay
 _MAIN_SHARE = 0.5  # share of the delay
@@ -110,6 +119,7 @@ class CommunicationExposed(Verdict, frozen=True, kw_only=True):
     per_step: float | None  # collectives
     operation: str  # that takes most of the exposed time
     activations: bool = False  # tensor parallelism exchanges them
+    logits: bool = False  # most of it gathers the output of the last layer
 
 
 def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Missing | None:
@@ -124,20 +134,60 @@ def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Mis
     if exposed_s < limit("collectives.share") * facts.period_s:
         return None
     free_s, collectives, alone = _free_compute(facts), facts.analysis.collectives, waiting_s is None
-    share = savings.removed(min(exposed_s, free_s), facts.period_s)
     rows = np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE)
+    logits, logits_s = _logits(facts, rows)
+    of_logits = logits_s >= _MAIN_SHARE * exposed_s
+    if of_logits:
+        rows, exposed_s = logits, min(logits_s, exposed_s)
+    share = savings.removed(exposed_s if of_logits else min(exposed_s, free_s), facts.period_s)
     most = max(_operations(facts), key=lambda op: sum(op.exposed_s.values()), default=None)
     return CommunicationExposed(
         gpus=tuple(gpu.gpu for gpu in facts.active if gpu.collectives) if alone else facts.active_numbers,
         # Of one rank all of it may be waiting, of which overlap saves nothing.
-        severest="medium" if alone else "high",
+        severest="medium" if alone else "high", claim="at most" if alone and of_logits else "measured",
         share=share, saving=share, exposed_s=exposed_s, waiting_s=waiting_s, free_compute_s=free_s,
         per_step=None if collectives is None else collectives.count_per_step,
         operation=_GRADIENTS if most is None else most.operation,
-        activations=_of_activations(facts, rows),
+        activations=_of_activations(facts, rows), logits=of_logits,
         events=Events(rows, timed=False),  # part of their time is waiting
         cure=Cure(scaled=((rows, 0.0),), assumes=(
+            "The logits stay sharded." if of_logits else
             "The transfers overlap with compute, as far as there is enough compute.")))
+
+
+def _logits(facts: TraceFacts, rows: I64) -> tuple[I64, float]:
+    """Those of these collectives that gather logits, and their exposed seconds per step and GPU.
+
+    DTensor launches them on the thread of the forward pass, behind its last matrix product: whatever follows, the
+    backward pass, the next forward pass or nothing, comes before another product.
+    """
+    device, host = facts.trace.device, facts.trace.host
+    gathers = [i for i, name in enumerate(facts.trace.names) if operation(name) == "AllGather"]
+    rows = rows[np.isin(device.name[rows], gathers)]
+    rows = rows[launched_in_calls(facts.trace, rows, _REDISTRIBUTES.replace("(?:Backward)?", ""))]
+    products, others = host_rows(facts.trace, _PRODUCTS), host_rows(facts.trace, _NEXT_PASS)
+    rank = np.array([line.rank for line in facts.trace.lines], np.int64)
+    found = np.zeros(len(rows), bool)
+    for line in distinct(device.launch_line[rows]).tolist():
+        mine = np.flatnonzero(device.launch_line[rows] == line)
+        at = device.launch_ns[rows[mine]]
+        before, after = _around(host.start_ns[products[host.line[products] == line]], at)
+        other_before, other_after = _around(host.start_ns[others[rank[host.line[others]] == rank[line]]], at)
+        found[mine] = (before > other_before) & ((after == _NEVER) | (other_after < after))
+    rows = rows[found]
+    exposed_ns = 0
+    for timeline in facts.gpu_timelines:
+        on_gpu = rows[device.gpu[rows] == timeline.gpu]
+        spans = intersect(union(device.start_ns[on_gpu], device.end_ns[on_gpu]), facts.analyzed_spans)
+        exposed_ns += subtract(spans, timeline.compute).total
+    return rows, exposed_ns / 1e9 / facts.steps_or_window / max(len(facts.active), 1)
+
+
+def _around(times: I64, at: I64) -> tuple[I64, I64]:
+    """The last of these times (ns) before each instant, and the first after it."""
+    times = np.concatenate(([-1], times, [_NEVER]))
+    after = np.searchsorted(times, at, side="right")
+    return times[after - 1], times[after]
 
 
 def _of_activations(facts: TraceFacts, rows: I64) -> bool:
@@ -158,44 +208,57 @@ def _free_compute(facts: TraceFacts) -> float:
 
 def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explanation:
     exposed, alone = v.exposed_s / job.period_s, v.waiting_s is None
-    title = f"Exposed communication takes {percent(exposed)} of the {job.basis}"
-    free = (f"{seconds(v.free_compute_s)} of compute per {job.basis} does not overlap with communication and could "
-            "hide some.")
+    gpus = f"GPU {ranges(v.gpus)}" if alone else "all GPUs"
+    what = "Gathering the full logits" if v.logits else "Exposed communication"
+    why = (f"For {percent(exposed)} of the {job.basis} {gpus} {'is in collectives' if alone else 'exchange data'} and "
+           f"{'computes' if alone else 'compute'} nothing{'' if alone else '; waiting for late GPUs is not counted'}. ")
+    gain = "the exposed transfer, as far as there is compute to hide it"
+    if v.logits:
+        why += ("Each rank computes the logits of a part of the vocabulary, and an AllGather behind the last matrix "
+                "product makes them whole on all ranks.")
+        gain = "the gathering, if the logits stay sharded" + "; what waits for another rank stays" * alone
+    else:
+        why += (f"{seconds(v.free_compute_s)} of compute per {job.basis} does not overlap with communication and could "
+                "hide some.")
+        gain = ("this rank's exposed collectives, as far as there is compute to hide them; overlap does not save "
+                "waiting") if alone else gain
+    if alone:
+        why += (" The trace is of one rank. It does not show how much of this time moves data and how much waits for "
+                "other ranks.")
     return Explanation(
-        title=f"{title} on GPU {ranges(v.gpus)}" if alone else title,
-        why=f"For {percent(exposed)} of the {job.basis} GPU {ranges(v.gpus)} is in collectives and computes nothing; "
-            f"{free} The trace is of one rank. It does not show how much of this time moves data and how much waits "
-            "for other ranks."
-            if alone else
-            f"For {percent(exposed)} of the {job.basis} all GPUs exchange data and compute nothing; waiting for late "
-            f"GPUs is not counted. {free}",
+        title=f"{what} takes {percent(exposed)} of the {job.basis}{f' on {gpus}' if alone else ''}",
+        why=why,
         evidence=known({
             "exposed_collectives_s" if alone else "exposed_transfer_s": v.exposed_s, "share_ratio": exposed,
             "exposed_waiting_s": v.waiting_s, "free_compute_s": v.free_compute_s,
             "collectives_per_step": v.per_step}),
-        action=f"{_BOTH if alone else ''}{_HIDE_ACTIVATIONS if v.activations else _hide(v.operation, job)}",
-        snippet=(code("communication_exposed", "activations") if v.activations and job.trains else
-                 _hide_snippet(v.operation, job)),
-        gain="this rank's exposed collectives, as far as there is compute to hide them; overlap does not save "
-             "waiting" if alone else
-             "the exposed transfer, as far as there is compute to hide it",
+        action=f"{_BOTH if alone else ''}{_hide(v, job)}",
+        snippet=_hide_snippet(v, job),
+        gain=gain,
         source=source("collectives.share") + "; nsys-ai: overlap below 30%",
     )
 
 
-def _hide(operation: str, job: Job) -> str:
-    """Advice on what hides this operation in this job."""
-    if job.trains is False and operation in (_GRADIENTS, "ReduceScatter"):
+def _hide(v: CommunicationExposed, job: Job) -> str:
+    """Advice on what hides these collectives in this job, or makes them shorter."""
+    if v.logits:
+        return _HIDE_LOGITS[job.trains is not False]
+    if v.activations:
+        return _HIDE_ACTIVATIONS
+    if job.trains is False and v.operation in (_GRADIENTS, "ReduceScatter"):
         return _HIDE_SERVING
-    return _HIDE.get(operation, _HIDE[_GRADIENTS])
+    return _HIDE.get(v.operation, _HIDE[_GRADIENTS])
 
 
-def _hide_snippet(operation: str, job: Job) -> str | None:
+def _hide_snippet(v: CommunicationExposed, job: Job) -> str | None:
     if job.trains is False:
         return None
-    if _HIDE.get(operation) == _HIDE[_GRADIENTS]:
+    if v.logits or v.activations:
+        return code("communication_exposed", "logits" if v.logits else "activations")
+    if _HIDE.get(v.operation) == _HIDE[_GRADIENTS]:
         return code("communication_exposed", job.strategy or job.framework)
-    return code("communication_exposed", "fsdp-gather") if operation == "AllGather" and job.strategy == "fsdp" else None
+    gathers = v.operation == "AllGather" and job.strategy == "fsdp"
+    return code("communication_exposed", "fsdp-gather") if gathers else None
 
 
 # -- collective_waiting -----------------------------------------------------------------------------

@@ -49,8 +49,8 @@ class GpuTimeline(Struct, frozen=True):
     """One GPU's device events: their rows, and unions of them by what they are.
 
     ``start_ns`` and ``end_ns`` are those of ``rows``; read here they lie side by side, in the trace among other GPUs'.
-    ``kernels`` are the rows of compute kernels and collectives, ``computing`` those of the former; ``kernel_places``
-    and ``computing_places`` their places among ``rows``.
+    ``kernel_places`` are the places among ``rows`` of compute kernels and collectives, ``computing_places`` those of
+    the former.
     ``other`` is what the GPU does on its own account: copies within it and memsets.
     ``late`` is the idle time that the host could have filled: the ``gaps`` whose launch began in them, and where the
     launching call began before the gap, but was not done yet, the gap up to its end.
@@ -60,9 +60,7 @@ class GpuTimeline(Struct, frozen=True):
     rows: I64
     start_ns: I64
     end_ns: I64
-    kernels: I64
     kernel_places: I64
-    computing: I64
     computing_places: I64
     compute: Spans
     collectives: Spans
@@ -77,6 +75,14 @@ class GpuTimeline(Struct, frozen=True):
     @property
     def window_ns(self) -> tuple[int, int]:
         return (int(self.busy.start[0]), int(self.busy.end[-1])) if len(self.busy.start) else (0, 0)
+
+    @property
+    def kernels(self) -> I64:
+        return self.rows[self.kernel_places]
+
+    @property
+    def computing(self) -> I64:
+        return self.rows[self.computing_places]
 
     @property
     def copies(self) -> Spans:
@@ -113,12 +119,15 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
     pauses = _pauses(start, end) if lasts.all() else None
     busy = union(start, end) if pauses is None else pauses.busy
     gaps = Spans(busy.end[:-1], busy.start[1:])
-    after = rows[pauses.after] if pauses is not None and pauses.plain else event_after(trace, rows, gaps)
+    if pauses is None or not pauses.plain:
+        after = event_after(trace, rows, gaps)
+    else:
+        after = rows[1:] if len(gaps.start) == len(rows) - 1 else rows[pauses.after]
     before = rows[_last_to_end(end, gaps.start) if pauses is None else pauses.before]
     resumes = np.searchsorted(start, gaps.end) if pauses is None else pauses.after
     kernels, computing = np.flatnonzero(kind <= Kind.COLLECTIVE), np.flatnonzero(kind == Kind.COMPUTE)
     return GpuTimeline(
-        gpu, rows, start, end, rows[kernels], kernels, rows[computing], computing,
+        gpu, rows, start, end, kernels, computing,
         of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
         of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy,
         Gaps(*gaps, after, resumes), _late(trace, gaps, before, after),
@@ -142,6 +151,8 @@ def _pauses(start: I64, end: I64) -> _Pauses:
     order = None if (end[1:] >= end[:-1]).all() else np.argsort(end, kind="stable")
     ends = end if order is None else end[order]
     last = np.flatnonzero(start[1:] > ends[:-1])
+    if order is None and len(last) == len(start) - 1:
+        return _Pauses(Spans(start, end), last, last + 1, True)
     busy = Spans(start[np.concatenate(([0], last + 1))], ends[np.append(last, len(end) - 1)])
     return _Pauses(busy, last if order is None else order[last], last + 1, bool((start[1:] > start[:-1]).all()))
 
@@ -201,9 +212,9 @@ def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
         copies_exposed=subtract(subtract(copied, timeline.compute), timeline.collectives).total / window,
         idle_host_fault=_host_fault_share(trace, timeline.gaps),
         launch_delay_median_s=_launch_delay(trace, timeline),
-        kernels=len(timeline.kernels),
-        kernels_per_s=len(timeline.kernels) / (window / 1e9),
-        kernel_median_s=float(np.median(length)) / 1e9 if len(timeline.kernels) else None,
+        kernels=len(length),
+        kernels_per_s=len(length) / (window / 1e9),
+        kernel_median_s=float(np.median(length)) / 1e9 if len(length) else None,
         compute_s_per_step=per_step,
         copies_s=copies_s, copies_bytes=copies_bytes, copies_count=copies_count,
         copies_pageable_s=pageable_s(trace, timeline.rows),

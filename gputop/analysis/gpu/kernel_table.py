@@ -50,7 +50,7 @@ def kernels(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], of_steps: WorkOfSteps | None = None,
 ) -> Kernels | None:
     """The tables of all kernels, or None where no GPU ran any."""
-    if not any(len(timeline.kernels) for timeline in gpu_timelines):
+    if not any(len(timeline.kernel_places) for timeline in gpu_timelines):
         return None
     of_gpu = [_kernels_of(trace, timeline, of_steps) for timeline in gpu_timelines]
     kinds = _kinds(trace, of_gpu, [gpu_number(trace, timeline.gpu) for timeline in gpu_timelines], of_steps)

@@ -23,6 +23,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.host_causes import HostCauses
 from gputop.analysis.host.python_stacks import PythonStacks, StackSpans, line_text, sampled_stacks
 from gputop.analysis.host.python_tracer import tells_lines, traced_stacks
+from gputop.analysis.host.work_kinds import SAVES_CHECKPOINT
 from gputop.analysis.results import FlameNode, GapLines, HostStacks, StackLine
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import GRAIN, SINGLE_PROCESS, training_loops
@@ -188,14 +189,16 @@ class Lines:
 
     def _frames_that_tell(self, worker: bool, around: frozenset[int]) -> _Telling:
         """Innermost frame of each stack that is of the user's own code that is not ``around`` the steps, else the
-        innermost one. ``worker``: a thread that tells of the user's own code alone, and nothing while it waits for
-        work."""
+        outermost one that saves a checkpoint, else the innermost one. ``worker``: a thread that tells of the user's own
+        code alone, and nothing while it waits for work."""
         python = self.python
         line, outer, leaf = (np.full(len(python.stacks), -1, np.int64) for _ in range(3))
+        saves = [SAVES_CHECKPOINT.match(f"{frame.file} {frame.function}") is not None for frame in python.frames]
         for number, stack in enumerate(python.stacks):
             users = [frame for frame in python.own(number) if frame not in around]
             if stack and (users or not worker) and not (worker and python.waits(number)):
-                line[number], outer[number] = (users[-1], users[0]) if users else (stack[-1], stack[-1])
+                library = next((frame for frame in stack if saves[frame]), stack[-1])
+                line[number], outer[number] = (users[-1], users[0]) if users else (library, library)
                 leaf[number] = stack[-1]
         return _Telling(line, outer, leaf, np.zeros(len(python.frames), bool))
 

@@ -42,7 +42,13 @@ from gputop.analysis.host.gaps import grouped_work, step_calls
 from gputop.analysis.host.python_libraries import PASS_ON, is_library, is_library_file
 from gputop.analysis.host.python_stacks import PythonStacks
 from gputop.analysis.host.stack_lines import Lines, gap_lines, process_lines
-from gputop.analysis.host.work_kinds import MANY_VARIABLES, PATTERN_OF_KIND, READ_VARIABLE, WORK_KINDS
+from gputop.analysis.host.work_kinds import (
+    MANY_VARIABLES,
+    PATTERN_OF_KIND,
+    READ_VARIABLE,
+    SAVES_CHECKPOINT,
+    WORK_KINDS,
+)
 from gputop.analysis.results import Account, HostWork, RankWallTime, StackLine, StepSeries, WallPart, WallTime
 from gputop.analysis.steps.long_steps import period_of, usual_limit
 from gputop.analysis.steps.model import Steps
@@ -537,6 +543,8 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
         return "checkpoint", line or READ_VARIABLE
     if not silent and sum(count for name, (_, count) in work.items() if re.match(_SUMMARY, name)) >= many:
         return "summary", line or names[0]  # ops make histograms and images of what they write
+    if line and not user and SAVES_CHECKPOINT.match(line):
+        return "checkpoint", line
     if user or line:
         return "line", user or line
     if names and work[names[0]][0] >= _MAIN_SHARE * total:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _ITERATOR = r"MakeIterator\b|AnonymousIterator|Anonymous\w*Iterator|\w*Dataset\w*$"
 _FREEING = r"TFE_DeleteTensorHandle$|Delete\w*Iterator|DestroyResource\w*$"
 # The first that fits a name counts. Ids are those of HOST_KINDS in gputop.render.step_parts.
@@ -20,6 +22,10 @@ WORK_KINDS: tuple[tuple[str, str], ...] = (
     ("files", r".*(?:ReadFile|WriteFile|OpenFile|posix_fs|FileSystem)"),
 )
 PATTERN_OF_KIND = dict(WORK_KINDS)
+# File and function of a library that saves a checkpoint, as torch.save, Lightning's ModelCheckpoint, Trainer's
+# _save_checkpoint. Activation checkpointing saves nothing to a file.
+SAVES_CHECKPOINT = re.compile(
+    r"(?!.*utils/checkpoint\.py)(?=.*(?:[Cc]heckpoint|serialization\.py|pretrained|saving)).* \S*(?:save|dump)")
 READ_VARIABLE = "ReadVariableOp"
 # So many variables a model that is saved reads, and TensorBoard's histograms write; a metric or two are fewer. gputop's
 # own figure.

@@ -7,7 +7,7 @@
 3. Reject what only repeats if a function is built again and again for longer than these steps take: the job repeats
    that.
 4. Reject too few steps, and, unless events surely mark steps, calls of which most are warm-up: those whose lengths
-   never settle are not of a loop.
+   never settle are not of a loop. What repeats within one forward pass is a layer.
 5. Where the host runs ahead of the GPU take the steps by their kernels (:mod:`gputop.analysis.steps.host_ahead`).
 6. Compute the figures of them all.
 
@@ -59,6 +59,7 @@ from gputop.trace.model import I64, Kind, Trace
 
 _BY_KERNELS = ", by their kernels: the host runs ahead"
 _REPLICA = re.compile(r"(?:^|/)replica_(\d{1,3})/")  # of the first no name tells: tf.distribute's MirroredStrategy
+_FORWARD_PASS = r"nn\.Module: |(?i:(?:\w+[_ ./:])?forward(?:[_ ]pass)?)$"
 _FEW_WARM_UP = 3  # steps that a loop, which may have run for long, leaves out at the head. gputop's own figure
 
 
@@ -132,7 +133,8 @@ def find_steps(trace: Trace) -> Steps | None:
             continue
         max_warm_up = detector.max_warm_up and (0 if past_start(trace) else detector.max_warm_up)
         whole = whole_steps(trace, anchors, start_up, one_is_enough=detector.min_steps == 1, max_warm_up=max_warm_up)
-        if _are_steps(detector, anchors, whole, rebuilt_functions):
+        if _are_steps(detector, anchors, whole, rebuilt_functions) and not (
+                anchors.unit == "period" and _in_one_pass(trace, whole.bounds_ns)):
             return _steps(trace, detector, anchors, whole)
     return None
 
@@ -171,6 +173,13 @@ def _are_steps(detector: StepDetector, anchors: Anchors, whole: WholeSteps, func
             functions[0].time_ns > int((bounds[:, 1] - bounds[:, 0]).sum())):
         return False
     return len(bounds) >= detector.min_steps and (surely_marked or len(whole.warm_up_ns) <= len(bounds))
+
+
+def _in_one_pass(trace: Trace, bounds_ns: I64) -> bool:
+    """Return whether one forward pass, as a range or a module of PyTorch shows it, holds all of these periods."""
+    rows = host_rows(trace, _FORWARD_PASS)
+    begin, end = bounds_ns[0, 0], bounds_ns[-1, 1]
+    return bool(((trace.host.start_ns[rows] <= begin) & (trace.host.end_ns[rows] >= end)).any())
 
 
 def _steps(trace: Trace, detector: StepDetector, anchors: Anchors, whole: WholeSteps) -> Steps:

@@ -95,6 +95,7 @@ def probe_job(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threadi
     """The probe's trace, None where it holds no events, and what it says; a second and longer one, where the first is
     a short one and leaves open how long a recording may be. Raises GputopError."""
     limits = recorder.limits
+    threading.Thread(target=_steps_of, name="gputop-imports", daemon=True).start()  # the job is waited for meanwhile
     probed, first = _probe_once(recorder, logdir, memory, stop, min(PROBE_S, limits.first_probe_s))
     longer_s = second_probe_s(asked_s, first, limits)
     if not longer_s or stop.is_set():
@@ -171,18 +172,21 @@ def step_time(path: Path, events: int) -> tuple[float, bool] | None:
     And whether these are surely steps of training: what merely repeats, in kernels or ops, may be
     a part of a step that is longer than the trace, and those of an evaluation end with it.
     """
-    if events > _MAX_EVENTS:
+    try:
+        if events > _MAX_EVENTS or path.stat().st_size > _MAX_BYTES:
+            return None
+        return _steps_of(path)
+    except (GputopError, OSError):
         return None
+
+
+def _steps_of(path: Path | None = None) -> tuple[float, bool] | None:
+    """As :func:`step_time`; without a trace it only imports what that needs. Raises GputopError, OSError."""
     from gputop.analysis.steps.phases import TRAINING, UNKNOWN
     from gputop.analysis.steps.steps import find_steps
     from gputop.trace.readers.load import load
 
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            return None
-        steps = find_steps(load([path]))
-    except (GputopError, OSError):
-        return None
+    steps = find_steps(load([path])) if path is not None else None
     if steps is None:
         return None
     times = steps.times

@@ -170,6 +170,13 @@ def _side_by_side(descriptor: int, size: int) -> Data:
     return data[:short[0]] if short else data
 
 
+def give_back(data: Data, begin: int, end: int) -> None:
+    """Free the memory of a part of the data, which then reads as zeros, where it can be freed in part."""
+    first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if isinstance(data, mmap.mmap) and first < last:
+        data.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
 def _read_part(descriptor: int, memory: memoryview, begin: int) -> int:
     """Fill the memory with the file's bytes from ``begin`` on; returns where they end."""
     end = begin

@@ -118,7 +118,7 @@ class ClusterApp(TerminalApp):
         else:
             self._state.report = message.answer
             self._main.answered()
-        if self.frame_due() and self._main.is_attached:
+        if self._main.is_attached:
             self._main.update_view()
 
     def on_fleet_table_wanted(self, _: FleetTable.Wanted) -> None:

@@ -31,7 +31,7 @@ _RATE_CELLS = 9  # the longest rate, "99.4 MB/s"
 
 
 def header(sample: NodeSample | None, interval_s: float, paused: bool, width: int,
-           replay: tuple[str, str] | None = None, drawn_every_s: float = 0.0) -> list[StyledText]:
+           replay: tuple[str, str] | None = None) -> list[StyledText]:
     """Node, GPUs, where the figures come from, what gputop itself costs, the time.
 
     ``replay`` is a badge for data that is not live, and how it plays: ("REPLAY", "2×"), ("SNAPSHOT", "").
@@ -53,8 +53,6 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
     right: list[StyledText] = [(time.strftime(stamp, time.localtime(sample.time_s)), PLAIN)]
     if replay and replay[1]:
         right.insert(0, (f"{replay[1]}  ", WARN))
-    if drawn_every_s:
-        right.insert(0, (f"LOW BANDWIDTH, drawn every {drawn_every_s:g} s  ", WARN))
     if paused:
         right.insert(0, ("PAUSED  ", WARN))
     # Without GPUs the source is the reason, which stands in their place.

@@ -20,7 +20,7 @@ from gputop.core.errors import GputopError
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import StyledText
-from gputop.session.saved_captures import (
+from gputop.session.capture.saved_captures import (
     ListedCapture,
     delete_capture,
     listed,

@@ -12,7 +12,7 @@ from textual.binding import BindingType
 from gputop.core.samples import ProcessSample
 from gputop.profiler.capture.records import Server
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, WARN
-from gputop.session.which_job import gpu_use
+from gputop.session.capture.which_job import gpu_use
 from gputop.text.commands import command_of, short_command
 from gputop.text.units import bytes_, fit, printable, ranges
 from gputop.tui.keys import key

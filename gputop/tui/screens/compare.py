@@ -22,7 +22,7 @@ from gputop.core.errors import GputopError
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText
-from gputop.session.captures import analyze_saved
+from gputop.session.capture.captures import analyze_saved
 from gputop.session.session import Session
 from gputop.text.commands import command_of, script_of, short_description
 from gputop.text.units import fit, printable, seconds, size

@@ -27,7 +27,7 @@ from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.gpu_columns import clock_text
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.render.table import BARS
-from gputop.session.captures import HOW_TO_SERVE
+from gputop.session.capture.captures import HOW_TO_SERVE
 from gputop.session.session import Session
 from gputop.text import redaction
 from gputop.text.commands import short_command, short_description

@@ -32,7 +32,7 @@ from textual.message import Message
 
 from gputop.core.signal_handlers import FATAL_SIGNALS, EndBySignal, fatal_handlers
 from gputop.tui.terminal.cell_grid import CellGrid
-from gputop.tui.terminal.terminal_writer import SlowLinkDetector, TerminalWriter
+from gputop.tui.terminal.terminal_writer import TerminalWriter
 from gputop.tui.terminal.textual_private import OpenLinuxDriver
 
 if TYPE_CHECKING:
@@ -75,14 +75,7 @@ class WakingEvent(threading.Event):
 
 
 class StallProofDriver(OpenLinuxDriver):
-    """Draws without ever waiting for the terminal; posts :class:`LinkSpeedChanged` to the app."""
-
-    class LinkSpeedChanged(Message):
-        """The link to the terminal has become slow, or is fast again."""
-
-        def __init__(self, slow: bool) -> None:
-            super().__init__()
-            self.slow = slow
+    """Draws without ever waiting for the terminal."""
 
     _heard_size: Size | None = None  # of the terminal; Textual asks before there is a grid
 
@@ -92,7 +85,6 @@ class StallProofDriver(OpenLinuxDriver):
         # The terminal itself, even where standard error is redirected: gputop 2> log.
         streams = (sys.__stdout__, sys.__stderr__)
         self._out = next((stream.fileno() for stream in streams if stream and stream.isatty()), 2)
-        self.slow_link = SlowLinkDetector()
         self.cells = CellGrid(*self.terminal_size())
         self._input_exit: WakingEvent | None = None  # the exit_event of the input thread
         self._lock = threading.RLock()  # Textual's input thread and its signal handlers write, too
@@ -228,14 +220,9 @@ class StallProofDriver(OpenLinuxDriver):
         self._retry = None
         self._send()
 
-    def _drained(self, took_s: float) -> None:
+    def _drained(self) -> None:
         """Everything is written; called by the writer's thread."""
-        self._in_loop(self._update_arrived, took_s, self._answers)
-
-    def _update_arrived(self, took_s: float, answer_follows: bool) -> None:
-        if not answer_follows and self.slow_link.note_update(took_s, time.monotonic()):
-            self.app.post_message(self.LinkSpeedChanged(self.slow_link.slow))
-        self._send()
+        self._in_loop(self._send)
 
     def _in_loop(self, call: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended; close() sends the rest
@@ -286,7 +273,7 @@ class StallProofDriver(OpenLinuxDriver):
     def _on_answer(self, took_s: float) -> None:
         self._answer_timeout_s = _ANSWER_TIMEOUT_S
         self._fastest_answer_s = min(self._fastest_answer_s, took_s)
-        self._update_arrived(took_s - self._fastest_answer_s, False)
+        self._send()
 
     def terminal_size(self) -> tuple[int, int]:
         """The size of the terminal that is drawn on; one that reports 0x0 counts as 80x24."""

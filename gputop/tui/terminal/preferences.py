@@ -20,12 +20,11 @@ def full_theme_name(name: str) -> str:
 
 
 class Preferences(Struct, frozen=True):
-    """``low_bandwidth`` None: it follows the speed of the link. ``metric`` "" and ``span_s`` None: the defaults."""
+    """``metric`` "" and ``span_s`` None: the defaults."""
 
     theme: str = DEFAULT_THEME
     colors: Colors = "truecolor"
     glyphs: Glyphs = "unicode"
-    low_bandwidth: bool | None = None
     metric: str = ""
     span_s: float | None = None
     warnings: tuple[str, ...] = ()  # of the config file

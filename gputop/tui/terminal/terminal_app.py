@@ -1,10 +1,9 @@
-"""The part of the app that knows the terminal: driver, theme, colors and glyphs, and a slow link."""
+"""The part of the app that knows the terminal: driver, theme, colors and glyphs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from time import monotonic
 from typing import Any, ClassVar
 
 from rich.segment import Segment
@@ -30,7 +29,6 @@ from gputop.tui.terminal.textual_private import FaultReportingApp, driver_of
 _CLIPBOARD_CHARS = 100_000
 NOTICE_S = 3.0  # time that a notice is shown
 _NOTICE_LINES, _NOTICE_FRAME = 6, 6  # of each paragraph; columns of its border, padding and scrollbar
-LOW_BANDWIDTH_PERIOD_S = 5.0  # between two frames on a slow link
 
 
 class PaletteFilter(LineFilter):
@@ -49,8 +47,6 @@ class TerminalApp(FaultReportingApp):
     """An app that never waits for its terminal, drawn with the colors and glyphs which that terminal has."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("L", "low_bandwidth", "low bandwidth", show=False,
-                tooltip="for slow connections: draw every 5 s, or each sample"),
         Binding("ctrl+l", "redraw", "redraw", show=False, tooltip="draw the screen again"),
     ]
 
@@ -61,9 +57,6 @@ class TerminalApp(FaultReportingApp):
         self.first_frame = first_frame
         if first_frame is not None:
             first_frame.waiting = False
-        self.low_bandwidth = bool(self.preferences.low_bandwidth)
-        self._low_bandwidth_fixed = self.preferences.low_bandwidth is not None
-        self._drawn_s = 0.0
         self._palette_filters: list[LineFilter] = []
         self._keeps_theme = False
         for scheme in SCHEMES:
@@ -152,33 +145,6 @@ class TerminalApp(FaultReportingApp):
             self.notify(problem, severity="warning")
 
     # -- the link to the terminal --------------------------------------------------------------
-
-    def on_stall_proof_driver_link_speed_changed(self, message: StallProofDriver.LinkSpeedChanged) -> None:
-        if self._low_bandwidth_fixed or self.low_bandwidth == message.slow:
-            return
-        self.low_bandwidth = message.slow
-        if message.slow:
-            self.notify("The connection to this terminal is slow: the screen is drawn every "
-                        f"{LOW_BANDWIDTH_PERIOD_S:g} s. Sampling continues; keys are answered at once.")
-
-    def action_low_bandwidth(self) -> None:
-        """Switch by hand; from then on the speed of the link has no effect."""
-        self.low_bandwidth, self._low_bandwidth_fixed = not self.low_bandwidth, True
-        self.notify(f"The screen is drawn every {LOW_BANDWIDTH_PERIOD_S:g} s." if self.low_bandwidth
-                    else "Every sample is drawn.")
-
-    @property
-    def drawn_every_s(self) -> float:
-        """Seconds between two frames where not every sample is drawn, else 0."""
-        return LOW_BANDWIDTH_PERIOD_S if self.low_bandwidth else 0.0
-
-    def frame_due(self) -> bool:
-        """Return whether to draw the newest sample; on a slow link only some are drawn."""
-        now_s = monotonic()
-        if self.low_bandwidth and now_s - self._drawn_s < LOW_BANDWIDTH_PERIOD_S - 0.05:
-            return False
-        self._drawn_s = now_s
-        return True
 
     def ring(self, text: str) -> None:
         """Ring the terminal's bell, and hand it a text for its notifications (OSC 9). From any thread."""

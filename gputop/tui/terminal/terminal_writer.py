@@ -1,4 +1,4 @@
-"""Writing to a terminal without blocking the program, and telling a slow link from a fast one.
+"""Writing to a terminal without blocking the program.
 
 A terminal may stop reading at any time (a stalled SSH link, the scrollback of tmux, XOFF), and a write to
 it then blocks. So a thread of its own writes, one update at a time. A caller with a newer update waits until
@@ -12,45 +12,9 @@ import os
 import select
 import termios
 import threading
-import time
 from collections.abc import Callable
 
-# A link is slow after this many updates in a row that took this long to arrive; one long stall does not make it slow.
-SLOW_S, SLOW_UPDATES = 0.5, 3
-# For how long a slow link counts as slow before full speed is tried again; doubled each time that was too early.
-RETRY_S, RETRY_MAX_S = 120.0, 3600.0
-TRIAL_S = 60.0  # a link that is slow again within this time was tried too early
 _GIVE_UP_CHECK_PERIOD_S = 0.1  # how often a blocked writer checks whether it has been told to give up
-
-
-class SlowLinkDetector:
-    """Detector of a slow link, with hysteresis, from the time each update took to arrive. Pure."""
-
-    def __init__(self) -> None:
-        self.slow = False
-        self._late = 0
-        self._since_s = 0.0
-        self._retry_s = RETRY_S
-
-    def note_update(self, took_s: float, now_s: float) -> bool:
-        """An update has arrived at the terminal, at ``now_s`` of any clock. True where :attr:`slow` changed."""
-        if took_s >= SLOW_S:
-            self._late += 1
-            if self.slow:
-                self._since_s = now_s
-            elif self._late >= SLOW_UPDATES:
-                if self._since_s and now_s - self._since_s < TRIAL_S:
-                    self._retry_s = min(RETRY_MAX_S, 2 * self._retry_s)
-                self.slow, self._since_s = True, now_s
-                return True
-            return False
-        self._late = 0
-        if self.slow and now_s - self._since_s >= self._retry_s:
-            self.slow, self._since_s = False, now_s
-            return True
-        if not self.slow and now_s - self._since_s >= TRIAL_S:
-            self._retry_s = RETRY_S
-        return False
 
 
 def _reopened(fd: int) -> int:
@@ -68,8 +32,8 @@ def _reopened(fd: int) -> int:
 class TerminalWriter:
     """Writes to the terminal ``fd`` from a daemon thread. What is sent to a terminal that is gone is dropped."""
 
-    def __init__(self, fd: int, drained: Callable[[float], None]) -> None:
-        """``drained(took_s)`` is called in the writer's thread each time everything is written."""
+    def __init__(self, fd: int, drained: Callable[[], None]) -> None:
+        """``drained`` is called in the writer's thread each time everything is written."""
         self._given, self._fd = fd, _reopened(fd)
         self._drained = drained
         self._queue: list[bytes] = []
@@ -135,7 +99,6 @@ class TerminalWriter:
             left = memoryview(b"".join(self._queue))
             self._queue.clear()
             self._writing, self._given_up = True, False
-        began_s = time.monotonic()
         while left and not self._given_up:
             try:
                 left = left[os.write(self._fd, left):]
@@ -144,5 +107,5 @@ class TerminalWriter:
         with self._change:
             self._writing = bool(self._queue)
         if not self._writing:
-            self._drained(time.monotonic() - began_s)
+            self._drained()
         return True

@@ -293,10 +293,48 @@ def gathering(op: str, around: str = "") -> Builder:
 def test_activations_of_tensor_parallelism_are_no_parameters_to_prefetch():
     tensors = findings(gathering("_c10d_functional::all_gather_into_tensor", "Redistribute"))
     of_tensors = tensors["communication_exposed"]
-    assert "activations" in of_tensors.action and "loss_parallel" in (of_tensors.snippet or "")
+    assert "activations" in of_tensors.action and "logits" not in of_tensors.title
+    assert "init_device_mesh" in (of_tensors.snippet or "")
     sharded = findings(gathering("c10d::_allgather_base_", "FSDP::all_gather (l.0)"))["communication_exposed"]
     assert "parameters" in sharded.action and "activations" not in sharded.action
     assert "set_modules_to_forward_prefetch" in (sharded.snippet or "")
+
+
+def gathering_logits(*, trains: bool = True, behind: bool = True) -> Builder:
+    """One rank under tensor parallelism: 4 short gathers, each before a product, and a long one ``behind`` the last."""
+    b, gather = Builder(format="chrome"), "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    for i in range(STEPS):
+        b.host(f"ProfilerStep#{i}", i * STEP, STEP - 1).host("aten::embedding", i * STEP + 2, 2)
+        b.host("cudaDeviceSynchronize", i * STEP + 300, STEP - 310)
+        for k in range(5):
+            at, host, length = i * STEP + 150 + k * 1_400, i * STEP + 5 + k * 20, 9_000 if k == 4 else 1_000
+            if k < 4 or behind:
+                b.host("Redistribute", host, 6).host("_c10d_functional::all_gather_into_tensor", host + 1, 4)
+            b.run(0, at, length, gather, kind=Kind.COLLECTIVE, launch=host + 2, launch_length=1, thread="python")
+            if k < 4:
+                b.host("aten::mm", host + 8, 4)
+                b.run(0, at + 1_010, 350, KERNEL, launch=host + 9, launch_length=1, thread="python")
+        if trains:
+            b.host("autograd::engine::evaluate_function: MmBackward0", i * STEP + 200, 50, "autograd")
+        b.run(0, i * STEP + 15_000, 4_000, KERNEL, launch=i * STEP + 210, launch_length=1, thread="autograd")
+    return b
+
+
+def test_gathered_logits_have_a_fix_of_their_own():
+    f = findings(gathering_logits())["communication_exposed"]
+    assert f.title == "Gathering the full logits takes 45% of the step on GPU 0"
+    assert "loss parallel" in f.action and "loss_parallel" in (f.snippet or "")
+    assert f.gain.claim == "at most" and f.gain.step_time == pytest.approx(0.45, abs=0.01)
+    serves = findings(gathering_logits(trains=False))["communication_exposed"]
+    assert "full logits" in serves.title and "argmax" in serves.action and serves.snippet is None
+
+
+def test_what_is_gathered_before_a_product_or_by_no_tensor_is_no_logits():
+    assert "logits" not in findings(gathering_logits(behind=False))["communication_exposed"].title
+    b = gathering_logits()
+    for i in range(STEPS):
+        b.host("aten::mm", i * STEP + 120, 4)
+    assert "logits" not in findings(b)["communication_exposed"].title
 
 
 def test_many_reductions_of_activations_are_no_gradients_to_pack():

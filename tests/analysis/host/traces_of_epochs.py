@@ -41,8 +41,10 @@ def epochs(count: int = 4, pause: float = 300 * MS, events: tuple[str, ...] = ()
     return b
 
 
-def with_stacks(trace: Trace, line: int, file: str = "/home/u/train.py") -> Trace:
-    """Samples every 5 ms: in pauses ``line`` of a callback, in steps that of the call of fit."""
+def with_stacks(trace: Trace, line: int, file: str = "/home/u/train.py", *, function: str = "Save.on_epoch_end",
+                library: str = "") -> Trace:
+    """Samples every 5 ms: in pauses ``line`` of a callback, which calls a ``library``'s file, in steps that of the call
+    of fit."""
     calls = np.sort(np.concatenate([trace.host.start_ns, trace.host.end_ns]))
     times, stacks = [], []
     for at in range(0, trace.window_ns[1], 5_000_000):
@@ -50,9 +52,11 @@ def with_stacks(trace: Trace, line: int, file: str = "/home/u/train.py") -> Trac
         idle = 0 < near < len(calls) and calls[near] - calls[near - 1] > 100e6
         times.append(at // 1000)
         stacks.append(1 if idle else 0)
-    frames = (StackFrame("main", "/home/u/train.py", 3), StackFrame("Save.on_epoch_end", file, line),
-              StackFrame("quick_execute", "/usr/lib/python3/site-packages/tensorflow/python/eager/execute.py", 53))
+    frames = (StackFrame("main", "/home/u/train.py", 3), StackFrame(function, file, line),
+              StackFrame("quick_execute", "/usr/lib/python3/site-packages/tensorflow/python/eager/execute.py", 53),
+              StackFrame("write", library, 480))
     samples = StackSamples(
         1_800_000_000.0, trace.window_ns[1] / 1e9, 0.001, 200.0, 0.0, 0.01, frames=frames,
-        stacks=((0, 2), (0, 1)), threads=(ThreadStacks("MainThread", True, tuple(times), tuple(stacks)),))
+        stacks=((0, 2), (0, 1, 3) if library else (0, 1)),
+        threads=(ThreadStacks("MainThread", True, tuple(times), tuple(stacks)),))
     return replace(trace, origin_ns=1_800_000_000 * 10**9, stacks=(samples,))

@@ -101,6 +101,16 @@ def test_inference_has_periods_of_which_nothing_tells_what_they_are():
     assert steps.times.median_s == pytest.approx(loop.period_s, rel=0.1)
 
 
+@pytest.mark.parametrize("name", ["Model_Forward", "forward", "nn.Module: LlamaForCausalLM_0"])
+def test_what_repeats_within_one_forward_pass_is_a_layer(name):
+    loop = Loop()
+    for _ in range(20):
+        loop.step().op("aten::rand").forward().op("aten::softmax").op("aten::argmax")
+    assert find_steps(loop.b.build()) is not None
+    loop.b.host(name, -1, loop.now + 2)
+    assert find_steps(loop.b.build()) is None
+
+
 def test_rollouts_of_random_length_end_with_the_optimizers_call():
     loop = Loop()
     for _ in range(20):

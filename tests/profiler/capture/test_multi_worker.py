@@ -20,7 +20,7 @@ from gputop.profiler.capture.outcomes import MultiWorkerCapture, Outcome
 from gputop.profiler.capture.plan import FreeResources, MemoryLimits, Plan
 from gputop.profiler.capture.records import Server
 from gputop.profiler.capture.request import CaptureRequest, answered, require_no_question
-from gputop.session.captures import CaptureRun, capture_and_analyze, risk_question
+from gputop.session.capture.captures import CaptureRun, capture_and_analyze, risk_question
 from gputop.trace.readers.clock_file import read_clocks
 from tests.profiler.capturing import capture_workers, recorders_of
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve

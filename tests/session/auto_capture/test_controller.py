@@ -18,7 +18,7 @@ from gputop.session.auto_capture import retention
 from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, AutoCapture, held_before
 from gputop.session.auto_capture.dip_detector import parse_rule
 from gputop.session.auto_capture.retention import MARK, mark_removable, remove_oldest
-from gputop.session.capture_control import CaptureControl
+from gputop.session.capture.capture_control import CaptureControl
 from gputop.session.options import AutoCaptureOptions
 from gputop.session.session import Options, Session
 from tests.fakes import START_S, StillSource

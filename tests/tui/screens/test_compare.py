@@ -19,8 +19,8 @@ from gputop.diagnosis.diagnose import analyze
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.render.step_parts import PART_BY_ID
 from gputop.replay.compared_files import read_side
-from gputop.session.captures import CaptureRun, analyze_saved
-from gputop.session.captures import analyze as capture_analyze
+from gputop.session.capture.captures import CaptureRun, analyze_saved
+from gputop.session.capture.captures import analyze as capture_analyze
 from gputop.session.finding_store import MAX_COMPARED
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import compared_to_baseline

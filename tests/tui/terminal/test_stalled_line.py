@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from gputop.tui.terminal.terminal_writer import RETRY_S, SLOW_UPDATES, SlowLinkDetector
 from tests.tui.terminals import PATIENCE_S, Terminal, terminal
 
 # gputop over the simulated node, telling on a pipe about each sample what only its inside knows.
@@ -134,25 +133,3 @@ def test_a_closed_terminal_ends_it() -> None:
         assert there.ended() == 0
 
 
-def test_one_stall_does_not_make_a_line_slow_but_late_updates_do() -> None:
-    detector = SlowLinkDetector()
-    assert not detector.note_update(60.0, 60.0) and not detector.slow
-    for i in range(SLOW_UPDATES + 1):
-        detector.note_update(0.01, 61.0 + i)
-    assert not detector.slow
-    changes = [detector.note_update(1.5, 70.0 + 2 * i) for i in range(SLOW_UPDATES)]
-    assert changes == [*[False] * (SLOW_UPDATES - 1), True] and detector.slow
-
-
-def test_a_slow_line_is_tried_again_ever_more_seldom() -> None:
-    detector, now_s, paused_s = SlowLinkDetector(), 0.0, []
-    for _ in range(4):
-        while not detector.slow:
-            now_s += 2.0
-            detector.note_update(1.5, now_s)
-        began_s = now_s
-        while detector.slow:
-            now_s += 5.0
-            detector.note_update(0.0, now_s)
-        paused_s.append(now_s - began_s)
-    assert paused_s == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S, 8 * RETRY_S]

@@ -120,6 +120,7 @@ class DeviceReader:
             line = self._lines.of(decoded, gpus[index].number)
             if len(decoded.chunk.name):
                 pieces[index].append(collected.add(self._device_chunk(decoded.chunk, gpus[index], line)))
+            self._events.forget(decoded.lines)
         marked = [gpu.source._replace(lines=[xline for xline in plane.lines if xline.name == STEPS], stats=())
                   for gpu, plane in zip(gpus, planes, strict=True)]
         for decoded in self._events.read(marked, base_ns):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from gputop.trace.builder import TraceBuilder
 from gputop.trace.model import I64, Line
-from gputop.trace.readers.content import Data, MemoryWatch
+from gputop.trace.readers.content import Data, MemoryWatch, give_back
 from gputop.trace.readers.xspace.xplane import Decoded, Losses, PlaneLines, XLine, XPlane, read_events
 
 
@@ -28,6 +28,12 @@ class EventReader:
             decoded.chunk.start_ns += base_ns
             decoded.chunk.end_ns += base_ns
             yield decoded
+
+    def forget(self, lines: Iterable[XLine]) -> None:
+        """Free the memory of the bytes of these lines' events, which nobody reads again."""
+        for line in lines:
+            if len(line.begin):
+                give_back(self._data, int(line.begin[0]), int(line.end[-1]))
 
     def same_bytes(self, one: XLine, other: XLine) -> bool:
         """Return whether the events of two lines, which have some, are byte by byte the same."""

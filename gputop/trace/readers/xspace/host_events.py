@@ -68,6 +68,8 @@ class HostPlanesReader:
         earlier: dict[tuple[str, int, str, int, int], tuple[XPlane, XLine]] = {}
         for plane in planes:
             self._read_plane(plane, self._without_repeated(plane, earlier), recording.base_ns, calls)
+        for plane in planes:  # a line may be compared with those of all planes before its own
+            self._events.forget(plane.lines)
         return calls.whole()
 
     def _without_repeated(

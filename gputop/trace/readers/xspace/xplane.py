@@ -59,6 +59,7 @@ from gputop.trace.readers.xspace.wire import (
 )
 
 _Values = TypeVar("_Values", I64, F64)
+_U32 = npt.NDArray[np.uint32]
 
 _ANY = 1 << 62
 _AT_MOST = {PLANE_LINE: limits.MAX_LINES, PLANE_STAT: limits.MAX_PLANE_STATS,
@@ -80,8 +81,8 @@ class XLine(Struct):
     id: int
     name: str
     timestamp_ns: int
-    begin: I64  # of its events in the file
-    end: I64
+    begin: I64 | _U32  # of its events in the file
+    end: I64 | _U32
     whole: XLine | None = None  # the line that this is a part of
 
 
@@ -231,6 +232,8 @@ def _read_line(data: Data, begin: int, end: int, max_events: int) -> tuple[XLine
     name = _text(data, fields.last(LINE_DISPLAY_NAME)) or _text(data, fields.last(LINE_NAME))
     events = fields.pairs(LINE_EVENT, whole=True)
     number, timestamp_ns = (signed(fields.values.get(key, 0)) for key in (LINE_ID, LINE_TIMESTAMP_NS))
+    if len(data) < 1 << 32:  # half the memory
+        events = events[0].astype(np.uint32), events[1].astype(np.uint32)
     return XLine(number, name, timestamp_ns, *events), fields.damaged
 
 
@@ -297,7 +300,8 @@ def _decodings(data: Data, source: PlaneLines) -> Iterator[Callable[[], Decoded 
     wanted = IntMap({i: codes[name] for i, name in source.plane.stat_names.items() if name in codes})
 
     def decode(some: Sequence[XLine]) -> Decoded | None:
-        begin, end = (np.concatenate(column) for column in ([ln.begin for ln in some], [ln.end for ln in some]))
+        begin, end = (np.concatenate(column, dtype=np.int64) for column in (
+            [ln.begin for ln in some], [ln.end for ln in some]))
         line = np.repeat(np.arange(len(some)), [len(ln.begin) for ln in some]) if len(some) > 1 else None
         block, lost = Block(data, int(begin[0]), int(end[-1])), Losses()
         begin, end = begin - block.base, end - block.base
@@ -325,7 +329,7 @@ def _portions(lines: Sequence[XLine], together: bool) -> Iterator[list[XLine]]:
         n = len(line.begin)
         short = together and 0 < n < _SHORT_LINE_EVENTS
         if group and not (short and count + n <= _CHUNK_EVENTS
-                          and line.begin[0] - group[-1].end[-1] < _MAX_GAP_BYTES):
+                          and int(line.begin[0]) - int(group[-1].end[-1]) < _MAX_GAP_BYTES):
             yield group
             group, count = [], 0
         if short:

@@ -17,9 +17,9 @@ from gputop.core.samples import NodeSample, ProcessSample
 from gputop.profiler.capture.records import Server, usable
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, ask_job, ask_other_job
 from gputop.replay.player import Player
-from gputop.session.captures import earlier_runs, find_servers
+from gputop.session.capture.captures import earlier_runs, find_servers
+from gputop.session.capture.which_job import gpu_use, in_order, jobs_of, only_job_on_gpus, same_job
 from gputop.session.options import Options
-from gputop.session.which_job import gpu_use, in_order, jobs_of, only_job_on_gpus, same_job
 from gputop.sources.base import Source
 from gputop.sources.factory import GpusOrHost
 from gputop.text.redaction import command

@@ -16,8 +16,8 @@ from gputop.profiler.capture.job_memory import Cost
 from gputop.profiler.capture.plan import Plan, Probe
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureRequest
-from gputop.session import captures
-from gputop.session.captures import CaptureRun, FoundServers, capture_and_analyze, find_named_servers, left_out
+from gputop.session.capture import captures
+from gputop.session.capture.captures import CaptureRun, FoundServers, capture_and_analyze, find_named_servers, left_out
 from tests.analyses import make_analysis
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 from tests.records import replace

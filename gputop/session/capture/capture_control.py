@@ -1,7 +1,7 @@
 """Control of captures: the capture under way, the auto-capture, and the questions before either.
 
 Owns a thread that runs the capture under way; the profiler servers are watched by a
-:class:`~gputop.session.server_watch.ServerWatch`.
+:class:`~gputop.session.capture.server_watch.ServerWatch`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gputop.profiler.capture.request import (
     require_no_question,
 )
 from gputop.replay.player import Player
-from gputop.session.captures import (
+from gputop.session.capture.captures import (
     CaptureRun,
     analyze_saved,
     capture_and_analyze,
@@ -38,9 +38,9 @@ from gputop.session.captures import (
     servers_label,
     too_many,
 )
+from gputop.session.capture.server_watch import ServerWatch
 from gputop.session.idle_wait import IdleWait
 from gputop.session.options import FigureOptions, Options
-from gputop.session.server_watch import ServerWatch
 from gputop.session.stack_watch import StackChoice, simulated_stacks
 from gputop.session.watched_node import WatchedNode
 from gputop.sources.base import Source

@@ -10,7 +10,7 @@ import pytest
 from gputop.core.proc import boot_time_s, started_s
 from gputop.core.samples import ProcessSample
 from gputop.profiler.capture.records import CaptureRecord, Server
-from gputop.session.which_job import (
+from gputop.session.capture.which_job import (
     HeldGpus,
     gpu_use,
     in_order,

@@ -13,8 +13,8 @@ from gputop.core.codec import convert
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
 from gputop.profiler.capture.records import CaptureRecord
-from gputop.session import saved_captures
-from gputop.session.saved_captures import NOT_ANALYZED, delete_capture, listed, rename_capture, run_of
+from gputop.session.capture import saved_captures
+from gputop.session.capture.saved_captures import NOT_ANALYZED, delete_capture, listed, rename_capture, run_of
 from gputop.trace.readers.capture_file import FILE, CaptureFile, write_capture
 from tests.analyses import make_analysis
 from tests.comparison.sides import finding
