@@ -54,8 +54,8 @@ _POLL_TIMEOUT_S = 2 * POLL_PERIOD_S + 5
 _LEAD_S = 2.0  # beyond a poll: kineto looks at its requests once a second, and a loaded node is late
 _WRITE_TIMEOUT_S = 10.0  # for the file, after the recording and a poll; while the job builds it the polls say so
 _BUILD_TIMEOUT_S = 180.0
-# kineto begins a second after a request. Where its thread is later than that, on a node that is overloaded, it drops
-# the request, and says from then on that it is ready.
+# Where kineto's thread looks later than it may, on a node that is overloaded, it drops the request, and says from then
+# on that it is ready.
 _STARTS_WITHIN_S, _READY_POLLS, _ATTEMPTS = 2.5, 2, 3
 _LATE_S = 1.0  # that its thread may be in another attempt
 _PERIOD_S = 0.125
@@ -73,7 +73,7 @@ _DEVICE, _CALLS = (b"kernel", b"gpu_memcpy", b"gpu_memset"), (b"cuda_runtime", b
 _OVERLAP = 128  # bytes that two pieces share, so that no event is cut
 
 _USUAL = RecorderLimits(job_bytes_per_byte=0.0, job_bytes_per_event=_EVENT_BYTES,
-                        bare_bytes_per_event=_BARE_EVENT_BYTES, overview=False, stoppable=False, first_probe_s=0.1,
+                        bare_bytes_per_event=_BARE_EVENT_BYTES, overview=False, stoppable=False, probe_s=0.2,
                         least_s=0.05, ending=ENDING, lead_s=_OWN_POLL_PERIOD_S + _LEAD_S, instead=PASTE)
 
 

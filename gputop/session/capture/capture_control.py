@@ -394,6 +394,11 @@ class CaptureControl:
                          lambda record, of: self._node.counters(record, of), self._node.live_steps(),
                          attached=() if request.process is None else (request.process,))
         if request.reason:
+            from gputop.ranks.stacks import is_ending
+
             require_no_question(risk_question(servers, request))
+            for pid in (s.pid for s in servers if s.pid is not None):
+                if is_ending(pid):  # that is why its GPU is idle
+                    raise GputopError(f"process {pid} is ending", "Nothing was recorded.")
         record = capture_and_analyze(servers, request, run)
         return auto.finish(record, request.reason) if auto is not None else record

@@ -119,8 +119,16 @@ def test_a_job_that_profiles_itself_is_a_live_finding_while_it_runs(
     monkeypatch.setattr(control, "_clock", lambda: later_s)
     assert control.profiled() == {}, "it may have ended since"
     monkeypatch.undo()
-    monkeypatch.setattr("gputop.session.capture_control.stat_of", lambda _: None)
+    monkeypatch.setattr("gputop.session.capture.capture_control.stat_of", lambda _: None)
     assert control.profiled() == {}, "the process has ended"
+
+
+def test_gputop_by_itself_leaves_a_job_alone_that_is_ending(
+        session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gputop.ranks.stacks.is_ending", lambda pid: pid == 7380)
+    request = replace(session.control.request(), reason="GPU 0: SM active 3% for 5 s")
+    session.control._run_capture((Server("127.0.0.1:6009", pid=7380),), request, None)
+    assert session.control.status is not None and session.control.status.message == "process 7380 is ending"
 
 
 @pytest.mark.parametrize(("command", "again"), [
