@@ -12,7 +12,14 @@ from msgspec.structs import replace
 
 from gputop.commands.arguments import add_shared
 from gputop.commands.attach import agreed, confirmed
-from gputop.commands.common import check_notify, notifying_of_capture, options_of, print_capture, source_of
+from gputop.commands.common import (
+    check_notify,
+    notifying_of_capture,
+    options_of,
+    print_capture,
+    print_refusal,
+    source_of,
+)
 from gputop.commands.option_types import positive_seconds
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.signal_handlers import signal_handlers, termination_handlers, unwinding
@@ -59,6 +66,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    try:
+        return _run(args)
+    except GputopError as error:
+        from gputop.advice.live.profiler_left_on import refused_capture
+        from gputop.session.capture.captures import profiles_itself
+
+        refusal = profiles_itself(error)
+        finding = refused_capture(refusal.pid, refusal.share) if refusal is not None else None
+        if finding is None:
+            raise
+        return print_refusal(error, finding, as_json=args.json)
+
+
+def _run(args: argparse.Namespace) -> int:
     from gputop.profiler.addresses import process_of
     from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS
     from gputop.profiler.capture.request import CaptureRequest, require_no_question

@@ -32,6 +32,7 @@ LABELS = {
     "idle_ratio": "idle time",
     "idle_while_recording_s": "GPU idle while graphs are recorded",
     "checked_ratio": "nodes of the backward pass that look for NaN",
+    "recorded_ratio": "steps that the job's own profiler records",
     "float64_products_ratio": "products in 64 bits, of all products' time",
     "float64_ratio": "products in 64 bits, of the time",
     "nodes": "nodes of the backward pass",
