@@ -140,9 +140,9 @@ def start(session: Session, seconds: float) -> None:
     session.start()
     timeout_s = max(seconds, 2 * session.feed.interval_s) + 30.0
     if not ready.wait(timeout_s):
-        raise GputopError(f"no sample within {timeout_s:.0f} s",
-                          "If nvidia-smi does not return either, the driver hangs: it needs a GPU reset or a reboot. "
-                          "If it does, this host has no CPU to spare.")
+        raise GputopError(f"no sample within {timeout_s:.0f} s", "This host has no CPU to spare."
+                          if session.feed.source.simulated else "If nvidia-smi does not return either, the driver "
+                          "hangs: it needs a GPU reset or a reboot. If it does, this host has no CPU to spare.")
     if session.failure is not None:
         raise session.failure
 

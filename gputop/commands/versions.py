@@ -21,7 +21,8 @@ def versions() -> Iterator[str]:
     """One line each for a build that is not a release, Python and the system, the packages, and NVIDIA's kernel
     driver."""
     try:
-        yield from (folder() / BUILD).read_text(encoding="utf-8").splitlines()
+        copied = (folder().parents[1] / ".git").exists()  # where an installation has left the note of its own build
+        yield from (WORKING_COPY if copied else (folder() / BUILD).read_text(encoding="utf-8")).splitlines()
     except FileNotFoundError:
         yield WORKING_COPY
     libc = " ".join(platform.libc_ver()).strip() or "C library unknown"

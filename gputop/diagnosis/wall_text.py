@@ -36,7 +36,6 @@ class WallRow(Struct, frozen=True):
     what: str
     meaning: str
     longest_s: float
-    mostly: bool  # what the host did fills half of the part
 
 
 def wall_rows(wall: WallTime | RankWallTime) -> Iterator[WallRow]:
@@ -45,7 +44,7 @@ def wall_rows(wall: WallTime | RankWallTime) -> Iterator[WallRow]:
         if share >= _WORTH_A_ROW:
             name, meaning = WALL_PARTS.get(part.id, (part.id, ""))
             yield WallRow(name, part.time_s, share, _often(part), printable(host_words(part)), meaning,
-                          part.longest_s, _share_of_op(part) is None)
+                          part.longest_s)
 
 
 def host_words(part: WallPart) -> str:
@@ -168,11 +167,6 @@ def _seen(wall: WallTime | RankWallTime, what: str = "the rest") -> str:
     apart = (WALL_PARTS[_STEPS][0], WALL_PARTS["unrecorded"][0])
     rows = [row for row in sorted(wall_rows(wall), key=lambda row: -row.time_s) if row.name not in apart]
     large = [row for row in rows if row.time_s >= WORTH_SAYING * wall.recorded_s] or rows
-    listed = "; ".join(_named(row, row.time_s / wall.recorded_s) for row in large[:2])
+    listed = "; ".join(f"{row.name} {percent(row.time_s / wall.recorded_s)}{f' ({row.what})' if row.what else ''}"
+                       for row in large[:2])
     return f"{what}: {listed}" if listed else ""
-
-
-def _named(row: WallRow, share: float) -> str:
-    if row.name == WALL_PARTS["no_steps"][0]:
-        return f"{row.name} {percent(share)}, {'mostly' if row.mostly else 'of it'} {row.what}"
-    return f"{row.name} {percent(share)}" + (f" ({row.what})" if row.what else "")

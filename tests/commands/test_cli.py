@@ -9,12 +9,15 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gputop import __version__
 from gputop.cli import main
+from gputop.commands import common, versions
 from gputop.commands.arguments import parser
+from gputop.core.errors import GputopError
 from gputop.core.own_memory import NUMPY_SETTINGS
 from tests.commands.run_gputop import ROOT, gputop
 
@@ -269,3 +272,24 @@ def test_numpy_takes_neither_a_thread_for_each_cpu_nor_huge_pages_unless_told(ch
         NUMPY_SETTINGS if chosen else (), chosen)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT, env=env)
     assert done.stdout.strip() == str([chosen or setting for setting in NUMPY_SETTINGS.values()])
+
+
+@pytest.mark.parametrize(("simulated", "cause"), [(True, "This host has no CPU"), (False, "If nvidia-smi does not")])
+def test_without_a_sample_only_a_real_driver_is_suspected(simulated: bool, cause: str) -> None:
+    feed = SimpleNamespace(interval_s=-15.0, source=SimpleNamespace(simulated=simulated))  # no time to wait
+    session = SimpleNamespace(feed=feed, listen=lambda _: None, start=lambda: None)
+    with pytest.raises(GputopError, match="no sample within 0 s") as caught:
+        common.start(session, -30.0)  # type: ignore[arg-type]
+    assert caught.value.fix.startswith(cause)
+
+
+def test_a_clone_is_a_working_copy_whatever_an_installation_left_in_it(tmp_path: Path,
+                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    completion = tmp_path / "gputop" / "completion"
+    monkeypatch.setattr(versions, "folder", lambda: completion)
+    assert next(versions.versions()) == versions.WORKING_COPY
+    completion.mkdir(parents=True)
+    (completion / versions.BUILD).write_text("commit 0123456789ab, not a release")
+    assert next(versions.versions()) == "commit 0123456789ab, not a release"
+    (tmp_path / ".git").mkdir()
+    assert next(versions.versions()) == versions.WORKING_COPY
