@@ -59,6 +59,8 @@ _BUILD_TIMEOUT_S = 180.0
 _STARTS_WITHIN_S, _READY_POLLS, _ATTEMPTS = 2.5, 2, 3
 _LATE_S = 1.0  # that its thread may be in another attempt
 _PERIOD_S = 0.125
+# The file comes two seconds after the request and the length, or later; a poll that is missed then costs a second.
+_BEFORE_FILE_S, _FILE_PERIOD_S = 2.0, 0.02
 # Resident memory of the job while 60,000 to 230,000 events became a trace (torch 2.13 on the CPU): 4.7 to 4.8 kB an
 # event with the shapes of its inputs, 1.7 to 1.8 kB without.
 _EVENT_BYTES, _BARE_EVENT_BYTES = 5000, 2000
@@ -256,8 +258,9 @@ class _Take(Struct):
         """Wait a moment for what the process sends; tells how far it is. Raises GputopError where it was stopped
         before it began."""
         got = []
+        written = self.fetched_s and time.monotonic() > self.begins_s + self.recording.seconds + _BEFORE_FILE_S
         try:
-            got.append(self.events.get(timeout=_PERIOD_S))
+            got.append(self.events.get(timeout=_FILE_PERIOD_S if written else _PERIOD_S))
             while True:
                 got.append(self.events.get_nowait())
         except queue.Empty:
