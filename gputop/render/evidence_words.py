@@ -71,6 +71,7 @@ LABELS = {
     "chained_s": "element-wise kernels in chains",
     "chains_count": "chains of element-wise kernels",
     "checks_s": "scaling and checking gradients",
+    "stacks_s": "Python stacks of the forward pass",
     "coarse_gpus_count": "GPUs without fine metrics",
     "collective_wait_s": "other GPUs wait for it in collectives",
     "collectives": "collectives compared",

@@ -173,6 +173,10 @@ class CaptureControl:
             return question
         if not (request.reason or chosen[0].asked or watch.job.server is not None):
             watch.job.watch(chosen[0], watch.servers)
+        return self._start_workers(chosen, request)
+
+    def _start_workers(self, chosen: tuple[Server, ...], request: CaptureRequest) -> CaptureQuestion | None:
+        """Start a capture of those that the request names; of many, ask first which."""
         answering = [s for s in chosen if s.problem is None]
         if request.workers is None and len(answering) > MAX_WORKERS:
             if (how := self._way_to_ask(answering, request)) is not None:

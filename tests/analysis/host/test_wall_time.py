@@ -142,6 +142,15 @@ def test_reading_many_variables_in_silence_is_a_checkpoint():
     assert (pause.kind, pause.what) == ("checkpoint", "ReadVariableOp")
 
 
+def test_a_loop_of_ops_without_steps_that_reads_its_variables_saves_no_checkpoint():
+    b = Builder(gpus=0)
+    for i in range(40):
+        b.host("TFE_Py_FastPathExecute_C", i * 100 * MS, 300).host("ReadVariableOp", i * 100 * MS + 300, 50)
+        b.host("MatMul", i * 100 * MS + 400, 50).host("Mul", i * 100 * MS + 500, 50)
+    assert {part.id for part in divided(b).parts} == {"no_steps"}
+    assert not {"checkpoint"} & {part.kind for part in divided(b).parts}
+
+
 def test_a_model_that_reads_its_variables_op_by_op_saves_no_checkpoint():
     """A loop without a function, one step of which takes long."""
     b, at = Builder(gpus=0), 0.0
@@ -169,6 +178,15 @@ def test_a_line_of_python_names_a_pause():
     wall = divided(with_stacks(epochs().build(), 11))
     pause = max((part for part in wall.parts if part.id == "between"), key=lambda part: part.time_s)
     assert (pause.kind, pause.what, pause.count) == ("line", "train.py:11 Save.on_epoch_end", 4)
+
+
+def test_a_pause_is_named_though_the_recording_ends_in_the_next_one():
+    b = Builder(gpus=0)
+    for step in range(24):
+        b.host("PjitFunction(step)", step * 20 * MS + (1500 * MS if step > 11 else 0), 15 * MS)
+    b.host("block_until_ready", 3480 * MS, 100)
+    named = {part.id: part.what for part in divided(with_stacks(b.build(), 9)).parts if part.kind == "line"}
+    assert named == dict.fromkeys(("between", "open"), "train.py:9 Save.on_epoch_end")
 
 
 def test_a_wrapper_of_a_library_names_nothing_and_ends_the_evaluation():
