@@ -86,7 +86,7 @@ class KinetoRecorder:
         self.pid: int = pid
         self.address = f"pid:{pid}"
         self._rest_s = 0.0  # at the end of a recording, in which no operator is recorded
-        self._look_s = 0.0  # Unix time at which kineto looked at its requests
+        self._check_s = 0.0  # Unix time at which kineto looked at its requests
 
     @property
     def limits(self) -> RecorderLimits:
@@ -118,9 +118,9 @@ class KinetoRecorder:
               pidfd_of(self.pid) as pidfd):
             if not is_same(client):
                 raise GputopError(f"process {self.pid} has ended", "Nothing was recorded.")
-            take = _Take(client, daemon, recording, on_progress, stop, events, self._rest_s, pidfd, self._look_s)
+            take = _Take(client, daemon, recording, on_progress, stop, events, self._rest_s, pidfd, self._check_s)
             result = take.run(run)
-            self._look_s = take.look_s
+            self._check_s = take.check_s
             return result
 
     def count_events(self, path: Path) -> tuple[int, int]:
@@ -167,7 +167,7 @@ class _Take(Struct):
     events: queue.SimpleQueue[DaemonEvent]
     rest_s: float
     pidfd: int  # of the process, -1: none
-    look_s: float  # Unix time at which kineto looked at its requests; 0: not known
+    check_s: float  # Unix time at which kineto looked at its requests; 0: not known
     token: str = field(default_factory=lambda: os.urandom(16).hex())  # in what the guard reports of this recording
     fetched_s: float = 0.0  # monotonic
     begins_s: float = 0.0  # monotonic, when it was fetched: no clock that is set moves it
@@ -182,7 +182,7 @@ class _Take(Struct):
         start_ms = round((self.recording.start_ns or 0) / 1e6)
         config = RecordingConfig(folder.path / f"{TRACE_PREFIX}{os.urandom(6).hex()}.json",
                                  max(1, round(1000 * (seconds + self.rest_s))), start_ms, shapes=self.recording.shapes,
-                                 look_s=self.look_s, late_s=0.0 if self.client.holds else rest_s() / 2)
+                                 check_s=self.check_s, late_s=0.0 if self.client.holds else rest_s() / 2)
         file = config.written(self.client.own_pid)
         began = asked_s = time.monotonic()
         wait_s = max(0.0, start_ms / 1000 - time.time()) + _ATTEMPTS * (_POLL_TIMEOUT_S + seconds)
@@ -197,7 +197,7 @@ class _Take(Struct):
                 elif self.ready_polls >= _READY_POLLS and self.attempts < _ATTEMPTS and not folder.folder.has(file):
                     self.attempts, self.ready_polls, self.fetched_s = self.attempts + 1, 0, 0.0
                     asked_s = time.monotonic()
-                    self.daemon.register(pid, replace(config, look_s=0.0, late_s=_LATE_S))
+                    self.daemon.register(pid, replace(config, check_s=0.0, late_s=_LATE_S))
                 else:
                     self._check_written(file)
         except ValueError as error:
@@ -217,7 +217,7 @@ class _Take(Struct):
             empty = not any(_events(trace))
             trace.seek(0)
             window = window_ns(trace)
-        self.look_s = window[1] / 1e9 if window else 0.0  # when it ended the recording
+        self.check_s = window[1] / 1e9 if window else 0.0  # when it ended the recording
         # kineto looks at what it fetched once a second; that wait takes nothing of the job.
         began_s = fetched_s if window is None else min(max(window[0] / 1e9, fetched_s), written_s - seconds)
         took_s = max(seconds, written_s - began_s)
