@@ -272,9 +272,9 @@ def _fix(v: CommunicationExposed, job: Job) -> tuple[str, str | None]:
     """Words and code of what hides these collectives in this job, or makes them shorter."""
     serves, hide = job.trains is False, _HIDE.get(v.operation, _HIDE[_GRADIENTS])
     if v.logits:
-        words, key = _HIDE_LOGITS[not serves], "logits"
+        words, key = _HIDE_LOGITS[not serves], f"logits-{job.framework}"
     elif v.activations:
-        words, key = _HIDE_ACTIVATIONS, "activations"
+        words, key = _HIDE_ACTIVATIONS, f"activations-{job.framework}"
     else:
         words = _HIDE_SERVING if serves and hide == _HIDE[_GRADIENTS] else hide
         key = (job.strategy or job.framework) if _HIDE.get(v.operation) == _HIDE[_GRADIENTS] else (

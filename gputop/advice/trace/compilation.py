@@ -141,7 +141,7 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
     action, snippet = _SAME_SHAPES.get(job.framework, _SAME_SHAPES[""]), code("retracing", *job.keys)
     if v.made and job.framework not in _SAME_SHAPES:
         action, snippet = _MADE_ONCE, code("retracing", "once")
-    if v.scripted:
+    if v.scripted and job.framework == "pytorch":
         action, snippet = _SCRIPTED, code("retracing", "torchscript")
     return Explanation(
         title=(f"{v.function} is created and traced again in the loop" if v.made and job.framework != "pytorch" else

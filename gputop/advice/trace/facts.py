@@ -264,7 +264,7 @@ def input_spans(facts: TraceFacts) -> dict[int, Spans]:
 
 
 def recorded_spans(facts: TraceFacts, parts: Iterable[WallPart]) -> dict[int, Spans]:
-    """When these parts of the recording are, along each GPU; without one along the job."""
+    """Return when these parts of the recording are, along each GPU; without one along the job."""
     wanted = {(part.id, part.kind, part.what) for part in parts}
     spans = merge(EMPTY, *(spans for rank in (facts.division.ranks if facts.division else ())
                            for part, spans in rank.parts if (part.id, part.kind, part.what) in wanted))

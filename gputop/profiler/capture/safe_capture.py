@@ -173,8 +173,7 @@ def step_time(path: Path, events: int) -> tuple[float, bool] | None:
 
 
 def _steps_of(path: Path | None = None) -> tuple[float, bool] | None:
-    """Step time as :func:`step_time` returns it; without a trace, only what it needs is imported. Raises GputopError,
-    OSError."""
+    """Read it as :func:`step_time`; without a trace only import what that needs. Raises GputopError, OSError."""
     from gputop.analysis.steps.phases import TRAINING, UNKNOWN
     from gputop.analysis.steps.steps import find_steps
     from gputop.trace.readers.load import load
