@@ -57,7 +57,9 @@ _BUILD_TIMEOUT_S = 180.0
 # Where kineto's thread looks later than it may, on a node that is overloaded, it drops the request, and says from then
 # on that it is ready.
 _STARTS_WITHIN_S, _READY_POLLS, _ATTEMPTS = 2.5, 2, 3
-_LATE_S = 1.0  # that its thread may be in another attempt
+# That its thread may be. Less, with ``check_s``, begins a second sooner; no proof yet that this harms no job that forks
+# (benchmarks/harm.md).
+_LATE_S = 1.0
 _PERIOD_S = 0.125
 # The file comes two seconds after the request and the length, or later; a poll that is missed then costs a second.
 _BEFORE_FILE_S, _FILE_PERIOD_S = 2.0, 0.02
@@ -182,7 +184,7 @@ class _Take(Struct):
         start_ms = round((self.recording.start_ns or 0) / 1e6)
         config = RecordingConfig(folder.path / f"{TRACE_PREFIX}{os.urandom(6).hex()}.json",
                                  max(1, round(1000 * (seconds + self.rest_s))), start_ms, shapes=self.recording.shapes,
-                                 check_s=self.check_s, late_s=0.0 if self.client.holds else rest_s() / 2)
+                                 late_s=0.0 if self.client.holds else _LATE_S)
         file = config.written(self.client.own_pid)
         began = asked_s = time.monotonic()
         wait_s = max(0.0, start_ms / 1000 - time.time()) + _ATTEMPTS * (_POLL_TIMEOUT_S + seconds)
@@ -197,7 +199,7 @@ class _Take(Struct):
                 elif self.ready_polls >= _READY_POLLS and self.attempts < _ATTEMPTS and not folder.folder.has(file):
                     self.attempts, self.ready_polls, self.fetched_s = self.attempts + 1, 0, 0.0
                     asked_s = time.monotonic()
-                    self.daemon.register(pid, replace(config, check_s=0.0, late_s=_LATE_S))
+                    self.daemon.register(pid, config)
                 else:
                     self._check_written(file)
         except ValueError as error:
