@@ -57,8 +57,12 @@ _BUILD_TIMEOUT_S = 180.0
 # Where kineto's thread looks later than it may, on a node that is overloaded, it drops the request, and says from then
 # on that it is ready.
 _STARTS_WITHIN_S, _READY_POLLS, _ATTEMPTS = 2.5, 2, 3
-_LATE_S = 1.0  # that its thread may be in another attempt
+# That its thread may be. Less, with ``check_s``, begins a second sooner; no proof yet that this harms no job that forks
+# (benchmarks/harm.md).
+_LATE_S = 1.0
 _PERIOD_S = 0.125
+# The file comes two seconds after the request and the length, or later; a poll that is missed then costs a second.
+_BEFORE_FILE_S, _FILE_PERIOD_S = 2.0, 0.02
 # Resident memory of the job while 60,000 to 230,000 events became a trace (torch 2.13 on the CPU): 4.7 to 4.8 kB an
 # event with the shapes of its inputs, 1.7 to 1.8 kB without.
 _EVENT_BYTES, _BARE_EVENT_BYTES = 5000, 2000
@@ -84,7 +88,7 @@ class KinetoRecorder:
         self.pid: int = pid
         self.address = f"pid:{pid}"
         self._rest_s = 0.0  # at the end of a recording, in which no operator is recorded
-        self._look_s = 0.0  # Unix time at which kineto looked at its requests
+        self._check_s = 0.0  # Unix time at which kineto looked at its requests
 
     @property
     def limits(self) -> RecorderLimits:
@@ -116,9 +120,9 @@ class KinetoRecorder:
               pidfd_of(self.pid) as pidfd):
             if not is_same(client):
                 raise GputopError(f"process {self.pid} has ended", "Nothing was recorded.")
-            take = _Take(client, daemon, recording, on_progress, stop, events, self._rest_s, pidfd, self._look_s)
+            take = _Take(client, daemon, recording, on_progress, stop, events, self._rest_s, pidfd, self._check_s)
             result = take.run(run)
-            self._look_s = take.look_s
+            self._check_s = take.check_s
             return result
 
     def count_events(self, path: Path) -> tuple[int, int]:
@@ -165,7 +169,7 @@ class _Take(Struct):
     events: queue.SimpleQueue[DaemonEvent]
     rest_s: float
     pidfd: int  # of the process, -1: none
-    look_s: float  # Unix time at which kineto looked at its requests; 0: not known
+    check_s: float  # Unix time at which kineto looked at its requests; 0: not known
     token: str = field(default_factory=lambda: os.urandom(16).hex())  # in what the guard reports of this recording
     fetched_s: float = 0.0  # monotonic
     begins_s: float = 0.0  # monotonic, when it was fetched: no clock that is set moves it
@@ -180,7 +184,7 @@ class _Take(Struct):
         start_ms = round((self.recording.start_ns or 0) / 1e6)
         config = RecordingConfig(folder.path / f"{TRACE_PREFIX}{os.urandom(6).hex()}.json",
                                  max(1, round(1000 * (seconds + self.rest_s))), start_ms, shapes=self.recording.shapes,
-                                 look_s=self.look_s, late_s=0.0 if self.client.holds else rest_s() / 2)
+                                 late_s=0.0 if self.client.holds else _LATE_S)
         file = config.written(self.client.own_pid)
         began = asked_s = time.monotonic()
         wait_s = max(0.0, start_ms / 1000 - time.time()) + _ATTEMPTS * (_POLL_TIMEOUT_S + seconds)
@@ -195,7 +199,7 @@ class _Take(Struct):
                 elif self.ready_polls >= _READY_POLLS and self.attempts < _ATTEMPTS and not folder.folder.has(file):
                     self.attempts, self.ready_polls, self.fetched_s = self.attempts + 1, 0, 0.0
                     asked_s = time.monotonic()
-                    self.daemon.register(pid, replace(config, look_s=0.0, late_s=_LATE_S))
+                    self.daemon.register(pid, config)
                 else:
                     self._check_written(file)
         except ValueError as error:
@@ -215,7 +219,7 @@ class _Take(Struct):
             empty = not any(_events(trace))
             trace.seek(0)
             window = window_ns(trace)
-        self.look_s = window[1] / 1e9 if window else 0.0  # when it ended the recording
+        self.check_s = window[1] / 1e9 if window else 0.0  # when it ended the recording
         # kineto looks at what it fetched once a second; that wait takes nothing of the job.
         began_s = fetched_s if window is None else min(max(window[0] / 1e9, fetched_s), written_s - seconds)
         took_s = max(seconds, written_s - began_s)
@@ -256,8 +260,9 @@ class _Take(Struct):
         """Wait a moment for what the process sends; tells how far it is. Raises GputopError where it was stopped
         before it began."""
         got = []
+        written = self.fetched_s and time.monotonic() > self.begins_s + self.recording.seconds + _BEFORE_FILE_S
         try:
-            got.append(self.events.get(timeout=_PERIOD_S))
+            got.append(self.events.get(timeout=_FILE_PERIOD_S if written else _PERIOD_S))
             while True:
                 got.append(self.events.get_nowait())
         except queue.Empty:
