@@ -165,6 +165,14 @@ LIVE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        id="profiler_left_on", module="live.profiler_left_on", origin="live", hides_limit=True,
+        limits=(
+            Limit("profiler_left_on.recorded", 0.05, "ratio",
+                  f"{OWN}at three times the time, one step in twenty makes the job a tenth longer"),
+            Limit("profiler_left_on.high", 0.5, "ratio", f"{OWN}the job then takes about twice as long or longer"),
+        ),
+    ),
+    Rule(
         id="pcie_link_degraded", module="live.pcie", origin="live", shared_limits=("min_readings",),
         limits=(
             Limit("pcie_link_degraded.window_s", 60.0, "s", f"{OWN}it holds some seconds of work"),

@@ -11,7 +11,7 @@ from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.live_rules import LIVE_RULES
 from gputop.advice.rule import OWN, Limit, Origin, Rule
 from gputop.advice.trace_rules import TRACE_RULES
-from gputop.advice.user_registry import UserRules
+from gputop.advice.user_registry import user_rules
 
 RULES: tuple[Rule, ...] = (*TRACE_RULES, *LIVE_RULES, *FLEET_RULES)
 
@@ -66,7 +66,7 @@ def limit(limit_id: str) -> float:
 
 def limit_record(limit_id: str) -> Limit:
     """A limit as it counts: the user's where there is one; raises KeyError for an id that is not in the tables."""
-    return UserRules.limits.get(limit_id) or LIMITS[limit_id]
+    return user_rules().limits.get(limit_id) or LIMITS[limit_id]
 
 
 def source(*limit_ids: str) -> str:

@@ -123,7 +123,8 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
 
 
 def _spans(verdict: Verdict, facts: TraceFacts) -> dict[int, Spans]:
-    """When the finding's seconds are, by GPU. Two fixes can each make the same kernels faster, so none claims these."""
+    """Return when the finding's seconds are, by GPU. Two fixes can each make the same kernels faster, so none claims
+    these."""
     device, several = facts.trace.device, [verdict.spans]
     if verdict.cure is not None:
         rows = np.concatenate([NO_ROWS, *(rows for rows, _ in verdict.cure.scaled)])

@@ -336,8 +336,7 @@ def describe_one_by_one(v: ReadsOneByOne, job: Job) -> Explanation:
     return Explanation(
         title=f"Reading {count(v.reads)} values one by one costs {percent(v.share)} of the {job.basis}",
         why=f"The host reads {count(v.reads)} single values per {job.basis} and GPU{by}. At each one it waits for all "
-            f"earlier work, then prepares the next. The GPU is idle for {percent(v.share)} of the {job.basis} "
-            "meanwhile.",
+            f"earlier work, then prepares the next. Meanwhile the GPU is idle: {percent(v.share)} of the {job.basis}.",
         evidence={"idle_after_copies_s": v.idle_s, "share_ratio": v.share, f"copies_per_{job.basis}": v.reads,
                   "mean_bytes": v.mean_bytes},
         action="Compute the values of all samples at once on the GPU. Read one result, once every hundred steps.",

@@ -8,7 +8,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, input_spans, on_host, recorded_spans, waits_for_input
+from gputop.advice.trace.facts import (
+    TraceFacts,
+    input_spans,
+    loads_itself,
+    on_host,
+    recorded_spans,
+    recorder_s,
+    waits_for_input,
+    without_recorder,
+)
 from gputop.advice.trace.input_fixes import InputFix
 from gputop.advice.trace.input_pace import input_fix, slowest_by_name, waits_in_steps
 from gputop.advice.trace.job import Job
@@ -21,12 +30,13 @@ from gputop.analysis.steps.long_steps import MIN_STEPS
 from gputop.analysis.steps.step_marks import SESSION_RUN
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
-from gputop.core.findings import Claim, Culprit
+from gputop.core.findings import MEDIUM_SHARE, Claim, Culprit
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import coverage, intersect, merge
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the waits
+_CERTAIN = 0.95  # of a share, if the profiler's work is that little of it
 _ON_GPUS: Mapping[Claim, Claim] = {"at most": "at most", "about": "at most"}  # where freed CPUs save nothing
 
 
@@ -36,6 +46,7 @@ class InputBound(Verdict, frozen=True, kw_only=True):
     slowest_stage: tuple[str, float] | None  # where the fix knows no costs: tf.data's longest stage and its seconds
     open_s: float | None = None  # that the loop waits at the edges of the recording, for a batch that did not come
     recorded_s: float | None = None  # where the share is of that
+    recording_s: float = 0.0  # that the profiler takes of the recorded waits; it is in no share
 
 
 def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
@@ -55,6 +66,9 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     if steps is not None and steps.inside and steps.call_ends_ns:  # predict() in each step waits for its own batches
         of_training = intersect(waits_for_input(facts), steps.call_spans)
         share = min(share, of_training.total / facts.analyzed_spans.total)
+    least = share
+    if facts.framework == "pytorch" and not facts.active and loads_itself(facts):
+        share, least = without_recorder(facts, share * facts.period_s, waits_for_input(facts))
     if share < limit("input_bound.share"):
         return None
     fix = input_fix(facts, share * facts.period_s)
@@ -67,9 +81,11 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         wait_s = share * facts.period_s
         left = min(max((fix.step_s - facts.period_s + wait_s) / wait_s, 0.0), 1.0)
         assumes = f"{fix.how[:1].upper()}{fix.how[1:]}: {percent(1 - left)} less waiting for batches."
+    claim = facts.on_cpus(fix.claim, _ON_GPUS.get(fix.claim, "measured"))
     return replace(
-        _verdict(facts, fix, share), saving=saving, claim=facts.on_cpus(fix.claim, _ON_GPUS.get(fix.claim, "measured")),
-        cure=Cure(input_left=left, assumes=assumes))
+        _verdict(facts, fix, share), saving=saving, claim=claim, cure=Cure(input_left=left, assumes=assumes),
+        severest="low" if least < MEDIUM_SHARE else "high",
+        recording_s=recorder_s(facts, waits_for_input(facts)) if least < _CERTAIN * share else 0.0)
 
 
 def _is_odd_batch(facts: TraceFacts, *, is_open: bool) -> bool:
@@ -143,6 +159,9 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
         why += (f" {seconds(v.open_s)} of it are at the start or the end of the recording: that batch did not come "
                 "while gputop recorded, so the wait is longer.")
     why += v.fix.tells
+    if v.recording_s:
+        evidence["recording_s"] = v.recording_s
+        why += f" The profiler's own work in these waits, about {seconds(v.recording_s)}, is not counted."
     if v.slowest_stage is not None and job.framework != "pytorch":
         evidence["slowest_stage_s"] = v.slowest_stage[1]
         why += f" tf.data spends most of its time in its stage {v.slowest_stage[0]}."

@@ -72,13 +72,13 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
     """A few steps are far longer than the others. What they have more of names the cause. Or each does more than the
     one before."""
     steps = facts.steps
+    if (growing := growing_steps(facts)) is not None:
+        return growing
     if steps is None or steps.count < MIN_STEPS:
         return Missing(f"{MIN_STEPS} whole steps, to distinguish long steps from the usual spread: capture longer")
     if facts.basis == "period":
         return Missing("which of the repeated sequences of ops are steps: layers of one pass differ in length. Mark "
                        f"steps with {how_to_mark_steps(facts.trace)}")
-    if (growing := growing_steps(facts)) is not None:
-        return growing
     edges = steps.edges_ns
     length = (edges[:, 1] - edges[:, 0]) / 1e9
     by_part = {}

@@ -105,5 +105,5 @@ def test_each_gap_names_the_event_that_ends_it():
     (timeline,) = timelines(trace)
     gaps, start_us = timeline.gaps, (trace.device.start_ns - trace.device.start_ns[0]) // 1000 + 20
     assert ((gaps.spans.end - gaps.spans.start) // 1000).tolist() == [30, 10]
-    assert start_us[gaps.after].tolist() == start_us[timeline.rows[gaps.resumes]].tolist() == [60, 80]
+    assert start_us[gaps.after].tolist() == start_us[timeline.rows[timeline.resumes]].tolist() == [60, 80]
     assert gpu_use(trace, timeline, None).idle_host_fault == 1, "of 30 of 40 µs the launch is known"
