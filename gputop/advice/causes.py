@@ -47,10 +47,7 @@ _HAS_ITS_OWN_FIX = "optimizer_unfused"  # which is told with that of the whole
 
 
 def fold_consequences(findings: Iterable[Finding], claimed: Mapping[str, Claimed]) -> tuple[Finding, ...]:
-    """Findings with those that follow from another under it, ranked by what is left of each.
-
-    A cause that is itself the consequence of another takes what hangs on it along.
-    """
+    """Findings with all that follow from each under it, directly or by another, ranked by what is left of each."""
     by_id, parent, rest = {f.id: f for f in findings}, dict[str, str](), limit("causes.rest")
     ordered = [id_ for id_ in NARROWEST_FIRST if id_ in by_id]
     shares = {effect: {cause: _explained(by_id[effect], by_id[cause], claimed) for cause in ordered[:i]}
@@ -108,9 +105,15 @@ def _without(effect: Finding, shares: Mapping[str, float]) -> Finding:
 
 
 def _with_consequences(finding: Finding, by_id: Mapping[str, Finding], parent: Mapping[str, str]) -> Finding:
-    consequences = [_with_consequences(f, by_id, parent) for f in by_id.values() if parent.get(f.id) == finding.id]
+    consequences = [f for f in by_id.values() if f.id in parent and _root(parent, f.id) == finding.id]
     if not consequences:
         return finding
-    fixing = [finding, *(f for f in consequences if f.id == _HAS_ITS_OWN_FIX)]
+    fixing = [finding, *(f for f in consequences if f.id == _HAS_ITS_OWN_FIX and (f.id, finding.id) in _PARTS)]
     return replace(finding, consequences=ranked(consequences), action=" ".join(f.action for f in fixing),
                    snippet="\n".join(dict.fromkeys(f.snippet for f in fixing if f.snippet)) or None)
+
+
+def _root(parent: Mapping[str, str], id_: str) -> str:
+    while id_ in parent:
+        id_ = parent[id_]
+    return id_

@@ -239,7 +239,8 @@ def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> di
     """Spans of each GPU's idle time by cause (``_CAUSE_KEYS``), those in the parts ``launch`` and ``host``, and those
     that each finding claims."""
     gpu_timelines = facts.gpu_timelines
-    of_host = facts.host.late if facts.host is not None else {}
+    of_host = {one.timeline.gpu: one.by_cause for one in (facts.host.divided if facts.host is not None else ())
+               if one.timeline is not None}
     out = {}
     for timeline in gpu_timelines:
         if timeline.gpu not in parts:

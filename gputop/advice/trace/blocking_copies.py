@@ -12,7 +12,7 @@ from msgspec import Struct
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.copy_costs import LARGE_BYTES, cost_of_calls, idle_of
+from gputop.advice.trace.copy_costs import LARGE_BYTES, cost_of_calls
 from gputop.advice.trace.facts import TraceFacts, exposed_ns, removed_host_time
 from gputop.advice.trace.fetching import fetch_fix, fetching_ops
 from gputop.advice.trace.job import Job
@@ -97,14 +97,14 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
     rows = np.concatenate(copies)
     calls = _staging_calls(facts, rows)
     cost = cost_of_calls(facts, calls)
-    idle_s = sum(gpu_cost.seconds for gpu_cost in cost.values()) / (len(facts.gpu_timelines) * facts.replayed_steps)
+    idle_s = cost.seconds(facts)
     pinned_rate = pinned_bytes / pinned_ns * 1e9 if pinned_ns else None
     # Pinned copies run next to the kernels, and take longer than these where there is much to copy.
     compute_s = facts.shares["compute"] * facts.period_s * len(facts.gpu_timelines) * facts.steps_or_window
     left = min(max(moved / (pinned_rate or _link_rate(facts)) - compute_s, 0.0) / (pageable_ns / 1e9), 1.0)
     down = rows[device.kind[rows] == Kind.D2H]
     return CopiesPageable(
-        saving=savings.removed(exposed_s * (1 - left) + idle_s, facts.period_s), spans=idle_of(cost),
+        saving=savings.removed(exposed_s * (1 - left) + idle_s, facts.period_s), spans=cost.idle,
         gpus=tuple(gpu.gpu for gpu in gpus), share=share, pageable_s=exposed_s, pageable_of_copies=exposed / whole,
         bytes_per_s=moved / pageable_ns * 1e9, pinned_bytes_per_s=pinned_rate,
         way="d2h" if 2 * down_ns > pageable_ns else "h2d", fetching=fetching_ops(facts),
@@ -178,35 +178,29 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | ReadsOneByOne | Missing
     waits = host_waits(facts.trace, limit("copies_pageable.bytes"))
     if copies.any() and not (device.launch_ns[copies] >= 0).any():
         return Missing("the host calls that made the copies (correlation ids); capture with host tracing on")
-    per = len(facts.gpu_timelines) * facts.replayed_steps
-    cost = cost_of_calls(facts, waits.calls)
-    idle_s = sum(gpu_cost.seconds for gpu_cost in cost.values()) / per
-    one_by_one = reads_one_by_one(facts, waits)
-    if one_by_one is not None and one_by_one.idle_s > idle_s:
+    cost, one_by_one = cost_of_calls(facts, waits.calls), reads_one_by_one(facts, waits)
+    if one_by_one is not None and one_by_one.idle_s > cost.seconds(facts):
         return one_by_one
-    if savings.removed(idle_s, facts.period_s) < limit("sync_copies.share"):
-        return None
     # What something else explains: functions traced or run op by op, Python between two calls of functions.
-    for gpu, other in removed_host_time(facts, "tracing", "eager", "gap").items():
-        if gpu in cost:
-            cost[gpu] = cost[gpu]._replace(idle=subtract(cost[gpu].idle, other))
-    idle_s = sum(gpu_cost.seconds for gpu_cost in cost.values()) / per
+    others = removed_host_time(facts, "tracing", "eager", "gap")
+    cost = cost._replace(idle={gpu: subtract(idle, others.get(gpu, EMPTY)) for gpu, idle in cost.idle.items()})
+    idle_s = cost.seconds(facts)
     share = savings.removed(idle_s, facts.period_s)
     if share < limit("sync_copies.share"):
         return None
-    last_wait = np.concatenate([_last_waits(facts, waits, gpu, gpu_cost.idle.end) for gpu, gpu_cost in cost.items()])
+    last_wait = np.concatenate([_last_waits(facts, waits, gpu, idle.end) for gpu, idle in cost.idle.items()])
     blocking = np.unique(last_wait[last_wait >= 0])
     rows = waits.copy[blocking][waits.copy[blocking] >= 0]
     of_copy = last_wait >= 0
     of_copy[of_copy] = waits.copy[last_wait[of_copy]] >= 0
-    idle = np.concatenate([gpu_cost.idle.end - gpu_cost.idle.start for gpu_cost in cost.values()])
-    idle_ns = np.bincount(waits.copy[last_wait[of_copy]], idle[of_copy], len(device)).astype(np.int64)
+    length = np.concatenate([idle.end - idle.start for idle in cost.idle.values()])
+    idle_ns = np.bincount(waits.copy[last_wait[of_copy]], length[of_copy], len(device)).astype(np.int64)
     upwards = device.kind[rows] == Kind.H2D
     of_way = {"d2h": rows[~upwards], "h2d": rows[upwards]}
     ways = {**{way: len(copied) for way, copied in of_way.items()}, "sync": len(blocking) - len(rows)}
     per = len(facts.gpu_timelines) * _steps_with_cost(facts, waits.start_ns[blocking])
     return SyncCopies(
-        gpus=facts.active_numbers, share=share, spans=idle_of(cost), idle_s=idle_s, syncs=ways["sync"] / per,
+        gpus=facts.active_numbers, share=share, spans=cost.idle, idle_s=idle_s, syncs=ways["sync"] / per,
         copies={way: WaitedCopies(len(copied) / per, float(np.maximum(device.bytes[copied], 0).mean()))
                 for way, copied in of_way.items() if len(copied)},
         way=max(ways, key=lambda way: ways[way]), events=Events(rows, idle_ns[rows]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -17,37 +16,33 @@ from gputop.trace.model import Kind, MemoryKind
 LARGE_BYTES = 1_000_000  # copies that run at the link's rate
 
 
-class IdleOfCalls(NamedTuple):
-    """The GPU's idle time within the replayed steps that follows from calls of the host, and how much shorter the steps
+class CostOfCalls(NamedTuple):
+    """The GPUs' idle time within the replayed steps that follows from calls of the host, and how much shorter the steps
     would be without them: where GPUs wait for each other, less than that."""
 
-    idle: Spans
+    idle: dict[int, Spans]  # by GPU (index into ``Trace.gpus``)
     saved_ns: int
 
-    @property
-    def seconds(self) -> float:
-        return min(self.idle.total, self.saved_ns) / 1e9
+    def seconds(self, facts: TraceFacts) -> float:
+        """Cost per step and GPU."""
+        cost_ns = sum(min(idle.total, self.saved_ns) for idle in self.idle.values())
+        return cost_ns / 1e9 / (len(facts.gpu_timelines) * facts.replayed_steps)
 
 
-def cost_of_calls(facts: TraceFacts, calls: Calls) -> dict[int, IdleOfCalls]:
-    """Cost of these calls by the replay, by GPU (index into ``Trace.gpus``): neither what it waits for a batch, nor
-    what is before a step's first kernel."""
+def cost_of_calls(facts: TraceFacts, calls: Calls) -> CostOfCalls:
+    """Cost of these calls by the replay: neither what a GPU waits for a batch, nor what is before a step's first
+    kernel."""
     trace, replay = facts.trace, facts.replay
     if replay is None or not len(calls.line):
-        return {}
+        return CostOfCalls({}, 0)
     cure = Cure(calls=calls, assumes="")
     saved_ns = max(round(replay.saved(cure) * replay.spans.total), 0)
     input_waits = merge(EMPTY, *(loop.waits for loop in replay.graph.loops))
     idle = idle_saved(replay.graph, cure) if saved_ns else {}
-    return {timeline.gpu: IdleOfCalls(subtract(
+    return CostOfCalls({timeline.gpu: subtract(
         intersect(idle[timeline.gpu], replay.spans),
-        merge(input_waits, before_steps(trace, timeline, facts.steps))), saved_ns)
-        for timeline in facts.gpu_timelines if timeline.gpu in idle}
-
-
-def idle_of(cost: Mapping[int, IdleOfCalls]) -> dict[int, Spans]:
-    """The idle time of each GPU alone."""
-    return {gpu: of_gpu.idle for gpu, of_gpu in cost.items()}
+        merge(input_waits, before_steps(trace, timeline, facts.steps)))
+        for timeline in facts.gpu_timelines if timeline.gpu in idle}, saved_ns)
 
 
 def pinned_rate(facts: TraceFacts) -> float | None:

@@ -247,20 +247,20 @@ def without_recorder(facts: TraceFacts, time_s: float, spans: Spans, held_up: fl
 
 def waits_for_host(facts: TraceFacts, *causes: str) -> Spans:
     """Spans in which any GPU, or in a trace without one the step, waits for its host for one of these causes."""
-    divided = facts.host.divided if facts.host is not None else ()
-    return merge(EMPTY, *(of_gpu.by_cause[cause] for of_gpu in divided for cause in causes))
+    return merge(EMPTY, *removed_host_time(facts, *causes).values())
 
 
 def waits_for_input(facts: TraceFacts) -> Spans:
     """Spans in which any GPU, or in a trace without one the training loop, waits for a batch within the steps."""
-    if facts.gpu_timelines:
-        return merge(EMPTY, *(parts["input"] for parts in facts.parts.values()))
-    return intersect(merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace))), facts.analyzed_spans)
+    return merge(EMPTY, *input_spans(facts).values())
 
 
 def input_spans(facts: TraceFacts) -> dict[int, Spans]:
     """The same waits along each GPU; without one along the job."""
-    return {gpu: parts["input"] for gpu, parts in facts.parts.items()} or {NO_GPU: waits_for_input(facts)}
+    if facts.gpu_timelines:
+        return {gpu: parts["input"] for gpu, parts in facts.parts.items()}
+    waits = merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace)))
+    return {NO_GPU: intersect(waits, facts.analyzed_spans)}
 
 
 def recorded_spans(facts: TraceFacts, parts: Iterable[WallPart]) -> dict[int, Spans]:
@@ -288,10 +288,11 @@ def idle_before(facts: TraceFacts, part: str) -> I64:
 def removed_host_time(facts: TraceFacts, *causes: str) -> dict[int, Spans]:
     """Spans by GPU (index into ``Trace.gpus``) in which it waits for its host for one of these causes: what a fix takes
     from the host's threads. Without a GPU those of the job."""
-    if not facts.gpu_timelines:
-        return {NO_GPU: waits_for_host(facts, *causes)}
-    late = facts.host.late if facts.host is not None else {}
-    return {gpu: merge(EMPTY, *(by_cause[cause] for cause in causes)) for gpu, by_cause in late.items()}
+    out = dict[int, Spans]()
+    for one in facts.host.divided if facts.host is not None else ():
+        gpu = one.timeline.gpu if one.timeline is not None else NO_GPU
+        out[gpu] = merge(out.get(gpu, EMPTY), *(one.by_cause[cause] for cause in causes))
+    return out
 
 
 def waits_for_launches(facts: TraceFacts) -> bool:

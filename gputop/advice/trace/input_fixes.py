@@ -36,8 +36,7 @@ _MAX_THREADS_PER_CPU = 2  # threads for each CPU, from which they are said to be
 # Times the slowest segment's own times: a longer wait has a cause that they do not show, such as tf.data's own time for
 # each of many small elements.
 _EXPLAINS = 1.25
-MOST_TO_EXPECT = "; this is an upper bound"
-_CACHED = f"the stage's results are cached{MOST_TO_EXPECT}"
+_CACHED = "the stage's results are cached"
 _MAPS = re.compile(r"(?:Parallel)?Map|MapAndBatch|Filter")
 _READS = re.compile(r"TFRecord|TextLine|FixedLengthRecord|Csv|SqlDataset|LMDB|Glob|MatchingFiles")
 _SEVERAL = re.compile(r"FlatMap|Interleave")
@@ -252,10 +251,9 @@ def _replace_python(slow: _Bottleneck, python_s: float) -> InputFix | None:
         if slow.waits:
             return slow.fix(_MAP_WAITS, "waits", _Effect(
                 left_s=slow.cost_s - slow.stage_s * (1 - min(stage.workers / _WAITING, 1.0)), claim="at most",
-                how=f"{_WAITING} calls wait at the same time{MOST_TO_EXPECT}"))
+                how=f"{_WAITING} calls wait at the same time"))
         return slow.fix(_PYTHON_MAP, "no-python", _Effect(
-            left_s=slow.cost_s - slow.stage_s, removes=True, claim="at most",
-            how="the Python code takes no time; this is an upper bound"))
+            left_s=slow.cost_s - slow.stage_s, removes=True, claim="at most", how="the Python code takes no time"))
     return None
 
 
@@ -292,8 +290,7 @@ def _do_less(slow: _Bottleneck) -> InputFix:
     stage, left_s, job = slow.stage, slow.cost_s - slow.stage_s, slow.job
     if not (_MAPS.match(stage.name) or _SEVERAL.match(stage.name) or _READS.match(stage.name)):
         return slow.fix(*((_LESS_WORK, "cache") if slow.prefetch else (_OVERLAP, "prefetch")), _Effect(
-            left_s=left_s, how=f"{stage.name} takes no time, so this is an upper bound", removes=True,
-            claim="at most"))
+            left_s=left_s, how=f"{stage.name} takes no time", removes=True, claim="at most"))
     crowd = ""
     if slow.cpus and stage.workers >= _MAX_THREADS_PER_CPU * max(slow.threads, 1):
         # Threads that compute take turns on the CPUs; only those that wait for something else can be more.
@@ -313,7 +310,7 @@ def _do_less(slow: _Bottleneck) -> InputFix:
 def _cpu_clause(job: JobCpus | None) -> str:
     """Assumption of an estimate about the CPUs on which the work of the pipeline goes on."""
     if job is None:
-        return "; the trace does not show whether CPUs are free for that, so this is an upper bound"
+        return "; the trace does not show whether CPUs are free for that"
     quota = f" by its quota of {job.quota:.3g}" if job.quota is not None and job.quota < job.allowed else ""
     cpus = "one CPU" if f"{job.free:.3g}" == "1" else f"{job.free:.3g} CPUs"
     text = f", on the {cpus} that the job can have{quota}"
@@ -339,7 +336,7 @@ def keras_workers(fix: InputFix, pipeline: Pipeline | None, keras: int) -> Input
                     f"generator has no workers, so make it a {what} first. Threads help if Python waits for storage, "
                     "processes (use_multiprocessing) if it computes.",
         snippet=code("input_bound", f"keras{keras}-workers"), claim="at most",
-        how=f"workers make the batches ahead of the steps{MOST_TO_EXPECT}")
+        how="workers make the batches ahead of the steps")
 
 
 # By what makes batches outside of tf.data (LOADERS of gputop.analysis.host.stack_lines): what to do, and its

@@ -18,10 +18,7 @@ from gputop.advice.trace.facts import (
     waits_for_input,
     without_recorder,
 )
-from gputop.advice.trace.input_fixes import (
-    MOST_TO_EXPECT,
-    InputFix,
-)
+from gputop.advice.trace.input_fixes import InputFix
 from gputop.advice.trace.input_pace import input_fix, slowest_by_name, waits_in_steps
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.other_programs import may_be_others
@@ -173,8 +170,7 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     if job.framework == "pytorch" and v.gpus:
         gain += "; handing over large batches from workers and pinning them takes time as well"
     if v.fix.step_s is not None:
-        how = v.fix.how.replace(MOST_TO_EXPECT, "") if v.claim in ("at least", "about") else v.fix.how
-        gain = f"the step then takes as long as its slowest remaining part, assuming that {how}"
+        gain = f"the step then takes as long as its slowest remaining part, assuming that {v.fix.how}"
     return Explanation(
         title=f"Input wait takes {percent(v.share)} of the {basis}", why=why, evidence=evidence,
         action=v.fix.action, snippet=v.fix.snippet, gain=gain, per="recording" if v.open_s else "step",

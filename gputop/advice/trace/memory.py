@@ -10,7 +10,7 @@ import numpy as np
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.copy_costs import cost_of_calls, idle_of
+from gputop.advice.trace.copy_costs import cost_of_calls
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.inputs import gpu_allocators
 from gputop.advice.trace.job import Job
@@ -61,16 +61,15 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
     if len(np.unique(step)) <= limit("allocation_in_steps.recurring") * steps.count:
         return None
     calls = Calls(host.line[rows].astype(np.int64), host.start_ns[rows], host.end_ns[rows])
-    per = len(facts.gpu_timelines) * facts.replayed_steps
     cost = cost_of_calls(facts, calls)
-    idle_s = sum(of_gpu.seconds for of_gpu in cost.values()) / per
+    idle_s = cost.seconds(facts)
     share = savings.removed(idle_s, facts.period_s)
     if share < limit("allocation_in_steps.share"):
         return None
     names = _call_names(facts, rows)
     return AllocationInSteps(
         culprits=tuple(_calls_of(facts, rows, name) for name in names),
-        gpus=facts.active_numbers, share=share, spans=idle_of(cost), idle_s=idle_s, count=len(rows) / steps.count,
+        gpus=facts.active_numbers, share=share, spans=cost.idle, idle_s=idle_s, count=len(rows) / steps.count,
         calls_s=float((host.end_ns[rows] - host.start_ns[rows]).sum()) / steps.count / 1e9,
         frees=float(np.isin(rows, host_rows(trace, _FREES)).sum()) / steps.count, names=names,
         cure=Cure(calls=calls, assumes="Memory comes from a pool: the calls take no more time than a launch."))

@@ -18,10 +18,10 @@ Without a GPU the same division of all time within the steps that is not spent w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Struct
 
 from gputop.analysis.gpu.breakdown import IdleByGpu, bounds_judged, idle_by_gpu
 from gputop.analysis.gpu.device_time import GpuTimeline
@@ -71,8 +71,8 @@ class HostCauses(Struct, frozen=True):
     all others: then the gaps are its own, since the others wait for it.
     ``input_together`` is the share of the time of launches held up in which tf.data's threads work, and
     ``input_threads`` the mean number of them at work then; None without such launches or threads.
-    ``input_shared_threads`` are those among them that TensorFlow's own ops need as well. ``late`` is the division
-    itself: by GPU (index into ``Trace.gpus``) and cause; ``divided`` the same of each GPU or, without one, host.
+    ``input_shared_threads`` are those among them that TensorFlow's own ops need as well. ``divided`` is
+    the division itself, of each GPU or, without one, host.
     ``gap_recurring`` is the share of the gaps that come at the same place in most steps, None unless PyTorch runs
     without a GPU.
     """
@@ -91,7 +91,6 @@ class HostCauses(Struct, frozen=True):
     input_together: float | None = None
     input_threads: float | None = None
     input_shared_threads: float = 0.0
-    late: Mapping[int, Mapping[str, Spans]] = field(default_factory=dict)
     divided: tuple[Late, ...] = ()
     gap_recurring: float | None = None
     gap_rank: int | None = None
@@ -157,7 +156,7 @@ def host_causes(
         gap_host=slow[0] if slow is not None else None, gap_rank=slow[1] if slow is not None else None,
         input_together=together, input_threads=threads,
         input_shared_threads=shared,
-        late={waits.timeline.gpu: waits.by_cause for waits in late if waits.timeline is not None}, divided=tuple(late),
+        divided=tuple(late),
         gap_recurring=recurring_share(trace, steps, gaps, slow) if steps is not None and not trace.gpus else None,
     )
 

@@ -32,14 +32,9 @@ def place_of(timeline: Timeline, finding: Finding) -> int | Range | None:
         gap = _gap_of(timeline, finding, culprit, named)
         if gap is not None or named is not None:
             return named if gap is None else gap
-    causes = [total for total in timeline.idle_totals if total.finding in finding.ids]
     for i, idle_gap in enumerate(timeline.idle_gaps):
-        if any(total.holds(idle_gap) for total in causes) and idle_gap.finding in finding.ids:
+        if idle_gap.finding in finding.ids:
             return i
-    for ids in ({finding.id}, finding.ids):
-        for i, idle_gap in enumerate(timeline.idle_gaps):
-            if idle_gap.finding in ids:
-                return i
     before = timeline.window_ns[0] - 1
     for match in _QUOTED.finditer(f"{finding.why} {finding.action}"):
         match_range = timeline.search(match[1] or match[2], 0, before)

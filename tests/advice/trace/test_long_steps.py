@@ -26,7 +26,7 @@ def test_work_every_so_many_steps_is_told_with_its_steps(name, words):
     assert f.gain.step_time == pytest.approx(6 * 20 / (COUNT * 10 + 6 * 20), abs=0.01)
     # It is in no other step: no finding speaks of each step.
     assert "step_gap_host" not in found and {c.id for c in f.consequences} <= {
-        "step_gap_host", "time_outside_steps"}
+        "step_gap_host", "time_outside_steps", "batch_size_headroom"}
 
 
 def test_odd_steps_are_listed_with_what_is_different_in_them():
