@@ -83,10 +83,12 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         left = min(max((fix.step_s - facts.period_s + wait_s) / wait_s, 0.0), 1.0)
         assumes = f"{fix.how[:1].upper()}{fix.how[1:]}: {percent(1 - left)} less waiting for batches."
     claim = facts.on_cpus(fix.claim, _ON_GPUS.get(fix.claim, "measured"))
+    counted = recorder_s(facts, waits_for_input(facts)) if least < _CERTAIN * share else 0.0
+    if counted:
+        claim = "about"  # as the profiler's part is
     return replace(
         _verdict(facts, fix, share), saving=saving, claim=claim, cure=Cure(input_left=left, assumes=assumes),
-        severest="low" if least < MEDIUM_SHARE else "high",
-        recording_s=recorder_s(facts, waits_for_input(facts)) if least < _CERTAIN * share else 0.0)
+        severest="low" if least < MEDIUM_SHARE else "high", recording_s=counted)
 
 
 def _is_odd_batch(facts: TraceFacts, *, is_open: bool) -> bool:
