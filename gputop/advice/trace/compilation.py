@@ -230,7 +230,10 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     counts = np.bincount(which)
     calls = intersect(spans_of(trace, host_rows(trace, OPTIMIZER_CALL)), facts.analyzed_spans)
     ratio = intersect(spans, calls).total / spans.total
-    updates, _ = without_recorder(facts, calls.total / per / 1e9 * (1 - held_up), calls, held_up)
+    # Of the usual step: another program may hold up a single call for long.
+    begin, end = facts.steps.edges_ns.T if facts.steps is not None else facts.trace.window_ns
+    usual = float(np.median(coverage(calls, begin, end) / np.maximum(np.subtract(end, begin), 1)))
+    updates, _ = without_recorder(facts, usual * facts.period_s * (1 - held_up), calls, held_up)
     ran_s = facts.period_s * (1 - held_up)
     tensors = len(_gradients(facts)) / per
     updates -= max(_CALL_LEFT * updates, _TENSOR_S * tensors / ran_s)

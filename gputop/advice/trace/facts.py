@@ -222,6 +222,7 @@ def share_of_steps(facts: TraceFacts, spans: Spans) -> float:
 # Measured with PyTorch 2.13 on a CPU: 0.5-0.7 µs for an event with shapes, 0.3-0.4 without; up to half more where the
 # records' memory is new.
 _WITH_SHAPES, _DOUBT = 1.5, 1.4
+_MOST = 0.95  # of a step that other programs interrupt; what is more cannot be told
 
 
 def recorder_s(facts: TraceFacts, spans: Spans) -> float:
@@ -241,7 +242,7 @@ def without_recorder(facts: TraceFacts, time_s: float, spans: Spans, held_up: fl
     if ran_s <= 0:
         return 0.0, 0.0
     recorded_s = recorder_s(facts, spans)
-    usual, least = (min(max(time_s - part * recorded_s, 0.0) / ran_s, 1.0) for part in (1.0, _DOUBT))
+    usual, least = (min(max(time_s - part * recorded_s, 0.0) / ran_s, _MOST) for part in (1.0, _DOUBT))
     return usual, least
 
 

@@ -46,6 +46,7 @@ class InputBound(Verdict, frozen=True, kw_only=True):
     slowest_stage: tuple[str, float] | None  # where the fix knows no costs: tf.data's longest stage and its seconds
     open_s: float | None = None  # that the loop waits at the edges of the recording, for a batch that did not come
     recorded_s: float | None = None  # where the share is of that
+    waited_s: float | None = None  # per step, with the profiler's work, where the share is without
     recording_s: float = 0.0  # that the profiler takes of the recorded waits; it is in no share
 
 
@@ -66,9 +67,9 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     if steps is not None and steps.inside and steps.call_ends_ns:  # predict() in each step waits for its own batches
         of_training = intersect(waits_for_input(facts), steps.call_spans)
         share = min(share, of_training.total / facts.analyzed_spans.total)
-    least = share
+    least, waited_s = share, share * facts.period_s
     if facts.framework == "pytorch" and not facts.active and loads_itself(facts):
-        share, least = without_recorder(facts, share * facts.period_s, waits_for_input(facts))
+        share, least = without_recorder(facts, waited_s, waits_for_input(facts))
     if share < limit("input_bound.share"):
         return None
     fix = input_fix(facts, share * facts.period_s)
@@ -82,10 +83,13 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         left = min(max((fix.step_s - facts.period_s + wait_s) / wait_s, 0.0), 1.0)
         assumes = f"{fix.how[:1].upper()}{fix.how[1:]}: {percent(1 - left)} less waiting for batches."
     claim = facts.on_cpus(fix.claim, _ON_GPUS.get(fix.claim, "measured"))
+    counted = recorder_s(facts, waits_for_input(facts)) if least < _CERTAIN * share else 0.0
+    if counted:
+        claim = "about"  # as the profiler's part is
     return replace(
         _verdict(facts, fix, share), saving=saving, claim=claim, cure=Cure(input_left=left, assumes=assumes),
-        severest="low" if least < MEDIUM_SHARE else "high",
-        recording_s=recorder_s(facts, waits_for_input(facts)) if least < _CERTAIN * share else 0.0)
+        severest="low" if least < MEDIUM_SHARE else "high", recording_s=counted,
+        waited_s=waited_s)
 
 
 def _is_odd_batch(facts: TraceFacts, *, is_open: bool) -> bool:
@@ -149,7 +153,7 @@ def _waits_like(facts: TraceFacts, share: float) -> int:
 
 def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     basis = "recorded time" if v.open_s else job.basis
-    evidence = {"wait_s": v.share * (v.recorded_s or job.period_s), "share_ratio": v.share,
+    evidence = {"wait_s": v.waited_s or v.share * (v.recorded_s or job.period_s), "share_ratio": v.share,
                 "get_next_ratio": v.wait_ratio}
     loop = "loop" if job.trains is False else "training loop"
     why = f"For {percent(v.share)} of the {basis} the {loop} waits for its next batch"
