@@ -62,7 +62,7 @@ async def _shoot(name: str, size: tuple[int, int], scenario: str, keys: tuple[st
 
 
 async def _report(scenario: str, size: tuple[int, int]) -> None:
-    """The snapshot of a session with a capture, its SVG as it is and its page as a browser shows it."""
+    """The page of a session with a capture, as a browser shows it."""
     with tempfile.TemporaryDirectory() as folder:
         session = Session(SimulatedSource(scenario), Options(logdir=Path(folder), capture_s=3.0))
         session.start()
@@ -71,8 +71,6 @@ async def _report(scenario: str, size: tuple[int, int]) -> None:
         await _until(lambda: session.control.status is not None and not session.control.status.running)
         paths = {path.suffix: path for path in write_snapshot(session, Path(folder))}
         session.close()
-        (HERE / "snapshot.svg").write_text(paths[".svg"].read_text())
-        print("snapshot.svg")
         browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
         if browser is None:
             print("no Chromium: report-1280.png is left as it is")

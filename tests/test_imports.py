@@ -41,7 +41,6 @@ SAVES = {
     "gputop.export.html": "NumPy and the analyses, 24 MB: for pages alone",
     "gputop.export.pictures": "documents without pictures do without",
     "gputop.export.snapshot": "for the first snapshot: 3 MB, 110 ms",
-    "gputop.export.svg": "snapshots of other kinds do without",
     "gputop.launch": "for the first server that gputop starts in a job: 8 MB, 130 ms",
     "gputop.profiler": "for the first search for servers or the first capture: 2 to 21 MB, with gRPC",
     "gputop.ranks": "for the first job of several ranks: 4 MB",

@@ -6,7 +6,6 @@ It imports records only, no rule's code: the first frame pays for a table, not f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 
 from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.live_rules import LIVE_RULES
@@ -79,10 +78,3 @@ def rule_of(finding_id: str, origin: Origin) -> Rule | None:
     """The rule that makes findings of this id; None for an id that is no rule's, as of a document of another
     version."""
     return _BY_ID.get((origin, finding_id))
-
-
-@cache
-def ids_by_idle_gap(cause: str) -> tuple[str, ...]:
-    """Ids of the findings that an idle gap with this cause can belong to, the surest first."""
-    rules = sorted((rule for rule in TRACE_RULES if cause in rule.idle_gaps), key=lambda rule: rule.idle_gaps[cause])
-    return tuple(id_ for rule in rules for id_ in rule.ids)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gputop.session.session import Session
 
 # Text under such a name would be opened by what cannot show it.
-_NOT_WRITTEN = frozenset((".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".csv", ".xlsx", ".gz", ".zip"))
+_NOT_WRITTEN = frozenset((".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".svg", ".csv", ".xlsx", ".gz", ".zip"))
 
 
 SERVERS_S = 20.0  # time for the profiler servers' answers, once the samples are there
@@ -39,9 +39,8 @@ class _TooLong(Exception):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "what to watch", "profiler servers", "custom rules", idle=("captures",))
-    parser.add_argument("--format", choices=("json", "text", "svg", "html"), default=None,
-                        help="html: one page for a ticket; default: by FILE's ending (.json, .svg, .html), "
-                             "otherwise text")
+    parser.add_argument("--format", choices=("json", "text", "html"), default=None,
+                        help="html: one page for a ticket; default: by FILE's ending (.json, .html), otherwise text")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE",
                         help="write to this file instead of stdout; - is stdout")
     parser.add_argument("--seconds", type=positive_seconds, default=2.0, metavar="S", help="how long to sample (2)")
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.format is None and args.output is not None and args.output.suffix.lower() in _NOT_WRITTEN:
         raise GputopError(f"a snapshot cannot be written as {args.output.suffix}: {args.output}",
-                          "Name a file that ends in .html, .svg, .json or .txt, or say which form with --format.",
+                          "Name a file that ends in .html, .json or .txt, or say which form with --format.",
                           EXIT_USAGE)
     session = Session(source_of(args), options_of(args))
     with contextlib.closing(session):

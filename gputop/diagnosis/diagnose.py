@@ -123,7 +123,7 @@ def analyze_with_steps(
     facts = TraceFacts(
         trace, analysis, steps, shares, basis, total_s, detect_framework(trace), params=params,
         gpu_timelines=tuple(gpu_timelines), waits=results["waits"], replay=results["replay"], host=results["causes"],
-        parts=parts or {}, calls=layers.calls if layers else None)
+        parts=parts or {}, division=results["division"], calls=layers.calls if layers else None)
     advice = trace_advice(facts)
     wall = analysis.wall_time
     return replace(facts, analysis=msgspec.structs.replace(
@@ -200,8 +200,8 @@ def _unseen_note(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Step
     if gpu < 0 or unseen_ns[gpu] < _MUCH_UNSEEN * steps.spans.total:
         return ()
     return (TraceNote("unseen_head", (
-        f"GPU {gpu_number(trace, gpu)} has no event at first. For {seconds(unseen_ns[gpu] / 1e9)} of the steps it may "
-        "have run work that was launched before the recording. That time has no cause here.")),)
+        f"GPU {gpu_number(trace, gpu)} has no event in the first {seconds(unseen_ns[gpu] / 1e9)} of the steps. It may "
+        "have run work from before the recording, so gputop names no cause for that time.")),)
 
 
 def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
@@ -209,7 +209,7 @@ def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
     notes = []
     if steps.times.unit == "period":
         notes.append(TraceNote("no_steps", (
-            f"Nothing marks training steps. There is {steps.times.anchor}, {steps.count} times: a layer of the model "
+            f"Nothing marks steps. There is {steps.times.anchor}, {steps.count} times: a layer of the model "
             "or its step; the trace does not show which. Values are per period of it. To find steps, mark them with "
             f"{how_to_mark_steps(trace)}.")))
     if steps.times.start_up:
@@ -217,7 +217,7 @@ def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
         notes.append(TraceNote("start_up", (
             f"{which} of this window belong{'s' if steps.count == 1 else ''} to the job's start: "
             f"{steps.times.start_up}. Later steps are shorter, so these steps do not represent them. Capture again "
-            "when the job trains steadily.")))
+            "when the job runs steadily.")))
     return notes
 
 
@@ -238,8 +238,8 @@ def _notes(
     note_ids = {note.id for note in notes}
     if steps is None:
         notes.append(TraceNote("no_steps", (
-            "No training steps found: no step markers, no calls of a step function, and no kernel sequence that "
-            "surely repeats. Shares are of the whole window. Capture longer than two steps, or mark steps with "
+            "No steps found: no step markers, no calls of a step function, and no kernel sequence that "
+            "clearly repeats. Shares are of the whole window. Capture longer than two steps, or mark steps with "
             f"{how_to_mark_steps(trace)}.")))
     elif steps.count < _FEW_STEPS:
         more = ("trace more runs, as a timeline holds one" if steps.times.anchor == SESSION_RUN else "capture longer")

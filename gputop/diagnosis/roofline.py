@@ -95,14 +95,6 @@ def _about(point: RooflinePoint) -> str:
 
 def svg(limits: Limits, width: int = 640, height: int = 260) -> str:
     """The same as a picture of its own, without scripts; empty where there is nothing to draw."""
-    content = svg_content(limits, width, height)
-    return content and (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 -12 {width + 24} {height + 24}" role="img" '
-        f'aria-label="roofline">{content}</svg>')
-
-
-def svg_content(limits: Limits, width: int, height: int) -> str:
-    """Roofs and points, to stand in a larger picture; empty where there is nothing to draw."""
     axes = _axes(limits)
     if axes is None:
         return ""
@@ -125,4 +117,5 @@ def svg_content(limits: Limits, width: int, height: int) -> str:
                    f'fill-opacity="0.7"><title>{esc(_about(point))}</title></circle>')
         if number <= _NAMED:
             points += f'<text x="{x}" y="{float(y) + 4:.1f}" font-size="11" text-anchor="middle">{number}</text>'
-    return roofs + points
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 -12 {width + 24} {height + 24}" role="img" '
+            f'aria-label="roofline">{roofs}{points}</svg>')

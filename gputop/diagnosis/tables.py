@@ -326,7 +326,7 @@ def _wall_time(analysis: Analysis) -> Table:
     note = wall_title(wall)
     note += f", mean of {len(wall.ranks)} ranks." if wall.ranks else "."
     if wall.per_step_s is not None and analysis.steps is not None and wall.pauses_show(analysis.steps.mean_s):
-        note += f" {seconds(wall.per_step_s)} of wall time per training step, including the time between steps."
+        note += f" {seconds(wall.per_step_s)} of wall time per step, including the time between steps."
     return Table("Time", columns, rows, "", note)
 
 

@@ -132,7 +132,7 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     recorded = f"{seconds(wall.recorded_s)} recorded"
     if steps is None:
         longer = f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop"
-        return no_verdict(f"no whole training step in the {recorded}", longer, _seen(wall), limit)
+        return no_verdict(f"no whole step in the {recorded}", longer, _seen(wall, "it shows"), limit)
     if steps.start_up:
         return no_verdict(f"only the job's start in the {recorded}", "capture again when the job has run for a while",
                           steps.start_up, limit)
@@ -142,7 +142,7 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     if steps.unit == "period":
         work = "kernels" if a.gpus else "ops"
         return no_verdict(
-            f"no training step is marked in the {recorded}", "mark the steps in the loop and capture again",
+            f"no step is marked in the {recorded}", "mark the steps in the loop and capture again",
             f"a sequence of {work} repeats {counted(steps.count, 'time')}, which may be a step or a layer", limit)
     ranks: tuple[WallTime | RankWallTime, ...] = wall.ranks or (wall,)
     share = min(map(steps_share, ranks))
@@ -150,11 +150,11 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     if steps.count < ENOUGH_STEPS:
         return no_verdict(f"{counted(steps.count, 'step')} seen, {ENOUGH_STEPS} needed",
                           f"{CAPTURE_LONGER}; that also shows what happens every N steps",
-                          f"training steps are {percent(share)} of the {recorded}", limit)
+                          f"whole steps are {percent(share)} of the {recorded}", limit)
     for enough, least in ((_untold_share(untold) < WORTH_SAYING, untold),
                           (share >= _MIN_SHARE_IN_STEPS, min(ranks, key=steps_share))):
         if not enough:
-            only = f"training steps are only {percent(steps_share(least))} of the {recorded}{_whose(least)}"
+            only = f"whole steps are only {percent(steps_share(least))} of the {recorded}{_whose(least)}"
             return no_verdict(only, CAPTURE_LONGER, _seen(least), limit)
     return None
 
@@ -163,13 +163,13 @@ def _whose(wall: WallTime | RankWallTime) -> str:
     return f" by rank {wall.rank}" if isinstance(wall, RankWallTime) else ""
 
 
-def _seen(wall: WallTime | RankWallTime) -> str:
+def _seen(wall: WallTime | RankWallTime, what: str = "the rest") -> str:
     """The largest parts besides the steps, as shares of what was recorded."""
     apart = (WALL_PARTS[_STEPS][0], WALL_PARTS["unrecorded"][0])
     rows = [row for row in sorted(wall_rows(wall), key=lambda row: -row.time_s) if row.name not in apart]
     large = [row for row in rows if row.time_s >= WORTH_SAYING * wall.recorded_s] or rows
     listed = "; ".join(_named(row, row.time_s / wall.recorded_s) for row in large[:2])
-    return f"the rest: {listed}" if listed else ""
+    return f"{what}: {listed}" if listed else ""
 
 
 def _named(row: WallRow, share: float) -> str:

@@ -19,7 +19,6 @@ from gputop.render.step_parts import PART_BY_ID, PARTS, StepPart
 
 BANDS = LEVELS
 Levels = Sequence[Sequence[float] | None]  # of each slice, the share of its time at each level
-GROUND = "#{:02x}{:02x}{:02x}".format(*level_rgb(0, 0))
 DOT = "#4d5260"  # nothing was measured
 
 Cells = Mapping[str, list[tuple[int, int, int, int]]]  # color -> x, y, width, height

@@ -268,43 +268,36 @@ def _process_lines(p: ProcessSample) -> list[str]:
     return out
 
 
-FORMATS = ("json", "text", "svg", "html")
+FORMATS = ("json", "text", "html")
 
 
 def render(session: Session, kind: str) -> str:
     """The snapshot in one of :data:`FORMATS`; raises GputopError before the first sample."""
     if kind == "text":
         return to_text(session)
-    return _drawn(document(session), kind)
-
-
-def _drawn(doc: dict[str, Any], kind: str) -> str:
-    if kind == "svg":
-        from gputop.export.svg import to_svg
-
-        return to_svg(doc)
     if kind == "html":
         from gputop.export.html import to_html
 
-        return to_html(doc)
-    return to_json(doc)
+        return to_html(document(session))
+    return to_json(document(session))
 
 
 def format_of(path: Path) -> str:
     """The format by the suffix of a file's name; text for other names."""
-    return {".json": "json", ".svg": "svg", ".html": "html", ".htm": "html"}.get(path.suffix.lower(), "text")
+    return {".json": "json", ".html": "html", ".htm": "html"}.get(path.suffix.lower(), "text")
 
 
 def write_snapshot(session: Session, folder: Path) -> list[Path]:
-    """Write the snapshot as json, text, svg and html; returns the paths.
+    """Write the snapshot as json, text and html; returns the paths.
 
     Raises GputopError where the folder cannot be written, or where another user could exchange what root writes there.
     """
+    from gputop.export.html import to_html
+
     doc = document(session)
     host = re.sub(r"[^A-Za-z0-9.-]+", "_", doc["host"]["hostname"]) or "host"
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(doc["time_s"]))
     mark = "-SIMULATED" if doc["simulated"] else ""
     stem = f"gputop-{host}{mark}-{stamp}"
-    contents = {".json": to_json(doc), ".txt": to_text(session), ".svg": _drawn(doc, "svg"),
-                ".html": _drawn(doc, "html")}
+    contents = {".json": to_json(doc), ".txt": to_text(session), ".html": to_html(doc)}
     return write_new_files(folder, stem, {suffix: content.encode() for suffix, content in contents.items()})

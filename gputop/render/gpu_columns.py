@@ -1,7 +1,7 @@
 """The columns of every table of GPUs, one entry each, and the figures that stand in them.
 
-Four views lay these columns out: the monitor's table on the terminal, the snapshot as text, the picture (SVG) and
-the page (HTML). An entry says what the column shows, what it is called and how much room it takes in each of them.
+Three views lay these columns out: the monitor's table on the terminal, the snapshot as text, and the page (HTML). An
+entry says what the column shows, what it is called and how much room it takes in each of them.
 A column whose size is missing in a view is not shown there. A new column is one entry in :data:`COLUMNS`.
 """
 
@@ -17,7 +17,7 @@ from gputop.core.metrics import FAULTS, GPU_METRICS
 from gputop.core.samples import FAILED, GpuSample, NodeSample, Reading
 from gputop.text.units import NA, bytes_, percent, printable, ranges, rate_gb, reading
 
-View = Literal["screen", "text", "picture", "page"]
+View = Literal["screen", "text", "page"]
 Draw = Literal["label", "spectrogram", "figure", "flags"]
 Tone = Literal["strong", "text", "dim", "warn", "bad"]  # names of the palette's colors
 Figure = tuple[str, Tone]
@@ -41,7 +41,6 @@ class GpuColumn(Struct, frozen=True):
     figure: Callable[[GpuSample, str], Figure] | None = None  # of a GPU, to stand under a heading
     screen: tuple[tuple[int, int], ...] = ()  # cells by width of the terminal: from this width on, so many
     text: int = 0  # cells
-    picture: int = 0  # pixels
     page: bool = False
     headings: Mapping[str, str] = {}
     muted: bool = False  # drawn in quiet colors, so that it does not outshine the activity
@@ -174,31 +173,30 @@ COLUMNS: tuple[GpuColumn, ...] = (
     GpuColumn("gpu", "GPU", "label", screen=((0, 4),), text=4),
     GpuColumn("main", "", "spectrogram"),  # of a metric that the user chooses; it takes the room that is left
     GpuColumn("bar", "", screen=((60, 7), (110, 9), (140, 11), (190, 17))),  # the figure after it, as a bar
-    GpuColumn("now", "SM", figure=_activity, screen=((30, 6),), text=7, picture=64, page=True,
-              headings={"screen": "now", "picture": "now"}),
-    GpuColumn("mean", "mean", picture=58),  # of the lane beside it
+    GpuColumn("now", "SM", figure=_activity, screen=((30, 6),), text=7, page=True,
+              headings={"screen": "now"}),
     GpuColumn("tensor_active", "tensor", metrics=("tensor_active",), figure=_single("tensor_active"),
-              screen=((110, 7),), text=7, picture=68, page=True),
+              screen=((110, 7),), text=7, page=True),
     GpuColumn("tensor_flop_util", "tensor FLOPs est.", metrics=("tensor_flop_util",),
               figure=_single("tensor_flop_util"), page=True),
     GpuColumn("dram_active", "DRAM", metrics=("dram_active",), figure=_single("dram_active"),
-              screen=((110, 6),), text=6, picture=58, page=True),
+              screen=((110, 6),), text=6, page=True),
     # What makes the main lane shorter comes when there is room for both: from 110 cells on it has 36 or more.
     GpuColumn("memory_lane", "Memory GiB", "spectrogram", metrics=("memory_used_bytes",),
               screen=((140, 10), (190, 14)), muted=True),
     GpuColumn("memory", "memory", metrics=("memory_used_bytes",), limit="memory_total_bytes", figure=_memory,
-              screen=((50, 11), (140, 10)), text=14, picture=116, page=True, headings={"screen": "Mem GiB"},
+              screen=((50, 11), (140, 10)), text=14, page=True, headings={"screen": "Mem GiB"},
               muted=True),
     GpuColumn("pcie_lane", "PCIe RX/TX GB/s", "spectrogram", metrics=PCIE, screen=((140, 10), (190, 14))),
-    GpuColumn("pcie", "PCIe", metrics=PCIE, figure=_link(PCIE), screen=((78, 11), (140, 10)), text=18, picture=108,
-              page=True, headings={"screen": "PCIe GB/s", "text": "PCIe RX/TX", "picture": "PCIe GB/s"}),
+    GpuColumn("pcie", "PCIe", metrics=PCIE, figure=_link(PCIE), screen=((78, 11), (140, 10)), text=18,
+              page=True, headings={"screen": "PCIe GB/s", "text": "PCIe RX/TX"}),
     GpuColumn("nvlink", "NVLink", metrics=NVLINK, figure=_link(NVLINK), screen=((170, 12),), page=True,
               headings={"screen": "NVLink GB/s"}),
     GpuColumn("clock", "SM clock", metrics=("sm_clock_hz",), figure=_clock, screen=((170, 10),), text=9, page=True),
     GpuColumn("power", "power", metrics=("power_w",), limit="power_limit_w", figure=_power,
-              screen=((60, 6), (110, 9)), text=6, picture=56, page=True),
+              screen=((60, 6), (110, 9)), text=6, page=True),
     GpuColumn("temperature", "temp", metrics=("temperature_c",), figure=_single("temperature_c"),
-              screen=((60, 5),), text=6, picture=48, page=True, muted=True),
+              screen=((60, 5),), text=6, page=True, muted=True),
     GpuColumn("flag", "", "flags", figure=_flags, screen=((78, 4), (150, 0))),  # the first one, in three letters
     GpuColumn("flags", "", "flags", figure=_flags, screen=((150, 14),)),
 )

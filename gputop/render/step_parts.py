@@ -94,13 +94,15 @@ def path_kind(id_: str) -> tuple[str, str]:
 
 # The parts of a recording. By id: name and meaning.
 WALL_PARTS: dict[str, tuple[str, str]] = {
-    "steps": ("training steps", "Whole training steps, each up to the start of the next one, of another loop or of "
-                                "the end of an epoch."),
-    "periods": ("repeated sequence", "A sequence of kernels or ops that repeats: the training step or a layer of the "
-                                     "model. The trace does not show which."),
+    "steps": ("whole steps", "Whole steps, each up to the start of the next one, of another loop or of the end of an "
+                             "epoch."),
+    "periods": ("repeated sequence", "A sequence of kernels or ops that repeats: the step or a layer of the model. The "
+                                     "trace does not show which."),
     "evaluation": ("evaluation", "The loop of an evaluation (validation), from its first call to the end of its last."),
     "prediction": ("prediction", "The loop of a prediction, from its first call to the end of its last."),
-    "iterations": ("other iterations", "A loop of calls other than that of the training steps."),
+    "prefill": ("prefill", "Steps of a server of models that read prompts, or read some and decode others."),
+    "decode": ("decode", "Steps of a server of models that add a token to each of its requests."),
+    "iterations": ("other iterations", "A loop of calls other than that of the steps."),
     "between": ("between steps", "Between two steps or loops, while no GPU works: what the host did there."),
     "gpu_work": ("GPU work", "GPUs work, and the work belongs to no known step."),
     "start": ("start", "Tracing, compilation, loading of libraries, autotuning, and the steps that held them."),
@@ -109,7 +111,7 @@ WALL_PARTS: dict[str, tuple[str, str]] = {
                                 "that began before, or that did not end."),
     "profiler": ("profiler", "The profiler begins or ends its recording: time that the job does not spend otherwise."),
     "edges": ("incomplete steps", "Before the first and after the last whole step: steps that were recorded in part."),
-    "no_steps": ("no steps found", "The trace does not show where steps begin: what the host did while no GPU worked."),
+    "no_steps": ("time without steps", "The trace shows no start of a step: what the host did while no GPU worked."),
     "unrecorded": ("not recorded", "Time in which nothing was recorded: between two recordings, or after the "
                                    "profiler's buffers were full."),
 }

@@ -22,7 +22,7 @@ from gputop.telemetry.ring_buffers import Lane, LaneColumns, Rings, Series, Slic
 __all__ = ["RAW_SAMPLES", "TIERS", "History", "Lane", "Series"]
 
 RAW_SAMPLES = 6000  # 10 minutes at 10 Hz, 100 minutes at 1 Hz
-TIERS = ((1.0, 3600), (10.0, 2160), (60.0, 1440))  # seconds, slices kept: 1 h, 6 h, 24 h
+TIERS = ((1.0, 3600), (10.0, 720), (60.0, 1440))  # seconds, slices kept: 1 h, 2 h, 24 h
 
 HOST_HISTORY_POINTS = 3000  # 5 minutes at 10 Hz
 

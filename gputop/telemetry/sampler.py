@@ -57,7 +57,8 @@ class Sampler:
     hangs, by at most :func:`tick_timeout_s`.
 
     Without ``on_sample`` it opens the source, reads the GPUs once (``first_gpus``) and waits for
-    :meth:`connect`: the GPUs can be on the screen before the rest is imported.
+    :meth:`connect`: the GPUs can be on the screen before the rest is imported. The first sample is a second
+    reading then, with the rates and counters that need two.
     """
 
     def __init__(
@@ -185,6 +186,8 @@ class Sampler:
             sample = self._tick()
             if workers.stopping:
                 return
+            if sample.interval_s is None:
+                tick_s = self._last_s or tick_s  # after the wait for a connection
             self._deliver(self._on_sample, sample)
             if self._on_backfill is not None:
                 self._deliver_backfill(self._on_backfill, sample.time_s, tick_s + self.interval_s)
@@ -223,6 +226,9 @@ class Sampler:
             if self._source.simulated:  # whose past takes time to compute: the first whole screen has it
                 self._ask_for_backfill(time_s)
             self._connected.wait()
+            if not self._source.simulated and not self._workers.stopping:
+                self._last_s = None
+                return self._tick()
         host, processes = self._host.read(time_s, gpus, timeout_s)
         gpus = tuple(with_unified_memory(gpu, host) for gpu in gpus)
         return NodeSample(time_s, gpus, host, processes, interval_s, self._source.label, self._source.simulated,

@@ -130,7 +130,7 @@ def _host_group(trace: Trace, thread: Line) -> str:
 def _kinds(trace: Trace) -> tuple[U8, U8]:
     """The kinds of the device events and of the host events, as indices into KINDS."""
     of_kind = np.array([KINDS.index(_OF_DEVICE[kind]) for kind in Kind], np.uint8)
-    is_input = name_mask(trace, _INPUT_CALL)[trace.host.name] | lines_of(trace, INPUT)[trace.host.line]
+    is_input = name_mask(trace, _INPUT_CALL).take(trace.host.name) | lines_of(trace, INPUT).take(trace.host.line)
     return (of_kind[trace.device.kind],
             np.where(is_input, KINDS.index("input"), KINDS.index("host")).astype(np.uint8))
 

@@ -196,7 +196,8 @@ def coverage(a: Spans, start: npt.ArrayLike, end: npt.ArrayLike) -> I64:
     s, e = np.asarray(start, np.int64), np.asarray(end, np.int64)
     # An empty interval before the first one answers for instants before it.
     ends = np.concatenate((np.array([_NEG_INF]), a.end))
-    covered = np.concatenate((np.zeros(1, np.int64), np.cumsum(a.end - a.start)))
+    covered = np.zeros(len(ends), np.int64)
+    np.cumsum(a.end - a.start, out=covered[1:])
     if s.ndim != 1 or len(s) <= AT_ONCE or (s[1:] < s[:-1]).any():
         return _coverage(a.start, ends, covered, s, e)
     out = np.empty(len(s), np.int64)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.intervals import contains, union
-from gputop.trace.model import I64, HostEvents, Trace
+from gputop.trace.intervals import Spans, contains, union
+from gputop.trace.model import I64, HostEvents, Trace, once
 
 Mask = npt.NDArray[np.bool_]
 _SORTED_BELOW, _TABLE_BELOW = 1000, 1 << 20  # rows, and ids: a table for more is larger than what it spares
@@ -41,7 +41,7 @@ def name_mask(trace: Trace, pattern: str, words: tuple[str, ...] = ()) -> Mask:
     ``words``: in lower case; one of them is in each such name, whatever its letters' case. They are searched for first:
     a pattern that ignores case, or begins with any text, takes twenty times as long.
     """
-    cached = trace.name_masks.get(key := (pattern, *words, ""))
+    cached = trace.found.get(key := (pattern, *words, ""))
     if cached is not None and len(cached) == len(trace.names) + 1:
         return cached
     match = re.compile(pattern).match
@@ -49,7 +49,7 @@ def name_mask(trace: Trace, pattern: str, words: tuple[str, ...] = ()) -> Mask:
     chosen = _with_words(trace.names, words) if words else range(len(trace.names))
     mask[[number for number in chosen if match(trace.names[number]) is not None]] = True
     mask.flags.writeable = False
-    trace.name_masks[key] = mask
+    trace.found[key] = mask
     return mask
 
 
@@ -125,12 +125,25 @@ def by_line(line: npt.NDArray) -> dict[int, I64]:
 def host_rows(trace: Trace, pattern: str) -> I64:
     """Rows of the host events whose name matches, in order of time."""
     mask = name_mask(trace, pattern)
-    return np.flatnonzero(mask[trace.host.name]) if mask.any() else np.empty(0, np.int64)
+    return np.flatnonzero(mask.take(trace.host.name)) if (mask & _on_host(trace)).any() else np.empty(0, np.int64)
+
+
+@once
+def _on_host(trace: Trace) -> Mask:
+    """Mask of ``trace.names`` that events of the host have, as :func:`name_mask`."""
+    mask = np.zeros(len(trace.names) + 1, bool)
+    mask[trace.host.name] = True
+    return mask
+
+
+def spans_of(trace: Trace, rows: I64 | slice) -> Spans:
+    """Spans in which any of these events of the host was open, on any thread."""
+    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
 
 
 def computes_on_cpu(trace: Trace) -> bool:
     """Return whether the job of a trace without GPUs uses none: it launches no kernels that were not recorded."""
-    return not trace.gpus and not name_mask(trace, LAUNCH_CALLS)[trace.host.name].any()
+    return not trace.gpus and not name_mask(trace, LAUNCH_CALLS).take(trace.host.name).any()
 
 
 def host_stat(host: HostEvents, name: str) -> tuple[I64, I64]:

@@ -8,9 +8,10 @@ wall clock). Absent integers are -1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import ClassVar, NamedTuple, Protocol
+from functools import wraps
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 I16 = npt.NDArray[np.int16]
 U8 = npt.NDArray[np.uint8]
+T = TypeVar("T")
 
 
 # Stats of TensorFlow's host events whose value is a name (:class:`HostEvents`).
@@ -236,6 +238,21 @@ class StepEvents(Struct):
         return cls(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
+def once(find: Callable[[Trace], T]) -> Callable[[Trace], T]:
+    """Find what depends on the events of a trace alone once, whoever asks; two that ask at once may both find it."""
+    @wraps(find)
+    def ask(trace: Trace) -> T:
+        # A part of a trace has other columns, and the same ``found``.
+        device, host, names, result = trace.found.get(find, (None, None, 0, None))
+        if device is not trace.device or host is not trace.host or names != len(trace.names):
+            result = find(trace)
+            trace.found[find] = trace.device, trace.host, len(trace.names), result
+        found: T = result
+        return found
+
+    return ask
+
+
 class Trace(Struct):
     """One capture of one job: all its hosts, GPUs and threads on one clock."""
 
@@ -265,8 +282,8 @@ class Trace(Struct):
     live_steps: LiveSteps | None = None  # before it was captured, where gputop's monitor captured it
     stacks: tuple[StackSamples, ...] = ()  # of its processes' Python while it was captured, where gputop captured it
     no_stacks: str = ""  # why there are none; "": nobody tried
-    # By pattern, what :func:`gputop.trace.lookups.name_mask` has found.
-    name_masks: dict[tuple[str, ...], npt.NDArray[np.bool_]] = field(default_factory=dict)
+    # What was found in it once: by its function (:func:`once`), by pattern or key.
+    found: dict[object, Any] = field(default_factory=dict)
     occupancy_is: str = "theoretical"  # or "estimated": bounded by the grid's blocks per SM too (kineto)
     # By rank what gputop recorded after it at little cost, for what is seldom: events of the rank's host alone, its
     # steps among them where the framework marks them there; on the origin of this trace.
@@ -275,6 +292,7 @@ class Trace(Struct):
     function_phases: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    @once
     def window_ns(self) -> tuple[int, int]:
         """First to last event of GPUs and host, relative to the origin; (0, 0) if there is none."""
         starts = [int(e.start_ns[0]) for e in (self.device, self.host) if len(e)]

@@ -39,7 +39,7 @@ GROUPS: dict[str, list[Binding]] = {
         key("J", "open('captures')", "captures", "all captures: open, compare, delete"),
         key("A", "open('mark')", "mark as A", "mark as A, before a change"),
         key("B", "open('comparison')", "compare with A", "compare: what changed since A"),
-        key("s", "open('snapshot')", "snapshot", "export a snapshot for a ticket: html, svg, text"),
+        key("s", "open('snapshot')", "snapshot", "export a snapshot for a ticket: html, json, text"),
     ],
     "Time": [
         key("m", "metric(1)", "next metric", "next metric in the lanes"),

@@ -10,7 +10,6 @@ from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import GpuSample, Reading, XidEvent
 from gputop.export.html import to_html
 from gputop.export.snapshot import document, to_text
-from gputop.export.svg import to_svg
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, View, activity_text, flags_of
 from gputop.text.units import NA
 from gputop.tui.monitor.columns import plan, title_texts
@@ -28,7 +27,7 @@ def test_each_column_has_a_name_of_its_own_a_known_source_and_a_view() -> None:
     assert len({column.id for column in COLUMNS}) == len(COLUMNS)
     for column in COLUMNS:
         assert {*column.metrics, *filter(None, [column.limit])} <= set(GPU_METRICS)
-        assert column.screen or column.text or column.picture or column.page or column.id == "main"
+        assert column.screen or column.text or column.page or column.id == "main"
         assert list(column.screen) == sorted(column.screen)
 
 
@@ -45,12 +44,10 @@ def test_every_view_shows_its_columns_in_the_order_of_the_list() -> None:
     doc = document(session)
     screen = "".join(title_texts(plan(400), "SM active"))
     text = next(line for line in to_text(session).splitlines() if line.startswith("GPU "))
-    picture = " ".join(re.findall(r'font-size="12" text-anchor="end">([^<]*)<', to_svg(doc)))
     page = " ".join(re.findall(r"<th[^>]*>([^<]*)</th>", to_html(doc)[to_html(doc).index("<h2>Now"):]))
     for view, line, columns in (
             ("screen", screen, [c for c in FIGURES if c.cells_at(400) and c.id not in ("memory", "pcie")]),
-            ("text", text, [c for c in FIGURES if c.text]), ("picture", picture, [c for c in FIGURES if c.picture]),
-            ("page", page, [c for c in FIGURES if c.page])):
+            ("text", text, [c for c in FIGURES if c.text]), ("page", page, [c for c in FIGURES if c.page])):
         places = [line.index(c.heading_in(view)) for c in columns]  # type: ignore[arg-type]
         assert places == sorted(places) and len(set(places)) == len(columns), view
     assert "Memory GiB" in screen and "PCIe RX/TX GB/s" in screen, "lanes name what their figures are"

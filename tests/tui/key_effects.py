@@ -307,7 +307,7 @@ MONITOR_EFFECTS = {
     "open('captures')": Effect(screen, to(CapturesScreen)),
     "recommendations": Effect(focused, to(ActionsPanel), ("tab",)),
     "open('snapshot')": Effect(lambda app: {p.suffix for p in Path("traces").glob("*-SIMULATED-*")},
-                               to({".json", ".txt", ".svg", ".html"})),
+                               to({".json", ".txt", ".html"})),
     "metric(1)": Effect(lambda app: METRICS.index(table(app).metric), by(1)),
     "metric(-1)": Effect(lambda app: METRICS.index(table(app).metric), by(-1), ("m",)),
     "attach": Effect(title, to("Attach to HOST:PORT")),

@@ -241,7 +241,7 @@ async def test_snapshot_key_writes_every_form(tmp_path: Path) -> None:
         await pilot.press("s")
         await app.workers.wait_for_complete()
     written = sorted(p.suffix for p in tmp_path.iterdir())
-    assert written == [".html", ".json", ".svg", ".txt"]
+    assert written == [".html", ".json", ".txt"]
     document = json.loads(next(tmp_path.glob("*.json")).read_text())
     assert document["schema"] == "gputop.snapshot/1" and len(document["gpus"]) == 8
 

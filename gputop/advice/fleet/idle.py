@@ -156,8 +156,8 @@ def judge_activity_drop(view: JobView) -> ActivityDrop | Missing | None:
 def describe_activity_drop(v: ActivityDrop) -> FleetWords:
     return FleetWords(
         title=f"The activity of job {v.job} has fallen to {percent(v.after)}",
-        why=f"Its {v.count} GPUs were active {percent(v.before)} of the time. They have been active {percent(v.after)} "
-            f"of the time{lasting(v)}.",
+        why=f"Its {v.count} GPUs were active {percent(v.before)} of the time before. They have been active only "
+            f"{percent(v.after)} of it{lasting(v)}.",
         evidence=evidence(v, {"before_ratio": v.before, "after_ratio": v.after}),
         action="Look in the job's log for what changed at that time: another phase of the training, another data set, "
                "or slower storage. gputop compare shows what differs between two captures.",

@@ -317,8 +317,8 @@ def describe_low_clock_gpu(v: LowClockGpu) -> FleetWords:
         title=f"GPU {first} runs at a lower clock than the other GPUs of job {v.job}",
         why=f"SM clock {v.clock_hz / 1e6:,.0f} MHz (5-minute mean)"
             f"{f', low{lasting(v)}' if v.lasts_s else ''}. The median of the {v.count} busy GPUs of the "
-            f"same model is {v.median_hz / 1e6:.0f} MHz.{f' The reason: {reason}.' if reason else ''} It is not idle: "
-            f"it is active {percent(v.activity)} of the time. In synchronous training the others wait for it."
+            f"same model is {v.median_hz / 1e6:.0f} MHz.{f' The reason: {reason}.' if reason else ''} This GPU is "
+            f"active {percent(v.activity)} of the time. In synchronous training the others wait for it."
             f"{fault}{also}",
         evidence=evidence(v, {"sm_clock_hz": v.clock_hz, "median_sm_clock_hz": v.median_hz,
                               "activity_ratio": v.activity}),

@@ -300,11 +300,11 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
     if v.busier_peers:
         how += (f" {gpus_text(v.busier_peers)} of the same job {'works' if len(v.busier_peers) == 1 else 'work'} more "
                 "and may delay the others.")
-        brief += f", {gpus_text(v.busier_peers)} {'works' if len(v.busier_peers) == 1 else 'work'} more"
+        brief += f"; {gpus_text(v.busier_peers)} {'works' if len(v.busier_peers) == 1 else 'work'} more"
     if v.full_cores >= 1:
         evidence["full_cpu_cores"] = v.full_cores
         how += (f" Meanwhile {v.full_cores:.0f} CPU core{'s are' if round(v.full_cores) != 1 else ' is'} fully busy.")
-        brief += f", {counted(round(v.full_cores), 'CPU core')} full"
+        brief += f"; {counted(round(v.full_cores), 'CPU core')} full"
     if v.fall is not None:
         evidence |= {"before_ratio": v.fall.best, "lasts_s": v.fall.lasts_s}
         how += (f" The same job held {percent(v.fall.best)} for minutes, until {v.fall.lasts_s / 60:.0f} min ago.")

@@ -98,7 +98,7 @@ def describe_network_bound(v: NetworkBound) -> Explanation:
     again = ""
     if v.retransmits:
         evidence["retransmits_count"] = v.retransmits
-        again = f" Meanwhile the adapters sent data again {v.retransmits:.0f} times (retransmits)."
+        again = f" The adapters sent data again {v.retransmits:.0f} times (retransmits)."
     some = "" if v.full_adapters == v.adapters else (
         f" {v.full_adapters} of {v.adapters} adapters {'is' if v.full_adapters == 1 else 'are'} full: the others could "
         "carry a part.")

@@ -45,8 +45,8 @@ def describe_below_own_best(v: BelowOwnBest) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)} {work} at {percent(fall.now)} SM activity, {percent(fall.best)} until "
               f"{minutes} min ago",
-        why=f"The same job held {percent(fall.best)} SM activity for minutes, and has stayed at {percent(fall.now)} "
-            f"for {minutes} min: these GPUs can reach more with this job. Another phase of it, such as evaluation, "
+        why=f"The same job held {percent(fall.best)} SM activity for minutes, then stayed at {percent(fall.now)} for "
+            f"{minutes} min: these GPUs can reach more with this job. Another phase of it, such as evaluation, "
             "longer sequences or another data set, looks the same.",
         evidence={"before_ratio": fall.best, "after_ratio": fall.now, "lasts_s": fall.lasts_s},
         brief="Another phase of the job, such as evaluation or longer sequences, looks the same.",

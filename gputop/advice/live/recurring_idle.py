@@ -97,7 +97,7 @@ def describe_recurring_idle(v: ReturningIdle) -> Explanation:
         title = (f"{gpus_text(v.gpus)} idle {v.times} times in {last}, for {long}{' each' if alike else ''} "
                  f"({percent(v.idle_ratio)} of it)")
         # Three, or regular ones that have stopped, may be regular all the same.
-        how = f"{times}, for {_time(v.idle_s) if alike else span} each; no regular interval is certain."
+        how = f"{times}, for {_time(v.idle_s) if alike else span} each, at no regular interval."
     else:
         title = f"{gpus_text(v.gpus)} idle for {long} every {_time(v.period_s)} ({percent(v.idle_ratio)} of {last})"
         how = (f"{times}, every {_time(v.period_s)} (± {_time(v.period_spread_s or 0.0)}), for "
@@ -116,7 +116,7 @@ def describe_recurring_idle(v: ReturningIdle) -> Explanation:
         why=f"{what} is {percent(v.activity)} while they work. {how} Validation, checkpoints, the end of an epoch, "
             f"logging and garbage collection make GPUs wait like this.{step}",
         evidence=evidence, unknown="validation, a checkpoint, logging or garbage collection?",
-        brief=f"{times} in {last}." if v.period_s is not None else f"{times}; no regular interval is certain.",
+        brief=f"{times} in {last}." if v.period_s is not None else f"{times}, at no regular interval.",
         action="Press c: a capture that contains such an idle time shows what the host does then. "
                "Do that work less often, or in the background while the GPUs run the next steps.",
         gain=f"at most the {percent(v.idle_ratio)} in which they are idle; {NO_FIGURE}",

@@ -21,8 +21,8 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit
 from gputop.core.job_cpus import CpuUser, JobCpus
 from gputop.text.units import counted, percent, printable
-from gputop.trace.intervals import coverage, union
-from gputop.trace.lookups import computes_on_cpu, host_rows
+from gputop.trace.intervals import coverage
+from gputop.trace.lookups import computes_on_cpu, host_rows, spans_of
 from gputop.trace.threads import GLOBAL_POOL, INPUT, MAIN, lines_of
 
 _NAMED, _NAME_CHARS = 3, 32
@@ -70,7 +70,7 @@ def _with_few_workers(cpus: JobCpus | None) -> JobCpus | None:
 def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
     mostly_children = v.children is not None and v.children >= _MAIN_SHARE * v.programs
     who = "Other processes" if mostly_children else "Other programs"
-    started = f", {v.children:.2g} of them by processes that the job started" if mostly_children else ""
+    started = f", and {v.children:.2g} of them went to processes that the job started" if mostly_children else ""
     why = (f"{who} used {v.programs:.2g} of the {v.allowed:.3g} CPUs that the job may use{started}. The job itself "
            f"got {v.used:.2g}, and no CPU was idle.")
     if v.held_up is not None and v.held_up >= 0.01:
@@ -144,7 +144,7 @@ def judge_threads_unused(facts: TraceFacts) -> ThreadsUnused | Missing | None:
     if not len(large) or not spans.total:
         return None
     processes = max(len(facts.host.divided) if facts.host is not None else 1, 1)
-    covered = coverage(union(host.start_ns[large], host.end_ns[large]), spans.start, spans.end).sum()
+    covered = coverage(spans_of(facts.trace, large), spans.start, spans.end).sum()
     ratio = min(float(covered) / spans.total, 1.0)
     share = ratio * (1 - 1 / threads)
     if share < limit("threads_unused.share"):

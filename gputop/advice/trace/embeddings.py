@@ -18,7 +18,7 @@ from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import MIN_SHARE, Culprit
 from gputop.text.units import count, percent, reads_zero, seconds, size
-from gputop.trace.intervals import coverage, union
+from gputop.trace.intervals import coverage
 from gputop.trace.lookups import (
     OPTIMIZER_CALL,
     host_rows,
@@ -26,6 +26,7 @@ from gputop.trace.lookups import (
     launched_within,
     name_mask,
     optimizer_names,
+    spans_of,
 )
 from gputop.trace.model import F64, I64, Kind, Trace
 
@@ -186,9 +187,9 @@ def _without_calls(facts: TraceFacts) -> Missing | None:
     of torch.compile's, and in Nsight's reports. None where they and the optimizer's kernels take little."""
     trace, device = facts.trace, facts.trace.device
     of_tables = name_mask(trace, _KERNEL)
-    if not facts.active or not of_tables[device.name].any() or len(host_rows(trace, _BACKWARD)):
+    if not facts.active or not of_tables.take(device.name).any() or len(host_rows(trace, _BACKWARD)):
         return None
-    chosen = (of_tables | optimizer_names(trace))[device.name] & (device.kind == Kind.COMPUTE)
+    chosen = (of_tables | optimizer_names(trace)).take(device.name) & (device.kind == Kind.COMPUTE)
     chosen &= coverage(facts.analyzed_spans, device.start_ns, device.end_ns) > 0
     per = facts.steps_or_window * len(facts.active)
     time_s = float((device.end_ns[chosen] - device.start_ns[chosen]).sum()) * _NS
@@ -206,8 +207,7 @@ class _Work(Struct, frozen=True):
     def of(cls, facts: TraceFacts, calls: I64) -> _Work:
         trace = facts.trace
         if not facts.active:
-            host = trace.host
-            return cls(union(host.start_ns[calls], host.end_ns[calls]).total * _NS, np.empty(0, np.int64))
+            return cls(spans_of(trace, calls).total * _NS, np.empty(0, np.int64))
         device = trace.device
         kernels = np.flatnonzero(device.kind != Kind.COLLECTIVE)
         rows = kernels[launched_within(trace, kernels, calls)]
@@ -255,8 +255,8 @@ def describe_embedding_dense(v: EmbeddingDense | TablesAsWhole | TablesInXla, jo
         title=_title(v.used),
         why=f"Embedding tables (the largest: {count(v.rows)} rows of {v.width}) get gradients as large as they are. "
             f"The optimizer reads and writes all of their rows. That takes {seconds(spent)} per {job.basis}: "
-            f"{seconds(v.backward_s)} for the gradients and {seconds(v.optimizer_s)} in the optimizer. A {job.basis} "
-            "can change only the rows that it looks up.",
+            f"{seconds(v.backward_s)} for the gradients and {seconds(v.optimizer_s)} in the optimizer. A step "
+            "needs to change only the rows that it looks up.",
         evidence={"table_rows_count": float(v.rows), "used_rows_ratio": v.used, "dense_gradients_s": v.backward_s,
                   "dense_optimizer_s": v.optimizer_s, "tables_of_gradients_ratio": v.tables_part,
                   "share_ratio": spent / job.period_s},
@@ -276,8 +276,8 @@ def _describe_xla(v: TablesInXla, job: Job) -> Explanation:
     return Explanation(
         title=_title(v.used),
         why=f"Embedding tables (the largest: {size(v.table_bytes)}) get gradients as large as they are. The optimizer "
-            f"reads and writes all of their rows. That takes {seconds(v.spent_s)} per {job.basis}. A {job.basis} can "
-            "change only the rows that it looks up.",
+            f"reads and writes all of their rows. That takes {seconds(v.spent_s)} per {job.basis}. A step needs "
+            "to change only the rows that it looks up.",
         evidence={"table_bytes": float(v.table_bytes), "used_rows_ratio": v.used, "dense_gradients_s": v.gradients_s,
                   "dense_optimizer_s": v.optimizer_s, "share_ratio": v.spent_s / job.period_s},
         action="Look the rows up outside of the differentiated function, and add their gradient to these rows alone, "

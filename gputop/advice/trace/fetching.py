@@ -9,7 +9,7 @@ from gputop.advice.fix_code import code
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 
-_D2H = "Read results back less often: keep losses and metrics on the GPU and fetch them every so many steps."
+_D2H = "Read results back less often: keep losses and metrics on the GPU and fetch them every hundred steps."
 _SUMMARIES = "Write summaries and histograms every few hundred steps: each one fetches its tensors from the GPU."
 _PLACED = ("Keep these ops on the GPU, or fetch their results once in many steps: an op on the host fetches its inputs "
            "from the GPU.")

@@ -117,7 +117,7 @@ def _slow_rank(trace: Trace, host: str | None, rank: int | None) -> str | None:
 
 def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     what, action, snippet = _gap_fix(v, job)
-    where = "Python runs no op" if job.framework == "pytorch" else "the host is between two calls of the step"
+    where = "Python runs no op" if job.framework == "pytorch" else "the host is between two steps"
     if v.gpus:
         where += " and no GPU has work"
     elif job.framework == "pytorch":
@@ -205,7 +205,7 @@ def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
     if silent >= most or not shown:
         python = ("first of all the wait for the DataLoader, which Nsight does not record; otherwise logging, metrics"
                   if v.loader_unseen and loop == PYTORCH else "callbacks, logging, data handling")
-        what = f"{seconds(silent)} of it has no event, which means Python ({python})"
+        what = f"Python without events for {seconds(silent)} ({python})"
         return what + (f"; the rest is {shown}" if shown else "")
     return f"mostly {shown}" + (
         f", and {seconds(silent)} without any event, which means Python" if silent >= 0.1 * v.gap_s else "")

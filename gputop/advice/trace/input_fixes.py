@@ -185,7 +185,7 @@ class _Bottleneck(Struct, frozen=True):
 
     def _sentences(self) -> str:
         stage, last = self.stage, self.prefetch
-        text = f" Its stage {stage.name} takes {seconds(self.stage_s)} for the batches of a step"
+        text = f" The stage {stage.name} takes {seconds(self.stage_s)} for the batches of a step"
         text += f", on {stage.workers} threads." if stage.workers > 1 else "."
         if last is None:
             return text + " Nothing is prefetched."

@@ -106,7 +106,7 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
     if anew.total >= subtract(waits, anew).total:
         return InputFix(
             KEEP_WORKERS, snippet, None, "",
-            tells=f" The DataLoader starts its workers anew for each pass over its data, {len(anew.start)} times in "
+            tells=f" The DataLoader starts its workers again for each pass over its data, {len(anew.start)} times in "
                   f"this recording; from the last batch to the next one that takes "
                   f"{seconds(anew.total / len(anew.start) / 1e9)}.")
     if cpus is not None and cpus.busy is not None and cpus.busy >= _CPUS_FULL_RATIO * cpus.allowed:

@@ -40,14 +40,14 @@ WORK: tuple[KnownWork, ...] = (
 # What also makes steps long, or runs between them.
 SELDOM_WORK: tuple[KnownWork, ...] = (
     KnownWork("compilation", "Call functions with the same shapes and types each time."),
-    *(KnownWork(kind, "Call fit() once, over one dataset that is repeated, not anew for each epoch or piece of data: "
+    *(KnownWork(kind, "Call fit() once, over one dataset that is repeated, not again for each epoch or piece of data: "
                       "each call makes datasets and their iterators, and frees them.")
       for kind in ("freeing", "datasets")),
     KnownWork("garbage", "Freeze long-lived objects and choose when to collect: gc.freeze(), gc.disable(), and "
                          "gc.collect() every few hundred steps."),
     KnownWork("files", "Read and write files outside the loop: in the input pipeline, or in a thread."),
 )
-NEW_WORKERS = "the DataLoader starts its workers anew"
+NEW_WORKERS = "the DataLoader starts its workers again"
 NO_TRAINING = "nothing trains here, and a pause may be the wait for the next request"
 
 

@@ -64,7 +64,7 @@ def _undisturbed(facts: TraceFacts) -> float:
     """
     trace, spans = facts.trace, facts.analyzed_spans
     host = trace.host
-    rows = np.flatnonzero(lines_of(trace, INPUT)[host.line])
+    rows = np.flatnonzero(lines_of(trace, INPUT).take(host.line))
     rows = rows[coverage(spans, host.start_ns[rows], host.end_ns[rows]) == host.end_ns[rows] - host.start_ns[rows]]
     times = np.bincount(host.name[rows], host.end_ns[rows] - host.start_ns[rows])
     most = 0.0

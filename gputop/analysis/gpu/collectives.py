@@ -125,6 +125,9 @@ def _operation(
     rows = [r for r in rows if len(r)]
     all_ = np.concatenate(rows)
     known_sizes = device.bytes[all_]
+    if name == "AllReduce":  # XLA's program has the operand and the result
+        of_program = [trace.hlo_ops[i].bytes if i >= 0 else None for i in device.hlo[all_].tolist()]
+        known_sizes = np.where(known_sizes < 0, [-1 if size is None else size // 2 for size in of_program], known_sizes)
     known_sizes = known_sizes[known_sizes >= 0]
     match = _match(trace, rows)
     times, reason = (None, match) if isinstance(match, str) else (match, None)

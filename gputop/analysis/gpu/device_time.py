@@ -31,14 +31,12 @@ NO_LAUNCH = np.iinfo(np.int64).min  # the launch of a device event is not known
 class Gaps(Struct, frozen=True):
     """The idle intervals between a GPU's device events, as columns of one length.
 
-    ``after`` is the row of the event that ends each, ``resumes`` the place among the GPU's rows of the first that
-    begins then.
+    ``after`` is the row of the event that ends each.
     """
 
     start: I64
     end: I64
     after: I64
-    resumes: I64
 
     @property
     def spans(self) -> Spans:
@@ -75,6 +73,12 @@ class GpuTimeline(Struct, frozen=True):
     @property
     def window_ns(self) -> tuple[int, int]:
         return (int(self.busy.start[0]), int(self.busy.end[-1])) if len(self.busy.start) else (0, 0)
+
+    @property
+    def resumes(self) -> I64:
+        """Place of the first event that begins at the end of each gap."""
+        each = len(self.gaps.end) == len(self.rows) - 1
+        return np.arange(1, len(self.rows)) if each else np.searchsorted(self.start_ns, self.gaps.end)
 
     @property
     def kernels(self) -> I64:
@@ -124,13 +128,12 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
     else:
         after = rows[1:] if len(gaps.start) == len(rows) - 1 else rows[pauses.after]
     before = rows[_last_to_end(end, gaps.start) if pauses is None else pauses.before]
-    resumes = np.searchsorted(start, gaps.end) if pauses is None else pauses.after
     kernels, computing = np.flatnonzero(kind <= Kind.COLLECTIVE), np.flatnonzero(kind == Kind.COMPUTE)
     return GpuTimeline(
         gpu, rows, start, end, kernels, computing,
         of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
         of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy,
-        Gaps(*gaps, after, resumes), _late(trace, gaps, before, after),
+        Gaps(*gaps, after), _late(trace, gaps, before, after),
     )
 
 

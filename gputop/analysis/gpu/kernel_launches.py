@@ -46,12 +46,12 @@ def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kern
     if kernels is None or _of_amd(trace):
         return kernels
     device = trace.device
-    rows = np.flatnonzero(device.kind == Kind.COMPUTE)
-    launched = np.where(device.launch_ns[rows] >= 0, device.launch_ns[rows], device.start_ns[rows])
+    launched, counts = np.where(device.launch_ns >= 0, device.launch_ns, device.start_ns), device.kind == Kind.COMPUTE
     edges = steps.edges_ns[:_ENOUGH_STEPS] if steps is not None and steps.count else None
     if edges is not None:
-        inside = (launched >= edges[0, 0]) & (launched < edges[-1, 1])
-        rows, launched = rows[inside], launched[inside]
+        counts &= (launched >= edges[0, 0]) & (launched < edges[-1, 1])
+    rows = np.flatnonzero(counts)
+    launched = launched[rows]
     used, name_of = numbered(device.name[rows])
     names = [trace.names[i] if i >= 0 else "" for i in used.tolist()]
     functions = [function_name(name) for name in names]

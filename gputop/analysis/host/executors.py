@@ -28,7 +28,7 @@ def of_input_pipeline(trace: Trace) -> Mask:
     """Mask of the host events that belong to the input pipeline: all on tf.data's threads, and on others what begins
     while their executor runs a function of tf.data."""
     host = trace.host
-    out = lines_of(trace, INPUT)[host.line] if len(host) else np.zeros(0, bool)
+    out = lines_of(trace, INPUT).take(host.line) if len(host) else np.zeros(0, bool)
     runs = input_executors(trace)
     for line in np.unique(host.line[runs]).tolist():
         of_line = runs[host.line[runs] == line]  # one after the other, in order of time

@@ -14,9 +14,9 @@ from gputop.analysis.host.python_tracer import function_text
 from gputop.analysis.results import GapWork, StepGaps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.user_ranges import named_ranges, numbered_ranges
-from gputop.trace.intervals import AT_ONCE, EMPTY, Spans, coverage, merge, subtract, union
-from gputop.trace.lookups import FEW_LINES, host_stat, launching_lines, name_mask, rows_of
-from gputop.trace.model import I64, Trace
+from gputop.trace.intervals import AT_ONCE, EMPTY, Spans, coverage, merge, subtract
+from gputop.trace.lookups import FEW_LINES, host_stat, launching_lines, name_mask, numbered, rows_of, spans_of
+from gputop.trace.model import I64, Trace, once
 from gputop.trace.nesting import nest
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
@@ -44,7 +44,7 @@ def step_gaps(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
     if busy:
         gaps, what = subtract(within, merge(EMPTY, *busy)), "no GPU busy within the step"
     elif len(calls) and not trace.gpus and not name_mask(trace, _MARKER)[trace.host.name[calls]].any():
-        gaps = subtract(within, union(trace.host.start_ns[calls], trace.host.end_ns[calls]))
+        gaps = subtract(within, spans_of(trace, calls))
         what = "from the end of a step's call to the start of the next"
     else:
         return None
@@ -112,11 +112,12 @@ def charge(trace: Trace, rows: I64, inside_ns: I64, line: npt.NDArray) -> Charge
     return Charge(label[holder], nesting.own(inside_ns), np.where(nesting.parent < 0, inside_ns, 0), holder)
 
 
+@once
 def marks(trace: Trace) -> npt.NDArray[np.bool_]:
     """Mask of the host events that are marks of steps, or hold one: an epoch, the whole training. They are around the
     work, and none of it themselves."""
     host = trace.host
-    is_mark = name_mask(trace, _MARKER)[host.name]
+    is_mark = name_mask(trace, _MARKER).take(host.name)
     is_mark[host_stat(host, "step_num")[0]] = True
     if (numbered := numbered_ranges(trace)) is not None:
         is_mark[numbered.rows] = True
@@ -150,8 +151,9 @@ def grouped_work(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_], loop_
     """:func:`work_in` by group, and of each group the gap time in which an event is open on the ``loop_lines``.
     ``ends``: of the stretches that hold the gaps, ``group``: the number of each one's group."""
     host = trace.host
-    rows = np.flatnonzero(chosen[host.line] & (host.end_ns > host.start_ns)) if len(host) else np.empty(0, np.int64)
-    rows = rows[rows_of(~marks(trace)[rows])] if len(rows) else rows
+    rows = np.empty(0, np.int64)
+    if len(host):
+        rows = np.flatnonzero(chosen.take(host.line) & (host.end_ns > host.start_ns) & ~marks(trace))
     inside = coverage(gaps, host.start_ns[rows], host.end_ns[rows])
     within = rows_of(inside > 0)
     rows, inside = rows[within], inside[within]  # what holds such an event is such an event
@@ -163,12 +165,12 @@ def grouped_work(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_], loop_
         charged = charge(trace, rows[indices], inside[indices], line[indices])
         holds = np.zeros(len(indices), bool)
         holds[charged.holder[rows_of(charged.own_ns > 0)]] = True
-        keys, which = np.unique(of_row[indices] * names + charged.name, return_inverse=True)
+        keys, which = numbered(of_row[indices] * names + charged.name)
         times, events = np.bincount(which, charged.own_ns, len(keys)), np.bincount(which, holds, len(keys))
         for key, time, count in zip(keys.tolist(), times.tolist(), events.tolist(), strict=True):
             before = sums.get(key, (0, 0))
             sums[key] = before[0] + time, before[1] + count
-        counted = loop_lines[line[indices]]
+        counted = rows_of(loop_lines[line[indices]])
         with_event_ns += np.bincount(of_row[indices][counted], charged.outer_ns[counted], len(with_event_ns))
     out: dict[int, dict[str, tuple[int, int]]] = {}
     for key, (time, count) in sorted(sums.items()):
@@ -199,7 +201,7 @@ def longest_on_host(trace: Trace, names: Collection[str], within: Spans) -> dict
         if text in wanted:
             number[i] = wanted[text]
     eager, op = host_stat(host, "eager_op")
-    own_name = np.flatnonzero(number[host.name] >= 0)
+    own_name = np.flatnonzero(number.take(host.name) >= 0)
     rows = np.concatenate((own_name, eager[number[op] >= 0]))
     which = np.concatenate((number[host.name[own_name]], number[op][number[op] >= 0]))
     inside = coverage(within, host.start_ns[rows], host.end_ns[rows])

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from gputop.analysis.host.executors import RUNS, of_input_pipeline
-from gputop.analysis.host.functions import XLA_RUN, spans_of
+from gputop.analysis.host.functions import XLA_RUN
 from gputop.analysis.host.host_ops import OP, single_ops
 from gputop.analysis.host.python_tracer import NAME as FUNCTION_NAME
 from gputop.analysis.host.small_ops import PAUSE_NS, small_ops
@@ -16,8 +16,9 @@ from gputop.analysis.host.tf_data import PYTHON_OP
 from gputop.analysis.steps.compilations import PJIT, TRACING, holds
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.analysis.steps.torch_compilations import compiling, torch_builds
+from gputop.analysis.steps.torchscript import script_builds
 from gputop.trace.intervals import EMPTY, Spans, complement, in_order, joined, merge, subtract, union
-from gputop.trace.lookups import COMPILE, Mask, distinct, host_rows, host_stat, name_mask, rows_of
+from gputop.trace.lookups import COMPILE, Mask, distinct, host_rows, host_stat, name_mask, rows_of, spans_of
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -70,8 +71,8 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     CPU its small ops always do. ``rank``: only what this process on the host did."""
     here = np.array([line.host == host and line.gpu < 0 and rank in (None, line.rank) for line in trace.lines], bool)
     main = here & lines_of(trace, MAIN)
-    not_input = here[trace.host.line] & ~of_input_pipeline(trace)
-    ops = np.flatnonzero(name_mask(trace, OP)[trace.host.name] & not_input)
+    not_input = here.take(trace.host.line) & ~of_input_pipeline(trace)
+    ops = np.flatnonzero(name_mask(trace, OP).take(trace.host.name) & not_input)
     runs = host_rows(trace, XLA_RUN)
     runs = runs[not_input[runs]]
     traced, called = _calls(trace, main)
@@ -86,10 +87,10 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
         ops = _innermost(trace, _rows(trace, name_mask(trace, r"aten::"), main))
         calls, short_ops, short_pauses = _torch_calls(trace, here, called, ops)
     elif not len(ops) and host_rows(trace, PJIT).size:
-        ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK)[trace.host.name] & not_input))
+        ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK).take(trace.host.name) & not_input))
     placed_rows = _placed(trace, ops) if trace.gpus else _python_callbacks(trace, ops)
     tracing = merge(_tracing(trace, here, traced, begun), compiling(trace, main), *(
-        union(builds.start_ns, builds.end_ns) for builds in torch_builds(trace, main)))
+        union(builds.start_ns, builds.end_ns) for builds in (*torch_builds(trace, main), *script_builds(trace))))
     eager = EMPTY
     if short_ops is not None:
         eager = small_ops(trace, main).spans
@@ -134,14 +135,14 @@ def _rows(trace: Trace, names: Mask, lines: Mask) -> I64:
     host = trace.host
     if not (names.any() and lines.any()):
         return np.empty(0, np.int64)
-    return np.flatnonzero(names[host.name] & lines[host.line])
+    return np.flatnonzero(names.take(host.name) & lines.take(host.line))
 
 
 def _calls(trace: Trace, main: Mask) -> tuple[I64, I64]:
     """Rows of calls that trace or compile their function, and of all calls, on threads of Python."""
     host = trace.host
     tf_rows, mode = host_stat(host, "tf_function_call")
-    keep = main[host.line[tf_rows]]
+    keep = main[host.line[tf_rows]] & ~name_mask(trace, "eager$")[mode]  # tf.config.run_functions_eagerly
     tf_rows, mode = tf_rows[keep], mode[keep]
     traces = name_mask(trace, "traced")[mode]
     functions, is_func = host_stat(host, "is_func")
@@ -159,7 +160,7 @@ def _first_runs(trace: Trace, here: Mask, ops: I64, runs: I64, not_input: Mask) 
     host, device = trace.host, trace.device
     started = host_rows(trace, RUNS)
     started = started[not_input[started]]
-    launches = device.launch_ns[rows_of((device.launch_line >= 0) & here[device.launch_line])]
+    launches = device.launch_ns[rows_of((device.launch_line >= 0) & here.take(device.launch_line))]
     return in_order(np.concatenate((host.start_ns[ops], host.start_ns[started], host.start_ns[runs], launches)))
 
 

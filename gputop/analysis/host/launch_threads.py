@@ -69,7 +69,7 @@ def work_by_line(trace: Trace) -> dict[int, Spans]:
     start, end, line = host.start_ns, host.end_ns, host.line
     of_input = lines_of(trace, INPUT)
     if of_input.any() and len(host):
-        rows = np.flatnonzero(name_mask(trace, _INPUT_WORK)[host.name] | ~of_input[host.line])
+        rows = np.flatnonzero(name_mask(trace, _INPUT_WORK).take(host.name) | ~of_input.take(host.line))
         start, end, line = start[rows], end[rows], line[rows]
     return {number: union(start[indices], end[indices]) for number, indices in by_line(line).items()}
 

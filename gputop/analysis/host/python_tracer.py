@@ -58,7 +58,7 @@ def traced_stacks(trace: Trace) -> list[PythonStacks]:
     mask = name_mask(trace, NAME)
     if not mask.any() or not len(trace.host):
         return []
-    is_call = mask[trace.host.name] & (trace.host.end_ns > trace.host.start_ns)
+    is_call = mask.take(trace.host.name) & (trace.host.end_ns > trace.host.start_ns)
     is_call[host_stat(trace.host, "annotation")[0]] = False
     rows = np.flatnonzero(is_call)
     if not len(rows):
@@ -98,7 +98,7 @@ def _loops(trace: Trace, lines: Sequence[int], loaders: set[int], spans: dict[in
         launches = device.launch_line[(device.gpu == gpu) & (device.launch_line >= 0)]
         count = np.bincount(launches, minlength=len(trace.lines))
         loops |= {line for line in lines if count[line] > _PER_LAUNCH * max(len(launches), 1)}
-    other = np.bincount(trace.host.line, ~name_mask(trace, NAME)[trace.host.name], len(trace.lines))
+    other = np.bincount(trace.host.line, ~name_mask(trace, NAME).take(trace.host.name), len(trace.lines))
     longest = max(lines, key=lambda line: (other[line] > 0, int((spans[line].end - spans[line].start).sum()), -line))
     return sorted(loops or {longest})
 

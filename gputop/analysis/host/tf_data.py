@@ -81,7 +81,7 @@ def stage_self_times(trace: Trace) -> dict[str, float]:
     only hand on or wait, so they are left out.
     """
     host = trace.host
-    rows = np.flatnonzero(name_mask(trace, ITERATOR)[host.name] & (host.end_ns > host.start_ns))
+    rows = np.flatnonzero(name_mask(trace, ITERATOR).take(host.name) & (host.end_ns > host.start_ns))
     if not len(rows):
         return {}
     nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)

@@ -52,12 +52,12 @@ from gputop.analysis.host.work_kinds import (
 from gputop.analysis.results import Account, HostWork, RankWallTime, StackLine, StepSeries, WallPart, WallTime
 from gputop.analysis.steps.long_steps import period_of, usual_limit
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.steps.phases import EVALUATION, PREDICTION
+from gputop.analysis.steps.phases import EVALUATION, PREDICTION, SERVES
 from gputop.analysis.steps.start_up import tear_down
 from gputop.analysis.steps.steps import find_overview_steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.trace.intervals import EMPTY, Spans, complement, coverage, intersect, joined, merge, subtract, union
-from gputop.trace.lookups import detect_framework, host_rows, launching_lines, rows_of
+from gputop.trace.lookups import detect_framework, host_rows, launching_lines, rows_of, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 
@@ -245,11 +245,9 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
     numbers = sorted({int(of_line[line]) for line in np.unique(trace.host.line).tolist()} | set(of_gpu.values()))
     if gpu_timelines:  # a process without a GPU of its own (a launcher) is no rank
         numbers = [number for number in numbers if number in of_gpu.values()] or numbers
-    within = steps.spans if steps is not None else _spans((trace.window_ns,))
-    processes = process_lines(python, within, [complement(within, *trace.window_ns) if steps is not None else EMPTY])
     calls = step_calls(trace, steps) if steps is not None else np.empty(0, np.int64)
     out = []
-    for index, number in enumerate(numbers):
+    for number in numbers:
         lines = of_line == number
         hosts = {trace.lines[line].host for line in np.flatnonzero(lines).tolist()}
         busy = merge(EMPTY, *(timeline.busy for timeline in gpu_timelines if of_gpu[timeline.gpu] == number))
@@ -258,9 +256,12 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
         out.append(_Rank(
             number, next(iter(sorted(hosts)), ""), _window(trace, number, lines, busy), busy,
             merge(busy, _computed_on_cpu(trace, lines)), lines,
-            _loop_lines(trace, lines, calls), waits,
-            _of_process(processes, index, len(numbers)), _reads_per_step(trace, lines, steps)))
-    return out
+            _loop_lines(trace, lines, calls), waits, (), _reads_per_step(trace, lines, steps)))
+    within = steps.spans if steps is not None else _spans((trace.window_ns,))
+    gaps = [complement(subtract(within, _long_pauses(steps, rank)[0]), *trace.window_ns) if steps is not None else EMPTY
+            for rank in out]
+    processes = process_lines(python, within, gaps) if gaps else []
+    return [structs.replace(rank, python=_of_process(processes, index, len(out))) for index, rank in enumerate(out)]
 
 
 def _reads_per_step(trace: Trace, lines: npt.NDArray[np.bool_], steps: Steps | None) -> float:
@@ -276,7 +277,7 @@ def _window(trace: Trace, number: int, lines: npt.NDArray[np.bool_], busy: Spans
     """Window from the begin of the rank's recording to its end. Work of a GPU may go on after the profiler's own end,
     which is when it has stopped: a little later than it records."""
     host = trace.host
-    rows = rows_of(lines[host.line]) if len(host) else np.empty(0, np.int64)
+    rows = rows_of(lines.take(host.line)) if len(host) else np.empty(0, np.int64)
     start, end = host.start_ns[rows], host.end_ns[rows]
     edges = [*((int(start[0]), int(end.max())) if len(start) else ()),
              *((int(busy.start[0]), int(busy.end[-1])) if len(busy.start) else ()),
@@ -291,7 +292,7 @@ def _computed_on_cpu(trace: Trace, lines: npt.NDArray[np.bool_]) -> Spans:
     """Spans in which XLA runs programs on the CPU: JAX's calls return before."""
     rows = host_rows(trace, _XLA_PROGRAM)
     rows = rows[(lines & lines_of(trace, EXECUTOR))[trace.host.line[rows]]] if len(rows) else rows
-    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+    return spans_of(trace, rows)
 
 
 def _loop_lines(trace: Trace, lines: npt.NDArray[np.bool_], calls: I64) -> npt.NDArray[np.bool_]:
@@ -327,7 +328,7 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
         take("start" if steps.times.start_up else _id_of_steps(steps), subtract(steps.spans, pauses))
         take("start", _spans(steps.warm_up_ns))
         for phase, spans in _whole_loops(steps).items():
-            take(phase if phase in _PHASES else "iterations", spans)
+            take(phase if phase in (*_PHASES, *SERVES) else "iterations", spans)
         recorded = merge(pauses, *(spans for id_, spans in divided.items() if id_ != "unrecorded"))
         # Without a step of its own, where the other recording has some, all of it is an edge.
         first, last = (int(recorded.start[0]), int(recorded.end[-1])) if len(recorded.start) else (last, last)
@@ -596,8 +597,8 @@ def _input_works(trace: Trace, rank: _Rank, idle: Spans) -> bool:
     host = trace.host
 
     def covered(lines: npt.NDArray[np.bool_]) -> float:
-        rows = rows_of(lines[host.line])
-        spans = joined(union(host.start_ns[rows], host.end_ns[rows]), 1)
+        rows = rows_of(lines.take(host.line))
+        spans = joined(spans_of(trace, rows), 1)
         return float(coverage(spans, idle.start, idle.end).sum()) / idle.total
 
     loop = rank.loop_lines | (rank.lines & lines_of(trace, EXECUTOR))

@@ -147,7 +147,7 @@ def _ops(trace: Trace) -> _Ops | None:
                     tuple(scopes.scopes)) if len(rows) else None
     xla, hlo = host_stat(host, "hlo")
     is_op = name_mask(trace, OP) & ~(name_mask(trace, _RUNS_XLA, ("xla", "partitionedcall")) if len(xla) else False)
-    tf_ops = np.flatnonzero(is_op[host.name] & ~of_input_pipeline(trace))
+    tf_ops = np.flatnonzero(is_op.take(host.name) & ~of_input_pipeline(trace))
     everything = union([host.start_ns[0]], [host.end_ns.max() + 1])
     eager, eager_op = eager_calls(trace, everything)
     holds = np.array([op.opcode in _HOLDS_OPS for op in trace.hlo_ops] + [False])

@@ -39,7 +39,7 @@ def gradient_buckets(trace: Trace, functions: Mask) -> Iterator[Bucket]:
     """The buckets of each thread in order of time. ``functions``: which names are functions of autograd, as
     :func:`name_mask`. Collectives whose gradients the trace does not tell are in none."""
     host, device = trace.host, trace.device
-    rows = np.flatnonzero(functions[host.name])
+    rows = np.flatnonzero(functions.take(host.name))
     accumulate = (name_mask(trace, _ACCUMULATE) & functions)[host.name]
     reduced = np.flatnonzero((device.kind == Kind.COLLECTIVE) & (device.launch_ns >= 0))
     for line in np.unique(device.launch_line[reduced]).tolist():

@@ -183,7 +183,7 @@ def device_share(trace: Trace, timeline: GpuTimeline, within: Spans) -> DeviceSh
     bounds = Spans(np.concatenate((within.start[:1], gaps.start)), np.concatenate(([lo], gaps.end)))
     wait = np.zeros(len(rows), np.int64)
     idle = coverage(within, bounds.start, np.maximum(bounds.start, bounds.end))
-    wait[gaps.resumes] = idle[1:]  # no two gaps end with one event
+    wait[timeline.resumes] = idle[1:]  # no two gaps end with one event
     wait[np.searchsorted(start, lo)] += idle[0]
     rest = int(coverage(within, [hi], [max(hi, int(within.end[-1]))])[0]) if len(within.end) else 0
     return DeviceShare(rows, kind, busy, wait, rest)

@@ -58,8 +58,8 @@ def updates_ns(trace: Trace, rank: int) -> tuple[I64, I64]:
             return host.start_ns[rows], host.end_ns[rows]
     mask = optimizer_names(trace).copy()
     mask[[index for index in np.flatnonzero(mask).tolist() if _NO_UPDATE.search(trace.names[index])]] = False
-    is_update = (mask[device.name] | mask[device.tf_op]) & (device.launch_ns >= 0)
-    rows = np.flatnonzero(is_update & lines[device.launch_line])
+    is_update = (mask.take(device.name) | mask.take(device.tf_op)) & (device.launch_ns >= 0)
+    rows = np.flatnonzero(is_update & lines.take(device.launch_line))
     rows = rows[np.argsort(device.launch_ns[rows], kind="stable")]
     return device.launch_ns[rows], device.launch_end_ns[rows]
 

@@ -10,12 +10,13 @@ import numpy as np
 from gputop.analysis.results import StepTimes
 from gputop.core.findings import TraceNote
 from gputop.text.units import seconds
-from gputop.trace.intervals import Spans, in_order, union
-from gputop.trace.lookups import name_mask
+from gputop.trace.intervals import Spans, in_order
+from gputop.trace.lookups import name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import INPUT, lines_of
 
 TRAINING, EVALUATION, PREDICTION, UNKNOWN = "training", "evaluation", "prediction", "unknown"
+SERVES = ("prefill", "decode")  # of the steps of a server of models
 
 _NAMED = (
     (TRAINING, r"(?:__inference_)?train_function"),
@@ -54,7 +55,7 @@ def phases(trace: Trace, rows: I64, key: I64) -> dict[int, str]:
     out = {}
     for function, calls in zip(functions.tolist(), np.split(rows[order], first)[1:], strict=True):
         rank_of_call = rank_of_line[trace.host.line[calls]]
-        spans = {rank: union(trace.host.start_ns[called], trace.host.end_ns[called]) for rank, called in (
+        spans = {rank: spans_of(trace, called) for rank, called in (
             (rank, calls[rank_of_call == rank]) for rank in np.unique(rank_of_call).tolist())}
         by_name = next((phase for phase, mask in named.items() if mask[function]),
                        trace.function_phases.get(trace.names[function], UNKNOWN))
@@ -97,10 +98,10 @@ def _times_by_rank(trace: Trace, pattern: str, words: tuple[str, ...], on_gpu: b
     if not mask.any():
         return {}
     if on_gpu:
-        rows = np.flatnonzero((mask[device.tf_op] | mask[device.name]) & (device.launch_ns >= 0))
+        rows = np.flatnonzero((mask.take(device.tf_op) | mask.take(device.name)) & (device.launch_ns >= 0))
         times, rank = device.launch_ns[rows], np.array([gpu.rank for gpu in trace.gpus], np.int64)[device.gpu[rows]]
     else:
-        rows = np.flatnonzero(mask[host.name])
+        rows = np.flatnonzero(mask.take(host.name))
         rows = rows[~lines_of(trace, INPUT)[host.line[rows]]]
         times, rank = host.start_ns[rows], np.array([line.rank for line in trace.lines], np.int64)[host.line[rows]]
     return {number: in_order(times[rank == number]) for number in np.unique(rank).tolist()}

@@ -13,21 +13,24 @@ from msgspec.structs import replace
 
 from gputop.analysis.steps.compilations import TRACING, builds, function_name, rebuilt
 from gputop.analysis.steps.torch_compilations import built_again, compiling, compiling_kernels, torch_builds
+from gputop.analysis.steps.torchscript import script_builds
 from gputop.text.units import seconds
 from gputop.trace.complete_part import part_of
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
-from gputop.trace.lookups import COMPILE, Mask, host_rows, name_mask, numbered
-from gputop.trace.model import I64, Kind, MemoryKind, Trace
+from gputop.trace.lookups import COMPILE, Mask, host_rows, name_mask, numbered, spans_of
+from gputop.trace.model import I64, Kind, MemoryKind, Trace, once
 from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
 LOADING, COMPILING, TRACED, AUTOTUNING, GRAPHS = "loading", "compilation", "tracing", "autotuning", "graphs"
-TORCH_COMPILING, KERNELS, UPLOAD = "torch_compilation", "kernel_compilation", "upload"
+TORCH_COMPILING, SCRIPT = "torch_compilation", "torchscript"
+KERNELS, UPLOAD = "kernel_compilation", "upload"
 # Calls that bring code to the GPU or set its libraries up: CUDA's and HIP's driver, cuDNN and cuBLAS.
 _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
           r"(?:cudnn|cublas\w*|cusolver\w*)Create(?:_v\d)?$")
 # cuDNN's check of the buffers around each algorithm that it tries, in TensorFlow (redzone_checker) and XLA.
 TRIES = r"(?i).*redzone"
+_CONVOLUTION = r"aten::(?:(?:cudnn|miopen)_convolution\w*|convolution_backward)$"
 # A launch call loads its kernel's module, as CUDA does at the first launch since 11.7, where it takes this many times
 # the median of launch calls, and at least so long. gputop's own figures. A call that waits for a full queue, or whose
 # thread has lost its CPU, may be that of any launch: most of the time of all such calls must be in first launches.
@@ -53,7 +56,8 @@ START_UP_SHARE = 0.5  # share of a step: such work, or compilation alone, that f
 _NAME_CHARS = 48
 _TEXTS = {
     LOADING: "loading of libraries and modules", COMPILING: "compilation by XLA", TRACED: "tracing by Python",
-    TORCH_COMPILING: "compilation by torch.compile", KERNELS: "compilation of kernels (NVRTC, Triton)",
+    TORCH_COMPILING: "compilation by torch.compile", SCRIPT: "compilation by TorchScript",
+    KERNELS: "compilation of kernels (NVRTC, Triton)",
     AUTOTUNING: "autotuning, in which cuDNN tries out its algorithms", GRAPHS: "recording of CUDA graphs",
     UPLOAD: "copying of the model to the GPU",
 }
@@ -61,9 +65,9 @@ _TEXTS = {
 
 class StartUpSpan(Struct, frozen=True):
     """One stretch of such work. ``kind`` is "loading" (libraries, modules, a context), "compilation" (by XLA),
-    "torch_compilation" (by torch.compile), "kernel_compilation" (by NVRTC or Triton), "tracing" (Python builds the
-    function's graph), "autotuning", "graphs" (CUDA's) or "upload" (of the model); ``what`` is the function or the call,
-    "" where no name tells."""
+    "torch_compilation" (by torch.compile), "torchscript", "kernel_compilation" (by NVRTC or Triton), "tracing" (Python
+    builds the function's graph), "autotuning", "graphs" (CUDA's) or "upload" (of the model); ``what`` is the function
+    or the call, "" where no name tells."""
 
     kind: str
     start_ns: int
@@ -71,6 +75,7 @@ class StartUpSpan(Struct, frozen=True):
     what: str
 
 
+@once
 def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     """The recorded work of a job's start, in order of time; no two of the spans overlap.
 
@@ -88,7 +93,7 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     loaded = _joined(_loading(trace), _set_up(trace))
     for kind, calls in ((LOADING, loaded), (UPLOAD, _uploads(trace)), (AUTOTUNING, _tried(trace)),
                         (GRAPHS, _found(_recorded(trace))), (TORCH_COMPILING, _by_torch(trace, by_torch)),
-                        (KERNELS, _found(compiling_kernels(trace))),
+                        (SCRIPT, _by_script(trace)), (KERNELS, _found(compiling_kernels(trace))),
                         (COMPILING, compiled), (TRACED, traced)):
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
@@ -115,7 +120,7 @@ def _longest_names(spans: Spans, calls: _Found) -> I64:
 def _loading(trace: Trace) -> _Found:
     """Calls that load, and launch calls in which the first launch of a kernel loads its module."""
     host, device = trace.host, trace.device
-    rows = host_rows(trace, _LOADS)
+    rows = np.concatenate((host_rows(trace, _LOADS), _first_convolutions(trace)))
     loads = host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
     if len(device.launch_end_ns) != len(device):
         return loads
@@ -139,6 +144,16 @@ def _loading(trace: Trace) -> _Found:
     events = launched[long & first]
     launches = device.launch_ns[events], device.launch_end_ns[events], device.name[events].astype(np.int64)
     return _joined(loads, launches)
+
+
+def _first_convolutions(trace: Trace) -> I64:
+    """PyTorch's convolutions on a GPU in which cuDNN loads its kernels and chooses among them: far longer than usual,
+    and none in the later half of them, as where shapes change and it chooses anew."""
+    rows = host_rows(trace, _CONVOLUTION)
+    length = trace.host.end_ns[rows] - trace.host.start_ns[rows]
+    usual = float(np.median(length)) if len(rows) else 0.0
+    long = np.flatnonzero(length >= max(_WORTH_NAMING_NS, _FAR_LONGER * usual))
+    return rows[long] if len(long) and 2 * long[-1] < len(rows) else rows[:0]
 
 
 def _set_up(trace: Trace) -> _Found:
@@ -166,7 +181,7 @@ def _set_up(trace: Trace) -> _Found:
 
 def _tried(trace: Trace) -> _Found:
     mask, device = name_mask(trace, TRIES, ("redzone",)), trace.device
-    rows = np.flatnonzero(mask[device.name]) if mask.any() else np.empty(0, np.int64)
+    rows = np.flatnonzero(mask.take(device.name)) if mask.any() else np.empty(0, np.int64)
     tried = merge(joined(union(device.start_ns[rows], device.end_ns[rows]), _TRIED_APART_NS), _chosen(trace))
     return _found(tried)
 
@@ -202,13 +217,13 @@ def _chosen(trace: Trace) -> Spans:
     rows = host_rows(trace, r".*:\w*Conv[23]D\w*$")
     rows = rows[[trace.lines[line].name.startswith(f"{GRAPH_EXECUTOR} GPU") for line in host.line[rows].tolist()]]
     rows = rows[host.end_ns[rows] - host.start_ns[rows] >= _WORTH_NAMING_NS]
-    return union(host.start_ns[rows], host.end_ns[rows])
+    return spans_of(trace, rows)
 
 
 def _built(trace: Trace) -> tuple[_Found, _Found]:
     """Compilations of XLA, and tracing of Python: inside of calls and outside of any, without what returns."""
     host, calls = trace.host, builds(trace)
-    again = {one.name for one in rebuilt(trace, calls)}
+    again = {one.name for one in rebuilt(trace)}
     returns = np.array([function_name(trace.names[name]) in again for name in host.name[calls.rows].tolist()], bool)
     start, built = host.start_ns[calls.rows], calls.built_ns
     outer = ~returns & (built > np.concatenate(([-1], np.maximum.accumulate(built)[:-1])))
@@ -233,6 +248,12 @@ def _by_torch(trace: Trace, by_torch: Spans) -> _Found:
     return _found(by_torch)
 
 
+def _by_script(trace: Trace) -> _Found:
+    """Compilations of TorchScript's functions, without those that are compiled again and again."""
+    once = [one for one in script_builds(trace) if not built_again(trace, one)]
+    return _found(merge(EMPTY, *(union(one.start_ns, one.end_ns) for one in once)))
+
+
 def _outside(calls: _Found, spans: Spans) -> _Found:
     begin, end, name = calls
     outside = coverage(spans, begin, begin + 1) == 0
@@ -253,7 +274,7 @@ def past_start(trace: Trace) -> bool:
 def tries_ns(trace: Trace) -> I64:
     """Begins of the kernels with which cuDNN's algorithms are tried out, in order."""
     mask = name_mask(trace, TRIES, ("redzone",))
-    return trace.device.start_ns[mask[trace.device.name]] if mask.any() else np.empty(0, np.int64)
+    return trace.device.start_ns[mask.take(trace.device.name)] if mask.any() else np.empty(0, np.int64)
 
 
 def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
@@ -272,7 +293,7 @@ def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
         return "replicas that begin one after the other"
     may_be_first = len(bounds_ns) < _FEW_STEPS and not rebuilt(trace)
     rows = host_rows(trace, COMPILE)
-    compiling = union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+    compiling = spans_of(trace, rows)
     for kind, spans in ((COMPILING, compiling), (KERNELS, compiling_kernels(trace)), (AUTOTUNING, _chosen(trace)),
                         (GRAPHS, _recorded(trace))):
         time = coverage(spans, bounds_ns[:, 0], bounds_ns[:, 1])
@@ -311,7 +332,7 @@ def tear_down(trace: Trace, lines: Mask, after_ns: int) -> Spans:
     """Calls on these lines that free, unload and destroy after the last work of the GPUs: the program ends."""
     rows = host_rows(trace, _TEARS_DOWN)
     rows = rows[lines[trace.host.line[rows]] & (trace.host.start_ns[rows] >= after_ns)]
-    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+    return spans_of(trace, rows)
 
 
 def end_start_ns(trace: Trace) -> int | None:

@@ -9,8 +9,8 @@ from gputop.analysis.steps.loop_selection import other_loops, select_loop, withi
 from gputop.analysis.steps.optimizer_calls import updates_ns
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN
 from gputop.analysis.steps.user_ranges import RepeatedSteps, named_ranges, names_parts, numbered_ranges, repeated_steps
-from gputop.trace.intervals import joined, union
-from gputop.trace.lookups import host_rows, host_stat
+from gputop.trace.intervals import joined
+from gputop.trace.lookups import host_rows, host_stat, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import GRAPH_EXECUTOR, busiest_line
 
@@ -93,7 +93,7 @@ def numbered_steps(trace: Trace) -> Anchors | None:
     else:
         start, end, edges = _of_repeated(trace, ranges.repeated)
         of = "rounds of " if ranges.repeated.parts else ""
-    evaluations = union(host.start_ns[ranges.evaluations], host.end_ns[ranges.evaluations])
+    evaluations = spans_of(trace, ranges.evaluations)
     loops = {}
     if len(ranges.evaluations):
         loops[EVALUATION] = joined(evaluations, int(np.median(evaluations.end - evaluations.start)) + 1)
@@ -125,8 +125,11 @@ def named_steps(trace: Trace) -> Anchors | None:
     ranges = named_ranges(trace)
     if ranges is None:
         return None
-    return Anchors(f"ranges {ranges.name}", "medium", ranges.start_ns, ranges.end_ns, ranges.start_ns,
-                   phase=EVALUATION if ranges.evaluates else UNKNOWN)
+    edges = np.concatenate((ranges.start_ns, *(spans.start for spans in ranges.others.values())))
+    return Anchors(f"ranges {ranges.name}", "medium", ranges.start_ns, ranges.end_ns, edges,
+                   phase=EVALUATION if ranges.evaluates else UNKNOWN,
+                   left_out_s={phase: spans.total / 1e9 for phase, spans in ranges.others.items()},
+                   other_loops=ranges.others)
 
 
 def viewer_steps(trace: Trace) -> Anchors | None:

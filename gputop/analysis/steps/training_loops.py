@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from gputop.trace.intervals import Spans, union
 from gputop.trace.lookups import host_rows
-from gputop.trace.model import Trace
+from gputop.trace.model import Trace, once
 
 # The step's own wait, the last two in TensorFlow 1. tf.data's stages run on other threads and cost nothing while a
 # batch lies ready.
@@ -28,6 +28,7 @@ class TrainingLoop(Struct, frozen=True):
     waits: Spans
 
 
+@once
 def training_loops(trace: Trace) -> list[TrainingLoop]:
     """One per process that has a training loop; none where no calls for a batch are traced.
 

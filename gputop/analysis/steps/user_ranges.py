@@ -25,8 +25,9 @@ backward and optimizer in turn.
 How they are found:
 
 1. Families on one thread of the loop: ranges that number an iteration, by their text without numbers; ranges of an
-   inference engine's steps (vLLM's, SGLang's), whose numbers are sizes; ranges that a word calls the whole step, the
-   model's inference or its forward pass. Names of layers, blocks, stages and other parts are none.
+   inference engine's steps (vLLM's, SGLang's), whose numbers are sizes: one is enough, and those that prefill are told
+   from those that decode; ranges that a word calls the whole step, the model's inference or its forward pass. Names of
+   layers, blocks, stages and other parts are none.
 2. Parts in turn: a step ends with a range of the optimizer and begins with the first range that follows the one before
    and names a part of the step (data, gradients to zero, forward, loss, backward). Between two optimizers lies a
    forward or a backward pass, else these are none. Where one step calls several optimizers (a GAN's), their names and
@@ -45,7 +46,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,7 +60,9 @@ from gputop.analysis.steps.optimizer_calls import (
     updates_ns,
     users_ranges,
 )
-from gputop.trace.lookups import Mask, by_line
+from gputop.analysis.steps.phases import SERVES
+from gputop.trace.intervals import Spans
+from gputop.trace.lookups import Mask, by_line, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -87,7 +90,8 @@ _ENDS, _ENDS_OF_PARTS = "0123456789])", "0123456789])dD"
 _BEFORE = r"(?:^|[^a-zA-Z]|[a-z](?=[A-Z]))"
 _NUMBERED = re.compile(rf"{_BEFORE}(?i:step|iteration|iter|batch|token|request|prompt|query|inference|frame)"
                        r"[\s_:#=.\[(-]{0,4}[0-9]{1,15}(?![0-9])")
-_ENGINE = re.compile(r"execute_(?:\w{1,24}_)?context_\d|step\[[A-Z]{1,24} bs=\d")
+_ENGINE = re.compile(r"execute_(?:\w{1,24}_)?(?:context|new)_\d|step\[[A-Z]{1,24} bs=\d")
+_DECODES = re.compile(r"execute_(?:\w{1,24}_)?(?:context|new)_0(?!\d)|step\[(?:DECODE|TARGET_VERIFY|DRAFT)")
 _WHOLE = re.compile(
     rf"{_BEFORE}(?i:(?:train(?:ing)?|eval(?:uation)?|valid(?:ation)?|test|inference|predict(?:ion)?|decod(?:e|ing)|"
     r"generation|one|run|process)[ _.:-]?(?:step|iteration|iter|batch)|step|iteration|"
@@ -103,7 +107,7 @@ _QUICK = re.compile(r"(?i)step|iter|batch|token|request|prompt|query|infer|frame
 # All of these are gputop's own figures.
 _HELD, _OF_ALL, _OF_TIME = 0.9, 0.5, 0.5  # shares of the launches meanwhile, of all launches, and of the time
 _ALIKE, _FACTOR = 0.6, 2.0  # share of the ranges that launch as many as the median, within this factor
-_OF_ENGINE = "of an inference engine's steps"
+_OF_ENGINE = "of an inference engine's steps"  # of one kind: that prefill, or that decode
 
 
 # -- numbered ranges ---------------------------------------------------------------------------------
@@ -151,7 +155,7 @@ def numbered_ranges(trace: Trace) -> NumberedRanges | None:
     """Numbered ranges of the training loop; None where no ranges count its iterations."""
     host = trace.host
     mask = _mask(trace, "numbered ranges", lambda name: _names_iteration(name) or names_parts(name))
-    rows = np.flatnonzero(mask[host.name]) if mask.any() else np.empty(0, np.int64)
+    rows = np.flatnonzero(mask.take(host.name)) if mask.any() else np.empty(0, np.int64)
     rows = rows[lines_of(trace, MAIN)[host.line[rows]]] if len(rows) else rows
     if len(rows) < _FEWEST:
         return None
@@ -179,12 +183,12 @@ def numbered_ranges(trace: Trace) -> NumberedRanges | None:
 
 def _mask(trace: Trace, key: str, fits: Callable[[str], bool]) -> Mask:
     """Mask of ``trace.names`` that fit, as :func:`gputop.trace.lookups.name_mask`."""
-    mask = trace.name_masks.get((key,))
+    mask = trace.found.get((key,))
     if mask is None or len(mask) != len(trace.names) + 1:
         mask = np.zeros(len(trace.names) + 1, bool)
         mask[:-1] = [0 < len(name) <= MAX_CHARS and fits(name) for name in trace.names]
         mask.flags.writeable = False
-        trace.name_masks[(key,)] = mask
+        trace.found[(key,)] = mask
     return mask
 
 
@@ -316,6 +320,7 @@ class NamedRanges(Struct, frozen=True):
     end_ns: I64
     rows: I64
     launches: int
+    others: Mapping[str, Spans] = {}  # of an inference engine: the steps of the other kind
 
     @property
     def evaluates(self) -> bool:
@@ -357,13 +362,14 @@ def _families_of_words(trace: Trace, rows: I64, launched_ns: I64) -> list[NamedR
     """Families of ranges that hold an iteration each (1)."""
     host = trace.host
     families = dict[str, list[int]]()
+    engine = list[int]()
     counted = dict[str, list[tuple[int, ...]]]()
     for row in rows.tolist():
         text = trace.names[host.name[row]]
         if _PARTS.search(text):
             continue
         if _ENGINE.search(text):
-            families.setdefault(_OF_ENGINE, []).append(row)
+            engine.append(row)
         elif _NUMBERED.search(text):
             name = f'"{_DIGITS.sub("N", text)}"'
             families.setdefault(name, []).append(row)
@@ -374,10 +380,25 @@ def _families_of_words(trace: Trace, rows: I64, launched_ns: I64) -> list[NamedR
     heads = [_NUMBERED.search(name.replace("N", "0")) for name in counted]
     shared = {name for name, head in zip(counted, heads, strict=True) if head is not None and sum(
         other is not None and other[0] == head[0] for other in heads) > 1}
-    return [NamedRanges(name, host.start_ns[listed], host.end_ns[listed], np.array(listed),
-                        _launches(launched_ns, host.start_ns[listed], host.end_ns[listed]))
-            for name, listed in families.items() if name not in shared and all(
-                before < after for before, after in itertools.pairwise(counted.get(name, ())))]
+    loops = [NamedRanges(name, host.start_ns[listed], host.end_ns[listed], np.array(listed),
+                         _launches(launched_ns, host.start_ns[listed], host.end_ns[listed]))
+             for name, listed in families.items() if name not in shared and all(
+                 before < after for before, after in itertools.pairwise(counted.get(name, ())))]
+    return [*loops, _of_engine(trace, np.array(engine), launched_ns)] if engine else loops
+
+
+def _of_engine(trace: Trace, rows: I64, launched_ns: I64) -> NamedRanges:
+    """The steps of an inference engine that prefill, or those that decode, whichever take more time."""
+    host = trace.host
+    rows = _outermost(host.start_ns, host.end_ns, rows)
+    decodes = np.array([_DECODES.search(trace.names[name]) is not None for name in host.name[rows].tolist()])
+    kinds = {phase: rows[decodes == (phase == "decode")] for phase in SERVES}
+    steps = max(kinds, key=lambda phase: int((host.end_ns[kinds[phase]] - host.start_ns[kinds[phase]]).sum()))
+    others = {phase: spans_of(trace, of_phase) for phase, of_phase in kinds.items()
+              if phase != steps and len(of_phase)}
+    chosen, name = kinds[steps], f"{_OF_ENGINE} that {steps}"
+    return NamedRanges(name, host.start_ns[chosen], host.end_ns[chosen], chosen,
+                       _launches(launched_ns, host.start_ns[rows], host.end_ns[rows]), others)
 
 
 def _parts_in_turn(trace: Trace, rows: I64, launched_ns: I64) -> list[NamedRanges]:
@@ -417,8 +438,8 @@ def _outermost(start_ns: I64, end_ns: I64, rows: I64) -> I64:
 
 def _are_iterations(trace: Trace, loop: NamedRanges, launched_ns: I64) -> bool:
     """Return whether the ranges are regular and hold the process' work (3, 4)."""
-    start, end = loop.start_ns, loop.end_ns
-    if len(start) < _FEWEST or (start[1:] < end[:-1]).any():
+    start, end, surely = loop.start_ns, loop.end_ns, loop.name.startswith(_OF_ENGINE)
+    if len(start) < (1 if surely else _FEWEST) or (start[1:] < end[:-1]).any():
         return False
     if not len(launched_ns):
         return not len(trace.device) and int((end - start).sum()) >= _OF_TIME * int(end[-1] - start[0])
@@ -426,7 +447,7 @@ def _are_iterations(trace: Trace, loop: NamedRanges, launched_ns: I64) -> bool:
     usual = float(np.median(each))
     alike = (each * _FACTOR >= usual) & (each <= usual * _FACTOR)
     meanwhile = int(np.searchsorted(launched_ns, end[-1]) - np.searchsorted(launched_ns, start[0]))
-    return bool(usual > 0 and alike.mean() >= _ALIKE and loop.launches >= _HELD * meanwhile
+    return bool(usual > 0 and (surely or alike.mean() >= _ALIKE) and loop.launches >= _HELD * meanwhile
                 and loop.launches >= _OF_ALL * len(launched_ns))
 
 

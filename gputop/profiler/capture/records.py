@@ -139,7 +139,7 @@ class CaptureRecord(Struct, frozen=True):
                 lines.append(f"{count or 'no'} whole step{'s' if count != 1 else ''} in it; to capture longer: "
                              f"gputop capture --seconds {self.asked_s:g} --force")
             elif self.plan.overview_s:
-                lines.append("events that are rarer than that may be missing; for a longer overview: "
+                lines.append("events that are rarer than that may be missing; to watch for longer: "
                              f"gputop capture --seconds {max(_LONG_S, 2 * self.asked_s):g}")
             elif self.plan.enough:
                 lines.append("rare events, such as a checkpoint, may be missing; to capture longer: "

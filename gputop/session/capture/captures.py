@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gputop.profiler.capture.outcomes import MultiWorkerCapture
     from gputop.profiler.capture.plan import Plan
     from gputop.profiler.discovery import ProfilerServer
+    from gputop.profiler.kineto.guard import ProfilesItself
     from gputop.profiler.recording import Progress, Recorder
     from gputop.session.other_nodes import OtherNodes
 
@@ -311,6 +312,13 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
     if others is None:
         record = replace(record, notices=(*record.notices, *_ranks_elsewhere(pids)))
     return analyze(of_job(record, answering), run, servers, cpus, sampled, began_s)
+
+
+def profiles_itself(error: GputopError) -> ProfilesItself | None:
+    """Return the error behind one that ended a capture, if it is that a job's own torch.profiler records it."""
+    from gputop.profiler.kineto.guard import ProfilesItself
+
+    return next((one for one in (error, error.__cause__) if isinstance(one, ProfilesItself)), None)
 
 
 def _have_returned(pids: Collection[int]) -> None:

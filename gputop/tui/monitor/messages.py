@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from gputop.advice.registry import EXPLANATIONS
 from gputop.core.errors import GputopError, sentences
-from gputop.diagnosis.wall_text import wall_sentence, worth_saying
 from gputop.profiler.capture.records import CaptureStatus, Server, usable
 from gputop.render.gpu_columns import unread_text
 from gputop.session.session import Session
@@ -34,6 +33,8 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     unread = tuple(filter(None, (unread_text(session.feed.sample),)))
     weighty = any(f.severity != "low" for f in findings)
     if weighty or record is not None:
+        from gputop.diagnosis.wall_text import wall_sentence, worth_saying  # brings the results of a capture: 0.6 MB
+
         wall = record.analysis.wall_time if record is not None and record.analysis is not None else None
         limit = record.limit.splitlines() if record is not None and not weighty else ()
         return (*unread, *limit, *((wall_sentence(wall),) if wall is not None and worth_saying(wall) else ()))

@@ -281,7 +281,7 @@ def test_sizes_are_told_by_direction():
         "h2d": (pytest.approx(2), 4), "d2h": (pytest.approx(1), 50_000_000)}
     found = findings(waiting_for((Kind.H2D, 4), (Kind.H2D, 4), (Kind.D2H, 50_000_000)))["sync_copies"]
     assert "small values" in found.action and found.evidence["mean_bytes"] == 4
-    assert "50,000,000 bytes" in found.why and "(4 bytes" in found.why
+    assert "47.7 MiB each" in found.why and "(4 B each" in found.why
 
 
 @pytest.mark.parametrize("way", [Kind.H2D, Kind.D2H])

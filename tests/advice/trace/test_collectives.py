@@ -6,9 +6,12 @@ import re
 
 import pytest
 
+from gputop.advice.trace.collectives import _moved
+from gputop.analysis.results import CollectiveOp
 from gputop.diagnosis.diagnose import analyze, analyze_to_facts, analyze_trace
 from gputop.timeline.rows import rows_of
-from gputop.trace.model import Kind, Trace
+from gputop.trace.model import HloOp, Kind, Trace
+from gputop.trace.readers.load import load
 from tests.advice.trace.traces import (
     KERNEL,
     NCCL,
@@ -39,6 +42,51 @@ def test_exposed_communication(transfer, severity):
 
 def test_communication_beside_compute_costs_nothing():
     assert findings(reducing(4_000, hidden=True)) == {}
+
+
+def hold(b: Builder, in_use: int, gpus: int = 4) -> Builder:
+    """TensorFlow's allocators, which hold so much at least."""
+    for gpu in range(gpus):
+        for i in range(STEPS):
+            b.memory(i * STEP + 50, f"GPU_{gpu}_bfc", in_use + gpu, 10**10, 2 * in_use)
+            b.memory(i * STEP + 9_000, f"GPU_{gpu}_bfc", 2 * in_use, 10**10, 2 * in_use)
+    return b
+
+
+def test_the_bytes_of_an_allreduce_by_what_the_gpus_always_hold():
+    """24 MB with Adam's two slots: at most 8 MB to reduce, as 2 million parameters."""
+    b = hold(reducing(4_000, link=True), 24_000_000).host("ResourceApplyAdam", 20, 5)
+    f = findings(b)["allreduce_slow"]
+    by_params = findings(reducing(4_000, link=True), 2_000_000)["allreduce_slow"]
+    assert f.evidence["bytes_per_step"] == by_params.evidence["bytes_per_step"] == 8_000_000
+    assert "AllReduces of 8.0 MB per step (at most: a GPU always holds 24.0 MB, of which the optimizer" in f.why
+    assert "(2.0 million parameters × 4 bytes) take 4.0 ms" in by_params.why
+    assert "2 × 3/4 of the bytes at that rate" in f.why
+    assert "allreduce_slow" not in findings(hold(reducing(4_000, link=True), 24_000_000))  # SGD keeps nothing: 24 MB
+
+
+def test_the_bytes_of_an_allreduce_by_the_gradients_and_by_xlas_program():
+    b = reducing(4_000, link=True)
+    for i in range(STEPS):
+        for k in range(4):
+            b.host("torch::autograd::AccumulateGrad", i * STEP + 9_000 + k * 10, 5, elements=500_000)
+    f = findings(b)["allreduce_slow"]
+    assert f.evidence["bytes_per_step"] == 8_000_000 and "2.0 million elements of gradients × 4 bytes" in f.why
+    trace = reducing(4_000, link=True).build()
+    trace.device.hlo[trace.device.kind == Kind.COLLECTIVE] = 0
+    trace.hlo_ops.append(HloOp("jit(step)/add", "", None, 16_000_000, "all-reduce"))
+    f = findings(trace)["allreduce_slow"]
+    assert f.evidence["bytes_per_step"] == 8_000_000 and "by the sizes of their messages" in f.why
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
+def test_the_parameters_of_real_jobs_by_their_allocators():
+    """TensorFlow's tutorial of MNIST has 347,146 parameters, BERT-large 334 million; both train with Adam."""
+    for name, parameters, within in (("mirrored_4v100_mnist", 347_146, 0.06), ("multiworker_8v100", 334e6, 0.01)):
+        facts = analyze_to_facts(load([SHARED / "xplane_nvidia" / f"{name}.xplane.pb"]))
+        gpus = {1: 0.0, 4: 0.0, 6: 0.0} if name.startswith("multi") else {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0}
+        moved = _moved(facts, CollectiveOp("AllReduce", 1, 1.0, 1.0, None, gpus, None, None, None), 2)
+        assert moved is not None and moved[0] == pytest.approx(4 * parameters, rel=within)
 
 
 def test_the_estimated_saving_is_at_most_the_compute_to_hide_behind():
@@ -103,7 +151,7 @@ def test_many_small_allreduces(count, transfer, params, there):
         f = found["allreduce_count"]
         assert f.evidence["allreduces_per_step"] == count and f.evidence["needed_per_step"] == 1
         assert f.gain.step_time == pytest.approx((count - 1) * transfer / STEP, rel=0.05)
-        assert [c.id for c in f.consequences] == ["communication_exposed"]
+        assert "communication_exposed" in {c.id for c in f.consequences}
 
 
 def uneven_allreduces(count: int, gpus: int = 1, hidden: bool = False) -> Builder:
@@ -147,7 +195,7 @@ def test_allreduce_against_its_bytes(params, there):
     if there:
         f = found["allreduce_slow"]
         assert f.evidence["wanted_s"] == pytest.approx(1.5 * 8e6 / 11.9e9 + 50e-6, rel=0.01)
-        assert [c.id for c in f.consequences] == ["communication_exposed"]
+        assert "communication_exposed" in {c.id for c in f.consequences}
     if params is None:
         assert "--params" in abstained(b)["allreduce_slow"]
 
@@ -223,7 +271,7 @@ def test_the_gap_of_the_late_gpu_belongs_to_the_finding_and_its_host_has_the_ran
 
 def test_what_the_late_host_ran_is_named():
     f = findings(delayed(2, host="save_metrics"))["collective_waiting"]
-    assert "the host runs save_metrics 8.0 ms" in f.why and "Look at save_metrics on rank 2" in f.action
+    assert "the host runs save_metrics 8.0 ms" in f.why and 'Look at "save_metrics" on rank 2' in f.action
     assert [c.name for c in f.culprits] == ["save_metrics"] and "no event" not in f.why
 
 

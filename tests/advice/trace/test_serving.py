@@ -8,6 +8,7 @@ import pytest
 
 from gputop.advice.trace.job import Job
 from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
+from gputop.text.units import seconds
 from gputop.trace.model import Trace
 from tests.trace.build import Builder
 
@@ -66,6 +67,45 @@ def test_a_job_that_also_serves_its_model_trains() -> None:
 def test_the_server_is_named(host: str, server: str) -> None:
     facts = analyze_to_facts(decoding(host=(host,)))
     assert Job.of(facts).server == server
+
+
+def serving(steps: str, prefill: str, decode: str) -> Trace:
+    """A server's marked steps, "p" or "d": a prompt takes 40 ms, a token 4 ms, its kernels half of it."""
+    b, at = Builder(format="chrome"), 1_000.0
+    b.host("vllm/v1/worker/gpu_model_runner.py(1): execute_model", 0, 5, line=LOOP)
+    for step in steps:
+        name, kernels, length = (prefill, 30, 1_200.0) if step == "p" else (decode, 50, 40.0)
+        b.host(name, at, kernels * length * 4 / 3 if step == "p" else 3_900, line=LOOP, annotation=1)
+        for _ in range(kernels):
+            b.host("aten::linear", at + 5, 30, line=LOOP)
+            b.run(0, at + 12, length, GEMM, launch=at + 6, launch_length=5, thread=LOOP)
+            at += length * (4 / 3 if step == "p" else 2)
+    return b.build()
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [
+    ("execute_8192_context_9(sq8155sk8430)_generation_0(sq0sk0)", "execute_37_context_0(sq0sk0)_generation_37(sq37)"),
+    ("execute_context_2(512)_generation_5(5)", "execute_context_0(0)_generation_16(16)"),
+    ("execute_new_2_cached_0", "execute_new_0_cached_16"), ("step[EXTEND bs=15 toks=15360]", "step[DECODE bs=16]")])
+def test_prefill_and_decode_are_judged_apart(prefill: str, decode: str) -> None:
+    for steps, name, count, step_s, other, other_s in (
+            ("ddddpddddddddpdddd" * 2, "prefill", 4, 0.048, "decode", 0.128),
+            ("ddddpdddddddddddddddddddd", "decode", 23, 0.004, "prefill", 0.048)):
+        found = analyze_trace(serving(steps, prefill, decode))
+        assert found.steps is not None and found.wall_time is not None
+        assert found.steps.anchor == f"ranges of an inference engine's steps that {name}"
+        assert (found.steps.count, found.steps.mean_s) == (count, pytest.approx(step_s, rel=0.02))
+        times = {part.id: part.time_s for part in found.wall_time.parts}
+        assert times["steps"] == pytest.approx(count * step_s, rel=0.02)
+        assert times[other] == pytest.approx(other_s, rel=0.02)
+        assert any(f"also holds {seconds(found.steps.left_out_s[other])} of {other}" in note.message
+                   for note in found.trace.quality)
+
+
+def test_one_marked_step_of_a_server_is_a_step() -> None:
+    found = analyze_trace(serving("p", "step[EXTEND bs=15 toks=15360]", ""))
+    assert found.steps is not None and found.steps.count == 1
+    assert found.steps.anchor.startswith("ranges of an inference engine's steps that prefill")
 
 
 def test_a_server_is_not_told_how_to_train() -> None:

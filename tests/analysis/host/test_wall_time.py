@@ -180,6 +180,15 @@ def test_a_line_of_python_names_a_pause():
     assert (pause.kind, pause.what, pause.count) == ("line", "train.py:11 Save.on_epoch_end", 4)
 
 
+def test_a_pause_is_named_though_the_recording_ends_in_the_next_one():
+    b = Builder(gpus=0)
+    for step in range(24):
+        b.host("PjitFunction(step)", step * 20 * MS + (1500 * MS if step > 11 else 0), 15 * MS)
+    b.host("block_until_ready", 3480 * MS, 100)
+    named = {part.id: part.what for part in divided(with_stacks(b.build(), 9)).parts if part.kind == "line"}
+    assert named == dict.fromkeys(("between", "open"), "train.py:9 Save.on_epoch_end")
+
+
 def test_a_wrapper_of_a_library_names_nothing_and_ends_the_evaluation():
     wrapped = with_stacks(epochs().build(), 117, "/x/site-packages/keras/src/utils/traceback_utils.py")
     parts = seconds_by(divided(wrapped))

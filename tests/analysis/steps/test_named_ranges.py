@@ -50,7 +50,7 @@ def test_the_steps_of_an_inference_engine_whose_numbers_are_sizes():
         b.host(f"execute_context_0(0)_generation_{size}({size})", step * STEP, STEP - 100)
         for i in range(20):
             b.run(0, step * STEP + i * 400 + 20, 300, launch=step * STEP + i * 400, thread="python")
-    assert steps_of(b.build()) == (6, 10.0, "ranges of an inference engine's steps")
+    assert steps_of(b.build()) == (6, 10.0, "ranges of an inference engine's steps that decode")
 
 
 TURNS = [("data", 0, 300), ("forward", 500, 3_500), ("backward", 3_600, 8_000), ("optimizer step", 8_100, 9_500)]

@@ -60,7 +60,7 @@ def test_both_grains_are_told_and_what_ended_them() -> None:
     both = replace(SHORT, overview_s=5.9, ended="Rare events were watched for 5.9 of 7 s (so).")
     remarks = record([0.1] * 8, plan=both).remarks
     assert remarks[0] == f"4.1 s in detail: {SHORT.why}; then 5.9 s of rare events" and remarks[1] == both.ended
-    assert "events that are rarer than that may be missing; for a longer overview: gputop capture --seconds 60" in (
+    assert "events that are rarer than that may be missing; to watch for longer: gputop capture --seconds 60" in (
         remarks)
     document = to_document(facts_of(record(plan=both)))
     assert (document["chosen_s"], document["overview_s"], document["ended"]) == (4.1, 5.9, both.ended)
