@@ -80,8 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from gputop.profiler.addresses import process_of
-    from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS
+    from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS
     from gputop.profiler.capture.request import CaptureRequest, require_no_question
     from gputop.session.capture.captures import CaptureRun, capture_and_analyze, risk_question, too_many
     from gputop.session.gpu_samples import CounterWatch
@@ -102,9 +101,8 @@ def _run(args: argparse.Namespace) -> int:
     attached = [*options.attach, *(_ready(pid, attached_now, yes=args.yes) for pid in pids)]
     request = CaptureRequest(args.seconds, options.logdir, args.force, accept_risk=args.accept_risk)
     chosen = _servers(attached, endpoints, request)
-    answering = [s for s in chosen if s.problem is None]
-    if args.all_workers and len(answering) > MAX_ALL_WORKERS:
-        raise too_many(len(answering))
+    if args.all_workers and (count := sum(s.problem is None for s in chosen)) > MAX_ALL_WORKERS:
+        raise too_many(count)
     reported: list[str] = []
 
     def interrupted(*_: object) -> None:
@@ -123,17 +121,28 @@ def _run(args: argparse.Namespace) -> int:
     watch = CounterWatch(source, options.interval_s)
     with notifying_of_capture(args, simulated=source.simulated) as made:
         with watch.running():
-            if not args.all_workers and len(answering) > MAX_WORKERS:
-                choice = _choose_workers(answering, options.worker_figures, watch)
-                chosen = tuple(s for s in chosen if s.address in choice.chosen)
-            elif any(process_of(s.address) is not None for s in answering):
-                watch.wait(_BEFORE_S)
+            chosen = _workers(chosen, options.worker_figures, watch, every=args.all_workers)
             with signal_handlers(termination_handlers(interrupted)):
                 require_no_question(risk_question(chosen, request))
                 made.append(capture_and_analyze(chosen, request, CaptureRun(
                     stop, threading.Event(), on_status, StackChoice(options.stacks, simulated=simulated_stacks(source)),
                     watch.counters, other_nodes=other_nodes, attached=attached_now)))
         return print_capture(made[0], as_json=args.json, full=args.full)
+
+
+def _workers(chosen: tuple[Server, ...], figures: FigureOptions, watch: CounterWatch, *,
+             every: bool) -> tuple[Server, ...]:
+    """The workers to capture; of many some, unless ``every`` one is asked for. Samples the node for a while before."""
+    from gputop.profiler.addresses import process_of
+    from gputop.profiler.capture.choose_workers import MAX_WORKERS
+
+    answering = [s for s in chosen if s.problem is None]
+    if not every and len(answering) > MAX_WORKERS:
+        choice = _choose_workers(answering, figures, watch)
+        return tuple(s for s in chosen if s.address in choice.chosen)
+    if any(process_of(s.address) is not None for s in answering):
+        watch.wait(_BEFORE_S)
+    return chosen
 
 
 def _run_on_dip(args: argparse.Namespace, options: Options) -> int:

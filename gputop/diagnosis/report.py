@@ -10,7 +10,7 @@ from gputop.analysis.layers.tree import NO_OP_RUNS
 from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding, ids_by_missing
 from gputop.diagnosis import report_device, report_host
-from gputop.diagnosis.tables import gpus_table, tables
+from gputop.diagnosis.tables import tables
 from gputop.diagnosis.wall_text import no_verdict, not_enough, starts, wall_sentence, worth_saying
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import gain_sentence
@@ -34,7 +34,7 @@ def text_report(analysis: Analysis, width: int = 80, *, findings: bool = True, v
     ``verbose``: with each rule that could not be judged, and why. Plain text: control characters out of the trace
     (escape codes, newlines in names) are taken out.
     """
-    made = {table.name: table for table in (*tables(analysis), gpus_table(analysis))}
+    made = {table.name: table for table in tables(analysis)}
     # Tables that say why they have no row, where the analysis has the result.
     explained = {"Path": analysis.critical_path, "Limit": analysis.limits, "Input": analysis.input,
                  "Kernels": analysis.kernels}

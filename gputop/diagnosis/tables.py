@@ -33,7 +33,7 @@ def tables(analysis: Analysis | None) -> tuple[Table, ...]:
     shown = analysis if analysis is not None else Analysis(trace=TraceSummary())
     made = (_kernels(shown, by_op=False), _kernels(shown, by_op=True), _collectives(shown), _memory(shown),
             _copies(shown), _host_ops(shown), _functions(shown), _input(shown), _layers(shown), _limit(shown),
-            _ranks(shown), _critical_path(shown), _wall_time(shown))
+            _ranks(shown), _critical_path(shown), _wall_time(shown), _gpus(shown))
     if analysis is not None:  # the last tab stands where stacks were to be sampled: all fit 80 columns without
         return (*made, _python(shown)) if shown.stacks is not None else made
     return tuple(Table(t.name, t.columns, (), "The trace could not be analyzed: t shows why.") for t in made)
@@ -337,8 +337,8 @@ def _flops(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def gpus_table(analysis: Analysis) -> Table:
-    """The GPUs of the trace by the job's own numbers; the screen has them in its monitor."""
+def _gpus(analysis: Analysis) -> Table:
+    """The GPUs of the trace by the job's own numbers."""
     columns = (
         Column("GPU", str), Column("busy", percent), Column("compute", percent), Column("coll.", percent, spare=True),
         Column("exposed", percent, spare=True), Column("copies", percent),

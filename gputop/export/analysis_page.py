@@ -10,7 +10,7 @@ from gputop.core.version import __version__
 from gputop.diagnosis.python_lines import cost_words, gap_words, lines_of_gaps, per_basis, worth_showing
 from gputop.diagnosis.report import limit_of, text_report
 from gputop.diagnosis.roofline import axes_text, legend, svg
-from gputop.diagnosis.tables import gpus_table, tables
+from gputop.diagnosis.tables import tables
 from gputop.export import pictures
 from gputop.export.page import BANNER, page
 from gputop.render.evidence_words import evidence
@@ -22,7 +22,7 @@ from gputop.text.markup import esc, esc_lines
 from gputop.text.units import counted, percent, printable, ranges, seconds
 
 _LINES_SHOWN = 10
-_OPEN = ("GPUs", "Limit", "Ranks", "Time")  # tables that are unfolded at first
+_OPEN = ("Limit", "Ranks", "Time")  # tables that are unfolded at first
 _PHASE_COLORS = {"forward": "#43b98c", "loss": "#d8c05a", "backward": "#5f8fe5", "recomputation": "#e5955f",
                  "optimizer": "#9a7fe0", "collectives": "#e56b7f", "copies": "#7fb3e8"}
 _OTHER_COLOR, _GAP_COLOR = "#8b93a3", "#e5955f"
@@ -76,10 +76,11 @@ def _finding(f: Finding) -> str:
 
 def step_of(result: Analysis) -> list[str]:
     """Return the parts of an analysis alone; an empty text for what it lacks."""
-    made = {table.name: table for table in (gpus_table(result), *tables(result))}
+    made = {table.name: table for table in tables(result)}
     return [_breakdown(result), _limits(result.limits), _one_step(result.typical_step),
             _python(result, made["Python"]) if "Python" in made else "",
             _layers(result.layers or result.cpu_layers, made["Layers"]),
+            to_html(made.pop("GPUs"), opened=True),
             *(to_html(table, opened=name in _OPEN) for name, table in made.items())]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Advice
-from gputop.diagnosis.tables import gpus_table
+from gputop.diagnosis.tables import tables
 from gputop.export.html import to_html
 from gputop.export.snapshot import document, format_of, render, to_json, to_text, write_snapshot
 from gputop.render.finding_text import NOTHING_FOUND
@@ -93,7 +93,8 @@ def test_a_small_share_is_no_zero_and_a_missing_figure_says_why() -> None:
     doc["capture"]["analysis"]["gpus"] = make_analysis(gpus=[{"gpu": 0, "busy": 0.9}]).to_json()["gpus"]
     page = to_html(doc)
     assert "D2H<b>&lt;0.1%</b>" in page and "0.0%" not in page
-    reasons = {column.title: column.missing for column in gpus_table(make_analysis()).columns}
+    gpus = next(table for table in tables(make_analysis()) if table.name == "GPUs")
+    reasons = {column.title: column.missing for column in gpus.columns}
     assert all(f'title="{esc(reasons[title])}">N/A<' in page for title in ("by host", "tensor", "delay"))
 
 

@@ -532,8 +532,8 @@ STAGES: dict[type, Stage] = {
         "timeline": Effect(screen, to(TimelineScreen)),
         "turn(1)": Effect(on_screen(lambda s: s._index), by(1), ("1",)),
         "turn(-1)": Effect(on_screen(lambda s: s._index), by(-1), ("3",)),
-        **{f"table({n})": Effect(on_screen(lambda s: s._index), to(n), ("2" if n == 0 else "1",)) for n in range(13)},
-        "table(13)": Effect(notes, other),  # no stacks
+        **{f"table({n})": Effect(on_screen(lambda s: s._index), to(n), ("2" if n == 0 else "1",)) for n in range(14)},
+        "table(14)": Effect(notes, other),  # no stacks
         "export": Effect(notes, other),
         "step_back": CLOSES,
         "unfold": Effect(on_screen(lambda s: s._rows), other, ("9",)),

@@ -232,12 +232,12 @@ SCREENS = {
 
     "tables-kernels": Screen("faulty", ("T", "1"), SIZES, FORMS),
     "tables-row": Screen("faulty", ("T", "1", "enter")),
-    "tables-time": Screen("input-bound", ("T", "shift+tab"), (USUAL, WIDE)),
-    "tables-time-epoch": Screen("epoch", ("T", "shift+tab"), (USUAL, WIDE)),
-    "tables-path": Screen("input-bound", ("T", "shift+tab", "shift+tab"), (USUAL, WIDE)),
+    "tables-time": Screen("input-bound", ("T", "W"), (USUAL, WIDE)),
+    "tables-time-epoch": Screen("epoch", ("T", "W"), (USUAL, WIDE)),
+    "tables-path": Screen("input-bound", ("T", "P"), (USUAL, WIDE)),
     "tables-python": Screen("input-bound", ("T", "shift+tab"), (SMALL, USUAL, WIDE), prepare=with_stacks,
                             anew=True),
-    "tables-ranks": Screen("faulty", ("T", "shift+tab", "shift+tab", "shift+tab")),
+    "tables-ranks": Screen("faulty", ("T", "R")),
     **{f"tables-{name}": Screen("input-bound", ("T", key), (USUAL, WIDE)) for key, name in zip(
         "234567890", ("ops", "collectives", "memory", "copies", "host", "functions", "input", "layers", "limit"),
         strict=True)},

@@ -8,7 +8,7 @@ A new rule is a record in :mod:`gputop.advice.trace_rules` and two functions in 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, zip_longest
 
 import msgspec
@@ -98,11 +98,7 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     words = rule.function("describe")(verdict, job)
     # Lines and events of the gaps within steps are no culprits of what lies around the steps.
     culprits = verdict.culprits if words.per == "recording" else _culprits(rule, verdict, facts)
-    if isinstance(verdict, (StepGapHost, LongStepsFound)):
-        function = main_function(culprits, verdict.share * facts.period_s, facts.analysis.stacks)
-        if function is not None:
-            words = (out_of_the_step(words, verdict, function) if isinstance(verdict, StepGapHost) else
-                     less_often(words, function))
+    words = _with_function(words, verdict, culprits, facts)
     claims, share = _claims(rule, verdict, words, facts)
     made = finding(rule, verdict, words, Basis(
         facts.caveat if rule.costs_time else None, replayed, reason, culprits=culprits,
@@ -120,6 +116,17 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     facts.claimed[made.id] = Claimed(
         spans, min(claimed_ns / max(sum(of_gpu.total for of_gpu in spans.values()), 1), 1.0), verdict.others_wait)
     return made
+
+
+def _with_function(words: Explanation, verdict: Verdict, culprits: Sequence[Culprit], facts: TraceFacts) -> Explanation:
+    """The words of a finding about the host, with the function of the user's that takes most of its time."""
+    if not isinstance(verdict, (StepGapHost, LongStepsFound)):
+        return words
+    function = main_function(culprits, verdict.share * facts.period_s, facts.analysis.stacks)
+    if function is None:
+        return words
+    return out_of_the_step(words, verdict, function) if isinstance(verdict, StepGapHost) else less_often(
+        words, function)
 
 
 def _spans(verdict: Verdict, facts: TraceFacts) -> dict[int, Spans]:

@@ -36,8 +36,8 @@ _KEYS = {  # by the columns that leave room for the capture before them
     _NARROW: "o sort  / filter  e CSV  ? help  esc back", 0: "? help  esc back"}
 _MIN_NOTE_LINES = 2
 # The keys of the tables, in their order: digits, then letters of their names.
-TAB_KEYS = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "0", "R", "P", "W", "L")
-_SHORT_NAMES = {"By op": "Op", "Host ops": "Host", "Functions": "Func"}
+TAB_KEYS = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "0", "R", "P", "W", "G", "L")
+_SHORT_NAMES = {"By op": "Op", "Collectives": "Coll.", "Host ops": "Host", "Functions": "Func"}
 _LINES_PER_LINE_OF_TABS = 6  # of the screen; a note may have as many lines as the tabs
 
 
@@ -106,7 +106,7 @@ class TablesScreen(Screen[None]):
         key("shift+tab,left_curly_bracket", "turn(-1)", "previous table", "the previous table"),
         key("j", "move(1)", "down", "the row below"),
         key("k", "move(-1)", "up", "the row above"),
-        key("1", "table(0)", "first table", "the table with that key: 1 to 9, 0, R, P, W, L"),
+        key("1", "table(0)", "first table", "the table with that key: 1 to 9, 0, R, P, W, G, L"),
         *(key(letter, f"table({i})", f"table {letter}", "") for i, letter in enumerate(TAB_KEYS) if i),
         key("o", "sort(1)", "sort", "sort by the next column, or click its head"),
         key("O", "reverse", "reverse", "reverse the order"),

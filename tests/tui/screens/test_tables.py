@@ -76,7 +76,7 @@ def test_python_has_a_tab_where_stacks_were_to_be_sampled() -> None:
 
 
 def test_layers_unfold_and_the_limit_is_in_order() -> None:
-    layers, limit, _, path, _ = tables(found())[8:]
+    layers, limit, _, path, *_ = tables(found())[8:]
     assert layers.unfolded({0, 3}) == [0, 1, 3] and layers.unfolded({0, 1}) == [0, 1, 2, 3]
     assert layers.unfolded({1}) == [0, 3]
     assert layers.branch(1, {0})[-1] == "  ▸ dense  (train.py:7)" and "CUDA graphs" in str(layers.rows[3][-1])
@@ -107,7 +107,7 @@ def test_the_ranks_with_least_median_and_most_load_stand_first() -> None:
 
 def test_empty_tables_say_why() -> None:
     for table in tables(EMPTY):
-        assert table.rows == () and table.empty.endswith(".")
+        assert (table.rows == ()) == (table.name != "GPUs") and table.empty.endswith(".")
     assert "no other to exchange data with" in tables(EMPTY)[2].empty
     assert all("could not be analyzed" in t.empty for t in tables(None))
 
@@ -147,16 +147,16 @@ async def test_keys_and_mouse_of_the_tables() -> None:
         await pilot.pause()
         assert not grid.display and "name no op" in text_of(screen.query_one("#tables-empty", LinesWidget))
         await pilot.press("shift+tab", "shift+tab")
-        assert screen.table.name == "Time"
+        assert screen.table.name == "GPUs"
         await pilot.press("shift+tab")
-        assert screen.table.name == "Path"
+        assert screen.table.name == "Time"
         for n, name in enumerate(("Kernels", "By op", "Collectives", "Memory", "Copies", "Host ops", "Functions",
                                   "Input", "Layers", "Limit")):
             await pilot.press(str((n + 1) % 10))
             assert screen.table.name == name
         await pilot.press("escape")
         assert app.screen is screen and screen._pattern == "", "escape shows all rows first"
-        for key, name in zip("RPW", ("Ranks", "Path", "Time"), strict=True):
+        for key, name in zip("RPWG", ("Ranks", "Path", "Time", "GPUs"), strict=True):
             await pilot.press(key)
             assert screen.table.name == name
         await pilot.press("9", "down", "space")
@@ -194,7 +194,7 @@ async def test_all_tabs_fit_one_line_and_name_their_keys(width: int) -> None:
         await pilot.pause()
         tabs = text_of(app.screen.query_one(Tabs)).splitlines()[0]
         assert len(tabs) <= width
-        assert re.findall(r"(?:^| )(\S)[ :](?=[A-Z])", tabs) == [*"1234567890RPW"]
+        assert re.findall(r"(?:^| )(\S)[ :](?=[A-Z])", tabs) == [*"1234567890RPWG"]
 
 
 async def test_without_a_capture_the_key_says_what_to_do() -> None:
