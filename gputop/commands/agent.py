@@ -43,8 +43,6 @@ def _figures(args: argparse.Namespace, request: Request) -> NodeAnswer:
     """Raises GputopError."""
     with contextlib.closing(Session(source_of(args), options_of(args))) as session:
         start(session, request.seconds)
-        if request.ports:
-            session.watch.update()
         sample, history = session.feed.sample, session.feed.history
         assert sample is not None and history is not None
-        return answer_of(sample, history, request.seconds, session.watch.servers if request.ports else ())
+        return answer_of(sample, history, request.seconds)

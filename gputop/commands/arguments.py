@@ -130,6 +130,7 @@ _GONE: Mapping[str, str] = {
     "--dip-before": "gputop records nothing before a dip any more. --on-dip captures right after it.",
     **dict.fromkeys(("--low-bandwidth", "--no-low-bandwidth"),
                     "gputop leaves out frames by itself on a slow connection; gputop --interval 5 samples less."),
+    "--worker-figures": "Name the workers to capture: --attach n1:6009,n7:6009. gputop cluster shows their activity.",
     "xprof": "XProf shows the traces: xprof --logdir gputop-traces.",
     "serve": "gputop serves no pages any more. A web terminal shows the monitor: ttyd -W -i lo gputop.",
 }
@@ -288,21 +289,17 @@ def _dip(dips: argparse._ActionsContainer) -> None:
                       help="maximum number of automatic captures (20; gputop capture: 1)")
 
 
-def _worker(workers: argparse._ActionsContainer) -> None:
-    workers.add_argument("--worker-figures", choices=("none", "ssh", "prometheus"), default=None,
-                         help="pick three of more than eight workers on other nodes by their activity: from gputop "
-                              "there (ssh, without a password), or from the means in Prometheus (prometheus). The "
-                              "default, none, picks the first, the middle and the last")
-
-
 def _cluster(cluster: argparse._ActionsContainer) -> None:
     cluster.add_argument("--prometheus", default=None, metavar="URL",
                          help="where Prometheus (or VictoriaMetrics, Thanos, Mimir) answers: http://HOST:9090, "
                               "https://…, or, as seen from a login node, ssh://LOGIN/http://HOST:9090. Default: "
                               "the setting prometheus. Credentials come from the environment "
                               "(GPUTOP_PROMETHEUS_TOKEN, _USER, _PASSWORD, _CA) or the settings")
-    cluster.add_argument("--remote-command", default=None, metavar="COMMAND",
-                         help="the command that starts gputop on the nodes, as a shell there reads it (gputop)")
+
+
+def _remote(nodes: argparse._ActionsContainer) -> None:
+    nodes.add_argument("--remote-command", default=None, metavar="COMMAND",
+                       help="the command that starts gputop on the nodes, as a shell there reads it (gputop)")
 
 
 def _screen(screen: argparse._ActionsContainer) -> None:
@@ -330,8 +327,8 @@ def _notify(notify: argparse._ActionsContainer) -> None:
 # The options that commands share, by the heading that the help has for them.
 GROUPS: Mapping[str, Callable[[argparse._ActionsContainer], None]] = {
     "what to watch": _watch, "profiler servers": _server, "captures": _capture,
-    "custom rules": _rules, "automatic captures": _dip, "captures of many workers": _worker,
-    "other nodes": _cluster, "the screen": _screen, "metrics": _export,
+    "custom rules": _rules, "automatic captures": _dip,
+    "other nodes": _cluster, "gputop on other nodes": _remote, "the screen": _screen, "metrics": _export,
     "notifications": _notify}
 
 

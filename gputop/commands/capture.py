@@ -30,17 +30,18 @@ if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureStatus, Server
     from gputop.profiler.capture.request import CaptureRequest
     from gputop.session.gpu_samples import CounterWatch
-    from gputop.session.options import FigureOptions, Options
+    from gputop.session.options import Options
     from gputop.session.other_nodes import OtherNodes
 
 
 _BEFORE_S = 2.0  # of live figures before a PyTorch job is recorded: they show how much that slows it
+_FIGURES_S = 5  # time in which workers are compared: some steps
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gputop capture [options] [HOST:PORT… | PID…]"  # an address alone is taken as that of --attach
-    add_shared(parser, "what to watch", "profiler servers", "captures", "captures of many workers", "custom rules",
-               "automatic captures", "notifications", "other nodes")
+    add_shared(parser, "what to watch", "profiler servers", "captures", "custom rules",
+               "automatic captures", "notifications", "gputop on other nodes")
     parser.add_argument("--seconds", type=positive_seconds, default=10.0, metavar="S",
                         help="length of the capture (10). A short probe decides how much is recorded in detail; in the "
                              "rest gputop watches for rare events")
@@ -48,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="record all of --seconds in detail without a probe, even if it slows the job and the node")
     parser.add_argument("--all-workers", action="store_true",
                         help="capture all workers that --attach names, at most 64. Without it gputop captures only "
-                             "three of more than 8: those with lowest, median and highest activity if that is known "
-                             "(--worker-figures), otherwise the first, the middle and the last")
+                             "three of more than 8: those with lowest, median and highest activity if they are of this "
+                             "node, otherwise the first, the middle and the last")
     parser.add_argument("--accept-risk", action="store_true",
                         help="capture although it may end the job, as TensorFlow 2.21's profiler may if workers call "
                              "each other over gRPC")
@@ -96,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
         source.open()
         endpoints.update(source.profiler_endpoints())
     stop = threading.Event()
-    pids, other_nodes = _with_other_nodes(args, options.worker_figures.remote_command, stop)
+    pids, other_nodes = _with_other_nodes(args, args.remote_command, stop)
     attached_now: list[int] = []
     attached = [*options.attach, *(_ready(pid, attached_now, yes=args.yes) for pid in pids)]
     request = CaptureRequest(args.seconds, options.logdir, args.force, accept_risk=args.accept_risk)
@@ -121,7 +122,7 @@ def _run(args: argparse.Namespace) -> int:
     watch = CounterWatch(source, options.interval_s)
     with notifying_of_capture(args, simulated=source.simulated) as made:
         with watch.running():
-            chosen = _workers(chosen, options.worker_figures, watch, every=args.all_workers)
+            chosen = _workers(chosen, watch, every=args.all_workers)
             with signal_handlers(termination_handlers(interrupted)):
                 require_no_question(risk_question(chosen, request))
                 made.append(capture_and_analyze(chosen, request, CaptureRun(
@@ -130,15 +131,14 @@ def _run(args: argparse.Namespace) -> int:
         return print_capture(made[0], as_json=args.json, full=args.full)
 
 
-def _workers(chosen: tuple[Server, ...], figures: FigureOptions, watch: CounterWatch, *,
-             every: bool) -> tuple[Server, ...]:
+def _workers(chosen: tuple[Server, ...], watch: CounterWatch, *, every: bool) -> tuple[Server, ...]:
     """The workers to capture; of many some, unless ``every`` one is asked for. Samples the node for a while before."""
     from gputop.profiler.addresses import process_of
     from gputop.profiler.capture.choose_workers import MAX_WORKERS
 
     answering = [s for s in chosen if s.problem is None]
     if not every and len(answering) > MAX_WORKERS:
-        choice = _choose_workers(answering, figures, watch)
+        choice = _choose_workers(answering, watch)
         return tuple(s for s in chosen if s.address in choice.chosen)
     if any(process_of(s.address) is not None for s in answering):
         watch.wait(_BEFORE_S)
@@ -236,25 +236,16 @@ def _ready(pid: int, attached: list[int], *, yes: bool) -> str:
     return ready.address
 
 
-def _choose_workers(servers: Sequence[Server], figures: FigureOptions, watch: CounterWatch) -> Choice:
+def _choose_workers(servers: Sequence[Server], watch: CounterWatch) -> Choice:
     """The few of many workers to capture, by live figures as far as there are any; says which and why."""
     from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS
-    from gputop.session.worker_figures import SECONDS, ask, choose, elsewhere
+    from gputop.session.worker_figures import choose, with_pids
 
-    def asking(done: int, nodes: int) -> None:
-        if not done:
-            say(f"asking {nodes} node{'s' if nodes > 1 else ''} by ssh for live figures")
-
-    asked = ask(servers, figures if any(map(elsewhere, servers)) else replace(figures, way="none"), threading.Event(),
-                asking)
-    if asked.pids and not asked.of_nodes:
-        say(f"sampling the GPUs of this machine for {SECONDS} s")
-        watch.wait(SECONDS)
-    choice = choose(servers, watch.sample, watch.history, asked)
-    for note in choice.notes:
-        say(note)
+    here = with_pids(servers)
+    if here != list(servers):
+        say(f"sampling the GPUs of this machine for {_FIGURES_S} s")
+        watch.wait(_FIGURES_S)
+    choice = choose(here, watch.sample, watch.history)
     ways = ["--all-workers captures all"] if len(servers) <= MAX_ALL_WORKERS else []
-    if choice.others_unasked:
-        ways.insert(0, "--worker-figures ssh asks their nodes for live figures")
     say("; ".join((f"capturing {choice.text()}", *ways)))
     return choice

@@ -31,7 +31,7 @@ _HISTORY_COLUMNS = 90
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared(parser, "other nodes", "the screen")
+    add_shared(parser, "other nodes", "gputop on other nodes", "the screen")
     parser.add_argument("--nodes", default=None, metavar="LIST",
                         help="without Prometheus: ask gputop on these nodes by ssh, without a password: n[01-16], "
                              "n01,n02, or @FILE. The history then begins at the start")

@@ -10,21 +10,20 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from gputop.commands.arguments import SIMULATED_DEFAULT
-from gputop.commands.settings import PROMETHEUS_CREDENTIALS, save_setting
+from gputop.commands.settings import save_setting
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.extras import install_command
 from gputop.core.samples import OK
-from gputop.session.options import AutoCaptureOptions, FigureOptions, NodeMeans, Options
+from gputop.session.options import AutoCaptureOptions, Options
 from gputop.text import console
 from gputop.text.console import say
 
 if TYPE_CHECKING:
-    from gputop.commands.settings import Config
     from gputop.core.findings import Finding
     from gputop.export.openmetrics import Exporter
     from gputop.profiler.capture.records import CaptureRecord
@@ -64,23 +63,8 @@ def _has_screen_and_job(args: argparse.Namespace) -> bool:
 
 
 def options_of(args: argparse.Namespace) -> Options:
-    config: Config = args.config
-    figures = FigureOptions(args.worker_figures, args.remote_command, node_means_by(
-        args.prometheus or str(config["prometheus"]), {name: str(config[name]) for name in PROMETHEUS_CREDENTIALS}))
     return Options(interval_s=args.interval, attach=_attached(args), logdir=args.logdir,
-                   auto_capture=_auto_capture_options(args), stacks=args.stacks, worker_figures=figures)
-
-
-def node_means_by(url: str, credentials: Mapping[str, str]) -> NodeMeans | None:
-    """The way to ask the Prometheus at this address; None without one. ``credentials``: the settings that name them."""
-    def ask(seconds: int, warn: Callable[[str], None]) -> Mapping[str, Mapping[str, float]]:
-        from gputop.cluster.node_means import node_means
-        from gputop.cluster.prometheus import connected
-
-        with connected(url, credentials, warn) as client:
-            return node_means(client, f"{seconds}s")
-
-    return ask if url else None
+                   auto_capture=_auto_capture_options(args), stacks=args.stacks)
 
 
 def _auto_capture_options(args: argparse.Namespace) -> AutoCaptureOptions | None:

@@ -92,9 +92,6 @@ SETTINGS = {s.key: s for s in (
                                       "node)", "--attach"),
     Setting("prometheus", "", _text_or_none, "the Prometheus of gputop cluster: http://HOST:9090, ssh://LOGIN/http://HOST:9090",
             "--prometheus"),
-    Setting("worker_figures", "none", _one_of("none", "ssh", "prometheus"),
-            "source of the activity of workers on other nodes, by which gputop chooses three of many for a capture",
-            "--worker-figures"),
     Setting("remote_command", "gputop", _text, "the command that starts gputop on other nodes", "--remote-command"),
     Setting("prometheus_token_file", "", _text_or_none, "a file with the bearer token for this Prometheus"),
     Setting("prometheus_user", "", _text_or_none, "user name for this Prometheus, instead of a token"),
@@ -237,7 +234,7 @@ def _toml(value: Value) -> str:
 
 def apply_settings(args: argparse.Namespace, config: Config) -> None:
     """Set the options that the command line leaves open, from the file or else from the defaults."""
-    for key in ("interval", "theme", "color", "ascii", "worker_figures", "remote_command"):
+    for key in ("interval", "theme", "color", "ascii", "remote_command"):
         if getattr(args, key, None) is None:
             setattr(args, key, config[key])
     if args.logdir is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,20 +13,6 @@ if TYPE_CHECKING:
 DEFAULT_CAPTURE_S = 10.0
 DEFAULT_LOGDIR = "gputop-traces"
 DEFAULT_RULE = "sm<0.6*median for 5s"  # read by gputop.session.auto_capture.dip_detector
-
-# Asks for the means of each node's GPUs in so many seconds, by its short name; the second tells the user's warnings.
-# Raises GputopError.
-NodeMeans = Callable[[int, Callable[[str], None]], Mapping[str, Mapping[str, float]]]
-
-
-class FigureOptions(Struct, frozen=True):
-    """Source of the live figures of workers on other nodes. ``way``: "none", "ssh" or "prometheus"; nobody is asked
-    with the first. ``prometheus`` asks it; None where no address is known."""
-
-    way: str = "none"
-    remote_command: str = "gputop"
-    prometheus: NodeMeans | None = None
-
 
 class DipRule(Struct, frozen=True):
     """Rule for when a GPU dips: the first of ``metrics`` that has readings is below ``factor`` of its median, or
@@ -58,5 +43,4 @@ class Options(Struct, frozen=True):
     capture_s: float = DEFAULT_CAPTURE_S
     discover: bool = True
     auto_capture: AutoCaptureOptions | None = None  # None: a dip starts no capture
-    worker_figures: FigureOptions = field(default_factory=FigureOptions)
     stacks: bool | None = None  # sample Python stacks during captures; None: of jobs of gputop's own user

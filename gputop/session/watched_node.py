@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from gputop.core.live_steps import LiveSteps
     from gputop.profiler.capture.choose_workers import Choice
     from gputop.session.idle_wait import ExpectedIdle
-    from gputop.session.worker_figures import AskedFigures
     from gputop.telemetry.history import History
 
 
@@ -42,13 +41,13 @@ class WatchedNode(Struct, frozen=True):
 
         return counters_of(record, servers, self.sample, self.history, self.interval_s)
 
-    def worker_choice(self, servers: Sequence[Server], asked: AskedFigures | None) -> Choice:
-        """The few of these many workers that are worth a capture, by what is sampled here and was ``asked``."""
+    def worker_choice(self, servers: Sequence[Server]) -> Choice:
+        """The few of these many workers that are worth a capture, by what is sampled here."""
         from gputop.profiler.discovery import crash_risk
         from gputop.session.worker_figures import choose
 
         risk = crash_risk([server.pid for server in servers if server.pid is not None]) or ""
-        return replace(choose(servers, self.sample, self.history, asked), risk=risk)
+        return replace(choose(servers, self.sample, self.history), risk=risk)
 
     def expected_idle(self, servers: Sequence[Server]) -> ExpectedIdle | None:
         """Next idle time of the GPUs of the job of these servers; None where that is not known."""

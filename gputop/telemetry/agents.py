@@ -62,12 +62,11 @@ T = TypeVar("T")
 
 
 class Request(Struct, frozen=True):
-    """Question to gputop's agent on a node: for the figures of its GPUs, means of the last ``seconds``, with the
-    ``ports`` of profiler servers; or for traces of the ranks of the job that meets at ``ranks_of``."""
+    """Question to gputop's agent on a node: for the figures of its GPUs, means of the last ``seconds``; or for
+    traces of the ranks of the job that meets at ``ranks_of``."""
 
     schema: str
     seconds: float
-    ports: bool = False
     ranks_of: str = ""
     force: bool = False
 

@@ -1,5 +1,5 @@
-"""Figures of a node for gputop on another one: what the columns and rules of a cluster need and what to choose workers
-by, some 200 bytes a GPU: as JSON arrays in the order of the fields, figures to five digits.
+"""Figures of a node for gputop on another one: what the columns and rules of a cluster need, some 200 bytes a GPU: as
+JSON arrays in the order of the fields, figures to five digits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import MAX_GPUS, OK, GpuSample, NodeSample, ProcessSample
 
 if TYPE_CHECKING:
-    from gputop.profiler.capture.records import Server
     from gputop.telemetry.history import History
 
 # New ones at the end: an older gputop reads what it knows.
@@ -23,8 +22,8 @@ FIGURES = ("tensor_active", "memory_used_bytes", "memory_total_bytes", "power_w"
            "temperature_c", "memory_temperature_c", "pcie_width", "ecc_uncorrected", "rows_remap_failed",
            "clock_reasons", "xid", "sm_active", "gr_active", "gpu_util")
 _METRICS = {"rows_remap_failed": "row_remap_failed"}
-_MAX_HOLDERS, _MAX_FIGURES, _MAX_PORTS = 64, 64, 64
-_TEXT_CHARS, _PORT_DIGITS = 300, 5
+_MAX_HOLDERS, _MAX_FIGURES = 64, 64
+_TEXT_CHARS = 300
 _Text = Annotated[str, Meta(max_length=_TEXT_CHARS)]
 
 
@@ -36,7 +35,6 @@ class GpuHolder(Struct, frozen=True, array_like=True):
     container: _Text | None = None
     started_s: float | None = None
     pid: int | None = None
-    ports: Annotated[tuple[int, ...], Meta(max_length=_MAX_PORTS)] = ()  # of its profiler servers, where asked for
 
 
 class NodeGpu(Struct, frozen=True, array_like=True):
@@ -64,16 +62,10 @@ class NodeAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     simulated: bool = False
 
 
-def answer_of(sample: NodeSample, history: History, seconds: float, servers: Sequence[Server] = ()) -> NodeAnswer:
-    """Return what is wanted of a node's newest sample, of its history over some seconds and of its servers."""
-    ports: dict[int | None, list[int]] = {}
-    for server in servers:
-        port = server.address.rpartition(":")[2]
-        if port.isdecimal() and len(port) <= _PORT_DIGITS:
-            ports.setdefault(server.pid, []).append(int(port))
+def answer_of(sample: NodeSample, history: History, seconds: float) -> NodeAnswer:
+    """Return what is wanted of a node's newest sample and of its history over some seconds."""
     holders = [(process, GpuHolder(
-        _text(process.user), _program(process.command), _text(process.container), process.started_s, process.pid,
-        tuple(port for pid in {process.pid, process.local_pid} - {None} for port in ports.get(pid, ())[:_MAX_PORTS])))
+        _text(process.user), _program(process.command), _text(process.container), process.started_s, process.pid))
         for process in sample.processes]
     return NodeAnswer(hostname=sample.host.hostname[:_TEXT_CHARS], source=sample.source[:_TEXT_CHARS],
                       simulated=sample.simulated, gpus=tuple(

@@ -335,15 +335,13 @@ class GputopApp(TerminalApp):
     # -- actions ------------------------------------------------------------------------------
 
     def _ask_pending_question(self) -> None:
-        """Ask what has come up since a capture was asked for: which workers, or whether to take its risk."""
+        """Ask what has come up since a capture was asked for: whether to take its risk."""
         question = self.session.control.take_question()
         if question is None:
             return
         if len(self.screen_stack) > 1:  # whose keys are not for this question
             self._postponed = self.session.feed.clock(), question
-            self.notify("No capture has begun: it may end the job. Press c again to decide."
-                        if question.kind == "risk" else
-                        "The live figures of the workers are here: press c again to see which workers gputop proposes.")
+            self.notify("No capture has begun: it may end the job. Press c again to decide.")
         else:
             open_screens.ask_before_capture(self, question)
 
@@ -391,7 +389,7 @@ class GputopApp(TerminalApp):
             return
         self._quitting = True
         self.session.control.stop_capture()
-        if status.phase in ("asking", "waiting"):
+        if status.phase == "waiting":
             return  # which ends at once
         self.notify("Stopping the capture to keep its data, then quitting. q: quit now.")
 
@@ -400,8 +398,7 @@ class GputopApp(TerminalApp):
         if status is not None and phase == "recording" and not status.stoppable:
             self.notify("This recording cannot be stopped. It ends by itself, and its data is kept.")
         elif self.session.control.stop_capture():
-            outcome = {"asking": "gputop proposes workers by what it knows now.", "waiting": "No capture was taken."}
-            self.notify(outcome.get(phase, "Stopping the capture; its data is kept."))
+            self.notify("No capture was taken." if phase == "waiting" else "Stopping the capture; its data is kept.")
         else:
             self.notify("No capture is running.")
 
@@ -518,8 +515,6 @@ class GputopApp(TerminalApp):
     def action_step_back(self) -> None:
         """Escape on the main screen: back to now; where that is shown, every process again."""
         if self._table.time.cursor.time_s is None and self._table.time.end_s is None:
-            if self._phase == "asking":
-                self.action_stop_capture()
             self.session.control.capture_now()
             self._processes.show_matching("")
             self.session.forget_failure()

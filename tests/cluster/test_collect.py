@@ -9,7 +9,6 @@ import pytest
 from gputop.advice.fleet.advise import fleet_advice
 from gputop.cluster.collect import QUERIES, Collector, complete_fleet
 from gputop.cluster.model import NO_JOB
-from gputop.cluster.node_means import node_means
 from gputop.cluster.view import FleetView
 from gputop.core.errors import GputopError, NoDataError
 from gputop.export.cluster import summary
@@ -337,13 +336,3 @@ def test_a_label_with_a_new_name_is_looked_for_at_once() -> None:
                          for labels, value in rows] for arm, rows in client.arms.items()}
     own.refresh(FleetView())
     assert {job.id for job in own.refresh(FleetView()).jobs} == {"7", "8"}
-
-
-def test_the_means_of_nodes_by_all_names_that_are_theirs_alone() -> None:
-    client = CannedClient(DCGM, clusters=["a", "b"], activity=[
-        (NODE_1, 0.9), (NODE_2, 0.5), ({"Hostname": "twin", "cluster": "a"}, 0.1),
-        ({"Hostname": "twin", "cluster": "b"}, 0.2)], power_w=[(NODE_1, 400.0)])
-    assert node_means(client, "2m") == {  # type: ignore[arg-type]
-        "n1": {"sm_active": 0.9, "power_w": 400.0}, "10.0.0.1": {"sm_active": 0.9, "power_w": 400.0},
-        "n2": {"sm_active": 0.5}}
-    assert client.cost.queries == 3

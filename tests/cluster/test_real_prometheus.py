@@ -18,7 +18,6 @@ from gputop.advice.fleet.report import FleetReport, report_of
 from gputop.cluster.collect import Collector, complete_fleet
 from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.model import Fleet
-from gputop.cluster.node_means import node_means
 from gputop.cluster.prometheus import Client
 from gputop.cluster.view import FleetView
 from gputop.sources.exporters import SCHEMAS
@@ -230,22 +229,3 @@ def test_what_was_not_measured_is_nobodys_fault() -> None:
     lasts_s = {f.job: (round(f.evidence["lasts_s"] / 60), f.since_exact) for f in findings}
     assert lasts_s["3"][0] in range(19, 24) and not lasts_s["3"][1]
     assert lasts_s["4"][0] in range(38, 43) and lasts_s["4"][1]
-
-
-def test_the_means_of_the_nodes_of_workers() -> None:
-    """The best activity that a node has, of single GPUs and of one that is divided, and its power."""
-    def dcgm(node: str, name: str, levels: Sequence[float]) -> Page:
-        own = [f'gpu="{i}",UUID="GPU-{node}-{i}",{name}="{node}"' for i in range(len(levels))]
-        return page(*(f"DCGM_FI_PROF_SM_ACTIVE{{{gpu}}} {level}" for gpu, level in zip(own, levels, strict=True)),
-                    *(f"DCGM_FI_DEV_GPU_UTIL{{{gpu}}} 100" for gpu in own),
-                    *(f"DCGM_FI_DEV_POWER_USAGE{{{gpu}}} 300" for gpu in own))
-
-    pages = {"n1": dcgm("n1.site.example", "Hostname", (0.9, 0.7)), "n2": dcgm("n2", "hostname", (0.1, 0.3)),
-             "n3": all_smi("n3", "gpu_", divided=True)}
-    with scraping(pages) as address:
-        wait_for(address, "count(up == 1)", 3)
-        with contextlib.closing(Client(parse_endpoint(address), Credentials())) as client:
-            means = node_means(client, "2m")
-    assert means["n1"] == {"sm_active": pytest.approx(0.8), "power_w": 300.0}
-    assert means["n2"]["sm_active"] == pytest.approx(0.2)
-    assert means["n3"]["util"] == pytest.approx((7 * 0.9 + 2 * 0.5) / 9) and means["n3"]["power_w"] == 500.0

@@ -1,4 +1,4 @@
-/* The fake NVML: events, and the driver's own samples of the last seconds. */
+/* The fake NVML: events. */
 #include "nvml_fake.h"
 
 enum { MAX_SETS = 16, MAX_EVENTS = 64 };
@@ -95,34 +95,6 @@ int nvmlEventSetWait_v2(Set *set, Event *to, unsigned timeout_ms)
 int nvmlEventSetWait(Set *set, Event *to, unsigned timeout_ms)
 {
     return wait_for(set, to, offsetof(Event, gpu_instance), timeout_ms);
-}
-
-/* ---- the driver's own samples ------------------------------------------------------------------ */
-
-typedef struct { unsigned long long stamp; union { double d; unsigned ui; unsigned long long ull; } value; } Sample;
-
-int nvmlDeviceGetSamples(Gpu *g, int kind, unsigned long long seen_us, unsigned *type, unsigned *count, Sample *to)
-{
-    double step = kind == 0 ? 0.02 : 0.2, until = floor(now() / step) * step;
-    unsigned room = kind == 0 ? 120 : 70;
-    int fault = enter(g, __func__);
-    if (fault > 0) return fault;
-    if (kind > 1) return NOT_SUPPORTED;
-    if (!to) { *type = 1; *count = room; return OK; }
-    if (fault == SPOILT) { spoil(g, to, *count * sizeof *to); return OK; }
-    if (*count < room) return INSUFFICIENT_SIZE;
-    *type = 1;
-    *count = 0;
-    for (unsigned i = 0; i < room; i++) {
-        double t = until - (room - 1 - i) * step;
-        Sample *s = &to[*count];
-        s->stamp = (unsigned long long)(t * 1e6 + 0.5);
-        if (s->stamp <= seen_us) continue;
-        s->value.ull = 0;
-        s->value.ui = (unsigned)(kind == 0 ? 1000 * value(g, POWER_W, t) : value(g, UTIL, t));
-        ++*count;
-    }
-    return *count ? OK : NOT_FOUND;
 }
 
 /* ---- for tests ---------------------------------------------------------------------------------- */

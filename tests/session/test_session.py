@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,12 @@ from msgspec import structs
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import discovery
-from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
+from gputop.profiler.capture.records import CaptureRecord, Server, usable
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, answered, require_no_question
 from gputop.profiler.kineto import jobs as kineto_jobs
-from gputop.session import worker_figures
 from gputop.session.capture import capture_control, server_watch
 from gputop.session.capture.captures import FoundServers, choose_servers, find_servers, server_question
-from gputop.session.options import FigureOptions
 from gputop.session.session import Options, Session
-from gputop.session.worker_figures import AskedFigures, WorkerFigures
 from gputop.tui.monitor import messages
 from tests.fakes import StillSession, StillSource, node_sample
 from tests.records import replace
@@ -314,102 +311,6 @@ def test_a_capture_that_may_end_the_job_waits_for_an_answer(monkeypatch: pytest.
     session.start_capture(answered(question, "y"))
     watched.until(lambda: session.control.status is not None and session.control.status.message == "captured")
     assert taken == [["a:1", "b:1"]]
-
-
-class AskedWorkers:
-    """Nine workers of other nodes, whose nodes tell the activities 0, 0.1, … once they may."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, way: str = "ssh") -> None:
-        self.session = session = StillSession()
-        session.control.options = structs.replace(session.control.options, worker_figures=FigureOptions(way))
-        self.addresses = [f"n{number}:6009" for number in range(9)]
-        session.watch.servers_known = True
-        session.watch.servers = tuple(Server(address, asked=True) for address in self.addresses)
-        self.may_answer, self.ways = threading.Event(), list[str]()
-        self.captured: list[tuple[list[str], tuple[str, ...]]] = []
-        self.watched = Watched(session)
-        monkeypatch.setattr(worker_figures, "ask", self.ask)
-        monkeypatch.setattr(session.control, "_begin_capture", self.begin)
-
-    def ask(self, servers: Sequence[Server], how: FigureOptions, stop: threading.Event,
-            progress: Callable[[int, int], None]) -> AskedFigures:
-        self.ways.append(how.way)
-        progress(0, 9)
-        while not self.may_answer.wait(0.01) and not stop.is_set():
-            pass
-        known = range(9 if self.may_answer.is_set() else 0)
-        return AskedFigures({f"n{i}:6009": WorkerFigures({"sm_active": (4 * i % 9) / 10}, 5.0) for i in known},
-                            "asked by ssh", 5.0)
-
-    def begin(self, servers: Sequence[Server], request: CaptureRequest) -> None:
-        self.captured.append(([s.address for s in servers], request.notices))
-        self.session.control.set_status(CaptureStatus("done", "", 1.0))
-
-    @property
-    def phase(self) -> str | None:
-        return self.session.control.status.phase if self.session.control.status is not None else None
-
-
-def test_the_nodes_of_many_workers_are_asked_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = AskedWorkers(monkeypatch)
-    session = workers.session
-    session.start_capture(session.control.request(force=True))
-    workers.watched.until(lambda: session.control.status is not None and "9 nodes" in session.control.status.address)
-    assert workers.phase == "asking" and session.control.take_question() is None
-    with pytest.raises(GputopError, match="a capture is running"):
-        session.start_capture()
-    workers.may_answer.set()
-    workers.watched.until(lambda: session.control.status is None)
-    question = session.control.take_question()
-    assert question is not None and question.choice is not None and session.control.take_question() is None
-    choice = question.choice
-    assert choice.chosen == ("n0:6009", "n1:6009", "n2:6009") and "asked by ssh" in choice.by
-    assert answered(question, "few").force
-    session.start_capture(answered(question, "few"))
-    assert workers.captured[0][0] == list(choice.chosen)
-    session.start_capture()  # the figures of then are not those of now
-    workers.watched.until(lambda: session.control.take_question() is not None)
-    assert workers.ways == ["ssh", "ssh"]
-
-
-def test_who_stops_waiting_is_asked_by_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = AskedWorkers(monkeypatch, "none")
-    session = workers.session
-    question = session.start_capture()
-    assert question is not None and question.choice is not None
-    assert question.choice.others_unasked and workers.ways == []
-    session.start_capture(answered(question, "ask"))
-    workers.watched.until(lambda: workers.ways)
-    assert session.control.stop_capture()
-    workers.watched.until(lambda: session.control.status is None)
-    question = session.control.take_question()
-    assert question is not None and question.choice is not None
-    assert "fewer than three" in question.choice.by and not question.choice.others_unasked
-
-
-@pytest.mark.parametrize("stopped", [False, True])
-def test_the_auto_capture_asks_without_a_question(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
-    workers = AskedWorkers(monkeypatch, "prometheus")
-    session = workers.session
-    session.start_capture(structs.replace(session.control.request(), reason="GPU 0 dipped"))
-    workers.watched.until(lambda: workers.ways)
-    if stopped:
-        session.control.stop_capture()
-    else:
-        workers.may_answer.set()
-    workers.watched.until(lambda: workers.phase in ("done", "failed"))
-    assert workers.phase == ("failed" if stopped else "done") and workers.ways == ["prometheus"]
-    assert bool(workers.captured) != stopped and session.control.take_question() is None
-    for captured, notices in workers.captured:
-        assert captured == ["n0:6009", "n1:6009", "n2:6009"] and "3 of 9 workers, by SM active" in notices[0]
-
-
-def test_a_bug_while_asking_ends_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = AskedWorkers(monkeypatch)
-    monkeypatch.setattr(worker_figures, "ask", lambda *_: 1 / 0)
-    workers.session.start_capture()
-    workers.watched.until(lambda: workers.phase == "failed")
-    assert workers.session.control.status is not None and "a bug in gputop" in workers.session.control.status.message
 
 
 @pytest.mark.parametrize("chosen", [True, False])

@@ -136,7 +136,7 @@ def test_the_agent_of_a_real_sshd_answers_again_over_one_connection(tmp_path: Pa
     with engines.sshd(tmp_path, ["n1"]) as programs:
         monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
         command = f"PYTHONPATH={ROOT} {sys.executable} -m gputop --source simulated"
-        with contextlib.closing(Ssh(command, Request(SCHEMA, 0.2, ports=True))) as asking:
+        with contextlib.closing(Ssh(command, Request(SCHEMA, 0.2))) as asking:
             first, again = answer_of(asking, "n1"), answer_of(asking, "n1")
             assert first.simulated and len(first.gpus) == len(again.gpus) == 8
             assert first.gpus[0].uuid == again.gpus[0].uuid and first.gpus[0].holders[0].pid

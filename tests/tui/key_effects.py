@@ -150,11 +150,11 @@ class ManyWorkersSession(AskedSession):
 
     def start_capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
         assert request is not None
-        if request.workers is None and not request.ask_nodes:
+        if request.workers is None:
             addresses = [f"n{number}:6009" for number in range(9)]
             return ask_workers(request, [Server(address) for address in addresses],
-                               structs.replace(choose_workers(addresses, {}), others_unasked=True))
-        self.asked.append(("capture", request.ask_nodes or len(request.workers or ())))
+                               choose_workers(addresses, {}))
+        self.asked.append(("capture", len(request.workers)))
         return None
 
 
@@ -458,7 +458,6 @@ STAGES: dict[type, Stage] = {
     WorkersQuestion: Stage({
         "answer('few')": Effect(last_asked, to(("capture", 3))),
         "answer('all')": Effect(last_asked, to(("capture", 9))),
-        "answer('ask')": Effect(last_asked, to(("capture", "ssh"))),
         "answer('none')": CLOSES,
         "app.help": HELPS}, ("c",), session=ManyWorkersSession),
     Popup: Stage(POPUP_EFFECTS | {"copy": Effect(copied, other), "scroll(1)": Effect(scrolled, by(1)),

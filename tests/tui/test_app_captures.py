@@ -6,7 +6,6 @@ import asyncio
 import threading
 
 import pytest
-from msgspec import structs
 from textual.pilot import Pilot
 
 from gputop.core.errors import GputopError
@@ -16,11 +15,8 @@ from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.render.palette import DIM
-from gputop.session import worker_figures
 from gputop.session.capture import capture_control
 from gputop.session.capture.captures import FoundServers
-from gputop.session.options import FigureOptions
-from gputop.session.worker_figures import AskedFigures, WorkerFigures
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
@@ -29,7 +25,6 @@ from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.choose_job import ChooseJob
 from gputop.tui.screens.details import capture_text, job_text
 from gputop.tui.screens.dialogs import Ask, Confirm
-from gputop.tui.screens.workers import WorkersQuestion
 from gputop.tui.timeline.timeline_screen import TimelineScreen
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import WrappedText
@@ -112,50 +107,6 @@ async def test_before_the_first_capture_from_a_server_of_another_user_there_is_a
         await pilot.pause()
         assert session.control.status is not None and session.control.status.running
         assert "belongs to user bob" not in str(job_text(session))
-
-
-@pytest.mark.parametrize("way", ["answered", "covered", "escape", "x", "q"])
-async def test_the_screen_lives_while_the_nodes_of_many_workers_are_asked(way: str,
-                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
-    session = StillSession()
-    session.control.options = structs.replace(session.control.options, worker_figures=FigureOptions("ssh"))
-    session.watch.servers_known = True
-    session.watch.servers = tuple(Server(f"n{number}:6009", asked=True) for number in range(9))
-    may_answer, answered = threading.Event(), threading.Event()
-
-    def ask(servers: object, how: object, stop: threading.Event, progress: object) -> AskedFigures:
-        while not may_answer.wait(0.01) and not stop.is_set():
-            pass
-        known = range(9 if may_answer.is_set() else 0)
-        figures = {f"n{i}:6009": WorkerFigures({"sm_active": i / 10}, 5.0) for i in known}
-        return AskedFigures(figures, "asked by ssh", 5.0)
-
-    monkeypatch.setattr(worker_figures, "ask", ask)
-    session.listen(lambda change: answered.set() if session.control.status is None else None)
-    app = GputopApp(session)
-    async with app.run_test(size=(80, 24), notifications=True) as pilot:
-        await pilot.pause()
-        await pilot.press("c")
-        await pilot.pause()
-        assert len(app.screen_stack) == 1 and "asking the nodes for live figures" in text_of(app._job)
-        if way == "covered":
-            await pilot.press("question_mark")
-        if way in ("answered", "covered"):
-            may_answer.set()
-        else:
-            await pilot.press(way)
-        assert await asyncio.to_thread(answered.wait, 30)
-        await pilot.pause()
-        if way == "q":
-            assert app.return_code == 0
-            return
-        if way == "covered":
-            assert not isinstance(app.screen, WorkersQuestion) and "press c again" in messages(app)[0]
-            await pilot.press("escape", "c")
-            await pilot.pause()
-        assert isinstance(app.screen, WorkersQuestion)
-        text = "\n".join(str(part.text) for part in app.screen.query(WrappedText))
-        assert ("n0:6009  lowest, 0%" if may_answer.is_set() else "n0:6009  first") in text
 
 
 @pytest.mark.parametrize("way", ["y", "n", "covered"])

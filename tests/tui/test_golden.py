@@ -142,10 +142,6 @@ def asked_which(app: GputopApp) -> None:
     ask_which(app, choice)
 
 
-def asking_nodes(app: GputopApp) -> None:
-    app.session.control.set_status(CaptureStatus("asking", "64 nodes for live figures, 12 answered", 10.0))
-
-
 def waiting_for_idle(app: GputopApp) -> None:
     app.session.control.set_status(CaptureStatus("waiting", "a:6009", 10.0,
                                                          message="the idle time in about 40 s"))
@@ -157,17 +153,7 @@ def ask_which(app: GputopApp, choice: Choice) -> None:
 
 def asked_which_without_figures(app: GputopApp) -> None:
     choice = choose_workers([f"n{number:02}:6009" for number in range(1, 129)], {})
-    ask_which(app, structs.replace(choice, others_unasked=True))
-
-
-def asked_which_of_nodes_that_fail(app: GputopApp) -> None:
-    workers = [f"n{number:02}:6009" for number in range(1, 33)]
-    figures = {worker: 0.9 - 0.01 * number for number, worker in enumerate(workers[:28])}
-    choice = choose_workers(workers, figures, "SM active of the last 5 s, asked by ssh", lambda value: f"{value:.0%}")
-    ask_which(app, structs.replace(choice, notes=(
-        "n29, n30, n31: it does not answer within 20 s. Try: ssh n29 gputop snapshot --format json --seconds 5.",
-        "n32: gputop is not installed there. Install it on the nodes (from a clone), or name its path: "
-        "--remote-command /PATH/gputop.")))
+    ask_which(app, choice)
 
 
 def with_stacks(app: GputopApp) -> None:
@@ -214,9 +200,7 @@ SCREENS = {
     "stacks": Screen("hanging", ("S",), BOX),
     "workers": Screen("faulty", prepare=asked_which, sizes=BOX),
     "workers-unasked": Screen("faulty", prepare=asked_which_without_figures, sizes=BOX),
-    "workers-failed": Screen("faulty", prepare=asked_which_of_nodes_that_fail, sizes=BOX),
     "capture-waiting": Screen("faulty", prepare=waiting_for_idle, sizes=(SMALL, USUAL), anew=True),
-    "workers-asking": Screen("faulty", prepare=asking_nodes, sizes=(SMALL, USUAL), anew=True),
     "job": Screen("faulty", ("i",), (SMALL, USUAL)),
     "captures": Screen("compared", ("J", "down"), (SMALL, USUAL, WIDE), FEW_FORMS, in_forms=(USUAL,)),
     "attach": Screen("faulty", ("a",), (TINY, SMALL, USUAL)),

@@ -20,21 +20,13 @@ _PLACES = ("first", "middle", "last")
 
 class Choice(Struct, frozen=True):
     """``chosen`` are addresses, each with why: ``reasons`` ("lowest, 41%"). ``of`` is how many there are;
-    ``by`` says by what they were chosen, ``notes`` why some have no figure, ``risk`` what a capture may do to the job.
-    ``others_unasked``: some are on other nodes, which could be asked for live figures."""
+    ``by`` says by what they were chosen, ``risk`` what a capture may do to the job."""
 
     chosen: tuple[str, ...]
     reasons: tuple[str, ...]
     of: int
     by: str
     risk: str = ""
-    notes: tuple[str, ...] = ()
-    others_unasked: bool = False
-
-    @property
-    def notices(self) -> tuple[str, ...]:
-        """Return what a record of their capture has to say of it."""
-        return (self.text(), *self.notes)
 
     def text(self) -> str:
         """ "3 of 64 workers, by SM activity: n07:6009 (lowest, 41%), …"."""
@@ -43,11 +35,11 @@ class Choice(Struct, frozen=True):
 
 
 def choose_workers(addresses: Sequence[str], figures: Mapping[str, float], name: str = "",
-                   show: Callable[[float], str] = str, why_none: str = "gputop has no live samples of them") -> Choice:
+                   show: Callable[[float], str] = str) -> Choice:
     """Three workers of many: those with lowest, median and highest figure.
 
     ``figures`` holds by address the live figure called ``name``, which ``show`` writes. Workers without one are not
-    compared; where fewer than three have one, the first, the middle and the last are chosen, and ``why_none`` is told.
+    compared; where fewer than three have one, the first, the middle and the last are chosen.
     """
     measured = sorted((address for address in addresses if address in figures), key=lambda a: (figures[a], a))
     if len(measured) >= 3:
@@ -58,4 +50,4 @@ def choose_workers(addresses: Sequence[str], figures: Mapping[str, float], name:
                       name + (f" ({unknown} {'have' if unknown > 1 else 'has'} no figure)" if unknown
                               else ""))
     three = (addresses[0], addresses[(len(addresses) - 1) // 2], addresses[-1])
-    return Choice(three, _PLACES, len(addresses), f"their order, because {why_none}")
+    return Choice(three, _PLACES, len(addresses), "their order, because gputop has no live samples of them")

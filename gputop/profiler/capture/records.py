@@ -47,7 +47,7 @@ def usable(servers: Iterable[Server]) -> tuple[Server, ...]:
 class CaptureStatus(Struct, frozen=True):
     """State of the current or last capture."""
 
-    phase: Literal["starting", "asking", "waiting", "connecting", "probing", "recording", "overview", "receiving",
+    phase: Literal["starting", "waiting", "connecting", "probing", "recording", "overview", "receiving",
                    "saving", "analyzing", "done", "failed"]
     address: str
     asked_s: float

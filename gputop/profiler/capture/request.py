@@ -26,8 +26,7 @@ class CaptureRequest(Struct, frozen=True):
     A probe may shorten the detail to what does not hurt the job, unless ``force``; an overview follows then.
     ``reason``: why the auto-capture wants it, which has nobody to ask. ``job``: the server of the job that is meant.
     ``allowed``: a server of another user, or one that took the place of a named one, that may be captured from.
-    ``workers``: the addresses of those of many that are meant, ``notices`` why these. ``ask_nodes``: how the nodes of
-    many are asked for live figures first, where the options do not say so already. ``accept_risk``: even where a
+    ``workers``: the addresses of those of many that are meant, ``notices`` why these. ``accept_risk``: even where a
     capture is known to end such jobs. ``hold``: even where torch.profiler holds the job at the end of it. ``process``:
     one without a server, which is made ready first; ``process_started``: when that began which was asked about.
     """
@@ -40,7 +39,6 @@ class CaptureRequest(Struct, frozen=True):
     allowed: Server | None = None
     workers: frozenset[str] | None = None
     notices: tuple[str, ...] = ()
-    ask_nodes: Literal["", "ssh"] = ""
     accept_risk: bool = False
     hold: bool = False
     process: int | None = None
@@ -124,13 +122,12 @@ def ask_other_job(request: CaptureRequest, server: Server, before: Server) -> Ca
 
 def ask_workers(request: CaptureRequest, servers: Sequence[Server], choice: Choice) -> CaptureQuestion:
     """Ask which of many workers to capture. Whoever answers has read the choice's risk."""
-    few = replace(request, workers=frozenset(choice.chosen), notices=choice.notices, accept_risk=bool(choice.risk))
+    few = replace(request, workers=frozenset(choice.chosen), notices=(choice.text(),), accept_risk=bool(choice.risk))
     every = replace(few, workers=frozenset(server.address for server in servers), notices=())
     return CaptureQuestion(
         "workers", "Which workers?", "",
         f"there are {choice.of} workers, and a capture slows each of them down", f"Proposed are {choice.text()}.",
-        (CaptureAnswer("few", choice.text(), few), CaptureAnswer("all", "all of them", every),
-         CaptureAnswer("ask", "ask their nodes first", replace(request, ask_nodes="ssh"))), choice=choice)
+        (CaptureAnswer("few", choice.text(), few), CaptureAnswer("all", "all of them", every)), choice=choice)
 
 
 def ask_risk(request: CaptureRequest, risk: str) -> CaptureQuestion:

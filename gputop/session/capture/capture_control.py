@@ -40,7 +40,7 @@ from gputop.session.capture.captures import (
 )
 from gputop.session.capture.server_watch import ServerWatch
 from gputop.session.idle_wait import IdleWait
-from gputop.session.options import FigureOptions, Options
+from gputop.session.options import Options
 from gputop.session.stack_watch import StackChoice, simulated_stacks
 from gputop.session.watched_node import WatchedNode
 from gputop.sources.base import Source
@@ -144,8 +144,8 @@ class CaptureControl:
         to answer first. The request that the answer makes is to be started then.
 
         A request with a ``reason`` has nobody to ask: it takes the workers proposed. Where the job's GPUs are idle at
-        regular intervals, a capture of a user waits for the next time unless it is forced. What becomes known only
-        after this, figures or a risk, :meth:`take_question` tells.
+        regular intervals, a capture of a user waits for the next time unless it is forced. A risk that becomes
+        known only after this, :meth:`take_question` tells.
         Raises GputopError where none can start, also for a question that nobody can answer.
         """
         if isinstance(self._source, Player):
@@ -179,13 +179,10 @@ class CaptureControl:
         """Start a capture of those that the request names; of many, ask first which."""
         answering = [s for s in chosen if s.problem is None]
         if request.workers is None and len(answering) > MAX_WORKERS:
-            if (how := self._way_to_ask(answering, request)) is not None:
-                self._begin_asking(how, chosen, request)
-                return None
-            choice = self._node.worker_choice(answering, None)
+            choice = self._node.worker_choice(answering)
             if not request.reason:
                 return ask_workers(request, chosen, choice)
-            request = structs.replace(request, workers=frozenset(choice.chosen), notices=choice.notices)
+            request = structs.replace(request, workers=frozenset(choice.chosen), notices=(choice.text(),))
         if request.workers is not None:
             if len(request.workers) > MAX_ALL_WORKERS:
                 raise too_many(len(request.workers))
@@ -206,45 +203,6 @@ class CaptureControl:
         self._question = question
         self._set_status(None)
         self._receiver.capture_waits()
-
-    def _way_to_ask(self, workers: Sequence[Server], request: CaptureRequest) -> FigureOptions | None:
-        """Way to ask the nodes of these workers for live figures; None: they are not."""
-        from gputop.session.worker_figures import elsewhere
-
-        figures = self.options.worker_figures
-        how = structs.replace(figures, way=request.ask_nodes or figures.way)
-        return how if how.way != "none" and any(map(elsewhere, workers)) else None
-
-    def _begin_asking(self, how: FigureOptions, chosen: Sequence[Server], request: CaptureRequest) -> None:
-        self._stop_capture.clear()
-        asked = "Prometheus" if how.way == "prometheus" else "the nodes"
-        self.set_status(CaptureStatus("asking", f"{asked} for live figures", request.seconds))
-        threading.Thread(target=self._ask, args=(how, chosen, request), name="gputop-ask", daemon=True).start()
-
-    def _ask(self, how: FigureOptions, chosen: Sequence[Server], request: CaptureRequest) -> None:
-        from gputop.session.worker_figures import ask
-
-        def progress(done: int, nodes: int) -> None:
-            which = "1 node" if nodes == 1 else f"{nodes} nodes"
-            self.set_status(CaptureStatus("asking", f"{which} for live figures, {done} answered", request.seconds))
-
-        answering = [s for s in chosen if s.problem is None]
-        try:
-            asked = ask(answering, how, self._stop_capture, progress)
-            if self._closing.is_set():
-                return
-            if request.reason and self._stop_capture.is_set():
-                self.set_status(CaptureStatus("failed", servers_label(answering), request.seconds,
-                                              message="stopped before it began"))
-                return
-            choice = self._node.worker_choice(answering, asked)
-            if request.reason:
-                self._begin_capture([s for s in chosen if s.address in choice.chosen],
-                                    structs.replace(request, notices=choice.notices))
-            else:
-                self._end_unbegun(ask_workers(request, chosen, choice))
-        except Exception as error:  # noqa: BLE001  thread boundary: the next capture must be possible
-            self._fail(servers_label(answering), request.seconds, error)
 
     def open_saved(self, record: CaptureRecord) -> None:
         """Analyze an earlier capture in the background, then show it. Raises GputopError during a capture."""

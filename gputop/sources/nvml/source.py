@@ -114,13 +114,7 @@ class NvmlSource:
         return self._host
 
     def backfill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
-        """The driver's own sample buffers: some seconds of coarse utilization and of power."""
-        from gputop.sources.nvml.sample_buffers import backfill_samples, read_sample_buffers
-
-        handles = {device.info.uuid: handle for device in self.gpus if (handle := device.handle) is not None}
-        buffers = read_sample_buffers(self._nvml, handles, now_s)
-        infos = [device.info for device in self.gpus]
-        return backfill_samples(buffers, infos, now_s, interval_s, os.uname().nodename, self.label, self.gpus_present)
+        return ()
 
     def profiler_endpoints(self) -> Mapping[str, str]:
         return {}

@@ -46,7 +46,7 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
         return nothing  # there is no job to capture from
     if session.control.running:
         assert status is not None
-        if status.phase in ("asking", "waiting"):
+        if status.phase == "waiting":
             return nothing
         what = "The trace is being analyzed" if status.phase == "analyzing" else "A capture is running"
         return (*nothing, f"{what}: its findings will appear here.")

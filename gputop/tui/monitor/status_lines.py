@@ -294,7 +294,7 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
     return [[*shown, (text + "  ", DIM)] for text in (part_of_gpus + multiple, multiple, "")]
 
 
-_PHASES = {"starting": "starting a profiler server in", "asking": "asking",
+_PHASES = {"starting": "starting a profiler server in",
            "waiting": "capture waits for", "connecting": "connecting to",
            "probing": "taking a short test capture of", "recording": "recording",
            "overview": "watching for rare events in", "receiving": "receiving the trace of",
@@ -318,8 +318,6 @@ def _progress(status: CaptureStatus, now_s: float, width: int) -> list[StyledTex
             then = f"then {status.overview_s:g} s of rare events"
             ways = (f"{status.why}, {then}", f"{short}, {then}", then)
         left += _first_that_fits([[(f"({printable(way)}) ", DIM)] for way in ways], width - _cells([*left, *right]) - 1)
-    elif status.phase == "asking":
-        right = [("x: do not wait ", ACCENT)]
     elif status.phase == "waiting":
         ways = ("esc: capture now  x: cancel ", "esc: capture now ")
         right = _first_that_fits([[(keys, ACCENT)] for keys in ways], width - _cells(left))

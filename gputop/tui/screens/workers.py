@@ -14,7 +14,7 @@ from gputop.text.units import printable
 from gputop.tui.keys import key
 from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
-Answer = Literal["few", "all", "ask", "none"]
+Answer = Literal["few", "all", "none"]
 
 
 class WorkersQuestion(Dialog[Answer]):
@@ -24,7 +24,6 @@ class WorkersQuestion(Dialog[Answer]):
         key("y", "answer('few')", "capture these", "capture the proposed workers"),
         key("a", "answer('all')", "capture all", "capture all workers, even if it slows them down; at most "
                                                  f"{MAX_ALL_WORKERS}"),
-        key("f", "answer('ask')", "ask their nodes", "first ask gputop on the other nodes for live figures, by ssh"),
         key("n,escape,q,enter", "answer('none')", "no", "close without a capture"),
         key("question_mark,f1", "app.help", "help", "the keys of this screen"),
     ]
@@ -39,19 +38,14 @@ class WorkersQuestion(Dialog[Answer]):
         text = Text(f"Capture {len(choice.chosen)} of {choice.of} workers? y/N\n\n", WARN)
         for address, reason in zip(choice.chosen, choice.reasons, strict=True):
             text.append(f"{printable(address)}  {printable(reason)}\n")
-        asks = "; f asks gputop on their nodes for some, by ssh" if choice.others_unasked else ""
-        text.append(f"\nChosen by {printable(choice.by)}{asks}. A capture slows each worker down; their traces are "
+        text.append(f"\nChosen by {printable(choice.by)}. A capture slows each worker down; their traces are "
                     "alike.", DIM)
-        for note in choice.notes:
-            text.append(f"\n{printable(note)}", WARN)
         if choice.risk:
             text.append(f"\n\nA capture may end the job: {printable(choice.risk)}.", WARN)
         more = [] if choice.of > MAX_ALL_WORKERS else [f"a: all {choice.of}"]
-        more += ["f: ask their nodes"] if choice.others_unasked else []
         with DialogFrame("Capture", "y: these", *more, "n, esc: no", id="popup"):
             yield WrappedText(text)
 
     def action_answer(self, answer: Answer) -> None:
-        choice = self._choice
-        if {"all": choice.of <= MAX_ALL_WORKERS, "ask": choice.others_unasked}.get(answer, True):
+        if answer != "all" or self._choice.of <= MAX_ALL_WORKERS:
             self.dismiss(answer)

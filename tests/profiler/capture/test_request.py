@@ -33,9 +33,8 @@ CHOICE = structs.replace(choose_workers([server.address for server in MANY], {})
     (ask_other_user(REQUEST, B), "y", {"job": B, "allowed": B}),
     (ask_other_job(REQUEST, A, B), "y", {"allowed": A}),
     (ask_risk(REQUEST, "beware"), "y", {"accept_risk": True}),
-    (ask_workers(REQUEST, MANY, CHOICE), "ask", {"ask_nodes": "ssh"}),
     (ask_workers(REQUEST, MANY, CHOICE), "few", {
-        "workers": frozenset(CHOICE.chosen), "notices": CHOICE.notices, "accept_risk": True}),
+        "workers": frozenset(CHOICE.chosen), "notices": (CHOICE.text(),), "accept_risk": True}),
     (ask_workers(REQUEST, MANY, CHOICE), "all", {
         "workers": frozenset(server.address for server in MANY), "accept_risk": True}),
 ])
