@@ -55,8 +55,8 @@ _KEEP_SHARDED = "Keep the logits sharded by the vocabulary, "
 _HIDE_LOGITS = {
     True: f"{_KEEP_SHARDED}and compute the loss on the shards (loss parallel): the ranks then exchange a few numbers "
           "for each token.",
-    False: f"{_KEEP_SHARDED}take argmax or top-k of each shard, and gather those: a few numbers for each token. Of a "
-           "prompt only the last token needs logits.",
+    False: f"{_KEEP_SHARDED}take argmax or top-k of each shard, and gather those: a few numbers for each token. In a "
+           "prompt, only the last token needs logits.",
 }
 _REDISTRIBUTES = r"(?:Nested)?Redistribute(?:Backward)?$"  # DTensor, of activations
 _PRODUCTS = r"aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm)$"
@@ -326,16 +326,20 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
     numbers = tuple(sorted(waits.held_up_s)) if not alone else (latest,)
     held_up, culprits = _held_up(facts, waits, late, numbers)
     fix = Cure(together=True, assumes="The last GPU reaches each collective together with the others (their median).")
+    by_number = {gpu_number(facts.trace, timeline.gpu): timeline.gpu for timeline in facts.gpu_timelines}
+    others_wait = merge(EMPTY, *waits.waiting.values())
+    spans = {by_number[gpu]: subtract(others_wait, waits.waiting.get(gpu, EMPTY)) for gpu in gpus}
     if held_up is not None:
-        by_number = {gpu_number(facts.trace, timeline.gpu): timeline.gpu for timeline in facts.gpu_timelines}
         gpus = tuple(gpu for gpu in gpus if gpu in waits.held_up_s) or gpus
-        fix = Cure(host={by_number[gpu]: spans for gpu, spans in waits.held_up.items()},
-                   assumes="The late host launches as early as the others do.")
+        spans = {by_number[gpu]: spans for gpu, spans in waits.held_up.items()}
+        fix = Cure(host=spans, assumes="The late host launches as early as the others do.")
         # Each of the others has a step's work of its own: no step is shorter than that of the one that waits least.
         others = [waiting_s for gpu, waiting_s in waits.waiting_s.items() if gpu not in gpus]
         share = min(share, savings.removed(min(others, default=late), facts.period_s))
     return CollectiveWaiting(
-        gpus=gpus, share=share, late_s=late, waiting_s=sum(waits.waiting_s.values()) / len(waits.waiting_s),
+        gpus=gpus, share=share, spans=spans, late_s=late,
+        others_wait={by_number[gpu]: waiting for gpu, waiting in waits.waiting.items()},
+        waiting_s=sum(waits.waiting_s.values()) / len(waits.waiting_s),
         latest=latest, latest_part=waits.late_s[latest] / late, alone=alone,
         late_by_host=waits.late_by_host_s / late, last_to_arrive=waits.late_times.get(latest, 0),
         collectives=waits.count, waiting_gpus=len(waits.waiting_s),
@@ -430,8 +434,8 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
     elif host_work is not None:
         action, snippet = host_work[0].action, host_work[0].code(job)
     elif held_up.work and held_up.work[0].s_per_step >= most:
-        action = (f"Look at {held_up.work[0].name} on {late}: do it less often, in the background, or on all ranks at "
-                  "the same time.")
+        action = (f'Look at "{held_up.work[0].name}" on {late}: do it less often, in the background, or on all ranks '
+                  "at the same time.")
         snippet = code("collective_waiting", "stack")
     elif held_up.silent_s >= most:
         action = ("Find what Python does in that time, and move it out of the step or into another thread. Work that "

@@ -25,8 +25,8 @@ _H2D = (
     "Move fewer bytes to the GPU: send the compact type (uint8, bfloat16) and convert there, keep tables and constants "
     "on the GPU, and copy the next batch while this one computes."
 )
-_OFFLOADED = ("The copies are parameters that lie in the host's memory (CPU offload). Keep them on the GPU, in 16 bits "
-              "or sharded over more GPUs if they do not fit. Else copy the next layer's while this one computes.")
+_OFFLOADED = ("Keep the parameters on the GPU, in 16 bits or sharded over more GPUs if they do not fit. They are "
+              "in the host's memory now (CPU offload). Or copy the next layer's parameters while this one computes.")
 _MAYBE_OFFLOADED = "If parameters lie in the host's memory (CPU offload), keep them on the GPU. Otherwise: "
 # What copies the parameters of a layer before it runs: PyTorch's FSDP, accelerate's hooks, DeepSpeed's ZeRO.
 _FETCHES = (r"FSDP::(?:pre_|backward_prefetch|all_gather)|fsdp::all_gather_copy_in|FullyShardedDataParallel\._pre_|"

@@ -52,9 +52,13 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
     delays = [gpu.launch_delay_median_s for gpu in gpus if gpu.launch_delay_median_s is not None]
     faults = [gpu.idle_host_fault for gpu in gpus if gpu.idle_host_fault is not None]
     waits = {gpu: parts["launch"] for gpu, parts in facts.parts.items()}
-    recorded = _recorded(facts, waits) if facts.framework == "pytorch" else None
-    # Launches and copies, which the profiler records where the driver runs them.
-    launches = _in_waits(facts, distinct_times(facts.trace.device.launch_ns), waits)
+    recorded = recording_s = None
+    if facts.framework == "pytorch":
+        recorded = _recorded(facts, waits)
+        # Launches and copies, which the profiler records where the driver runs them.
+        launches = _in_waits(facts, distinct_times(facts.trace.device.launch_ns), waits)
+        recording_s = min(share * facts.period_s, (  # no more than the wait that it is in
+            recorded * limit("launch_bound.recording_s") + launches * limit("launch_bound.recorded_launch_s")))
     idle_ns = idle_before(facts, "launch")
     late = np.flatnonzero(idle_ns)
     return LaunchBound(
@@ -63,9 +67,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus),
         launch_delay_s=median(delays) if delays else None,
         idle_host_fault=sum(faults) / len(faults) if faults else None, pace_s=launch_pace_s(facts),
-        waits=_waits_within_steps(facts), recorded=recorded,
-        recording_s=None if recorded is None else min(share * facts.period_s, (  # no more than the wait that it is in
-            recorded * limit("launch_bound.recording_s") + launches * limit("launch_bound.recorded_launch_s"))),
+        waits=_waits_within_steps(facts), recorded=recorded, recording_s=recording_s,
         events=Events(late, idle_ns[late], idle=True),
         cure=Cure(host=waits, assumes=(
             "Each kernel is launched before its GPU waits for it, as with one call for many kernels; kernels take as "
@@ -192,8 +194,8 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
         return None
     per_step = [sum(size.count_per_step) for size in sizes if size.count_per_step is not None]
     return SmallKernels(
-        gpus=facts.active_numbers, share=share, of_parts=parts_of(facts, pauses, _WAITS), short_ratio=short,
-        pauses_s=pauses_s,
+        gpus=facts.active_numbers, share=share, spans=pauses, of_parts=parts_of(facts, pauses, _WAITS),
+        short_ratio=short, pauses_s=pauses_s,
         kernel_median_s=median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None),
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus), pace_s=launch_pace_s(facts),
         kernels_per_step=sum(per_step) / len(per_step) if per_step else None,
@@ -213,7 +215,8 @@ def _short(facts: TraceFacts) -> Events:
     rows = np.flatnonzero((device.kind == Kind.COMPUTE) & (
         device.end_ns - device.start_ns < limit("small_kernels.kernel_s") * 1e9))
     length = coverage(facts.analyzed_spans, device.start_ns[rows], device.end_ns[rows])
-    return Events(rows, np.where(length > 0, length + time[rows], 0))
+    length += np.where(length > 0, time[rows], 0)
+    return Events(rows, length)
 
 
 def _pauses(facts: TraceFacts) -> dict[int, Spans]:

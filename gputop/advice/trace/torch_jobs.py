@@ -7,7 +7,7 @@ import numpy as np
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, share_of_steps
+from gputop.advice.trace.facts import TraceFacts, share_of_steps, without_recorder
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.host.small_ops import outermost_ops
@@ -18,7 +18,7 @@ from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.pytorch_ops import BACKWARD_NODE
 from gputop.core.findings import MEDIUM_SHARE, Culprit, Severity
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import Spans, coverage, intersect, merge, union
+from gputop.trace.intervals import Spans, contains, coverage, intersect, merge, union
 from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64
 from gputop.trace.threads import MAIN, lines_of
@@ -72,6 +72,7 @@ def judge_accumulation_sync(facts: TraceFacts) -> AccumulationSync | None:
     most = round(min(passes, default=0))
     if most < 2:
         return None
+    spans = {gpu: parts["collectives"] for gpu, parts in facts.parts.items()}
     if facts.active:
         communication = (facts.shares or {}).get("collectives", 0.0)
     else:
@@ -82,7 +83,7 @@ def judge_accumulation_sync(facts: TraceFacts) -> AccumulationSync | None:
     share = communication * (most - 1) / most
     if share < limit("accumulation_sync.share"):
         return None
-    return AccumulationSync(gpus=facts.active_numbers, share=share, claim=facts.on_cpus("about"),
+    return AccumulationSync(gpus=facts.active_numbers, share=share, claim=facts.on_cpus("about"), spans=spans,
                             passes=most, reductions=float(np.mean(reductions)), communication=communication)
 
 
@@ -234,6 +235,11 @@ class AnomalyMode(Verdict, frozen=True, kw_only=True):
     nodes: float  # of the backward pass, per step
     checked: float  # share of them whose results are looked at for NaN
     checks_s: float  # per step
+    stacks_s: float = 0.0  # per step, of the forward pass; not known where GPUs compute
+
+
+# The ops whose length is that of a stack (percentile), and how many times as long it takes for others.
+_CHEAPEST, _STACK_AT_MOST = 10, 1.5
 
 
 def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
@@ -257,16 +263,39 @@ def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
     rows = np.concatenate(in_nodes)
     after = rows[name_mask(trace, _CHECK)[host.name[rows]]]
     time = merge(*(_after_checks(facts, rows, line) for line in np.unique(host.line[after]).tolist()))
-    share = share_of_steps(facts, time)
+    checks_s = share_of_steps(facts, time) * facts.period_s
+    stacks_s = 0.0 if facts.active else _stacks_s(facts, nodes)
+    share, _ = (checks_s / facts.period_s, 0) if facts.active else without_recorder(facts, checks_s + stacks_s, time)
     per = facts.steps_or_window
     within = int(in_steps(host.start_ns[nodes], facts.steps).sum()) if facts.steps is not None else len(nodes)
-    # The stacks that the forward pass keeps cost more than the checks: in a job of small layers on the CPU these were
-    # 12% of the step, and without anomaly detection it was 75% shorter.
     severity: Severity = "high" if share >= MEDIUM_SHARE else "medium"
     return AnomalyMode(gpus=facts.active_numbers, share=share, severity=severity, claim=facts.on_cpus("at least"),
-                       nodes=within / per, checked=float(checked.mean()), checks_s=share * facts.period_s,
-                       culprits=(Culprit("aten::isnan", "host", share * facts.period_s, facts.basis,
+                       nodes=within / per, checked=float(checked.mean()), checks_s=checks_s, stacks_s=stacks_s,
+                       culprits=(Culprit("aten::isnan", "host", checks_s, facts.basis,
                                          at_s=int(host.start_ns[after[0]]) / 1e9),))
+
+
+def _stacks_s(facts: TraceFacts, nodes: I64) -> float:
+    """Least seconds per step in which the forward pass keeps a Python stack for each of these nodes: it is part of the
+    op that makes the node, so what the cheapest ops take is nearly all of it. The same stack takes others up to half
+    as long again."""
+    host = facts.trace.host
+    rows, number = host_stat(host, "sequence")
+    in_nodes = np.isin(rows, nodes)
+    forward = ~in_nodes & np.isin(number, number[in_nodes]) & contains(facts.analyzed_spans, host.start_ns[rows])
+    rows, number = rows[forward], number[forward]
+    in_order = np.lexsort((host.start_ns[rows], host.line[rows]))
+    rows, number = rows[in_order], number[in_order]
+    if not len(rows):
+        return 0.0
+    start, end, line = host.start_ns[rows], host.end_ns[rows], host.line[rows]
+    innermost = np.append((start[1:] >= end[:-1]) | (line[1:] != line[:-1]), True)
+    # Several ops have one number until one of them makes a node.
+    of_node = np.unique(np.stack((line, number))[:, innermost], axis=1, return_inverse=True)[1].reshape(-1)
+    longest = np.zeros(of_node.max() + 1, np.int64)
+    np.maximum.at(longest, of_node, (end - start)[innermost])
+    return float(np.minimum(longest, _STACK_AT_MOST * np.percentile(longest, _CHEAPEST)).sum()) / 1e9 / (
+        facts.steps_or_window * max(len(facts.host.divided) if facts.host is not None else 1, 1))
 
 
 def _after_checks(facts: TraceFacts, rows: I64, line: int) -> Spans:
@@ -292,13 +321,14 @@ def describe_anomaly_mode(v: AnomalyMode, job: Job) -> Explanation:
     return Explanation(
         title="Autograd's anomaly detection is on",
         why=(f"{percent(v.checked)} of the {v.nodes:,.0f} nodes of the backward pass look for NaN in their results. "
-             f"That takes {seconds(v.checks_s)} of each {job.basis} ({percent(v.share)}). Anomaly detection also keeps "
-             "a Python stack for each op of the forward pass, which the trace cannot separate from the op."),
+             f"That takes {seconds(v.checks_s)} of each {job.basis}. Anomaly detection also keeps a Python stack for "
+             "each op of the forward pass, " + (f"which takes {seconds(v.stacks_s)} or more." if v.stacks_s else
+                                                "which the trace cannot separate from the op.")),
         evidence={"nodes_per_step": v.nodes, "checked_ratio": v.checked, "checks_s": v.checks_s,
-                  "share_ratio": v.share},
+                  "share_ratio": v.share, **({"stacks_s": v.stacks_s} if v.stacks_s else {})},
         action="Switch anomaly detection off: it is for finding a NaN, not for training.",
         snippet=code("anomaly_mode", "pytorch"),
-        gain="the time of these checks; the forward pass also becomes faster",
+        gain="the time of these checks" + (" and stacks" if v.stacks_s else "; the forward pass also becomes faster"),
         source=source("anomaly_mode.checked"),
     )
 

@@ -15,7 +15,7 @@ from gputop.analysis.results import GapWork, StepGaps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.user_ranges import named_ranges, numbered_ranges
 from gputop.trace.intervals import AT_ONCE, EMPTY, Spans, coverage, merge, subtract
-from gputop.trace.lookups import FEW_LINES, host_stat, launching_lines, name_mask, rows_of, spans_of
+from gputop.trace.lookups import FEW_LINES, host_stat, launching_lines, name_mask, numbered, rows_of, spans_of
 from gputop.trace.model import I64, Trace, once
 from gputop.trace.nesting import nest
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
@@ -165,12 +165,12 @@ def grouped_work(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_], loop_
         charged = charge(trace, rows[indices], inside[indices], line[indices])
         holds = np.zeros(len(indices), bool)
         holds[charged.holder[rows_of(charged.own_ns > 0)]] = True
-        keys, which = np.unique(of_row[indices] * names + charged.name, return_inverse=True)
+        keys, which = numbered(of_row[indices] * names + charged.name)
         times, events = np.bincount(which, charged.own_ns, len(keys)), np.bincount(which, holds, len(keys))
         for key, time, count in zip(keys.tolist(), times.tolist(), events.tolist(), strict=True):
             before = sums.get(key, (0, 0))
             sums[key] = before[0] + time, before[1] + count
-        counted = loop_lines[line[indices]]
+        counted = rows_of(loop_lines[line[indices]])
         with_event_ns += np.bincount(of_row[indices][counted], charged.outer_ns[counted], len(with_event_ns))
     out: dict[int, dict[str, tuple[int, int]]] = {}
     for key, (time, count) in sorted(sums.items()):

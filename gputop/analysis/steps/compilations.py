@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from gputop.trace.intervals import in_order
 from gputop.trace.lookups import COMPILE, Mask, by_line, host_rows, host_stat, name_mask
-from gputop.trace.model import I64, Trace
+from gputop.trace.model import I64, Trace, once
 
 TRACING = r"tf\.function-graph_building$"
 PJIT = r"PjitFunction\("  # JAX's call of a jitted function
@@ -41,6 +41,7 @@ class Rebuilt(Struct, frozen=True):
     time_ns: int  # from the begin of such calls to the end of tracing and compiling
 
 
+@once
 def builds(trace: Trace) -> Builds:
     """All calls of the recording that trace or compile."""
     host = trace.host
@@ -63,15 +64,15 @@ def builds(trace: Trace) -> Builds:
     return Builds(outer, built)
 
 
-def rebuilt(trace: Trace, all_builds: Builds | None = None) -> tuple[Rebuilt, ...]:
+@once
+def rebuilt(trace: Trace) -> tuple[Rebuilt, ...]:
     """Functions that are built again and again, the one that takes most time first.
 
     A tf.function of the same name that is new counts as the same function: the program makes it anew. One such call is
     its first. A function that has not been built for long, by its calls or by time, is left out, as one that a job's
     start builds for several shapes.
     """
-    all_builds = builds(trace) if all_builds is None else all_builds
-    host, window_end = trace.host, trace.window_ns[1]
+    all_builds, host, window_end = builds(trace), trace.host, trace.window_ns[1]
     rows, _ = host_stat(host, "tf_function_call")
     counted, tracing_count = host_stat(host, "tracing_count")
     new = np.isin(all_builds.rows, counted[tracing_count == 1])

@@ -223,7 +223,7 @@ def _chosen(trace: Trace) -> Spans:
 def _built(trace: Trace) -> tuple[_Found, _Found]:
     """Compilations of XLA, and tracing of Python: inside of calls and outside of any, without what returns."""
     host, calls = trace.host, builds(trace)
-    again = {one.name for one in rebuilt(trace, calls)}
+    again = {one.name for one in rebuilt(trace)}
     returns = np.array([function_name(trace.names[name]) in again for name in host.name[calls.rows].tolist()], bool)
     start, built = host.start_ns[calls.rows], calls.built_ns
     outer = ~returns & (built > np.concatenate(([-1], np.maximum.accumulate(built)[:-1])))

@@ -15,14 +15,12 @@ from typing import BinaryIO
 from gputop.core import own_memory as memory
 from gputop.core.errors import GputopError
 from gputop.core.files import open_regular
-from gputop.trace.parallel import pool
 
 Data = bytes | bytearray | mmap.mmap
 GZIP = b"\x1f\x8b"
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CHUNK_BYTES = 1 << 18
 _PREFIX_BYTES = 1 << 16  # of a file, by which its format is known
-_PART_BYTES = 1 << 23  # part of a large file that one core reads
 _MEMORY_SHARE = 0.5  # share of the free memory for one trace
 _CHECK_PERIOD_S = 0.05
 _RESERVE = 0.2  # share of the limit
@@ -147,42 +145,17 @@ def read_all(path: Path, damaged: set[str], limit_bytes: float) -> Data:
             size = os.fstat(file.fileno()).st_size
             if size > limit_bytes:
                 raise too_big(path, limit_bytes)
-            if size > _PART_BYTES:
-                return _side_by_side(file.fileno(), size)
-            file.seek(0)
-            return file.read(size)  # a file that grows meanwhile is cut there
+            data, count = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE), 0  # can be given back in parts
+            with memoryview(data) as memory:  # a file that grows meanwhile is cut there
+                while more := os.preadv(file.fileno(), [memory[count:size]], count):
+                    count += more
+            return data if count == len(data) else data[:count]
     out = bytearray()
     for piece in read_chunks(path, damaged):
         out += piece
         if len(out) > limit_bytes:
             raise too_big(path, limit_bytes)
     return out
-
-
-def _side_by_side(descriptor: int, size: int) -> Data:
-    """The first ``size`` bytes of a file, fewer where it has become shorter: in parts on several cores, since most of
-    the time goes into the pages that they are copied to."""
-    data = mmap.mmap(-1, size, mmap.MAP_PRIVATE)
-    with memoryview(data) as memory, pool() as threads:
-        ends = list(threads.map(lambda begin: _read_part(descriptor, memory[begin:begin + _PART_BYTES], begin),
-                                range(0, size, _PART_BYTES)))
-    short = [end for part, end in enumerate(ends) if end < min((part + 1) * _PART_BYTES, size)]
-    return data[:short[0]] if short else data
-
-
-def give_back(data: Data, begin: int, end: int) -> None:
-    """Free the memory of a part of the data, which then reads as zeros, where it can be freed in part."""
-    first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-    if isinstance(data, mmap.mmap) and first < last:
-        data.madvise(mmap.MADV_DONTNEED, first, last - first)
-
-
-def _read_part(descriptor: int, memory: memoryview, begin: int) -> int:
-    """Fill the memory with the file's bytes from ``begin`` on; returns where they end."""
-    end = begin
-    while end < begin + len(memory) and (count := os.preadv(descriptor, [memory[end - begin:]], end)):
-        end += count
-    return end
 
 
 def too_big(path: Path | str, limit_bytes: float) -> GputopError:

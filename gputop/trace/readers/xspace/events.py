@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from mmap import MADV_DONTNEED, PAGESIZE, mmap
 
 import numpy as np
 
 from gputop.trace.builder import TraceBuilder
 from gputop.trace.model import I64, Line
-from gputop.trace.readers.content import Data, MemoryWatch, give_back
+from gputop.trace.readers.content import Data, MemoryWatch
 from gputop.trace.readers.xspace.xplane import Decoded, Losses, PlaneLines, XLine, XPlane, read_events
 
 
@@ -30,10 +31,12 @@ class EventReader:
             yield decoded
 
     def forget(self, lines: Iterable[XLine]) -> None:
-        """Free the memory of the bytes of these lines' events, which nobody reads again."""
+        """Free the memory of these lines' events, which nobody reads again: they read as zeros then."""
         for line in lines:
-            if len(line.begin):
-                give_back(self._data, int(line.begin[0]), int(line.end[-1]))
+            if len(line.begin) and isinstance(self._data, mmap):
+                first, last = -(-int(line.begin[0]) // PAGESIZE), int(line.end[-1]) // PAGESIZE
+                if first < last:
+                    self._data.madvise(MADV_DONTNEED, first * PAGESIZE, (last - first) * PAGESIZE)
 
     def same_bytes(self, one: XLine, other: XLine) -> bool:
         """Return whether the events of two lines, which have some, are byte by byte the same."""
