@@ -122,10 +122,11 @@ def by_line(line: npt.NDArray) -> dict[int, I64]:
     return {int(line[part[0]]): part for part in parts if len(part)}
 
 
-def host_rows(trace: Trace, pattern: str) -> I64:
-    """Rows of the host events whose name matches, in order of time."""
+def host_rows(trace: Trace, pattern: str, lines: Mask | None = None) -> I64:
+    """Rows of the host events whose name matches, on these lines, in order of time."""
     mask = name_mask(trace, pattern)
-    return np.flatnonzero(mask.take(trace.host.name)) if (mask & _on_host(trace)).any() else np.empty(0, np.int64)
+    rows = np.flatnonzero(mask.take(trace.host.name)) if (mask & _on_host(trace)).any() else np.empty(0, np.int64)
+    return rows if lines is None else rows[lines[trace.host.line[rows]]]
 
 
 @once

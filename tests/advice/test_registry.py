@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gputop.advice.causes import NARROWEST_FIRST
+from gputop.advice.fix_code import source_of_page
 from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.live.advise import MISSING as LIVE_INPUTS
 from gputop.advice.live_rules import LIVE_RULES
@@ -43,8 +44,56 @@ LIVE_IDS = {id_ for rule in LIVE_RULES for id_ in rule.ids}
 FLEET_IDS = {id_ for rule in FLEET_RULES for id_ in rule.ids}
 
 
+# The checks of the guides that gputop began with (TensorFlow's on GPU performance and on several GPUs, the profilers'
+# and PyTorch's): the finding, and words of its page where the check is advice that no trace can show.
+CHECKS = (
+    ("step time is mostly input", "input_bound", ""),
+    ("input: synthetic data, and what the input costs", "input_bound", "gputop compare real"),
+    ("input: DALI, or a loader that streams", "input_bound", "DALI"),
+    ("input: prefetch, parallel calls, cache, interleave", "input_bound", "prefetch"),
+    ("ops on the host, the share of their time", "host_placement", ""),
+    ("ops without a GPU's kernel: tf.unique and its kind", "host_placement", "tf.unique"),
+    ("kernels in 16 bits, their share", "sixteen_bit_unused", ""),
+    ("tensor cores by the kernels' names", "tensor_cores_unused", ""),
+    ("loss scaling of FP16", "loss_scaling", ""),
+    ("eager execution", "eager_execution", "tf.while_loop"),
+    ("XLA, its levels, and 1 if memory is short", "xla_off", "memory is short"),
+    ("functions traced or compiled anew", "retracing", "TorchScript"),
+    ("launches: threads of a GPU's own", "thread_contention", "gpu_private"),
+    ("launches: gaps between short kernels", "launch_bound", ""),
+    ("launches: CUDA graphs recorded anew", "graph_recapture", ""),
+    ("one GPU before several: OneDeviceStrategy", "communication_exposed", "OneDeviceStrategy"),
+    ("AllReduce against its bytes: the formula", "allreduce_slow", "(parameters × 4 bytes) / bandwidth"),
+    ("AllReduces: few and large", "allreduce_count", "pack"),
+    ("MultiWorkerMirroredStrategy", "communication_exposed", "MultiWorkerMirroredStrategy"),
+    ("logits and activations of tensor parallelism", "communication_exposed", "loss_parallel"),
+    ("MoE and expert parallelism", "communication_exposed", "MoE"),
+    ("replicas that begin one after the other", "staggered_launch", ""),
+    ("a GPU that others wait for", "collective_waiting", ""),
+    ("GPU 0 does more than the others", "gpu0_oversubscribed", ""),
+    ("copies: pinned memory", "copies_pageable", "pin_memory"),
+    ("copies in turns behind events, two buffers", "default_stream", "cudaStreamWaitEvent"),
+    ("copies: results fetched seldom", "sync_copies", ""),
+    ("memory: fragmentation, peak, what holds it", "memory_pressure", ""),
+    ("memory: FSDP, pipeline and model parallelism", "memory_pressure", "Pipeline parallelism"),
+    ("memory: limits of programs that share a GPU", "memory_pressure", "memory_limit"),
+    ("programs that share a GPU: MPS", "shared_gpu", "nvidia-cuda-mps-control"),
+    ("batch size by the head-room of memory", "batch_size_headroom", ""),
+    ("SM issue beside SM active", "low_sm_active", "SM issue"),
+    ("few blocks, low occupancy", "small_grids", ""),
+    ("gaps: Python, callbacks, logging", "step_gap_host", "py-spy"),
+    ("gaps: page faults, long calls of the OS, interrupts", "step_gap_host", "page-faults"),
+    ("gaps: checkpoints, evaluations, ends of epochs", "time_outside_steps", ""),
+)
+
+
 def name(rule: Rule) -> str:
     return f"{rule.origin}-{rule.id}"
+
+
+@pytest.mark.parametrize(("check", "finding", "words"), CHECKS)
+def test_each_check_of_the_guides_has_its_finding_and_its_words(check: str, finding: str, words: str) -> None:
+    assert finding in FINDING_IDS and words in source_of_page(finding), check
 
 
 @pytest.mark.parametrize("rule", RULES, ids=name)

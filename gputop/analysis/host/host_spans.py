@@ -168,8 +168,7 @@ def _tracing(trace: Trace, here: Mask, calls: I64, begun: I64) -> Spans:
     """Spans from each call that traces until its function begins to run: after building, compiling or, where neither is
     traced, from the call's start on. To the end of building where nothing is seen to run."""
     host = trace.host
-    building = np.concatenate((host_rows(trace, TRACING), host_rows(trace, COMPILE)))
-    building = building[here[host.line[building]]]
+    building = np.concatenate((host_rows(trace, TRACING, here), host_rows(trace, COMPILE, here)))
     order = np.argsort(host.start_ns[building], kind="stable")
     built_start = host.start_ns[building][order]
     built = np.maximum.accumulate(host.end_ns[building][order]) if len(building) else built_start

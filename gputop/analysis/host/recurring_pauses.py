@@ -43,11 +43,10 @@ def recurring_pauses(trace: Trace, steps: Steps, pauses: Spans,
     """Pauses that come in most steps, after the same op and before the same op, counted from the step's begin, and a
     number for the place of each; None without pauses or ops."""
     host = trace.host
-    rows = host_rows(trace, r"aten::")
     lines = lines_of(trace, MAIN)
     if process is not None:
         lines &= np.array([line.host == process[0] and process[1] in (None, line.rank) for line in trace.lines], bool)
-    rows = rows[lines[host.line[rows]]]
+    rows = host_rows(trace, r"aten::", lines)
     if not len(rows) or not pauses.total:
         return None
     ops = outer_ops(trace, busiest_line(trace, host.line[rows]))

@@ -32,8 +32,7 @@ class SmallOps(Struct, frozen=True):
 def small_ops(trace: Trace, lines: Mask) -> SmallOps:
     """Small ops of these threads."""
     host, rows_of_lines, spans, count = trace.host, [], EMPTY, 0
-    ops = host_rows(trace, _OP)
-    ops = ops[lines[host.line[ops]]]
+    ops = host_rows(trace, _OP, lines)
     for line in np.unique(host.line[ops]).tolist():
         every = ops[host.line[ops] == line]
         rows = outermost_ops(trace, every)
@@ -46,9 +45,7 @@ def small_ops(trace: Trace, lines: Mask) -> SmallOps:
         spans = merge(spans, union(start[small], end[small]), union(end[:-1][passes_on], start[1:][passes_on]))
     if not rows_of_lines:
         return SmallOps(ops[:0], EMPTY, 0)
-    compiled = host_rows(trace, _COMPILED)
-    compiled = compiled[lines[host.line[compiled]]]
-    spans = subtract(spans, spans_of(trace, compiled))
+    spans = subtract(spans, spans_of(trace, host_rows(trace, _COMPILED, lines)))
     return SmallOps(np.sort(np.concatenate(rows_of_lines)), spans, count)
 
 

@@ -64,8 +64,7 @@ def own_ops(trace: Trace) -> Mask:
 def outer_calls(trace: Trace) -> I64:
     """Calls of jitted functions on Python's threads that lie in no other one, in order of time."""
     host = trace.host
-    rows = host_rows(trace, PJIT)
-    rows = rows[lines_of(trace, MAIN)[host.line[rows]]] if len(rows) else rows
+    rows = host_rows(trace, PJIT, lines_of(trace, MAIN))
     out = []
     for line in np.unique(host.line[rows]).tolist():
         of_line = rows[host.line[rows] == line]

@@ -57,8 +57,7 @@ class _StepCalls(Struct, frozen=True):
 def optimizer_steps(trace: Trace) -> Anchors | None:
     """Steps that end with calls of an optimizer (1 to 3); None where fewer than three are recorded."""
     host = trace.host
-    rows = host_rows(trace, OPTIMIZER_CALL)
-    rows = rows[lines_of(trace, MAIN)[host.line[rows]]]
+    rows = host_rows(trace, OPTIMIZER_CALL, lines_of(trace, MAIN))
     if len(rows) < FEWEST:
         return None
     line = busiest_line(trace, host.line[rows])
@@ -223,8 +222,7 @@ def _tail(ops: Ops, next_op: int, usually: int, *, by_batch: bool) -> I64:
 def batch_steps(trace: Trace) -> Anchors | None:
     """Steps from batch to batch of the DataLoader (4); None where fewer than three begin."""
     host = trace.host
-    rows = host_rows(trace, LOADER)
-    rows = rows[lines_of(trace, MAIN)[host.line[rows]]]
+    rows = host_rows(trace, LOADER, lines_of(trace, MAIN))
     if len(rows) <= FEWEST:
         return None
     ops = outer_ops(trace, busiest_line(trace, host.line[rows]))

@@ -110,8 +110,7 @@ def _backward_rows(trace: Trace, line: int) -> I64:
 def thread_of_ops(trace: Trace) -> int | None:
     """The thread whose ops are no backward pass of another one's; None where several could be the loop's."""
     host = trace.host
-    rows = host_rows(trace, r"aten::")
-    rows = rows[lines_of(trace, MAIN)[host.line[rows]]]
+    rows = host_rows(trace, r"aten::", lines_of(trace, MAIN))
     backward = host_rows(trace, BACKWARD_NODE)
     times = []
     for line, indices in by_line(host.line[rows]).items():

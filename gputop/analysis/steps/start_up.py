@@ -330,9 +330,8 @@ def start_end_ns(trace: Trace, spans: Sequence[StartUpSpan]) -> int | None:
 
 def tear_down(trace: Trace, lines: Mask, after_ns: int) -> Spans:
     """Calls on these lines that free, unload and destroy after the last work of the GPUs: the program ends."""
-    rows = host_rows(trace, _TEARS_DOWN)
-    rows = rows[lines[trace.host.line[rows]] & (trace.host.start_ns[rows] >= after_ns)]
-    return spans_of(trace, rows)
+    rows = host_rows(trace, _TEARS_DOWN, lines)
+    return spans_of(trace, rows[trace.host.start_ns[rows] >= after_ns])
 
 
 def end_start_ns(trace: Trace) -> int | None:

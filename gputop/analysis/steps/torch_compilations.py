@@ -49,15 +49,12 @@ class TorchBuilds(Struct, frozen=True):
 
 def compiling(trace: Trace, lines: Mask) -> Spans:
     """Spans in which torch.compile works on one of these threads, by its own marks; empty in older versions."""
-    rows = host_rows(trace, _TIMED)
-    rows = rows[lines[trace.host.line[rows]]]
-    return spans_of(trace, rows)
+    return spans_of(trace, host_rows(trace, _TIMED, lines))
 
 
 def compiling_kernels(trace: Trace) -> Spans:
     """Spans in which kernels are compiled, or tried out, one by one; calls within others count once."""
-    rows = np.flatnonzero(name_mask(trace, _KERNELS, _KERNEL_WORDS).take(trace.host.name))
-    return spans_of(trace, rows)
+    return spans_of(trace, np.flatnonzero(name_mask(trace, _KERNELS, _KERNEL_WORDS).take(trace.host.name)))
 
 
 def built_again(trace: Trace, builds: TorchBuilds) -> bool:
@@ -70,8 +67,8 @@ def built_again(trace: Trace, builds: TorchBuilds) -> bool:
 def torch_builds(trace: Trace, lines: Mask) -> tuple[TorchBuilds, ...]:
     """Builds of each function that compiles on one of these threads, the one that takes most time first."""
     host = trace.host
-    regions, cache_lookups, fake = (host_rows(trace, pattern) for pattern in (_REGION.pattern, _CACHE_LOOKUP, _FAKE))
-    regions, cache_lookups, fake = (rows[lines[host.line[rows]]] for rows in (regions, cache_lookups, fake))
+    regions, cache_lookups, fake = (host_rows(trace, pattern, lines) for pattern in (
+        _REGION.pattern, _CACHE_LOOKUP, _FAKE))
     if not len(fake) or not len(cache_lookups):
         return ()
     spans_of: dict[str, list[tuple[int, int]]] = {}
