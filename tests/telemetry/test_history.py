@@ -414,7 +414,8 @@ def test_memory_is_nearly_level_after_two_hours() -> None:
     for i in range(10 * 360):
         history.append(node(START_S + i * 10, *gpus))
         after[i + 1] = process.memory_info().rss if (i + 1) % 360 == 0 else 0
-    assert after[3600] - after[720] < 16 * 0.25e6  # 0.02 MB an hour and GPU; before slices of ten seconds 0.16
+    # 0.2 MB of each GPU's slices of a minute, and the host's points; slices of ten seconds for six hours take 0.5 more.
+    assert after[3600] - after[720] < 16 * 0.35e6
 
 
 def test_an_hour_at_one_sample_a_second_takes_a_quarter_of_what_its_slices_would() -> None:
