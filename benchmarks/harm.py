@@ -36,7 +36,7 @@ from gputop.core.errors import GputopError  # noqa: E402
 from gputop.core.own_memory import resident_bytes  # noqa: E402
 from gputop.launch.serve import make_ready  # noqa: E402
 from gputop.profiler.kineto.guard import UsedBefore  # noqa: E402
-from gputop.profiler.recording import EmptyTrace, Progress, RecordingOrder  # noqa: E402
+from gputop.profiler.recording import EmptyTrace, Progress, Recorder, RecordingOrder  # noqa: E402
 from gputop.profiler.ways import recorder_of  # noqa: E402
 
 TORCH_KINDS = ("plain", "threads", "workers", "ddp", "compile", "profiler", "schedule", "busy", "forks", "pinned",
@@ -117,16 +117,16 @@ class Job:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def record(pid: int, address: str, seconds: float, folder: Path, end: Callable[[], None] = lambda: None) -> str:
+def record(recorder: Recorder, seconds: float, folder: Path, end: Callable[[], None] = lambda: None) -> str:
     """One recording; "" where it was made, else what gputop says. ``end`` is called once, within it."""
-    traces, ends = folder / f"traces{pid}", threading.Timer(random.uniform(0.0, seconds + 2.0), end)
+    traces, ends = folder / f"traces{recorder.pid}", threading.Timer(random.uniform(0.0, seconds + 2.0), end)
 
     def begun(progress: Progress) -> None:
         if progress.phase == "recording" and not ends.is_alive() and not ends.finished.is_set():
             ends.start()
 
     try:
-        recorder_of(address, pid).record(RecordingOrder(seconds, traces), begun, threading.Event())
+        recorder.record(RecordingOrder(seconds, traces), begun, threading.Event())
     except EmptyTrace:
         return ""
     except GputopError as error:
@@ -164,14 +164,14 @@ def run(name: str, python: str, kind: str, count: int) -> None:
             except GputopError as error:
                 addresses = []
                 told(refused, error.message)
+            recorders = [recorder_of(address, pid) for pid, address in zip(pids, addresses, strict=False)]
             each = 1 if job.ends else min(_EACH, count - made)
             for _ in range(each):
                 tries += 1
                 seconds = random.uniform(0.1, 1.0)
                 end = job.end if job.ends else lambda: None
                 with ThreadPoolExecutor(len(pids)) as threads:
-                    said = list(threads.map(lambda pair: record(*pair, seconds, job.folder, end),  # noqa: B023
-                                            zip(pids, addresses, strict=False)))
+                    said = list(threads.map(lambda one: record(one, seconds, job.folder, end), recorders))  # noqa: B023
                 for text in said:
                     made += not text
                     if text:
@@ -198,9 +198,9 @@ def grow(name: str, python: str, count: int) -> None:
         job.steps(2)
         pid = job.processes[0].pid
         sizes = [resident_bytes(pid) or 0]
-        address = make_ready(pid).address
+        recorder = recorder_of(make_ready(pid).address, pid)
         for _ in range(count):
-            record(pid, address, 0.5, job.folder)
+            record(recorder, 0.5, job.folder)
             sizes.append(resident_bytes(pid) or 0)
         shown = [0, 1, 10, 20, *range(50, count + 1, 50)]
         print(f"{name:>6} grows: " + ", ".join(f"{sizes[n] / 1e6:.0f} MB after {n}" for n in shown if n <= count))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
 import io
@@ -20,7 +21,7 @@ from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.own_memory import ANALYSIS_SCORE, MONITOR_SCORE, NUMPY_SETTINGS, keep_freed_memory, offer_to_oom_killer
 from gputop.text import console, crash
 
-_REAL_ONLY = {"attach", "cluster", "doctor", "run", "xprof"}  # they never touch real things as a part of a demo
+_REAL_ONLY = {"attach", "cluster", "doctor", "run"}  # they never touch real things as a part of a demo
 _ANALYSES = {"analyze", "compare"}
 
 
@@ -46,23 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command in _ANALYSES:
         keep_freed_memory()
     try:
-        if getattr(args, "demo", None) == "list":
-            from gputop.simulation.scenarios import describe
-
-            console.write_text(describe())
-            return EXIT_OK
-        demo = getattr(args, "demo", None)
-        for_real = args.command or demo  # gputop --demo doctor takes the command for a scenario
-        if demo is not None and for_real in _REAL_ONLY:
-            raise GputopError(f"a demo has nothing for gputop {for_real}, which is about real things",
-                              f"Without --demo: gputop {for_real}. Or look around: gputop --demo", EXIT_USAGE)
-        if sys.stdout is None:
-            raise GputopError("standard output is closed", "Redirect the output to a file, or use -o FILE.")
-        if args.command is not None:
-            gc.enable()
-        status: int = import_module(f"gputop.commands.{args.command or 'monitor'}").run(args)
-        sys.stdout.flush()  # a full disk is said here, not by the interpreter on its way out
-        return status
+        return _run(args)
     except GputopError as error:
         console.print_error(error)
         return error.exit_code
@@ -77,6 +62,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+
+
+def _run(args: argparse.Namespace) -> int:
+    demo = getattr(args, "demo", None)
+    if demo == "list":
+        from gputop.simulation.scenarios import describe
+
+        console.write_text(describe())
+        return EXIT_OK
+    for_real = args.command or demo  # gputop --demo doctor takes the command for a scenario
+    if demo is not None and for_real in _REAL_ONLY:
+        raise GputopError(f"a demo has nothing for gputop {for_real}, which is about real things",
+                          f"Without --demo: gputop {for_real}. Or look around: gputop --demo", EXIT_USAGE)
+    if sys.stdout is None:
+        raise GputopError("standard output is closed", "Redirect the output to a file, or use -o FILE.")
+    if args.command is not None:
+        gc.enable()
+    status: int = import_module(f"gputop.commands.{args.command or 'monitor'}").run(args)
+    sys.stdout.flush()  # a full disk is said here, not by the interpreter on its way out
+    return status
 
 
 def command() -> NoReturn:

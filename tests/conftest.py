@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from gputop.advice.user_registry import UserRules
+from gputop.advice.user_registry import use as use_user_rules
 from tests.source_trees import sources
 from tests.tf_job import TfJob, start_tf_job
 from tests.tui.textual_private import make_pilots_cheap
@@ -26,7 +27,7 @@ from tests.tui.textual_private import make_pilots_cheap
 def no_rules_of_the_user() -> Iterator[None]:
     """What a test takes into the registry is of that test alone."""
     yield
-    UserRules.clear()
+    use_user_rules(UserRules())
 
 
 # A shell that starts the suite in the background has these ignored, and every child of a test would begin so.

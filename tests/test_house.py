@@ -191,3 +191,15 @@ def test_no_two_files_or_public_classes_have_one_name():
                           if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
     assert files == FILES_NAMED_ALIKE, "name it for what it holds; fewer: shorten the list"
     assert classes == CLASSES_NAMED_ALIKE, "name it for what it is; fewer: shorten the list"
+
+
+LONG_LINES = 50
+# Number of functions of more lines than that. It may only fall.
+LONG_FUNCTIONS = 9
+
+
+def test_few_functions_are_long():
+    long = [(node.end_lineno - node.lineno + 1, f"{source.name}: {node.name}") for source in sources()
+            for node in source.nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            and node.end_lineno is not None and node.end_lineno - node.lineno >= LONG_LINES]
+    assert len(long) == LONG_FUNCTIONS, f"take a function apart by what it does: {sorted(long, reverse=True)}"

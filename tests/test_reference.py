@@ -33,6 +33,15 @@ def test_the_pages_on_disk_are_those_that_are_made() -> None:
     assert len(only_on_the_site) == 5 and not [path for path in only_on_the_site if (ROOT / "docs" / path).exists()]
 
 
+def test_pages_of_another_checkout_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tool("make_reference")
+    (tmp_path / "docs" / "findings").mkdir(parents=True)
+    only_there = tmp_path / "docs" / "findings" / "of_that_checkout.md"
+    only_there.write_text("x")
+    monkeypatch.setattr(module, "DOCS", tmp_path / "docs")
+    assert module.main() == 1 and [*only_there.parent.iterdir()] == [only_there]
+
+
 def test_all_commands_keys_and_variables_are_in_them() -> None:
     module, commands = tool("make_reference"), made_pages()[Path("reference/commands.md")]
     assert all(f"## gputop {name}\n" in commands for name in COMMANDS)

@@ -301,6 +301,10 @@ def kept(made: Mapping[Path, str]) -> dict[Path, str]:
 
 
 def main() -> int:
+    installed = Path(gputop.tui.__file__).parents[2]
+    if installed != DOCS.parent:  # it would write that one's pages here, and remove those that it lacks
+        print(f"gputop is imported from {installed}, not from {DOCS.parent}: run make reference", file=sys.stderr)
+        return 1
     made = kept(pages())
     for old in (DOCS / "findings").glob("*.md"):
         if old.relative_to(DOCS) not in made:

@@ -1,126 +1,116 @@
-"""Causes, not symptoms: what follows from another finding is folded under it.
+"""Causes, not symptoms: of two findings that claim the same seconds the narrower cause stands above.
 
-The records of the rules say what follows from what (:attr:`gputop.advice.rule.Rule.follows_from`). Two findings are
-related only where they claim the same seconds. The consequence keeps what its cause does not explain: if that is most
-of it, it stays in the list, with the rest as its gain where that is a bound. What is replayed has its gain with the
-cause's beside it anyway.
+Rules know along each GPU when what they find costs time. A finding of which another claims most of the seconds is
+folded under that one; of which it claims less, it keeps the rest, as its gain where that is a bound. What is replayed
+has its gain with the others' beside it anyway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.advice.registry import limit
-from gputop.advice.rule import Cause
-from gputop.advice.trace_rules import TRACE_RULES
 from gputop.core.findings import MIN_SHARE, Finding, at_most, ranked, severity_of
-
-_SAME_SECONDS = "same_seconds"
-
-Holds = Callable[[Finding, Finding], bool]
-Rest = Callable[[str, str], float | None]
+from gputop.trace.intervals import EMPTY, Spans, intersect, merge
 
 
-def _launched_fast(cause: Finding, effect: Finding) -> bool:
-    """The host launches as fast as it can be done, or its launches are not seen: then it is the kernels."""
-    return cause.evidence.get("launch_pace_s", 0.0) <= limit("small_kernels.pace_s")
+class Claimed(Struct, frozen=True):
+    """The seconds that a finding claims: ``part`` (ratio) of these spans, by GPU; ``others`` are those in which the
+    other GPUs wait for these meanwhile."""
+
+    spans: Mapping[int, Spans]
+    part: float = 1.0
+    others: Mapping[int, Spans] = {}
+
+    def along(self, gpu: int) -> Spans:
+        """Spans along this GPU, those of waits meanwhile included."""
+        return merge(self.spans.get(gpu, EMPTY), self.others.get(gpu, EMPTY))
 
 
-def _mostly(part: Finding, whole: Finding) -> bool:
-    return (part.gain.step_time or 0.0) >= (1 - limit("causes.rest")) * (whole.gain.step_time or 0.0)
+# Of two that claim the same seconds the first is the cause: a single kind of call or op, then a way to launch, then a
+# part of the step whatever is in it, then steps as a whole.
+NARROWEST_FIRST = (
+    "anomaly_mode", "serial_gpus", "retracing", "graph_recapture", "allocation_in_steps", "loss_scaling",
+    "managed_memory", "copies_pageable", "default_stream", "host_placement", "thread_contention", "eager_execution",
+    "sync_copies", "accumulation_sync", "allreduce_slow", "allreduce_count", "communication_exposed",
+    "gpu0_oversubscribed", "replica_imbalance", "staggered_launch", "optimizer_unfused", "small_kernels",
+    "launch_bound", "copies_excessive", "collective_waiting", "input_bound", "long_steps", "time_outside_steps",
+    "step_gap_host", "unfinished_step", "batch_size_headroom",
+)
+# Parts of wholes that have one fix for all of it: they stand under one that claims far more.
+_PARTS = (("small_kernels", "launch_bound"), ("optimizer_unfused", "launch_bound"),
+          ("optimizer_unfused", "small_kernels"))
+_HAS_ITS_OWN_FIX = "optimizer_unfused"  # which is told with that of the whole
 
 
-# When a cause accounts for its consequence, by the name that the records of rules give the condition.
-CONDITIONS: Mapping[str, Holds] = {
-    "always": lambda cause, effect: True,
-    # As far as both claim the same seconds of the account.
-    _SAME_SECONDS: lambda cause, effect: True,
-    # The GPU the others wait for is the one with more work.
-    "same_gpus": lambda cause, effect: set(effect.gpus) <= set(cause.gpus),
-    "fast_launches": _launched_fast,
-    "slow_launches": lambda cause, effect: not _launched_fast(effect, cause),
-    "copies_with_host": lambda cause, effect: not any(
-        name.startswith(("d2d_bytes", "d2d_count")) for name in effect.evidence),
-    # The GPU the others wait for is late because it was handed its kernels late.
-    "late_by_host": lambda cause, effect: (
-        effect.evidence.get("late_by_host_ratio", 0.0) >= limit("causes.late_by_host")),
-    # A GPU that its host delays keeps the others waiting.
-    "delayed_by_host": lambda cause, effect: "held_up_s" in cause.evidence,
-    # What is late all over the step does not follow from one part of it.
-    "most_of_it": _mostly,
-    "part_of_it": lambda cause, effect: not _mostly(effect, cause),
-    # Launches waited for name the cure; another one is worth its place where it is known to fit.
-    "room_unknown": lambda cause, effect: "capacity_bytes" not in effect.evidence,
-}
-# What is left of a staggered launch is what it can claim of others, so it is settled before them.
-_SETTLED_FIRST = "staggered_launch"
-# Consequence, and what it can follow from, the surest first.
-_RELATIONS: tuple[tuple[str, Cause], ...] = tuple(
-    (id_, cause) for rule in sorted(TRACE_RULES, key=lambda rule: rule.id != _SETTLED_FIRST)
-    for id_ in rule.ids for cause in rule.follows_from)
-
-
-def fold_consequences(findings: Iterable[Finding], replayed_rest: Rest = lambda effect, cause: None,
-                      ) -> tuple[Finding, ...]:
+def fold_consequences(findings: Iterable[Finding], claimed: Mapping[str, Claimed]) -> tuple[Finding, ...]:
     """Findings with those that follow from another under it, ranked by what is left of each.
 
-    A cause that is itself the consequence of another takes what hangs on it along. ``replayed_rest`` tells what an
-    effect saves once its cause is cured (ids), as a share of the step; None where one of them has no replay.
+    A cause that is itself the consequence of another takes what hangs on it along.
     """
-    by_id = {f.id: f for f in findings}
-    parent: dict[str, str] = {}
-    keeps_cure: set[str] = set()
-    for effect_id, relation in _RELATIONS:
-        cause, effect = by_id.get(relation.id), by_id.get(effect_id)
-        if cause is None or effect is None or effect_id in parent or _root(parent, cause.id) == effect_id:
+    by_id, parent, rest = {f.id: f for f in findings}, dict[str, str](), limit("causes.rest")
+    ordered = [id_ for id_ in NARROWEST_FIRST if id_ in by_id]
+    shares = {effect: {cause: _explained(by_id[effect], by_id[cause], claimed) for cause in ordered[:place]}
+              for place, effect in enumerate(ordered)}
+    for effect, by_cause in shares.items():
+        cause = next((cause for cause, share in by_cause.items() if share >= 1 - rest), None)
+        if cause is not None:
+            parent[effect] = cause
+    for part, whole in _PARTS:
+        if {part, whole} <= by_id.keys() - parent.keys() and _covered(claimed[part], claimed[whole]) >= rest:
+            parent[part] = whole
+    for effect, by_cause in shares.items():
+        of_others = {cause: share for cause, share in by_cause.items() if share and cause not in parent}
+        if effect in parent or not of_others:
             continue
-        if not CONDITIONS[relation.condition](cause, effect):
-            continue
-        share, cause_share = effect.gain.step_time or 0.0, cause.gain.step_time or 0.0
-        if relation.condition == _SAME_SECONDS:
-            both = _both_claim(effect, cause)
-            if not both or (share <= 0 and both < 1 - limit("causes.rest")):
-                continue
-            cause_share = share * both
-        replayed = replayed_rest(effect_id, cause.id)
-        rest = share - cause_share if replayed is None else replayed
-        if relation.wholly or share <= 0 or rest <= max(limit("causes.rest") * share, MIN_SHARE):
-            parent[effect.id] = cause.id
-            if relation.keeps_cure:
-                keeps_cure.add(effect.id)
-        elif cause_share > 0 and replayed is None:
-            by_id[effect.id] = _without(effect, cause, rest)
-    return ranked(_with_consequences(f, by_id, parent, keeps_cure) for f in by_id.values() if f.id not in parent)
+        if sum(of_others.values()) >= 1 - rest:
+            parent[effect] = max(of_others, key=of_others.__getitem__)
+        elif by_id[effect].gain.by == "bound":
+            by_id[effect] = _without(by_id[effect], of_others)
+    return ranked(_with_consequences(f, by_id, parent) for f in by_id.values() if f.id not in parent)
 
 
-def _root(parent: dict[str, str], id_: str) -> str:
-    while id_ in parent:
-        id_ = parent[id_]
-    return id_
+def _explained(effect: Finding, cause: Finding, claimed: Mapping[str, Claimed]) -> float:
+    """The share of the effect that its cause explains: of its seconds, but for what no seconds show."""
+    match cause.id, effect.id:
+        case "anomaly_mode", "eager_execution":  # it makes each op slower; by how much shows once it is off
+            return 1.0
+        case "staggered_launch", "collective_waiting":  # late at a step's begin, and waited for at its end
+            return 1.0
+        case "small_kernels", "launch_bound" if cause.evidence.get("launch_pace_s", 0.0) > limit(
+                "small_kernels.pace_s"):  # launches are slow, however long the kernels are
+            return 0.0
+        case "small_kernels" | "launch_bound", "batch_size_headroom" if "capacity_bytes" in effect.evidence:
+            return 0.0  # memory is known to have room: another fix, and worth its place
+    return _covered(claimed[effect.id], claimed[cause.id])
 
 
-def _both_claim(effect: Finding, cause: Finding) -> float:
-    """The part of the effect's seconds that its cause claims, too."""
-    both_s = sum(min(time_s, cause.claims.get(part, 0.0)) for part, time_s in effect.claims.items())
-    return both_s / sum(effect.claims.values()) if both_s else 0.0
+def _covered(effect: Claimed, cause: Claimed) -> float:
+    """The share of the effect's seconds that its cause claims, too."""
+    both = sum(intersect(spans, cause.along(gpu)).total for gpu, spans in effect.spans.items())
+    return cause.part * both / sum(spans.total for spans in effect.spans.values()) if both else 0.0
 
 
-def _without(effect: Finding, cause: Finding, rest: float) -> Finding:
-    """The finding with the seconds of its cause taken off its gain."""
-    gain = replace(effect.gain, step_time=rest, by="bound", claim="at most",
-                   assumption=f"{effect.gain.assumption} The saving of {cause.id} is subtracted.".lstrip())
+def _without(effect: Finding, shares: Mapping[str, float]) -> Finding:
+    """The finding with these shares of its seconds, by their cause, taken off its gain."""
+    gain = effect.gain
+    step_time = gain.step_time or 0.0
+    named = [cause for cause, share in shares.items() if share * step_time >= MIN_SHARE]
+    if not named:
+        return effect
+    rest = step_time * (1 - sum(shares[cause] for cause in named))
+    gain = replace(gain, step_time=rest, claim="at most",
+                   assumption=f"{gain.assumption} The saving of {' and '.join(named)} is subtracted.".lstrip())
     return replace(effect, gain=gain, severity=at_most(severity_of(rest), effect.severity))
 
 
-def _with_consequences(
-    finding: Finding, by_id: dict[str, Finding], parent: dict[str, str], keeps_cure: set[str],
-) -> Finding:
-    consequences = [_with_consequences(f, by_id, parent, keeps_cure) for f in by_id.values()
-                    if parent.get(f.id) == finding.id]
+def _with_consequences(finding: Finding, by_id: Mapping[str, Finding], parent: Mapping[str, str]) -> Finding:
+    consequences = [_with_consequences(f, by_id, parent) for f in by_id.values() if parent.get(f.id) == finding.id]
     if not consequences:
         return finding
-    curing = [finding, *(f for f in consequences if f.id in keeps_cure)]
-    return replace(finding, consequences=ranked(consequences), action=" ".join(f.action for f in curing),
-                   snippet="\n".join(dict.fromkeys(f.snippet for f in curing if f.snippet)) or None)
+    fixing = [finding, *(f for f in consequences if f.id == _HAS_ITS_OWN_FIX)]
+    return replace(finding, consequences=ranked(consequences), action=" ".join(f.action for f in fixing),
+                   snippet="\n".join(dict.fromkeys(f.snippet for f in fixing if f.snippet)) or None)

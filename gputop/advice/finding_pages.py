@@ -74,9 +74,8 @@ def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
     if rule.silent_for:
         yield f"- Not judged for: {', '.join(LABELS[name] for name in rule.silent_for)}."
     if rule.follows_from:
-        causes = dict.fromkeys(cause.id for cause in rule.follows_from)
-        which = "it" if len(causes) == 1 else "one of these"
-        yield f"- Shown under {', '.join(f'`{id_}`' for id_ in causes)} if {which} explains it."
+        which = "it" if len(rule.follows_from) == 1 else "one of these"
+        yield f"- Shown under {', '.join(f'`{id_}`' for id_ in rule.follows_from)} if {which} explains it."
     if rule.yields_to:
         yield f"- Leaves out GPUs that these findings explain: {', '.join(f'`{id_}`' for id_ in rule.yields_to)}."
     if rule.needs or rule.silent_for or rule.follows_from or rule.yields_to:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from gputop.advice.rule import OWN, Cause, Limit, Rule
+from gputop.advice.rule import OWN, Limit, Rule
 
 # Sources of limits at which a finding that is shown ends.
 _STEP_ABOVE = f"{OWN}it lies a step above the value that begins the finding"
@@ -165,6 +165,14 @@ LIVE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        id="profiler_left_on", module="live.profiler_left_on", origin="live", hides_limit=True,
+        limits=(
+            Limit("profiler_left_on.recorded", 0.05, "ratio",
+                  f"{OWN}at three times the time, one step in twenty makes the job a tenth longer"),
+            Limit("profiler_left_on.high", 0.5, "ratio", f"{OWN}the job then takes about twice as long or longer"),
+        ),
+    ),
+    Rule(
         id="pcie_link_degraded", module="live.pcie", origin="live", shared_limits=("min_readings",),
         limits=(
             Limit("pcie_link_degraded.window_s", 60.0, "s", f"{OWN}it holds some seconds of work"),
@@ -183,8 +191,8 @@ LIVE_RULES: tuple[Rule, ...] = (
     Rule(
         id="pcie_saturated", module="live.pcie", origin="live", shared_limits=("window_s",),
         yields_to=("pcie_link_degraded",), hides_limit=True,
-        follows_from=tuple(map(Cause, ("copies_excessive", "copies_pageable", "sync_copies", "communication_exposed",
-                                       "allreduce_slow"))),
+        follows_from=("copies_excessive", "copies_pageable", "sync_copies", "communication_exposed",
+                                       "allreduce_slow"),
         limits=(
             Limit("pcie_saturated.rate_enter", 0.65, "ratio",
                   f"packet headers leave 80-90% of a PCIe link's raw rate; {OWN}copies run most of the time"),
@@ -202,8 +210,8 @@ LIVE_RULES: tuple[Rule, ...] = (
         shared_limits=("min_readings", "coverage", "low_sm_active.pause", "low_sm_active.work_enter",
                        "low_sm_active.work_leave"),
         yields_to=("gpu0_oversubscribed", "idle_gpu"), hides_limit=True,
-        follows_from=tuple(map(Cause, ("input_bound", "thread_contention", "cpu_contention", "step_gap_host",
-                                       "host_placement"))),
+        follows_from=("input_bound", "thread_contention", "cpu_contention", "step_gap_host",
+                                       "host_placement"),
         limits=(
             Limit("host_cpu_saturated.window_s", 120.0, "s", "same as idle_gpu.all_window_s"),
             Limit("host_cpu_saturated.cpu_enter", 0.95, "ratio", f"{OWN}no core has time left"),
@@ -230,7 +238,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         shared_limits=("window_s", "low_sm_active.pause"),
         yields_to=("collective_hang", "idle_gpu", "gpu0_oversubscribed", "pcie_saturated", "host_cpu_saturated"),
         hides_limit=True,
-        follows_from=tuple(map(Cause, ("communication_exposed", "allreduce_slow", "allreduce_count"))),
+        follows_from=("communication_exposed", "allreduce_slow", "allreduce_count"),
         limits=(
             Limit("network_bound.rate_enter", 0.75, "ratio",
                   f"protocols leave about 95% of an RDMA link's rate; {OWN}pauses between collectives are allowed "
@@ -311,11 +319,11 @@ LIVE_RULES: tuple[Rule, ...] = (
     Rule(
         id="low_sm_active", module="live.activity", origin="live", yields_to=_LITTLE_WORK, hides_limit=True,
         # Only a trace can name what makes a GPU work little.
-        follows_from=tuple(map(Cause, (
+        follows_from=(
             "input_bound", "step_gap_host", "thread_contention", "cpu_contention", "launch_bound", "small_kernels",
             "eager_execution", "retracing", "host_placement", "copies_excessive", "copies_pageable", "sync_copies",
             "communication_exposed", "collective_waiting", "replica_imbalance", "gpu0_oversubscribed", "serial_gpus",
-            "staggered_launch", "allreduce_count", "allreduce_slow", "batch_size_headroom"))),
+            "staggered_launch", "allreduce_count", "allreduce_slow", "batch_size_headroom"),
         limits=(
             Limit("low_sm_active.window_s", 120.0, "s", "same as idle_gpu.all_window_s"),
             Limit("low_sm_active.active_enter", 0.50, "ratio",
@@ -335,7 +343,7 @@ LIVE_RULES: tuple[Rule, ...] = (
     Rule(
         id="recurring_idle", module="live.recurring_idle", origin="live", shared_limits=("window_s", "idle_gpu.age_s"),
         yields_to=("collective_hang", "idle_gpu", "unused_gpu", "spinning"), hides_limit=True,
-        follows_from=tuple(map(Cause, ("long_steps", "time_outside_steps", "evaluation_share", "unfinished_step"))),
+        follows_from=("long_steps", "time_outside_steps", "evaluation_share", "unfinished_step"),
         limits=(
             Limit("recurring_idle.window_s", 600.0, "s",
                   f"{OWN}three validations or checkpoints, a few minutes apart, lie in it"),

@@ -34,7 +34,7 @@ def merge_findings(trace: Iterable[Finding], live: Iterable[Finding], trace_age_
         # The trace knows more of a cause that both see, so its finding stays.
         if trace_ids & {finding.id, *(rule.same_as if rule is not None else ())}:
             continue
-        causes = {cause.id for cause in rule.follows_from} if rule is not None and fresh else set()
+        causes = set(rule.follows_from) if rule is not None and fresh else set()
         index = next((i for i, f in enumerate(top) if f.severity != "low" and f.ids & causes), None)
         if index is None:
             only_live.append(finding)

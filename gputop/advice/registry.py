@@ -6,13 +6,12 @@ It imports records only, no rule's code: the first frame pays for a table, not f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 
 from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.live_rules import LIVE_RULES
 from gputop.advice.rule import OWN, Limit, Origin, Rule
 from gputop.advice.trace_rules import TRACE_RULES
-from gputop.advice.user_registry import UserRules
+from gputop.advice.user_registry import user_rules
 
 RULES: tuple[Rule, ...] = (*TRACE_RULES, *LIVE_RULES, *FLEET_RULES)
 
@@ -67,7 +66,7 @@ def limit(limit_id: str) -> float:
 
 def limit_record(limit_id: str) -> Limit:
     """A limit as it counts: the user's where there is one; raises KeyError for an id that is not in the tables."""
-    return UserRules.limits.get(limit_id) or LIMITS[limit_id]
+    return user_rules().limits.get(limit_id) or LIMITS[limit_id]
 
 
 def source(*limit_ids: str) -> str:
@@ -79,10 +78,3 @@ def rule_of(finding_id: str, origin: Origin) -> Rule | None:
     """The rule that makes findings of this id; None for an id that is no rule's, as of a document of another
     version."""
     return _BY_ID.get((origin, finding_id))
-
-
-@cache
-def ids_by_idle_gap(cause: str) -> tuple[str, ...]:
-    """Ids of the findings that an idle gap with this cause can belong to, the surest first."""
-    rules = sorted((rule for rule in TRACE_RULES if cause in rule.idle_gaps), key=lambda rule: rule.idle_gaps[cause])
-    return tuple(id_ for rule in rules for id_ in rule.ids)

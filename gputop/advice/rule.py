@@ -7,12 +7,11 @@ rule's code: it names the module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 OWN = "gputop: chosen so that "  # begins the source of a limit that nobody else states
 
@@ -32,19 +31,6 @@ class Limit(Struct, frozen=True):
     source: str
 
 
-class Cause(Struct, frozen=True):
-    """A finding that accounts for the rule's own, where ``condition`` of ``gputop.advice.causes.CONDITIONS`` holds.
-
-    ``wholly``: whatever the figures say, nothing is left of the rule's finding beside this cause. ``keeps_cure``: the
-    cure of the folded finding is told with that of the cause, as it is the nearer one to a part of it.
-    """
-
-    id: str
-    condition: str = "always"
-    wholly: bool = False
-    keeps_cure: bool = False
-
-
 class Rule(Struct, frozen=True, kw_only=True):
     """One rule. Its ``module``, below ``gputop.advice``, has a function ``judge_<id>``, which computes the verdict,
     and ``describe_<id>``, which writes the finding from it."""
@@ -61,15 +47,15 @@ class Rule(Struct, frozen=True, kw_only=True):
     training_only: bool = False  # says nothing about a window that evaluates or predicts
     needs_training: bool = False  # says nothing of a job that runs a model without training it
     costs_time: bool = True  # False: it explains a figure or names a limit
-    # The findings it follows from, the surest first. Of a live rule: findings of a trace.
-    follows_from: tuple[Cause, ...] = ()
     # -- of a trace rule
     # Parts of the account (of the step, or around the steps of the recording) that it can explain, that which it is
     # about first.
     parts: tuple[str, ...] = ()
-    idle_gaps: Mapping[str, int] = field(default_factory=dict)  # by cause of an idle gap: its place among the findings
+    # Kinds of gaps (gputop.analysis.host.stack_lines.GAPS) whose lines of Python are what it is about.
+    gaps: tuple[str, ...] = ()
     events: frozenset[str] = frozenset()  # kinds of events on the timeline that stand for it
     # -- of a live rule, or of one about a fleet
+    follows_from: tuple[str, ...] = ()  # findings of a trace that explain it
     yields_to: tuple[str, ...] = ()  # live findings that account for a GPU's state: it leaves such GPUs out
     same_as: tuple[str, ...] = ()  # ids under which a trace names the same cause
     hides_limit: bool = False  # where it is found, nothing is said about what bounds the job

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from gputop.advice.rule import OWN, Cause, Limit, Rule
+from gputop.advice.rule import OWN, Limit, Rule
 from gputop.render.step_parts import PART_IDS
 
-_UNEVEN = ("gpu0_oversubscribed", "replica_imbalance")
-# What delays launches, whatever else it costs.
-_DELAYS_LAUNCHES = tuple(map(Cause, ("thread_contention", "cpu_contention", "eager_execution", "retracing",
-                                     "host_placement", "sync_copies", "loss_scaling", "allocation_in_steps",
-                                     "graph_recapture")))
-# What the other ranks show while they wait for one that its host delays.
-_DELAYED_RANK = Cause("collective_waiting", "delayed_by_host")
 _COLLECTIVE = frozenset({"collective"})
 _COPIES = frozenset({"h2d", "d2h", "d2d", "p2p", "copy"})
 _COMPUTE = frozenset({"compute"})
@@ -20,8 +13,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="input_bound", module="trace.input_wait", origin="trace", severity="by_share_capped",
         needs=("batch_waits", "idle_gpus_in_waits"), shared_limits=("cpu_contention.full", "cpu_contention.others"),
-        parts=("input", "open"), idle_gaps={"input": 1}, events=frozenset({"input"}),
-        follows_from=(_DELAYED_RANK,),
+        parts=("input", "open"), gaps=("input",), events=frozenset({"input"}),
         limits=(
             Limit("input_bound.share", 0.05, "ratio",
                   "XProf: input 5% of the step is moderate (20% high); PyTorch's TensorBoard plugin: loader > 5%"),
@@ -36,12 +28,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="launch_bound", module="trace.launch", origin="trace", severity="by_share_capped",
         needs=("gpu_activity", "launch_calls"), shared_limits=("copies_pageable.bytes",),
-        parts=("launch", "collectives"), idle_gaps={"launching": 1},
-        # Short kernels and waiting for launches are one thing: the host's side of it, or the kernels'.
-        follows_from=(
-            Cause("serial_gpus"), Cause("staggered_launch"), Cause("small_kernels", "fast_launches"), *_DELAYS_LAUNCHES,
-            Cause("optimizer_unfused", "most_of_it", wholly=True),
-        ),
+        parts=("launch", "collectives"), gaps=("dispatch",),
         limits=(
             Limit("launch_bound.share", 0.03, "ratio",
                   "XProf: kernel launch 3% of the step is moderate (15% high)"),
@@ -62,9 +49,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="small_kernels", module="trace.launch", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), training_only=True,
-        parts=("launch", "idle"), idle_gaps={"launching": 2},
-        follows_from=(Cause("launch_bound", "slow_launches", wholly=True), *_DELAYS_LAUNCHES,
-                      Cause("optimizer_unfused", "most_of_it", wholly=True)),
+        parts=("launch", "idle"),
         limits=(
             Limit("small_kernels.kernel_s", 20e-6, "s",
                   "TensorFlow takes 20-40 µs for a launch: shorter kernels, one by one, cannot keep the GPU busy"),
@@ -77,8 +62,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="replica_imbalance", also=("gpu0_oversubscribed",), module="trace.multi_gpu", origin="trace",
         severity="by_share", needs=("gpu_activity",),
-        parts=("collectives", "idle", "compute"), idle_gaps={"other_gpu": 3, "collective_wait": 2}, events=_COMPUTE,
-        follows_from=(Cause("serial_gpus"),),
+        parts=("collectives", "idle", "compute"), events=_COMPUTE,
         limits=(
             Limit("replica_imbalance.ratio", 1.10, "ratio", "TraceML: straggler, warning at 10% (critical at 20%)"),
             Limit("replica_imbalance.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
@@ -95,7 +79,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="serial_gpus", module="trace.multi_gpu", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("replica_imbalance.took_part",),
-        parts=("launch", "host", "idle"), idle_gaps={"other_gpu": 1, "collective_wait": 4},
+        parts=("launch", "host", "idle"),
         limits=(
             Limit("serial_gpus.overlap", 0.4, "ratio",
                   f"{OWN}GPUs work by turns only if they overlap far less than independent ones would"),
@@ -106,9 +90,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="staggered_launch", module="trace.multi_gpu", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("replica_imbalance.took_part",),
         parts=("launch", "host", "idle", "collectives"),
-        idle_gaps={"dispatch": 2, "other_gpu": 2, "collective_wait": 3},
-        # A late GPU is late because it has more to do; a serial job is late by design.
-        follows_from=(*(Cause(id_, "same_gpus") for id_ in _UNEVEN), Cause("serial_gpus", wholly=True)),
+        gaps=("dispatch",),
         limits=(
             Limit("staggered_launch.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("staggered_launch.turn", 0.5, "ratio",
@@ -123,8 +105,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="communication_exposed", module="trace.collectives", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("collectives.share",),
         parts=("collectives",), events=_COLLECTIVE,
-        # The transfer that nothing hides has a reason of its own.
-        follows_from=(Cause("accumulation_sync"), Cause("allreduce_slow"), Cause("allreduce_count")),
     ),
     Rule(
         id="allreduce_count", module="trace.collectives", origin="trace", severity="by_share_capped",
@@ -155,13 +135,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="collective_waiting", module="trace.collectives", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("collectives.share",),
-        parts=("collectives", "idle", "host", "launch", "input", "compute"),
-        idle_gaps={"collective_wait": 1, "held_up": 1}, events=_COLLECTIVE,
-        follows_from=(
-            *(Cause(id_, "same_gpus", wholly=True) for id_ in _UNEVEN), Cause("serial_gpus", wholly=True),
-            Cause("staggered_launch"), Cause("thread_contention", "late_by_host", wholly=True),
-            Cause("launch_bound", "late_by_host"),
-        ),
+        parts=("collectives", "idle", "host", "launch", "input", "compute"), events=_COLLECTIVE,
         limits=(
             Limit("collective_waiting.one", 2 / 3, "ratio",
                   f"{OWN}a single GPU is named only if it causes most of the wait"),
@@ -170,9 +144,6 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="copies_excessive", module="trace.copies", origin="trace", severity="by_share", needs=("busy_gpus",),
         parts=("h2d", "d2h", "compute"), events=_COPIES,
-        # How the copies are done, and what asks for them.
-        follows_from=tuple(Cause(id_, "copies_with_host") for id_ in (
-            "copies_pageable", "host_placement", "managed_memory", "default_stream")),
         limits=(
             Limit("copies_excessive.share", 0.05, "ratio",
                   "XProf: input (which holds H2D) and output 5% of the step are moderate (20% high)"),
@@ -196,8 +167,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="sync_copies", module="trace.blocking_copies", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("copies_pageable.bytes",),
-        parts=("host", "launch", "idle"), idle_gaps={"after_copy": 1}, events=_COPIES,
-        follows_from=(Cause("copies_pageable"), Cause("host_placement"), Cause("loss_scaling"), _DELAYED_RANK),
+        parts=("host", "launch", "idle"), events=_COPIES,
         limits=(
             Limit("sync_copies.share", 0.02, "ratio", "nsys-ai: synchronization 2% of the time and more"),
             Limit("sync_copies.one_by_one", 16, "count",
@@ -246,7 +216,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="loss_scaling", module="trace.loss_scaling", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), training_only=True, needs_training=True, shared_limits=("copies_pageable.bytes",),
-        parts=("host", "launch", "idle", "compute"), idle_gaps={"after_copy": 2},
+        parts=("host", "launch", "idle", "compute"),
         limits=(
             Limit("loss_scaling.share", 0.02, "ratio", f"{OWN}static scaling, which takes about 0.1%, is not "
                                                        "reported"),
@@ -256,12 +226,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="batch_size_headroom", module="trace.batch_size", origin="trace", needs=("gpu_activity",),
         shared_limits=("input_bound.share",), training_only=True, needs_training=True,
         parts=("compute",),
-        # What has a cure that leaves the batch alone.
-        follows_from=(
-            *_DELAYS_LAUNCHES, Cause("launch_bound", "room_unknown"), Cause("small_kernels", "room_unknown"),
-            *map(Cause, ("serial_gpus", "step_gap_host", "communication_exposed", "allreduce_slow",
-                         "allreduce_count", "optimizer_unfused")),
-        ),
         limits=(
             Limit("batch_size_headroom.memory", 0.9, "ratio",
                   "PyTorch's TensorBoard plugin: memory above 90% is a risk; TraceML warns at 92%"),
@@ -287,7 +251,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="anomaly_mode", module="trace.torch_jobs", origin="trace",
         silent_for=("tensorflow", "jax"),
-        parts=("host", "launch"), idle_gaps={"dispatch": 4},
+        parts=("host", "launch"), gaps=("dispatch",),
         limits=(
             Limit("anomaly_mode.checked", 0.5, "ratio",
                   f"{OWN}a loss function that looks for NaN itself is in few nodes of the backward pass"),
@@ -361,9 +325,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="step_gap_host", module="trace.host_work", origin="trace", severity="by_share_capped",
         needs=("step_calls",), shared_limits=("host.steps", "input_bound.share", "input_bound.empty",
                                               "cpu_contention.full", "cpu_contention.others"),
-        parts=("host",), idle_gaps={"gap": 1},
-        follows_from=(Cause("retracing"), Cause("eager_execution"), Cause("long_steps", "same_seconds"),
-                      Cause("time_outside_steps", "same_seconds"), _DELAYED_RANK),
+        parts=("host",), gaps=("gap",),
         limits=(
             Limit("step_gap_host.share", 0.05, "ratio",
                   f"XProf: any other part of 3% of the step is moderate (15% high); {OWN}the time of Keras' own loop "
@@ -375,11 +337,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="long_steps", module="trace.long_steps", origin="trace", severity="by_share_capped",
         shared_limits=("cpu_contention.full", "cpu_contention.others"),
-        parts=PART_IDS, idle_gaps={"gap": 2},
-        # What makes them long has a name of its own.
-        follows_from=(Cause("retracing", "same_seconds"), Cause("input_bound", "same_seconds"),
-                      Cause("thread_contention", "same_seconds"), Cause("host_placement", "same_seconds"),
-                      Cause("collective_waiting", "same_seconds")),
+        parts=PART_IDS, gaps=("gap",),
         limits=(
             Limit("long_steps.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
             Limit("long_steps.named", 0.4, "ratio", f"{OWN}work is named only if it fills most of the extra time"),
@@ -388,10 +346,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="time_outside_steps", module="trace.wall_time", origin="trace", severity="by_share_capped",
         shared_limits=("host.steps", "cpu_contention.full", "cpu_contention.others", "step_gap_host.named"),
-        parts=("between", "open", "no_steps"), idle_gaps={"gap": 3},
-        # Steps that hold the same work are long, and launches that are late leave the GPUs idle where no step is found.
-        follows_from=(Cause("long_steps", "same_seconds"), Cause("input_bound", "same_seconds"),
-                      Cause("launch_bound", "same_seconds"), Cause("eager_execution", "same_seconds")),
+        parts=("between", "open", "no_steps"),
         limits=(
             Limit("time_outside_steps.share", 0.05, "ratio", f"gputop's severities: 5% is medium; {OWN}smaller "
                                                              "pauses of any loop are not reported"),
@@ -412,8 +367,6 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="unfinished_step", module="trace.wall_time", origin="trace", parts=("open",),
         shared_limits=("time_outside_steps.share", "cpu_contention.full", "cpu_contention.others"),
-        follows_from=(Cause("long_steps", wholly=True), Cause("input_bound", wholly=True),
-                      Cause("time_outside_steps", wholly=True), Cause("retracing", "most_of_it", wholly=True)),
         limits=(
             Limit("unfinished_step.steps", 3, "count", f"{OWN}the usual step is known"),
             Limit("unfinished_step.medium", 0.5, "ratio",
@@ -424,7 +377,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="thread_contention", module="trace.cpus", origin="trace", severity="by_share_capped",
         needs=("launch_threads",), silent_for=("pytorch",),
-        parts=("launch", "host", "collectives"), idle_gaps={"dispatch": 1},
+        parts=("launch", "host", "collectives"), gaps=("dispatch",),
         limits=(
             Limit("thread_contention.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("thread_contention.busy", 0.5, "ratio",
@@ -475,9 +428,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="eager_execution", module="trace.compilation", origin="trace", severity="by_share_capped",
         needs=("eager_ops",), shared_limits=("launch_bound.recording_s",),
-        # It keeps a traceback for each op, which makes all of them slow: what is left shows once it is off.
-        follows_from=(Cause("anomaly_mode", wholly=True),),
-        parts=("host", "launch"), idle_gaps={"eager": 1, "dispatch": 3},
+        parts=("host", "launch"), gaps=("eager", "dispatch"),
         limits=(
             Limit("eager_execution.share", 0.10, "ratio", "XProf: eager execution above 10%"),
             Limit("eager_execution.cost", 0.03, "ratio", "same as launch_bound.share"),
@@ -486,7 +437,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="retracing", module="trace.compilation", origin="trace", severity="by_share_capped",
         shared_limits=("host.steps",),
-        parts=("host", "launch"), idle_gaps={"tracing": 1},
+        parts=("host", "launch"), gaps=("tracing",),
         limits=(
             Limit("retracing.count", 2, "count",
                   f"{OWN}a function that is traced once for another shape, as the last batch of an epoch, is not "
@@ -535,7 +486,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="elementwise_unfused", module="trace.fusion", origin="trace", needs=("gpu_activity",),
         silent_for=("tensorflow", "jax"), training_only=True, shared_limits=("xla_off.chain",),
         parts=("compute",), events=_COMPUTE,
-        follows_from=(Cause("attention_unfused"),),
         limits=(
             Limit("elementwise_unfused.share", 0.05, "ratio",
                   f"{OWN}a saving that only a test can confirm is named only if it may be medium"),
@@ -544,9 +494,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="optimizer_unfused", module="trace.fusion", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), silent_for=("jax",), training_only=True, needs_training=True,
-        parts=("compute", "launch"), idle_gaps={"launching": 3},
-        follows_from=(*_DELAYS_LAUNCHES, *(Cause(id_, "part_of_it", wholly=True, keeps_cure=True) for id_ in (
-            "launch_bound", "small_kernels"))),
+        parts=("compute", "launch"),
         limits=(
             Limit("optimizer_unfused.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("optimizer_unfused.count", 50, "count",
@@ -571,7 +519,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="allocation_in_steps", module="trace.memory", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("copies_pageable.bytes",),
-        parts=("host", "launch"), idle_gaps={"after_copy": 4},
+        parts=("host", "launch"),
         limits=(
             Limit("allocation_in_steps.share", 0.03, "ratio",
                   "same as launch_bound.share; CUDA Programming Guide: cudaMalloc and cudaFree synchronize implicitly"),
@@ -583,7 +531,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="graph_recapture", module="trace.launch", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",),
-        parts=("host", "launch"), idle_gaps={"launching": 4},
+        parts=("host", "launch"), gaps=("dispatch",),
         limits=(
             Limit("graph_recapture.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("graph_recapture.recurring", 0.5, "ratio",
@@ -613,7 +561,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="host_placement", module="trace.host_work", origin="trace", severity="by_share_capped",
-        parts=("host", "launch"), idle_gaps={"placement": 1, "after_copy": 3},
+        parts=("host", "launch"), gaps=("placement",),
         limits=(
             Limit("host_placement.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
         ),

@@ -13,11 +13,12 @@ from msgspec.structs import replace
 
 from gputop.advice.registry import FINDING_IDS, LIMITS, RULES
 from gputop.advice.rule import Limit
-from gputop.advice.user_registry import UserRules
+from gputop.advice.user_registry import UserRules, use
 from gputop.core import metrics
 from gputop.core.findings import Finding, Gain
 from gputop.rules.dimensions import OF_METRIC, SECONDS, Unit
 from gputop.rules.names import Quantity, Source
+from gputop.rules.read_files import RulePath
 from gputop.rules.rule_file import Budget, FileProblem, LimitText, RuleFile, RuleText
 from gputop.rules.toml_places import TomlPlace
 from gputop.text.units import ranges
@@ -31,9 +32,9 @@ _UNITS: Mapping[str, Unit] = {**OF_METRIC, "s": SECONDS}
 _MAX_FACTOR = 10.0  # the least of a limit is a tenth of gputop's, the most ten times; a ratio of at most 1 stays so
 
 
-def install(files: Iterable[RuleFile]) -> list[FileProblem]:
+def install(files: Iterable[RuleFile], paths: tuple[RulePath, ...] | None = None) -> list[FileProblem]:
     """Make this the user's own, in place of what was; returns all mistakes of the files. The first of two rules with
-    one id counts; of limits the last."""
+    one id counts; of limits the last. ``paths``: of the files, for processes that analyze for this one."""
     rules: dict[str, RuleText] = {}
     budgets: dict[str, Budget] = {}
     limits: dict[str, Limit] = {}
@@ -63,7 +64,7 @@ def install(files: Iterable[RuleFile]) -> list[FileProblem]:
                 problems.append(FileProblem(file.name, set_.place, problem))
         budgets |= {budget.id: budget for budget in file.budgets}
         problems[first:] = sorted(problems[first:], key=lambda problem: problem.place)
-    UserRules.rules, UserRules.limits, UserRules.budgets = tuple(rules.values()), limits, tuple(budgets.values())
+    use(UserRules(tuple(rules.values()), limits, tuple(budgets.values()), paths))
     return problems
 
 

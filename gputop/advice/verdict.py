@@ -32,6 +32,10 @@ class Verdict(Struct, frozen=True, kw_only=True):
     # gputop.analysis.what_if.cure.Cure, which live rules must not import: what the advice changes in the recorded
     # steps. None: it cannot be replayed.
     cure: Any = None
+    # When it costs time, along each GPU (index into Trace.gpus; -1: the hosts of a job without one), besides what its
+    # cure takes out: gputop.trace.intervals.Spans. Of waits for another GPU, when that one is held up, and the waits.
+    spans: Mapping[int, Any] = field(default_factory=dict)
+    others_wait: Mapping[int, Any] = field(default_factory=dict)
     # Of a rule that knows it: how its share is divided among parts of the account, in any unit. Else the rule's parts
     # are taken in their order.
     of_parts: Mapping[str, float] = field(default_factory=dict)

@@ -97,9 +97,6 @@ COMMANDS: Mapping[str, Command] = {
                       "Ask NCCL and PyTorch's flight recorder which rank is missing. Read the stacks "
                       f"of this node's ranks with py-spy ({install_command('stacks')}).",
                       "gputop stacks"),
-    "xprof": Command("open a captured trace with XProf in the browser",
-                     f"Start XProf ({install_command('xprof')}) on the captured traces.",
-                     "gputop xprof gputop-traces"),
     "config": Command("print all settings as a config file",
                       "Print all settings, your own and the defaults, as a config file.",
                       "gputop config --write"),
@@ -133,6 +130,7 @@ _GONE: Mapping[str, str] = {
     "--dip-before": "gputop records nothing before a dip any more. --on-dip captures right after it.",
     **dict.fromkeys(("--low-bandwidth", "--no-low-bandwidth"),
                     "gputop leaves out frames by itself on a slow connection; gputop --interval 5 samples less."),
+    "xprof": "XProf shows the traces: xprof --logdir gputop-traces.",
     "serve": "gputop serves no pages any more. A web terminal shows the monitor: ttyd -W -i lo gputop.",
 }
 

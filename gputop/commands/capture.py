@@ -5,14 +5,21 @@ from __future__ import annotations
 import argparse
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from gputop.commands.arguments import add_shared
 from gputop.commands.attach import agreed, confirmed
-from gputop.commands.common import check_notify, notifying_of_capture, options_of, print_capture, source_of
+from gputop.commands.common import (
+    check_notify,
+    notifying_of_capture,
+    options_of,
+    print_capture,
+    print_refusal,
+    source_of,
+)
 from gputop.commands.option_types import positive_seconds
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.signal_handlers import signal_handlers, termination_handlers, unwinding
@@ -20,9 +27,10 @@ from gputop.text.console import say
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.choose_workers import Choice
-    from gputop.profiler.capture.records import Server
+    from gputop.profiler.capture.records import CaptureStatus, Server
+    from gputop.profiler.capture.request import CaptureRequest
     from gputop.session.gpu_samples import CounterWatch
-    from gputop.session.options import FigureOptions
+    from gputop.session.options import FigureOptions, Options
     from gputop.session.other_nodes import OtherNodes
 
 
@@ -58,33 +66,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    try:
+        return _run(args)
+    except GputopError as error:
+        from gputop.advice.live.profiler_left_on import refused_capture
+        from gputop.session.capture.captures import profiles_itself
+
+        refusal = profiles_itself(error)
+        finding = refused_capture(refusal.pid, refusal.share) if refusal is not None else None
+        if finding is None:
+            raise
+        return print_refusal(error, finding, as_json=args.json)
+
+
+def _run(args: argparse.Namespace) -> int:
     from gputop.profiler.addresses import process_of
     from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS
-    from gputop.profiler.capture.records import CaptureStatus
     from gputop.profiler.capture.request import CaptureRequest, require_no_question
-    from gputop.session.capture.captures import (
-        CaptureRun,
-        capture_and_analyze,
-        choose_servers,
-        find_named_servers,
-        left_out,
-        risk_question,
-        server_question,
-        too_many,
-    )
-    from gputop.session.capture.server_watch import WatchedJob
+    from gputop.session.capture.captures import CaptureRun, capture_and_analyze, risk_question, too_many
     from gputop.session.gpu_samples import CounterWatch
     from gputop.session.stack_watch import StackChoice, simulated_stacks
 
     options = options_of(args)
     if options.auto_capture is not None:
-        from gputop.commands import capture_on_dip
-
-        if args.nodes:
-            raise GputopError("--nodes cannot be combined with --on-dip: gputop sees a dip only on its own node",
-                              "Run gputop capture --on-dip on each node.", EXIT_USAGE)
-        ready = tuple(_ready(pid, [], yes=args.yes) for pid in args.pids)
-        return capture_on_dip.run(args, replace(options, attach=(*options.attach, *ready)))
+        return _run_on_dip(args, options)
     check_notify(args)
     endpoints: dict[str, str] = {}
     source = source_of(args)
@@ -95,14 +100,8 @@ def run(args: argparse.Namespace) -> int:
     pids, other_nodes = _with_other_nodes(args, options.worker_figures.remote_command, stop)
     attached_now: list[int] = []
     attached = [*options.attach, *(_ready(pid, attached_now, yes=args.yes) for pid in pids)]
-    servers, notes, _ = find_named_servers(attached, endpoints, discover=not endpoints and not attached)
-    for note in notes:
-        say(note)
     request = CaptureRequest(args.seconds, options.logdir, args.force, accept_risk=args.accept_risk)
-    chosen = choose_servers(servers)
-    require_no_question(WatchedJob().question(servers, request) or server_question(chosen, request))
-    if note := left_out(servers, chosen):
-        say(note)
+    chosen = _servers(attached, endpoints, request)
     answering = [s for s in chosen if s.problem is None]
     if args.all_workers and len(answering) > MAX_ALL_WORKERS:
         raise too_many(len(answering))
@@ -119,15 +118,7 @@ def run(args: argparse.Namespace) -> int:
     def on_status(status: CaptureStatus) -> None:
         if status.phase not in reported:
             reported.append(status.phase)
-            hint = ""
-            if status.phase == "recording":
-                hint = f" for {status.chosen_s:g} s ({status.why})"
-                if status.overview_s:
-                    hint += f" in detail, then {status.overview_s:g} s of rare events"
-                hint += "; ctrl-c stops it and keeps the data" if status.stoppable else "; it cannot be stopped before"
-            elif status.phase == "overview":
-                hint = f" for {status.overview_s:g} s"
-            say(f"{status.phase} {status.address}{hint}")
+            say(f"{status.phase} {status.address}{_how_long(status)}")
 
     watch = CounterWatch(source, options.interval_s)
     with notifying_of_capture(args, simulated=source.simulated) as made:
@@ -143,6 +134,43 @@ def run(args: argparse.Namespace) -> int:
                     stop, threading.Event(), on_status, StackChoice(options.stacks, simulated=simulated_stacks(source)),
                     watch.counters, other_nodes=other_nodes, attached=attached_now)))
         return print_capture(made[0], as_json=args.json, full=args.full)
+
+
+def _run_on_dip(args: argparse.Namespace, options: Options) -> int:
+    from gputop.commands import capture_on_dip
+
+    if args.nodes:
+        raise GputopError("--nodes cannot be combined with --on-dip: gputop sees a dip only on its own node",
+                          "Run gputop capture --on-dip on each node.", EXIT_USAGE)
+    ready = tuple(_ready(pid, [], yes=args.yes) for pid in args.pids)
+    return capture_on_dip.run(args, replace(options, attach=(*options.attach, *ready)))
+
+
+def _servers(attached: Sequence[str], endpoints: Mapping[str, str], request: CaptureRequest) -> tuple[Server, ...]:
+    """The servers to capture, of which nothing has to be asked; says what was left out. Raises GputopError."""
+    from gputop.profiler.capture.request import require_no_question
+    from gputop.session.capture.captures import choose_servers, find_named_servers, left_out, server_question
+    from gputop.session.capture.server_watch import WatchedJob
+
+    servers, notes, _ = find_named_servers(attached, endpoints, discover=not endpoints and not attached)
+    for note in notes:
+        say(note)
+    chosen = choose_servers(servers)
+    require_no_question(WatchedJob().question(servers, request) or server_question(chosen, request))
+    if note := left_out(servers, chosen):
+        say(note)
+    return chosen
+
+
+def _how_long(status: CaptureStatus) -> str:
+    """Words for how long a recording or an overview takes; "" for other phases."""
+    if status.phase == "overview":
+        return f" for {status.overview_s:g} s"
+    if status.phase != "recording":
+        return ""
+    overview = f" in detail, then {status.overview_s:g} s of rare events" if status.overview_s else ""
+    stop = "ctrl-c stops it and keeps the data" if status.stoppable else "it cannot be stopped before"
+    return f" for {status.chosen_s:g} s ({status.why}){overview}; {stop}"
 
 
 def _with_other_nodes(args: argparse.Namespace, command: str,

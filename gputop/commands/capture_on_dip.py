@@ -24,12 +24,7 @@ _POLL_PERIOD_S = 0.2
 def run(args: argparse.Namespace, options: Options) -> int:
     """Capture on dips until ``--dip-max`` captures (1) or ctrl-c; that ends a running capture and keeps its data."""
     assert options.auto_capture is not None
-    if args.json and options.auto_capture.max_captures > 1:
-        raise GputopError("--json prints one document, so it needs --dip-max 1", "Leave out --dip-max or --json.",
-                          EXIT_USAGE)
-    if args.force:
-        raise GputopError("--force cannot be combined with --on-dip: nobody is there to accept its cost",
-                          "Leave out --force or --on-dip.", EXIT_USAGE)
+    _check(args, options.auto_capture.max_captures)
     session = Session(source_of(args), replace(options, capture_s=args.seconds))
     auto_capture = session.control.auto_capture
     assert auto_capture is not None
@@ -72,6 +67,16 @@ def run(args: argparse.Namespace, options: Options) -> int:
                 last_reported = session.results.last_capture
                 if auto_capture.done:
                     return EXIT_OK
+
+
+def _check(args: argparse.Namespace, max_captures: int) -> None:
+    """Raises GputopError where the options do not fit each other."""
+    if args.json and max_captures > 1:
+        raise GputopError("--json prints one document, so it needs --dip-max 1", "Leave out --dip-max or --json.",
+                          EXIT_USAGE)
+    if args.force:
+        raise GputopError("--force cannot be combined with --on-dip: nobody is there to accept its cost",
+                          "Leave out --force or --on-dip.", EXIT_USAGE)
 
 
 def _report(session: Session, last_reported: CaptureRecord | None, *, as_json: bool, full: bool) -> None:

@@ -25,6 +25,7 @@ from gputop.text.console import say
 
 if TYPE_CHECKING:
     from gputop.commands.settings import Config
+    from gputop.core.findings import Finding
     from gputop.export.openmetrics import Exporter
     from gputop.profiler.capture.records import CaptureRecord
     from gputop.session.session import Session
@@ -176,6 +177,21 @@ def print_capture(record: CaptureRecord, *, as_json: bool, full: bool = False) -
         report = text_report if full else short_report
         console.write_text(record.report if record.analysis is None else report(record.analysis, width()))
     return EXIT_OK
+
+
+def print_refusal(error: GputopError, finding: Finding, *, as_json: bool) -> int:
+    """Print the finding for which a job was not captured; returns the exit status."""
+    if as_json:
+        from gputop.core.findings import Problem
+        from gputop.export.analysis_documents import RefusalDocument
+
+        console.write_json(RefusalDocument(Problem(error.message, error.fix), (finding,)))
+    else:
+        from gputop.render.verdict_lines import VerdictRow, plain_lines, verdict_of
+
+        verdict = verdict_of(finding, VerdictRow("From", "what the process says of itself; there is no trace"))
+        console.write_text("\n".join(plain_lines(verdict, width(), loud=True)) + "\n")
+    return error.exit_code
 
 
 def width() -> int:

@@ -93,22 +93,22 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     from gputop.advice.registry import LIMITS, RULES, limit_record
-    from gputop.advice.user_registry import UserRules
+    from gputop.advice.user_registry import user_rules
     from gputop.core.codec import document_of
 
-    shown = list(map(limit_record, LIMITS if args.limits or args.json else UserRules.limits))
+    shown = list(map(limit_record, LIMITS if args.limits or args.json else user_rules().limits))
     if args.json:
         console.write_json(RulesDocument(
             tuple(document_of(ListedRule, rule, on=rule.condition.source, when=rule.condition.text)
-                  for rule in UserRules.rules)
+                  for rule in user_rules().rules)
             + tuple(ListedRule(rule.id, rule.origin, "gputop") for rule in RULES),
             tuple(document_of(ListedLimit, limit, default=(default := LIMITS[limit.id]).value,
                               yours=limit is not default) for limit in shown),
-            tuple(document_of(ListedBudget, budget, keep=budget.condition.text) for budget in UserRules.budgets)))
+            tuple(document_of(ListedBudget, budget, keep=budget.condition.text) for budget in user_rules().budgets)))
         return EXIT_OK
     lines = _lines(("rule", "on", "from"), (
-        *((rule.id, rule.condition.source, rule.origin) for rule in UserRules.rules),
-        *((budget.id, "budget", budget.origin) for budget in UserRules.budgets),
+        *((rule.id, rule.condition.source, rule.origin) for rule in user_rules().rules),
+        *((budget.id, "budget", budget.origin) for budget in user_rules().budgets),
         *((rule.id, rule.origin, "gputop") for rule in RULES)))
     if shown:
         lines += ["", *_lines(("limit", "value", "default", "source"), (
@@ -136,11 +136,11 @@ def _value(used: Limit) -> str:
 
 def _check(args: argparse.Namespace) -> int:
     """Mistakes with their lines; exit status 1 where there is one."""
-    from gputop.advice.user_registry import UserRules
+    from gputop.advice.user_registry import user_rules
     from gputop.advice.user_rules import install
     from gputop.rules.read_files import RulePath, load_rules
 
-    paths = [RulePath(word, "named") for word in args.words] or list(UserRules.paths or ())
+    paths = [RulePath(word, "named") for word in args.words] or list(user_rules().paths or ())
     if not paths:
         console.say("there is no rules file: name one, or write gputop.toml here")
         return EXIT_OK
@@ -176,15 +176,15 @@ def _lines_of(path: str) -> list[str]:
 def _explain(args: argparse.Namespace) -> int:
     from gputop.advice.finding_pages import page
     from gputop.advice.registry import FINDING_IDS, limit_record
-    from gputop.advice.user_registry import UserRules
+    from gputop.advice.user_registry import user_rules
     from gputop.text.markdown_text import plain_lines
 
     if len(args.words) != 1:
         raise GputopError("explain takes the id of one rule", "gputop rules list shows all.", EXIT_USAGE)
     id_ = args.words[0]
-    rules_of_user = [rule for rule in UserRules.rules if rule.id == id_]
+    rules_of_user = [rule for rule in user_rules().rules if rule.id == id_]
     if not rules_of_user and id_ not in FINDING_IDS:
-        raise GputopError(f"there is no rule {id_}", _near(id_, [rule.id for rule in UserRules.rules]), EXIT_USAGE)
+        raise GputopError(f"there is no rule {id_}", _near(id_, [rule.id for rule in user_rules().rules]), EXIT_USAGE)
     if id_ in FINDING_IDS:
         console.write_text("\n".join(plain_lines(page(id_, limit_record), width())).rstrip())
     lines = [line for rule in rules_of_user for line in _about_own(rule)]
@@ -239,7 +239,7 @@ def names_table() -> Iterator[str]:
 
 def _test(args: argparse.Namespace) -> int:
     """Try the rules of a file on a trace or a recording."""
-    from gputop.advice.user_registry import UserRules
+    from gputop.advice.user_registry import user_rules
     from gputop.diagnosis.rules_in_process import use_rules
     from gputop.replay.rule_trials import TrialsDocument, over_samples, over_trace
     from gputop.rules.read_files import RulePath
@@ -250,7 +250,7 @@ def _test(args: argparse.Namespace) -> int:
     problems = use_rules([RulePath(args.words[0], "named")])
     if problems:
         raise GputopError(problems[0], "\n  ".join(problems[1:]), EXIT_USAGE)
-    if not UserRules.rules and not UserRules.budgets:
+    if not user_rules().rules and not user_rules().budgets:
         raise GputopError(f"{args.words[0]} has no rule and no budget", "docs/tasks/custom-rules.md shows some.",
                           EXIT_USAGE)
     analysis, samples = _demo(args.demo) if args.demo is not None else _subject(args.words[1])
@@ -259,7 +259,7 @@ def _test(args: argparse.Namespace) -> int:
     if args.json:
         console.write_json(TrialsDocument(tuple(trials)))
         return EXIT_OK
-    left_out = [rule.id for rule in UserRules.rules if rule.id not in {trial.id for trial in trials}]
+    left_out = [rule.id for rule in user_rules().rules if rule.id not in {trial.id for trial in trials}]
     for trial in trials:
         console.write_text("\n".join(_trial(trial)))
     if left_out:

@@ -45,9 +45,8 @@ def run(args: argparse.Namespace) -> int:
     from gputop.core.proc import process_ids
     from gputop.ranks.flight_recorder_report import lines as report_lines
     from gputop.ranks.halts import ended_siblings
-    from gputop.ranks.processes import local_addresses, training_processes
+    from gputop.ranks.processes import training_processes
     from gputop.ranks.stack_groups import jobs, report
-    from gputop.ranks.stacks import read_all
     from gputop.ranks.stacks_document import StacksDocument
 
     if args.demo is not None:
@@ -62,19 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.yes and not _agreed(pids, args.native):
         say("nothing was done")
         return EXIT_OK
-    hosts = local_addresses()
-    first = _ask(pids, hosts, "asking")
-    began_s = time.monotonic()
-    processes: Sequence[ProcessStacks] = ()
-    problem = None
-    try:
-        processes = read_all(pids, native=args.native)
-    except GputopError as error:  # what NCCL says is shown all the same
-        problem = error
-    last = first
-    if not isinstance(first, GputopError):
-        time.sleep(max(0.0, _APART_S - (time.monotonic() - began_s)))
-        last = _ask(pids, hosts, "asking once more, to see what has moved,")
+    first, last, processes, problem = _read(pids, native=args.native)
     lines, nccl = _nccl(first, last)
     dumps = _dumps(pids, args.flight_recorder)
     by_job = [processes] if args.pids else jobs(processes)  # those that are named are compared
@@ -88,6 +75,28 @@ def run(args: argparse.Namespace) -> int:
     if problem is not None:
         raise problem
     return EXIT_OK
+
+
+def _read(pids: Sequence[int], *, native: bool,
+          ) -> tuple[RasAnswer | GputopError, RasAnswer | GputopError, Sequence[ProcessStacks], GputopError | None]:
+    """Read the stacks between two answers of NCCL; of the stacks also why there are none, as NCCL's answers are shown
+    all the same."""
+    from gputop.ranks.processes import local_addresses
+    from gputop.ranks.stacks import read_all
+
+    hosts = local_addresses()
+    first = _ask(pids, hosts, "asking")
+    began_s = time.monotonic()
+    processes: Sequence[ProcessStacks] = ()
+    problem = None
+    try:
+        processes = read_all(pids, native=native)
+    except GputopError as error:
+        problem = error
+    if isinstance(first, GputopError):
+        return first, first, processes, problem
+    time.sleep(max(0.0, _APART_S - (time.monotonic() - began_s)))
+    return first, _ask(pids, hosts, "asking once more, to see what has moved,"), processes, problem
 
 
 def _simulated(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from gputop.commands.settings import Config
 from gputop.core.errors import EXIT_USAGE, GputopError
 
 # Those that judge nothing: they need no rules.
-_WITHOUT = {"agent", "attach", "cluster", "completion", "config", "doctor", "record", "schema", "xprof"}
+_WITHOUT = {"agent", "attach", "cluster", "completion", "config", "doctor", "record", "schema"}
 
 
 def use_user_rules(args: argparse.Namespace, config: Config) -> list[str]:
@@ -18,12 +18,11 @@ def use_user_rules(args: argparse.Namespace, config: Config) -> list[str]:
     """
     if args.command in _WITHOUT:
         return []
-    from gputop.advice.user_registry import UserRules
+    from gputop.advice.user_registry import UserRules, use
     from gputop.rules.read_files import rule_paths
 
-    UserRules.clear()
     paths = rule_paths(config.path, args.rules)
-    UserRules.paths = paths
+    use(UserRules(paths=paths))
     if not paths:
         return []
     from gputop.diagnosis.rules_in_process import use_rules

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from gputop.advice.registry import RULES
 from gputop.advice.trace.user_rules import missing, over_budget
 from gputop.advice.trace_rules import TRACE_RULES
-from gputop.advice.user_registry import UserRules
+from gputop.advice.user_registry import user_rules
 from gputop.analysis.results import Analysis
 from gputop.comparison.compare import Comparison, signed
 from gputop.comparison.document import GateResult
@@ -36,7 +36,7 @@ def parse_gates(texts: Iterable[str], *, of_comparison: bool) -> tuple[str, ...]
                 "regression, regression:5%, or budget" if of_comparison else
                 "high, medium or low (a finding of this severity or higher), the id of a rule on traces (gputop rules "
                 "list), or budget"), EXIT_USAGE)
-    if _BUDGET in gates and not UserRules.budgets:
+    if _BUDGET in gates and not user_rules().budgets:
         raise GputopError("there is no budget", "Write [budget] in gputop.toml here, or name its file with --rules: "
                           "docs/tasks/custom-rules.md.", EXIT_USAGE)
     return gates
@@ -46,7 +46,7 @@ def _ids_on_traces() -> Iterator[str]:
     """Yield the ids of all rules that judge traces: the others find nothing there."""
     for rule in RULES:
         yield from rule.ids if rule.origin == "trace" else ()
-    yield from (rule.id for rule in UserRules.rules if rule.condition.source == "trace")
+    yield from (rule.id for rule in user_rules().rules if rule.condition.source == "trace")
 
 
 def gates_of_analysis(gates: Sequence[str], analysis: Analysis) -> list[GateResult]:
@@ -87,7 +87,7 @@ def _finding(id_: str, analysis: Analysis) -> GateResult:
 def budgets(analysis: Analysis | None) -> list[GateResult]:
     """Return what became of each budget; ``analysis`` is None where there is no trace."""
     out = []
-    for budget in UserRules.budgets:
+    for budget in user_rules().budgets:
         name, text = f"{_BUDGET} {budget.id}", budget.condition.text
         if analysis is None:
             out.append(GateResult(name, "cannot be told", "there is no trace"))

@@ -90,17 +90,8 @@ def analyze_with_steps(
     """The same of what :func:`~gputop.analysis.steps.judged.detect_steps` has found."""
     if is_cut_off(trace):
         return _unjudged(trace, steps)
-    started = start_up_spans(trace)
-    over_ns = start_end_ns(trace, started)
-    start_note = _start_note(trace, steps, started, over_ns)
-    recording = trace
-    if over_ns is not None and steps is None:  # what follows the start is judged by itself
-        trace = after_start(trace, over_ns)
-    if steps is None and (end_ns := end_start_ns(trace)) is not None:  # and what precedes the program's end
-        start_note = (*start_note, TraceNote("end", (
-            f"The recording ends with the program's end: for {seconds((trace.window_ns[1] - end_ns) / 1e9)} it mostly "
-            "unloads and frees what it had. gputop leaves that out.")))
-        trace = part_of(trace, 0, end_ns)
+    recording, started = trace, start_up_spans(trace)
+    trace, start_note = _without_start_and_end(trace, steps, started)
     with pool(trace.event_count) as threads:
         do = threads.submit
         of_host = do(host_ops, trace, steps)
@@ -132,12 +123,29 @@ def analyze_with_steps(
     facts = TraceFacts(
         trace, analysis, steps, shares, basis, total_s, detect_framework(trace), params=params,
         gpu_timelines=tuple(gpu_timelines), waits=results["waits"], replay=results["replay"], host=results["causes"],
-        parts=parts or {}, calls=layers.calls if layers else None)
+        parts=parts or {}, division=results["division"], calls=layers.calls if layers else None)
     advice = trace_advice(facts)
     wall = analysis.wall_time
     return replace(facts, analysis=msgspec.structs.replace(
         analysis, findings=advice.findings, abstained=advice.abstained, what_if=advice.what_if,
         wall_time=wall and msgspec.structs.replace(wall, unexplained=unexplained(analysis, advice.findings))))
+
+
+def _without_start_and_end(trace: Trace, steps: Steps | None, started: Sequence[StartUpSpan],
+                           ) -> tuple[Trace, tuple[TraceNote, ...]]:
+    """Part of a trace that is judged by itself, with notes on what is left out; all of it where there are steps."""
+    over_ns = start_end_ns(trace, started)
+    notes = _start_note(trace, steps, started, over_ns)
+    if steps is not None:
+        return trace, notes
+    if over_ns is not None:
+        trace = after_start(trace, over_ns)
+    if (end_ns := end_start_ns(trace)) is not None:
+        notes = (*notes, TraceNote("end", (
+            f"The recording ends with the program's end: for {seconds((trace.window_ns[1] - end_ns) / 1e9)} it mostly "
+            "unloads and frees what it had. gputop leaves that out.")))
+        trace = part_of(trace, 0, end_ns)
+    return trace, notes
 
 
 def _unjudged(trace: Trace, steps: Steps | None) -> TraceFacts:

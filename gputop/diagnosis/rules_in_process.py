@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gputop.advice.user_registry import UserRules
 from gputop.advice.user_rules import install
 from gputop.rules.read_files import RulePath, load_rules
 
@@ -13,6 +12,4 @@ def use_rules(paths: Sequence[RulePath]) -> list[str]:
     """Judge by the rules, limits and budgets of these files from now on; returns what is wrong with the files,
     ``FILE:LINE:COLUMN: what`` each."""
     files, unread = load_rules(paths)
-    UserRules.paths = tuple(paths)
-    problems = install(files)
-    return [*unread, *map(str, problems)]
+    return [*unread, *map(str, install(files, tuple(paths)))]

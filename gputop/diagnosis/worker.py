@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from gputop.advice.user_registry import UserRules
+from gputop.advice.user_registry import user_rules
 from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.results import Analysis
 from gputop.core.codec import convert, encode, parse, to_document
@@ -100,7 +100,7 @@ def run_in_worker(
     ``kind`` is the type of its result. ``on_line`` is called with each line that it prints before its answer
     (:func:`print_line`), as soon as it has. Else as :func:`analyze_in_worker`.
     """
-    rules = "" if UserRules.paths is None else encode(UserRules.paths).decode()
+    rules = "" if user_rules().paths is None else encode(user_rules().paths).decode()
     command = child_command("gputop.diagnosis.worker:child", str(os.getpid()), rules, task.module, *task.arguments)
     try:
         output, code, stderr = _run(command, task, stop, timeout_s, on_line)

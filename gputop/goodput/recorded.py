@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from gputop.advice.live.advise import live_advice
 from gputop.advice.live.node_view import NodeView
 from gputop.advice.live.user_rules import HeldConditions, user_live_outcomes
-from gputop.advice.user_registry import UserRules
+from gputop.advice.user_registry import user_rules
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.core.findings import Abstained, Finding
 from gputop.core.samples import NodeSample
@@ -221,7 +221,7 @@ class OwnRules:
 
     def __init__(self) -> None:
         self._rules = {rule.id: _Time(rule.title, rule.severity)
-                       for rule in UserRules.rules if rule.condition.source == "live"}
+                       for rule in user_rules().rules if rule.condition.source == "live"}
         self._forget()
 
     def _forget(self) -> None:

@@ -147,7 +147,7 @@ class RecorderLimits(Struct, frozen=True):
     bearable, ``events_limit`` says why. The job grows by ``job_bytes_per_byte`` of the trace and by
     ``job_bytes_per_event``, or, if that is 0, by what a probe showed; by ``bare_bytes_per_event`` without shapes, 0 if
     these cannot be left out. ``overview``: it can record the host's coarsest events alone. ``stoppable``: it can end a
-    recording that has begun. One that cannot has short recordings: of ``first_probe_s``, and where a job makes many
+    recording that has begun. One that cannot has short recordings: a probe of ``probe_s``, and where a job makes many
     events of ``least_s``. ``ending``: that of the names of its files. It must be asked ``lead_s`` before a common
     start. ``instead`` says how else a job can be recorded.
     """
@@ -161,7 +161,7 @@ class RecorderLimits(Struct, frozen=True):
     bare_bytes_per_event: float = 0.0
     overview: bool = True
     stoppable: bool = True
-    first_probe_s: float = math.inf
+    probe_s: float = math.inf
     least_s: float = math.inf
     ending: str = TRACE
     lead_s: float = 0.0

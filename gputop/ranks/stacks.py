@@ -36,6 +36,7 @@ MAX_PROCESSES = 64
 _AT_ONCE = 4
 _ATTEMPTS = 3  # a process that runs on can change a stack while it is read
 _MAX_BYTES = 16 << 20
+_SCRIPT = ("<module>", "_run_module_as_main")  # what a script's main thread is called from
 _MAX_THREADS, _MAX_FRAMES, _NAME_CHARS = 2000, 500, 300
 
 
@@ -150,6 +151,18 @@ def read_stacks(pid: int, *, native: bool = False, program: str | None = None,
             break
     raise GputopError(f"py-spy could not read process {pid}: {ended.error or f'status {ended.status}'}",
                       "Check that it is a running Python process.")
+
+
+def is_ending(pid: int) -> bool:
+    """Return whether the main thread of a Python process has left its script, and runs what is called at the exit.
+    False where that cannot be read, or another program has Python in it. Blocks as :func:`read_stacks` does."""
+    try:
+        main = ProcessStacks(pid, threads=read_stacks(pid)).main
+        if not Path(f"/proc/{pid}/exe").readlink().name.startswith("python"):
+            return False
+    except (GputopError, OSError):
+        return False
+    return main is not None and main.frames != () and main.frames[-1].function not in _SCRIPT
 
 
 def py_spy() -> str:

@@ -111,7 +111,7 @@ WALL_PARTS: dict[str, tuple[str, str]] = {
                                 "that began before, or that did not end."),
     "profiler": ("profiler", "The profiler begins or ends its recording: time that the job does not spend otherwise."),
     "edges": ("incomplete steps", "Before the first and after the last whole step: steps that were recorded in part."),
-    "no_steps": ("no steps found", "The trace does not show where steps begin: what the host did while no GPU worked."),
+    "no_steps": ("time without steps", "The trace shows no start of a step: what the host did while no GPU worked."),
     "unrecorded": ("not recorded", "Time in which nothing was recorded: between two recordings, or after the "
                                    "profiler's buffers were full."),
 }

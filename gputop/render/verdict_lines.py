@@ -20,7 +20,7 @@ from gputop.text.wrapping import wrap
 DO, WHY = "Do", "Why"
 _INDENT = 8  # of texts and code
 _IN_PYTHON = "In Python: "
-_WORD = re.compile(r"[A-Z]?[a-z]+(?:['’-][a-z]*)*[,:;]?")  # and no name with a dot, an underscore or capitals in it
+_WORD = re.compile(r"\(?[A-Z]?[a-z]+(?:['’-][a-z]*)*\)?[,:;]?")  # no name: no dot, underscore, capitals
 _UNITS = ("ms", "s", "min", "h")
 
 

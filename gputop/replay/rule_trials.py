@@ -10,7 +10,7 @@ from gputop.advice.live.advise import live_advice
 from gputop.advice.live.node_view import NodeView
 from gputop.advice.live.user_rules import HeldConditions, user_live_outcomes
 from gputop.advice.trace.user_rules import missing, over_budget, user_outcome
-from gputop.advice.user_registry import UserRules
+from gputop.advice.user_registry import user_rules
 from gputop.analysis.results import Analysis
 from gputop.core.findings import Abstained, Finding
 from gputop.core.samples import NodeSample
@@ -45,11 +45,11 @@ class TrialsDocument(Struct, frozen=True, tag_field="schema", tag="gputop.rule-t
 def over_trace(analysis: Analysis) -> list[Trial]:
     """The rules on traces, and the budgets."""
     trials = []
-    for rule in UserRules.rules:
+    for rule in user_rules().rules:
         if rule.condition.source == "trace":
             trials.append(_tell(Trial(id=rule.id, on="trace", when=rule.condition.text, outcome=""),
                                 user_outcome(rule, analysis)))
-    for budget in UserRules.budgets:
+    for budget in user_rules().budgets:
         over, outcomes = over_budget(budget, analysis)
         trials.append(Trial(
             id=budget.id, on="budget", when=budget.condition.text,
@@ -62,7 +62,7 @@ def over_trace(analysis: Analysis) -> list[Trial]:
 def over_samples(samples: Iterable[NodeSample]) -> list[Trial]:
     """The live rules, run as a session runs them, from the first sample to the last."""
     trials = {rule.id: Trial(id=rule.id, on="live", when=rule.condition.text, outcome="does not hold", held_ratio=0.0)
-              for rule in UserRules.rules if rule.condition.source == "live"}
+              for rule in user_rules().rules if rule.condition.source == "live"}
     held_in = dict.fromkeys(trials, 0)
     before: set[str] = set()
     judged = 0
@@ -92,7 +92,7 @@ def over_samples(samples: Iterable[NodeSample]) -> list[Trial]:
 def _outcomes(samples: Iterable[NodeSample]) -> Iterator[tuple[float, Sequence[Finding | Abstained]]]:
     """Yield the verdicts of the live rules with the time of the sample; of gputop's own only where a rule of the user
     asks for them."""
-    ask_all = any(reference.finding for rule in UserRules.rules for reference in rule.condition.references)
+    ask_all = any(reference.finding for rule in user_rules().rules for reference in rule.condition.references)
     history, held, previous = History(), HeldConditions(), tuple[Finding, ...]()
     judged_s = float("-inf")
     for sample in samples:

@@ -7,7 +7,7 @@ capture's; a lock keeps them apart.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,16 +60,17 @@ class FindingStore:
                 self.events.note_record(snapshot.capture)
 
     def run_live_rules(self, history: History, sample: NodeSample, interval_s: float,
-                       ranks: RasReport | None = None, unprotected: tuple[int, ...] | None = None) -> None:
-        """Update the live advice, every 2 s at most; a replayed snapshot keeps its own. ``unprotected``: see
-        :class:`~gputop.session.capture.captures.FoundServers`."""
+                       ranks: RasReport | None = None, unprotected: tuple[int, ...] | None = None,
+                       profiled: Mapping[int, float] | None = None) -> None:
+        """Update the live advice, every 2 s at most; a replayed snapshot keeps its own. ``unprotected`` and
+        ``profiled``: see :class:`~gputop.advice.live.node_view.NodeView`."""
         wait_s = LIVE_RULES_PERIOD_S - 0.5 * min(1.0, interval_s)  # ticks jitter
         if self._frozen or 0 <= sample.time_s - self.rules_ran_s < wait_s:
             return
         from gputop.advice.live.advise import live_advice
 
         self.rules_ran_s = sample.time_s
-        self.live = live_advice(history, sample, self.live.findings, ranks, self._held, unprotected)
+        self.live = live_advice(history, sample, self.live.findings, ranks, self._held, unprotected, profiled)
         self.refresh()
 
     def add_capture(self, record: CaptureRecord, servers: Sequence[Server], sample: NodeSample | None) -> None:

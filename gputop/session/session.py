@@ -261,7 +261,8 @@ class Session:
         history = self.feed.history
         if arrival != "before_backfill" and history is not None:
             ranks = self.rank_watch.report if self.rank_watch is not None else None
-            self.results.run_live_rules(history, sample, self.feed.interval_s, ranks, self.watch.unprotected)
+            self.results.run_live_rules(history, sample, self.feed.interval_s, ranks, self.watch.unprotected,
+                                        self.control.profiled())
             if self.rank_watch is not None and arrival == "live":
                 self.rank_watch.check(self.results.live.findings, sample)
         self.control.update_node(self.watched_node)

@@ -13,17 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
-from gputop.advice.registry import ids_by_idle_gap
-from gputop.advice.registry import limit as limit_of
-from gputop.advice.trace.copy_costs import cost_of_calls
+from gputop.advice.causes import NARROWEST_FIRST
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.breakdown import of_one_process
 from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, waits_for_another
 from gputop.analysis.host.stack_lines import GAPS, Lines, gap_lines, gap_spans, lines_of_gaps, process_lines, python_of
-from gputop.analysis.what_if.host_waits import host_waits
-from gputop.analysis.what_if.replay import replay_window
 from gputop.text.units import percent, printable
 from gputop.timeline.idle_gap_work import IdlePeriod, host_work_in
 from gputop.timeline.model import CAUSES, IdleGap, IdleTotal, IdleWork
@@ -36,7 +31,7 @@ _SEEDS_PER_GAP = 20  # idle times from which gaps are formed, for each gap wante
 _MIN_OVERLAP = 0.5  # idle times of two GPUs are one gap where they share this much of the longer one
 _IDLE_PARTS = ("input", "launch", "host", "idle")
 _LATE_PARTS = ("launch", "host")
-_IN_COLLECTIVE, _DISPATCH_AMID_WORK, _HELD_UP = "collective_wait", "dispatch_host", "held_up"
+_IN_COLLECTIVE, _DISPATCH_AMID_WORK = "collective_wait", "dispatch_host"
 _CAUSE_KEYS = (*CAUSES, _DISPATCH_AMID_WORK)  # late launches are told apart by the part of the step they are in
 
 
@@ -108,7 +103,7 @@ def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT, per_cause: int = 0) ->
             cost_ns=group.cost, part=part, cause=cause,
             host=_host_summary(trace, done, group, cause, event),
             ended_by=_ended_by(trace, cause, event), meanwhile=other,
-            finding=_finding(cause, part, share, listed), work=done, python=ran,
+            finding=_finding(share, listed), work=done, python=ran,
         ), event)
         for group, share, (cause, part), members, event, done, other, ran in zip(
             groups, shares, kinds, gpus, events, work,
@@ -134,7 +129,7 @@ def _totals(
     listed = _listed(facts)
     out = {}
     for key in _CAUSE_KEYS:
-        time, gaps, parts = 0, 0, dict.fromkeys(_LATE_PARTS, 0.0)
+        time, gaps, parts = 0, 0, dict.fromkeys((*_LATE_PARTS, *facts.claimed), 0.0)
         for idle in idle_spans:
             causes = by_cause[idle.timeline.gpu]
             spans = _of_cause(idle, causes, key)
@@ -146,7 +141,7 @@ def _totals(
             cause, part = _cause_and_part(key, parts)
             all_gpus = merge(EMPTY, *(_of_cause(idle, by_cause[idle.timeline.gpu], key) for idle in idle_spans))
             lines = gap_lines(cause, [all_gpus], time / unit, python).lines if python and cause in GAPS else ()
-            finding = _finding(cause, part, {}, listed)
+            finding = _finding({part: ns / time for part, ns in parts.items()}, listed)
             out[key] = IdleTotal(cause, part, time / unit, gaps, finding, lines)
     return dict(sorted(out.items(), key=lambda item: -item[1].s_per_step))
 
@@ -241,12 +236,10 @@ def _partners(idle: _IdleSpans, number: int, idle_spans: Sequence[_IdleSpans], o
 
 
 def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> dict[int, dict[str, Spans]]:
-    """Spans of each GPU's idle time by cause (``_CAUSE_KEYS``), and for the choice of the finding: those in the parts
-    ``launch`` and ``host``, ``after_copy``, by waits of the host for the GPU, and ``held_up``, so that other GPUs wait
-    for it."""
+    """Spans of each GPU's idle time by cause (``_CAUSE_KEYS``), those in the parts ``launch`` and ``host``, and those
+    that each finding claims."""
     gpu_timelines = facts.gpu_timelines
     of_host = facts.host.late if facts.host is not None else {}
-    after_waits = _after_waits(facts)
     out = {}
     for timeline in gpu_timelines:
         if timeline.gpu not in parts:
@@ -260,23 +253,8 @@ def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> di
         spans["launch"], spans["host"] = part["launch"], part["host"]
         spans[_DISPATCH_AMID_WORK] = intersect(spans["dispatch"], part["host"])
         spans["dispatch"] = subtract(spans["dispatch"], part["host"])
-        spans["after_copy"] = after_waits.get(timeline.gpu, EMPTY)
-        held_up = facts.waits.held_up if facts.waits else {}
-        spans[_HELD_UP] = held_up.get(gpu_number(facts.trace, timeline.gpu), EMPTY)
-        out[timeline.gpu] = spans
+        out[timeline.gpu] = spans | {id_: claimed.along(timeline.gpu) for id_, claimed in facts.claimed.items()}
     return out
-
-
-def _after_waits(facts: TraceFacts) -> dict[int, Spans]:
-    """Idle time by GPU that follows from waits of the host, where a finding is to be chosen by it."""
-    finding_ids = {id_ for finding in facts.analysis.findings for id_ in finding.ids}
-    if facts.replay is None or finding_ids.isdisjoint(ids_by_idle_gap("after_copy")):
-        return {}
-    if facts.replayed_steps < facts.steps_or_window:  # the gaps of all steps are ranked
-        facts = replace(facts, replay=replay_window(
-            facts.trace, facts.gpu_timelines, facts.steps, len(facts.trace.device)))
-    waits = host_waits(facts.trace, limit_of("copies_pageable.bytes"))
-    return {gpu: cost.idle for gpu, cost in cost_of_calls(facts, waits.calls).items()}
 
 
 def _keys(
@@ -317,17 +295,9 @@ def _listed(facts: TraceFacts) -> dict[str, str]:
     return {id_: finding.id for finding in reversed(facts.analysis.findings) for id_ in finding.ids}
 
 
-def _finding(cause: str, part: str, share: Mapping[str, float], listed: Mapping[str, str]) -> str | None:
-    """The finding that stands in the list, by its own id where what it explains is the nearer one. ``listed``: by each
-    id that a finding answers to."""
-    wanted = ids_by_idle_gap(cause)
-    if cause == "dispatch" and share.get("after_copy", 0.0) >= _MIN_OVERLAP:
-        wanted = (*ids_by_idle_gap("after_copy"), *wanted)
-    if share.get(_HELD_UP, 0.0) >= _MIN_OVERLAP:  # the others wait for it
-        wanted = (*ids_by_idle_gap(_HELD_UP), *wanted)
-    if part == "launch":
-        wanted = (*wanted, *ids_by_idle_gap("launching"))
-    return next((listed[id_] for id_ in wanted if id_ in listed), None)
+def _finding(share: Mapping[str, float], listed: Mapping[str, str]) -> str | None:
+    """The finding that claims most of the time, the narrowest of several, or the one that it is listed under."""
+    return next((listed[id_] for id_ in NARROWEST_FIRST if id_ in listed and share.get(id_, 0.0) >= _MIN_OVERLAP), None)
 
 
 def _ending_events(trace: Trace, idle_spans: Sequence[_IdleSpans], groups: Sequence[_Group]) -> list[int | None]:

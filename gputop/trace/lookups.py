@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.intervals import contains, union
+from gputop.trace.intervals import Spans, contains, union
 from gputop.trace.model import I64, HostEvents, Trace, once
 
 Mask = npt.NDArray[np.bool_]
@@ -134,6 +134,11 @@ def _on_host(trace: Trace) -> Mask:
     mask = np.zeros(len(trace.names) + 1, bool)
     mask[trace.host.name] = True
     return mask
+
+
+def spans_of(trace: Trace, rows: I64 | slice) -> Spans:
+    """Spans in which any of these events of the host was open, on any thread."""
+    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
 
 
 def computes_on_cpu(trace: Trace) -> bool:

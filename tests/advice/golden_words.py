@@ -56,7 +56,7 @@ def example(cls: Any, style: str, name: str = "") -> Any:
         return {key: example(arguments[1], style, name) for key in keys}
     if has_fields(cls) and cls not in (GpuSample, ProcessSample, CgroupSample):
         return cls(**{field: chosen(cls, style, field, hint) for field, hint in get_type_hints(cls).items()
-                      if field in cls.__struct_fields__ and hint is not Any})  # a verdict's cure
+                      if field in cls.__struct_fields__ and Any not in (hint, *get_args(hint))})  # a cure, spans
     return plain(cls, style, name)
 
 

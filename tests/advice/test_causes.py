@@ -1,87 +1,130 @@
-"""Which finding is folded under which, and what stays of those that are explained in part."""
+"""Which finding is folded under which, by the seconds that both claim, and what stays of those explained in part."""
 
 from __future__ import annotations
 
 import pytest
 
-from gputop.advice.causes import fold_consequences
+from gputop.advice.causes import Claimed, fold_consequences
 from gputop.advice.merge import merge_findings
 from gputop.core.codec import convert, to_document
 from gputop.core.findings import Finding, Gain, severity_of
+from gputop.trace.intervals import union
 from tests.records import replace
 
 
-def made(id_: str, share: float | None, gpus: tuple[int, ...] = (0,), **evidence: float) -> Finding:
+def made(id_: str, share: float | None, **evidence: float) -> Finding:
     return Finding(id=id_, severity=severity_of(share or 0), title=id_, why="why", evidence=evidence, action="do",
-                   source="rule", gain=Gain(share, "how"), gpus=gpus)
+                   source="rule", gain=Gain(share, "how", by="bound"), gpus=(0,))
 
 
-def folded(*findings: Finding) -> dict[str, tuple[str, ...]]:
-    return {f.id: tuple(c.id for c in f.consequences) for f in fold_consequences(findings)}
+def at(*edges: int, gpu: int = 0, part: float = 1.0, waits: tuple[int, int] | None = None) -> Claimed:
+    """Claimed from one edge to the next along a GPU; ``waits``: along GPU 1 meanwhile."""
+    others = {} if waits is None else {1: union([waits[0]], [waits[1]])}
+    return Claimed({gpu: union(edges[::2], edges[1::2])}, part, others)
 
 
-def test_waiting_for_a_gpu_with_more_work_is_imbalance():
-    assert folded(made("replica_imbalance", 0.2, (3,)), made("collective_waiting", 0.3, (3,))) == {
-        "replica_imbalance": ("collective_waiting",)}
-    assert folded(made("gpu0_oversubscribed", 0.2, (0,)), made("collective_waiting", 0.3, (0,))) == {
-        "gpu0_oversubscribed": ("collective_waiting",)}
-    # Another GPU is late: a cause of its own.
-    assert set(folded(made("replica_imbalance", 0.2, (3,)), made("collective_waiting", 0.3, (5,)))) == {
-        "replica_imbalance", "collective_waiting"}
+def folded(*claims: tuple[Finding, Claimed]) -> dict[str, tuple[str, ...]]:
+    return {f.id: tuple(c.id for c in f.consequences) for f in tops(*claims)}
 
 
-def test_what_a_cause_does_not_explain_stays_with_the_rest_as_gain():
-    waiting, slow = fold_consequences([made("allreduce_slow", 0.05), made("communication_exposed", 0.3)])
-    assert (waiting.id, waiting.severity) == ("communication_exposed", "high")
-    assert waiting.gain.step_time == pytest.approx(0.25)
-    assert slow.consequences == ()
-    assert waiting.gain.by == "bound" and waiting.gain.assumption.endswith("of allreduce_slow is subtracted.")
-    assert folded(made("allreduce_slow", 0.2), made("communication_exposed", 0.3)) == {
+def tops(*claims: tuple[Finding, Claimed]) -> tuple[Finding, ...]:
+    return fold_consequences([f for f, _ in claims], {f.id: claimed for f, claimed in claims})
+
+
+SYNC, EAGER, LAUNCH = made("sync_copies", 0.2), made("eager_execution", 0.3), made("launch_bound", 0.3)
+
+
+def test_of_two_that_claim_the_same_seconds_the_narrower_cause_stands_above():
+    assert folded((LAUNCH, at(0, 30)), (EAGER, at(0, 30))) == {"eager_execution": ("launch_bound",)}
+    assert folded((LAUNCH, at(0, 30)), (SYNC, at(0, 20))) == {"sync_copies": ("launch_bound",)}
+    # Elsewhere in time, or on another GPU, they are two.
+    assert len(folded((LAUNCH, at(0, 30)), (EAGER, at(40, 70)))) == 2
+    assert len(folded((LAUNCH, at(0, 30)), (EAGER, at(0, 30, gpu=1)))) == 2
+
+
+@pytest.mark.parametrize("until", [5, 17, 18, 30])
+def test_what_a_cause_does_not_explain_stays_with_the_rest_as_gain(until):
+    found = tops((LAUNCH, at(0, 30)), (SYNC, at(0, until)))
+    assert len(found) == (2 if until < 18 else 1)  # three fifths
+    if until < 18:
+        launch = next(f for f in found if f.id == "launch_bound")
+        assert launch.gain.step_time == pytest.approx(0.3 * (1 - until / 30)) and launch.gain.claim == "at most"
+        assert launch.gain.assumption == "The saving of sync_copies is subtracted."
+        assert launch.severity == severity_of(0.3 * (1 - until / 30))
+
+
+def test_what_is_replayed_keeps_its_gain_beside_a_cause_of_a_part():
+    effect = replace(LAUNCH, gain=Gain(0.3, "how", by="replay"))
+    assert {f.id: f.gain.step_time for f in tops((effect, at(0, 30)), (SYNC, at(0, 10)))} == {
+        "launch_bound": 0.3, "sync_copies": 0.2}
+
+
+def test_several_causes_explain_together_what_none_does_alone():
+    found = folded((LAUNCH, at(0, 30)), (SYNC, at(0, 12)), (made("host_placement", 0.1), at(12, 22)))
+    assert found == {"sync_copies": ("launch_bound",), "host_placement": ()}
+
+
+def test_a_fix_that_takes_a_part_of_the_same_seconds_claims_that_part():
+    exposed = made("communication_exposed", 0.3)
+    slow, whole = made("allreduce_slow", 0.05), made("allreduce_slow", 0.28)
+    assert folded((slow, at(0, 30, part=1 / 6)), (exposed, at(0, 30))) == {
+        "communication_exposed": (), "allreduce_slow": ()}
+    assert folded((whole, at(0, 30, part=0.9)), (exposed, at(0, 30))) == {
         "allreduce_slow": ("communication_exposed",)}
 
 
-@pytest.mark.parametrize(("rest", "listed"), [(0.28, 2), (0.1, 1), (0.0, 1)])
-def test_what_is_replayed_keeps_its_gain_or_is_folded_by_what_it_saves_beside_its_cause(rest, listed):
-    effect = replace(made("communication_exposed", 0.3), gain=Gain(0.3, "how", by="replay"))
-    found = fold_consequences([made("allreduce_slow", 0.1), effect], lambda effect, cause: rest)
-    assert len(found) == listed
-    if listed == 2:
-        assert found[0].gain == effect.gain
+def test_a_part_stands_under_the_whole_with_a_fix_of_its_own():
+    part = replace(made("optimizer_unfused", 0.04), action="Fuse.", snippet="fused=True")
+    whole = replace(LAUNCH, snippet="compile()")
+    found, = tops((part, at(0, 4)), (whole, at(0, 30)))
+    assert (found.id, found.action, found.snippet) == ("launch_bound", "do Fuse.", "compile()\nfused=True")
+    assert found.gain.step_time == 0.3 and found.consequences[0].action == "Fuse."
+    # Where it is most of it, it is the cause.
+    most, = tops((part, at(0, 20)), (whole, at(0, 30)))
+    assert (most.id, most.action) == ("optimizer_unfused", "Fuse.")
+    # Another cause that is a part stays beside it: its fix is another one.
+    assert len(folded((SYNC, at(0, 4)), (whole, at(0, 30)))) == 2
 
 
 @pytest.mark.parametrize(("pace_s", "main"), [(15e-6, "small_kernels"), (25e-6, "launch_bound")])
 def test_short_kernels_and_late_launches_are_one_cause(pace_s, main):
-    found = folded(made("small_kernels", 0.3, launch_pace_s=pace_s), made("launch_bound", 0.3))
+    found = folded((made("small_kernels", 0.3, launch_pace_s=pace_s), at(0, 30)), (LAUNCH, at(0, 30)))
     assert list(found) == [main] and len(found[main]) == 1
 
 
-def test_the_cure_of_a_part_is_told_with_that_of_the_whole():
-    part = replace(made("optimizer_unfused", 0.04), action="Fuse.", snippet="fused=True")
-    whole = replace(made("launch_bound", 0.3), snippet="compile()")
-    found, = fold_consequences([part, whole])
-    assert (found.id, found.action, found.snippet) == ("launch_bound", "do Fuse.", "compile()\nfused=True")
-    assert found.gain.step_time == 0.3 and found.consequences[0].action == "Fuse."
-    # Where it is most of it, it is the cause.
-    most, = fold_consequences([replace(part, gain=Gain(0.2, "how")), whole])
-    assert (most.id, most.action) == ("optimizer_unfused", "Fuse.")
+def test_what_holds_one_gpu_up_and_what_the_others_wait_meanwhile_are_one():
+    waiting = made("collective_waiting", 0.6)
+    late = at(0, 30, gpu=0, waits=(10, 40))
+    assert folded((waiting, late), (made("step_gap_host", 0.2), at(0, 30)),
+                  (made("long_steps", 0.5), Claimed({0: union([0], [10]), 1: union([10], [40])}))) == {
+        "collective_waiting": ("long_steps", "step_gap_host")}
+    assert folded((waiting, late), (made("gpu0_oversubscribed", 0.5), at(0, 30))) == {
+        "gpu0_oversubscribed": ("collective_waiting",)}
+    assert len(folded((waiting, late), (made("gpu0_oversubscribed", 0.5), at(0, 30, gpu=1)))) == 2
+    # Late at a step's begin, and waited for at its end.
+    assert folded((waiting, late), (made("staggered_launch", 0.2), at(60, 90))) == {
+        "staggered_launch": ("collective_waiting",)}
+
+
+def test_a_larger_batch_is_a_fix_of_its_own_where_memory_has_room():
+    fixed = at(0, 30)
+    assert folded((LAUNCH, fixed), (made("batch_size_headroom", 0.2), fixed)) == {
+        "launch_bound": ("batch_size_headroom",)}
+    with_room = made("batch_size_headroom", 0.2, capacity_bytes=8e10)
+    assert len(folded((LAUNCH, fixed), (with_room, fixed))) == 2
+    assert folded((EAGER, fixed), (with_room, fixed)) == {"eager_execution": ("batch_size_headroom",)}
 
 
 def test_chains_hang_together():
-    found = fold_consequences([made("serial_gpus", 0.6), made("staggered_launch", 0.5),
-                               made("collective_waiting", 0.4)])
+    found = tops((made("serial_gpus", 0.6), at(0, 60)), (made("launch_bound", 0.5), at(0, 50)),
+                 (made("batch_size_headroom", 0.4), at(0, 40)))
     assert [f.id for f in found] == ["serial_gpus"]
-    assert {"staggered_launch", "collective_waiting"} <= found[0].ids
-
-
-def test_copies_within_the_gpu_are_not_a_matter_of_pinning():
-    assert len(folded(made("copies_pageable", 0.2), made("copies_excessive", 0.1, d2d_count_per_step=3.0))) == 2
-    assert folded(made("copies_pageable", 0.2), made("copies_excessive", 0.2, h2d_count_per_step=3.0)) == {
-        "copies_pageable": ("copies_excessive",)}
+    assert {"launch_bound", "batch_size_headroom"} <= found[0].ids
 
 
 def test_unrelated_findings_stay_and_documents_keep_what_is_folded():
-    assert len(folded(made("input_bound", 0.3), made("tensor_cores_unused", 0.2))) == 2
-    (finding,) = fold_consequences([made("copies_pageable", 0.2), made("sync_copies", 0.1)])
+    assert len(folded((made("input_bound", 0.3), at(0, 30)), (made("tensor_cores_unused", 0.2), at(0, 30)))) == 2
+    (finding,) = tops((made("copies_pageable", 0.2), at(0, 20)), (made("sync_copies", 0.1), at(10, 20)))
     document = to_document(finding)
     assert [c["id"] for c in document["consequences"]] == ["sync_copies"]
     assert convert(document, Finding) == finding
@@ -89,6 +132,6 @@ def test_unrelated_findings_stay_and_documents_keep_what_is_folded():
 
 
 def test_a_live_finding_that_a_trace_has_folded_is_not_listed_again():
-    main, = fold_consequences([made("serial_gpus", 0.4), made("gpu0_oversubscribed", 0.2)])
+    main, = tops((made("serial_gpus", 0.4), at(0, 40)), (made("gpu0_oversubscribed", 0.2), at(0, 20)))
     assert [f.id for f in merge_findings([main], [made("gpu0_oversubscribed", None), made("idle_gpu", None)])] == [
         "serial_gpus", "idle_gpu"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.advice.causes import CONDITIONS
+from gputop.advice.causes import NARROWEST_FIRST
 from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.live.advise import MISSING as LIVE_INPUTS
 from gputop.advice.live_rules import LIVE_RULES
@@ -20,7 +20,6 @@ from gputop.advice.registry import (
     LIMITS,
     RULES,
     SHARED_LIMITS,
-    ids_by_idle_gap,
     limit,
     rule_of,
     source,
@@ -28,13 +27,12 @@ from gputop.advice.registry import (
 from gputop.advice.rule import Rule
 from gputop.advice.trace.inputs import MISSING as TRACE_INPUTS
 from gputop.advice.trace_rules import TRACE_RULES
+from gputop.analysis.host.stack_lines import GAPS
 from gputop.render.step_parts import PART_BY_ID, WALL_PARTS
-from gputop.timeline.model import CAUSES, KINDS
+from gputop.timeline.model import KINDS
 from tests.source_trees import sources
 
 ROOT = Path(__file__).parents[2]
-# Causes of idle gaps, and the two ways into which a host that launches is divided further.
-GAPS = {*CAUSES, "after_copy", "held_up", "launching"}
 # These cost no time at any place of their own: memory, kernels that could be fewer, CPUs, and how a CPU's ops compute.
 NO_PLACE = {"cpu_contention", "memory_pressure", "memory_growth", "batch_size_headroom", "xla_off", "evaluation_share",
             "unfinished_step", "threads_unused", "thread_oversubscription", "double_precision", "onednn_off",
@@ -55,14 +53,13 @@ def test_a_record_is_complete(rule: Rule) -> None:
     prefix = "trace_memory" if name(rule) == "trace-memory_pressure" else rule.id
     assert all(own.id.startswith(f"{prefix}.") for own in rule.limits)
     assert all(id_ in LIMITS for id_ in rule.shared_limits)
-    assert {cause.condition for cause in rule.follows_from} <= set(CONDITIONS)
     if rule.origin != "trace":
-        assert not (rule.parts or rule.idle_gaps or rule.events or rule.training_only or rule.silent_for)
+        assert not (rule.parts or rule.gaps or rule.events or rule.training_only or rule.silent_for)
         return
-    assert not (rule.yields_to or rule.same_as or rule.hides_limit or rule.holds_up_job)
-    assert set(rule.parts) <= {*PART_BY_ID, *WALL_PARTS} and set(rule.idle_gaps) <= GAPS
+    assert not (rule.follows_from or rule.yields_to or rule.same_as or rule.hides_limit or rule.holds_up_job)
+    assert set(rule.parts) <= {*PART_BY_ID, *WALL_PARTS} and set(rule.gaps) <= {*GAPS}
     assert bool(rule.parts) == (rule.id not in {"memory_pressure", "memory_growth"})
-    assert rule.idle_gaps or rule.events or rule.id in NO_PLACE, "its place on the timeline; none: NO_PLACE"
+    assert rule.events or {*rule.ids} & {*NARROWEST_FIRST, *NO_PLACE}, "its place on the timeline; none: NO_PLACE"
     assert rule.events <= {*KINDS}
 
 
@@ -74,11 +71,15 @@ def test_a_record_names_its_functions_and_inputs(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=name)
 def test_a_record_names_rules(rule: Rule) -> None:
-    assert {cause.id for cause in rule.follows_from} <= TRACE_IDS - {rule.id}
+    assert set(rule.follows_from) <= TRACE_IDS
     assert set(rule.same_as) <= TRACE_IDS
     # Causes before their symptoms: what a live rule yields to has been asked before it.
     order = [other.id for other in (FLEET_RULES if rule.origin == "fleet" else LIVE_RULES)]
     assert all(order.index(id_) < order.index(rule.id) for id_ in rule.yields_to)
+
+
+def test_each_finding_that_can_claim_others_seconds_has_its_place_once() -> None:
+    assert len(set(NARROWEST_FIRST)) == len(NARROWEST_FIRST) and set(NARROWEST_FIRST) <= TRACE_IDS
 
 
 def test_ids_are_of_one_rule_each() -> None:
@@ -105,8 +106,6 @@ def test_every_limit_has_a_unit_and_a_source() -> None:
 def test_what_others_read_from_the_records() -> None:
     assert {"dram_bound", "memory_growth", "memory_preallocated", "no_fine_metrics", "unprotected_profiler",
             "unused_gpu"} == EXPLANATIONS
-    assert ids_by_idle_gap("dispatch") == ("thread_contention", "staggered_launch", "eager_execution", "anomaly_mode")
-    assert ids_by_idle_gap("idle") == ()
 
 
 # -- texts ------------------------------------------------------------------------------------------

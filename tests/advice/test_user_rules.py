@@ -14,7 +14,8 @@ from gputop.advice.live.user_rules import KEPT_S, HeldConditions
 from gputop.advice.merge import merge_findings
 from gputop.advice.registry import LIMITS, limit
 from gputop.advice.trace.user_rules import judged, missing
-from gputop.advice.user_registry import UserRules
+from gputop.advice.user_registry import UserRules, user_rules
+from gputop.advice.user_registry import use as use_user_rules
 from gputop.advice.user_rules import in_words, install
 from gputop.analysis.results import Analysis, GpuUse, KernelRow, LayerRow
 from gputop.core.codec import convert, to_document
@@ -181,7 +182,7 @@ def test_a_rule_cannot_ask_for_what_is_never_found(on: str, id_: str, message: s
 def test_ids_are_taken_once() -> None:
     text = live_rule("sm_active < 1")
     assert "in use: r.toml:1" in use(text + text)[0]
-    assert "gputop's own" in use(text.replace("mine", "idle_gpu"))[0] and not UserRules.rules
+    assert "gputop's own" in use(text.replace("mine", "idle_gpu"))[0] and not user_rules().rules
 
 
 # -- limits -----------------------------------------------------------------------------------------
@@ -193,7 +194,7 @@ def test_a_limit_that_is_set_counts_and_the_finding_says_whose_it_is() -> None:
     assert limit("input_bound.share") == 0.5 and "input_bound" not in findings(input_bound(4_000))
     use("[limits]\ninput_bound.share = '6%'")
     assert "yours (r.toml:2): 0.06 ratio" in findings(input_bound())["input_bound"].source
-    UserRules.clear()
+    use_user_rules(UserRules())
     assert limit("input_bound.share") == LIMITS["input_bound.share"].value
 
 
@@ -205,7 +206,7 @@ def test_a_limit_that_is_set_counts_and_the_finding_says_whose_it_is() -> None:
 ])
 def test_limits_that_cannot_be_set(line: str, message: str) -> None:
     (problem,) = use(f"[limits]\n{line}")
-    assert message in problem and not UserRules.limits
+    assert message in problem and not user_rules().limits
 
 
 def test_no_limit_that_can_be_set_breaks_a_rule() -> None:

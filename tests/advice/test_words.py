@@ -55,8 +55,9 @@ def test_live_advice_is_for_the_framework_of_the_job(rule: Rule, framework: str,
     words = rule.function("describe")(verdict)
     found = re.search(OF_OTHERS[framework],
                       f"{words.why}\n{words.brief}\n{words.action}\n{words.gain}\n{words.snippet}")
-    # tf.data feeds many JAX jobs.
-    assert found is None or (framework, rule.id) == ("jax", "host_cpu_saturated"), found
+    # tf.data feeds many JAX jobs, and that profiler is PyTorch's.
+    assert found is None or rule.id == "profiler_left_on" or (framework, rule.id) == ("jax", "host_cpu_saturated"), (
+        found)
 
 
 def test_code_says_whose_it_is_where_the_framework_is_not_known() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from gputop.cli import main
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
+from tests.commands.schema_problems import problems
 from tests.launch.jobs import GPUTOP
+from tests.profiler.kineto.jobs import fake_job
 
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -41,6 +44,21 @@ def test_the_end_of_a_capture_is_told_and_a_way_that_fails_changes_nothing(tmp_p
 def test_what_is_no_way_to_tell_ends_the_capture_before_it_begins(tmp_path):
     assert main(["capture", "--demo", "--logdir", str(tmp_path), "--notify", "mail"]) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_a_job_that_profiles_itself_is_a_finding(tmp_path, capsys):
+    # A short path: a socket's name has 107 characters at most.
+    with tempfile.TemporaryDirectory(prefix="gk-", dir="/tmp") as folder, fake_job(Path(folder), "cycles") as process:
+        command = ["capture", "--attach", f"pid:{process.pid}", "--logdir", str(tmp_path / "traces")]
+        assert main(command) == 1
+        verdict = capsys.readouterr().out
+        assert f"30% of the steps of process {process.pid}    [profiler_left_on]" in verdict and "repeat=1" in verdict
+        assert main([*command, "--json"]) == 1
+        document = json.loads(capsys.readouterr().out)
+        assert not problems("capture-refused", document)
+        assert "begins again in 12 steps" in document["error"]["message"]
+        assert [finding["id"] for finding in document["findings"]] == ["profiler_left_on"]
+        assert process.poll() is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

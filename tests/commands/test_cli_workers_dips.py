@@ -16,7 +16,7 @@ from gputop.commands.settings import Config, apply_settings
 from gputop.core.errors import EXIT_FAILED, EXIT_NO_DATA, EXIT_USAGE, GputopError, NoDataError
 from gputop.profiler.capture.records import Server
 from gputop.profiler.capture.request import ask_job
-from gputop.session import captures
+from gputop.session.capture import captures
 from gputop.session.capture.server_watch import ServerWatch
 from gputop.sources.simulated import SimulatedSource
 

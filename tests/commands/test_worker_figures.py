@@ -14,8 +14,8 @@ from gputop.cli import main
 from gputop.core import codec
 from gputop.profiler import addresses
 from gputop.profiler.capture.records import Server
-from gputop.session import captures
 from gputop.session import gpu_samples as counters
+from gputop.session.capture import captures
 from gputop.session.worker_figures import SECONDS
 from gputop.telemetry.node_answer import answer_of
 from tests.advice.live.scene import Job, Scene, recorded

@@ -272,9 +272,9 @@ def test_what_fills_less_than_half_is_named_with_its_share() -> None:
     for i in range(3):
         b.host("backbone", 1000 * i, 400).host("heads", 1000 * i + 400, 300).host("decode", 1000 * i + 700, 290)
     told = limit_of(analyze_trace(b.build()))
-    assert "no steps found 100%, of it backbone 40%" in told
+    assert "time without steps 100%, of it backbone 40%" in told
     b = Builder(gpus=0, format="nsys").host("backbone", 0, 800).host("heads", 800, 200)
-    assert "no steps found 100%, mostly backbone" in limit_of(analyze_trace(b.build()))
+    assert "time without steps 100%, mostly backbone" in limit_of(analyze_trace(b.build()))
 
 
 @pytest.mark.parametrize(("thread", "framework", "words"), [

@@ -262,11 +262,11 @@ def _cycles(wait):
 @pytest.mark.parametrize(("profilers", "enabled", "seconds", "state"), [
     ((), False, None, ("", "")),
     ((), True, None, ("profiling", "")),  # torch.autograd.profiler's own
-    ((_Profile(),), True, None, ("profiling", "")),  # always on
-    ((_Profile(_cycles(10), 11),), True, None, ("profiling", "4")),
+    ((_Profile(),), True, None, ("profiling", " 1.000")),  # always on
+    ((_Profile(_cycles(10), 11),), True, None, ("profiling", "4 0.333")),
     ((_Profile(),), False, None, ("", "")),  # not begun, or ended
     ((_Profile(lambda s: _Action.WARMUP if s == 3 else _Action.RECORD if s < 6 else _Action.NONE, 3),), False, None,
-     ("profiling", "3")),
+     ("profiling", "3 0.000")),
     ((_Profile(_cycles(10), 3),), False, None, ("", "")),  # the guard asks again
     ((_Profile(_cycles(10), 3),), False, 1.0, ("", "")),  # it does not step
 ])
@@ -276,7 +276,7 @@ def test_what_the_job_s_own_profiler_does(monkeypatch, profilers, enabled, secon
     assert inside._own_profiler(_Torch(profilers, enabled), seconds) == state
 
 
-@pytest.mark.parametrize(("wait", "state"), [(100, ("cycles", "50")), (9000, ("", ""))])
+@pytest.mark.parametrize(("wait", "state"), [(100, ("cycles", "50 0.048")), (9000, ("", ""))])
 def test_cycles_matter_where_the_next_begins_before_a_recording_is_over(monkeypatch, wait, state):
     profiler = _Profile(_cycles(wait), 40)
     monkeypatch.setattr(inside, "gc", SimpleNamespace(get_objects=lambda: [profiler]))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError
 from gputop.ranks import stacks
-from gputop.ranks.stacks import find_py_spy, read_all, read_dump, read_stacks
+from gputop.ranks.stacks import find_py_spy, is_ending, read_all, read_dump, read_stacks
 
 needs_py_spy = pytest.mark.skipif(find_py_spy() is None, reason="py-spy is not installed")
 PROGRAM = """import threading
@@ -57,6 +57,19 @@ def test_a_real_process_is_read_while_it_runs_on(process: subprocess.Popen[str])
         assert read_stacks(process.pid)
     finally:
         os.kill(process.pid, signal.SIGCONT)
+
+
+@needs_py_spy
+def test_a_process_whose_main_thread_has_left_its_script_is_ending() -> None:
+    for call, ending in (("atexit.register(waits)", True), ("waits()", False)):
+        script = f"import atexit, time\ndef waits():\n    print('in', flush=True)\n    time.sleep(60)\n{call}"
+        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+            try:
+                assert process.stdout is not None and process.stdout.readline() == b"in\n"
+                assert is_ending(process.pid) is ending
+            finally:
+                process.kill()
+        assert not is_ending(process.pid), "it has ended"
 
 
 @needs_py_spy

@@ -32,11 +32,11 @@ MISSING: Mapping[str, Callable[[NodeView], Missing | None]] = {
 
 def live_advice(history: History, sample: NodeSample, previous: tuple[Finding, ...] = (),
                 ranks: RasReport | None = None, held: HeldConditions | None = None,
-                unprotected: tuple[int, ...] | None = None) -> Advice:
+                unprotected: tuple[int, ...] | None = None, profiled: Mapping[int, float] | None = None) -> Advice:
     """Judge the last minutes. ``sample`` is the newest in ``history``; ``previous`` are the findings shown until now,
-    which stay until their signal is clearly gone. ``ranks`` and ``unprotected``: see :class:`NodeView`. ``held`` is
-    what the user's own rules keep from one sample to the next."""
-    view = NodeView(history, sample, previous, ranks, unprotected)
+    which stay until their signal is clearly gone. ``ranks``, ``unprotected`` and ``profiled``: see :class:`NodeView`.
+    ``held`` is what the user's own rules keep from one sample to the next."""
+    view = NodeView(history, sample, previous, ranks, unprotected, profiled)
     outcomes: list[Finding | Abstained | None] = []
     for rule in LIVE_RULES:
         outcome = _outcome(rule, view)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from msgspec import Struct
@@ -78,11 +78,13 @@ class NodeView:
     """One sample's view of the node for all live rules. It asks the history once for each metric and window."""
 
     def __init__(self, history: History, sample: NodeSample, previous: tuple[Finding, ...],
-                 ranks: RasReport | None = None, unprotected: tuple[int, ...] | None = None) -> None:
+                 ranks: RasReport | None = None, unprotected: tuple[int, ...] | None = None,
+                 profiled: Mapping[int, float] | None = None) -> None:
         """``ranks``: what NCCL tells of the job; None: it was not asked. ``unprotected``: PIDs of jobs whose profiler
-        any local user can command; None: nobody looked."""
+        any local user can command; None: nobody looked. ``profiled``: the share of its steps that a job's own
+        torch.profiler records, by PID; None: no capture was tried."""
         self.ranks = ranks
-        self.unprotected = unprotected
+        self.unprotected, self.profiled = unprotected, profiled
         self.history = history
         self.sample = sample
         self.previous = previous

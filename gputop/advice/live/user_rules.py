@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from gputop.advice.live.node_view import NodeView
 from gputop.advice.registry import limit
-from gputop.advice.user_registry import UserRules
+from gputop.advice.user_registry import user_rules
 from gputop.advice.user_rules import Figures, in_words, user_finding
 from gputop.core.findings import Abstained, Finding
 from gputop.core.samples import GpuSample, Reading
@@ -110,7 +110,7 @@ def user_live_outcomes(view: NodeView, held: HeldConditions) -> list[Finding | A
     """Judge the user's own live rules; ``held`` is kept from sample to sample, and changed."""
     values = LiveValues(view)
     outcomes = [_outcome(rule, values, view.sample.time_s, held)
-                for rule in UserRules.rules if rule.condition.source == "live"]
+                for rule in user_rules().rules if rule.condition.source == "live"]
     return [outcome for outcome in outcomes if outcome is not None]
 
 

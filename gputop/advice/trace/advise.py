@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from gputop.advice.causes import fold_consequences
+from gputop.advice.causes import Claimed, fold_consequences
 from gputop.advice.registry import limit, rule_of
 from gputop.advice.rule import Rule
 from gputop.advice.trace.facts import TraceFacts
@@ -32,7 +32,7 @@ from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, UNKNOWN
 from gputop.analysis.steps.training_loops import BATCH_WAIT
-from gputop.analysis.what_if.cure import Cure, combined
+from gputop.analysis.what_if.cure import NO_ROWS, Cure, combined
 from gputop.analysis.what_if.replay import TOLERANCE
 from gputop.core.findings import (
     LARGE_SHARE,
@@ -46,6 +46,7 @@ from gputop.core.findings import (
     collect,
 )
 from gputop.text.units import percent, reads_zero
+from gputop.trace.intervals import EMPTY, Spans, merge, union
 from gputop.trace.lookups import numbered
 from gputop.trace.model import Kind
 from gputop.trace.parallel import pool
@@ -63,7 +64,7 @@ def trace_advice(facts: TraceFacts) -> Advice:
     with pool(facts.trace.event_count) as threads:
         outcomes = [*threads.map(lambda rule: _outcome(rule, facts, job, cures), TRACE_RULES)]
     advice = collect(with_evaluation_caveat(outcome, steps) for outcome in outcomes)
-    findings, what_if = cures.together(fold_consequences(advice.findings, cures.rest))
+    findings, what_if = cures.together(fold_consequences(advice.findings, facts.claimed))
     judged = msgspec.structs.replace(facts.analysis, findings=findings, abstained=advice.abstained)
     return with_user_rules(Advice(findings, advice.abstained, what_if=what_if), judged)
 
@@ -114,7 +115,23 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
                                 if (line := getattr(made, name))})
     if replayed is not None and verdict.cure is not None:
         cures.by_finding[made.id] = verdict.cure
+    spans = _spans(verdict, facts)
+    claimed_ns = sum(claims.values()) * 1e9 * max(len(facts.parts), 1)
+    facts.claimed[made.id] = Claimed(
+        spans, min(claimed_ns / max(sum(of_gpu.total for of_gpu in spans.values()), 1), 1.0), verdict.others_wait)
     return made
+
+
+def _spans(verdict: Verdict, facts: TraceFacts) -> dict[int, Spans]:
+    """When the finding's seconds are, by GPU. Two fixes can each make the same kernels faster, so none claims these."""
+    device, several = facts.trace.device, [verdict.spans]
+    if verdict.cure is not None:
+        rows = np.concatenate([NO_ROWS, *(rows for rows, _ in verdict.cure.scaled)])
+        rows = rows[device.kind[rows] != Kind.COMPUTE]
+        several += [verdict.cure.host, {gpu: union(device.start_ns[of_gpu], device.end_ns[of_gpu])
+                    for gpu in facts.parts if len(of_gpu := rows[device.gpu[rows] == gpu])}]
+    return {gpu: merge(EMPTY, *(spans[gpu] for spans in several if gpu in spans))
+            for gpu in {gpu for spans in several for gpu in spans}}
 
 
 def _claims(rule: Rule, verdict: Verdict, words: Explanation, facts: TraceFacts) -> tuple[dict[str, float], float]:
@@ -167,8 +184,7 @@ def lines_of_finding(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[C
     """The lines of Python that ran in the gaps that the finding is about, where they take more of them than any event
     that the trace itself names."""
     stacks = facts.analysis.stacks
-    causes = {"dispatch" if cause == "launching" else cause for cause in rule.idle_gaps}
-    of_causes = [gaps for gaps in stacks.gaps if gaps.gap in causes] if stacks is not None else []
+    of_causes = [gaps for gaps in stacks.gaps if gaps.gap in rule.gaps] if stacks is not None else []
     if stacks is None or not of_causes or (verdict.events is not None and not getattr(verdict.events, "idle", False)):
         return ()
     most = max(of_causes, key=lambda gaps: gaps.s_per_step)
@@ -223,7 +239,6 @@ class Cures:
         self._facts = facts
         self._replay = facts.replay
         self.by_finding: dict[str, Cure] = {}
-        self._alone: dict[int, tuple[Cure, float]] = {}  # by identity, what was replayed of single ones
 
     def saved(self, verdict: Verdict) -> tuple[float | None, str]:
         """The share of the step that the verdict's cure saves; None with the reason, a sentence, where a replay cannot
@@ -235,9 +250,7 @@ class Cures:
             return None, (f"The saving is not from a replay: a replay of the unchanged {self._facts.basis} misses its "
                           f"time by {percent(self._replay.error)}, so the trace does not show everything that the GPUs "
                           "wait for.")
-        raw = self._replay.saved(verdict.cure)
-        self._alone[id(verdict.cure)] = verdict.cure, raw
-        saved = max(raw, 0.0)
+        saved = max(self._replay.saved(verdict.cure), 0.0)
         if_waiting = saved
         if self._replay.ambiguous_wait_ratio:
             if_waiting = max(self._replay.saved_if_waiting(verdict.cure), 0.0)
@@ -248,13 +261,6 @@ class Cures:
             return None, (f"A replay of the recorded {self._facts.basis} saves more ({percent(saved)}), but part of "
                           "that time does not belong to this finding.")
         return saved, ""
-
-    def rest(self, effect: str, cause: str) -> float | None:
-        """Remaining saving of one finding's fix once another's is done, as a share of today's step; None: not
-        replayed."""
-        if effect not in self.by_finding or cause not in self.by_finding:
-            return None
-        return self._saved_together((effect, cause)) - self._saved_together((cause,))
 
     def together(self, findings: Iterable[Finding]) -> tuple[tuple[Finding, ...], tuple[CombinedGain, ...]]:
         """The findings, each with what it saves together with those before it; and what sets of them save."""
@@ -275,9 +281,8 @@ class Cures:
         not show what the host does in its pauses."""
         if self._replay is None:
             return 0.0
-        cures = [self.by_finding[id_] for id_ in ids]
-        cure = cures[0] if len(cures) == 1 else combined(cures)
-        _, saved = self._alone.get(id(cure)) or (cure, self._replay.saved(cure))
+        cure = combined(self.by_finding[id_] for id_ in ids)
+        saved = self._replay.saved(cure)
         if self._replay.ambiguous_wait_ratio:
             saved = min(saved, self._replay.saved_if_waiting(cure))
         return saved * self._facts.of_recorded

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, severity_by_limits, waits_for_launches
+from gputop.advice.trace.facts import TraceFacts, removed_host_time, severity_by_limits, waits_for_launches
 from gputop.advice.trace.inputs import gpu_allocators, launch_calls
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.kernel_rows import plain_name
@@ -21,6 +21,7 @@ from gputop.analysis.gpu.sm_use import narrow_kernels
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import AllocatorUse, FewBlocks, NarrowKernel
 from gputop.text.units import percent, seconds, size
+from gputop.trace.intervals import merge
 
 _PAPERS = ("Goyal et al. 2017 and Malladi et al. 2022: learning rate and batch; McCandlish et al. 2018: noise scale of "
            "the gradient")
@@ -92,7 +93,12 @@ def judge_batch_size_headroom(facts: TraceFacts) -> BatchSizeHeadroom | None:
     # The same idle time is claimed once: launch_bound names its cause, this a way to live with it.
     beside = launch_calls(facts) is None and waits_for_launches(facts)
     alone = memory_is_known and not beside and not facts.caveat
-    return replace(headroom, share=share, severest="high" if alone else "medium")
+    late = removed_host_time(facts, "gap")
+    fixed = {gpu: merge(parts["launch"], *([late[gpu]] if host_s and gpu in late else ()), *(
+        [parts["collectives"]] if headroom.allreduce_s else ())) for gpu, parts in facts.parts.items()}
+    return replace(headroom, share=share, severest="high" if alone else "medium", of_parts={
+        "launch": launch_s, "host": host_s, "collectives": headroom.allreduce_s or 0.0,
+        "compute": (headroom.optimizer_s or 0.0) + headroom.filled_s}, spans=fixed)
 
 
 def _room(use: AllocatorUse) -> float:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.copy_costs import LARGE_BYTES, cost_of_calls
+from gputop.advice.trace.copy_costs import LARGE_BYTES, cost_of_calls, idle_of
 from gputop.advice.trace.facts import TraceFacts, exposed_ns, removed_host_time
 from gputop.advice.trace.fetching import fetch_fix, fetching_ops
 from gputop.advice.trace.job import Job
@@ -96,15 +96,15 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
         return None
     rows = np.concatenate(copies)
     calls = _staging_calls(facts, rows)
-    idle_s = sum(gpu_cost.seconds for gpu_cost in cost_of_calls(facts, calls).values()) / (
-        len(facts.gpu_timelines) * facts.replayed_steps)
+    cost = cost_of_calls(facts, calls)
+    idle_s = sum(gpu_cost.seconds for gpu_cost in cost.values()) / (len(facts.gpu_timelines) * facts.replayed_steps)
     pinned_rate = pinned_bytes / pinned_ns * 1e9 if pinned_ns else None
     # Pinned copies run next to the kernels, and take longer than these where there is much to copy.
     compute_s = facts.shares["compute"] * facts.period_s * len(facts.gpu_timelines) * facts.steps_or_window
     left = min(max(moved / (pinned_rate or _link_rate(facts)) - compute_s, 0.0) / (pageable_ns / 1e9), 1.0)
     down = rows[device.kind[rows] == Kind.D2H]
     return CopiesPageable(
-        saving=savings.removed(exposed_s * (1 - left) + idle_s, facts.period_s),
+        saving=savings.removed(exposed_s * (1 - left) + idle_s, facts.period_s), spans=idle_of(cost),
         gpus=tuple(gpu.gpu for gpu in gpus), share=share, pageable_s=exposed_s, pageable_of_copies=exposed / whole,
         bytes_per_s=moved / pageable_ns * 1e9, pinned_bytes_per_s=pinned_rate,
         way="d2h" if 2 * down_ns > pageable_ns else "h2d", fetching=fetching_ops(facts),
@@ -206,7 +206,7 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | ReadsOneByOne | Missing
     ways = {**{way: len(copied) for way, copied in of_way.items()}, "sync": len(blocking) - len(rows)}
     per = len(facts.gpu_timelines) * _steps_with_cost(facts, waits.start_ns[blocking])
     return SyncCopies(
-        gpus=facts.active_numbers, share=share, idle_s=idle_s, syncs=ways["sync"] / per,
+        gpus=facts.active_numbers, share=share, spans=idle_of(cost), idle_s=idle_s, syncs=ways["sync"] / per,
         copies={way: WaitedCopies(len(copied) / per, float(np.maximum(device.bytes[copied], 0).mean()))
                 for way, copied in of_way.items() if len(copied)},
         way=max(ways, key=lambda way: ways[way]), events=Events(rows, idle_ns[rows]),
@@ -342,8 +342,7 @@ def describe_one_by_one(v: ReadsOneByOne, job: Job) -> Explanation:
     return Explanation(
         title=f"Reading {count(v.reads)} values one by one costs {percent(v.share)} of the {job.basis}",
         why=f"The host reads {count(v.reads)} single values per {job.basis} and GPU{by}. At each one it waits for all "
-            f"earlier work, then prepares the next. The GPU is idle for {percent(v.share)} of the {job.basis} "
-            "meanwhile.",
+            f"earlier work, then prepares the next. Meanwhile the GPU is idle: {percent(v.share)} of the {job.basis}.",
         evidence={"idle_after_copies_s": v.idle_s, "share_ratio": v.share, f"copies_per_{job.basis}": v.reads,
                   "mean_bytes": v.mean_bytes},
         action="Compute the values of all samples at once on the GPU. Read one result, once every hundred steps.",

@@ -13,7 +13,7 @@ from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.copy_costs import pinned_rate
-from gputop.advice.trace.facts import TraceFacts, host_spans_of, on_host
+from gputop.advice.trace.facts import TraceFacts, on_host
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.known_work import SELDOM_WORK, WORK, known_work, named_work
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
@@ -29,7 +29,7 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import LARGE_SHARE, Culprit
 from gputop.text.units import percent, ranges, rate, seconds
 from gputop.trace.intervals import EMPTY, coverage, intersect, merge, subtract, union
-from gputop.trace.lookups import distinct, host_rows, host_stat, launched_in_calls, optimizer_names
+from gputop.trace.lookups import distinct, host_rows, host_stat, launched_in_calls, optimizer_names, spans_of
 from gputop.trace.model import I64, Kind, Trace
 
 _GRADIENTS = "AllReduce"
@@ -55,8 +55,8 @@ _KEEP_SHARDED = "Keep the logits sharded by the vocabulary, "
 _HIDE_LOGITS = {
     True: f"{_KEEP_SHARDED}and compute the loss on the shards (loss parallel): the ranks then exchange a few numbers "
           "for each token.",
-    False: f"{_KEEP_SHARDED}take argmax or top-k of each shard, and gather those: a few numbers for each token. Of a "
-           "prompt only the last token needs logits.",
+    False: f"{_KEEP_SHARDED}take argmax or top-k of each shard, and gather those: a few numbers for each token. In a "
+           "prompt, only the last token needs logits.",
 }
 _REDISTRIBUTES = r"(?:Nested)?Redistribute(?:Backward)?$"  # DTensor, of activations
 _PRODUCTS = r"aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm)$"
@@ -100,28 +100,21 @@ def _allreduce(facts: TraceFacts) -> CollectiveOp | None:
     return next((op for op in _operations(facts) if op.operation == "AllReduce"), None)
 
 
-class Moved(Struct, frozen=True):
-    """Bytes that a GPU reduces per step (or in the window), and what they are by, for a sentence."""
-
-    bytes: float
-    basis: str
-
-
-def _moved(facts: TraceFacts, op: CollectiveOp, gpus: int) -> Moved | None:
-    """The bytes of the messages, else four for each parameter as the user, the gradients' shapes or the allocator of
-    TensorFlow and JAX show them."""
+def _moved(facts: TraceFacts, op: CollectiveOp, gpus: int) -> tuple[float, str] | None:
+    """Bytes that a GPU reduces per step (or in the window), and what shows them, for a sentence: the messages, else
+    four for each parameter by the user, the gradients' shapes or the allocator of TensorFlow and JAX."""
     steps = facts.steps
     if op.bytes is not None:
         per_call = op.bytes / op.count
-        return Moved(per_call * (op.count / gpus if op.count_per_step is None else op.count_per_step),
-                     "by the sizes of their messages")
+        return (per_call * (op.count / gpus if op.count_per_step is None else op.count_per_step),
+                "by the sizes of their messages")
     if steps is None:
         return None
     iterations = steps.times.iterations_per_step
     if facts.params is not None:
-        return Moved(4.0 * facts.params * iterations, f"{facts.params / 1e6:,.1f} million parameters × 4 bytes")
+        return 4.0 * facts.params * iterations, f"{facts.params / 1e6:,.1f} million parameters × 4 bytes"
     if elements := _gradient_elements(facts, steps):
-        return Moved(4.0 * elements, f"at most, {elements / 1e6:,.1f} million elements of gradients × 4 bytes")
+        return 4.0 * elements, f"at most, {elements / 1e6:,.1f} million elements of gradients × 4 bytes"
     reduces = tuple(f"GPU_{gpu}_" for gpu in op.exposed_s)
     held = [min(use.timeline_in_use_bytes) for use in facts.analysis.memory if use.allocator.startswith(reduces)]
     if not held:
@@ -129,9 +122,9 @@ def _moved(facts: TraceFacts, op: CollectiveOp, gpus: int) -> Moved | None:
     names = {facts.trace.names[i].lower() for i in np.flatnonzero(optimizer_names(facts.trace)[:-1])}
     slots = max((count for words, count in _SLOTS.items() if any(word in name for name in names for word in words)),
                 default=0)
-    return Moved(min(held) / (1 + slots) * iterations, (
+    return min(held) / (1 + slots) * iterations, (
         f"at most: a GPU always holds {min(held) / 1e6:,.1f} MB"
-        + (f", of which the optimizer keeps {slots} of {slots + 1} parts" if slots else "")))
+        + (f", of which the optimizer keeps {slots} of {slots + 1} parts" if slots else ""))
 
 
 def _gradient_elements(facts: TraceFacts, steps: Steps) -> float:
@@ -229,7 +222,7 @@ def _around(times: I64, instants: I64) -> tuple[I64, I64]:
 def _of_activations(facts: TraceFacts, rows: I64) -> bool:
     """Return whether tensor parallelism launches most of these collectives, by time."""
     device = facts.trace.device
-    spans = host_spans_of(facts, host_rows(facts.trace, _REDISTRIBUTES))
+    spans = spans_of(facts.trace, host_rows(facts.trace, _REDISTRIBUTES))
     by_it = coverage(spans, device.launch_ns[rows], device.launch_ns[rows] + 1) > 0
     length = device.end_ns[rows] - device.start_ns[rows]
     return bool(by_it.any() and length[by_it].sum() >= _MAIN_SHARE * length.sum())
@@ -243,7 +236,7 @@ def _free_compute(facts: TraceFacts) -> float:
 
 
 def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explanation:
-    exposed, alone = v.exposed_s / job.period_s, v.waiting_s is None
+    exposed, alone, (action, snippet) = v.exposed_s / job.period_s, v.waiting_s is None, _fix(v, job)
     gpus = f"GPU {ranges(v.gpus)}" if alone else "all GPUs"
     what = "Gathering the full logits" if v.logits else "Exposed communication"
     why = (f"For {percent(exposed)} of the {job.basis} {gpus} {'is in collectives' if alone else 'exchange data'} and "
@@ -268,33 +261,25 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
             "exposed_collectives_s" if alone else "exposed_transfer_s": v.exposed_s, "share_ratio": exposed,
             "exposed_waiting_s": v.waiting_s, "free_compute_s": v.free_compute_s,
             "collectives_per_step": v.per_step}),
-        action=f"{_BOTH if alone else ''}{_hide(v, job)}",
-        snippet=_hide_snippet(v, job),
+        action=f"{_BOTH if alone else ''}{action}",
+        snippet=snippet,
         gain=gain,
         source=source("collectives.share") + "; nsys-ai: overlap below 30%",
     )
 
 
-def _hide(v: CommunicationExposed, job: Job) -> str:
-    """Advice on what hides these collectives in this job, or makes them shorter."""
+def _fix(v: CommunicationExposed, job: Job) -> tuple[str, str | None]:
+    """Words and code of what hides these collectives in this job, or makes them shorter."""
+    serves, hide = job.trains is False, _HIDE.get(v.operation, _HIDE[_GRADIENTS])
     if v.logits:
-        return _HIDE_LOGITS[job.trains is not False]
-    if v.activations:
-        return _HIDE_ACTIVATIONS
-    if job.trains is False and v.operation in (_GRADIENTS, "ReduceScatter"):
-        return _HIDE_SERVING
-    return _HIDE.get(v.operation, _HIDE[_GRADIENTS])
-
-
-def _hide_snippet(v: CommunicationExposed, job: Job) -> str | None:
-    if job.trains is False:
-        return None
-    if v.logits or v.activations:
-        return code("communication_exposed", "logits" if v.logits else "activations")
-    if _HIDE.get(v.operation) == _HIDE[_GRADIENTS]:
-        return code("communication_exposed", job.strategy or job.framework)
-    gathers = v.operation == "AllGather" and job.strategy == "fsdp"
-    return code("communication_exposed", "fsdp-gather") if gathers else None
+        words, key = _HIDE_LOGITS[not serves], "logits"
+    elif v.activations:
+        words, key = _HIDE_ACTIVATIONS, "activations"
+    else:
+        words = _HIDE_SERVING if serves and hide == _HIDE[_GRADIENTS] else hide
+        key = (job.strategy or job.framework) if _HIDE.get(v.operation) == _HIDE[_GRADIENTS] else (
+            "fsdp-gather" if v.operation == "AllGather" and job.strategy == "fsdp" else "")
+    return words, None if serves else code("communication_exposed", key)
 
 
 # -- collective_waiting -----------------------------------------------------------------------------
@@ -341,16 +326,20 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
     numbers = tuple(sorted(waits.held_up_s)) if not alone else (latest,)
     held_up, culprits = _held_up(facts, waits, late, numbers)
     fix = Cure(together=True, assumes="The last GPU reaches each collective together with the others (their median).")
+    by_number = {gpu_number(facts.trace, timeline.gpu): timeline.gpu for timeline in facts.gpu_timelines}
+    others_wait = merge(EMPTY, *waits.waiting.values())
+    spans = {by_number[gpu]: subtract(others_wait, waits.waiting.get(gpu, EMPTY)) for gpu in gpus}
     if held_up is not None:
-        by_number = {gpu_number(facts.trace, timeline.gpu): timeline.gpu for timeline in facts.gpu_timelines}
         gpus = tuple(gpu for gpu in gpus if gpu in waits.held_up_s) or gpus
-        fix = Cure(host={by_number[gpu]: spans for gpu, spans in waits.held_up.items()},
-                   assumes="The late host launches as early as the others do.")
+        spans = {by_number[gpu]: spans for gpu, spans in waits.held_up.items()}
+        fix = Cure(host=spans, assumes="The late host launches as early as the others do.")
         # Each of the others has a step's work of its own: no step is shorter than that of the one that waits least.
         others = [waiting_s for gpu, waiting_s in waits.waiting_s.items() if gpu not in gpus]
         share = min(share, savings.removed(min(others, default=late), facts.period_s))
     return CollectiveWaiting(
-        gpus=gpus, share=share, late_s=late, waiting_s=sum(waits.waiting_s.values()) / len(waits.waiting_s),
+        gpus=gpus, share=share, spans=spans, late_s=late,
+        others_wait={by_number[gpu]: waiting for gpu, waiting in waits.waiting.items()},
+        waiting_s=sum(waits.waiting_s.values()) / len(waits.waiting_s),
         latest=latest, latest_part=waits.late_s[latest] / late, alone=alone,
         late_by_host=waits.late_by_host_s / late, last_to_arrive=waits.late_times.get(latest, 0),
         collectives=waits.count, waiting_gpus=len(waits.waiting_s),
@@ -445,8 +434,8 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
     elif host_work is not None:
         action, snippet = host_work[0].action, host_work[0].code(job)
     elif held_up.work and held_up.work[0].s_per_step >= most:
-        action = (f"Look at {held_up.work[0].name} on {late}: do it less often, in the background, or on all ranks at "
-                  "the same time.")
+        action = (f'Look at "{held_up.work[0].name}" on {late}: do it less often, in the background, or on all ranks '
+                  "at the same time.")
         snippet = code("collective_waiting", "stack")
     elif held_up.silent_s >= most:
         action = ("Find what Python does in that time, and move it out of the step or into another thread. Work that "
@@ -526,14 +515,14 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
     typical = float(np.percentile(durations, 50)) if durations else op.time_s / op.count
     least = float(np.percentile(durations, 10)) if durations else None
     moved = _moved(facts, op, len(op.exposed_s))
-    per = None if moved is None else moved.bytes / op.count_per_step
+    per = None if moved is None else moved[0] / op.count_per_step
     if per is not None and per >= limit("allreduce_count.message_bytes"):
         return None
     if per is None and typical > limit("allreduce_count.latency_s"):
         return Missing(f"the model's parameters (--params N): whether {count:.0f} AllReduces per step of "
                        f"{seconds(typical)} are too small is unknown")
     needed = 1 if moved is None else max(
-        1, math.ceil(moved.bytes / steps.times.iterations_per_step / limit("allreduce_count.bucket_bytes")))
+        1, math.ceil(moved[0] / steps.times.iterations_per_step / limit("allreduce_count.bucket_bytes")))
     avoided_s = max(count - needed, 0.0) * (least or 0.0) * facts.waits.allreduce_exposed
     share = savings.removed(avoided_s, facts.period_s / steps.times.iterations_per_step)
     left = 0.0 if least is None else max(1 - least * (1 - needed / count) / typical, 0.0)
@@ -602,14 +591,14 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
     if rate is None:
         return Missing("the links' bandwidth: the trace has no large pinned copy that shows PCIe's rate")
     count = len(waits.durations_s) / steps
-    wanted_s = 2 * (gpus - 1) / gpus * moved.bytes / rate + count * limit("allreduce_slow.latency_s")
+    wanted_s = 2 * (gpus - 1) / gpus * moved[0] / rate + count * limit("allreduce_slow.latency_s")
     if transfer_s < limit("allreduce_slow.factor") * wanted_s:
         return None
     share = savings.removed((transfer_s - wanted_s) * waits.allreduce_exposed, facts.period_s)
     if share < limit("collectives.share"):
         return None
     return AllReduceSlow(gpus=facts.active_numbers, share=share, transfer_s=transfer_s, wanted_s=wanted_s,
-                         moved_bytes=moved.bytes, basis=moved.basis, calls=count, link_bytes_per_s=rate,
+                         moved_bytes=moved[0], basis=moved[1], calls=count, link_bytes_per_s=rate,
                          exposed=waits.allreduce_exposed,
                          events=Events(_allreduces(facts), timed=False),
                          cure=Cure(scaled=((_allreduces(facts), wanted_s / transfer_s),), assumes=(

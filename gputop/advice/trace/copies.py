@@ -9,7 +9,7 @@ import numpy as np
 from gputop.advice import savings
 from gputop.advice.fix_code import code, joined
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, exposed_ns, host_spans_of, once_per_trace
+from gputop.advice.trace.facts import TraceFacts, exposed_ns, once_per_trace
 from gputop.advice.trace.fetching import fetch_fix, fetching_ops
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -18,15 +18,15 @@ from gputop.analysis.results import GpuUse
 from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.text.units import percent
 from gputop.trace.intervals import coverage, intersect, union
-from gputop.trace.lookups import distinct, name_mask
+from gputop.trace.lookups import distinct, name_mask, spans_of
 from gputop.trace.model import Kind, MemoryKind
 
 _H2D = (
     "Move fewer bytes to the GPU: send the compact type (uint8, bfloat16) and convert there, keep tables and constants "
     "on the GPU, and copy the next batch while this one computes."
 )
-_OFFLOADED = ("The copies are parameters that lie in the host's memory (CPU offload). Keep them on the GPU, in 16 bits "
-              "or sharded over more GPUs if they do not fit. Else copy the next layer's while this one computes.")
+_OFFLOADED = ("Keep the parameters on the GPU, in 16 bits or sharded over more GPUs if they do not fit. They are "
+              "in the host's memory now (CPU offload). Or copy the next layer's parameters while this one computes.")
 _MAYBE_OFFLOADED = "If parameters lie in the host's memory (CPU offload), keep them on the GPU. Otherwise: "
 # What copies the parameters of a layer before it runs: PyTorch's FSDP, accelerate's hooks, DeepSpeed's ZeRO.
 _FETCHES = (r"FSDP::(?:pre_|backward_prefetch|all_gather)|fsdp::all_gather_copy_in|FullyShardedDataParallel\._pre_|"
@@ -106,7 +106,7 @@ def offloaded(facts: TraceFacts) -> bool | None:
         rounds = max(rounds, len(np.unique(np.searchsorted(device.start_ns[kernels], copied_ns))))
     if rounds < _ROUNDS * facts.steps_or_window:
         return False
-    fetches = host_spans_of(facts, np.flatnonzero(name_mask(trace, _FETCHES, _FETCHES_WORDS).take(trace.host.name)))
+    fetches = spans_of(facts.trace, np.flatnonzero(name_mask(trace, _FETCHES, _FETCHES_WORDS).take(trace.host.name)))
     fetched = coverage(fetches, device.launch_ns[rows], device.launch_ns[rows] + 1) > 0
     return True if device.bytes[rows[fetched]].sum() >= half else None if facts.basis == "step" else False
 

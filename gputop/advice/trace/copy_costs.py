@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,6 @@ from gputop.trace.intervals import EMPTY, Spans, intersect, merge, subtract
 from gputop.trace.model import Kind, MemoryKind
 
 LARGE_BYTES = 1_000_000  # copies that run at the link's rate
-
 
 
 class IdleOfCalls(NamedTuple):
@@ -43,6 +43,11 @@ def cost_of_calls(facts: TraceFacts, calls: Calls) -> dict[int, IdleOfCalls]:
         intersect(idle[timeline.gpu], replay.spans),
         merge(input_waits, before_steps(trace, timeline, facts.steps))), saved_ns)
         for timeline in facts.gpu_timelines if timeline.gpu in idle}
+
+
+def idle_of(cost: Mapping[int, IdleOfCalls]) -> dict[int, Spans]:
+    """The idle time of each GPU alone."""
+    return {gpu: of_gpu.idle for gpu, of_gpu in cost.items()}
 
 
 def pinned_rate(facts: TraceFacts) -> float | None:

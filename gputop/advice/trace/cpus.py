@@ -21,8 +21,8 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit
 from gputop.core.job_cpus import CpuUser, JobCpus
 from gputop.text.units import counted, percent, printable
-from gputop.trace.intervals import coverage, union
-from gputop.trace.lookups import computes_on_cpu, host_rows
+from gputop.trace.intervals import coverage
+from gputop.trace.lookups import computes_on_cpu, host_rows, spans_of
 from gputop.trace.threads import GLOBAL_POOL, INPUT, MAIN, lines_of
 
 _NAMED, _NAME_CHARS = 3, 32
@@ -144,7 +144,7 @@ def judge_threads_unused(facts: TraceFacts) -> ThreadsUnused | Missing | None:
     if not len(large) or not spans.total:
         return None
     processes = max(len(facts.host.divided) if facts.host is not None else 1, 1)
-    covered = coverage(union(host.start_ns[large], host.end_ns[large]), spans.start, spans.end).sum()
+    covered = coverage(spans_of(facts.trace, large), spans.start, spans.end).sum()
     ratio = min(float(covered) / spans.total, 1.0)
     share = ratio * (1 - 1 / threads)
     if share < limit("threads_unused.share"):

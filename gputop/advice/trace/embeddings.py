@@ -18,7 +18,7 @@ from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import MIN_SHARE, Culprit
 from gputop.text.units import count, percent, reads_zero, seconds, size
-from gputop.trace.intervals import coverage, union
+from gputop.trace.intervals import coverage
 from gputop.trace.lookups import (
     OPTIMIZER_CALL,
     host_rows,
@@ -26,6 +26,7 @@ from gputop.trace.lookups import (
     launched_within,
     name_mask,
     optimizer_names,
+    spans_of,
 )
 from gputop.trace.model import F64, I64, Kind, Trace
 
@@ -206,8 +207,7 @@ class _Work(Struct, frozen=True):
     def of(cls, facts: TraceFacts, calls: I64) -> _Work:
         trace = facts.trace
         if not facts.active:
-            host = trace.host
-            return cls(union(host.start_ns[calls], host.end_ns[calls]).total * _NS, np.empty(0, np.int64))
+            return cls(spans_of(trace, calls).total * _NS, np.empty(0, np.int64))
         device = trace.device
         kernels = np.flatnonzero(device.kind != Kind.COLLECTIVE)
         rows = kernels[launched_within(trace, kernels, calls)]

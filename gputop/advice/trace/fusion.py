@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gputop.advice import savings
 from gputop.advice.fix_code import code, joined
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts, once_per_trace
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.kernel_rows import (
     UNCERTAIN,
@@ -30,7 +30,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import count, percent
-from gputop.trace.intervals import Spans, coverage, union
+from gputop.trace.intervals import Spans, intersect, union
 from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows, launched_in_calls
 from gputop.trace.model import I32, I64, Kind, Trace
 
@@ -111,6 +111,7 @@ class AttentionUnfused(Verdict, frozen=True, kw_only=True):
     fallback: bool  # PyTorch's attention function was called and has fallen back to separate kernels
 
 
+@once_per_trace
 def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
     """Softmax, with what scales and masks, in kernels of its own between two batched matrix products of one stream.
 
@@ -266,6 +267,8 @@ def judge_elementwise_unfused(facts: TraceFacts) -> ChainedKernels | None:
     kernels = by_stream(trace, kernels)
     chained = _matching(trace, trace.device.name[kernels], _TORCH_ELEMENTWISE)
     chained &= ~launched_in_calls(trace, kernels, OPTIMIZER_CALL)
+    if (attention := judge_attention_unfused(facts)) is not None:
+        chained &= ~np.isin(kernels, attention.events.rows)
     saved_s, chains = chained_kernels(facts, kernels, chained)
     share = _beside_launch_waits(facts, saved_s)
     if share < limit("elementwise_unfused.share"):
@@ -331,25 +334,25 @@ def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | Missing | N
         return Missing("steps, to count the optimizer's kernels in each")
     length = device.end_ns[rows] - device.start_ns[rows]
     short_ns = int(length[length < limit("optimizer_unfused.kernel_s") * 1e9].sum())
-    pauses_ns = _pauses_ns(facts, rows)
+    pauses = _pauses(facts, rows)
+    pauses_ns = sum(spans.total for spans in pauses.values())
     share = savings.removed((short_ns + pauses_ns) / _per(facts) / 1e9, facts.period_s)
     if share < limit("optimizer_unfused.share"):
         return None
     return OptimizerUnfused(gpus=facts.active_numbers, share=share, count=count, kernels_s=_seconds(facts, rows),
                             pauses_s=pauses_ns / _per(facts) / 1e9, names=_longest(facts, rows),
-                            events=Events(rows))
+                            events=Events(rows), spans=pauses)
 
 
-def _pauses_ns(facts: TraceFacts, rows: I64) -> int:
-    """Idle time of the GPUs between two kernels of these, with nothing else in between, within the steps."""
-    device, judged, total = facts.trace.device, facts.analyzed_spans, 0
-    chosen = np.zeros(len(device), bool)
+def _pauses(facts: TraceFacts, rows: I64) -> dict[int, Spans]:
+    """Idle time of each GPU between two kernels of these, with nothing else in between, within the steps."""
+    out, chosen = {}, np.zeros(len(facts.trace.device), bool)
     chosen[rows] = True
     for timeline in facts.gpu_timelines:
         after = timeline.resumes
         both = chosen[timeline.rows[after]] & chosen[timeline.rows[after - 1]]
-        total += int(coverage(judged, timeline.gaps.start[both], timeline.gaps.end[both]).sum())
-    return total
+        out[timeline.gpu] = intersect(facts.analyzed_spans, Spans(timeline.gaps.start[both], timeline.gaps.end[both]))
+    return out
 
 
 def describe_optimizer_unfused(v: OptimizerUnfused, job: Job) -> Explanation:

@@ -20,6 +20,8 @@ from gputop.trace.model import F64, I64
 # recordings of jobs that do not grow none had either. Times vary, so they have to rise by more. gputop's own figures.
 _RISES, _ON_A_LINE, _TIMES_ON_A_LINE, _IN_ORDER = 0.9, 0.95, 0.8, 0.9
 _LONGER, _MIN_TIMES = 1.3, 12
+# Steps that are enough where each makes exactly as many calls more, which are this share of them.
+_LEAST_STEPS, _LITTLE = 3, 0.02
 _SHOWN = 3
 _FIX = {
     "pytorch": ("Detach what is carried from step to step: a hidden state, a sum of losses, a list of outputs. "
@@ -41,7 +43,7 @@ def growing_steps(facts: TraceFacts) -> StepsGrow | None:
     """The steps grow: in each the host makes more calls than in the one before, by a constant number, or each takes
     longer."""
     steps, host = facts.steps, facts.trace.host
-    if steps is None or facts.basis == "period" or steps.count < MIN_STEPS:
+    if steps is None or facts.basis == "period" or steps.count < _LEAST_STEPS:
         return None
     edges = steps.edges_ns
     first, last = np.searchsorted(host.start_ns, edges[:, 0]), np.searchsorted(host.start_ns, edges[:, 1])
@@ -50,13 +52,14 @@ def growing_steps(facts: TraceFacts) -> StepsGrow | None:
     growth = StepsGrow(
         gpus=facts.active_numbers, steps=steps.count, first_s=max(float(begin), 0.0),
         last_s=float(begin + slope * (steps.count - 1)), calls=float(calls.mean()), more_calls=0.0)
-    if _rises(calls):
+    # Few numbers are in order by chance, and equally far apart where lengths are sorted; then they rise fast.
+    more = np.diff(calls)
+    if _rises(calls) and (steps.count >= MIN_STEPS or (not np.ptp(more) and more[0] <= _LITTLE * growth.calls)):
         share, culprits = _of_growing_kinds(facts, first, last)
-        more = float(calls[-1] - calls[0]) / (steps.count - 1)
         # Of these kinds the calls that a step adds are its own, and the others are of steps before.
-        share -= more / growth.calls
+        share -= float(more.mean()) / growth.calls
         return None if share < limit("long_steps.share") else replace(
-            growth, share=share, more_calls=more, culprits=culprits)
+            growth, share=share, more_calls=float(more.mean()), culprits=culprits)
     order = np.argsort(np.argsort(length, kind="stable"))
     if (steps.count < _MIN_TIMES or (facts.trace.job_cpus is not None and others_take(facts.trace.job_cpus))
             or growth.last_s < _LONGER * growth.first_s or _explained(length) < _TIMES_ON_A_LINE

@@ -8,7 +8,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, on_host, waits_for_input
+from gputop.advice.trace.facts import (
+    TraceFacts,
+    input_spans,
+    loads_itself,
+    on_host,
+    recorded_spans,
+    recorder_s,
+    waits_for_input,
+    without_recorder,
+)
 from gputop.advice.trace.input_fixes import (
     MOST_TO_EXPECT,
     InputFix,
@@ -24,12 +33,13 @@ from gputop.analysis.steps.long_steps import MIN_STEPS
 from gputop.analysis.steps.step_marks import SESSION_RUN
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
-from gputop.core.findings import Claim, Culprit
+from gputop.core.findings import MEDIUM_SHARE, Claim, Culprit
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import coverage, intersect
+from gputop.trace.intervals import coverage, intersect, merge
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the waits
+_CERTAIN = 0.95  # of a share, if the profiler's work is that little of it
 _ON_GPUS: Mapping[Claim, Claim] = {"at most": "at most", "about": "at most"}  # where freed CPUs save nothing
 
 
@@ -39,6 +49,7 @@ class InputBound(Verdict, frozen=True, kw_only=True):
     slowest_stage: tuple[str, float] | None  # where the fix knows no costs: tf.data's longest stage and its seconds
     open_s: float | None = None  # that the loop waits at the edges of the recording, for a batch that did not come
     recorded_s: float | None = None  # where the share is of that
+    recording_s: float = 0.0  # that the profiler takes of the recorded waits; it is in no share
 
 
 def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
@@ -58,6 +69,9 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     if steps is not None and steps.inside and steps.call_ends_ns:  # predict() in each step waits for its own batches
         of_training = intersect(waits_for_input(facts), steps.call_spans)
         share = min(share, of_training.total / facts.analyzed_spans.total)
+    least = share
+    if facts.framework == "pytorch" and not facts.active and loads_itself(facts):
+        share, least = without_recorder(facts, share * facts.period_s, waits_for_input(facts))
     if share < limit("input_bound.share"):
         return None
     fix = input_fix(facts, share * facts.period_s)
@@ -70,9 +84,11 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         wait_s = share * facts.period_s
         left = min(max((fix.step_s - facts.period_s + wait_s) / wait_s, 0.0), 1.0)
         assumes = f"{fix.how[:1].upper()}{fix.how[1:]}: {percent(1 - left)} less waiting for batches."
+    claim = facts.on_cpus(fix.claim, _ON_GPUS.get(fix.claim, "measured"))
     return replace(
-        _verdict(facts, fix, share), saving=saving, claim=facts.on_cpus(fix.claim, _ON_GPUS.get(fix.claim, "measured")),
-        cure=Cure(input_left=left, assumes=assumes))
+        _verdict(facts, fix, share), saving=saving, claim=claim, cure=Cure(input_left=left, assumes=assumes),
+        severest="low" if least < MEDIUM_SHARE else "high",
+        recording_s=recorder_s(facts, waits_for_input(facts)) if least < _CERTAIN * share else 0.0)
 
 
 def _is_odd_batch(facts: TraceFacts, *, is_open: bool) -> bool:
@@ -91,7 +107,9 @@ def _open_wait(facts: TraceFacts, wall: WallTime, open_s: float) -> InputBound:
     assert facts.shares is not None
     wait_s = facts.shares["input"] * facts.period_s * facts.steps_or_window + open_s
     verdict = _verdict(facts, input_fix(facts, wait_s), min(wait_s / wall.recorded_s, 1.0))
-    return replace(verdict, open_s=open_s, recorded_s=wall.recorded_s)
+    opened = recorded_spans(facts, [part for part in wall.parts if part.id == "open" and part.kind == "input"])
+    return replace(verdict, open_s=open_s, recorded_s=wall.recorded_s,
+                   spans={gpu: merge(spans, verdict.spans[gpu]) for gpu, spans in opened.items()})
 
 
 def _verdict(facts: TraceFacts, fix: InputFix, share: float) -> InputBound:
@@ -99,7 +117,7 @@ def _verdict(facts: TraceFacts, fix: InputFix, share: float) -> InputBound:
     assert waited is not None
     stage = slowest_by_name(waited.stages) if not fix.tells else None
     return InputBound(culprits=_culprits(facts, fix, stage), gpus=facts.active_numbers, share=share, fix=fix,
-                      wait_ratio=waited.wait_ratio,
+                      spans=input_spans(facts), wait_ratio=waited.wait_ratio,
                       slowest_stage=None if stage is None else (stage, waited.stages[stage]))
 
 
@@ -144,6 +162,9 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
         why += (f" {seconds(v.open_s)} of it are at the start or the end of the recording: that batch did not come "
                 "while gputop recorded, so the wait is longer.")
     why += v.fix.tells
+    if v.recording_s:
+        evidence["recording_s"] = v.recording_s
+        why += f" The profiler's own work in these waits, about {seconds(v.recording_s)}, is not counted."
     if v.slowest_stage is not None and job.framework != "pytorch":
         evidence["slowest_stage_s"] = v.slowest_stage[1]
         why += f" tf.data spends most of its time in its stage {v.slowest_stage[0]}."

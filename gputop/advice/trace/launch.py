@@ -194,8 +194,8 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
         return None
     per_step = [sum(size.count_per_step) for size in sizes if size.count_per_step is not None]
     return SmallKernels(
-        gpus=facts.active_numbers, share=share, of_parts=parts_of(facts, pauses, _WAITS), short_ratio=short,
-        pauses_s=pauses_s,
+        gpus=facts.active_numbers, share=share, spans=pauses, of_parts=parts_of(facts, pauses, _WAITS),
+        short_ratio=short, pauses_s=pauses_s,
         kernel_median_s=median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None),
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus), pace_s=launch_pace_s(facts),
         kernels_per_step=sum(per_step) / len(per_step) if per_step else None,

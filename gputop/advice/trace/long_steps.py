@@ -9,7 +9,7 @@ from msgspec import structs
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, new_workers, on_host
+from gputop.advice.trace.facts import NO_GPU, TraceFacts, new_workers, on_host, waits_for_input
 from gputop.advice.trace.growing_steps import StepsGrow, describe_growing_steps, growing_steps
 from gputop.advice.trace.input_fixes import KEEP_WORKERS
 from gputop.advice.trace.job import Job
@@ -72,13 +72,13 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
     """A few steps are far longer than the others. What they have more of names the cause. Or each does more than the
     one before."""
     steps = facts.steps
+    if (growing := growing_steps(facts)) is not None:
+        return growing
     if steps is None or steps.count < MIN_STEPS:
         return Missing(f"{MIN_STEPS} whole steps, to distinguish long steps from the usual spread: capture longer")
     if facts.basis == "period":
         return Missing("which of the repeated sequences of ops are steps: layers of one pass differ in length. Mark "
                        f"steps with {how_to_mark_steps(facts.trace)}")
-    if (growing := growing_steps(facts)) is not None:
-        return growing
     edges = steps.edges_ns
     length = (edges[:, 1] - edges[:, 0]) / 1e9
     by_part = {}
@@ -107,6 +107,7 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
     parts = {part: time for part, time in parts.items() if time > 0}
     work = _host_work(facts, long.indices, usual)
     named = [item for item in work if item.s_per_step >= _WORTH_NAMING * work[0].s_per_step]
+    most = max(parts, key=parts.__getitem__, default="host")
     verdict = LongStepsFound(
         gpus=facts.active_numbers, share=share, steps=tuple((long.indices + 1).tolist()), of=steps.count,
         # A single long step may be an accident, and how often it comes is unknown.
@@ -115,14 +116,13 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
         every=long.every, more_s=float(long.more_s.mean()),
         range_s=(float(long.more_s.min()), float(long.more_s.max())),
         longest=int(long.indices[np.argmax(long.more_s)]) + 1, usual_s=long.usual_s, parts=parts, of_parts=parts,
-        work=work,
+        spans=_spans(facts, long.indices, most), work=work,
         culprits=on_host(facts, named, _outside_work(facts, long.indices), "long step"),
         kernel=_kernel(facts, long.indices, usual),
         new_workers=intersect(new_workers(facts), union(edges[long.indices, 0], edges[long.indices, 1])).total >= (
             limit("long_steps.named") * long.more_s.sum() * 1e9),
         loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
     )
-    most = max(parts, key=parts.__getitem__, default="host")
     if long.every is None and (most == "input" or (most in _HOST and _known_work(verdict) is None)):
         shown_s = sum(item.s_per_step for item in work)
         silent = most != "input" and shown_s < limit("long_steps.named") * verdict.more_s
@@ -154,6 +154,16 @@ def _host_work(facts: TraceFacts, indices: I64, usual: I64) -> tuple[GapWork, ..
                    max(round(count - ratio * elsewhere.get(name, (0, 0))[1]), 1))
             for name, (time, count) in in_long_steps.items()}
     return ranked_work({name: work for name, work in more.items() if work[0] > 0}, len(indices))
+
+
+def _spans(facts: TraceFacts, indices: I64, part: str) -> dict[int, Spans]:
+    """The time of these steps in this part along each GPU; without one along the job."""
+    assert facts.steps is not None
+    long = union(facts.steps.edges_ns[indices, 0], facts.steps.edges_ns[indices, 1])
+    if not facts.gpu_timelines:
+        waits = waits_for_input(facts)
+        return {NO_GPU: intersect(waits, long) if part == "input" else subtract(_outside_work(facts, indices), waits)}
+    return {gpu: intersect(parts[part], long) for gpu, parts in facts.parts.items()}
 
 
 def _outside_work(facts: TraceFacts, indices: I64) -> Spans:

@@ -7,7 +7,7 @@ import numpy as np
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.copy_costs import cost_of_calls
+from gputop.advice.trace.copy_costs import cost_of_calls, idle_of
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
@@ -42,8 +42,8 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
     # The predicate's copy: what the GPU stands still for after it.
     copied = np.flatnonzero(hit & (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER))
     waits = host_waits(facts.trace, limit("copies_pageable.bytes")).chosen(copied)
-    waits_s = sum(cost.seconds for cost in cost_of_calls(facts, waits.calls).values())
-    waits_s *= facts.steps_or_window / facts.replayed_steps
+    cost = cost_of_calls(facts, waits.calls)
+    waits_s = sum(of_gpu.seconds for of_gpu in cost.values()) * facts.steps_or_window / facts.replayed_steps
     checks_ns = kernels = 0
     for timeline in facts.gpu_timelines:
         checking = timeline.rows[hit[timeline.rows]]
@@ -55,9 +55,10 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
         return None
     capability = min((gpu.compute_capability for gpu in facts.trace.gpus if gpu.compute_capability), default=None)
     return LossScaling(
-        gpus=facts.active_numbers, share=share, checks_s=checks_ns / 1e9 / per, verdict_wait_s=waits_s / per,
-        kernels=kernels, has_bf16=None if capability is None else capability >= _HAVE_BF16,
-        events=Events(np.flatnonzero(hit)), cure=Cure(scaled=((np.flatnonzero(hit), 0.0),), calls=waits.calls, assumes=(
+        gpus=facts.active_numbers, share=share, spans=idle_of(cost), checks_s=checks_ns / 1e9 / per,
+        verdict_wait_s=waits_s / per, kernels=kernels, events=Events(np.flatnonzero(hit)),
+        has_bf16=None if capability is None else capability >= _HAVE_BF16,
+        cure=Cure(scaled=((np.flatnonzero(hit), 0.0),), calls=waits.calls, assumes=(
             "Gradients are neither scaled nor checked, and the host does not wait for the result.")))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.copy_costs import cost_of_calls
+from gputop.advice.trace.copy_costs import cost_of_calls, idle_of
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.inputs import gpu_allocators
 from gputop.advice.trace.job import Job
@@ -62,14 +62,15 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
         return None
     calls = Calls(host.line[rows].astype(np.int64), host.start_ns[rows], host.end_ns[rows])
     per = len(facts.gpu_timelines) * facts.replayed_steps
-    idle_s = sum(cost.seconds for cost in cost_of_calls(facts, calls).values()) / per
+    cost = cost_of_calls(facts, calls)
+    idle_s = sum(of_gpu.seconds for of_gpu in cost.values()) / per
     share = savings.removed(idle_s, facts.period_s)
     if share < limit("allocation_in_steps.share"):
         return None
     names = _call_names(facts, rows)
     return AllocationInSteps(
         culprits=tuple(_calls_of(facts, rows, name) for name in names),
-        gpus=facts.active_numbers, share=share, idle_s=idle_s, count=len(rows) / steps.count,
+        gpus=facts.active_numbers, share=share, spans=idle_of(cost), idle_s=idle_s, count=len(rows) / steps.count,
         calls_s=float((host.end_ns[rows] - host.start_ns[rows]).sum()) / steps.count / 1e9,
         frees=float(np.isin(rows, host_rows(trace, _FREES)).sum()) / steps.count, names=names,
         cure=Cure(calls=calls, assumes="Memory comes from a pool: the calls take no more time than a launch."))
@@ -139,7 +140,8 @@ def judge_managed_memory(facts: TraceFacts) -> ManagedMemory | Missing | None:
     judged, per = facts.analyzed_spans, len(facts.gpu_timelines) * facts.steps_or_window
     rows = rows[coverage(judged, device.start_ns[rows], device.start_ns[rows] + 1) > 0]
     each = [rows[device.gpu[rows] == timeline.gpu] for timeline in facts.gpu_timelines]
-    migration_s = sum(union(device.start_ns[of_gpu], device.end_ns[of_gpu]).total for of_gpu in each) / per / 1e9
+    spans = [union(device.start_ns[of_gpu], device.end_ns[of_gpu]) for of_gpu in each]
+    migration_s = sum(of_gpu.total for of_gpu in spans) / per / 1e9
     share = savings.removed(migration_s, facts.period_s)
     if share < limit("managed_memory.share"):
         return None
@@ -149,6 +151,7 @@ def judge_managed_memory(facts: TraceFacts) -> ManagedMemory | Missing | None:
     down = rows[device.kind[rows] == Kind.D2H]
     return ManagedMemory(
         gpus=facts.active_numbers, share=share, migration_s=migration_s, count=len(rows) / per,
+        spans=dict(zip((timeline.gpu for timeline in facts.gpu_timelines), spans, strict=True)),
         to_gpu_bytes=float(np.maximum(device.bytes[up], 0).sum()) / per,
         to_host_bytes=float(np.maximum(device.bytes[down], 0).sum()) / per)
 

@@ -14,13 +14,14 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
-from gputop.analysis.gpu.device_time import gpu_number
+from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.layers.excess import Excess, excess_of
 from gputop.analysis.results import LaunchOrder, Replicas, ReplicaWork
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit
 from gputop.text.units import percent, ranges, seconds
+from gputop.trace.intervals import EMPTY, Spans, intersect, merge, subtract, union
 
 _GPU0 = (
     "Keep metrics, evaluation and variables off GPU 0, and give every replica the same share of the batch (a global "
@@ -77,6 +78,8 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
         return None
     ratios = {gpu: others / s if alone else sum(work.values()) / len(work) / s
               for gpu, s in work.items() if gpu == heavy or not alone}
+    worst = next(timeline for timeline in facts.gpu_timelines if gpu_number(facts.trace, timeline.gpu) == heavy)
+    waited = intersect(facts.analyzed_spans, subtract(worst.compute, _others_compute(facts, worst)))
     evened = tuple((timeline.computing, ratios[number]) for timeline in facts.gpu_timelines
                    if (number := gpu_number(facts.trace, timeline.gpu)) in ratios)
     rows = np.concatenate([timeline.computing for timeline in facts.gpu_timelines])
@@ -92,8 +95,16 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
                   f"GPU {heavy} has as little to do as the others." if has_own_work else
                   "The same work is spread evenly over the GPUs."),
         id="gpu0_oversubscribed" if heavy == 0 and not slower else "replica_imbalance", gpus=(heavy,), share=share,
+        spans={worst.gpu: waited},
+        others_wait={timeline.gpu: waited for timeline in facts.gpu_timelines if timeline is not worst},
         heavy=heavy, compute_s=work[heavy], others_compute_s=others, kernels_ratio=more, own_work=has_own_work,
     )
+
+
+def _others_compute(facts: TraceFacts, timeline: GpuTimeline) -> Spans:
+    """Spans in which any other GPU computes within the steps."""
+    return intersect(facts.analyzed_spans, merge(EMPTY, *(
+        other.compute for other in facts.gpu_timelines if other is not timeline)))
 
 
 def _excess(facts: TraceFacts, heavy: int, work: Mapping[int, float]) -> Excess | None:
@@ -188,7 +199,8 @@ def judge_serial_gpus(facts: TraceFacts) -> SerialGpus | Missing | None:
     rows = np.concatenate([timeline.computing for timeline in facts.gpu_timelines])
     return SerialGpus(
         events=[Events(rows, only_on=(gpu,)) for gpu in numbers],
-        gpus=tuple(numbers), share=share, one_alone=compute.serial,
+        spans={timeline.gpu: subtract(_others_compute(facts, timeline), timeline.compute)
+               for timeline in facts.gpu_timelines}, gpus=tuple(numbers), share=share, one_alone=compute.serial,
         one_alone_by_chance=compute.serial_by_chance, any_active=1 - compute.exactly[0],
         most_work_s=max(w.compute_s for w in work),
     )
@@ -250,9 +262,18 @@ def judge_staggered_launch(facts: TraceFacts) -> StaggeredLaunch | Missing | Non
     return StaggeredLaunch(
         culprits=_launching_thread(facts) if in_turns else (),
         gpus=tuple(ordered[1:]), share=share, first=ordered[0], last=last, last_launched_s=delay[last], late_s=worst,
+        spans={timeline.gpu: _before_first_kernel(facts, timeline) for timeline in facts.gpu_timelines
+               if gpu_number(facts.trace, timeline.gpu) in ordered[1:]},
         per_gpu_s=worst / (len(ordered) - 1), in_turns=in_turns, shared_launches=launches.shared_launches,
         steps=launches.steps, launches_per_turn=launches.launches_per_turn,
     )
+
+
+def _before_first_kernel(facts: TraceFacts, timeline: GpuTimeline) -> Spans:
+    """Spans from the begin of each step to the GPU's first kernel in it."""
+    begin, end = facts.analyzed_spans if facts.steps is None else facts.steps.edges_ns.T
+    starts = np.append(facts.trace.device.start_ns[timeline.computing], np.iinfo(np.int64).max)
+    return union(begin, np.minimum(starts[np.searchsorted(starts, begin)], end))
 
 
 def _launching_thread(facts: TraceFacts) -> tuple[Culprit, ...]:

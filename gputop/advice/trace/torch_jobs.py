@@ -7,7 +7,7 @@ import numpy as np
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, host_spans_of, share_of_steps
+from gputop.advice.trace.facts import TraceFacts, share_of_steps, without_recorder
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.host.small_ops import outermost_ops
@@ -18,8 +18,8 @@ from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.pytorch_ops import BACKWARD_NODE
 from gputop.core.findings import MEDIUM_SHARE, Culprit, Severity
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import Spans, coverage, intersect, merge, union
-from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask
+from gputop.trace.intervals import Spans, contains, coverage, intersect, merge, union
+from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64
 from gputop.trace.threads import MAIN, lines_of
 
@@ -72,17 +72,18 @@ def judge_accumulation_sync(facts: TraceFacts) -> AccumulationSync | None:
     most = round(min(passes, default=0))
     if most < 2:
         return None
+    spans = {gpu: parts["collectives"] for gpu, parts in facts.parts.items()}
     if facts.active:
         communication = (facts.shares or {}).get("collectives", 0.0)
     else:
         work = host_rows(trace, _REDUCES)
         numbers = _process_of(facts, work)
-        communication = float(np.mean([share_of_steps(facts, host_spans_of(facts, work[numbers == process]))
+        communication = float(np.mean([share_of_steps(facts, spans_of(facts.trace, work[numbers == process]))
                                        for process in np.unique(processes[0]).tolist()]))
     share = communication * (most - 1) / most
     if share < limit("accumulation_sync.share"):
         return None
-    return AccumulationSync(gpus=facts.active_numbers, share=share, claim=facts.on_cpus("about"),
+    return AccumulationSync(gpus=facts.active_numbers, share=share, claim=facts.on_cpus("about"), spans=spans,
                             passes=most, reductions=float(np.mean(reductions)), communication=communication)
 
 
@@ -110,11 +111,11 @@ class GradientsZeroed(Verdict, frozen=True, kw_only=True):
 def judge_gradients_zeroed(facts: TraceFacts) -> GradientsZeroed | None:
     """zero_grad() fills gradients with zeros, to which the backward pass then adds, instead of dropping them."""
     trace, host = facts.trace, facts.trace.host
-    within, fills = host_spans_of(facts, host_rows(trace, _ZERO_GRAD)), host_rows(trace, _ZEROES)
+    within, fills = spans_of(facts.trace, host_rows(trace, _ZERO_GRAD)), host_rows(trace, _ZEROES)
     fills = fills[coverage(within, host.start_ns[fills], host.start_ns[fills] + 1) > 0]
     if not len(fills):
         return None
-    nodes, adds = host_spans_of(facts, host_rows(trace, _ADDS_GRADIENT)), host_rows(trace, _ADD)
+    nodes, adds = spans_of(facts.trace, host_rows(trace, _ADDS_GRADIENT)), host_rows(trace, _ADD)
     adds = adds[coverage(nodes, host.start_ns[adds], host.start_ns[adds] + 1) > 0]
     # Of several backward passes for one update only the first one adds to zeros. How many there are is known where each
     # gradient is filled by itself.
@@ -131,8 +132,8 @@ def judge_gradients_zeroed(facts: TraceFacts) -> GradientsZeroed | None:
 def _work(facts: TraceFacts, rows: I64) -> float:
     """The share of the steps that these ops take: their kernels on GPUs, else themselves."""
     if not facts.active:
-        return share_of_steps(facts, host_spans_of(facts, rows))
-    device, spans = facts.trace.device, host_spans_of(facts, rows)
+        return share_of_steps(facts, spans_of(facts.trace, rows))
+    device, spans = facts.trace.device, spans_of(facts.trace, rows)
     of_ops = np.flatnonzero(coverage(spans, device.launch_ns, device.launch_ns + 1) > 0)
     time = int(coverage(facts.analyzed_spans, device.start_ns[of_ops], device.end_ns[of_ops]).sum())
     return time / (facts.analyzed_spans.total * len(facts.active)) if facts.analyzed_spans.total else 0.0
@@ -179,7 +180,7 @@ def judge_ops_without_gradient(facts: TraceFacts) -> OpsOutsideModel | None:
     kinds, which, counts = np.unique(host.name[ops], return_inverse=True, return_counts=True)
     times = np.bincount(which, within)
     longest = [i for i in np.argsort(-times).tolist() if times[i] >= limit("ops_without_gradient.named") * total]
-    spans = host_spans_of(facts, ops)
+    spans = spans_of(facts.trace, ops)
     return OpsOutsideModel(
         gpus=(), share=share, claim="about", ops_s=share * facts.period_s,
         names=", ".join(trace.names[kinds[i]] for i in longest[:_NAMED_LINES]) or "many kinds",
@@ -234,6 +235,11 @@ class AnomalyMode(Verdict, frozen=True, kw_only=True):
     nodes: float  # of the backward pass, per step
     checked: float  # share of them whose results are looked at for NaN
     checks_s: float  # per step
+    stacks_s: float = 0.0  # per step, of the forward pass; not known where GPUs compute
+
+
+# The ops whose length is that of a stack (percentile), and how many times as long it takes for others.
+_CHEAPEST, _STACK_AT_MOST = 10, 1.5
 
 
 def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
@@ -250,23 +256,46 @@ def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
         checked[of_line] = holds(trace, of_thread, host.start_ns[checks[host.line[checks] == line]])
         work = host_rows(trace, _CHECKS)
         work = work[host.line[work] == line]
-        backward = host_spans_of(facts, of_thread)
+        backward = spans_of(facts.trace, of_thread)
         in_nodes.append(work[coverage(backward, host.start_ns[work], host.start_ns[work] + 1) > 0])
     if checked.mean() < limit("anomaly_mode.checked"):
         return None
     rows = np.concatenate(in_nodes)
     after = rows[name_mask(trace, _CHECK)[host.name[rows]]]
     time = merge(*(_after_checks(facts, rows, line) for line in np.unique(host.line[after]).tolist()))
-    share = share_of_steps(facts, time)
+    checks_s = share_of_steps(facts, time) * facts.period_s
+    stacks_s = 0.0 if facts.active else _stacks_s(facts, nodes)
+    share, _ = (checks_s / facts.period_s, 0) if facts.active else without_recorder(facts, checks_s + stacks_s, time)
     per = facts.steps_or_window
     within = int(in_steps(host.start_ns[nodes], facts.steps).sum()) if facts.steps is not None else len(nodes)
-    # The stacks that the forward pass keeps cost more than the checks: in a job of small layers on the CPU these were
-    # 12% of the step, and without anomaly detection it was 75% shorter.
     severity: Severity = "high" if share >= MEDIUM_SHARE else "medium"
     return AnomalyMode(gpus=facts.active_numbers, share=share, severity=severity, claim=facts.on_cpus("at least"),
-                       nodes=within / per, checked=float(checked.mean()), checks_s=share * facts.period_s,
-                       culprits=(Culprit("aten::isnan", "host", share * facts.period_s, facts.basis,
+                       nodes=within / per, checked=float(checked.mean()), checks_s=checks_s, stacks_s=stacks_s,
+                       culprits=(Culprit("aten::isnan", "host", checks_s, facts.basis,
                                          at_s=int(host.start_ns[after[0]]) / 1e9),))
+
+
+def _stacks_s(facts: TraceFacts, nodes: I64) -> float:
+    """Least seconds per step in which the forward pass keeps a Python stack for each of these nodes: it is part of the
+    op that makes the node, so what the cheapest ops take is nearly all of it. The same stack takes others up to half
+    as long again."""
+    host = facts.trace.host
+    rows, number = host_stat(host, "sequence")
+    in_nodes = np.isin(rows, nodes)
+    forward = ~in_nodes & np.isin(number, number[in_nodes]) & contains(facts.analyzed_spans, host.start_ns[rows])
+    rows, number = rows[forward], number[forward]
+    in_order = np.lexsort((host.start_ns[rows], host.line[rows]))
+    rows, number = rows[in_order], number[in_order]
+    if not len(rows):
+        return 0.0
+    start, end, line = host.start_ns[rows], host.end_ns[rows], host.line[rows]
+    innermost = np.append((start[1:] >= end[:-1]) | (line[1:] != line[:-1]), True)
+    # Several ops have one number until one of them makes a node.
+    of_node = np.unique(np.stack((line, number))[:, innermost], axis=1, return_inverse=True)[1].reshape(-1)
+    longest = np.zeros(of_node.max() + 1, np.int64)
+    np.maximum.at(longest, of_node, (end - start)[innermost])
+    return float(np.minimum(longest, _STACK_AT_MOST * np.percentile(longest, _CHEAPEST)).sum()) / 1e9 / (
+        facts.steps_or_window * max(len(facts.host.divided) if facts.host is not None else 1, 1))
 
 
 def _after_checks(facts: TraceFacts, rows: I64, line: int) -> Spans:
@@ -292,13 +321,14 @@ def describe_anomaly_mode(v: AnomalyMode, job: Job) -> Explanation:
     return Explanation(
         title="Autograd's anomaly detection is on",
         why=(f"{percent(v.checked)} of the {v.nodes:,.0f} nodes of the backward pass look for NaN in their results. "
-             f"That takes {seconds(v.checks_s)} of each {job.basis} ({percent(v.share)}). Anomaly detection also keeps "
-             "a Python stack for each op of the forward pass, which the trace cannot separate from the op."),
+             f"That takes {seconds(v.checks_s)} of each {job.basis}. Anomaly detection also keeps a Python stack for "
+             "each op of the forward pass, " + (f"which takes {seconds(v.stacks_s)} or more." if v.stacks_s else
+                                                "which the trace cannot separate from the op.")),
         evidence={"nodes_per_step": v.nodes, "checked_ratio": v.checked, "checks_s": v.checks_s,
-                  "share_ratio": v.share},
+                  "share_ratio": v.share, **({"stacks_s": v.stacks_s} if v.stacks_s else {})},
         action="Switch anomaly detection off: it is for finding a NaN, not for training.",
         snippet=code("anomaly_mode", "pytorch"),
-        gain="the time of these checks; the forward pass also becomes faster",
+        gain="the time of these checks" + (" and stacks" if v.stacks_s else "; the forward pass also becomes faster"),
         source=source("anomaly_mode.checked"),
     )
 
@@ -320,7 +350,7 @@ def judge_double_precision(facts: TraceFacts) -> DoublePrecision | None:
     wide = products[np.isin(products, double)]
     if not len(wide):
         return None
-    ratio, every = (share_of_steps(facts, host_spans_of(facts, rows)) for rows in (wide, products))
+    ratio, every = (share_of_steps(facts, spans_of(facts.trace, rows)) for rows in (wide, products))
     share = ratio * limit("double_precision.saved")
     if ratio < limit("double_precision.products") * every or share < limit("double_precision.share"):
         return None
@@ -364,7 +394,7 @@ def judge_onednn_off(facts: TraceFacts) -> OnednnOff | None:
     backward = _on_main(facts, host_rows(trace, r"aten::convolution_backward$"))
     if not len(rows) or len(host_rows(trace, r"aten::mkldnn_convolution")):
         return None
-    ratio = share_of_steps(facts, host_spans_of(facts, np.sort(np.concatenate((rows, backward)))))
+    ratio = share_of_steps(facts, spans_of(facts.trace, np.sort(np.concatenate((rows, backward)))))
     if ratio < limit("onednn_off.share"):
         return None
     return OnednnOff(gpus=(), share=ratio, ratio=ratio, op=trace.names[host.name[rows[0]]],

@@ -9,7 +9,7 @@ from itertools import chain, combinations
 from typing import Any
 
 from gputop.advice.trace.inputs import GPU_ALLOCATOR
-from gputop.advice.user_registry import UserRules
+from gputop.advice.user_registry import user_rules
 from gputop.advice.user_rules import Figures, in_words, user_finding
 from gputop.analysis.results import Analysis, KernelRow, LayerRow
 from gputop.core.findings import Abstained, Advice, Finding, ranked
@@ -136,7 +136,7 @@ def judged(condition: Condition, analysis: Analysis) -> tuple[bool | None, dict[
 
 def with_user_rules(advice: Advice, analysis: Analysis) -> Advice:
     """The advice with what the user's own rules say of this analysis, which has the findings already."""
-    outcomes = [user_outcome(rule, analysis) for rule in UserRules.rules if rule.condition.source == "trace"]
+    outcomes = [user_outcome(rule, analysis) for rule in user_rules().rules if rule.condition.source == "trace"]
     findings = [outcome for outcome in outcomes if isinstance(outcome, Finding)]
     return Advice(ranked([*advice.findings, *findings]),
                   (*advice.abstained, *(outcome for outcome in outcomes if isinstance(outcome, Abstained))),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, new_workers, severity_by_limits
+from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, new_workers, recorded_spans, severity_by_limits
 from gputop.advice.trace.input_fixes import KEEP_WORKERS
 from gputop.advice.trace.job import KERAS, PYTORCH, Job, trains
 from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, SELDOM_WORK, WORK, KnownWork
@@ -84,6 +84,7 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
         severest="medium" if once else "high",
         parts=sorted(parts, key=lambda part: -part.time_s),
         new_workers=new_workers(facts).total / 1e9 >= limit("step_gap_host.named") * share * wall.recorded_s,
+        spans=recorded_spans(facts, parts),
         recorded_s=wall.recorded_s, steps=steps.count if steps is not None else 0, per_step_s=wall.per_step_s,
         pauses_show=steps is not None and wall.pauses_show(steps.mean_s),
         between_per_step_s=(sum(part.time_s for part in parts if part.id == _OUTSIDE) / (wall.steps or steps.count)
@@ -248,6 +249,7 @@ def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
     if others is not None:
         return Missing(others)
     return UnfinishedStep(gpus=facts.active_numbers, share=share, part=part, recorded_s=wall.recorded_s,
+                          spans=recorded_spans(facts, [part]),
                           severity="medium" if share >= limit("unfinished_step.medium") else "low",
                           claim=None, usual_s=steps.median_s, culprits=_culprits([part]))
 

@@ -37,7 +37,7 @@ from gputop.analysis.steps.training_loops import TrainingLoop, training_loops
 from gputop.render.step_parts import PART_IDS
 from gputop.trace.graph_captures import in_captures
 from gputop.trace.intervals import AT_ONCE, EMPTY, Spans, chained, coverage, intersect, merge, subtract, union
-from gputop.trace.lookups import host_rows, host_stat, rows_of
+from gputop.trace.lookups import host_rows, host_stat, rows_of, spans_of
 from gputop.trace.model import F64, I64, Trace
 
 # Launches further apart than this are not one stretch of launching (nsys-ai counts GPU gaps from 1 ms).
@@ -280,5 +280,5 @@ def _launching(trace: Trace, within: Spans) -> Spans:
     rows = rows[values == 1]
     if not len(rows):
         return runs
-    inside = union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+    inside = spans_of(trace, rows)
     return intersect(runs, inside)

@@ -132,6 +132,17 @@ def _kinds(trace: Trace, of_gpu: Sequence[_KernelsOf], gpus: list[int], of_steps
         of_steps.count if of_steps is not None else 0)
 
 
+def _by_type(classes: Sequence[tuple[str, bool | None]], times: Sequence[float],
+             ) -> tuple[dict[str, float], float, float]:
+    """Time by number type, and on tensor cores and on the others, as far as it is known."""
+    types: dict[str, float] = {}
+    for (dtype, _), part in zip(classes, times, strict=True):
+        if part:
+            types[dtype] = types.get(dtype, 0.0) + part
+    tensor, other = (math.fsum(t for (_, on), t in zip(classes, times, strict=True) if on is x) for x in (True, False))
+    return types, tensor, other
+
+
 def _table(
     trace: Trace, key: I64, label: Callable[[int], str], size: int, kinds: _Kinds, medians_of: _MediansOf | None = None,
 ) -> tuple[KernelRow, ...]:
@@ -160,13 +171,8 @@ def _table(
             continue  # no rest
         rest, shape = i == len(kept), shapes[i]
         name = "" if rest else label(int(kept[i]))
-        of_class, of_gpu, time = times[i].sum(axis=0), times[i].sum(axis=1), max(float(times[i].sum()), 1e-9)
-        types: dict[str, float] = {}
-        for (dtype, _), part in zip(kinds.classes, of_class.tolist(), strict=True):
-            if part:
-                types[dtype] = types.get(dtype, 0.0) + part
-        tensor, other = (math.fsum(t for (_, on), t in zip(kinds.classes, of_class.tolist(), strict=True) if on is x)
-                         for x in (True, False))
+        of_gpu, time = times[i].sum(axis=1), max(float(times[i].sum()), 1e-9)
+        types, tensor, other = _by_type(kinds.classes, times[i].sum(axis=0).tolist())
         out.append(KernelRow(
             name=name, count=int(counts[i].sum()), time_s=float(times[i].sum()) / 1e9,
             mean_s=float(times[i].sum()) / int(counts[i].sum()) / 1e9,

@@ -11,8 +11,8 @@ from gputop.analysis.results import Functions, FunctionUse
 from gputop.analysis.steps.compilations import TRACING
 from gputop.analysis.steps.membership import step_of
 from gputop.analysis.steps.model import Steps
-from gputop.trace.intervals import Spans, intersect, union
-from gputop.trace.lookups import COMPILE, host_rows, host_stat, name_mask
+from gputop.trace.intervals import Spans, intersect
+from gputop.trace.lookups import COMPILE, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 
@@ -91,11 +91,6 @@ def _within(trace: Trace, calls: I64, inner: I64) -> I64:
     around = holder[len(calls):]
     counted = is_call[around]
     return np.bincount(around[counted], weights=self_ns[counted], minlength=len(calls)).astype(np.int64)
-
-
-def spans_of(trace: Trace, rows: I64) -> Spans:
-    """Spans in which any of these events was open, on any thread."""
-    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
 
 
 def _modules(trace: Trace) -> set[str]:

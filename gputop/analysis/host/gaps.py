@@ -14,8 +14,8 @@ from gputop.analysis.host.python_tracer import function_text
 from gputop.analysis.results import GapWork, StepGaps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.user_ranges import named_ranges, numbered_ranges
-from gputop.trace.intervals import AT_ONCE, EMPTY, Spans, coverage, merge, subtract, union
-from gputop.trace.lookups import FEW_LINES, host_stat, launching_lines, name_mask, numbered, rows_of
+from gputop.trace.intervals import AT_ONCE, EMPTY, Spans, coverage, merge, subtract
+from gputop.trace.lookups import FEW_LINES, host_stat, launching_lines, name_mask, numbered, rows_of, spans_of
 from gputop.trace.model import I64, Trace, once
 from gputop.trace.nesting import nest
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
@@ -44,7 +44,7 @@ def step_gaps(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
     if busy:
         gaps, what = subtract(within, merge(EMPTY, *busy)), "no GPU busy within the step"
     elif len(calls) and not trace.gpus and not name_mask(trace, _MARKER)[trace.host.name[calls]].any():
-        gaps = subtract(within, union(trace.host.start_ns[calls], trace.host.end_ns[calls]))
+        gaps = subtract(within, spans_of(trace, calls))
         what = "from the end of a step's call to the start of the next"
     else:
         return None

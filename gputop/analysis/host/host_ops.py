@@ -10,7 +10,7 @@ from gputop.analysis.results import EagerOp, HostOps, OpType
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, contains, coverage, in_order, union
-from gputop.trace.lookups import Mask, host_stat, name_mask
+from gputop.trace.lookups import Mask, host_stat, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 from gputop.trace.threads import MAIN, lines_of
@@ -136,7 +136,7 @@ def _eager(trace: Trace, within: Spans, rows: I64, op: I64) -> tuple[float | Non
     called = called[lines_of(trace, MAIN)[host.line[called]]]
     jitted = outer_calls(trace)
     called = np.concatenate((called, jitted[~own_ops(trace)[host.name[jitted]]])) if len(jitted) else called
-    in_functions = union(host.start_ns[called], host.end_ns[called])
+    in_functions = spans_of(trace, called)
     functions = int(coverage(in_functions, within.start, within.end).sum())
     length = host.end_ns[rows] - host.start_ns[rows]
     alone = length - coverage(in_functions, host.start_ns[rows], host.end_ns[rows])

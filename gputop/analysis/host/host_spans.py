@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from gputop.analysis.host.executors import RUNS, of_input_pipeline
-from gputop.analysis.host.functions import XLA_RUN, spans_of
+from gputop.analysis.host.functions import XLA_RUN
 from gputop.analysis.host.host_ops import OP, single_ops
 from gputop.analysis.host.python_tracer import NAME as FUNCTION_NAME
 from gputop.analysis.host.small_ops import PAUSE_NS, small_ops
@@ -18,7 +18,7 @@ from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.analysis.steps.torch_compilations import compiling, torch_builds
 from gputop.analysis.steps.torchscript import script_builds
 from gputop.trace.intervals import EMPTY, Spans, complement, in_order, joined, merge, subtract, union
-from gputop.trace.lookups import COMPILE, Mask, distinct, host_rows, host_stat, name_mask, rows_of
+from gputop.trace.lookups import COMPILE, Mask, distinct, host_rows, host_stat, name_mask, rows_of, spans_of
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -84,41 +84,51 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     short_ops, short_pauses = None, EMPTY
     if not len(called) and host_rows(trace, _TORCH_OP).size:
         called = _rows(trace, name_mask(trace, _TORCH_WORK), main)
-        waited_for = _rows(trace, name_mask(trace, _TORCH_COLLECTIVE), here)
-        at_work = spans_of(trace, np.concatenate((called, waited_for)))
-        calls = joined(at_work, EAGER_PAUSE_NS)
         ops = _innermost(trace, _rows(trace, name_mask(trace, r"aten::"), main))
-        if not trace.gpus:
-            long = ops[trace.host.end_ns[ops] - trace.host.start_ns[ops] >= LONG_OP_NS]
-            short_ops = complement(spans_of(trace, np.concatenate((long, waited_for))), *trace.window_ns)
-            if not name_mask(trace, FUNCTION_NAME).any():  # a tracer of Python makes pauses of its own
-                short_pauses = subtract(calls, joined(at_work, PAUSE_NS))
+        calls, short_ops, short_pauses = _torch_calls(trace, here, called, ops)
     elif not len(ops) and host_rows(trace, PJIT).size:
         ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK).take(trace.host.name) & not_input))
     placed_rows = _placed(trace, ops) if trace.gpus else _python_callbacks(trace, ops)
-    tracing = _tracing(trace, here, traced, begun)
-    tracing = merge(tracing, compiling(trace, main))
-    for builds in (*torch_builds(trace, main), *script_builds(trace)):
-        tracing = merge(tracing, union(builds.start_ns, builds.end_ns))
+    tracing = merge(_tracing(trace, here, traced, begun), compiling(trace, main), *(
+        union(builds.start_ns, builds.end_ns) for builds in (*torch_builds(trace, main), *script_builds(trace))))
     eager = EMPTY
     if short_ops is not None:
         eager = small_ops(trace, main).spans
     elif runs_eagerly:
         rows = single_ops(trace, main)[0]
         of_jax, functions_of_jax = _calls_of_jax(trace, here)
-        eager = subtract(joined(spans_of(trace, rows), EAGER_PAUSE_NS), calls)
-        if not trace.gpus:  # on a CPU the ops are the model's own computing
-            eager = subtract(eager, spans_of(trace, np.concatenate((ops, host_rows(trace, _RUNS_OP)))))
         if len(of_jax) and not len(rows):
             # The call of a small op is itself Python's part: the op takes less time than its call.
-            long = executing[trace.host.end_ns[executing] - trace.host.start_ns[executing] >= LONG_OP_NS]
-            others = np.concatenate((np.setdiff1d(called, host_rows(trace, PJIT)), functions_of_jax, waiting, long))
+            others = np.concatenate((np.setdiff1d(called, host_rows(trace, PJIT)), functions_of_jax, waiting,
+                                     _of_long(trace, executing)))
             eager = subtract(joined(spans_of(trace, of_jax), EAGER_PAUSE_NS), spans_of(trace, others))
+        else:
+            eager = subtract(joined(spans_of(trace, rows), EAGER_PAUSE_NS), calls)
+            if not trace.gpus:  # on a CPU the ops are the model's own computing
+                eager = subtract(eager, spans_of(trace, np.concatenate((ops, host_rows(trace, _RUNS_OP)))))
     return HostSpans(
         tracing=tracing, eager=eager, placed=spans_of(trace, placed_rows),
         placed_rows=placed_rows, calls=calls, call_rows=called, shows_ops=bool(len(ops)),
         short_ops=short_ops, short_pauses=short_pauses,
     )
+
+
+def _torch_calls(trace: Trace, here: Mask, called: I64, ops: I64) -> tuple[Spans, Spans | None, Spans]:
+    """``calls``, ``short_ops`` and ``short_pauses`` of :class:`HostSpans` for PyTorch."""
+    waited_for = _rows(trace, name_mask(trace, _TORCH_COLLECTIVE), here)
+    at_work = spans_of(trace, np.concatenate((called, waited_for)))
+    calls = joined(at_work, EAGER_PAUSE_NS)
+    if trace.gpus:
+        return calls, None, EMPTY
+    short_ops = complement(spans_of(trace, np.concatenate((_of_long(trace, ops), waited_for))), *trace.window_ns)
+    if name_mask(trace, FUNCTION_NAME).any():  # a tracer of Python makes pauses of its own
+        return calls, short_ops, EMPTY
+    return calls, short_ops, subtract(calls, joined(at_work, PAUSE_NS))
+
+
+def _of_long(trace: Trace, rows: I64) -> I64:
+    """Rows of these events that last long for an op."""
+    return rows[trace.host.end_ns[rows] - trace.host.start_ns[rows] >= LONG_OP_NS]
 
 
 def _rows(trace: Trace, names: Mask, lines: Mask) -> I64:
@@ -132,7 +142,7 @@ def _calls(trace: Trace, main: Mask) -> tuple[I64, I64]:
     """Rows of calls that trace or compile their function, and of all calls, on threads of Python."""
     host = trace.host
     tf_rows, mode = host_stat(host, "tf_function_call")
-    keep = main[host.line[tf_rows]]
+    keep = main[host.line[tf_rows]] & ~name_mask(trace, "eager$")[mode]  # tf.config.run_functions_eagerly
     tf_rows, mode = tf_rows[keep], mode[keep]
     traces = name_mask(trace, "traced")[mode]
     functions, is_func = host_stat(host, "is_func")

@@ -1,8 +1,8 @@
 """Small ops of PyTorch that Python starts one by one on the CPU, and the pauses between them.
 
 An op of PyTorch takes 1 to 10 µs before it computes (dispatch, autograd, allocation), and Python some more until the
-next one. What takes no longer than ``SMALL_NS`` hardly computes. Ops that lie in another one count as that one's part,
-and what torch.compile has compiled is no op: its kernels have no events.
+next one. What takes no longer than ``SMALL_NS``, and ``NESTED_NS`` for each op within it, hardly computes. Ops that lie
+in another one count as that one's part, and what torch.compile has compiled is no op: its kernels have no events.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import numpy as np
 from msgspec import Struct
 
 from gputop.trace.intervals import EMPTY, Spans, merge, subtract, union
-from gputop.trace.lookups import Mask, host_rows
+from gputop.trace.lookups import Mask, host_rows, spans_of
 from gputop.trace.model import I64, Trace
 
 # An op that takes longer computes for most of its time; a longer pause is Python's own work. gputop's own figures.
-SMALL_NS, PAUSE_NS = 20_000, 100_000
+SMALL_NS, NESTED_NS, PAUSE_NS = 20_000, 5_000, 100_000
 _OP = r"(?!autograd::|c10d::|record_param_comms)[\w.]+::\S"
 _COMPILED = r"Torch-Compiled Region|CompiledFunction"
 
@@ -35,9 +35,11 @@ def small_ops(trace: Trace, lines: Mask) -> SmallOps:
     ops = host_rows(trace, _OP)
     ops = ops[lines[host.line[ops]]]
     for line in np.unique(host.line[ops]).tolist():
-        rows = outermost_ops(trace, ops[host.line[ops] == line])
+        every = ops[host.line[ops] == line]
+        rows = outermost_ops(trace, every)
         start, end, count = host.start_ns[rows], host.end_ns[rows], count + len(rows)
-        small = end - start <= SMALL_NS
+        begun = np.searchsorted(np.sort(host.start_ns[every]), (start, end))
+        small = end - start <= SMALL_NS + NESTED_NS * (begun[1] - begun[0] - 1)
         pause = start[1:] - end[:-1]
         passes_on = (pause <= PAUSE_NS) & (small[1:] | small[:-1])
         rows_of_lines.append(rows[small])
@@ -46,7 +48,7 @@ def small_ops(trace: Trace, lines: Mask) -> SmallOps:
         return SmallOps(ops[:0], EMPTY, 0)
     compiled = host_rows(trace, _COMPILED)
     compiled = compiled[lines[host.line[compiled]]]
-    spans = subtract(spans, union(host.start_ns[compiled], host.end_ns[compiled]))
+    spans = subtract(spans, spans_of(trace, compiled))
     return SmallOps(np.sort(np.concatenate(rows_of_lines)), spans, count)
 
 

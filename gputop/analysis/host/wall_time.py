@@ -57,7 +57,7 @@ from gputop.analysis.steps.start_up import tear_down
 from gputop.analysis.steps.steps import find_overview_steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.trace.intervals import EMPTY, Spans, complement, coverage, intersect, joined, merge, subtract, union
-from gputop.trace.lookups import detect_framework, host_rows, launching_lines, rows_of
+from gputop.trace.lookups import detect_framework, host_rows, launching_lines, rows_of, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 
@@ -292,7 +292,7 @@ def _computed_on_cpu(trace: Trace, lines: npt.NDArray[np.bool_]) -> Spans:
     """Spans in which XLA runs programs on the CPU: JAX's calls return before."""
     rows = host_rows(trace, _XLA_PROGRAM)
     rows = rows[(lines & lines_of(trace, EXECUTOR))[trace.host.line[rows]]] if len(rows) else rows
-    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+    return spans_of(trace, rows)
 
 
 def _loop_lines(trace: Trace, lines: npt.NDArray[np.bool_], calls: I64) -> npt.NDArray[np.bool_]:
@@ -598,7 +598,7 @@ def _input_works(trace: Trace, rank: _Rank, idle: Spans) -> bool:
 
     def covered(lines: npt.NDArray[np.bool_]) -> float:
         rows = rows_of(lines.take(host.line))
-        spans = joined(union(host.start_ns[rows], host.end_ns[rows]), 1)
+        spans = joined(spans_of(trace, rows), 1)
         return float(coverage(spans, idle.start, idle.end).sum()) / idle.total
 
     loop = rank.loop_lines | (rank.lines & lines_of(trace, EXECUTOR))

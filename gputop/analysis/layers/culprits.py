@@ -17,7 +17,7 @@ from gputop.analysis.layers.pytorch import CallScopes
 from gputop.analysis.layers.scopes import scope_of
 from gputop.core.findings import Culprit
 from gputop.trace.intervals import AT_ONCE, Spans, coverage
-from gputop.trace.lookups import rows_of
+from gputop.trace.lookups import Mask, rows_of
 from gputop.trace.model import I64, Trace
 
 _OPENED_FROM = 0.9  # share of the time: a layer that has less stands as it is
@@ -78,28 +78,10 @@ def named_events(
     key = op_keys(trace, rows, calls)
     gpus = events.more_on or gpus
     if events.only_on:
-        number = np.array([gpu_number(trace, g) for g in range(len(trace.gpus))], np.int64)[device.gpu[rows]]
-        here = np.isin(number, events.only_on)
-        elsewhere = {_stem(_name(trace, op, calls)[0]) for op in np.unique(key[~here & (key >= 0)]).tolist()}
-        only_here = [op for op in np.unique(key[here & (key >= 0)]).tolist()
-               if _stem(_name(trace, op, calls)[0]) not in elsewhere]
-        keep = here & np.isin(key, only_here)
+        keep = _only_on(trace, rows, key, events.only_on, calls)
         rows, time, key, gpus = rows[keep], time[keep], key[keep], events.only_on
     with_op = rows_of((key >= 0) & (time > 0))
-    root, seen = _Node(), set()
-    for op, node in _by_op(rows[with_op], time[with_op], key[with_op]):
-        path, source = _name(trace, op, calls)
-        if not path:
-            continue
-        node.names = int(path not in seen)  # a replica's is the same op
-        seen.add(path)
-        if source:
-            node.sources[source] = node.time_ns
-        scope = root
-        scope.add(node)
-        for part in path[:_MAX_DEPTH]:
-            scope = scope.children.setdefault(part, _Node())
-            scope.add(node)
+    root = _scopes(trace, _by_op(rows[with_op], time[with_op], key[with_op]), calls)
     if root.time_ns <= 0 or root.time_ns < _NAMED_PART * float(time.sum()):
         return ()
     unit = count * max(len(gpus), 1) * 1e9
@@ -125,6 +107,35 @@ def named_events(
             rest.add(node)
         shown.append(culprit("", rest))
     return tuple(shown)
+
+
+def _only_on(trace: Trace, rows: I64, key: I64, gpus: Sequence[int], calls: CallScopes | None) -> Mask:
+    """Events of ops that run on these GPUs and on no other."""
+    number = np.array([gpu_number(trace, g) for g in range(len(trace.gpus))], np.int64)[trace.device.gpu[rows]]
+    here = np.isin(number, gpus)
+    elsewhere = {_stem(_name(trace, op, calls)[0]) for op in np.unique(key[~here & (key >= 0)]).tolist()}
+    only_here = [op for op in np.unique(key[here & (key >= 0)]).tolist()
+                 if _stem(_name(trace, op, calls)[0]) not in elsewhere]
+    return here & np.isin(key, only_here)
+
+
+def _scopes(trace: Trace, ops: Iterable[tuple[int, _Node]], calls: CallScopes | None) -> _Node:
+    """Root of the scopes of these ops, as far as they have names."""
+    root, seen = _Node(), set()
+    for op, node in ops:
+        path, source = _name(trace, op, calls)
+        if not path:
+            continue
+        node.names = int(path not in seen)  # a replica's is the same op
+        seen.add(path)
+        if source:
+            node.sources[source] = node.time_ns
+        scope = root
+        scope.add(node)
+        for part in path[:_MAX_DEPTH]:
+            scope = scope.children.setdefault(part, _Node())
+            scope.add(node)
+    return root
 
 
 def op_keys(trace: Trace, rows: I64, calls: CallScopes | None) -> I64:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -80,24 +80,14 @@ def layer_times(
     device_ns, wait_ns, kernels = (sum(column) for column in zip(*columns, strict=True))
     unit = len(shares) * count
     executions, kernel_of = _executions(trace, shares, many)
+    scope_of_use = _pytorch_scope(calls, size) if calls is not None else _op_scope(trace, shares, size)
     root, ops = ScopeSums(), []
-    modules, eager = _modules(trace, shares, many), eager_types(trace)
-    training = {module for i, module in enumerate(modules) if differentiates(trace.hlo_ops[i].op_name)}
     used = np.flatnonzero((device_ns + wait_ns + kernels) > 0)
     for key in used.tolist():
         what, op = divmod(key, size)
         node = ScopeSums(float(device_ns[key]), float(wait_ns[key]), float(kernels[key]))
         hlo = trace.hlo_ops[op] if op < many else None
-        if calls is not None:
-            phase, path = calls.scopes[op] if op < size - 2 else Scope(NO_CALL, ())
-            phase = _MOVES.get(what, phase)
-        else:
-            name = hlo.op_name if hlo is not None else trace.names[op - many] if op < size - 2 else ""
-            phase, path = _place(name, what, hlo is not None, hlo is not None and modules[op] in training)
-            if phase == NO_OP and op == size - 1:
-                phase = LOCAL_COPIES
-            if phase == "other ops" and path == (name.rpartition(":")[2],) and path[0] in eager:
-                phase = EAGER
+        phase, path = scope_of_use(what, op)
         if hlo is not None and what == COMPUTE:
             times = float(executions[op])
             ops.append(OpUse(hlo, node.device_ns, times, phase, kernel_of[op]))
@@ -112,6 +102,36 @@ def layer_times(
         basis=steps.times.unit if steps is not None else "window", total_s=within.total / count / 1e9, gpus=len(shares),
         rows=tuple(table_rows(root, unit, reasons)), sources=source_lines(root, unit))
     return LayerTimes(table, tuple(ops), unit, calls)
+
+
+_ScopeOfUse = Callable[[int, int], tuple[str, tuple[str, ...]]]  # of what a device event does and its op
+
+
+def _pytorch_scope(calls: CallScopes, size: int) -> _ScopeOfUse:
+    def scope(what: int, op: int) -> tuple[str, tuple[str, ...]]:
+        phase, path = calls.scopes[op] if op < size - 2 else Scope(NO_CALL, ())
+        return _MOVES.get(what, phase), path
+
+    return scope
+
+
+def _op_scope(trace: Trace, shares: Sequence[DeviceShare], size: int) -> _ScopeOfUse:
+    """Scopes of XLA's ops, and after them of TensorFlow's, which have names."""
+    many = len(trace.hlo_ops)
+    modules, eager = _modules(trace, shares, many), eager_types(trace)
+    training = {module for i, module in enumerate(modules) if differentiates(trace.hlo_ops[i].op_name)}
+
+    def scope(what: int, op: int) -> tuple[str, tuple[str, ...]]:
+        of_xla = op < many
+        name = trace.hlo_ops[op].op_name if of_xla else trace.names[op - many] if op < size - 2 else ""
+        phase, path = _place(name, what, of_xla, of_xla and modules[op] in training)
+        if phase == NO_OP and op == size - 1:
+            phase = LOCAL_COPIES
+        if phase == "other ops" and path == (name.rpartition(":")[2],) and path[0] in eager:
+            phase = EAGER
+        return phase, path
+
+    return scope
 
 
 class DeviceShare(Struct, frozen=True):

@@ -18,8 +18,8 @@ from gputop.analysis.host.small_ops import outermost_ops
 from gputop.analysis.layers.pytorch import linked_ops
 from gputop.analysis.steps.pytorch_ops import thread_of_ops
 from gputop.analysis.steps.training_loops import LOADER
-from gputop.trace.intervals import contains, coverage, union
-from gputop.trace.lookups import host_rows, name_mask
+from gputop.trace.intervals import contains, coverage
+from gputop.trace.lookups import host_rows, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 
 _OP = r"(?!autograd::|c10d::|record_param_comms)[\w.]+::\S|\w+Backward\d*$|CompiledFunction|Torch-Compiled Region"
@@ -48,12 +48,12 @@ def ops_without_gradient(trace: Trace) -> OpsWithoutGradient | None:
     rows, parts = host_rows(trace, _OP), host_rows(trace, _OTHER_PARTS)
     parts = parts[host.line[parts] == line]
     ops = outermost_ops(trace, rows[host.line[rows] == line])
-    elsewhere = union(host.start_ns[parts], host.end_ns[parts])
+    elsewhere = spans_of(trace, parts)
     ops = ops[~contains(elsewhere, host.start_ns[ops])]
     linked_ns = np.sort(host.start_ns[linked[host.line[linked] == line]])
     of_model = np.searchsorted(linked_ns, host.end_ns[ops]) > np.searchsorted(linked_ns, host.start_ns[ops])
     ops = ops[~of_model & name_mask(trace, _NEW_RESULTS)[host.name[ops]]]
     products = host_rows(trace, _PRODUCT)
     products = products[host.line[products] == line]
-    computing = union(host.start_ns[products], host.end_ns[products])
+    computing = spans_of(trace, products)
     return OpsWithoutGradient(ops, int(coverage(computing, host.start_ns[ops], host.end_ns[ops]).sum()))

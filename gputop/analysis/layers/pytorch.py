@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from gputop.analysis.layers.gradients import bucket_name, gradient_buckets
 from gputop.analysis.layers.scopes import LOSS, PHASES, Scope
-from gputop.trace.intervals import contains, union
-from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask
+from gputop.trace.intervals import contains
+from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import depths, nest, nesting_order
 
@@ -216,7 +216,7 @@ def _backward_threads(trace: Trace, functions: Mask, ops: I64) -> list[int]:
 def _forward_on(trace: Trace, functions: I64, ops: I64) -> bool:
     """Return whether one of these ops of a thread runs outside of that thread's functions of autograd."""
     host = trace.host
-    inside = union(host.start_ns[functions], host.end_ns[functions])
+    inside = spans_of(trace, functions)
     return not contains(inside, host.start_ns[ops]).all()
 
 

@@ -114,6 +114,14 @@ def no_layers(root: ScopeSums, how: str) -> dict[str, str]:
     return {"forward": NO_LAYERS[how]} if inside < _FEW_LAYERS * (forward.device_ns + forward.wait_ns) else {}
 
 
+def _parts(node: ScopeSums, itself: str) -> list[tuple[str, ScopeSums]]:
+    """The scopes in a scope, by falling time; with its own ops, as ``itself``, where it has both."""
+    parts = dict(node.children)
+    if parts and node.own is not None:
+        parts[itself] = node.own
+    return sorted(parts.items(), key=lambda item: (-item[1].device_ns - item[1].wait_ns, item[0]))
+
+
 def table_rows(root: ScopeSums, unit: int, reasons: Mapping[str, str]) -> list[LayerRow]:
     """The tree in order, parents before children, siblings by falling time; what costs little is one row.
 
@@ -143,10 +151,7 @@ def table_rows(root: ScopeSums, unit: int, reasons: Mapping[str, str]) -> list[L
         below(node, len(rows) - 1)
 
     def below(node: ScopeSums, parent: int) -> None:
-        parts = dict(node.children)
-        if parts and node.own is not None:
-            parts[ITSELF if rows[parent].parent is not None else NO_OP] = node.own
-        children = sorted(parts.items(), key=lambda item: (-item[1].device_ns - item[1].wait_ns, item[0]))
+        children = _parts(node, ITSELF if rows[parent].parent is not None else NO_OP)
         shown = [(name, child) for name, child in children if child.device_ns + child.wait_ns >= least]
         if len(rows) + len(shown) > _MAX_ROWS:
             shown = []

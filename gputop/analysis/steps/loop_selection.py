@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN
 from gputop.trace.intervals import EMPTY, Spans, joined, merge, union
+from gputop.trace.lookups import spans_of
 from gputop.trace.model import I64, Trace
 
 _ORDER = (TRAINING, UNKNOWN, EVALUATION, PREDICTION)  # of the loops that steps are taken from, first to last
@@ -65,7 +66,7 @@ def other_loops(trace: Trace, rows: I64, function: npt.NDArray, phase_of: Mappin
     spans: dict[str, Spans] = {}
     for other, phase in phase_of.items():
         of_other = rows[np.asarray(function) == other]
-        calls = union(trace.host.start_ns[of_other], trace.host.end_ns[of_other])
+        calls = spans_of(trace, of_other)
         spans[phase] = merge(spans.get(phase, EMPTY), joined(calls, _usual_reach(calls) + 1))
     return spans
 

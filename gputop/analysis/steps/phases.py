@@ -10,8 +10,8 @@ import numpy as np
 from gputop.analysis.results import StepTimes
 from gputop.core.findings import TraceNote
 from gputop.text.units import seconds
-from gputop.trace.intervals import Spans, in_order, union
-from gputop.trace.lookups import name_mask
+from gputop.trace.intervals import Spans, in_order
+from gputop.trace.lookups import name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import INPUT, lines_of
 
@@ -55,7 +55,7 @@ def phases(trace: Trace, rows: I64, key: I64) -> dict[int, str]:
     out = {}
     for function, calls in zip(functions.tolist(), np.split(rows[order], first)[1:], strict=True):
         rank_of_call = rank_of_line[trace.host.line[calls]]
-        spans = {rank: union(trace.host.start_ns[called], trace.host.end_ns[called]) for rank, called in (
+        spans = {rank: spans_of(trace, called) for rank, called in (
             (rank, calls[rank_of_call == rank]) for rank in np.unique(rank_of_call).tolist())}
         by_name = next((phase for phase, mask in named.items() if mask[function]),
                        trace.function_phases.get(trace.names[function], UNKNOWN))

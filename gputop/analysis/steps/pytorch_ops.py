@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gputop.analysis.steps.training_loops import LOADER
 from gputop.trace.intervals import EMPTY, Spans, merge, union
-from gputop.trace.lookups import Mask, by_line, host_rows, host_stat, name_mask
+from gputop.trace.lookups import Mask, by_line, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -116,8 +116,8 @@ def thread_of_ops(trace: Trace) -> int | None:
     times = []
     for line, indices in by_line(host.line[rows]).items():
         of_line, nodes = rows[indices], backward[host.line[backward] == line]
-        ops = union(host.start_ns[of_line], host.end_ns[of_line])
-        within = union(host.start_ns[nodes], host.end_ns[nodes])
+        ops = spans_of(trace, of_line)
+        within = spans_of(trace, nodes)
         times.append((merge(ops, within).total - within.total, line))
     times.sort(reverse=True)
     if not times or (len(times) > 1 and times[1][0] > _ANOTHER_THREAD * times[0][0]):

@@ -18,7 +18,7 @@ from gputop.text.units import seconds
 from gputop.trace.complete_part import part_of
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
-from gputop.trace.lookups import COMPILE, Mask, host_rows, name_mask, numbered
+from gputop.trace.lookups import COMPILE, Mask, host_rows, name_mask, numbered, spans_of
 from gputop.trace.model import I64, Kind, MemoryKind, Trace, once
 from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
@@ -30,6 +30,7 @@ _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain
           r"(?:cudnn|cublas\w*|cusolver\w*)Create(?:_v\d)?$")
 # cuDNN's check of the buffers around each algorithm that it tries, in TensorFlow (redzone_checker) and XLA.
 TRIES = r"(?i).*redzone"
+_CONVOLUTION = r"aten::(?:(?:cudnn|miopen)_convolution\w*|convolution_backward)$"
 # A launch call loads its kernel's module, as CUDA does at the first launch since 11.7, where it takes this many times
 # the median of launch calls, and at least so long. gputop's own figures. A call that waits for a full queue, or whose
 # thread has lost its CPU, may be that of any launch: most of the time of all such calls must be in first launches.
@@ -119,7 +120,7 @@ def _longest_names(spans: Spans, calls: _Found) -> I64:
 def _loading(trace: Trace) -> _Found:
     """Calls that load, and launch calls in which the first launch of a kernel loads its module."""
     host, device = trace.host, trace.device
-    rows = host_rows(trace, _LOADS)
+    rows = np.concatenate((host_rows(trace, _LOADS), _first_convolutions(trace)))
     loads = host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
     if len(device.launch_end_ns) != len(device):
         return loads
@@ -143,6 +144,16 @@ def _loading(trace: Trace) -> _Found:
     events = launched[long & first]
     launches = device.launch_ns[events], device.launch_end_ns[events], device.name[events].astype(np.int64)
     return _joined(loads, launches)
+
+
+def _first_convolutions(trace: Trace) -> I64:
+    """PyTorch's convolutions on a GPU in which cuDNN loads its kernels and chooses among them: far longer than usual,
+    and none in the later half of them, as where shapes change and it chooses anew."""
+    rows = host_rows(trace, _CONVOLUTION)
+    length = trace.host.end_ns[rows] - trace.host.start_ns[rows]
+    usual = float(np.median(length)) if len(rows) else 0.0
+    long = np.flatnonzero(length >= max(_WORTH_NAMING_NS, _FAR_LONGER * usual))
+    return rows[long] if len(long) and 2 * long[-1] < len(rows) else rows[:0]
 
 
 def _set_up(trace: Trace) -> _Found:
@@ -206,7 +217,7 @@ def _chosen(trace: Trace) -> Spans:
     rows = host_rows(trace, r".*:\w*Conv[23]D\w*$")
     rows = rows[[trace.lines[line].name.startswith(f"{GRAPH_EXECUTOR} GPU") for line in host.line[rows].tolist()]]
     rows = rows[host.end_ns[rows] - host.start_ns[rows] >= _WORTH_NAMING_NS]
-    return union(host.start_ns[rows], host.end_ns[rows])
+    return spans_of(trace, rows)
 
 
 def _built(trace: Trace) -> tuple[_Found, _Found]:
@@ -282,7 +293,7 @@ def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
         return "replicas that begin one after the other"
     may_be_first = len(bounds_ns) < _FEW_STEPS and not rebuilt(trace)
     rows = host_rows(trace, COMPILE)
-    compiling = union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+    compiling = spans_of(trace, rows)
     for kind, spans in ((COMPILING, compiling), (KERNELS, compiling_kernels(trace)), (AUTOTUNING, _chosen(trace)),
                         (GRAPHS, _recorded(trace))):
         time = coverage(spans, bounds_ns[:, 0], bounds_ns[:, 1])
@@ -321,7 +332,7 @@ def tear_down(trace: Trace, lines: Mask, after_ns: int) -> Spans:
     """Calls on these lines that free, unload and destroy after the last work of the GPUs: the program ends."""
     rows = host_rows(trace, _TEARS_DOWN)
     rows = rows[lines[trace.host.line[rows]] & (trace.host.start_ns[rows] >= after_ns)]
-    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+    return spans_of(trace, rows)
 
 
 def end_start_ns(trace: Trace) -> int | None:

@@ -9,8 +9,8 @@ from gputop.analysis.steps.loop_selection import other_loops, select_loop, withi
 from gputop.analysis.steps.optimizer_calls import updates_ns
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN
 from gputop.analysis.steps.user_ranges import RepeatedSteps, named_ranges, names_parts, numbered_ranges, repeated_steps
-from gputop.trace.intervals import joined, union
-from gputop.trace.lookups import host_rows, host_stat
+from gputop.trace.intervals import joined
+from gputop.trace.lookups import host_rows, host_stat, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import GRAPH_EXECUTOR, busiest_line
 
@@ -93,7 +93,7 @@ def numbered_steps(trace: Trace) -> Anchors | None:
     else:
         start, end, edges = _of_repeated(trace, ranges.repeated)
         of = "rounds of " if ranges.repeated.parts else ""
-    evaluations = union(host.start_ns[ranges.evaluations], host.end_ns[ranges.evaluations])
+    evaluations = spans_of(trace, ranges.evaluations)
     loops = {}
     if len(ranges.evaluations):
         loops[EVALUATION] = joined(evaluations, int(np.median(evaluations.end - evaluations.start)) + 1)

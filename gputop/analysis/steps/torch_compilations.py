@@ -20,8 +20,8 @@ import numpy as np
 from msgspec import Struct
 
 from gputop.analysis.steps.compilations import AGAIN, OVER
-from gputop.trace.intervals import Spans, in_order, union
-from gputop.trace.lookups import Mask, host_rows, name_mask
+from gputop.trace.intervals import Spans, in_order
+from gputop.trace.lookups import Mask, host_rows, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 
 _REGION = re.compile(r"Torch-Compiled Region: (\d{1,9})/(\d{1,9})$")
@@ -51,13 +51,13 @@ def compiling(trace: Trace, lines: Mask) -> Spans:
     """Spans in which torch.compile works on one of these threads, by its own marks; empty in older versions."""
     rows = host_rows(trace, _TIMED)
     rows = rows[lines[trace.host.line[rows]]]
-    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+    return spans_of(trace, rows)
 
 
 def compiling_kernels(trace: Trace) -> Spans:
     """Spans in which kernels are compiled, or tried out, one by one; calls within others count once."""
     rows = np.flatnonzero(name_mask(trace, _KERNELS, _KERNEL_WORDS).take(trace.host.name))
-    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+    return spans_of(trace, rows)
 
 
 def built_again(trace: Trace, builds: TorchBuilds) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from gputop.analysis.steps.torch_compilations import TorchBuilds
 from gputop.trace.intervals import Spans, subtract, union
-from gputop.trace.lookups import PYTHON_FUNCTION, by_line, host_rows, host_stat, name_mask
+from gputop.trace.lookups import PYTHON_FUNCTION, by_line, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 
@@ -54,7 +54,7 @@ def _of_process(trace: Trace, lines: I64) -> list[TorchBuilds]:
     # The first call of a function runs no part of it yet.
     scripted |= outer & np.isin(host.name[rows], host.name[rows[scripted & outer]])
     others, calls = rows[~scripted], rows[scripted & outer]
-    work = union(host.start_ns[others], host.end_ns[others])
+    work = spans_of(trace, others)
     builds = []
     for name, places in by_line(host.name[calls]).items():
         start, end = host.start_ns[calls[places]], host.end_ns[calls[places]]

@@ -61,8 +61,8 @@ from gputop.analysis.steps.optimizer_calls import (
     users_ranges,
 )
 from gputop.analysis.steps.phases import SERVES
-from gputop.trace.intervals import Spans, union
-from gputop.trace.lookups import Mask, by_line
+from gputop.trace.intervals import Spans
+from gputop.trace.lookups import Mask, by_line, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -394,7 +394,7 @@ def _of_engine(trace: Trace, rows: I64, launched_ns: I64) -> NamedRanges:
     decodes = np.array([_DECODES.search(trace.names[name]) is not None for name in host.name[rows].tolist()])
     kinds = {phase: rows[decodes == (phase == "decode")] for phase in SERVES}
     steps = max(kinds, key=lambda phase: int((host.end_ns[kinds[phase]] - host.start_ns[kinds[phase]]).sum()))
-    others = {phase: union(host.start_ns[of_phase], host.end_ns[of_phase]) for phase, of_phase in kinds.items()
+    others = {phase: spans_of(trace, of_phase) for phase, of_phase in kinds.items()
               if phase != steps and len(of_phase)}
     chosen, name = kinds[steps], f"{_OF_ENGINE} that {steps}"
     return NamedRanges(name, host.start_ns[chosen], host.end_ns[chosen], chosen,

@@ -352,8 +352,9 @@ class _Guard:
 
 def _own_profiler(torch: Any, seconds: float | None) -> tuple[str, str]:
     """Activity of the job's own torch.profiler: "profiling" and for how many steps more, if that is known; "cycles" and
-    in how many steps it begins, where that is before a recording of ``seconds`` would be over; else nothing. Looks for
-    half a second at how fast it steps, unless there are no ``seconds``."""
+    in how many steps it begins, where that is before a recording of ``seconds`` would be over; else nothing. Behind
+    the steps stands the share of the steps to come that it records, if that is known. Looks for half a second at how
+    fast it steps, unless there are no ``seconds``."""
     module = torch.autograd.profiler
     enabled = bool(getattr(module, "_is_profiler_enabled", False))
     if "ProfilerStep" not in module.KinetoStepTracker._step_dict:  # of each torch.profiler.profile until it is left
@@ -364,13 +365,14 @@ def _own_profiler(torch: Any, seconds: float | None) -> tuple[str, str]:
     time.sleep(0.0 if enabled or seconds is None else _ANSWER_S)
     for profiler, first in zip(alive, before):  # noqa: B905  of the job's Python, which may be older
         step, rate, action = profiler.step_num, (profiler.step_num - first) / _ANSWER_S, profiler.current_action
-        changes = (n for n in range(1, _AHEAD_STEPS) if (profiler.schedule(step + n) == idle) is (action != idle))
-        steps = next(changes, 0)
+        at_work = [profiler.schedule(step + n) != idle for n in range(1, _AHEAD_STEPS)]
+        steps = next((n for n, works in enumerate(at_work, 1) if works is (action == idle)), 0)
+        detail = f"{steps or ''} {sum(at_work) / len(at_work):.3f}"
         # One that was stopped, and not left, stays at its last action.
         if action != idle and (enabled or action == torch.profiler.ProfilerAction.WARMUP):
-            return "profiling", str(steps or "")
+            return "profiling", detail
         if action == idle and seconds is not None and 0 < steps < rate * (seconds + _RECORDING_TAKES_S):
-            return "cycles", str(steps)
+            return "cycles", detail
     return ("profiling", "") if enabled else ("", "")
 
 

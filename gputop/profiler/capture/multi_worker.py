@@ -72,10 +72,10 @@ class _Worker:
         except Exception as error:  # noqa: BLE001  thread boundary: the other workers go on
             self.error = GputopError(f"a bug in gputop: {error!r}", "Please report this.")
 
-    def probe_server(self, folder: Path, stop: threading.Event, asked_s: float) -> None:
+    def probe_server(self, folder: Path, stop: threading.Event) -> None:
         """The probe, and what it tells about the server's clock."""
         self.round_trip_s = self.recorder.round_trip_s()
-        self.probed, self.probe = probe_job(self.recorder, folder, self.memory, stop, asked_s)
+        self.probed, self.probe = probe_job(self.recorder, folder, self.memory, stop)
         if self.probed is not None:
             self.bounds = intersect(self.bounds, self._bounds(self.probed)) if not self.local else self.bounds
 
@@ -163,7 +163,7 @@ def capture_workers(recorders: Sequence[Recorder], request: CaptureRequest, on_p
             chosen = record(full_length(request))
             return _finish(workers, chosen, run, chosen.chosen_s)
         with probe_logdir(request.logdir) as folder:
-            _run_phase(threads, workers, lambda w: w.probe_server(folder / w.name, stop, seconds))
+            _run_phase(threads, workers, lambda w: w.probe_server(folder / w.name, stop))
             if stop.is_set() and any(w.probed for w in workers):
                 return _probes(workers, seconds, logdir, run)
             _run_phase(threads, workers, lambda w: _set_plan(w, seconds, len(workers), logdir))
@@ -211,7 +211,7 @@ def _written(outcomes: tuple[Outcome, ...], chosen: Plan, run: RunFolder) -> Mul
         first = next(iter(errors.values()))
         others = "".join(f"; {address}: {error.message}" for address, error in list(errors.items())[1:])
         raise GputopError(f"none of the {len(outcomes)} workers could be captured: {first.message}{others}", first.fix,
-                          first.exit_code)
+                          first.exit_code) from first
     clocks = {o.result.path.name: o.clock for o in outcomes if o.result is not None and o.clock is not None}
     with contextlib.suppress(OSError):  # the traces are there; without it their own clocks count
         write_clocks(run.path, clocks)

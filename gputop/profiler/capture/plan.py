@@ -17,8 +17,6 @@ from gputop.profiler.recording import RecorderLimits
 from gputop.text.units import size
 
 PROBE_S = 0.5
-# A first probe that is short is followed by one of so many events, unless that is hardly longer.
-_SECOND_PROBE_EVENTS, _HARDLY_LONGER = 50_000, 2.0
 # With those of the probe: enough to say what a job spends its time on; more is granted for whole steps.
 TARGET_EVENTS = 500_000
 MIN_CAPTURE_S = 1.0
@@ -137,14 +135,6 @@ class Plan(Struct, frozen=True):
 def needs_probe(asked_s: float, limits: RecorderLimits = SERVER_LIMITS) -> bool:
     """Return whether a probe could shorten it at all."""
     return asked_s > min(MIN_CAPTURE_S, limits.least_s)
-
-
-def second_probe_s(asked_s: float, first: Probe, limits: RecorderLimits) -> float:
-    """The seconds of a second probe, for steps that the first one was too short to show; 0 if none is worth it."""
-    if limits.first_probe_s >= PROBE_S or first.sure or 0 < first.events_per_s * asked_s <= _CHEAP_EVENTS:
-        return 0.0
-    seconds = min(PROBE_S, asked_s, _SECOND_PROBE_EVENTS / first.events_per_s if first.events_per_s else PROBE_S)
-    return seconds if seconds >= _HARDLY_LONGER * first.seconds else 0.0
 
 
 def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimits = SERVER_LIMITS) -> Plan:

@@ -27,7 +27,6 @@ from gputop.profiler.capture.plan import (
     memory_limits,
     needs_probe,
     plan,
-    second_probe_s,
 )
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.capture.requirements import check_limits
@@ -55,7 +54,7 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
         result = recorder.record(RecordingOrder(seconds, logdir), memory, stop)
         return result, chosen, memory.cost(result.took_s, seconds)
     with probe_logdir(logdir) as folder:
-        probed, probe = probe_job(recorder, folder, memory, stop, seconds)
+        probed, probe = probe_job(recorder, folder, memory, stop)
         if stop.is_set() and probed is not None:
             chosen = Plan(seconds, probe.seconds, "stopped during the probe; the probe is the trace", probe)
             on_plan(chosen)
@@ -90,22 +89,16 @@ def full_length(request: CaptureRequest) -> Plan:
     return Plan(request.seconds, request.seconds, reason)
 
 
-def probe_job(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threading.Event,
-              asked_s: float) -> tuple[CaptureResult | None, Probe]:
-    """The probe's trace, None where it holds no events, and what it says; a second and longer one, where the first is
-    a short one and leaves open how long a recording may be. Raises GputopError."""
+def probe_job(recorder: Recorder, logdir: Path, memory: JobMemory,
+              stop: threading.Event) -> tuple[CaptureResult | None, Probe]:
+    """The probe's trace, None where it holds no events, and what it says. A short one without events is made again and
+    longer, if nothing could end the recording that it would allow. Raises GputopError."""
     limits = recorder.limits
-    probed, first = _probe_once(recorder, logdir, memory, stop, min(PROBE_S, limits.first_probe_s))
-    longer_s = second_probe_s(asked_s, first, limits)
-    if not longer_s or stop.is_set():
+    threading.Thread(target=_steps_of, name="gputop-imports", daemon=True).start()  # the job is waited for meanwhile
+    probed, first = _probe_once(recorder, logdir, memory, stop, min(PROBE_S, limits.probe_s))
+    if probed is not None or limits.stoppable or stop.is_set():
         return probed, first
-    try:
-        longer, second = _probe_once(recorder, logdir, memory, stop, longer_s)
-    except TraceLost:
-        if probed is None:
-            raise
-        return probed, first
-    return (longer, second) if longer is not None or probed is None else (probed, first)
+    return _probe_once(recorder, logdir, memory, stop, PROBE_S)
 
 
 def _probe_once(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threading.Event,
@@ -171,18 +164,21 @@ def step_time(path: Path, events: int) -> tuple[float, bool] | None:
     And whether these are surely steps of training: what merely repeats, in kernels or ops, may be
     a part of a step that is longer than the trace, and those of an evaluation end with it.
     """
-    if events > _MAX_EVENTS:
+    try:
+        if events > _MAX_EVENTS or path.stat().st_size > _MAX_BYTES:
+            return None
+        return _steps_of(path)
+    except (GputopError, OSError):
         return None
+
+
+def _steps_of(path: Path | None = None) -> tuple[float, bool] | None:
+    """As :func:`step_time`; without a trace it only imports what that needs. Raises GputopError, OSError."""
     from gputop.analysis.steps.phases import TRAINING, UNKNOWN
     from gputop.analysis.steps.steps import find_steps
     from gputop.trace.readers.load import load
 
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            return None
-        steps = find_steps(load([path]))
-    except (GputopError, OSError):
-        return None
+    steps = find_steps(load([path])) if path is not None else None
     if steps is None:
         return None
     times = steps.times

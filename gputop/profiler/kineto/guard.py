@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ _PREFIX = "gputop-guard-"
 _TRIES, _BETWEEN_TRIES_S = 3, 2.0
 _ANSWER_S, _PERIOD_S = 10.0, 0.2  # the guard waits for Python's lock, as the job's other threads do
 _DETAIL_CHARS = 200
+_SHARE = re.compile(r"[01]\.\d{3}")
 # From the removal of the callbacks to the end of a recording. A thread that was within one has left it by then, however
 # many others run: at a load of 15 a CPU the scheduler comes back to it within 0.1 s.
 _REST_S, _REST_OF_LOAD_S, _MAX_REST_S = 0.25, 0.02, 1.0
@@ -76,8 +78,11 @@ def when_idle(call: Callable[[], T]) -> T:
     """Return the result of ``call``, which is made again where the job's own profiler was at work for an unknown time:
     three times within four seconds. Raises what it raises."""
     for _ in range(_TRIES - 1):
-        with contextlib.suppress(ProfilesItself):
+        try:
             return call()
+        except ProfilesItself as error:
+            if error.share < 1.0:
+                raise
         time.sleep(_BETWEEN_TRIES_S)
     return call()
 
@@ -128,7 +133,12 @@ class UsedBefore(GputopError):
 
 
 class ProfilesItself(GputopError):
-    """The process's own torch.profiler records it, nobody knows for how long."""
+    """The process's own torch.profiler records it, or will soon: this ``share`` of its steps, 1 where no end is
+    known."""
+
+    def __init__(self, pid: int, share: float, message: str, fix: str) -> None:
+        super().__init__(message, fix)
+        self.pid, self.share = pid, share
 
 
 def raise_unless(pid: int, expected: str, state: str, detail: str) -> None:
@@ -136,15 +146,19 @@ def raise_unless(pid: int, expected: str, state: str, detail: str) -> None:
     if state == expected:
         return
     own_traces = "Its own traces have what gputop would record: gputop analyze FOLDER."
-    left_on = (f"torch.profiler records all that process {pid} does: training with it left on often takes three times "
-               "as long", f"Remove it from the script, or give it a schedule (active=20, repeat=1). {own_traces}")
+    steps, _, recorded = detail.partition(" ")
+    if state == "profiling" and not steps:
+        state = "left on"
     reasons = {
         "absent": (f"process {pid} has not imported torch", "Give the Python process that trains, not its launcher."),
         "importing": (f"process {pid} is importing torch", "Try again in a moment."),
         "no CUDA yet": (f"process {pid} has not begun to use its GPU, and the profiler would initialize it for the job",
                         "Try again once it trains on the GPU."),
-        "profiling": (f"torch.profiler records process {pid} now, for {detail} steps more", own_traces),
-        "cycles": (f"process {pid} profiles itself in cycles: torch.profiler begins again in {detail} steps, and two "
+        "left on": (f"torch.profiler records all that process {pid} does: training with it left on often takes two "
+                    "to three times as long", "Remove it from the script, or let it record some steps once. "
+                    f"{own_traces}"),
+        "profiling": (f"torch.profiler records process {pid} now, for {steps} steps more", own_traces),
+        "cycles": (f"process {pid} profiles itself in cycles: torch.profiler begins again in {steps} steps, and two "
                    "recordings at once would end the job", own_traces),
         "observed": (f"another observer of PyTorch's operators is at work in process {pid}",
                      "Such as an execution trace, or another recording. Capture when it has ended."),
@@ -159,7 +173,8 @@ def raise_unless(pid: int, expected: str, state: str, detail: str) -> None:
     }
     if state == "used":
         raise UsedBefore(*reasons[state])
-    if state == "profiling" and not detail:
-        raise ProfilesItself(*left_on)
+    if state in ("left on", "profiling", "cycles"):
+        share = float(recorded) if _SHARE.fullmatch(recorded) else 0.0
+        raise ProfilesItself(pid, 1.0 if state == "left on" else share, *reasons[state])
     unknown = f"PyTorch in process {pid} did not switch its daemon mode on ({detail or state})", PASTE
     raise GputopError(*reasons.get(state, unknown))

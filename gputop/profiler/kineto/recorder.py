@@ -54,9 +54,10 @@ _POLL_TIMEOUT_S = 2 * POLL_PERIOD_S + 5
 _LEAD_S = 2.0  # beyond a poll: kineto looks at its requests once a second, and a loaded node is late
 _WRITE_TIMEOUT_S = 10.0  # for the file, after the recording and a poll; while the job builds it the polls say so
 _BUILD_TIMEOUT_S = 180.0
-# kineto begins a second after a request. Where its thread is later than that, on a node that is overloaded, it drops
-# the request, and says from then on that it is ready.
+# Where kineto's thread looks later than it may, on a node that is overloaded, it drops the request, and says from then
+# on that it is ready.
 _STARTS_WITHIN_S, _READY_POLLS, _ATTEMPTS = 2.5, 2, 3
+_LATE_S = 1.0  # that its thread may be in another attempt
 _PERIOD_S = 0.125
 # Resident memory of the job while 60,000 to 230,000 events became a trace (torch 2.13 on the CPU): 4.7 to 4.8 kB an
 # event with the shapes of its inputs, 1.7 to 1.8 kB without.
@@ -72,7 +73,7 @@ _DEVICE, _CALLS = (b"kernel", b"gpu_memcpy", b"gpu_memset"), (b"cuda_runtime", b
 _OVERLAP = 128  # bytes that two pieces share, so that no event is cut
 
 _USUAL = RecorderLimits(job_bytes_per_byte=0.0, job_bytes_per_event=_EVENT_BYTES,
-                        bare_bytes_per_event=_BARE_EVENT_BYTES, overview=False, stoppable=False, first_probe_s=0.1,
+                        bare_bytes_per_event=_BARE_EVENT_BYTES, overview=False, stoppable=False, probe_s=0.2,
                         least_s=0.05, ending=ENDING, lead_s=_OWN_POLL_PERIOD_S + _LEAD_S, instead=PASTE)
 
 
@@ -83,6 +84,7 @@ class KinetoRecorder:
         self.pid: int = pid
         self.address = f"pid:{pid}"
         self._rest_s = 0.0  # at the end of a recording, in which no operator is recorded
+        self._look_s = 0.0  # Unix time at which kineto looked at its requests
 
     @property
     def limits(self) -> RecorderLimits:
@@ -114,7 +116,10 @@ class KinetoRecorder:
               pidfd_of(self.pid) as pidfd):
             if not is_same(client):
                 raise GputopError(f"process {self.pid} has ended", "Nothing was recorded.")
-            return _Take(client, daemon, recording, on_progress, stop, events, self._rest_s, pidfd).run(run)
+            take = _Take(client, daemon, recording, on_progress, stop, events, self._rest_s, pidfd, self._look_s)
+            result = take.run(run)
+            self._look_s = take.look_s
+            return result
 
     def count_events(self, path: Path) -> tuple[int, int]:
         window = self.window_ns(path)
@@ -160,6 +165,7 @@ class _Take(Struct):
     events: queue.SimpleQueue[DaemonEvent]
     rest_s: float
     pidfd: int  # of the process, -1: none
+    look_s: float  # Unix time at which kineto looked at its requests; 0: not known
     token: str = field(default_factory=lambda: os.urandom(16).hex())  # in what the guard reports of this recording
     fetched_s: float = 0.0  # monotonic
     begins_s: float = 0.0  # monotonic, when it was fetched: no clock that is set moves it
@@ -173,7 +179,8 @@ class _Take(Struct):
         pid, seconds, folder = self.client.pid, self.recording.seconds, self.daemon.folder
         start_ms = round((self.recording.start_ns or 0) / 1e6)
         config = RecordingConfig(folder.path / f"{TRACE_PREFIX}{os.urandom(6).hex()}.json",
-                                 max(1, round(1000 * (seconds + self.rest_s))), start_ms, shapes=self.recording.shapes)
+                                 max(1, round(1000 * (seconds + self.rest_s))), start_ms, shapes=self.recording.shapes,
+                                 look_s=self.look_s, late_s=0.0 if self.client.holds else rest_s() / 2)
         file = config.written(self.client.own_pid)
         began = asked_s = time.monotonic()
         wait_s = max(0.0, start_ms / 1000 - time.time()) + _ATTEMPTS * (_POLL_TIMEOUT_S + seconds)
@@ -188,7 +195,7 @@ class _Take(Struct):
                 elif self.ready_polls >= _READY_POLLS and self.attempts < _ATTEMPTS and not folder.folder.has(file):
                     self.attempts, self.ready_polls, self.fetched_s = self.attempts + 1, 0, 0.0
                     asked_s = time.monotonic()
-                    self.daemon.register(pid, config)
+                    self.daemon.register(pid, replace(config, look_s=0.0, late_s=_LATE_S))
                 else:
                     self._check_written(file)
         except ValueError as error:
@@ -208,6 +215,7 @@ class _Take(Struct):
             empty = not any(_events(trace))
             trace.seek(0)
             window = window_ns(trace)
+        self.look_s = window[1] / 1e9 if window else 0.0  # when it ended the recording
         # kineto looks at what it fetched once a second; that wait takes nothing of the job.
         began_s = fetched_s if window is None else min(max(window[0] / 1e9, fetched_s), written_s - seconds)
         took_s = max(seconds, written_s - began_s)

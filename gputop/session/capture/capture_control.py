@@ -7,13 +7,15 @@ Owns a thread that runs the capture under way; the profiler servers are watched 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
 from msgspec.structs import replace
 
+from gputop.advice.registry import limit
 from gputop.core.errors import GputopError, NoDataError
+from gputop.core.proc import stat_of
 from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import (
@@ -30,6 +32,7 @@ from gputop.session.capture.captures import (
     capture_and_analyze,
     choose_servers,
     left_out,
+    profiles_itself,
     risk_question,
     server_question,
     servers_label,
@@ -86,6 +89,9 @@ class CaptureControl:
         self._hurry_force = False
         self._captured: frozenset[str] = frozenset()  # addresses of the capture under way, or of the last one
         self._closing = threading.Event()
+        # What the last capture found of the job's own torch.profiler: PID and start of the process, share of its steps
+        # that are recorded, and when; () is nothing, None: no capture was tried.
+        self._profiled: tuple[int, int, float, float] | tuple[()] | None = None
         if options.auto_capture is not None and not isinstance(source, Player):
             from gputop.session.auto_capture.controller import AutoCapture
 
@@ -111,6 +117,16 @@ class CaptureControl:
     def running(self) -> bool:
         """Return whether a capture is under way."""
         return self.status is not None and self.status.running
+
+    def profiled(self) -> Mapping[int, float] | None:
+        """The share of its steps that a job's own torch.profiler records, by PID, as the last capture found while the
+        job still runs; None: no capture was tried."""
+        if not self._profiled:
+            return None if self._profiled is None else {}
+        pid, start, share, time_s = self._profiled
+        stat = stat_of(pid)
+        lasts = stat is not None and stat.start == start and self._clock() - time_s <= limit("merge.fresh_s")
+        return {pid: share} if lasts else {}
 
     def update_node(self, node: WatchedNode) -> None:
         """This is known of the node now."""
@@ -157,6 +173,10 @@ class CaptureControl:
             return question
         if not (request.reason or chosen[0].asked or watch.job.server is not None):
             watch.job.watch(chosen[0], watch.servers)
+        return self._start_workers(chosen, request)
+
+    def _start_workers(self, chosen: tuple[Server, ...], request: CaptureRequest) -> CaptureQuestion | None:
+        """Start a capture of those that the request names; of many, ask first which."""
         answering = [s for s in chosen if s.problem is None]
         if request.workers is None and len(answering) > MAX_WORKERS:
             if (how := self._way_to_ask(answering, request)) is not None:
@@ -316,6 +336,9 @@ class CaptureControl:
         """The capture ``name`` ended by this error, which is a bug unless it is a GputopError."""
         if isinstance(error, GputopError):
             message, fix = error.message, error.fix
+            refusal = profiles_itself(error)
+            if refusal is not None and (stat := stat_of(refusal.pid)) is not None:
+                self._profiled = refusal.pid, stat.start, refusal.share, self._clock()
         else:
             message, fix = f"a bug in gputop: {error!r}", f"Please report this{kept}."
         self.set_status(CaptureStatus("failed", name, asked_s, message=message, fix=fix))
@@ -337,6 +360,7 @@ class CaptureControl:
         except Exception as error:  # noqa: BLE001  thread boundary: the next capture must be possible
             self._fail(name, asked_s, error)
             return
+        self._profiled = ()
         record = replace(record, notices=(*request.notices, *record.notices),
                          uncaptured=left_out(self.servers, servers, job_chosen=self.watch.job.chosen))
         self._receiver.capture_ended(record, servers)
@@ -374,6 +398,11 @@ class CaptureControl:
                          lambda record, of: self._node.counters(record, of), self._node.live_steps(),
                          attached=() if request.process is None else (request.process,))
         if request.reason:
+            from gputop.ranks.stacks import is_ending
+
             require_no_question(risk_question(servers, request))
+            for pid in (s.pid for s in servers if s.pid is not None):
+                if is_ending(pid):  # that is why its GPU is idle
+                    raise GputopError(f"process {pid} is ending", "Nothing was recorded.")
         record = capture_and_analyze(servers, request, run)
         return auto.finish(record, request.reason) if auto is not None else record

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from gputop.profiler.capture.outcomes import MultiWorkerCapture
     from gputop.profiler.capture.plan import Plan
     from gputop.profiler.discovery import ProfilerServer
+    from gputop.profiler.kineto.guard import ProfilesItself
+    from gputop.profiler.recording import Progress, Recorder
     from gputop.session.other_nodes import OtherNodes
 
 # What was sampled of the GPUs of an analyzed capture of these servers.
@@ -64,26 +66,11 @@ def find_servers(attached: Sequence[str], endpoints: Mapping[str, str], discover
     from, which must not be probed meanwhile.
     """
     from gputop.core.proc import started_s
-    from gputop.profiler.addresses import parse_address, process_of
+    from gputop.profiler.addresses import parse_address
     from gputop.profiler.ways import check as check_address
 
+    listed, notes, unprotected = _listed_servers(attached, discover)
     discovered: dict[str, Server] = {a: Server(a, text) for a, text in endpoints.items()}
-    notes: tuple[str, ...] = ()
-    unprotected: tuple[int, ...] | None = None
-    listed: list[ProfilerServer] = []
-    if discover or any(process_of(text) is not None for text in attached):
-        from gputop.profiler.kineto.jobs import find_jobs
-
-        jobs = find_jobs()
-        listed += (s for s in jobs.servers if discover or s.address in attached)
-    if discover:
-        from gputop.profiler.discovery import find_servers as discover_servers
-        from gputop.profiler.kineto.recorder import unsafe
-
-        discovery = discover_servers(None)
-        unprotected = jobs.unprotected
-        notes = (*discovery.notes, *(unsafe(pid).in_one_line for pid in unprotected))
-        listed[:0] = discovery.servers
     discovered |= {s.address: Server(s.address, s.about(), s.pid, owner=s.owner_if_other, user=s.user or "",
                                      started_s=started_s(s.pid)) for s in listed}
 
@@ -110,6 +97,27 @@ def find_servers(attached: Sequence[str], endpoints: Mapping[str, str], discover
         checked = {s.address: s for s in map(check, attached)}
     return FoundServers(tuple((checked | {a: s for a, s in discovered.items() if a not in checked}).values()), notes,
                         unprotected)
+
+
+def _listed_servers(attached: Sequence[str], discover: bool,
+                    ) -> tuple[list[ProfilerServer], tuple[str, ...], tuple[int, ...] | None]:
+    """Servers of this node's processes, notes on the search, and PIDs whose profiler any local user can command (None:
+    nobody looked)."""
+    from gputop.profiler.addresses import process_of
+
+    if not discover and not any(process_of(text) is not None for text in attached):
+        return [], (), None
+    from gputop.profiler.kineto.jobs import find_jobs
+
+    jobs = find_jobs()
+    if not discover:
+        return [server for server in jobs.servers if server.address in attached], (), None
+    from gputop.profiler.discovery import find_servers as discover_servers
+    from gputop.profiler.kineto.recorder import unsafe
+
+    discovery = discover_servers(None)
+    notes = (*discovery.notes, *(unsafe(pid).in_one_line for pid in jobs.unprotected))
+    return [*discovery.servers, *jobs.servers], notes, jobs.unprotected
 
 
 def find_named_servers(attached: Sequence[str], endpoints: Mapping[str, str], discover: bool,
@@ -238,6 +246,22 @@ class CaptureRun(Struct, frozen=True):
     attached: Collection[int] = ()
 
 
+def _capture_workers(servers: Sequence[Server], recorders: Sequence[Recorder], request: CaptureRequest, run: CaptureRun,
+                     on_progress: Callable[[Progress], None], on_plan: Callable[[Plan], None],
+                     ) -> tuple[MultiWorkerCapture, tuple[str, ...]]:
+    """Capture all workers of a job at once, on other nodes as well, and say which took no part."""
+    from gputop.profiler.capture.multi_worker import capture_workers
+
+    missing = tuple(f"not captured: {s.address}: {s.problem}" for s in servers if s.problem is not None)
+    others = run.other_nodes
+    if others is None:
+        return capture_workers(recorders, request, on_progress, on_plan, run.stop), missing
+    with others.running(request):
+        captured = capture_workers(recorders, request, on_progress, on_plan, run.stop, others.agree)
+        outcomes, not_reached = others.collect(captured.run_dir)
+    return replace(captured, outcomes=(*captured.outcomes, *outcomes)), (*missing, *not_reached)
+
+
 # What a job may keep of a capture: having it returned takes a tenth of a second of its main thread.
 _MAX_KEPT_BYTES = 256 << 20
 
@@ -277,17 +301,7 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
             record = CaptureRecord(name, result.path, time.time(), asked_s, cost.call_s,
                                    (*result.errors, *result.warnings), plan=plan, cost=cost)
         else:
-            from gputop.profiler.capture.multi_worker import capture_workers
-
-            missing = tuple(f"not captured: {s.address}: {s.problem}" for s in servers if s.problem is not None)
-            if others is None:
-                captured = capture_workers(recorders, request, on_progress, chosen.append, run.stop)
-            else:
-                with others.running(request):
-                    captured = capture_workers(recorders, request, on_progress, chosen.append, run.stop, others.agree)
-                    outcomes, not_reached = others.collect(captured.run_dir)
-                captured = replace(captured, outcomes=(*captured.outcomes, *outcomes))
-                missing += not_reached
+            captured, missing = _capture_workers(servers, recorders, request, run, on_progress, chosen.append)
             record = record_of_workers(name, asked_s, captured, missing)
         status("analyzing", record.took_s)
         sampled = on_progress.samples()
@@ -298,6 +312,13 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
     if others is None:
         record = replace(record, notices=(*record.notices, *_ranks_elsewhere(pids)))
     return analyze(of_job(record, answering), run, servers, cpus, sampled, began_s)
+
+
+def profiles_itself(error: GputopError) -> ProfilesItself | None:
+    """Return the error behind one that ended a capture, if it is that a job's own torch.profiler records it."""
+    from gputop.profiler.kineto.guard import ProfilesItself
+
+    return next((one for one in (error, error.__cause__) if isinstance(one, ProfilesItself)), None)
 
 
 def _have_returned(pids: Collection[int]) -> None:

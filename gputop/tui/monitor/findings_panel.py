@@ -202,9 +202,17 @@ class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
             lines += finding_lines_shown
         step = what_if + step
         room = height - len(step)
+        self._name_keys(hidden, width)
+        if len(lines) <= room:
+            lines += [[]] * (room - len(lines)) + step
+        self.show(lines[:height])
+
+    def _name_keys(self, hidden: int, width: int) -> None:
+        """Name the keys on the border, as many as it has room for."""
         keys = [f"{hidden} more: ↑ ↓"] if hidden > 0 else []
         keys += ["esc: close"] if self.answer else []
-        keys += ["enter: details"] if self.findings else ["enter: causes not judged"] if capture.not_judged else []
+        not_judged = (self.capture or _NO_CAPTURE).not_judged
+        keys += ["enter: details"] if self.findings else ["enter: causes not judged"] if not_judged else []
         keys += ["t: timeline", "T: tables", "B: compare"] if self.capture is not None else []
         keys += ["w: what if"] if self.check_action("choose", ()) else []
         while keys and len("   ".join(keys)) > width - 6:
@@ -212,9 +220,6 @@ class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
         subtitle = "   ".join(keys)
         if subtitle != (self.border_subtitle or ""):
             self.border_subtitle = subtitle
-        if len(lines) <= room:
-            lines += [[]] * (room - len(lines)) + step
-        self.show(lines[:height])
 
     def _lead_lines(self, texts: Sequence[str], width: int, height: int) -> list[list[StyledText]]:
         return [[(" " + part, PLAIN)] for text in texts for part in wrap_sentences(printable(text), width - 2, height)]

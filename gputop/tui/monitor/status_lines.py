@@ -238,27 +238,32 @@ def job(state: JobState, now_s: float, width: int) -> list[StyledText]:
         right = [("c: capture a trace ", ACCENT)]
         if state.restarted_s is not None:
             right.insert(0, (f"restarted {time_ago(now_s, state.restarted_s)}  ", PLAIN))
-    broken = next((s for s in servers if s.asked and s.problem), None)
-    if broken is not None and not answering:
-        left += [("✗ ", BAD), (printable(broken.address), PLAIN), ("  " + printable(broken.problem or ""), WARN)]
-    elif answering:
-        first = answering[0]
-        # The job's name tells more than its server's address where there is no room for both.
-        address = printable(first.address) + "  " if width >= _WIDE_JOB or not first.description else ""
-        left += [("● ", ACCENT), (address, PLAIN)]
-        left += [(printable(state.auto_capture) + "  ", ACCENT)] if state.auto_capture else []
-        left.append((printable(short_description(first.description)), DIM))
-        if len(answering) > 1:
-            left.append((f"  +{len(answering) - 1} more", DIM))
-    elif state.servers_known:
-        left.append(("no profiler server found   c: start one   a: enter its address" if width >= _WIDE_JOB else
-                     "no profiler server   c: start one", DIM))
-    else:
-        left.append(("looking for profiler servers…", DIM))
+    left += _servers(state, answering, width)
     room = width - min(_cells(left), _JOB_CELLS) - _cells(step) - _cells(right) - 1
     median_s = record.median_step_s if record is not None else None
     period = _first_that_fits(_step_period(state.step_period, median_s), room)
     return justify(left, [*step, *period, *right], width)
+
+
+def _servers(state: JobState, answering: Sequence[Server], width: int) -> list[StyledText]:
+    """The server that answers and its job; or why there is none, and what to do."""
+    from gputop.text.commands import short_description
+
+    if answering:
+        first = answering[0]
+        # The job's name tells more than its server's address where there is no room for both.
+        address = printable(first.address) + "  " if width >= _WIDE_JOB or not first.description else ""
+        return [("● ", ACCENT), (address, PLAIN),
+                *([(printable(state.auto_capture) + "  ", ACCENT)] if state.auto_capture else []),
+                (printable(short_description(first.description)), DIM),
+                *([(f"  +{len(answering) - 1} more", DIM)] if len(answering) > 1 else [])]
+    broken = next((s for s in state.servers if s.asked and s.problem), None)
+    if broken is not None:
+        return [("✗ ", BAD), (printable(broken.address), PLAIN), ("  " + printable(broken.problem or ""), WARN)]
+    if not state.servers_known:
+        return [("looking for profiler servers…", DIM)]
+    return [("no profiler server found   c: start one   a: enter its address" if width >= _WIDE_JOB else
+             "no profiler server   c: start one", DIM)]
 
 
 _WIDE_JOB = 60  # columns: less has no room for the server's address and the age of the capture

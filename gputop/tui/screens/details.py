@@ -26,7 +26,7 @@ from gputop.core.samples import (
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.gpu_columns import clock_text
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
-from gputop.render.table import BARS
+from gputop.render.table import BARS, Column, Table, table_lines
 from gputop.session.capture.captures import HOW_TO_SERVE
 from gputop.session.session import Session
 from gputop.text import redaction
@@ -146,14 +146,23 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
     if p.cgroup is not None:
         sheet.head("Control group", f"{printable(p.cgroup.name)}, all that run in it")
         _group_lines(sheet, p.cgroup)
-    out.append(f"\n{'GPU':<6}{'memory':>10}{'SM':>8}  kind\n" if p.gpus else "\nGPU   none\n", BOLD)
-    for index, on in sorted(p.gpus.items()):
-        name = str(index) if on.mig is None else f"{index}:{on.mig}"
-        memory = reading(on.memory_bytes, spelled=True)
-        out.append(f"{name:<6}{memory:>10}{reading(on.sm_ratio):>8}  {printable(on.kind)}\n")
+    _gpus_of_process(out, p, width)
+    return out
+
+
+_GPU_COLUMNS = (Column("GPU", least=4), Column("memory", str, least=8), Column("SM", str, least=6), Column("kind"))
+
+
+def _gpus_of_process(out: Text, p: ProcessSample, width: int) -> None:
+    table = Table("GPUs", _GPU_COLUMNS, tuple(
+        (str(index) if on.mig is None else f"{index}:{on.mig}", reading(on.memory_bytes, spelled=True),
+         reading(on.sm_ratio), on.kind) for index, on in sorted(p.gpus.items())), "")
+    head, *rows = table_lines(table, width) if p.gpus else ["GPU   none"]
+    out.append(f"\n{head}\n", BOLD)
+    for row in rows:
+        out.append(f"{row}\n")
     for reason in sorted({r.reason for on in p.gpus.values() for r in (on.memory_bytes, on.sm_ratio) if r.reason}):
         out.append(f"{NA}: {printable(reason)}\n", DIM)
-    return out
 
 
 def _load_of_cores(sheet: _Sheet, host: HostSample) -> None:

@@ -24,7 +24,8 @@ _BALANCE = ("replica_imbalance", "gpu0_oversubscribed")
 
 def _value(job: SimulatedJob, name: str) -> object:
     """The job's parameter, whichever group has it."""
-    return next(getattr(part, name) for part in (job, job.work, job.host, job.input, job.across) if hasattr(part, name))
+    return next(getattr(part, name) for part in (job, job.work, job.host, job.input, job.across, job.allocation)
+                if hasattr(part, name))
 
 
 def _pair(name: str, job: SimulatedJob, faults: dict[str, dict[str, object]],

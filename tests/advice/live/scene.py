@@ -154,10 +154,10 @@ def play(scene: Scene, seconds: float, history: History | None = None, start: fl
 
 
 def after(scene: Scene, seconds: float, ranks: RasReport | None = None,
-          unprotected: tuple[int, ...] | None = None) -> Advice:
+          unprotected: tuple[int, ...] | None = None, profiled: Mapping[int, float] | None = None) -> Advice:
     """The advice at the end alone, from nothing shown."""
     history, samples = recorded(scene, seconds)
-    return live_advice(history, samples[-1], ranks=ranks, unprotected=unprotected)
+    return live_advice(history, samples[-1], ranks=ranks, unprotected=unprotected, profiled=profiled)
 
 
 def verdict(scene: Scene, seconds: float, id_: str, ranks: RasReport | None = None) -> Any:

@@ -26,7 +26,8 @@ def test_a_healthy_node_has_no_finding_at_any_time() -> None:
     scene = Scene({i: (lambda t: 0.8 + 0.15 * rng.random()) for i in range(8)})
     _, advice = play(scene, 200)
     assert {i for a in advice for i in ids(a)} == set()
-    assert set(abstained(advice[-1])) == {"unprotected_profiler", "slow_rank"}, "nobody looked; it needs minutes"
+    assert set(abstained(advice[-1])) == {"unprotected_profiler", "profiler_left_on", "slow_rank"}, (
+        "nobody looked; it needs minutes")
 
 
 def test_a_node_without_processes_is_normally_idle() -> None:
@@ -43,7 +44,7 @@ def test_the_first_tick_abstains_and_says_for_what() -> None:
                                       "memory_preallocated", "no_fine_metrics", "memory_pressure", "thermal_throttled",
                                       "pcie_link_degraded", "pcie_saturated", "host_cpu_saturated", "spinning",
                                       "dram_bound", "low_sm_active", "recurring_idle", "below_own_best",
-                                      "tensor_idle", "unprotected_profiler", "slow_rank"}
+                                      "tensor_idle", "unprotected_profiler", "profiler_left_on", "slow_rank"}
     assert all(abstained(advice).values())
 
 
@@ -62,7 +63,8 @@ def test_it_works_at_other_intervals(interval_s: float) -> None:
     assert "idle_gpu" in ids(after(scene, seconds))
     scene = replace(scene, active={0: 0.95, 1: 0.3, 2: 0.3, 3: 0.3})
     advice = after(scene, seconds)
-    assert ids(advice) == ["gpu0_oversubscribed"] and set(abstained(advice)) == {"unprotected_profiler"}
+    assert ids(advice) == ["gpu0_oversubscribed"]
+    assert set(abstained(advice)) == {"unprotected_profiler", "profiler_left_on"}
     scene = replace(scene, jobs=[Job(gpus=range(2))], active={})
     assert ids(after(scene, max(seconds, 7 * interval_s))) == ["unused_gpu"]
 
@@ -127,7 +129,7 @@ def test_rules_are_pure() -> None:
     version = history.version
     sample = scene.sample(149)
     assert live_advice(history, sample, advice[-2].findings) == live_advice(history, sample, advice[-2].findings)
-    assert history.version == version and len(LIVE_RULES) == 24
+    assert history.version == version and len(LIVE_RULES) == 25
 
 
 def test_parts_of_a_divided_gpu_are_no_gpus_of_a_job() -> None:

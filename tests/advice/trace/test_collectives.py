@@ -86,7 +86,7 @@ def test_the_parameters_of_real_jobs_by_their_allocators():
         facts = analyze_to_facts(load([SHARED / "xplane_nvidia" / f"{name}.xplane.pb"]))
         gpus = {1: 0.0, 4: 0.0, 6: 0.0} if name.startswith("multi") else {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0}
         moved = _moved(facts, CollectiveOp("AllReduce", 1, 1.0, 1.0, None, gpus, None, None, None), 2)
-        assert moved is not None and moved.bytes == pytest.approx(4 * parameters, rel=within)
+        assert moved is not None and moved[0] == pytest.approx(4 * parameters, rel=within)
 
 
 def test_the_estimated_saving_is_at_most_the_compute_to_hide_behind():
@@ -151,7 +151,7 @@ def test_many_small_allreduces(count, transfer, params, there):
         f = found["allreduce_count"]
         assert f.evidence["allreduces_per_step"] == count and f.evidence["needed_per_step"] == 1
         assert f.gain.step_time == pytest.approx((count - 1) * transfer / STEP, rel=0.05)
-        assert [c.id for c in f.consequences] == ["communication_exposed"]
+        assert "communication_exposed" in {c.id for c in f.consequences}
 
 
 def uneven_allreduces(count: int, gpus: int = 1, hidden: bool = False) -> Builder:
@@ -195,7 +195,7 @@ def test_allreduce_against_its_bytes(params, there):
     if there:
         f = found["allreduce_slow"]
         assert f.evidence["wanted_s"] == pytest.approx(1.5 * 8e6 / 11.9e9 + 50e-6, rel=0.01)
-        assert [c.id for c in f.consequences] == ["communication_exposed"]
+        assert "communication_exposed" in {c.id for c in f.consequences}
     if params is None:
         assert "--params" in abstained(b)["allreduce_slow"]
 
@@ -271,7 +271,7 @@ def test_the_gap_of_the_late_gpu_belongs_to_the_finding_and_its_host_has_the_ran
 
 def test_what_the_late_host_ran_is_named():
     f = findings(delayed(2, host="save_metrics"))["collective_waiting"]
-    assert "the host runs save_metrics 8.0 ms" in f.why and "Look at save_metrics on rank 2" in f.action
+    assert "the host runs save_metrics 8.0 ms" in f.why and 'Look at "save_metrics" on rank 2' in f.action
     assert [c.name for c in f.culprits] == ["save_metrics"] and "no event" not in f.why
 
 

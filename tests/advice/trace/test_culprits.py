@@ -153,7 +153,7 @@ def test_allocations_go_to_their_longest_call() -> None:
     b = allocating("cudaFree")
     f = findings(b)["allocation_in_steps"]
     there = place(b, f)
-    assert named(f) == ["cudaFree"] and isinstance(there, Range) and there.name == "cudaFree"
+    assert named(f) == ["cudaFree"] and isinstance(there, IdleGap) and there.finding == "allocation_in_steps"
     assert f.culprits[0].time_s == pytest.approx(f.evidence["calls_s"])
 
 

@@ -45,6 +45,12 @@ def test_calls_that_rise_by_a_constant_are_what_is_carried_on(noise, pytorch):
     assert f.gain.step_time is not None and f.gain.step_time > 0.9
 
 
+def test_few_long_steps_show_what_is_carried_on_if_each_makes_as_many_calls_more():
+    """As of a job whose hidden state is carried on for hundreds of steps: 3 of them are in a recording of a second."""
+    f = grown(job([5000, 5020, 5040], [220_000.0] * 3))
+    assert f is not None and f.evidence["more_calls_per_step"] == pytest.approx(20) and "in all 3" in f.why
+
+
 @pytest.mark.parametrize("calls", [
     [100] * 14,
     [100, 160, 90, 140, 100, 150, 95, 170, 100, 130, 90, 150, 110, 190],  # batches of several lengths
@@ -52,6 +58,8 @@ def test_calls_that_rise_by_a_constant_are_what_is_carried_on(noise, pytorch):
     [100 + 20 * (i % 7) for i in range(14)],  # buckets
     [200 - 5 * i for i in range(14)],
     [100 + 20 * i for i in range(7)],  # too few
+    [5000, 5020],
+    [5000, 5020, 5041],
 ])
 def test_calls_that_do_not_rise_all_the_time_are_no_growth(calls):
     assert grown(job(calls, [10_000.0] * len(calls))) is None

@@ -40,7 +40,7 @@ def test_what_was_not_recorded_is_told_apart_from_what_was():
     wall = analyze_trace(replace(b.build(), unrecorded_ns=((int(0.2e9), int(1.0e9)),))).wall_time
     assert wall is not None
     sentence = wall_sentence(wall)
-    assert sentence.startswith("400 ms of 1.20 s recorded: training steps ") and "not recorded" not in sentence
+    assert sentence.startswith("400 ms of 1.20 s recorded: whole steps ") and "not recorded" not in sentence
 
 
 def test_without_stacks_it_is_found_without_a_name():

@@ -12,7 +12,6 @@ from gputop.profiler.capture.plan import (
     needs_probe,
     overview_events,
     plan,
-    second_probe_s,
 )
 from gputop.profiler.recording import CUPTI_RECORDS, SERVER_MULTIPLE, RecorderLimits
 from gputop.text.units import size
@@ -199,7 +198,7 @@ def test_what_is_unknown_is_said_and_short_captures_need_no_probe():
 
 # Of a recording that nothing can end.
 UNSTOPPABLE = RecorderLimits(job_bytes_per_byte=0.0, job_bytes_per_event=5000.0, bare_bytes_per_event=2000.0,
-                             overview=False, stoppable=False, first_probe_s=0.1, least_s=0.05,
+                             overview=False, stoppable=False, probe_s=0.2, least_s=0.05,
                              instead="Add these lines.")
 
 
@@ -241,12 +240,5 @@ def test_where_not_even_the_shortest_fits_it_is_said_how_else():
     assert raised.value.fix.endswith("--force. Or: Add these lines.")
 
 
-def test_a_first_probe_that_is_short_is_followed_by_a_longer_one_that_costs_little():
-    assert second_probe_s(10, short(20_000), UNSTOPPABLE) == 0.5
-    assert second_probe_s(10, short(0), UNSTOPPABLE) == 0.5  # nothing yet
-    assert second_probe_s(10, short(200_000), UNSTOPPABLE) == 0.25
-    assert second_probe_s(10, short(420_000), UNSTOPPABLE) == 0  # hardly longer
-    assert second_probe_s(10, short(20_000, step_s=0.01, sure=True), UNSTOPPABLE) == 0
-    assert second_probe_s(3, short(20_000), UNSTOPPABLE) == 0  # all of it is cheap
-    assert second_probe_s(10, probe(20_000), RecorderLimits()) == 0
+def test_what_is_shorter_than_a_probe_is_recorded_without_one():
     assert needs_probe(0.2, UNSTOPPABLE) and not needs_probe(0.05, UNSTOPPABLE)

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gputop.profiler.capture import job_memory
 from gputop.profiler.capture.multi_worker import capture_workers
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.capture.safe_capture import capture_with_probe
-from gputop.profiler.recording import CaptureResult, Progress, Recorder, RecorderLimits, RecordingOrder
+from gputop.profiler.recording import CaptureResult, EmptyTrace, Progress, Recorder, RecorderLimits, RecordingOrder
 from gputop.profiler.storage import RunFolder
 
 ENDING = ".pt.trace.json"
@@ -66,6 +67,25 @@ def test_a_probe_a_plan_and_one_recording(tmp_path: Path) -> None:
     assert plan.chosen_s == 1.0 and plan.overview_s == 0.0 and plan.probe is not None
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [result.path]
     assert result.path.name.endswith(ENDING) and cost.recorded_s == 1.0
+
+
+class QuietAtFirst(FileRecorder):
+    """Its job waits for a third of a second, and works then."""
+
+    limits = replace(FileRecorder.limits, probe_s=0.2)
+
+    def record(self, recording: RecordingOrder, on_progress: Callable[[Progress], None],
+               stop: threading.Event) -> CaptureResult:
+        if not self.recorded:
+            self.recorded.append(recording)
+            raise EmptyTrace("nothing", "wait", recording.seconds)
+        return super().record(recording, on_progress, stop)
+
+
+def test_a_short_probe_without_events_does_not_allow_a_recording_that_nothing_can_end(tmp_path: Path) -> None:
+    made = QuietAtFirst("pid:7")
+    _, plan, _ = capture_with_probe(made, CaptureRequest(10.0, tmp_path), ignore, ignore, threading.Event())
+    assert [recording.seconds for recording in made.recorded] == [0.2, 0.5, plan.chosen_s] and plan.shortened
 
 
 def test_a_probe_that_is_all_there_is_keeps_the_ending_of_its_files(tmp_path: Path) -> None:

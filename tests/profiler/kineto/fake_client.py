@@ -22,6 +22,7 @@ import uuid
 from pathlib import Path
 
 PERIOD_S = 0.05
+SOON_S = 1.5  # a start that is not farther away is as soon as kineto can: here at once
 rest_s = 0.0  # of the end of the recording, without an event
 
 
@@ -79,14 +80,15 @@ def answer_guard(folder: Path, guard: socket.socket, mode: str) -> None:
             states = ["ready", "ending"] if mode == "ends" else [
                 mode if mode in ("profiling", "cycles", "ending") else "ready"]
             for state in states:
-                report = {"token": request["token"], "state": state, "detail": "12" * (mode == "cycles")}
+                report = {"token": request["token"], "state": state, "detail": "12 0.300" * (mode == "cycles")}
                 body = json.dumps(report).encode()
                 guard.sendto(struct.pack("=Q32s", len(body), b"gputop") + body, str(folder / "dynolog"))
 
 
 def write(folder: Path, mode: str, config: dict[str, str]) -> None:
     seconds = int(config["ACTIVITIES_DURATION_MSECS"]) / 1000
-    time.sleep(max(0.0, int(config.get("PROFILE_START_TIME", "0")) / 1000 - time.time()) + seconds)
+    ahead_s = int(config.get("PROFILE_START_TIME", "0")) / 1000 - time.time()
+    time.sleep((ahead_s if ahead_s > SOON_S else 0.0) + seconds)
     asked = Path(config["ACTIVITIES_LOG_FILE"])
     file = asked.with_name(f"{asked.stem}_{os.getpid()}{asked.suffix}")
     if mode == "dies":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from gputop.launch import attach, kineto, serve, target
 from gputop.launch.announcements import Announcement
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import answered
+from gputop.profiler.kineto.guard import ProfilesItself
 from gputop.sources.host.proc_files import ZOMBIE
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import OFFER, panel_intro
@@ -99,6 +101,34 @@ def test_a_job_that_used_torch_profiler_is_captured_after_another_question(
     monkeypatch.setattr(control, "start_server", lambda pid, request: started.append((pid, request.hold)))
     assert control.start_capture(answered(question, "y")) is None
     assert started == [(7380, True)]
+
+
+def test_a_job_that_profiles_itself_is_a_live_finding_while_it_runs(
+        session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    control, pid = session.control, os.getpid()
+
+    def left_on(*_: object, **__: object) -> serve.Ready:
+        raise ProfilesItself(pid, 1.0, "it profiles itself", "remove it")
+
+    assert control.profiled() is None
+    monkeypatch.setattr(serve, "make_ready", left_on)
+    control._start_server(pid, control.request())
+    assert control.status is not None and control.status.phase == "failed"
+    assert control.profiled() == {pid: 1.0}
+    later_s = control._clock() + 3600.0
+    monkeypatch.setattr(control, "_clock", lambda: later_s)
+    assert control.profiled() == {}, "it may have ended since"
+    monkeypatch.undo()
+    monkeypatch.setattr("gputop.session.capture.capture_control.stat_of", lambda _: None)
+    assert control.profiled() == {}, "the process has ended"
+
+
+def test_gputop_by_itself_leaves_a_job_alone_that_is_ending(
+        session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gputop.ranks.stacks.is_ending", lambda pid: pid == 7380)
+    request = replace(session.control.request(), reason="GPU 0: SM active 3% for 5 s")
+    session.control._run_capture((Server("127.0.0.1:6009", pid=7380),), request, None)
+    assert session.control.status is not None and session.control.status.message == "process 7380 is ending"
 
 
 @pytest.mark.parametrize(("command", "again"), [

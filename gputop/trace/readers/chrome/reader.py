@@ -60,23 +60,10 @@ def read_chrome(
     or the events of each need more memory than ``limit_bytes``, NoDataError where none has a complete event.
     """
     builder = TraceBuilder()
-    loaded, errors = [], []
-    for order, (path, pieces) in enumerate(files):
-        try:
-            loaded.append(read_file(path, pieces, order, builder, limit_bytes))
-        except GputopError as error:
-            errors.append(error)
-    if not loaded:
-        raise errors[0]
-    for bad in errors:
-        builder.note("unreadable_file", f"{bad.message} It is left out.")
+    loaded = _loaded(files, builder, limit_bytes)
     for file in loaded:
         if file.base_ns and (clock := (known_clocks or {}).get(file.path)) is not None:
             file.base_ns -= clock.offset_ns
-    if len({f.rank for f in loaded}) < len(loaded):  # ranks that are not known or not unique: number the files
-        for order, file in enumerate(loaded):
-            file.rank = order
-    loaded.sort(key=lambda f: f.rank)
     cut = sorted(f.path for f in loaded if f.damaged or f.path in damaged)
     if cut:
         builder.note("truncated", f"{', '.join(cut)}: cut off or damaged; everything after the damage is missing. "
@@ -100,6 +87,25 @@ def read_chrome(
         if all(gpu == gpus[0] for gpu in gpus):
             trace.launch_shapes = [with_estimate(shape, *gpus[0]) for shape in trace.launch_shapes]
     return trace
+
+
+def _loaded(files: Sequence[tuple[str, Iterable[bytes]]], builder: TraceBuilder,
+            limit_bytes: float) -> list[ChromeFile]:
+    """The files that can be read, by their ranks. Raises GputopError where there is none."""
+    loaded, errors = [], []
+    for order, (path, pieces) in enumerate(files):
+        try:
+            loaded.append(read_file(path, pieces, order, builder, limit_bytes))
+        except GputopError as error:
+            errors.append(error)
+    if not loaded:
+        raise errors[0]
+    for bad in errors:
+        builder.note("unreadable_file", f"{bad.message} It is left out.")
+    if len({file.rank for file in loaded}) < len(loaded):  # ranks that are not known or not unique: number the files
+        for order, file in enumerate(loaded):
+            file.rank = order
+    return sorted(loaded, key=lambda file: file.rank)
 
 
 def _common_clock(files: Sequence[ChromeFile], starts: Sequence[float], builder: TraceBuilder) -> list[int]:

@@ -1,0 +1,60 @@
+"""The live rule about PyTorch jobs whose own profiler is left on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gputop.advice.fix_code import code
+from gputop.advice.live.node_view import NodeView
+from gputop.advice.live_rules import LIVE_RULES
+from gputop.advice.registry import limit, source
+from gputop.advice.verdict import Explanation, Missing, Verdict, finding
+from gputop.core.findings import Finding
+from gputop.text.units import percent
+
+
+class ProfilerLeftOn(Verdict, frozen=True, kw_only=True):
+    pid: int
+    recorded: float  # share of its steps
+
+
+def judge_profiler_left_on(view: NodeView) -> ProfilerLeftOn | Missing | None:
+    """The process that records most of its steps, of those that captures have found to record themselves."""
+    if view.profiled is None:
+        return Missing("a capture of a PyTorch job, which shows whether the job's own profiler is on")
+    gpus = {pid: gpu for process in view.sample.processes for pid in (process.pid, process.local_pid)
+            for gpu in [tuple(sorted(process.gpus))]}
+    return _judged(view.profiled, gpus)
+
+
+def refused_capture(pid: int, recorded: float) -> Finding | None:
+    """The finding about a process that was not captured, as it records this share of its steps itself; None where that
+    is too little."""
+    verdict = _judged({pid: recorded}, {})
+    (rule,) = [rule for rule in LIVE_RULES if rule.id == "profiler_left_on"]
+    return finding(rule, verdict, describe_profiler_left_on(verdict)) if verdict is not None else None
+
+
+def _judged(profiled: Mapping[int, float], gpus: Mapping[int | None, tuple[int, ...]]) -> ProfilerLeftOn | None:
+    pid = max(profiled, key=lambda pid: profiled[pid], default=None)
+    if pid is None or profiled[pid] < limit("profiler_left_on.recorded"):
+        return None
+    return ProfilerLeftOn(gpus=gpus.get(pid, ()), pid=pid, recorded=profiled[pid],
+                          severity="high" if profiled[pid] >= limit("profiler_left_on.high") else "medium")
+
+
+def describe_profiler_left_on(v: ProfilerLeftOn) -> Explanation:
+    always, share = v.recorded == 1.0, percent(v.recorded)
+    what = f"all that process {v.pid} does" if always else f"{share} of the steps of process {v.pid}"
+    return Explanation(
+        title=f"torch.profiler records {what}",
+        why=f"The job's own profiler {'was on' if always else 'is on in cycles'}, as gputop saw when it was about to "
+            "record the job. A step that torch.profiler records often takes two to three times as long. Two "
+            "recordings at once would end the job, so gputop recorded nothing.",
+        evidence={"recorded_ratio": v.recorded},
+        action="Remove the profiler from the script, or let it record some steps once.",
+        snippet=code("profiler_left_on", "once"),
+        gain="it depends on how much of its time the job records",
+        brief=f"The job's torch.profiler records {share} of its steps, which often take two to three times as long.",
+        source=source("profiler_left_on.recorded"),
+    )

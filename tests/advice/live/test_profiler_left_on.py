@@ -1,0 +1,35 @@
+"""PyTorch jobs whose own profiler is left on."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.advice.live.profiler_left_on import refused_capture
+from tests.advice.live.scene import Job, Scene, after
+
+SCENE = Scene(jobs=(Job(pid=100, gpus=(0, 1)), Job(pid=200, gpus=(2,))), gpus=3)
+
+
+@pytest.mark.parametrize(("profiled", "gpus", "severity", "title"), [
+    ({200: 1.0}, (2,), "high", "torch.profiler records all that process 200 does"),
+    ({100: 0.3, 200: 0.06}, (0, 1), "medium", "torch.profiler records 30% of the steps of process 100"),
+    ({7: 0.6}, (), "high", "torch.profiler records 60% of the steps of process 7")])
+def test_the_job_that_records_most_is_named_with_its_gpus(profiled: dict[int, float], gpus: tuple[int, ...],
+                                                          severity: str, title: str) -> None:
+    (finding,) = [f for f in after(SCENE, 5, profiled=profiled).findings if f.id == "profiler_left_on"]
+    assert (finding.gpus, finding.severity, finding.title) == (gpus, severity, title)
+    assert finding.evidence == {"recorded_ratio": max(profiled.values())}
+    assert finding.snippet is not None and "repeat=1" in finding.snippet
+
+
+def test_a_few_steps_of_many_are_no_finding_and_nobody_knows_before_a_capture() -> None:
+    advice = after(SCENE, 5, profiled={200: 0.02})
+    assert all(one.id != "profiler_left_on" for one in (*advice.findings, *advice.abstained))
+    assert "profiler_left_on" in {one.id for one in after(SCENE, 5).abstained}
+    assert "profiler_left_on" not in {one.id for one in after(SCENE, 5, profiled={}).abstained}
+
+
+def test_a_capture_that_was_refused_is_the_same_finding() -> None:
+    (live,) = [f for f in after(SCENE, 5, profiled={7: 0.3}).findings if f.id == "profiler_left_on"]
+    assert refused_capture(7, 0.3) == live
+    assert refused_capture(7, 0.02) is None
