@@ -407,9 +407,9 @@ def test_memory_is_bounded_and_taken_only_as_time_goes_on() -> None:
 
 
 def test_memory_is_nearly_level_after_two_hours() -> None:
-    """One sample in ten seconds writes the same slices as ten; the ring of single samples is full after an hour, too."""
+    """A sample in ten seconds writes the same slices as ten; the ring of single samples is full after an hour, too."""
     history, process = History(raw_samples=360), psutil.Process()
-    gpus = [gpu(f"GPU-{i}", {m: 0.5 for m in GPU_METRICS}) for i in range(16)]
+    gpus = [gpu(f"GPU-{i}", dict.fromkeys(GPU_METRICS, 0.5)) for i in range(16)]
     after = {}
     for i in range(10 * 360):
         history.append(node(START_S + i * 10, *gpus))
