@@ -1,6 +1,6 @@
 """The history of the node: samples go in, slices of time and windows of readings come out.
 
-Fixed memory per GPU (about 3 MB when full, see ``benchmarks/history.py``), from single
+Fixed memory per GPU (2.7 MB when full, see ``benchmarks/history.py``), from single
 samples of the last minutes to one slice per minute of the last day. One thread appends; any
 thread may read meanwhile: a short lock keeps each result consistent.
 """

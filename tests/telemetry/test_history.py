@@ -403,7 +403,19 @@ def test_memory_is_bounded_and_taken_only_as_time_goes_on() -> None:
     assert process.memory_info().rss - before < 2e6
     for i in range(1, 400):
         history.append(node(START_S + i * 300, *gpus))  # a day and more
-    assert process.memory_info().rss - before < 16 * 3.4e6
+    assert process.memory_info().rss - before < 16 * 2.8e6
+
+
+def test_memory_is_nearly_level_after_two_hours() -> None:
+    """A sample in ten seconds writes the same slices as ten; the ring of single samples is full after an hour, too."""
+    history, process = History(raw_samples=360), psutil.Process()
+    gpus = [gpu(f"GPU-{i}", dict.fromkeys(GPU_METRICS, 0.5)) for i in range(16)]
+    after = {}
+    for i in range(10 * 360):
+        history.append(node(START_S + i * 10, *gpus))
+        after[i + 1] = process.memory_info().rss if (i + 1) % 360 == 0 else 0
+    # 0.2 MB of each GPU's slices of a minute, and the host's points; slices of ten seconds for six hours take 0.5 more.
+    assert after[3600] - after[720] < 16 * 0.35e6
 
 
 def test_an_hour_at_one_sample_a_second_takes_a_quarter_of_what_its_slices_would() -> None:
