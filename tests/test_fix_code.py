@@ -42,6 +42,8 @@ def framework_of(block: _Block) -> str:
     text = block.filled({})
     if any("keras2" in key for key in block.keys):
         return "keras2"
+    if "torchscript" in block.keys:
+        return "pytorch"
     if re.search(r"\btf\.|keras|model\.(?:fit|compile|predict)|\bds\b|strategy|compute_loss", text):
         return "tensorflow"
     return "jax" if re.search(r"jax|jnp|\bjit\b|ocp\.|losses\.append\(loss\)|PartitionSpec|train_step|grain|to_host_as",

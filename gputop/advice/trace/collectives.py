@@ -58,6 +58,7 @@ _HIDE_LOGITS = {
     False: f"{_KEEP_SHARDED}take argmax or top-k of each shard, and gather those: a few numbers for each token. In a "
            "prompt, only the last token needs logits.",
 }
+_AT_MOST = "at most"  # how the words of a bound begin
 _REDISTRIBUTES = r"(?:Nested)?Redistribute(?:Backward)?$"  # DTensor, of activations
 _PRODUCTS = r"aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm)$"
 _NEXT_PASS = r"aten::embedding$|autograd::engine::|Optimizer\."  # what follows a forward pass
@@ -114,7 +115,7 @@ def _moved(facts: TraceFacts, op: CollectiveOp, gpus: int) -> tuple[float, str] 
     if facts.params is not None:
         return 4.0 * facts.params * iterations, f"{facts.params / 1e6:,.1f} million parameters × 4 bytes"
     if elements := _gradient_elements(facts, steps):
-        return 4.0 * elements, f"at most, {elements / 1e6:,.1f} million elements of gradients × 4 bytes"
+        return 4.0 * elements, f"{_AT_MOST}: {elements / 1e6:,.1f} million elements of gradients × 4 bytes"
     reduces = tuple(f"GPU_{gpu}_" for gpu in op.exposed_s)
     held = [min(use.timeline_in_use_bytes) for use in facts.analysis.memory if use.allocator.startswith(reduces)]
     if not held:
@@ -123,7 +124,7 @@ def _moved(facts: TraceFacts, op: CollectiveOp, gpus: int) -> tuple[float, str] 
     slots = max((count for words, count in _SLOTS.items() if any(word in name for name in names for word in words)),
                 default=0)
     return min(held) / (1 + slots) * iterations, (
-        f"at most: a GPU always holds {min(held) / 1e6:,.1f} MB"
+        f"{_AT_MOST}: a GPU always holds {min(held) / 1e6:,.1f} MB"
         + (f", of which the optimizer keeps {slots} of {slots + 1} parts" if slots else ""))
 
 
@@ -516,8 +517,10 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
     least = float(np.percentile(durations, 10)) if durations else None
     moved = _moved(facts, op, len(op.exposed_s))
     per = None if moved is None else moved[0] / op.count_per_step
-    if per is not None and per >= limit("allreduce_count.message_bytes"):
-        return None
+    if moved is not None and per is not None and per >= limit("allreduce_count.message_bytes"):
+        if not moved[1].startswith(_AT_MOST):
+            return None
+        moved = per = None  # a bound shows no size
     if per is None and typical > limit("allreduce_count.latency_s"):
         return Missing(f"the model's parameters (--params N): whether {count:.0f} AllReduces per step of "
                        f"{seconds(typical)} are too small is unknown")
