@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.profiler.kineto.folder import SocketFolder, is_of_gputop
@@ -35,6 +36,7 @@ _LOCK_PERIOD_S = 0.2
 _LOCK_TIMEOUT_S = 60.0
 _DATAGRAMS_AT_ONCE, _MAX_EVENTS = 64, 256
 _CLOSE_PERIOD_S = 0.1
+_LEAST_LEAD_MS = 1000  # kineto looks at its requests once a second
 
 
 class DaemonEvent(Struct, frozen=True):
@@ -129,8 +131,8 @@ class Daemon:
         if ready is None or not is_client_name(name):
             return None
         kept = config = self._configs.pop(pid, None) if ready else None
-        if config is not None:
-            config = config.begun_soon()
+        if config is not None and config.start_ms and 1000 * time.time() > config.start_ms - _LEAST_LEAD_MS:
+            config = replace(config, start_ms=0)  # kineto drops what it is too late for
         if config is None:
             # A client waits 90 ms for an answer and reads one at each poll: each that came later would delay all that
             # follow by a poll, for good. Clients that gputop has not made complain of polls without an answer.

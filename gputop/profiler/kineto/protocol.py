@@ -7,11 +7,9 @@ in the byte order and width of this machine: the socket does not leave it. Pure 
 from __future__ import annotations
 
 import struct
-import time
 from pathlib import PurePosixPath
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 DAEMON_NAME = "dynolog"  # of the daemon's socket in its folder
 CLIENT_PREFIX = "dynoconfigclient"  # of a client's socket, before a UUID
@@ -24,7 +22,6 @@ _HEADER = struct.Struct("=Q32s")
 _REQUEST = struct.Struct("=iiq")  # struct LibkinetoRequest: type, number of PIDs, id of the job
 _MAX_PIDS = 64  # a process has few ancestors; kineto itself sends at most 10
 _CONFIG_BYTES = 2048
-_CHECK_S, _PARSED_S = 1.0, 0.05  # from one look at requests to the next; from an answer to the look that finds it
 # Of libkineto's LibkinetoConfigType, a mask: it takes a config for events (1), for activities (2), or none at all.
 _TAKES_ACTIVITIES = 2
 
@@ -40,24 +37,12 @@ class RecordingConfig(Struct, frozen=True):
     """Settings of one recording, and where the job's process writes it.
 
     ``file`` is a path as the job sees it; the process writes to :meth:`written`. ``start_ms``: Unix time, 0 is at once.
-    ``check_s``: Unix time at which kineto looked at its requests, as it does once a second; 0: not known. ``late_s``:
-    how late it may be at that; 0 for a recording that is not kineto's.
     """
 
     file: PurePosixPath
     duration_ms: int
     start_ms: int = 0
     shapes: bool = True
-    check_s: float = 0.0
-    late_s: float = 0.0
-
-    def begun_soon(self) -> RecordingConfig:
-        """The config as it is to be given now, for a begin as soon as kineto can. It drops a request whose begin has
-        passed when it looks, and waits for two seconds where none is named."""
-        now_s = time.time()
-        wait_s = (self.check_s - now_s - _PARSED_S) % _CHECK_S + _PARSED_S if self.check_s else _CHECK_S
-        soonest_ms = round(1000 * (now_s + wait_s + self.late_s))
-        return replace(self, start_ms=max(self.start_ms, soonest_ms)) if self.late_s else self
 
     def text(self) -> str:
         """The lines of the config. Raises ValueError where the path cannot stand in one."""

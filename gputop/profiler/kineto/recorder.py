@@ -54,12 +54,9 @@ _POLL_TIMEOUT_S = 2 * POLL_PERIOD_S + 5
 _LEAD_S = 2.0  # beyond a poll: kineto looks at its requests once a second, and a loaded node is late
 _WRITE_TIMEOUT_S = 10.0  # for the file, after the recording and a poll; while the job builds it the polls say so
 _BUILD_TIMEOUT_S = 180.0
-# Where kineto's thread looks later than it may, on a node that is overloaded, it drops the request, and says from then
-# on that it is ready.
+# kineto begins a second after a request. Where its thread is later than that, on a node that is overloaded, it drops
+# the request, and says from then on that it is ready.
 _STARTS_WITHIN_S, _READY_POLLS, _ATTEMPTS = 2.5, 2, 3
-# That its thread may be. Less, with ``check_s``, begins a second sooner; no proof yet that this harms no job that forks
-# (benchmarks/harm.md).
-_LATE_S = 1.0
 _PERIOD_S = 0.125
 # The file comes two seconds after the request and the length, or later; a poll that is missed then costs a second.
 _BEFORE_FILE_S, _FILE_PERIOD_S = 2.0, 0.02
@@ -88,7 +85,6 @@ class KinetoRecorder:
         self.pid: int = pid
         self.address = f"pid:{pid}"
         self._rest_s = 0.0  # at the end of a recording, in which no operator is recorded
-        self._check_s = 0.0  # Unix time at which kineto looked at its requests
 
     @property
     def limits(self) -> RecorderLimits:
@@ -120,10 +116,7 @@ class KinetoRecorder:
               pidfd_of(self.pid) as pidfd):
             if not is_same(client):
                 raise GputopError(f"process {self.pid} has ended", "Nothing was recorded.")
-            take = _Take(client, daemon, recording, on_progress, stop, events, self._rest_s, pidfd, self._check_s)
-            result = take.run(run)
-            self._check_s = take.check_s
-            return result
+            return _Take(client, daemon, recording, on_progress, stop, events, self._rest_s, pidfd).run(run)
 
     def count_events(self, path: Path) -> tuple[int, int]:
         window = self.window_ns(path)
@@ -169,7 +162,6 @@ class _Take(Struct):
     events: queue.SimpleQueue[DaemonEvent]
     rest_s: float
     pidfd: int  # of the process, -1: none
-    check_s: float  # Unix time at which kineto looked at its requests; 0: not known
     token: str = field(default_factory=lambda: os.urandom(16).hex())  # in what the guard reports of this recording
     fetched_s: float = 0.0  # monotonic
     begins_s: float = 0.0  # monotonic, when it was fetched: no clock that is set moves it
@@ -183,8 +175,7 @@ class _Take(Struct):
         pid, seconds, folder = self.client.pid, self.recording.seconds, self.daemon.folder
         start_ms = round((self.recording.start_ns or 0) / 1e6)
         config = RecordingConfig(folder.path / f"{TRACE_PREFIX}{os.urandom(6).hex()}.json",
-                                 max(1, round(1000 * (seconds + self.rest_s))), start_ms, shapes=self.recording.shapes,
-                                 late_s=0.0 if self.client.holds else _LATE_S)
+                                 max(1, round(1000 * (seconds + self.rest_s))), start_ms, shapes=self.recording.shapes)
         file = config.written(self.client.own_pid)
         began = asked_s = time.monotonic()
         wait_s = max(0.0, start_ms / 1000 - time.time()) + _ATTEMPTS * (_POLL_TIMEOUT_S + seconds)
@@ -219,7 +210,6 @@ class _Take(Struct):
             empty = not any(_events(trace))
             trace.seek(0)
             window = window_ns(trace)
-        self.check_s = window[1] / 1e9 if window else 0.0  # when it ended the recording
         # kineto looks at what it fetched once a second; that wait takes nothing of the job.
         began_s = fetched_s if window is None else min(max(window[0] / 1e9, fetched_s), written_s - seconds)
         took_s = max(seconds, written_s - began_s)

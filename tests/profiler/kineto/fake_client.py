@@ -22,7 +22,6 @@ import uuid
 from pathlib import Path
 
 PERIOD_S = 0.05
-SOON_S = 1.5  # a start that is not farther away is as soon as kineto can: here at once
 rest_s = 0.0  # of the end of the recording, without an event
 
 
@@ -87,8 +86,7 @@ def answer_guard(folder: Path, guard: socket.socket, mode: str) -> None:
 
 def write(folder: Path, mode: str, config: dict[str, str]) -> None:
     seconds = int(config["ACTIVITIES_DURATION_MSECS"]) / 1000
-    ahead_s = int(config.get("PROFILE_START_TIME", "0")) / 1000 - time.time()
-    time.sleep((ahead_s if ahead_s > SOON_S else 0.0) + seconds)
+    time.sleep(max(0.0, int(config.get("PROFILE_START_TIME", "0")) / 1000 - time.time()) + seconds)
     asked = Path(config["ACTIVITIES_LOG_FILE"])
     file = asked.with_name(f"{asked.stem}_{os.getpid()}{asked.suffix}")
     if mode == "dies":

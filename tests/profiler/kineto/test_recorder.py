@@ -152,7 +152,7 @@ def test_a_clock_that_is_set_back_does_not_prolong_the_wait(folder, tmp_path, mo
     with (SocketFolder.open(os.getpid(), PurePosixPath(folder), os.geteuid()) as opened,
           daemon.serving(opened) as serves):
         take = recorder._Take(client, serves, RecordingOrder(1.0, tmp_path, start_ns=time.time_ns()), _ignore,
-                              threading.Event(), queue.SimpleQueue(), 0.25, -1, 0.0)
+                              threading.Event(), queue.SimpleQueue(), 0.25, -1)
         take.events.put(daemon.DaemonEvent(os.getpid(), True, True))
         take._step(0.0)
         take._check_written("trace")
