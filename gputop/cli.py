@@ -21,7 +21,7 @@ from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.own_memory import ANALYSIS_SCORE, MONITOR_SCORE, NUMPY_SETTINGS, keep_freed_memory, offer_to_oom_killer
 from gputop.text import console, crash
 
-_REAL_ONLY = {"attach", "cluster", "doctor", "run"}  # they never touch real things as a part of a demo
+_REAL_ONLY = {"attach", "cluster", "doctor", "run", "xprof"}  # they never touch real things as a part of a demo
 _ANALYSES = {"analyze", "compare"}
 
 

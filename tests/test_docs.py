@@ -307,7 +307,7 @@ def test_the_dashboard_is_one() -> None:
 
 
 @pytest.mark.parametrize(("command", "extra"), [
-    ("stacks", "stacks"), ("capture", "stacks"), ("export", "export"),
+    ("stacks", "stacks"), ("capture", "stacks"), ("xprof", "xprof"), ("export", "export"),
     ("convert", "parquet")])
 def test_an_extra_is_named_with_the_command_that_needs_it(command: str, extra: str) -> None:
     (row,) = (row for name, row in _extra_rows() if name == extra)

@@ -97,6 +97,9 @@ COMMANDS: Mapping[str, Command] = {
                       "Ask NCCL and PyTorch's flight recorder which rank is missing. Read the stacks "
                       f"of this node's ranks with py-spy ({install_command('stacks')}).",
                       "gputop stacks"),
+    "xprof": Command("open a captured trace with XProf in the browser",
+                     f"Start XProf ({install_command('xprof')}) on the captured traces.",
+                     "gputop xprof gputop-traces"),
     "config": Command("print all settings as a config file",
                       "Print all settings, your own and the defaults, as a config file.",
                       "gputop config --write"),
@@ -131,7 +134,6 @@ _GONE: Mapping[str, str] = {
     **dict.fromkeys(("--low-bandwidth", "--no-low-bandwidth"),
                     "gputop leaves out frames by itself on a slow connection; gputop --interval 5 samples less."),
     "--worker-figures": "Name the workers to capture: --attach n1:6009,n7:6009. gputop cluster shows their activity.",
-    "xprof": "XProf shows the traces: xprof --logdir gputop-traces.",
     "serve": "gputop serves no pages any more. A web terminal shows the monitor: ttyd -W -i lo gputop.",
 }
 

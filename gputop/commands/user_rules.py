@@ -8,7 +8,7 @@ from gputop.commands.settings import Config
 from gputop.core.errors import EXIT_USAGE, GputopError
 
 # Those that judge nothing: they need no rules.
-_WITHOUT = {"agent", "attach", "cluster", "completion", "config", "doctor", "record", "schema"}
+_WITHOUT = {"agent", "attach", "cluster", "completion", "config", "doctor", "record", "schema", "xprof"}
 
 
 def use_user_rules(args: argparse.Namespace, config: Config) -> list[str]:

@@ -1,15 +1,27 @@
-"""The logdir of a captured trace, and the command that shows it in XProf or TensorBoard."""
+"""Opens a captured trace in XProf or TensorBoard: the command for it, and XProf on the loopback interface.
+
+``xprof`` binds to all interfaces, its web server and a gRPC worker, without a password, and has no option for it.
+So ``gputop xprof`` runs its entry point in a process that takes each socket as it appears to the loopback.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
-from importlib.util import find_spec
+import sys
+import threading
+import time
+from importlib import metadata
 from pathlib import Path
 
-from gputop.core.errors import NoDataError
+from gputop.core.errors import GputopError, NoDataError
 from gputop.core.extras import install_command
+from gputop.launch.inside.gputop_serve import confine, free_port, listening_sockets
+from gputop.text.console import say
 
+INSTALL = install_command("xprof")
+_POLL_PERIOD_S = 0.02
 _LAYOUT = ("plugins", "profile")  # LOGDIR/plugins/profile/RUN/HOST.xplane.pb
 
 
@@ -30,7 +42,47 @@ def logdir_of(path: Path) -> Path:
 def open_command(logdir: Path) -> str:
     """The command that shows the traces of ``logdir`` with what is installed in this environment or on PATH."""
     folder = shlex.quote(str(logdir))
-    if shutil.which("tensorboard") and not shutil.which("xprof") and find_spec("tensorboard_plugin_profile"):
+    if _version("xprof") is not None:
+        return f"gputop xprof {folder}"
+    if shutil.which("xprof"):
+        return f"xprof --logdir {folder}"
+    if shutil.which("tensorboard") and _version("tensorboard-plugin-profile") is not None:
         return f"tensorboard --logdir {folder}"
-    install = "" if shutil.which("xprof") else f"{install_command('xprof')} && "
-    return f"{install}xprof --logdir {folder}"
+    return f"{INSTALL} && gputop xprof {folder}"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def serve(logdir: Path, port: int) -> int:
+    """Run XProf over ``logdir`` at 127.0.0.1:``port`` until ctrl-c. Raises GputopError where it is not installed."""
+    entry = next(iter(metadata.entry_points(group="console_scripts", name="xprof")), None)
+    if entry is None:
+        raise GputopError("XProf is not installed in gputop's environment", f"{INSTALL}; or open {logdir} with a "
+                          "TensorBoard that has tensorboard-plugin-profile: tensorboard --logdir …")
+    if not free_port(port):
+        raise GputopError(f"port {port} is taken",
+                          "XProf may be open already. Otherwise choose another port with --port.")
+    start = entry.load()
+    threading.Thread(target=_keep_to_loopback, args=(port,), name="gputop-loopback", daemon=True).start()
+    sys.argv = ["xprof", "--logdir", str(logdir), "--port", str(port)]
+    with contextlib.suppress(KeyboardInterrupt):
+        return int(start() or 0)
+    return 0
+
+
+def _keep_to_loopback(port: int) -> None:
+    """Confine all listening sockets of this process to the loopback, until its web server, the last one, listens."""
+    while True:
+        up = bool(listening_sockets(port))
+        if not confine(listening_sockets(0)):
+            say("this kernel (before 5.7) leaves XProf open to any host that reaches this one")
+            return
+        if up:
+            say(f"XProf at http://127.0.0.1:{port}/, for this host only; ctrl-c ends it")
+            return
+        time.sleep(_POLL_PERIOD_S)
