@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import socket
@@ -220,8 +221,12 @@ def test_a_gputop_that_is_stopped_does_not_hold_the_job_s_end(torch, tmp_path_fa
     assert not daemon.folder.exists()
 
 
-def test_a_forked_child_is_not_recorded_and_does_not_wait_for_kineto(torch, daemon, guard):
+def test_a_forked_child_is_not_recorded_and_does_not_wait_for_kineto(torch, daemon, guard, monkeypatch):
+    at_end = []
+    monkeypatch.setattr(guard, "_call_at_end", lambda function, _: at_end.append(function.value))
     guard._in_child()
+    libc = ctypes.CDLL(None)
+    assert at_end == [ctypes.cast(one, ctypes.c_void_p).value for one in (libc._exit, libc.fcloseall)], "last one first"
     assert torch.said == [] and guard._over.is_set() and torch.made == [42]
     assert daemon.ask(guard, seconds=3000.0) == "ready"
     torch.recorded.set()

@@ -166,6 +166,10 @@ class _Guard:
         self._is_recorded.restype, self._is_recorded.argtypes = ctypes.c_bool, ()
         self._loader.restype, self._loader.argtypes = ctypes.c_void_p, ()
         self._make_loader.restype, self._make_loader.argtypes = None, (ctypes.c_void_p,)
+        libc = ctypes.CDLL(None)
+        self._call_at_end, self._close_and_end = libc.on_exit, [
+            ctypes.cast(function, ctypes.c_void_p) for function in (libc.fcloseall, libc._exit)]
+        self._call_at_end.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self._toggle = torch._C._autograd._toggle_collection_dynamic
         self._torch, self._folder, self._pid = torch, folder, os.getpid()
         self.recorder: threading.Thread | None = None  # records itself, in the place of kineto
@@ -310,8 +314,12 @@ class _Guard:
     def _in_child(self) -> None:
         """Free a forked child from kineto, whose threads are not in it: the recording would go on, keep all that the
         child does, and end it by SIGSEGV. And its end would wait for ever for the thread that polled, which was waiting
-        for its condition variable; that of a new poller in its place has nobody waiting."""
+        for its condition variable; that of a new poller in its place has nobody waiting. Nor must it join the thread
+        that recorded: glibc gives the stack of one that was not forked to a new thread, and the child then waits for
+        that or ends by SIGSEGV. So it ends with its own status, once C's files are written, without destructors."""
         self._make_loader(self._loader())
+        for function in reversed(self._close_and_end):  # on_exit(3) calls the last one first
+            self._call_at_end(function, None)
         if not self._over.is_set() and self._is_recorded():
             self._stop_operators()
         self._over = threading.Event()  # somebody may have held the other one's lock
