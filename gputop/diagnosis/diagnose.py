@@ -244,7 +244,7 @@ def _notes(
     elif steps.count < _FEW_STEPS:
         more = ("trace more runs, as a timeline holds one" if steps.times.anchor == SESSION_RUN else "capture longer")
         notes.append(TraceNote("few_steps", f"Only {steps.count} whole step{'' if steps.count == 1 else 's'} in "
-                                              f"the window: take the numbers as an example, or {more}."))
+                                              f"the window: the numbers are rough; {more}."))
     if steps is not None:
         notes += evaluation_note(steps.times) + accumulation_note(trace, steps)
         notes += _steps_that_are_none(trace, steps)

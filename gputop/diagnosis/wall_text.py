@@ -23,7 +23,7 @@ _NO_NEWS = (_STEPS, _PERIODS, "edges", "profiler")  # of every job, or of none
 _START = "start"
 _UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", _START)
 _UNRECORDED = WALL_PARTS["unrecorded"][0]
-CAPTURE_LONGER = "gputop capture PID --seconds 60, or C in the monitor"
+CAPTURE_LONGER = "gputop capture PID --seconds 60, or C in gputop's monitor"
 
 
 class WallRow(Struct, frozen=True):
@@ -147,8 +147,8 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     share = min(map(steps_share, ranks))
     untold = max(ranks, key=_untold_share)
     if steps.count < ENOUGH_STEPS:
-        return no_verdict(f"{counted(steps.count, 'step')} seen, {ENOUGH_STEPS} needed",
-                          f"{CAPTURE_LONGER}; that also shows what happens every N steps",
+        return no_verdict(f"{counted(steps.count, 'step')} seen, {ENOUGH_STEPS} show that nothing is wrong",
+                          f"{CAPTURE_LONGER}; that also shows what comes only every few hundred steps",
                           f"whole steps are {percent(share)} of the {recorded}", limit)
     for enough, least in ((_untold_share(untold) < WORTH_SAYING, untold),
                           (share >= _MIN_SHARE_IN_STEPS, min(ranks, key=steps_share))):

@@ -15,19 +15,20 @@ BY_TRACER = ", by the trace's own tracer"  # behind "In Python"
 _SHOWN_CULPRITS = 3
 _NAMED_BY_WHY = ("retracing", "allocation_in_steps")
 _CLAIMS = {"measured": "", "at most": "up to ", "at least": "at least ", "about": "about "}
+_STEP_CLAIMS = {"at most": " at best", "at least": " or less"}  # behind the step time with the fix
 _BOUNDS = {"at most": "an upper bound", "at least": "a lower bound", "about": "a usual value"}
 _LEADS = {"launch_bound": "Waits for launches of "}  # of findings whose times are not those that the culprits take
 
 
 def gain_texts(finding: Finding) -> tuple[str, ...]:
-    """Effect of the fix, longest text first: "fix: 344 → 184 ms at most", "344 → 184 ms at most"; without a step
+    """Effect of the fix, longest text first: "fix: 344 → 184 ms at best", "344 → 184 ms at best"; without a step
     "fix saves up to 13% of the time". None where there is no estimate."""
     gain = finding.gain
     share, times = gain.step_time, _times(gain.before_s, gain.after_s)
     if not share or share < 0.005 or gain.claim is None:
         return ()
     if times:
-        text = times if gain.claim == "measured" else f"{times} {gain.claim}"
+        text = times + _STEP_CLAIMS.get(gain.claim, "")
         return (f"fix: {text}", text) if gain.claim != "about" else (f"fix: about {times}", f"about {times}")
     per = {"sample": "per training sample", "recording": "of the time", "step": "of the step"}[gain.per]
     text = f"saves {_CLAIMS[gain.claim]}{percent(share)}"

@@ -12,8 +12,8 @@ from tests.tui.found import COMBINED, HEAVY, SMALL
 
 
 def test_a_gain_is_what_is_saved_of_the_step_time_or_per_training_sample() -> None:
-    assert gain_texts(HEAVY) == ("fix: 412 → 255 ms at most", "412 → 255 ms at most")
-    assert gain_texts(replace(HEAVY, gain=replace(HEAVY.gain, before_s=1.2)))[1] == "1.20 s → 744 ms at most"
+    assert gain_texts(HEAVY) == ("fix: 412 → 255 ms at best", "412 → 255 ms at best")
+    assert gain_texts(replace(HEAVY, gain=replace(HEAVY.gain, before_s=1.2)))[1] == "1.20 s → 744 ms at best"
     old = replace(HEAVY, gain=replace(HEAVY.gain, before_s=None))
     assert gain_texts(old) == ("fix saves up to 38% of the step", "saves up to 38%")
     of_recorded = replace(HEAVY, gain=replace(HEAVY.gain, per="recording", before_s=None))
@@ -111,7 +111,7 @@ def test_a_bound_says_whether_it_is_the_most_or_the_least() -> None:
     rule = rule_of("retracing", "trace")
     assert rule is not None
     least = finding(rule, wait, words, Basis(step_s=0.2))
-    assert least.gain.at_least and gain_texts(least)[0] == "fix: 200 → 120 ms at least"
+    assert least.gain.at_least and gain_texts(least)[0] == "fix: 200 → 120 ms or less"
     short = finding(rule, wait, words, Basis(window=0.1)).gain
     assert (short.per, short.step_time, short.after_s) == ("recording", pytest.approx(0.04), None), "no step, no arrow"
     assert gain_basis(least) == ("A lower bound. The wait, if it were gone. The fix also frees CPUs for the rest of "

@@ -12,7 +12,7 @@ def test_the_lines_are_in_the_order_in_which_they_are_read() -> None:
     line = Culprit("train.py:8 slow_augment", "line", 0.05)
     lines = [*plain_lines(verdict_of(replace(HEAVY, culprits=(line,))), 100, loud=True)]
     assert lines[:3] == [
-        "GPU 0 DOES 2.2× THE WORK OF THE OTHERS    fix: 412 → 255 ms at most  [gpu0_oversubscribed]",
+        "GPU 0 DOES 2.2× THE WORK OF THE OTHERS    fix: 412 → 255 ms at best  [gpu0_oversubscribed]",
         "  Do    Keep metrics, variables and preprocessing off GPU 0; give each program its own GPUs.",
         "        CUDA_VISIBLE_DEVICES=1 python eval.py"]
     assert lines[3].startswith("  Why   Kernel time per step")

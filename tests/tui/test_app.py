@@ -41,7 +41,7 @@ async def test_the_top_finding_and_the_step_time_are_on_the_smallest_screen() ->
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         shown = text_of(app.query_one(ActionsPanel))
-        assert "GPU 0 does 2.2× the work of the others" in shown and "fix: 412 → 255 ms at most" in shown
+        assert "GPU 0 does 2.2× the work of the others" in shown and "fix: 412 → 255 ms at best" in shown
         assert "  Do    Keep metrics" in shown
         assert "step time 412 ms" in text_of(app.query_one("#job", LinesWidget))
 

@@ -154,7 +154,7 @@ def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunc
                           "batches, make them ahead, in workers or a thread.",
             snippet=code("step_gap_host", "line", WHERE=function.location))
     return structs.replace(
-        words, action=f"Move {function.name} ({function.location}) out of the step, or run it every N steps.",
+        words, action=f"Move {function.name} ({function.location}) out of the training loop, or run it every N steps.",
         snippet=code("step_gap_host", "function", FUNCTION=function.name, WHERE=function.location))
 
 
@@ -175,7 +175,7 @@ def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
                       "on_train_batch_* callbacks and metrics."), code("step_gap_host", "keras")
     if loop == PYTORCH and v.loader_unseen:
-        return what, ("Give the DataLoader workers and let them run ahead. If it has them, move logging, metrics, "
+        return what, ("Give the DataLoader worker processes that run ahead. If it has them, move logging, metrics, "
                       "gc.collect() and saving out of the loop, or do them every hundred steps."), code(
                           "input_bound", "torch")
     if loop == PYTORCH:

@@ -348,7 +348,7 @@ _OF_LOADER = {
     "keras": ("Give the PyDataset workers, which make batches ahead: threads help if Python waits for storage, "
               "processes (use_multiprocessing) if it computes. A generator has none: make it a PyDataset first.",
                "keras3-workers"),
-    "torch": ("Give the DataLoader workers, which load ahead while the model runs.", "torch"),
+    "torch": ("Give the DataLoader worker processes: they load batches while the model runs.", "torch"),
     "datasets": ("Run the transform of the dataset ahead: in a DataLoader's workers, or once for all with map.",
                  "datasets"),
 }

@@ -32,7 +32,7 @@ from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import MEDIUM_SHARE, Claim, Culprit
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import coverage, intersect, merge
+from gputop.trace.intervals import EMPTY, coverage, intersect, merge
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the waits
@@ -110,7 +110,7 @@ def _open_wait(facts: TraceFacts, wall: WallTime, open_s: float) -> InputBound:
     verdict = _verdict(facts, input_fix(facts, wait_s), min(wait_s / wall.recorded_s, 1.0))
     opened = recorded_spans(facts, [part for part in wall.parts if part.id == "open" and part.kind == "input"])
     return replace(verdict, open_s=open_s, recorded_s=wall.recorded_s,
-                   spans={gpu: merge(spans, verdict.spans[gpu]) for gpu, spans in opened.items()})
+                   spans={gpu: merge(spans, verdict.spans.get(gpu, EMPTY)) for gpu, spans in opened.items()})
 
 
 def _verdict(facts: TraceFacts, fix: InputFix, share: float) -> InputBound:

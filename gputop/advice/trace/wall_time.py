@@ -31,7 +31,7 @@ _LINE = re.compile(r":\d+ ")  # "train.py:11 Save.on_epoch_end"; a known kind of
 _WORK_OF_KIND: dict[str, KnownWork] = {kind.kind: kind for kind in (*WORK, *SELDOM_WORK)}
 _CALLBACKS = ("Do it less often, move it to a thread, or make epochs longer (steps_per_epoch): callbacks "
               "(on_train_batch_end, on_epoch_end) delay the training, as do the starts of epochs.")
-_SLOW_START = ("Give the DataLoader workers and let them run ahead (num_workers, persistent_workers=True), and move "
+_SLOW_START = ("Give the DataLoader worker processes that run ahead (num_workers, persistent_workers=True), and move "
                "logging and saving out of the loop or do them every hundred steps.")
 
 

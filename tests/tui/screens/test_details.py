@@ -316,7 +316,7 @@ def test_the_saving_reads_as_one_in_the_details_too() -> None:
         (span,) = (span for span in part.spans if str(span.style) == str(GAIN))
         return part.plain[span.start:span.end].strip()
 
-    assert saving(HEAVY) == "fix: 412 → 255 ms at most"
+    assert saving(HEAVY) == "fix: 412 → 255 ms at best"
     assert saving(replace(HEAVY, gain=replace(HEAVY.gain, before_s=None))) == "fix saves up to 38% of the step"
 
 

@@ -239,7 +239,7 @@ async def test_a_gaps_finding_has_the_step_times_that_the_panel_has() -> None:
     async with shown(findings=[timed]) as (pilot, _, _canvas):
         await pilot.press("g", "enter", "down", "enter")
         assert isinstance(pilot.app.screen, FindingPopup)
-        assert "fix: 200 → 120 ms at most" in box_text(pilot.app)
+        assert "fix: 200 → 120 ms at best" in box_text(pilot.app)
 
 
 async def test_a_place_without_a_finding_tells_of_itself() -> None:
