@@ -315,8 +315,8 @@ class _Guard:
         """Free a forked child from kineto, whose threads are not in it: the recording would go on, keep all that the
         child does, and end it by SIGSEGV. And its end would wait for ever for the thread that polled, which was waiting
         for its condition variable; that of a new poller in its place has nobody waiting. Nor must it join the thread
-        that recorded: glibc gives the stack of one that was not forked to a new thread, and the child then waits for
-        that or ends by SIGSEGV. So it ends with its own status, once C's files are written, without destructors."""
+        that recorded: glibc may have given its stack to a new thread, and the child then waits for that one or ends by
+        SIGSEGV. So it ends with its own status, once C's files are written, without destructors."""
         self._make_loader(self._loader())
         for function in reversed(self._close_and_end):  # on_exit(3) calls the last one first
             self._call_at_end(function, None)
