@@ -75,9 +75,10 @@ def run(args: argparse.Namespace) -> int:
 
         refusal = profiles_itself(error)
         finding = refused_capture(refusal.pid, refusal.share) if refusal is not None else None
-        if finding is None:
+        if finding is None or args.json:  # whoever reads the JSON wants that of a trace
             raise
-        return print_refusal(error, finding, as_json=args.json)
+        print_refusal(finding)
+        return error.exit_code
 
 
 def _run(args: argparse.Namespace) -> int:

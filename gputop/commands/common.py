@@ -163,19 +163,12 @@ def print_capture(record: CaptureRecord, *, as_json: bool, full: bool = False) -
     return EXIT_OK
 
 
-def print_refusal(error: GputopError, finding: Finding, *, as_json: bool) -> int:
-    """Print the finding for which a job was not captured; returns the exit status."""
-    if as_json:
-        from gputop.core.findings import Problem
-        from gputop.export.analysis_documents import RefusalDocument
+def print_refusal(finding: Finding) -> None:
+    """Print the finding for which a job was not captured."""
+    from gputop.render.verdict_lines import VerdictRow, plain_lines, verdict_of
 
-        console.write_json(RefusalDocument(Problem(error.message, error.fix), (finding,)))
-    else:
-        from gputop.render.verdict_lines import VerdictRow, plain_lines, verdict_of
-
-        verdict = verdict_of(finding, VerdictRow("From", "what the process says of itself; there is no trace"))
-        console.write_text("\n".join(plain_lines(verdict, width(), loud=True)) + "\n")
-    return error.exit_code
+    verdict = verdict_of(finding, VerdictRow("From", "what the process says of itself; there is no trace"))
+    console.write_text("\n".join(plain_lines(verdict, width(), loud=True)) + "\n")
 
 
 def width() -> int:

@@ -19,7 +19,7 @@ from gputop.comparison.document import CompareDocument
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.version import __version__
 from gputop.doctor.examine import DoctorDocument
-from gputop.export.analysis_documents import AnalysesDocument, AnalyzeDocument, CaptureDocument, RefusalDocument
+from gputop.export.analysis_documents import AnalysesDocument, AnalyzeDocument, CaptureDocument
 from gputop.goodput.model import Report
 from gputop.ranks.stacks_document import StacksDocument
 from gputop.replay.rule_trials import TrialsDocument
@@ -30,8 +30,7 @@ from gputop.text import console
 # By the command that prints them.
 SCHEMAS: Mapping[str, type] = {
     "analyze": AnalyzeDocument, "analyze-all": AnalysesDocument, "baselines": BaselinesDocument,
-    "capture": CaptureDocument, "capture-refused": RefusalDocument, "cluster": ClusterDocument,
-    "compare": CompareDocument, "doctor": DoctorDocument,
+    "capture": CaptureDocument, "cluster": ClusterDocument, "compare": CompareDocument, "doctor": DoctorDocument,
     "notification": Notification, "report": Report, "rules": RulesDocument, "rules-test": TrialsDocument,
     "snapshot": Snapshot, "stacks": StacksDocument,
 }

@@ -8,7 +8,6 @@ from msgspec import UNSET, Struct, UnsetType, field
 
 from gputop.analysis.results import Analysis
 from gputop.comparison.document import GateResult
-from gputop.core.findings import Finding, Problem
 from gputop.profiler.capture.facts import CaptureFacts
 from gputop.timeline.idle_gap_report import IdleGapRow
 from gputop.timeline.model import IdleTotal
@@ -27,13 +26,6 @@ class AnalysesDocument(Struct, frozen=True, tag_field="schema", tag="gputop.anal
 
     runs: Mapping[str, AnalyzeDocument]
     unread: Mapping[str, str]
-
-
-class RefusalDocument(Struct, frozen=True, tag_field="schema", tag="gputop.refusal/1"):
-    """gputop capture --json of a job that is not captured, as a finding stands in the way."""
-
-    error: Problem
-    findings: tuple[Finding, ...]
 
 
 class CaptureDocument(Analysis, frozen=True, kw_only=True):
