@@ -247,8 +247,8 @@ def once(find: Callable[[Trace], T]) -> Callable[[Trace], T]:
         if device is not trace.device or host is not trace.host or names != len(trace.names):
             result = find(trace)
             trace.found[find] = trace.device, trace.host, len(trace.names), result
-        once_found: T = result
-        return once_found
+        answer: T = result
+        return answer
 
     return ask
 
