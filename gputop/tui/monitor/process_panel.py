@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from msgspec import Struct
@@ -14,6 +14,7 @@ from textual.message import Message
 from gputop.core.samples import NodeSample, ProcessSample
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import StyledText
+from gputop.render.table import Column, Table, widths
 from gputop.text.commands import short_command
 from gputop.text.units import NA, bytes_, devices, fit, percent, printable, rate
 from gputop.tui.keys import key as bind
@@ -22,18 +23,17 @@ from gputop.tui.widgets.cached_lines import DrawnLines, WheelMoves
 
 SORTS = ("gpu memory", "sm", "cpu", "pid")
 _SORTS_WITHOUT_GPU = ("pid", "cpu")
-# From these widths of the panel on, these columns are shown beside the command.
-_TIME_FROM, _LABELED_TIME_FROM, _BAR_FROM, _IO_FROM, _CONTAINER_FROM = 70, 110, 90, 100, 110
-_TIME_WIDTH, _BAR_WIDTH, _IO_WIDTH = 6, 9, 9
-_CONTAINER_WIDTH = 23  # "containerd 0123456789ab"
+_CONTAINER_CELLS = 23  # "containerd 0123456789ab"
+_UNCUT = 1000  # cells
 
 
-def container_name(process: ProcessSample, width: int) -> str:
-    """The process's pod, of a long name the end, in which the pods of a job differ; or else its container."""
+def container_name(process: ProcessSample) -> str:
+    """The process's pod, of a long name the end, in which the pods of a job differ; or else its container. With the
+    blank that sets it off from the figures before it."""
     if process.kubernetes is None or process.kubernetes.pod is None:
-        return printable(process.container or "")
+        return f" {process.container}" if process.container else ""
     name = printable(process.kubernetes.pod)
-    return name if len(name) <= width else "…" + name[1 - width:]
+    return f" {name if len(name) <= _CONTAINER_CELLS else '…' + name[1 - _CONTAINER_CELLS:]}"
 
 
 def arrange(processes: Iterable[ProcessSample], sort: str, pattern: str) -> list[ProcessSample]:
@@ -103,26 +103,48 @@ def run_time(duration_s: float) -> str:
     return f"{hours}h{minutes:02}" if not days else f"{days}d{rest:02}h" if days < 100 else f"{days}d"
 
 
-class ProcessColumns(Struct, frozen=True):
-    """The cells of each column of the table; 0: it is not shown."""
+class ProcessColumn(Column, frozen=True, kw_only=True):
+    """A column with the text of a process, which started ``now_s`` ago at most; None where it has none.
 
-    pid: int
-    user: int
-    gpu: int
-    bar: int
-    io: int
-    time: int
-    container: int
-    labeled: bool  # without a heading: each figure says what it is
+    ``from_cells`` is the width of the panel from which on it is shown beside the command: with headings, without.
+    """
+
+    of: Callable[[ProcessSample, float], str | None]
+    from_cells: tuple[int, int] = (0, 0)
+    label: str = ""  # without a heading each figure says what it is
+    on_gpus: bool | None = None  # for processes that hold GPUs, or for those of a node without one; None: for both
+    optional: bool = False  # not shown where no process has it
 
 
-def _headings(columns: ProcessColumns) -> str:
-    """The line above the rows."""
-    on_gpus = f"{'GPU':<{columns.gpu}} {'mem':>5} {'':{columns.bar}}{'sm':>4}" if columns.gpu else f"{'RAM':>5}"
-    return (f" {'pid':>{columns.pid}} {'user':<9}"[:columns.pid + 2 + columns.user] + on_gpus
-            + f" {'cpu':>5}" + (f" {'I/O':>{columns.io}}" if columns.io else "")
-            + (f" {'time':>{columns.time}}" if columns.time else "")
-            + (f"  {'container':<{columns.container}}" if columns.container else "") + "  command")
+def _figure(value: float | None, show: Callable[[float], str]) -> str:
+    return NA if value is None else show(value)
+
+
+_BAR = ProcessColumn("", least=8, of=lambda p, _: " ", from_cells=(90, 90), on_gpus=True)
+COLUMNS = (
+    ProcessColumn("pid", str, least=5, of=lambda p, _: str(p.pid)),
+    ProcessColumn("user", least=8, most=8, of=lambda p, _: p.user or "?", from_cells=(60, 60)),
+    ProcessColumn("GPU", least=3, most=_UNCUT, of=lambda p, _: devices(p), label="GPU ", on_gpus=True),
+    ProcessColumn("mem", str, least=5, of=lambda p, _: _figure(p.gpu_memory_bytes, bytes_), on_gpus=True),
+    _BAR,
+    ProcessColumn("sm", str, least=4, of=lambda p, _: _figure(p.mean_sm_ratio, percent), label="SM ", on_gpus=True),
+    ProcessColumn("RAM", str, least=5, of=lambda p, _: _figure(p.rss_bytes.value, bytes_), on_gpus=False),
+    ProcessColumn("cpu", str, least=5, of=lambda p, _: _figure(p.cpu_cores.value, percent), label="CPU "),
+    ProcessColumn("I/O", str, least=9, of=lambda p, _: _figure(p.io_bytes_per_s, rate), from_cells=(100, 100)),
+    ProcessColumn("time", str, least=6, label="up ", from_cells=(70, 110), optional=True,
+                  of=lambda p, now_s: None if p.started_s is None else run_time(now_s - p.started_s)),
+    ProcessColumn(" container", least=10, of=lambda p, _: container_name(p), from_cells=(110, 110), optional=True),
+)
+
+
+def shown_columns(processes: Sequence[ProcessSample], now_s: float, width: int, *, labeled: bool,
+                  on_gpus: bool) -> list[tuple[ProcessColumn, int]]:
+    """The columns that have room in the panel, with their cells. The command is what tells processes apart: the others
+    take what they need and no more."""
+    columns = tuple(column for column in COLUMNS if width >= column.from_cells[labeled]
+                    and column.on_gpus in (None, on_gpus) and (processes or not column.optional))
+    table = Table("Processes", columns, tuple(tuple(column.of(p, now_s) for column in columns) for p in processes), "")
+    return [(columns[i], cells) for i, cells in widths(table, table.rows, width).items()]
 
 
 class ProcessPanel(WheelMoves, DrawnLines, can_focus=True):
@@ -159,6 +181,7 @@ class ProcessPanel(WheelMoves, DrawnLines, can_focus=True):
         self._now_s = 0.0
         self._reason = ""
         self._titles = ("", "")
+        self._columns: list[tuple[ProcessColumn, int]] = []  # with their cells
 
     @property
     def selected(self) -> ProcessSample | None:
@@ -186,12 +209,13 @@ class ProcessPanel(WheelMoves, DrawnLines, can_focus=True):
         rows = self._rows = tree(processes) if self.as_tree else [Branch(p) for p in processes]
         self._heads = 0 if self.has_class("bare") else min(1, height - 1)
         self._set_titles(len(rows) - (height - self._heads))
-        columns = self._columns(processes, on_gpus=on_gpus)
-        lines: list[list[StyledText]] = [[(fit(_headings(columns), width), DIM)]][:self._heads]
+        self._columns = shown_columns(processes, self._now_s, width, labeled=not self._heads, on_gpus=on_gpus)
+        head = " ".join(column.fit(column.title, cells) for column, cells in self._columns)
+        lines: list[list[StyledText]] = [[(fit(f" {head}  command", width), DIM)]][:self._heads]
         if not rows:
             text = "no process matches the filter: / changes it" if self.pattern and self._processes else self._reason
             lines.append([(fit(" " + printable(text), width), DIM)])
-        self.show([*lines, *self._shown_rows(columns)])
+        self.show([*lines, *self._shown_rows()])
 
     def _set_titles(self, hidden: int) -> None:
         """Say in the border what is listed, and how many rows have no room."""
@@ -202,20 +226,7 @@ class ProcessPanel(WheelMoves, DrawnLines, can_focus=True):
             self._titles = (title, subtitle)
             self.border_title, self.border_subtitle = Content(title), subtitle  # as Content: the pattern is not markup
 
-    def _columns(self, processes: Sequence[ProcessSample], *, on_gpus: bool) -> ProcessColumns:
-        """The columns that have room. The command is what tells processes apart: the others take what they need and no
-        more."""
-        width, labeled = self.size.width, not self._heads
-        names = [container_name(p, _CONTAINER_WIDTH) for p in processes] if width >= _CONTAINER_FROM else []
-        time_from = _LABELED_TIME_FROM if labeled else _TIME_FROM
-        return ProcessColumns(
-            pid=max([5, *(len(str(p.pid)) for p in processes)]), user=9 if width >= 60 else 0,
-            gpu=max([3, *(len(devices(p)) for p in processes)]) if on_gpus else 0,
-            bar=_BAR_WIDTH if on_gpus and width >= _BAR_FROM else 0, io=_IO_WIDTH if width >= _IO_FROM else 0,
-            time=_TIME_WIDTH if width >= time_from and any(p.started_s is not None for p in processes) else 0,
-            container=min(_CONTAINER_WIDTH, max([9, *map(len, names)])) if any(names) else 0, labeled=labeled)
-
-    def _shown_rows(self, columns: ProcessColumns) -> Iterator[list[StyledText]]:
+    def _shown_rows(self) -> Iterator[list[StyledText]]:
         """The rows that have room, the selected one among them."""
         rows, chosen, room = self._rows, self.selected, self.size.height - self._heads
         index = next((i for i, b in enumerate(rows) if b.process is chosen), 0)
@@ -227,47 +238,30 @@ class ProcessPanel(WheelMoves, DrawnLines, can_focus=True):
             if not self._heads and b is rows[-1 if hidden <= 0 else self._top + room - 1]:
                 more = f" {hidden} more" if hidden > 0 else ""
                 more += f" with “{printable(self.pattern)}”" if self.pattern else ""
-            yield [*self._row(b, self.size.width - len(more), columns, b.process is chosen and self.has_focus),
-                   (more, DIM)]
+            yield [*self._row(b, self.size.width - len(more), b.process is chosen and self.has_focus), (more, DIM)]
 
-    def _row(self, branch: Branch, width: int, columns: ProcessColumns, here: bool) -> list[StyledText]:
+    def _row(self, branch: Branch, width: int, here: bool) -> list[StyledText]:
         p = branch.process
         if p is None:
-            text = f" {branch.parent_pid:>{columns.pid}} parent of these" + ", uses no GPU" * bool(columns.gpu)
-            return [(fit(text, width), DIM)]
-        sm, io, rss = p.mean_sm_ratio, p.io_bytes_per_s, p.rss_bytes.value
-        user = fit(printable(p.user or "?"), columns.user - 1) + " " if columns.user else ""
-        labels = ("GPU ", "SM ", "CPU ") if columns.labeled else ("", "", "")
-        begin = f"{p.pid:>{columns.pid}} {user}"
-        share: StyledText = ("", PLAIN)
-        if columns.gpu:
-            memory = p.gpu_memory_bytes
-            begin += f"{labels[0]}{devices(p):<{columns.gpu}} {NA if memory is None else bytes_(memory):>5} "
-            share = self._memory_bar(p, columns.bar)
-            middle = f"{labels[1]}{NA if sm is None else percent(sm):>4}"
-        else:
-            middle = f"{NA if rss is None else bytes_(rss):>5}"
-        cpu = p.cpu_cores.value
-        age = NA if p.started_s is None else run_time(self._now_s - p.started_s)
-        figures = (middle + f" {labels[2]}{NA if cpu is None else percent(cpu):>5}"
-                   + (f" {NA if io is None else rate(io):>{columns.io}}" if columns.io else "")
-                   + (f" {'up ' * columns.labeled}{age:>{columns.time}}" if columns.time else "")
-                   + (f"  {fit(container_name(p, columns.container), columns.container)}" if columns.container else "")
-                   + "  ")
+            uses = ", uses no GPU" * any(column.on_gpus for column, _ in self._columns)
+            return [(fit(f" {branch.parent_pid:>{self._columns[0][1]}} parent of these{uses}", width), DIM)]
+        runs: list[StyledText] = [("›" if here else " ", ACCENT)]
+        for column, cells in self._columns:
+            label = "" if self._heads else column.label
+            runs.append((f"{label}{column.fit(column.text(column.of(p, self._now_s)), cells)} ", PLAIN)
+                        if column is not _BAR else self._memory_bar(p, cells))
         mark = "● " if (p.local_pid or p.pid) in self._attached_pids else ""  # servers are found by the PID in here
         command = f"N/A: {p.reason or 'command unknown'}" if p.command is None else (
             "ended: " * (p.reason is not None) + short_command(p.command))
-        room = max(0, width - 1 - len(begin) - len(share[0]) - len(figures) - len(branch.lead) - len(mark))
-        return [("›" if here else " ", ACCENT), (begin, PLAIN), share, (figures, PLAIN), (branch.lead, DIM),
-                (mark, ACCENT), (fit(printable(command), room), BOLD if mark or here else PLAIN)]
+        runs += [(" ", PLAIN), (branch.lead, DIM), (mark, ACCENT)]
+        room = max(0, width - sum(len(text) for text, _ in runs))
+        return [*runs, (fit(printable(command), room), BOLD if mark or here else PLAIN)]
 
     def _memory_bar(self, process: ProcessSample, cells: int) -> StyledText:
         """The memory it holds, as a share of that of its GPUs; blank where either is not known."""
         most = sum(self._memory_bytes.get(index, 0.0) for index, on in process.gpus.items() if on.mig is None)
         memory = process.gpu_memory_bytes
-        if not cells or memory is None or not most:
-            return " " * cells, PLAIN
-        text, style = bar(memory / most, cells - 1)
+        text, style = bar(memory / most, cells) if memory is not None and most else (" " * cells, PLAIN)
         return text + " ", style
 
     def action_move(self, by: int) -> None:
