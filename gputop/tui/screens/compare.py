@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from msgspec import Struct
 from msgspec.structs import replace
 from rich.style import Style
 from rich.text import Text
@@ -32,6 +31,7 @@ from gputop.tui.widgets.cached_lines import ChoiceList
 from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
 if TYPE_CHECKING:
+    from gputop.comparison.compare import Comparison
     from gputop.comparison.report_lines import ReportLine
     from gputop.comparison.sides import Side
 
@@ -203,7 +203,7 @@ class CompareScreen(ModalScreen[None]):
         self._stop = threading.Event()
         self._reading: dict[Path, float] = {}  # traces, and since when
         self._unread: dict[Path, GputopError] = {}  # why
-        self._shown: Shown | None = None
+        self._shown: Comparison | list[ReportLine] | None = None  # or the lines that say why there is none
         self._everything = False
 
     def compose(self) -> ComposeResult:
@@ -345,43 +345,52 @@ class CompareScreen(ModalScreen[None]):
         if any(record.path in self._reading for record in records):
             self._show_progress()
             return
-        tight = self.app.size.width < REPORT_WIDTH + 8  # the class is set by the first resize, which may be later
         reasons = {name: self._unread[record.path].message for name, record in zip("AB", records[:2], strict=True)
                    if record.path in self._unread}
-        self._work(records, len(self._again["a"]), reasons, 80 if tight else REPORT_WIDTH)
+        self._work(records, len(self._again["a"]), reasons)
 
     @work(thread=True, exclusive=True, group="compare")
-    def _work(self, records: Sequence[CaptureRecord], again_a: int, unread: dict[str, str], width: int) -> None:
-        shown = compared(records, again_a, unread, width)
+    def _work(self, records: Sequence[CaptureRecord], again_a: int, unread: dict[str, str]) -> None:
+        shown = compared(records, again_a, unread)
         if not self._stop.is_set():
             self.app.call_from_thread(self._show_compared, shown, records)
 
-    def _show_compared(self, shown: Shown, records: Sequence[CaptureRecord]) -> None:
+    def _show_compared(self, shown: Comparison | list[ReportLine], records: Sequence[CaptureRecord]) -> None:
         if [one.path for one in records] == [one.path for one in self._records()]:  # else another choice is under way
             self._shown = shown
             self._show_lines()
 
     def _show_lines(self) -> None:
-        if self._shown is not None:
-            self._show_text(colored(self._shown.everything if self._everything else self._shown.folded))
+        shown = self._shown
+        if shown is None:
+            return
+        if not isinstance(shown, list):
+            from gputop.comparison.report_lines import layout
+
+            width = 80 if self.app.size.width < REPORT_WIDTH + 8 else REPORT_WIDTH
+            shown = layout(shown, width, everything=self._everything, unfold=UNFOLD, again=AGAIN)
+        self._show_text(colored(shown))
 
     def action_copy(self) -> None:
+        from gputop.comparison.markdown import markdown
         from gputop.tui.terminal.clipboard import copy
 
-        if self._shown is not None and self._shown.markdown:
-            copy(self.app, self._shown.markdown, "The comparison as Markdown")
-        else:
+        if isinstance(self._shown, list | None):
             self.notify("There is no comparison to copy yet.")
+        else:
+            copy(self.app, markdown(self._shown, ()), "The comparison as Markdown")
 
     def action_export(self) -> None:
         from gputop.tui.screens.csv_file import write_csv
 
-        if self._shown is not None and self._shown.rows:
-            folder = self._session.control.options.logdir
-            write_csv(self.app, folder, "comparison", _TITLES, self._shown.rows,
-                      simulated=self._shown.simulated)
-        else:
+        shown = self._shown
+        if isinstance(shown, list | None):
             self.notify("There is no comparison to export yet.")
+            return
+        rows = [(row.group, row.id, row.gpu, row.unit, row.a, row.b, row.change, row.low, row.high, row.verdict,
+                 row.reason) for row in shown.rows]
+        write_csv(self.app, self._session.control.options.logdir, "comparison", _TITLES, rows,
+                  simulated=shown.a.simulated or shown.b.simulated)
 
     def _show_progress(self) -> None:
         """Show which traces are being read, and where a capture that was asked for here stands."""
@@ -421,44 +430,28 @@ def side_of(record: CaptureRecord) -> Side:
 _TITLES = ("group", "id", "gpu", "unit", "a", "b", "change", "low", "high", "verdict", "reason")  # of a row's values
 
 
-class Shown(Struct, frozen=True):
-    """The comparison in lines, folded and with everything, or why there is none; then as Markdown, and its values as
-    the rows of a table, both empty."""
-
-    folded: list[ReportLine]
-    everything: list[ReportLine]
-    markdown: str = ""
-    rows: Sequence[Sequence[str | float | None]] = ()
-    simulated: bool = False
-
-
-def compared(records: Sequence[CaptureRecord], again_a: int, unread: dict[str, str], width: int) -> Shown:
-    """The comparison, or why there is none.
+def compared(records: Sequence[CaptureRecord], again_a: int,
+             unread: dict[str, str]) -> Comparison | list[ReportLine]:
+    """The comparison, or the lines that say why there is none.
 
     ``records``: A and B, then ``again_a`` further captures of A's job, then those of B's. ``unread`` says of A and B,
     where their traces could not be read, why.
     """
     from gputop.comparison.caveats import Note
     from gputop.comparison.compare import compare_sides
-    from gputop.comparison.markdown import markdown
-    from gputop.comparison.report_lines import ReportLine, layout
+    from gputop.comparison.report_lines import ReportLine
 
     try:
         a, b, *others = map(side_of, records)
         comparison = compare_sides(replace(a, repeats=tuple(others[:again_a])),
                                    replace(b, repeats=tuple(others[again_a:])))
     except GputopError as error:
-        lines = [ReportLine(printable(text), "warn") for text in (error.message, error.fix, *unread.values())]
-        return Shown(lines, lines)
+        return [ReportLine(printable(text), "warn") for text in (error.message, error.fix, *unread.values())]
     if warning := two_jobs(*records[:2]):
         comparison = comparison.with_note(Note("other_job", warning))
     for name, reason in reversed(unread.items()):
         comparison = comparison.with_note(Note("no_trace", f"{name} is compared by its saved analysis only: {reason}."))
-    folded, everything = (layout(comparison, width, everything=every, unfold=UNFOLD, again=AGAIN)
-                          for every in (False, True))
-    rows = [(row.group, row.id, row.gpu, row.unit, row.a, row.b, row.change, row.low, row.high, row.verdict, row.reason)
-            for row in comparison.rows]
-    return Shown(folded, everything, markdown(comparison, ()), rows, comparison.a.simulated or comparison.b.simulated)
+    return comparison
 
 
 def mark_last(session: Session) -> str:

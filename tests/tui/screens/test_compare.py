@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gputop.analysis.gpu.packed_series import ComparedTrace
-from gputop.comparison.report_lines import ReportLine
+from gputop.comparison.compare import Comparison
+from gputop.comparison.report_lines import ReportLine, layout
 from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.diagnosis import worker
@@ -290,7 +291,9 @@ async def test_without_the_traces_the_analyses_are_compared_and_that_is_said() -
 
 def test_captures_without_steps_say_that_it_cannot_be_decided() -> None:
     bare = replace(record(1, 0.4), analysis=make_analysis())
-    assert compared((bare, bare), 0, {}, 88).folded[0].text.startswith("CANNOT BE TOLD: ")
+    found = compared((bare, bare), 0, {})
+    assert isinstance(found, Comparison)
+    assert layout(found, 88, everything=False, unfold="", again="")[0].text.startswith("CANNOT BE TOLD: ")
 
 
 @pytest.mark.usefixtures("analysis_in_this_process")
