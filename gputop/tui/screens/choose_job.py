@@ -12,12 +12,15 @@ from textual.binding import BindingType
 from gputop.core.samples import ProcessSample
 from gputop.profiler.capture.records import Server
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, WARN
+from gputop.render.table import Column, Table, table_lines
 from gputop.session.capture.which_job import gpu_use
 from gputop.text.commands import command_of, short_command
 from gputop.text.units import bytes_, fit, printable, ranges
 from gputop.tui.keys import key
 from gputop.tui.monitor.status_lines import time_ago
 from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
+
+_COLUMNS = (Column("", most=1000),) * 6  # without titles: each figure says what it is; cut where the dialog ends
 
 
 def job_row(server: Server, processes: Sequence[ProcessSample], now_s: float) -> tuple[str, ...]:
@@ -49,7 +52,7 @@ class ChooseJob(Dialog[Server | None]):
         super().__init__()
         self._servers = tuple(servers)
         self._reason = reason
-        self._rows = [job_row(server, processes, now_s) for server in servers]
+        self._jobs = Table("Jobs", _COLUMNS, tuple(job_row(server, processes, now_s) for server in servers), "")
         self._index = 0
 
     def compose(self) -> ComposeResult:
@@ -58,13 +61,10 @@ class ChooseJob(Dialog[Server | None]):
 
     def _text(self, width: int) -> Text:
         out = Text(printable(self._reason) + "\n\n" if self._reason else "", WARN)
-        cells = [row[:-1] for row in self._rows]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-        for i, row in enumerate(self._rows):
+        for i, line in enumerate(table_lines(self._jobs, width)[1:]):
             here = i == self._index
-            texts = (f"{cell:<{w}}" for cell, w in zip(row, (*widths, 0), strict=True) if w or cell)
             out.append("›" if here else " ", ACCENT)
-            out.append(fit(" " + "  ".join(texts), width - 1).rstrip() + "\n", BOLD if here else PLAIN)
+            out.append(fit(f" {line}", width - 1).rstrip() + "\n", BOLD if here else PLAIN)
         out.append("\nOr select a process (tab) and press c: gputop then captures from its job.", DIM)
         return out
 
