@@ -14,11 +14,11 @@ from gputop.commands.arguments import add_shared
 from gputop.commands.attach import agreed, confirmed
 from gputop.commands.common import (
     check_notify,
-    notifying_of_capture,
     options_of,
     print_capture,
     print_refusal,
     source_of,
+    tell_capture,
 )
 from gputop.commands.option_types import positive_seconds
 from gputop.core.errors import EXIT_USAGE, GputopError
@@ -82,9 +82,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS
     from gputop.profiler.capture.request import CaptureRequest, require_no_question
-    from gputop.session.capture.captures import CaptureRun, capture_and_analyze, risk_question, too_many
+    from gputop.session.capture.captures import CaptureRun, capture_and_analyze, risk_question
     from gputop.session.gpu_samples import CounterWatch
     from gputop.session.stack_watch import StackChoice, simulated_stacks
 
@@ -92,19 +91,15 @@ def _run(args: argparse.Namespace) -> int:
     if options.auto_capture is not None:
         return _run_on_dip(args, options)
     check_notify(args)
-    endpoints: dict[str, str] = {}
     source = source_of(args)
     if source.simulated:
         source.open()
-        endpoints.update(source.profiler_endpoints())
     stop = threading.Event()
     pids, other_nodes = _with_other_nodes(args, args.remote_command, stop)
     attached_now: list[int] = []
     attached = [*options.attach, *(_ready(pid, attached_now, yes=args.yes) for pid in pids)]
     request = CaptureRequest(args.seconds, options.logdir, args.force, accept_risk=args.accept_risk)
-    chosen = _servers(attached, endpoints, request)
-    if args.all_workers and (count := sum(s.problem is None for s in chosen)) > MAX_ALL_WORKERS:
-        raise too_many(count)
+    chosen = _servers(attached, source.profiler_endpoints(), request, every=args.all_workers)
     reported: list[str] = []
 
     def interrupted(*_: object) -> None:
@@ -121,15 +116,21 @@ def _run(args: argparse.Namespace) -> int:
             say(f"{status.phase} {status.address}{_how_long(status)}")
 
     watch = CounterWatch(source, options.interval_s)
-    with notifying_of_capture(args, simulated=source.simulated) as made:
+    try:
         with watch.running():
             chosen = _workers(chosen, watch, every=args.all_workers)
             with signal_handlers(termination_handlers(interrupted)):
                 require_no_question(risk_question(chosen, request))
-                made.append(capture_and_analyze(chosen, request, CaptureRun(
+                record = capture_and_analyze(chosen, request, CaptureRun(
                     stop, threading.Event(), on_status, StackChoice(options.stacks, simulated=simulated_stacks(source)),
-                    watch.counters, other_nodes=other_nodes, attached=attached_now)))
-        return print_capture(made[0], as_json=args.json, full=args.full)
+                    watch.counters, other_nodes=other_nodes, attached=attached_now))
+    except GputopError as error:
+        tell_capture(args, error, simulated=source.simulated)
+        raise
+    try:
+        return print_capture(record, as_json=args.json, full=args.full)
+    finally:
+        tell_capture(args, record, simulated=source.simulated)
 
 
 def _workers(chosen: tuple[Server, ...], watch: CounterWatch, *, every: bool) -> tuple[Server, ...]:
@@ -156,10 +157,12 @@ def _run_on_dip(args: argparse.Namespace, options: Options) -> int:
     return capture_on_dip.run(args, replace(options, attach=(*options.attach, *ready)))
 
 
-def _servers(attached: Sequence[str], endpoints: Mapping[str, str], request: CaptureRequest) -> tuple[Server, ...]:
+def _servers(attached: Sequence[str], endpoints: Mapping[str, str], request: CaptureRequest, *,
+             every: bool) -> tuple[Server, ...]:
     """The servers to capture, of which nothing has to be asked; says what was left out. Raises GputopError."""
+    from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS
     from gputop.profiler.capture.request import require_no_question
-    from gputop.session.capture.captures import choose_servers, find_named_servers, left_out, server_question
+    from gputop.session.capture.captures import choose_servers, find_named_servers, left_out, server_question, too_many
     from gputop.session.capture.server_watch import WatchedJob
 
     servers, notes, _ = find_named_servers(attached, endpoints, discover=not endpoints and not attached)
@@ -169,6 +172,8 @@ def _servers(attached: Sequence[str], endpoints: Mapping[str, str], request: Cap
     require_no_question(WatchedJob().question(servers, request) or server_question(chosen, request))
     if note := left_out(servers, chosen):
         say(note)
+    if every and (count := sum(s.problem is None for s in chosen)) > MAX_ALL_WORKERS:
+        raise too_many(count)
     return chosen
 
 

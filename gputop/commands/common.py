@@ -261,30 +261,19 @@ def notifying(args: argparse.Namespace, session: Session) -> Iterator[None]:
             say(notifier.problem)
 
 
-@contextlib.contextmanager
-def notifying_of_capture(args: argparse.Namespace, *, simulated: bool) -> Iterator[list[CaptureRecord]]:
-    """Tells, behind the block, the end of a capture that no session makes: of the record that the block adds to the
-    list, else of the error that it raises."""
-    made: list[CaptureRecord] = []
-    try:
-        yield made
-    except GputopError as error:
-        if not made and args.notify:
-            _tell_capture(args, "the capture failed", error.in_one_line, simulated=simulated)
-        raise
-    finally:
-        if made and args.notify:
-            from gputop.session.notifications import captured
-
-            _tell_capture(args, captured(made[0]), str(made[0].path), simulated=simulated)
-
-
-def _tell_capture(args: argparse.Namespace, title: str, text: str, *, simulated: bool) -> None:
-    from gputop.session.notifications import Notification
-    from gputop.session.notifier import parse_ways, tell
+def tell_capture(args: argparse.Namespace, outcome: CaptureRecord | GputopError, *, simulated: bool) -> None:
+    """Tells the end of a capture that no session makes: its record, or the error that ended it."""
+    if not args.notify:
+        return
+    from gputop.session.notifications import Notification, captured
+    from gputop.session.notifier import Teller, parse_ways
     from gputop.simulation.node import HOSTNAME
 
+    news = ("the capture failed", outcome.in_one_line) if isinstance(outcome, GputopError) else (
+        captured(outcome), str(outcome.path))
     host = HOSTNAME if simulated else os.uname().nodename
-    notification = Notification.of("capture", time.time(), host, title, text, simulated)
-    if problem := tell(parse_ways(args.notify), notification):
-        say(problem)
+    teller = Teller(parse_ways(args.notify))
+    teller.tell(Notification.of("capture", time.time(), host, *news, simulated))
+    teller.close()
+    if teller.problem:
+        say(teller.problem)

@@ -95,24 +95,41 @@ def _has_host(url: str) -> bool:
         return False
 
 
-class Notifier:
-    """Listens to a session and tells its news, each way in a thread of its own."""
+class Teller:
+    """Tells by commands and the webhook, each in a thread of its own."""
 
-    def __init__(self, session: Session, ways: Ways) -> None:
-        self._session, self._bell = session, ways.bell
-        self._news = News(session)
-        self._lock = threading.Lock()
-        self._receivers = _receivers(ways)
-        session.listen(self._changed)
+    def __init__(self, ways: Ways) -> None:
+        self._receivers = [_Receiver(shlex.join(words), partial(run_command, words)) for words in ways.commands]
+        if ways.webhook:
+            self._receivers.append(_Receiver("the webhook", partial(post, ways.webhook, ways.token)))
 
     @property
     def problem(self) -> str:
         """The ways that failed last, and why; empty: none."""
-        return _problem(self._receivers)
+        return "; ".join(receiver.problem for receiver in self._receivers if receiver.problem)
 
-    def close(self, wait_s: float = 0.0) -> None:
+    def tell(self, notification: Notification | None) -> None:
+        """Tell this, after what is being told; returns at once."""
+        for receiver in self._receivers:
+            receiver.put(notification)
+
+    def close(self, wait_s: float = TIMEOUT_S + 1) -> None:
         """Tell no more; what is being told, and what waits to be, has so long to be told."""
-        _close(self._receivers, wait_s)
+        self.tell(None)
+        end_s = time.monotonic() + wait_s
+        for receiver in self._receivers:
+            receiver.join(max(0.0, end_s - time.monotonic()))
+
+
+class Notifier(Teller):
+    """Listens to a session and tells its news."""
+
+    def __init__(self, session: Session, ways: Ways) -> None:
+        super().__init__(ways)
+        self._session, self._bell = session, ways.bell
+        self._news = News(session)
+        self._lock = threading.Lock()
+        session.listen(self._changed)
 
     def _changed(self, change: Change) -> None:
         with self._lock:
@@ -120,34 +137,7 @@ class Notifier:
         for notification in news:
             if self._bell and self._session.ring is not None:
                 self._session.ring(notification.line)
-            for receiver in self._receivers:
-                receiver.put(notification)
-
-
-def tell(ways: Ways, notification: Notification) -> str:
-    """Tell this alone, and return what failed; a receiver that hangs is left after its time. Not by the bell."""
-    receivers = _receivers(ways)
-    for receiver in receivers:
-        receiver.put(notification)
-    _close(receivers, TIMEOUT_S + 1)
-    return _problem(receivers)
-
-
-def _receivers(ways: Ways) -> list[_Receiver]:
-    commands = [_Receiver(shlex.join(words), partial(run_command, words)) for words in ways.commands]
-    return [*commands, _Receiver("the webhook", partial(post, ways.webhook, ways.token))] if ways.webhook else commands
-
-
-def _close(receivers: Sequence[_Receiver], wait_s: float) -> None:
-    for receiver in receivers:
-        receiver.put(None)
-    end_s = time.monotonic() + wait_s
-    for receiver in receivers:
-        receiver.join(max(0.0, end_s - time.monotonic()))
-
-
-def _problem(receivers: Sequence[_Receiver]) -> str:
-    return "; ".join(receiver.problem for receiver in receivers if receiver.problem)
+            self.tell(notification)
 
 
 class _Receiver:

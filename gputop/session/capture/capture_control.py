@@ -110,10 +110,6 @@ class CaptureControl:
         self._hurry.set()
 
     @property
-    def servers(self) -> tuple[Server, ...]:
-        return self.watch.servers
-
-    @property
     def running(self) -> bool:
         """Return whether a capture is under way."""
         return self.status is not None and self.status.running
@@ -240,7 +236,7 @@ class CaptureControl:
         try:
             ready = make_ready(pid, self._stop_capture, hold=request.hold, started=request.process_started)
             self.watch.update()
-            server = next((s for s in self.servers if ready.address == s.address or s.pid == pid), None)
+            server = next((s for s in self.watch.servers if ready.address == s.address or s.pid == pid), None)
             if server is not None and not server.asked:
                 self.watch.choose_job(server)
             if self._stop_capture.is_set():
@@ -320,7 +316,7 @@ class CaptureControl:
             return
         self._profiled = ()
         record = replace(record, notices=(*request.notices, *record.notices),
-                         uncaptured=left_out(self.servers, servers, job_chosen=self.watch.job.chosen))
+                         uncaptured=left_out(self.watch.servers, servers, job_chosen=self.watch.job.chosen))
         self._receiver.capture_ended(record, servers)
         if record.problem is None:
             self.set_status(CaptureStatus("done", name, asked_s, record.took_s, str(record.path)))
