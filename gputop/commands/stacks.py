@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from gputop.commands.attach import confirmed
@@ -46,13 +46,12 @@ def run(args: argparse.Namespace) -> int:
     from gputop.ranks.flight_recorder_report import lines as report_lines
     from gputop.ranks.halts import ended_siblings
     from gputop.ranks.processes import training_processes
-    from gputop.ranks.stack_groups import jobs, report
-    from gputop.ranks.stacks_document import StacksDocument
+    from gputop.ranks.stack_groups import jobs
 
     if args.demo is not None:
         return _simulated(args)
     if args.flight_recorder and not args.pids:
-        return _only_dumps(args.flight_recorder, args.json)
+        return _only_dumps(args)
     pids = args.pids or training_processes()
     pids = [*pids, *(ended_siblings(pids, process_ids()) if pids and not args.pids else ())]
     if not pids:
@@ -65,16 +64,24 @@ def run(args: argparse.Namespace) -> int:
     lines, nccl = _nccl(first, last)
     dumps = _dumps(pids, args.flight_recorder)
     by_job = [processes] if args.pids else jobs(processes)  # those that are named are compared
-    if args.json:
-        console.write_json(StacksDocument.of(nccl, dumps, by_job))
-    else:
-        witnesses = [*lines, *report_lines(dumps, time.time())]
-        console.write_text("\n".join([*witnesses, "", *report(by_job, threads=args.threads)]).rstrip())
+    _write(args, [*lines, *report_lines(dumps, time.time())], nccl, dumps, by_job)
     if problem is None and not any(process.threads for process in processes):
         problem = next((process.problem for process in processes if process.problem is not None), None)
     if problem is not None:
         raise problem
     return EXIT_OK
+
+
+def _write(args: argparse.Namespace, witnesses: Iterable[str], nccl: StacksNccl, dumps: Sequence[Dumps],
+           by_job: Sequence[Sequence[ProcessStacks]]) -> None:
+    """Write what the witnesses say and the stacks of each job; with --json the document of both."""
+    from gputop.ranks.stack_groups import report
+    from gputop.ranks.stacks_document import StacksDocument
+
+    if args.json:
+        console.write_json(StacksDocument.of(nccl, dumps, by_job))
+    else:
+        console.write_text("\n".join([*witnesses, "", *report(by_job, threads=args.threads)]).rstrip())
 
 
 def _read(pids: Sequence[int], *, native: bool,
@@ -101,8 +108,6 @@ def _read(pids: Sequence[int], *, native: bool,
 
 def _simulated(args: argparse.Namespace) -> int:
     """Write the stacks of the demo's job, whose processes do not exist. Raises GputopError where it does not hang."""
-    from gputop.ranks.stack_groups import report
-    from gputop.ranks.stacks_document import StacksDocument
     from gputop.session.simulated_ranks import SimulatedRanks
     from gputop.sources.simulated import SimulatedSource
 
@@ -121,27 +126,20 @@ def _simulated(args: argparse.Namespace) -> int:
         processes = ranks.stacks(ranks.pids, args.native)
     finally:
         source.close()
-    if args.json:
-        console.write_json(StacksDocument.of(nccl, (), [processes]))
-    else:
-        console.write_text("\n".join(["*** SIMULATED: these processes do not exist ***", *lines, "",
-                                      *report([processes], threads=args.threads)]).rstrip())
+    _write(args, ["*** SIMULATED: these processes do not exist ***", *lines], nccl, (), [processes])
     return EXIT_OK
 
 
-def _only_dumps(files: Sequence[str], as_json: bool) -> int:
+def _only_dumps(args: argparse.Namespace) -> int:
     """Write what the dumps alone say, of a job that may have ended or run elsewhere."""
     from gputop.ranks.flight_recorder import read_files
     from gputop.ranks.flight_recorder_report import lines
-    from gputop.ranks.stacks_document import StacksDocument, StacksNccl
+    from gputop.ranks.stacks_document import StacksNccl
 
-    dumps = read_files(files)
+    dumps = read_files(args.flight_recorder)
     if not dumps.dumps:
         raise NoDataError("; ".join(dumps.problems), "Name dumps that PyTorch wrote, such as nccl_trace_rank_0.")
-    if as_json:
-        console.write_json(StacksDocument.of(StacksNccl(problem="not asked: no PID"), [dumps], []))
-    else:
-        console.write_text("\n".join(lines([dumps], time.time())))
+    _write(args, lines([dumps], time.time()), StacksNccl(problem="not asked: no PID"), [dumps], [])
     return EXIT_OK
 
 
