@@ -23,7 +23,7 @@ from gputop.tui.monitor.columns import (
     plan,
     title_texts,
 )
-from gputop.tui.monitor.layout import TableRows, layout
+from gputop.tui.monitor.layout import layout
 from gputop.tui.monitor.stacked_lanes import (
     LANES,
     MAIN,
@@ -74,20 +74,20 @@ def paint(sample: NodeSample, interval_s: float, width: int, height: int, palett
 def _lines(sample: NodeSample, interval_s: float, width: int, height: int) -> list[list[StyledText]]:
     pids = {process.pid for gpu in sample.gpus for process in gpu.processes}
     fitted = layout(width, height, len(sample.gpus), len(pids), unread_lanes(sample.gpus))
-    stacked = TableRows.of(fitted).is_stacked
+    stacked = fitted.rows.is_stacked
     fields = fields_of(width) if stacked else plan(width)
     title = "".join(title_texts(fields, "SM active"))
     lines: list[list[StyledText]] = [status_lines.header(sample, interval_s, False, width), [(title, DIM)]]
-    lines += [[]] if fitted.has_axis else []
+    lines += [[]] if fitted.rows.has_axis else []
     shown = {field.key: field for field in fields}
     for gpu in sample.gpus[:len(sample.gpus) - fitted.hidden_gpus]:
         if not stacked:
             lines.append(_gpu_line(fields, figures_of(gpu, ACTIVITY, shown), width))
-            lines += [[]] * (fitted.lines_per_gpu - 1)
+            lines += [[]] * (fitted.rows.per_gpu - 1)
             continue
-        places = [lane for lane, _ in fitted.lanes]
+        places = [lane for lane, _ in fitted.rows.lanes]
         figures = figures_of_gpu(gpu, ACTIVITY, places, shown)
-        for lane, height_of_lane in fitted.lanes:
+        for lane, height_of_lane in fitted.rows.lanes:
             name = main_name(ACTIVITY, gpu) if lane == MAIN else LANES[lane].name
             lines.append(_gpu_line(fields, {**figures.get((lane, 0), {}), "name": (name, DIM)}, width))
             lines += [[]] * (height_of_lane - 1)

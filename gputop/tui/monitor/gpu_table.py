@@ -147,9 +147,8 @@ class GpuTable(DrawnOnce, can_focus=True):
     def take_layout(self, fitted: Layout, width: int) -> None:
         """Give each GPU its lanes, the host its own, and the axis a line; ``width`` is that of the terminal, which the
         table will have if it has none yet and needs no scrollbar."""
-        rows = TableRows.of(fitted)
-        if rows != self.rows or not self._width:
-            self.rows, self._width = rows, self._width or width
+        if fitted.rows != self.rows or not self._width:
+            self.rows, self._width = fitted.rows, self._width or width
             self._lay_out()
 
     def note_reserved(self, gpus: Collection[int]) -> None:
@@ -423,7 +422,7 @@ class HiddenGpus(LinesWidget):
 
     def fit(self, fitted: Layout, gpus: int) -> None:
         """Give the table of so many GPUs its lines; what is beyond them can be scrolled to."""
-        self._rows, self._gpus, self._shown_lines = TableRows.of(fitted), gpus, fitted.table_lines
+        self._rows, self._gpus, self._shown_lines = fitted.rows, gpus, fitted.table_lines
         self._box.styles.max_height = fitted.table_lines
         self.display = bool(fitted.hidden_gpus)
         self.count()

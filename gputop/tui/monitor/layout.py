@@ -70,37 +70,12 @@ class LayoutInput(Struct, frozen=True):
     unread: frozenset[str] = frozenset()  # see :func:`layout`
 
 
-class Layout(NamedTuple):
-    """The main screen at one size."""
-
-    classes: frozenset[str]
-    lanes: tuple[LaneLines, ...]  # of each GPU, top to bottom; a single one has the figures next to it
-    host_lines: int  # of the lane of the host's CPUs below the GPUs, one at most
-    has_axis: bool
-    table_lines: int  # of the GPU table that are shown; it can be scrolled
-    hidden_gpus: int  # below them; the line after the table counts them
-    process_lines: int | None  # None: as high as the recommendations next to it
-
-    @property
-    def lines_per_gpu(self) -> int:
-        return sum(lane.lines for lane in self.lanes)
-
-    @property
-    def bare_processes(self) -> bool:
-        """Return whether the process panel has neither frame nor heading."""
-        return self.process_lines is not None and self.process_lines <= _BARE_ROWS
-
-
 class TableRows(Struct, frozen=True, dict=True):
     """The lines of the GPU table: what stands above the GPUs, those of each GPU, and the host's below them."""
 
-    lanes: tuple[LaneLines, ...] = (LaneLines(MAIN, 1),)
-    host_lines: int = 0
+    lanes: tuple[LaneLines, ...] = (LaneLines(MAIN, 1),)  # of each GPU, from the top; figures stand beside a single one
+    host_lines: int = 0  # of the lane of the host's CPUs below the GPUs, one at most
     has_axis: bool = False
-
-    @classmethod
-    def of(cls, fitted: Layout) -> TableRows:
-        return cls(fitted.lanes, fitted.host_lines, fitted.has_axis)
 
     @property
     def is_stacked(self) -> bool:
@@ -139,6 +114,21 @@ class TableRows(Struct, frozen=True, dict=True):
         return above, max(0, gpus - (scrolled + shown - self.top) // self.per_gpu)
 
 
+class Layout(NamedTuple):
+    """The main screen at one size."""
+
+    classes: frozenset[str]
+    rows: TableRows
+    table_lines: int  # of these that are shown; the table can be scrolled
+    hidden_gpus: int  # below them; the line after the table counts them
+    process_lines: int | None  # None: as high as the recommendations next to it
+
+    @property
+    def bare_processes(self) -> bool:
+        """Return whether the process panel has neither frame nor heading."""
+        return self.process_lines is not None and self.process_lines <= _BARE_ROWS
+
+
 def layout(columns: int, lines: int, gpus: int, processes: int, unread: frozenset[str] = frozenset()) -> Layout:
     """The layout for a terminal of this size on a node with so many GPUs and processes on them.
 
@@ -152,14 +142,14 @@ def layout(columns: int, lines: int, gpus: int, processes: int, unread: frozense
         return _with_panels(classes, lines, gpus, processes, unread)
     reserved = next((size.reserved_lines for size in applying if size.reserved_lines is not None), 0)
     axis = bool(gpus) and lines >= _AXIS_FROM
-    per_gpu = _between(1, (lines - _OTHER_LINES - axis - _PANEL_LINES) // max(1, gpus), MAX_LANE_LINES)
-    whole = 1 + axis + max(1, gpus) * (per_gpu if gpus else 1)
-    shown = min(whole, max(2, lines - reserved)) if gpus else whole
+    per_gpu = _between(1, (lines - _OTHER_LINES - axis - _PANEL_LINES) // gpus, MAX_LANE_LINES) if gpus else 1
+    rows = TableRows((LaneLines(MAIN, per_gpu),), 0, axis)
+    shown = min(rows.lines(gpus), max(2, lines - reserved)) if gpus else rows.lines(0)
     process_lines = None
     if "narrow" in classes:
         process_lines = _BARE_ROWS if gpus else _process_lines_without_gpus(lines, processes)
     hidden = max(0, gpus - max(0, shown - 1 - axis) // per_gpu)
-    return Layout(classes, (LaneLines(MAIN, per_gpu if gpus else 1),), 0, axis, shown, hidden, process_lines)
+    return Layout(classes, rows, shown, hidden, process_lines)
 
 
 def _with_panels(classes: frozenset[str], lines: int, gpus: int, processes: int, unread: frozenset[str]) -> Layout:
@@ -184,12 +174,12 @@ def _with_panels(classes: frozenset[str], lines: int, gpus: int, processes: int,
         spare = room - per_gpu * gpus
         if spare < _LEAST_ADVICE_LINES + bare:  # with one line each
             shown = max(1, room - _LEAST_ADVICE_LINES - bare - 1)
-            return Layout(classes, lanes, 0, True, 2 + shown, gpus - shown, bare or None)
+            return Layout(classes, TableRows(lanes, 0, True), 2 + shown, gpus - shown, bare or None)
         process_lines = framed if spare - framed >= _ADVICE_LINES else bare
         spare -= process_lines
         host_lines = _between(0, spare - advice, 1)
-    table_lines = 2 + gpus * sum(lane.lines for lane in lanes) + host_lines
-    return Layout(classes, lanes, host_lines, True, table_lines, 0, process_lines or None)
+    table = TableRows(lanes, host_lines, True)
+    return Layout(classes, table, table.lines(gpus), 0, process_lines or None)
 
 
 def _stacked(rows: int, gpus: int, unread: frozenset[str]) -> tuple[tuple[LaneLines, ...], int]:

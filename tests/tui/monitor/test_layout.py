@@ -27,7 +27,7 @@ def test_every_line_has_a_use_at_every_size(columns: int, gpus: int, processes: 
         advice = advice_lines(found, lines)
         no_line_for_each = advice - gpus < 14
         assert advice >= LEAST_ADVICE and (advice <= lines / 3 + 1 or no_line_for_each), (lines, found)
-        assert found.host_lines <= 1 and dict(found.lanes).get("memory", 1) == 1, "they hardly change"
+        assert found.rows.host_lines <= 1 and dict(found.rows.lanes).get("memory", 1) == 1, "they hardly change"
         if "narrow" in found.classes:
             assert found.process_lines is not None
             rows = found.process_lines - (0 if found.bare_processes else 3)
@@ -41,9 +41,9 @@ def test_every_line_has_a_use_at_every_size(columns: int, gpus: int, processes: 
 def test_no_gpu_is_hidden_without_a_count(columns: int, gpus: int) -> None:
     for lines in range(24, 71):
         found = layout(columns, lines, gpus, processes=3)
-        shown = (found.table_lines - 1 - found.has_axis - found.host_lines) / found.lines_per_gpu
+        shown = (found.table_lines - 1 - found.rows.has_axis - found.rows.host_lines) / found.rows.per_gpu
         assert shown + found.hidden_gpus == gpus
-        assert not found.hidden_gpus or (found.lines_per_gpu == 1 and not found.host_lines), (lines, found)
+        assert not found.hidden_gpus or (found.rows.per_gpu == 1 and not found.rows.host_lines), (lines, found)
         assert gpus > 8 or not found.hidden_gpus
 
 
@@ -52,8 +52,8 @@ def test_no_gpu_is_hidden_without_a_count(columns: int, gpus: int) -> None:
 def test_lanes_are_as_high_as_they_can_show_and_the_main_one_is_the_highest(gpus: int, unread: frozenset[str]) -> None:
     for lines in range(24, 71):
         found = layout(120, lines, gpus, processes=1, unread=unread)
-        heights = dict(found.lanes)
-        assert len(heights) == len(found.lanes) and found.lanes[0].lane == MAIN
+        heights = dict(found.rows.lanes)
+        assert len(heights) == len(found.rows.lanes) and found.rows.lanes[0].lane == MAIN
         assert all(1 <= height <= heights[MAIN] <= MAX_LANE_LINES for height in heights.values())
         assert all(heights.get(lane, 1) == 1 for lane in unread), "a reason takes one line"
 
@@ -68,12 +68,12 @@ def test_sixteen_gpus_on_a_small_screen_are_counted() -> None:
     (200, 50, 1, 9), (200, 50, 2, 6), (200, 50, 4, 6), (200, 50, 8, 2), (240, 70, 1, 9), (240, 70, 4, 6),
     (240, 70, 8, 3), (240, 70, 16, 1)])
 def test_few_gpus_have_a_lane_for_each_metric(columns: int, lines: int, gpus: int, lanes: int) -> None:
-    assert len(layout(columns, lines, gpus, processes=1).lanes) == lanes
+    assert len(layout(columns, lines, gpus, processes=1).rows.lanes) == lanes
 
 
 def test_what_cannot_be_read_leaves_its_lines_to_the_others() -> None:
     coarse = layout(120, 40, 1, 1, unread=frozenset({"tensor", "dram", "nvlink"}))
-    heights, of_all = dict(coarse.lanes), dict(layout(120, 40, 1, 1).lanes)
+    heights, of_all = dict(coarse.rows.lanes), dict(layout(120, 40, 1, 1).rows.lanes)
     assert heights["tensor"] == heights["dram"] == 1 and heights["power"] > of_all["power"]
     assert "nvlink" not in heights
 
@@ -100,7 +100,7 @@ def test_one_process_takes_a_line_and_no_columns_from_the_recommendations() -> N
 
 def test_without_gpus_the_lines_are_for_the_processes_and_the_recommendations() -> None:
     found = layout(120, 40, gpus=0, processes=30)
-    assert (found.process_lines, found.has_axis, found.hidden_gpus) == (13, False, 0)
+    assert (found.process_lines, found.rows.has_axis, found.hidden_gpus) == (13, False, 0)
 
 
 def test_each_line_of_the_table_belongs_to_the_title_a_gpu_or_the_host() -> None:
@@ -110,7 +110,7 @@ def test_each_line_of_the_table_belongs_to_the_title_a_gpu_or_the_host() -> None
     assert (rows.top, rows.lines(4), rows.lines(0)) == (2, 2 + 4 * 3 + 2, 2 + 3 + 2)
     assert [rows.gpu_at(y) for y in range(9)] == [-1, -1, 0, 0, 0, 1, 1, 1, 2]
     assert [rows.y_of(gpu) for gpu in range(3)] == [2, 5, 8]
-    assert TableRows.of(layout(120, 40, 8, 1)) == TableRows.of(layout(120, 40, 8, 3)), "the same lines, other panels"
+    assert layout(120, 40, 8, 1).rows == layout(120, 40, 8, 3).rows, "the same lines, other panels"
 
 
 def test_gpus_above_and_below_the_shown_lines_are_counted() -> None:
