@@ -57,6 +57,7 @@ FORMS = {
     "light": Preferences(theme="gputop-light"), "contrast": Preferences(theme="gputop-contrast"),
 }
 FEW_FORMS = {form: FORMS[form] for form in ("16", "ascii", "light")}
+GLYPHS = {"ascii": FORMS["ascii"]}  # where other screens have each pair of colors in the other forms
 MORE_FORMS = {"console": Preferences(colors="16", glyphs="console"), **FORMS,
               "light-16": Preferences("gputop-light", "16")}
 
@@ -92,8 +93,8 @@ class Screen:
     over: str | Callable[[Path], Any] = "faulty"
     keys: tuple[str, ...] = ()
     sizes: Sequence[tuple[int, int]] = (USUAL,)
-    forms: Mapping[str, Preferences] = field(default_factory=dict)  # colors are held where there are some
-    in_forms: Sequence[tuple[int, int]] = ()  # the sizes at which these are drawn; else all but the small one
+    forms: Mapping[str, Preferences] = field(default_factory=dict)
+    in_forms: Sequence[tuple[int, int]] = ()  # the sizes at which these are drawn; colors are held there and at USUAL
     focus: type[Widget] = ActionsPanel
     prepare: Callable[[Any], Any] = lambda app: None  # before the keys
     notices: bool = False
@@ -166,7 +167,7 @@ def with_stacks(app: GputopApp) -> None:
 
 
 SCREENS = {
-    "main": Screen("faulty", sizes=SIZES, forms=MORE_FORMS),
+    "main": Screen("faulty", sizes=SIZES, forms=MORE_FORMS, in_forms=(WIDE,)),
     "healthy": Screen("healthy", sizes=(USUAL, WIDE)),
     "epoch": Screen("epoch", sizes=(USUAL, WIDE)),
     "lost": Screen("lost", sizes=SIZES),
@@ -189,7 +190,7 @@ SCREENS = {
     "snapshot-replayed": Screen(lambda folder: snapshot_of(node("faulty"), folder), sizes=(USUAL, WIDE)),
     "snapshot-written": Screen("faulty", ("s",), notices=True),
 
-    "finding": Screen("faulty", ("r", "enter"), BOX, FORMS, in_forms=(USUAL,)),
+    "finding": Screen("faulty", ("r", "enter"), BOX, FEW_FORMS, in_forms=(USUAL,)),
     "gpu": Screen("faulty", ("enter",), (SMALL, USUAL), focus=GpuTable),
     "gpu-lost": Screen("lost", ("down", "down", "down", "enter"), focus=GpuTable),
     "process": Screen("faulty", ("enter",), (SMALL, USUAL), focus=ProcessPanel),
@@ -206,15 +207,15 @@ SCREENS = {
     "attach": Screen("faulty", ("a",), (TINY, SMALL, USUAL)),
     "filter": Screen("faulty", ("slash", *"py")),
     "palette": Screen("faulty", ("ctrl+p",), (SMALL, USUAL)),
-    "help": Screen("faulty", ("question_mark",), BOX, FEW_FORMS, in_forms=(USUAL,)),
+    "help": Screen("faulty", ("question_mark",), BOX, GLYPHS, in_forms=(USUAL,)),
     "help-signals": Screen("faulty", ("K", "question_mark"), focus=ProcessPanel),
     "help-tables": Screen("faulty", ("T", "question_mark")),
     "help-timeline": Screen("faulty", ("t", "question_mark"), (SMALL, USUAL)),
     "help-compare": Screen("compared", ("B", "question_mark")),
-    "compare": Screen("compared", ("B",), (SMALL, USUAL, WIDE, HUGE), FEW_FORMS, in_forms=(USUAL,)),
+    "compare": Screen("compared", ("B",), (SMALL, USUAL, WIDE, HUGE), GLYPHS, in_forms=(USUAL,)),
     "report": Screen("faulty", ("t", "r")),
 
-    "tables-kernels": Screen("faulty", ("T", "1"), SIZES, FORMS),
+    "tables-kernels": Screen("faulty", ("T", "1"), SIZES, FORMS, in_forms=(WIDE,)),
     "tables-row": Screen("faulty", ("T", "1", "enter")),
     "tables-time": Screen("input-bound", ("T", "W"), (USUAL, WIDE)),
     "tables-time-epoch": Screen("epoch", ("T", "W"), (USUAL, WIDE)),
@@ -226,12 +227,12 @@ SCREENS = {
         "234567890", ("ops", "collectives", "memory", "copies", "host", "functions", "input", "layers", "limit"),
         strict=True)},
 
-    "timeline": Screen("faulty", ("t",), SIZES, FORMS, in_forms=(USUAL,)),
-    "timeline-zoomed": Screen("faulty", ("t", "z", "plus"), SIZES, FORMS),
+    "timeline": Screen("faulty", ("t",), SIZES, FEW_FORMS, in_forms=(USUAL,)),
+    "timeline-zoomed": Screen("faulty", ("t", "z", "plus"), SIZES, FORMS, in_forms=(WIDE,)),
     "timeline-unfolded": Screen("faulty", ("t", "E"), (WIDE,)),
     "timeline-details": Screen("faulty", ("t", "down", "full_stop", "enter")),
     "idle-gaps": Screen("input-bound", ("t", "b", "right", "down"), SIZES,
-                        {f: FORMS[f] for f in ("16", "none", "ascii")}, in_forms=(USUAL,)),
+                        {f: FORMS[f] for f in ("16", "ascii")}, in_forms=(USUAL,)),
     "idle-gap-details": Screen("input-bound", ("t", "b", "enter", "down", "enter")),
 }
 
@@ -282,13 +283,13 @@ async def check(screen: Screen, goldens: Goldens, app: GputopApp, pilot: Pilot[i
         grid = cells(app)
         assert len(grid) == size[1] and all(len(line) == size[0] for line in grid)
         return
-    held = size in (screen.in_forms or (USUAL, WIDE))
+    held = size in screen.in_forms
     for form, preferences in ({"": Preferences()} | (dict(screen.forms) if held else {})).items():
         if app.preferences != preferences:
             await wear(app, pilot, preferences)
         grid = cells(app)
         assert len(grid) == size[1] and all(len(line) == size[0] for line in grid)
-        goldens.check(grid, form, colors=bool(screen.forms) and held)
+        goldens.check(grid, form, colors=bool(screen.forms) and (held or size == USUAL))
     if app.preferences != Preferences():
         await wear(app, pilot, Preferences())
 

@@ -161,6 +161,10 @@ def test_every_form_keeps_width_and_every_glyph_gets_one(scheme: str, colors: st
         assert glyphs != "ascii" or shown.isascii()
 
 
+def test_on_the_console_a_higher_bar_is_never_lower_and_a_little_is_not_half() -> None:
+    assert TerminalPalette("dark", "16", "console").run("▁▂▃▄▅▆▇█", None)[0] == "__▄▄▄███"
+
+
 def test_the_colors_of_levels_can_be_mapped_back() -> None:
     wrong = [(level, mapped) for level in itertools.product(range(STEPS), range(1, SHADES), (False, True))
              if (mapped := _levels()[level_rgb(*level)])[1] != level[1]]
