@@ -25,7 +25,6 @@ from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.choose_job import ChooseJob
 from gputop.tui.screens.details import capture_text, job_text
 from gputop.tui.screens.dialogs import Ask, Confirm
-from gputop.tui.timeline.timeline_screen import TimelineScreen
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
@@ -305,13 +304,6 @@ async def test_the_cost_of_a_capture_is_shown_when_it_is_done(key: str, force: b
         assert "240 k events/s" in str(capture_text(session.results.last_capture))
 
 
-async def test_the_last_capture_opens() -> None:
-    app = GputopApp(FoundSession())
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("t")
-        assert isinstance(app.screen, TimelineScreen)
-
-
 async def test_attach_rejects_what_is_no_address_and_takes_what_is() -> None:
     session = StillSession().holding()
     app = GputopApp(session)
@@ -445,13 +437,6 @@ async def test_a_failed_capture_is_not_on_the_job_line_for_good() -> None:
         session.advance(40)
         await pilot.pause()
         assert "the job died" not in text_of(app.query_one("#job", LinesWidget))
-
-
-def test_a_failing_capture_start_is_an_error_of_ours() -> None:
-    session = StillSession()
-    session.control.status = CaptureStatus("recording", "127.0.0.1:1", 10.0)
-    with pytest.raises(GputopError, match="a capture is running"):
-        session.start_capture()
 
 
 async def test_quitting_during_a_capture_keeps_its_data_unless_asked_twice() -> None:

@@ -30,7 +30,7 @@ from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import START_S
 from tests.records import replace
-from tests.tui.found import FoundSession, box_text, text_of
+from tests.tui.found import FoundSession, text_of
 from tests.tui.textual_private import message_text
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -168,10 +168,6 @@ async def test_a_and_b_are_chosen_swapped_and_kept() -> None:
         assert marks(app) == ["B", "A", "+B"]
         await pilot.press("x", "B")  # another one of B's job is one of A's after the swap, and then is B's again
         assert marks(app) == ["A", "B", "+B"]
-        await pilot.press("question_mark")
-        assert "usual difference of one job" in box_text(app)
-        await pilot.press("escape", "pagedown", "pageup", "escape")
-        assert app.screen is app.screen_stack[0]
 
 
 async def shown(app: GputopApp) -> str:

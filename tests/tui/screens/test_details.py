@@ -31,7 +31,7 @@ from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.details import host_text, job_text, process_text
 from gputop.tui.screens.dialogs import LivePopup, with_comments_above
 from gputop.tui.screens.finding import FindingPopup, finding_parts
-from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
+from gputop.tui.screens.process_screens import ProcessPopup, SignalScreen
 from gputop.tui.screens.tables_screen import TablesScreen
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
@@ -65,16 +65,6 @@ async def test_a_signal_is_sent_only_after_the_question_is_answered() -> None:
         await pilot.press("up", "enter", "y")
         await pilot.pause()
         assert session.sent == [(41231, signal.SIGINT)] and "SIGINT was sent to process 41231" in notes(app)
-        signals = await open_signals(app, pilot)
-        await pilot.click(SignalList, offset=(5, signals._at[2]))
-        assert signals.number is signal.SIGKILL and not signals.asked
-        await pilot.click(SignalList, offset=(5, signals._at[2]))
-        assert signals.asked
-        await pilot.press("escape", "question_mark")
-        assert "is still the process" in box_text(app)
-        await pilot.press("escape", "escape")
-        await pilot.pause()
-        assert len(session.sent) == 1 and app.screen is app.screen_stack[0]
 
 
 async def test_a_refused_signal_is_reported_with_its_reason() -> None:
@@ -117,11 +107,6 @@ async def test_the_details_of_a_process_and_its_copied_command_hide_secrets() ->
             assert part in text
         await pilot.press("y")
         assert app.clipboard == "python train.py --hf-token ***"
-        await pilot.press("K")
-        assert isinstance(app.screen, SignalScreen)
-        await pilot.press("escape")
-        await pilot.click(ProcessPanel, offset=(4, 2))
-        assert isinstance(app.screen, ProcessPopup), "a click on the selected one opens it"
 
 
 def test_what_is_not_known_of_a_process_says_why() -> None:
