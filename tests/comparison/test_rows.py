@@ -247,11 +247,6 @@ def test_a_change_that_the_live_steps_rule_out_offers_a_repeat():
     c = compare_sides(live(side(1, spread=0.01), *STEADY), live(side(2, mean_s=0.23, spread=0.01), *STEADY))
     assert c.repeat is not None and c.captures_needed == 2 and "only +0.0%" in (c.repeat.reason or "")
     assert "live, minutes before the capture" in text_report(c, everything=True)
-
-
-def test_the_report_has_the_words_of_the_document():
-    """A step longer by 15%, which the live steps rule out: shown, and by its verdict."""
-    c = compare_sides(live(side(1, spread=0.01), *STEADY), live(side(2, mean_s=0.23, spread=0.01), *STEADY))
     words = re.findall(r"%  ([a-z ]+)$", text_report(c), re.M)
     assert "noise" in words and set(words) <= set(get_args(Verdict))
 
