@@ -152,7 +152,7 @@ def test_products_in_16_bits_are_left_alone():
 
 def test_what_is_left_out_of_mixed_precision():
     v = verdict(on(mixed((HMMA, 4_000), (ATTENTION, 12_000)), (8, 0)), "tensor_cores_unused")
-    assert v.id == "sixteen_bit_unused" and v.mixed and v.fp32_part == 0
+    assert v.id == "sixteen_bit_unused" and v.mixed and v.plain_fp32 == 0
 
 
 @needs_cases
