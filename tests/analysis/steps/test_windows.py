@@ -107,13 +107,6 @@ def test_a_window_of_a_start_alone_is_called_one_and_concluded_from_in_nothing()
     assert not a.findings and "launch_bound" in {one.id for one in a.abstained}
 
 
-def test_a_step_in_which_the_profiler_stops_is_left_out():
-    b = keras_steps(Builder(gpus=0), 6, 100, 60)
-    b.host("$profiler.py:213 stop_trace", 270, 20)
-    steps = find_steps(b.build())
-    assert steps is not None and 200_000 not in [start for start, _ in steps.bounds_ns] and steps.count == 4
-
-
 def test_replicas_that_set_up_in_turn_are_a_start():
     b = Builder(gpus=2)
     b.host("train_function", 0, 1000, tf_function_call="notTraced-nonXla")
