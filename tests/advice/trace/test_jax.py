@@ -127,8 +127,7 @@ def test_a_loop_without_jit_is_told_whatever_the_number_of_its_ops(jitted, fires
 
 
 def test_a_jitted_step_beside_which_a_few_ops_run_stays_the_step():
-    steps = find_steps(eager(ops=3).build())
-    assert steps is not None and steps.times.anchor == "calls of PjitFunction(loss)"
+    assert find_steps(eager(ops=3).build()).times.anchor == "calls of PjitFunction(loss)"
     assert "eager_execution" not in found(eager(ops=3))
 
 

@@ -227,7 +227,6 @@ def test_without_samples_the_reason_stands_where_they_would_help():
 
 def test_the_flame_graph_adds_up():
     analysis = analysis_of({"MainThread": loop(METRICS)})
-    assert analysis.stacks is not None
     flame = analysis.stacks.flame
     assert flame[0].line == "train.py:90 <module>" and flame[0].parent is None
     for number, node in enumerate(flame):

@@ -169,8 +169,7 @@ def test_a_thread_that_prepares_batches_does_not_mark_the_steps():
     b = loop(Builder(), "step {}", length=100, pause=0)
     for i in range(40):
         b.host(f"batch {i}", i * 20, 15, "loader")
-    steps = find_steps(b.build())
-    assert steps is not None and steps.times.anchor == 'ranges "step N"'
+    assert find_steps(b.build()).times.anchor == 'ranges "step N"'
 
 
 def test_evaluation_ends_a_step_and_is_a_loop_of_its_own():
@@ -199,8 +198,7 @@ def test_an_optimizers_calls_mark_steps_where_nothing_else_does():
     b.host("aten::mm", 0, 5, "other")
     for i in range(10):
         b.host(f"step {i}", i * 100, 99)
-    marked = find_steps(b.build())
-    assert marked is not None and marked.times.anchor == 'ranges "step N"'
+    assert find_steps(b.build()).times.anchor == 'ranges "step N"'
 
 
 def test_two_optimizers_of_a_step_are_one_step():
@@ -211,8 +209,7 @@ def test_two_optimizers_of_a_step_are_one_step():
         b.host("Optimizer.step#Adam.step", i * 100 + 50, 5)  # the discriminator's
         b.run(0, i * 100 + 70, 8, launch=i * 100 + 60, thread="python")
         b.host("Optimizer.step#Adam.step", i * 100 + 90, 5)  # the generator's
-    steps = find_steps(b.build())
-    assert steps is not None and steps.times.median_s == pytest.approx(100e-6)
+    assert find_steps(b.build()).times.median_s == pytest.approx(100e-6)
 
 
 @pytest.mark.parametrize("mark", ["step {}", "iteration {}", "batch {}"])

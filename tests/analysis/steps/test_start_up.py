@@ -92,7 +92,6 @@ def test_a_long_call_before_any_work_of_a_gpu_is_a_start(name):
     a = analyze_trace(trace)
     assert "time_outside_steps" not in {f.id for f in a.findings}
     assert any(note.id == "start" and name in note.message for note in a.trace.quality)
-    assert a.wall_time is not None
     start_s = sum(part.time_s for part in a.wall_time.parts if part.id == "start")
     assert start_s > 0.99 * a.wall_time.recorded_s
 

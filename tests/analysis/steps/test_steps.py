@@ -115,8 +115,7 @@ def test_steps_per_execution_is_counted_by_get_next():
     b = keras_steps(Builder(gpus=0), 4, 100, 90)
     for i in range(16):
         b.host("IteratorGetNextAsOptionalOp::DoCompute", i * 25 + 3, 2, line="tf_data_iterator_get_next/1")
-    steps = find_steps(b.build())
-    assert steps is not None and steps.times.iterations_per_step == 4
+    assert find_steps(b.build()).times.iterations_per_step == 4
 
 
 @pytest.mark.parametrize(("names", "iterations"), [(("gradient_tape/replica_1/dense/MatMul", "replica_1/Size"), 2),
@@ -126,8 +125,7 @@ def test_replicas_on_cpus_are_not_iterations(names, iterations):
     for i in range(16):
         b.host("IteratorGetNextAsOptionalOp::DoCompute", i * 25 + 3, 2, line=f"tf_data_iterator_get_next/{i % 2}")
         b.host(names[i % 2], i * 25 + 6, 2)
-    steps = find_steps(b.build())
-    assert steps is not None and steps.times.iterations_per_step == iterations
+    assert find_steps(b.build()).times.iterations_per_step == iterations
 
 
 def test_replicas_are_not_iterations():
@@ -136,8 +134,7 @@ def test_replicas_are_not_iterations():
         for gpu in range(4):
             b.run(gpu, i * 100 + 10, 50)
             b.host("IteratorGetNextOp::DoCompute", i * 100 + 3, 2, line=f"tf_data_iterator_get_next/{gpu}")
-    steps = find_steps(b.build())
-    assert steps is not None and steps.times.iterations_per_step == 1
+    assert find_steps(b.build()).times.iterations_per_step == 1
 
 
 def test_custom_loop_by_its_root_function():
@@ -303,8 +300,7 @@ def test_the_ops_of_kernels_tell_the_phase_too():
     for i in range(5):
         _call(b, i * 100, 40, FIT)
         b.run(0, i * 100 + 70, 20, op=BACKWARD, launch=i * 100 + 5)
-    steps = find_steps(b.build())
-    assert steps is not None and steps.times.phase == "training"
+    assert find_steps(b.build()).times.phase == "training"
 
 
 @pytest.mark.parametrize(("function", "ops", "phase"), [
@@ -335,8 +331,7 @@ def test_markers_of_training_win_over_longer_ones_of_evaluation():
     for i in range(20):
         b.host("test", 300 + i * 100, 90, step_num=i)
     steps = find_steps(b.build())
-    assert (steps is not None and steps.times.phase == "training" and steps.count == 3
-            and "evaluation" in steps.times.left_out_s)
+    assert steps.times.phase == "training" and steps.count == 3 and "evaluation" in steps.times.left_out_s
 
 
 def test_the_only_training_step_of_a_window_does_not_stand_for_it():
@@ -345,8 +340,7 @@ def test_the_only_training_step_of_a_window_does_not_stand_for_it():
     for i in range(6):
         _call(b, 100 + i * 50, 40, EVALUATE, FORWARD)
     steps = find_steps(b.build())
-    assert (steps is not None and steps.times.phase == "evaluation" and steps.count == 5
-            and "training" in steps.times.left_out_s)
+    assert steps.times.phase == "evaluation" and steps.count == 5 and "training" in steps.times.left_out_s
 
 
 def test_a_custom_loop_prefers_the_function_that_trains_and_ends_before_a_pause():
@@ -407,5 +401,4 @@ def test_each_way_to_find_steps_has_a_name_of_its_own_and_changes_no_trace():
     after = trace.host.start_ns, trace.host.name, trace.device.start_ns
     assert all((a == b).all() for a, b in zip(before, after, strict=True))
     assert found_by[0] == "Keras's step functions" and len(found_by) > 1, "several ways, of which the first wins"
-    steps = find_steps(trace)
-    assert steps is not None and "Keras" in steps.times.anchor
+    assert "Keras" in find_steps(trace).times.anchor

@@ -70,8 +70,7 @@ def layers(*ends: str) -> Builder:
 
 def test_a_sequence_that_may_be_a_layer_is_called_a_period():
     trace = layers().build()
-    steps = find_steps(trace)
-    assert steps is not None and steps.times.unit == "period"
+    assert find_steps(trace).times.unit == "period"
     a = analyze_trace(trace)
     said = {note.id: note.message for note in a.trace.quality}
     assert "a layer of the model or its step" in said["no_steps"]
@@ -113,8 +112,7 @@ def test_replicas_that_set_up_in_turn_are_a_start():
     for gpu in range(2):
         for i in range(20):
             b.run(gpu, 10 + gpu * 500 + i * 10, 8, launch=5 + gpu * 500 + i * 10, launch_length=1)
-    steps = find_steps(b.build())
-    assert steps is not None and "one after the other" in steps.times.start_up
+    assert "one after the other" in find_steps(b.build()).times.start_up
 
 
 @pytest.mark.parametrize("kernels", [100, 400])
