@@ -130,8 +130,11 @@ def test_a_damaged_file_is_the_reason():
 
 def test_packed_iterations_are_unpacked():
     one, ten = side(0), side(1, step_s=side(1).series.step_s * 10, iterations=10.0, h2d_bytes=1e9)
-    row = the(one, ten, "steps", "median_s")
-    assert row.verdict == "noise" and row.b == pytest.approx(0.2, rel=0.05)
+    stepless = replace(changed(one, lambda document: document.update(steps=None)), series=None)
+    for a, b, verdict in ((one, ten, "noise"), (replace(one, series=None), replace(ten, series=None), "noise"),
+                          (stepless, ten, "cannot be told")):
+        row = the(a, b, "steps", "median_s")
+        assert row.verdict == verdict and row.b == pytest.approx(0.2, rel=0.05)
 
 
 def test_what_two_recordings_differ_by_may_be_no_more_than_reruns_do():
