@@ -180,10 +180,11 @@ def ask_before_capture(app: MonitorApp, question: CaptureQuestion) -> None:
                         lambda yes: start("y" if yes else None))
 
 
-def offer_server(app: MonitorApp, request: CaptureRequest | None = None) -> bool:
-    """Ask, where no profiler server answers but processes hold GPUs, whether to start one in one of them, and then to
-    capture. Returns whether there is such a process."""
-    processes = app.session.processes_to_serve
+def offer_server(app: MonitorApp, request: CaptureRequest | None = None,
+                 chosen: ProcessSample | None = None) -> bool:
+    """Ask, where processes hold GPUs and no profiler server answers in one of them, or in the ``chosen`` one, whether
+    to start one, and then to capture. Returns whether there is such a process."""
+    processes = app.session.processes_to_serve(chosen)
     if not processes or app.session.control.running:
         return False
     from gputop.tui.screens.start_server import NAME_AN_ADDRESS, StartServer
