@@ -164,8 +164,7 @@ class UnservedSession(AskedSession):
     def start_capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
         raise GputopError("no profiler server")
 
-    @property
-    def processes_to_serve(self) -> tuple[ProcessSample, ...]:
+    def processes_to_serve(self, chosen: ProcessSample | None = None) -> tuple[ProcessSample, ...]:
         assert self.feed.sample is not None
         return tuple(replace(self.feed.sample.processes[0], pid=pid) for pid in (8, 9))
 
