@@ -11,6 +11,7 @@ from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import (
     HOST_EVENTS,
+    NO_GPU,
     TraceFacts,
     on_host,
     recorder_s,
@@ -24,6 +25,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.gaps import longest_on_host, ranked_work, work_in
 from gputop.analysis.host.host_causes import EAGER_OPS
 from gputop.analysis.host.small_ops import small_ops
+from gputop.analysis.layers.pytorch import linked_ops
 from gputop.analysis.results import Functions
 from gputop.analysis.steps.compilations import function_name, rebuilt
 from gputop.analysis.steps.phases import TRAINING
@@ -33,7 +35,7 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Claim, Culprit
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import contains, coverage, intersect
-from gputop.trace.lookups import OPTIMIZER_CALL, Mask, computes_on_cpu, host_rows, host_stat, name_mask, spans_of
+from gputop.trace.lookups import OPTIMIZER_CALL, Mask, computes_on_cpu, host_rows, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -242,7 +244,7 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     work = ranked_work(work_in(trace, spans, main)[0], per)
     return EagerExecution(
         gpus=(), share=share, saving=max(updates, 0.0) if optimizer else None,
-        claim="about" if optimizer else claim,
+        claim="about" if optimizer else claim, spans={NO_GPU: intersect(spans, calls) if optimizer else spans},
         wait_s=host.eager_s, eager_ratio=len(small.rows) / small.of,
         ops_per_step=len(ops) / per,
         op_median_s=float(np.median(trace.host.end_ns[ops] - trace.host.start_ns[ops])) / 1e9,
@@ -265,7 +267,7 @@ def _claim(facts: TraceFacts, ops: I64) -> Claim:
     has an op that is faster on a CPU. Else the layers themselves are small, or the loop is over parameters.
     """
     host, parameters = facts.trace.host, len(_gradients(facts))
-    forward = host.name[np.intersect1d(ops, host_stat(host, "sequence")[0])]
+    forward = host.name[np.intersect1d(ops, linked_ops(facts.trace))]
     if not parameters or len(forward) < _LOOP_OPS * parameters:
         return "at most"
     if name_mask(facts.trace, _LSTM)[forward].any():

@@ -74,10 +74,10 @@ def main_function(culprits: Sequence[Culprit], gap_s: float, stacks: HostStacks 
         return None
     longest = max(lines, key=lambda line: line.time_s or 0.0)
     gaps = stacks.gaps if stacks is not None else ()
-    loader = next((line.loader for gap in gaps for line in gap.lines if line.line == longest.name), "")
+    seen, loader = next(((gap.seen, line.loader) for gap in gaps for line in gap.lines if line.line == longest.name),
+                        (1, ""))
     return UserFunction(function[1].rpartition(".")[2], longest.name.partition(" ")[0],
-                        _runs_outside_gaps(function, stacks.flame if stacks is not None else ()),
-                        loader)
+                        bool(seen) and _runs_outside_gaps(function, stacks.flame if stacks is not None else ()), loader)
 
 
 def _total_s(lines: Iterable[Culprit]) -> float:

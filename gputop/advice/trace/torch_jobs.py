@@ -7,7 +7,7 @@ import numpy as np
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, share_of_steps, without_recorder
+from gputop.advice.trace.facts import NO_GPU, TraceFacts, share_of_steps, without_recorder
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.host.small_ops import outermost_ops
@@ -174,18 +174,18 @@ def judge_ops_without_gradient(facts: TraceFacts) -> OpsOutsideModel | None:
     total = int(within.sum())
     if not total or result.product_ns > limit("ops_without_gradient.products") * total:
         return None  # a second model runs without training, as a teacher does
-    share = total / facts.analyzed_spans.total
+    spans = intersect(result.spans, facts.analyzed_spans)
+    share, _ = without_recorder(facts, spans.total / steps.count / 1e9, spans)
     if share < limit("ops_without_gradient.share"):
         return None
     kinds, which, counts = np.unique(host.name[ops], return_inverse=True, return_counts=True)
     times = np.bincount(which, within)
     longest = [i for i in np.argsort(-times).tolist() if times[i] >= limit("ops_without_gradient.named") * total]
-    spans = spans_of(facts.trace, ops)
     return OpsOutsideModel(
-        gpus=(), share=share, claim="about", ops_s=share * facts.period_s,
+        gpus=(), share=share, claim="about", ops_s=share * facts.period_s, spans={NO_GPU: spans},
         names=", ".join(trace.names[kinds[i]] for i in longest[:_NAMED_LINES]) or "many kinds",
         calls=float(counts[longest[0]]) / steps.count if longest else 0.0,
-        culprits=(*_lines(facts, intersect(spans, facts.analyzed_spans)), *(
+        culprits=(*_lines(facts, spans), *(
             Culprit(trace.names[kinds[i]], "host", float(times[i]) / steps.count / 1e9, facts.basis,
                     at_s=int(host.start_ns[ops[which == i]][within[which == i].argmax()]) / 1e9)
             for i in longest[:_NAMED_LINES])))

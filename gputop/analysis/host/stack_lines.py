@@ -7,6 +7,9 @@ gaps: seen first in gaps, and hardly outside. Of other short gaps nothing is kno
 seen before, would be charged with them. Neither is anything known of gaps within twice the error of the samples' time,
 and a line that was seen first outside of gaps as often as in them is none of theirs. A tracer tells of every gap
 between its first call and its last.
+
+Where all gaps between steps are so short, PyTorch's loop itself tells what fills them, whatever the samples' clock: the
+lines that a function calls below the last one from which it calls the model, the backward pass or the optimizer.
 """
 
 from __future__ import annotations
@@ -67,6 +70,9 @@ _LOADERS = {name: re.compile(rf"(?:^|/){path}/") for name, path in (
     ("datasets", "datasets"))}
 
 
+# What a step of PyTorch's runs, by file and function.
+_STEP = re.compile(r"(?:^|/)torch/(?:nn/modules/\S+ (?:\S+\.)?(?:\w*call_impl|forward)$|nn/functional|"
+                   r"autograd/(?:graph|__init__)\.|optim/\S+ \S*(?:step|_use_grad|zero_grad)|utils/data/|_dynamo/)")
 # Names of functions of the user's that make a batch, and of those in whose calls nothing does.
 _MAKES_BATCH = re.compile(r"\w*(?:batch|augment|collate|transform|pre_?process|tokeni[sz]|__getitem__|decode|read_|"
                           r"load_(?:image|data|file|sample))")
@@ -94,11 +100,12 @@ class Lines:
 
     def __init__(self, python: PythonStacks, outside: Spans, gaps: Spans = EMPTY) -> None:
         """``outside``: time in which the training loop runs the step; ``gaps``: all that will be asked for."""
-        self.python = python
+        self.python, loop = python, python.loop
+        self._times = self._by_stack(coverage(merge(outside, gaps), loop.start, loop.end))
         self._loader_of = [next((name for name, path in _LOADERS.items() if library and path.search(frame.file)), "")
                            for frame, library in zip(python.frames, python.of_library, strict=True)]
         self._around = self._frames_around(outside)
-        loop, within = python.loop, (gaps, outside)
+        within = (gaps, outside)
         begun = [self._by_stack(coverage(spans, loop.seen, loop.seen + 1)) for spans in within]
         # Those first seen in gaps at least so many times as often as outside of them.
         self._of_gaps = np.flatnonzero((begun[0] > _GAP_RATIO * begun[1]) & (not python.exact))
@@ -111,6 +118,8 @@ class Lines:
         self._telling_of_callbacks = self._frames_called_back()
         # A line that starts small ops one by one runs in the ops, too, and in the pauses of a thread without a CPU.
         self._telling_of_ops = self._frames_that_tell(False, frozenset())
+        self._below_step = self._stacks_below_the_step()
+        self._telling_of_ops.line[self._below_step] = -1  # what it starts is between steps
 
     def _threads(self, kind: str) -> list[tuple[StackSpans, bool]]:
         """Threads whose Python shows such gaps, and whether only the user's own code in it does: in waits for input the
@@ -143,6 +152,30 @@ class Lines:
         middle = gaps.start + (gaps.end - gaps.start) // 2
         goes_on = contains(Spans(spans.start[of_gaps], spans.end[of_gaps]), middle)
         return Spans(gaps.start[goes_on], gaps.end[goes_on])
+
+    def below_the_step(self) -> list[tuple[StackFrame, int, StackFrame, str]]:
+        """Lines as :meth:`of` tells them, of all that the loop's function calls below its step."""
+        frames, stacks, times = self.python.frames, self.python.stacks, self._times
+        lines: dict[int, list[int]] = {}
+        for stack in self._below_step:
+            lines.setdefault(self.python.own(stack)[-1], []).append(stack)
+        longest = {frame: max(of, key=times.__getitem__) for frame, of in lines.items()}
+        return sorted(((frames[frame], int(times[of].sum()), frames[stacks[longest[frame]][-1]],
+                        self._loader(longest[frame])) for frame, of in lines.items()), key=lambda row: -row[1])
+
+    def _stacks_below_the_step(self) -> list[int]:
+        """The stacks in which a function that calls the step is at a line below all from which it does so."""
+        python, last, beside = self.python, dict[tuple[str, str], int](), []
+        of_step = [_STEP.search(f"{frame.file} {frame.function}") is not None for frame in python.frames]
+        for stack in np.flatnonzero(self._times).tolist():
+            own = [python.frames[frame] for frame in python.own(stack)]
+            if any(of_step[frame] for frame in python.stacks[stack]):
+                last.update({(at.file, at.function): max(last.get((at.file, at.function), 0), at.line) for at in own})
+            elif own:
+                beside.append((stack, own))
+        return [stack for stack, own in beside
+                if (holds := [at for at in own if (at.file, at.function) in last])
+                and holds[-1].line > last[holds[-1].file, holds[-1].function]]
 
     def _by_stack(self, times: I64) -> I64:
         """Times of the loop's stacks, added up."""
@@ -348,7 +381,10 @@ def gap_lines(kind: str, gaps: Sequence[Spans], s_per_step: float, processes: Se
     for process, asked in zip(processes, each, strict=True):
         covered = process.seen(asked, kind)
         seen, seen_ns = seen + len(covered.start), seen_ns + covered.total
-        for frame, time, leaf, loader in process.of(covered, kind):
+        lines = process.of(covered, kind)
+        if kind == "gap" and asked.total and not covered.total and not process.python.exact:
+            lines, covered, seen_ns = process.below_the_step(), asked, total
+        for frame, time, leaf, loader in lines:
             key = line_text(frame), frame.file
             before, inner, by = shares.get(key, (0.0, "" if leaf == frame else line_text(leaf), loader))
             shares[key] = before + time / covered.total * asked.total / total, inner, by
