@@ -244,22 +244,21 @@ def _live(side: Side) -> LiveSteps | None:
 
 def _once(entry: FollowedAdvice, before: Finding, after: Finding | None, a: LiveSteps | None, b: LiveSteps | None,
           ) -> FollowedAdvice:
-    """What came once in A, against what B has of it. B's recording may hold none by chance."""
-    once_s, left_s = sum(before.claims.values()), sum(after.claims.values()) if after is not None else 0.0
-    entry = replace(entry, outcome="cannot be told", once_s=(once_s, left_s))
+    """Judge what came once in A by what B has of it. B's recording may hold none by chance."""
+    once_s = sum(before.claims.values())
+    entry = replace(entry, outcome="cannot be told", once_s=(once_s, sum(after.claims.values()) if after else 0.0))
     if a is None or a.idle_period_s is None or not 1 / _ALIKE <= once_s / max(a.idle_s, 1e-9) <= _ALIKE:
-        return replace(entry, reason="how often it came is unknown: gputop's monitor knows it if the GPUs were "
-                                     "idle several times before the capture")
-    every = f"it came every {seconds(a.idle_period_s)}"
-    if b is None or b.seen_s < _PERIODS * a.idle_period_s:
-        watched = "not watched" if b is None else f"watched for {seconds(b.seen_s)}"
-        return replace(entry, reason=f"{every}, and B was {watched} before its capture: capture it again when it has "
-                                     f"run for {seconds(_PERIODS * a.idle_period_s)}")
+        return replace(entry, reason="how often it came is unknown: gputop's monitor knows it if the GPUs were idle "
+                                     "several times before the capture")
+    every, enough_s = f"it came every {seconds(a.idle_period_s)}", _PERIODS * a.idle_period_s
+    if b is None or b.seen_s < enough_s:
+        return replace(entry, reason=f"{every}, and B was watched for {seconds(b.seen_s if b else 0.0)} before its "
+                                     f"capture: capture it again when it has run for {seconds(enough_s)}")
     share, left = once_s / a.idle_period_s, b.idle_s / b.idle_period_s if b.idle_period_s else 0.0
-    fulfilled = "kept" if left <= share * _SAVING_TOLERANCE else "partly kept" if left < share / 2 else "broken"
-    return replace(entry, outcome=None, fulfilled=fulfilled, reason=f"{every} before, {percent(share)} of the run, and "
-                   + (f"{seconds(b.idle_s)} every {seconds(b.idle_period_s)}" if b.idle_period_s else
-                      f"not in the {seconds(b.seen_s)} before B's capture"))
+    now = f"{seconds(b.idle_s)} every {seconds(b.idle_period_s)}" if b.idle_period_s else (
+        f"not in the {seconds(b.seen_s)} before B's capture")
+    return replace(entry, outcome=None, reason=f"{every} before, {percent(share)} of the run, and {now}", fulfilled=(
+        "kept" if left <= share * _SAVING_TOLERANCE else "partly kept" if left < share / 2 else "broken"))
 
 
 def _beyond_the_steps(id_: str, estimated: float, gain: Gain, measured_by: _Measured) -> bool:

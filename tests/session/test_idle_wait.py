@@ -44,7 +44,8 @@ def test_a_capture_keeps_what_returned_before_it_and_since_when_the_job_was_watc
             sample = replace(sample, time_s=now_s + number)
             history.append(sample)
         advice = live_advice(history, sample)
-        found.append(WatchedNode(sample, history, 1.0, advice.findings, sample.time_s).live_steps([Server("127.0.0.1:1")]))
+        node = WatchedNode(sample, history, 1.0, advice.findings, sample.time_s)
+        found.append(node.live_steps([Server("127.0.0.1:1")]))
         now_s = sample.time_s + 1
         source.next_job()
     before, after = found

@@ -207,7 +207,7 @@ def _behind_calls(trace: Trace, steps: Steps) -> Spans:
 
 
 def _without_model(trace: Trace, behind: Spans) -> Spans:
-    """Those of these spans in which neither a model nor a collective begins, in whatever process."""
+    """Return those of these spans in which neither a model nor a collective begins, in whatever process."""
     begun = np.sort(trace.host.start_ns[host_rows(trace, f"{FORWARD}|{COLLECTIVE}")])
     without = np.searchsorted(begun, behind.end) == np.searchsorted(begun, behind.start)
     return Spans(behind.start[without], behind.end[without])

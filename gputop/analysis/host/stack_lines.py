@@ -37,6 +37,7 @@ from gputop.trace.model import I64, Trace
 
 INPUT_GAP, EAGER_GAP, PLACEMENT_GAP = "input", "eager", "placement"
 GAPS = ("gap", INPUT_GAP, "tracing", EAGER_GAP, PLACEMENT_GAP, "dispatch")
+_BELOW = "below"  # all that the loop calls below its step
 _NO_GAPS_ON_CPU = ("dispatch",)  # without a GPU it holds the computing
 # Where TensorFlow and JAX call the user's Python in the midst of a compiled function, on any thread.
 _CALLS_BACK = re.compile(r"(?:^|/)(?:script_ops|_src/callback|_src/debugging)\.py$|^(?:callback|debugging)\.py$")
@@ -72,7 +73,8 @@ _LOADERS = {name: re.compile(rf"(?:^|/){path}/") for name, path in (
 
 # What a step of PyTorch's runs, by file and function.
 _STEP = re.compile(r"(?:^|/)torch/(?:nn/modules/\S+ (?:\S+\.)?(?:\w*call_impl|forward)$|nn/functional|"
-                   r"autograd/(?:graph|__init__)\.|optim/\S+ \S*(?:step|_use_grad|zero_grad)|utils/data/|_dynamo/)")
+                   r"autograd/(?:graph|__init__)\.|optim/\S+ \S*(?:step|_use_grad|zero_grad)|utils/data/)")
+_TORN = 0.02  # share of the samples whose stack may be of two moments, as the job is not stopped for them
 # Names of functions of the user's that make a batch, and of those in whose calls nothing does.
 _MAKES_BATCH = re.compile(r"\w*(?:batch|augment|collate|transform|pre_?process|tokeni[sz]|__getitem__|decode|read_|"
                           r"load_(?:image|data|file|sample))")
@@ -100,8 +102,7 @@ class Lines:
 
     def __init__(self, python: PythonStacks, outside: Spans, gaps: Spans = EMPTY) -> None:
         """``outside``: time in which the training loop runs the step; ``gaps``: all that will be asked for."""
-        self.python, loop = python, python.loop
-        self._times = self._by_stack(coverage(merge(outside, gaps), loop.start, loop.end))
+        self.python, self.within, loop = python, merge(outside, gaps), python.loop
         self._loader_of = [next((name for name, path in _LOADERS.items() if library and path.search(frame.file)), "")
                            for frame, library in zip(python.frames, python.of_library, strict=True)]
         self._around = self._frames_around(outside)
@@ -117,9 +118,10 @@ class Lines:
                                                for in_gaps, in_steps in (begun, ran)], axis=0)
         self._telling_of_callbacks = self._frames_called_back()
         # A line that starts small ops one by one runs in the ops, too, and in the pauses of a thread without a CPU.
-        self._telling_of_ops = self._frames_that_tell(False, frozenset())
-        self._below_step = self._stacks_below_the_step()
-        self._telling_of_ops.line[self._below_step] = -1  # what it starts is between steps
+        self._telling_of_ops, self._telling_below = (self._frames_that_tell(False, frozenset()) for _ in range(2))
+        below = self._below_the_step()
+        self._telling_of_ops.line[below] = -1
+        self._telling_below.line[~below] = -1
 
     def _threads(self, kind: str) -> list[tuple[StackSpans, bool]]:
         """Threads whose Python shows such gaps, and whether only the user's own code in it does: in waits for input the
@@ -153,29 +155,23 @@ class Lines:
         goes_on = contains(Spans(spans.start[of_gaps], spans.end[of_gaps]), middle)
         return Spans(gaps.start[goes_on], gaps.end[goes_on])
 
-    def below_the_step(self) -> list[tuple[StackFrame, int, StackFrame, str]]:
-        """Lines as :meth:`of` tells them, of all that the loop's function calls below its step."""
-        frames, stacks, times = self.python.frames, self.python.stacks, self._times
-        lines: dict[int, list[int]] = {}
-        for stack in self._below_step:
-            lines.setdefault(self.python.own(stack)[-1], []).append(stack)
-        longest = {frame: max(of, key=times.__getitem__) for frame, of in lines.items()}
-        return sorted(((frames[frame], int(times[of].sum()), frames[stacks[longest[frame]][-1]],
-                        self._loader(longest[frame])) for frame, of in lines.items()), key=lambda row: -row[1])
-
-    def _stacks_below_the_step(self) -> list[int]:
-        """The stacks in which a function that calls the step is at a line below all from which it does so."""
-        python, last, beside = self.python, dict[tuple[str, str], int](), []
+    def _below_the_step(self) -> npt.NDArray[np.bool_]:
+        """Mask of the stacks in which a function that calls the step is at a line below all from which it does so."""
+        python, lines = self.python, dict[tuple[str, str], dict[int, int]]()
+        times = self._by_stack(coverage(self.within, python.loop.start, python.loop.end))
         of_step = [_STEP.search(f"{frame.file} {frame.function}") is not None for frame in python.frames]
-        for stack in np.flatnonzero(self._times).tolist():
-            own = [python.frames[frame] for frame in python.own(stack)]
-            if any(of_step[frame] for frame in python.stacks[stack]):
-                last.update({(at.file, at.function): max(last.get((at.file, at.function), 0), at.line) for at in own})
-            elif own:
-                beside.append((stack, own))
-        return [stack for stack, own in beside
-                if (holds := [at for at in own if (at.file, at.function) in last])
-                and holds[-1].line > last[holds[-1].file, holds[-1].function]]
+        runs_step = [any(of_step[frame] for frame in stack) for stack in python.stacks]
+        users = [[python.frames[frame] for frame in python.own(stack)] for stack in range(len(python.stacks))]
+        for stack in np.flatnonzero(runs_step).tolist():
+            for frame in users[stack]:
+                calls = lines.setdefault((frame.file, frame.function), {})
+                calls[frame.line] = calls.get(frame.line, 0) + int(times[stack])
+        last = {function: max(line for line, time in calls.items() if time >= _TORN * sum(calls.values()))
+                for function, calls in lines.items()}
+        callers = [next((frame for frame in reversed(frames) if (frame.file, frame.function) in last), None)
+                   for frames in users]
+        return np.array([not runs and caller is not None and caller.line > last[caller.file, caller.function]
+                         for caller, runs in zip(callers, runs_step, strict=True)], bool)
 
     def _by_stack(self, times: I64) -> I64:
         """Times of the loop's stacks, added up."""
@@ -188,7 +184,8 @@ class Lines:
         frames = self.python.frames
         parts = []
         for whole, worker in self._threads(kind):
-            spans, telling = whole.around(gaps), self._telling_of_ops if kind == EAGER_GAP else self._telling[worker]
+            spans = whole.around(gaps)
+            telling = {EAGER_GAP: self._telling_of_ops, _BELOW: self._telling_below}.get(kind, self._telling[worker])
             if kind == PLACEMENT_GAP and (worker or self._telling_of_callbacks.line.max(initial=-1) >= 0):
                 telling = self._telling_of_callbacks
             inside = coverage(gaps, spans.start, spans.end)
@@ -383,7 +380,7 @@ def gap_lines(kind: str, gaps: Sequence[Spans], s_per_step: float, processes: Se
         seen, seen_ns = seen + len(covered.start), seen_ns + covered.total
         lines = process.of(covered, kind)
         if kind == "gap" and asked.total and not covered.total and not process.python.exact:
-            lines, covered, seen_ns = process.below_the_step(), asked, total
+            lines, covered, seen_ns = process.of(process.within, _BELOW), asked, total
         for frame, time, leaf, loader in lines:
             key = line_text(frame), frame.file
             before, inner, by = shares.get(key, (0.0, "" if leaf == frame else line_text(leaf), loader))
