@@ -12,7 +12,7 @@ from gputop.advice.verdict import ONCE
 from gputop.comparison.caveats import batch_factor, other_batch
 from gputop.comparison.figures import ComparedRow
 from gputop.comparison.sides import Side
-from gputop.core.findings import Finding, Gain
+from gputop.core.findings import ABOUT, Finding, Gain
 from gputop.core.live_steps import LiveSteps
 from gputop.text.units import percent, seconds
 
@@ -226,7 +226,8 @@ def _outcome(entry: FollowedAdvice, gain: Gain, measured_by: _Measured, promises
         return replace(entry, reason=step.reason)
     if low <= min(0.0, least) and max(0.0, least) <= high:
         return replace(entry, reason=f"the {'steps vary' if what == 'step' else what + ' varies'} too much")
-    fulfilled = _fulfilled(least, low, high, measured)
+    tolerance = ABOUT if gain.claim == "about" else _SAVING_TOLERANCE
+    fulfilled = _fulfilled(least, low, high, measured, tolerance)
     if fulfilled != "kept" and _beyond_the_steps(entry.id, estimated, gain, measured_by):
         return replace(entry, reason="its time lies, at least in part, at an edge of A's recording, where wall time "
                                      "per training step is not counted")
@@ -235,7 +236,7 @@ def _outcome(entry: FollowedAdvice, gain: Gain, measured_by: _Measured, promises
         return replace(entry, outcome=None, fulfilled=None if low <= 0.0 else entry.fulfilled, reason=(
             f"the {what} did not become{' significantly' if measured > 0 else ''} shorter: the advice was not "
             "followed, or did not help" if low <= 0.0 else "if this advice was followed; the finding is still there"))
-    return entry if several else replace(entry, outcome=_against(estimated, measured, low, high))
+    return entry if several else replace(entry, outcome=_against(estimated, measured, low, high, tolerance))
 
 
 def _live(side: Side) -> LiveSteps | None:
@@ -268,14 +269,14 @@ def _beyond_the_steps(id_: str, estimated: float, gain: Gain, measured_by: _Meas
     return gain.per == _RECORDING and (id_ in _AT_AN_EDGE or held is None or estimated > 1 - held + _GAIN_CHANGE)
 
 
-def _fulfilled(estimated: float, low: float, high: float, measured: float) -> Fulfilled:
+def _fulfilled(estimated: float, low: float, high: float, measured: float, tolerance: float) -> Fulfilled:
     """Return whether the measured saving is what was estimated, or more; else whether it is surely above zero."""
-    if measured >= estimated or _against(estimated, measured, low, high) == "as promised":
+    if measured >= estimated or _against(estimated, measured, low, high, tolerance) == "as promised":
         return "kept"
     return "partly kept" if low > 0 else "broken"
 
 
-def _against(estimated: float, measured: float, low: float, high: float) -> Outcome:
-    if low <= estimated <= high or abs(measured - estimated) <= _SAVING_TOLERANCE * abs(estimated):
+def _against(estimated: float, measured: float, low: float, high: float, tolerance: float) -> Outcome:
+    if low <= estimated <= high or abs(measured - estimated) <= tolerance * abs(estimated):
         return "as promised"
     return "more than promised" if measured > estimated else "less than promised"

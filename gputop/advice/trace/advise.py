@@ -203,7 +203,9 @@ def lines_of_finding(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[C
     """The lines of Python that ran in the gaps that the finding is about, where they take more of them than any event
     that the trace itself names."""
     stacks = facts.analysis.stacks
-    of_causes = [gaps for gaps in stacks.gaps if gaps.gap in rule.gaps] if stacks is not None else []
+    of_all_steps = isinstance(verdict, StepGapHost)  # as are the lines of gaps that no sample saw
+    of_causes = [gaps for gaps in stacks.gaps if gaps.gap in rule.gaps and (gaps.seen or of_all_steps)
+                 ] if stacks is not None else []
     if stacks is None or not of_causes or (verdict.events is not None and not getattr(verdict.events, "idle", False)):
         return ()
     most = max(of_causes, key=lambda gaps: gaps.s_per_step)

@@ -8,8 +8,8 @@ seen before, would be charged with them. Neither is anything known of gaps withi
 and a line that was seen first outside of gaps as often as in them is none of theirs. A tracer tells of every gap
 between its first call and its last.
 
-Where all gaps between steps are so short, PyTorch's loop itself tells what fills them, whatever the samples' clock: the
-lines that a function calls below the last one from which it calls the model, the backward pass or the optimizer.
+Where most gaps between steps are so short, PyTorch's loop itself tells what fills them, whatever the samples' clock:
+the lines that a function calls below the last one from which it calls the model, the backward pass or the optimizer.
 """
 
 from __future__ import annotations
@@ -379,7 +379,7 @@ def gap_lines(kind: str, gaps: Sequence[Spans], s_per_step: float, processes: Se
         covered = process.seen(asked, kind)
         seen, seen_ns = seen + len(covered.start), seen_ns + covered.total
         lines = process.of(covered, kind)
-        if kind == "gap" and asked.total and not covered.total and not process.python.exact:
+        if kind == "gap" and covered.total < _MOST * asked.total and not process.python.exact:
             lines, covered, seen_ns = process.of(process.within, _BELOW), asked, total
         for frame, time, leaf, loader in lines:
             key = line_text(frame), frame.file

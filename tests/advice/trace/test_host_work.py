@@ -291,12 +291,13 @@ CALLBACK = flame(("t.py:1 main", None, 1.0, 0.6), ("t.py:9 Log.norms", 0, 0.6, 0
 
 @pytest.mark.parametrize(("culprits", "stacks", "function"), [
     # Two lines of one function, within comprehensions.
-    (lines(("t.py:9 Log.norms.<dictcomp>", 0.2), ("t.py:8 Log.norms", 0.2)), CALLBACK, ("norms", "t.py:9", False, "", 0.6)),
+    (lines(("t.py:9 Log.norms.<dictcomp>", 0.2), ("t.py:8 Log.norms", 0.2)), CALLBACK,
+     ("norms", "t.py:9", False, "", 0.6)),
     (lines(("t.py:9 Log.norms", 0.2)), CALLBACK, None),  # less than half
     (lines(("torch/optim/adam.py:5 step", 0.6)), CALLBACK, None),  # a library's
     (lines(("t.py:3 <module>", 0.6)), CALLBACK, None),
     (lines(("t.py:9 main", 0.6)), flame(("t.py:7 main", None, 0.4, 0.0), ("t.py:9 main", None, 0.6, 0.6)),
-     ("main", "t.py:9", True)),  # the loop itself
+     ("main", "t.py:9", True, "", 1.0)),  # the loop itself
 ])
 def test_the_function_that_takes_the_gap(culprits, stacks, function):
     assert main_function(culprits, 0.6, stacks) == (None if function is None else UserFunction(*function))
