@@ -131,7 +131,7 @@ def followed(a: Side, b: Side, mean_step: ComparedRow | None, wall: ComparedRow 
         if status == "not judged":
             entry = replace(entry, reason=not_judged[id_])
         elif gains[id_].how == ONCE:
-            entry = _once(entry, finding, left, _live(a), _live(b))
+            entry = _once(entry, finding, left, a.live_steps, b.live_steps)
         elif id_ in tried:
             beside = [other for other in tried if gains[id_].per == _RECORDING or gains[other].per != _RECORDING
                       or other in _IN_STEPS_TOO]
@@ -237,10 +237,6 @@ def _outcome(entry: FollowedAdvice, gain: Gain, measured_by: _Measured, promises
             f"the {what} did not become{' significantly' if measured > 0 else ''} shorter: the advice was not "
             "followed, or did not help" if low <= 0.0 else "if this advice was followed; the finding is still there"))
     return entry if several else replace(entry, outcome=_against(estimated, measured, low, high, tolerance))
-
-
-def _live(side: Side) -> LiveSteps | None:
-    return side.analysis.trace.live_steps if side.analysis is not None else None
 
 
 def _once(entry: FollowedAdvice, before: Finding, after: Finding | None, a: LiveSteps | None, b: LiveSteps | None,
