@@ -190,9 +190,9 @@ def judge_ops_without_gradient(facts: TraceFacts) -> OpsOutsideModel | None:
 def describe_ops_without_gradient(v: OpsOutsideModel, job: Job) -> Explanation:
     return Explanation(
         title=f"Ops outside the model take {percent(v.share)} of the {job.basis}: {v.names}",
-        why=("No gradient passes through these ops, and they are not the optimizer's. They and Python between them take "
-             f"{seconds(v.ops_s)} of each {job.basis}. Usual causes are metrics, histograms and other logging, or masks "
-             "and tables that are computed again each time."),
+        why=("No gradient passes through these ops, and they are not the optimizer's. They and Python between them "
+             f"take {seconds(v.ops_s)} of each {job.basis}. Usual causes are metrics, histograms and other logging, or "
+             "masks and tables that are computed again each time."),
         evidence={"ops_without_gradient_s": v.ops_s, "share_ratio": v.share},
         action=("Compute metrics and logging every hundred steps. Compute what does not change once, before the loop. "
                 "Prepare the batch in the DataLoader's workers."),

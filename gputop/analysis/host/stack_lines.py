@@ -74,6 +74,7 @@ _LOADERS = {name: re.compile(rf"(?:^|/){path}/") for name, path in (
 # What a step of PyTorch's runs, by file and function.
 _STEP = re.compile(r"(?:^|/)torch/(?:nn/modules/\S+ (?:\S+\.)?(?:\w*call_impl|forward)$|nn/functional|"
                    r"autograd/(?:graph|__init__)\.|optim/\S+ \S*(?:step|_use_grad|zero_grad)|utils/data/)")
+_OPTIMIZER = re.compile(r"(?:^|/)torch/optim/\S+ \S*(?:step|_use_grad)")
 _TORN = 0.02  # share of the samples whose stack may be of two moments, as the job is not stopped for them
 # Names of functions of the user's that make a batch, and of those in whose calls nothing does.
 _MAKES_BATCH = re.compile(r"\w*(?:batch|augment|collate|transform|pre_?process|tokeni[sz]|__getitem__|decode|read_|"
@@ -119,9 +120,10 @@ class Lines:
         self._telling_of_callbacks = self._frames_called_back()
         # A line that starts small ops one by one runs in the ops, too, and in the pauses of a thread without a CPU.
         self._telling_of_ops, self._telling_below = (self._frames_that_tell(False, frozenset()) for _ in range(2))
-        below = self._below_the_step()
+        below, training = self._split_by_step()
         self._telling_of_ops.line[below] = -1
         self._telling_below.line[~below] = -1
+        self._telling[False].line[training] = -1  # a thread without a CPU pauses there, too
 
     def _threads(self, kind: str) -> list[tuple[StackSpans, bool]]:
         """Threads whose Python shows such gaps, and whether only the user's own code in it does: in waits for input the
@@ -155,23 +157,33 @@ class Lines:
         goes_on = contains(Spans(spans.start[of_gaps], spans.end[of_gaps]), middle)
         return Spans(gaps.start[goes_on], gaps.end[goes_on])
 
-    def _below_the_step(self) -> npt.NDArray[np.bool_]:
-        """Mask of the stacks in which a function that calls the step is at a line below all from which it does so."""
+    def _split_by_step(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Masks of the stacks in which a function that calls the step is at a line below all from which it does so, and
+        of those in which the function that calls the optimizer runs the step."""
         python, lines = self.python, dict[tuple[str, str], dict[int, int]]()
         times = self._by_stack(coverage(self.within, python.loop.start, python.loop.end))
-        of_step = [_STEP.search(f"{frame.file} {frame.function}") is not None for frame in python.frames]
+        of_step, of_optimizer = ([pattern.search(f"{frame.file} {frame.function}") is not None
+                                  for frame in python.frames] for pattern in (_STEP, _OPTIMIZER))
         runs_step = [any(of_step[frame] for frame in stack) for stack in python.stacks]
         users = [[python.frames[frame] for frame in python.own(stack)] for stack in range(len(python.stacks))]
+        trains: dict[tuple[str, str], int] = {}
         for stack in np.flatnonzero(runs_step).tolist():
             for frame in users[stack]:
                 calls = lines.setdefault((frame.file, frame.function), {})
                 calls[frame.line] = calls.get(frame.line, 0) + int(times[stack])
+            if users[stack] and any(of_optimizer[frame] for frame in python.stacks[stack]):
+                key = users[stack][-1].file, users[stack][-1].function
+                trains[key] = trains.get(key, 0) + int(times[stack])
         last = {function: max(line for line, time in calls.items() if time >= _TORN * sum(calls.values()))
                 for function, calls in lines.items()}
         callers = [next((frame for frame in reversed(frames) if (frame.file, frame.function) in last), None)
                    for frames in users]
-        return np.array([not runs and caller is not None and caller.line > last[caller.file, caller.function]
-                         for caller, runs in zip(callers, runs_step, strict=True)], bool)
+        below = [not runs and caller is not None and caller.line > last[caller.file, caller.function]
+                 for caller, runs in zip(callers, runs_step, strict=True)]
+        trained = {function for function, time in trains.items() if time >= _TORN * sum(trains.values())}
+        return np.array(below, bool), np.array([
+            runs and bool(frames) and (frames[-1].file, frames[-1].function) in trained
+            for frames, runs in zip(users, runs_step, strict=True)], bool)
 
     def _by_stack(self, times: I64) -> I64:
         """Times of the loop's stacks, added up."""

@@ -189,6 +189,22 @@ def test_of_gaps_too_short_for_samples_the_loop_tells_what_it_calls_below_its_st
     assert "By all samples" in text_report(analysis, 100)
 
 
+def test_the_line_that_runs_the_step_is_none_of_the_gaps_in_which_its_thread_has_no_cpu():
+    step, calls = "train.py:90 main > train.py:41 train > torch/{}", ("nn/modules/module.py:7 Module._call_impl",
+                                                                     "optim/adam.py:5 Adam.step")
+    b, changes = Builder(gpus=0, format="chrome"), []
+    for i in range(20):
+        at = i * 100_000
+        b.host("aten::mm", at, 20_000).host("autograd::engine::evaluate_function: MmBackward0", at + 20_000, 10_000)
+        b.host("Optimizer.step#Adam.step", at + 30_000, 10_000, annotation=1)
+        changes += [(at / 1e6, step.format(calls[0])), (at / 1e6 + 0.03, step.format(calls[1])),
+                    (at / 1e6 + 0.045, step.format(calls[0])), (at / 1e6 + 0.08, "train.py:90 main > log.py:3 write")]
+    trace = b.build()
+    trace.origin_ns = 1000 * 10 ** 9
+    trace.stacks = (sampled({"MainThread": changes}, 2.0, rate_hz=1000.0),)
+    assert [line.line for line in gap(analyze_trace(trace)).lines] == ["log.py:3 write"]
+
+
 @pytest.mark.parametrize(("iterator", "named"), [("_SingleProcessDataLoaderIter", True),
                                                  ("_MultiProcessingDataLoaderIter", False)])
 def test_the_loop_s_own_thread_is_named_where_it_makes_the_batches(iterator, named):
