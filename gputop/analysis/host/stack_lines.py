@@ -9,7 +9,7 @@ and a line that was seen first outside of gaps as often as in them is none of th
 between its first call and its last.
 
 Where most gaps between steps are so short, PyTorch's loop itself tells what fills them, whatever the samples' clock:
-the lines that a function calls below the last one from which it calls the model, the backward pass or the optimizer.
+what a function calls below the line from which it calls the optimizer.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Lines:
         self._telling_of_callbacks = self._frames_called_back()
         # A line that starts small ops one by one runs in the ops, too, and in the pauses of a thread without a CPU.
         self._telling_of_ops, self._telling_below = (self._frames_that_tell(False, frozenset()) for _ in range(2))
-        below, training = self._split_by_step()
+        training, below = self._around_the_update()
         self._telling_of_ops.line[below] = -1
         self._telling_below.line[~below] = -1
         self._telling[False].line[training] = -1  # a thread without a CPU pauses there, too
@@ -157,33 +157,26 @@ class Lines:
         goes_on = contains(Spans(spans.start[of_gaps], spans.end[of_gaps]), middle)
         return Spans(gaps.start[goes_on], gaps.end[goes_on])
 
-    def _split_by_step(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Masks of the stacks in which a function that calls the step is at a line below all from which it does so, and
-        of those in which the function that calls the optimizer runs the step."""
-        python, lines = self.python, dict[tuple[str, str], dict[int, int]]()
+    def _around_the_update(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Masks of the stacks that run the step in a function that calls the optimizer, up to the line from which it
+        does so, and of those without the step below that line."""
+        python, calls = self.python, dict[tuple[str, str], dict[int, int]]()
         times = self._by_stack(coverage(self.within, python.loop.start, python.loop.end))
         of_step, of_optimizer = ([pattern.search(f"{frame.file} {frame.function}") is not None
                                   for frame in python.frames] for pattern in (_STEP, _OPTIMIZER))
-        runs_step = [any(of_step[frame] for frame in stack) for stack in python.stacks]
+        runs = np.array([any(of_step[frame] for frame in stack) for stack in python.stacks], bool)
         users = [[python.frames[frame] for frame in python.own(stack)] for stack in range(len(python.stacks))]
-        trains: dict[tuple[str, str], int] = {}
-        for stack in np.flatnonzero(runs_step).tolist():
-            for frame in users[stack]:
-                calls = lines.setdefault((frame.file, frame.function), {})
-                calls[frame.line] = calls.get(frame.line, 0) + int(times[stack])
-            if users[stack] and any(of_optimizer[frame] for frame in python.stacks[stack]):
-                key = users[stack][-1].file, users[stack][-1].function
-                trains[key] = trains.get(key, 0) + int(times[stack])
-        last = {function: max(line for line, time in calls.items() if time >= _TORN * sum(calls.values()))
-                for function, calls in lines.items()}
-        callers = [next((frame for frame in reversed(frames) if (frame.file, frame.function) in last), None)
-                   for frames in users]
-        below = [not runs and caller is not None and caller.line > last[caller.file, caller.function]
-                 for caller, runs in zip(callers, runs_step, strict=True)]
-        trained = {function for function, time in trains.items() if time >= _TORN * sum(trains.values())}
-        return np.array(below, bool), np.array([
-            runs and bool(frames) and (frames[-1].file, frames[-1].function) in trained
-            for frames, runs in zip(users, runs_step, strict=True)], bool)
+        for stack, frames in enumerate(users):
+            if frames and any(of_optimizer[frame] for frame in python.stacks[stack]):
+                lines = calls.setdefault((frames[-1].file, frames[-1].function), {})
+                lines[frames[-1].line] = lines.get(frames[-1].line, 0) + int(times[stack])
+        last = {function: max(line for line, time in lines.items() if time >= _TORN * sum(lines.values()))
+                for function, lines in calls.items()}
+        below = [next((frame.line > last[frame.file, frame.function] for frame in reversed(frames)
+                       if (frame.file, frame.function) in last), False) for frames in users]
+        above = [bool(frames) and frames[-1].line <= last.get((frames[-1].file, frames[-1].function), -1)
+                 for frames in users]
+        return runs & np.array(above, bool), ~runs & np.array(below, bool)
 
     def _by_stack(self, times: I64) -> I64:
         """Times of the loop's stacks, added up."""
