@@ -384,8 +384,10 @@ def gap_lines(kind: str, gaps: Sequence[Spans], s_per_step: float, processes: Se
         covered = process.seen(asked, kind)
         seen, seen_ns = seen + len(covered.start), seen_ns + covered.total
         lines = process.of(covered, kind)
-        if kind == "gap" and covered.total < _MOST * asked.total and not process.python.exact:
-            lines, covered, seen_ns = process.of(process.within, _BELOW), asked, total
+        if kind == "gap" and covered.total < _MOST * asked.total:
+            below = process.of(process.within, _BELOW)
+            if sum(time for _, time, _, _ in below) >= _MOST * asked.total:
+                lines, covered, seen_ns = below, asked, total
         for frame, time, leaf, loader in lines:
             key = line_text(frame), frame.file
             before, inner, by = shares.get(key, (0.0, "" if leaf == frame else line_text(leaf), loader))
