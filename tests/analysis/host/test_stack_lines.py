@@ -159,7 +159,7 @@ def test_a_line_that_begins_as_often_in_the_step_is_no_line_of_the_gaps():
     assert named == ["train.py:50 <module>"]
 
 
-@pytest.mark.parametrize(("weight", "named"), [(4.0, ["best.py:8 keep"]), (0.05, [])])  # the gaps are a tenth of the steps
+@pytest.mark.parametrize(("weight", "named"), [(4.0, ["best.py:8 keep"]), (0.05, [])])  # gaps: a tenth
 def test_of_gaps_too_short_for_samples_the_loop_tells_what_it_calls_below_its_step(weight, named):
     """Steps of 5 ms whose gap takes 2 ms, with samples that may be 4 ms off: by lines, not by times."""
     loop = "train.py:90 main > train.py:{} train"
