@@ -11,6 +11,7 @@ from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import (
     HOST_EVENTS,
+    NO_GPU,
     TraceFacts,
     on_host,
     recorder_s,
@@ -27,12 +28,13 @@ from gputop.analysis.host.small_ops import small_ops
 from gputop.analysis.results import Functions
 from gputop.analysis.steps.compilations import function_name, rebuilt
 from gputop.analysis.steps.phases import TRAINING
+from gputop.analysis.steps.pytorch_ops import BACKWARD_NODE
 from gputop.analysis.steps.torch_compilations import built_again, torch_builds
 from gputop.analysis.steps.torchscript import script_builds
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Claim, Culprit
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import contains, coverage, intersect
+from gputop.trace.intervals import contains, coverage, in_order, intersect
 from gputop.trace.lookups import OPTIMIZER_CALL, Mask, computes_on_cpu, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
@@ -162,6 +164,7 @@ _MOSTLY_OPTIMIZER = 0.5  # share of the time of small ops
 # What one call for all parameters leaves of the optimizer's calls, and for each parameter: of AdamW with 16 to 1,200
 # tensors 12-16%, of SGD with 162 tensors 2.5 µs for each (PyTorch 2.13 on a CPU).
 _CALL_LEFT, _TENSOR_S = 0.15, 2.5e-6
+_NEVER = np.iinfo(np.int64).max
 _GRADIENT = r"torch::autograd::AccumulateGrad$"
 # Ops for each parameter of a model, from which it loops: a layer has 1 to 3, loops over rows, heads or time 30 to 3,000
 # of them. Products for each, from which the loop is a recurrence.
@@ -242,7 +245,7 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     work = ranked_work(work_in(trace, spans, main)[0], per)
     return EagerExecution(
         gpus=(), share=share, saving=max(updates, 0.0) if optimizer else None,
-        claim="about" if optimizer else claim,
+        claim="about" if optimizer else claim, spans={NO_GPU: intersect(spans, calls) if optimizer else spans},
         wait_s=host.eager_s, eager_ratio=len(small.rows) / small.of,
         ops_per_step=len(ops) / per,
         op_median_s=float(np.median(trace.host.end_ns[ops] - trace.host.start_ns[ops])) / 1e9,
@@ -265,7 +268,12 @@ def _claim(facts: TraceFacts, ops: I64) -> Claim:
     has an op that is faster on a CPU. Else the layers themselves are small, or the loop is over parameters.
     """
     host, parameters = facts.trace.host, len(_gradients(facts))
-    forward = host.name[np.intersect1d(ops, host_stat(host, "sequence")[0])]
+    rows = np.intersect1d(ops, host_stat(host, "sequence")[0])
+    # Behind the backward pass comes the optimizer, and what looks at gradients.
+    passes, updates = (np.append(in_order(host.start_ns[host_rows(facts.trace, kind)]), _NEVER)
+                       for kind in (BACKWARD_NODE, OPTIMIZER_CALL))
+    next_pass, next_update = (of[np.searchsorted(of, host.start_ns[rows])] for of in (passes, updates))
+    forward = host.name[rows[next_pass < next_update]]
     if not parameters or len(forward) < _LOOP_OPS * parameters:
         return "at most"
     if name_mask(facts.trace, _LSTM)[forward].any():

@@ -43,7 +43,7 @@ _XLA_CALLBACK = rf"(?:{PYTHON_CALLBACK}|custom-call)"
 _TORCH_OP = r"(?:aten|autograd|c10d|torch\w*)::"
 _RUNTIME = r"(?:cu|cuda|hip)[A-Z]\w+$"
 # Collectives of the CPU, on threads of their own, for which the backward pass waits without an op.
-_TORCH_COLLECTIVE = r"(?:gloo|mpi|ucc):\w"
+COLLECTIVE = r"(?:gloo|mpi|ucc):\w"
 _TORCH_WORK = (rf"[\w.]+::\S|{_RUNTIME}|\w+Backward\d*$|Torch-Compiled |CompiledFunction|"
                r"Optimizer\.(?:step|zero_grad)#")
 
@@ -115,7 +115,7 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
 
 def _torch_calls(trace: Trace, here: Mask, called: I64, ops: I64) -> tuple[Spans, Spans | None, Spans]:
     """``calls``, ``short_ops`` and ``short_pauses`` of :class:`HostSpans` for PyTorch."""
-    waited_for = _rows(trace, name_mask(trace, _TORCH_COLLECTIVE), here)
+    waited_for = _rows(trace, name_mask(trace, COLLECTIVE), here)
     at_work = spans_of(trace, np.concatenate((called, waited_for)))
     calls = joined(at_work, EAGER_PAUSE_NS)
     if trace.gpus:
