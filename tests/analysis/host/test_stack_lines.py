@@ -285,7 +285,7 @@ def test_the_flame_graph_adds_up():
     ("/home/u/train.py", "train.py:7 f"), ("/e/lib/python3.11/site-packages/keras/src/utils/progbar.py",
                                            "keras/…/progbar.py:7 f"),
     ("/usr/lib/python3/dist-packages/six.py", "six.py:7 f"), ("<string>", "<string>:7 f"),
-    ("/tmp/__autograph_generated_file8x.py", "autograph:7 f"), ("", ":7 f"),
+    ("/tmp/__autograph_generated_file8x.py", "f (AutoGraph)"), ("", ":7 f"),
 ])
 def test_lines_are_named_as_one_would_look_for_them(text: str, shown: str) -> None:
     assert line_text(StackFrame("f", text, 7)) == shown
