@@ -30,9 +30,8 @@ _FAKE = r"PythonDispatchMode$|prims::\w"
 _TIMED = r".* \(dynamo_timed\)$"
 _KERNEL_WORDS = ("nvrtc", "fusionkernelruntime", "kernelexecutor", "compiledkernel", "triton")
 _KERNELS = (r"(?:\w+::)*Nvrtc::\w*[Cc]ompile\w*$|(?:FusionKernelRuntime|KernelExecutor|CompiledKernel)::compile\w*$|"
-            r"(?:.*/)?triton/(?:compiler/compiler\.py\(\d+\): compile|runtime/autotuner\.py\(\d+\): _bench|"
-            r"runtime/jit\.py\(\d+\): _do_compile)$|"
-            r"(?:.*/)?triton_heuristics\.py\(\d+\): (?:benchmark_all_configs|_?precompile\w*)$")
+            r"(?:.*/)?triton/(?:compiler/compiler\.py\(\d+\): compile|runtime/jit\.py\(\d+\): _do_compile)$|"
+            r"(?:.*/)?triton_heuristics\.py\(\d+\): _?precompile\w*$")
 
 
 class TorchBuilds(Struct, frozen=True):

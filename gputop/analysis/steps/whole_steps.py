@@ -19,7 +19,8 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from gputop.analysis.steps.anchors import Anchors
-from gputop.analysis.steps.start_up import START_UP_SHARE, StartUpSpan, tries_ns
+from gputop.analysis.steps.autotuning import tried_spans
+from gputop.analysis.steps.start_up import START_UP_SHARE, StartUpSpan
 from gputop.trace.intervals import coverage, union
 from gputop.trace.lookups import host_rows
 from gputop.trace.model import I64, Trace
@@ -100,7 +101,7 @@ def _without_profilers_end(trace: Trace, bounds: I64) -> I64:
 
 def _count_start_up(trace: Trace, bounds: I64, start_up: Sequence[StartUpSpan]) -> int:
     """Number of leading steps that belong to the job's start (4); 0 where no other follows."""
-    tries = tries_ns(trace)
+    tries = tried_spans(trace).start
     if not len(bounds) or not (len(tries) or start_up):
         return 0
     work = union([span.start_ns for span in start_up], [span.end_ns for span in start_up])
