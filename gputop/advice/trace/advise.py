@@ -76,8 +76,8 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
         missing = MISSING[need](facts)
         if missing is not None:
             return Abstained(rule.id, missing)
-    of_kernels = (_COMPUTE in rule.events or rule.parts == (_COMPUTE,)) and rule.id not in OF_ONE_KERNEL
-    if of_kernels and facts.hardly_a_kernel:
+    of_kernels = _COMPUTE in rule.events or rule.parts == (_COMPUTE,)
+    if of_kernels and facts.hardly_a_kernel and (rule.id not in OF_ONE_KERNEL or facts.of_recorded < LARGE_SHARE):
         return Abstained(rule.id, f"{limit('few.judged_kernels'):.0f} kernels, to judge them: capture longer")
     steps = facts.analysis.steps
     if steps is not None and steps.start_up and rule.costs_time:

@@ -148,7 +148,7 @@ def _judge_trials(facts: TraceFacts) -> Retracing | None:
     return Retracing(
         gpus=facts.active_numbers, share=tuning_s / facts.period_s, function=f"The choice of kernels by {by}",
         tracing_s=tuning_s, count=len(again), calls=0, made=None, ever=None, compilations=0, compile_s=0.0,
-        young_s=young_s, severest="high" if young_s is None else "medium", tuning_s=tuning_s, tries=by,
+        young_s=young_s, severest="high" if young_s is None else "medium", tries=by,
         cure=Cure(host={timeline.gpu: spans for timeline in facts.gpu_timelines},
                   scaled=((np.flatnonzero(contains(spans, device.launch_ns)), 0.0),),
                   assumes="All calls use a kernel that was chosen before."))
@@ -178,7 +178,7 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
         why=f"{how}. That takes {seconds(v.tracing_s)} of the "
             f"{'mean step' if job.basis == 'step' else job.basis}, {percent(v.share)}"
             + (", while the GPUs wait." if v.gpus and not v.tries else ".")
-            + (f" For {seconds(v.tuning_s)} of it, kernels are tried out (max-autotune)." if v.tuning_s and not v.tries else "")
+            + (f" For {seconds(v.tuning_s)} of it, kernels are tried out (max-autotune)." if v.tuning_s else "")
             + ("" if v.young_s is None else f" The job was {seconds(v.young_s)} old: if these calls are its start, "
                                             "they end soon. Capture again in two minutes to be sure."),
         evidence=evidence, action=action, snippet=snippet,

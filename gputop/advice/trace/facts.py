@@ -91,7 +91,7 @@ class TraceFacts(Struct, frozen=True):
 
     @property
     def hardly_a_kernel(self) -> bool:
-        """Return whether there are GPUs that worked, and so few kernels that none is judged."""
+        """Return whether there are GPUs that worked, and so few kernels that none is judged but by its own shape."""
         return 0 < sum(gpu.kernels for gpu in self.active) < limit("few.judged_kernels")
 
     @property

@@ -33,6 +33,7 @@ _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain
 # the median of launch calls, and at least so long. gputop's own figures. A call that waits for a full queue, or whose
 # thread has lost its CPU, may be that of any launch: most of the time of all such calls must be in first launches.
 _FAR_LONGER, _LOADING_NS, _IN_FIRST = 50.0, 1_000_000, 0.9
+_USUAL = 0.25
 _WORTH_NAMING_NS = 20_000_000  # of all such calls together: a few time slices of a CPU
 # Calls of CUDA's and HIP's runtime and driver. The first one creates the context, whichever it is, and others load
 # modules or reserve memory. Those that wait for the GPU, or for room in its queue, may take long in any job. cudaFree
@@ -148,7 +149,7 @@ def _first_convolutions(trace: Trace) -> I64:
     and none in the later half of them, as where shapes change and it chooses anew."""
     rows = host_rows(trace, CONVOLUTION)
     length = trace.host.end_ns[rows] - trace.host.start_ns[rows]
-    usual = float(np.median(length)) if len(rows) else 0.0
+    usual = float(np.quantile(length, _USUAL)) if len(rows) else 0.0  # in a first pass most are the first of a shape
     long = np.flatnonzero(length >= max(_WORTH_NAMING_NS, _FAR_LONGER * usual))
     return rows[long] if len(long) and 2 * long[-1] < len(rows) else rows[:0]
 
