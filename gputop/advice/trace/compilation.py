@@ -64,11 +64,11 @@ class Retracing(Verdict, frozen=True, kw_only=True):
     function: str
     tracing_s: float  # per step, or of the window without steps
     count: int  # times it was traced or compiled anew in the window
-    calls: int  # 0: not known
-    made: int | None  # calls of it that are the first of a new function by its name; None: none, or not told
-    ever: int | None  # times it was traced since the job began
-    compilations: int  # by XLA
-    compile_s: float
+    calls: int = 0  # 0: not known
+    made: int | None = None  # calls of it that are the first of a new function by its name; None: none, or not told
+    ever: int | None = None  # times it was traced since the job began
+    compilations: int = 0  # by XLA
+    compile_s: float = 0.0
     young_s: float | None = None  # age of the job, where nothing but repetition tells these calls from its start
     scripted: bool = False  # by TorchScript
     tuning_s: float = 0.0  # part of tracing_s in which kernels are tried out
@@ -128,8 +128,8 @@ def _judge_recompiling(facts: TraceFacts) -> Retracing | None:
     return Retracing(
         gpus=facts.active_numbers, share=share, scripted=not by_dynamo,
         function=f"Function {again.function} of {again.by}",
-        tracing_s=host.tracing_s, count=len(again.start_ns), calls=again.calls, made=None, ever=None, compilations=0,
-        compile_s=0.0, young_s=young_s, severest="high" if young_s is None else "medium",
+        tracing_s=host.tracing_s, count=len(again.start_ns), calls=again.calls,
+        young_s=young_s, severest="high" if young_s is None else "medium",
         tuning_s=intersect(trials(trace)[COMPILER], facts.analyzed_spans).total / 1e9 / facts.steps_or_window,
         culprits=(Culprit(f"{'Torch-Compiled Region: ' * by_dynamo}{again.function}", "host", host.tracing_s,
                           facts.basis, at_s=int(again.start_ns[(again.end_ns - again.start_ns).argmax()]) / 1e9),),
@@ -147,8 +147,8 @@ def _judge_trials(facts: TraceFacts) -> Retracing | None:
         return None
     return Retracing(
         gpus=facts.active_numbers, share=tuning_s / facts.period_s, function=f"The choice of kernels by {by}",
-        tracing_s=tuning_s, count=len(again), calls=0, made=None, ever=None, compilations=0, compile_s=0.0,
-        young_s=young_s, severest="high" if young_s is None else "medium", tries=by,
+        tracing_s=tuning_s, count=len(again), young_s=young_s, severest="high" if young_s is None else "medium",
+        tries=by,
         cure=Cure(host={timeline.gpu: spans for timeline in facts.gpu_timelines},
                   scaled=((np.flatnonzero(contains(spans, device.launch_ns)), 0.0),),
                   assumes="All calls use a kernel that was chosen before."))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, union
-from gputop.trace.lookups import host_rows, name_mask, spans_of
+from gputop.trace.lookups import by_line, host_rows, name_mask, spans_of
 from gputop.trace.model import I64, Kind, Trace, once
 from gputop.trace.threads import GRAPH_EXECUTOR
 
@@ -32,27 +32,24 @@ _APART_NS = 10_000_000  # kernels that are tried one after the other, with work 
 @once
 def trials(trace: Trace) -> dict[str, Spans]:
     """The time in which kernels are tried out, by who tries them."""
+    device, checks = trace.device, name_mask(trace, r"(?i).*redzone", ("redzone",))
+    checked = np.flatnonzero(checks.take(device.name)) if checks.any() else np.empty(0, np.int64)
     by_events = _with_events(trace, host_rows(trace, CONVOLUTION))
-    return {CUDNN: merge(joined(tried_spans(trace), _APART_NS), _chosen(trace),
+    return {CUDNN: merge(joined(union(device.start_ns[checked], device.end_ns[checked]), _APART_NS), _chosen(trace),
                          spans_of(trace, np.concatenate((host_rows(trace, _FINDS), by_events)))),
             TRITON: merge(spans_of(trace, host_rows(trace, _BY_TRITON)), _by_triton(trace)),
             COMPILER: spans_of(trace, host_rows(trace, _BY_COMPILER))}
 
 
-def tried_spans(trace: Trace) -> Spans:
-    """The kernels that check the buffers of cuDNN's candidates, in TensorFlow and XLA."""
-    mask, device = name_mask(trace, r"(?i).*redzone", ("redzone",)), trace.device
-    rows = np.flatnonzero(mask.take(device.name)) if mask.any() else np.empty(0, np.int64)
-    return union(device.start_ns[rows], device.end_ns[rows])
-
-
 def _with_events(trace: Trace, rows: I64) -> I64:
     """The calls among these in which events are recorded around two kernels or more, on their own thread."""
     host, recorded = trace.host, host_rows(trace, _EVENTS)
-    thread = host.line.astype(np.int64) << _DAY_BITS  # one behind the other
-    times = np.sort(thread[recorded] + host.start_ns[recorded] - trace.window_ns[0])
-    begun, ended = (np.searchsorted(times, thread[rows] + column[rows] - trace.window_ns[0])
-                    for column in (host.start_ns, host.end_ns))
+
+    def of_thread(rows: I64, times: I64) -> I64:  # those of each thread behind those of another
+        return (host.line[rows].astype(np.int64) << _DAY_BITS) + times[rows] - trace.window_ns[0]
+
+    times = np.sort(of_thread(recorded, host.start_ns))
+    begun, ended = (np.searchsorted(times, of_thread(rows, column)) for column in (host.start_ns, host.end_ns))
     return rows[ended - begun >= _TWO_EVENTS]
 
 
@@ -60,9 +57,9 @@ def _by_triton(trace: Trace) -> Spans:
     """Runs of a kernel, of which each comes behind one that empties the cache, and with two events of its own."""
     device, recorded = trace.device, np.sort(trace.host.start_ns[host_rows(trace, _EVENTS)])
     empties = name_mask(trace, _EMPTIES_CACHE, ("fillfunctor",))
-    spans = EMPTY
-    for gpu in range(len(trace.gpus)) if empties.any() and len(recorded) else ():
-        rows = np.flatnonzero((device.gpu == gpu) & (device.kind <= Kind.COLLECTIVE))
+    spans, kernels = EMPTY, np.flatnonzero(device.kind <= Kind.COLLECTIVE)
+    for places in by_line(device.gpu[kernels]).values() if empties.any() and len(recorded) else ():
+        rows = kernels[places]
         empty = empties.take(device.name[rows])
         ends = np.flatnonzero(np.append(empty[1:] == empty[:-1], True)) + 1  # of stretches that alternate
         begins = np.concatenate(([0], ends[:-1]))

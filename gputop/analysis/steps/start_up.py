@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.analysis.steps.autotuning import CONVOLUTION, CUDNN, TRITON, trials, tried_spans
+from gputop.analysis.steps.autotuning import CONVOLUTION, CUDNN, TRITON, trials
 from gputop.analysis.steps.compilations import TRACING, builds, function_name, rebuilt
 from gputop.analysis.steps.torch_compilations import built_again, compiling, compiling_kernels, torch_builds
 from gputop.analysis.steps.torchscript import script_builds
@@ -265,10 +265,6 @@ def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
     """
     if past_start(trace):
         return ""
-    tries = tried_spans(trace).start
-    in_each = np.searchsorted(tries, bounds_ns[:, 1]) - np.searchsorted(tries, bounds_ns[:, 0])
-    if (in_each > 0).all():
-        return f"autotuning, in which cuDNN tries out its algorithms ({in_each.sum()} kernels that check its results)"
     if len(bounds_ns) == 1 and _one_after_the_other(trace, *bounds_ns[0].tolist()):
         return "replicas that begin one after the other"
     may_be_first = len(bounds_ns) < _FEW_STEPS and not rebuilt(trace)
