@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.analysis.steps.autotuning import CONVOLUTION, CUDNN, TRITON, trials
+from gputop.analysis.steps.autotuning import CONVOLUTION, CUDNN, trials
 from gputop.analysis.steps.compilations import TRACING, builds, function_name, rebuilt
 from gputop.analysis.steps.torch_compilations import built_again, compiling, compiling_kernels, torch_builds
 from gputop.analysis.steps.torchscript import script_builds
@@ -88,10 +88,10 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     by_torch = compiling(trace, lines_of(trace, MAIN))
     if len(by_torch.start):  # parts of it are called as XLA's are
         compiled = _outside(compiled, by_torch)
-    loaded, kernels = _joined(_loading(trace), _set_up(trace)), _kernels(trace)
+    loaded = _joined(_loading(trace), _set_up(trace))
     for kind, calls in ((LOADING, loaded), (UPLOAD, _uploads(trace)), (AUTOTUNING, _found(trials(trace)[CUDNN])),
                         (GRAPHS, _found(_recorded(trace))), (TORCH_COMPILING, _by_torch(trace, by_torch)),
-                        (SCRIPT, _by_script(trace)), (KERNELS, _found(kernels)),
+                        (SCRIPT, _by_script(trace)), (KERNELS, _found(compiling_kernels(trace))),
                         (COMPILING, compiled), (TRACED, traced)):
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
@@ -175,11 +175,6 @@ def _set_up(trace: Trace) -> _Found:
     keeps = name_mask(trace, _API_KEEPS)[host.name[rows]]
     rows = rows[long & ((host.start_ns[rows] < until_ns) | (first & ~keeps))]
     return host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
-
-
-def _kernels(trace: Trace) -> Spans:
-    """Time in which kernels are compiled one by one, or tried out by Triton."""
-    return merge(compiling_kernels(trace), trials(trace)[TRITON])
 
 
 def _found(spans: Spans) -> _Found:
@@ -270,9 +265,8 @@ def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
     may_be_first = len(bounds_ns) < _FEW_STEPS and not rebuilt(trace)
     rows = host_rows(trace, COMPILE)
     compiling = spans_of(trace, rows)
-    for kind, spans in ((COMPILING, compiling), (KERNELS, _kernels(trace)), (AUTOTUNING, trials(trace)[CUDNN]),
-
-                        (GRAPHS, _recorded(trace))):
+    for kind, spans in ((COMPILING, compiling), (KERNELS, compiling_kernels(trace)),
+                        (AUTOTUNING, trials(trace)[CUDNN]), (GRAPHS, _recorded(trace))):
         time = coverage(spans, bounds_ns[:, 0], bounds_ns[:, 1])
         # What is recorded into graphs that nothing launches yet are no steps, however often it repeats.
         if (may_be_first or kind == GRAPHS) and (time > START_UP_SHARE * (bounds_ns[:, 1] - bounds_ns[:, 0])).all():
