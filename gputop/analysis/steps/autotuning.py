@@ -11,6 +11,7 @@ import numpy as np
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, union
 from gputop.trace.lookups import by_line, host_rows, name_mask, spans_of
 from gputop.trace.model import I64, Kind, Trace, once
+from gputop.trace.nesting import begun_within
 from gputop.trace.threads import GRAPH_EXECUTOR
 
 CUDNN, TRITON, COMPILER = "cuDNN", "Triton", "torch.compile"
@@ -25,7 +26,6 @@ _EMPTIES_CACHE = r".*FillFunctor<int>"
 _TWO_EVENTS, _RUNS = 4, 10  # records in a convolution: two candidates; runs of one candidate (Triton: 100 ms of them)
 _LONG_NS = 20_000_000  # a convolution's op of TensorFlow 1: far longer than a launch
 _STARTS = 3  # steps that may all be a start: batches of training, the last of them, and of an evaluation
-_DAY_BITS = 47  # of a day in ns
 _APART_NS = 10_000_000  # kernels that are tried one after the other, with work of the host between
 
 
@@ -34,23 +34,12 @@ def trials(trace: Trace) -> dict[str, Spans]:
     """The time in which kernels are tried out, by who tries them."""
     device, checks = trace.device, name_mask(trace, r"(?i).*redzone", ("redzone",))
     checked = np.flatnonzero(checks.take(device.name)) if checks.any() else np.empty(0, np.int64)
-    by_events = _with_events(trace, host_rows(trace, CONVOLUTION))
+    host, calls, events = trace.host, host_rows(trace, CONVOLUTION), host_rows(trace, _EVENTS)
+    by_events = calls[begun_within(host, calls, host.line[events], host.start_ns[events]) >= _TWO_EVENTS]
     return {CUDNN: merge(joined(union(device.start_ns[checked], device.end_ns[checked]), _APART_NS), _chosen(trace),
                          spans_of(trace, np.concatenate((host_rows(trace, _FINDS), by_events)))),
             TRITON: merge(spans_of(trace, host_rows(trace, _BY_TRITON)), _by_triton(trace)),
             COMPILER: spans_of(trace, host_rows(trace, _BY_COMPILER))}
-
-
-def _with_events(trace: Trace, rows: I64) -> I64:
-    """The calls among these in which events are recorded around two kernels or more, on their own thread."""
-    host, recorded = trace.host, host_rows(trace, _EVENTS)
-
-    def of_thread(rows: I64, times: I64) -> I64:  # those of each thread behind those of another
-        return (host.line[rows].astype(np.int64) << _DAY_BITS) + times[rows] - trace.window_ns[0]
-
-    times = np.sort(of_thread(recorded, host.start_ns))
-    begun, ended = (np.searchsorted(times, of_thread(rows, column)) for column in (host.start_ns, host.end_ns))
-    return rows[ended - begun >= _TWO_EVENTS]
 
 
 def _by_triton(trace: Trace) -> Spans:
