@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gputop.advice.causes import Claimed, fold_consequences
 from gputop.advice.registry import limit, rule_of
 from gputop.advice.rule import Rule
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import OF_ONE_KERNEL, TraceFacts
 from gputop.advice.trace.host_work import StepGapHost, out_of_the_step
 from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.job import Job
@@ -77,7 +77,8 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
         missing = MISSING[need](facts)
         if missing is not None:
             return Abstained(rule.id, missing)
-    if (_COMPUTE in rule.events or rule.parts == (_COMPUTE,)) and facts.hardly_a_kernel:
+    of_kernels = _COMPUTE in rule.events or rule.parts == (_COMPUTE,)
+    if of_kernels and facts.hardly_a_kernel and (rule.id not in OF_ONE_KERNEL or facts.of_recorded < LARGE_SHARE):
         return Abstained(rule.id, f"{limit('few.judged_kernels'):.0f} kernels, to judge them: capture longer")
     steps = facts.analysis.steps
     if steps is not None and steps.start_up and rule.costs_time:

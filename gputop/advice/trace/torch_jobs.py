@@ -11,7 +11,6 @@ from gputop.advice.trace.facts import NO_GPU, TraceFacts, share_of_steps, withou
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.layers.ops_without_gradient import ops_without_gradient
-from gputop.analysis.steps.compilations import holds
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.pytorch_ops import BACKWARD_NODE
 from gputop.core.findings import MEDIUM_SHARE, Culprit, Severity
@@ -19,6 +18,7 @@ from gputop.text.units import percent, seconds
 from gputop.trace.intervals import Spans, contains, coverage, intersect, merge, union
 from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask, outermost_rows, spans_of
 from gputop.trace.model import I64
+from gputop.trace.nesting import begun_within
 from gputop.trace.threads import MAIN, lines_of
 
 _DDP = r"DistributedDataParallel\.forward$"
@@ -230,15 +230,12 @@ def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
     nodes, checks = host_rows(trace, BACKWARD_NODE), host_rows(trace, _CHECK)
     if not len(checks) or not len(nodes):
         return None
-    checked = np.zeros(len(nodes), bool)
+    checked = begun_within(host, nodes, host.line[checks], host.start_ns[checks]) > 0
     in_nodes: list[I64] = []
     for line in np.unique(host.line[nodes]).tolist():
-        of_line = np.flatnonzero(host.line[nodes] == line)
-        of_thread = nodes[of_line]
-        checked[of_line] = holds(trace, of_thread, host.start_ns[checks[host.line[checks] == line]])
         work = host_rows(trace, _CHECKS)
         work = work[host.line[work] == line]
-        backward = spans_of(facts.trace, of_thread)
+        backward = spans_of(trace, nodes[host.line[nodes] == line])
         in_nodes.append(work[coverage(backward, host.start_ns[work], host.start_ns[work] + 1) > 0])
     if checked.mean() < limit("anomaly_mode.checked"):
         return None
