@@ -1,6 +1,6 @@
 """The history of the node: samples go in, slices of time and windows of readings come out.
 
-Fixed memory per GPU (2.1 MB when full, see ``benchmarks/history.py``), from single
+Fixed memory per GPU (1.6 MB when full, see ``benchmarks/history.py``), from single
 samples of the last minutes to one slice per minute of the last day. One thread appends; any
 thread may read meanwhile: a short lock keeps each result consistent.
 """
@@ -21,8 +21,8 @@ from gputop.telemetry.ring_buffers import Lane, LaneColumns, Rings, Series, Slic
 
 __all__ = ["RAW_SAMPLES", "TIERS", "History", "Lane", "Series"]
 
-RAW_SAMPLES = 6000  # 10 minutes at 10 Hz; an hour's at most
-TIERS = ((1.0, 3600), (10.0, 600), (60.0, 1440))  # seconds, slices kept: 1 h, 100 minutes, 24 h
+RAW_SAMPLES = 12_000  # 20 minutes at 10 Hz; an hour's at most
+TIERS = ((10.0, 600), (60.0, 1440))  # seconds, slices kept: 100 minutes, 24 h
 
 HOST_HISTORY_POINTS = 3000  # 5 minutes at 10 Hz
 

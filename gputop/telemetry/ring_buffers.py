@@ -5,9 +5,6 @@ time. A slice's number is ``floor(time / length)`` and its row that number
 modulo the ring's size, so nothing is shifted and a gap in time costs nothing: a row whose
 stored number differs from the requested one is empty. :class:`Rings` chooses what is written and read.
 
-The finest tier is not written as long as the single samples reach as far back as it would: at one sample a second it
-never is, and would be three quarters of what an hour takes.
-
 The rows lie in common memory, a page of which is taken when it is first written: memory grows with what is kept, up to
 a fixed bound. Plain Python and not NumPy, which the monitor would import for this and the live rules alone: 13 MB. A
 row is a few hundred numbers, of which one call of NumPy's costs as much as some dozens.
@@ -36,7 +33,6 @@ _SLICE_TOLERANCE = 1e-5
 _EMPTY = -2**63  # the slot number of a row that holds nothing
 _MAX_COUNT = 2**16 - 1  # readings counted in a slice: the tables hold 16 bits
 _SAMPLES_REACH_S = 3600.0  # of single samples; they are fewer than their ring could hold where they come slowly
-_CAUGHT_UP_AT_ONCE = 20  # samples that are added to the finest tier with a new one, so that none takes long
 
 Series = list[float]
 
@@ -220,13 +216,9 @@ class SampleRing:
         return self.kept == self.size and not (  # else the oldest is in the first row, and a new row follows the last
             self._head == 0 and self.size < self.most and time_s - self._times.cells[0] <= _SAMPLES_REACH_S)
 
-    def time_s(self, number: int) -> float:
-        """The time of the ``number``-th sample from the end."""
-        return float(self._times.cells[(self._head - number) % self.size])
-
-    def readings(self, number: int) -> tuple[Sequence[float], Sequence[float]]:
-        """Values and scales of the ``number``-th sample from the end, in the 32 bits that are kept of them."""
-        row = (self._head - number) % self.size
+    def newest(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Values and scales of the newest sample, in the 32 bits that are kept of them."""
+        row = (self._head - 1) % self.size
         return self._values[row], self._scales[row]
 
     def forget_from(self, time_s: float) -> None:
@@ -441,7 +433,6 @@ class Rings:
         self.newest_s = -math.inf
         self.samples = SampleRing(raw_samples, gpus, columns)
         self._tiers = [Tier(slice_s, rows, gpus, columns) for slice_s, rows in tiers]
-        self._lagging = 0  # of the single samples the newest ones, which the finest tier does not hold yet
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -449,32 +440,12 @@ class Rings:
         """Add one sample: the values of all columns GPU by GPU, the scales likewise, flags; NaN is missing."""
         if time_s < self.newest_s:
             self._forget_from(time_s)
-        samples, finest = self.samples, self._tiers[0]
-        samples_reach_s = min(_SAMPLES_REACH_S, (time_s - self.newest_s) * samples.most)  # at this interval
-        needs_finest = samples_reach_s < finest.slice_s * finest.rows
         self.first_s = min(self.first_s, time_s)
         self.newest_s = time_s
-        if needs_finest:
-            self._catch_up(_CAUGHT_UP_AT_ONCE)
-        elif self._lagging == samples.kept and samples.is_full(time_s):
-            self._catch_up(1)
-        samples.append(time_s, values, scales, flags)
-        lags = self._lagging > 0 or not needs_finest
-        self._lagging += lags
-        self._add_to_tiers(1, self._tiers[lags:])
-
-    def _catch_up(self, samples: int) -> None:
-        """Add to the finest tier the oldest ``samples`` of those that it lacks, as far as it reaches."""
-        for _ in range(min(samples, self._lagging)):
-            if self.samples.time_s(self._lagging) >= self._tiers[0].reach_s(self.newest_s):
-                self._add_to_tiers(self._lagging, self._tiers[:1])
-            self._lagging -= 1
-
-    def _add_to_tiers(self, number: int, tiers: Sequence[Tier]) -> None:
-        """Add the ``number``-th sample from the end to these tiers, as it is kept: so all resolutions give the same
-        figures."""
-        time_s, addend = self.samples.time_s(number), _Addend.of(*self.samples.readings(number), self.columns)
-        for tier in tiers:
+        self.samples.append(time_s, values, scales, flags)
+        # As the sample is kept: so all resolutions give the same figures.
+        addend = _Addend.of(*self.samples.newest(), self.columns)
+        for tier in self._tiers:
             tier.add(time_s, addend)
 
     def _forget_from(self, time_s: float) -> None:
@@ -483,7 +454,6 @@ class Rings:
         Slices that began before ``time_s`` stay.
         """
         self.samples.forget_from(time_s)
-        self._lagging = min(self._lagging, self.samples.kept)
         for tier in self._tiers:
             tier.forget_from(time_s)
         self.first_s = min(self.first_s, time_s)
@@ -499,11 +469,7 @@ class Rings:
         """The means of each GPU in these slices of the tier with slices of that length; NaN without a reading, and
         where no tier has such slices."""
         tier = next((tier for tier in self._tiers if tier.slice_s == slice_s), None)
-        if tier is None:
-            return [[math.nan] * len(slots)] * self.gpus
-        if tier is self._tiers[0]:
-            self._catch_up(self._lagging)
-        return tier.means(column, slots)
+        return [[math.nan] * len(slots)] * self.gpus if tier is None else tier.means(column, slots)
 
     def lane(self, gpu: int, column: int, grid: SliceGrid, full_scale: float | None) -> Lane:
         """See :meth:`gputop.telemetry.history.History.lane`."""
@@ -512,11 +478,6 @@ class Rings:
         if raw_covers and column >= self.columns.histogram_columns:
             return self.samples.lane(gpu, column, grid, full_scale)
         covering = [tier for tier in self._tiers if begin_s >= tier.reach_s(self.newest_s)]
-        if self._tiers[0] in covering and self._lagging:
-            if raw_covers:
-                covering.remove(self._tiers[0])
-            else:
-                self._catch_up(self._lagging)
         tier = next((tier for tier in reversed(covering) if tier.divides(grid.slice_s)), None)
         if tier is None:
             if raw_covers:

@@ -402,7 +402,7 @@ def test_memory_is_bounded_and_taken_only_as_time_goes_on() -> None:
     assert process.memory_info().rss - before < 2e6
     for i in range(1, 400):
         history.append(node(START_S + i * 300, *gpus))  # a day and more
-    assert process.memory_info().rss - before < 16 * 2.2e6
+    assert process.memory_info().rss - before < 16 * 1.7e6
 
 
 def test_memory_is_nearly_level_after_an_hour() -> None:
@@ -426,27 +426,6 @@ def test_a_gpu_that_comes_when_samples_come_faster_has_the_newest_of_them_in_its
         history.append(node(time_s, *(gpu(name, {"sm_active": i / 200}) for name in names)))
     times, values = history.windows("sm_active", 3600.0)
     assert len(times) == 61 and values[1] == values[0] and values[0][-1] == pytest.approx(180 / 200)
-
-
-def test_an_hour_at_one_sample_a_second_takes_a_quarter_of_what_its_slices_would() -> None:
-    history = History()
-    process = psutil.Process()
-    before = process.memory_info().rss
-    for i in range(3600):
-        history.append(node(START_S + i, *(gpu(f"GPU-{n}", {"sm_active": 0.5}) for n in range(8))))
-    assert process.memory_info().rss - before < 6e6  # of slices of a second 14 MB
-    lane = history.lane("GPU-7", "sm_active", end_s=START_S + 3600, slice_s=20.0, slices=180)
-    assert lane.count == [20] * 180
-
-
-def test_samples_that_come_faster_than_before_are_all_in_the_slices() -> None:
-    """The first hundred are spaced so that the single samples reach far enough; then they no longer do."""
-    history = History(raw_samples=100, tiers=((1.0, 60), (10.0, 60)))
-    times = [START_S + i for i in range(100)] + [START_S + 100 + i / 8 for i in range(320)]
-    rows = fill(history, times, "sm_active", 1)
-    end = START_S + 140
-    assert_same(history.lane("GPU-a", "sm_active", end_s=end, slice_s=1.0, slices=59),
-                reference(rows, int(end) - 59, 1.0, 59))
 
 
 # -- all GPUs at once, and the host ---------------------------------------------------------------
@@ -505,8 +484,6 @@ def test_means_of_whole_slices_are_those_of_a_lane() -> None:
         assert means[gpu] == pytest.approx(lane.mean, nan_ok=True)
         assert sum(math.isnan(mean) for mean in means[gpu]) == sum(not count for count in lane.count) > 0
     assert all(math.isnan(mean) for mean in history.slice_means("sm_active", 7.0, 2)[1][0])
-    assert history.slice_means("sm_active", 1.0, 4)[1][0] == pytest.approx(
-        history.lane(history.uuids[0], "sm_active", end_s=history.newest_s, slice_s=1.0, slices=4).mean)
 
 
 def test_the_lane_of_the_host_s_cpus_has_the_mean_of_each_slice() -> None:
