@@ -245,10 +245,11 @@ def test_each_gpu_is_in_the_jobs_that_hold_it() -> None:
         "n1": NodeAnswer(hostname="n1.cluster", gpus=(
             *gpus("n1", [0.9] * 4, slurm(77), memory_used_bytes=1e9), *gpus("n1", [0.9] * 4, slurm(78), first=4,
                                                                            memory_used_bytes=1e9))),
-        "alias": NodeAnswer(hostname="n2.cluster", gpus=gpus("n2", [0.5] * 8, slurm(78))),
-        "ana@n3": NodeAnswer(hostname="ip-3", gpus=(*gpus("n3", [0.01] * 6, slurm(79)), *gpus("n3", [0.01] * 2,
+        "n2": NodeAnswer(hostname="n2.cluster", gpus=gpus("n2", [0.5] * 8, slurm(78))),
+        "alias": NodeAnswer(hostname="n3.cluster", gpus=(*gpus("n3", [0.01] * 6, slurm(79)), *gpus("n3", [0.01] * 2,
                                                                                             first=6))),
-        **{name: NodeAnswer(hostname=name, gpus=gpus(name, [0.9] * 7 + [0.1])) for name in ("n4", "n5", "n6")},
+        **{name: NodeAnswer(hostname=f"ip-{name}", gpus=gpus(name, [0.9] * 7 + [0.1])) for name in (
+            "n4", "ana@n5", "n6")},
         "n7": NodeAnswer(hostname="n7", gpus=(
             *(own for i, holder in enumerate(docker) for own in gpus("n7", [0.9], holder, first=i)),
             *gpus("n7", [0.9], first=3)))}
@@ -267,7 +268,7 @@ def test_each_gpu_is_in_the_jobs_that_hold_it() -> None:
     assert (jobs["77"].memory_used_bytes, jobs["78"].memory_used_bytes) == (4e9, None), "unknown of some GPUs"
     assert (jobs["79"].idle.quiet, jobs["78"].idle.quiet, jobs["80"].idle.quiet) == (8, 0, None)
     assert [(node.name, node.gpus, node.activity) for node in jobs["78"].each] == [
-        ("alias", 8, pytest.approx(0.5)), ("n1", 4, pytest.approx(0.9))]
+        ("n1", 4, pytest.approx(0.9)), ("n2", 8, pytest.approx(0.5))]
     assert not any(job.low_gpus or job.low_nodes for job in fleet.jobs if job.mapped in ("shared node", "process"))
 
 
@@ -337,9 +338,9 @@ def test_a_gpu_is_idle_since_its_job_has_it() -> None:
 
 
 def test_activities_of_two_kinds_are_not_compared_and_one_that_is_gone_is_not_known() -> None:
-    """A GPU has coarse utilization alone after a minute, another one nothing, the clocks of a third are read twice."""
+    """In the end a GPU has coarse utilization alone, another one nothing; the clock of a third was read twice."""
     def answers(at_s: float) -> dict[str, NodeAnswer]:
-        late = at_s >= NOW + 60
+        late = at_s >= NOW + 90
         return {"n1": NodeAnswer(hostname="n1", gpus=(
             *gpus("n1", [0.9 if late else 0.3], slurm(5), kind="util" if late else "sm_active"),
             *gpus("n1", [0.2, *[0.9] * 6], slurm(5), first=1))),
@@ -349,7 +350,7 @@ def test_activities_of_two_kinds_are_not_compared_and_one_that_is_gone_is_not_kn
 
     cluster, asked = by_hand(answers)
     view = replace(VIEW, open_jobs=("5", "6"), open_nodes=(("5", "n1"), ("6", "n2")))
-    mixed, gone = sorted(watch(cluster, asked, 150, view).jobs, key=lambda job: job.id)
+    mixed, gone = sorted(watch(cluster, asked, 180, view).jobs, key=lambda job: job.id)
     assert (mixed.kind, mixed.low_gpus, mixed.each[0].each[0].activity) == ("mixed", (), pytest.approx(0.9))
     assert gone.each[0].each[0].activity is None and gone.activity == pytest.approx(0.9) and not gone.low_clocks
 
