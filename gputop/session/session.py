@@ -10,6 +10,7 @@ listeners, from the thread on which the change was made.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,12 +20,13 @@ from typing import TYPE_CHECKING, Literal
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
+from gputop.core.proc import user_name
 from gputop.core.samples import NodeSample, ProcessSample
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest
 from gputop.replay.player import Player
 from gputop.session.capture.capture_control import CaptureControl
-from gputop.session.capture.which_job import is_of_earlier_job
+from gputop.session.capture.which_job import gpu_use, is_of_earlier_job
 from gputop.session.finding_store import FindingStore
 from gputop.session.options import Options
 from gputop.session.rank_watch import RankWatch
@@ -127,15 +129,23 @@ class Session:
         """See :meth:`CaptureControl.start_capture`; None: a capture as the options have it."""
         return self.control.start_capture(request or self.control.request())
 
-    @property
-    def processes_to_serve(self) -> tuple[ProcessSample, ...]:
-        """The processes of the newest sample in which a profiler server could be wanted: none answers yet, and they
-        are of this node and of now."""
-        served = bool(usable(self.watch.servers)) or not self.watch.servers_known  # or not known to be without
-        if self.feed.player is not None or self.feed.source.simulated or served:
+    def processes_to_serve(self, chosen: ProcessSample | None = None) -> tuple[ProcessSample, ...]:
+        """The processes of the newest sample in which a profiler server could be wanted, of this node and of now: the
+        ``chosen`` one; else all while none answers; else those of jobs on the GPUs while no server is of one."""
+        sample, answering = self.feed.sample, usable(self.watch.servers)
+        if sample is None or self.feed.player is not None or self.feed.source.simulated or not (
+                answering or self.watch.servers_known):  # or not known to be without
             return ()
-        sample = self.feed.sample
-        return tuple(p for p in sample.processes if p.reason not in (ENDED, ZOMBIE)) if sample is not None else ()
+        alive = [p for p in sample.processes if p.reason not in (ENDED, ZOMBIE)]
+        if not answering:
+            return tuple(p for p in alive if chosen is None or p.pid == chosen.pid)
+        if any(s.asked or s.pid is None for s in answering):
+            return ()
+        if chosen is not None:
+            return tuple(p for p in alive if p.pid == chosen.pid and not any(gpu_use(s, [p]).gpus for s in answering))
+        if any(self.watch.job.is_watched(s) or gpu_use(s, alive).gpus for s in answering):
+            return ()
+        return tuple(p for p in alive if p.gpus and p.framework and p.user == user_name(os.geteuid()))
 
     @property
     def captured_before_restart(self) -> bool:

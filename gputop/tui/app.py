@@ -39,6 +39,7 @@ from gputop.tui.widgets.key_line import KeyLine
 if TYPE_CHECKING:
     from textual.command import Provider
 
+    from gputop.core.samples import ProcessSample
     from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest
     from gputop.tui.timeline.trace_file import TraceFile
 
@@ -300,8 +301,11 @@ class GputopApp(TerminalApp):
             job.show([status_lines.replay_line(self._terminal_size.width, place_s, session.feed.step_period)])
             return
         record = None if session.captured_before_restart else session.results.last_capture
+        servers = session.watch.servers
+        if usable(servers) and session.processes_to_serve():  # they are of jobs beside those on the GPUs
+            servers = ()
         state = status_lines.JobState(
-            session.watch.servers, session.watch.servers_known, messages.status_shown(session), record,
+            servers, session.watch.servers_known, messages.status_shown(session), record,
             session.feed.step_period, self.coming_capture(), session.watch.ended_server, session.restarted_s)
         job.show([status_lines.job(state, session.feed.clock(), self._terminal_size.width)])
 
@@ -348,12 +352,15 @@ class GputopApp(TerminalApp):
     def action_capture(self, force: bool = False) -> None:
         if self.session.control.capture_now(force):
             return
-        self._watch_selected_process()
+        request, selected = self.session.control.request(force=force), self._selected_process()
+        if selected is not None and open_screens.offer_server(self, request, selected):
+            return
         postponed, self._postponed = self._postponed, None
         if postponed is not None and self.session.feed.clock() - postponed[0] <= _ANSWERABLE_S:
             open_screens.ask_before_capture(self, postponed[1])
             return
-        self.start_capture(self.session.control.request(force=force))
+        if not (usable(self.session.watch.servers) and open_screens.offer_server(self, request)):
+            self.start_capture(request)
 
     def start_capture(self, request: CaptureRequest) -> None:
         """Start a capture, after the questions that it needs."""
@@ -370,16 +377,17 @@ class GputopApp(TerminalApp):
             else:
                 open_screens.show_error(self, error)
 
-    def _watch_selected_process(self) -> None:
-        """Watch the selected process: a capture is meant for it."""
+    def _selected_process(self) -> ProcessSample | None:
+        """The selected process, for which a capture is meant: its server is watched from now on, if it has one."""
         chosen = self._processes.selected
         if self.screen.focused is not self._processes or chosen is None:
-            return
+            return None
         pid = chosen.local_pid or chosen.pid
         for server in self.session.watch.servers:
             if server.pid == pid and server.problem is None and not server.owner and not server.asked:
                 self.session.watch.choose_job(server)
-                return
+                break
+        return chosen
 
     async def action_quit(self) -> None:
         """Quit; a running capture is ended first and its data kept, unless the user quits a second time."""

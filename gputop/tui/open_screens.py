@@ -180,10 +180,11 @@ def ask_before_capture(app: MonitorApp, question: CaptureQuestion) -> None:
                         lambda yes: start("y" if yes else None))
 
 
-def offer_server(app: MonitorApp, request: CaptureRequest | None = None) -> bool:
-    """Ask, where no profiler server answers but processes hold GPUs, whether to start one in one of them, and then to
-    capture. Returns whether there is such a process."""
-    processes = app.session.processes_to_serve
+def offer_server(app: MonitorApp, request: CaptureRequest | None = None,
+                 chosen: ProcessSample | None = None) -> bool:
+    """Ask, where processes hold GPUs and no profiler server answers in one of them, or in the ``chosen`` one, whether
+    to start one, and then to capture. Returns whether there is such a process."""
+    processes = app.session.processes_to_serve(chosen)
     if not processes or app.session.control.running:
         return False
     from gputop.tui.screens.start_server import NAME_AN_ADDRESS, StartServer
@@ -305,13 +306,26 @@ def open_tables(app: MonitorApp) -> None:
 
 
 def open_comparison(app: MonitorApp) -> None:
-    from gputop.tui.screens.compare import CompareScreen, why_not
+    """Compare this run's captures; the only one with the last of its script that an earlier run of gputop took."""
+    from gputop.tui.screens.compare import CompareScreen, before_this_run, why_not
 
-    reason = why_not(app.session)
+    session, reason = app.session, why_not(app.session)
     if reason is None:
-        app.push_screen(CompareScreen(app.session))
-    else:
+        app.push_screen(CompareScreen(session))
+        return
+    if not session.results.captures or not session.watch.earlier_captures:
         tell_no_capture(app, reason)
+        return
+    b, logdir = session.results.captures[-1], session.control.options.logdir
+
+    def compare(a: CaptureRecord | None) -> None:
+        if a is None:
+            app.notify(reason)
+            return
+        session.compare_captures(a, b)
+        app.push_screen(CompareScreen(session, b))
+
+    app.run_worker(lambda: app.call_from_thread(compare, before_this_run(b, logdir)), group="comparison", thread=True)
 
 
 def mark_capture(app: MonitorApp) -> None:

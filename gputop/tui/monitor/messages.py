@@ -57,7 +57,7 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
         press = () if any(f.unknown for f in findings) else ("Press c to see where the step's time goes.",)
         return (*nothing, *press,
                 *(before if count and session.results.last_capture is None and not findings else ()))
-    offered = no_server is NO_SERVER and session.processes_to_serve
+    offered = no_server is NO_SERVER and session.processes_to_serve()
     return (*nothing, NO_SERVER[0], OFFER) if offered else (*nothing, *no_server)
 
 

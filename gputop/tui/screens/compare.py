@@ -23,6 +23,7 @@ from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText
 from gputop.session.capture.captures import analyze_saved
+from gputop.session.capture.saved_captures import saved_captures
 from gputop.session.session import Session
 from gputop.text.commands import command_of, script_of, short_description
 from gputop.text.units import fit, printable, seconds, size
@@ -68,6 +69,13 @@ def before(b: CaptureRecord, captures: Sequence[CaptureRecord]) -> CaptureRecord
                   lambda one: (one.pid, one.started_s) != (b.pid, b.started_s)):
         earlier = [one for one in earlier if alike(one)] or earlier
     return earlier[-1]
+
+
+def before_this_run(b: CaptureRecord, logdir: Path) -> CaptureRecord | None:
+    """The newest capture of the logdir that an earlier gputop took of the script of ``b``. Blocks as long as the
+    logdir's file system does."""
+    return next((one.record for one in saved_captures(logdir)
+                 if one.record.time_s < b.time_s and _script(one.record) == _script(b) != ""), None)
 
 
 def two_jobs(a: CaptureRecord, b: CaptureRecord) -> str:

@@ -22,6 +22,7 @@ from gputop.replay.compared_files import read_side
 from gputop.session.capture.captures import CaptureRun, analyze_saved
 from gputop.session.capture.captures import analyze as capture_analyze
 from gputop.session.finding_store import MAX_COMPARED
+from gputop.trace.readers.capture_file import CaptureFile, write_capture
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import compared_to_baseline
 from gputop.tui.screens.compare import CaptureAgain, CaptureList, CompareScreen, before, colored, compared, side_of
@@ -91,6 +92,31 @@ async def test_marking_says_what_to_do_next() -> None:
         await pilot.press("B")
         await pilot.pause()
         assert "One capture so far" in messages(app)
+
+
+async def test_the_only_capture_is_compared_with_that_of_its_script_before_gputop_was_started_again(
+        tmp_path: Path) -> None:
+    session = Captured(record(1, 0.3))
+    session.results.captures = (replace(session.results.captures[0], job="python train.py --workers 2"),)
+    session.control.options = replace(session.control.options, logdir=tmp_path)
+    session.watch.earlier_captures = 3
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for name, job, time_s in (("r1", "python train.py", START_S - 9), ("r2", "python train.py", START_S - 5),
+                                  ("r3", "python eval.py", START_S - 2), ("r4", "python train.py", START_S + 9)):
+            run = tmp_path / "plugins" / "profile" / name
+            run.mkdir(parents=True)
+            (run / "vm.xplane.pb").write_bytes(b"no trace")
+            write_capture(run, CaptureFile(files={"vm.xplane.pb": None}, job=job, time_s=time_s, step_s=0.4))
+            if name == "r1":
+                session.results.captures = (replace(session.results.captures[0], job=""),)
+                await pilot.press("B")
+                await until(lambda: "One capture so far" in messages(app), app)
+                session.results.captures = (replace(session.results.captures[0], job="python train.py --workers 2"),)
+        await pilot.press("B")
+        await until(lambda: isinstance(app.screen, CompareScreen), app)
+        a, b = session.results.baseline, session.results.captures[-1]
+        assert a is not None and (a.path.parent.name, b.job) == ("r2", "python train.py --workers 2")
 
 
 async def test_a_capture_after_a_is_offered_beside_it() -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
+from gputop.core.proc import user_name
 from gputop.launch import attach, kineto, serve, target
 from gputop.launch.announcements import Announcement
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
-from gputop.profiler.capture.request import answered
+from gputop.profiler.capture.request import CaptureRequest, answered
 from gputop.profiler.kineto.guard import ProfilesItself
 from gputop.sources.host.proc_files import ZOMBIE
 from gputop.tui.app import GputopApp
@@ -220,16 +221,81 @@ def test_the_capture_follows_the_server_or_the_reason_is_told(session: StillSess
         "failed", FORBIDDEN.message, FORBIDDEN.fix)
 
 
+BESIDE = Server("pid:900", "eval_on_cpu.py", 900)
+
+
+def on_gpus(session: StillSession, **changed: object) -> None:
+    """The processes of the sample are PyTorch's, of gputop's user."""
+    assert session.feed.sample is not None
+    session.feed.sample = replace(session.feed.sample, processes=tuple(
+        replace(p, framework="pytorch", user=user_name(os.geteuid()), **changed)
+        for p in session.feed.sample.processes))
+
+
+async def test_a_job_that_holds_no_gpu_does_not_take_the_place_of_those_that_do(
+        session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PyTorch job on the GPUs waits for nobody until it is asked; one on the CPU that was captured before does."""
+    recorded: list[CaptureRequest] = []
+    monkeypatch.setattr(session, "start_capture", recorded.append)
+    on_gpus(session)
+    session.watch.servers = (BESIDE,)
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        assert "eval_on_cpu" not in str(app.screen.query_one("#job").render())
+        await pilot.press("c")
+        assert isinstance(app.screen, StartServer) and "train.py (pid 7380)" in text(app)
+        await pilot.press("escape")
+        session.watch.choose_job(BESIDE)  # the user means that one
+        await pilot.press("c")
+        assert not isinstance(app.screen, StartServer) and len(recorded) == 1
+
+
+async def test_c_captures_from_the_selected_process_although_another_one_has_a_server(
+        session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[CaptureRequest] = []
+    monkeypatch.setattr(session, "start_capture", recorded.append)
+    session.watch.servers = (Server("pid:7", "other.py", 7),)
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await pilot.press("tab")
+        while app._processes.selected is None or app._processes.selected.pid != 7380:
+            await pilot.press("down")
+        await pilot.press("c")
+        assert isinstance(app.screen, StartServer) and text(app).startswith("train.py (pid 7380)")
+        await pilot.press("escape", "up", "c")
+        assert not isinstance(app.screen, StartServer) and len(recorded) == 1
+        assert session.watch.job.server is not None and session.watch.job.server.pid == 7
+
+
+@pytest.mark.parametrize("changed", [{"framework": ""}, {"user": "bob"}, {"gpus": {}}])
+def test_only_jobs_of_ones_own_that_train_on_gpus_come_before_a_server(
+        changed: dict[str, object], session: StillSession) -> None:
+    on_gpus(session)
+    session.watch.servers = (BESIDE,)
+    assert [p.pid for p in session.processes_to_serve()] == [7, 7380]
+    session.watch.servers = (replace(BESIDE, asked=True),)
+    assert session.processes_to_serve() == (), "the user named it"
+    session.watch.servers = (BESIDE, Server("pid:7", "other.py", 7))
+    assert session.processes_to_serve() == (), "one of them has a server"
+    session.watch.servers = (BESIDE,)
+    assert session.feed.sample is not None
+    session.feed.sample = replace(session.feed.sample, processes=tuple(
+        replace(p, **changed) for p in session.feed.sample.processes))
+    assert session.processes_to_serve() == ()
+
+
 def test_no_process_is_offered_where_a_server_answers_or_nothing_is_real(
         session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [p.pid for p in session.processes_to_serve] == [7, 7380]
+    assert [p.pid for p in session.processes_to_serve()] == [7, 7380]
     session.watch.servers = (Server("127.0.0.1:6009"),)
-    assert session.processes_to_serve == ()
+    assert session.processes_to_serve() == ()
     session.watch.servers = (Server("127.0.0.1:6009", problem="nothing listens"),)
-    assert session.processes_to_serve
+    assert session.processes_to_serve()
     assert session.feed.sample is not None
     session.feed.sample = replace(session.feed.sample, processes=tuple(
         replace(p, reason=ZOMBIE if p.pid == 7 else None) for p in session.feed.sample.processes))
-    assert [p.pid for p in session.processes_to_serve] == [7380], "one that has ended can have none"
+    assert [p.pid for p in session.processes_to_serve()] == [7380], "one that has ended can have none"
     monkeypatch.setattr(session.feed.source, "simulated", True)
-    assert session.processes_to_serve == ()
+    assert session.processes_to_serve() == ()
