@@ -72,10 +72,12 @@ def before(b: CaptureRecord, captures: Sequence[CaptureRecord]) -> CaptureRecord
 
 
 def before_this_run(b: CaptureRecord, logdir: Path) -> CaptureRecord | None:
-    """The newest capture of the logdir that an earlier gputop took of the script of ``b``. Blocks as long as the
-    logdir's file system does."""
-    return next((one.record for one in saved_captures(logdir)
-                 if one.record.time_s < b.time_s and _script(one.record) == _script(b) != ""), None)
+    """The newest capture of the logdir that an earlier gputop took of the script of ``b``, of an earlier start of it as
+    far as there is one. Blocks as long as the logdir's file system does."""
+    earlier = [one.record for one in saved_captures(logdir)
+               if one.record.time_s < b.time_s and _script(one.record) == _script(b) != ""]
+    before_start = (one for one in earlier if b.started_s is not None and one.time_s < b.started_s)
+    return next(before_start, earlier[0] if earlier else None)
 
 
 def two_jobs(a: CaptureRecord, b: CaptureRecord) -> str:

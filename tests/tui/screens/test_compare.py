@@ -25,7 +25,16 @@ from gputop.session.finding_store import MAX_COMPARED
 from gputop.trace.readers.capture_file import CaptureFile, write_capture
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import compared_to_baseline
-from gputop.tui.screens.compare import CaptureAgain, CaptureList, CompareScreen, before, colored, compared, side_of
+from gputop.tui.screens.compare import (
+    CaptureAgain,
+    CaptureList,
+    CompareScreen,
+    before,
+    before_this_run,
+    colored,
+    compared,
+    side_of,
+)
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import START_S
@@ -113,10 +122,13 @@ async def test_the_only_capture_is_compared_with_that_of_its_script_before_gputo
                 await pilot.press("B")
                 await until(lambda: "One capture so far" in messages(app), app)
                 session.results.captures = (replace(session.results.captures[0], job="python train.py --workers 2"),)
+        (b,) = session.results.captures
+        before_start = before_this_run(replace(b, started_s=START_S - 7), tmp_path)
+        assert before_start is not None and before_start.path.parent.name == "r1"
         await pilot.press("B")
         await until(lambda: isinstance(app.screen, CompareScreen), app)
-        a, b = session.results.baseline, session.results.captures[-1]
-        assert a is not None and (a.path.parent.name, b.job) == ("r2", "python train.py --workers 2")
+        a = session.results.baseline
+        assert a is not None and a.path.parent.name == "r2" and session.results.captures[-1].job == b.job
 
 
 async def test_a_capture_after_a_is_offered_beside_it() -> None:
