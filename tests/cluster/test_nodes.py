@@ -87,7 +87,7 @@ def watch(cluster: Cluster, asked: NodesCollector, seconds: float, view: FleetVi
 
 
 def slow_gpu(node: str, gpu: int, at_s: float) -> float:
-    return 0.4 if (node, gpu) == ("n2", 3) else 0.9
+    return {("n2", 3): 0.4, ("n1", 0): 0.8}.get((node, gpu), 0.9)
 
 
 def test_a_job_of_slurm_by_its_control_groups_and_its_straggler() -> None:
@@ -103,7 +103,8 @@ def test_a_job_of_slurm_by_its_control_groups_and_its_straggler() -> None:
     assert found.id == "straggler_gpu" and found.places == ("n2:3",)
     n2 = next(node for node in fleet.jobs[0].each if node.name == "n2")
     assert [gpu.gpu for gpu in n2.each] == [str(i) for i in range(8)] and n2.each[3].activity == pytest.approx(0.4)
-    assert fleet.jobs[0].history.values[-1] == pytest.approx((23 * 0.9 + 0.4) / 24)
+    assert fleet.jobs[0].history.values[-1] == pytest.approx((22 * 0.9 + 0.8 + 0.4) / 24)
+    assert [low.name for low in fleet.jobs[0].low_gpus] == ["n2:3"]
 
 
 def test_a_busy_gpu_at_a_low_clock_is_found_among_gpus_of_its_model() -> None:
