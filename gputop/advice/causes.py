@@ -34,15 +34,15 @@ class Claimed(Struct, frozen=True):
 # part of the step whatever is in it, then steps as a whole.
 NARROWEST_FIRST = (
     "anomaly_mode", "serial_gpus", "retracing", "graph_recapture", "allocation_in_steps", "loss_scaling",
-    "managed_memory", "copies_pageable", "default_stream", "host_placement", "thread_contention", "eager_execution",
-    "sync_copies", "accumulation_sync", "allreduce_slow", "allreduce_count", "communication_exposed",
-    "gpu0_oversubscribed", "replica_imbalance", "staggered_launch", "optimizer_unfused", "small_kernels",
-    "launch_bound", "copies_excessive", "collective_waiting", "input_bound", "long_steps", "time_outside_steps",
-    "step_gap_host", "unfinished_step", "batch_size_headroom",
+    "managed_memory", "copies_pageable", "default_stream", "host_placement", "thread_contention", "gradients_zeroed",
+    "ops_without_gradient", "eager_execution", "sync_copies", "accumulation_sync", "allreduce_slow", "allreduce_count",
+    "communication_exposed", "gpu0_oversubscribed", "replica_imbalance", "staggered_launch", "optimizer_unfused",
+    "small_kernels", "launch_bound", "copies_excessive", "collective_waiting", "input_bound", "long_steps",
+    "time_outside_steps", "step_gap_host", "unfinished_step", "batch_size_headroom",
 )
 # Parts of wholes that have one fix for all of it: they stand under one that claims far more.
 _PARTS = (("small_kernels", "launch_bound"), ("optimizer_unfused", "launch_bound"),
-          ("optimizer_unfused", "small_kernels"))
+          ("optimizer_unfused", "small_kernels"), ("ops_without_gradient", "step_gap_host"))
 _HAS_ITS_OWN_FIX = "optimizer_unfused"  # which is told with that of the whole
 
 
@@ -77,6 +77,8 @@ def _explained(effect: Finding, cause: Finding, claimed: Mapping[str, Claimed]) 
             return 1.0
         case "staggered_launch", "collective_waiting":  # late at a step's begin, and waited for at its end
             return 1.0
+        case "ops_without_gradient", "step_gap_host":  # the function that runs between steps is why its ops run
+            return 0.0
         case "small_kernels", "launch_bound" if cause.evidence.get("launch_pace_s", 0.0) > limit(
                 "small_kernels.pace_s"):  # launches are slow, however long the kernels are
             return 0.0

@@ -278,9 +278,8 @@ def _busy(alike: Sequence[_Member], limits: FleetLimits) -> list[_Member]:
 
 def _outliers(members: Sequence[_Member], alike: Sequence[_Member], limits: FleetLimits) -> Iterator[_Rows]:
     """Outliers, and the GPUs that were idle in all of the idle window."""
-    whole = [each for each in members if each.group.mapped != "shared node" and each.past.kind]
-    watched = [each for each in whole if each.past.seen_s - each.past.held_s >= limits.idle_s]
-    yield "seen", _by((each for each in whole if each.past.seen_s - each.past.first_s >= limits.idle_s), "one", sum)
+    watched = [each for each in members if each.past.seen_s - each.past.held_s >= limits.idle_s]
+    yield "seen", _by((each for each in members if each.past.seen_s - each.past.first_s >= limits.idle_s), "one", sum)
     for figure, does_nothing in (("idle:1", True), ("idle:0", False)):
         yield figure, _by((each for each in watched if (
             each.past.seen_s - each.past.busy_s >= limits.idle_s) is does_nothing), "one", sum)

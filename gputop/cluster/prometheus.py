@@ -106,10 +106,9 @@ class Client:
             self._connection.close()
             self._connection = None
 
-    def instant(self, query: str, at_s: float | None = None) -> list[Series]:
-        """The value of an expression now, or at a time. Raises GputopError."""
-        time_parameter = {} if at_s is None else {"time": f"{at_s:.3f}"}
-        return self._ask("/api/v1/query", {"query": query, **time_parameter}, "vector")
+    def instant(self, query: str) -> list[Series]:
+        """The value of an expression now. Raises GputopError."""
+        return self._ask("/api/v1/query", {"query": query}, "vector")
 
     def range(self, query: str, begin_s: float, end_s: float, step_s: float) -> list[Series]:
         """Return the values of an expression at ``begin_s``, ``begin_s + step_s``, … up to ``end_s``, and no others.

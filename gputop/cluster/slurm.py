@@ -58,20 +58,6 @@ def parse_squeue(text: bytes) -> tuple[SlurmJob, ...]:
     return tuple(job for job in parsed if job is not None)
 
 
-def ask(squeue: Callable[[], bytes]) -> tuple[SlurmJob, ...] | Problem | None:
-    """The running jobs, or why they are not known; None where there is no Slurm. ``squeue`` prints them as JSON; it
-    raises GputopError or OSError."""
-    try:
-        return parse_squeue(squeue())
-    except FileNotFoundError:
-        return None
-    except GputopError as error:
-        return Problem(error.message, error.fix or "Run squeue by hand. Without it a job's user, name and age are "
-                                                   "unknown.")
-    except OSError as error:
-        return Problem(f"squeue cannot be started: {error.strerror or error}")
-
-
 def _job(job: Mapping[str, Any]) -> SlurmJob | None:
     states = job.get("job_state")
     number = _number(job.get("job_id"))
@@ -126,7 +112,8 @@ class JobQueue:
     ``problem``: why its last answer could not be used."""
 
     def __init__(self, squeue: Callable[[], bytes] | None) -> None:
-        """``squeue`` prints the jobs as JSON; it raises OSError where there is no Slurm. None: do not ask."""
+        """``squeue`` prints the jobs as JSON; it raises GputopError, or OSError where there is no Slurm. None: do not
+        ask."""
         self.jobs: tuple[SlurmJob, ...] = ()
         self.problem: Problem | None = None
         self._squeue = squeue
@@ -143,12 +130,15 @@ class JobQueue:
         if self._squeue is None or self._asked_s - _PERIOD_S <= now_s < self._due_s:
             return
         self._asked_s = now_s
-        began_s = time.monotonic()
-        answer = ask(self._squeue)
+        began_s, self.problem = time.monotonic(), None
+        try:
+            self.jobs = parse_squeue(self._squeue())
+        except FileNotFoundError:
+            self._squeue = None
+        except GputopError as error:
+            self.problem = Problem(error.message, error.fix or "Run squeue by hand. Without it a job's user, name and "
+                                                               "age are unknown.")
+        except OSError as error:
+            self.problem = Problem(f"squeue cannot be started: {error.strerror or error}")
         # A controller that is down lets squeue wait, and the figures of the GPUs with it.
         self._due_s = now_s + max(_PERIOD_S, _PER_ASKING * (time.monotonic() - began_s))
-        self.problem = answer if isinstance(answer, Problem) else None
-        if answer is None:
-            self._squeue = None
-        elif not isinstance(answer, Problem):
-            self.jobs = answer

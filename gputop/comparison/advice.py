@@ -8,10 +8,13 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputop.advice.verdict import ONCE
 from gputop.comparison.caveats import batch_factor, other_batch
 from gputop.comparison.figures import ComparedRow
 from gputop.comparison.sides import Side
-from gputop.core.findings import Finding, Gain
+from gputop.core.findings import ABOUT, Finding, Gain
+from gputop.core.live_steps import LiveSteps
+from gputop.text.units import percent, seconds
 
 Status = Literal["gone", "weaker", "same", "stronger", "new", "not judged"]
 Outcome = Literal["as promised", "more than promised", "less than promised", "cannot be told"]
@@ -21,6 +24,9 @@ Fulfilled = Literal["kept", "partly kept", "broken", "cannot be told"]
 _GAIN_CHANGE = 0.05
 # A gain within this share of the estimated saving fits it: what-ifs on a trace are no more exact. gputop's own.
 _SAVING_TOLERANCE = 0.2
+# Of what comes regularly B shows that it is gone once it was watched for so many periods; an idle time of the GPUs is
+# what the recording shows if they differ by no more than this factor. gputop's own.
+_PERIODS, _ALIKE = 1.5, 1.5
 _SEVERITIES = ("low", "medium", "high")
 _FOLLOWED: frozenset[Status] = frozenset({"gone", "weaker"})
 _RECORDING = "recording"
@@ -38,6 +44,8 @@ class FollowedAdvice(Struct, frozen=True):
     as A is analyzed now ("now"). ``measured``, between ``low`` and ``high``, is what the job as a whole gained: of all
     the advice followed, where that was more than one, whose savings are together between ``together``'s two figures.
     ``fulfilled`` says what became of it; None where nothing was promised, or the advice was not followed.
+    Of what came once in A ``once_s`` are its seconds there and what B has of it: no saving, and gone only if the live
+    signal of both shows that it no longer returns.
     """
 
     id: str
@@ -56,6 +64,7 @@ class FollowedAdvice(Struct, frozen=True):
     when: Literal["capture", "now"] | None = None
     together: tuple[float, float] | None = None
     fulfilled: Fulfilled | None = None
+    once_s: tuple[float, float] | None = None
 
 
 class _Measured(Struct, frozen=True):
@@ -121,6 +130,8 @@ def followed(a: Side, b: Side, mean_step: ComparedRow | None, wall: ComparedRow 
                             when="capture" if id_ in shown else "now")
         if status == "not judged":
             entry = replace(entry, reason=not_judged[id_])
+        elif gains[id_].how == ONCE:
+            entry = _once(entry, finding, left, a.live_steps, b.live_steps)
         elif id_ in tried:
             beside = [other for other in tried if gains[id_].per == _RECORDING or gains[other].per != _RECORDING
                       or other in _IN_STEPS_TOO]
@@ -215,7 +226,8 @@ def _outcome(entry: FollowedAdvice, gain: Gain, measured_by: _Measured, promises
         return replace(entry, reason=step.reason)
     if low <= min(0.0, least) and max(0.0, least) <= high:
         return replace(entry, reason=f"the {'steps vary' if what == 'step' else what + ' varies'} too much")
-    fulfilled = _fulfilled(least, low, high, measured)
+    tolerance = ABOUT if gain.claim == "about" else _SAVING_TOLERANCE
+    fulfilled = _fulfilled(least, low, high, measured, tolerance)
     if fulfilled != "kept" and _beyond_the_steps(entry.id, estimated, gain, measured_by):
         return replace(entry, reason="its time lies, at least in part, at an edge of A's recording, where wall time "
                                      "per training step is not counted")
@@ -224,7 +236,26 @@ def _outcome(entry: FollowedAdvice, gain: Gain, measured_by: _Measured, promises
         return replace(entry, outcome=None, fulfilled=None if low <= 0.0 else entry.fulfilled, reason=(
             f"the {what} did not become{' significantly' if measured > 0 else ''} shorter: the advice was not "
             "followed, or did not help" if low <= 0.0 else "if this advice was followed; the finding is still there"))
-    return entry if several else replace(entry, outcome=_against(estimated, measured, low, high))
+    return entry if several else replace(entry, outcome=_against(estimated, measured, low, high, tolerance))
+
+
+def _once(entry: FollowedAdvice, before: Finding, after: Finding | None, a: LiveSteps | None, b: LiveSteps | None,
+          ) -> FollowedAdvice:
+    """Judge what came once in A by what B has of it. B's recording may hold none by chance."""
+    once_s = sum(before.claims.values())
+    entry = replace(entry, outcome="cannot be told", once_s=(once_s, sum(after.claims.values()) if after else 0.0))
+    if a is None or a.idle_period_s is None or not 1 / _ALIKE <= once_s / max(a.idle_s, 1e-9) <= _ALIKE:
+        return replace(entry, reason="how often it came is unknown: gputop's monitor knows it if the GPUs were idle "
+                                     "several times before the capture")
+    every, enough_s = f"it came every {seconds(a.idle_period_s)}", _PERIODS * a.idle_period_s
+    if b is None or b.seen_s < enough_s:
+        return replace(entry, reason=f"{every}, and B was watched for {seconds(b.seen_s if b else 0.0)} before its "
+                                     f"capture: capture it again when it has run for {seconds(enough_s)}")
+    share, left = once_s / a.idle_period_s, b.idle_s / b.idle_period_s if b.idle_period_s else 0.0
+    now = f"{seconds(b.idle_s)} every {seconds(b.idle_period_s)}" if b.idle_period_s else (
+        f"not in the {seconds(b.seen_s)} before B's capture")
+    return replace(entry, outcome=None, reason=f"{every} before, {percent(share)} of the run, and {now}", fulfilled=(
+        "kept" if left <= share * _SAVING_TOLERANCE else "partly kept" if left < share / 2 else "broken"))
 
 
 def _beyond_the_steps(id_: str, estimated: float, gain: Gain, measured_by: _Measured) -> bool:
@@ -234,14 +265,14 @@ def _beyond_the_steps(id_: str, estimated: float, gain: Gain, measured_by: _Meas
     return gain.per == _RECORDING and (id_ in _AT_AN_EDGE or held is None or estimated > 1 - held + _GAIN_CHANGE)
 
 
-def _fulfilled(estimated: float, low: float, high: float, measured: float) -> Fulfilled:
+def _fulfilled(estimated: float, low: float, high: float, measured: float, tolerance: float) -> Fulfilled:
     """Return whether the measured saving is what was estimated, or more; else whether it is surely above zero."""
-    if measured >= estimated or _against(estimated, measured, low, high) == "as promised":
+    if measured >= estimated or _against(estimated, measured, low, high, tolerance) == "as promised":
         return "kept"
     return "partly kept" if low > 0 else "broken"
 
 
-def _against(estimated: float, measured: float, low: float, high: float) -> Outcome:
-    if low <= estimated <= high or abs(measured - estimated) <= _SAVING_TOLERANCE * abs(estimated):
+def _against(estimated: float, measured: float, low: float, high: float, tolerance: float) -> Outcome:
+    if low <= estimated <= high or abs(measured - estimated) <= tolerance * abs(estimated):
         return "as promised"
     return "more than promised" if measured > estimated else "less than promised"

@@ -168,7 +168,7 @@ def live_spread(side: Side) -> float:
 
 
 def _sure(side: Side) -> LiveSteps | None:
-    live = side.analysis.trace.live_steps if side.analysis is not None else None
+    live = side.live_steps
     if side.steps is None or live is None or len(live.period_s) < MIN_STEPS:
         return None
     return None if live.confidence < SURE or is_undersampled(side.steps.median_s, live.interval_s) else live

@@ -320,6 +320,8 @@ def _entry(e: FollowedAdvice, width: int) -> Iterator[ReportLine]:
     if e.promised is not None:
         of = {"sample": " per sample", "recording": " of the recorded time"}.get(e.per, "")
         parts.append(f"estimated {_less(e.promised)}{of}")
+    if e.once_s is not None:
+        parts.append(f"{seconds(e.once_s[0])} once in A, {seconds(e.once_s[1]) if e.once_s[1] else 'none'} in B")
     if e.together is not None:
         parts.append(f"all followed advice together {percent(e.together[0])} to {_less(e.together[1])}")
     if e.measured is not None:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from gputop.analysis.results import Analysis, StepTimes
 from gputop.core.errors import GputopError
 from gputop.core.findings import Abstained, Finding
+from gputop.core.live_steps import LiveSteps
 
 if TYPE_CHECKING:
     from gputop.analysis.gpu.packed_series import ComparedTrace
@@ -60,6 +61,10 @@ class Side(Struct, frozen=True):
     @property
     def steps(self) -> StepTimes | None:
         return self.analysis.steps if self.analysis is not None else None
+
+    @property
+    def live_steps(self) -> LiveSteps | None:
+        return self.analysis.trace.live_steps if self.analysis is not None else None
 
     @property
     def iterations(self) -> float:

@@ -15,6 +15,8 @@ HIGH_SHARE = 0.15
 MEDIUM_SHARE = 0.05
 Claim = Literal["measured", "at most", "at least", "about"]
 
+# Share of it by which a fix brings more or less than "about" so much: 22 of 22 measured (benchmarks/about.md).
+ABOUT = 1 / 3
 MIN_SHARE = 0.01  # what a replay shows to save less is not raised
 LARGE_SHARE = 0.1  # share of the step: what a rule judged so large does not vanish because a replay saves less of it
 
@@ -29,11 +31,11 @@ class Gain(Struct, frozen=True):
     why. ``before_s`` is the mean step of today, ``after_s`` that with the fix; None where the share is not of a step.
 
     ``claim`` says how the share relates to what the fix brings: "measured" by a replay of the recorded steps, "at
-    most" or "at least" that, or "about" where it is no bound either way, as where it rests on a usual factor; None
-    without a share. ``by`` says how it was had: "replay", or "bound" where a formula gave it. ``assumption`` is a
-    sentence that it rests on. ``together`` is the share that a replay saves with this fix and those of all findings
-    before it in the list; None: not replayed. ``at_most`` (of a replay), ``at_least`` and ``estimate`` say in older
-    documents what ``claim`` does, and are filled from it.
+    most" or "at least" that, or "about" (give or take :data:`ABOUT` of it) where it is no bound either way, as where it
+    rests on a usual factor; None without a share. ``by`` says how it was had: "replay", or "bound" where a formula gave
+    it. ``assumption`` is a sentence that it rests on. ``together`` is the share that a replay saves with this fix and
+    those of all findings before it in the list; None: not replayed. ``at_most`` (of a replay), ``at_least`` and
+    ``estimate`` say in older documents what ``claim`` does, and are filled from it.
     """
 
     step_time: float | None

@@ -11,12 +11,18 @@ _MAX_STEPS_PER_PERIOD, _WHOLE = 16, 0.1  # a period that is 1% off still shows w
 
 class LiveSteps(Struct, frozen=True):
     """``period_s`` is the step period in each stretch of ``stretch_s`` seconds in which one stood out, oldest first;
-    ``confidence`` the least of them (0-1). The samples were ``interval_s`` apart: shorter steps are not seen."""
+    ``confidence`` the least of them (0-1). The samples were ``interval_s`` apart: shorter steps are not seen.
+
+    ``idle_period_s`` is after how long an idle time of the GPUs returned, each of ``idle_s``; None: at no regular
+    interval, in the ``seen_s`` seconds for which the job was watched."""
 
     period_s: tuple[float, ...]
     confidence: float
     stretch_s: float
     interval_s: float
+    idle_s: float = 0.0
+    idle_period_s: float | None = None
+    seen_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not all(0 < value < _MAX_S for value in (self.stretch_s, self.interval_s, *self.period_s)):

@@ -256,5 +256,6 @@ def _notes(
             "The trace lists GPUs but no GPU event: the profiler had no right to CUPTI's data, or nothing ran. "
             "`gputop doctor` says how to grant it.")))
     if not trace.gpus:
-        notes.append(TraceNote("no_gpu", f"{_no_gpu(trace)} Time that is not input wait counts as host."))
+        id_ = "lost_kernels" if len(host_rows(trace, LAUNCH_CALLS)) else "no_gpu"
+        notes.append(TraceNote(id_, f"{_no_gpu(trace)} Time that is not input wait counts as host."))
     return notes

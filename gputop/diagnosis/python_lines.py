@@ -56,7 +56,8 @@ def lines_of_gaps(gaps: GapLines, stacks: HostStacks) -> Iterator[str]:
     """Yield what ran in the gaps, a line of text for each kind."""
     if not gaps.seen:
         yield ("The tracer recorded no call near them." if stacks.traced else
-               "These gaps are too short: no sample fell into them.")
+               "These gaps are too short: no sample fell into them." if not gaps.lines else
+               "These gaps are too short for single samples. By all samples, what the loop calls below its step:")
     elif not gaps.lines and gaps.gap == "input" and stacks.traced:
         yield "The tracer recorded no Python of the user on other threads; it does not watch those of tf.data."
     elif not gaps.lines:

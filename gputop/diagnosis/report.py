@@ -15,7 +15,7 @@ from gputop.diagnosis.wall_text import no_verdict, not_enough, starts, wall_sent
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import gain_sentence
 from gputop.render.step_bar import plain_step_lines
-from gputop.render.step_parts import PART_BY_ID, WALL_PARTS, WORK_FIRST
+from gputop.render.step_parts import HOST_KINDS, PART_BY_ID, WALL_PARTS, WORK_FIRST
 from gputop.render.table import to_text
 from gputop.render.verdict_lines import DO, VerdictLines, VerdictRow, kernel_rows, plain_lines, verdict_of
 from gputop.text.units import counted, percent, printable, ranges, seconds
@@ -24,6 +24,8 @@ from gputop.trace.readers.formats import WRITERS
 
 _WORTH_A_NAME = 0.1  # share of what is unexplained
 _BAR = 24
+_FEW_KERNELS = 20  # of a GPU, as few.hardly_any_kernels
+_NOT_RECORDED = ("lost_kernels", "empty_device_plane")  # notes on launches of which the profiler has no kernel
 _ENDED = "ended_early"  # the note on what ended the recording
 
 
@@ -216,7 +218,8 @@ def unexplained_text(a: Analysis) -> str:
     text += named[parts[0][0]] if len(parts) == 1 else ", ".join(f"{named[id_]} {seconds(s)}" for id_, s in parts)
     ran = [(work.time_s, printable(work.name)) for work in u.work]
     if u.silent_s is not None and u.silent_s >= _WORTH_A_NAME * u.time_s:
-        ran.append((u.silent_s, "Python without events"))
+        silent = any(part.kind == "silent" for part in a.wall_time.parts) if a.wall_time is not None else False
+        ran.append((u.silent_s, "no events" if silent else HOST_KINDS["python"]))
     listed = ", ".join(f"{name} {seconds(time_s)}" for time_s, name in sorted(ran, reverse=True))
     return f"{text}. Meanwhile the host shows {listed}." if ran else f"{text}."
 
@@ -249,8 +252,14 @@ def limit_lines(a: Analysis) -> VerdictLines:
         return no_verdict("the file is damaged", "copy or capture it again",
                           "figures of what is left of it would be wrong")
     active = [gpu for gpu in a.gpus if gpu.kernels]
+    unrecorded = next((note.message for note in a.trace.quality if note.id in _NOT_RECORDED and not active), "")
+    if unrecorded:
+        return no_verdict("the GPU's work was not recorded", "record again with the GPU's events", unrecorded)
     clean, about, do = _limit_of_gpus(a, active) if active else _limit_of_host(a)
-    doubt = not_enough(a, about) if clean or not active or starts(a) else None
+    # "No cause found" is not said above a cause that is small only because there are so few kernels.
+    few = not a.steps and sum(gpu.kernels for gpu in active) < _FEW_KERNELS * len(active) and any(
+        f.evidence.get("share_ratio", 0) >= HIGH_SHARE for f in a.findings)
+    doubt = not_enough(a, about) if clean or few or not active or starts(a) else None
     if doubt is not None:
         return doubt
     large = "LARGE " if a.findings else ""

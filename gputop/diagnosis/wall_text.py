@@ -23,6 +23,7 @@ _NO_NEWS = (_STEPS, _PERIODS, "edges", "profiler")  # of every job, or of none
 _START = "start"
 _UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", _START)
 _UNRECORDED = WALL_PARTS["unrecorded"][0]
+_LATER = "capture again when the job has run for a while"
 CAPTURE_LONGER = "gputop capture PID --seconds 60, or C in gputop's monitor"
 
 
@@ -130,11 +131,12 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
         return no_verdict("the trace does not show how its time was spent", CAPTURE_LONGER, limit)
     recorded = f"{seconds(wall.recorded_s)} recorded"
     if steps is None:
+        if starts(a):
+            return no_verdict(f"mostly the job's start in the {recorded}", _LATER, _seen(wall, "it shows"), limit)
         longer = f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop"
         return no_verdict(f"no whole step in the {recorded}", longer, _seen(wall, "it shows"), limit)
     if steps.start_up:
-        return no_verdict(f"only the job's start in the {recorded}", "capture again when the job has run for a while",
-                          steps.start_up, limit)
+        return no_verdict(f"only the job's start in the {recorded}", _LATER, steps.start_up, limit)
     if steps.phase not in ("training", "unknown"):
         return no_verdict(f"{steps.phase} and no training in the {recorded}", "capture again while the job trains",
                           limit)

@@ -82,8 +82,14 @@ def _history(history: History | None, sample: NodeSample) -> form.History | None
         for metric in LANE_METRICS:
             lane = history.lane(gpu.info.uuid, metric, end_s=end_s, slice_s=slice_s, slices=HISTORY_SLICES)
             if any(lane.count):
+                slices: list[list[float]] = [[] for _ in range(HISTORY_SLICES)]
+                for time_s, value in zip(*history.window(gpu.info.uuid, metric, HISTORY_S, end_s=end_s), strict=True):
+                    if not math.isnan(value):
+                        slices[int((time_s - end_s) // slice_s)].append(value)
                 lanes[metric] = form.Lane(full_scale=lane.full_scale and float(f"{lane.full_scale:.6g}"),
-                                          mean=_numbers(lane.mean), min=_numbers(lane.min), max=_numbers(lane.max))
+                                          mean=_numbers(lane.mean),
+                                          min=_numbers([min(values, default=math.nan) for values in slices]),
+                                          max=_numbers([max(values, default=math.nan) for values in slices]))
         gpus[gpu.info.uuid] = lanes
     return form.History(end_s - HISTORY_S, slice_s, HISTORY_SLICES, gpus)
 

@@ -241,8 +241,7 @@ def duration(seconds: float) -> str:
 
 
 def share(seconds: float, of_s: float) -> str:
-    share = seconds / of_s if of_s else 0.0
-    return "<1%" if 0 < share < 0.005 else percent(share)  # little is not none
+    return portion(seconds / of_s if of_s else 0.0)
 
 
 def goodput(spent: Spent) -> str:

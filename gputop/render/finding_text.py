@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from msgspec.structs import replace
 
-from gputop.core.findings import CombinedGain, Culprit, Finding, with_cures
+from gputop.core.findings import ABOUT, CombinedGain, Culprit, Finding, with_cures
 from gputop.text.units import percent, printable, ranges, seconds
 
 PROFILE_KERNEL = "Look at its longest kernel with Nsight Compute:"
@@ -82,6 +82,8 @@ def gain_basis(finding: Finding) -> str:
     basis = "By a replay of the recorded steps" if gain.by == "replay" else ""
     if gain.claim in _BOUNDS and (gain.by != "replay" or gain.claim == "at least"):
         basis = f"{basis}, {_BOUNDS[gain.claim]}" if basis else _BOUNDS[gain.claim].capitalize()
+    if gain.claim == "about" and gain.step_time:
+        basis += f", {percent(gain.step_time * (1 - ABOUT))} to {percent(min(gain.step_time * (1 + ABOUT), 1.0))}"
     text = f"{basis}. {gain.assumption}"
     if gain.together is not None and gain.step_time is not None and gain.together > gain.step_time:
         text += f" Together with the findings above: {percent(gain.together)}."

@@ -16,12 +16,13 @@ _GIVE_UP_PERIODS = 1.5
 
 
 class ExpectedIdle(Struct, frozen=True):
-    """The next idle time: its begin (Unix time), give or take ``spread_s``. ``gpus`` are NVML indices."""
+    """The next idle time of ``idle_s``: its begin (Unix time), give or take ``spread_s``. ``gpus`` are NVML indices."""
 
     gpus: frozenset[int]
     begin_s: float
     period_s: float
     spread_s: float
+    idle_s: float = 0.0
 
 
 def expected_idle(findings: Iterable[Finding], judged_s: float) -> ExpectedIdle | None:
@@ -31,7 +32,8 @@ def expected_idle(findings: Iterable[Finding], judged_s: float) -> ExpectedIdle 
         if finding.id == "recurring_idle" and "next_idle_in_s" in finding.evidence:
             evidence = finding.evidence
             return ExpectedIdle(frozenset(finding.gpus), judged_s + evidence["next_idle_in_s"],
-                                evidence["idle_period_s"], evidence["idle_period_spread_s"])
+                                evidence["idle_period_s"], evidence["idle_period_spread_s"],
+                                evidence.get("idle_s", 0.0))
     return None
 
 

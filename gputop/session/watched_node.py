@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.core.findings import Finding
-from gputop.core.samples import NodeSample
+from gputop.core.samples import NodeSample, ProcessSample
 from gputop.profiler.capture.records import CaptureRecord, Server
 
 if TYPE_CHECKING:
@@ -29,11 +29,21 @@ class WatchedNode(Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
     rules_ran_s: float = 0.0
 
-    def live_steps(self) -> LiveSteps | None:
-        """The step period in the last minutes; None where none stands out."""
+    def live_steps(self, servers: Sequence[Server]) -> LiveSteps | None:
+        """The step period in the last minutes, and the idle time that returns, of the job of these servers; None where
+        nothing is sampled."""
+        from gputop.core.live_steps import LiveSteps
         from gputop.telemetry.step_period import live_steps
 
-        return live_steps(self.history) if self.history is not None else None
+        history, sample, idle = self.history, self.sample, self.expected_idle(servers)
+        if history is None or sample is None:
+            return None
+        began_s = [p.started_s or history.held_since(gpu.info.uuid, p.pid) for gpu in sample.gpus
+                   for p in self._processes(servers) or sample.processes if gpu.info.index in p.gpus]
+        since_s = max(filter(None, (*began_s, history.oldest_s)), default=sample.time_s)
+        return replace(live_steps(history) or LiveSteps((), 0.0, self.interval_s, self.interval_s),
+                       idle_s=idle.idle_s if idle else 0.0, idle_period_s=idle.period_s if idle else None,
+                       seen_s=max(0.0, sample.time_s - since_s))
 
     def counters(self, record: CaptureRecord, servers: Sequence[Server]) -> GpuCounters:
         """Samples of the GPUs of an analyzed capture of these servers."""
@@ -55,10 +65,12 @@ class WatchedNode(Struct, frozen=True):
         from gputop.session.worker_figures import elsewhere
 
         expected = expected_idle(self.findings, self.rules_ran_s)
-        pids = {server.pid for server in servers} - {None}
-        held = {gpu for p in self.sample.processes if {p.pid, p.local_pid} & pids for gpu in p.gpus
-                } if self.sample is not None else set()
+        held = {gpu for p in self._processes(servers) for gpu in p.gpus}
         # Of another job, or of another node.
         if expected is None or (held and not held & expected.gpus) or all(map(elsewhere, servers)):
             return None
         return expected
+
+    def _processes(self, servers: Sequence[Server]) -> list[ProcessSample]:
+        pids = {server.pid for server in servers} - {None}
+        return [p for p in self.sample.processes if {p.pid, p.local_pid} & pids] if self.sample is not None else []

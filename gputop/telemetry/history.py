@@ -1,6 +1,6 @@
 """The history of the node: samples go in, slices of time and windows of readings come out.
 
-Fixed memory per GPU (2.7 MB when full, see ``benchmarks/history.py``), from single
+Fixed memory per GPU (1.6 MB when full, see ``benchmarks/history.py``), from single
 samples of the last minutes to one slice per minute of the last day. One thread appends; any
 thread may read meanwhile: a short lock keeps each result consistent.
 """
@@ -21,8 +21,8 @@ from gputop.telemetry.ring_buffers import Lane, LaneColumns, Rings, Series, Slic
 
 __all__ = ["RAW_SAMPLES", "TIERS", "History", "Lane", "Series"]
 
-RAW_SAMPLES = 6000  # 10 minutes at 10 Hz, 100 minutes at 1 Hz
-TIERS = ((1.0, 3600), (10.0, 720), (60.0, 1440))  # seconds, slices kept: 1 h, 2 h, 24 h
+RAW_SAMPLES = 12_000  # 20 minutes at 10 Hz; an hour's at most
+TIERS = ((10.0, 600), (60.0, 1440))  # seconds, slices kept: 100 minutes, 24 h
 
 HOST_HISTORY_POINTS = 3000  # 5 minutes at 10 Hz
 
@@ -56,7 +56,7 @@ class HostHistoryPoint(Struct, frozen=True):
 class History:
     """Readings of all GPUs over time.
 
-    ``metrics`` are the ids kept, ``raw_samples`` the number of single samples kept, ``tiers``
+    ``metrics`` are the ids kept, ``raw_samples`` the most single samples kept, ``tiers``
     pairs of slice length in seconds and number of slices, finest first. A GPU is addressed by
     its uuid; one that was never seen has no readings.
 
@@ -233,12 +233,14 @@ class History:
             return [], []
         end_s = self.newest_s if end_s is None else end_s
         with self._lock:
-            # All rings got every sample since they began: a younger ring has the last of these times.
+            # All rings got every sample since they began: a younger ring has the last of these times. It may hold more
+            # than an older one, whose rows were few when the samples came slowly.
             times = self._rings[0].samples.times(end_s - seconds, end_s)
             values = []
             for rings in self._rings:
                 for part in rings.samples.all_values(column, end_s - seconds, end_s, scale):
-                    values.append([math.nan] * (len(times) - len(part)) + part if len(part) < len(times) else part)
+                    lacking = len(times) - len(part)
+                    values.append([math.nan] * lacking + part[max(0, -lacking):])
         return times, values
 
     def slice_means(self, metric: str, slice_s: float, slices: int) -> tuple[float, list[Series]]:

@@ -1,12 +1,9 @@
 """The arrays behind :mod:`gputop.telemetry.history`: ring buffers of a fixed set of GPUs at several resolutions.
 
-A :class:`SampleRing` keeps every sample; each :class:`Tier` keeps count, sum, minimum, maximum and a histogram of
-levels per slice of time. A slice's number is ``floor(time / length)`` and its row that number
+A :class:`SampleRing` keeps every sample; each :class:`Tier` keeps count, sum and a histogram of levels per slice of
+time. A slice's number is ``floor(time / length)`` and its row that number
 modulo the ring's size, so nothing is shifted and a gap in time costs nothing: a row whose
 stored number differs from the requested one is empty. :class:`Rings` chooses what is written and read.
-
-The finest tier is not written as long as the single samples reach as far back as it would: at one sample a second it
-never is, and would be three quarters of what an hour takes.
 
 The rows lie in common memory, a page of which is taken when it is first written: memory grows with what is kept, up to
 a fixed bound. Plain Python and not NumPy, which the monitor would import for this and the live rules alone: 13 MB. A
@@ -35,7 +32,7 @@ _SLICE_TOLERANCE = 1e-5
 
 _EMPTY = -2**63  # the slot number of a row that holds nothing
 _MAX_COUNT = 2**16 - 1  # readings counted in a slice: the tables hold 16 bits
-_CAUGHT_UP_AT_ONCE = 20  # samples that are added to the finest tier with a new one, so that none takes long
+_SAMPLES_REACH_S = 3600.0  # of single samples; they are fewer than their ring could hold where they come slowly
 
 Series = list[float]
 
@@ -43,8 +40,8 @@ Series = list[float]
 class Lane(Struct, frozen=True):
     """One metric of one GPU over consecutive slices of time, oldest first.
 
-    ``count`` is the number of readings in each slice; ``mean``, ``min`` and ``max`` are in the
-    metric's unit, NaN where there is no reading. ``levels[i][k]`` is the share of the readings
+    ``count`` is the number of readings in each slice; ``mean`` is in the metric's unit, NaN
+    where there is no reading. ``levels[i][k]`` is the share of the readings
     of slice i between k/8 and (k+1)/8 of full scale; a row sums to 1, or to 0 where no reading
     had a scale. ``full_scale`` is 100% in the metric's unit, averaged over the view (for a
     metric without one the largest reading in view); None where it is not known.
@@ -54,8 +51,6 @@ class Lane(Struct, frozen=True):
     start_s: Series
     count: list[int]
     mean: Series
-    min: Series
-    max: Series
     levels: list[Series]
     full_scale: float | None
     resolution_s: float
@@ -124,10 +119,10 @@ class _Table:
 class _Addend(Struct, frozen=True):
     """Figures of one sample, as they are added to a slice of any length."""
 
-    values: Sequence[float]  # NaN: missing
     count: list[bool]
     sum: Series  # 0: missing
     scale_sum: Series
+    unscaled: Series  # values of the metrics without a scale; NaN: missing
     cells: list[int]  # of the histograms: those that the sample falls into
 
     @classmethod
@@ -137,27 +132,29 @@ class _Addend(Struct, frozen=True):
         constants, metrics, per_gpu = columns.constants, len(columns.ids), len(columns.scale_ids)
         ratios: Series = []
         scaled: Series = []
+        unscaled: Series = []
         for gpu in range(len(values) // metrics):
             of_gpu = scales[gpu * per_gpu: (gpu + 1) * per_gpu]
-            ratios += map(truediv, values[gpu * metrics: (gpu + 1) * metrics], (*constants, *of_gpu))
+            numbers = values[gpu * metrics: (gpu + 1) * metrics]
+            ratios += map(truediv, numbers, (*constants, *of_gpu))
+            unscaled += numbers[columns.histogram_columns:]
             scaled += [scale if ratio == ratio else 0.0
                        for scale, ratio in zip(of_gpu, ratios[len(ratios) - per_gpu:], strict=True)]
-        return cls(values, [v == v for v in values], [v if v == v else 0.0 for v in values], scaled,
+        return cls([v == v for v in values], [v if v == v else 0.0 for v in values], scaled, unscaled,
                    [cell + level_of(ratio) for cell, ratio in zip(range(0, len(ratios) * LEVELS, LEVELS), ratios,
                                                                   strict=True) if ratio == ratio])
 
 
 class _OpenSlice(Struct):
     """The slice of a tier that samples are added to. Lists are quicker to add to than tables, in which it is stored
-    once it is over or asked for. The least of nothing is infinite, and so is the largest."""
+    once it is over or asked for."""
 
     slot: int
     row: int
     count: Sequence[float]
     sum: Sequence[float]
-    min: Sequence[float]
-    max: Sequence[float]
     scale_sum: Sequence[float]
+    largest: Sequence[float]  # of the metrics without a scale; that of nothing is minus infinity
     levels: list[int]
     samples: int = 0
     stored: bool = False
@@ -168,10 +165,9 @@ class _OpenSlice(Struct):
         self.samples, self.stored = self.samples + 1, False
         self.count = [*map(add, self.count, addend.count)]
         self.sum = [*map(add, self.sum, addend.sum)]
-        # Nothing is less or more than NaN, so that what is missing changes nothing.
-        self.min = [b if b < a else a for a, b in zip(self.min, addend.values, strict=True)]
-        self.max = [b if b > a else a for a, b in zip(self.max, addend.values, strict=True)]
         self.scale_sum = [*map(add, self.scale_sum, addend.scale_sum)]
+        # NaN is not more than anything, so that what is missing changes nothing.
+        self.largest = [b if b > a else a for a, b in zip(self.largest, addend.unscaled, strict=True)]
         levels = self.levels
         for cell in addend.cells:
             levels[cell] += 1
@@ -183,27 +179,31 @@ def level_of(ratio: float) -> int:
 
 
 class SampleRing:
-    """The newest ``size`` single samples of ``gpus`` GPUs, in order of time.
+    """The newest single samples of ``gpus`` GPUs, in order of time: ``most`` of them, or those of the last hour.
 
-    ``kept`` of the rows hold one; ``overwritten_s`` is the time of the newest sample that gave way to another.
+    The ring has ``size`` rows so far, ``kept`` of which hold a sample; ``overwritten_s`` is the time of the newest one
+    that gave way to another.
     """
 
-    def __init__(self, size: int, gpus: int, columns: LaneColumns) -> None:
-        self.size = size
+    def __init__(self, most: int, gpus: int, columns: LaneColumns) -> None:
+        self.most = most
+        self.size = 1
         self.kept = 0
         self.overwritten_s = -math.inf
         self._columns = columns
         self._head = 0  # where the next sample goes
-        self._times = _Table(size, 1, "d")
-        self._values = _Table(size, gpus * len(columns.ids), "f")
-        self._scales = _Table(size, gpus * len(columns.scale_ids), "f")
-        self._flags = _Table(size, gpus, "I")
+        self._times = _Table(most, 1, "d")
+        self._values = _Table(most, gpus * len(columns.ids), "f")
+        self._scales = _Table(most, gpus * len(columns.scale_ids), "f")
+        self._flags = _Table(most, gpus, "I")
 
     def append(self, time_s: float, values: Sequence[float], scales: Sequence[float], flags: Sequence[int]) -> None:
         """Add a sample that is not older than the newest, see :meth:`Rings.append`."""
+        if self.is_full(time_s):
+            self.overwritten_s = self._times.cells[self._head]
+        elif self.kept == self.size:
+            self._head, self.size = self.size, self.size + 1
         head = self._head
-        if self.kept == self.size:
-            self.overwritten_s = self._times.cells[head]
         self._times.cells[head] = time_s
         self._values[head] = values
         self._scales[head] = scales
@@ -211,13 +211,14 @@ class SampleRing:
         self._head = (head + 1) % self.size
         self.kept = min(self.size, self.kept + 1)
 
-    def time_s(self, number: int) -> float:
-        """The time of the ``number``-th sample from the end."""
-        return float(self._times.cells[(self._head - number) % self.size])
+    def is_full(self, time_s: float) -> bool:
+        """Return whether a sample of this time takes the row of the oldest one."""
+        return self.kept == self.size and not (  # else the oldest is in the first row, and a new row follows the last
+            self._head == 0 and self.size < self.most and time_s - self._times.cells[0] <= _SAMPLES_REACH_S)
 
-    def readings(self, number: int) -> tuple[Sequence[float], Sequence[float]]:
-        """Values and scales of the ``number``-th sample from the end, in the 32 bits that are kept of them."""
-        row = (self._head - number) % self.size
+    def newest(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Values and scales of the newest sample, in the 32 bits that are kept of them."""
+        row = (self._head - 1) % self.size
         return self._values[row], self._scales[row]
 
     def forget_from(self, time_s: float) -> None:
@@ -297,10 +298,9 @@ class Tier:
         width = gpus * len(columns.ids)
         self._count = _Table(rows, width, "H")
         self._sum = _Table(rows, width, "f")
-        self._min = _Table(rows, width, "f")
-        self._max = _Table(rows, width, "f")
         self._levels = _Table(rows, gpus * columns.histogram_columns * LEVELS, "H")
         self._scale_sum = _Table(rows, gpus * len(columns.scale_ids), "f")
+        self._largest = _Table(rows, width - gpus * columns.histogram_columns, "f")
 
     def reach_s(self, newest_s: float) -> float:
         """The time from which on the tier is complete, if the newest sample is of ``newest_s``."""
@@ -324,19 +324,19 @@ class Tier:
         row = slot % self.rows
         if self._slots[row] == slot:
             levels = [*map(int, self._levels[row])]
-            return _OpenSlice(slot, row, self._count[row], self._sum[row], self._min[row], self._max[row],
-                              self._scale_sum[row], levels, int(max(self._count[row], default=0)))
+            return _OpenSlice(slot, row, self._count[row], self._sum[row], self._scale_sum[row], self._largest[row],
+                              levels, int(max(self._count[row], default=0)))
         self._slots[row] = slot
         width = self._sum.width
-        return _OpenSlice(slot, row, [0] * width, [0.0] * width, [math.inf] * width, [-math.inf] * width,
-                          [0.0] * self._scale_sum.width, [0] * self._levels.width)
+        return _OpenSlice(slot, row, [0] * width, [0.0] * width, [0.0] * self._scale_sum.width,
+                          [-math.inf] * self._largest.width, [0] * self._levels.width)
 
     def _store(self) -> None:
         """Write the open slice to the tables, in which it is read."""
         unstored = self._open
         if unstored is not None and not unstored.stored:
-            for table, values in ((self._count, unstored.count), (self._sum, unstored.sum), (self._min, unstored.min),
-                                  (self._max, unstored.max), (self._scale_sum, unstored.scale_sum),
+            for table, values in ((self._count, unstored.count), (self._sum, unstored.sum),
+                                  (self._scale_sum, unstored.scale_sum), (self._largest, unstored.largest),
                                   (self._levels, unstored.levels)):
                 table[unstored.row] = values
             unstored.stored = True
@@ -368,25 +368,26 @@ class Tier:
         self._store()
         rows = [*self._rows_of(grid, *sampled)]
         width, offset = self._sum.width, gpu * len(self._columns.ids) + column
-        counts, sums, least, most = self._count.cells, self._sum.cells, self._min.cells, self._max.cells
-        count, mean, low, high = [], [], [], []
+        counts, sums = self._count.cells, self._sum.cells
+        count, mean = [], []
         for group in rows:
             cells = [cell for row in group if counts[cell := row * width + offset]]
             total = sum([counts[cell] for cell in cells])
             count.append(total)
             mean.append(sum([sums[cell] for cell in cells]) / total if total else math.nan)
-            low.append(min([least[cell] for cell in cells], default=math.nan))
-            high.append(max([most[cell] for cell in cells], default=math.nan))
 
         scale: float | None
         levels: list[Series] = []
         if column >= histogram_columns:
             # A metric without a scale has no histogram: each stored slice counts at its mean.
-            scale = full_scale or _largest(high)
+            unscaled = len(self._columns.ids) - histogram_columns
+            scale = full_scale or _largest(self._largest.column(
+                gpu * unscaled + column - histogram_columns,
+                [(row, row + 1) for row in chain.from_iterable(rows)]))
             for group in rows:
                 means = [(sums[row * width + offset] / n, n) for row in group if (n := counts[row * width + offset])]
                 levels.append(_histogram([v for v, _ in means], [scale or 1.0] * len(means), [n for _, n in means]))
-            return Lane(grid.starts_s(), count, mean, low, high, levels, scale, self.slice_s)
+            return Lane(grid.starts_s(), count, mean, levels, scale, self.slice_s)
 
         shares, first, step = self._levels.cells, (gpu * histogram_columns + column) * LEVELS, self._levels.width
         filled = [[sum(level) for level in zip(*(shares[row * step + first: row * step + first + LEVELS].tolist()
@@ -400,7 +401,7 @@ class Tier:
             scale = sum(self._scale_sum.cells[row * self._scale_sum.width + column_of_scale]
                         for row in chain.from_iterable(rows))
             scale = scale / readings if readings else None
-        return Lane(grid.starts_s(), count, mean, low, high, [*map(_shares, filled)], scale, self.slice_s)
+        return Lane(grid.starts_s(), count, mean, [*map(_shares, filled)], scale, self.slice_s)
 
     def _rows_of(self, grid: SliceGrid, first_s: float, newest_s: float) -> Iterator[list[int]]:
         """Yield, for each slice of the grid, the rows that belong to it and hold something."""
@@ -421,8 +422,8 @@ class Tier:
 
 
 class Rings:
-    """History of ``gpus`` GPUs: ``raw_samples`` single samples, and ``tiers`` as pairs of slice length in seconds and
-    number of slices, finest first. Not locked: :class:`gputop.telemetry.history.History` does that.
+    """History of ``gpus`` GPUs: at most ``raw_samples`` single samples, and ``tiers`` as pairs of slice length in
+    seconds and number of slices, finest first. Not locked: :class:`gputop.telemetry.history.History` does that.
     """
 
     def __init__(self, gpus: int, columns: LaneColumns, raw_samples: int, tiers: Sequence[tuple[float, int]]) -> None:
@@ -432,7 +433,6 @@ class Rings:
         self.newest_s = -math.inf
         self.samples = SampleRing(raw_samples, gpus, columns)
         self._tiers = [Tier(slice_s, rows, gpus, columns) for slice_s, rows in tiers]
-        self._lagging = 0  # of the single samples the newest ones, which the finest tier does not hold yet
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -440,32 +440,12 @@ class Rings:
         """Add one sample: the values of all columns GPU by GPU, the scales likewise, flags; NaN is missing."""
         if time_s < self.newest_s:
             self._forget_from(time_s)
-        samples, finest = self.samples, self._tiers[0]
-        samples_reach_s = (time_s - self.newest_s) * samples.size  # at this interval
-        needs_finest = samples_reach_s < finest.slice_s * finest.rows
         self.first_s = min(self.first_s, time_s)
         self.newest_s = time_s
-        if needs_finest:
-            self._catch_up(_CAUGHT_UP_AT_ONCE)
-        elif self._lagging == samples.size:
-            self._catch_up(1)
-        samples.append(time_s, values, scales, flags)
-        lags = self._lagging > 0 or not needs_finest
-        self._lagging += lags
-        self._add_to_tiers(1, self._tiers[lags:])
-
-    def _catch_up(self, samples: int) -> None:
-        """Add to the finest tier the oldest ``samples`` of those that it lacks, as far as it reaches."""
-        for _ in range(min(samples, self._lagging)):
-            if self.samples.time_s(self._lagging) >= self._tiers[0].reach_s(self.newest_s):
-                self._add_to_tiers(self._lagging, self._tiers[:1])
-            self._lagging -= 1
-
-    def _add_to_tiers(self, number: int, tiers: Sequence[Tier]) -> None:
-        """Add the ``number``-th sample from the end to these tiers, as it is kept: so all resolutions give the same
-        figures."""
-        time_s, addend = self.samples.time_s(number), _Addend.of(*self.samples.readings(number), self.columns)
-        for tier in tiers:
+        self.samples.append(time_s, values, scales, flags)
+        # As the sample is kept: so all resolutions give the same figures.
+        addend = _Addend.of(*self.samples.newest(), self.columns)
+        for tier in self._tiers:
             tier.add(time_s, addend)
 
     def _forget_from(self, time_s: float) -> None:
@@ -474,7 +454,6 @@ class Rings:
         Slices that began before ``time_s`` stay.
         """
         self.samples.forget_from(time_s)
-        self._lagging = min(self._lagging, self.samples.kept)
         for tier in self._tiers:
             tier.forget_from(time_s)
         self.first_s = min(self.first_s, time_s)
@@ -490,11 +469,7 @@ class Rings:
         """The means of each GPU in these slices of the tier with slices of that length; NaN without a reading, and
         where no tier has such slices."""
         tier = next((tier for tier in self._tiers if tier.slice_s == slice_s), None)
-        if tier is None:
-            return [[math.nan] * len(slots)] * self.gpus
-        if tier is self._tiers[0]:
-            self._catch_up(self._lagging)
-        return tier.means(column, slots)
+        return [[math.nan] * len(slots)] * self.gpus if tier is None else tier.means(column, slots)
 
     def lane(self, gpu: int, column: int, grid: SliceGrid, full_scale: float | None) -> Lane:
         """See :meth:`gputop.telemetry.history.History.lane`."""
@@ -503,11 +478,6 @@ class Rings:
         if raw_covers and column >= self.columns.histogram_columns:
             return self.samples.lane(gpu, column, grid, full_scale)
         covering = [tier for tier in self._tiers if begin_s >= tier.reach_s(self.newest_s)]
-        if self._tiers[0] in covering and self._lagging:
-            if raw_covers:
-                covering.remove(self._tiers[0])
-            else:
-                self._catch_up(self._lagging)
         tier = next((tier for tier in reversed(covering) if tier.divides(grid.slice_s)), None)
         if tier is None:
             if raw_covers:
@@ -523,8 +493,6 @@ def lane_of(grid: SliceGrid, values: Sequence[Series], full_scale: float | None,
         scales = [[full_scale or 1.0] * len(readings) for readings in values]  # without a scale all values are zero
     return Lane(grid.starts_s(), [len(readings) for readings in values],
                 [sum(readings) / len(readings) if readings else math.nan for readings in values],
-                [min(readings, default=math.nan) for readings in values],
-                [max(readings, default=math.nan) for readings in values],
                 [_histogram(readings, of_slice) for readings, of_slice in zip(values, scales, strict=True)],
                 full_scale, 0.0)
 

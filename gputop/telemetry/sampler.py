@@ -23,7 +23,7 @@ from gputop.core.errors import GputopError
 from gputop.core.metrics import BYTES
 from gputop.core.samples import OK, UNIFIED_MEMORY, GpuSample, HostSample, NodeSample, Reading
 from gputop.sources.base import Source
-from gputop.telemetry.deadline_calls import Batch, Worker, Workers
+from gputop.telemetry.deadline_calls import Batch, Call, Workers
 from gputop.telemetry.readers import GpuReader, HostReader
 
 MIN_INTERVAL_S = 0.1
@@ -32,8 +32,6 @@ MAX_DEADLINE_S = 0.5
 OWN_CPU_PERIOD_S = 10.0  # a single sample differs each time, and each new figure costs a redraw
 CLOSE_DEADLINE_S = 0.2
 OPEN_DEADLINE_S = 15.0
-BACKFILL_TIMEOUT_S = 10.0
-_SIMULATED_TIMEOUT_S = 600.0  # that is computed, a third of a second on an idle machine: no demo goes without
 
 _UNIFIED = re.compile(r"\b(?:GB10|Xavier|Orin|Thor|Tegra)\b", re.IGNORECASE)  # names of GPUs without own memory
 _T = TypeVar("_T")
@@ -85,7 +83,7 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._workers = Workers(clocks.monotonic)
         self._opener = self._workers.worker("open")
-        self._backfill: Backfill | None = None  # None: not asked for yet
+        self._backfill: Call | None = None  # None: not asked for yet
         self._gpus = GpuReader((), self._workers)  # none until the source is open
         self._host = HostReader(source, self._workers)
         self._last_s: float | None = None  # monotonic: when the last tick began
@@ -199,15 +197,21 @@ class Sampler:
 
     def _deliver_backfill(self, callback: Callable[[Sequence[NodeSample]], None], time_s: float,
                           until_s: float) -> None:
-        """Deliver the backfill as soon as it has arrived; waits for it until ``until_s``, the next tick, at most."""
-        samples = self._ask_for_backfill(time_s).wait(until_s)
-        if samples is not None and not self._workers.stopping:
+        """Deliver the backfill as soon as it is there; waits for it until ``until_s``, the next tick, at most."""
+        call = self._ask_for_backfill(time_s)
+        self._workers.wait_for([call], until_s - self._workers.clock())
+        if not call.pending and not self._workers.stopping:
             self._on_backfill = None
-            self._deliver(callback, samples)
+            self._deliver(callback, call.result if isinstance(call.result, tuple) else ())  # one that failed has none
 
-    def _ask_for_backfill(self, time_s: float) -> Backfill:
+    def _ask_for_backfill(self, time_s: float) -> Call:
+        """The call of the samples of the time before ``time_s`` (Unix time). Only a simulated source has any, and
+        computes them for a third of a second: sampling goes on meanwhile."""
         if self._backfill is None:
-            self._backfill = Backfill(self._source, time_s, self.interval_s, self._workers, self._opener)
+            call = self._backfill = self._workers.call(
+                lambda: tuple(self._source.backfill(time_s, self.interval_s)))
+            call.prepare(self._workers.clock(), 0.0)
+            self._opener.submit(Batch([call]))
         return self._backfill
 
     def _tick(self) -> NodeSample:
@@ -245,30 +249,6 @@ def with_unified_memory(gpu: GpuSample, host: HostSample) -> GpuSample:
     shared = {name: Reading(value, BYTES, UNIFIED_MEMORY)
               for name, value in (("memory_used_bytes", used), ("memory_total_bytes", total))}
     return replace(gpu, readings={**gpu.readings, **shared})
-
-
-class Backfill:
-    """Samples of the time before ``time_s`` (Unix time), which ``source`` computes on ``thread`` from now on.
-
-    Sampling goes on without them: a source of hardware that is late by more than :data:`BACKFILL_TIMEOUT_S`, or one
-    that fails, has none.
-    """
-
-    def __init__(self, source: Source, time_s: float, interval_s: float, workers: Workers, thread: Worker) -> None:
-        self._workers = workers
-        self._call = workers.call(lambda: tuple(source.backfill(time_s, interval_s)))
-        timeout_s = _SIMULATED_TIMEOUT_S if source.simulated else BACKFILL_TIMEOUT_S
-        self._call.prepare(workers.clock(), timeout_s)
-        thread.submit(Batch([self._call]))
-        self._deadline_s = workers.clock() + timeout_s
-
-    def wait(self, until_s: float) -> tuple[NodeSample, ...] | None:
-        """Wait for the samples until ``until_s`` (monotonic) at most; None: they may still come."""
-        clock, call = self._workers.clock, self._call
-        self._workers.wait_for([call], min(until_s, self._deadline_s) - clock())
-        if call.pending and clock() < self._deadline_s:
-            return None
-        return call.result if isinstance(call.result, tuple) else ()
 
 
 class OwnCpu:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gputop.trace.lookups import by_line
-from gputop.trace.model import I64, HostEvents
+from gputop.trace.model import HostEvents
+from gputop.trace.nesting import begun_within
 
 _NAMED = re.compile(r"EagerExecute: (\S+)")
 _UNNAMED = ("EagerKernelExecute", "TFE_Py_FastPathExecute_C")
@@ -40,15 +40,6 @@ def add_eager_stats(host: HostEvents, names: Sequence[str], number_of: Callable[
             rows = np.flatnonzero(host.name == numbers[name])
             runs = np.flatnonzero(host.name == numbers.get(_RUNS_FUNCTION, -1))
             host.stats["eager_op"] = rows, np.full(len(rows), numbers[name], np.int64)
-            host.stats["is_func"] = rows, _holds(host, rows, runs)
+            holds = begun_within(host, rows, host.line[runs], host.start_ns[runs]) > 0
+            host.stats["is_func"] = rows, holds.astype(np.int64)
             return
-
-
-def _holds(host: HostEvents, rows: I64, inner: I64) -> I64:
-    """1 for each of these events within which one of the others begins on the same thread, else 0."""
-    out = np.zeros(len(rows), np.int64)
-    begun_on = {line: host.start_ns[inner[indices]] for line, indices in by_line(host.line[inner]).items()}
-    for line, indices in by_line(host.line[rows]).items():
-        begun, on_line = begun_on.get(line, host.start_ns[:0]), rows[indices]
-        out[indices] = np.searchsorted(begun, host.end_ns[on_line]) > np.searchsorted(begun, host.start_ns[on_line])
-    return out

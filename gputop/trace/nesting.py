@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gputop.trace.lookups import FEW_LINES, alphabetical, rows_of, stable_order
-from gputop.trace.model import I64
+from gputop.trace.lookups import FEW_LINES, alphabetical, by_line, rows_of, stable_order
+from gputop.trace.model import I64, HostEvents
 
 
 class Nesting(Struct, frozen=True):
@@ -99,3 +99,12 @@ def nesting_order(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, na
         some = order[tied]
         order[tied] = some[np.lexsort((alphabetical(names, name[some]), -end[some], start[some], line[some]))]
     return order
+
+
+def begun_within(host: HostEvents, rows: I64, line: npt.NDArray, times_ns: I64) -> I64:
+    """Number of these times, each on a thread (``line``), that lie within each of these host events on its thread."""
+    out, times_on = np.zeros(len(rows), np.int64), by_line(line)
+    for thread, places in by_line(host.line[rows]).items():
+        times, on_line = np.sort(times_ns[times_on.get(thread, places[:0])]), rows[places]
+        out[places] = np.searchsorted(times, host.end_ns[on_line]) - np.searchsorted(times, host.start_ns[on_line])
+    return out

@@ -30,11 +30,11 @@ CHOSEN: Mapping[str, Mapping[str, Any]] = {
              "kind": "line", "products": ("attention", "other products"), "operation": "AllReduce",
              "gpus": (0, 1), "severity": "medium", "framework": "tensorflow", "id": None, "saving": None, "idle": (1,),
              "inside": ("prediction",), "new_workers": False, "offloaded": False,
-             "activations": False, "claim": None, "severest": "high"},
+             "activations": False, "claim": None, "severest": "high", "tries": ""},
     "poor": {"worst": "d2d", "metric": "gpu_util", "limited_by": "node", "pool": "global", "way": "d2h",
              "kind": "checkpoint", "products": ("convolutions",), "operation": "AllToAll", "inside": (),
              "gpus": (0,), "severity": "low", "framework": "pytorch", "id": None, "saving": None, "idle": (0, 1),
-             "claim": "measured", "severest": "high"},
+             "claim": "measured", "severest": "high", "tries": ""},
 }
 FIGURES = ("gpu_util_ratio", "power_of_limit_ratio", "sm_active_ratio")
 

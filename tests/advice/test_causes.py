@@ -73,6 +73,13 @@ def test_a_fix_that_takes_a_part_of_the_same_seconds_claims_that_part():
         "allreduce_slow": ("communication_exposed",)}
 
 
+def test_ops_that_a_function_between_steps_runs_stand_under_it_and_small_ops_under_those_of_a_metric():
+    ops, gap = made("ops_without_gradient", 0.3), made("step_gap_host", 0.35)
+    assert folded((ops, at(0, 30)), (gap, at(0, 35))) == {"step_gap_host": ("ops_without_gradient",)}
+    assert folded((ops, at(0, 30)), (EAGER, at(0, 35))) == {"ops_without_gradient": ("eager_execution",)}
+    assert len(folded((ops, at(0, 30)), (gap, at(25, 60)))) == 2
+
+
 def test_a_part_stands_under_the_whole_with_a_fix_of_its_own():
     part = replace(made("optimizer_unfused", 0.04), action="Fuse.", snippet="fused=True")
     whole = replace(LAUNCH, snippet="compile()")

@@ -71,8 +71,8 @@ class _Noted(CannedClient):
         self.__dict__.update(of.__dict__)
         self.answers: list[dict[str, Any]] = []
 
-    def instant(self, query: str, at_s: float | None = None) -> list[Series]:
-        return self._note("vector", super().instant(query, at_s))
+    def instant(self, query: str) -> list[Series]:
+        return self._note("vector", super().instant(query))
 
     def range(self, query: str, begin_s: float, end_s: float, step_s: float) -> list[Series]:
         return self._note("matrix", super().range(query, begin_s, end_s, step_s))

@@ -41,7 +41,7 @@ from tests.records import replace
 ROOT = Path(__file__).resolve().parents[2]
 INTERVAL_S = 0.1
 # docs/project/cost.md, "Memory over time".
-HISTORY_BYTES_PER_GPU = 2.7e6  # full after a day; 2 MB of it within the first hour at 10 Hz
+HISTORY_BYTES_PER_GPU = 1.6e6  # full after a day; 1.3 MB of it within the first hour at 10 Hz
 MISSED_RATIO = 0.05  # of the samples that are due; half a percent on a loaded machine
 OTHER_GROWTH_BYTES = 8e6  # what allocators, caches and the recording's dictionary may take after the first minute
 # One GPU that answers garbage now and then, one whose calls fail in turn, one that is lost after a while.

@@ -36,7 +36,7 @@ class CannedClient:
         self.history: Callable[[Mapping[str, str], float], float] = lambda labels, at_s: 0.9
         self._names, self._labels, self._clusters = dict(names), labels, clusters
 
-    def instant(self, query: str, at_s: float | None = None) -> list[Series]:
+    def instant(self, query: str) -> list[Series]:
         self._count(query)
         if query.startswith("count by (__name__, job)"):
             return [Series({"__name__": name, "job": "dcgm"}, [(NOW, float(n))]) for name, n in self._names.items()

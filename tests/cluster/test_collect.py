@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from gputop.advice.fleet.advise import fleet_advice
@@ -156,30 +154,6 @@ def by_node() -> CannedClient:
     return CannedClient(DCGM, (), activity=nodes, gpus=[(NODE_1, 8), (NODE_2, 8)], median=nodes)
 
 
-def test_without_labels_jobs_are_slurms_nodes() -> None:
-    fleet = collector(by_node(), squeue()).refresh(FleetView())
-    (own,) = fleet.jobs
-    assert (own.id, own.mapped, own.gpus, own.activity, own.nodes) == ("7", "node", 16, pytest.approx(0.7), 2)
-    assert fleet.gpus == 16 and fleet.free is None
-
-
-def test_before_its_start_the_nodes_were_others() -> None:
-    collecting = collector(by_node(), squeue(start_time=NOW - 600))
-    for _ in range(3):
-        fleet = collecting.refresh(FleetView(span_s=3600, step_s=120))
-    (own,) = fleet.jobs
-    assert own.history is not None and [value is None for value in own.history.values].count(False) in (4, 5)
-
-
-def test_on_a_node_that_others_hold_gpus_of_too_the_figures_are_the_nodes() -> None:
-    jobs = [json.loads(squeue(job_id=number, nodes="n1", gres_detail=[f"gpu:{count}"]))["jobs"][0]
-            for number, count in ((1, 5), (2, 3))]
-    fleet = collector(by_node(), json.dumps({"jobs": jobs}).encode()).refresh(FleetView())
-    assert [(j.id, j.mapped, j.gpus, j.activity) for j in fleet.jobs] == [("1", "shared node", 5, 0.9),
-                                                                         ("2", "shared node", 3, 0.9)]
-    assert fleet.jobs[0].idle_gpus is None and fleet.free is not None and fleet.free.gpus == 8
-
-
 def test_without_labels_and_slurm_that_is_said() -> None:
     fleet = collector(by_node()).refresh(FleetView())
     assert fleet.jobs == () and fleet.free is not None and fleet.free.gpus == 16
@@ -190,11 +164,6 @@ def test_without_labels_and_slurm_that_is_said() -> None:
         fleet = collecting.refresh(FleetView(open_jobs=(NO_JOB,)))
     assert all(node.history is not None for node in fleet.free_nodes)  # asked for where they are shown
     assert "no job label" in fleet.problems[0].message and fleet.problems[0].fix
-
-
-def test_a_slurm_that_fails_leaves_the_figures() -> None:
-    fleet = collector(by_label(), b"slurm_load_jobs error").refresh(FleetView())
-    assert len(fleet.jobs) == 2 and any("squeue" in p.message for p in fleet.problems)
 
 
 def test_before_the_first_answer_a_fault_is_an_error_and_after_it_the_rest_stays() -> None:
@@ -255,8 +224,9 @@ def test_where_the_activity_goes_missing_it_is_looked_for_anew() -> None:
 
 
 def test_what_lacks_of_the_fleet_is_told_before_what_slurm_lacks() -> None:
-    first, *_, last = collector(by_label(), b"slurm_load_jobs error").refresh(FleetView()).problems
-    assert "1 of 5 exporters does not answer: n9" in first.message and "squeue" in last.message
+    fleet = collector(by_label(), b"slurm_load_jobs error").refresh(FleetView())
+    first, *_, last = fleet.problems
+    assert len(fleet.jobs) == 2 and "1 of 5 exporters does not answer: n9" in first.message and "squeue" in last.message
 
 
 A, B = {"cluster": "a"}, {"cluster": "b"}
@@ -292,14 +262,6 @@ def test_a_prometheus_without_gpus_is_no_data() -> None:
     with pytest.raises(GputopError, match="has no metrics of GPUs") as caught:
         collector(CannedClient({"DCGM_FI_DEV_FAN_SPEED": 3})).refresh(FleetView())
     assert caught.value.exit_code == NoDataError("").exit_code
-
-
-def test_kinds_of_activity_are_weighed_and_named() -> None:
-    sm, util = {**JOB, "kind": "sm_active"}, {**JOB, "kind": "util"}
-    client = CannedClient({**DCGM, "DCGM_FI_PROF_SM_ACTIVE": 800}, ["hpc_job"], activity=[(sm, 0.4), (util, 1.0)],
-                          gpus=[(sm, 24), (util, 8)], median=[(sm, 0.4), (util, 1.0)])
-    (own,) = collector(client).refresh(FleetView()).jobs
-    assert (own.kind, own.gpus, own.activity, own.median) == ("mixed", 32, pytest.approx(0.55), None)
 
 
 def test_open_nodes_have_their_gpus() -> None:

@@ -155,8 +155,8 @@ def test_the_past_of_a_job_and_of_what_is_open() -> None:
 
 
 def nodes(*levels: float) -> FleetSeries:
-    figures = [row for labels, level in zip((N1, N2, N3), levels, strict=False)
-               for row in (("activity", level, labels), ("gpus", 8, labels))]
+    figures = [row for labels, level, gpus in zip((N1, N2, N3), levels, (8, 4, 8), strict=False)
+               for row in (("activity", level, labels), ("gpus", gpus, labels))]
     return of(BY_NODE, *figures)
 
 
@@ -166,9 +166,9 @@ def test_without_labels_a_job_of_slurm_has_its_nodes_and_the_rest_is_free() -> N
         running({"n1": 8, "N2": 8}), running({"elsewhere": 8}, id="9", number="9")], VIEW)
     (job,) = fleet.jobs
     assert (job.id, job.mapped, job.gpus, job.nodes, job.node_names) == ("7", "node", 16, 2, ("n1", "N2"))
-    assert (job.activity, job.median, job.node_median) == (pytest.approx(0.7), 0.91, 0.9)
+    assert (job.activity, job.median, job.node_median) == (pytest.approx(9.2 / 12), 0.91, 0.9)
     assert [(low.name, low.activity) for low in job.low_nodes] == [("n2.site", 0.5)]
-    assert [node.name for node in fleet.free_nodes] == ["n3.site"] and fleet.gpus == 24
+    assert [node.name for node in fleet.free_nodes] == ["n3.site"] and fleet.gpus == 20
     assert fleet.free is not None and fleet.free.gpus == 8
 
 
@@ -176,7 +176,7 @@ def test_on_a_node_with_several_jobs_the_figures_are_nobodys() -> None:
     series = replace(nodes(0.9, 0.5), outlier_series=said(("median", 0.91, N1), ("low_gpu", 0.1, GPU)))
     (first, second) = fleet_of(series, [running({"n1": 5}), running({"n1": 3, "n2": 8}, id="8", number="8")], VIEW).jobs
     assert (first.mapped, first.activity, first.gpus) == ("shared node", 0.9, 5)
-    assert (second.mapped, second.activity, second.gpus) == ("shared node", pytest.approx(0.7), 11)
+    assert (second.mapped, second.activity, second.gpus) == ("shared node", pytest.approx(9.2 / 12), 11)
     for job in (first, second):
         assert (job.median, job.idle_gpus, job.low_gpus, job.low_nodes, job.node_median) == (None, None, (), (), None)
     (alone,) = fleet_of(series, [running({"n1": 8})], VIEW).jobs
@@ -191,7 +191,8 @@ def test_before_a_job_began_its_nodes_were_others() -> None:
     with_past(series.past, IDLE, keys[:2], *(line("idle:0", 8.0, 8.0, 8.0, 8.0, Hostname=f"n{i}.site") for i in (1, 2)))
     start_s = 120.0 * (SlotGrid.of(VIEW, NOW).last - 2)
     (job,) = fleet_of(series, [running({"n1": 8, "n2": 8}, start_s=start_s)], VIEW).jobs
-    assert job.history is not None and job.history.values == (None, None, None, 0.6, pytest.approx(0.7))
+    assert job.history is not None and job.history.values[:3] == (None,) * 3
+    assert job.history.values[3:] == pytest.approx((0.6, 8.8 / 12))
     assert job.idle_history is not None and job.idle_history.values == (None, None, None, 0.0, 0.0)
     fleet = fleet_of(series, [], replace(VIEW, open_nodes=((NO_JOB, "n3.site"),)))
     assert [node.history.values[1:] for node in fleet.free_nodes if node.history is not None][2] == (0.2, 0.4, 0.6, 0.0)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import pytest
@@ -22,10 +23,10 @@ from gputop.cluster.prometheus import Client
 from gputop.cluster.view import FleetView
 from gputop.core import codec
 from gputop.core.errors import GputopError
-from gputop.core.samples import GpuSample, Reading
+from gputop.core.samples import LOST, GpuSample, Reading, XidEvent
 from gputop.telemetry.agents import NodeProblem, read_line
 from gputop.telemetry.history import History
-from gputop.telemetry.node_answer import NodeAnswer, answer_of
+from gputop.telemetry.node_answer import FIGURES, GpuHolder, NodeAnswer, NodeGpu, answer_of
 from tests.cluster.fleets import LIMITS, NOW
 from tests.fakes import node_sample
 from tests.records import replace
@@ -86,7 +87,7 @@ def watch(cluster: Cluster, asked: NodesCollector, seconds: float, view: FleetVi
 
 
 def slow_gpu(node: str, gpu: int, at_s: float) -> float:
-    return 0.4 if (node, gpu) == ("n2", 3) else 0.9
+    return {("n2", 3): 0.4, ("n1", 0): 0.8}.get((node, gpu), 0.9)
 
 
 def test_a_job_of_slurm_by_its_control_groups_and_its_straggler() -> None:
@@ -102,7 +103,8 @@ def test_a_job_of_slurm_by_its_control_groups_and_its_straggler() -> None:
     assert found.id == "straggler_gpu" and found.places == ("n2:3",)
     n2 = next(node for node in fleet.jobs[0].each if node.name == "n2")
     assert [gpu.gpu for gpu in n2.each] == [str(i) for i in range(8)] and n2.each[3].activity == pytest.approx(0.4)
-    assert fleet.jobs[0].history.values[-1] == pytest.approx((23 * 0.9 + 0.4) / 24)
+    assert fleet.jobs[0].history.values[-1] == pytest.approx((22 * 0.9 + 0.8 + 0.4) / 24)
+    assert [low.name for low in fleet.jobs[0].low_gpus] == ["n2:3"]
 
 
 def test_a_busy_gpu_at_a_low_clock_is_found_among_gpus_of_its_model() -> None:
@@ -143,16 +145,6 @@ def test_without_slurm_user_and_program_name_a_row_and_its_gpus_are_not_compared
     assert (job.id, job.mapped, job.user, job.gpus) == ("ana/train.py", "process", "ana", 24)
     found, abstained = fleet_advice(fleet)
     assert not found and {own.id for own in abstained} >= {"straggler_gpu", "slow_node"}
-
-
-def test_slurm_says_which_nodes_a_job_holds_where_no_process_does() -> None:
-    cluster = Cluster(lambda node, gpu, at_s: 0.0, gpus={})
-    jobs = [{"job_id": number, "job_state": "RUNNING", "nodes": nodes, "gres_detail": gpus, "start_time": 100}
-            for number, nodes, gpus in ((8, "gpu[1-2]", ["gpu:8(IDX:0-7)"] * 2), (9, "gpu3", ["gpu:2(IDX:0-1)"]))]
-    squeue = json.dumps({"jobs": jobs}).encode()
-    job, shared = watch(cluster, collector(cluster, ["gpu1", "ana@gpu2", "gpu3", "gpu4"], lambda: squeue), 0).jobs
-    assert (job.id, job.mapped, job.gpus, job.nodes) == ("8", "node", 16, 2)
-    assert (shared.id, shared.mapped, shared.gpus, shared.idle_gpus) == ("9", "shared node", 2, None)
 
 
 def test_nodes_that_fail_are_told_together_and_the_rest_goes_on() -> None:
@@ -223,6 +215,197 @@ def test_a_node_answers_with_two_kilobytes_of_what_the_columns_need() -> None:
         assert own.activity == own.figures["sm_active"]
     with pytest.raises(NodeProblem, match="without an answer"):
         read_line(io.BytesIO(line.replace(b"[[", b"[[[")), NodeAnswer)
+
+
+# -- by hand --------------------------------------------------------------------------------------------
+
+def gpus(node: str, activities: Sequence[float | None], *holders: GpuHolder, first: int = 0, kind: str = "sm_active",
+         clocks: Sequence[float | None] = (1.98e9,) * 8, **figures: float) -> tuple[NodeGpu, ...]:
+    return tuple(NodeGpu(f"{node}-{i}", str(i), "NVIDIA H100", kind if activity is not None else "", activity, tuple(
+        {**figures, "sm_clock_hz": clock}.get(name) for name in FIGURES), holders)
+                 for i, (activity, clock) in enumerate(zip(activities, clocks, strict=False), first))
+
+
+def slurm(number: int) -> GpuHolder:
+    return GpuHolder("ana", "train.py", f"slurm {number}", NOW - 600, 7)
+
+
+def by_hand(answers: Callable[[float], Mapping[str, NodeAnswer]], *jobs: tuple[Mapping[str, Any], str, Sequence[int]],
+            ) -> tuple[Cluster, NodesCollector]:
+    """``jobs``: what Slurm says of them, their nodes, and the GPUs on each."""
+    cluster = Cluster(lambda node, gpu, at_s: 0.0)
+    cluster.answer = lambda node: answers(cluster.now_s)[node]  # type: ignore[method-assign]
+    queue = json.dumps({"jobs": [{"job_state": "RUNNING", "start_time": 100, "nodes": nodes, "gres_detail": [
+        f"gpu:{count}" for count in counts], **job} for job, nodes, counts in jobs]}).encode()
+    return cluster, collector(cluster, list(answers(NOW)), (lambda: queue) if jobs else None)
+
+
+def test_each_gpu_is_in_the_jobs_that_hold_it() -> None:
+    docker = [GpuHolder("ana", "a\x1b.py", "docker 4f", NOW - start_s, 8) for start_s in (600, 900, 300)]
+    answers = {
+        "n1": NodeAnswer(hostname="n1.cluster", gpus=(
+            *gpus("n1", [0.9] * 4, slurm(77), memory_used_bytes=1e9), *gpus("n1", [0.9] * 4, slurm(78), first=4,
+                                                                           memory_used_bytes=1e9))),
+        "n2": NodeAnswer(hostname="n2.cluster", gpus=gpus("n2", [0.5] * 8, slurm(78))),
+        "alias": NodeAnswer(hostname="n3.cluster", gpus=(*gpus("n3", [0.01] * 6, slurm(79)), *gpus("n3", [0.01] * 2,
+                                                                                            first=6))),
+        **{name: NodeAnswer(hostname=f"ip-{name}", gpus=gpus(name, [0.9] * 7 + [0.1])) for name in (
+            "n4", "ana@n5", "n6")},
+        "n7": NodeAnswer(hostname="n7", gpus=(
+            *(own for i, holder in enumerate(docker) for own in gpus("n7", [0.9], holder, first=i)),
+            *gpus("n7", [0.9], first=3)))}
+    cluster, asked = by_hand(
+        lambda at_s: answers, ({"job_id": 77, "array_job_id": 70, "array_task_id": 1}, "n1", [4]),
+        ({"job_id": 78}, "n[1-2],n9", [4, 8, 8]), ({"job_id": 79, "user_name": "bob"}, "n3", [8]),
+        ({"job_id": 80}, "n4", [2]), ({"job_id": 81}, "n4", [5]), ({"job_id": 82}, "n[5-6]", [8, 4]))
+    fleet = watch(cluster, asked, 90, replace(VIEW, open_jobs=("78",)))
+    jobs = {job.id: job for job in fleet.jobs}
+    assert {id_: (job.label, job.mapped, job.gpus, job.nodes, job.number) for id_, job in jobs.items()} == {
+        "77": ("slurm_job_id", "label", 4, 1, "70_1"), "78": ("slurm_job_id", "label", 20, 3, "78"),
+        "79": ("", "node", 8, 1, "79"), "80": ("", "shared node", 2, 1, "80"), "81": ("", "shared node", 5, 1, "81"),
+        "82": ("", "shared node", 12, 2, "82"), "ana/a\ufffd.py": ("", "process", 3, 1, "")}
+    assert fleet.gpus == 8 * 6 + 4 and fleet.free.gpus == 1, "of two jobs on a node each GPU counts once"
+    assert (jobs["79"].user, jobs["77"].start_s, jobs["ana/a\ufffd.py"].start_s) == ("bob", 100, NOW - 900)
+    assert (jobs["77"].memory_used_bytes, jobs["78"].memory_used_bytes) == (4e9, None), "unknown of some GPUs"
+    assert (jobs["79"].idle.quiet, jobs["78"].idle.quiet, jobs["80"].idle.quiet) == (8, 0, None)
+    assert [(node.name, node.gpus, node.activity) for node in jobs["78"].each] == [
+        ("n1", 4, pytest.approx(0.9)), ("n2", 8, pytest.approx(0.5))]
+    assert not any(job.low_gpus or job.low_nodes for job in fleet.jobs if job.mapped in ("shared node", "process"))
+
+
+def test_outliers_are_those_that_statistics_of_all_gpus_show() -> None:
+    """Two jobs of three nodes: the truth is from the very activities and clocks."""
+    dice = random.Random(234)
+    activity = {node: [dice.choice((0.0, 0.15, 0.3, 0.5, 0.8, 0.85, 0.9, 0.95)) for _ in range(8)] for node in "abcdef"}
+    activity["b"] = [0.3, *[0.4] * 7]
+    clock = {node: [dice.choice((1.2e9, 1.9e9, 1.95e9, 1.98e9)) for _ in range(8)] for node in "abcdef"}
+    answers = {node: NodeAnswer(hostname=node, gpus=gpus(node, activity[node], slurm(1 + (node > "c")),
+                                                         clocks=clock[node], power_limit_w=700.0 + i))
+               for i, node in enumerate("abcdef")}
+    cluster, asked = by_hand(lambda at_s: answers)
+    fleet = watch(cluster, asked, 120)
+    for job, nodes in zip(sorted(fleet.jobs, key=lambda job: job.id), ("abc", "def"), strict=True):
+        working = {f"{node}:{i}": value for node in nodes for i, value in enumerate(activity[node]) if value > 0.01}
+        middle = median(working.values())
+        means = {node: fmean(value for value in activity[node] if value > 0.01) for node in nodes}
+        assert (job.median, job.node_median) == (pytest.approx(middle), pytest.approx(median(means.values())))
+        assert job.mad == pytest.approx(median(abs(value - middle) for value in working.values()))
+        low = sorted(value for value in working.values() if value < middle - LIMITS.below)
+        assert [own.activity for own in job.low_gpus] == pytest.approx(low[:4]) and len(low) > 4
+        assert {own.name for own in job.low_nodes} == {
+            node for node, mean in means.items() if mean < median(means.values()) - LIMITS.below}
+        still = {f"{node}:{i}" for node in nodes for i, value in enumerate(activity[node]) if value < LIMITS.idle}
+        assert still >= {*job.idle.names} and len(job.idle.names) == min(4, len(still)) > 0
+        assert job.idle.quiet == len(still)
+        busy = [clock[node][i] for node in nodes for i, value in enumerate(activity[node]) if value > LIMITS.busy]
+        middle = median(busy)
+        slow = [hz for hz in busy if hz < LIMITS.clock * middle]
+        assert {own.clock_hz for own in job.low_clocks} == {1.2e9} and len(job.low_clocks) == min(4, len(slow))
+        assert {(own.median_hz, own.mad_hz, own.gpus, own.low) for own in job.low_clocks} == {
+            (middle, median(abs(hz - middle) for hz in busy), len(busy), len(slow))}
+        assert job.peers["power_limit_w"] == 700.0 + "abcdef".index(nodes[1])
+
+
+def test_the_past_is_the_mean_of_what_was_seen_in_each_step() -> None:
+    """A node falls silent after two minutes: what is newer is of the other one alone."""
+    def answers(at_s: float) -> dict[str, NodeAnswer]:
+        level = 0.2 if at_s % 60 < 30 else 0.6
+        return {"n1": NodeAnswer(hostname="n1", gpus=gpus("n1", [level, *[0.9] * 6, 0.0], slurm(5), clocks=[
+                    1.0e9 + at_s - NOW, *[2e9] * 7])),
+                "n2": NodeAnswer(hostname="n2", gpus=gpus("n2", [0.9] * 8, slurm(5)))}
+
+    view = replace(VIEW, open_jobs=("5",), open_nodes=(("5", "n1"),))
+    cluster, asked = by_hand(answers)
+    watch(cluster, asked, 105, view)
+    cluster.problems = {"n2": NodeProblem("it does not answer", "")}
+    (job,) = watch(cluster, asked, 75, view).jobs
+    both, alone = (0.4 + 6 * 0.9 + 8 * 0.9) / 16, (0.4 + 6 * 0.9) / 8
+    assert job.history.values[-4:-1] == pytest.approx((both, both, alone)) and job.history.end_s == NOW + 240
+    assert job.idle_history.values[-4:-1] == (1.0, 1.0, 1.0) and job.idle.busy_history.values[-4:-1] == (15, 15, 7)
+    (n1,) = (node for node in job.each if node.name == "n1")
+    assert n1.history.values[-4:-1] == pytest.approx((alone,) * 3)
+    assert n1.each[0].history.values[-4:-1] == pytest.approx((0.4,) * 3)
+    (slow,) = job.low_clocks
+    assert slow.history.values[-4:-1] == pytest.approx([1.0e9 + 22.5 + 60 * i for i in range(3)])
+
+
+def test_a_gpu_is_idle_since_its_job_has_it() -> None:
+    cluster, asked = by_hand(lambda at_s: {"n1": NodeAnswer(hostname="n1", gpus=gpus(
+        "n1", [0.0] * 8, slurm(5 if at_s < NOW + 600 else 6)))})
+    (job,) = watch(cluster, asked, 1200).jobs
+    assert (job.id, job.idle_gpus, job.idle.watched, job.idle.seen, job.idle.quiet) == ("6", 0, 0, 8, 8)
+    (job,) = watch(cluster, asked, 330).jobs
+    assert (job.idle_gpus, job.idle.watched) == (8, 8)
+
+
+def test_activities_of_two_kinds_are_not_compared_and_one_that_is_gone_is_not_known() -> None:
+    """In the end a GPU has coarse utilization alone, another one nothing; the clock of a third was read twice."""
+    def answers(at_s: float) -> dict[str, NodeAnswer]:
+        late = at_s >= NOW + 90
+        return {"n1": NodeAnswer(hostname="n1", gpus=(
+            *gpus("n1", [0.9 if late else 0.3], slurm(5), kind="util" if late else "sm_active"),
+            *gpus("n1", [0.2, *[0.9] * 6], slurm(5), first=1))),
+                "n2": NodeAnswer(hostname="n2", gpus=(
+            *gpus("n2", [None if late else 0.9], slurm(6)), *gpus("n2", [0.9] * 6, slurm(6), first=1),
+            *gpus("n2", [0.9], slurm(6), first=7, clocks=[1e9 if at_s <= NOW + 15 else None])))}
+
+    cluster, asked = by_hand(answers)
+    view = replace(VIEW, open_jobs=("5", "6"), open_nodes=(("5", "n1"), ("6", "n2")))
+    mixed, gone = sorted(watch(cluster, asked, 180, view).jobs, key=lambda job: job.id)
+    assert (mixed.kind, mixed.low_gpus, mixed.each[0].each[0].activity) == ("mixed", (), pytest.approx(0.9))
+    assert gone.each[0].each[0].activity is None and gone.activity == pytest.approx(0.9) and not gone.low_clocks
+
+
+def test_nodes_are_asked_once_a_period_and_those_that_run_are_waited_for() -> None:
+    queue, node = [], NodeAnswer(hostname="n", gpus=gpus("n", [0.9] * 8, slurm(7)), source="")
+    cluster, silent = Cluster(slow_gpu), {"n2"}
+    cluster.answer = lambda name: node if name == "n1" else NodeAnswer(hostname=name, gpus=(), source="no driver")  # type: ignore[method-assign]
+    cluster.take = lambda most_s: next(  # type: ignore[method-assign]
+        ((name, cluster.problems.get(name) or cluster.answer(name), 10) for name in [*cluster.asked]
+         if name not in silent and not cluster.asked.remove(name)), None)  # type: ignore[func-returns-value]
+
+    def squeue() -> bytes:
+        queue.append(cluster.now_s)
+        raise GputopError("slurm_load_jobs error")
+
+    asked = collector(cluster, ["n1", "n2"], squeue)
+    costs = []
+    for seconds in (0, 5, 10, 15):
+        cluster.now_s += seconds
+        fleet = asked.refresh(VIEW)
+        costs.append((fleet.queries, fleet.bytes, asked.settled))
+    assert costs == [(2, 10, False), (0, 0, False), (1, 10, False), (1, 10, False)] and fleet.gpus == 8
+    assert queue == [NOW, NOW + 30] and "slurm_load_jobs error" in [problem.message for problem in fleet.problems]
+    silent.clear()
+    fleet = asked.refresh(VIEW)
+    assert asked.settled and "n2: it has no GPU: no driver" in [problem.message for problem in fleet.problems]
+    cluster.problems = dict.fromkeys(("n1", "n2"), NodeProblem("it does not answer", ""))
+    cluster.now_s += 60
+    assert asked.refresh(VIEW).figures_s == cluster.now_s - 60, "the figures are those of the last answer"
+    silent.update(("n1", "n2"))
+    assert not collector(cluster, ["n1"]).refresh(VIEW).jobs, "an answer may still come"
+
+
+def test_a_node_answers_with_who_computes_on_each_instance() -> None:
+    """GPU 0 is divided into instances 1 and 2, GPU 1 draws a screen, GPU 2 is lost and had two Xids."""
+    sample = node_sample(0, gpus=3)
+    whole, drawing, lost = sample.gpus
+    parts = [replace(whole, info=replace(whole.info, uuid=f"MIG-{mig}", mig=mig)) for mig in (1, 2)]
+    use = sample.processes[0].gpus[0]
+    held = {1: replace(use, kind="G"), 2: use}
+    processes = [replace(sample.processes[0], command="/opt/bin/python -m /srv/jobs/train.py --a 1", gpus=own)
+                 for own in ({0: replace(use, mig=2)}, held)]
+    answer = answer_of(replace(
+        sample, processes=tuple(processes), simulated=True, gpus=(
+            replace(whole, info=replace(whole.info, mig_mode=True)), *parts, drawing,
+            replace(lost, state=LOST, xids=(XidEvent(NOW, 31), XidEvent(NOW, 79)), readings={
+                **lost.readings, "row_remap_failed": Reading(1.0, "count"), "power_w": Reading(123.456, "W")}))),
+        History(), 1.0)
+    assert [(own.label, len(own.holders), own.activity is None) for own in answer.gpus] == [
+        ("0:1", 0, False), ("0:2", 1, False), ("1", 0, False), ("2", 1, True)] and answer.simulated
+    assert answer.gpus[1].holders[0].program == "train.py"
+    figures = answer.gpus[3].figures
+    assert (figures["xid"], figures["rows_remap_failed"], figures["power_w"]) == (79, 1, 123.46)
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus here (tests/debian_packages.sh)")

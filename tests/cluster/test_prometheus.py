@@ -71,10 +71,10 @@ ONE = [{"metric": {"gpu": "0"}, "value": [100.0, "0.5"]}]
 def test_queries_are_posted_with_credentials_and_answers_counted() -> None:
     with served(answer(body(ONE), packed=True), Credentials(token="abc")) as (client, asked):
         (series,) = client.instant('up{a="b"}')
-        client.instant("up", 50.0)
+        client.instant("up")
         assert (series.labels, series.value) == ({"gpu": "0"}, 0.5)
         assert [path for path, _, _ in asked] == ["/prefix/api/v1/query"] * 2
-        assert asked[0][1]["query"] == ['up{a="b"}'] and asked[1][1]["time"] == ["50.000"]
+        assert asked[0][1]["query"] == ['up{a="b"}']
         assert {authorization for _, _, authorization in asked} == {"Bearer abc"}
         assert client.cost.queries == 2 and client.cost.plain_bytes == 2 * len(body(ONE))
         assert client.cost.bytes == 2 * len(gzip.compress(body(ONE)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gputop.advice.verdict import ONCE
 from gputop.comparison.advice import FollowedAdvice, followed
 from gputop.comparison.compare import compare_sides
 from gputop.comparison.report_lines import text_report
@@ -30,6 +31,35 @@ def test_a_cured_cause_against_its_estimated_saving(left, outcome, fulfilled):
     assert (entry.status, entry.promised, entry.outcome, entry.fulfilled) == ("gone", 0.3, outcome, fulfilled)
     assert entry.measured == pytest.approx(1 - left, abs=0.05)
     assert entry.low is not None and entry.high is not None and entry.low < entry.measured < entry.high
+
+
+def watched(of: Side, seen_s: float, idle_s: float = 0.0, period_s: float | None = None) -> Side:
+    live = {"period_s": [], "confidence": 0.0, "stretch_s": 1.0, "interval_s": 1.0, "seen_s": seen_s, "idle_s": idle_s,
+            "idle_period_s": period_s}
+    return changed(of, lambda document: document["trace"].update(live_steps=live))
+
+
+@pytest.mark.parametrize(("before", "after", "fulfilled", "words"), [
+    ((300, 5.3, 41), (70,), "kept", "5.22 s once in A, none in B; REACHED: it came every 41.0 s before, 13% of the "
+                                    "run, and not in the 70.0 s before B's capture"),
+    ((300, 5.3, 41), (300, 0.3, 41), "kept", "REACHED"),
+    ((300, 5.3, 41), (300, 1.5, 41), "partly kept", "PARTLY REACHED"),
+    ((300, 5.3, 41), (300, 5.0, 41), "broken", "NOT REACHED: it came every 41.0 s before, 13% of the run, and 5.00 s "
+                                               "every 41.0 s"),
+    # B holds none by chance, or may: what A shows is not what came again and again, or B has only begun.
+    ((300, 5.3, 41), (50,), None, "B was watched for 50.0 s before its capture: capture it again when it has run for "
+                                  "61.5 s"),
+    ((300, 12.0, 41), (70,), None, "how often it came is unknown"),
+    ((300,), (300,), None, "how often it came is unknown"),
+])
+def test_what_came_once_is_gone_where_the_live_signal_shows_that_it_no_longer_returns(before, after, fulfilled, words):
+    once = finding("long_steps", None) | {"gain": {"step_time": None, "how": ONCE}, "claims": {"host": 5.22}}
+    compared = compare_sides(watched(side(0, findings=[once]), *before), watched(side(1), *after))
+    entry, = compared.advice
+    assert (entry.status, entry.fulfilled, entry.once_s) == ("gone", fulfilled, (5.22, 0.0))
+    assert words in " ".join(text_report(compared).split())
+    unwatched = advice(side(0, findings=[once]), side(1))["long_steps"]
+    assert (unwatched.fulfilled, unwatched.outcome) == (None, "cannot be told")
 
 
 def test_a_weaker_cause_is_measured_against_what_was_promised():

@@ -12,7 +12,7 @@ from gputop.diagnosis.wall_text import host_words, wall_rows
 from gputop.diagnosis.worker import REPORT_WIDTH
 from gputop.render.step_bar import plain_step_lines
 from gputop.render.step_parts import PART_BY_ID
-from gputop.trace.model import Kind
+from gputop.trace.model import Kind, MemoryKind
 from tests.advice.trace.traces import STEP, STEPS, fill, healthy, input_bound, job, launch_bound, uneven
 from tests.analysis.host.traces_of_epochs import TRAIN, train
 from tests.records import replace
@@ -256,7 +256,8 @@ def test_the_bar_has_a_sign_for_each_part() -> None:
 
 def test_a_trace_of_the_host_alone_says_what_its_profiler_missed() -> None:
     def note(b: Builder) -> str:
-        (message,) = (note.message for note in analyze_trace(b.build()).trace.quality if note.id == "no_gpu")
+        notes = analyze_trace(b.build()).trace.quality
+        (message,) = (note.message for note in notes if note.id in ("no_gpu", "lost_kernels"))
         return message
 
     launching = Builder(gpus=0, format="chrome").host("aten::mm", 0, 100)
@@ -265,6 +266,25 @@ def test_a_trace_of_the_host_alone_says_what_its_profiler_missed() -> None:
     assert "3 calls that launch kernels" in note(launching) and "ProfilerActivity.CUDA" in note(launching)
     assert "--trace=cuda,nvtx" in note(Builder(gpus=0, format="nsys").host("forward", 0, 100))
     assert note(Builder(gpus=0).host("aten::mm", 0, 100)).startswith("No GPU in this trace. Time")
+
+
+def test_a_job_whose_kernels_were_not_recorded_has_no_other_verdict() -> None:
+    b = Builder(gpus=0, format="chrome")
+    for i in range(40):
+        b.host("aten::mm", 100 * i, 90).host("cudaLaunchKernel", 100 * i + 50, 5)
+    told = limit_of(analyze_trace(b.build()))
+    assert told.startswith("NO VERDICT: the GPU's work was not recorded\nDo: record again") and "40 calls" in told
+
+
+def test_no_cause_found_is_not_said_above_a_cause() -> None:
+    b = Builder(format="nsys")
+    for i in range(4):
+        b.run(0, 1_000 + 100_000 * i, 90_000, kind=Kind.D2H, size=270_000_000, src=MemoryKind.DEVICE,
+              dst=MemoryKind.PAGEABLE, launch=990 + 100_000 * i, launch_length=90_020, thread="gemm/17")
+        b.run(0, 91_100 + 100_000 * i, 9_000, launch=91_050 + 100_000 * i, thread="gemm/17")
+    analysis = analyze_trace(b.build())
+    assert [f.id for f in analysis.findings] == ["copies_pageable"] and analysis.findings[0].severity == "low"
+    assert limit_of(analysis).startswith("NO VERDICT: no whole step in the")
 
 
 def test_what_fills_less_than_half_is_named_with_its_share() -> None:

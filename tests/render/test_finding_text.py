@@ -119,8 +119,8 @@ def test_a_bound_says_whether_it_is_the_most_or_the_least() -> None:
     either = finding(rule, replace(wait, claim="about"), words)
     assert either.gain.estimate and gain_texts(either)[1] == "saves about 40%"
     assert gain_basis(either) == (
-        "A usual value. The wait, if it were gone. The fix can leave some of this time, and it also frees CPUs for the "
-        "rest of the step: it can save less or more.")
+        "A usual value, 27% to 53%. The wait, if it were gone. The fix can leave some of this time, and it also frees "
+        "CPUs for the rest of the step: it can save less or more.")
     most = finding(rule, replace(wait, gpus=(0,), claim="measured"), words)
     assert not most.gain.at_least and gain_texts(most)[1] == "saves up to 40%"
     assert gain_basis(most) == "An upper bound. The wait, if it were gone."

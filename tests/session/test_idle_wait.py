@@ -7,18 +7,22 @@ from collections.abc import Sequence
 import pytest
 from msgspec import structs
 
+from gputop.advice.live.advise import live_advice
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureRequest, answered
 from gputop.session.capture import capture_control
 from gputop.session.idle_wait import LEAD_S, ExpectedIdle, IdleWait, expected_idle
+from gputop.session.watched_node import WatchedNode
+from gputop.sources.simulated import SimulatedSource
+from gputop.telemetry.history import History
 from tests.fakes import StillSession
 from tests.records import replace
 from tests.session.recurring_finding import returning
 from tests.session.watched import Watched
 
-NEXT = ExpectedIdle(frozenset(range(8)), 1040.0, 62.0, 1.0)
+NEXT = ExpectedIdle(frozenset(range(8)), 1040.0, 62.0, 1.0, 4.0)
 
 
 # -- the decision -----------------------------------------------------------------------------------------
@@ -27,6 +31,28 @@ def test_what_is_expected_follows_from_the_finding() -> None:
     assert expected_idle([returning()], 1000.0) == NEXT
     assert expected_idle([returning(None)], 1000.0) is None, "irregular"
     assert expected_idle([], 1000.0) is None
+
+
+def test_a_capture_keeps_what_returned_before_it_and_since_when_the_job_was_watched() -> None:
+    """A simulated job whose GPUs wait for a checkpoint every 41 s, and the same job fixed, a minute after its start."""
+    now_s, history, found = 1_800_000_000.0, History(), []
+    source = SimulatedSource("slow-checkpoint", clock=lambda: now_s)
+    source.open()
+    for length_s in (300, 70):
+        samples = list(source.backfill(now_s + 300, 1.0))[-length_s:]
+        for number, sample in enumerate(samples):
+            sample = replace(sample, time_s=now_s + number)
+            history.append(sample)
+        advice = live_advice(history, sample)
+        node = WatchedNode(sample, history, 1.0, advice.findings, sample.time_s)
+        found.append(node.live_steps([Server("127.0.0.1:1")]))
+        now_s = sample.time_s + 1
+        source.next_job()
+    before, after = found
+    assert before is not None and before.idle_period_s == pytest.approx(41, abs=2)
+    assert before.idle_s == pytest.approx(5.2, abs=0.4)
+    assert after is not None and (after.idle_s, after.idle_period_s) == (0.0, None)
+    assert after.seen_s == pytest.approx(69, abs=2) and before.seen_s > 290
 
 
 def test_it_begins_so_long_before_that_the_recording_runs_by_then() -> None:

@@ -10,9 +10,7 @@ import pytest
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.samples import HostSample, NodeSample
-from gputop.telemetry import sampler as sampler_module
-from gputop.telemetry.deadline_calls import Workers
-from gputop.telemetry.sampler import MIN_INTERVAL_S, Backfill, Sampler
+from gputop.telemetry.sampler import MIN_INTERVAL_S, Sampler
 from tests.telemetry.node_doubles import WAIT_S, Node
 
 
@@ -72,18 +70,6 @@ def test_a_source_whose_backfill_fails_is_sampled(
     assert begin_backfill(node)[1] == ()
 
 
-def test_a_backfill_that_hangs_is_given_up_soon(
-    begin_backfill: Callable[[Node], list[object]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node, gate = Node(), threading.Event()
-    monkeypatch.setattr(sampler_module, "BACKFILL_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(node, "backfill", lambda now_s, interval_s: gate.wait(WAIT_S) and ())
-    got = begin_backfill(node)
-    assert got[1] == () and isinstance(got[2], NodeSample)
-    assert not node.closed.is_set()
-    gate.set()
-
-
 def test_a_slow_backfill_delays_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     node, gate, out = Node(), threading.Event(), queue.SimpleQueue[object]()
     backfill = NodeSample(1.0, (), HostSample("node", {}))
@@ -96,22 +82,6 @@ def test_a_slow_backfill_delays_no_sample(monkeypatch: pytest.MonkeyPatch) -> No
         pass
     assert got == (backfill,)
     sampler.stop(WAIT_S)
-
-
-@pytest.mark.parametrize("simulated", [False, True])
-def test_a_backfill_is_given_up_at_its_deadline_but_that_of_a_demo_comes_however_slow(simulated: bool) -> None:
-    """The clock stands still but for the test; samples that come after the deadline are dropped."""
-    now_s, node, gate, workers = [0.0], Node(), threading.Event(), Workers(lambda: now_s[0])
-    late = NodeSample(1.0, (), HostSample("node", {}))
-    node.backfill = lambda now_s, interval_s: gate.wait(WAIT_S) and [late]  # type: ignore[method-assign, assignment]
-    node.simulated = simulated
-    backfill = Backfill(node, 100.0, 1.0, workers, workers.worker("open"))
-    assert backfill.wait(0.0) is None
-    now_s[0] = sampler_module.BACKFILL_TIMEOUT_S
-    assert backfill.wait(0.0) == (None if simulated else ())
-    gate.set()
-    assert backfill.wait(1e6) == ((late,) if simulated else ())
-    assert workers.end(WAIT_S)
 
 
 @pytest.fixture

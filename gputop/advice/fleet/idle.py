@@ -34,7 +34,7 @@ def judge_held_idle(view: JobView) -> HeldIdle | Missing | None:
     job, window_s = view.job, limit("held_idle.window_s")
     if job.idle_gpus is None or not job.gpus:
         return _NOTHING_YET
-    if _is_young(view):
+    if view.is_younger(window_s):
         return None
     if job.idle_gpus < job.gpus:
         return _GAPS if _has_gaps(job) else None
@@ -47,12 +47,6 @@ def judge_held_idle(view: JobView) -> HeldIdle | Missing | None:
         gpus=(), job=job.id, count=job.gpus, lasts_s=lasts_s, since_exact=seen and known_s >= window_s,
         gpu_hours_lost=lost, severity="high" if lost >= limit("held_idle.high_gpu_hours") else "medium",
         memory_used_ratio=used / whole if used is not None and whole else None)
-
-
-def _is_young(view: JobView) -> bool:
-    """Return whether the job is younger than the window: its nodes may have been idle before it started."""
-    start_s = view.job.start_s
-    return start_s is not None and view.now_s - start_s < limit("held_idle.window_s")
 
 
 def _has_gaps(job: Job) -> bool:
@@ -85,7 +79,7 @@ def judge_partly_used_job(view: JobView) -> PartlyUsed | Missing | None:
     if job.idle_gpus is None or not job.gpus:
         return _NOTHING_YET
     idle = job.idle_gpus
-    if idle >= job.gpus or _is_young(view):
+    if idle >= job.gpus or view.is_younger(limit("held_idle.window_s")):
         return None
     if _has_gaps(job):
         return _GAPS

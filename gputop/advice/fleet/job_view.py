@@ -30,6 +30,10 @@ class JobView(Struct):
         past, history = self.past(self.job.history), self.job.history
         return self.now_s - (past[0][0] - history.step_s) if past and history is not None else None
 
+    def is_younger(self, seconds: float) -> bool:
+        """Return whether the job is known to be younger: what its GPUs did before was another's, or its start."""
+        return self.job.start_s is not None and self.now_s - self.job.start_s < seconds
+
     def past(self, history: History | None) -> list[tuple[float, float]]:
         """(end of a slice in Unix time, its value), oldest first."""
         return [] if history is None else [(history.time_s(i), value) for i, value in enumerate(history.values)

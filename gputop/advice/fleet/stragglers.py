@@ -48,14 +48,8 @@ def _lasts(view: JobView, histories: Sequence[History | None]) -> tuple[float, b
     return view.lasts_s(past, lambda _, below: below >= limit("straggler_gpu.leave"))
 
 
-def _is_young(view: JobView) -> bool:
-    """Return whether means may still be of the time before the job, or its ranks still start up."""
-    start_s = view.job.start_s
-    return start_s is not None and view.now_s - start_s < limit("straggler_gpu.age_s")
-
-
 def _is_old(view: JobView) -> bool:
-    """Return whether it is known that they are not."""
+    """Return whether it is known that means are not of the time before the job, and its ranks have started."""
     return view.age_s is not None and view.age_s >= limit("straggler_gpu.age_s")
 
 
@@ -77,7 +71,7 @@ def judge_slow_node(view: JobView) -> SlowNode | Missing | None:
     most = job.node_median - limit("straggler_gpu.below")
     low = [node for node in job.low_nodes
            if node.activity is not None and limit("held_idle.activity") < node.activity < most]
-    if not low or 2 * len(low) >= job.nodes or _is_young(view):
+    if not low or 2 * len(low) >= job.nodes or view.is_younger(limit("straggler_gpu.age_s")):
         return None
     if not _is_old(view):
         return NO_PAST
@@ -132,7 +126,7 @@ def judge_straggler_gpu(view: JobView) -> Straggler | Missing | None:
     most = _threshold(job.median, job.mad)
     low = [gpu for gpu in job.low_gpus if gpu.node not in view.explained and gpu.activity is not None
            and limit("held_idle.activity") < gpu.activity < most]
-    if not low or 2 * len(low) >= peers or _is_young(view):
+    if not low or 2 * len(low) >= peers or view.is_younger(limit("straggler_gpu.age_s")):
         return None
     if not _is_old(view):
         return NO_PAST
@@ -261,7 +255,7 @@ def judge_low_clock_gpu(view: JobView) -> LowClockGpu | Missing | None:
         return None
     if job.kind == "mixed":
         return _ONE_KIND
-    if _is_young(view):
+    if view.is_younger(limit("straggler_gpu.age_s")):
         return None  # its means are still of the time before it, or its ranks still start up
     low = [low_clock for low_clock in job.low_clocks if _is_low(low_clock, job)
            and view.explained.isdisjoint((low_clock.gpu.node, low_clock.gpu.name))]

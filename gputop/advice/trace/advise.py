@@ -7,6 +7,7 @@ A new rule is a record in :mod:`gputop.advice.trace_rules` and two functions in 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, zip_longest
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 from gputop.advice.causes import Claimed, fold_consequences
 from gputop.advice.registry import limit, rule_of
 from gputop.advice.rule import Rule
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import OF_ONE_KERNEL, TraceFacts
 from gputop.advice.trace.host_work import StepGapHost, out_of_the_step
 from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.job import Job
@@ -76,7 +77,8 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
         missing = MISSING[need](facts)
         if missing is not None:
             return Abstained(rule.id, missing)
-    if (_COMPUTE in rule.events or rule.parts == (_COMPUTE,)) and facts.hardly_a_kernel:
+    of_kernels = _COMPUTE in rule.events or rule.parts == (_COMPUTE,)
+    if of_kernels and facts.hardly_a_kernel and (rule.id not in OF_ONE_KERNEL or facts.of_recorded < LARGE_SHARE):
         return Abstained(rule.id, f"{limit('few.judged_kernels'):.0f} kernels, to judge them: capture longer")
     steps = facts.analysis.steps
     if steps is not None and steps.start_up and rule.costs_time:
@@ -98,7 +100,7 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     words = rule.function("describe")(verdict, job)
     # Lines and events of the gaps within steps are no culprits of what lies around the steps.
     culprits = verdict.culprits if words.per == "recording" else _culprits(rule, verdict, facts)
-    words = _with_function(words, verdict, culprits, facts)
+    words, verdict = _with_function(words, verdict, culprits, facts)
     claims, share = _claims(rule, verdict, words, facts)
     made = finding(rule, verdict, words, Basis(
         facts.caveat if rule.costs_time else None, replayed, reason, culprits=culprits,
@@ -118,15 +120,25 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     return made
 
 
-def _with_function(words: Explanation, verdict: Verdict, culprits: Sequence[Culprit], facts: TraceFacts) -> Explanation:
-    """The words of a finding about the host, with the function of the user's that takes most of its time."""
+def _with_function(words: Explanation, verdict: Verdict, culprits: Sequence[Culprit], facts: TraceFacts,
+                   ) -> tuple[Explanation, Verdict]:
+    """The words of a finding about the host, with the function of the user's that takes most of its time; without a
+    GPU all of the function's time goes with it."""
     if not isinstance(verdict, (StepGapHost, LongStepsFound)):
-        return words
+        return words, verdict
     function = main_function(culprits, verdict.share * facts.period_s, facts.analysis.stacks)
     if function is None:
-        return words
-    return out_of_the_step(words, verdict, function) if isinstance(verdict, StepGapHost) else less_often(
-        words, function)
+        return words, verdict
+    if isinstance(verdict, LongStepsFound):
+        return less_often(words, function), verdict
+    said = out_of_the_step(words, verdict, function)
+    if facts.active or said is words or function.holds_loop or function.loader:
+        return said, verdict
+    # No more than so many samples prove.
+    share = min(function.time_s / facts.period_s, 1.0)
+    samples = facts.analysis.stacks.rate_hz * facts.period_s * facts.steps_or_window if facts.analysis.stacks else 0.0
+    share -= 2 * math.sqrt(share * (1 - share) / samples) if samples else 0.0
+    return said, replace(verdict, saving=max(verdict.share, share))
 
 
 def _spans(verdict: Verdict, facts: TraceFacts) -> dict[int, Spans]:
@@ -192,7 +204,9 @@ def lines_of_finding(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[C
     """The lines of Python that ran in the gaps that the finding is about, where they take more of them than any event
     that the trace itself names."""
     stacks = facts.analysis.stacks
-    of_causes = [gaps for gaps in stacks.gaps if gaps.gap in rule.gaps] if stacks is not None else []
+    of_all_steps = isinstance(verdict, StepGapHost)  # as are the lines of gaps that no sample saw
+    of_causes = [gaps for gaps in stacks.gaps if gaps.gap in rule.gaps and (gaps.seen or of_all_steps)
+                 ] if stacks is not None else []
     if stacks is None or not of_causes or (verdict.events is not None and not getattr(verdict.events, "idle", False)):
         return ()
     most = max(of_causes, key=lambda gaps: gaps.s_per_step)

@@ -251,9 +251,9 @@ def judge_small_grids(facts: TraceFacts) -> SmallGrids | Missing | None:
 
 
 def describe_small_grids(v: SmallGrids, job: Job) -> Explanation:
-    longest = _longest(v.kernels)
+    longest, used = _longest(v.kernels), percent(v.used) if v.used >= 0.01 else "less than 1%"
     text = (f"Kernels run for {percent(v.compute)} of the {job.basis}, with too few blocks or warps for the GPU's "
-           f"{v.sms} SMs. On average {percent(v.used)} of these have work. A monitor shows a GPU as busy while any "
+           f"{v.sms} SMs. On average {used} of these have work. A monitor shows a GPU as busy while any "
            "block runs.")
     text += f" Most is left empty by {longest}." if longest else ""
     if v.tail_s >= 0.01 * job.period_s:
@@ -261,10 +261,11 @@ def describe_small_grids(v: SmallGrids, job: Job) -> Explanation:
                 "blocks of a kernel take equally long.")
     batch = ("Give each kernel more work: put several requests into one batch, or run them on several streams at once."
              if job.trains is False else
+             "Start kernels with more blocks and threads." if job.framework == "unknown" else
              "Give each kernel more work: a larger batch if the training allows it, or independent branches on "
              "several streams.")
     return Explanation(
-        title=f"Kernels use {percent(v.used)} of the GPU while they run", why=text,
+        title=f"Kernels use {used} of the GPU while they run", why=text,
         evidence={"used_of_gpu_ratio": v.used, "compute_ratio": v.compute, "empty_gpu_s": v.empty_s,
                   "share_ratio": v.share, "last_wave_s": v.tail_s, "sm_count": float(v.sms)},
         action=f"{batch} In custom kernels, use smaller tiles or split the sum (split-K), so that the grid has at "

@@ -11,6 +11,7 @@ from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import (
     HOST_EVENTS,
+    NO_GPU,
     TraceFacts,
     on_host,
     recorder_s,
@@ -25,14 +26,16 @@ from gputop.analysis.host.gaps import longest_on_host, ranked_work, work_in
 from gputop.analysis.host.host_causes import EAGER_OPS
 from gputop.analysis.host.small_ops import small_ops
 from gputop.analysis.results import Functions
+from gputop.analysis.steps.autotuning import COMPILER, CUDNN, TRITON, trials, tried_again
 from gputop.analysis.steps.compilations import function_name, rebuilt
 from gputop.analysis.steps.phases import TRAINING
+from gputop.analysis.steps.pytorch_ops import BACKWARD_NODE
 from gputop.analysis.steps.torch_compilations import built_again, torch_builds
 from gputop.analysis.steps.torchscript import script_builds
-from gputop.analysis.what_if.cure import Cure
+from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.core.findings import Claim, Culprit
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import contains, coverage, intersect
+from gputop.trace.intervals import contains, coverage, in_order, intersect
 from gputop.trace.lookups import OPTIMIZER_CALL, Mask, computes_on_cpu, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
@@ -46,6 +49,10 @@ _SAME_SHAPES = {
     "pytorch": "Call the compiled function with the same shapes and types each time: drop or pad the last batch "
                "(drop_last=True), pad lengths to a few, and mark dimensions that change. TORCH_LOGS=recompiles logs "
                "why a call compiles.",
+    CUDNN: "Keep the shapes that convolutions get: pad or crop to a few sizes, and drop the last batch. Or let cuDNN "
+           "choose without trials.",
+    TRITON: "Leave what changes with each batch out of the autotuner's key, or round it up to a few values. "
+            "TRITON_PRINT_AUTOTUNING=1 logs each choice.",
 }
 _SCRIPTED = ("Call the scripted function with the same shapes and types, let TorchScript compile for any shape from "
              "the second on, or replace it by torch.compile.")
@@ -59,20 +66,24 @@ class Retracing(Verdict, frozen=True, kw_only=True):
     function: str
     tracing_s: float  # per step, or of the window without steps
     count: int  # times it was traced or compiled anew in the window
-    calls: int  # 0: not known
-    made: int | None  # calls of it that are the first of a new function by its name; None: none, or not told
-    ever: int | None  # times it was traced since the job began
-    compilations: int  # by XLA
-    compile_s: float
+    calls: int = 0  # 0: not known
+    made: int | None = None  # calls of it that are the first of a new function by its name; None: none, or not told
+    ever: int | None = None  # times it was traced since the job began
+    compilations: int = 0  # by XLA
+    compile_s: float = 0.0
     young_s: float | None = None  # age of the job, where nothing but repetition tells these calls from its start
     scripted: bool = False  # by TorchScript
+    tuning_s: float = 0.0  # part of tracing_s in which kernels are tried out
+    tries: str = ""  # who tries kernels in the steps; then nothing is compiled
 
 
 def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
     """A function is traced or compiled in two or more of its calls, and the GPU or the step waits for it."""
     functions, host, steps = facts.analysis.functions, facts.host, facts.steps
     if facts.framework == "pytorch":
-        return _judge_recompiling(facts)
+        return _judge_recompiling(facts) or _judge_trials(facts)
+    if (tried := _judge_trials(facts)) is not None:
+        return tried
     if functions is None or host is None:
         if facts.analysis.ops is not None and facts.analysis.ops.eager_share == 1.0:
             return None  # nothing is a function
@@ -119,11 +130,30 @@ def _judge_recompiling(facts: TraceFacts) -> Retracing | None:
     return Retracing(
         gpus=facts.active_numbers, share=share, scripted=not by_dynamo,
         function=f"Function {again.function} of {again.by}",
-        tracing_s=host.tracing_s, count=len(again.start_ns), calls=again.calls, made=None, ever=None, compilations=0,
-        compile_s=0.0, young_s=young_s, severest="high" if young_s is None else "medium",
+        tracing_s=host.tracing_s, count=len(again.start_ns), calls=again.calls,
+        young_s=young_s, severest="high" if young_s is None else "medium",
+        tuning_s=intersect(trials(trace)[COMPILER], facts.analyzed_spans).total / 1e9 / facts.steps_or_window,
         culprits=(Culprit(f"{'Torch-Compiled Region: ' * by_dynamo}{again.function}", "host", host.tracing_s,
                           facts.basis, at_s=int(again.start_ns[(again.end_ns - again.start_ns).argmax()]) / 1e9),),
         cure=Cure(host=removed_host_time(facts, "tracing"), assumes="All calls use a function that was made before."))
+
+
+def _judge_trials(facts: TraceFacts) -> Retracing | None:
+    """cuDNN or Triton tries out kernels in steps of the loop, and not only in its first ones."""
+    trace, device, young_s = facts.trace, facts.trace.device, _young_s(facts)
+    by = max((CUDNN, TRITON), key=lambda by: trials(trace)[by].total)
+    again = tried_again(trace, by, facts.steps.edges_ns) if facts.steps is not None else NO_ROWS
+    spans = intersect(trials(trace)[by], facts.analyzed_spans)
+    tuning_s = spans.total / 1e9 / facts.steps_or_window
+    if not len(again) or tuning_s < limit("retracing.share") * facts.period_s:
+        return None
+    return Retracing(
+        gpus=facts.active_numbers, share=tuning_s / facts.period_s, function=f"The choice of kernels by {by}",
+        tracing_s=tuning_s, count=len(again), young_s=young_s, severest="high" if young_s is None else "medium",
+        tries=by,
+        cure=Cure(host={timeline.gpu: spans for timeline in facts.gpu_timelines},
+                  scaled=((np.flatnonzero(contains(spans, device.launch_ns)), 0.0),),
+                  assumes="All calls use a kernel that was chosen before."))
 
 
 def describe_retracing(v: Retracing, job: Job) -> Explanation:
@@ -132,13 +162,14 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
         "tracings_ever_count": None if v.ever is None else float(v.ever),
         "compilations_count": float(v.compilations) if v.compilations else None,
         "compile_s": v.compile_s if v.compilations else None, "calls_count": float(v.calls) if v.calls else None})
-    traced = "compiled" if job.framework in ("jax", "pytorch") else "traced"
+    traced = "made" if v.tries else "compiled" if job.framework in ("jax", "pytorch") else "traced"
     how = f"{v.function} was {traced} again {v.count} times in the window"
     if v.made and job.framework != "pytorch":
         how = f"The program creates {v.function} again, {v.made} times in the window, and traces each new function"
     elif v.calls:
         how += f", in {v.count} of {v.calls} calls"
-    action, snippet = _SAME_SHAPES.get(job.framework, _SAME_SHAPES[""]), code("retracing", *job.keys)
+    keys = (v.tries,) if v.tries else job.keys
+    action, snippet = _SAME_SHAPES.get(v.tries or job.framework, _SAME_SHAPES[""]), code("retracing", *keys)
     if v.made and job.framework not in _SAME_SHAPES:
         action, snippet = _MADE_ONCE, code("retracing", "once")
     if v.scripted and job.framework == "pytorch":
@@ -148,7 +179,8 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
                f"{v.function} is {traced} again and again") + f": {percent(v.share)} of the {job.basis}",
         why=f"{how}. That takes {seconds(v.tracing_s)} of the "
             f"{'mean step' if job.basis == 'step' else job.basis}, {percent(v.share)}"
-            + (", while the GPUs wait." if v.gpus else ".")
+            + (", while the GPUs wait." if v.gpus and not v.tries else ".")
+            + (f" For {seconds(v.tuning_s)} of it, kernels are tried out (max-autotune)." if v.tuning_s else "")
             + ("" if v.young_s is None else f" The job was {seconds(v.young_s)} old: if these calls are its start, "
                                             "they end soon. Capture again in two minutes to be sure."),
         evidence=evidence, action=action, snippet=snippet,
@@ -162,6 +194,7 @@ _MOSTLY_OPTIMIZER = 0.5  # share of the time of small ops
 # What one call for all parameters leaves of the optimizer's calls, and for each parameter: of AdamW with 16 to 1,200
 # tensors 12-16%, of SGD with 162 tensors 2.5 µs for each (PyTorch 2.13 on a CPU).
 _CALL_LEFT, _TENSOR_S = 0.15, 2.5e-6
+_NEVER = np.iinfo(np.int64).max
 _GRADIENT = r"torch::autograd::AccumulateGrad$"
 # Ops for each parameter of a model, from which it loops: a layer has 1 to 3, loops over rows, heads or time 30 to 3,000
 # of them. Products for each, from which the loop is a recurrence.
@@ -242,7 +275,7 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     work = ranked_work(work_in(trace, spans, main)[0], per)
     return EagerExecution(
         gpus=(), share=share, saving=max(updates, 0.0) if optimizer else None,
-        claim="about" if optimizer else claim,
+        claim="about" if optimizer else claim, spans={NO_GPU: intersect(spans, calls) if optimizer else spans},
         wait_s=host.eager_s, eager_ratio=len(small.rows) / small.of,
         ops_per_step=len(ops) / per,
         op_median_s=float(np.median(trace.host.end_ns[ops] - trace.host.start_ns[ops])) / 1e9,
@@ -265,7 +298,12 @@ def _claim(facts: TraceFacts, ops: I64) -> Claim:
     has an op that is faster on a CPU. Else the layers themselves are small, or the loop is over parameters.
     """
     host, parameters = facts.trace.host, len(_gradients(facts))
-    forward = host.name[np.intersect1d(ops, host_stat(host, "sequence")[0])]
+    rows = np.intersect1d(ops, host_stat(host, "sequence")[0])
+    # Behind the backward pass comes the optimizer, and what looks at gradients.
+    passes, updates = (np.append(in_order(host.start_ns[host_rows(facts.trace, kind)]), _NEVER)
+                       for kind in (BACKWARD_NODE, OPTIMIZER_CALL))
+    next_pass, next_update = (of[np.searchsorted(of, host.start_ns[rows])] for of in (passes, updates))
+    forward = host.name[rows[next_pass < next_update]]
     if not parameters or len(forward) < _LOOP_OPS * parameters:
         return "at most"
     if name_mask(facts.trace, _LSTM)[forward].any():

@@ -81,11 +81,11 @@ def _judge_tables(facts: TraceFacts) -> TablesAsWhole | TablesInXla | None:
     take as long as what makes a table's gradient dense; see the modules of the analysis."""
     if facts.steps is None:
         return None
-    found = (xla_tables if facts.framework == "jax" else table_updates)(
+    updated = (xla_tables if facts.framework == "jax" else table_updates)(
         facts.trace, facts.steps, gpus=len(facts.active))
-    if found is None:
+    if updated is None:
         return None
-    tables, rows = found
+    tables, rows = updated
     share = savings.removed(tables.spent_s * (1 - tables.used), facts.period_s)
     if tables.used > limit("embedding_dense.used") or share < limit("embedding_dense.share"):
         return None
@@ -94,7 +94,8 @@ def _judge_tables(facts: TraceFacts) -> TablesAsWhole | TablesInXla | None:
         "events": Events(rows) if facts.active else None,
         "cure": Cure(scaled=((rows, tables.used),) if facts.active else (), assumes=_ROWS_ALONE)}
     if isinstance(tables, XlaTables):
-        return TablesInXla(tables=tables, culprits=tuple(Culprit(place, "line") for place in tables.sources), **figures)
+        lines = tuple(Culprit(source, "line") for source in tables.sources)
+        return TablesInXla(tables=tables, culprits=lines, **figures)
     return TablesAsWhole(tables=tables, culprits=tuple(Culprit(lookup, "op") for lookup in tables.lookups), **figures)
 
 

@@ -35,6 +35,7 @@ from gputop.trace.threads import MAIN, lines_of
 HOST_EVENTS = ", if the job has any: host_tracer_level 2, with which gputop captures, records them"
 TORCH_HOST = ", which torch.profiler records with ProfilerActivity.CPU"  # PyTorch's
 
+OF_ONE_KERNEL = ("small_grids",)  # a grid is a fact of its kernel, however few there are
 NO_GPU = -1  # of spans by GPU: those of a job without one
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ class TraceFacts(Struct, frozen=True):
 
     @property
     def hardly_a_kernel(self) -> bool:
-        """Return whether there are GPUs that worked, and so few kernels that none is judged."""
+        """Return whether there are GPUs that worked, and so few kernels that none is judged but by its own shape."""
         return 0 < sum(gpu.kernels for gpu in self.active) < limit("few.judged_kernels")
 
     @property
@@ -116,7 +117,9 @@ class TraceFacts(Struct, frozen=True):
         if not rule.costs_time or steps >= limit("few.steps"):
             return "high"
         few_kernels = self._kernels_per_gpu < limit("few.kernels") and rule.severity == "by_share_capped"
-        return "low" if self.hardly_any_kernels else "medium" if few_kernels or steps == 1 else "high"
+        if self.hardly_any_kernels:
+            return "medium" if rule.id in OF_ONE_KERNEL else "low"
+        return "medium" if few_kernels or steps == 1 else "high"
 
     @property
     def steps_or_window(self) -> int:

@@ -264,6 +264,7 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     # Of a few steps a replay misses too much of the first one, in which the GPU's first event comes late.
     whole = not removed or replayed_ns >= _MOST_STEPS * share * facts.analyzed_spans.total * len(removed)
     return HostPlacement(gpus=facts.active_numbers, share=share, wait_s=host.placement_s, work=host.placement,
+                         claim=facts.on_cpus("about"),
                          culprits=on_host(facts, host.placement, waits_for_host(facts, "placement")),
                          cure=cure if whole else None)
 

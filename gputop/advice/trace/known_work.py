@@ -10,7 +10,7 @@ from msgspec import Struct
 from gputop.advice.fix_code import code
 from gputop.advice.trace.job import Job
 from gputop.analysis.host.work_kinds import PATTERN_OF_KIND
-from gputop.analysis.results import FlameNode, GapWork, HostStacks
+from gputop.analysis.results import GapWork, HostStacks
 from gputop.core.findings import Culprit
 from gputop.render.step_parts import HOST_KINDS
 from gputop.text.units import seconds
@@ -53,12 +53,14 @@ NO_TRAINING = "nothing trains here, and a pause may be the wait for the next req
 
 class UserFunction(Struct, frozen=True):
     """A function of the user's, and its line that runs longest. ``holds_loop``: the steps themselves run in it, too.
-    ``loader``: what calls it to make a batch (:class:`~gputop.analysis.results.StackLine`), "": nothing."""
+    ``loader``: what calls it to make a batch (:class:`~gputop.analysis.results.StackLine`), "": nothing. ``time_s`` is
+    what its calls take of each step in all."""
 
     name: str
     location: str
     holds_loop: bool
     loader: str = ""
+    time_s: float = 0.0
 
 
 def main_function(culprits: Sequence[Culprit], gap_s: float, stacks: HostStacks | None) -> UserFunction | None:
@@ -74,10 +76,16 @@ def main_function(culprits: Sequence[Culprit], gap_s: float, stacks: HostStacks 
         return None
     longest = max(lines, key=lambda line: line.time_s or 0.0)
     gaps = stacks.gaps if stacks is not None else ()
-    loader = next((line.loader for gap in gaps for line in gap.lines if line.line == longest.name), "")
+    seen, loader = next(((gap.seen, line.loader) for gap in gaps for line in gap.lines if line.line == longest.name),
+                        (1, ""))
+    flame = stacks.flame if stacks is not None else ()
+    calls = [node for node in flame if _function_of(node.line) == function and (
+        node.parent is None or _function_of(flame[node.parent].line) != function)]
+    # The steps run in it where it has most of what the loop does outside of the gaps.
+    outside_s, inside_s = (sum(node.time_s - node.gap_s for node in nodes) for nodes in (
+        (node for node in flame if node.parent is None), calls))
     return UserFunction(function[1].rpartition(".")[2], longest.name.partition(" ")[0],
-                        _runs_outside_gaps(function, stacks.flame if stacks is not None else ()),
-                        loader)
+                        bool(seen) and inside_s >= 0.5 * outside_s > 0, loader, sum(node.time_s for node in calls))
 
 
 def _total_s(lines: Iterable[Culprit]) -> float:
@@ -91,15 +99,6 @@ def _function_of(line: str) -> tuple[str, str] | None:
     while names and not names[-1].isidentifier():
         names.pop()
     return (location.rpartition(":")[0], ".".join(names)) if names else None
-
-
-def _runs_outside_gaps(function: tuple[str, str], flame: Sequence[FlameNode]) -> bool:
-    """Return whether most of what the loop does outside of the gaps runs in this function."""
-    calls = [node for node in flame if _function_of(node.line) == function and (
-        node.parent is None or _function_of(flame[node.parent].line) != function)]
-    total, inside = (sum(node.time_s - node.gap_s for node in nodes) for nodes in (
-        (node for node in flame if node.parent is None), calls))
-    return inside >= 0.5 * total > 0
 
 
 def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork],

@@ -7,12 +7,10 @@ import numpy as np
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, share_of_steps, without_recorder
+from gputop.advice.trace.facts import NO_GPU, TraceFacts, share_of_steps, without_recorder
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
-from gputop.analysis.host.stack_lines import gap_lines, process_lines, python_of
 from gputop.analysis.layers.ops_without_gradient import ops_without_gradient
-from gputop.analysis.steps.compilations import holds
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.pytorch_ops import BACKWARD_NODE
 from gputop.core.findings import MEDIUM_SHARE, Culprit, Severity
@@ -20,6 +18,7 @@ from gputop.text.units import percent, seconds
 from gputop.trace.intervals import Spans, contains, coverage, intersect, merge, union
 from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask, outermost_rows, spans_of
 from gputop.trace.model import I64
+from gputop.trace.nesting import begun_within
 from gputop.trace.threads import MAIN, lines_of
 
 _DDP = r"DistributedDataParallel\.forward$"
@@ -31,7 +30,7 @@ _ADDS_GRADIENT = r"torch::autograd::AccumulateGrad$"
 _ADD = r"aten::(?:add_|add|_foreach_add_?)$"
 # Each AllReduce once: PyTorch's own op, and gloo's or NCCL's range around its work.
 _REDUCE, _REDUCES = r"c10d::allreduce_$", r"(?:gloo|nccl):all_?reduce$"
-_NAMED_LINES = 3
+_NAMED_OPS = 3
 
 
 def _process_of(facts: TraceFacts, rows: I64) -> I64:
@@ -157,7 +156,6 @@ def describe_gradients_zeroed(v: GradientsZeroed, job: Job) -> Explanation:
 class OpsOutsideModel(Verdict, frozen=True, kw_only=True):
     ops_s: float  # per step
     names: str
-    calls: float  # per step, of the first
 
 
 def judge_ops_without_gradient(facts: TraceFacts) -> OpsOutsideModel | None:
@@ -173,42 +171,27 @@ def judge_ops_without_gradient(facts: TraceFacts) -> OpsOutsideModel | None:
     total = int(within.sum())
     if not total or result.product_ns > limit("ops_without_gradient.products") * total:
         return None  # a second model runs without training, as a teacher does
-    share = total / facts.analyzed_spans.total
+    spans = intersect(result.spans, facts.analyzed_spans)
+    share, _ = without_recorder(facts, spans.total / steps.count / 1e9, spans)
     if share < limit("ops_without_gradient.share"):
         return None
-    kinds, which, counts = np.unique(host.name[ops], return_inverse=True, return_counts=True)
+    kinds, which = np.unique(host.name[ops], return_inverse=True)
     times = np.bincount(which, within)
     longest = [i for i in np.argsort(-times).tolist() if times[i] >= limit("ops_without_gradient.named") * total]
-    spans = spans_of(facts.trace, ops)
     return OpsOutsideModel(
-        gpus=(), share=share, claim="about", ops_s=share * facts.period_s,
-        names=", ".join(trace.names[kinds[i]] for i in longest[:_NAMED_LINES]) or "many kinds",
-        calls=float(counts[longest[0]]) / steps.count if longest else 0.0,
-        culprits=(*_lines(facts, intersect(spans, facts.analyzed_spans)), *(
-            Culprit(trace.names[kinds[i]], "host", float(times[i]) / steps.count / 1e9, facts.basis,
-                    at_s=int(host.start_ns[ops[which == i]][within[which == i].argmax()]) / 1e9)
-            for i in longest[:_NAMED_LINES])))
-
-
-def _lines(facts: TraceFacts, spans: Spans) -> tuple[Culprit, ...]:
-    """The lines of Python that run these ops, if stacks were sampled, with times that are right to less than half of
-    the usual op."""
-    python = python_of(facts.trace)
-    error_s = max((samples.error_s for samples in facts.trace.stacks), default=0.0)
-    if not python or 2e9 * error_s > float(np.median(spans.end - spans.start)):
-        return ()
-    processes = process_lines(python, facts.analyzed_spans, [spans])
-    lines = gap_lines("gap", [spans], spans.total / facts.steps_or_window / 1e9, processes).lines
-    return tuple(Culprit(line.line, "line", line.s_per_step, facts.basis, traced=line.traced)
-                 for line in lines[:_NAMED_LINES])
+        gpus=(), share=share, claim="about", ops_s=share * facts.period_s, spans={NO_GPU: spans},
+        names=", ".join(trace.names[kinds[i]] for i in longest[:_NAMED_OPS]) or "many kinds",
+        culprits=tuple(Culprit(trace.names[kinds[i]], "host", float(times[i]) / steps.count / 1e9, facts.basis,
+                               at_s=int(host.start_ns[ops[which == i]][within[which == i].argmax()]) / 1e9)
+                       for i in longest[:_NAMED_OPS]))
 
 
 def describe_ops_without_gradient(v: OpsOutsideModel, job: Job) -> Explanation:
     return Explanation(
         title=f"Ops outside the model take {percent(v.share)} of the {job.basis}: {v.names}",
-        why=(f"No gradient passes through these ops, and they are not the optimizer's. They take {seconds(v.ops_s)} of "
-             f"each {job.basis}. Usual causes are metrics, histograms and other logging, or masks and tables that are "
-             "computed again each time."),
+        why=("No gradient passes through these ops, and they are not the optimizer's. They and Python between them "
+             f"take {seconds(v.ops_s)} of each {job.basis}. Usual causes are metrics, histograms and other logging, or "
+             "masks and tables that are computed again each time."),
         evidence={"ops_without_gradient_s": v.ops_s, "share_ratio": v.share},
         action=("Compute metrics and logging every hundred steps. Compute what does not change once, before the loop. "
                 "Prepare the batch in the DataLoader's workers."),
@@ -247,15 +230,12 @@ def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
     nodes, checks = host_rows(trace, BACKWARD_NODE), host_rows(trace, _CHECK)
     if not len(checks) or not len(nodes):
         return None
-    checked = np.zeros(len(nodes), bool)
+    checked = begun_within(host, nodes, host.line[checks], host.start_ns[checks]) > 0
     in_nodes: list[I64] = []
     for line in np.unique(host.line[nodes]).tolist():
-        of_line = np.flatnonzero(host.line[nodes] == line)
-        of_thread = nodes[of_line]
-        checked[of_line] = holds(trace, of_thread, host.start_ns[checks[host.line[checks] == line]])
         work = host_rows(trace, _CHECKS)
         work = work[host.line[work] == line]
-        backward = spans_of(facts.trace, of_thread)
+        backward = spans_of(trace, nodes[host.line[nodes] == line])
         in_nodes.append(work[coverage(backward, host.start_ns[work], host.start_ns[work] + 1) > 0])
     if checked.mean() < limit("anomaly_mode.checked"):
         return None

@@ -8,8 +8,9 @@ breakdown) goes to the first of these that holds:
    so small that starting them is most of their time (:mod:`gputop.analysis.host.small_ops`);
 3. ``placement``: a long op runs on the host and starts no kernel, inside a call;
 4. ``gap``: the host is in no function's call: Python between the steps; of PyTorch on a CPU, what follows the
-   optimizer's call with ops that take no time of their own (metrics) is that, too, and so are pauses from op to op
-   that are too long for the start of an op and come at the same place in most steps;
+   optimizer's call without a model (metrics, averages of weights) is that, too, beside a model what ops take no time of
+   their own, and so are pauses from op to op that are too long for the start of an op and come at the same place in
+   most steps;
 5. ``dispatch``: the rest: inside a call the next launch is late.
 
 Without a GPU the same division of all time within the steps that is not spent waiting for input; there
@@ -26,14 +27,15 @@ from msgspec import Struct
 from gputop.analysis.gpu.breakdown import IdleByGpu, bounds_judged, idle_by_gpu
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import ranked_work, work_in
-from gputop.analysis.host.host_spans import HostSpans, host_spans
+from gputop.analysis.host.host_spans import COLLECTIVE, HostSpans, host_spans
 from gputop.analysis.host.launch_threads import input_on_shared_threads, work_by_line
 from gputop.analysis.host.recurring_pauses import recurring_pauses, recurring_share
 from gputop.analysis.results import GapWork, HostOps
 from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.pytorch_ops import FORWARD
 from gputop.analysis.steps.training_loops import training_loops
-from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
-from gputop.trace.lookups import rows_of
+from gputop.trace.intervals import EMPTY, Spans, coverage, in_order, intersect, merge, subtract, union
+from gputop.trace.lookups import OPTIMIZER_CALL, host_rows, rows_of
 from gputop.trace.model import Trace
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 
@@ -179,7 +181,8 @@ def late_by_cause(
         knows_calls = bool(len(spans.calls.start))
         in_calls = spans.calls if knows_calls else left
         if steps is not None and line is None and spans.short_ops is not None:
-            in_calls = subtract(in_calls, intersect(spans.short_ops, _behind_calls(steps)))
+            behind = _behind_calls(trace, steps)
+            in_calls = subtract(in_calls, merge(intersect(spans.short_ops, behind), _without_model(trace, behind)))
             recurring = recurring_pauses(trace, steps, spans.short_pauses, process)
             in_calls = subtract(in_calls, recurring[0]) if recurring is not None else in_calls
         by_cause = {}
@@ -194,12 +197,20 @@ def late_by_cause(
     return out, hosts
 
 
-def _behind_calls(steps: Steps) -> Spans:
-    """Spans from the end of each step's call to the step's end."""
-    if not steps.call_ends_ns:
-        return EMPTY
-    ends = steps.edges_ns[:, 1]
-    return union(np.minimum(np.array(steps.call_ends_ns, np.int64), ends), ends)
+def _behind_calls(trace: Trace, steps: Steps) -> Spans:
+    """Spans from the end of each step's call to the step's end; of marked steps from that of the optimizer's last."""
+    begin, ends = steps.edges_ns.T
+    called = np.minimum(steps.call_ends_ns, ends) if steps.call_ends_ns else ends
+    updates = in_order(trace.host.end_ns[host_rows(trace, OPTIMIZER_CALL)])
+    last = np.append(updates, 0)[np.searchsorted(updates, called, side="right") - 1]  # 0: none is before
+    return union(np.where(last > begin, last, called), ends)
+
+
+def _without_model(trace: Trace, behind: Spans) -> Spans:
+    """Return those of these spans in which neither a model nor a collective begins, in whatever process."""
+    begun = np.sort(trace.host.start_ns[host_rows(trace, f"{FORWARD}|{COLLECTIVE}")])
+    without = np.searchsorted(begun, behind.end) == np.searchsorted(begun, behind.start)
+    return Spans(behind.start[without], behind.end[without])
 
 
 def _slow_host(late: Sequence[Late]) -> tuple[str, int | None] | None:

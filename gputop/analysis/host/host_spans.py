@@ -20,6 +20,7 @@ from gputop.analysis.steps.torchscript import script_builds
 from gputop.trace.intervals import EMPTY, Spans, complement, in_order, joined, merge, subtract, union
 from gputop.trace.lookups import COMPILE, Mask, distinct, host_rows, host_stat, name_mask, rows_of, spans_of
 from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.nesting import begun_within
 from gputop.trace.threads import MAIN, lines_of
 
 # An op that takes longer than launching several kernels does (20-40 µs each) holds the GPU up by itself.
@@ -43,7 +44,7 @@ _XLA_CALLBACK = rf"(?:{PYTHON_CALLBACK}|custom-call)"
 _TORCH_OP = r"(?:aten|autograd|c10d|torch\w*)::"
 _RUNTIME = r"(?:cu|cuda|hip)[A-Z]\w+$"
 # Collectives of the CPU, on threads of their own, for which the backward pass waits without an op.
-_TORCH_COLLECTIVE = r"(?:gloo|mpi|ucc):\w"
+COLLECTIVE = r"(?:gloo|mpi|ucc):\w"
 _TORCH_WORK = (rf"[\w.]+::\S|{_RUNTIME}|\w+Backward\d*$|Torch-Compiled |CompiledFunction|"
                r"Optimizer\.(?:step|zero_grad)#")
 
@@ -115,7 +116,7 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
 
 def _torch_calls(trace: Trace, here: Mask, called: I64, ops: I64) -> tuple[Spans, Spans | None, Spans]:
     """``calls``, ``short_ops`` and ``short_pauses`` of :class:`HostSpans` for PyTorch."""
-    waited_for = _rows(trace, name_mask(trace, _TORCH_COLLECTIVE), here)
+    waited_for = _rows(trace, name_mask(trace, COLLECTIVE), here)
     at_work = spans_of(trace, np.concatenate((called, waited_for)))
     calls = joined(at_work, EAGER_PAUSE_NS)
     if trace.gpus:
@@ -221,14 +222,8 @@ def _placed(trace: Trace, ops: I64) -> I64:
     on_gpu[distinct(device.tf_op[rows_of(kernels)])] = True
     on_gpu[-1] = False
     long = long[~on_gpu[host.name[long]] & ~name_mask(trace, _NOT_ITS_OWN)[host.name[long]]]
-    launched = kernels & (device.launch_line >= 0)
-    runtime = host_rows(trace, _RUNTIME)
-    out = []
-    for line in np.unique(host.line[long]).tolist():
-        rows = long[host.line[long] == line]
-        begun = device.launch_ns[launched & (device.launch_line == line)]
-        torch = name_mask(trace, r"aten::")[host.name[rows]]
-        calls_gpu = holds(trace, rows, begun)
-        calls_gpu[torch] |= holds(trace, rows[torch], host.start_ns[runtime[host.line[runtime] == line]])
-        out.append(rows[~calls_gpu])
-    return np.sort(np.concatenate(out)) if out else np.empty(0, np.int64)
+    launched, runtime = rows_of(kernels & (device.launch_line >= 0)), host_rows(trace, _RUNTIME)
+    calls_gpu = begun_within(host, long, device.launch_line[launched], device.launch_ns[launched]) > 0
+    torch = name_mask(trace, r"aten::")[host.name[long]]
+    torch &= begun_within(host, long, host.line[runtime], host.start_ns[runtime]) > 0
+    return long[~(calls_gpu | torch)]

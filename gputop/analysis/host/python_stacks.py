@@ -133,8 +133,8 @@ def line_text(frame: StackFrame) -> str:
         return printable(f"{frame.function} (built-in)")
     path = PurePosixPath(frame.file)
     function, parts, name = _function(frame.function), path.parts, path.name
-    if path.name.startswith("__autograph_generated_file"):  # what TensorFlow made of a function of the user's
-        name = "autograph"
+    if name.startswith("__autograph_generated_file"):  # TensorFlow's rewriting of a function: its lines are no user's
+        return printable(f"{function} (AutoGraph)")
     for folder in ("site-packages", "dist-packages"):
         if folder in parts:
             inside = parts[len(parts) - parts[::-1].index(folder):]

@@ -7,6 +7,9 @@ gaps: seen first in gaps, and hardly outside. Of other short gaps nothing is kno
 seen before, would be charged with them. Neither is anything known of gaps within twice the error of the samples' time,
 and a line that was seen first outside of gaps as often as in them is none of theirs. A tracer tells of every gap
 between its first call and its last.
+
+Where most gaps between steps are so short, PyTorch's loop itself tells what fills them, whatever the samples' clock:
+what a function calls below the line from which it calls the optimizer.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from gputop.trace.model import I64, Trace
 
 INPUT_GAP, EAGER_GAP, PLACEMENT_GAP = "input", "eager", "placement"
 GAPS = ("gap", INPUT_GAP, "tracing", EAGER_GAP, PLACEMENT_GAP, "dispatch")
+_BELOW = "below"  # all that the loop calls below its step
 _NO_GAPS_ON_CPU = ("dispatch",)  # without a GPU it holds the computing
 # Where TensorFlow and JAX call the user's Python in the midst of a compiled function, on any thread.
 _CALLS_BACK = re.compile(r"(?:^|/)(?:script_ops|_src/callback|_src/debugging)\.py$|^(?:callback|debugging)\.py$")
@@ -67,6 +71,11 @@ _LOADERS = {name: re.compile(rf"(?:^|/){path}/") for name, path in (
     ("datasets", "datasets"))}
 
 
+# What a step of PyTorch's runs, by file and function.
+_STEP = re.compile(r"(?:^|/)torch/(?:nn/modules/\S+ (?:\S+\.)?(?:\w*call_impl|forward)$|nn/functional|"
+                   r"autograd/(?:graph|__init__)\.|optim/\S+ \S*(?:step|_use_grad|zero_grad)|utils/data/)")
+_OPTIMIZER = re.compile(r"(?:^|/)torch/optim/\S+ \S*(?:step|_use_grad)")
+_TORN = 0.02  # share of the samples whose stack may be of two moments, as the job is not stopped for them
 # Names of functions of the user's that make a batch, and of those in whose calls nothing does.
 _MAKES_BATCH = re.compile(r"\w*(?:batch|augment|collate|transform|pre_?process|tokeni[sz]|__getitem__|decode|read_|"
                           r"load_(?:image|data|file|sample))")
@@ -94,11 +103,11 @@ class Lines:
 
     def __init__(self, python: PythonStacks, outside: Spans, gaps: Spans = EMPTY) -> None:
         """``outside``: time in which the training loop runs the step; ``gaps``: all that will be asked for."""
-        self.python = python
+        self.python, self.within, loop = python, merge(outside, gaps), python.loop
         self._loader_of = [next((name for name, path in _LOADERS.items() if library and path.search(frame.file)), "")
                            for frame, library in zip(python.frames, python.of_library, strict=True)]
         self._around = self._frames_around(outside)
-        loop, within = python.loop, (gaps, outside)
+        within = (gaps, outside)
         begun = [self._by_stack(coverage(spans, loop.seen, loop.seen + 1)) for spans in within]
         # Those first seen in gaps at least so many times as often as outside of them.
         self._of_gaps = np.flatnonzero((begun[0] > _GAP_RATIO * begun[1]) & (not python.exact))
@@ -110,7 +119,11 @@ class Lines:
                                                for in_gaps, in_steps in (begun, ran)], axis=0)
         self._telling_of_callbacks = self._frames_called_back()
         # A line that starts small ops one by one runs in the ops, too, and in the pauses of a thread without a CPU.
-        self._telling_of_ops = self._frames_that_tell(False, frozenset())
+        self._telling_of_ops, self._telling_below = (self._frames_that_tell(False, frozenset()) for _ in range(2))
+        training, below = self._around_the_update()
+        self._telling_of_ops.line[below] = -1
+        self._telling_below.line[~below] = -1
+        self._telling[False].line[training] = -1  # a thread without a CPU pauses there, too
 
     def _threads(self, kind: str) -> list[tuple[StackSpans, bool]]:
         """Threads whose Python shows such gaps, and whether only the user's own code in it does: in waits for input the
@@ -144,6 +157,27 @@ class Lines:
         goes_on = contains(Spans(spans.start[of_gaps], spans.end[of_gaps]), middle)
         return Spans(gaps.start[goes_on], gaps.end[goes_on])
 
+    def _around_the_update(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Masks of the stacks that run the step in a function that calls the optimizer, up to the line from which it
+        does so, and of those without the step below that line."""
+        python, calls = self.python, dict[tuple[str, str], dict[int, int]]()
+        times = self._by_stack(coverage(self.within, python.loop.start, python.loop.end))
+        of_step, of_optimizer = ([pattern.search(f"{frame.file} {frame.function}") is not None
+                                  for frame in python.frames] for pattern in (_STEP, _OPTIMIZER))
+        runs = np.array([any(of_step[frame] for frame in stack) for stack in python.stacks], bool)
+        users = [[python.frames[frame] for frame in python.own(stack)] for stack in range(len(python.stacks))]
+        for stack, frames in enumerate(users):
+            if frames and any(of_optimizer[frame] for frame in python.stacks[stack]):
+                lines = calls.setdefault((frames[-1].file, frames[-1].function), {})
+                lines[frames[-1].line] = lines.get(frames[-1].line, 0) + int(times[stack])
+        last = {function: max(line for line, time in lines.items() if time >= _TORN * sum(lines.values()))
+                for function, lines in calls.items()}
+        below = [next((frame.line > last[frame.file, frame.function] for frame in reversed(frames)
+                       if (frame.file, frame.function) in last), False) for frames in users]
+        above = [bool(frames) and frames[-1].line <= last.get((frames[-1].file, frames[-1].function), -1)
+                 for frames in users]
+        return runs & np.array(above, bool), ~runs & np.array(below, bool)
+
     def _by_stack(self, times: I64) -> I64:
         """Times of the loop's stacks, added up."""
         count = len(self.python.stacks)
@@ -155,7 +189,8 @@ class Lines:
         frames = self.python.frames
         parts = []
         for whole, worker in self._threads(kind):
-            spans, telling = whole.around(gaps), self._telling_of_ops if kind == EAGER_GAP else self._telling[worker]
+            spans = whole.around(gaps)
+            telling = {EAGER_GAP: self._telling_of_ops, _BELOW: self._telling_below}.get(kind, self._telling[worker])
             if kind == PLACEMENT_GAP and (worker or self._telling_of_callbacks.line.max(initial=-1) >= 0):
                 telling = self._telling_of_callbacks
             inside = coverage(gaps, spans.start, spans.end)
@@ -348,7 +383,12 @@ def gap_lines(kind: str, gaps: Sequence[Spans], s_per_step: float, processes: Se
     for process, asked in zip(processes, each, strict=True):
         covered = process.seen(asked, kind)
         seen, seen_ns = seen + len(covered.start), seen_ns + covered.total
-        for frame, time, leaf, loader in process.of(covered, kind):
+        lines = process.of(covered, kind)
+        if kind == "gap" and covered.total < _MOST * asked.total:
+            below = process.of(process.within, _BELOW)
+            if sum(time for _, time, _, _ in below) >= _MOST * asked.total:
+                lines, covered, seen_ns = below, asked, total
+        for frame, time, leaf, loader in lines:
             key = line_text(frame), frame.file
             before, inner, by = shares.get(key, (0.0, "" if leaf == frame else line_text(leaf), loader))
             shares[key] = before + time / covered.total * asked.total / total, inner, by

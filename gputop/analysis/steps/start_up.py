@@ -4,13 +4,13 @@ kernels."""
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputop.analysis.steps.autotuning import CONVOLUTION, CUDNN, trials
 from gputop.analysis.steps.compilations import TRACING, builds, function_name, rebuilt
 from gputop.analysis.steps.torch_compilations import built_again, compiling, compiling_kernels, torch_builds
 from gputop.analysis.steps.torchscript import script_builds
@@ -18,9 +18,10 @@ from gputop.text.units import seconds
 from gputop.trace.complete_part import part_of
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
+from gputop.trace.kernel_names import short_kernel
 from gputop.trace.lookups import COMPILE, Mask, host_rows, name_mask, numbered, spans_of
 from gputop.trace.model import I64, Kind, MemoryKind, Trace, once
-from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
+from gputop.trace.threads import MAIN, lines_of
 
 LOADING, COMPILING, TRACED, AUTOTUNING, GRAPHS = "loading", "compilation", "tracing", "autotuning", "graphs"
 TORCH_COMPILING, SCRIPT = "torch_compilation", "torchscript"
@@ -28,13 +29,11 @@ KERNELS, UPLOAD = "kernel_compilation", "upload"
 # Calls that bring code to the GPU or set its libraries up: CUDA's and HIP's driver, cuDNN and cuBLAS.
 _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
           r"(?:cudnn|cublas\w*|cusolver\w*)Create(?:_v\d)?$")
-# cuDNN's check of the buffers around each algorithm that it tries, in TensorFlow (redzone_checker) and XLA.
-TRIES = r"(?i).*redzone"
-_CONVOLUTION = r"aten::(?:(?:cudnn|miopen)_convolution\w*|convolution_backward)$"
 # A launch call loads its kernel's module, as CUDA does at the first launch since 11.7, where it takes this many times
 # the median of launch calls, and at least so long. gputop's own figures. A call that waits for a full queue, or whose
 # thread has lost its CPU, may be that of any launch: most of the time of all such calls must be in first launches.
 _FAR_LONGER, _LOADING_NS, _IN_FIRST = 50.0, 1_000_000, 0.9
+_USUAL = 0.25
 _WORTH_NAMING_NS = 20_000_000  # of all such calls together: a few time slices of a CPU
 # Calls of CUDA's and HIP's runtime and driver. The first one creates the context, whichever it is, and others load
 # modules or reserve memory. Those that wait for the GPU, or for room in its queue, may take long in any job. cudaFree
@@ -45,7 +44,6 @@ _API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchroniz
 _API_KEEPS = r"\w*(?:[Aa]lloc|Register|MemCreate|MemMap|Free)"  # it reserves or frees memory
 _PARAMETERS = 20  # copies. gputop's own figure
 _REPEATED = 0.5  # share of the launches that are not the first of their kernel, so that "the first" means something
-_TRIED_APART_NS = 10_000_000  # kernels that are tried one after the other, with work of the host between
 _STARTS = 0.5  # share of such work in the time from the recording's begin on: the job starts
 _WORTH_SAYING = 0.05  # share of the recording
 _PAST_START_S = 120.0  # a process that has run for so long does not start, as idle_gpu.age_s
@@ -57,7 +55,7 @@ _NAME_CHARS = 48
 _TEXTS = {
     LOADING: "loading of libraries and modules", COMPILING: "compilation by XLA", TRACED: "tracing by Python",
     TORCH_COMPILING: "compilation by torch.compile", SCRIPT: "compilation by TorchScript",
-    KERNELS: "compilation of kernels (NVRTC, Triton)",
+    KERNELS: "compilation and autotuning of kernels (NVRTC, Triton)",
     AUTOTUNING: "autotuning, in which cuDNN tries out its algorithms", GRAPHS: "recording of CUDA graphs",
     UPLOAD: "copying of the model to the GPU",
 }
@@ -91,7 +89,7 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     if len(by_torch.start):  # parts of it are called as XLA's are
         compiled = _outside(compiled, by_torch)
     loaded = _joined(_loading(trace), _set_up(trace))
-    for kind, calls in ((LOADING, loaded), (UPLOAD, _uploads(trace)), (AUTOTUNING, _tried(trace)),
+    for kind, calls in ((LOADING, loaded), (UPLOAD, _uploads(trace)), (AUTOTUNING, _found(trials(trace)[CUDNN])),
                         (GRAPHS, _found(_recorded(trace))), (TORCH_COMPILING, _by_torch(trace, by_torch)),
                         (SCRIPT, _by_script(trace)), (KERNELS, _found(compiling_kernels(trace))),
                         (COMPILING, compiled), (TRACED, traced)):
@@ -149,9 +147,9 @@ def _loading(trace: Trace) -> _Found:
 def _first_convolutions(trace: Trace) -> I64:
     """PyTorch's convolutions on a GPU in which cuDNN loads its kernels and chooses among them: far longer than usual,
     and none in the later half of them, as where shapes change and it chooses anew."""
-    rows = host_rows(trace, _CONVOLUTION)
+    rows = host_rows(trace, CONVOLUTION)
     length = trace.host.end_ns[rows] - trace.host.start_ns[rows]
-    usual = float(np.median(length)) if len(rows) else 0.0
+    usual = float(np.quantile(length, _USUAL)) if len(rows) else 0.0  # in a first pass most are the first of a shape
     long = np.flatnonzero(length >= max(_WORTH_NAMING_NS, _FAR_LONGER * usual))
     return rows[long] if len(long) and 2 * long[-1] < len(rows) else rows[:0]
 
@@ -179,13 +177,6 @@ def _set_up(trace: Trace) -> _Found:
     return host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
 
 
-def _tried(trace: Trace) -> _Found:
-    mask, device = name_mask(trace, TRIES, ("redzone",)), trace.device
-    rows = np.flatnonzero(mask.take(device.name)) if mask.any() else np.empty(0, np.int64)
-    tried = merge(joined(union(device.start_ns[rows], device.end_ns[rows]), _TRIED_APART_NS), _chosen(trace))
-    return _found(tried)
-
-
 def _found(spans: Spans) -> _Found:
     return spans.start, spans.end, np.full(len(spans.start), -1, np.int64)
 
@@ -208,16 +199,6 @@ def _recorded(trace: Trace) -> Spans:
     spans = recordings(trace)[0]
     before = spans.end <= launches[0] if len(launches) else np.ones(len(spans.end), bool)
     return Spans(spans.start[before], spans.end[before])
-
-
-def _chosen(trace: Trace) -> Spans:
-    """Convolutions' ops on the host of a timeline of TensorFlow 1 that take far longer than a launch: cuDNN tries out
-    algorithms, whose kernels are not recorded."""
-    host = trace.host
-    rows = host_rows(trace, r".*:\w*Conv[23]D\w*$")
-    rows = rows[[trace.lines[line].name.startswith(f"{GRAPH_EXECUTOR} GPU") for line in host.line[rows].tolist()]]
-    rows = rows[host.end_ns[rows] - host.start_ns[rows] >= _WORTH_NAMING_NS]
-    return spans_of(trace, rows)
 
 
 def _built(trace: Trace) -> tuple[_Found, _Found]:
@@ -271,12 +252,6 @@ def past_start(trace: Trace) -> bool:
     return trace.job_cpus is not None and (trace.job_cpus.age_s or 0.0) > _PAST_START_S
 
 
-def tries_ns(trace: Trace) -> I64:
-    """Begins of the kernels with which cuDNN's algorithms are tried out, in order."""
-    mask = name_mask(trace, TRIES, ("redzone",))
-    return trace.device.start_ns[mask.take(trace.device.name)] if mask.any() else np.empty(0, np.int64)
-
-
 def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
     """Work of a job's start that ran in every one of these steps, for a sentence; empty: nothing known, or the job is
     past its start. ``bounds_ns`` has the shape (steps, 2).
@@ -285,17 +260,13 @@ def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
     """
     if past_start(trace):
         return ""
-    tries = tries_ns(trace)
-    in_each = np.searchsorted(tries, bounds_ns[:, 1]) - np.searchsorted(tries, bounds_ns[:, 0])
-    if (in_each > 0).all():
-        return f"autotuning, in which cuDNN tries out its algorithms ({in_each.sum()} kernels that check its results)"
     if len(bounds_ns) == 1 and _one_after_the_other(trace, *bounds_ns[0].tolist()):
         return "replicas that begin one after the other"
     may_be_first = len(bounds_ns) < _FEW_STEPS and not rebuilt(trace)
     rows = host_rows(trace, COMPILE)
     compiling = spans_of(trace, rows)
-    for kind, spans in ((COMPILING, compiling), (KERNELS, compiling_kernels(trace)), (AUTOTUNING, _chosen(trace)),
-                        (GRAPHS, _recorded(trace))):
+    for kind, spans in ((COMPILING, compiling), (KERNELS, compiling_kernels(trace)),
+                        (AUTOTUNING, trials(trace)[CUDNN]), (GRAPHS, _recorded(trace))):
         time = coverage(spans, bounds_ns[:, 0], bounds_ns[:, 1])
         # What is recorded into graphs that nothing launches yet are no steps, however often it repeats.
         if (may_be_first or kind == GRAPHS) and (time > START_UP_SHARE * (bounds_ns[:, 1] - bounds_ns[:, 0])).all():
@@ -351,7 +322,7 @@ def what_started(spans: Sequence[StartUpSpan], until_ns: int) -> str:
     parts = []
     for kind, alike in sorted(of_kind.items(), key=lambda item: -_length(item[1])):
         longest = max(alike, key=lambda span: span.end_ns - span.start_ns)
-        name = re.split(r"[(<]", longest.what)[0].removeprefix("void ")
+        name = short_kernel(longest.what).split("<")[0]
         parts.append(f"{_TEXTS[kind]} ({f'{name[:_NAME_CHARS]}, ' if name else ''}{seconds(_length(alike) / 1e9)})")
     return " and ".join(parts)
 

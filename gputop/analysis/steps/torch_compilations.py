@@ -19,8 +19,9 @@ import re
 import numpy as np
 from msgspec import Struct
 
+from gputop.analysis.steps.autotuning import TRITON, trials
 from gputop.analysis.steps.compilations import AGAIN, OVER
-from gputop.trace.intervals import Spans, in_order
+from gputop.trace.intervals import Spans, in_order, merge
 from gputop.trace.lookups import Mask, host_rows, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 
@@ -30,9 +31,8 @@ _FAKE = r"PythonDispatchMode$|prims::\w"
 _TIMED = r".* \(dynamo_timed\)$"
 _KERNEL_WORDS = ("nvrtc", "fusionkernelruntime", "kernelexecutor", "compiledkernel", "triton")
 _KERNELS = (r"(?:\w+::)*Nvrtc::\w*[Cc]ompile\w*$|(?:FusionKernelRuntime|KernelExecutor|CompiledKernel)::compile\w*$|"
-            r"(?:.*/)?triton/(?:compiler/compiler\.py\(\d+\): compile|runtime/autotuner\.py\(\d+\): _bench|"
-            r"runtime/jit\.py\(\d+\): _do_compile)$|"
-            r"(?:.*/)?triton_heuristics\.py\(\d+\): (?:benchmark_all_configs|_?precompile\w*)$")
+            r"(?:.*/)?triton/(?:compiler/compiler\.py\(\d+\): compile|runtime/jit\.py\(\d+\): _do_compile)$|"
+            r"(?:.*/)?triton_heuristics\.py\(\d+\): _?precompile\w*$")
 
 
 class TorchBuilds(Struct, frozen=True):
@@ -53,8 +53,9 @@ def compiling(trace: Trace, lines: Mask) -> Spans:
 
 
 def compiling_kernels(trace: Trace) -> Spans:
-    """Spans in which kernels are compiled, or tried out, one by one; calls within others count once."""
-    return spans_of(trace, np.flatnonzero(name_mask(trace, _KERNELS, _KERNEL_WORDS).take(trace.host.name)))
+    """Spans in which kernels are compiled, or tried out by Triton, one by one; calls within others count once."""
+    compiled = np.flatnonzero(name_mask(trace, _KERNELS, _KERNEL_WORDS).take(trace.host.name))
+    return merge(spans_of(trace, compiled), trials(trace)[TRITON])
 
 
 def built_again(trace: Trace, builds: TorchBuilds) -> bool:

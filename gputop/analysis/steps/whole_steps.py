@@ -19,7 +19,8 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from gputop.analysis.steps.anchors import Anchors
-from gputop.analysis.steps.start_up import START_UP_SHARE, StartUpSpan, tries_ns
+from gputop.analysis.steps.autotuning import CUDNN, trials
+from gputop.analysis.steps.start_up import START_UP_SHARE, StartUpSpan
 from gputop.trace.intervals import coverage, union
 from gputop.trace.lookups import host_rows
 from gputop.trace.model import I64, Trace
@@ -100,12 +101,11 @@ def _without_profilers_end(trace: Trace, bounds: I64) -> I64:
 
 def _count_start_up(trace: Trace, bounds: I64, start_up: Sequence[StartUpSpan]) -> int:
     """Number of leading steps that belong to the job's start (4); 0 where no other follows."""
-    tries = tries_ns(trace)
-    if not len(bounds) or not (len(tries) or start_up):
+    if not len(bounds) or not start_up:
         return 0
     work = union([span.start_ns for span in start_up], [span.end_ns for span in start_up])
     starts = coverage(work, bounds[:, 0], bounds[:, 1]) >= START_UP_SHARE * (bounds[:, 1] - bounds[:, 0])
-    tried = np.searchsorted(tries, bounds[:, 1]) > np.searchsorted(tries, bounds[:, 0])
+    tried = coverage(trials(trace)[CUDNN], bounds[:, 0], bounds[:, 1]) > 0
     usual = np.flatnonzero(~(starts | tried))
     return int(usual[0]) if len(usual) else 0
 

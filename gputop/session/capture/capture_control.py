@@ -349,7 +349,7 @@ class CaptureControl:
         agreed = [s.pid for s in servers if s.pid is not None and s.address in self.watch.job.agreed]
         run = CaptureRun(self._stop_capture, self._closing, self.set_status,
                          StackChoice(self.options.stacks, agreed, simulated_stacks(self._source)),
-                         lambda record, of: self._node.counters(record, of), self._node.live_steps(),
+                         lambda record, of: self._node.counters(record, of), self._node.live_steps(servers),
                          attached=() if request.process is None else (request.process,))
         if request.reason:
             from gputop.ranks.stacks import is_ending

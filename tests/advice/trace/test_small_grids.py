@@ -8,6 +8,7 @@ from gputop.advice.trace.batch_size import SmallGrids
 from gputop.advice.verdict import Missing
 from gputop.trace.model import LaunchShape, Trace, TraceGpu
 from tests.advice.trace.traces import KERNEL, STEP, STEPS, abstained, findings, job, verdict
+from tests.trace.build import Builder
 
 SMS = 132
 
@@ -71,3 +72,13 @@ def test_without_grids_or_sms_it_abstains() -> None:
         assert isinstance(verdict(missing, "small_grids"), Missing)
         assert "grids" in abstained(missing)["small_grids"]
     assert verdict(trace(None, until=STEP / 8), "small_grids") is None
+
+
+def test_one_kernel_of_one_block_is_enough_to_judge_its_grid() -> None:
+    b = Builder(format="nsys").host("cudaMalloc", 0, 100, line="add/17").run(0, 200, 9e5, "add", launch=150,
+                                                                           shape=shape(1, 1), thread="add/17")
+    built = b.build()
+    built.gpus = [TraceGpu("node", 0, compute_capability=(8, 0), sms=108)]
+    found = findings(built)["small_grids"]
+    assert found.severity == "medium" and found.title == "Kernels use less than 1% of the GPU while they run"
+    assert found.action.startswith("Start kernels with more blocks and threads.")

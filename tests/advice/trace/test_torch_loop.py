@@ -126,7 +126,9 @@ def training(op: str, length: float, *inside: str, gpus: int = 0) -> Builder:
 
 
 def test_an_op_that_no_gradient_passes_through() -> None:
-    f = findings(training("aten::histogram", 6_000))["ops_without_gradient"]
+    gap = findings(training("aten::histogram", 6_000))["step_gap_host"]
+    f, = gap.consequences  # what runs between steps, of which the op is a part
+    assert f.id == "ops_without_gradient" and gap.evidence["share_ratio"] == pytest.approx(0.52, abs=0.01)
     assert f.severity == "high" and f.evidence["share_ratio"] == pytest.approx(0.3, abs=0.01)
     assert f.title.endswith("aten::histogram") and [c.name for c in f.culprits] == ["aten::histogram"]
     assert b"aten::histogram" in encode(f)  # no number of NumPy's is in it
@@ -143,6 +145,31 @@ def test_an_op_that_no_gradient_passes_through() -> None:
 ])
 def test_what_is_small_or_a_model_or_an_update_or_on_a_gpu_is_not_judged(job: Builder) -> None:
     assert verdict(job, "ops_without_gradient") is None
+
+
+def logging(op: str, read: str) -> Builder:
+    """After the backward pass 400 small ops, each of which is followed by what Python does with it."""
+    b = training("aten::zeros", 10)
+    for i in range(STEPS):
+        for k in range(400):
+            at = i * STEP + 12_000 + k * 12
+            b.host(op, at, 5).host(read, at + 6, 3)
+    return b
+
+
+def test_small_ops_whose_results_python_reads_are_a_part_of_what_runs_between_steps() -> None:
+    read, clipping = (logging("aten::linalg_vector_norm", op) for op in ("aten::item", "aten::mul_"))
+    v = verdict(read, "ops_without_gradient")
+    assert v.share == pytest.approx(400 * 12 / STEP, rel=0.1)  # with Python's way from one to the next
+    gap, = (f for id_, f in findings(read).items() if id_ != "eager_execution")
+    assert (gap.id, [f.id for f in gap.consequences]) == ("step_gap_host", ["ops_without_gradient"])
+    assert verdict(clipping, "ops_without_gradient") is None
+    assert list(findings(clipping)) == ["step_gap_host"]
+
+
+def test_what_follows_the_optimizer_is_the_gap_unless_a_model_runs_there() -> None:
+    average, teacher = (verdict(training(op, 6_000), "step_gap_host") for op in ("aten::lerp_", "aten::linear"))
+    assert (average.share, teacher.share) == pytest.approx((0.52, 0.22), abs=0.01)
 
 
 def test_ops_of_the_model_have_gradients() -> None:

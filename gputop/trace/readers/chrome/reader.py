@@ -19,7 +19,7 @@ from gputop.trace import kernel_names, limits
 from gputop.trace.builder import MAX_GPUS, TraceBuilder
 from gputop.trace.derived_lines import STEPS, is_derived, streams
 from gputop.trace.launch_join import Launches, set_launches
-from gputop.trace.lookups import TORCH_HOST_MEMORY, Mask
+from gputop.trace.lookups import TORCH_HOST_MEMORY, Mask, distinct
 from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, StepEvents, Trace, TraceGpu
 from gputop.trace.occupancy import sm_count, with_estimate
 from gputop.trace.readers.chrome.events import HOST, ChromeFile, read_file, text_of
@@ -37,6 +37,7 @@ _TAKES_BATCH = re.compile(r"IteratorGetNext|QueueDequeue|Unstage")
 _REPEATED = frozenset(("stream all", "stream memcpy"))
 _AMD = re.compile(r"AMD|Radeon|Instinct|\bMI\d{3}", re.IGNORECASE)  # whose grids may be in threads, not in blocks
 _NO_THREAD = re.compile(r"thread 0 \(")  # where kineto writes the Python functions of threads that run no op
+_API = re.compile(r"(?:cu|cuda|hip)[A-Z]")
 _NS_PER_US = 1000
 _NEITHER, _ON_HOST, _STEPS = -1, -2, -3
 
@@ -155,6 +156,8 @@ class _Rank:
         steps = self._file.events[ordinal == _STEPS]
         self._file.events = self._file.events[:0]
         self._allocators()
+        if all(_API.match(self._builder.names.list[name]) for name in distinct(host["name"]).tolist()):
+            self._file.window_us = None  # what the host did is not recorded: it may be the profiler's own start
         if len(host):
             start, end = self._ns(host)
             nodes = np.isin(host["row"], [row for row, (pid, _) in enumerate(self._file.rows) if self._executor(pid)])

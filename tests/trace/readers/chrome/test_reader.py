@@ -357,6 +357,14 @@ def test_a_file_cut_off_before_its_gpu_s_events_does_not_pass_for_one_without_a_
     assert "no_gpu" not in {q.id for q in analysis.trace.quality}
 
 
+def test_where_only_calls_of_cuda_are_recorded_the_rest_of_the_recording_is_unknown():
+    document = kineto()
+    document["traceEvents"][-1]["dur"] = 3_000_000  # 100 µs of it hold events, as with ProfilerActivity.CUDA alone
+    assert read(document).profile_window_ns == (0, 3_000_000_000)
+    document["traceEvents"] = [e for e in document["traceEvents"] if e.get("cat") not in ("cpu_op", "user_annotation")]
+    assert read(document).profile_window_ns is None
+
+
 @pytest.mark.parametrize("tid", ["\ud800", "a\udfffb", ["\ud800"]])
 def test_a_thread_s_number_may_be_text_that_cannot_be_encoded(tmp_path, tid):
     path = tmp_path / "a.pt.trace.json"
