@@ -102,7 +102,7 @@ class Source(Protocol):
 
 
 class LiveSource:
-    """Base of the sources that read a node as it is now: they have nothing of the time before, and provide no server."""
+    """Base of the sources that read a node as it is now: without earlier time to give, and without a server."""
 
     simulated = False
 
