@@ -12,12 +12,11 @@ grpc package, which knows why.
 from __future__ import annotations
 
 import os
-import queue
 import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -40,7 +39,6 @@ _MAX_MESSAGE_BYTES = 2**31 - 1
 _LATE_S = 0.25  # delay of our own clock after gRPC's, which tells more where it works
 _CLOSE_S = 1.0
 
-T = TypeVar("T")
 # Of gRPC's status codes those that a server answers to what it cannot parse.
 _OK, _UNIMPLEMENTED, _INTERNAL = 0, 12, 13
 
@@ -164,27 +162,26 @@ def _check_service(address: str, timeout_s: float) -> ServerInfo:
 
 
 def _status_by_grpc(address: str, method: str, message: bytes, timeout_s: float) -> tuple[int, float]:
-    """Status as :func:`bare_call.status_of` has it, one of the three. Raises GputopError for any other."""
+    """Status as :func:`bare_call.status_of` has it, one of the three. Raises GputopError for any other.
+
+    gRPC's own deadlines are kept by the threads that serve the connection: a server that floods it with frames, or
+    sends headers without an end, delays them for as long as it likes. So the deadline is kept by a clock of our own.
+    """
     grpc = load_grpc()
-    took_s = 0.0
-
-    def call(channel: Any) -> None:
-        nonlocal took_s
-        start = time.monotonic()
-        try:
-            channel.unary_unary(method)(message, timeout=timeout_s)
-        finally:
-            took_s = time.monotonic() - start
-
+    channel, start = open_channel(address), time.monotonic()
+    call = channel.unary_unary(method).future(message, timeout=timeout_s)
     try:
-        call_within(address, timeout_s, call)
-        return _OK, took_s
-    except grpc.RpcError as error:
-        code, details = error.code(), error.details() or ""
+        error = call.exception(timeout=timeout_s + _LATE_S)
+        took_s = time.monotonic() - start
+    except grpc.FutureTimeoutError:
+        raise _no_answer(address, timeout_s) from None
+    finally:
+        close_channel(channel, call.cancel)
+    code = call.code()
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         raise _no_answer(address, timeout_s)
-    if code.value[0] not in (_UNIMPLEMENTED, _INTERNAL):
-        raise GputopError(f"{address} answers {code.name}: {details[:300]}", _RIGHT_PORT)
+    if error is not None and code.value[0] not in (_UNIMPLEMENTED, _INTERNAL):
+        raise GputopError(f"{address} answers {code.name}: {(call.details() or '')[:300]}", _RIGHT_PORT)
     return code.value[0], took_s
 
 
@@ -223,33 +220,6 @@ def open_channel(address: str) -> grpc.Channel:
     return channel
 
 
-def call_within(address: str, timeout_s: float, work: Callable[[grpc.Channel], T]) -> T:
-    """Call ``work`` with a channel; grpc.RpcError (DEADLINE_EXCEEDED) after ``timeout_s``.
-
-    gRPC's own deadlines are kept by the threads that serve the connection: a server that floods it with frames, or
-    sends headers without an end, delays them for as long as it likes. So this one is kept by a clock of our own.
-    """
-    channel = open_channel(address)
-    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            answers.put((work(channel), None))
-        except BaseException as error:  # noqa: BLE001  raised by who waits
-            answers.put((None, error))
-
-    threading.Thread(target=run, name="gputop-call", daemon=True).start()
-    try:
-        result, error = answers.get(timeout=timeout_s + _LATE_S)
-    except queue.Empty:
-        raise _overdue() from None
-    finally:
-        close_channel(channel)
-    if error is not None:
-        raise error
-    return cast("T", result)
-
-
 def close_channel(channel: grpc.Channel, before: Callable[[], object] = lambda: None) -> None:
     """Close a channel, after ``before``, in a thread of its own, which is waited for a moment: that can take as long
     as the other side likes."""
@@ -260,16 +230,3 @@ def close_channel(channel: grpc.Channel, before: Callable[[], object] = lambda: 
     thread = threading.Thread(target=close, name="gputop-close", daemon=True)
     thread.start()
     thread.join(_CLOSE_S)
-
-
-def _overdue() -> BaseException:
-    grpc = load_grpc()
-
-    class Overdue(grpc.RpcError):  # type: ignore[name-defined]
-        def code(self) -> Any:
-            return grpc.StatusCode.DEADLINE_EXCEEDED
-
-        def details(self) -> str:
-            return "it keeps the connection busy and does not answer"
-
-    return Overdue()

@@ -18,24 +18,30 @@ def test_a_flood_does_not_outlive_the_deadline_of_a_probe(what):
         probe.probe(address, 2.0)
 
 
-def test_a_call_that_never_returns_is_given_up():
+def test_a_call_that_never_returns_is_given_up(monkeypatch):
     """Whatever keeps gRPC from keeping its deadline."""
-    never = threading.Event()
-    try:
-        with pytest.raises(grpc.RpcError) as raised:
-            probe.call_within("127.0.0.1:9", 0.01, lambda channel: never.wait())
-        assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    finally:
-        never.set()
+    class Call:
+        def exception(self, timeout: float) -> None:
+            raise grpc.FutureTimeoutError
 
+        def cancel(self) -> None:
+            closed.append("cancel")
 
-def test_what_a_call_returns_and_raises_passes():
-    def fail(channel: grpc.Channel) -> None:
-        raise ValueError("so")
+    class Channel:
+        def unary_unary(self, method: str) -> Channel:
+            return self
 
-    assert probe.call_within("127.0.0.1:9", 60.0, lambda channel: 7) == 7
-    with pytest.raises(ValueError, match="so"):
-        probe.call_within("127.0.0.1:9", 60.0, fail)
+        def future(self, message: bytes, timeout: float) -> Call:
+            return Call()
+
+        def close(self) -> None:
+            closed.append("close")
+
+    closed: list[str] = []
+    monkeypatch.setattr(probe, "open_channel", lambda address: Channel())
+    with pytest.raises(GputopError, match=r"did not answer within 2 s"):
+        probe._status_by_grpc("127.0.0.1:9", "/m", b"", 2.0)
+    assert closed == ["cancel", "close"]
 
 
 def test_a_channel_that_takes_long_to_close_is_left_to_itself(monkeypatch):
