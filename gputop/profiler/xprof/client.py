@@ -61,7 +61,7 @@ class XProfRecorder(Struct, frozen=True):
     limits: ClassVar[RecorderLimits] = RecorderLimits()
 
     def round_trip_s(self) -> float:
-        return probe(self.address).round_trip_s
+        return probe(self.address)
 
     def record(self, recording: RecordingOrder, on_progress: Callable[[Progress], None],
                stop: threading.Event) -> CaptureResult:

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from msgspec import Struct
-
 from gputop.core.errors import GputopError
 from gputop.profiler.addresses import parse_address, split_address, unix_name
 from gputop.profiler.xprof import bare_call
@@ -43,15 +41,9 @@ _CLOSE_S = 1.0
 _OK, _UNIMPLEMENTED, _INTERNAL = 0, 12, 13
 
 
-class ServerInfo(Struct, frozen=True):
-    """A profiler server that answered a probe. ``round_trip_s`` is one call's time there and back."""
-
-    address: str
-    round_trip_s: float
-
-
-def probe(address: str, timeout_s: float = 3.0) -> ServerInfo:
-    """Check that a profiler server answers at ``address``, without disturbing it.
+def probe(address: str, timeout_s: float = 3.0) -> float:
+    """Check that a profiler server answers at ``address``, without disturbing it; returns the seconds that one call
+    takes there and back.
 
     Raises GputopError that names what is there instead, after at most about ``timeout_s`` per step.
     """
@@ -144,7 +136,7 @@ def _judge(address: str, first: bytes | None, timeout_s: float) -> None:
     raise GputopError(f"{address} does not speak gRPC; it says {answer!r}", _RIGHT_PORT)
 
 
-def _check_service(address: str, timeout_s: float) -> ServerInfo:
+def _check_service(address: str, timeout_s: float) -> float:
     method, unparsable = f"/{SERVICE}/Terminate", b"\xff"
     try:
         with _connect(address, timeout_s) as sock:
@@ -158,7 +150,7 @@ def _check_service(address: str, timeout_s: float) -> ServerInfo:
         code, took_s = _status_by_grpc(address, method, unparsable, timeout_s)
     if code == _UNIMPLEMENTED:
         raise no_profiler_service(address)
-    return ServerInfo(address, took_s)
+    return took_s
 
 
 def _status_by_grpc(address: str, method: str, message: bytes, timeout_s: float) -> tuple[int, float]:
