@@ -72,7 +72,7 @@ class ComparedRow(Struct, frozen=True):
     unit: str
     a: float | None
     b: float | None
-    verdict: Verdict
+    verdict: Verdict = "cannot be told"
     gpu: int | None = None
     low: float | None = None
     high: float | None = None
@@ -89,17 +89,6 @@ class ComparedRow(Struct, frozen=True):
         return None if self.a is None or self.b_alike is None else self.b_alike - self.a
 
 
-class _Figure(Struct, frozen=True):
-    """Figure that is compared. ``wish``: 1 where more of it is better, -1 where less is, 0 where neither is in
-    itself."""
-
-    group: Group
-    id: str
-    unit: str
-    wish: int
-    gpu: int | None = None
-
-
 class _Test(Struct, frozen=True):
     """Test that a change has to pass: ``minimum``, and ``interval`` must exclude 0. ``exact`` figures need no interval:
     they were counted, not sampled, or are surely apart. ``reason``: why there is neither."""
@@ -110,12 +99,12 @@ class _Test(Struct, frozen=True):
     reason: str | None = None
 
 
-def _row(figure: _Figure, a: float | None, b: float | None, test: _Test, work: float = 1.0) -> ComparedRow:
-    """Judge one pair of figures."""
-    per_step, b = b, None if b is None else b / work
-    interval, reason = test.interval, test.reason
+def _judged(row: ComparedRow, wish: int, test: _Test) -> ComparedRow:
+    """The row with its verdict. ``wish``: 1 where more of the figure is better, -1 where less is, 0 where neither is in
+    itself."""
+    a, b, interval, reason = row.a, row.b_alike, test.interval, test.reason
     low, high = (interval.low, interval.high) if interval is not None else (None, None)
-    verdict: Verdict = "cannot be told"
+    verdict = row.verdict
     if a is None or b is None:
         reason = reason or "unknown for " + (" and ".join(s for s, v in (("A", a), ("B", b)) if v is None))
     elif a == b:
@@ -124,41 +113,36 @@ def _row(figure: _Figure, a: float | None, b: float | None, test: _Test, work: f
         reason = None
         beyond = interval is None or interval.excludes_zero
         if beyond and abs(b - a) >= test.minimum:
-            wish = figure.wish
             verdict = "changed" if wish == 0 else "better" if (b > a) == (wish > 0) else "worse"
         else:
             verdict, reason = "noise", SMALL if beyond else None
-    return ComparedRow(figure.group, figure.id, figure.unit, a, per_step, verdict, figure.gpu, low, high, reason, work)
+    return replace(row, verdict=verdict, low=low, high=high, reason=reason)
 
 
 def step_rows(a: Side, b: Side) -> list[ComparedRow]:
     """Median and mean time of a step, wall time and live time of one; of one iteration where a side packs several into
     its step."""
-    both = [_Steps.of(side) for side in (a, b)]
-    one, other = both
-    if one is None or other is None:
+    if a.steps is None or b.steps is None:
         reason = _no_steps(a, b)
-        return [_row(_step_time(id_), None if one is None else getattr(one, id_),
-                     None if other is None else getattr(other, id_), _Test(0.0, reason=reason))
+        return [_step_time(id_, _per_iteration(a, id_), _per_iteration(b, id_), _Test(0.0, reason=reason))
                 for id_ in ("median_s", "mean_s")]
     minimum, work = MIN_EFFECT * step_scale(a, b), work_ratio(a, b)
-    series = [[run.series for side in (job, *job.repeats) if (run := _Steps.of(side)) is not None
-               and run.series is not None] for job in (a, b)]
+    series = [[steps_s for side in (job, *job.repeats) if (steps_s := _series(side)) is not None] for job in (a, b)]
     live = _live_row(a, b, minimum, work)
     rows, unlikely_s = [], 0.0
     not_alike = _not_alike(a, b)
     for id_, statistic in (("median_s", np.median), ("mean_s", np.mean)):
-        first, second = getattr(one, id_), getattr(other, id_)
+        first, second = (getattr(side.steps, id_) / side.iterations for side in (a, b))
         if not all(series):
             reason = _NO_SERIES.format(" and ".join(n for n, runs in zip("AB", series, strict=True) if not runs))
-            rows.append(_row(_step_time(id_), first, second, _Test(minimum, reason=reason), work))
+            rows.append(_step_time(id_, first, second, _Test(minimum, reason=reason), work))
             continue
         first, second = (value if len(runs) == 1 else float(np.mean([statistic(one) for one in runs]))
                          for value, runs in zip((first, second), series, strict=True))
         by_ratio = None if not_alike is not None else ratio(
             series[0], [one / work for one in series[1]], 1 - STEP_ERROR, drift_of(a, b), statistic=statistic)
         interval = None if by_ratio is None else by_ratio.of(first)
-        row = _row(_step_time(id_), first, second, _Test(minimum, interval, reason=not_alike or _TOO_FEW_STEPS), work)
+        row = _step_time(id_, first, second, _Test(minimum, interval, reason=not_alike or _TOO_FEW_STEPS), work)
         if row.verdict in ("better", "worse") and live is not None and _contradicts(live, percent_change(row)):
             unlikely_s = (row.change or 0.0) - (live.change or 0.0) if id_ == "mean_s" else 0.0
             row = replace(row, verdict="noise", reason=_NOT_LIVE.format(percent_change(live)))
@@ -174,8 +158,12 @@ def _no_steps(a: Side, b: Side) -> str:
     return _NO_STEPS.format(" and ".join(name for name, side in (("A", a), ("B", b)) if side.steps is None))
 
 
-def _step_time(id_: str) -> _Figure:
-    return _Figure("steps", id_, SECONDS, -1)
+def _per_iteration(side: Side, id_: str) -> float | None:
+    return None if side.steps is None else getattr(side.steps, id_) / side.iterations
+
+
+def _step_time(id_: str, a: float | None, b: float | None, test: _Test, work: float = 1.0) -> ComparedRow:
+    return _judged(ComparedRow("steps", id_, SECONDS, a, b, work=work), -1, test)
 
 
 def wall_row(a: Side, b: Side, unlikely_s: float = 0.0) -> ComparedRow | None:
@@ -192,7 +180,7 @@ def wall_row(a: Side, b: Side, unlikely_s: float = 0.0) -> ComparedRow | None:
     interval = None if difference is None else difference[0]
     if interval is not None:
         interval = interval._replace(low=interval.low - max(unlikely_s, 0.0), high=interval.high - min(unlikely_s, 0.0))
-    row = _row(_step_time("wall_s"), first, second, _Test(minimum, interval, reason=not_alike or _TOO_FEW_STEPS), work)
+    row = _step_time("wall_s", first, second, _Test(minimum, interval, reason=not_alike or _TOO_FEW_STEPS), work)
     if difference is None or row.verdict != "noise" or first == second / work:
         return row
     of_pauses, counts = difference[1], (len(one.pauses_s), len(other.pauses_s))
@@ -223,7 +211,7 @@ def _live_row(a: Side, b: Side, minimum: float, work: float) -> ComparedRow | No
         return None
     by_ratio = ratio([first], [second / work], 1 - STEP_ERROR, drift_of(a, b))
     interval = None if by_ratio is None else by_ratio.of(float(first.mean()))
-    return _row(_step_time("live_s"), float(first.mean()), float(second.mean()), _Test(minimum, interval), work)
+    return _step_time("live_s", float(first.mean()), float(second.mean()), _Test(minimum, interval), work)
 
 
 def _contradicts(live: ComparedRow, change: float | None) -> bool:
@@ -235,24 +223,14 @@ def _contradicts(live: ComparedRow, change: float | None) -> bool:
     return not live.low <= change * live.a <= live.high and live_change * math.copysign(1, change) < abs(change) / 2
 
 
-class _Steps(Struct, frozen=True):
-    """Step times per iteration."""
-
-    median_s: float
-    mean_s: float
-    series: F64 | None
-
-    @classmethod
-    def of(cls, side: Side) -> _Steps | None:
-        steps = side.steps
-        if steps is None:
-            return None
-        series: F64 | None = None
-        if side.series is not None:
-            series = side.series.step_s / side.iterations
-        elif steps.durations_s and min(steps.durations_s) > 0:
-            series = np.array(steps.durations_s) / side.iterations
-        return cls(steps.median_s / side.iterations, steps.mean_s / side.iterations, series)
+def _series(side: Side) -> F64 | None:
+    """The time of each step per iteration."""
+    if side.steps is None:
+        return None
+    if side.series is not None:
+        return side.series.step_s / side.iterations
+    lengths = side.steps.durations_s
+    return np.array(lengths) / side.iterations if lengths and min(lengths) > 0 else None
 
 
 def step_scale(a: Side, b: Side) -> float:
@@ -279,15 +257,15 @@ def breakdown_rows(a: Side, b: Side) -> list[ComparedRow]:
         if first is None and second is None:
             continue
         test = _Test(minimum, interval.get(name), _within(pairs[name], minimum), reason)
-        rows.append(_row(_Figure("breakdown", name, SECONDS, -1), first, second, test, work))
+        rows.append(_judged(ComparedRow("breakdown", name, SECONDS, first, second, work=work), -1, test))
     return rows
 
 
 def _part_shares(a: Side, b: Side) -> list[ComparedRow]:
     pairs = {name: _pair(a, b, partial(_part_share, name=name)) for name in PART_ORDER}
     interval, reason = _tested(a, b, pairs)
-    return [_row(_Figure("breakdown", name, RATIO, -1), float(pair[0].mean()), float(pair[1].mean()),
-                 _Test(MIN_EFFECT, interval.get(name), reason=reason))
+    return [_judged(ComparedRow("breakdown", name, RATIO, float(pair[0].mean()), float(pair[1].mean())), -1,
+                    _Test(MIN_EFFECT, interval.get(name), reason=reason))
             for name, pair in pairs.items() if pair is not None]
 
 
@@ -318,8 +296,9 @@ def gpu_rows(a: Side, b: Side) -> list[ComparedRow]:
             continue
         size = max(abs(v) for v in values if v is not None)
         minimum = MIN_EFFECT if _GPU_UNITS.get(figure, RATIO) == RATIO else MIN_EFFECT * size
-        rows.append(_row(_Figure("gpus", figure, _GPU_UNITS.get(figure, RATIO), _GPU_FIGURES[figure], gpu), values[0],
-                         values[1], _Test(minimum, interval.get((gpu, figure)), _within(pair, minimum), reason)))
+        row = ComparedRow("gpus", figure, _GPU_UNITS.get(figure, RATIO), values[0], values[1], gpu=gpu)
+        rows.append(_judged(row, _GPU_FIGURES[figure],
+                            _Test(minimum, interval.get((gpu, figure)), _within(pair, minimum), reason)))
     return rows
 
 
@@ -354,12 +333,12 @@ def collective_rows(a: Side, b: Side) -> list[ComparedRow]:
     if waiting != [None, None]:
         pair = _pair(a, b, lambda series: _known(series.waiting))
         interval, reason = _tested(a, b, {"waiting": pair})
-        rows.append(_row(_Figure("collectives", "waiting", RATIO, -1), waiting[0], waiting[1],
-                         _Test(MIN_EFFECT, interval.get("waiting"), reason=None if None in waiting else reason)))
+        rows.append(_judged(ComparedRow("collectives", "waiting", RATIO, waiting[0], waiting[1]), -1, _Test(
+            MIN_EFFECT, interval.get("waiting"), reason=None if None in waiting else reason)))
     if count != [None, None]:
         size = max(n for n in count if n is not None)
-        rows.append(_row(_Figure("collectives", "count_per_step", COUNT, -1), count[0], count[1],
-                         _Test(MIN_EFFECT * size, exact=True)))
+        rows.append(_judged(ComparedRow("collectives", "count_per_step", COUNT, count[0], count[1]), -1,
+                            _Test(MIN_EFFECT * size, exact=True)))
     return rows
 
 
@@ -370,8 +349,8 @@ def memory_rows(a: Side, b: Side) -> list[ComparedRow]:
     rows = []
     for name in sorted(peaks[0].keys() & peaks[1].keys()):
         first, second = (float(of[name]) for of in peaks)
-        rows.append(_row(_Figure("memory", name, BYTES, 0), first, second,
-                         _Test(MIN_EFFECT * max(first, second), exact=True)))
+        rows.append(_judged(ComparedRow("memory", name, BYTES, first, second), 0,
+                            _Test(MIN_EFFECT * max(first, second), exact=True)))
     return rows
 
 
@@ -390,8 +369,8 @@ def live_rows(a: Side, b: Side) -> list[ComparedRow]:
         if unit == BYTES_PER_S:
             minimum = max(minimum, _MIN_RATE)
         reason = f"each snapshot needs at least {MIN_STEPS} slices of 5 s: gputop snapshot --seconds 60"
-        rows.append(_row(_Figure("live", metric, unit, _LANES.get(metric, 0), gpu), *means,
-                         _Test(minimum, difference([first], [second], 1 - error), reason=reason)))
+        rows.append(_judged(ComparedRow("live", metric, unit, *means, gpu=gpu), _LANES.get(metric, 0),
+                            _Test(minimum, difference([first], [second], 1 - error), reason=reason)))
     return rows
 
 

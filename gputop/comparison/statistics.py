@@ -127,15 +127,14 @@ def ratio(a: Sequence[F64], b: Sequence[F64], confidence: float, drift: Drift = 
     return drift.interval(math.log(sides[1].mean / sides[0].mean), reach, reach, (corrected, corrected))
 
 
-def difference(a: Sequence[F64], b: Sequence[F64], confidence: float, drift: Drift = _NO_DRIFT, *,
-               statistic: Statistic = np.mean) -> Interval | None:
-    """statistic(b) - statistic(a), in the unit of the series, as means over the captures of each side.
+def difference(a: Sequence[F64], b: Sequence[F64], confidence: float, drift: Drift = _NO_DRIFT) -> Interval | None:
+    """mean(b) - mean(a), in the unit of the series, as means over the captures of each side.
 
     Half of what the load may hide is taken as a spread of either side. None where a series is too short to tell.
     """
     if min(map(len, (*a, *b)), default=0) < MIN_STEPS:
         return None
-    sides = [_Captures.of(side, statistic) for side in (a, b)]
+    sides = [_Captures.of(side, np.mean) for side in (a, b)]
     estimate = sides[1].mean - sides[0].mean
     floor = sum((share**2 + (drift.load / 2) ** 2 + drift.load_spread**2 / 2) * side.mean ** 2
                 for share, side in zip((drift.a, drift.b), sides, strict=True))

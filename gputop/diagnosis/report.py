@@ -175,9 +175,7 @@ def _breakdown(a: Analysis, width: int) -> Iterator[str]:
 def _advice(a: Analysis, width: int) -> Iterator[str]:
     ended = _ended(a)
     if _has_verdict(a):
-        limit = limit_lines(a)
-        yield from plain_lines(replace(limit, rows=(*limit.rows, *[VerdictRow("From", ended)] * bool(ended))), width,
-                               loud=True)
+        yield from plain_lines(_limit_and_end(a), width, loud=True)
         if a.findings:
             yield ""
     elif ended:
@@ -237,8 +235,12 @@ _WORTH_NAMING = 0.01  # of the step, of a phase
 
 def limit_of(a: Analysis) -> str:
     """The verdict on a job without large findings, a line for its head and each row."""
+    return _limit_and_end(a).text
+
+
+def _limit_and_end(a: Analysis) -> VerdictLines:
     limit, ended = limit_lines(a), _ended(a)
-    return replace(limit, rows=(*limit.rows, *[VerdictRow("From", ended)] * bool(ended))).text
+    return replace(limit, rows=(*limit.rows, *[VerdictRow("From", ended)] * bool(ended)))
 
 
 def limit_lines(a: Analysis) -> VerdictLines:

@@ -142,6 +142,16 @@ def spans_of(trace: Trace, rows: I64 | slice) -> Spans:
     return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
 
 
+def outermost_rows(trace: Trace, rows: I64) -> I64:
+    """Events of one thread of the host that lie in no other of them, in order of time."""
+    host = trace.host
+    rows = rows[np.lexsort((-host.end_ns[rows], host.start_ns[rows]))]
+    if not len(rows):
+        return rows
+    reach = np.maximum.accumulate(host.end_ns[rows])
+    return rows[np.concatenate(([True], host.start_ns[rows][1:] >= reach[:-1]))]
+
+
 def computes_on_cpu(trace: Trace) -> bool:
     """Return whether the job of a trace without GPUs uses none: it launches no kernels that were not recorded."""
     return not trace.gpus and not name_mask(trace, LAUNCH_CALLS).take(trace.host.name).any()

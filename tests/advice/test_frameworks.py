@@ -52,13 +52,17 @@ def examples(rule: Rule, framework: str) -> Iterator[Any]:
             continue
         base = example(kind, style)
         yield base
-        for field in base.__struct_fields__:
-            value = getattr(base, field)
-            others = {"worst": ("h2d", "d2h", "d2d"), "way": ("h2d", "d2h", "sync"), "kind": ("line", "checkpoint"),
-                      "pool": ("global", "gpu_private"), "id": rule.also}.get(field, ())
-            others += (not value,) if isinstance(value, bool) else (0.0, 0.9) if isinstance(value, float) else ()
-            for other in others:
-                yield msgspec.structs.replace(base, **{field: other})
+        yield from variants(base, rule)
+
+
+def variants(base: Any, rule: Rule) -> Iterator[Any]:
+    for field in base.__struct_fields__:
+        value = getattr(base, field)
+        others = {"worst": ("h2d", "d2h", "d2d"), "way": ("h2d", "d2h", "sync"), "kind": ("line", "checkpoint"),
+                  "pool": ("global", "gpu_private"), "id": rule.also}.get(field, ())
+        others += (not value,) if isinstance(value, bool) else (0.0, 0.9) if isinstance(value, float) else ()
+        for other in (*others, *(variants(value, rule) if isinstance(value, msgspec.Struct) else ())):
+            yield msgspec.structs.replace(base, **{field: other})
 
 
 def words(rule: Rule, verdict: Any, job: Job) -> Explanation | None:

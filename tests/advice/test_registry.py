@@ -136,10 +136,8 @@ def test_ids_are_of_one_rule_each() -> None:
         ids = [id_ for rule in rules for id_ in rule.ids]
         assert len(ids) == len(set(ids))
     assert FINDING_IDS == TRACE_IDS | LIVE_IDS | FLEET_IDS
-    live = rule_of("memory_pressure", "live")
-    assert live is not None and live.origin == "live"
-    imbalance = rule_of("gpu0_oversubscribed", "trace")
-    assert imbalance is not None and imbalance.id == "replica_imbalance"
+    assert rule_of("memory_pressure", "live").origin == "live"
+    assert rule_of("gpu0_oversubscribed", "trace").id == "replica_imbalance"
     assert rule_of("no_such_rule", "live") is None
 
 

@@ -285,5 +285,4 @@ def test_nsight_records_programs_that_are_not_python(thread: str, framework: str
     for i in range(4):
         at = 200_000 * i + 10
         b.run(0, at + 10, 30, launch=at, thread=thread)
-    wall = analyze_trace(b.build()).wall_time
-    assert wall is not None and {part.id: host_words(part) for part in wall.parts}["no_steps"] == words
+    assert {part.id: host_words(part) for part in analyze_trace(b.build()).wall_time.parts}["no_steps"] == words

@@ -37,7 +37,6 @@ def test_the_evaluation_and_the_idle_time_behind_it_are_named(tmp_path, scenario
                             for kind in (StepKind.EVAL, StepKind.CHECKPOINT))
     assert saved_s > 1.9
     wall = analysis.wall_time
-    assert wall is not None
     assert sum(part.time_s for part in wall.parts) == pytest.approx(wall.total_s) == pytest.approx(13.0, abs=1.0)
     times_s = {part["id"]: part["time_s"] for part in analysis.to_json()["wall_time"]["parts"]}
     assert times_s["evaluation"] == pytest.approx(evaluated_s, rel=0.05)

@@ -7,7 +7,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gputop.trace.lookups import host_rows, outermost_rows
 from gputop.trace.nesting import nest
+from tests.trace.build import Builder
 
 NAMES = ["a", "b", "c", "d"]
 Event = tuple[int, int, int, int]  # line, start, end, name
@@ -90,3 +92,12 @@ def test_events_that_overlap_without_nesting_have_no_negative_time():
 
 def test_no_events():
     assert len(nesting_of([])[0].parent) == 0
+
+
+def test_of_events_that_begin_together_the_longest_is_the_outermost():
+    b = Builder(gpus=0)
+    for name, start, length in (("a", 0, 10), ("b", 0, 100), ("c", 20, 5), ("d", 100, 5)):
+        b.host(name, start, length)
+    trace = b.build()
+    rows = outermost_rows(trace, host_rows(trace, "[a-d]"))
+    assert [trace.names[i] for i in trace.host.name[rows].tolist()] == ["b", "d"]

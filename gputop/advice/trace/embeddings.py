@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from msgspec import Struct
 
@@ -60,77 +62,40 @@ class EmbeddingDense(Verdict, frozen=True, kw_only=True):
 class TablesAsWhole(Verdict, frozen=True, kw_only=True):
     """The same in TensorFlow, whose captures hold no shapes."""
 
-    lookups: tuple[str, ...]  # ops or layers that look rows up
-    optimizers: tuple[str, ...]
-    used: float
-    gradients_s: float  # per step
-    optimizer_s: float
-    copies_s: float
-    spent_s: float  # of all three; on CPUs some of them run at once
-    mixed: bool  # other variables of the optimizer are as large
+    tables: TableUpdates
 
 
 class TablesInXla(Verdict, frozen=True, kw_only=True):
     """The same in a program of XLA's, whose ops' bytes show the tables."""
 
-    table_bytes: int  # of the largest
-    used: float  # share of the tables' rows that a step looks up at most
-    sources: tuple[str, ...]
-    gradients_s: float  # per step
-    optimizer_s: float
-    spent_s: float  # of both; on CPUs ops may run at once
+    tables: XlaTables
 
 
 def judge_embedding_dense(facts: TraceFacts) -> EmbeddingDense | TablesAsWhole | TablesInXla | Missing | None:
     """Embedding tables are read and written as wholes for the few rows that a step looks up."""
-    if facts.framework == "jax":
-        return _judge_xla(facts)
-    return _judge_tensorflow(facts) if facts.framework == "tensorflow" else _judge_pytorch(facts)
+    return _judge_tables(facts) if facts.framework in ("jax", "tensorflow") else _judge_pytorch(facts)
 
 
-def _judge_xla(facts: TraceFacts) -> TablesInXla | None:
-    """Scatters of gradients over zeros as large as a table, and the ops over as many bytes."""
+def _judge_tables(facts: TraceFacts) -> TablesAsWhole | TablesInXla | None:
+    """JAX: scatters of gradients over zeros as large as a table, and the ops over as many bytes. TensorFlow: ops that
+    take as long as what makes a table's gradient dense; see the modules of the analysis."""
     if facts.steps is None:
         return None
-    tables = xla_tables(facts.trace, facts.steps, on_gpus=bool(facts.active))
-    if tables is None or (worth := _worth(facts, tables)) is None:
+    found = (xla_tables if facts.framework == "jax" else table_updates)(
+        facts.trace, facts.steps, gpus=len(facts.active))
+    if found is None:
         return None
-    per, share = worth
-    return TablesInXla(
-        gpus=facts.active_numbers, share=share, claim=facts.on_cpus("about", "at most"),
-        table_bytes=tables.table_bytes, used=tables.used, sources=tables.sources,
-        gradients_s=tables.gradients_s / per, optimizer_s=tables.optimizer_s / per, spent_s=tables.total_s / per,
-        culprits=tuple(Culprit(source, "line") for source in tables.sources),
-        events=Events(tables.rows) if facts.active else None,
-        cure=Cure(scaled=((tables.rows, tables.used),) if facts.active else (), assumes=_ROWS_ALONE))
-
-
-def _judge_tensorflow(facts: TraceFacts) -> TablesAsWhole | None:
-    """Ops that take as long as what makes a table's gradient dense; see the module of the analysis."""
-    if facts.steps is None:
-        return None
-    updates = table_updates(facts.trace, facts.steps, on_gpus=bool(facts.active))
-    if updates is None or (worth := _worth(facts, updates)) is None:
-        return None
-    per, share = worth
-    return TablesAsWhole(
-        gpus=facts.active_numbers, share=share, claim=facts.on_cpus("about", "at most"), lookups=updates.lookups,
-        optimizers=updates.optimizers,
-        used=updates.used, gradients_s=updates.gradients_s / per, optimizer_s=updates.optimizer_s / per,
-        copies_s=updates.copies_s / per, spent_s=updates.total_s / per, mixed=updates.mixed,
-        culprits=tuple(Culprit(lookup, "op") for lookup in updates.lookups),
-        events=Events(updates.rows) if facts.active else None,
-        cure=Cure(scaled=((updates.rows, updates.used),) if facts.active else (), assumes=_ROWS_ALONE))
-
-
-def _worth(facts: TraceFacts, tables: TableUpdates | XlaTables) -> tuple[int, float] | None:
-    """Return of how many steps and GPUs the tables' times are, and the share of a step that the rows out of use take;
-    None if most rows are in use, or if it is little."""
-    per = max(tables.steps, 1) * max(len(facts.active), 1)
-    share = savings.removed(tables.total_s / per * (1 - tables.used), facts.period_s)
+    tables, rows = found
+    share = savings.removed(tables.spent_s * (1 - tables.used), facts.period_s)
     if tables.used > limit("embedding_dense.used") or share < limit("embedding_dense.share"):
         return None
-    return per, share
+    figures: dict[str, Any] = {
+        "gpus": facts.active_numbers, "share": share, "claim": facts.on_cpus("about", "at most"),
+        "events": Events(rows) if facts.active else None,
+        "cure": Cure(scaled=((rows, tables.used),) if facts.active else (), assumes=_ROWS_ALONE)}
+    if isinstance(tables, XlaTables):
+        return TablesInXla(tables=tables, culprits=tuple(Culprit(place, "line") for place in tables.sources), **figures)
+    return TablesAsWhole(tables=tables, culprits=tuple(Culprit(lookup, "op") for lookup in tables.lookups), **figures)
 
 
 def _judge_pytorch(facts: TraceFacts) -> EmbeddingDense | Missing | None:
@@ -247,9 +212,9 @@ def _untied(trace: Trace, calls: I64) -> I64:
 
 def describe_embedding_dense(v: EmbeddingDense | TablesAsWhole | TablesInXla, job: Job) -> Explanation:
     if isinstance(v, TablesAsWhole):
-        return _describe_tensorflow(v, job)
+        return _describe_tensorflow(v.tables, job)
     if isinstance(v, TablesInXla):
-        return _describe_xla(v, job)
+        return _describe_xla(v.tables, job)
     spent = v.backward_s + v.optimizer_s
     return Explanation(
         title=_title(v.used),
@@ -272,7 +237,7 @@ def _title(used: float) -> str:
     return f"Whole embedding tables are updated for {part} of their rows"
 
 
-def _describe_xla(v: TablesInXla, job: Job) -> Explanation:
+def _describe_xla(v: XlaTables, job: Job) -> Explanation:
     return Explanation(
         title=_title(v.used),
         why=f"Embedding tables (the largest: {size(v.table_bytes)}) get gradients as large as they are. The optimizer "
@@ -287,9 +252,9 @@ def _describe_xla(v: TablesInXla, job: Job) -> Explanation:
     )
 
 
-def _describe_tensorflow(v: TablesAsWhole, job: Job) -> Explanation:
-    tables = ", ".join(v.lookups[:_SHOWN_LOOKUPS]) + (", …" if len(v.lookups) > _SHOWN_LOOKUPS else "")
-    why = (f"The lookup in embedding tables ({tables}) takes about {percent(v.used)} of the time of one pass over a "
+def _describe_tensorflow(v: TableUpdates, job: Job) -> Explanation:
+    lookups = ", ".join(v.lookups[:_SHOWN_LOOKUPS]) + (", …" if len(v.lookups) > _SHOWN_LOOKUPS else "")
+    why = (f"The lookup in embedding tables ({lookups}) takes about {percent(v.used)} of the time of one pass over a "
            "table. ")
     whole_update = v.gradients_s or v.optimizer_s
     if v.gradients_s:

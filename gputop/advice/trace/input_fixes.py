@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.advice.fix_code import code, joined
-from gputop.analysis.host.tf_data import PARALLEL_STAGE, SEGMENT_ENDS
+from gputop.analysis.host.tf_data import PARALLEL_STAGE, SEGMENT_ENDS, segments
 from gputop.analysis.results import Pipeline, Stage
 from gputop.core.findings import Claim
 from gputop.core.job_cpus import JobCpus
@@ -207,9 +207,9 @@ def _bottleneck(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
     slow = stages.get(pipeline.bounding or "")
     if slow is None or not slow.cost_s_per_batch:
         return None
-    segments = _segments(stages)
-    costs = {head: sum(_cost(stages[path], cpus) for path in paths) * per_step for head, paths in segments.items()}
-    slow_head = next(head for head, paths in segments.items() if slow.path in paths)
+    of_segment = segments(stages)
+    costs = {head: sum(_cost(stages[path], cpus) for path in paths) * per_step for head, paths in of_segment.items()}
+    slow_head = next(head for head, paths in of_segment.items() if slow.path in paths)
     # Stages that overlap, or a window that cuts batches off, can make the costs more than a step was long.
     scale = min(1.0, step_s / costs[slow_head]) if costs[slow_head] > 0 else 1.0
     return _Bottleneck(
@@ -384,19 +384,6 @@ def _cost(stage: Stage, cpus: float | None) -> float:
     """Seconds per batch; of a function that was given more workers than there are CPUs, on the CPUs there are."""
     cost = stage.cost_s_per_batch or 0.0
     return cost * stage.workers / cpus if cpus and stage.function_s is not None and stage.workers > cpus else cost
-
-
-def _segments(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
-    """Paths of the stages that run one after the other, by the first of them."""
-    head: dict[str, str] = {}
-    for path, stage in stages.items():  # parents come first
-        above = stages.get(stage.parent or "")
-        cut = above is None or SEGMENT_ENDS.search(above.name) or SEGMENT_ENDS.search(stage.name)
-        head[path] = path if cut or above is None else head[above.path]
-    out: dict[str, list[str]] = {}
-    for path, first in head.items():
-        out.setdefault(first, []).append(path)
-    return out
 
 
 def _above(stages: Mapping[str, Stage], stage: Stage) -> list[Stage]:

@@ -81,13 +81,10 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
                        f"steps with {how_to_mark_steps(facts.trace)}")
     edges = steps.edges_ns
     length = (edges[:, 1] - edges[:, 0]) / 1e9
-    by_part = {}
+    by_part = breakdown_by_step(facts.trace, facts.parts, steps.bounds_ns)
     if facts.gpu_timelines:
         long = long_steps(length)
-        if long is not None:  # most traces have none, and this takes long
-            by_part = breakdown_by_step(facts.trace, facts.gpu_timelines, steps.bounds_ns)
     elif steps.call_ends_ns:  # calls of functions are the CPU's own computing, which varies
-        by_part = breakdown_by_step(facts.trace, (), steps.bounds_ns)
         called = np.minimum(steps.call_ends_ns, edges[:, 1])
         waits = merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace)))
         by_part["host"] = (edges[:, 1] - called - coverage(waits, called, edges[:, 1])) / 1e9

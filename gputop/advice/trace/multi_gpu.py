@@ -230,9 +230,7 @@ class StaggeredLaunch(Verdict, frozen=True, kw_only=True):
     late_s: float  # how late the last GPU begins
     per_gpu_s: float
     in_turns: bool  # one thread launches a GPU's step before it turns to the next GPU
-    shared_launches: float
-    steps: int
-    launches_per_turn: float | None
+    launches: LaunchOrder
 
 
 def judge_staggered_launch(facts: TraceFacts) -> StaggeredLaunch | Missing | None:
@@ -264,9 +262,7 @@ def judge_staggered_launch(facts: TraceFacts) -> StaggeredLaunch | Missing | Non
         gpus=tuple(ordered[1:]), share=share, first=ordered[0], last=last, last_launched_s=delay[last], late_s=worst,
         spans={timeline.gpu: _before_first_kernel(facts, timeline) for timeline in facts.gpu_timelines
                if gpu_number(facts.trace, timeline.gpu) in ordered[1:]},
-        per_gpu_s=worst / (len(ordered) - 1), in_turns=in_turns, shared_launches=launches.shared_launches,
-        steps=launches.steps, launches_per_turn=launches.launches_per_turn,
-    )
+        per_gpu_s=worst / (len(ordered) - 1), in_turns=in_turns, launches=launches)
 
 
 def _before_first_kernel(facts: TraceFacts, timeline: GpuTimeline) -> Spans:
@@ -303,10 +299,11 @@ def describe_staggered_launch(v: StaggeredLaunch, job: Job) -> Explanation:
            f"{v.first} (median), and on each GPU about {seconds(v.per_gpu_s)} later than on the one before.")
     if v.in_turns:
         why += " One thread launches a GPU's step before it turns to the next GPU."
+    turn = v.launches.launches_per_turn
     evidence = known({
         "last_begins_late_s": v.late_s, "share_ratio": v.share, "per_gpu_s": v.per_gpu_s,
-        "shared_launches_ratio": v.shared_launches, "steps": float(v.steps),
-        "launches_per_turn": None if v.launches_per_turn is None else float(v.launches_per_turn)})
+        "shared_launches_ratio": v.launches.shared_launches, "steps": float(v.launches.steps),
+        "launches_per_turn": None if turn is None else float(turn)})
     return Explanation(
         title=f"GPU {v.last} begins its step {seconds(v.late_s)} after GPU {v.first}", why=why, evidence=evidence,
         action="Launch on all GPUs at the same time, with one thread or process for each GPU, instead of a loop over "

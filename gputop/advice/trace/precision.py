@@ -50,7 +50,7 @@ _BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp8": 1, "int8": 1}
 
 
 
-class _Matmuls(Struct, frozen=True):
+class Matmuls(Struct, frozen=True):
     """Shares of the compute kernels' summed time."""
 
     plain_fp32: float  # FP32 on the ordinary cores
@@ -66,7 +66,7 @@ class _Matmuls(Struct, frozen=True):
     names: Mapping[str, tuple[str, ...]]  # of the kernels of plain_fp32 to tensor_32, and unaligned
 
 
-def _matmuls(facts: TraceFacts) -> _Matmuls | None:
+def _matmuls(facts: TraceFacts) -> Matmuls | None:
     table = facts.analysis.kernels
     rows = [row for row in table.by_name if not row.collective] if table else []
     whole = sum(row.time_s for row in rows)
@@ -92,11 +92,11 @@ def _matmuls(facts: TraceFacts) -> _Matmuls | None:
         for part in parts:
             times[part] += row.time_s / whole
             names[part] = (*names.get(part, ()), row.name)
-    return _Matmuls(**times, least_bytes=least, unaligned_bytes=element, names=names)
+    return Matmuls(**times, least_bytes=least, unaligned_bytes=element, names=names)
 
 
 def _parts(row: KernelRow, dtype: str) -> list[str]:
-    """The parts of :class:`_Matmuls` that a kernel's time counts for; none for what is no product."""
+    """The parts of :class:`Matmuls` that a kernel's time counts for; none for what is no product."""
     if _NO_PRODUCT.search(short_kernel(row.name)):
         return []
     sixteen = dtype in _SIXTEEN_BITS
@@ -146,7 +146,7 @@ def _compute_s(facts: TraceFacts) -> float:
     return min(kernels_s, facts.shares["compute"] * facts.period_s) if facts.shares is not None else kernels_s
 
 
-def _mixed(matmuls: _Matmuls) -> bool:
+def _mixed(matmuls: Matmuls) -> bool:
     return matmuls.sixteen_bit >= limit("precision.sixteen_bit")
 
 
@@ -155,12 +155,10 @@ def _mixed(matmuls: _Matmuls) -> bool:
 class TensorCoresUnused(Verdict, frozen=True, kw_only=True):
     """``share`` is what the estimate saves: tensor cores where they are unused, and 16 bits."""
 
-    fp32_part: float  # share of the kernels' time: matrix kernels in FP32 on the ordinary cores
-    attention_part: float  # fused attention in FP32
-    tf32_part: float  # other matrix kernels that read 32 bits on tensor cores
-    fp32_s: float  # the seconds per step of all these
-    tensor_part: float  # share of the kernels' time on tensor cores
+    matmuls: Matmuls
     mixed: bool  # other matrix kernels run in 16 bits already
+    plain_fp32: float  # share of the kernels' time in FP32 on the ordinary cores; 0 where ``mixed``
+    fp32_s: float  # the seconds per step of this and of what reads 32 bits on tensor cores
     tf32: bool  # the GPUs have TF32
 
 
@@ -196,8 +194,7 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
         id=None if plain >= matmuls.attention_32 + matmuls.tensor_32 else "sixteen_bit_unused",
         # TF32 is the default and uses tensor cores: how much 16 bits bring beyond it only a test shows.
         severity="low" if matmuls.tensor_32 > part / 2 else None,
-        fp32_part=plain, attention_part=matmuls.attention_32, tf32_part=matmuls.tensor_32, fp32_s=part * compute_s,
-        tensor_part=matmuls.tensor, mixed=mixed, tf32=capability >= _TF32,
+        matmuls=matmuls, mixed=mixed, plain_fp32=plain, fp32_s=part * compute_s, tf32=capability >= _TF32,
         events=Events(np.concatenate((slow, tf32))), cure=Cure(
             scaled=((slow, 1 / limit("precision.speedup")), (tf32, 1 / limit("precision.tf32_speedup"))),
             assumes=f"I{_assumed(bool(len(slow)), bool(len(tf32)))[1:]}."))
@@ -211,20 +208,21 @@ def _assumed(fp32: bool, tf32: bool) -> str:
 
 
 def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
+    attention, products = v.matmuls.attention_32, v.matmuls.tensor_32
     kinds = [f"{percent(part)} of the kernel time is {what}" for part, what in (
-        (v.fp32_part, "matrix multiplication in FP32 on the ordinary cores (FFMA)"),
-        (v.attention_part, "attention in FP32"), (v.tf32_part, "matrix multiplication in TF32"))
+        (v.plain_fp32, "matrix multiplication in FP32 on the ordinary cores (FFMA)"),
+        (attention, "attention in FP32"), (products, "matrix multiplication in TF32"))
         if not reads_zero(part)]
     sixteen = "BF16" if v.tf32 else "FP16"
     if v.id is None:
-        title = f"FP32 without tensor cores takes {percent(v.fp32_part)} of the kernel time"
+        title = f"FP32 without tensor cores takes {percent(v.plain_fp32)} of the kernel time"
         why = (f"{', '.join(kinds)}; these GPUs' tensor cores are several times as fast with "
                f"{'TF32 or BF16' if v.tf32 else 'FP16'}.")
         if v.tf32 and job.framework == "tensorflow":
             why += " TensorFlow uses TF32 by default, so something turned it off or set the type."
     else:
-        title = (f"Attention in FP32 takes {percent(v.attention_part)}" if v.attention_part >= v.tf32_part else
-                 f"Matrix kernels in TF32 take {percent(v.tf32_part)}") + " of the kernel time"
+        title = (f"Attention in FP32 takes {percent(attention)}" if attention >= products else
+                 f"Matrix kernels in TF32 take {percent(products)}") + " of the kernel time"
         why = f"{', '.join(kinds)}. In {sixteen} these kernels read half the bytes and multiply faster."
         if v.mixed:
             why += " Other matrix kernels run in 16 bits already, so these layers are left out of mixed precision."
@@ -241,9 +239,9 @@ def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
     return Explanation(
         title=title, why=why,
         evidence={name: value for name, value in (
-            ("fp32_matmul_of_kernels_ratio", v.fp32_part), ("fp32_attention_of_kernels_ratio", v.attention_part),
-            ("tf32_matmul_of_kernels_ratio", v.tf32_part), ("matmul_32_bit_s" if v.id else "fp32_matmul_s", v.fp32_s),
-            ("share_ratio", v.fp32_s / job.period_s), ("tensor_core_of_kernels_ratio", v.tensor_part))
+            ("fp32_matmul_of_kernels_ratio", v.plain_fp32), ("fp32_attention_of_kernels_ratio", attention),
+            ("tf32_matmul_of_kernels_ratio", products), ("matmul_32_bit_s" if v.id else "fp32_matmul_s", v.fp32_s),
+            ("share_ratio", v.fp32_s / job.period_s), ("tensor_core_of_kernels_ratio", v.matmuls.tensor))
             if not reads_zero(value) or not name.endswith("_kernels_ratio") or name == "tensor_core_of_kernels_ratio"},
         action=action,
         snippet=code("tensor_cores_unused", f"{job.framework}-{kind}", TYPE="bfloat16" if v.tf32 else "float16"),
@@ -254,11 +252,9 @@ def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
 # -- fp16_fallback ----------------------------------------------------------------------------------
 
 class Fp16Fallback(Verdict, frozen=True, kw_only=True):
-    """``share`` is what tensor cores would save; the rest are shares of the kernels' time."""
+    """``share`` is what tensor cores would save."""
 
-    plain_16: float  # matrix kernels in 16 bits on the ordinary cores
-    plain_fp32: float  # and in FP32
-    sixteen_bit: float  # matrix kernels in 16 bits
+    matmuls: Matmuls
     fallback_s: float  # seconds per step of those that fall back
 
 
@@ -271,20 +267,20 @@ def judge_fp16_fallback(facts: TraceFacts) -> Fp16Fallback | None:
     share = savings.faster(fallback_s, limit("precision.speedup"), facts.period_s)
     if share < limit("precision.share"):
         return None
-    return Fp16Fallback(gpus=facts.active_numbers, share=share, plain_16=matmuls.plain_16,
-                        plain_fp32=matmuls.plain_fp32, sixteen_bit=matmuls.sixteen_bit, fallback_s=fallback_s,
+    return Fp16Fallback(gpus=facts.active_numbers, share=share, matmuls=matmuls, fallback_s=fallback_s,
                         **_kernels(facts, matmuls.names.get("plain_16", ()) + matmuls.names.get("plain_fp32", ()),
                                    "These matrix kernels, on tensor cores,", limit("precision.speedup")))
 
 
 def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
-    part = v.plain_16 + v.plain_fp32
+    plain_16, plain_fp32, sixteen_bit = v.matmuls.plain_16, v.matmuls.plain_fp32, v.matmuls.sixteen_bit
+    part = plain_16 + plain_fp32
     return Explanation(
         title=f"Mixed precision is on, but {percent(part)} of the kernel time does not use tensor cores",
-        why=f"Matrix kernels in 16 bits take {percent(v.sixteen_bit)} of the kernel time. Those on the ordinary "
-            f"cores take {percent(part)} of it ({percent(v.plain_16)} in 16 bits, {percent(v.plain_fp32)} in FP32).",
-        evidence={"fallback_of_kernels_ratio": part, "fallback_16_bit_ratio": v.plain_16,
-                  "fallback_fp32_ratio": v.plain_fp32, "sixteen_bit_ratio": v.sixteen_bit,
+        why=f"Matrix kernels in 16 bits take {percent(sixteen_bit)} of the kernel time. Those on the ordinary "
+            f"cores take {percent(part)} of it ({percent(plain_16)} in 16 bits, {percent(plain_fp32)} in FP32).",
+        evidence={"fallback_of_kernels_ratio": part, "fallback_16_bit_ratio": plain_16,
+                  "fallback_fp32_ratio": plain_fp32, "sixteen_bit_ratio": sixteen_bit,
                   "share_ratio": v.fallback_s / job.period_s},
         action="Find the layers behind these kernels. Give them channels and units in multiples of 8, NHWC layout, "
                "ordinary instead of depthwise convolutions, and inputs in the compute type.",
@@ -314,10 +310,8 @@ _PAD = {
 class DimsUnaligned(Verdict, frozen=True, kw_only=True):
     """``share`` is what aligned dimensions would save."""
 
-    unaligned_part: float  # share of the kernels' time
+    matmuls: Matmuls
     unaligned_s: float  # per step
-    least_bytes: int | None  # the worst alignment
-    tensor_part: float  # share of the kernels' time on tensor cores
     multiple: int  # of which aligned dimensions are one: 16 bytes of the kernels' narrowest type
     products: Sequence[str]  # keys of _DIMENSIONS: what these kernels are, longest first, without small parts
 
@@ -333,8 +327,7 @@ def judge_dims_unaligned(facts: TraceFacts) -> DimsUnaligned | Missing | None:
     share = savings.faster(unaligned_s, limit("dims_unaligned.speedup"), facts.period_s)
     if share < limit("precision.share"):
         return None
-    return DimsUnaligned(gpus=facts.active_numbers, share=share, unaligned_part=matmuls.unaligned,
-                         unaligned_s=unaligned_s, least_bytes=matmuls.least_bytes, tensor_part=matmuls.tensor,
+    return DimsUnaligned(gpus=facts.active_numbers, share=share, matmuls=matmuls, unaligned_s=unaligned_s,
                          multiple=_ALIGNED_BYTES // matmuls.unaligned_bytes,
                          products=_products(facts, matmuls.names.get("unaligned", ())),
                          **_kernels(facts, matmuls.names.get("unaligned", ()), "These matrix kernels, aligned,",
@@ -359,14 +352,14 @@ def _products(facts: TraceFacts, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def describe_dims_unaligned(v: DimsUnaligned, job: Job) -> Explanation:
-    dimensions = "".join(f" In {kind} it is {_DIMENSIONS[kind]}." for kind in v.products)
+    matmuls, dimensions = v.matmuls, "".join(f" In {kind} it is {_DIMENSIONS[kind]}." for kind in v.products)
     return Explanation(
-        title=f"Unaligned dimensions slow down kernels that take {percent(v.unaligned_part)} of the kernel time",
-        why=f"Matrix kernels that take {percent(v.unaligned_part)} of the kernel time use tensor cores in slower "
-            f"variants, for operands that are aligned only to {v.least_bytes} bytes. The reason is a dimension that is "
-            f"not a multiple of {v.multiple} (16 bytes).{dimensions}",
-        evidence={"unaligned_of_kernels_ratio": v.unaligned_part, "unaligned_s": v.unaligned_s,
-                  "aligned_bytes": float(v.least_bytes or 0), "tensor_core_of_kernels_ratio": v.tensor_part,
+        title=f"Unaligned dimensions slow down kernels that take {percent(matmuls.unaligned)} of the kernel time",
+        why=f"Matrix kernels that take {percent(matmuls.unaligned)} of the kernel time use tensor cores in slower "
+            f"variants, for operands that are aligned only to {matmuls.least_bytes} bytes. The reason is a dimension "
+            f"that is not a multiple of {v.multiple} (16 bytes).{dimensions}",
+        evidence={"unaligned_of_kernels_ratio": matmuls.unaligned, "unaligned_s": v.unaligned_s,
+                  "aligned_bytes": float(matmuls.least_bytes or 0), "tensor_core_of_kernels_ratio": matmuls.tensor,
                   "share_ratio": v.unaligned_s / job.period_s},
         action=" ".join(_PAD[kind].format(v.multiple) for kind in v.products),
         snippet=code("dims_unaligned", job.framework if v.products[:1] == ("attention",) else "units",

@@ -10,7 +10,6 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, share_of_steps, without_recorder
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
-from gputop.analysis.host.small_ops import outermost_ops
 from gputop.analysis.host.stack_lines import gap_lines, process_lines, python_of
 from gputop.analysis.layers.ops_without_gradient import ops_without_gradient
 from gputop.analysis.steps.compilations import holds
@@ -19,7 +18,7 @@ from gputop.analysis.steps.pytorch_ops import BACKWARD_NODE
 from gputop.core.findings import MEDIUM_SHARE, Culprit, Severity
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import Spans, contains, coverage, intersect, merge, union
-from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask, spans_of
+from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask, outermost_rows, spans_of
 from gputop.trace.model import I64
 from gputop.trace.threads import MAIN, lines_of
 
@@ -301,7 +300,7 @@ def _stacks_s(facts: TraceFacts, nodes: I64) -> float:
 def _after_checks(facts: TraceFacts, rows: I64, line: int) -> Spans:
     """Spans from each check's begin to the end of the last op in a row that belongs to it."""
     host, trace = facts.trace.host, facts.trace
-    outermost = outermost_ops(trace, rows[host.line[rows] == line])
+    outermost = outermost_rows(trace, rows[host.line[rows] == line])
     begins = name_mask(trace, _CHECK)[host.name[outermost]]
     group = np.cumsum(begins)
     kept = group > 0

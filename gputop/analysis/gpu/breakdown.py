@@ -60,13 +60,14 @@ class IdleByGpu(Struct, frozen=True):
     late: Mapping[int, Spans]
 
 
-def breakdown_by_step(
-    trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
-    by_gpu: PartsByGpu | None = None,
-) -> dict[str, F64]:
-    """Seconds of each part, mean of the GPUs, in each of ``bounds`` (disjoint, in order); by part, of shape
-    (len(bounds),). ``by_gpu``: :func:`parts_by_gpu`, where that is known."""
-    parts, gpus = _parts(trace, gpu_timelines, bounds, by_gpu)
+def breakdown_by_step(trace: Trace, by_gpu: PartsByGpu, bounds: Sequence[tuple[int, int]]) -> dict[str, F64]:
+    """Seconds of each part, mean of the GPUs, in each of ``bounds`` (disjoint, in order), of which ``by_gpu`` are the
+    :func:`parts_by_gpu`; by part, of shape (len(bounds),). Without GPUs on the host."""
+    parts, gpus = {name: [parts[name] for parts in by_gpu.values()] for name in PART_IDS}, len(by_gpu)
+    if not gpus:
+        within = union([a for a, _ in bounds], [b for _, b in bounds])
+        parts["input"].append(intersect(merge(EMPTY, *(loop.waits for loop in training_loops(trace))), within))
+        parts["host"].append(subtract(within, parts["input"][0]))
     start, end = np.array(bounds, np.int64).reshape(-1, 2).T
     return {name: sum((coverage(spans, start, end) for spans in parts[name]), np.zeros(len(bounds), np.int64))
             / (1e9 * max(gpus, 1)) for name in PART_IDS}
@@ -83,21 +84,6 @@ def parts_by_gpu(
     launching = _launching(trace, within) if idle.late else EMPTY
     return {timeline.gpu: _gpu_parts(timeline, within, idle.starved[timeline.gpu], idle.late[timeline.gpu], launching)
             for timeline in gpu_timelines if timeline.gpu in idle.late}
-
-
-def _parts(
-    trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
-    by_gpu: PartsByGpu | None = None,
-) -> tuple[dict[str, list[Spans]], int]:
-    """Spans of each part on each GPU that took part, and the number of those GPUs; without any, on the host."""
-    by_gpu = parts_by_gpu(trace, gpu_timelines, bounds) if by_gpu is None else by_gpu
-    if by_gpu:
-        return {name: [parts[name] for parts in by_gpu.values()] for name in PART_IDS}, len(by_gpu)
-    within = union([a for a, _ in bounds], [b for _, b in bounds])
-    parts: dict[str, list[Spans]] = {name: [] for name in PART_IDS}
-    parts["input"].append(intersect(merge(EMPTY, *(loop.waits for loop in training_loops(trace))), within))
-    parts["host"].append(subtract(within, parts["input"][0]))
-    return parts, 0
 
 
 def _gpu_parts(

@@ -62,16 +62,16 @@ class StepArrays(Struct, frozen=True):
 
 
 def step_series(
-    trace: Trace, steps: Steps, gpu_timelines: Sequence[GpuTimeline], by_gpu: PartsByGpu | None,
+    trace: Trace, steps: Steps, gpu_timelines: Sequence[GpuTimeline], by_gpu: PartsByGpu,
 ) -> StepArrays:
     """The series of a trace. Without a GPU in it, or with GPUs on which nothing ran, ``gpus`` is empty.
 
-    ``by_gpu``: :func:`~gputop.analysis.gpu.breakdown.parts_by_gpu` of the steps, where that is known."""
+    ``by_gpu``: :func:`~gputop.analysis.gpu.breakdown.parts_by_gpu` of the steps."""
     start, end = steps.edges_ns.T
     readable = bool(gpu_timelines) or not trace.gpus
     return StepArrays(
         step_s=(end - start) / 1e9,
-        parts=breakdown_by_step(trace, gpu_timelines, steps.bounds_ns, by_gpu) if readable else {},
+        parts=breakdown_by_step(trace, by_gpu, steps.bounds_ns) if readable else {},
         gpus={gpu_number(trace, timeline.gpu): _of_gpu(trace, timeline, steps) for timeline in gpu_timelines},
         waiting=_waiting(trace, gpu_timelines, steps),
     )

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from gputop.trace.intervals import EMPTY, Spans, merge, subtract, union
-from gputop.trace.lookups import Mask, host_rows, spans_of
+from gputop.trace.lookups import Mask, host_rows, outermost_rows, spans_of
 from gputop.trace.model import I64, Trace
 
 # An op that takes longer computes for most of its time; a longer pause is Python's own work. gputop's own figures.
@@ -35,7 +35,7 @@ def small_ops(trace: Trace, lines: Mask) -> SmallOps:
     ops = host_rows(trace, _OP, lines)
     for line in np.unique(host.line[ops]).tolist():
         every = ops[host.line[ops] == line]
-        rows = outermost_ops(trace, every)
+        rows = outermost_rows(trace, every)
         start, end, count = host.start_ns[rows], host.end_ns[rows], count + len(rows)
         begun = np.searchsorted(np.sort(host.start_ns[every]), (start, end))
         small = end - start <= SMALL_NS + NESTED_NS * (begun[1] - begun[0] - 1)
@@ -47,13 +47,3 @@ def small_ops(trace: Trace, lines: Mask) -> SmallOps:
         return SmallOps(ops[:0], EMPTY, 0)
     spans = subtract(spans, spans_of(trace, host_rows(trace, _COMPILED, lines)))
     return SmallOps(np.sort(np.concatenate(rows_of_lines)), spans, count)
-
-
-def outermost_ops(trace: Trace, rows: I64) -> I64:
-    """Events of one thread that lie in no other of them, in order of time."""
-    host = trace.host
-    rows = rows[np.lexsort((-host.end_ns[rows], host.start_ns[rows]))]
-    if not len(rows):
-        return rows
-    reach = np.maximum.accumulate(host.end_ns[rows])
-    return rows[np.concatenate(([True], host.start_ns[rows][1:] >= reach[:-1]))]

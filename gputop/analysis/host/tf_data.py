@@ -8,6 +8,7 @@ with which the stage started them (tensorflow/core/data/captured_function.cc).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -322,18 +323,27 @@ def _cost(name: str, own_s: float, function_s: float | None, workers: int) -> fl
 
 def _bounding(stages: dict[str, Stage]) -> tuple[str | None, float | None]:
     """The costliest stage of the segment that costs most per batch, and that segment's cost."""
-    segment: dict[str, str] = {}
     costs: dict[str, float] = {}
-    for path, stage in stages.items():
-        above = stages.get(stage.parent or "")
-        begins = above is None or SEGMENT_ENDS.search(above.name) or SEGMENT_ENDS.search(stage.name)
-        segment[path] = path if begins else segment[above.path] if above else path
-        costs[segment[path]] = costs.get(segment[path], 0.0) + (stage.cost_s_per_batch or 0.0)
+    of_segment = segments(stages)
+    for head, paths in of_segment.items():
+        for path in paths:
+            costs[head] = costs.get(head, 0.0) + (stages[path].cost_s_per_batch or 0.0)
     head = max(costs, key=lambda path: costs[path])
     if costs[head] <= 0:
         return None, None
-    members = [path for path in stages if segment[path] == head]
-    return max(members, key=lambda path: stages[path].cost_s_per_batch or 0.0), costs[head]
+    return max(of_segment[head], key=lambda path: stages[path].cost_s_per_batch or 0.0), costs[head]
+
+
+def segments(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
+    """Paths of the stages that run one after the other, by the first of them."""
+    head: dict[str, str] = {}
+    out: dict[str, list[str]] = {}
+    for path, stage in stages.items():  # parents come first
+        above = stages.get(stage.parent or "")
+        cut = above is None or SEGMENT_ENDS.search(above.name) or SEGMENT_ENDS.search(stage.name)
+        head[path] = path if cut or above is None else head[above.path]
+        out.setdefault(head[path], []).append(path)
+    return out
 
 
 def _buffer(trace: Trace, rows: I64) -> tuple[int | None, float | None]:

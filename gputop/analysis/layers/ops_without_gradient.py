@@ -14,12 +14,11 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from gputop.analysis.host.small_ops import outermost_ops
 from gputop.analysis.layers.pytorch import linked_ops
 from gputop.analysis.steps.pytorch_ops import thread_of_ops
 from gputop.analysis.steps.training_loops import LOADER
 from gputop.trace.intervals import contains, coverage
-from gputop.trace.lookups import host_rows, name_mask, spans_of
+from gputop.trace.lookups import host_rows, name_mask, outermost_rows, spans_of
 from gputop.trace.model import I64, Trace
 
 _OP = r"(?!autograd::|c10d::|record_param_comms)[\w.]+::\S|\w+Backward\d*$|CompiledFunction|Torch-Compiled Region"
@@ -47,7 +46,7 @@ def ops_without_gradient(trace: Trace) -> OpsWithoutGradient | None:
     host = trace.host
     rows, parts = host_rows(trace, _OP), host_rows(trace, _OTHER_PARTS)
     parts = parts[host.line[parts] == line]
-    ops = outermost_ops(trace, rows[host.line[rows] == line])
+    ops = outermost_rows(trace, rows[host.line[rows] == line])
     elsewhere = spans_of(trace, parts)
     ops = ops[~contains(elsewhere, host.start_ns[ops])]
     linked_ns = np.sort(host.start_ns[linked[host.line[linked] == line]])

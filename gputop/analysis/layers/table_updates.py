@@ -38,18 +38,16 @@ _NS = 1e-9
 
 
 class TableUpdates(Struct, frozen=True):
-    """Times are of all steps and GPUs. ``rows`` are the trace's device events or, without GPUs, host events."""
+    """Times are per step and GPU."""
 
     lookups: tuple[str, ...]  # ops or layers, "functional_1/items_1"
     optimizers: tuple[str, ...]  # scopes
     gradients_s: float
     optimizer_s: float
     copies_s: float  # of tables, for lookups
-    total_s: float  # of all of these; without GPUs several run at once
+    spent_s: float  # of all of these; without GPUs several run at once
     used: float  # share of the tables' rows that a step looks up, about
     mixed: bool  # other variables are as large as tables, and the optimizer's time is not counted
-    rows: I64
-    steps: int
 
 
 class _Op(Struct, frozen=True):
@@ -59,11 +57,12 @@ class _Op(Struct, frozen=True):
     time_ns: float
 
 
-def table_updates(trace: Trace, steps: Steps, *, on_gpus: bool) -> TableUpdates | None:
-    """Find ops over whole tables within the steps; None without lookups or such ops."""
+def table_updates(trace: Trace, steps: Steps, *, gpus: int) -> tuple[TableUpdates, I64] | None:
+    """Find ops over whole tables within the steps, and their device events or, without GPUs that ran any, host events;
+    None without lookups or such ops."""
     if not name_mask(trace, _LOOKUP, ("gather",)).any():
         return None
-    name, rows, time_ns, count = _events(trace, steps, on_gpus=on_gpus)
+    name, rows, time_ns, count = _events(trace, steps, on_gpus=gpus > 0)
     total_ns = np.bincount(name[rows], weights=time_ns[rows], minlength=len(trace.names))
     ops = {number: _Op(match["scope"] or "", match["op"], match["type"], float(total_ns[number]))
            for number in np.unique(name[rows]).tolist() if (match := _OP.match(trace.names[number])) is not None}
@@ -83,16 +82,17 @@ def table_updates(trace: Trace, steps: Steps, *, on_gpus: bool) -> TableUpdates 
     if not table_sized:
         return None
     chosen = rows[np.isin(name[rows], list(table_sized))]
-    begin, end = (trace.device.start_ns, trace.device.end_ns) if on_gpus else (trace.host.start_ns, trace.host.end_ns)
-    total = float((end[chosen] - begin[chosen]).sum()) if on_gpus else union(begin[chosen], end[chosen]).total
+    begin, end = (trace.device.start_ns, trace.device.end_ns) if gpus else (trace.host.start_ns, trace.host.end_ns)
+    total = float((end[chosen] - begin[chosen]).sum()) if gpus else union(begin[chosen], end[chosen]).total
+    per = max(count, 1) * max(gpus, 1)
     return TableUpdates(
         lookups=tuple(dict.fromkeys(op.scope or op.op for op, _ in lookups.values())),
         optimizers=tuple(sorted({ops[number].scope.split("/")[0] for number in gradients | whole})),
-        gradients_s=sum(ops[number].time_ns for number in gradients) * _NS,
-        optimizer_s=sum(ops[number].time_ns for number in whole) * _NS,
-        copies_s=sum(ops[number].time_ns for number in copies) * _NS, total_s=total * _NS,
-        used=min(gather_ns / median(ops[number].time_ns for number in gradients or copies), 1.0), mixed=mixed,
-        rows=chosen, steps=count)
+        gradients_s=sum(ops[number].time_ns for number in gradients) * _NS / per,
+        optimizer_s=sum(ops[number].time_ns for number in whole) * _NS / per,
+        copies_s=sum(ops[number].time_ns for number in copies) * _NS / per, spent_s=total * _NS / per,
+        used=min(gather_ns / median(ops[number].time_ns for number in gradients or copies), 1.0),
+        mixed=mixed), chosen
 
 
 def _events(trace: Trace, steps: Steps, *, on_gpus: bool) -> tuple[I32, I64, I64, int]:

@@ -28,16 +28,14 @@ _NS = 1e-9
 
 
 class XlaTables(Struct, frozen=True):
-    """Times are of all steps and GPUs. ``rows`` are the trace's device events or, without GPUs, host events."""
+    """Times are per step and GPU."""
 
     table_bytes: int  # of the largest
     used: float  # share of the tables' bytes that a step looks up at most
     sources: tuple[str, ...]  # places of the lookups, "model.py:31"
     gradients_s: float
     optimizer_s: float
-    total_s: float  # of both; without GPUs ops may run at once
-    rows: I64
-    steps: int
+    spent_s: float  # of both; without GPUs ops may run at once
 
 
 class _Table(Struct, frozen=True):
@@ -46,11 +44,12 @@ class _Table(Struct, frozen=True):
     source: str
 
 
-def xla_tables(trace: Trace, steps: Steps, *, on_gpus: bool) -> XlaTables | None:
-    """Find tables that the steps update as wholes; None without such a table, or where nothing tells it apart."""
+def xla_tables(trace: Trace, steps: Steps, *, gpus: int) -> tuple[XlaTables, I64] | None:
+    """Find tables that the steps update as wholes, and the device events that do or, without GPUs that ran any, host
+    events; None without such a table, or where nothing tells it apart."""
     if not any(op.op_name.endswith(_SCATTER) and _BACKWARD in op.op_name for op in trace.hlo_ops):
         return None
-    rows, hlo, begin, end, count = _events(trace, steps, on_gpus=on_gpus)
+    rows, hlo, begin, end, count = _events(trace, steps, on_gpus=gpus > 0)
     used_ops = {number: trace.hlo_ops[number] for number in np.unique(hlo).tolist()}
     tables = {number: table for number, op in used_ops.items() if (table := _table(op, used_ops)) is not None}
     if not tables:
@@ -65,14 +64,15 @@ def xla_tables(trace: Trace, steps: Steps, *, on_gpus: bool) -> XlaTables | None
     optimizer = whole - gradients
     chosen = np.isin(hlo, list(gradients | optimizer))
     length: F64 = (end - begin).astype(np.float64)
-    total_ns = float(length[chosen].sum()) if on_gpus else float(union(begin[chosen], end[chosen]).total)
+    total_ns = float(length[chosen].sum()) if gpus else float(union(begin[chosen], end[chosen]).total)
     all_bytes = sum(table.table_bytes for table in tables.values())
+    per = max(count, 1) * max(gpus, 1)
     return XlaTables(
         table_bytes=max(sizes), used=min(sum(table.rows_bytes for table in tables.values()) / all_bytes, 1.0),
         sources=tuple(dict.fromkeys(table.source for table in tables.values() if table.source)),
-        gradients_s=float(length[np.isin(hlo, list(gradients))].sum()) * _NS,
-        optimizer_s=float(length[np.isin(hlo, list(optimizer))].sum()) * _NS, total_s=total_ns * _NS,
-        rows=rows[chosen], steps=count)
+        gradients_s=float(length[np.isin(hlo, list(gradients))].sum()) * _NS / per,
+        optimizer_s=float(length[np.isin(hlo, list(optimizer))].sum()) * _NS / per,
+        spent_s=total_ns * _NS / per), rows[chosen]
 
 
 def _events(trace: Trace, steps: Steps, *, on_gpus: bool) -> tuple[I64, I64, I64, I64, int]:

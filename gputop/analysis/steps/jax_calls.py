@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from gputop.analysis.steps.compilations import PJIT, function_name
 from gputop.analysis.steps.sequence_period import FEWEST, sequence_period
-from gputop.trace.lookups import Mask, host_rows, host_stat
+from gputop.trace.lookups import Mask, host_rows, host_stat, outermost_rows
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -65,12 +65,7 @@ def outer_calls(trace: Trace) -> I64:
     """Calls of jitted functions on Python's threads that lie in no other one, in order of time."""
     host = trace.host
     rows = host_rows(trace, PJIT, lines_of(trace, MAIN))
-    out = []
-    for line in np.unique(host.line[rows]).tolist():
-        of_line = rows[host.line[rows] == line]
-        of_line = of_line[np.lexsort((-host.end_ns[of_line], host.start_ns[of_line]))]
-        reach = np.maximum.accumulate(host.end_ns[of_line])
-        out.append(of_line[np.concatenate(([True], host.start_ns[of_line][1:] >= reach[:-1]))])
+    out = [outermost_rows(trace, rows[host.line[rows] == line]) for line in np.unique(host.line[rows]).tolist()]
     return np.sort(np.concatenate(out)) if out else rows
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gputop.analysis.steps.training_loops import LOADER
 from gputop.trace.intervals import EMPTY, Spans, merge, union
-from gputop.trace.lookups import Mask, by_line, host_rows, host_stat, name_mask, spans_of
+from gputop.trace.lookups import Mask, by_line, host_rows, host_stat, name_mask, outermost_rows, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -75,12 +75,9 @@ def outer_ops(trace: Trace, line: int) -> Ops:
     ranges = host_stat(host, "annotation")[0]
     ranges = ranges[~name_mask(trace, _MARKS)[host.name[ranges]]]
     rows = rows[(host.line[rows] == line) & ~np.isin(rows, ranges)]
-    rows = rows[np.lexsort((-host.end_ns[rows], host.start_ns[rows]))]
     forward = rows[name_mask(trace, FORWARD)[host.name[rows]]]
     seeds = host_rows(trace, _SEED)
-    if len(rows):
-        reach = np.maximum.accumulate(host.end_ns[rows])
-        rows = rows[np.concatenate(([True], host.start_ns[rows][1:] >= reach[:-1]))]
+    rows = outermost_rows(trace, rows)
     name = host.name[rows]
     return Ops(name, host.start_ns[rows], host.end_ns[rows], name_mask(trace, LOADER)[name],
                name_mask(trace, _ZERO_GRAD)[name], host.start_ns[_backward_rows(trace, line)], host.start_ns[forward],

@@ -99,11 +99,10 @@ class Graph(NamedTuple):
     pieces: Pieces
 
 
-def build_graph(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
-                max_events: int = MAX_EVENTS) -> Graph | None:
+def build_graph(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> Graph | None:
     """The graph of a trace; None where no device event runs in the time that is replayed.
 
-    1. Choose the time: the steps, or as many of them as have ``max_events``; without steps the whole window.
+    1. Choose the time: the steps, or as many of them as have :data:`MAX_EVENTS`; without steps the whole window.
     2. Order the device events by stream.
     3. Group the threads that launch them into host lanes.
     4. Explain each event's begin: by its launch, the event before it, or one of another stream.
@@ -111,7 +110,7 @@ def build_graph(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps
     6. Match collectives across GPUs.
     7. Cut the streams into pieces where anything waits for anything else.
     """
-    spans = _replayed_spans(trace, gpu_timelines, steps, max_events)
+    spans = _replayed_spans(trace, gpu_timelines, steps)
     line_rank = line_order(trace)
     events = events_between(trace, int(spans.start[0]), int(spans.end[-1]), line_rank)
     if events is None:
@@ -146,7 +145,7 @@ def _step_marks(trace: Trace, steps: Steps | None) -> StepMarks:
     return StepMarks(by_host, steps.times.median_s, steps.edges_ns.ravel())
 
 
-def _replayed_spans(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, max_events: int) -> Spans:
+def _replayed_spans(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> Spans:
     """The steps; where there are very many events as many steps from the middle on as can be replayed; without steps
     the time from the first device event to the last."""
     device = trace.device
@@ -155,10 +154,10 @@ def _replayed_spans(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: S
         return union([min(lo for lo, _ in windows)], [max(hi for _, hi in windows)])
     edges = steps.edges_ns
     events = np.searchsorted(device.start_ns, edges.ravel()).reshape(-1, 2)
-    if events[-1, 1] - events[0, 0] > max_events:
+    if events[-1, 1] - events[0, 0] > MAX_EVENTS:
         first = len(edges) // 2
-        last = int(np.searchsorted(events[:, 1], events[first, 0] + max_events, side="right"))
-        first = int(np.searchsorted(events[:, 0], events[max(last - 1, first), 1] - max_events))
+        last = int(np.searchsorted(events[:, 1], events[first, 0] + MAX_EVENTS, side="right"))
+        first = int(np.searchsorted(events[:, 0], events[max(last - 1, first), 1] - MAX_EVENTS))
         edges = edges[min(first, last - 1):max(last, first + 1)]
     return union(edges[:, 0], edges[:, 1])
 

@@ -22,7 +22,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.what_if.cure import AS_RECORDED, Cure
 from gputop.analysis.what_if.dependencies import LATENCY_NS, NEG_INF, RETURNS_NS, Flags
-from gputop.analysis.what_if.graph import MAX_EVENTS, Graph, build_graph, with_ambiguous_waits
+from gputop.analysis.what_if.graph import Graph, build_graph, with_ambiguous_waits
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.model import I64, Trace
 
@@ -77,10 +77,9 @@ class Replay(Struct, frozen=True, dict=True):
         return replay_graph(with_ambiguous_waits(self.graph), self.modeled_ns)
 
 
-def replay_window(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
-                  max_events: int = MAX_EVENTS) -> Replay | None:
+def replay_window(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> Replay | None:
     """The replay of a trace's steps, or of its window; None where no device event runs in it."""
-    graph = build_graph(trace, gpu_timelines, steps, max_events)
+    graph = build_graph(trace, gpu_timelines, steps)
     return None if graph is None else replay_graph(graph)
 
 

@@ -146,7 +146,6 @@ def memory(**values: float) -> Finding | None:
 ])
 def test_memory_faults(values: dict[str, float], severity: Severity, evidence: dict[str, float]) -> None:
     finding = memory(**values)
-    assert finding is not None
     assert (finding.severity, finding.gpus, finding.evidence) == (severity, (4,), evidence)
 
 
@@ -157,8 +156,7 @@ def test_memory_that_is_healthy_is_no_finding() -> None:
 
 
 def test_a_pending_row_says_to_wait_for_the_job() -> None:
-    finding = memory(row_remap_pending=1)
-    assert finding is not None and "when the job is done" in finding.action
+    assert "when the job is done" in memory(row_remap_pending=1).action
 
 
 # -- nothing known ------------------------------------------------------------------------------------------

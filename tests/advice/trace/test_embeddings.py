@@ -127,12 +127,13 @@ def of_tensorflow(*parts: dict[str, float], gpu: bool = False) -> Builder:
 @pytest.mark.parametrize("gpu", [True, False])
 def test_an_optimizer_of_tensorflow_that_goes_over_whole_tables(gpu: bool) -> None:
     job = of_tensorflow(GATHER, MODEL, SUMS, OF_ADAM, OF_A_LAYER, gpu=gpu)
-    v = verdict(job, ID)
+    found = verdict(job, ID)
+    v = found.tables
     assert v.lookups == ("functional_1/items_1",) and v.optimizers == ("adam",)
     assert v.gradients_s == pytest.approx(20e-3, rel=0.01)
     assert v.optimizer_s == pytest.approx(1e-3 * sum(OF_ADAM.values()), rel=0.01)
     assert v.used == pytest.approx(0.05, rel=0.01) and v.copies_s == 0
-    assert v.share == pytest.approx((20 + sum(OF_ADAM.values())) * 0.95 / 100, rel=0.02)
+    assert found.share == pytest.approx((20 + sum(OF_ADAM.values())) * 0.95 / 100, rel=0.02)
     f = findings(job)[ID]
     assert "LazyAdam" in (f.snippet or "") and "functional_1/items_1" in f.why and "updated" in f.title
     assert f.gain.estimate != gpu  # without a GPU the fix frees CPUs and memory for the rest of the step
@@ -140,25 +141,25 @@ def test_an_optimizer_of_tensorflow_that_goes_over_whole_tables(gpu: bool) -> No
 
 def test_a_lookup_that_copies_the_table_and_an_optimizer_that_updates_rows() -> None:
     job = of_tensorflow({**GATHER, f"{READ}:ReadVariableOp": 28.0}, MODEL, SCATTER)
-    v = verdict(job, ID)
+    v = verdict(job, ID).tables
     assert v.copies_s == pytest.approx(28e-3, rel=0.01) and v.gradients_s == v.optimizer_s == 0
     f = findings(job)[ID]
     assert "copied" in f.title and "embedding_lookup" in (f.snippet or "") and "LazyAdam" not in (f.snippet or "")
     # Keras' Adagrad updates rows, and computes their steps from the whole table.
     passes = {"sgd_1/IsNan:IsNan": 30.0, "sgd_1/Sqrt:Sqrt": 20.0}
-    v = verdict(of_tensorflow({**GATHER, f"{READ}:ReadVariableOp": 28.0}, MODEL, SCATTER, passes), ID)
+    v = verdict(of_tensorflow({**GATHER, f"{READ}:ReadVariableOp": 28.0}, MODEL, SCATTER, passes), ID).tables
     assert v.optimizer_s == pytest.approx(50e-3, rel=0.01)
 
 
 def test_large_variables_that_are_no_tables_count_for_nothing() -> None:
     dense = {name.replace(":", "_9:"): length for name, length in OF_ADAM.items()}
-    v = verdict(of_tensorflow(GATHER, SUMS, OF_ADAM, dense), ID)
+    v = verdict(of_tensorflow(GATHER, SUMS, OF_ADAM, dense), ID).tables
     assert v.mixed and v.optimizer_s == 0 and v.gradients_s == pytest.approx(20e-3, rel=0.01)
     assert "Other variables" in findings(of_tensorflow(GATHER, SUMS, OF_ADAM, dense))[ID].why
     # Rows are read with a copy, and a dense layer is as large as the table.
     copied = {**GATHER, f"{READ}:ReadVariableOp": 12.0}
     updated = {**SCATTER, "sgd_1/AssignSubVariableOp_1:AssignSubVariableOp": 12.0, "sgd_1/Mul:Mul": 12.0}
-    assert verdict(of_tensorflow(copied, updated), ID).optimizer_s == 0
+    assert verdict(of_tensorflow(copied, updated), ID).tables.optimizer_s == 0
 
 
 @pytest.mark.parametrize("parts", [
@@ -220,10 +221,11 @@ def of_jax(*without: str, gpu: bool, **changed: HloOp) -> Builder:
 
 @pytest.mark.parametrize("gpu", [True, False])
 def test_a_program_of_xlas_that_updates_a_table_as_a_whole(gpu: bool) -> None:
-    v = verdict(of_jax(gpu=gpu), ID)
+    found = verdict(of_jax(gpu=gpu), ID)
+    v = found.tables
     assert v.table_bytes == pytest.approx(BYTES, rel=1e-6) and v.used == pytest.approx(1024 / 1e6, rel=0.05)
     assert v.gradients_s == pytest.approx(11e-3, rel=0.01) and v.optimizer_s == pytest.approx(45e-3, rel=0.01)
-    assert v.share == pytest.approx(0.56, rel=0.01)
+    assert found.share == pytest.approx(0.56, rel=0.01)
     f = findings(of_jax(gpu=gpu))[ID]
     assert "jax.grad" in (f.snippet or "") and "less than 1%" in f.title
     assert "train.py:9" in {text for culprit in f.culprits for text in (culprit.name, culprit.source)}
@@ -232,7 +234,7 @@ def test_a_program_of_xlas_that_updates_a_table_as_a_whole(gpu: bool) -> None:
 def test_zeros_within_the_scatter() -> None:
     job = of_jax("zeros", gpu=True, scatter=HloOp(f"{BACK}/scatter-add", "train.py:9", (), BYTES + 135_168, "fusion"),
                  gather=HloOp("jit(step)/jvp()/gather", "train.py:9", (), 270_336, "fusion"))
-    v = verdict(job, ID)
+    v = verdict(job, ID).tables
     assert v.table_bytes == BYTES and v.used == pytest.approx(1024 / 1e6, rel=0.06)
 
 

@@ -42,13 +42,10 @@ def test_a_python_callback_within_the_step_is_the_finding(callback):
     assert f.gain.step_time == pytest.approx(20 / 26, abs=0.02)
 
 
-@pytest.mark.parametrize("name", ["custom-call.3", "dot.2", "end: pure_callback.1"])
-def test_what_a_compiled_function_computes_itself_is_none(name):
-    assert "host_placement" not in found(job(callback=name, callback_us=20_000))
-
-
-def test_a_short_callback_is_none():
-    assert "host_placement" not in found(job(callback="pure_callback.1", callback_us=300))
+@pytest.mark.parametrize(("name", "us"), [
+    ("custom-call.3", 20_000), ("dot.2", 20_000), ("end: pure_callback.1", 20_000), ("pure_callback.1", 300)])
+def test_what_a_compiled_function_computes_itself_is_none_and_neither_is_a_short_callback(name, us):
+    assert "host_placement" not in found(job(callback=name, callback_us=us))
 
 
 @pytest.mark.parametrize("inner", [True, False])
@@ -130,8 +127,7 @@ def test_a_loop_without_jit_is_told_whatever_the_number_of_its_ops(jitted, fires
 
 
 def test_a_jitted_step_beside_which_a_few_ops_run_stays_the_step():
-    steps = find_steps(eager(ops=3).build())
-    assert steps is not None and steps.times.anchor == "calls of PjitFunction(loss)"
+    assert find_steps(eager(ops=3).build()).times.anchor == "calls of PjitFunction(loss)"
     assert "eager_execution" not in found(eager(ops=3))
 
 

@@ -53,8 +53,7 @@ def test_workers_that_stay_or_are_none_or_start_once(loop):
 
 def test_an_epochs_last_call_is_no_batch_of_its_own():
     trace = epochs(2_000, trains=False).b.build()
-    steps = find_steps(trace)
-    assert steps is not None and steps.count == pytest.approx(60, abs=2)
+    assert find_steps(trace).count == pytest.approx(60, abs=2)
 
 
 def odd(long_us: float, at: tuple[int, ...], steps: int = 60) -> Loop:

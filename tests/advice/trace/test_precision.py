@@ -133,15 +133,16 @@ def test_alignment_that_names_do_not_tell_is_not_judged():
 PRECISION = {"tensor_cores_unused", "sixteen_bit_unused", "fp16_fallback"}
 
 
-@pytest.mark.parametrize(("name", "severity", "factor"), [
-    (ATTENTION, "high", "precision.speedup"), (TF32, "low", "precision.tf32_speedup")])
-def test_products_in_32_bits_on_tensor_cores_could_be_in_16(name, severity, factor):
+@pytest.mark.parametrize(("name", "severity", "factor", "title"), [
+    (ATTENTION, "high", "precision.speedup", "Attention in FP32 takes"),
+    (TF32, "low", "precision.tf32_speedup", "Matrix kernels in TF32 take")])
+def test_products_in_32_bits_on_tensor_cores_could_be_in_16(name, severity, factor, title):
     b = mixed((name, 10_000), (KERNEL, 8_000))
     for capability in ((8, 0), None):  # known, or by the kernel's own name
         found = findings(on(b, capability))
         assert found.keys() & PRECISION == {"sixteen_bit_unused"}
         own = found["sixteen_bit_unused"]
-        assert own.severity == severity and "BF16" in own.action
+        assert own.severity == severity and "BF16" in own.action and own.title.startswith(title)
         assert own.gain.step_time == pytest.approx(0.5 * (1 - 1 / limit(factor)), abs=0.01)
     assert not findings(on(b, (6, 1))).keys() & PRECISION
 
@@ -152,7 +153,7 @@ def test_products_in_16_bits_are_left_alone():
 
 def test_what_is_left_out_of_mixed_precision():
     v = verdict(on(mixed((HMMA, 4_000), (ATTENTION, 12_000)), (8, 0)), "tensor_cores_unused")
-    assert v.id == "sixteen_bit_unused" and v.mixed and v.fp32_part == 0
+    assert v.id == "sixteen_bit_unused" and v.mixed and v.plain_fp32 == 0
 
 
 @needs_cases

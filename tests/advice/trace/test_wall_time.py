@@ -180,17 +180,6 @@ def test_many_steps_in_a_small_part_of_the_recording_are_no_clean_bill():
     assert not text.startswith("NO PROBLEM FOUND") and "unfinished step" in text
 
 
-def test_the_rank_with_least_steps_decides():
-    analysis = analyze_trace(healthy(steps=ENOUGH_STEPS + 4).build())
-    wall = analysis.wall_time
-    assert wall is not None and limit_of(analysis).startswith("NO PROBLEM FOUND")
-    from gputop.analysis.results import RankWallTime, WallPart
-
-    ranks = (RankWallTime(0, "a", wall.total_s, wall.recorded_s, wall.parts),
-             RankWallTime(1, "b", 10.0, 10.0, (WallPart("steps", 1.0), WallPart("edges", 9.0))))
-    assert not limit_of(replace(analysis, wall_time=replace(wall, ranks=ranks))).startswith("NO PROBLEM FOUND")
-
-
 @needs_data
 def test_a_start_that_loads_libraries_is_no_job():
     analysis = analyze(str(DATA / "cases" / "cold_first_launch.pt.trace.json.gz"))

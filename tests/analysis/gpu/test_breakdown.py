@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gputop.analysis.gpu.breakdown import breakdown_by_step
+from gputop.analysis.gpu.breakdown import breakdown_by_step, parts_by_gpu
 from gputop.analysis.gpu.device_time import timelines
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Kind
@@ -16,7 +16,8 @@ KINDS = list(Kind)
 def parts(b: Builder, lo: float, hi: float) -> dict[str, float]:
     """Breakdown of one stretch, in µs."""
     trace = b.build()
-    found = breakdown_by_step(trace, timelines(trace), [(round(lo * 1000), round(hi * 1000))])
+    bounds = [(round(lo * 1000), round(hi * 1000))]
+    found = breakdown_by_step(trace, parts_by_gpu(trace, timelines(trace), bounds), bounds)
     return {name: round(s * 1e6, 6) for name, (s,) in found.items() if s}
 
 

@@ -34,16 +34,17 @@ def test_the_shortest_is_the_transfer_and_the_rest_waits_for_the_last():
     assert c.last_to_arrive == {2: 5}
 
 
-def test_unequal_counts_are_not_matched():
+@pytest.mark.parametrize(("calls", "reason"), [
+    ([(0, 0, 10), (0, 20, 30), (0, 40, 50), (1, 0, 10), (1, 40, 50)], "2 to 3"),
+    ([(0, 0, 100), (1, 0, 1200)], "1.1 ms"),  # apart at their ends
+    ([(0, 0, 10)], "only one GPU")])
+def test_collectives_that_are_not_matched(calls, reason):
     b = Builder(gpus=2)
-    reduce(b, 0, 0, 10)
-    reduce(b, 0, 20, 30)
-    reduce(b, 0, 40, 50)
-    reduce(b, 1, 0, 10)
-    reduce(b, 1, 40, 50)
+    for call in calls:
+        reduce(b, *call)
     c = judged(b)
-    assert c is not None and c.waiting is None and "2 to 3" in (c.reason or "")
-    assert c.summed_s == pytest.approx(50e-6)
+    assert c is not None and c.waiting is None is c.transfer_s and reason in (c.reason or "")
+    assert c.summed_s == pytest.approx(sum(end - start for _, start, end in calls) * 1e-6)
 
 
 def test_what_the_windows_edge_cut_off_on_one_gpu_is_left_out():
@@ -68,21 +69,6 @@ def test_dense_collectives_at_the_windows_edge_are_matched():
     c = judged(b)
     assert c is not None and c.reason is None and c.last_to_arrive == {1: 9}
     assert c.transfer_s == pytest.approx(9 * 2 * 41e-6)
-
-
-def test_ends_more_than_a_millisecond_apart_are_not_matched():
-    b = Builder(gpus=2)
-    reduce(b, 0, 0, 100)
-    reduce(b, 1, 0, 1200)
-    c = judged(b)
-    assert c is not None and c.transfer_s is None and "1.1 ms" in (c.reason or "")
-
-
-def test_one_gpu_alone_tells_nothing_of_the_others():
-    b = Builder()
-    reduce(b, 0, 0, 10)
-    c = judged(b)
-    assert c is not None and c.waiting is None and "only one GPU" in (c.reason or "")
 
 
 def test_none_without_collectives():
@@ -145,6 +131,16 @@ def test_ranks_on_different_clocks_are_not_matched():
     ("ncclKernel_Broadcast_RING_LL_Sum_int8_t", "Broadcast"), ("ncclDevKernel_Reduce_Sum_f32_RING_LL", "Reduce"),
     ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", "unknown"), ("nccl:all_to_all", "AllToAll"),
     ("rcclGenericKernel<1, false>(ReduceScatter)", "unknown"),
+    ("void dpsk::ep::internode::dispatch<false, 8, false, 8>(int4*, float*, long*)", "AllToAll"),
+    ("void hybrid_ep::combine_kernel<8>(int4*)", "AllToAll"),
+    ("mori::moe::EpDispatchIntraNodeKernel<hip_bfloat16>(mori::moe::EpDispatchCombineArgs)", "AllToAll"),
+    ("void tensorrt_llm::kernels::moeAllToAllKernel<8>(int)", "AllToAll"),
+    ("ncclSymkDevKernel_AllGather_LLMC(ncclSymkDevWorkArgs4K)", "AllGather"),
+    ("void (anonymous namespace)::multimem_all_reduce_kernel<float, 16>(float*)", "AllReduce"),
+    ("void vllm::cross_device_reduce_2stage<half, 8>(vllm::RankData*)", "AllReduce"),
+    ("nvshmemi_reducescatter_on_stream_kernel<float>(int)", "ReduceScatter"),
+    ("void nvshmemi_barrier_on_stream_kernel<0>(int)", "Barrier"),
+    ("void deep_ep::internode::combine<8>(int4*)", "AllToAll"),
 ])
 def test_operations_by_the_kernels_name(kernel, name):
     assert operation(kernel) == name
@@ -194,27 +190,10 @@ def test_alike_collectives_in_any_order_of_the_file():
         assert collectives(shuffled, timelines(shuffled), None) == expected
 
 
-@pytest.mark.parametrize(("kernel", "name"), [
-    ("void dpsk::ep::internode::dispatch<false, 8, false, 8>(int4*, float*, long*)", "AllToAll"),
-    ("void hybrid_ep::combine_kernel<8>(int4*)", "AllToAll"),
-    ("mori::moe::EpDispatchIntraNodeKernel<hip_bfloat16>(mori::moe::EpDispatchCombineArgs)", "AllToAll"),
-    ("void tensorrt_llm::kernels::moeAllToAllKernel<8>(int)", "AllToAll"),
-    ("ncclSymkDevKernel_AllGather_LLMC(ncclSymkDevWorkArgs4K)", "AllGather"),
-    ("void (anonymous namespace)::multimem_all_reduce_kernel<float, 16>(float*)", "AllReduce"),
-    ("void vllm::cross_device_reduce_2stage<half, 8>(vllm::RankData*)", "AllReduce"),
-    ("nvshmemi_reducescatter_on_stream_kernel<float>(int)", "ReduceScatter"),
-    ("void nvshmemi_barrier_on_stream_kernel<0>(int)", "Barrier"),
-    ("void deep_ep::internode::combine<8>(int4*)", "AllToAll"),
-])
-def test_operations_of_other_libraries(kernel, name):
-    assert operation(kernel) == name
-
-
 def test_gpus_that_compute_without_any_collective_are_worth_a_word():
     b = Builder(gpus=8)
     for gpu in range(8):
         b.run(gpu, 0, 100)
-    said = no_collectives(b.build())
-    assert said is not None and said.startswith("8 GPUs compute, and none ran a collective")
+    assert no_collectives(b.build()).startswith("8 GPUs compute, and none ran a collective")
     assert no_collectives(b.run(1, 200, 10, "MemcpyP2P", kind=Kind.P2P).build()) is None
     assert no_collectives(Builder(gpus=2).run(0, 0, 100).build()) is None

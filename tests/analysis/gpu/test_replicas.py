@@ -114,8 +114,7 @@ def test_short_turns_beside_long_ones_count_for_little():
     for gpu, run in ((0, 20), (1, 1), (0, 1), (1, 1), (0, 1), (1, 20)):
         for at in (next(launch) for _ in range(run)):
             b.run(gpu, at + 5, 4, launch=at, launch_length=2, thread="python")
-    launches = compared(b).launches
-    assert launches is not None and launches.launches_per_turn == 20
+    assert compared(b).launches.launches_per_turn == 20
 
 
 def test_a_kernel_belongs_to_the_step_that_launched_it():

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from gputop.analysis.gpu.breakdown import SLOTS, breakdown_by_step, parts_by_gpu, typical_step
+from gputop.analysis.gpu.breakdown import SLOTS, typical_step
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.model import Steps
@@ -35,15 +35,6 @@ def test_the_runs_say_when_each_gpu_did_what() -> None:
         assert runs[0][1] == 0 and runs[-1][2] == SLOTS
         assert all(a[2] == b[1] and a[0] != b[0] for a, b in itertools.pairwise(runs))
     assert json.loads(json.dumps(to_document(step)))["gpus"][0]["runs"][0] == ["compute", 0, SLOTS // 2]
-
-
-def test_parts_of_the_gpus_average_to_the_breakdown() -> None:
-    trace = _trace().build()
-    bounds = [(0, 400_000), (400_000, 1_400_000)]
-    gpus = parts_by_gpu(trace, timelines(trace), bounds)
-    mean = breakdown_by_step(trace, timelines(trace), bounds)
-    for name, value in mean.items():
-        assert sum(parts[name].total for parts in gpus.values()) / 2 / 1e9 == pytest.approx(value.sum())
 
 
 def test_without_steps_or_gpus_there_is_none() -> None:

@@ -78,6 +78,5 @@ def test_a_real_callback_runs_ops_eagerly():
     ops = host_ops(trace, find_steps(trace))
     assert ops is not None and ops.eager_share is not None and 0.1 < ops.eager_share < 0.9
     count = {op.name: op.count for op in ops.eager}
-    steps = find_steps(trace)
-    assert steps is not None and count["Square"] == count["Mean"] == 5 * steps.count  # as the callback is written
+    assert count["Square"] == count["Mean"] == 5 * find_steps(trace).count  # as the callback is written
     assert next(op for op in ops.types if op.type == "MatMul").placement == "host"

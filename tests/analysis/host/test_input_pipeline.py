@@ -16,7 +16,6 @@ def test_wait_is_the_union_of_the_calls_within_steps():
     b.host("IteratorGetNextOp::DoCompute", 900, 500, line="tf_data_iterator_get_next/0")  # after the last step
     trace = b.build()
     waited = input_pipeline(trace, find_steps(trace))
-    assert waited is not None
     assert waited.wait_s_per_step == pytest.approx(35e-6) and waited.wait_ratio == pytest.approx(0.35)
 
 
@@ -31,8 +30,7 @@ def test_ranks_are_averaged():
     b.host("enumerate(DataLoader)#_Iter.__next__", 0, 20, line="rank 0")
     b.host("enumerate(DataLoader)#_Iter.__next__", 30, 40, line="rank 1")
     trace = b.build()
-    waited = input_pipeline(trace, find_steps(trace))
-    assert waited is not None and waited.wait_ratio == pytest.approx(0.3)
+    assert input_pipeline(trace, find_steps(trace)).wait_ratio == pytest.approx(0.3)
 
 
 def test_no_input_events_is_none():

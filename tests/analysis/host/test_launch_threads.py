@@ -54,8 +54,7 @@ def test_contention_compares_late_launches_with_the_rest():
 
 def test_python_waiting_in_a_call_is_not_busy():
     b = Builder().run(0, 20, 30, launch=5, thread="tf_Compute/1").host("EagerExecute", 0, 100)
-    found = threads_of(b)
-    assert found is not None and found.busy_threads_at_launch == pytest.approx(1)
+    assert threads_of(b).busy_threads_at_launch == pytest.approx(1)
 
 
 def test_no_launches():

@@ -89,19 +89,15 @@ def test_the_finding_the_report_and_the_gaps_say_who_recorded_it():
     assert IdleGapRow.of(find_idle_gaps(facts, 1)[0], facts, 0).python[0].traced
 
 
-def test_sampled_stacks_are_preferred_as_they_tell_lines():
-    trace = traced()
-    trace.origin_ns = 1000 * 10 ** 9
-    trace.stacks = (sampled({"MainThread": [(0.0, "train.py:9 <module>")]}, STEPS * STEP_MS / 1e3),)
-    stacks = analyze_trace(trace).stacks
-    assert stacks is not None and stacks.source == "py-spy"
-
-
-def test_functions_of_the_tracer_are_better_than_the_reason_why_nothing_was_sampled():
+def test_sampled_stacks_are_preferred_as_they_tell_lines_to_functions_and_these_to_the_reason_why_there_are_none():
     trace = traced()
     trace.no_stacks = "py-spy is not installed"
     stacks = analyze_trace(trace).stacks
     assert stacks is not None and stacks.source == "tracer" and not stacks.reason
+    trace.origin_ns = 1000 * 10 ** 9
+    trace.stacks = (sampled({"MainThread": [(0.0, "train.py:9 <module>")]}, STEPS * STEP_MS / 1e3),)
+    stacks = analyze_trace(trace).stacks
+    assert stacks is not None and stacks.source == "py-spy"
 
 
 def raw_seconds(name: str, wanted: str) -> float:
@@ -119,7 +115,6 @@ def test_real_jobs_slow_function_takes_as_long_as_they_logged_themselves(file, l
     """The job slept in line 11; PyTorch 2.15 tells the line, JAX the function."""
     trace = load([DATA / file])
     facts = analyze_to_facts(trace)
-    assert facts.steps is not None
     begin, end = (trace.origin_ns + t for t in (facts.steps.spans.start[0], facts.steps.spans.end[-1]))
     truth_s = sum(b - a for a, b in SLOW[file.partition(".")[0]] if begin / 1e9 <= a and b <= end / 1e9 + 1e-3)
     found = {line.line: line for line in gap(facts.analysis).lines}
@@ -128,6 +123,9 @@ def test_real_jobs_slow_function_takes_as_long_as_they_logged_themselves(file, l
     assert told_s == pytest.approx(truth_s, rel=0.05)
     (finding,) = [f for f in facts.analysis.findings if f.id == "step_gap_host"]
     assert finding.culprits[0].name == lines[0] and finding.culprits[0].traced
+    flame = facts.analysis.stacks.flame
+    for number, node in enumerate(flame):
+        assert sum(own.time_s for own in flame if own.parent == number) <= node.time_s * (1 + 1e-9)
 
 
 def test_the_loop_s_own_python_in_the_wait_for_a_batch_is_named():
@@ -140,13 +138,6 @@ def test_the_loop_s_own_python_in_the_wait_for_a_batch_is_named():
     # The recorded steps are all but one of those that the file holds whole.
     batches = raw_seconds(file, ": decode") / 20 * 4
     assert line.s_per_step == pytest.approx(batches, rel=0.1)
-
-
-def test_the_flame_graph_of_traced_functions_adds_up():
-    stacks = analyze_trace(load([DATA / "pytorch_stack.pt.trace.json.gz"])).stacks
-    assert stacks is not None and stacks.flame
-    for number, node in enumerate(stacks.flame):
-        assert sum(own.time_s for own in stacks.flame if own.parent == number) <= node.time_s * (1 + 1e-9)
 
 
 calls = st.recursive(st.just([]), lambda inner: st.lists(

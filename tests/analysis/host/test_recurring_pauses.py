@@ -25,14 +25,18 @@ def paused(at_one_place: bool) -> tuple[Loop, list[tuple[float, float]]]:
     return loop, pauses
 
 
-@pytest.mark.parametrize(("at_one_place", "share"), [(True, 1.0), (False, 0.0)])
-def test_pauses_that_come_in_each_step_recur(at_one_place, share):
-    loop, pauses = paused(at_one_place)
+def shared(loop: Loop, pauses: list[tuple[float, float]]) -> float | None:
     trace = loop.b.build()
     steps = find_steps(trace)
     assert steps is not None
-    spans = union([round(a * 1e3) for a, _ in pauses], [round(b * 1e3) for _, b in pauses])
-    assert recurring_share(trace, steps, spans) == pytest.approx(share, abs=0.1)  # less those of the steps at the edges
+    return recurring_share(trace, steps, union([round(a * 1e3) for a, _ in pauses],
+                                               [round(b * 1e3) for _, b in pauses]))
+
+
+@pytest.mark.parametrize(("at_one_place", "share"), [(True, 1.0), (False, 0.0)])
+def test_pauses_that_come_in_each_step_recur(at_one_place, share):
+    loop, pauses = paused(at_one_place)
+    assert shared(loop, pauses) == pytest.approx(share, abs=0.1)  # less those of the steps at the edges
 
 
 @pytest.mark.parametrize("at_one_place", [True, False])
@@ -52,9 +56,5 @@ def test_a_long_pause_at_the_place_of_short_ones_does_not_recur():
         pause_us = 20_000 if step % 10 == 5 else 150
         pauses.append((loop.now, loop.now + pause_us))
         loop.sleep(pause_us)
-    trace = loop.b.build()
-    steps = find_steps(trace)
-    assert steps is not None
-    spans = union([round(a * 1e3) for a, _ in pauses], [round(b * 1e3) for _, b in pauses])
-    share = recurring_share(trace, steps, spans)
+    share = shared(loop, pauses)
     assert share is not None and share < 0.1

@@ -96,8 +96,7 @@ def test_ops_of_pytorch_without_length_do_not_count() -> None:
     for i in range(4):
         b.host("aten::conv2d", 100 * i, 60).host("aten::empty", 100 * i + 60, 0)
     table = cpu_layers(b.build(), None)
-    assert table is not None and {row.name: row.kernels for row in table.rows if row.kernels} == {
-        "forward": 4, "aten::conv2d": 4}
+    assert {row.name: row.kernels for row in table.rows if row.kernels} == {"forward": 4, "aten::conv2d": 4}
 
 
 @pytest.mark.parametrize("own_thread", [False, True])

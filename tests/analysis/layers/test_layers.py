@@ -145,7 +145,6 @@ def test_the_ladder_sums_to_the_step_and_ends_at_the_roofline() -> None:
     assert times is not None
     step = 100e-6
     found = limits(PARTS, times, trace.gpus, STEPS, [])
-    assert found is not None
     at = {part.id: part.time_s for part in found.steps}
     assert sum(at.values()) == pytest.approx(step)
     of_dot, of_fusion = 1e9 / 989.4e12, 3_350_000 / 3.35e12
@@ -258,7 +257,6 @@ def busy_ms(paths: Sequence[Path]) -> float:
 def test_device_times_of_the_layers_are_the_busy_time_of_the_raw_events(name: str) -> None:
     trace = trace_of(name)
     found = layer_times(trace, timelines(trace), None)
-    assert found is not None
     rows = found.table.rows
     device_s = sum(row.device_s for row in rows if row.parent is None)
     assert device_s * found.table.gpus * 1e3 == pytest.approx(busy_ms(files_of(name)), rel=2e-5)
@@ -270,7 +268,6 @@ def test_device_times_of_the_layers_are_the_busy_time_of_the_raw_events(name: st
 def test_the_roofline_has_each_op_with_its_rate_below_its_roof() -> None:
     trace = compiled()
     found = limits(PARTS, layer_times(trace, timelines(trace), STEPS), trace.gpus, STEPS, [])
-    assert found is not None
     point, = found.points  # the update has no FLOPs, the copy names nothing
     assert (point.name, point.dtype) == ("Net/Dense_0/dot_general", "bf16")
     assert point.flops_per_byte == pytest.approx(1e6)

@@ -104,7 +104,6 @@ def test_what_is_outside_of_a_marked_forward_pass_is_none_of_it(tmp_path: Path, 
     kineto.call("aten::mm", 410, 490)
     kineto.launch(450)
     found = call_scopes(kineto.load(tmp_path))
-    assert found is not None
     assert [found.scopes[i] for i in found.of_event.tolist()] == [
         Scope("forward", ("aten::mm",)), Scope(phase, ("next batch", "aten::to")),
         Scope("forward", ("Net_0", "aten::mm"))]
@@ -114,7 +113,6 @@ def test_a_trace_without_modules_says_how_to_record_them(tmp_path: Path) -> None
     def reason(kineto: Kineto) -> str:
         trace = kineto.load(tmp_path)
         times = layer_times(trace, timelines(trace), None)
-        assert times is not None
         return next(row.reason for row in times.table.rows if row.name == "forward")
 
     without = Kineto()
@@ -125,7 +123,6 @@ def test_a_trace_without_modules_says_how_to_record_them(tmp_path: Path) -> None
 
 def test_each_launch_has_its_phase_and_place(tmp_path: Path) -> None:
     found = call_scopes(step(Kineto()).load(tmp_path))
-    assert found is not None
     assert [found.scopes[i] if i >= 0 else None for i in found.of_event.tolist()] == EXPECTED
 
 
@@ -137,8 +134,7 @@ def test_a_number_of_several_threads_links_nothing(tmp_path: Path, modules: tupl
         kineto.call("aten::mm", 10, 40, tid=tid, **number)
     kineto.call(AUTOGRAD + "MmBackward0", 100, 150, tid=2, **number)
     kineto.launch(110, tid=2)
-    found = call_scopes(kineto.load(tmp_path))
-    assert found is not None and found.scopes == [Scope("backward", path)]
+    assert call_scopes(kineto.load(tmp_path)).scopes == [Scope("backward", path)]
 
 
 def test_a_function_of_the_users_own_is_the_op_of_its_gradient(tmp_path: Path) -> None:
@@ -151,14 +147,12 @@ def test_a_function_of_the_users_own_is_the_op_of_its_gradient(tmp_path: Path) -
     kineto.call(AUTOGRAD + "CompiledFunctionBackward", 100, 150, tid=2, **number)
     kineto.call("CompiledFunctionBackward", 105, 145, tid=2, **number)
     kineto.launch(110, tid=2)
-    found = call_scopes(kineto.load(tmp_path))
-    assert found is not None and found.scopes == [Scope("backward", ("Net_0", "CompiledFunctionBackward"))]
+    assert call_scopes(kineto.load(tmp_path)).scopes == [Scope("backward", ("Net_0", "CompiledFunctionBackward"))]
 
 
 def test_the_table_and_the_rows_of_the_timeline_have_them(tmp_path: Path) -> None:
     trace = step(Kineto()).load(tmp_path)
     times = layer_times(trace, timelines(trace), None)
-    assert times is not None
     roots = {row.name: row for row in times.table.rows if row.parent is None}
     assert list(roots) == ["forward", "loss", "backward", "recomputation", "optimizer", NO_CALL]
     assert roots["forward"].device_s == pytest.approx(10e-6) and roots[NO_CALL].reason
@@ -172,8 +166,7 @@ def test_a_loop_without_gradients_has_no_loss_and_other_traces_no_calls(tmp_path
     kineto = Kineto()
     kineto.call("aten::mse_loss", 0, 50)
     kineto.launch(10)
-    found = call_scopes(kineto.load(tmp_path))
-    assert found is not None and found.scopes == [Scope("forward", ("aten::mse_loss",))]
+    assert call_scopes(kineto.load(tmp_path)).scopes == [Scope("forward", ("aten::mse_loss",))]
     other = Kineto()
     other.launch(10)
     assert call_scopes(other.load(tmp_path)) is None
@@ -231,7 +224,6 @@ def test_the_modules_of_a_model_that_pytorch_profiled(tmp_path: Path) -> None:
     """Recorded by PyTorch 2.15 on a CPU (``with_stack``, ``with_modules``): two blocks of two linear layers, the second
     one checkpointed, a head in a ``record_function``. Each product is given a kernel, as a GPU would have."""
     found = call_scopes(recorded_modules(kernels=True).load(tmp_path))
-    assert found is not None
     scopes = [found.scopes[i] for i in found.of_event.tolist()]
     linear = "aten::linear"
     assert scopes[:5] == [Scope("forward", ("Net_0", *path, linear)) for path in (

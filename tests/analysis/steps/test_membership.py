@@ -78,7 +78,6 @@ def test_kernels_outside_of_steps_have_no_part_in_them() -> None:
     b = host_ahead(10)
     b.run(0, STEPS * STEP + 500, 90_000, "evaluation", launch=STEPS * STEP + 400)
     a = analyze_trace(b.build())
-    assert a.kernels is not None
     assert a.kernels.by_name[0].name == "evaluation"  # in the window
     assert "evaluation" not in {own.name for own in kernels_per_step(a, a.kernels.by_name)[0]}
     idle = keras_steps(Builder(), STEPS, STEP, STEP - 50, first=5_000).run(0, 10, 20, launch=5)  # none in the steps

@@ -129,17 +129,10 @@ def test_numbers_that_start_over_without_an_update_show_no_steps() -> None:
     b = rounds("batch {}", optimizer=False)
     for i in range(10):  # runs once in a round: an update, or what follows an epoch
         b.run(0, i * 200 + 195, 3, "copy_kernel", launch=i * 200 + 190, thread="python")
-    steps = find_steps(b.build())
-    assert steps is None or "ranges" not in steps.times.anchor
-    b = Builder()
-    for i in range(24):
-        b.host(f"batch {i % 4}", i * 50, 40)
-    assert find_steps(b.build()) is None
-
-
-def test_one_round_and_a_half_shows_no_steps() -> None:
-    steps = find_steps(rounds("batch {}", first=2, count=2).build())
-    assert steps is None or "ranges" not in steps.times.anchor
+    # So do layers, and a round and a half.
+    for job in (b, rounds("layer {}"), rounds("batch {}", first=2, count=2)):
+        steps = find_steps(job.build())
+        assert steps is None or "ranges" not in steps.times.anchor
 
 
 def test_micro_batches_within_numbered_steps_are_their_parts() -> None:
@@ -159,29 +152,16 @@ def test_markers_whose_step_num_counts_micro_batches() -> None:
     assert steps.times.median_s == pytest.approx(200e-6)
 
 
-def test_layers_that_start_over_are_none() -> None:
-    steps = find_steps(rounds("layer {}").build())
-    assert steps is None or "ranges" not in steps.times.anchor
-
-
-def test_parts_of_the_only_step_are_none():
-    b = Builder().host("iteration 7", 0, 1000)
-    for i in range(8):
-        b.host(f"batch {i}", 10 + i * 100, 90)
-    assert find_steps(b.build()) is None
-
-
-def test_a_mark_at_every_tenth_iteration_is_none():
+@pytest.mark.parametrize("ranges", [
+    [("iteration 7", 0, 1000), *((f"batch {i}", 10 + i * 100, 90) for i in range(8))],  # parts of the only step
+    [(f"step {10 * i}", i * 1000, 90) for i in range(12)],  # a mark at every tenth iteration
+    [(f"batch {i}", i * 100, 150) for i in range(12)],  # they overlap
+    [(f"batch {i % 4}", i * 50, 40) for i in range(24)],  # numbers that start over without an update
+], ids=lambda ranges: ranges[-1][0])
+def test_numbered_ranges_that_are_no_steps(ranges: list[tuple[str, float, float]]) -> None:
     b = Builder()
-    for i in range(12):
-        b.host(f"step {10 * i}", i * 1000, 90)
-    assert find_steps(b.build()) is None
-
-
-def test_ranges_that_overlap_are_none():
-    b = Builder()
-    for i in range(12):
-        b.host(f"batch {i}", i * 100, 150)
+    for name, begin, length in ranges:
+        b.host(name, begin, length)
     assert find_steps(b.build()) is None
 
 
@@ -189,8 +169,7 @@ def test_a_thread_that_prepares_batches_does_not_mark_the_steps():
     b = loop(Builder(), "step {}", length=100, pause=0)
     for i in range(40):
         b.host(f"batch {i}", i * 20, 15, "loader")
-    steps = find_steps(b.build())
-    assert steps is not None and steps.times.anchor == 'ranges "step N"'
+    assert find_steps(b.build()).times.anchor == 'ranges "step N"'
 
 
 def test_evaluation_ends_a_step_and_is_a_loop_of_its_own():
@@ -219,8 +198,7 @@ def test_an_optimizers_calls_mark_steps_where_nothing_else_does():
     b.host("aten::mm", 0, 5, "other")
     for i in range(10):
         b.host(f"step {i}", i * 100, 99)
-    marked = find_steps(b.build())
-    assert marked is not None and marked.times.anchor == 'ranges "step N"'
+    assert find_steps(b.build()).times.anchor == 'ranges "step N"'
 
 
 def test_two_optimizers_of_a_step_are_one_step():
@@ -231,8 +209,7 @@ def test_two_optimizers_of_a_step_are_one_step():
         b.host("Optimizer.step#Adam.step", i * 100 + 50, 5)  # the discriminator's
         b.run(0, i * 100 + 70, 8, launch=i * 100 + 60, thread="python")
         b.host("Optimizer.step#Adam.step", i * 100 + 90, 5)  # the generator's
-    steps = find_steps(b.build())
-    assert steps is not None and steps.times.median_s == pytest.approx(100e-6)
+    assert find_steps(b.build()).times.median_s == pytest.approx(100e-6)
 
 
 @pytest.mark.parametrize("mark", ["step {}", "iteration {}", "batch {}"])

@@ -71,8 +71,7 @@ def test_steps_of_a_training_loop(seed):
                     loop.op(NEXT, 25)
                 loop.forward(layers).op("aten::argmax")
     is_true(loop)
-    steps = find_steps(loop.b.build())
-    assert steps is not None and (EVALUATION in steps.other_loops) == bool(evaluates)
+    assert (EVALUATION in find_steps(loop.b.build()).other_loops) == bool(evaluates)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -145,8 +144,7 @@ def test_a_trainer_that_fetches_one_batch_ahead_and_runs_its_step_in_the_optimiz
         for _ in range(8 if i % 6 == 5 else 0):
             loop.op(NEXT, 25).forward()
     is_true(loop)
-    steps = find_steps(loop.b.build())
-    assert steps is not None and EVALUATION in steps.other_loops
+    assert EVALUATION in find_steps(loop.b.build()).other_loops
 
 
 def test_a_backward_pass_on_the_engines_own_thread_tells_the_optimizers_apart():
@@ -173,7 +171,6 @@ def test_pauses_behind_the_optimizers_call_are_no_part_of_the_next_step():
     trace, steps = detect_steps(loop.b.build())
     assert steps is not None
     wall = wall_time(divide(trace, (), steps))
-    assert wall is not None
     between = [part for part in wall.parts if part.id == "between"]
     assert sum(part.time_s for part in between) == pytest.approx(10e-3, rel=0.1)
 
@@ -257,14 +254,12 @@ def test_the_order_of_a_files_events_does_not_count(shuffle):
 def test_steps_of_real_jobs_are_those_of_their_logs(name):
     count, median_ms = LOGGED[name]
     _, steps = detect_steps(load(real(name)))
-    assert steps is not None
     assert count - 3 <= steps.count + steps.times.dropped <= count + 1
     assert 1e3 * steps.times.median_s == pytest.approx(median_ms, rel=0.1)
 
 
 def test_a_real_evaluation_takes_the_time_that_the_log_says():
     analysis = analyze(real("evalshare"))
-    assert analysis.wall_time is not None
     time_s = sum(part.time_s for part in analysis.wall_time.parts if part.id == EVALUATION)
     assert time_s == pytest.approx(0.172, rel=0.2)
 

@@ -92,7 +92,6 @@ def test_a_long_call_before_any_work_of_a_gpu_is_a_start(name):
     a = analyze_trace(trace)
     assert "time_outside_steps" not in {f.id for f in a.findings}
     assert any(note.id == "start" and name in note.message for note in a.trace.quality)
-    assert a.wall_time is not None
     start_s = sum(part.time_s for part in a.wall_time.parts if part.id == "start")
     assert start_s > 0.99 * a.wall_time.recorded_s
 
@@ -191,19 +190,13 @@ def test_what_is_compiled_for_several_shapes_before_the_steps_is_a_start():
     assert not rebuilt(trace) and kinds(trace)["compilation"] == pytest.approx(1.68)
 
 
-def test_compilations_of_calls_that_the_edges_cut_count():
-    b = jax(1, {0})
-    for begin in (0, 3_000_000):  # one in the call, one in a call that has not ended
-        b.host("HLO passes through layout assignment (jit_step)", begin + 200, 1_000, "tf_PjRtCompilerThreadPool/1")
-    assert functions(b.build()) == [("step", 2, 2)]
-
-
 @pytest.mark.parametrize(("age_s", "hedged"), [(15.0, True), (600.0, False), (None, False)])
 def test_of_a_young_job_without_steps_it_is_said_that_this_may_be_the_start(age_s, hedged):
     b = jax(1, {0})
-    for begin in (0, 3_001_000):
+    for begin in (0, 3_001_000):  # one in the call, one in a call that has not ended: what the edges cut counts
         b.host("HLO passes through layout assignment (jit_step)", begin + 200, 1_000, "tf_PjRtCompilerThreadPool/1")
     trace = b.build()
+    assert functions(trace) == [("step", 2, 2)]
     trace.job_cpus = JobCpus(2.0, age_s=age_s)
     (f,) = analyze_trace(trace).findings
     assert f.id == "retracing" and ("its start" in f.why) == hedged

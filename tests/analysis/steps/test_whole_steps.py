@@ -51,8 +51,9 @@ def test_steps_that_touch_time_without_recording_are_left_out() -> None:
     assert starts(cut(anchors([0, 100, 200, 300, 400], length=1), trace).bounds_ns) == [0, 300]
 
 
-def test_the_step_in_which_the_profiler_ends_is_left_out_unless_it_is_the_only_one() -> None:
-    trace = Builder(gpus=0).host("ProfilerSession::CollectData", 0.25, 0.01).build()
+@pytest.mark.parametrize("name", ["ProfilerSession::CollectData", "$profiler.py:213 stop_trace"])
+def test_the_step_in_which_the_profiler_ends_is_left_out_unless_it_is_the_only_one(name: str) -> None:
+    trace = Builder(gpus=0).host(name, 0.25, 0.01).build()
     assert starts(cut(anchors([0, 100, 200, 300], length=1), trace).bounds_ns) == [0, 100]
     assert starts(cut(anchors([200, 300], length=1), trace).bounds_ns) == [200]
 

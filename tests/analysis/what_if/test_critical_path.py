@@ -15,9 +15,9 @@ from gputop.analysis.what_if.critical_path import _segments, _Times
 from gputop.analysis.what_if.dependencies import NEG_INF, POS_INF
 from gputop.analysis.what_if.graph import Graph
 from gputop.analysis.what_if.replay import replay_window
-from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.model import I64, Trace
 from tests.analyses import make_analysis
-from tests.analysis.what_if.paced_traces import NCCL, STEP, STEPS, gpu_paced, host_paced
+from tests.analysis.what_if.paced_traces import STEP, STEPS, any_job, gpu_paced, host_paced, late_batches, unexplained
 from tests.trace.build import Builder, keras_steps
 
 
@@ -67,38 +67,9 @@ def ends_with(graph: Graph, ends: I64, event: dict[int, int], launch: dict[int, 
     return max(end[i] for i in ends)
 
 
-def any_job(seed: int) -> Trace:
-    """Two GPUs, three streams each, collectives, waits of the host for GPUs and for batches, unknown launches."""
-    rng = random.Random(seed)
-    b = keras_steps(Builder(gpus=2), STEPS, STEP, STEP - 50)
-    host, free = [50.0, 60.0], [[0.0] * 4, [0.0] * 4]
-    while max(host) < STEPS * STEP - 3_000:
-        for gpu in range(2):
-            for _ in range(rng.randrange(4, 12)):
-                host[gpu] += rng.expovariate(1 / 120)
-                stream = rng.randrange(3)
-                start = max(host[gpu] + 5, free[gpu][stream], rng.choice(free[gpu]))
-                free[gpu][stream] = start + rng.expovariate(1 / 100)
-                b.run(gpu, start, free[gpu][stream] - start, stream=stream,
-                      launch=host[gpu] if rng.random() < 0.9 else None)
-            if rng.random() < 0.3:
-                b.host("cuStreamSynchronize", host[gpu] + 5, max(max(free[gpu]) - host[gpu], 1), line=f"launch {gpu}")
-                host[gpu] = max(max(free[gpu]), host[gpu] + 5) + 5
-        came = [max(host[gpu] + 10, *free[gpu]) for gpu in range(2)]
-        for gpu in range(2):
-            free[gpu][3] = max(came) + 80
-            b.run(gpu, came[gpu], free[gpu][3] - came[gpu], NCCL, kind=Kind.COLLECTIVE, launch=host[gpu] + 5, stream=3)
-            host[gpu] += 15
-        if rng.random() < 0.2:
-            b.host("IteratorGetNextOp::DoCompute", host[0], 900, line="launch 0")
-            b.host("Iterator::Root::Prefetch::Map", host[0] - 50, 800, line="tf_data_private_threadpool/1")
-            host[0] += 905
-    return b.build()
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_what_has_slack_may_be_later_by_it_and_no_more(seed: int) -> None:
-    trace, rng = any_job(seed), random.Random(seed)
+    trace, rng = any_job(seed).build(), random.Random(seed)
     steps = find_steps(trace)
     replay = replay_window(trace, timelines(trace), steps)
     assert steps is not None and replay is not None
@@ -133,7 +104,7 @@ def test_what_has_slack_may_be_later_by_it_and_no_more(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_path_fills_the_step(seed: int) -> None:
-    out = found(any_job(seed))
+    out = found(any_job(seed).build())
     assert sum(kind.time_s for kind in out.kinds) == pytest.approx((out.end_ns - out.start_ns) / 1e9)
     edges = [(segment.start_ns, segment.end_ns) for segment in out.segments]
     assert edges[0][0] == out.start_ns and edges[-1][1] == out.end_ns
@@ -160,24 +131,13 @@ def test_kernels_that_the_host_waits_for_are_the_path() -> None:
 
 
 def test_a_batch_that_comes_late_is_the_path_from_one_batch_to_the_next() -> None:
-    b = keras_steps(Builder(), STEPS, STEP, STEP - 50)
-    for i in range(STEPS):
-        b.host("IteratorGetNextOp::DoCompute", i * STEP + 20, 8_000, line="launch 0")
-        b.host("Iterator::Root::Prefetch::Map", i * STEP, 15_000, line="tf_data_private_threadpool/1")
-        for k in range(100):
-            b.run(0, i * STEP + 8_055 + 100 * k, 95, launch=i * STEP + 8_050 + 100 * k)
-    out = found(b.build())
+    out = found(late_batches())
     assert times(out)["input"] == 20.0
     assert min(row.slack_s for row in out.slack if row.kind == "launch") == pytest.approx(8e-3, rel=0.01)
 
 
 def test_what_a_replay_does_not_explain_has_no_path() -> None:
-    b = keras_steps(Builder(), STEPS, STEP, STEP - 50)
-    for i in range(STEPS):
-        b.run(0, i * STEP + 100, 100, launch=i * STEP + 90)
-        b.run(0, i * STEP + 12_000, 7_500, launch=i * STEP + 110)
-        b.host("cuStreamSynchronize", i * STEP + 200, 19_310, line="launch 0")
-    out = found(b.build())
+    out = found(unexplained())
     assert not out.kinds and "the trace does not show everything that the GPUs wait for" in out.reason
 
 

@@ -24,7 +24,16 @@ from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
 from gputop.trace.intervals import union
 from gputop.trace.model import Kind, Trace
 from tests.analyses import make_analysis
-from tests.analysis.what_if.paced_traces import NCCL, STEP, STEPS, gpu_paced, host_paced
+from tests.analysis.what_if.paced_traces import (
+    NCCL,
+    STEP,
+    STEPS,
+    any_job,
+    gpu_paced,
+    host_paced,
+    late_batches,
+    unexplained,
+)
 from tests.records import replace
 from tests.trace.build import Builder, keras_steps
 from tests.tui.found import HEAVY
@@ -162,17 +171,10 @@ def test_removed_host_time_counts_as_far_as_nothing_else_takes_its_place() -> No
 
 
 def test_a_batch_comes_no_sooner_because_it_is_asked_for_sooner() -> None:
-    b = keras_steps(Builder(), STEPS, STEP, STEP - 50)
-    for i in range(STEPS):
-        b.host("IteratorGetNextOp::DoCompute", i * STEP + 20, 8_000, line="launch 0")
-        b.host("Iterator::Root::Prefetch::Map", i * STEP, 15_000, line="tf_data_private_threadpool/1")
-        for k in range(100):
-            at = i * STEP + 8_050 + 100 * k
-            b.run(0, at + 5, 95, launch=at)
-    trace = b.build()
-    assert replay(trace).saved(Cure(assumes="", launching=True)) < 0.1
-    assert replay(trace).saved(Cure(assumes="", input_left=0.0)) == pytest.approx(8_000 / STEP, abs=0.03)
-    assert replay(trace).saved(Cure(assumes="", input_left=0.5)) == pytest.approx(4_000 / STEP, abs=0.03)
+    found = replay(late_batches())
+    assert found.saved(Cure(assumes="", launching=True)) < 0.1
+    assert found.saved(Cure(assumes="", input_left=0.0)) == pytest.approx(8_000 / STEP, abs=0.03)
+    assert found.saved(Cure(assumes="", input_left=0.5)) == pytest.approx(4_000 / STEP, abs=0.03)
 
 
 def test_a_collective_ends_when_the_last_gpu_has_come() -> None:
@@ -206,13 +208,7 @@ def test_an_event_that_waited_for_another_stream_waits_for_it_again() -> None:
 
 
 def test_what_a_trace_does_not_explain_is_an_error() -> None:
-    """Half of the kernels begin milliseconds after their launch, and nothing ran before them."""
-    b = keras_steps(Builder(), STEPS, STEP, STEP - 50)
-    for i in range(STEPS):
-        b.run(0, i * STEP + 100, 100, launch=i * STEP + 90)
-        b.run(0, i * STEP + 12_000, 7_500, launch=i * STEP + 110)
-        b.host("cuStreamSynchronize", i * STEP + 200, 19_310, line="launch 0")
-    assert replay(b.build()).error > 0.5
+    assert replay(unexplained()).error > 0.5
 
 
 @pytest.mark.parametrize("other", [True, False])
@@ -230,27 +226,6 @@ def test_a_wait_costs_nothing_while_another_thread_launches_on(other: bool) -> N
     trace = b.build()
     cure = Cure(assumes="", calls=host_waits(trace, 0).calls)
     assert replay(trace).saved(cure) == pytest.approx(0.0 if other else 2_000 / STEP, abs=0.005)
-
-
-def any_job(seed: int, renamed: bool = False) -> Builder:
-    """Several streams and threads, unknown launches, waits. ``renamed``: streams, threads and kernels."""
-    rng = random.Random(seed)
-    b = keras_steps(Builder(gpus=2), STEPS, STEP, STEP - 50)
-    for gpu in range(2):
-        free = [0.0] * 3
-        host = 50.0
-        while host < STEPS * STEP - 500:
-            host += rng.expovariate(1 / 120)
-            stream = rng.randrange(3)
-            start = max(host + 5, free[stream], rng.choice(free))
-            free[stream] = start + rng.expovariate(1 / 100)
-            thread = f"worker {9 - gpu}" if renamed else f"launch {gpu}"
-            b.run(gpu, start, free[stream] - start, "k" if renamed else "volta_sgemm_128x64_nn", thread=thread,
-                  stream=7 - stream if renamed else stream, launch=host if rng.random() < 0.9 else None)
-            if rng.random() < 0.05:
-                b.host("cuStreamSynchronize", host + 5, max(free) - host, line=thread)
-                host = max(max(free), host + 5) + 5
-    return b
 
 
 @pytest.mark.parametrize("seed", range(8))
