@@ -113,7 +113,7 @@ class Columns(Struct):
 
     @classmethod
     def empty(cls, n: int = 0) -> Self:
-        """So many events of which nothing is known: -1 in each column of integers with a sign, else 0."""
+        """Return so many events of which nothing is known: -1 in each column of integers with a sign, else 0."""
         return cls(**{name: np.full(n, -int(dtype.kind == "i"), dtype) for name, dtype in column_types(cls).items()})
 
 
