@@ -12,6 +12,7 @@ grpc package, which knows why.
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import threading
 import time
@@ -160,20 +161,33 @@ def _status_by_grpc(address: str, method: str, message: bytes, timeout_s: float)
     sends headers without an end, delays them for as long as it likes. So the deadline is kept by a clock of our own.
     """
     grpc = load_grpc()
-    channel, start = open_channel(address), time.monotonic()
-    call = channel.unary_unary(method).future(message, timeout=timeout_s)
+    channel = open_channel(address)
+    answers: queue.SimpleQueue[tuple[Exception | None, float]] = queue.SimpleQueue()
+
+    def call() -> None:
+        start, failure = time.monotonic(), None
+        try:
+            channel.unary_unary(method)(message, timeout=timeout_s)
+        except Exception as error:  # noqa: BLE001  raised by who waits
+            failure = error
+        answers.put((failure, time.monotonic() - start))
+
+    threading.Thread(target=call, name="gputop-call", daemon=True).start()
     try:
-        error = call.exception(timeout=timeout_s + _LATE_S)
-        took_s = time.monotonic() - start
-    except grpc.FutureTimeoutError:
+        failure, took_s = answers.get(timeout=timeout_s + _LATE_S)
+    except queue.Empty:
         raise _no_answer(address, timeout_s) from None
     finally:
-        close_channel(channel, call.cancel)
-    code = call.code()
+        close_channel(channel)
+    if failure is None:
+        return _OK, took_s
+    if not isinstance(failure, grpc.RpcError):
+        raise failure
+    code, details = failure.code(), failure.details() or ""
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         raise _no_answer(address, timeout_s)
-    if error is not None and code.value[0] not in (_UNIMPLEMENTED, _INTERNAL):
-        raise GputopError(f"{address} answers {code.name}: {(call.details() or '')[:300]}", _RIGHT_PORT)
+    if code.value[0] not in (_UNIMPLEMENTED, _INTERNAL):
+        raise GputopError(f"{address} answers {code.name}: {details[:300]}", _RIGHT_PORT)
     return code.value[0], took_s
 
 
