@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import grpc
 import pytest
 
 from gputop.core.errors import GputopError
@@ -18,13 +19,27 @@ def test_a_flood_does_not_outlive_the_deadline_of_a_probe(what):
         probe.probe(address, 2.0)
 
 
-def test_a_call_that_never_returns_is_given_up(monkeypatch):
+class Late(grpc.RpcError):
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def details(self) -> str:
+        return "Deadline Exceeded"
+
+
+@pytest.mark.parametrize("kept_by", ["gRPC", "gputop"])
+def test_a_call_that_is_late_or_never_returns_is_given_up(kept_by, monkeypatch):
     """Whatever keeps gRPC from keeping its deadline."""
     never, closed = threading.Event(), threading.Event()
 
+    def call(message: bytes, timeout: float) -> None:
+        if kept_by == "gRPC":
+            raise Late
+        never.wait()
+
     class Channel:
         def unary_unary(self, method: str) -> Callable[..., object]:
-            return lambda message, timeout: never.wait()
+            return call
 
         def close(self) -> None:
             closed.set()
