@@ -117,10 +117,10 @@ def attached(address: str) -> Result:
         if process_of(address) is not None:
             check(address, 2.0)
             return Result("ok", f"{address} waits for gputop")
-        info = probe(address, 2.0)
+        round_trip_s = probe(address, 2.0)
     except GputopError as error:
         return Result("fail", f"{address}: {error.in_one_line}", f"{_SERVE_TF}\n{_SERVE_JAX}")
-    return Result("ok", f"{info.address} answers in {info.round_trip_s * 1e3:.1f} ms")
+    return Result("ok", f"{address} answers in {round_trip_s * 1e3:.1f} ms")
 
 
 def _is_job(proc: Path, pid: int) -> bool:

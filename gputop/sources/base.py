@@ -99,3 +99,15 @@ class Source(Protocol):
     def close(self) -> None:
         """Release the driver or connection. Called only while no probe is in a call."""
         ...
+
+
+class LiveSource:
+    """Base of the sources that read a node as it is now: without earlier time to give, and without a server."""
+
+    simulated = False
+
+    def backfill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
+        return ()
+
+    def profiler_endpoints(self) -> Mapping[str, str]:
+        return {}

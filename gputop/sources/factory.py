@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.sources.base import GpuProbe, HostProbe, Source
+from gputop.sources.base import GpuProbe, HostProbe, LiveSource, Source
 
 if TYPE_CHECKING:
-    from gputop.core.samples import NodeSample
     from gputop.sources.dcgm.client import DcgmClient
     from gputop.sources.host.source import PsutilHost
 
 
-class GpusOrHost:
+class GpusOrHost(LiveSource):
     """The GPUs of ``source``; where they cannot be opened and ``host_is_enough``, the host alone.
 
     Satisfies :class:`gputop.sources.base.Source`. Wrong usage is an error in any case.
     """
-
-    simulated = False
 
     def __init__(self, source: Source, host_is_enough: Callable[[], bool]) -> None:
         self._source = source
@@ -71,12 +68,6 @@ class GpusOrHost:
 
             self._host = PsutilHost(clock=time.monotonic)
         return self._host
-
-    def backfill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
-        return self._source.backfill(now_s, interval_s) if self.error is None else ()
-
-    def profiler_endpoints(self) -> Mapping[str, str]:
-        return self._source.profiler_endpoints() if self.error is None else {}
 
     def close(self) -> None:
         if self.error is None:

@@ -28,7 +28,7 @@ from gputop.trace.model import (
     StepEvents,
     Trace,
     TraceGpu,
-    column_names,
+    column_types,
 )
 from gputop.trace.parallel import pool
 
@@ -127,11 +127,11 @@ class TraceBuilder(Struct):
         """
         with pool(_count(self.device) + _count(self.host) + _count(self.allocator)) as threads:
             stats = joined_stats(self.host)
-            device = _joined(self.device, DeviceEvents.empty(), threads)
-            host = _joined(self.host, HostEvents.empty(), threads)
-            allocator = _joined(self.allocator, AllocatorEvents.empty(), threads)
+            device = _joined(self.device, DeviceEvents, threads)
+            host = _joined(self.host, HostEvents, threads)
+            allocator = _joined(self.allocator, AllocatorEvents, threads)
             self._bound_allocators(allocator)
-            steps = _joined(self.steps, StepEvents.empty(), threads)
+            steps = _joined(self.steps, StepEvents, threads)
             starts = [times for times in (device.start_ns, host.start_ns, allocator.time_ns) if len(times)]
             if not starts:
                 raise self._no_events(paths, empty_fix)
@@ -196,9 +196,9 @@ class Collected(Generic[_Collectable]):
     next. ``room`` is the most that can come; memory is taken for as many as do.
     """
 
-    def __init__(self, empty: _Collectable, room: int) -> None:
-        self._kind = type(empty)
-        self._columns = {name: np.empty(room, getattr(empty, name).dtype) for name in column_names(empty)}
+    def __init__(self, kind: type[_Collectable], room: int) -> None:
+        self._kind = kind
+        self._columns = {name: np.empty(room, dtype) for name, dtype in column_types(kind).items()}
         self._count = 0
 
     def __len__(self) -> int:
@@ -222,13 +222,13 @@ def _count(pieces: Iterable[Sized]) -> int:
     return sum(map(len, pieces))
 
 
-def _joined(pieces: list[_Events], empty: _Events, threads: ThreadPoolExecutor) -> _Events:
+def _joined(pieces: list[_Events], kind: type[_Events], threads: ThreadPoolExecutor) -> _Events:
     """One set of columns from many. The stats are not joined. Empties ``pieces`` to free their memory."""
     if len(pieces) <= 1:
-        return pieces.pop() if pieces else empty
-    names = column_names(empty)
+        return pieces.pop() if pieces else kind.empty()
+    names = column_types(kind)
     columns: Any = threads.map(lambda name: np.concatenate([getattr(piece, name) for piece in pieces]), names)
-    joined = type(empty)(**dict(zip(names, columns, strict=True)))
+    joined = kind(**dict(zip(names, columns, strict=True)))
     pieces.clear()
     return joined
 
@@ -242,7 +242,7 @@ def _sort(events: _Events, order: npt.NDArray[np.intp], threads: ThreadPoolExecu
     def sort(name: str) -> None:
         setattr(events, name, getattr(events, name)[order])
 
-    list(threads.map(sort, column_names(events)))
+    list(threads.map(sort, column_types(type(events))))
 
 
 def _first_listed(device: DeviceEvents, lines: Sequence[Line]) -> npt.NDArray[np.bool_] | None:

@@ -11,7 +11,7 @@ from gputop.core.findings import TraceNote
 from gputop.text.units import seconds
 from gputop.trace.graph_captures import in_captures
 from gputop.trace.lookups import Mask, host_rows, name_mask
-from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Trace, column_names
+from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Trace, column_types
 
 _Events = TypeVar("_Events", DeviceEvents, HostEvents, AllocatorEvents)
 
@@ -94,4 +94,4 @@ def _host_taken(events: HostEvents, keep: Mask) -> HostEvents:
 
 def _taken(events: _Events, keep: Mask) -> _Events:
     """The events in ``keep``, without stats."""
-    return type(events)(**{name: getattr(events, name)[keep] for name in column_names(events)})
+    return type(events)(**{name: getattr(events, name)[keep] for name in column_types(type(events))})

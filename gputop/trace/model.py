@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from functools import wraps
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ from gputop.core.findings import TraceNote
 from gputop.core.host_stacks import StackSamples
 from gputop.core.job_cpus import JobCpus
 from gputop.core.live_steps import LiveSteps
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
@@ -102,20 +105,26 @@ class HloOp(Struct, frozen=True):
     opcode: str = ""  # "fusion", "dot", "while"; empty: not told
 
 
-class Columns(Protocol):
-    """A struct whose fields are columns of one length; one that is called stats is none."""
+class Columns(Struct):
+    """Events as columns of one length, a field each; one that is called stats is none."""
 
-    __struct_fields__: ClassVar[tuple[str, ...]]
+    def __len__(self) -> int:
+        return len(getattr(self, self.__struct_fields__[0]))
 
-    def __len__(self) -> int: ...
+    @classmethod
+    def empty(cls, n: int = 0) -> Self:
+        """Return so many events of which nothing is known: -1 in each column of integers with a sign, else 0."""
+        return cls(**{name: np.full(n, -int(dtype.kind == "i"), dtype) for name, dtype in column_types(cls).items()})
 
 
-def column_names(events: Columns) -> list[str]:
-    """Names of the columns of events."""
-    return [name for name in events.__struct_fields__ if name != "stats"]
+@cache
+def column_types(kind: type[Columns]) -> dict[str, np.dtype]:
+    """The columns of a kind of events, by name."""
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name != "stats"}
+    return {name: np.dtype(*get_args(get_args(hint)[1])) for name, hint in hints.items()}
 
 
-class DeviceEvents(Struct):
+class DeviceEvents(Columns):
     """Everything that ran on the GPUs, sorted by ``start_ns``.
 
     ``launch_ns`` is the start of the host call with the same correlation id (-1: not in the
@@ -139,24 +148,8 @@ class DeviceEvents(Struct):
     shape: I32  # index into Trace.launch_shapes, -1: none
     hlo: I32  # index into Trace.hlo_ops, -1: none
 
-    def __len__(self) -> int:
-        return len(self.start_ns)
 
-    @classmethod
-    def empty(cls, n: int = 0) -> DeviceEvents:
-        def full(dtype: type, value: int) -> npt.NDArray:
-            return np.full(n, value, dtype)
-
-        return cls(
-            gpu=full(np.int16, 0), line=full(np.int32, -1), name=full(np.int32, -1), kind=full(np.uint8, 0),
-            start_ns=full(np.int64, 0), end_ns=full(np.int64, 0), correlation=full(np.int64, -1),
-            launch_ns=full(np.int64, -1), launch_line=full(np.int32, -1), tf_op=full(np.int32, -1),
-            bytes=full(np.int64, -1), src=full(np.uint8, 0), dst=full(np.uint8, 0),
-            launch_end_ns=full(np.int64, -1), shape=full(np.int32, -1), hlo=full(np.int32, -1),
-        )
-
-
-class HostEvents(Struct):
+class HostEvents(Columns):
     """Everything recorded on host threads, sorted by ``start_ns``.
 
     ``stats`` holds the few stats analyses need, sparse: name → (rows, values), rows sorted.
@@ -178,20 +171,13 @@ class HostEvents(Struct):
     end_ns: I64
     stats: dict[str, tuple[I64, I64]] = field(default_factory=dict)
 
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
     def stats_of(self, keep: npt.NDArray[np.bool_]) -> dict[str, tuple[I64, I64]]:
         """The stats of the events in ``keep`` (one for each event), with rows that count those events."""
         row_after = np.cumsum(keep) - 1
         return {name: (row_after[rows[keep[rows]]], values[keep[rows]]) for name, (rows, values) in self.stats.items()}
 
-    @classmethod
-    def empty(cls) -> HostEvents:
-        return cls(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
 
-
-class AllocatorEvents(Struct):
+class AllocatorEvents(Columns):
     """MemoryAllocation/MemoryDeallocation records, sorted by ``time_ns``.
 
     ``allocator`` and ``tf_op`` are indices into ``Trace.names`` (-1: none); byte columns as in
@@ -211,16 +197,8 @@ class AllocatorEvents(Struct):
     fragmentation: F64  # 0-1, NaN: unknown
     region_type: I32  # index into names, -1: none
 
-    def __len__(self) -> int:
-        return len(self.time_ns)
 
-    @classmethod
-    def empty(cls) -> AllocatorEvents:
-        wide, narrow = np.empty(0, np.int64), np.empty(0, np.int32)
-        return cls(wide, narrow, wide, wide, wide, narrow, np.empty(0, np.bool_), wide, wide, np.empty(0), narrow)
-
-
-class StepEvents(Struct):
+class StepEvents(Columns):
     """Steps as a viewer has marked them on a GPU (XProf's derived line "Steps"), one row per GPU and step.
 
     ``name`` is an index into ``Trace.names``: the step's number.
@@ -229,13 +207,6 @@ class StepEvents(Struct):
     name: I32
     start_ns: I64
     end_ns: I64
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    @classmethod
-    def empty(cls) -> StepEvents:
-        return cls(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def once(find: Callable[[Trace], T]) -> Callable[[Trace], T]:

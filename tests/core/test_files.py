@@ -137,11 +137,6 @@ def test_writing_replaces_a_planted_pipe_instead_of_waiting_for_a_reader(tmp_pat
     assert (tmp_path / "snapshot.json").read_bytes() == b"{}"
 
 
-def test_a_device_that_the_user_named_is_written_to() -> None:
-    write_file(Path("/dev/null"), b"{}", devices=True)
-    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
-
-
 def test_nothing_changes_where_writing_fails(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"before")

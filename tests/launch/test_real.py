@@ -132,7 +132,7 @@ def test_a_tensorflow_job_is_served_and_not_changed(tmp_path):
         assert "1" in lines  # and it could fork
         (address,) = addresses("\n".join(lines))
         assert _records(job, address, tmp_path, "MatMul")
-        assert probe(f"127.0.0.1:{port}").round_trip_s > 0  # and start one itself
+        assert probe(f"127.0.0.1:{port}") > 0  # and start one itself
         assert _finish(job) == 7
 
 
@@ -143,7 +143,7 @@ def test_a_jax_job_is_served_and_not_changed(tmp_path):
         assert "untouched" in lines  # jax.distributed.initialize() would still be possible
         (address,) = addresses("\n".join(lines))
         assert _records(job, address, tmp_path, "LoadedExecutable::Execute")
-        assert probe(f"127.0.0.1:{port}").round_trip_s > 0  # and start one itself
+        assert probe(f"127.0.0.1:{port}") > 0  # and start one itself
         assert _finish(job) == 7
 
 

@@ -92,8 +92,8 @@ def cutting(target: str) -> Iterator[CuttingProxy]:
 
 
 @contextlib.contextmanager
-def announcing(size: int, payload: bytes = b"") -> Iterator[str]:
-    """A server whose answer to any call begins as one of ``size`` bytes does; of it come ``payload``, and no more."""
+def announcing(size: int) -> Iterator[str]:
+    """A server whose answer to any call begins as one of ``size`` bytes does, and goes no further."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         def answer() -> None:
             with contextlib.suppress(OSError):
@@ -103,10 +103,9 @@ def announcing(size: int, payload: bytes = b"") -> Iterator[str]:
                     stream = _first_stream(connection)
                     connection.sendall(
                         _frame(_SETTINGS, _ACK, 0, b"") + _frame(_HEADERS, _END_HEADERS, stream, _RESPONSE_HEADERS)
-                        + _frame(_DATA, 0, stream, struct.pack(">BI", 0, size) + payload))
-                    if not payload:
-                        while connection.recv(1 << 16):  # until the client has had enough
-                            pass
+                        + _frame(_DATA, 0, stream, struct.pack(">BI", 0, size)))
+                    while connection.recv(1 << 16):  # until the client has had enough
+                        pass
 
         thread = threading.Thread(target=answer)
         thread.start()

@@ -49,14 +49,15 @@ SILENT = (
 )
 
 
-def test_server_of_a_named_process_is_found_once_and_for_good():
+def test_server_of_a_named_process_is_found_once_and_for_good(monkeypatch):
+    monkeypatch.setenv("RANK", "5")
     finder = Finder()
     with process(*SERVER) as (running, address):
         found = finder.find([running.pid])
         (server,) = found.servers
         assert (server.address, server.pid) == (address, running.pid)
         assert server.command == " ".join(SERVER)
-        assert server.user is not None
+        assert server.user is not None and server.uid == os.geteuid() and server.rank == "rank 5"
         assert server.framework is None and server.version is None
         assert found.notes == ()
         assert finder.find([running.pid]) == found
@@ -594,15 +595,6 @@ def test_of_another_user_s_process_the_library_itself_is_looked_at(proc, content
     assert discovery.is_training(77, proc) is job
 
 
-def test_a_server_of_another_user_is_marked(monkeypatch):
-    with process(*SERVER) as (running, _):
-        (server,) = Finder().find([running.pid]).servers
-        assert server.uid == os.geteuid() and server.owner_if_other == ""
-    assert replace(server, uid=os.geteuid() + 1, user="bob").owner_if_other == "bob"
-    assert replace(server, uid=12345, user=None).owner_if_other == "12345"
-    assert replace(server, uid=None).owner_if_other == ""
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to run a process of another user")
 def test_the_user_of_a_server_is_the_effective_one(tmp_path):
     with subprocess.Popen(["sleep", "60"], user=12345) as running:
@@ -651,16 +643,9 @@ def test_a_server_is_described_in_a_line():
     assert server.about() == "TensorFlow 2.21.0, worker 1: python train.py"
     assert replace(server, user="ana", rank=None, version=None).about() == "TensorFlow, ana: python train.py"
     assert replace(server, framework=None, rank=None).about() == "python train.py"
-
-
-def test_the_rank_is_read_from_a_real_process():
-    env = {**os.environ, "RANK": "5"}
-    with subprocess.Popen(SERVER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as running:
-        try:
-            running.stdout.readline()
-            assert [s.rank for s in Finder().find([running.pid]).servers] == ["rank 5"]
-        finally:
-            running.kill()
+    for uid, user, other in ((None, "bob", ""), (os.geteuid(), "bob", ""), (os.geteuid() + 1, "bob", "bob"),
+                             (12345, None, "12345")):
+        assert replace(server, uid=uid, user=user).owner_if_other == other
 
 
 IPV6_ONLY = (

@@ -31,11 +31,8 @@ def test_seconds(value: float, text: str) -> None:
     assert fmt.seconds(value) == text
 
 
-def test_a_ratio_in_a_cell_and_in_a_sentence() -> None:
-    assert fmt.percent(0.384) == "38%"
-
-
 def test_a_ratio_is_rounded_alike_in_64_bits_and_in_the_32_of_the_history() -> None:
+    assert fmt.percent(0.384) == "38%"
     for half in range(201):
         value = half / 200
         assert fmt.percent(value) == fmt.percent(float(np.float32(value))), value
@@ -74,6 +71,7 @@ def test_fit_to_the_right() -> None:
 
 def test_printable_leaves_no_way_to_drive_the_terminal() -> None:
     assert fmt.printable("a\x1b[31mb\r\nc\u202ed\x9b2J") == "a�[31mb c�d�2J"
+    assert fmt.printable("a\ud800b?") == "a\ufffdb?", "half of a surrogate pair"
 
 
 @pytest.mark.parametrize(("name", "value", "text"), [
@@ -100,7 +98,3 @@ def test_devices_of_a_process(held: dict[int, int | None], text: str) -> None:
     none = Reading.missing("bytes", "not asked")
     gpus = {index: GpuProcess(7, "C", mig, none, none) for index, mig in held.items()}
     assert fmt.devices(ProcessSample(7, None, None, none, none, gpus=gpus)) == text
-
-
-def test_half_of_a_surrogate_pair_is_shown_as_a_thing_removed() -> None:
-    assert fmt.printable("a\ud800b?") == "a\ufffdb?"

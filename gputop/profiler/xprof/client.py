@@ -61,7 +61,7 @@ class XProfRecorder(Struct, frozen=True):
     limits: ClassVar[RecorderLimits] = RecorderLimits()
 
     def round_trip_s(self) -> float:
-        return probe(self.address).round_trip_s
+        return probe(self.address)
 
     def record(self, recording: RecordingOrder, on_progress: Callable[[Progress], None],
                stop: threading.Event) -> CaptureResult:
@@ -80,10 +80,10 @@ class XProfRecorder(Struct, frozen=True):
                 response = call.run(on_progress, stop)
             except TraceLost as error:
                 lost = end_of_recorded(self.pid, pidfd) or error
-                return _trace_on_server_disk(call.recording, folder, disk, lost, stops_copy(stop))
+                return _trace_on_server_disk(call, folder, disk, lost, stops_copy(stop))
             saving = Progress("saving", call.took_s, seconds)
             on_progress(saving)
-            return _save(call.recording, folder, disk, response, stops_copy(stop, lambda: on_progress(saving)))
+            return _save(call, folder, disk, response, stops_copy(stop, lambda: on_progress(saving)))
 
     def count_events(self, path: Path) -> tuple[int, int]:
         return count_events(map_file(path))
@@ -118,7 +118,8 @@ def set_options(options: Any, *, overview: bool = False) -> None:
 
 
 class _Call:
-    """One Profile call, watched from the calling thread."""
+    """One Profile call, watched from the calling thread: when it was sent (``sent_s``, Unix time), and how long it
+    took."""
 
     def __init__(self, address: str, seconds: float, request: Any, wait_s: float = 0.0) -> None:
         """``wait_s``: about how long the server waits before it begins."""
@@ -131,10 +132,9 @@ class _Call:
         self._terminating: Any = None  # kept: gRPC cancels a call whose future is dropped
 
     @property
-    def recording(self) -> _Recording:
-        """Result of the recording, once :meth:`run` has ended."""
-        stopped_early = self._terminating is not None and self.took_s < self._until_s
-        return _Recording(self.address, self.sent_s, self.seconds, self.took_s, stopped_early)
+    def stopped_early(self) -> bool:
+        """Return whether the recording was shorter than asked for, once :meth:`run` has ended."""
+        return self._terminating is not None and self.took_s < self._until_s
 
     def run(self, report: Callable[[Progress], None], stop: threading.Event) -> Any:
         """The server's answer; raises GputopError."""
@@ -235,16 +235,6 @@ def _terminate(channel: grpc.Channel, session_id: str) -> Any:
     return terminate.future(messages.TerminateRequest(session_id=session_id), timeout=_TERMINATE_TIMEOUT_S)
 
 
-class _Recording(Struct, frozen=True):
-    """A recording that has ended: when it was asked for (Unix time), of how long, and how long that took."""
-
-    address: str
-    sent_s: float
-    asked_s: float
-    took_s: float
-    stopped_early: bool = False
-
-
 class _Saved(NamedTuple):
     """A trace on disk, with its size in bytes."""
 
@@ -253,17 +243,17 @@ class _Saved(NamedTuple):
     outline: Outline
 
 
-def _save(recording: _Recording, run: RunFolder, disk: ServerDisk, response: Any,
+def _save(call: _Call, run: RunFolder, disk: ServerDisk, response: Any,
           stopped: Callable[[], bool]) -> CaptureResult:
     """Save the trace, from the answer or from the server's disk; raises GputopError, EmptyTrace without an event."""
     if response.xspace:
-        return _save_answer(recording, run, response)
-    address = recording.address
+        return _save_answer(call, run, response)
+    address = call.address
     try:
         trace = disk.find(address, run)
     except GputopError:
         if response.empty_trace:  # TensorFlow 2.21 has nothing to hand over then, and writes nothing
-            raise _empty(address, None, (), recording.took_s) from None
+            raise _empty(address, None, (), call.took_s) from None
         raise
     try:
         path = run.adopt(trace.file, trace.path, stopped)
@@ -271,43 +261,43 @@ def _save(recording: _Recording, run: RunFolder, disk: ServerDisk, response: Any
         left = disk.clean_up(trace)
     finally:
         trace.close()
-    return _result(recording, run, saved, "server disk", (left,) if left else (), empty=response.empty_trace)
+    return _result(call, run, saved, "server disk", (left,) if left else (), empty=response.empty_trace)
 
 
-def _save_answer(recording: _Recording, run: RunFolder, response: Any) -> CaptureResult:
+def _save_answer(call: _Call, run: RunFolder, response: Any) -> CaptureResult:
     path = run.save(response.xspace)
     warnings = () if path == run.file else (
         f"the disk of {run.file} does not hold the trace ({run.save_error}): it was saved as {path}",)
-    return _result(recording, run, _Saved(path, len(response.xspace), outline(response.xspace)), "response", warnings,
+    return _result(call, run, _Saved(path, len(response.xspace), outline(response.xspace)), "response", warnings,
                    empty=response.empty_trace)
 
 
-def _result(recording: _Recording, run: RunFolder, saved: _Saved, delivered: Literal["response", "server disk"],
+def _result(call: _Call, run: RunFolder, saved: _Saved, delivered: Literal["response", "server disk"],
             warnings: tuple[str, ...], *, empty: bool) -> CaptureResult:
     """Raises EmptyTrace where there is no event in it."""
     path, size, about = saved
     if about.damaged:
         warnings = (*warnings, "the trace ends early or is damaged; gputop kept its readable part")
     if empty or not about.has_events:
-        raise _empty(recording.address, path, (*about.errors, *about.warnings), recording.took_s)
+        raise _empty(call.address, path, (*about.errors, *about.warnings), call.took_s)
     return CaptureResult(
-        address=recording.address, path=path, run_dir=path.parent, session_id=run.path.name,
-        asked_s=recording.asked_s, took_s=recording.took_s, bytes=size, stopped_early=recording.stopped_early,
-        delivered=delivered, errors=about.errors, warnings=(*about.warnings, *warnings), sent_s=recording.sent_s,
+        address=call.address, path=path, run_dir=path.parent, session_id=run.path.name,
+        asked_s=call.seconds, took_s=call.took_s, bytes=size, stopped_early=call.stopped_early,
+        delivered=delivered, errors=about.errors, warnings=(*about.warnings, *warnings), sent_s=call.sent_s,
     )
 
 
 def _trace_on_server_disk(
-    recording: _Recording, run: RunFolder, disk: ServerDisk, lost: TraceLost, stopped: Callable[[], bool],
+    call: _Call, run: RunFolder, disk: ServerDisk, lost: TraceLost, stopped: Callable[[], bool],
 ) -> CaptureResult:
     """The trace a server wrote to its disk before it went away; raises ``lost`` where there is none."""
     try:
-        trace = disk.find(recording.address, run)
+        trace = disk.find(call.address, run)
         size = trace.size
         trace.close()
         if size == 0:
             raise lost
-        result = _save(recording, run, disk, messages.RawProfileResponse(), stopped)
+        result = _save(call, run, disk, messages.RawProfileResponse(), stopped)
     except (GputopError, OSError):
         raise lost from None
     return replace(result, warnings=(*result.warnings, f"{lost.message}; the server had written this trace by then"))

@@ -17,10 +17,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
-
-from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.profiler.addresses import parse_address, split_address, unix_name
@@ -40,20 +38,13 @@ _MAX_MESSAGE_BYTES = 2**31 - 1
 _LATE_S = 0.25  # delay of our own clock after gRPC's, which tells more where it works
 _CLOSE_S = 1.0
 
-T = TypeVar("T")
 # Of gRPC's status codes those that a server answers to what it cannot parse.
 _OK, _UNIMPLEMENTED, _INTERNAL = 0, 12, 13
 
 
-class ServerInfo(Struct, frozen=True):
-    """A profiler server that answered a probe. ``round_trip_s`` is one call's time there and back."""
-
-    address: str
-    round_trip_s: float
-
-
-def probe(address: str, timeout_s: float = 3.0) -> ServerInfo:
-    """Check that a profiler server answers at ``address``, without disturbing it.
+def probe(address: str, timeout_s: float = 3.0) -> float:
+    """Check that a profiler server answers at ``address``, without disturbing it; returns the seconds that one call
+    takes there and back.
 
     Raises GputopError that names what is there instead, after at most about ``timeout_s`` per step.
     """
@@ -146,7 +137,7 @@ def _judge(address: str, first: bytes | None, timeout_s: float) -> None:
     raise GputopError(f"{address} does not speak gRPC; it says {answer!r}", _RIGHT_PORT)
 
 
-def _check_service(address: str, timeout_s: float) -> ServerInfo:
+def _check_service(address: str, timeout_s: float) -> float:
     method, unparsable = f"/{SERVICE}/Terminate", b"\xff"
     try:
         with _connect(address, timeout_s) as sock:
@@ -160,27 +151,39 @@ def _check_service(address: str, timeout_s: float) -> ServerInfo:
         code, took_s = _status_by_grpc(address, method, unparsable, timeout_s)
     if code == _UNIMPLEMENTED:
         raise no_profiler_service(address)
-    return ServerInfo(address, took_s)
+    return took_s
 
 
 def _status_by_grpc(address: str, method: str, message: bytes, timeout_s: float) -> tuple[int, float]:
-    """Status as :func:`bare_call.status_of` has it, one of the three. Raises GputopError for any other."""
-    grpc = load_grpc()
-    took_s = 0.0
+    """Status as :func:`bare_call.status_of` has it, one of the three. Raises GputopError for any other.
 
-    def call(channel: Any) -> None:
-        nonlocal took_s
-        start = time.monotonic()
+    gRPC's own deadlines are kept by the threads that serve the connection: a server that floods it with frames, or
+    sends headers without an end, delays them for as long as it likes. So the deadline is kept by a clock of our own.
+    """
+    grpc = load_grpc()
+    channel = open_channel(address)
+    answers: queue.SimpleQueue[tuple[Exception | None, float]] = queue.SimpleQueue()
+
+    def call() -> None:
+        start, failure = time.monotonic(), None
         try:
             channel.unary_unary(method)(message, timeout=timeout_s)
-        finally:
-            took_s = time.monotonic() - start
+        except Exception as error:  # noqa: BLE001  raised by who waits
+            failure = error
+        answers.put((failure, time.monotonic() - start))
 
+    threading.Thread(target=call, name="gputop-call", daemon=True).start()
     try:
-        call_within(address, timeout_s, call)
+        failure, took_s = answers.get(timeout=timeout_s + _LATE_S)
+    except queue.Empty:
+        raise _no_answer(address, timeout_s) from None
+    finally:
+        close_channel(channel)
+    if failure is None:
         return _OK, took_s
-    except grpc.RpcError as error:
-        code, details = error.code(), error.details() or ""
+    if not isinstance(failure, grpc.RpcError):
+        raise failure
+    code, details = failure.code(), failure.details() or ""
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         raise _no_answer(address, timeout_s)
     if code.value[0] not in (_UNIMPLEMENTED, _INTERNAL):
@@ -223,33 +226,6 @@ def open_channel(address: str) -> grpc.Channel:
     return channel
 
 
-def call_within(address: str, timeout_s: float, work: Callable[[grpc.Channel], T]) -> T:
-    """Call ``work`` with a channel; grpc.RpcError (DEADLINE_EXCEEDED) after ``timeout_s``.
-
-    gRPC's own deadlines are kept by the threads that serve the connection: a server that floods it with frames, or
-    sends headers without an end, delays them for as long as it likes. So this one is kept by a clock of our own.
-    """
-    channel = open_channel(address)
-    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            answers.put((work(channel), None))
-        except BaseException as error:  # noqa: BLE001  raised by who waits
-            answers.put((None, error))
-
-    threading.Thread(target=run, name="gputop-call", daemon=True).start()
-    try:
-        result, error = answers.get(timeout=timeout_s + _LATE_S)
-    except queue.Empty:
-        raise _overdue() from None
-    finally:
-        close_channel(channel)
-    if error is not None:
-        raise error
-    return cast("T", result)
-
-
 def close_channel(channel: grpc.Channel, before: Callable[[], object] = lambda: None) -> None:
     """Close a channel, after ``before``, in a thread of its own, which is waited for a moment: that can take as long
     as the other side likes."""
@@ -260,16 +236,3 @@ def close_channel(channel: grpc.Channel, before: Callable[[], object] = lambda: 
     thread = threading.Thread(target=close, name="gputop-close", daemon=True)
     thread.start()
     thread.join(_CLOSE_S)
-
-
-def _overdue() -> BaseException:
-    grpc = load_grpc()
-
-    class Overdue(grpc.RpcError):  # type: ignore[name-defined]
-        def code(self) -> Any:
-            return grpc.StatusCode.DEADLINE_EXCEEDED
-
-        def details(self) -> str:
-            return "it keeps the connection busy and does not answer"
-
-    return Overdue()

@@ -9,13 +9,13 @@ own: no tick waits for it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from gputop.core.samples import OK, GpuInfo, GpuSample, NodeSample, Reading, XidEvent
-from gputop.sources.base import GpuProbe, HostProbe, Source
+from gputop.core.samples import OK, GpuInfo, GpuSample, Reading, XidEvent
+from gputop.sources.base import GpuProbe, HostProbe, LiveSource, Source
 from gputop.sources.dcgm.fields import BY_METRIC, PROFILING, PROFILING_IDS, instance_key
 from gputop.sources.dcgm.readings import dcgm_reading, engine_name
 
@@ -27,13 +27,11 @@ TICKS_BEFORE_DCGM = 3  # GPM has no value at its first ticks, and may miss one a
 _PROFILING_METRICS = frozenset(field.metric for field in PROFILING)
 
 
-class NvmlWithDcgmFallback:
+class NvmlWithDcgmFallback(LiveSource):
     """Satisfies :class:`gputop.sources.base.Source`. ``connect`` makes the DCGM client, when it is first needed.
 
     ``watch`` is the user's consent to watches of profiling fields.
     """
-
-    simulated = False
 
     def __init__(self, nvml: Source, connect: Callable[[], DcgmClient], *, watch: bool = False) -> None:
         self._nvml = nvml
@@ -69,12 +67,6 @@ class NvmlWithDcgmFallback:
     @property
     def host(self) -> HostProbe:
         return self._nvml.host
-
-    def backfill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
-        return self._nvml.backfill(now_s, interval_s)
-
-    def profiler_endpoints(self) -> Mapping[str, str]:
-        return self._nvml.profiler_endpoints()
 
     def close(self) -> None:
         if self._client is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,12 +25,11 @@ from gputop.core.samples import (
     GpuInfo,
     GpuSample,
     HostSample,
-    NodeSample,
     ProcessSample,
     Reading,
     XidEvent,
 )
-from gputop.sources.base import HostProbe
+from gputop.sources.base import HostProbe, LiveSource
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.client import DcgmClient
 from gputop.sources.dcgm.connection import EngineGpu
@@ -53,10 +52,8 @@ _MEMORY_TOTAL = 250
 _NO_PROCESSES = "DCGM does not list processes; gputop --source auto does, on the node itself"
 
 
-class DcgmSource:
+class DcgmSource(LiveSource):
     """Satisfies :class:`gputop.sources.base.Source`. ``gpus`` are the items of ``--gpus``."""
-
-    simulated = False
 
     def __init__(self, client: DcgmClient, gpus: Sequence[str] = (), *, watch: bool = False, root: Path = Path("/"),
                  host: Callable[[], PsutilHost] | None = None) -> None:
@@ -136,13 +133,6 @@ class DcgmSource:
         if self._host is None:
             raise RuntimeError("the source is not open")
         return self._host
-
-    def backfill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
-        """Nothing: gputop's own watches have just begun."""
-        return ()
-
-    def profiler_endpoints(self) -> Mapping[str, str]:
-        return {}
 
     def close(self) -> None:
         self._client.close()

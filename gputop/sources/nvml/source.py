@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gputop.core.samples import NodeSample
+from gputop.sources.base import LiveSource
 from gputop.sources.nvml import status
 from gputop.sources.nvml.calls import import_pynvml, nvml_text
 from gputop.sources.selection import select_gpus
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OPEN_DEADLINE_S = 2.0  # for all GPUs together; without persistence mode the first call also starts the GPU
 
 
-class NvmlSource:
+class NvmlSource(LiveSource):
     """Satisfies :class:`gputop.sources.base.Source` with this node's NVIDIA GPUs.
 
     ``gpus`` are the items of ``--gpus``, see :func:`gputop.sources.selection.select_gpus`.
@@ -29,8 +29,6 @@ class NvmlSource:
     as not responding until it does. Importing this module loads neither nvidia-ml-py nor the
     driver; :meth:`open` does.
     """
-
-    simulated = False
 
     def __init__(
         self,
@@ -112,12 +110,6 @@ class NvmlSource:
 
             self._host = PsutilHost(clock=self._clock)
         return self._host
-
-    def backfill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
-        return ()
-
-    def profiler_endpoints(self) -> Mapping[str, str]:
-        return {}
 
     def close(self) -> None:
         """Shut NVML down. Only while no probe is in a call."""

@@ -90,7 +90,7 @@ def test_a_ping_is_answered_before_the_status():
     reply = GREETING + frame(bare_call.PING, 0, 0, b"12345678") + frame(
         bare_call.HEADERS, 5, 1, b"\x88\x40\x0bgrpc-status\x0213")
     with talking(reply, close=False) as (address, _):
-        assert probe(address, timeout_s=10).round_trip_s >= 0
+        assert probe(address, timeout_s=10) >= 0
 
 
 def test_a_server_that_stops_within_an_answer_is_waited_for_no_longer_than_asked():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import grpc
 import pytest
@@ -18,24 +19,36 @@ def test_a_flood_does_not_outlive_the_deadline_of_a_probe(what):
         probe.probe(address, 2.0)
 
 
-def test_a_call_that_never_returns_is_given_up():
+class Late(grpc.RpcError):
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def details(self) -> str:
+        return "Deadline Exceeded"
+
+
+@pytest.mark.parametrize("kept_by", ["gRPC", "gputop"])
+def test_a_call_that_is_late_or_never_returns_is_given_up(kept_by, monkeypatch):
     """Whatever keeps gRPC from keeping its deadline."""
-    never = threading.Event()
-    try:
-        with pytest.raises(grpc.RpcError) as raised:
-            probe.call_within("127.0.0.1:9", 0.01, lambda channel: never.wait())
-        assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    finally:
-        never.set()
+    never, closed = threading.Event(), threading.Event()
 
+    def call(message: bytes, timeout: float) -> None:
+        if kept_by == "gRPC":
+            raise Late
+        never.wait()
 
-def test_what_a_call_returns_and_raises_passes():
-    def fail(channel: grpc.Channel) -> None:
-        raise ValueError("so")
+    class Channel:
+        def unary_unary(self, method: str) -> Callable[..., object]:
+            return call
 
-    assert probe.call_within("127.0.0.1:9", 60.0, lambda channel: 7) == 7
-    with pytest.raises(ValueError, match="so"):
-        probe.call_within("127.0.0.1:9", 60.0, fail)
+        def close(self) -> None:
+            closed.set()
+
+    monkeypatch.setattr(probe, "open_channel", lambda address: Channel())
+    with pytest.raises(GputopError, match=r"did not answer within 0.01 s"):
+        probe._status_by_grpc("127.0.0.1:9", "/m", b"", 0.01)
+    never.set()
+    assert closed.wait(10)
 
 
 def test_a_channel_that_takes_long_to_close_is_left_to_itself(monkeypatch):

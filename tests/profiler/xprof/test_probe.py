@@ -147,9 +147,7 @@ def test_listening_only_sends_nothing():
 
 def test_profiler_server_is_recognized_and_nothing_in_it_runs():
     with serve() as server:
-        info = probe(server.address)
-        assert info.address == server.address
-        assert info.round_trip_s > 0
+        assert probe(server.address) > 0
         assert server.requests == [] and server.terminated == []
 
 

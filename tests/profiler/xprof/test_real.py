@@ -35,7 +35,7 @@ def test_found_without_an_address(tf_fast_job):
 
 
 def test_probe_leaves_the_job_free(tf_fast_job, tmp_path):
-    assert probe(tf_fast_job.address).round_trip_s > 0
+    assert probe(tf_fast_job.address) > 0
     result = capture(tf_fast_job.address, seconds=0.2, logdir=tmp_path)
     assert result.took_s >= 0.2  # nothing the probe sent ended the session
 

@@ -146,11 +146,6 @@ def test_what_a_real_child_wrote_is_its_parents_once(tmp_path: Path, ticking: Ti
     assert collected * hp.TABLE_PERIOD_S < written / 2
 
 
-def test_one_process_on_several_gpus_is_one_row(ticking: Ticking) -> None:
-    (sample,) = GpuProcessTable(ticking).read(on_gpus(os.getpid(), gpus=3))
-    assert sorted(sample.gpus) == [0, 1, 2]
-
-
 def test_an_ended_process_and_a_zombie(ticking: Ticking) -> None:
     process = subprocess.Popen([sys.executable, "-c", "pass"], stdin=subprocess.DEVNULL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, not collected: a zombie
@@ -404,11 +399,6 @@ def test_no_match_is_guessed(tmp_path: Path, ticking: Ticking) -> None:
     proc.map_device(21, 0)
     (sample,) = GpuProcessTable(ticking, proc.root).read(on_gpus(10))
     assert sample.local_pid is None, "two processes here could be it"
-
-
-def test_a_process_hidden_by_hidepid(proc: ProcTree, ticking: Ticking) -> None:
-    (sample,) = GpuProcessTable(ticking, proc.root).read(on_gpus(os.getpid()))  # exists, but not in this /proc
-    assert sample.reason == hp.HIDDEN
 
 
 def test_a_missing_process_has_the_reason_everywhere() -> None:

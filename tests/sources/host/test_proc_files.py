@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
@@ -22,14 +21,6 @@ def test_reading_stops_at_the_limit(tmp_path: Path) -> None:
         pf.read(f"{tmp_path}/g")
     with pytest.raises(IsADirectoryError):
         pf.read(str(tmp_path))
-
-
-@pytest.mark.parametrize(("code", "reason"), [
-    (errno.ENOENT, pf.ENDED), (errno.ESRCH, pf.ENDED), (errno.EACCES, pf.DENIED), (errno.EPERM, pf.DENIED),
-    (errno.EIO, "it could not be read: Input/output error"),
-])
-def test_reasons(code: int, reason: str) -> None:
-    assert pf.reason_of(OSError(code, os.strerror(code))) == reason
 
 
 def test_stat_of_this_process() -> None:

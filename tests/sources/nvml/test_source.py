@@ -12,7 +12,6 @@ import pytest
 from gputop.core.errors import EXIT_NO_DATA, EXIT_USAGE, GputopError, NoDataError
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import FAILED, LOST, OK, GpuSample
-from gputop.sources.nvml.fields import LIMIT_PERIOD_S
 from gputop.sources.nvml.gpu import clock_events
 from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml, environment
@@ -60,42 +59,6 @@ def test_all_gpus_with_identity_and_units(fake: FakeNvml, clock: Clock) -> None:
     assert source.label == "NVML + GPM, driver 580.65.06"
     assert first.readings.keys() <= GPU_METRICS.keys()
     assert all(reading.unit == GPU_METRICS[metric].unit for metric, reading in first.readings.items())
-
-
-def test_values_change_with_time_and_differ_between_gpus(fake: FakeNvml, clock: Clock) -> None:
-    source = opened(clock)
-    before = samples_of(source)
-    clock.advance(3.0)
-    after = samples_of(source)
-    powers = [s["power_w"].value for s in before]
-    assert len(set(powers)) == 8
-    assert all(b["power_w"].value != a["power_w"].value for b, a in zip(before, after, strict=True))
-
-
-def test_a_refused_field_is_pruned_with_its_reason_on_that_gpu_only(fake: FakeNvml, clock: Clock) -> None:
-    fake.configure("refuse nvmlDeviceGetUtilizationRates 3 2", "refuse nvmlDeviceGetEnforcedPowerLimit 3")
-    clock.advance(0)
-    source = opened(clock)
-    for _ in range(3):
-        samples = samples_of(source)
-        clock.advance(LIMIT_PERIOD_S + 1)
-    assert samples[2]["gpu_util"].value is None
-    assert "not supported" in (samples[2]["gpu_util"].reason or "")
-    assert fake.calls("nvmlDeviceGetUtilizationRates", 2) == 1
-    assert samples[1]["gpu_util"].value is not None
-    assert fake.calls("nvmlDeviceGetUtilizationRates", 1) == 3
-    assert samples[0]["power_limit_w"].reason is not None
-    assert fake.calls("nvmlDeviceGetEnforcedPowerLimit", 0) == 1
-
-
-@pytest.mark.parametrize("code", [21, 999])
-def test_no_data_is_missing_for_this_tick_only(fake: FakeNvml, clock: Clock, code: int) -> None:
-    fake.configure("gpus 1", f"refuse nvmlDeviceGetTemperature {code}")
-    clock.advance(0)
-    source = opened(clock)
-    assert samples_of(source)[0]["temperature_c"].reason
-    fake.allow_everything()
-    assert samples_of(source)[0]["temperature_c"].value is not None
 
 
 def test_older_calls_stand_in_for_newer_ones(fake: FakeNvml, clock: Clock) -> None:
@@ -153,19 +116,6 @@ def test_a_lost_gpu_is_dropped_and_the_others_go_on(fake: FakeNvml, clock: Clock
     assert [s.state for s in samples_of(source)][3] == LOST
     source.close()
     assert fake.calls_after_lost(3) == 0, "the handle was used again"
-
-
-def test_a_gpu_lost_in_the_middle_of_the_run(fake: FakeNvml, clock: Clock) -> None:
-    fake.configure("gpus 2", "lost_after 60 1")
-    clock.advance(0)
-    source = opened(clock)
-    states = []
-    for _ in range(10):
-        states.append(tuple(s.state for s in samples_of(source)))
-        clock.advance(1)
-    assert states[0] == (OK, OK)
-    assert states[-1] == (OK, LOST)
-    assert fake.calls_after_lost(1) == 1
 
 
 def test_a_gpu_lost_before_the_start_is_shown(fake: FakeNvml, clock: Clock) -> None:

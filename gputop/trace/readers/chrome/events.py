@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import count
 from operator import attrgetter
 from typing import Any
 
@@ -116,7 +118,7 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuil
     where its only spans are of kinds that are not read.
     """
     events = _Events(path, builder, limit_bytes, MemoryWatch(limit_bytes),
-                     _Table(lambda about: builder.shape(kernel_names.kineto_shape(*about))))
+                     cache(lambda about: builder.shape(kernel_names.kineto_shape(*about))))
     members, has_list, damaged = read_list(_counted(pieces, builder), "traceEvents", _MEMBERS, events.take,
                                            decode_events, event_of)
     if not has_list and not damaged:
@@ -194,24 +196,9 @@ class _UnreadSpans(Struct):
         return None
 
 
-class _Table(dict[Any, int]):
-    """Numbers of values, each found when the value first comes."""
-
-    def __init__(self, find: Callable[[Any], int]) -> None:
-        super().__init__()
-        self._find = find
-
-    def __missing__(self, value: Any) -> int:
-        number = self[value] = self._find(value)
-        return number
-
-
-class _Numbered(dict[Any, int]):
-    """Different values, numbered as they come."""
-
-    def __missing__(self, value: Any) -> int:
-        number = self[value] = len(self)
-        return number
+@lru_cache(maxsize=4096)
+def _group(category: str) -> int:
+    return _GROUPS.get(category.lower(), _ANY)
 
 
 class _Events(Struct):
@@ -221,14 +208,13 @@ class _Events(Struct):
     builder: TraceBuilder
     limit_bytes: float
     watch: MemoryWatch
-    shapes: _Table  # of launches, by what the arguments say
+    shape: Callable[[tuple[Any, ...]], int]  # of a launch, by what the arguments say
     seen: int = 0
     window_us: tuple[float, float] | None = None
-    rows: _Numbered = field(default_factory=_Numbered)
+    rows: defaultdict[Any, int] = field(default_factory=lambda: defaultdict(count().__next__))  # numbered as they come
     processes: dict[Any, str] = field(default_factory=dict)
     threads: dict[tuple[Any, Any], str] = field(default_factory=dict)
     unread: _UnreadSpans = field(default_factory=_UnreadSpans)
-    _groups: _Table = field(default_factory=lambda: _Table(lambda category: _GROUPS.get(category.lower(), _ANY)))
     _count: int = 0  # of events in the pieces
     _stats: dict[str, tuple[array[int], array[int]]] = field(default_factory=dict)
     _pieces: list[npt.NDArray[np.void]] = field(default_factory=list)
@@ -320,7 +306,7 @@ class _Events(Struct):
     def _kept(self, spans: list[Event]) -> tuple[list[Event], npt.NDArray[np.int8], F64, F64]:
         """The spans that are read, with their groups, times and durations."""
         ts, dur = (np.fromiter(map(of, spans), np.float64, len(spans)) for of in (_TS, _DUR))
-        groups = np.fromiter(map(self._groups.__getitem__, map(_CATEGORY, spans)), np.int8, len(spans))
+        groups = np.fromiter(map(_group, map(_CATEGORY, spans)), np.int8, len(spans))
         kept = (np.abs(ts) < MOST_US) & (dur >= 0) & (dur < MOST_US)
         for event in [spans[i] for i in np.flatnonzero(kept & (groups == _RECORDED)).tolist()]:
             if event.name.startswith(_RECORDING):
@@ -355,7 +341,7 @@ class _Events(Struct):
             for about in args]
         sizes, ops = integers([about.bytes for about in args]).tolist(), [-1] * len(args)
         ends = [_ends(event.name) for event in spans]
-        shapes = list(map(self.shapes.__getitem__, map(_SHAPE, args)))
+        shapes = list(map(self.shape, map(_SHAPE, args)))
         for i, about in enumerate(args):
             if about.memcpy_details:
                 copy = kernel_names.copy_details(str(about.memcpy_details))

@@ -112,7 +112,7 @@ class DeviceReader:
     def _read_planes(self, planes: Sequence[XPlane], base_ns: int) -> tuple[list[list[DeviceEvents]], DeviceEvents]:
         """The events of each GPU, in pieces of which none is empty, and all of them, of which those are parts."""
         gpus = [self._gpus.open(plane, self._together) for plane in planes]
-        collected = Collected(DeviceEvents.empty(), sum(event_count(gpu.source.lines) for gpu in gpus))
+        collected = Collected(DeviceEvents, sum(event_count(gpu.source.lines) for gpu in gpus))
         pieces: list[list[DeviceEvents]] = [[] for _ in planes]
         index_of = {id(gpu.source): index for index, gpu in enumerate(gpus)}
         for decoded in self._events.read([gpu.source for gpu in gpus], base_ns):

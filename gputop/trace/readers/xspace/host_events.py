@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from msgspec import Struct
 
 from gputop.trace.builder import IGNORED_EVENT, Collected, TraceBuilder, joined_stats
 from gputop.trace.derived_lines import is_derived
 from gputop.trace.int_map import IntMap
-from gputop.trace.model import I32, I64, TEXT_STATS, AllocatorEvents, HostEvents
+from gputop.trace.model import I32, I64, TEXT_STATS, AllocatorEvents, Columns, HostEvents
 from gputop.trace.readers.xspace.events import EventReader, LineNumbers
 from gputop.trace.readers.xspace.hlo_indices import METADATA_PLANE, HloIndices
 from gputop.trace.readers.xspace.recordings import FileRecording
@@ -30,24 +29,16 @@ _CPU_STATS = ("hlo_op", "hlo_module", "program_id", "_p", "_c")
 _END = "end: "
 
 
-class HostCalls(Struct):
+class HostCalls(Columns):
     """Host events with a correlation id: the calls that launched device events."""
 
     correlation: I64
     device_id: I64
     start_ns: I64
     end_ns: I64
-    line: I32 | I64
-    name: I32 | I64
-    details: I32 | I64  # of copies, an index of the names
-
-    def __len__(self) -> int:
-        return len(self.correlation)
-
-    @classmethod
-    def empty(cls) -> HostCalls:
-        wide, narrow = np.empty(0, np.int64), np.empty(0, np.int32)
-        return cls(wide, wide, wide, wide, narrow, narrow, narrow)
+    line: I32
+    name: I32
+    details: I32  # of copies, an index of the names
 
 
 class HostPlanesReader:
@@ -64,7 +55,7 @@ class HostPlanesReader:
         """Read the events of a recording; returns those that may have launched something."""
         planes = [plane for plane in recording.planes
                   if plane.name.startswith("/host:") and plane.name != METADATA_PLANE]
-        calls = Collected(HostCalls.empty(), sum(event_count(plane.lines) for plane in planes))
+        calls = Collected(HostCalls, sum(event_count(plane.lines) for plane in planes))
         earlier: dict[tuple[str, int, str, int, int], tuple[XPlane, XLine]] = {}
         for plane in planes:
             self._read_plane(plane, self._without_repeated(plane, earlier), recording.base_ns, calls)
@@ -100,7 +91,7 @@ class HostPlanesReader:
         names, references = lookups(plane, builder.names)
         noise = {i: 1 for i, name in plane.event_names.items() if name.startswith(IGNORED_EVENT)}
         skip = IntMap(noise, 0) if noise else None
-        collected = Collected(HostEvents.empty(), event_count(lines))
+        collected = Collected(HostEvents, event_count(lines))
         parts: list[HostEvents] = []
         for decoded in self._events.read([PlaneLines(plane, lines, names, self._stats, skip, self._together)], base_ns):
             chunk, line = decoded.chunk, self._lines.of(decoded)
@@ -140,7 +131,8 @@ class HostPlanesReader:
         if len(rows):
             calls.add(HostCalls(
                 correlation[rows], integers(chunk, "device_id", n)[rows], chunk.start_ns[rows], chunk.end_ns[rows],
-                lines[rows], chunk.name[rows], strings(chunk, "memcpy_details", n, names, references)[rows]))
+                lines[rows].astype(np.int32), chunk.name[rows].astype(np.int32),
+                strings(chunk, "memcpy_details", n, names, references)[rows].astype(np.int32)))
         return events
 
     def _cpu_ops(self, events: HostEvents, chunk: Chunk, kept: np.ndarray, references: IntMap) -> None:

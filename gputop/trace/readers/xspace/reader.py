@@ -8,9 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
-
-from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.trace.builder import TraceBuilder
@@ -59,59 +56,43 @@ def read_xspaces(
     A file among several that is no XSpace, or needs more memory than ``limit_bytes``, is left out
     with a note. Raises GputopError where that is all of them, NoDataError where none has an event.
     """
-    capture = _Capture(damaged, limit_bytes, known_clocks or {})
     with pool() as threads, pool(beside=1) as decoders:
+        capture = _Capture(damaged, limit_bytes, known_clocks or {}, threads, decoders)
         for path, fallback_host, data in files:
-            capture.read(path, fallback_host, data, _Pools(threads, decoders))
+            capture.read(path, fallback_host, data)
     return capture.finish()
-
-
-class _File(NamedTuple):
-    """One of the files of a capture."""
-
-    path: str
-    data: Data
-    fallback_host: str  # its host's name, in case the file has none
-    rank: int
-    clock: HostClock | None  # what the capture measured of its host's clock
-
-
-class _Pools(Struct, frozen=True):
-    """Threads that read a file."""
-
-    threads: ThreadPoolExecutor  # work while the reader waits for them
-    decoders: ThreadPoolExecutor  # work next to it
 
 
 class _Capture:
     """The files of one capture, read one after the other into one trace."""
 
-    def __init__(self, damaged: Collection[str], limit_bytes: float, known_clocks: Mapping[str, HostClock]) -> None:
-        self._damaged, self._known_clocks = damaged, known_clocks
-        self._builder = TraceBuilder()
-        self._watch = MemoryWatch(limit_bytes)
+    def __init__(self, damaged: Collection[str], limit_bytes: float, known_clocks: Mapping[str, HostClock],
+                 threads: ThreadPoolExecutor, decoders: ThreadPoolExecutor) -> None:
+        """``threads`` work while the reader waits for them, ``decoders`` next to it."""
+        self._damaged, self.known_clocks = damaged, known_clocks
+        self.threads, self.decoders = threads, decoders
+        self.builder = TraceBuilder()
+        self.watch = MemoryWatch(limit_bytes)
         self._errors: list[GputopError] = []
-        self._losses = Losses()
+        self.losses = Losses()
         self._surplus: Counter[str] = Counter()
         self._simulated, self._wall_clock = False, True
         self._cut: set[str] = set()
         # Of each file that was read.
-        self._paths: list[str] = []
+        self.paths: list[str] = []
         self._hosts: list[HostSlices] = []
         self._windows: list[tuple[int, int] | None] = []
         self._unrecorded: list[list[tuple[int, int]]] = []  # between its recordings
 
-    def read(self, path: str, fallback_host: str, data: Data | Callable[[], Data], pools: _Pools) -> None:
+    def read(self, path: str, fallback_host: str, data: Data | Callable[[], Data]) -> None:
         """Read a file; one that cannot be read is remembered with its error. Nothing keeps its bytes afterwards."""
-        builder = self._builder
+        builder = self.builder
         try:
-            file = _File(path, data() if callable(data) else data, fallback_host, len(self._paths),
-                         self._known_clocks.get(path))
-            reader = _XSpace(file, builder, self._losses, pools, self._watch)
+            reader = _XSpace(self, path, data() if callable(data) else data, fallback_host)
         except GputopError as error:
             self._errors.append(error.with_traceback(None))  # whose frames hold the bytes
             return
-        self._paths.append(path)
+        self.paths.append(path)
         if reader.space.damaged:
             self._cut.add(path)
         self._surplus.update(reader.space.surplus)
@@ -128,9 +109,9 @@ class _Capture:
 
     def finish(self) -> Trace:
         """The trace of all files. Raises GputopError where none could be read, NoDataError where none has an event."""
-        if self._errors and not self._paths:
+        if self._errors and not self.paths:
             raise self._errors[0]
-        builder = self._builder
+        builder = self.builder
         self._note_left_out()
         moved = self._align()
         windows = {rank: (window[0] + by, window[1] + by) for rank, (window, by) in enumerate(
@@ -138,7 +119,7 @@ class _Capture:
         fix = (INSUFFICIENT_RIGHTS[1] if any(q.id == "empty_device_plane" for q in builder.quality) else
                "Capture while the job trains, for at least a few steps, with host_tracer_level 2.")
         trace = builder.finish(
-            self._paths, to_unix_ns=0 if self._wall_clock else None,
+            self.paths, to_unix_ns=0 if self._wall_clock else None,
             windows_ns=windows, simulated=self._simulated, empty_fix=fix)
         note_serialized(trace)
         unrecorded = sorted((begin + by, end + by) for spans, by in zip(self._unrecorded, moved, strict=True)
@@ -150,10 +131,10 @@ class _Capture:
 
     def _note_left_out(self) -> None:
         """Notes on the files that could not be read, and on what could not be read of the others."""
-        builder, losses = self._builder, self._losses
+        builder, losses = self.builder, self.losses
         for error in self._errors:
             builder.note("unreadable_file", f"{error.message} It is left out.")
-        cut = self._cut | set(self._damaged) & set(self._paths)
+        cut = self._cut | set(self._damaged) & set(self.paths)
         if cut:
             events = sum(len(p) for group in (builder.device, builder.host, builder.allocator) for p in group)
             builder.note("truncated", f"{', '.join(sorted(cut))}: cut off or damaged. {events} events could be read; "
@@ -169,28 +150,29 @@ class _Capture:
 
     def _align(self) -> list[int]:
         """Bring the hosts to one clock where that can be done; returns by how much each was moved (ns)."""
-        if len(self._paths) > 1 and self._wall_clock:
-            return align(self._builder, self._hosts)
-        if len(self._paths) > 1:
-            self._builder.note("no_common_clock", "Not every host's file shows when it was captured: times of "
+        if len(self.paths) > 1 and self._wall_clock:
+            return align(self.builder, self._hosts)
+        if len(self.paths) > 1:
+            self.builder.note("no_common_clock", "Not every host's file shows when it was captured: times of "
                                                   "different hosts cannot be compared.")
         return [0] * len(self._hosts)
 
 
 class _XSpace:
-    """Reads one file into ``builder``."""
+    """Reads one file into the builder of its capture."""
 
-    def __init__(self, file: _File, builder: TraceBuilder, losses: Losses, pools: _Pools, watch: MemoryWatch) -> None:
-        """Raises GputopError for what is no XSpace or takes more memory than ``watch`` allows."""
-        path, data, fallback_host, rank, self.clock = file
-        self._builder, self._threads = builder, pools.threads
+    def __init__(self, capture: _Capture, path: str, data: Data, fallback_host: str) -> None:
+        """``fallback_host`` is its host's name, in case the file has none. Raises GputopError for what is no XSpace or
+        takes more memory than the capture's watch allows."""
+        builder, rank, self.clock = capture.builder, len(capture.paths), capture.known_clocks.get(path)
+        self._builder, self._threads = builder, capture.threads
         builder.names.allow_for(len(data))
-        self.space = space = read_space(path, data, watch)
+        self.space = space = read_space(path, data, capture.watch)
         self.machine = space.machine or fallback_host
         # Another process of the same machine is another host: threads, GPUs and steps of the two must stay apart.
         self.host = self.machine if self.machine not in builder.hosts else f"{self.machine} rank {rank}"
         self.recordings = read_recordings(space.planes, self.clock)
-        events = EventReader(path, data, losses, watch, pools.decoders)
+        events = EventReader(path, data, capture.losses, capture.watch, capture.decoders)
         self._lines, hlo = LineNumbers(builder, self.host, rank), HloIndices(data, space.planes, builder)
         self._host_reader = HostPlanesReader(builder, self.host, space, events, self._lines, hlo)
         self._device_reader = DeviceReader(builder, Gpus(builder, self.host, rank), space, events, self._lines, hlo)
