@@ -131,14 +131,14 @@ def _with_function(words: Explanation, verdict: Verdict, culprits: Sequence[Culp
         return words, verdict
     if isinstance(verdict, LongStepsFound):
         return less_often(words, function), verdict
-    said = out_of_the_step(words, verdict, function)
-    if facts.active or said is words or function.holds_loop or function.loader:
-        return said, verdict
+    reworded = out_of_the_step(words, verdict, function)
+    if facts.active or reworded is words or function.holds_loop or function.loader:
+        return reworded, verdict
     # No more than so many samples prove.
     share = min(function.time_s / facts.period_s, 1.0)
     samples = facts.analysis.stacks.rate_hz * facts.period_s * facts.steps_or_window if facts.analysis.stacks else 0.0
     share -= 2 * math.sqrt(share * (1 - share) / samples) if samples else 0.0
-    return said, replace(verdict, saving=max(verdict.share, share))
+    return reworded, replace(verdict, saving=max(verdict.share, share))
 
 
 def _spans(verdict: Verdict, facts: TraceFacts) -> dict[int, Spans]:
