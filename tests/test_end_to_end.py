@@ -40,7 +40,7 @@ def test_slow_input_is_named_and_the_step_time_is_the_job_s_own(tf_slow_job: TfJ
     first = next(f for f in document["findings"] if f["id"] != "cpu_contention")
     assert first["id"] == "input_bound" and first["severity"] == "high"
     (waits,) = [gaps for gaps in document["stacks"]["gaps"] if gaps["gap"] == "input"]
-    assert waits["lines"][0]["line"].endswith("load.<lambda>"), waits  # which sleeps
+    assert waits["lines"][0]["line"]== "load.<lambda> (AutoGraph)", waits  # which sleeps
     capture = document["capture"]
     assert capture["chosen_s"] == 2 and capture["probe"]["host_events_per_s"] > 0
     assert capture["cost"]["memory_peak_bytes"] >= capture["cost"]["memory_before_bytes"] > 1e8

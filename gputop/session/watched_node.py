@@ -9,12 +9,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.core.findings import Finding
+from gputop.core.live_steps import LiveSteps
 from gputop.core.samples import NodeSample, ProcessSample
 from gputop.profiler.capture.records import CaptureRecord, Server
 
 if TYPE_CHECKING:
     from gputop.core.captured_samples import GpuCounters
-    from gputop.core.live_steps import LiveSteps
     from gputop.profiler.capture.choose_workers import Choice
     from gputop.session.idle_wait import ExpectedIdle
     from gputop.telemetry.history import History
@@ -32,7 +32,6 @@ class WatchedNode(Struct, frozen=True):
     def live_steps(self, servers: Sequence[Server]) -> LiveSteps | None:
         """The step period in the last minutes, and the idle time that returns, of the job of these servers; None where
         nothing is sampled."""
-        from gputop.core.live_steps import LiveSteps
         from gputop.telemetry.step_period import live_steps
 
         history, sample, idle = self.history, self.sample, self.expected_idle(servers)

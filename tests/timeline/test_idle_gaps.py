@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from gputop.advice.trace.facts import TraceFacts
+from gputop.analysis.what_if import graph
 from gputop.analysis.what_if.replay import replay_window
 from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.simulation.loop import SimulatedLoop
@@ -252,9 +253,10 @@ def test_a_gpu_that_never_rests_has_no_place():
     assert find_idle_gaps(analyze_to_facts(b.build())) == ()
 
 
-def test_gaps_beyond_the_replayed_steps_belong_to_their_finding_too() -> None:
+def test_gaps_beyond_the_replayed_steps_belong_to_their_finding_too(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = analyze_to_facts(fetching(4, 400).build())
-    part = replace(facts, replay=replay_window(facts.trace, facts.gpu_timelines, facts.steps, 200))
+    monkeypatch.setattr(graph, "MAX_EVENTS", 200)
+    part = replace(facts, replay=replay_window(facts.trace, facts.gpu_timelines, facts.steps))
     assert part.replayed_steps < facts.replayed_steps == facts.steps_or_window
     found = find_idle_gaps(part)
     assert found == find_idle_gaps(facts) and sum(gap.finding == "sync_copies" for gap in found) >= 4 * 5
