@@ -350,8 +350,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("time_outside_steps.share", 0.05, "ratio", f"gputop's severities: 5% is medium; {OWN}smaller "
                                                              "pauses of any loop are not reported"),
-            Limit("time_outside_steps.once", 0.2, "s", f"{OWN}without steps a single shorter pause may be chance, as "
-                                                       "the one between two steps"),
+            Limit("time_outside_steps.once", 0.2, "s", f"{OWN}a single shorter pause may be chance"),
         ),
     ),
     Rule(

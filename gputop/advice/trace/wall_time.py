@@ -67,15 +67,16 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     share = sum(part.time_s for part in parts) / wall.recorded_s
     if share < limit("time_outside_steps.share"):
         return None
-    once = sum(part.count for part in parts) == 1
+    # But for its longest stretch it is no more than any loop has.
+    once = share - max(part.longest_s for part in parts) / wall.recorded_s < limit("time_outside_steps.share")
     if steps is None and facts.hardly_any_kernels and (once or all(part.kind in _UNNAMED for part in parts)):
         return Missing("more work of the GPUs: they run hardly any kernel here; capture while the job trains")
     if steps is None and all(part.kind == "unknown" for part in parts):
         return Missing(f"what the host does while no GPU works{HOST_EVENTS}")
     if steps is None and facts.framework == "unknown":
         return Missing("a training loop: neither steps nor a framework's work are in this trace")
-    if steps is None and once and parts[0].longest_s < limit("time_outside_steps.once"):
-        return Missing("a second pause of the GPUs of that length, because one can be chance: capture longer")
+    if once and max(part.longest_s for part in parts) < limit("time_outside_steps.once"):
+        return Missing("a second pause of that length, because one can be chance: capture longer")
     others = _of_others(facts, max(parts, key=lambda part: part.time_s), share)
     if others is not None:
         return Missing(others)
@@ -113,7 +114,7 @@ def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:
 
 
 def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
-    time_s = sum(part.time_s for part in v.parts)
+    time_s, longest_s = sum(part.time_s for part in v.parts), max(part.longest_s for part in v.parts)
     first = v.parts[0]
     what = NEW_WORKERS if v.new_workers and job.loop == PYTORCH and first.kind in _UNNAMED else _what(first)
     between = "between training steps" if v.steps else "while no GPU works and no step is found"
@@ -124,12 +125,12 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
     action, snippet = _fix(first, job) if what != NEW_WORKERS else (KEEP_WORKERS, code("input_bound", "torch"))
     evidence = known({
         "outside_s": time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
-        "longest_s": max(part.longest_s for part in v.parts),
+        "longest_s": longest_s,
         "stretches_count": float(sum(part.count for part in v.parts)),
         "every_training_steps": float(first.every_steps) if first.every_steps else None,
         "per_training_step_s": v.per_step_s, "between_per_step_s": v.between_per_step_s})
     return Explanation(
-        title=(f"Once in this recording {seconds(time_s)} pass {between}: {what}" if v.claim is None else
+        title=(f"Once in this recording {seconds(longest_s)} pass {between}: {what}" if v.claim is None else
                f"{percent(v.share)} of the time passes {between}: {what}"), why=why, evidence=evidence, action=action,
         snippet=snippet, gain=ONCE if v.claim is None else
         "all of this time, if the work overlapped with the training or were not done at all",
