@@ -301,12 +301,10 @@ class GputopApp(TerminalApp):
             job.show([status_lines.replay_line(self._terminal_size.width, place_s, session.feed.step_period)])
             return
         record = None if session.captured_before_restart else session.results.last_capture
-        servers = session.watch.servers
-        if usable(servers) and session.processes_to_serve():  # they are of jobs beside those on the GPUs
-            servers = ()
         state = status_lines.JobState(
-            servers, session.watch.servers_known, messages.status_shown(session), record,
-            session.feed.step_period, self.coming_capture(), session.watch.ended_server, session.restarted_s)
+            session.watch.servers, session.watch.servers_known, messages.status_shown(session), record,
+            session.feed.step_period, self.coming_capture(), session.watch.ended_server, session.restarted_s,
+            unserved=bool(usable(session.watch.servers) and session.processes_to_serve()))
         job.show([status_lines.job(state, session.feed.clock(), self._terminal_size.width)])
 
     def coming_capture(self) -> str:

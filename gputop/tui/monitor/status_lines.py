@@ -204,6 +204,7 @@ class JobState(Struct, frozen=True):
     auto_capture: str = ""  # how that stands; "" without one
     ended: Server | None = None  # the server of a job that has ended
     restarted_s: float | None = None  # when the job was started again
+    unserved: bool = False  # jobs on the GPUs have no server, and those that answer are of jobs beside them
 
 
 def job(state: JobState, now_s: float, width: int) -> list[StyledText]:
@@ -224,7 +225,7 @@ def job(state: JobState, now_s: float, width: int) -> list[StyledText]:
     if status is not None and status.phase == "failed":
         text = printable(sentences(status.message, status.fix))
         return justify([(" Job  ", BOLD), ("capture failed: ", BAD), (text, PLAIN)], [], width)
-    answering = usable(servers)
+    answering = () if state.unserved else usable(servers)
     step: list[StyledText] = []
     right: list[StyledText] = []
     if record is not None:
@@ -262,7 +263,8 @@ def _servers(state: JobState, answering: Sequence[Server], width: int) -> list[S
         return [("✗ ", BAD), (printable(broken.address), PLAIN), ("  " + printable(broken.problem or ""), WARN)]
     if not state.servers_known:
         return [("looking for profiler servers…", DIM)]
-    return [("no profiler server found   c: start one   a: enter its address" if width >= _WIDE_JOB else
+    none = "no profiler server in the job on the GPUs" if state.unserved else "no profiler server found"
+    return [(f"{none}   c: start one   a: enter its address" if width >= _WIDE_JOB else
              "no profiler server   c: start one", DIM)]
 
 

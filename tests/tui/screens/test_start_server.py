@@ -20,9 +20,11 @@ from gputop.tui.monitor.messages import OFFER, panel_intro
 from gputop.tui.screens import start_server
 from gputop.tui.screens.dialogs import Ask
 from gputop.tui.screens.start_server import StartServer
+from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 from tests.fakes import StillSession
 from tests.records import replace
+from tests.tui.found import text_of
 
 FORBIDDEN = GputopError("process 7 belongs to bob", "Run gputop as that user")
 
@@ -242,7 +244,8 @@ async def test_a_job_that_holds_no_gpu_does_not_take_the_place_of_those_that_do(
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        assert "eval_on_cpu" not in str(app.screen.query_one("#job").render())
+        line = text_of(app.screen.query_one("#job", LinesWidget))
+        assert "no profiler server in the job on the GPUs   c: start one" in line and "eval_on_cpu" not in line
         await pilot.press("c")
         assert isinstance(app.screen, StartServer) and "train.py (pid 7380)" in text(app)
         await pilot.press("escape")
