@@ -18,7 +18,7 @@ from gputop.core.findings import Finding, ids_by_missing
 from gputop.core.samples import GpuSample, ProcessSample
 from gputop.profiler.capture.records import usable
 from gputop.profiler.capture.request import answered
-from gputop.text.commands import command_of, short_description
+from gputop.text.commands import command_of, script_of, short_description
 from gputop.text.units import printable
 from gputop.tui.monitor.messages import begun_as_sentence, no_capture
 from gputop.tui.terminal.clipboard import CopyingApp, copy
@@ -207,7 +207,8 @@ def offer_server(app: MonitorApp, request: CaptureRequest | None = None,
             capture = request or app.session.control.request()
             app.session.control.start_server(pid, replace(capture, process_started=screen.started[pid]))
 
-    screen = StartServer(processes, obsolete, [command_of(record.job) for record in app.session.results.captures])
+    screen = StartServer(processes, obsolete, app.session.watch.earlier.scripts.union(
+        script_of(command_of(record.job)) for record in app.session.results.captures))
     app.push_screen(screen, answered)
     return True
 
@@ -313,7 +314,7 @@ def open_comparison(app: MonitorApp) -> None:
     if reason is None:
         app.push_screen(CompareScreen(session))
         return
-    if not session.results.captures or not session.watch.earlier_captures:
+    if not session.results.captures or not session.watch.earlier.count:
         tell_no_capture(app, reason)
         return
     b, logdir = session.results.captures[-1], session.control.options.logdir

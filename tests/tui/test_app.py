@@ -11,6 +11,7 @@ from gputop.core.errors import NoDataError
 from gputop.core.findings import Advice, Finding
 from gputop.core.samples import GpuSample, HostSample
 from gputop.profiler.capture.records import CaptureStatus
+from gputop.session.capture.captures import EarlierCaptures
 from gputop.session.session import Options, Session
 from gputop.telemetry.sampler import Sampler
 from gputop.tui.app import GputopApp
@@ -303,9 +304,9 @@ async def test_where_nothing_is_wrong_the_panel_says_what_the_limit_is() -> None
         session.results.refresh()
         nothing, press = messages.panel_intro(session)
         assert nothing == "No problem visible yet. GPUs 0-7 are busy." and "Press c" in press
-        session.watch.earlier_captures = 2
+        session.watch.earlier = EarlierCaptures(2)
         assert messages.panel_intro(session)[2].startswith("J: 2 captures taken before, in ")
-        session.watch.earlier_captures = 0
+        session.watch.earlier = EarlierCaptures(0)
         session.control.status = CaptureStatus("analyzing", "run", 10.0)
         assert messages.panel_intro(session)[1].startswith("The trace is being analyzed")
         session.control.status = None

@@ -133,15 +133,25 @@ def find_named_servers(attached: Sequence[str], endpoints: Mapping[str, str], di
     return servers
 
 
-def earlier_runs(logdir: Path) -> int:
-    """Number of runs in a logdir by TensorBoard's layout; no trace is looked for in them. Blocks for one listing."""
+class EarlierCaptures(Struct, frozen=True):
+    """Captures that a logdir holds already: the number of runs, and the scripts of the jobs of this user's newest captures."""
+
+    count: int = 0
+    scripts: frozenset[str] = frozenset()
+
+
+def earlier_captures(logdir: Path) -> EarlierCaptures:
+    """Look for runs in a logdir by TensorBoard's layout; no trace is read. Blocks as long as its file system does."""
     from gputop.core.files import Folder
 
     try:
         with Folder(logdir.expanduser().absolute() / "plugins" / "profile") as profiles:
-            return len(profiles.names())
+            count = len(profiles.names())
     except (OSError, RuntimeError):  # none yet, or a home that is not known
-        return 0
+        return EarlierCaptures()
+    from gputop.session.capture.saved_captures import captured_scripts
+
+    return EarlierCaptures(count, captured_scripts(logdir))
 
 
 def job_of(servers: Sequence[Server]) -> str:

@@ -7,7 +7,9 @@ read of each is bounded, and nothing is followed or removed that could be exchan
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from msgspec import Struct
@@ -19,10 +21,12 @@ from gputop.core.samples import LAST_TIME_S
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.session.auto_capture.controller import FOLDER as AUTO_CAPTURES
 from gputop.session.auto_capture.retention import remove_run
+from gputop.text.commands import command_of, script_of
 from gputop.trace.readers.capture_file import name_capture, read_capture
 
 NOT_ANALYZED = "not analyzed yet"
 MAX_RUNS = 256  # of each folder; a run is three round trips on a network file system
+_SCRIPTS_OF = 16  # captures, the newest: their scripts are read before the first search for servers
 _MAX_ABOUT_BYTES = 1 << 20  # of gputop.capture.json for a list; findings of an analysis take some ten kB
 _TRACE = (".xplane.pb", ".pt.trace.json")  # of servers, and of kineto
 
@@ -64,6 +68,17 @@ def saved_captures(logdir: Path) -> Iterator[ListedCapture]:
         with contextlib.suppress(OSError):
             if (capture := _read_run(run)) is not None:
                 yield capture
+
+
+def captured_scripts(logdir: Path) -> frozenset[str]:
+    """Return the scripts of the jobs that this user's newest captures in a logdir are of; blocks as
+    :func:`saved_captures` does."""
+    scripts = set()
+    for capture in islice(saved_captures(logdir), _SCRIPTS_OF):
+        with contextlib.suppress(OSError):
+            if run_of(capture.record).lstat().st_uid == os.geteuid():
+                scripts.add(script_of(command_of(capture.record.job)))
+    return frozenset(scripts - {""})
 
 
 def _read_run(run: Path) -> ListedCapture | None:

@@ -17,7 +17,7 @@ from gputop.core.samples import NodeSample, ProcessSample
 from gputop.profiler.capture.records import Server, usable
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, ask_job, ask_other_job
 from gputop.replay.player import Player
-from gputop.session.capture.captures import earlier_runs, find_servers
+from gputop.session.capture.captures import EarlierCaptures, earlier_captures, find_servers
 from gputop.session.capture.which_job import gpu_use, in_order, jobs_of, only_job_on_gpus, same_job
 from gputop.session.options import Options
 from gputop.sources.base import Source
@@ -141,7 +141,7 @@ class ServerWatch:
     def __init__(self, source: Source | Player, options: Options, on_change: Callable[[], None]) -> None:
         self.servers: tuple[Server, ...] = ()
         self.servers_known = False
-        self.earlier_captures = 0  # in the logdir when it began
+        self.earlier = EarlierCaptures()  # in the logdir when it began
         self.ended_server: Server | None = None  # of a job that has ended, until another one answers
         self.discovery_notes: tuple[str, ...] = ()
         self.unprotected: tuple[int, ...] | None = None  # see FoundServers
@@ -192,7 +192,7 @@ class ServerWatch:
         self._on_change()
 
     def _watch_servers(self) -> None:
-        self.earlier_captures = earlier_runs(self._options.logdir)
+        self.earlier = earlier_captures(self._options.logdir)
         while not self._closing.is_set():
             if self.sample is not None or self.attached:
                 self.update()

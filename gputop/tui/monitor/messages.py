@@ -51,7 +51,7 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
         what = "The trace is being analyzed" if status.phase == "analyzing" else "A capture is running"
         return (*nothing, f"{what}: its findings will appear here.")
     if usable(session.watch.servers):
-        count = session.watch.earlier_captures
+        count = session.watch.earlier.count
         before = (f"J: {_captures(count)} taken before, in {session.control.options.logdir}",)
         # A finding that names the key says what it shows, too.
         press = () if any(f.unknown for f in findings) else ("Press c to see where the step's time goes.",)
@@ -126,7 +126,7 @@ def no_capture(session: Session, then: str = "") -> str:
     """Reason why there is no capture, and how to take one; ``then`` says what it is needed for."""
     if session.control.running:
         first = "The first capture is running."
-    elif earlier := session.watch.earlier_captures:  # they are on the disk: nobody is told that there is none
+    elif earlier := session.watch.earlier.count:  # they are on the disk: nobody is told that there is none
         first = f"No capture in this session yet: press c; J opens {_captures(earlier)} taken before."
     else:
         first = "No capture yet: press c."

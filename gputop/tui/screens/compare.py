@@ -483,6 +483,6 @@ def why_not(session: Session) -> str | None:
         return None
     if not captures:
         return no_capture(session, "This compares two captures, from before and after a change of the job.")
-    earlier = " J compares it with one taken before (a, b)." if session.watch.earlier_captures else ""
+    earlier = " J compares it with one taken before (a, b)." if session.watch.earlier.count else ""
     return (f"One capture so far ({label(captures[-1])}), two are needed. Change the job and press c again: "
             f"B then shows what changed.{earlier}")

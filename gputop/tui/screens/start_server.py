@@ -40,10 +40,10 @@ class StartServer(ModalScreen[int | None]):
 
     def __init__(self, processes: Sequence[ProcessSample], obsolete: Callable[[], str] = lambda: "",
                  captured: Collection[str] = ()) -> None:
-        """``obsolete``: why the question need not be answered any more, else "". ``captured``: the commands of the jobs
+        """``obsolete``: why the question need not be answered any more, else "". ``captured``: the scripts of the jobs
         that were captured before; what it does to a job has been read then."""
         super().__init__()
-        self._captured = {script_of(command) for command in captured if command}
+        self._captured = captured
         self.started: dict[int, int] = {}  # PID → when the process that is shown began (:class:`Target`)
         self._index, self._obsolete = 0, obsolete
         self._choices: list[tuple[ProcessSample, int, GputopError | None]] = []  # PID in here, why it cannot be
@@ -58,8 +58,9 @@ class StartServer(ModalScreen[int | None]):
         self._choices.sort(key=lambda choice: (choice[2] is not None, not self._again(choice[0])))
 
     def _again(self, process: ProcessSample) -> bool:
-        """Return whether it is a job that was captured before, started again."""
-        return script_of(process.command or "") in self._captured
+        """Return whether it is a job that was captured before."""
+        script = script_of(process.command or "")
+        return script != "" and script in self._captured
 
     def compose(self) -> ComposeResult:
         many = ("↑↓ select",) if len(self._choices) > 1 else ()
@@ -79,7 +80,7 @@ class StartServer(ModalScreen[int | None]):
             out.append("\n")
         process, pid, error = self._choices[self._index]
         if error is None and self._again(process):
-            out.append(f"{printable(short_command(process.command or ''))} was restarted (pid {pid}).\n", PLAIN)
+            out.append(f"{printable(short_command(process.command or ''))} (pid {pid}) was captured before.\n", PLAIN)
             return out.append("Capture it? Y/n", WARN)
         out.append(f"{printable(name_of(process))} has no profiler server. ", WARN)
         if error is None:

@@ -54,6 +54,15 @@ def test_the_newest_first_with_what_is_known_of_each_and_none_is_read(tmp_path: 
     assert list(saved_captures.saved_captures(tmp_path / "none")) == []
 
 
+def test_the_scripts_of_this_users_captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vm = "vm.xplane.pb"
+    for i, job in enumerate(("", "PyTorch 2.13.0: /usr/bin/python3 /home/a/train.py --lr 1", "python eval.py")):
+        run(tmp_path, f"2026_01_01_00_00_0{i}", vm, about=CaptureFile(files={vm: None}, job=job))
+    assert saved_captures.captured_scripts(tmp_path) == {"/home/a/train.py", "eval.py"}
+    monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
+    assert saved_captures.captured_scripts(tmp_path) == set(), "of another user: they name no job that is known here"
+
+
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a file system that takes any time")
 def test_a_time_that_no_calendar_has_ends_no_list() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as logdir:

@@ -20,7 +20,7 @@ from gputop.diagnosis.diagnose import analyze
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.render.step_parts import PART_BY_ID
 from gputop.replay.compared_files import read_side
-from gputop.session.capture.captures import CaptureRun, analyze_saved
+from gputop.session.capture.captures import CaptureRun, EarlierCaptures, analyze_saved
 from gputop.session.capture.captures import analyze as capture_analyze
 from gputop.session.finding_store import MAX_COMPARED
 from gputop.trace.readers.capture_file import CaptureFile, write_capture
@@ -109,7 +109,7 @@ async def test_the_only_capture_is_compared_with_that_of_its_script_before_gputo
     session = Captured(record(1, 0.3))
     session.results.captures = (replace(session.results.captures[0], job="python train.py --workers 2"),)
     session.control.options = replace(session.control.options, logdir=tmp_path)
-    session.watch.earlier_captures = 3
+    session.watch.earlier = EarlierCaptures(3)
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         for name, job, time_s in (("r1", "python train.py", START_S - 9), ("r2", "python train.py", START_S - 5),

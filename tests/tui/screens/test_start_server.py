@@ -15,6 +15,7 @@ from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureRequest, answered
 from gputop.profiler.kineto.guard import ProfilesItself
 from gputop.sources.host.proc_files import ZOMBIE
+from gputop.trace.readers.capture_file import CaptureFile, write_capture
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import OFFER, panel_intro
 from gputop.tui.screens import start_server
@@ -134,14 +135,25 @@ def test_gputop_by_itself_leaves_a_job_alone_that_is_ending(
     assert session.control.status is not None and session.control.status.message == "process 7380 is ending"
 
 
+@pytest.mark.parametrize("earlier", [False, True])
 @pytest.mark.parametrize(("command", "again"), [
     ("PyTorch 2.13.0: /usr/bin/python3 /home/a/train.py --lr 0.1", True),
     ("PyTorch 2.13.0: /usr/bin/python3 /home/a/eval.py", False), ("", False)])
-async def test_a_restarted_job_is_asked_about_in_two_lines_and_enter_captures_it(
-        command: str, again: bool, session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_captured_before_is_asked_about_in_two_lines_and_enter_captures_it(
+        command: str, again: bool, earlier: bool, session: StillSession, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     started: list[int] = []
     monkeypatch.setattr(session.control, "start_server", lambda pid, request: started.append(pid))
-    session.results.captures = (CaptureRecord("kineto:41", Path("/traces"), 0.0, 1.0, 1.0, job=command, pid=41),)
+    if earlier:  # by a gputop that has ended
+        run = session.control.options.logdir / "plugins" / "profile" / "r"
+        run.mkdir(parents=True)
+        (run / "t.pt.trace.json").touch()
+        write_capture(run, CaptureFile(files={"t.pt.trace.json": None}, job=command))
+        session.watch._closing.set()
+        session.watch._watch_servers()
+    else:
+        session.results.captures = (CaptureRecord("kineto:41", Path("/traces"), 0.0, 1.0, 1.0, job=command, pid=41),)
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
@@ -150,7 +162,7 @@ async def test_a_restarted_job_is_asked_about_in_two_lines_and_enter_captures_it
         await pilot.press("enter")
         assert not isinstance(app.screen, StartServer) and started == [7380] * again
     if again:
-        assert shown.endswith("train.py --lr 1 was restarted (pid 7380).\nCapture it? Y/n")
+        assert shown.endswith("train.py --lr 1 (pid 7380) was captured before.\nCapture it? Y/n")
         assert target.WHAT_STARTING_DOES.split(".")[0] not in shown
     else:
         assert "Start one in it? y/N" in shown
