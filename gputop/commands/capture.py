@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from gputop.text.console import say
 if TYPE_CHECKING:
     from gputop.profiler.capture.choose_workers import Choice
     from gputop.profiler.capture.records import CaptureStatus, Server
-    from gputop.profiler.capture.request import CaptureRequest
+    from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest
     from gputop.session.gpu_samples import CounterWatch
     from gputop.session.options import Options
     from gputop.session.other_nodes import OtherNodes
@@ -99,7 +100,7 @@ def _run(args: argparse.Namespace) -> int:
     attached_now: list[int] = []
     attached = [*options.attach, *(_ready(pid, attached_now, yes=args.yes) for pid in pids)]
     request = CaptureRequest(args.seconds, options.logdir, args.force, accept_risk=args.accept_risk)
-    chosen = _servers(attached, source.profiler_endpoints(), request, every=args.all_workers)
+    watch = CounterWatch(source, options.interval_s)
     reported: list[str] = []
 
     def interrupted(*_: object) -> None:
@@ -115,18 +116,18 @@ def _run(args: argparse.Namespace) -> int:
             reported.append(status.phase)
             say(f"{status.phase} {status.address}{_how_long(status)}")
 
-    watch = CounterWatch(source, options.interval_s)
-    try:
-        with watch.running():
+    with watch.running():
+        chosen = _servers(attached, source.profiler_endpoints(), request, watch, every=args.all_workers)
+        try:
             chosen = _workers(chosen, watch, every=args.all_workers)
             with signal_handlers(termination_handlers(interrupted)):
                 require_no_question(risk_question(chosen, request))
                 record = capture_and_analyze(chosen, request, CaptureRun(
                     stop, threading.Event(), on_status, StackChoice(options.stacks, simulated=simulated_stacks(source)),
                     watch.counters, other_nodes=other_nodes, attached=attached_now))
-    except GputopError as error:
-        tell_capture(args, error, simulated=source.simulated)
-        raise
+        except GputopError as error:
+            tell_capture(args, error, simulated=source.simulated)
+            raise
     try:
         return print_capture(record, as_json=args.json, full=args.full)
     finally:
@@ -157,7 +158,7 @@ def _run_on_dip(args: argparse.Namespace, options: Options) -> int:
     return capture_on_dip.run(args, replace(options, attach=(*options.attach, *ready)))
 
 
-def _servers(attached: Sequence[str], endpoints: Mapping[str, str], request: CaptureRequest, *,
+def _servers(attached: Sequence[str], endpoints: Mapping[str, str], request: CaptureRequest, watch: CounterWatch, *,
              every: bool) -> tuple[Server, ...]:
     """The servers to capture, of which nothing has to be asked; says what was left out. Raises GputopError."""
     from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS
@@ -170,11 +171,28 @@ def _servers(attached: Sequence[str], endpoints: Mapping[str, str], request: Cap
         say(note)
     chosen = choose_servers(servers)
     require_no_question(WatchedJob().question(servers, request) or server_question(chosen, request))
+    if not attached and not endpoints:
+        require_no_question(_job_without_server(servers, request, watch))
     if note := left_out(servers, chosen):
         say(note)
     if every and (count := sum(s.problem is None for s in chosen)) > MAX_ALL_WORKERS:
         raise too_many(count)
     return chosen
+
+
+def _job_without_server(servers: Sequence[Server], request: CaptureRequest,
+                        watch: CounterWatch) -> CaptureQuestion | None:
+    """Question which job is meant, if one on the GPUs has no server while these have one."""
+    from gputop.core.proc import user_name
+    from gputop.profiler.capture.records import Server
+    from gputop.profiler.capture.request import ask_job
+    from gputop.session.capture.which_job import jobs_of, unserved_on_gpus
+
+    watch.wait(0.0)
+    processes = watch.sample.processes if watch.sample is not None else ()
+    unserved = unserved_on_gpus(servers, processes, user_name(os.geteuid()))
+    jobs = [Server(f"pid:{pid}", p.command or "", pid) for p in unserved if (pid := p.local_pid or p.pid)]
+    return ask_job(request, [*jobs, *jobs_of(servers, processes)]) if jobs else None
 
 
 def _how_long(status: CaptureStatus) -> str:

@@ -26,7 +26,7 @@ from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest
 from gputop.replay.player import Player
 from gputop.session.capture.capture_control import CaptureControl
-from gputop.session.capture.which_job import gpu_use, is_of_earlier_job
+from gputop.session.capture.which_job import gpu_use, is_of_earlier_job, unserved_on_gpus
 from gputop.session.finding_store import FindingStore
 from gputop.session.options import Options
 from gputop.session.rank_watch import RankWatch
@@ -143,9 +143,9 @@ class Session:
             return ()
         if chosen is not None:
             return tuple(p for p in alive if p.pid == chosen.pid and not any(gpu_use(s, [p]).gpus for s in answering))
-        if any(self.watch.job.is_watched(s) or gpu_use(s, alive).gpus for s in answering):
+        if any(self.watch.job.is_watched(s) for s in answering):
             return ()
-        return tuple(p for p in alive if p.gpus and p.framework and p.user == user_name(os.geteuid()))
+        return unserved_on_gpus(answering, alive, user_name(os.geteuid()))
 
     @property
     def captured_before_restart(self) -> bool:

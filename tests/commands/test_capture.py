@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gputop.cli import main
+from gputop.core.errors import NoDataError
+from gputop.core.proc import user_name
+from gputop.core.samples import GpuProcess, ProcessSample
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
+from gputop.profiler.capture.records import CaptureRecord, Server
+from gputop.session.capture.captures import FoundServers
+from gputop.session.gpu_samples import CounterWatch
+from tests.fakes import StillSource, node_sample, reading
 from tests.launch.jobs import GPUTOP
 from tests.profiler.kineto.jobs import fake_job
 
@@ -43,6 +53,28 @@ def test_the_end_of_a_capture_is_told_and_a_way_that_fails_changes_nothing(tmp_p
 def test_what_is_no_way_to_tell_ends_the_capture_before_it_begins(tmp_path):
     assert main(["capture", "--demo", "--logdir", str(tmp_path), "--notify", "mail"]) == 2
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("process", "refused"), [
+    ({}, True), ({"gpus": {}}, False), ({"user": "carol"}, False), ({"framework": ""}, False), ({"pid": 41}, False)])
+def test_a_ready_job_beside_the_gpus_is_not_captured_for_the_one_on_them(
+        process, refused, tmp_path, capsys, monkeypatch):
+    ready = Server("127.0.0.1:6009", "python eval.py", 41)
+    monkeypatch.setattr("gputop.session.capture.captures.find_named_servers", lambda *_, **__: FoundServers((ready,)))
+    held = ProcessSample(7380, user_name(os.geteuid()), "python /home/a/train.py", reading(1.0), reading(1.0),
+                         gpus={0: GpuProcess(7380, "C", None, reading(1e9), reading(0.5))}, framework="pytorch")
+    sample = replace(node_sample(0), processes=(replace(held, **process),))
+    monkeypatch.setattr("gputop.commands.capture.source_of", lambda args: StillSource())
+    monkeypatch.setattr(CounterWatch, "running", contextlib.nullcontext)
+    monkeypatch.setattr(CounterWatch, "wait", lambda self, _: setattr(self, "sample", sample))
+    captured = []
+    monkeypatch.setattr("gputop.session.capture.captures.capture_and_analyze",
+                        lambda servers, *_: captured.append(servers) or CaptureRecord(
+                            ready.address, tmp_path, 0.0, 1.0, 1.0, problem=NoDataError("nothing", "")))
+    status, err = main(["capture", "--logdir", str(tmp_path)]), capsys.readouterr().err
+    assert (captured, status) == ([], 2) if refused else captured == [(ready,)]
+    assert refused == ("several jobs can be captured: pid:7380 train.py; 127.0.0.1:6009 eval.py" in err)
+    assert refused == ("gputop capture 7380" in err)
 
 
 def test_a_job_that_profiles_itself_is_a_finding(tmp_path, capsys):

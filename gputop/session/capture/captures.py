@@ -134,7 +134,7 @@ def find_named_servers(attached: Sequence[str], endpoints: Mapping[str, str], di
 
 
 class EarlierCaptures(Struct, frozen=True):
-    """Captures that a logdir holds already: the number of runs, and the scripts of the jobs of this user's newest captures."""
+    """Captures that a logdir holds already: the number of runs, and the scripts of the jobs of this user's newest."""
 
     count: int = 0
     scripts: frozenset[str] = frozenset()

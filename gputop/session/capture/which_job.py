@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from gputop.core.samples import ProcessSample
-from gputop.profiler.capture.records import CaptureRecord, Server
+from gputop.profiler.capture.records import CaptureRecord, Server, usable
 from gputop.text.commands import command_of, script_of
 
 _SAME_START_S = 2.0  # the kernel's boot time, from which starts are counted, moves by a second with the clock
@@ -94,6 +94,14 @@ def only_job_on_gpus(jobs: Sequence[Server], processes: Sequence[ProcessSample])
     """The only one of these jobs that holds a GPU; None where none or several do, or it is another user's."""
     on_gpus = [server for server in jobs if gpu_use(server, processes).gpus]
     return on_gpus[0] if len(on_gpus) == 1 and not on_gpus[0].owner else None
+
+
+def unserved_on_gpus(servers: Sequence[Server], processes: Sequence[ProcessSample],
+                     user: str) -> tuple[ProcessSample, ...]:
+    """The user's processes of a framework on the GPUs, while no answering server's process holds one."""
+    if any(gpu_use(server, processes).gpus for server in usable(servers)):
+        return ()
+    return tuple(p for p in processes if p.gpus and p.framework and p.user == user)
 
 
 def in_order(servers: Sequence[Server], watched: Server | None, processes: Sequence[ProcessSample],
