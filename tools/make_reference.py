@@ -70,7 +70,7 @@ def _findings() -> Iterator[str]:
     yield "# Findings"
     yield ""
     yield ("Each finding has a page: what it means, how to confirm it, the fix, an example, and when it is wrong. "
-           "`gputop rules explain ID` prints the same.")
+           "`gputop rules explain ID` prints the same information.")
     yield ""
     yield "[How gputop decides](../concepts/how-it-decides.md) explains severity, savings and abstaining."
     yield ""
@@ -90,7 +90,7 @@ def _commands() -> Iterator[str]:
     main = parser()
     yield "# Commands"
     yield ""
-    yield ("Use `--help` to see the options of a command. Options of the monitor may stand before or after a "
+    yield ("Use `--help` to see the options of a command. You can put options of the monitor before or after a "
            "command that shares them.")
     yield ""
     yield from _table(("command", "what it does"), [
@@ -190,7 +190,8 @@ def modules_with_keys() -> Iterator[tuple[str, list[Binding]]]:
 def _keys() -> Iterator[str]:
     yield "# Keys"
     yield ""
-    yield "Press `?` on any screen to list its keys, and `ctrl+p` to list all commands. Click to select, and click again to open."
+    yield "Press `?` on any screen to list its keys, and `ctrl+p` to list all commands."
+    yield "Click to select an item, and click again to open it."
     yield "Press `esc` to close an open view, return to the current time, or end a filter."
     yield ""
     yield "## The monitor"
