@@ -140,7 +140,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 def sentences(paragraph: str) -> list[str]:
     plain = re.sub(r"\]\([^)]*\)", "]", paragraph)
-    return re.split(r"(?<=[.!?:])[\"*)_]*\s+(?=[A-Z`*\"\[(0-9x])", plain)
+    return re.split(r"(?<=[.!?:])[\"*)_]*\s+(?=[A-Z`*\"\[(0-9x]|gputop|py-spy)", plain)
 
 
 def length(text: str) -> int:

@@ -70,7 +70,7 @@ def _findings() -> Iterator[str]:
     yield "# Findings"
     yield ""
     yield ("Each finding has a page: what it means, how to confirm it, the fix, an example, and when it is wrong. "
-           "`gputop rules explain ID` prints the same.")
+           "`gputop rules explain ID` prints the same information.")
     yield ""
     yield "[How gputop decides](../concepts/how-it-decides.md) explains severity, savings and abstaining."
     yield ""
@@ -90,17 +90,17 @@ def _commands() -> Iterator[str]:
     main = parser()
     yield "# Commands"
     yield ""
-    yield ("Each command explains its options with `--help`. Options of the monitor may stand before or after a "
+    yield ("Use `--help` to see the options of a command. You can put options of the monitor before or after a "
            "command that shares them.")
     yield ""
     yield from _table(("command", "what it does"), [
         ("[`gputop`](#gputop)", "the live monitor"),
         *((f"[`gputop {name}`](#gputop-{name})", command.summary) for name, command in COMMANDS.items())])
-    yield "Exit status: 0 done; 1 failed, and the message says why and what to do; 2 wrong usage."
-    yield "3: nothing to show (no GPU, no profiler server, no trace events), or a gate that could not be judged."
+    yield "Exit status: 0 success; 1 failure, with a message that says why and what to do; 2 wrong usage."
+    yield "3: nothing to show (no GPU, no profiler server, no trace events), or a gate that gputop could not judge."
     yield "4: a gate failed (`--fail-on`)."
     yield ""
-    yield ("With `--json` a command prints one document on stdout and messages on stderr: "
+    yield ("With `--json`, a command prints one document on stdout and messages on stderr: "
            f"{', '.join(f'`{name}`' for name in sorted(_with_json(main)))}. [JSON](json.md) says how to see the keys.")
     yield ""
     yield "## gputop"
@@ -144,7 +144,7 @@ def _options(own: argparse.ArgumentParser, skip: frozenset[str]) -> Iterator[str
     if rows:
         yield from _table(("option", "what it does"), rows)
     if shared:
-        yield f"It also takes these [options of the monitor](#gputop): {', '.join(f'`{name}`' for name in shared)}."
+        yield f"It also accepts these [options of the monitor](#gputop): {', '.join(f'`{name}`' for name in shared)}."
         yield ""
 
 
@@ -190,8 +190,9 @@ def modules_with_keys() -> Iterator[tuple[str, list[Binding]]]:
 def _keys() -> Iterator[str]:
     yield "# Keys"
     yield ""
-    yield "`?` on any screen lists its keys, and `ctrl+p` all commands. The mouse selects, and a second click opens."
-    yield "`esc` steps back: it closes what is open, returns to now, or ends a filter."
+    yield "Press `?` on any screen to list its keys, and `ctrl+p` to list all commands."
+    yield "Click to select an item, and click again to open it."
+    yield "Press `esc` to close an open view, return to the current time, or end a filter."
     yield ""
     yield "## The monitor"
     yield ""
@@ -225,8 +226,8 @@ def _toml(value: Value) -> str:
 def _settings() -> Iterator[str]:
     yield "# Settings and environment variables"
     yield ""
-    yield "Settings are in `~/.config/gputop/config.toml`. `gputop config` prints them all, each explained."
-    yield "The command line has priority over the file. A value that cannot be used is left out, with a warning."
+    yield "Settings are in `~/.config/gputop/config.toml`. `gputop config` prints and explains all settings."
+    yield "The command line has priority over the file. gputop ignores an invalid value and prints a warning."
     yield ""
     yield "## Settings"
     yield ""
@@ -249,8 +250,8 @@ def _metrics() -> Iterator[str]:
     yield ""
     yield "## Metrics of Prometheus"
     yield ""
-    yield "`gputop export` and `gputop --export PORT` serve these."
-    yield "[Prometheus and Grafana](../tasks/prometheus.md) is the guide."
+    yield "`gputop export` and `gputop --export PORT` serve these metrics."
+    yield "For a guide, see [Prometheus and Grafana](../tasks/prometheus.md)."
     yield ""
     yield "| metric | type | labels | what |"
     yield "|---|---|---|---|"
@@ -258,7 +259,7 @@ def _metrics() -> Iterator[str]:
     yield ""
     yield "## Metrics of the monitor"
     yield ""
-    yield "Snapshots, recordings, JSON and custom rules use these ids. A lane can show a metric that has a history."
+    yield "Snapshots, recordings, JSON and custom rules use these IDs. A lane can show any metric that has a history."
     yield ""
     for heading, table in (("GPU", GPU_METRICS), ("Host", HOST_METRICS), ("RDMA adapter", ADAPTER_METRICS)):
         yield f"### {heading}"
@@ -274,7 +275,7 @@ def _metric_rows(table: Mapping[str, Metric]) -> Iterator[str]:
 def _rule_names() -> Iterator[str]:
     yield "# Names in custom rules"
     yield ""
-    yield "`gputop rules names` prints this list. [Custom rules](../tasks/custom-rules.md) is the guide."
+    yield "`gputop rules names` prints this list. For a guide, see [Custom rules](../tasks/custom-rules.md)."
     yield ""
     yield "```text"
     yield from names_table()
@@ -284,14 +285,14 @@ def _rule_names() -> Iterator[str]:
 def _steps() -> Iterator[str]:
     yield "# How gputop finds steps"
     yield ""
-    yield "Times per step, and the comparison of two captures, need to know where a training step begins."
-    yield "gputop tries these ways in this order. The first that shows whole steps wins; a report names it."
+    yield "To show times per step and to compare two captures, gputop needs to know where a training step begins."
+    yield "gputop tries these methods in order and uses the first that finds complete steps. The report names it."
     yield ""
     yield from _table(("what marks the steps", "which jobs", "what the trace needs"), (
         (detector.name, detector.applies, detector.needs) for detector in STEP_DETECTORS))
-    yield "If a trace has none of these, there are no steps, and times are shares of the recording."
-    yield "[PyTorch](../tasks/pytorch.md) and [TensorFlow and JAX](../tasks/tensorflow-jax.md) show how to mark them."
-    yield "[Trace notes](../contributing/trace-notes.md) define a step."
+    yield "If no method finds steps, gputop reports times as shares of the recording."
+    yield "[PyTorch](../tasks/pytorch.md) and [TensorFlow and JAX](../tasks/tensorflow-jax.md) show how to mark steps."
+    yield "[Trace notes](../contributing/trace-notes.md) give the definition of a step."
     yield ""
 
 
