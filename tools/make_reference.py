@@ -32,9 +32,9 @@ from gputop.tui import keys
 DOCS = Path(__file__).parents[1] / "docs"
 _MADE = "<!-- Made from the code by tools/make_reference.py: make reference. -->\n\n"
 ORIGINS = (
-    ("trace", "From a trace", "These come from `gputop capture`, `c` in the monitor, or `gputop analyze`."),
-    ("live", "Live", "These come from the samples of the last seconds to minutes, without a trace."),
-    ("fleet", "Of a cluster", "`gputop cluster` reports these for the jobs of many nodes."),
+    ("trace", "From a trace", "`gputop capture`, `gputop analyze` and `c` in the monitor report these findings."),
+    ("live", "Live", "The monitor reports these findings without a trace, from samples of the last seconds to minutes."),
+    ("fleet", "In a cluster", "`gputop cluster` reports these findings for jobs on many nodes."),
 )
 
 
@@ -69,10 +69,10 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Iterato
 def _findings() -> Iterator[str]:
     yield "# Findings"
     yield ""
-    yield ("Each finding has a page: what it means, how to confirm it, the fix, an example, and when it is wrong. "
-           "`gputop rules explain ID` prints the same.")
+    yield ("Each finding has a page that explains the finding, how to confirm it, the fix, and when it is wrong. "
+           "`gputop rules explain ID` prints the same text.")
     yield ""
-    yield "[How gputop decides](../concepts/how-it-decides.md) explains severity, savings and abstaining."
+    yield "[How gputop decides](../concepts/how-it-decides.md) explains severity, savings, and when gputop abstains."
     yield ""
     for origin, heading, text in ORIGINS:
         yield f"## {heading}"
@@ -284,13 +284,14 @@ def _rule_names() -> Iterator[str]:
 def _steps() -> Iterator[str]:
     yield "# How gputop finds steps"
     yield ""
-    yield "Times per step, and the comparison of two captures, need to know where a training step begins."
-    yield "gputop tries these ways in this order. The first that shows whole steps wins; a report names it."
+    yield "To show times per step and to compare two captures, gputop must know where each training step begins."
+    yield "gputop tries the following methods in order, and uses the first one that finds complete steps."
+    yield "The report names the method."
     yield ""
     yield from _table(("what marks the steps", "which jobs", "what the trace needs"), (
         (detector.name, detector.applies, detector.needs) for detector in STEP_DETECTORS))
-    yield "If a trace has none of these, there are no steps, and times are shares of the recording."
-    yield "[PyTorch](../tasks/pytorch.md) and [TensorFlow and JAX](../tasks/tensorflow-jax.md) show how to mark them."
+    yield "If none of these methods finds steps, times are given as shares of the recording."
+    yield "[PyTorch](../tasks/pytorch.md) and [TensorFlow and JAX](../tasks/tensorflow-jax.md) show how to mark steps."
     yield "[Trace notes](../contributing/trace-notes.md) define a step."
     yield ""
 
