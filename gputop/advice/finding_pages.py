@@ -66,7 +66,8 @@ def _threshold(row: Limit) -> str:
 
 
 def _ids(ids: Iterable[str]) -> str:
-    return ", ".join(f"`{id_}`" for id_ in ids)
+    *first, last = (f"`{id_}`" for id_ in ids)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
@@ -79,9 +80,9 @@ def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
     if rule.silent_for:
         yield f"- Not evaluated for: {', '.join(LABELS[name] for name in rule.silent_for)}."
     if rule.follows_from:
-        yield f"- Listed below one of these findings if that finding is the cause: {_ids(rule.follows_from)}."
+        yield f"- Listed below {_ids(rule.follows_from)} if that finding is the cause."
     if rule.yields_to:
-        yield f"- Excludes GPUs that already have one of these findings: {_ids(rule.yields_to)}."
+        yield f"- Excludes GPUs that already have the finding {_ids(rule.yields_to)}."
     if rule.needs or rule.silent_for or rule.follows_from or rule.yields_to:
         yield ""
     limits = [limit(id_) for id_ in (*(rule_limit.id for rule_limit in rule.limits), *rule.shared_limits)]
