@@ -69,7 +69,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Iterato
 def _findings() -> Iterator[str]:
     yield "# Findings"
     yield ""
-    yield ("Each finding has a page that explains the finding, how to confirm it, the fix, and when it is wrong. "
+    yield ("Each finding has a page that explains what it means, how to confirm and fix it, and when it is wrong. "
            "`gputop rules explain ID` prints the same text.")
     yield ""
     yield "[How gputop decides](../concepts/how-it-decides.md) explains severity, savings, and when gputop abstains."

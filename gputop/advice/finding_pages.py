@@ -73,12 +73,12 @@ def _ids(ids: Iterable[str]) -> str:
 def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
     yield f"gputop evaluates this rule on {_WHERE[rule.origin]}. {_SEVERITY[rule.severity]}"
     if not rule.costs_time:
-        yield "This finding explains a value or names a limit, and does not count as lost time."
+        yield "This finding does not count as lost time."
     yield ""
     if rule.needs:
         yield f"- Required data: {', '.join(need.replace('_', ' ').replace('gpu', 'GPU') for need in rule.needs)}."
     if rule.silent_for:
-        yield f"- Not evaluated for: {', '.join(LABELS[name] for name in rule.silent_for)}."
+        yield f"- Not evaluated for {' or '.join(LABELS[name] for name in rule.silent_for)}."
     if rule.follows_from:
         yield f"- Listed below {_ids(rule.follows_from)} if that finding is the cause."
     if rule.yields_to:
