@@ -33,7 +33,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 _MADE = "<!-- Made from the code by tools/make_reference.py: make reference. -->\n\n"
 ORIGINS = (
     ("trace", "From a trace", "`gputop capture`, `gputop analyze` and `c` in the monitor report these findings."),
-    ("live", "Live", "The monitor reports these findings without a trace, from samples of the last seconds to minutes."),
+    ("live", "Live", "The monitor reports these findings without a trace, based on recent samples."),
     ("fleet", "In a cluster", "`gputop cluster` reports these findings for jobs on many nodes."),
 )
 

@@ -28,7 +28,7 @@ SHARED_LIMITS: tuple[Limit, ...] = (
     Limit("precision.speedup", 3.0, "ratio",
           "NVIDIA, Mixed-Precision Training guide: up to 3x overall; the hardware's peaks are 8x apart"),
     Limit("precision.tf32_speedup", 1.5, "ratio",
-          f"{OWN}TF32 products, already partly memory-bound, are not assumed to reach the full speedup"),
+          f"{OWN}TF32 products, which are already partly memory-bound, do not count with the full speedup"),
     Limit("precision.sixteen_bit", 0.03, "ratio", f"{OWN}a few stray 16-bit kernels do not count as mixed precision"),
     Limit("collectives.share", 0.03, "ratio", "XProf: collectives are moderate at 3% of the step (high at 15%)"),
     Limit("causes.rest", 0.4, "ratio", f"{OWN}a consequence is listed under a cause that explains most of it"),
@@ -42,7 +42,7 @@ SHARED_LIMITS: tuple[Limit, ...] = (
     Limit("min_readings", 5.0, "count", f"{OWN}a mean is based on more than a few samples, even at long intervals"),
     Limit("live_limit.work", 0.8, "ratio", f"{OWN}GPUs with less SM activity do not count as fully busy"),
     Limit("live_limit.tensor", 0.4, "ratio", f"{OWN}matrix kernels of ordinary efficiency reach this value"),
-    Limit("live_limit.fell", 0.3, "ratio", f"{OWN}the usual difference between steps is smaller"),
+    Limit("live_limit.fell", 0.3, "ratio", f"{OWN}the usual variation between steps does not count"),
     Limit("unexplained.share", 0.1, "ratio", f"{OWN}the sum of many small waits is not shown"),
     Limit("merge.fresh_s", 900.0, "s", f"{OWN}a trace describes the job that is running now, not an earlier job"),
 )

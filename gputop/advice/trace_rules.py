@@ -21,8 +21,8 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("input_bound.empty", 0.9, "ratio",
                   f"{OWN}an input pipeline counts as the bottleneck if its buffer is empty at nine of ten calls"),
             Limit("input_bound.second_stage", 0.8, "ratio",
-                  f"{OWN}gputop does not blame a stage if another one takes nearly as long (in one real job, stages "
-                  "took 1.33 s and 1.31 s, and only one was slow)"),
+                  f"{OWN}no stage is blamed if another one takes nearly as long (in one real job, stages took 1.33 s "
+                  "and 1.31 s, and only one was slow)"),
         ),
     ),
     Rule(
@@ -43,7 +43,7 @@ TRACE_RULES: tuple[Rule, ...] = (
                   "measured with PyTorch 2.11 on an H200: while the profiler recorded, the steps of five jobs took "
                   "14 to 23 µs longer per launch or copy"),
             Limit("launch_bound.recording_share", 0.1, "ratio",
-                  f"{OWN}gputop does not mention a smaller share, which changes no verdict"),
+                  f"{OWN}a smaller share, which changes no verdict, is not mentioned"),
         ),
     ),
     Rule(
@@ -69,7 +69,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("replica_imbalance.own_kernels", 0.5, "ratio",
                   f"{OWN}extra time counts as extra work if extra kernels account for half of it"),
             Limit("replica_imbalance.alike", 0.9, "ratio",
-                  f"{OWN}gputop does not blame a layer if nearly all layers take longer by the same factor"),
+                  f"{OWN}no layer is blamed if nearly all layers take longer by the same factor"),
             Limit("replica_imbalance.same_work", 0.02, "ratio",
                   f"{OWN}kernels of the same number and size as on the other GPUs count as the same work"),
             Limit("replica_imbalance.took_part", 0.10, "ratio",
@@ -144,7 +144,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("copies_excessive.share", 0.05, "ratio",
                   "XProf: input (including H2D) and output are moderate at 5% of the step (high at 20%)"),
             Limit("copies_excessive.pageable", 0.5, "ratio",
-                  f"{OWN}gputop recommends pinning only if most of the copy time is known to be pageable"),
+                  f"{OWN}pinning is recommended only if most of the copy time is known to be pageable"),
         ),
     ),
     Rule(
@@ -298,7 +298,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("ops_without_gradient.share", 0.1, "ratio", f"{OWN}a metric of a few percent is not reported"),
             Limit("ops_without_gradient.products", 0.3, "ratio",
                   f"{OWN}a second model that runs without training, such as a teacher, is not reported"),
-            Limit("ops_without_gradient.named", 0.1, "ratio", f"{OWN}gputop names only ops that take much time"),
+            Limit("ops_without_gradient.named", 0.1, "ratio", f"{OWN}only ops that take much time are named"),
         ),
     ),
     Rule(
@@ -331,7 +331,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=PART_IDS, gaps=("gap",),
         limits=(
             Limit("long_steps.share", 0.03, "ratio", "XProf: any other part is moderate at 3% of the step"),
-            Limit("long_steps.named", 0.4, "ratio", f"{OWN}gputop names work only if it fills most of the extra time"),
+            Limit("long_steps.named", 0.4, "ratio", f"{OWN}work is named only if it fills most of the extra time"),
         ),
     ),
     Rule(
@@ -358,7 +358,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="unfinished_step", module="trace.wall_time", origin="trace", parts=("open",),
         shared_limits=("time_outside_steps.share", "cpu_contention.full", "cpu_contention.others"),
         limits=(
-            Limit("unfinished_step.steps", 3, "count", f"{OWN}gputop knows how long a typical step takes"),
+            Limit("unfinished_step.steps", 3, "count", f"{OWN}the length of a typical step is known"),
             Limit("unfinished_step.medium", 0.5, "ratio",
                   f"{OWN}a single recorded wait has low severity unless it takes most of the recording, in which "
                   "case the job may have stopped"),
@@ -413,7 +413,7 @@ TRACE_RULES: tuple[Rule, ...] = (
                   f"{OWN}the CPUs count as full only if none is free for long, same as in comparisons of runs"),
             Limit("cpu_contention.others", 0.15, "ratio",
                   f"{OWN}a monitor, a shell and the operating system's own work are not reported"),
-            Limit("cpu_contention.named", 0.1, "ratio", f"{OWN}gputop names only processes that use much CPU"),
+            Limit("cpu_contention.named", 0.1, "ratio", f"{OWN}only processes that use much CPU time are named"),
         ),
     ),
     Rule(
@@ -443,7 +443,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute",),
         limits=(
             Limit("xla_off.share", 0.02, "ratio",
-                  f"{OWN}gputop does not estimate savings that are smaller than the usual variation between steps"),
+                  f"{OWN}savings that are smaller than the usual variation between steps are not estimated"),
             Limit("xla_off.chain", 3, "count",
                   f"{OWN}a bias followed by an activation, which libraries and graph optimizers fuse, does not count"),
         ),
@@ -454,7 +454,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("attention_unfused.share", 0.03, "ratio", "XProf: any other part is moderate at 3% of the step"),
             Limit("attention_unfused.in_memory_s", 50e-6, "s",
-                  f"{OWN}a softmax that takes longer moves more bytes than a cache holds (75 MB on an A100, 200 MB "
+                  "gputop's choice: a longer softmax moves more bytes than a cache holds (75 MB on an A100, 200 MB "
                   "on an H100), and so do the matrix products"),
             Limit("attention_unfused.count", 2, "count",
                   f"{OWN}a single softmax per step, which may belong to the output layer, is not reported; "
