@@ -66,7 +66,7 @@ LIVE_RULES: tuple[Rule, ...] = (
                   "activity includes more than work"),
             Limit("gpu0_oversubscribed.ratio_leave", 1.2, "ratio", "TraceML: straggler, critical at 20%"),
             Limit("gpu0_oversubscribed.gap_enter", 0.15, "ratio",
-                  f"{OWN}two nearly idle GPUs do not differ by ratio alone"),
+                  f"{OWN}two nearly idle GPUs are not compared by ratio alone"),
             Limit("gpu0_oversubscribed.gap_leave", 0.07, "ratio", "gputop's choice: about half of the enter threshold"),
             Limit("gpu0_oversubscribed.peer_active", 0.02, "ratio",
                   f"{OWN}phases in which only one GPU works (validation, autotuning) do not count"),
@@ -268,7 +268,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("spinning.dram_enter", 0.02, "ratio", f"{OWN}kernels that compute are above this value"),
             Limit("spinning.dram_leave", 0.04, "ratio", f"{OWN}a stray copy does not end the finding"),
             Limit("spinning.power_enter", 0.45, "ratio",
-                  f"{OWN}busy GPUs draw more, and small boards with a high idle power draw less"),
+                  f"{OWN}busy GPUs are above this value, and small boards with a high idle power are below it"),
             Limit("spinning.power_leave", 0.55, "ratio", _STEP_ABOVE),
             Limit("spinning.varies_enter", 0.05, "ratio",
                   f"{OWN}waiting kernels, which always keep the same SMs busy, differ from training steps, which vary"),
@@ -344,7 +344,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("recurring_idle.window_s", 600.0, "s",
                   f"{OWN}the window contains three validations or checkpoints that are a few minutes apart"),
             Limit("recurring_idle.share_enter", 0.03, "ratio",
-                  f"XProf: any other part is moderate at 3% of the step; {OWN}a checkpoint of a few seconds every "
+                  f"XProf: other categories are moderate from 3% of the step; {OWN}a checkpoint of a few seconds every "
                   "few minutes is not reported"),
             Limit("recurring_idle.share_leave", 0.02, "ratio",
                   f"{OWN}the finding remains if one pause leaves the window before the next one starts"),

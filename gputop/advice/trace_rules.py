@@ -16,7 +16,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("input", "open"), gaps=("input",), events=frozenset({"input"}),
         limits=(
             Limit("input_bound.share", 0.05, "ratio",
-                  "XProf: input is moderate at 5% of the step (high at 20%); PyTorch's plugin: loader > 5%"),
+                  "XProf: input is moderate from 5% of the step (high from 20%); PyTorch's plugin: loader > 5%"),
             Limit("input_bound.steps", 2, "count", "TraceML: warns after 2 steps, with full confidence after 20"),
             Limit("input_bound.empty", 0.9, "ratio",
                   f"{OWN}an input pipeline counts as the bottleneck if its buffer is empty at nine of ten calls"),
@@ -31,7 +31,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("launch", "collectives"), gaps=("dispatch",),
         limits=(
             Limit("launch_bound.share", 0.03, "ratio",
-                  "XProf: kernel launch is moderate at 3% of the step (high at 15%)"),
+                  "XProf: kernel launch is moderate from 3% of the step (high from 15%)"),
             Limit("launch_bound.deep_queue_s", 0.01, "s",
                   f"{OWN}a queue of tens of milliseconds, as on a V100 that is 98% busy, counts as healthy"),
             Limit("launch_bound.short_kernel_s", 40e-6, "s",
@@ -65,7 +65,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("collectives", "idle", "compute"), events=_COMPUTE,
         limits=(
             Limit("replica_imbalance.ratio", 1.10, "ratio", "TraceML: straggler, warning at 10% (critical at 20%)"),
-            Limit("replica_imbalance.share", 0.03, "ratio", "XProf: any other part is moderate at 3% of the step"),
+            Limit("replica_imbalance.share", 0.03, "ratio", "XProf: other categories are moderate from 3% of the step"),
             Limit("replica_imbalance.own_kernels", 0.5, "ratio",
                   f"{OWN}extra time counts as extra work if extra kernels account for half of it"),
             Limit("replica_imbalance.alike", 0.9, "ratio",
@@ -142,7 +142,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("h2d", "d2h", "compute"), events=_COPIES,
         limits=(
             Limit("copies_excessive.share", 0.05, "ratio",
-                  "XProf: input (including H2D) and output are moderate at 5% of the step (high at 20%)"),
+                  "XProf: input (including H2D) and output are moderate from 5% of the step (high from 20%)"),
             Limit("copies_excessive.pageable", 0.5, "ratio",
                   f"{OWN}pinning is recommended only if most of the copy time is known to be pageable"),
         ),
@@ -320,8 +320,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("host",), gaps=("gap",),
         limits=(
             Limit("step_gap_host.share", 0.05, "ratio",
-                  f"XProf: any other part is moderate at 3% of the step (high at 15%); {OWN}the time of Keras's own "
-                  "loop is not reported"),
+                  f"XProf: other categories are moderate from 3% of the step (high from 15%); {OWN}the time of "
+                  "Keras's own loop is not reported"),
             Limit("step_gap_host.named", 0.5, "ratio", f"{OWN}the main cause fills at least half of the gap"),
         ),
     ),
@@ -330,7 +330,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         shared_limits=("cpu_contention.full", "cpu_contention.others"),
         parts=PART_IDS, gaps=("gap",),
         limits=(
-            Limit("long_steps.share", 0.03, "ratio", "XProf: any other part is moderate at 3% of the step"),
+            Limit("long_steps.share", 0.03, "ratio", "XProf: other categories are moderate from 3% of the step"),
             Limit("long_steps.named", 0.4, "ratio", f"{OWN}work is named only if it fills most of the extra time"),
         ),
     ),
@@ -408,7 +408,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("host", "launch", "input"),
         limits=(
             Limit("cpu_contention.share", 0.05, "ratio",
-                  "XProf: input is moderate at 5% of the step; with a smaller share, GPUs rarely wait for CPUs"),
+                  "XProf: input is moderate from 5% of the step; with a smaller share, GPUs rarely wait for CPUs"),
             Limit("cpu_contention.full", 0.9, "ratio",
                   f"{OWN}the CPUs count as full only if none is free for long, same as in comparisons of runs"),
             Limit("cpu_contention.others", 0.15, "ratio",
@@ -432,7 +432,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("retracing.count", 2, "count",
                   f"{OWN}a function that is traced once for another shape (an epoch's last batch) is not reported"),
-            Limit("retracing.share", 0.03, "ratio", "XProf: any other part is moderate at 3% of the step"),
+            Limit("retracing.share", 0.03, "ratio", "XProf: other categories are moderate from 3% of the step"),
             Limit("retracing.age_s", 120.0, "s",
                   f"{OWN}the finding mentions that a younger job may still be starting, same as idle_gpu.age_s"),
         ),
@@ -452,13 +452,13 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="attention_unfused", module="trace.fusion", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), parts=("compute",), events=_COMPUTE,
         limits=(
-            Limit("attention_unfused.share", 0.03, "ratio", "XProf: any other part is moderate at 3% of the step"),
+            Limit("attention_unfused.share", 0.03, "ratio", "XProf: other categories are moderate from 3% of the step"),
             Limit("attention_unfused.in_memory_s", 50e-6, "s",
                   "gputop's choice: a longer softmax moves more bytes than a cache holds (75 MB on an A100, 200 MB "
                   "on an H100), and so do the matrix products"),
             Limit("attention_unfused.count", 2, "count",
                   f"{OWN}a single softmax per step, which may belong to the output layer, is not reported; "
-                  "FlashAttention (Dao et al. 2022): memory traffic of unfused attention"),
+                  "FlashAttention paper: memory traffic of unfused attention"),
         ),
     ),
     Rule(
@@ -467,8 +467,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute",), events=_COMPUTE,
         limits=(
             Limit("layout_conversions.share", 0.03, "ratio",
-                  "XProf: any other part is moderate at 3% of the step; NVIDIA, Convolutional Layers guide: tensor "
-                  "cores prefer NHWC, and conversions take time"),
+                  "XProf: other categories are moderate from 3% of the step; NVIDIA, Convolutional Layers guide: "
+                  "tensor cores prefer NHWC, and conversions take time"),
         ),
     ),
     Rule(
@@ -552,7 +552,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="host_placement", module="trace.host_work", origin="trace", severity="by_share_capped",
         parts=("host", "launch"), gaps=("placement",),
         limits=(
-            Limit("host_placement.share", 0.03, "ratio", "XProf: any other part is moderate at 3% of the step"),
+            Limit("host_placement.share", 0.03, "ratio", "XProf: other categories are moderate from 3% of the step"),
         ),
     ),
 )
