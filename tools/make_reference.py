@@ -32,9 +32,9 @@ from gputop.tui import keys
 DOCS = Path(__file__).parents[1] / "docs"
 _MADE = "<!-- Made from the code by tools/make_reference.py: make reference. -->\n\n"
 ORIGINS = (
-    ("trace", "From a trace", "These come from `gputop capture`, `c` in the monitor, or `gputop analyze`."),
-    ("live", "Live", "These come from the samples of the last seconds to minutes, without a trace."),
-    ("fleet", "Of a cluster", "`gputop cluster` reports these for the jobs of many nodes."),
+    ("trace", "From a trace", "`gputop capture`, `gputop analyze` and `c` in the monitor report these findings."),
+    ("live", "Live", "The monitor reports these findings without a trace, based on recent samples."),
+    ("fleet", "In a cluster", "`gputop cluster` reports these findings for jobs on many nodes."),
 )
 
 
@@ -72,7 +72,7 @@ def _findings() -> Iterator[str]:
     yield ("Each finding has a page: what it means, how to confirm it, the fix, an example, and when it is wrong. "
            "`gputop rules explain ID` prints the same information.")
     yield ""
-    yield "[How gputop decides](../concepts/how-it-decides.md) explains severity, savings and abstaining."
+    yield "[How gputop decides](../concepts/how-it-decides.md) explains severity, savings, and when gputop abstains."
     yield ""
     for origin, heading, text in ORIGINS:
         yield f"## {heading}"

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from gputop.advice.fix_code import as_shown, source_of_page
 from gputop.advice.registry import FINDING_IDS, LIMITS, RULES
@@ -14,16 +14,17 @@ from gputop.advice.rule import Limit, Rule
 from gputop.core.framework import LABELS
 
 SECTIONS = ("What it means", "How to confirm it", "Fix", "Example", "When it is wrong", "Read more")
-_WHERE = {"trace": "in a trace", "live": "live, in the history of samples", "fleet": "in a cluster's metrics"}
+_WHERE = {"trace": "traces", "live": "live samples", "fleet": "cluster metrics"}
 _SCALES = {  # the largest first; one that divides the value goes before
     "s": ((3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "µs")),
     "bytes": ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1e9, "GB"), (1e6, "MB"), (1, "B")),
     "B/s": ((1e9, "GB/s"), (1e6, "MB/s")),
 }
 _SEVERITY = {
-    "by_share": "high from 15% of the step, medium from 5%, otherwise low",
-    "by_share_capped": "high from 15% of the step, medium from 5%, otherwise low; at most medium on a small sample",
-    "own": "decided by the rule itself",
+    "by_share": "Severity is high from 15% of the step, medium from 5%, and otherwise low.",
+    "by_share_capped": "Severity is high from 15% of the step, medium from 5%, and otherwise low. "
+                       "For small samples, severity is at most medium.",
+    "own": "The rule itself determines the severity.",
 }
 
 
@@ -64,20 +65,24 @@ def _threshold(row: Limit) -> str:
     return f"{value / factor:.4g} {unit}"
 
 
+def _ids(ids: Iterable[str]) -> str:
+    *first, last = (f"`{id_}`" for id_ in ids)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
 def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
-    yield f"Judged {_WHERE[rule.origin]}. Severity: {_SEVERITY[rule.severity]}."
+    yield f"gputop evaluates this rule on {_WHERE[rule.origin]}. {_SEVERITY[rule.severity]}"
     if not rule.costs_time:
-        yield "It explains a value or names a limit, and does not count as lost time."
+        yield "This finding does not count as lost time."
     yield ""
     if rule.needs:
-        yield f"- Needs: {', '.join(need.replace('_', ' ').replace('gpu', 'GPU') for need in rule.needs)}."
+        yield f"- Required data: {', '.join(need.replace('_', ' ').replace('gpu', 'GPU') for need in rule.needs)}."
     if rule.silent_for:
-        yield f"- Not judged for: {', '.join(LABELS[name] for name in rule.silent_for)}."
+        yield f"- Not evaluated for {' or '.join(LABELS[name] for name in rule.silent_for)}."
     if rule.follows_from:
-        which = "it" if len(rule.follows_from) == 1 else "one of these"
-        yield f"- Shown under {', '.join(f'`{id_}`' for id_ in rule.follows_from)} if {which} explains it."
+        yield f"- Listed below {_ids(rule.follows_from)} if that finding is the cause."
     if rule.yields_to:
-        yield f"- Leaves out GPUs that these findings explain: {', '.join(f'`{id_}`' for id_ in rule.yields_to)}."
+        yield f"- Excludes GPUs that already have the finding {_ids(rule.yields_to)}."
     if rule.needs or rule.silent_for or rule.follows_from or rule.yields_to:
         yield ""
     limits = [limit(id_) for id_ in (*(rule_limit.id for rule_limit in rule.limits), *rule.shared_limits)]

@@ -167,7 +167,7 @@ def documents() -> list[Path]:
 def test_the_table_of_findings_names_all_rules_and_only_rules() -> None:
     text = (ROOT / "docs" / "findings" / "README.md").read_text(encoding="utf-8")
     trace, live = text.split("## From a trace", 1)[1].split("## Live", 1)
-    live, fleet = live.split("## Of a cluster", 1)
+    live, fleet = live.split("## In a cluster", 1)
     assert set(re.findall(r"^\| \[`(\w+)`", fleet, re.M)) == FLEET_IDS
     assert set(re.findall(r"^\| \[`(\w+)`", trace, re.M)) == TRACE_IDS
     assert set(re.findall(r"^\| \[`(\w+)`", live, re.M)) == LIVE_IDS
