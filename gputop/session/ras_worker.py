@@ -31,8 +31,8 @@ def read_in_worker(data: bytes, as_json: bool, time_s: float) -> RasAnswer:
     except WorkerFailed as error:
         raise GputopError(error.message, "The job itself is not affected.") from None
     except OSError as error:
-        raise GputopError(f"NCCL's answer cannot be written: {error.strerror or error}",
-                          "Set TMPDIR to a folder that you may write to.") from error
+        raise GputopError(f"cannot write NCCL's answer to a file: {error.strerror or error}",
+                          "Set TMPDIR to a folder that you can write to.") from error
 
 
 def main(arguments: Sequence[str]) -> int:
