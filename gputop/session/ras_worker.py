@@ -26,7 +26,7 @@ def read_in_worker(data: bytes, as_json: bool, time_s: float) -> RasAnswer:
             file.seek(0)
             task = WorkerTask("gputop.session.ras_worker",
                               (str(file.fileno()), "json" if as_json else "text", repr(time_s)),
-                              "reading of NCCL's answer", pass_fds=(file.fileno(),))
+                              "parsing of NCCL's answer", pass_fds=(file.fileno(),))
             return run_in_worker(task, RasAnswer, timeout_s=_TIMEOUT_S)
     except WorkerFailed as error:
         raise GputopError(error.message, "The job itself is not affected.") from None
