@@ -215,5 +215,4 @@ def _none_there(client: Client, names: frozenset[str]) -> GputopError:
     return GputopError(
         f"{url} has no GPU metrics{unread}",
         "Prometheus must scrape dcgm-exporter, gputop export, nvitop-exporter, nvidia_gpu_exporter or all-smi on the "
-        "nodes.",
-        EXIT_NO_DATA)
+        "nodes.", EXIT_NO_DATA)

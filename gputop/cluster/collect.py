@@ -212,15 +212,13 @@ class Collector:
             return []
         return [Problem(f"the clock of this machine is {seconds(abs(self._ahead_s))} "
                         f"{'behind' if self._ahead_s > 0 else 'ahead of'} the clock of Prometheus, whose time is shown "
-                        "here",
-                        "Synchronize both clocks; check with chronyc tracking or timedatectl.")]
+                        "here", "Synchronize both clocks; check with chronyc tracking or timedatectl.")]
 
     def _length_problems(self, queries: int) -> list[Problem]:
         """Says why a refresh had so many queries, and what it lacks."""
         too_slow, self._figures.too_slow = sorted(self._figures.too_slow), set()
         if too_slow:
-            return [Problem(f"Prometheus did not answer in time about {', '.join(too_slow)}, so this view is "
-                            "incomplete",
+            return [Problem(f"Prometheus did not answer in time about {', '.join(too_slow)}; this view is incomplete",
                             "To wait longer: gputop cluster --timeout S. To reduce the server's load: --refresh 60.")]
         left_out, self._figures.left_out = sorted(self._figures.left_out), set()
         if self._figures.max_bytes is None or (queries <= QUERIES and not left_out):

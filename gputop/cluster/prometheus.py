@@ -122,8 +122,7 @@ class Client:
         """Return the names of all metrics of late. Raises GputopError."""
         names = self._answer("/api/v1/label/__name__/values", {"start": f"{time.time() - _NAMES_S:.0f}"}, "GET")
         if not isinstance(names, list):
-            raise GputopError(f"the answer from {self.endpoint.url} does not have Prometheus's "
-                              "format", "Check the address.")
+            raise GputopError(f"the answer from {self.endpoint.url} is not in Prometheus format", "Check the address.")
         return frozenset(printable(name)[:_LABEL_CHARS] for name in names if isinstance(name, str))
 
     def _ask(self, path: str, form: dict[str, str], kind: str) -> list[Series]:
@@ -224,8 +223,7 @@ class Client:
 
     def _too_slow(self) -> QueryTooSlow:
         return QueryTooSlow(f"{self.endpoint.url} did not answer within {self._timeout_s:.0f} s",
-                            "The server is overloaded, or the network drops packets. To wait longer: gputop cluster "
-                            "--timeout S")
+                            "The server is overloaded, or packets are lost. To wait longer: gputop cluster --timeout S")
 
     def _unreachable(self, error: Exception) -> GputopError:
         url = self.endpoint.url
@@ -254,7 +252,7 @@ def connected(url: str, settings: Mapping[str, str], warn: Callable[[str], None]
     access = credentials(os.environ, settings)
     if (access.token or access.user) and not endpoint.is_private:
         way = f"from {endpoint.login} to {endpoint.host}" if endpoint.login else f"to {endpoint.host}"
-        warn(f"the credentials are sent {way} unencrypted: use https:// or "
+        warn(f"credentials sent {way} are unencrypted: use https:// or "
              f"ssh://{endpoint.host}/http://localhost:{endpoint.port}")
     with contextlib.ExitStack() as parts:
         tunnel = parts.enter_context(contextlib.closing(Tunnel(endpoint))) if endpoint.login else None
@@ -291,8 +289,7 @@ def _decoded(status: int, body: bytes | bytearray, client: Client) -> Any:
         pass
     if not isinstance(document, dict):
         raise GputopError(f"{url} answered with HTTP {status} without JSON: it is not Prometheus, or it is behind a "
-                          "proxy",
-                          "Open the address in a browser: it must show the Prometheus page.")
+                          "proxy", "Open the address in a browser: it must show the Prometheus page.")
     if document.get("status") != "success":
         reason = printable(str(document.get("error") or f"HTTP {status}"))[:_MESSAGE_CHARS]
         if status in (400, 422):
@@ -311,7 +308,7 @@ def _decoded(status: int, body: bytes | bytearray, client: Client) -> Any:
 
 def _series_in(data: Any, kind: str, url: str) -> list[Series]:
     if not isinstance(data, dict) or data.get("resultType") != kind or not isinstance(data.get("result"), list):
-        raise GputopError(f"the answer from {url} does not have Prometheus's format", "Check the address.")
+        raise GputopError(f"the answer from {url} is not in Prometheus format", "Check the address.")
     if len(data["result"]) > MAX_SERIES:
         raise GputopError(f"{url} answered with {len(data['result']):,} series", "Ask for one job: --job ID.")
     return [series for item in data["result"] if (series := _series(item)) is not None]

@@ -33,26 +33,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--all", action="store_true", dest="all_runs",
                        help="analyze all profile runs of the logdir, newest first")
     parser.add_argument("--params", type=parameter_count, default=None, metavar="N",
-                        help="number of model parameters: shows whether there are more AllReduces than needed, or "
-                             "slower ones")
+                        help="number of model parameters: shows whether AllReduces are too many or too slow")
     work = parser.add_mutually_exclusive_group()
     work.add_argument("--flops-per-step", type=amount, default=None, metavar="N",
                       help="FLOPs of one training step, summed over the GPUs of the trace; used to report the MFU and "
                            "how far the step is from this GPU's limit")
     work.add_argument("--tokens-per-step", type=amount, default=None, metavar="N",
-                      help="tokens per step of a transformer, counted as 6 FLOPs per token and parameter; needs "
-                           "--params")
+                      help="tokens per step of a transformer, with 6 FLOPs per token and parameter; needs --params")
     parser.add_argument("--bubbles", "--idle-gaps", dest="idle_gaps", type=count, default=None, metavar="N",
-                        help="also print the N idle gaps that cost the most GPU time, and what the host did during "
-                             "them")
+                        help="also print the N idle gaps that cost the most GPU time, and the host's work during them")
     parser.add_argument("--full", action="store_true", help="print all values from the trace, not only the verdict")
     parser.add_argument("--verbose", action="store_true",
                         help="like --full, and also list each cause that could not be judged, with the reason")
     parser.add_argument("--timeline", action="store_true", help="open the timeline of the trace")
     parser.add_argument("--fail-on", action="append", default=[], metavar="GATE",
                         help="exit with status 4 if there is a finding of this severity or higher (high, medium, low), "
-                             "a finding with this ID, or an exceeded budget from your rules (budget). Separate several "
-                             "with commas")
+                             "a finding with this ID, or an exceeded budget (budget). Separate several with commas")
     parser.add_argument("--save-baseline", default=None, metavar="NAME",
                         help="save the analysis in the logdir, for compare --baseline NAME")
     parser.add_argument("--replace", action="store_true", help="replace an existing baseline with that name")

@@ -73,8 +73,7 @@ COMMANDS: Mapping[str, Command] = {
                       "Show a recording or a snapshot in the monitor. No GPU is needed.",
                       "gputop replay night.rec --speed 10"),
     "report": Command("summarize days of recordings: training, waiting and idle time, energy, worst hours, memory "
-                      "growth",
-                      "Show how the GPUs' time was used. The job needs no extra code.",
+                      "growth", "Show how the GPUs' time was used. The job needs no extra code.",
                       "gputop report week/*.rec --price-per-kwh 0.30"),
     "export": Command("serve the node's metrics to Prometheus until ctrl-c",
                       "Serve the monitor's measurements as metrics, or write a file for node_exporter "
@@ -92,12 +91,10 @@ COMMANDS: Mapping[str, Command] = {
                    "gputop run -- python train.py"),
     "attach": Command("start a profiler server in a running process",
                       "Start a profiler server in a running TensorFlow or JAX process. gputop asks for confirmation "
-                      "first.",
-                      "gputop attach 41231"),
+                      "first.", "gputop attach 41231"),
     "stacks": Command("show where each rank of a job is, and which rank the others wait for",
                       "Find the missing rank with NCCL and PyTorch's flight recorder, and read the stacks of this "
-                      f"node's ranks with py-spy ({install_command('stacks')}).",
-                      "gputop stacks"),
+                      f"node's ranks with py-spy ({install_command('stacks')}).", "gputop stacks"),
     "xprof": Command("open a captured trace in XProf in the browser",
                      f"Start XProf ({install_command('xprof')}) with the captured traces.",
                      "gputop xprof gputop-traces"),
@@ -134,8 +131,7 @@ _GONE: Mapping[str, str] = {
     "version": "To print the version: gputop --version.",
     "--dip-before": "gputop no longer records the time before a dip. --on-dip captures right after a dip.",
     **dict.fromkeys(("--low-bandwidth", "--no-low-bandwidth"),
-                    "gputop skips frames automatically on a slow connection. To sample less often: gputop --interval "
-                    "5."),
+                    "gputop skips frames on a slow connection by itself. To sample less often: gputop --interval 5."),
     "--worker-figures": "Name the workers to capture: --attach n1:6009,n7:6009. gputop cluster shows their activity.",
     "serve": "gputop no longer serves web pages. To show the monitor in a web terminal: ttyd -W -i lo gputop.",
 }
@@ -192,8 +188,7 @@ class _Parser(argparse.ArgumentParser):
             if word.startswith("-"):
                 meant = _meant(word, subparser._option_string_actions)
                 subparser.error(f"{of} has no option {word}.{meant} For a list: {of} --help")
-            subparser.error(f"{of} does not accept the argument {word}.{_belongs(word, subparser)} For an example: "
-                            f"{of} --help")
+            subparser.error(f"{of} does not accept {word}.{_belongs(word, subparser)} For an example: {of} --help")
         return parsed
 
     def add_commands(self, **settings: Any) -> Any:

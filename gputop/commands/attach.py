@@ -29,13 +29,11 @@ def run(args: argparse.Namespace) -> int:
     process = examine(args.pid)
     client = client_of(args.pid)
     if client is not None and client.folder is not None:
-        console.write_text(f"PyTorch's profiler in process {args.pid} is already waiting for gputop, which finds it "
-                           "automatically")
+        console.write_text(f"PyTorch's profiler in process {args.pid} is already waiting for gputop")
         return EXIT_OK
     address = serving(args.pid)
     if address is not None:
-        console.write_text(f"process {args.pid} already has a profiler server at {address}; gputop finds it "
-                           "automatically")
+        console.write_text(f"process {args.pid} already has a profiler server at {address}")
         return EXIT_OK
     if not args.yes and not agreed(args.pid, process.user, process.command):
         say("nothing was done")
@@ -49,9 +47,8 @@ def run(args: argparse.Namespace) -> int:
 def agreed(pid: int, user: str, command: str) -> bool:
     """Return whether the user answers yes; raises GputopError where nobody can be asked."""
     if not sys.stdin.isatty():
-        raise GputopError("gputop asks before it starts a server in a running process, and there is no terminal to ask "
-                          "on",
-                          "To start the server without confirmation: --yes", EXIT_USAGE)
+        raise GputopError("gputop asks before it starts a server in a running process, but there is no "
+                          "terminal", "To start the server without confirmation: --yes", EXIT_USAGE)
     from gputop.launch.serve import what_it_does
 
     what = (f"{what_it_does(pid)} Ctrl-c, TERM and HUP stop gputop once the thread is released. If gputop is killed "

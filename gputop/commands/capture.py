@@ -46,8 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="length of the capture (10). A short probe decides how much is recorded in detail; during "
                              "the rest, gputop watches for rare events")
     parser.add_argument("--force", action="store_true",
-                        help="record all of --seconds in detail without a probe, even if this slows down the job and "
-                             "the node")
+                        help="record all of --seconds in detail without a probe, even if this slows down job and node")
     parser.add_argument("--all-workers", action="store_true",
                         help="capture all workers named by --attach, at most 64. By default, if there are more than 8, "
                              "gputop captures only three: those with the lowest, median and highest activity if they "
@@ -205,8 +204,7 @@ def _with_other_nodes(args: argparse.Namespace, command: str,
     if len(meetings) != 1:
         which = "several jobs have" if meetings else "no PyTorch job has"
         raise GputopError(f"{which} ranks here that can rendezvous with ranks on other nodes (MASTER_ADDR, "
-                          "MASTER_PORT, RANK)",
-                          "Name the PIDs of the ranks on this node." if meetings else
+                          "MASTER_PORT, RANK)", "Name the PIDs of the ranks on this node." if meetings else
                           "Start gputop on a node of the job, as the job's user. --nodes works for jobs that torchrun "
                           "starts and for jobs that set these variables.")
     (meeting,) = meetings

@@ -22,8 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="A (before) and B (after): traces, output of analyze --json, or JSON snapshots; with "
                              "--baseline, only B")
     parser.add_argument("--baseline", default=None, metavar="NAME",
-                        help="use the baseline with this name as A; analyze --save-baseline saves a baseline in the "
-                             "logdir")
+                        help="use the baseline with this name as A; analyze --save-baseline saves one in the logdir")
     parser.add_argument("--baselines", action="store_true", help="list the baselines in the logdir")
     parser.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
                         help="folder of the baselines (./gputop-traces)")

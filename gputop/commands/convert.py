@@ -49,8 +49,7 @@ def _writer(name: str) -> Callable[[list[str], Path], int]:
         if name.lower().endswith(ending):
             return write
     gone = "gputop no longer writes recordings as CSV. " if name.lower().endswith(".csv") else ""
-    raise GputopError(f"{name} has no known file "
-                      "extension", f"{gone}Use one of these extensions: {_FORMATS}.", EXIT_USAGE)
+    raise GputopError(f"{name} has no known extension", f"{gone}Use one of these extensions: {_FORMATS}.", EXIT_USAGE)
 
 
 @contextmanager

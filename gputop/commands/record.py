@@ -101,8 +101,7 @@ def _rotation(args: argparse.Namespace) -> Rotation | None:
         if args.keep is not None or args.systemd_unit:
             option = "--keep" if args.keep is not None else "--systemd-unit"
             raise GputopError(f"{option} works only with a folder of "
-                              "recordings", "Add --rotate, and name a folder with -o.",
-                              EXIT_USAGE)
+                              "recordings", "Add --rotate, and name a folder with -o.", EXIT_USAGE)
         return None
     if args.output.is_file():
         raise GputopError(f"{args.output} is a file; with --rotate, -o names a folder", "Give another name with -o.",

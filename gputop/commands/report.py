@@ -20,8 +20,7 @@ from gputop.text.console import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "custom rules")
     parser.add_argument("paths", nargs="*", metavar="RECORDING",
-                        help="files from gputop record, or the folder from --rotate; gputop joins several files of one "
-                             "node")
+                        help="files from gputop record, or the folder from --rotate; files of one node are joined")
     parser.add_argument("--job", default=None, metavar="ID",
                         help="summarize how this job used its GPUs in 20 lines, from the recordings or from Prometheus "
                              "(--prometheus, or the setting)")

@@ -44,11 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND…",
                         help="the command to start: python train.py …, bash train.sh, or a launcher such as torchrun")
     parser.add_argument("--headless", action="store_true",
-                        help="run without the monitor: the job replaces gputop and keeps its terminal, standard input "
-                             "and signals")
+                        help="run without the monitor: the job replaces gputop, with its terminal, input and signals")
     parser.add_argument("--port", type=port, default=0, metavar="N",
-                        help="port of the node's first process; its other ranks use the following ports (default: any "
-                             "free ports)")
+                        help="port of the node's first process; other ranks use the following ports (default: any "
+                             "free)")
     parser.add_argument("--listen", choices=("local", "all"), default="local",
                         help="hosts that can reach the server: this host (default), or any host without a password")
     parser.add_argument("--output", type=Path, default=None, metavar="FILE",

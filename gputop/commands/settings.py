@@ -88,8 +88,7 @@ SETTINGS = {s.key: s for s in (
             "metric shown in the lanes at startup: activity, " + ", ".join(LANE_METRICS[1:4]) + ", …"),
     Setting("span", 240.0, _number(60, 12 * 3600), "seconds of history shown in the lanes at startup"),
     Setting("logdir", "gputop-traces", _text, "folder for traces and snapshots; ~ is your home folder", "--logdir"),
-    Setting("attach", (), _addresses, "profiler servers to capture from (default: those found on this "
-                                      "node)", "--attach"),
+    Setting("attach", (), _addresses, "profiler servers to capture from (default: any on this node)", "--attach"),
     Setting("prometheus", "", _text_or_none, "address of Prometheus for gputop cluster: http://HOST:9090, "
                                              "ssh://LOGIN/http://HOST:9090",
             "--prometheus"),
@@ -97,8 +96,7 @@ SETTINGS = {s.key: s for s in (
     Setting("prometheus_token_file", "", _text_or_none, "a file with the bearer token for this Prometheus"),
     Setting("prometheus_user", "", _text_or_none, "user name for this Prometheus, instead of a token"),
     Setting("prometheus_password_file", "", _text_or_none, "a file with this user's password"),
-    Setting("prometheus_ca", "", _text_or_none, "a file with the CA certificates for this Prometheus (default: the "
-                                                "system's)"),
+    Setting("prometheus_ca", "", _text_or_none, "a file with CA certificates for Prometheus (default: the system's)"),
     Setting("color", "auto", _one_of("auto", "truecolor", "256", "16", "none"),
             "auto: what the terminal reports, none if NO_COLOR is set", "--color"),
     Setting("ascii", "auto", _one_of("auto", True, False),
@@ -207,8 +205,7 @@ def _checked(path: Path, lines: list[str], settings: list[tuple[int, str, object
             checked = setting.check(value)
         except ValueError as error:
             text = lines[number - 1].partition("=")[2].strip()
-            problems.append((number, f"{setting.key} = {_shown(text)} {error}; gputop uses "
-                                     f"{_toml(config[setting.key])}"))
+            problems.append((number, f"{setting.key} = {_shown(text)} {error}; using {_toml(config[setting.key])}"))
             continue
         if setting.key in config.lines:
             problems.append((number, f"{setting.key} was already set in line {config.lines[setting.key]}; gputop uses "

@@ -40,8 +40,7 @@ class _TooLong(Exception):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "what to watch", "profiler servers", "custom rules", idle=("captures",))
     parser.add_argument("--format", choices=("json", "text", "html"), default=None,
-                        help="html: one page for a ticket; default: by the extension of FILE (.json, .html), otherwise "
-                             "text")
+                        help="html: a page for a ticket; default: by FILE's extension (.json, .html), otherwise text")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE",
                         help="output file (default: standard output, also written as -)")
     parser.add_argument("--seconds", type=positive_seconds, default=2.0, metavar="S", help="seconds to sample (2)")

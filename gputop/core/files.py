@@ -66,8 +66,7 @@ def open_regular(path: str | Path, max_bytes: int | None = None, *, follow_links
             raise UnsafeFile(f"it belongs to another user (uid {state.st_uid})", path)
         if max_bytes is not None and state.st_size > max_bytes:
             raise UnsafeFile(
-                f"it is too large ({state.st_size / 1e6:,.0f} MB; gputop reads at most {max_bytes / 1e6:,.0f} "
-                "MB)", path)
+                f"it is too large ({state.st_size / 1e6:,.0f} MB; the maximum is {max_bytes / 1e6:,.0f} MB)", path)
         return os.fdopen(_reopened(entry, _READ, path), "rb")
     finally:
         os.close(entry)

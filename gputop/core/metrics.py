@@ -97,7 +97,7 @@ _GPU = (
     Metric("row_remap_pending", "Remap pending", COUNT, None,
            "1: a row will be replaced at the next GPU reset",
            fault=Fault("row of memory waiting to be replaced", "remap",
-                       "a row of memory waiting to be replaced at the next reset")),
+                       "a row of memory will be replaced at the next reset")),
     Metric("row_remap_failed", "Remap failed", COUNT, None,
            "1: a row could not be replaced: the board is due for service",
            fault=Fault("row of memory could not be replaced", "remap", "a row of memory could not be replaced")),
@@ -139,8 +139,7 @@ CGROUP_METRICS: dict[str, Metric] = {m.id: m for m in _CGROUP}
 _ADAPTER = (
     Metric("rdma_rx_bytes_per_s", "RDMA in", BYTES_PER_S, "rdma_max_bytes_per_s", "received by the adapter's port"),
     Metric("rdma_tx_bytes_per_s", "RDMA out", BYTES_PER_S, "rdma_max_bytes_per_s", "sent by the adapter's port"),
-    Metric("rdma_max_bytes_per_s", "RDMA link", BYTES_PER_S, None, "rate of the link as currently trained, in each "
-                                                                   "direction"),
+    Metric("rdma_max_bytes_per_s", "RDMA link", BYTES_PER_S, None, "current rate of the link, in each direction"),
     Metric("rdma_retransmits", "RDMA retransmits", COUNT, None,
            "retransmissions by the port's connections, after a sequence error or a timeout, since the driver was "
            "loaded", fault=Fault()),

@@ -51,8 +51,7 @@ _KNOWN = {
         (38, "the driver's firmware failed", DRIVER, _UPDATE),
         (43, "the driver terminated a program's work on the GPU because of a driver error", APPLICATION, _DEBUG),
         (44, "the compute engine failed while switching between programs", HARDWARE, _RESET),
-        (45, "a program's work was removed from the GPU because the program was killed or another error occurred "
-             "first", APPLICATION,
+        (45, "a program's work was removed from the GPU: it was killed, or another error came first", APPLICATION,
          "If the program was not killed on purpose, look for an earlier error."),
         (48, "the memory returned data that ECC could not correct", HARDWARE, _RESET),
         (54, "the auxiliary power of the board is not connected", HARDWARE, "Check the power cables."),

@@ -225,7 +225,7 @@ def _no_gpu(trace: Trace) -> str:
     launches = len(host_rows(trace, LAUNCH_CALLS))
     if launches:
         return (f"There is no GPU in this trace, but {counted(launches, 'call')} that "
-                f"launch{'es' if launches == 1 else ''} kernels: the profiler recorded none of the kernels. "
+                f"launch{'es' if launches == 1 else ''} kernels: the profiler recorded no kernels. "
                 f"{_RECORD_GPU.get(trace.format, _RECORD_GPU[''])}")
     return f"There is no GPU in this trace.{' ' + _RECORD_GPU['nsys'] if trace.format == 'nsys' else ''}"
 
@@ -242,11 +242,9 @@ def _notes(
             "sequences. Shares are of the whole window. Capture more than two steps, or mark steps with "
             f"{how_to_mark_steps(trace)}.")))
     elif steps.count < _FEW_STEPS:
-        more = ("trace more runs, because a timeline contains only "
-                "one" if steps.times.anchor == SESSION_RUN else "capture longer")
+        more = ("trace more runs (a timeline contains one)" if steps.times.anchor == SESSION_RUN else "capture longer")
         notes.append(TraceNote("few_steps", f"The window contains only {steps.count} complete "
-                                            f"step{'' if steps.count == 1 else 's'}, so the numbers are rough; "
-                                            f"{more}."))
+                                            f"step{'' if steps.count == 1 else 's'}: the numbers are rough; {more}."))
     if steps is not None:
         notes += evaluation_note(steps.times) + accumulation_note(trace, steps)
         notes += _steps_that_are_none(trace, steps)

@@ -76,7 +76,7 @@ def short_report(analysis: Analysis, width: int = 80) -> str:
         below += wrap(wall_sentence(a.wall_time), width)
     below += wrap(unexplained_text(a), width)
     more = not_judged(a).removesuffix(".")
-    below += wrap(f"{more + ' (for details: --verbose). ' if more else ''}For all values and the code of each fix: "
+    below += wrap(f"{more + ' (details: --verbose). ' if more else ''}All values and the code of each fix: "
                   "--full.", width)
     below += _files(a)
     room = _SHORT_LINES - len(lines) - len(below) - len(findings) - 1
@@ -105,8 +105,7 @@ def _provenance(a: Analysis) -> str:
     recorded = seconds(a.wall_time.recorded_s if a.wall_time is not None else a.trace.window_s)
     what = "a damaged file" if a.trace.is_damaged else f"{recorded} without steps"
     if a.steps is not None:
-        unsure = "" if a.steps.confidence == "high" else (f" (based on {a.steps.anchor}, confidence "
-                                                          f"{a.steps.confidence})")
+        unsure = "" if a.steps.confidence == "high" else (f" (from {a.steps.anchor}, confidence {a.steps.confidence})")
         what = f"{counted(a.steps.count, a.steps.unit)} in {recorded}{unsure}"
     gpus = "" if a.trace.is_damaged else f"; {counted(len(a.gpus), 'GPU') if a.gpus else 'no GPU'} in the trace"
     ended = _ended(a)
@@ -303,7 +302,7 @@ def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str, st
         return True, f"the GPUs are busy for {percent(busy)} of the {basis}, bound by compute", (
             "improve the compute itself: number formats, kernels, the model")
     if shares[lost] < HIGH_SHARE:
-        return True, (f"the GPUs are busy for {percent(busy)} of the {basis}, and computing for "
+        return True, (f"the GPUs are busy for {percent(busy)} of the {basis} and compute for "
                       f"{percent(shares['compute'])}"), ""
     what = {"idle": "the GPUs are idle for", "collectives": "exposed communication takes",
             "copies": "exposed copies take"}[lost]

@@ -47,8 +47,7 @@ def _work(r: Replicas) -> str:
     if high <= 1 + _EVEN and low >= 1 - _EVEN:
         return (f"even: the GPUs compute for at most {seconds(heavy.compute_s)} per {r.basis}, each within "
                 f"{percent(max(high - 1, 1 - low))} of the others' median")
-    text = (f"GPU {heavy.gpu} computes for {high:.2f} times the others' median per {r.basis} "
-            f"({seconds(heavy.compute_s)})")
+    text = (f"GPU {heavy.gpu} computes {high:.2f} times the others' median per {r.basis} ({seconds(heavy.compute_s)})")
     if heavy.kernels_ratio is not None:
         text += f", with {heavy.kernels_ratio:.2f} times the kernels"
     return text + f"; GPU {light.gpu} {low:.2f} times"
@@ -66,8 +65,7 @@ def _together(c: Concurrency | None) -> str:
 def _skew(skew: StepSkew | None) -> str:
     if skew is None:
         return ""
-    text = (f"{seconds(skew.median_s)} between the first and the last GPU (median; 95th percentile: "
-            f"{seconds(skew.p95_s)})")
+    text = (f"{seconds(skew.median_s)} between first and last GPU (median; 95th percentile: {seconds(skew.p95_s)})")
     if skew.last:
         gpu, times = max(skew.last.items(), key=lambda item: item[1])
         if times * 2 > skew.steps:
@@ -83,8 +81,8 @@ def _launches(launches: LaunchOrder | None) -> str:
         text = (f"{percent(launches.shared_launches)} come from host threads that serve several GPUs, half of them in "
                 f"series of at least {launches.launches_per_turn} to one GPU")
     else:
-        text = "each GPU has its own host thread" if most == 1 else (f"each GPU has its own host threads, up to {most} "
-                                                                     "per GPU")
+        text = "each GPU has its own host thread" if most == 1 else (f"each GPU has up to {most} host threads of its "
+                                                                     "own")
     if launches.delay_median_s:
         gpu, delay = max(launches.delay_median_s.items(), key=lambda item: item[1])
         text += f"; the first launch of a step on GPU {gpu} comes {seconds(delay)} after the first launch on any GPU"

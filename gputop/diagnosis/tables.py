@@ -74,8 +74,7 @@ def _collectives(analysis: Analysis) -> Table:
     columns = (Column("operation"), Column("count", count), Column("time", seconds), Column("transfer", seconds),
                Column("waiting", portion), Column("bytes", bytes_, spare=True),
                Column("exposed", seconds, spare=True), Column("remark", wide=True))
-    empty = ("The trace has only one GPU, so there is no other GPU to exchange data "
-             "with." if len(analysis.gpus) == 1 else
+    empty = ("The trace has only one GPU, so there is no GPU to exchange data with." if len(analysis.gpus) == 1 else
              "No collectives in the window: the GPUs do not exchange gradients over NCCL here.")
     collectives = analysis.collectives
     if collectives is None:
@@ -257,8 +256,7 @@ def _ranks(analysis: Analysis) -> Table:
                   float(r.most_steps), r.host) for r in ordered)
     unit = analysis.steps.unit
     note = (f"Per {unit}, mean of {analysis.steps.count}. load: kernels and copies; transfer, waiting: collective time "
-            "not hidden by load.") + (" The others wait for the rank with the least "
-                                      "waiting.") * (extremes.by == "waiting")
+            "not hidden by load.") + (" Ranks wait for the one with the least waiting.") * (extremes.by == "waiting")
     return Table("Ranks", columns, rows, "", note)
 
 
@@ -313,7 +311,7 @@ def _python(analysis: Analysis) -> Table:
     ran = "; ".join(line_words(gaps.lines[0], stacks.basis) for gaps in worth_showing(stacks, period_s) if gaps.lines)
     by_whom = BY_TRACER * stacks.traced
     return Table("Python", columns, rows, "", f"The training loop, {per_basis(stacks.basis)}{by_whom}. In gaps: "
-                                              f"{ran or 'no lines were sampled'}.", tuple(node.parent for node in stacks.flame),
+                 f"{ran or 'no lines were sampled'}.", tuple(node.parent for node in stacks.flame),
                  opened=tuple(i for i, node in enumerate(stacks.flame) if node.time_s >= _HOT * whole))
 
 
@@ -352,6 +350,5 @@ def _gpus(analysis: Analysis) -> Table:
                   gpu.idle_host_fault, gpu.tensor_core_time, gpu.launch_delay_median_s, gpu.kernels_per_s)
                  for gpu in analysis.gpus)
     return Table("GPUs", columns, rows, "No GPU in the trace.", "Shares of the time, with the job's GPU numbers. by "
-                                                                "host: idle time caused by the host; tensor: share of "
-                                                                "kernel time in tensor core kernels; delay: launch "
-                                                                "delay.")
+                                                                "host: idle time caused by the host; tensor: kernel "
+                                                                "time in tensor core kernels; delay: launch delay.")

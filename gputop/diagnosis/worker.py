@@ -163,8 +163,7 @@ def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_
 def _result(output: bytes, code: int, stderr: str, kind: type[T], what: str) -> T:
     if code == -signal.SIGKILL:
         raise WorkerFailed(f"The {what} was killed by the kernel, most likely because memory ran out.",
-                           "The trace is saved. Run `gputop analyze` on a machine with more memory, or capture a "
-                           "shorter window.")
+                           "The trace is saved. Analyze it on a machine with more memory, or capture a shorter window.")
     try:
         answered = convert(parse(output), WorkerAnswer)
         if answered.error is None and code == EXIT_OK:

@@ -115,8 +115,7 @@ def adapters(facts: DriverFacts, root: Path) -> Result:
     detail = "; ".join(map(_port_text, ports))
     if not working:
         return Result("fail", f"no link is active: {detail}",
-                      "ibstat   # shows the state of each port: check cables, the switch, and for InfiniBand the "
-                      "subnet manager")
+                      "ibstat   # state of each port: check cables, the switch, and for InfiniBand the subnet manager")
     problems, fixes = [], []
     links = {port.name: link for port in working if (link := port["rdma_max_bytes_per_s"].value)}
     fastest: dict[str, float] = {}  # by link layer: InfiniBand and Ethernet are not of one speed
@@ -172,8 +171,7 @@ def ras(facts: DriverFacts, env: Mapping[str, str]) -> Result:
         return Result("warn", f"nothing answers at {printable(where)} ({error.strerror or error}): if a collective "
                               "hangs, gputop cannot find the missing rank. NCCL 2.24 and newer provides RAS in jobs "
                               "with several ranks",
-                      f"unset {ENABLE_VARIABLE}   # in the job, if the value is 0; set {ADDRESS_VARIABLE} as in the "
-                      "job")
+                      f"unset {ENABLE_VARIABLE}   # in the job, if it is 0; set {ADDRESS_VARIABLE} as in the job")
     return Result("ok", f"a job answers at {printable(where)}, so gputop stacks can name a missing rank")
 
 
@@ -205,7 +203,7 @@ def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = tim
         elif not not_blank:
             problems.append(f"{where} answers without GPU metrics")
             fixes.append("sudo systemctl restart nvidia-dcgm nvidia-dcgm-exporter   # or check its log"
-                         if schema_id == "dcgm" else f"curl -s http://127.0.0.1:{port}/metrics | head   # also check "
+                         if schema_id == "dcgm" else f"curl -s http://127.0.0.1:{port}/metrics | head   # and check "
                                                      "its log")
         elif schema_id == "dcgm" and not re.search(r"^DCGM_FI_PROF_SM_(ACTIVE|UTIL_RATIO)\b", page, re.M):
             problems.append(f"{where} does not report SM activity")

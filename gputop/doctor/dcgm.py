@@ -63,8 +63,8 @@ def engine(facts: DriverFacts, root: Path, env: Mapping[str, str], address: str 
             try:
                 connection = Engine(bindings.load(installed), target)
             except EngineError as error:
-                problem = problem or (f"DCGM {installed.major} cannot communicate with the program that listens at "
-                                      f"{target}: {error}")
+                problem = problem or (f"DCGM {installed.major} cannot communicate with the program at {target}: "
+                                      f"{error}")
                 if error.code != dcgm_fields.FUNCTION_NOT_FOUND:
                     break
                 continue

@@ -126,8 +126,7 @@ def device_files(facts: DriverFacts, root: Path, access: Callable[[Path, int], b
                                     if group != "root" else f"sudo chmod a+rw {names}")
         return Result("fail", detail, fix)
     if not files:
-        return Result("warn", "/dev/nvidiactl exists, but there is no GPU device file: this user, container or job has "
-                              "no GPUs")
+        return Result("warn", "/dev/nvidiactl exists, but no GPU device file: this user, container or job has no GPUs")
     return Result("ok", f"/dev/nvidiactl and {len(files)} GPU{'s' * (len(files) > 1)} can be opened")
 
 

@@ -54,8 +54,7 @@ def profiling_rights(facts: DriverFacts, root: Path) -> Result:
     if jobs and all(jobs.values()):
         return Result("ok", f"{detail}; the jobs that hold GPUs have permission (CAP_SYS_ADMIN)")
     if not jobs and this_user:
-        return Result("ok", f"{detail}; this user is an administrator (CAP_SYS_ADMIN). Each job needs its own "
-                            "permission.")
+        return Result("ok", f"{detail}; this user is an administrator (CAP_SYS_ADMIN). Jobs need their own permission.")
     lacking = ", ".join(str(pid) for pid, allowed in jobs.items() if not allowed)
     who = f"Processes without permission: {lacking}. " if lacking else ""
     detail += (f". {who}Since CUDA 10.2, kernels are traced anyway. If a capture reports "

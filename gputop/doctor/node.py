@@ -75,8 +75,8 @@ def container(root: Path, env: Mapping[str, str]) -> Result:
         return Result("ok", f"{where}; gputop can name the processes on the GPUs")
     detail = ("a container" if inside else "a separate PID namespace") + (" without the host's processes: the driver "
                                                                           "reports host PIDs, so gputop cannot show "
-                                                                          "users, commands and profiler servers "
-                                                                          "outside it")
+                                                                          "outside users, commands and profiler "
+                                                                          "servers")
     fix = "hostPID: true   # in the pod's spec" if kubernetes else "docker run --pid=host --gpus all IMAGE"
     return Result("warn", detail, fix)
 
@@ -178,8 +178,7 @@ def disk(path: Path, usage: Callable[[Path], tuple[int, int, int]] = shutil.disk
     except OSError as error:
         return Result("unknown", f"{printable(str(folder))}: {error.strerror or error}")
     text = f"{size(free)} of {size(total)} free for traces at {printable(str(folder))}"
-    fix = (f"du -xh --max-depth=2 {shlex.quote(str(folder))} | sort -h | tail\n# or use another folder: gputop "
-           "--logdir DIR")
+    fix = (f"du -xh --max-depth=2 {shlex.quote(str(folder))} | sort -h | tail\n# or elsewhere: gputop --logdir DIR")
     if free < _NO_DISK_BYTES:
         return Result("fail", text, fix)
     if free < _LITTLE_DISK_BYTES:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 _SPANS_S = (600.0, 1_800.0, 3_600.0, 7_200.0, 14_400.0, 28_800.0, 57_600.0)  # that a history is drawn for
 _LEAST_HOURS = 0.05  # below it one decimal place shows 0.0
-_UNKNOWN, _NO_FIGURE = "neither a label nor Slurm provides this value", ("no exporter provides this value for the "
-                                                                         "job's GPUs")
+_UNKNOWN, _NO_FIGURE = "neither a label nor Slurm provides this value", ("no exporter provides it for the job's GPUs")
 
 
 def fleet_columns(jobs: Sequence[Job]) -> dict[str, Column]:

@@ -85,9 +85,9 @@ _GPU_INFO = Family("gputop_gpu_info", "info", "Name and PCI address of the GPU o
 _GPU_UP = Family("gputop_gpu_up", "gauge", "1: the driver answers for this GPU; 0: lost, not responding or failed",
                  _DEVICE)
 _PROCESSES = Family("gputop_gpu_processes", "gauge", "Processes that hold the GPU", _DEVICE)
-_JOB = Family("gputop_gpu_job_info", "info", "A Slurm job or Kubernetes container with a process on the GPU, "
-                                             "identified by its control "
-                                             "group", (*_DEVICE, "slurm_job_id", "namespace", "pod", "container", "pod_uid"))
+_JOB = Family("gputop_gpu_job_info", "info",
+              "A Slurm job or Kubernetes container with a process on the GPU, identified by its control group",
+              (*_DEVICE, "slurm_job_id", "namespace", "pod", "container", "pod_uid"))
 _SLOWDOWN = Family("gputop_gpu_slowdown_active", "gauge", "1: the driver reduces the clocks for this reason",
                    (*_DEVICE, "reason"))
 _CLOCK_EVENTS = Family("gputop_gpu_clock_event_reasons", "gauge",

@@ -226,8 +226,7 @@ def _gpu_lines(sample: NodeSample) -> Iterator[str]:
         cells = (g.info.label if column.draw == "label" else column.figure_of(g, "text")[0] for column in columns)
         yield line(cells) + "  " + printable(g.info.name) + held
     if any(g.activity()[0] == "gpu_util" for g in sample.gpus if g.state == OK):
-        yield (f"{COARSE_MARK} coarse utilization: share of time in which any kernel ran; SM activity is not available "
-               "here")
+        yield (f"{COARSE_MARK} coarse utilization: share of time in which any kernel ran; SM activity is unavailable")
 
 
 def _cores(h: HostSample) -> str:

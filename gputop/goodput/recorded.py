@@ -196,8 +196,7 @@ def _notes(timeline: RecordedTime, survey: Survey) -> Iterator[str]:
     if timeline.read_every > 1:
         yield f"gputop judged one of every {timeline.read_every} samples"
     if survey.processes_unread_s:
-        yield ("for some time, gputop could not list the processes of a GPU; during that time, a waiting GPU counts as "
-               "idle")
+        yield ("for some time, gputop could not list a GPU's processes; during that time, a waiting GPU counts as idle")
 
 
 class _Time(Struct):

@@ -78,8 +78,7 @@ def _header(report: Report) -> Iterator[str]:
         yield "Goodput: N/A, because no GPU time was recorded."
         return
     activity = activity_text(report.total)
-    yield (f"Goodput: {goodput(report.total)} of the recorded GPU time is "
-           f"training{f', at {activity}' if activity else ''}.")
+    yield (f"Goodput: {goodput(report.total)} of the GPU time is training{f', at {activity}' if activity else ''}.")
     yield energy_sentence(report)
 
 
@@ -220,8 +219,7 @@ def creep_sentence(creep: Creep) -> str:
     limit = f"{size(creep.limit_bytes or 0.0)} of the {'control group' if creep.limit == 'cgroup' else 'node'}"
     low, high = duration(creep.full_in_low_s), duration(creep.full_in_high_s)
     between = f" ({low} to {high}, based on the faster and the slower half of the trend)" if low != high else ""
-    return (f"{text} If this continues, the {limit} will be full {duration(creep.full_in_s)} after the last "
-            f"sample{between}.")
+    return (f"{text} At this rate, the {limit} are full {duration(creep.full_in_s)} after the last sample{between}.")
 
 
 def closing_sentences(report: Report) -> Iterator[str]:

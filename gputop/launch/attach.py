@@ -87,8 +87,8 @@ def give_back(process: target.Target) -> None:
 def no_answer(pid: int, waited_s: float) -> GputopError:
     """The error of a process that has not run what it was requested to, with what it does now. Blocks for a second."""
     return GputopError(
-        f"Process {pid} did not answer within {waited_s:.0f} s: its main thread is running native code or is idle, or "
-        f"the job may not open a socket (seccomp). {state_now(pid)}",
+        f"Process {pid} did not answer within {waited_s:.0f} s: its main thread runs native code or is idle, or the "
+        f"job may not open a socket (seccomp). {state_now(pid)}",
         f"py-spy dump --pid {pid} shows where the thread is. The request is no longer valid.")
 
 
@@ -107,8 +107,7 @@ def state_now(pid: int, watched_s: float = _WATCH_S) -> str:
     if now_ns == before_ns:
         return (f"None of its threads ran in the last {watched_s:g} s: the process is waiting or hangs. gputop's "
                 "request may be the cause; check the job's log.")
-    return (f"Its threads are still running ({(now_ns - before_ns) / 1e6:.0f} ms of CPU time in the last {watched_s:g} "
-            "s).")
+    return (f"Its threads still run ({(now_ns - before_ns) / 1e6:.0f} ms of CPU time in the last {watched_s:g} s).")
 
 
 def silent_text(source: str, name: str) -> str:

@@ -65,8 +65,7 @@ def find_command(argv: Sequence[str]) -> str:
         raise GputopError(f"{argv[0]} {reason}", f"For a Python script: gputop run -- python {argv[0]}",
                           EXIT_NOT_EXECUTABLE)
     raise GputopError("there is no command named "
-                      f"{argv[0]}", "Check the name and PATH. The job's command comes after --.",
-                      EXIT_NOT_FOUND)
+                      f"{argv[0]}", "Check the name and PATH. The job's command comes after --.", EXIT_NOT_FOUND)
 
 
 def launch_warning(argv: Sequence[str], file: str) -> str | None:

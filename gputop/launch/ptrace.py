@@ -69,8 +69,7 @@ class Tracee:
             self.request(SEIZE, None, _O_TRACESYSGOOD)
         except OSError as error:
             raise GputopError(f"the kernel does not allow gputop to stop thread {self.tid}: {error.strerror}",
-                              "A debugger or strace may hold the thread; otherwise run gputop attach as "
-                              "root.") from None
+                              "A debugger or strace may hold the thread. If not, run gputop attach as root.") from None
         self.held = True
 
     def interrupt(self, deadline: Deadline) -> bool:

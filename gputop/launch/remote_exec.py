@@ -67,8 +67,7 @@ def find_slot(pid: int, memory: int) -> Slot | None:
     try:
         return slot_at(memory, runtime)
     except OSError:
-        raise GputopError(f"process {pid} has ended, or gputop cannot read its Python "
-                          "state", "Nothing was done.") from None
+        raise GputopError(f"process {pid} has ended, or gputop cannot read its state", "Nothing was done.") from None
 
 
 def slot_at(memory: int, runtime: int) -> Slot | None:

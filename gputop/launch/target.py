@@ -65,8 +65,7 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA, *,
         uid = folder.stat().st_uid
     except OSError:
         raise NoDataError(f"there is no process {pid}",
-                          "ps or nvidia-smi shows the right PID. PIDs inside a container differ from those "
-                          "outside.") from None
+                          "ps or nvidia-smi shows the right PID. PIDs differ inside and outside a container.") from None
     user = user_name(uid)
     state = status.get("State", "?")[0]
     if state in "ZX":

@@ -62,10 +62,9 @@ def serve(logdir: Path, port: int) -> int:
     """Run XProf over ``logdir`` at 127.0.0.1:``port`` until ctrl-c. Raises GputopError where it is not installed."""
     entry = next(iter(metadata.entry_points(group="console_scripts", name="xprof")), None)
     if entry is None:
-        raise GputopError("XProf is not installed in gputop's environment", f"{INSTALL}; or open {logdir} in a "
-                                                                            "TensorBoard with "
+        raise GputopError("XProf is not installed in gputop's environment", f"{INSTALL}; or use TensorBoard with "
                                                                             "tensorboard-plugin-profile: tensorboard "
-                                                                            "--logdir …")
+                                                                            f"--logdir {logdir}")
     if not free_port(port):
         raise GputopError(f"port {port} is in use",
                           "XProf may already be running. Otherwise choose another port with --port.")

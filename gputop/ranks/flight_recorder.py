@@ -293,8 +293,7 @@ def read_dump(data: bytes, rank: int, name: str, written_s: float) -> Dump:
     if entries is None and as_json and isinstance(document.get("pg_config"), dict):
         entries, only_active = (), True
     if not isinstance(entries, (list, tuple)) or len(entries) > _MAX_ENTRIES:
-        raise GputopError(f"{name} has no readable entries", "The recorder may be off; TORCH_FR_BUFFER_SIZE sets its "
-                                                             "size.")
+        raise GputopError(f"{name} has no readable entries", "The recorder may be off: check TORCH_FR_BUFFER_SIZE.")
     dump = _dump(entries, _members(document.get("pg_config"), name), rank, name, written_s)
     return replace(dump, only_active=True, whole=dump.whole and bool(entries)) if only_active else dump
 

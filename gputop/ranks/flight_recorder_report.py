@@ -66,8 +66,8 @@ def sentence(state: GroupState) -> str:
                 "have finished it.")
     if state.verdict == "idle":
         return f"no rank is missing in these dumps. All ranks have finished the latest collective, {what}."
-    return ("the dumps do not show which rank is missing, because they are from different times or the latest "
-            "collectives failed.")
+    return ("the dumps do not show which rank is missing: they are from different times, or the latest collectives "
+            "failed.")
 
 
 def _of_ranks(state: GroupState) -> Iterator[str]:

@@ -45,8 +45,7 @@ def halt_of(pid: int, proc: Path = Path("/proc")) -> Halt | None:
     if stat.state in ("T", "t"):
         tracer = _tracer(pid, proc)
         if tracer:
-            return Halt("stopped", f"is stopped by a debugger (pid {tracer}{_named(tracer, proc)}): detach or stop "
-                                   "that debugger")
+            return Halt("stopped", f"is stopped by a debugger (pid {tracer}{_named(tracer, proc)}): detach or stop it")
         return Halt("stopped", f"is stopped (SIGSTOP or a debugger): kill -CONT {pid}")
     if stat.state == "D":
         what = next((f" for {what}" for begin, what in _WAITS if sleeps_in.startswith(begin)), "")

@@ -94,8 +94,7 @@ def _connect(address: str, owners: frozenset[int] | None) -> socket.socket:
 def _check_owner(ip: str, port: int, owners: frozenset[int]) -> None:
     uids = listening_uids(_PROC, ip, port)
     if not uids or not uids <= owners:
-        who = f"user {min(uids - owners)}, who owns none of these processes," if uids else ("a user whom gputop cannot "
-                                                                                            "see")
+        who = f"user {min(uids - owners)}, who owns none of these processes," if uids else ("a user unknown to gputop")
         address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
         raise GputopError(f"{who} listens at {address}",
                           f"If this address still belongs to the job, set {ADDRESS_VARIABLE}={address} for gputop.")
@@ -134,8 +133,7 @@ def _exchange(connection: socket.socket, command: str, ends_s: float) -> str:
         byte = connection.recv(1)  # no more: what follows belongs to the next answer
         line += byte
         if not byte or len(line) > _MAX_LINE_BYTES:
-            raise GputopError("the program at that address does not answer like NCCL's "
-                              "RAS", "Another program uses this port.")
+            raise GputopError("the program there does not answer like NCCL's RAS", "Another program uses this port.")
     return line.decode("utf-8", "replace").rstrip("\r\n")
 
 
@@ -149,8 +147,7 @@ def _read_all(connection: socket.socket, ends_s: float) -> bytes:
             return bytes(whole)
         whole += part
         if len(whole) > _MAX_BYTES:
-            raise _TooLarge(f"NCCL's answer is larger than {_MAX_BYTES >> 20} MB", "gputop does not read such a large "
-                                                                                   "answer.")
+            raise _TooLarge(f"NCCL's answer is larger than {_MAX_BYTES >> 20} MB", "Larger answers are not supported.")
 
 
 def _wait(connection: socket.socket, ends_s: float) -> None:
@@ -165,8 +162,7 @@ def split(address: str) -> tuple[str, int]:
     host, _, port = address.strip().rpartition(":")
     host = host.strip("[]")
     if not host or not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 65536):
-        raise GputopError(f"{ADDRESS_VARIABLE}={printable(address)[:80]} is not HOST:PORT", "Use the form "
-                                                                                            "localhost:28028.")
+        raise GputopError(f"{ADDRESS_VARIABLE}={printable(address)[:80]} is not HOST:PORT", "Example: localhost:28028.")
     return host, int(port)
 
 
@@ -195,8 +191,7 @@ def address_of(environ_here: Mapping[str, str], of_jobs: Iterable[Mapping[str, s
         return environ_here[ADDRESS_VARIABLE]
     for environ in of_jobs:
         if environ.get(ENABLE_VARIABLE) == "0":
-            raise GputopError("NCCL's RAS is turned off in the job (NCCL_RAS_ENABLE=0)", "Start the job without this "
-                                                                                       "setting.")
+            raise GputopError("NCCL's RAS is turned off in the job (NCCL_RAS_ENABLE=0)", "Start the job without it.")
         with contextlib.suppress(GputopError):
             host, port = split(environ.get(ADDRESS_VARIABLE, ""))
             if (here := _here(host, local)) is not None:

@@ -203,8 +203,7 @@ def read_record(data: bytes, pid: int, clock: Clock, rate_hz: float, counts: tup
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise GputopError(f"py-spy's output is damaged: {error}", "") from None
     if not events:
-        raise NoDataError(f"py-spy took no samples of process {pid}", "Check that the process is a running Python "
-                                                                      "process.")
+        raise NoDataError(f"py-spy took no samples of process {pid}", "Check that it is a running Python process.")
     first, last = min(event.ts for event in events), max(event.ts for event in events)
     origin_ns, error_ns = clock.origin(last * 1000)
     tables = _Tables()

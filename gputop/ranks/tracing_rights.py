@@ -41,8 +41,7 @@ def check_rights(pid: int, folder: Path, uid: int, command: str, alternative: st
         raise GputopError(f"the kernel does not allow gputop to read process {pid}, not even as root",
                           f"A security module or a user namespace prevents it. {alternative}")
     if scope == 1:
-        raise GputopError("kernel.yama.ptrace_scope is 1 on this node: only root can read a process that is not its "
-                          "child",
+        raise GputopError("kernel.yama.ptrace_scope is 1 on this node: only root can read non-child processes",
                           f"{again}; or, until the next boot, sudo sysctl kernel.yama.ptrace_scope=0. {alternative}")
     if scope == 2:
         raise GputopError("kernel.yama.ptrace_scope is 2 on this node: only root can read other processes",

@@ -76,8 +76,7 @@ class PartsWriter:
                 raise GputopError(f"cannot write to {folder}: {error.strerror or error}",
                                   "Choose a writable folder: -o DIR.") from error
             if self._lock is None:
-                say(f"the file system of {folder} does not support locks: make sure that no other gputop record writes "
-                    "there")
+                say(f"the file system of {folder} has no locks: make sure that no other gputop record writes there")
             for name in self._closed_parts():  # killed before its first sample
                 with contextlib.suppress(OSError):
                     if self._folder.state(name).st_size <= HEADER.size:

@@ -97,7 +97,7 @@ class Checker:
         if what in ("and", "or"):
             for side, kind in ((node.left, left), (node.right, right)):
                 if kind.unit is not None:
-                    raise Mistake(f"{what} combines conditions, but this is {kind}; add a comparison such as … > "
+                    raise Mistake(f"{what} joins conditions, but this is {kind}; add a comparison such as … > "
                                   "0", side.pos)
             return _CONDITION
         if left.unit is None or right.unit is None:
@@ -231,11 +231,9 @@ class Checker:
         if call.name not in AGGREGATES:
             meant = ": write .mean" if call.name in ("avg", "average") else ""
             raise Mistake(f"a name can be followed by {', '.join(f'.{name}(30s)' for name in AGGREGATES)}, not "
-                          f".{call.name}{meant}",
-                          call.pos)
+                          f".{call.name}{meant}", call.pos)
         if not quantity.past:
-            no_past = "a trace has no history" if self._where == "trace" else ("gputop keeps no history of "
-                                                                               f"{quantity.name}")
+            no_past = "a trace has no history" if self._where == "trace" else (f"{quantity.name} has no history")
             raise Mistake(f"{no_past}: write just {quantity.name}", call.pos)
         seconds = call.arguments[0] if call.arguments and len(call.arguments) == 1 else None
         if not isinstance(seconds, Number) or seconds.unit != SECONDS:

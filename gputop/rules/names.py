@@ -80,8 +80,7 @@ _TRACE = _by_name(
         ("busy", NONE, "share of the time in which any event ran on the GPU", "busy"),
         ("compute", NONE, "share of the time in which a compute kernel ran", "compute"),
         ("collectives", NONE, "share of the time in which a collective ran", "collectives"),
-        ("collectives_exposed", NONE, "share of the time in which a collective ran without "
-                                      "compute", "collectives_exposed"),
+        ("collectives_exposed", NONE, "share of the time with a collective but no compute", "collectives_exposed"),
         ("copies", NONE, "share of the time in which a copy ran", "copies"),
         ("copies_exposed", NONE, "share of the time in which only a copy ran", "copies_exposed"),
         ("kernels_per_s", HERTZ, "kernels started", "kernels_per_s"),
@@ -105,8 +104,7 @@ _TRACE = _by_name(
              needs="TensorFlow functions on the host"),
     Quantity("xla.compile_time", SECONDS, "time that XLA spent compiling", path="functions.xla_compile_s",
              needs="TensorFlow functions on the host"),
-    Quantity("ops.eager_share", NONE, "time of eagerly run ops, as a share of the time of all "
-                                      "ops", path="ops.eager_share",
+    Quantity("ops.eager_share", NONE, "share of eagerly run ops in the time of all ops", path="ops.eager_share",
              needs="eagerly run ops and calls of tf.functions", ratio=True),
     Quantity("limits.mfu", NONE, "model FLOPs utilization", path="limits.mfu", needs=_WORK, ratio=True),
     Quantity("limits.hfu", NONE, "hardware FLOPs utilization", path="limits.hfu", needs=_WORK, ratio=True),

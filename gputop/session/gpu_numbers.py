@@ -53,7 +53,7 @@ class GpuNumbers(Struct, frozen=True):
     def text(self) -> str:
         """Text for the details of a finding: "GPU 0 of the process = GPU 2 of the node", or why that is not known."""
         if self.reason is not None:
-            return ("GPU numbers are those of the process. gputop cannot match them to the GPUs of the node: "
+            return ("GPU numbers are those of the process. gputop cannot match them to the node's GPUs: "
                     f"{self.reason}.")
         if self.same:
             return f"GPU numbers are those of the node. {self.how}"
@@ -121,8 +121,7 @@ def gpu_numbers(process: ProcessSample | None, gpus: Sequence[GpuInfo], ordinals
     if visible is not None:
         numbers = _listed(visible, gpus, process, whole_node)
     elif "cuda_visible_devices" in process.reasons:
-        numbers = unknown("gputop could not read the process's environment: "
-                          f"{printable(process.reasons['cuda_visible_devices'])}")
+        numbers = unknown(f"the process's environment is unknown: {printable(process.reasons['cuda_visible_devices'])}")
     elif process.container is not None or not whole_node:
         numbers = unknown("a container can be given fewer GPUs than the node has" if process.container is not None
                           else "gputop does not watch all GPUs of the node")
@@ -146,8 +145,7 @@ def _listed(text: str, gpus: Sequence[GpuInfo], process: ProcessSample, whole_no
     entries = [entry.strip() for entry in text.split(",")]
     how = f"By CUDA_VISIBLE_DEVICES={printable(text)}."
     if not entries or not entries[0]:
-        return unknown("CUDA_VISIBLE_DEVICES is empty, which hides all GPUs, so it was changed after the process "
-                       "started")
+        return unknown("CUDA_VISIBLE_DEVICES is empty, which hides all GPUs: it changed after the process started")
     if entries[0].startswith(("GPU-", "MIG-")):
         by_ordinal: dict[int, int] = {}
         for ordinal, entry in enumerate(entries):
@@ -183,8 +181,7 @@ def _in_order(gpus: Sequence[GpuInfo], process: ProcessSample, numbers: Sequence
     bus = sorted(g.index for g in gpus)
     if order != "PCI_BUS_ID" and not _alike(gpus, bus):
         flaw = "could not be read" if "cuda_visible_devices" in process.reasons else "is not PCI_BUS_ID"
-        return unknown(f"the GPUs are of different models and CUDA_DEVICE_ORDER {flaw}, so CUDA numbers the fastest "
-                       "GPU first")
+        return unknown(f"the GPUs are different models and CUDA_DEVICE_ORDER {flaw}, so CUDA lists the fastest first")
     how += (" CUDA_DEVICE_ORDER is PCI_BUS_ID." if order == "PCI_BUS_ID"
             else " GPUs of the same model are numbered in PCI bus order.")
     if numbers is None:

@@ -39,8 +39,7 @@ def counters_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSa
     elsewhere = [server.address for server in servers if not local(server)]
     numbers = numbers_of(record, servers, sample)
     if elsewhere:
-        return GpuCounters(reason=f"{elsewhere[0]} is on another machine, and gputop does not sample that machine's "
-                                  "GPUs")
+        return GpuCounters(reason=f"{elsewhere[0]} is on another machine, whose GPUs gputop does not sample")
     if sample is None or history is None:
         return GpuCounters(reason="no GPU was sampled during the capture")
     if not sample.gpus:

@@ -64,8 +64,7 @@ def parse_ways(texts: Sequence[str]) -> Ways:
                                   EXIT_USAGE) from error
             if of_shell := [word for word in words if word.endswith(";") or word in _OF_SHELL]:
                 raise GputopError(f"--notify {text}: gputop starts the command without a shell, but {of_shell[0]!r} "
-                                  "needs a shell", "Put the command in a script, or use --notify \"command:sh -c "
-                                                   "'…'\".",
+                                  "needs a shell", "Put it in a script, or use --notify \"command:sh -c '…'\".",
                                   EXIT_USAGE)
             if words:
                 commands.append(words)

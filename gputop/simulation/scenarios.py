@@ -94,8 +94,7 @@ _ALL = (
     Scenario(
         id="gpu0-oversubscribed",
         title="GPU 0 does more work than the others",
-        description="the teacher model and metrics for the whole batch run on GPU 0; the other seven GPUs wait for it "
-                    "in NCCL",
+        description="the teacher model and metrics for the whole batch run on GPU 0; the others wait for it in NCCL",
         job=_vit(batch_per_gpu=160, compute_ms=150.0, gpu0_extra_ms=186.0, gpu0_extra_kernels=150, gather_mb=96.0,
                  produce_ms=150.0, allocator_peak_gib=41, gpu0_memory=_allocator_share(67)),
         batch_per_gpu=160, steps_per_epoch=215, eval_steps=90,
@@ -106,8 +105,7 @@ _ALL = (
     Scenario(
         id="input-bound",
         title="The GPUs wait for the input pipeline",
-        description="decoding and augmentation on the CPU take longer than the GPUs' work; the prefetch buffer is "
-                    "empty",
+        description="decoding and augmenting on the CPU takes longer than the GPUs' work; the prefetch buffer is empty",
         job=_vit(batch_per_gpu=160, compute_ms=150.0, produce_ms=340.0, input_workers=88, prefetch=2,
                  allocator_peak_gib=62),
         batch_per_gpu=160, dataset_on_network=True, steps_per_epoch=220, eval_steps=30,
@@ -130,8 +128,7 @@ _ALL = (
     Scenario(
         id="slow-callback",
         title="Python between the steps makes the GPUs wait",
-        description="after each step, a callback computes a confusion matrix on the CPU; the stacks in the capture "
-                    "show its line",
+        description="after each step, a callback computes a confusion matrix on the CPU; captured stacks show its line",
         job=_vit(batch_per_gpu=160, compute_ms=150.0, gap_ms=110.0, produce_ms=130.0, allocator_peak_gib=62),
         batch_per_gpu=160, steps_per_epoch=250, eval_steps=40,
         fixes=(Fix("the confusion matrix is computed once per epoch", {"gap_ms": 2.5}, {"steps_per_epoch": 425}),),

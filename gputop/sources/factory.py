@@ -80,8 +80,7 @@ def live_source(kind: str, gpus: Sequence[str], interval_s: float, *, dcgm: str 
     """The source ``kind`` ("auto", "nvml", "dcgm") as ``--dcgm…`` say. Raises GputopError (wrong usage)."""
     if kind == "nvml" and (dcgm or dcgm_bindings or dcgm_watch):
         raise GputopError("--source nvml does not use DCGM, so it conflicts with --dcgm, --dcgm-bindings and "
-                          "--dcgm-watch.",
-                          "Remove --source: DCGM then provides what the driver lacks.", EXIT_USAGE)
+                          "--dcgm-watch.", "Remove --source: DCGM then provides what the driver lacks.", EXIT_USAGE)
     if dcgm is not None:
         from gputop.sources.dcgm.connection import parse_address
 

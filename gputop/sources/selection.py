@@ -120,9 +120,7 @@ def _visible(present: Sequence[GpuInfo], environ: Mapping[str, str]) -> set[str]
     if by_number and by_speed and len(models) > 1 and any(info.uuid not in chosen for info in whole):
         raise GputopError(
             f"CUDA_VISIBLE_DEVICES={value} is ambiguous: the GPUs are of different models, so CUDA numbers the fastest "
-            "GPU first.",
-            "Set CUDA_DEVICE_ORDER=PCI_BUS_ID here and for the job, or name GPUs by UUID.",
-            EXIT_USAGE,
+            "GPU first.", "Set CUDA_DEVICE_ORDER=PCI_BUS_ID here and for the job, or name GPUs by UUID.", EXIT_USAGE,
         )
     return chosen
 

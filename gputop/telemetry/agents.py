@@ -47,8 +47,7 @@ _BY_HAND = "Connect manually once: ssh NODE true"
 _CAUSES = (
     ("IDENTIFICATION HAS CHANGED", "the node's host key differs from the one that ssh knows",
      "Find out why before you remove the old key: ssh-keygen -R NODE"),
-    ("Host key verification failed", "ssh does not know the node's host "
-                                     "key", f"{_BY_HAND}, and compare the fingerprint."),
+    ("Host key verification failed", "the node's host key is unknown", f"{_BY_HAND}, and compare the fingerprint."),
     ("Permission denied", "the node asks for a password or rejects the key",
      "ssh NODE true must work without a prompt: use a key (ssh-copy-id NODE), an agent, or a shared connection "
      "(ControlMaster in ~/.ssh/config)."),
@@ -191,8 +190,7 @@ class Agent:
             return next((NodeProblem(cause, fix) for sign, cause, fix in _CAUSES if sign in text), fails)
         if status in (126, NO_SUCH_PROGRAM):
             return NodeProblem(f"{printable(self._command)} is not installed on the node",
-                               "Install gputop on the nodes (from a clone), or give its path: --remote-command "
-                               "/PATH/gputop")
+                               "Install gputop on the nodes (from a clone), or use --remote-command /PATH/gputop")
         if status == EXIT_USAGE and "'agent'" in text:
             return NodeProblem(f"gputop on the node is older than gputop {__version__} here, and cannot answer",
                                "Install the same version there. To see the node's version: ssh NODE gputop --version")
@@ -242,8 +240,7 @@ class Ssh:
             except NodeProblem as error:
                 self._came.put((node, error, 0))
             except Exception as error:  # noqa: BLE001 - thread boundary: an odd answer must not end it
-                self._came.put((node, NodeProblem("cannot parse the node's answer "
-                                                  f"({type(error).__name__})", _CHECK), 0))
+                self._came.put((node, NodeProblem(f"its answer is not valid ({type(error).__name__})", _CHECK), 0))
 
     def _answer(self, node: str) -> tuple[NodeAnswer, int]:
         """Raises NodeProblem."""

@@ -79,8 +79,7 @@ def slow_rank(ranks: Sequence[RankActivity], limits: DelayLimits) -> RankDelay |
     usual = median([of_job[n] for n in slices]) if slices else 0.0
     slices = [n for n in slices if of_job[n] >= _PAUSE * usual]
     if len(slices) < _SLICES_KNOWN * len(of_job):
-        return ("several minutes in which all GPUs of the job work, with utilization, SM activity, tensor activity and "
-                "clocks")
+        return ("minutes in which all GPUs of the job work, with utilization, SM activity, tensor activity and clocks")
     if min(fmean([rank.tensor_active[n] for n in slices]) for rank in ranks) < _LEAST_WORK:
         return "work on tensor cores, which gputop uses to compare the ranks"
     means = [fmean([work[n] for n in slices]) for work in works]

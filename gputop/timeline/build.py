@@ -119,8 +119,7 @@ def _disk_full_named() -> Iterator[None]:
         yield
     except OSError as error:
         raise GputopError(f"Could not write the timeline: {error.strerror or error}",
-                          "Free some space, or set TMPDIR to a folder with more space: a million events take about 60 "
-                          "MB."
+                          "Free some space, or set TMPDIR to a larger folder: a million events take about 60 MB."
                           ) from error
 
 

@@ -106,8 +106,8 @@ class TraceBuilder(Struct):
         if note in self.quality or len(self.quality) > limits.MAX_NOTES:
             return
         if len(self.quality) == limits.MAX_NOTES:
-            note = TraceNote("more_notes", f"This trace has more than {limits.MAX_NOTES} remarks; gputop leaves out "
-                                           "the rest.")
+            note = TraceNote("more_notes", f"This trace has more than {limits.MAX_NOTES} remarks; the rest is left "
+                                           "out.")
         self.quality.append(note)
 
     def note_other_lines(self, host: str, ordinal: int, names: Iterable[str]) -> None:

@@ -51,15 +51,14 @@ def set_right(device: DeviceEvents, host: HostEvents, names: Sequence[str], gpus
             early = int((delay < -JITTER_NS).sum())
             if early >= max(MIN_EVENTS, _EARLY_SHARE * len(delay)):
                 yield (f"{early:,} of {len(delay):,} events of GPU {about.ordinal} begin before the call that launched "
-                       f"them, by up to {seconds(-int(delay.min()) / 1e9)}: the GPU's clock and the host's clock "
-                       f"differ. {evidence} {UNRELIABLE}")
+                       f"them, by up to {seconds(-int(delay.min()) / 1e9)}: the clocks of GPU and host differ. "
+                       f"{evidence} {UNRELIABLE}")
         elif offset < -JITTER_NS or offset > OFF_NS:
             of_gpu = np.flatnonzero(device.gpu == gpu)
             device.start_ns[of_gpu] -= offset
             device.end_ns[of_gpu] -= offset
             yield (f"The clock of GPU {about.ordinal} is {seconds(abs(offset) / 1e9)} "
-                   f"{'ahead of' if offset > 0 else 'behind'} the host's: {evidence}. gputop has corrected the "
-                   "difference.")
+                   f"{'ahead of' if offset > 0 else 'behind'} the host's: {evidence}. gputop has corrected this.")
 
 
 def _offset(device: DeviceEvents, rows: I64, delay: I64, highest: int, waits: I64) -> tuple[int | None, str]:
@@ -71,8 +70,8 @@ def _offset(device: DeviceEvents, rows: I64, delay: I64, highest: int, waits: I6
             return (lowest + highest) // 2, f"with this offset, events begin right after their launches, and {after}"
         if highest >= lowest - JITTER_NS and (waits > lowest - JITTER_NS).sum() >= _MIN_WAITS:
             return lowest, f"with this offset, {after}"
-        return None, ("The GPU's launches and the calls that wait for the GPU suggest different offsets, so gputop "
-                      "corrected nothing.")
+        return None, ("Launches and the calls that wait for the GPU suggest different offsets; gputop corrected "
+                      "nothing.")
     order = rows[np.argsort(device.start_ns[rows], kind="stable")]
     idle_ns = np.append(0, device.start_ns[order[1:]] - np.maximum.accumulate(device.end_ns[order])[:-1])
     first = order[idle_ns >= _IDLE_NS]  # after a pause

@@ -65,8 +65,8 @@ def note_empty_planes(
     names, counts = (column.tolist() for column in np.unique(call_names, return_counts=True))
     launched = sum(count for i, count in zip(names, counts, strict=True) if _LAUNCH.match(builder.names.list[i]))
     if launched:
-        builder.note("empty_device_plane", f"{where}, although the host made {launched} launches and copies. Most "
-                                           f"likely {INSUFFICIENT_RIGHTS[0]}. {INSUFFICIENT_RIGHTS[1]}")
+        builder.note("empty_device_plane", f"{where}, but the host made {launched} launches and copies. Most likely "
+                                           f"{INSUFFICIENT_RIGHTS[0]}. {INSUFFICIENT_RIGHTS[1]}")
     else:
         builder.note("no_device_events", f"{where}, and the host launched nothing: the job did not use its GPUs during "
                                        "the capture, or GPU tracing failed (see the job's log for CUPTI errors).")
@@ -115,10 +115,9 @@ def note_serialized(trace: Trace) -> None:
             return
     if gpus:
         trace.quality.append(TraceNote("serialised_kernels", (
-            "No two kernels on a GPU overlap, although they ran on several streams. Either the job orders them this "
-            "way, or the profiler serialized them, as TensorFlow's older profilers do. Whether collectives could "
-            "overlap with compute is unknown. Capture again with TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL=1 set for the "
-            "job.")))
+            "No two kernels on a GPU overlap, although they ran on several streams. Either the job orders them so, or "
+            "the profiler serialized them, as TensorFlow's older profilers do. Whether collectives could overlap with "
+            "compute is unknown. Capture again with TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL=1 set for the job.")))
 
 
 def leave_out_lost_kernels(trace: Trace) -> None:

@@ -360,8 +360,7 @@ def run_next_job(app: MonitorApp) -> None:
         except GputopError as error:
             show_error(app, error)
         else:
-            app.notify(f"The simulated job was restarted. {title}.\nc: capture it   B: compare it with the previous "
-                       "one")
+            app.notify(f"The simulated job was restarted. {title}.\nc: capture it   B: compare with the previous one")
 
     app.run_worker(run, group="next job", thread=True)
 

@@ -119,9 +119,8 @@ class RunApp(GputopApp):
                      "End the job, start it again and capture it?")
             first = "" if job.ended.is_set() else "The job gets SIGTERM first. "
             self.push_screen(Confirm("Restart the job", f"{begin} y/N", (
-                f"{job.command}\n\n{first}Arguments, environment and folder stay the same, and the output is appended "
-                f"to {job.log}. The capture begins once the job "
-                "trains.")), lambda yes: self._restart() if yes else None)
+                f"{job.command}\n\n{first}Arguments, environment and folder stay the same, and output is appended to "
+                f"{job.log}. The capture begins once the job trains.")), lambda yes: self._restart() if yes else None)
 
     def _restart(self) -> None:
         job = self.job

@@ -72,8 +72,7 @@ class SocketFolder:
         try:
             folder = as_process.with_rights(pid, uid, make)
         except OSError as error:
-            raise GputopError(f"cannot create a folder for a socket in {PLACE} of process {pid}: "
-                              f"{error.strerror or error}",
+            raise GputopError(f"cannot create a socket folder in {PLACE} of process {pid}: {error.strerror or error}",
                               f"{PLACE} must be a folder there, not a link, and have space for two files.") from None
         return cls(PLACE / name, folder, pid, uid)
 
@@ -88,7 +87,7 @@ class SocketFolder:
         try:
             folder = folder_of_process(pid, Path(path))
         except OSError as error:
-            raise GputopError(f"cannot enter {path}, the folder of process {pid}'s kineto socket: "
+            raise GputopError(f"cannot enter {path}, the kineto socket folder of process {pid}: "
                               f"{error.strerror or error}",
                               "The folder was removed or is a link. Restart the job to make it usable.") from None
         state = os.fstat(folder.fd)

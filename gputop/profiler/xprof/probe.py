@@ -78,8 +78,7 @@ def check_http2(address: str, timeout_s: float, *, listen_only: bool = False) ->
             "Check the address. A firewall, or a container that does not publish the port, may drop the connection.",
         ) from None
     except OSError as error:
-        raise GputopError(f"no connection to {address}: {error.strerror or error}", "Check the host and "
-                                                                                    "network.") from None
+        raise GputopError(f"no connection to {address}: {error.strerror or error}", "Check host and network.") from None
     _judge(address, first, timeout_s)
 
 
@@ -121,8 +120,7 @@ def _judge(address: str, first: bytes | None, timeout_s: float) -> None:
     if first is None:
         raise GputopError(
             f"{address} accepted the connection but sent nothing for {timeout_s:g} s: it is not a profiler server, or "
-            "its process hangs",
-            _RIGHT_PORT,
+            "its process hangs", _RIGHT_PORT,
         )
     if len(first) >= FRAME_HEADER_BYTES and first[3] == SETTINGS and first[5:9] == b"\0\0\0\0":
         return

@@ -35,8 +35,7 @@ def held_before(record: CaptureRecord, dip_s: float) -> tuple[str, ...]:
     trace = record.analysis.trace if record.analysis is not None else None
     if trace is None or trace.start_s is None or trace.start_s < dip_s:
         return ()
-    return (f"the trace contains nothing from before the dip: it starts {trace.start_s - dip_s:.1f} s after the dip "
-            "began",)
+    return (f"the trace contains nothing before the dip: it starts {trace.start_s - dip_s:.1f} s after the dip",)
 
 
 class CaptureHost(Protocol):

@@ -191,8 +191,7 @@ def _condition(text: str) -> DipRule:
     short = _SHORT.match(text)
     if short is not None and short[1].lower() in _METRICS:
         raise _usage(text, f"{short[1]} < needs a level or a fraction of the median: {short[1]}<0.6*median, "
-                           f"{short[1]}<{'200W' if short[1].lower() == 'power' else '40%'}, optionally followed by "
-                           "'for 5s'")
+                           f"{short[1]}<{'200W' if short[1].lower() == 'power' else '40%'}, optionally with 'for 5s'")
     when, _, lasts = text.rpartition(" for ")
     try:
         hold_s, unit = quantity(lasts.strip()) if when else (_DEFAULT_HOLD_S, SECONDS)

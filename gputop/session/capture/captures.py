@@ -194,9 +194,8 @@ def left_out(servers: Iterable[Server], chosen: Sequence[Server], *, job_chosen:
                     f"{'was' if len(addresses) == 1 else 'were'} not captured: {', '.join(addresses[:_MAX_NAMED])}"
                     f"{', …' if len(addresses) > _MAX_NAMED else ''}; {hint}."
                     for addresses, what, hint in (
-                        (workers, "other worker{} of this job", "to capture several at once, use --attach"),
-                        (list(jobs.values()), "other job{} with a profiler server", "to capture another job, use "
-                                                                                    "--attach"))
+                        (workers, "other worker{} of this job", "to capture several, use --attach"),
+                        (list(jobs.values()), "other job{} with a profiler server", "to capture another, use --attach"))
                     if addresses)
 
 

@@ -95,8 +95,7 @@ def find_installed(root: Path, env: Mapping[str, str], folder: Path | None = Non
         return [Installed(major, python[major], shared[major]) for major in matching]
     if folder is not None and not python:
         raise GputopError(f"--dcgm-bindings {folder} does not contain DCGM's bindings (dcgm_agent.py, "
-                          "dcgm_structs.py).",
-                          "The bindings come with "
+                          "dcgm_structs.py).", "The bindings come with "
                           "DCGM: " + ", ".join(f"/{path} (DCGM {m})" for m, path in FOLDERS.items()))
     if python:
         major, path = max(python.items())

@@ -260,8 +260,7 @@ class DcgmClient:
             local = address.reach(REACH_TIMEOUT_S)
         except PermissionError as error:
             raise GputopError(f"this user is not allowed to connect to {address}",
-                              f"ls -l {address.path}   # join the socket's group, or give the engine a TCP "
-                              "port") from error
+                              f"ls -l {address.path}   # join its group, or give the engine a TCP port") from error
         except OSError as error:
             detail = "" if isinstance(error, ConnectionRefusedError) else f" ({error.strerror or error})"
             raise GputopError(f"no host engine answers at {address}{detail}", START) from error

@@ -38,8 +38,8 @@ SOURCE = "/proc"
 UPDATE_PERIOD_S = 0.9  # the kernel counts CPU in ticks of 10 ms; a little under 1 s, because ticks jitter
 HIDDEN = "not visible to this user (/proc is mounted with hidepid): run as root"
 OTHER_NAMESPACE = "not in this PID namespace: run on the host or with --pid=host"
-OTHER_USERS = ("the process with this PID belongs to another user and may not be the one that the driver reports: run "
-               "as root")
+OTHER_USERS = ("the process with this PID is another user's and may not be the one that the driver reports: run as "
+               "root")
 MATCHED = "the driver reports PID {}; matched because only this process here maps /dev/nvidia{}"
 NO_PID = "the driver does not report a PID for this process"
 # At which scans of the process table a process's maps, of megabytes, are read for its framework: after 0, 5, 15,

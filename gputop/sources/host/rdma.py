@@ -128,8 +128,7 @@ def _count(path: str) -> int | str:
         text = printable(proc_files.read(path, 64)).strip()
     except OSError as error:
         return f"the kernel does not report {path.rpartition('/')[2]} for this port: {error.strerror or error}"
-    return int(text) if text.isascii() and text.isdecimal() else ("the adapter does not count this value: "
-                                                                  f"{text or 'empty'}")
+    return int(text) if text.isascii() and text.isdecimal() else (f"the adapter does not count this: {text or 'empty'}")
 
 
 def _reading(metric: str, value: float) -> Reading:

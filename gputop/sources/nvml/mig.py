@@ -113,8 +113,8 @@ class MigInstance(WithGpm):
             for metric in GPU_METRICS.values()
             if metric.id not in _ACTIVITY and metric.id not in _MEMORY and metric.id != TENSOR_FLOP_UTIL
         }
-        self._fixed_readings["gpu_util"] = Reading.missing(RATIO, "NVML does not report the utilization of a MIG "
-                                                                  "instance", "NVML")
+        self._fixed_readings["gpu_util"] = Reading.missing(RATIO, "NVML reports no utilization for MIG "
+                                                                  "instances", "NVML")
         self._memory = FieldReader(nvml, device.handle, clock(), device.gpu_instance, True, _MEMORY_FIELDS)
         self._no_memory: Reading | None = None  # what the last check of the instance was for
         self._processes = ProcessReader(nvml, device.handle, clock, wall_clock, device.gpu_instance, info.mig)

@@ -124,8 +124,7 @@ def _offset(
         result = skew(*of_first, *others, within_ns)
         both = f"The clocks of {first.name} and {other.name}"
         if isinstance(result, str):
-            by_capture = ("the capture determined them to within "
-                          f"{seconds(sum(errors) / 1e9)}") if len(errors) == 2 else (
+            by_capture = (f"the capture measured them to {seconds(sum(errors) / 1e9)}") if len(errors) == 2 else (
                 "gputop uses them as they are")
             if len(errors) == 2 or (len(of_first[0]) and len(others[0])):
                 notes.append(f"{both} cannot be compared by collectives ({result}): {by_capture}.")

@@ -111,8 +111,7 @@ OTHER_FILES = (
               "a Git LFS pointer instead of the file", "Fetch the file: git lfs pull"),
     OtherFile(lambda path, begin: begin[:1] == _XPLANES_FIELD and begin[:64].count(_REPLACED) > 1,
               "a binary trace that was corrupted by copying it as text", "Copy the file again, as binary data."),
-    OtherFile(_is_perfetto, "a Perfetto trace", "Export the trace as Chrome JSON: traceconv json trace.pftrace "
-                                                "trace.json"),
+    OtherFile(_is_perfetto, "a Perfetto trace", "Export it as Chrome JSON: traceconv json trace.pftrace trace.json"),
 )
 FORMATS = (
     Format(

@@ -69,8 +69,7 @@ def read_files(files: Sequence[Path]) -> Trace:
     if len(files) > 1:
         raise GputopError(f"gputop cannot combine several Nsight Systems reports: {listed(files)}.",
                           "Analyze one report at a time. If you run `nsys profile` on the whole job, it creates one "
-                          "report for all ranks.",
-                          EXIT_USAGE)
+                          "report for all ranks.", EXIT_USAGE)
     limit = memory_limit()
     with open_trace(files[0]) as file:
         if os.fstat(file.fileno()).st_size > limit:
@@ -159,8 +158,7 @@ class _Report:
             for level in (3, 2))
         note_messages(builder, errors, warnings)
         if self._damage:
-            builder.note("truncated", f"{self._path} is damaged ({self._damage[0]}); gputop uses the part that it "
-                                      "could read.")
+            builder.note("truncated", f"{self._path} is damaged ({self._damage[0]}); gputop uses the readable part.")
         return builder.finish([self._path], to_unix_ns=self._to_unix(),
                               empty_fix="Record with `nsys profile --trace=cuda,nvtx` while the job trains.")
 

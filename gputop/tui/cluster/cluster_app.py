@@ -71,8 +71,7 @@ class Asker:
                 self._listener(error)
             except Exception as error:  # noqa: BLE001  thread boundary: the next answer may be readable
                 self._listener(GputopError("processing an answer failed with an internal error in gputop: "
-                                           f"{error!r}"[:300],
-                                           "gputop will retry. Please report this."))
+                                           f"{error!r}"[:300], "gputop will retry. Please report this."))
 
 
 class ClusterApp(TerminalApp):

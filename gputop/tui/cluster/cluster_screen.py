@@ -27,9 +27,10 @@ from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 _DETAIL_LINES = 7
 _LATE_S = 5.0  # beyond the period: an answer of a busy server takes seconds
 _HELP = """\
-Each row is a job with its activity over the past hours, from left to right. A dot means that nothing was measured. A * marks \
-coarse activity (any kernel ran), and a ~ values of whole nodes that the job shares. Press enter to show the nodes of \
-a job, and space on a node to show its GPUs. After your first key press, the rows keep their order; press o to sort.
+Each row is a job with its activity over the past hours, from left to right. A dot means that nothing was measured. A * \
+marks coarse activity (any kernel ran), and a ~ values of whole nodes that the job shares. Press enter to show the \
+nodes of a job, and space on a node to show its GPUs. After your first key press, the rows keep their order; press o \
+to sort.
 """
 
 
@@ -166,8 +167,7 @@ class ClusterScreen(Screen[None]):
         key("shift+right", "cursor(-1)", "cursor on", "move the cursor forward by one column"),
         key("s", "app.snapshot", "snapshot", "save a snapshot as text, JSON and HTML", footer=True),
         key("p", "problems", "problems", "show what could not be read, and how to fix it"),
-        key("question_mark,f1", "app.help", "help", "show show the keys of this screen and how to read "
-                                                    "it", footer=True),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen, and how to read it", footer=True),
     ]
 
     def __init__(self, state: State, commands: Commands, period_s: float = 15.0) -> None:

@@ -103,8 +103,7 @@ class GpuTable(DrawnOnce, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("up,k", "move(-1)", "up", "select the GPU above"),
         key("down,j", "move(1)", "down", "select the GPU below"),
-        key("enter", "details", "show details of the "
-                                "GPU", "all readings of the GPU, each with its source or why it is missing"),
+        key("enter", "details", "GPU details", "all readings of the GPU, each with its source or why it is missing"),
     ]
     PANEL = "GPUs"
 

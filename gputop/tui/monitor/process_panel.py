@@ -153,7 +153,7 @@ class ProcessPanel(WheelMoves, DrawnLines, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("up,k", "move(-1)", "up", "select the process above"),
         bind("down,j", "move(1)", "down", "select the process below"),
-        bind("enter", "details", "show details of the process", "full command, GPUs, CPU, I/O"),
+        bind("enter", "details", "process details", "full command, GPUs, CPU, I/O"),
         bind("K", "signal", "signal…", "send a signal, after confirmation"),
         bind("v", "tree", "tree", "show children under their parents, or a flat list"),
     ]

@@ -111,8 +111,7 @@ class CapturesScreen(ModalScreen[None]):
     """The list, which grows while the logdir is read, and what is known of the selected capture."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("enter", "open", "open", "open the selected capture: findings, timeline, tables; gputop may analyze it "
-                                     "first"),
+        key("enter", "open", "open", "open the selected capture: findings, timeline, tables; may need analysis first"),
         key("a,A", "mark('A')", "is A", "use the selected capture as A, from before the change"),
         key("b,B", "mark('B')", "is B", "use the selected capture as B, from after the change, and compare A and B"),
         key("n", "name", "name…", "name the selected capture, such as “before prefetch”"),

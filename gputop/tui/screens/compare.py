@@ -461,8 +461,7 @@ def compared(records: Sequence[CaptureRecord], again_a: int,
     if warning := two_jobs(*records[:2]):
         comparison = comparison.with_note(Note("other_job", warning))
     for name, reason in reversed(unread.items()):
-        comparison = comparison.with_note(Note("no_trace", f"gputop compares {name} only by its saved analysis: "
-                                                           f"{reason}."))
+        comparison = comparison.with_note(Note("no_trace", f"{name} is compared only by its saved analysis: {reason}."))
     return comparison
 
 
@@ -484,8 +483,7 @@ def why_not(session: Session) -> str | None:
     if len(captures) >= 2:
         return None
     if not captures:
-        return no_capture(session, "This compares two captures, one from before and one from after a change to the "
-                                   "job.")
+        return no_capture(session, "This compares two captures, from before and after a change to the job.")
     earlier = " To compare with an earlier capture, press J (a, b)." if session.watch.earlier_captures else ""
     return (f"A comparison needs two captures, and there is one so far ({label(captures[-1])}). Change the job, press "
             f"c again, and then B to see what changed.{earlier}")

@@ -30,10 +30,10 @@ READING = (
     "level. A GPU that is fully busy half of the time is dim up to the top; a GPU that is always half busy is bright "
     "up to the middle. A dot means that nothing was measured. ~ marks coarse utilization (any kernel ran), which "
     "gputop shows if it cannot read SM activity.\nThe line above the lanes marks events: a letter shows where an event "
-    "began, and a line how long it lasted. The meaning of the letters is next to it. With the cursor (press v or click "
-    "on a lane), values are means over the slice under the cursor, and the text describes what happened in that "
-    "slice.\nThe period on the job line is an estimate of the step period from the load alone. Samples show steps of "
-    "2.5 intervals and longer. Shorter steps can look like longer ones: press + and check whether the period stays the "
+    "began, and a line how long it lasted. The letters are explained next to it. With the cursor (press v or click on "
+    "a lane), values are means over the slice under the cursor, and the text describes what happened in that slice.\n"
+    "The period on the job line is an estimate of the step period from the load alone. Samples show steps of 2.5 "
+    "intervals and longer. Shorter steps can look like longer ones: press + and check whether the period stays the "
     "same.\n"
 )
 

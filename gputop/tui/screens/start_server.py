@@ -32,7 +32,7 @@ class StartServer(ModalScreen[int | None]):
         key("down,j", "move(1)", "down", "select the process below"),
         key("y", "start", "start one", "start a profiler server in the selected process, then capture from it"),
         key("a", "address", "enter an address", "enter the HOST:PORT of a server on another machine"),
-        key("enter", "answer", "the answer in capitals", "start a server in a job that was captured before; otherwise "
+        key("enter", "answer", "the answer in capitals", "start one in a job that was captured before; otherwise "
                                                          "close"),
         key("n,escape,q", "dismiss", "no", "close without starting a server"),
         key("question_mark,f1", "app.help", "help", "the keys of this screen"),
@@ -91,9 +91,8 @@ class StartServer(ModalScreen[int | None]):
             out.append(f"{printable(error.message)}.\n{printable(error.fix)}\n", PLAIN)
             if process.framework == "pytorch":
                 return out
-            out.append("Or add to the job: tf.profiler.experimental.server.start(6009) or "
-                       "jax.profiler.start_server(6009).",
-                       DIM)
+            out.append("Or in the job: tf.profiler.experimental.server.start(6009) or "
+                       "jax.profiler.start_server(6009).", DIM)
         return out
 
     def update_view(self) -> None:

@@ -38,8 +38,7 @@ class WorkersQuestion(Dialog[Answer]):
         text = Text(f"Capture {len(choice.chosen)} of {choice.of} workers? y/N\n\n", WARN)
         for address, reason in zip(choice.chosen, choice.reasons, strict=True):
             text.append(f"{printable(address)}  {printable(reason)}\n")
-        text.append(f"\nChosen by {printable(choice.by)}. A capture slows down each worker, and their traces are "
-                    "similar.", DIM)
+        text.append(f"\nChosen by {printable(choice.by)}. A capture slows down each worker; traces are similar.", DIM)
         if choice.risk:
             text.append(f"\n\nA capture may end the job: {printable(choice.risk)}.", WARN)
         more = [] if choice.of > MAX_ALL_WORKERS else [f"a: all {choice.of}"]

@@ -188,8 +188,7 @@ class _UnreadSpans(Struct):
         if self.asynchronous:
             example = f', such as "{encodable(self.first_name[:_EXAMPLE_CHARS])}"' if self.first_name else ""
             return NoDataError(f"{path} has only asynchronous spans ({self.asynchronous:,} events{example}). These are "
-                               "not on a thread or stream, so gputop cannot see what ran when.",
-                               f"{_RECORD_AGAIN}.")
+                               "not on a thread or stream, so gputop cannot see what ran when.", f"{_RECORD_AGAIN}.")
         if self.begins_and_ends:
             return NoDataError(f"{path} stores the start and end of each span as separate events (\"B\" and \"E\"), "
                                "which gputop does not read.", f"{_RECORD_AGAIN}.")

@@ -68,8 +68,7 @@ def read_chrome(
     cut = sorted(f.path for f in loaded if f.damaged or f.path in damaged)
     if cut:
         builder.note("truncated", f"{', '.join(cut)}: truncated or damaged. gputop read "
-                                  f"{sum(len(f.events) for f in loaded)} events; everything after the damage is "
-                                  "missing.")
+                                  f"{sum(len(f.events) for f in loaded)} events; all after the damage is missing.")
     starts = [float(f.events["ts"].min()) if len(f.events) else 0.0 for f in loaded]
     clock_ns = _common_clock(loaded, starts, builder)
     gpus = [(d.get("computeMajor"), d.get("computeMinor"), d.get("numSms")) for f in loaded for d in f.devices.values()]
@@ -120,8 +119,8 @@ def _common_clock(files: Sequence[ChromeFile], starts: Sequence[float], builder:
     ends = [first_ns[i] + round((last_us[i] - starts[i]) * _NS_PER_US) for i in filled]
     if filled and max(first_ns[i] for i in filled) >= min(ends):
         builder.note("no_common_clock", "The files do not overlap in time: they do not share a clock or are not from "
-                                        "the same capture. gputop aligns their first events. Do not compare times "
-                                        "between ranks.")
+                                        "the same capture. gputop aligned their starts; do not compare times between "
+                                        "ranks.")
         return [0] * len(files)
     return first_ns
 

@@ -140,8 +140,8 @@ class _Capture:
             builder.note("truncated", f"{', '.join(sorted(cut))}: truncated or damaged. gputop read {events} events; "
                                       "everything after the damage is missing. Capture again, or copy the file again.")
         if any(self._surplus.values()):
-            builder.note("left_out", "This trace contains more than a profiler writes. Left out: "
-                                     f"{', '.join(f'{count:,} {what}' for what, count in self._surplus.items() if count)}.")
+            surplus = ", ".join(f"{count:,} {what}" for what, count in self._surplus.items() if count)
+            builder.note("left_out", f"This trace has more than a profiler writes. Left out: {surplus}.")
         if losses.malformed:
             builder.note("left_out", f"gputop left out malformed events: {losses.malformed}.")
         if losses.unnamed:
