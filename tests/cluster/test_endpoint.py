@@ -68,7 +68,7 @@ def test_what_others_can_read_on_the_way() -> None:
 
 
 @pytest.mark.parametrize(("url", "said"), [
-    ("http://prom:9090", "the credentials go to prom unencrypted: use https:// or ssh://prom/http://localhost:9090"),
+    ("http://prom:9090", "credentials sent to prom are unencrypted: use https:// or ssh://prom/http://localhost:9090"),
     ("ssh://ada@{login}/http://prom:9090", "the credentials go from ada@{login} to prom unencrypted: use https://"),
     ("ssh://{login}/https://prom", ""), ("https://prom", ""),
 ])

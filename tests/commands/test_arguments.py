@@ -13,7 +13,7 @@ from gputop.core.version import __version__
 
 @pytest.mark.parametrize(("words", "message"), [
     (["replay", "f", "--start", "x"], "'x' is not a number of seconds"),
-    (["replay", "f", "--start", "-1"], "-1 is not a number of seconds from 0 on"),
+    (["replay", "f", "--start", "-1"], "-1 is not a number of seconds of 0 or more"),
     (["replay", "f", "--speed", "x"], "'x' is not between 0.01 and 1000, or max"),
     (["replay", "f", "--speed", "0"], "'0' is not between 0.01 and 1000, or max"),
     (["--on-dip", "--dip-every", "0"], "'0' is not a number of minutes above 0"),
@@ -21,7 +21,7 @@ from gputop.core.version import __version__
     (["--interval", "nan"], "nan is not between 0.1 and 3600 seconds"),
     (["analyze", "t", "--params", "0"], "'0' is not a number of parameters"),
     (["analyze", "t", "--params", "-7"], "'-7' is not a number of parameters"),
-    (["analyze", "t", "--params", "7e9"], "'7e9' is not a number of parameters, in digits"),
+    (["analyze", "t", "--params", "7e9"], "'7e9' is not a number of parameters written in digits"),
 ])
 def test_what_an_option_cannot_take_is_said_in_words(words, message, capsys):
     with pytest.raises(SystemExit) as caught:
@@ -38,7 +38,7 @@ def test_numbers_in_their_units():
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["snapsht"], "there is no command 'snapsht'. Did you mean snapshot?"),
+    (["snapsht"], "there is no command named 'snapsht'. Did you mean snapshot?"),
     (["demo"], "Did you mean gputop --demo?"),
     (["serve"], "ttyd -W -i lo gputop"), (["--demo", "healthy", "serve", "--listen", "8792"], "ttyd -W -i lo gputop"),
     (["--on-dip", "--dip-before", "5"], "--on-dip captures right after it"),
@@ -47,7 +47,7 @@ def test_numbers_in_their_units():
     (["-i", "0"], "gputop --gpus 0"), (["-l", "1"], "gputop --interval 2"), (["-l1"], "gputop --interval 2"),
     (["--demo", "hang", "-d", "2"], "gputop --interval 2"), (["--once"], "gputop snapshot"),
     (["snapshot", "--once"], "To print once"), (["version"], "gputop --version"), (["profile"], "gputop capture"),
-    (["xyzzy"], "there is no command 'xyzzy'. gputop --help lists them"),
+    (["xyzzy"], "there is no command named 'xyzzy'. gputop --help lists them"),
     (["--intervall", "2"], "gputop has no option --intervall. Did you mean --interval?"),
     (["capture", "--secnds=3"], "gputop capture has no option --secnds. Did you mean --seconds? gputop capture --help"),
     (["doctor", "c"], "gputop doctor takes no argument c."),

@@ -210,4 +210,5 @@ def test_what_is_no_address_is_wrong_usage(text: str, capsys: pytest.CaptureFixt
 ])
 def test_an_address_that_others_reach_is_said(host: str, exposed: bool, capsys: pytest.CaptureFixture[str]) -> None:
     check_metrics((host, 9810))
-    assert (f"whoever reaches {host} can read the metrics, without a password" in capsys.readouterr().err) == exposed
+    assert (f"anyone who can reach {host} can read the metrics without a "
+            "password" in capsys.readouterr().err) == exposed

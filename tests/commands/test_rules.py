@@ -118,7 +118,7 @@ def test_a_file_is_checked(file: Path, capsys: pytest.CaptureFixture[str]) -> No
     file.write_text(RULES.replace("step.time > 20%", "step.tim > 20%\x1b[31m"[:-5]))
     assert main(["rules", "check", "r.toml"]) == 1
     out = capsys.readouterr().out
-    assert "r.toml:4:27: there is no name step.tim: did you mean step.time?" in out
+    assert "r.toml:4:27: the name step.tim does not exist: did you mean step.time?" in out
     assert '  when = "step.input_wait / step.tim > 20%"\n' + " " * 28 + "^" in out
 
 

@@ -103,7 +103,7 @@ def test_without_a_file_everything_is_as_ever(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("line", "message"), [
-    ("interval = fast", 'interval = fast is not a value: put text in "quotes"; 1 is used'),
+    ("interval = fast", 'interval = fast is not a value; put text in "quotes"; 1 is used'),
     ('interval = "1"', 'interval = "1" is not a number of seconds from 0.1 to 3600; 1 is used'),
     ("interval = 0", "interval = 0 is not a number of seconds from 0.1 to 3600; 1 is used"),
     ("interval = true", "interval = true is not a number"), ("interval = NaN", "interval = NaN is not a value"),
@@ -282,7 +282,7 @@ def test_root_obeys_no_settings_and_rules_in_the_home_of_another_user(
     out, err = capsys.readouterr()
     assert "theirs" not in out and "/root/token" not in out
     assert load(config_path()).values == {}
-    why = "can be written by other users" if theirs == "writable" else "belongs to another user (uid 12345)"
+    why = "is writable by other users" if theirs == "writable" else "belongs to another user (uid 12345)"
     assert err.count(why) == 1 and "gputop uses the defaults" in err
     assert main(["rules", "list"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "rules.toml" in line]

@@ -407,7 +407,7 @@ def test_without_a_gpu_the_jobs_are_those_that_have_a_framework_loaded(tmp_path:
             maps="7f00-7f01 r-xp 0000 08:01 1   /x/site-packages/tensorflow/libtensorflow_cc.so.2\n")
     _, job = jobs.servers(DriverFacts(), tmp_path, Discovery)
     assert job.id == "process_11"
-    assert "has TensorFlow, JAX or PyTorch loaded and has no profiler server: tf.py" in job.detail
+    assert "has TensorFlow, JAX or PyTorch loaded but has no profiler server: tf.py" in job.detail
     assert "gputop attach 11 " in (job.fix or "")
 
 

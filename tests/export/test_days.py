@@ -77,7 +77,7 @@ def test_of_no_time_it_says_so(days: Report) -> None:
     empty = replace(days, hours=[], worst_hours=[], gpus=[], jobs=[], simulated=True,
                     total=replace(days.total, states_s={}, goodput_ratio=None, energy_j=None))
     text = " ".join(Page(to_html(empty)).texts)
-    assert "N/A: no GPU was recorded for any time." in text and "SIMULATED" in text
+    assert "N/A: no GPU time was recorded." in text and "SIMULATED" in text
 
 
 def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

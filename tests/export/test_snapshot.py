@@ -195,8 +195,8 @@ def test_text_names_memory_nodes_instances_and_faults() -> None:
     assert "  NUMA node 0: GPU 0  NUMA node 1: GPU 2-3\n" in text
     (line,) = [line for line in text.splitlines() if line.startswith("GPU 0: ")]
     assert line.startswith("GPU 0: 5 Xid errors, the last: Xid 48 at ")
-    assert line.endswith("ECC corrected 12, Rows remapped 2, a row of memory is to be replaced at the next reset, "
-                         "a row of memory could not be replaced")
+    assert line.endswith("ECC corrected 12, Rows remapped 2, a row of memory will be replaced at the next reset, a row "
+                         "of memory could not be replaced")
     assert "GPU 2: " not in text
     gpus = document(session)["gpus"]
     assert [g["label"] for g in gpus] == ["0", "1:2", "2", "3"]

@@ -215,7 +215,7 @@ def test_without_a_gpu_nothing_is_pretended(write: Write, capsys: pytest.Capture
     path = write("a.rec", [replace(sample, gpus=(), processes=()) for sample in minutes("train", 0, 5)])
     assert main(["report", str(path)]) == 0
     text = capsys.readouterr().out
-    assert "Goodput: N/A, no GPU was recorded for any time." in text and "kWh" not in text and "training  " not in text
+    assert "Goodput: N/A, because no GPU time was recorded." in text and "kWh" not in text and "training  " not in text
 
 
 @pytest.mark.parametrize(("column", "shown"), [

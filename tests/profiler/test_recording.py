@@ -34,7 +34,7 @@ def test_how_a_recorded_process_ended_is_said(command: str, how: str, fix: str) 
 def test_what_is_not_known_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "end_of", lambda pid, pidfd: "")
     error = ended("exit 0")
-    assert error is not None and error.message.endswith("while it was recorded; how is not known")
+    assert error is not None and error.message.endswith("while it was recorded; how it ended is unknown")
     assert "the recording is the likely cause" in error.fix
 
 

@@ -126,7 +126,7 @@ def test_what_was_not_asked_is_said() -> None:
     text = report(dump(0, [*history(3, then=[WAITS]), message], 4), dump(1, history(3, then=[WAITS]), 4),
                   problems=("process 7: no dump at /tmp/x_2",))
     assert "no rank is missing among these dumps" in text
-    assert "Not asked: ranks 2-3, because gputop read no dump of them. The others may wait for them." in text
+    assert "Not asked: ranks 2-3, because gputop read no dump for them. The other ranks may wait for them." in text
     assert "Not read: process 7: no dump at /tmp/x_2." in text and "sends and receives, 1 in" in text
     assert "Dumps read: ranks 0-1, written 60.0 s ago." in text
     assert "one dump alone" in report(dump(0, history(3)))

@@ -139,7 +139,7 @@ def test_damage_at_very_many_places_is_counted(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + damage * 30)
     with Recording(path) as opened:
         assert len(opened) == 1 and len(opened.notes) == 21
-        assert opened.notes[-1] == "the recording is damaged at 10 more places"
+        assert opened.notes[-1] == "the recording is damaged in 10 more places"
 
 
 def test_a_length_without_end_is_damage_not_memory(tmp_path: Path) -> None:

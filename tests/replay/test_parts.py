@@ -149,7 +149,8 @@ def test_a_part_that_is_removed_is_followed_by_another(tmp_path: Path, monkeypat
         recordings_in(tmp_path / "days")[0].unlink()
         now[0] = SYNC_PERIOD_S
         writer.append(node_sample(30, 1))
-        assert times(tmp_path / "days") == [30] and "was removed while it was written; a new part begins" in said[0]
+        assert times(tmp_path / "days") == [30] and ("was removed while it was written; gputop starts a new "
+                                                     "file") in said[0]
         shutil.rmtree(tmp_path / "days")
         now[0] = 2 * SYNC_PERIOD_S
         with pytest.raises(GputopError, match="cannot write"):

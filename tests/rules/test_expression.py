@@ -88,7 +88,7 @@ def test_what_is_of_all_gpus_is_computed_once_and_told() -> None:
     ("sm_active and 1 > 0", 0, "compare it"), ("0 < sm_active < 1", 14, "a < b and b < c"),
     ("(1 > 0", 6, "closing paren"),
     ("", 0, "ends where a name"), ("sm_active > 5sec", 13, "no unit sec"), ("'x' > 1", 0, "allowed only in"),
-    ("1 > 0 2", 6, "“2” does not belong here"),
+    ("1 > 0 2", 6, "“2” is not allowed here"),
     ("1 > 0) or (1 > 0", 5, "“)” does not belong"), ("not 5 > -(1 > 0)", 8, "- takes a value"),
     ("gpus.maximum(sm_active) > 0", 5, "gpus.max"),
     ("gpus.max(gpus.max(sm_active)) > 0", 9, "inside"), ("max(sm_active, 3W) > 0", 0, "one unit"),

@@ -35,12 +35,12 @@ def test_a_whole_file() -> None:
 
 
 @pytest.mark.parametrize(("text", "shown"), [
-    (RULE.replace("sm_active", "sm_activ"), "4:9: there is no name sm_activ: did you mean sm_active?"),
+    (RULE.replace("sm_active", "sm_activ"), "4:9: the name sm_activ does not exist: did you mean sm_active?"),
     (RULE.replace('"sm_active < 0.4"', "'''\n sm_active <\n  power_w'''"),
     "5:12: a number without a unit and a value in W"),
-    (RULE.replace("0.4", "0.4 \\u0041"), '4:25: “A” does not belong here'),
+    (RULE.replace("0.4", "0.4 \\u0041"), '4:25: “A” is not allowed here'),
     ('[[rule]]\nid = "a"\non = "trace"\ntitle = "T"\nwhen = "kernel(\\"*\\").time > 3"\n', "5:28: a value in s"),
-    (RULE + 'titel = "x"\n', "6:1: a rule has no “titel” (did you mean title?)"),
+    (RULE + 'titel = "x"\n', "6:1: “titel” (did you mean title?) is not allowed in a rule"),
     (RULE + "for = 4000\n", '6:7: for is a time up to 1h'), (RULE + 'severity = "bad"\n', "6:13: severity is one of"),
     (RULE.replace("live", "both"), '3:7: on is one of live, trace'),
     (RULE.replace('id = "a_rule"', ""), "1:1: a rule needs id"),
@@ -51,8 +51,8 @@ def test_a_whole_file() -> None:
     ('[budget]\na = "sm_active > 0"', '2:6: sm_active is a name of rules with on = "live"'),
     ("a = [", "1:1: this is not TOML"),
     # a header inside a text is none
-    ('t = """\n[[rule]]\n"""\n' + RULE.replace("sm_", "sm"), "7:9: there is no name smactive"),
-    ("a = " + "[" * 9000, "1:1: "), ("[[rule]]\nid = 3\n" * 300, "401:1: a file has at most 200 rules"),
+    ('t = """\n[[rule]]\n"""\n' + RULE.replace("sm_", "sm"), "7:9: the name smactive does not exist"),
+    ("a = " + "[" * 9000, "1:1: "), ("[[rule]]\nid = 3\n" * 300, "401:1: a file can have at most 200 rules"),
 ])
 def test_a_mistake_has_its_line_and_column(text: str, shown: str) -> None:
     assert any(own.startswith(shown) for own in problems(text)), problems(text)

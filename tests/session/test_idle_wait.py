@@ -116,7 +116,7 @@ def test_a_capture_waits_until_it_is_time(monkeypatch: pytest.MonkeyPatch) -> No
     assert waiting.status is not None and (waiting.status.phase, waiting.status.message) == (
         "waiting", "the idle time in about 40 s")
     assert waiting.status.running and not waiting.status.begun
-    with pytest.raises(GputopError, match="a capture is running"):
+    with pytest.raises(GputopError, match="a capture is already running"):
         waiting.session.start_capture()
     waiting.session.tick += 36  # seconds of the session's clock
     waiting.until_captured()

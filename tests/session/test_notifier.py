@@ -200,7 +200,7 @@ def test_a_command_that_fails_or_is_missing_stops_nobody(tmp_path: Path) -> None
     notifier.close()
     for thread in threads:
         thread.join()
-    assert "/no/such/command failed" in notifier.problem and "it ended with status 1" in notifier.problem
+    assert "/no/such/command failed" in notifier.problem and "the command exited with status 1" in notifier.problem
 
 
 def test_what_is_told_last_is_waited_for(tmp_path: Path) -> None:
@@ -251,4 +251,4 @@ def test_a_gpu_that_is_lost_is_told_once_and_that_it_is_back() -> None:
     for state in ("ok", "failed", "failed", "lost", "lost", "ok", "ok"):
         sample(state)
         told.append(session.after(0))
-    assert told == [[], [], [], ["GPU 0: lost"], [], ["GPU 0: is back"], []]
+    assert told == [[], [], [], ["GPU 0: lost"], [], ["GPU 0 is back"], []]

@@ -95,7 +95,7 @@ def test_ranks_of_all_nodes_are_recorded_together_into_one_folder(folder, tmp_pa
     (outcome,) = outcomes
     assert outcome.result is not None and outcome.result.path.parent == captured.run_dir
     assert outcome.address == f"n2 pid:{there.pid}" and outcome.clock is not None and outcome.clock.offset_ns == 0
-    assert len(missing) == 1 and missing[0].startswith("not captured: n3: it refuses connections")
+    assert len(missing) == 1 and missing[0].startswith("not captured: n3: the node refuses connections")
     assert {line.rank for line in load([captured.run_dir]).lines} == {0, 1}
     assert set((tmp_path / "asked").read_text().splitlines()) == {f"{tmp_path}/gputop-there agent"}
 
@@ -198,7 +198,7 @@ def test_a_stop_ends_the_wait_for_a_node_and_what_is_there_is_kept(folder, tmp_p
         stop.set()
         outcomes, (missing,) = others.collect(captured.run_dir)
     assert [outcome.name for outcome in outcomes] == ["a.pt.trace.json"]
-    assert missing.startswith("not captured: n3: the capture was stopped before all its traces came")
+    assert missing.startswith("not captured: n3: the capture was stopped before all traces from the node arrived")
 
 
 def test_a_trace_that_would_take_the_reserve_of_the_disk_is_not_begun(folder, tmp_path, monkeypatch):
@@ -225,7 +225,7 @@ def test_a_trace_that_cannot_be_saved_here_is_a_problem_of_its_node(folder, tmp_
     _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; echo '{line}'; printf '%s%s' '{TRACE}' '{TRACE}'")
     with fake_job(folder) as here:
         _, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
-    assert len(outcomes) == 1 and "there is a trace already" in missing and "bug" not in missing
+    assert len(outcomes) == 1 and "a trace with this name already exists" in missing and "bug" not in missing
 
 
 def test_a_node_that_ssh_cannot_reach_for_want_of_ssh_is_told(folder, tmp_path, monkeypatch):

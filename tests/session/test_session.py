@@ -44,7 +44,7 @@ def test_a_session_goes_from_samples_to_a_named_cause(tmp_path: Path) -> None:
         phases: list[str] = []
         session.listen(lambda change: phases.append(session.control.status.phase) if session.control.status else None)
         session.start_capture()
-        with pytest.raises(GputopError, match="a capture is running"):
+        with pytest.raises(GputopError, match="a capture is already running"):
             session.start_capture()
         watched.until(lambda: session.control.status is not None and not session.control.status.running)
         assert session.control.status is not None and session.control.status.phase == "done", session.control.status
@@ -550,7 +550,7 @@ def test_an_address_at_which_nothing_answers_does_not_cost_the_job_that_does(mon
     assert usable(session.watch.servers) == (TRAIN,) and session.watch.attached == []
     (typo,) = (s for s in session.watch.servers if s.address == "127.0.0.1:5")
     assert messages.attached(typo, session.watch.servers) == (
-        "Could not attach to 127.0.0.1:5: nothing listens. Still at 127.0.0.1:1.")
+        "Could not attach to 127.0.0.1:5: nothing listens. Still attached to 127.0.0.1:1.")
     session.watch.update()
     assert session.watch.servers == (TRAIN,)
     session.watch.attach("localhost:1")

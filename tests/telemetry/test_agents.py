@@ -75,7 +75,7 @@ def answer_of(asking: Ssh, node: str) -> NodeAnswer:
     ("echo '{\"hostname\":[]}'", "ended without an answer", "login"),
     ("yes '{'", "ended without an answer", "login"),
     ("head -c 20000000 /dev/zero", "ended without an answer", "login"),
-    ("echo \"gputop: there is no command 'agent'. gputop --help lists them\" >&2; exit 2",
+    ("echo \"gputop: there is no command 'agent'. For a list: gputop --help\" >&2; exit 2",
      f"older than gputop {__version__} here", "Install the same version"),
     ("exec sleep 60", "in time", "snapshot"),
 ])

@@ -385,7 +385,7 @@ def test_samples_of_a_gpu_are_rows_of_it_on_the_clock_of_the_trace():
 @pytest.mark.parametrize(("trace", "why"), [
     (ten_seconds(GpuCounters(reason="no GPU")), "no GPU"), (ten_seconds(GpuCounters()), "no GPU was sampled"),
     (ten_seconds(sampled(0), origin_ns=0), "does not show when"),
-    (ten_seconds(sampled(0, at_s=3600.0)), "no sample lies in the recorded time"),
+    (ten_seconds(sampled(0, at_s=3600.0)), "there are no samples in the recorded time"),
 ])
 def test_why_a_timeline_has_no_samples(trace: Trace, why: str):
     timeline = timeline_of(trace)

@@ -67,7 +67,7 @@ async def test_the_job_line_tells_of_the_job_until_it_serves(job):
         job.send(signal.SIGTERM)
         await _until(pilot, lambda: "ended with status 5" in _line(app))
         assert [m for m in messages(app) if "status 5" in m] == [
-            "The job ended with status 5. l: its output, q: quit.\nasked"]
+            "The job ended with status 5. l: output, q: quit.\nasked"]
         await pilot.press("q")
         await _until(pilot, lambda: _left(app))
 
@@ -80,7 +80,7 @@ async def test_without_a_server_the_panel_says_what_is_waited_for(job):
         job.set_server(None, "no profiler server in process 1: RuntimeError: why")
         await _until(pilot, lambda: "profiler server did not start" in _panel(app))
         job.send(signal.SIGTERM)
-        await _until(pilot, lambda: "The job has ended: l shows its output." in _panel(app))
+        await _until(pilot, lambda: "The job has ended. Press l to see its output." in _panel(app))
 
 
 async def test_its_output_is_shown_as_it_grows(job):
@@ -161,7 +161,7 @@ async def test_a_restart_asks_keeps_the_command_and_goes_on_in_the_log(tmp_path,
             app.session.watch.servers = (Server("127.0.0.1:6010", "python train.py", started.pid, asked=True),)
             app.session.advance(2)
             app._refresh_all()
-            assert captures == [] and "captured once it trains, x: no" in _line(app)
+            assert captures == [] and "captured once it trains, x: cancel" in _line(app)
             app.session.advance(70)
             app._refresh_all()
             assert len(captures) == 1
@@ -188,7 +188,7 @@ async def test_a_job_that_does_not_end_can_be_killed(tmp_path):
                 await _until(pilot, lambda line=line: not isinstance(app.screen, Confirm) and line in _line(app))
             await _until(pilot, lambda: started.pid != pid)
             await pilot.press("x")
-            assert "No capture follows the restart." in messages(app)
+            assert "gputop will not capture after the restart." in messages(app)
     finally:
         started.kill()
         started._process.wait()

@@ -151,14 +151,14 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
     if rate <= 0:
         return Plan(asked_s, asked_s, "full length, because the probe contains no events", probe, free.unknown)
     makes = f"this job produces {count(rate)} events/s"
-    chosen_s, reason = asked_s, f"full length, {makes}"
+    chosen_s, reason = asked_s, f"full length, at {count(rate)} events/s"
     enough_s = TARGET_EVENTS / rate - probe.seconds
     if enough_s < asked_s:
         chosen_s, reason = enough_s, makes
         least_s, what = max((min(MIN_CAPTURE_S, limits.least_s), "the shortest possible"), _for_steps(probe))
         if chosen_s < least_s:
             chosen_s, reason = ((least_s, f"{what}: {makes}") if least_s < asked_s
-                                else (asked_s, f"full length, {makes}"))
+                                else (asked_s, f"full length, at {count(rate)} events/s"))
     device_rate = probe.device_events_per_s
     if device_rate * chosen_s > limits.device_events:
         chosen_s = limits.device_events / device_rate
@@ -180,7 +180,7 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
     if enough:
         assert probe.step_s is not None
         steps = float(f"{enough_s / probe.step_s:.2g}")
-        chosen_s, reason = enough_s, f"about {steps:.0f} steps are enough; {makes}"
+        chosen_s, reason = enough_s, f"about {steps:.0f} steps are enough, at {count(rate)} events/s"
     least_s, least_why = _limit_to_resources(Plan(asked_s, chosen_s, reason, probe), probe, free, limits)
     if least_s < asked_s:
         parts = 100 if least_s < MIN_CAPTURE_S > limits.least_s else 10

@@ -27,10 +27,9 @@ from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 _DETAIL_LINES = 7
 _LATE_S = 5.0  # beyond the period: an answer of a busy server takes seconds
 _HELP = """\
-Each row is a job with its activity over the past hours, from left to right. A dot means that nothing was measured. A * \
-marks coarse activity (any kernel ran), and a ~ values of whole nodes that the job shares. Press enter to show the \
-nodes of a job, and space on a node to show its GPUs. After your first key press, the rows keep their order; press o \
-to sort.
+Each row is a job with its activity over the past hours, from left to right. A dot means that nothing was measured. A \
+* marks coarse activity (any kernel ran), and a ~ values of whole nodes that the job shares. Press enter to show a \
+job's nodes, and space on a node to show its GPUs. After your first key press, rows keep their order; press o to sort.
 """
 
 

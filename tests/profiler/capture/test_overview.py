@@ -151,7 +151,7 @@ def test_a_job_that_grows_too_much_ends_either_grain(logdir, monkeypatch, chosen
     else:
         assert result.stopped_early and plan.chosen_s < 2
         assert plan.ended.startswith(f"gputop ended the recording after {plan.chosen_s:g} of 60 s, because the job's ")
-        assert (f": after that gputop watched for rare events only. Rare events were watched for {plan.overview_s:g} "
+        assert (f": after that, gputop watched only for rare events. Rare events were watched for {plan.overview_s:g} "
                 "of ") in plan.ended
 
 
@@ -208,7 +208,7 @@ def test_a_worker_that_refuses_its_overview_takes_none_from_the_others(logdir):
     assert [o.overview_s for o in done.outcomes] == [0.3, 0.0] and all(o.error is None for o in done.outcomes)
     assert done.plan.overview_s == 0 and len(list(done.run_dir.glob("*.overview.pb"))) == 1
     assert done.plan.ended.startswith(f"{second.address}: Rare events were watched for 0 of 0.3 s (")
-    assert "rare events were watched for 0 to 0.3 s, by worker" in done.notes()
+    assert "gputop watched for rare events for 0 to 0.3 s, depending on the worker" in done.notes()
 
 
 def test_many_workers_share_what_an_analysis_bears():

@@ -149,7 +149,7 @@ def test_the_trace_goes_into_a_folder_of_its_own_with_the_reason(tmp_path):
     assert record.notices[0] in record.remarks
     assert json.loads((record.path.parent / MARK).read_text())["reason"].startswith("GPU 0")
     session.start_capture()
-    with pytest.raises(GputopError, match="a capture is running"):
+    with pytest.raises(GputopError, match="a capture is already running"):
         session.start_capture(structs.replace(session.control.request(), reason="x"))
     session.wait()
 
@@ -185,7 +185,7 @@ def test_nobody_is_there_to_accept_that_it_may_end_the_job(tmp_path, monkeypatch
 def test_when_a_trace_begins_is_told_from_its_events():
     record = CaptureRecord("a:1", Path("x"), 0.0, 10.0, 1.0, analysis=Analysis(trace=TraceSummary(start_s=1001.2)))
     assert held_before(record, 1000.0) == (
-        "the trace holds nothing before the dip: it begins 1.2 s after the dip did",)
+        "the trace contains nothing before the dip: it starts 1.2 s after the dip",)
     assert held_before(record, 1001.3) == ()
 
 

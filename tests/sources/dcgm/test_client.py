@@ -52,7 +52,7 @@ def test_a_refused_permission_names_the_socket(scene: Scene, monkeypatch: pytest
     scene.client.address = Address(path="/run/dcgm.sock")
     scene.client.step()
     snapshot = scene.client.snapshot()
-    assert snapshot.error == "this user may not connect to unix:///run/dcgm.sock" and "ls -l" in snapshot.fix
+    assert snapshot.error == "this user is not allowed to connect to unix:///run/dcgm.sock" and "ls -l" in snapshot.fix
 
 
 def test_without_bindings_the_reason_says_which(make_scene: Callable[..., Scene], tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_consent_watches_what_each_gpu_has(make_scene: Callable[..., Scene]) -> 
     scene.step()
     scene.step()
     assert (scene.value(1004, 0), scene.value(1002, 1)) == (0.5, 0.5)
-    assert str(scene.value(1004, 1)) == "nobody watches it (DCGM -16)"
+    assert str(scene.value(1004, 1)) == "no program watches this field (DCGM -16)"
     assert "cannot be watched: the engine's profiling module is not loaded" in str(scene.value(1002, 2))
     scene.client.close()
     scene.client._disconnect()

@@ -112,7 +112,7 @@ def test_a_choice_of_gpus(node: Node) -> None:
 def test_ordinary_fields_are_watched_profiling_ones_only_with_consent(node: Node) -> None:
     node.open()
     assert {i for _, i in node.engine.watched()} == {*fields.FAST_IDS, *fields.LINK_IDS, *fields.SLOW_IDS}
-    assert "nobody watches field 1002: start gputop with --dcgm-watch" in (node.sample()["sm_active"].reason or "")
+    assert "no program watches field 1002: start gputop with --dcgm-watch" in (node.sample()["sm_active"].reason or "")
     node.source.close()
     assert not node.engine.watched() and not node.engine.clients
 
@@ -285,8 +285,8 @@ def test_mig_instances_follow_their_gpu(node: Node) -> None:
     samples = [node.sample(place) for place in range(4)]
     assert [sample["sm_active"].value for sample in samples] == [None, 0.2, 0.9, 0.5]
     assert [sample["memory_used_bytes"].value for sample in samples[1:3]] == [1000 << 20, 2000 << 20]
-    assert samples[1]["power_w"].reason == "of the whole GPU: see GPU 0" and samples[0]["power_w"].value == 3
-    assert samples[0]["sm_active"].reason == "divided into MIG instances: see 0:0, 0:1"
+    assert samples[1]["power_w"].reason == "measured for the whole GPU: see GPU 0" and samples[0]["power_w"].value == 3
+    assert samples[0]["sm_active"].reason == "partitioned into MIG instances: see 0:0, 0:1"
 
 
 def test_an_instance_that_is_listed_twice_is_one(node: Node) -> None:

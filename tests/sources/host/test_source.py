@@ -174,7 +174,7 @@ def test_within_one_kernel_tick_there_is_no_share(
     host, _ = made_up(monkeypatch, tmp_path, ticking)
     host.read(0.0)
     ticking.now_s += 1.0
-    assert host.read(0.0)["cpu_ratio"].reason == "too short a time"
+    assert host.read(0.0)["cpu_ratio"].reason == "the interval is too short"
 
 
 def test_between_the_periods_the_last_sample_stays(

@@ -89,7 +89,7 @@ def test_the_busier_decoder_counts(fake: FakeNvml) -> None:
 @pytest.mark.parametrize(
     ("call", "metric", "words"),
     [
-        ("nvmlDeviceGetTotalEccErrors", "ecc_uncorrected", "ECC is off or this board has none"),
+        ("nvmlDeviceGetTotalEccErrors", "ecc_uncorrected", "ECC is off or not available on this board"),
         ("nvmlDeviceGetRemappedRows", "row_remap_failed", "no row remapping"),
         ("field:82", "memory_temperature_c", "field value 82"),
     ],

@@ -125,7 +125,7 @@ def test_an_event_with_very_many_fields_is_malformed(tmp_path):
     trace = read(tmp_path, HONEST + plane(b"/host:x", named(4, 1, b"op"), line(
         b"a", event(1, 0, b"\x22\x00" * 1_000_000) + event(1, 1, b"\x22\x00" * 50))))
     assert len(trace.host) == 101
-    assert notes(trace, "left_out") == ["Malformed events, left out: 1."]
+    assert notes(trace, "left_out") == ["gputop left out malformed events: 1."]
 
 
 def test_sixty_thousand_errors_become_a_bounded_number_of_short_notes(tmp_path):

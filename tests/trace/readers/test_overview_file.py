@@ -105,7 +105,7 @@ def test_one_that_cannot_be_used_is_a_note(tmp_path: Path, overview: bytes, said
     trace = load([saved(tmp_path, overview)])
     assert not trace.overviews and len(trace.host) == 5
     (note,) = notes_of(trace)
-    assert note.startswith("The rare events recorded next to this trace cannot be used: ") and said in note
+    assert note.startswith("gputop cannot use the rare events recorded next to this trace: ") and said in note
 
 
 def test_what_is_left_of_a_cut_one_is_taken_with_a_note(tmp_path: Path) -> None:

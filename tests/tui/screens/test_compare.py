@@ -137,7 +137,7 @@ async def test_a_capture_after_a_is_offered_beside_it() -> None:
     session.results.baseline = session.results.captures[0]
     assert compared_to_baseline(session) == ()
     session.capture_ended(record(2, 0.3), [SERVER])
-    assert compared_to_baseline(session) == ("401 ms/step in A, 301 ms now. B: what changed.",)
+    assert compared_to_baseline(session) == ("401 ms/step in A, 301 ms now. Press B to see what changed.",)
 
 
 def of(n: int, job: str, pid: int) -> CaptureRecord:
@@ -320,7 +320,7 @@ async def test_without_the_traces_the_analyses_are_compared_and_that_is_said() -
         await pilot.press("B")
         text = await shown(app)
         assert text.startswith("FASTER, certain: 401 → 301 ms")
-        assert "A is compared by its saved analysis only: its trace is no longer on disk." in text
+        assert "A is compared only by its saved analysis: its trace is no longer on disk." in text
 
 
 def test_captures_without_steps_say_that_it_cannot_be_decided() -> None:

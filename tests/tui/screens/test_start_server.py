@@ -181,7 +181,7 @@ async def test_the_question_goes_where_the_job_has_its_own_server_meanwhile(sess
         await pilot.pause()
         assert not isinstance(app.screen, StartServer)
         assert [n.message for n in app._notifications] == [
-            "train.py (TensorFlow 2.21.0) has a profiler server now: press c."]
+            "train.py (TensorFlow 2.21.0) now has a profiler server. Press c to capture."]
 
 
 async def test_the_question_goes_with_its_job(session: StillSession) -> None:

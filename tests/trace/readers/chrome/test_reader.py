@@ -113,7 +113,7 @@ def test_what_pytorchs_allocators_hold():
     held_by = read(document).allocator
     names = read(document).names
     assert [names[i] for i in held_by.allocator] == [
-        "rank 0: host memory of PyTorch", "rank 0: memory of GPU 0", "rank 0: host memory of PyTorch"]
+        "rank 0: PyTorch host memory", "rank 0: memory of GPU 0", "rank 0: PyTorch host memory"]
     assert held_by.in_use_bytes.tolist() == [1024, 2048, 4096] and np.diff(held_by.time_ns).tolist() == [2000, 1000]
     assert analyze_trace(read(document)).memory == (), "what an allocator may have is not told"
 
