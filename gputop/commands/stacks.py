@@ -103,7 +103,7 @@ def _read(pids: Sequence[int], *, native: bool,
     if isinstance(first, GputopError):
         return first, first, processes, problem
     time.sleep(max(0.0, _APART_S - (time.monotonic() - began_s)))
-    return first, _ask(pids, hosts, "asking once more, to see what has moved,"), processes, problem
+    return first, _ask(pids, hosts, "to see what has moved, asking again"), processes, problem
 
 
 def _simulated(args: argparse.Namespace) -> int:

@@ -79,7 +79,7 @@ def _webhook() -> tuple[str, str]:
     url, token = os.environ.get(URL, ""), os.environ.get(TOKEN, "")
     if not url.startswith(("https://", "http://")) or not url.isprintable() or " " in url or not _has_host(url):
         raise GputopError(f"--notify webhook needs an address in {URL}",
-                          f"export {URL}=https://… (and {TOKEN}, if the receiver wants a bearer token)", EXIT_USAGE)
+                          f"export {URL}=https://… (and {TOKEN}, if the receiver requires a bearer token)", EXIT_USAGE)
     if not token.isprintable():
         raise GputopError(f"{TOKEN} contains a character that an HTTP header cannot contain",
                           "Set it again without a trailing newline.", EXIT_USAGE)

@@ -343,9 +343,9 @@ def _meanwhile(
             continue
         name = f"GPU {gpu_number(trace, gpu_timelines[other].gpu)}"
         computes, works = float(compute[number, other]), float(busy[number, other])
-        out.append(f"{name} computes {percent(computes)} of the gap" if computes >= 0.5 * works and computes > 0.01
-                   else f"{name} is idle {percent(1 - works)} of the gap" if works < 0.5
-                   else f"{name} copies or waits {percent(works)} of the gap")
+        out.append(f"{name} computes for {percent(computes)} of the gap" if computes >= 0.5 * works and computes > 0.01
+                   else f"{name} is idle for {percent(1 - works)} of the gap" if works < 0.5
+                   else f"{name} copies or waits for {percent(works)} of the gap")
     return out
 
 

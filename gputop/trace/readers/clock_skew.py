@@ -124,10 +124,10 @@ def _offset(
         result = skew(*of_first, *others, within_ns)
         both = f"The clocks of {first.name} and {other.name}"
         if isinstance(result, str):
-            by_capture = (f"the capture measured them to {seconds(sum(errors) / 1e9)}") if len(errors) == 2 else (
+            by_capture = (f"measured to within {seconds(sum(errors) / 1e9)}") if len(errors) == 2 else (
                 "gputop uses them as they are")
             if len(errors) == 2 or (len(of_first[0]) and len(others[0])):
-                notes.append(f"{both} cannot be compared by collectives ({result}): {by_capture}.")
+                notes.append(f"{both} cannot be compared by collectives ({result}); {by_capture}.")
         elif abs(result.offset_ns) <= result.error_ns:
             builder.note("clocks", f"{both} agree to within {seconds(result.error_ns / 1e9)}, based on "
                                    f"{result.matched} collectives.")

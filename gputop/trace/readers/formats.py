@@ -110,7 +110,7 @@ OTHER_FILES = (
     OtherFile(lambda path, begin: begin.startswith(b"version https://git-lfs.github.com/spec/"),
               "a Git LFS pointer instead of the file", "Fetch the file: git lfs pull"),
     OtherFile(lambda path, begin: begin[:1] == _XPLANES_FIELD and begin[:64].count(_REPLACED) > 1,
-              "a binary trace that was corrupted by copying it as text", "Copy the file again, as binary data."),
+              "a binary trace that was corrupted by copying it as text", "Copy the file again in binary mode."),
     OtherFile(_is_perfetto, "a Perfetto trace", "Export it as Chrome JSON: traceconv json trace.pftrace trace.json"),
 )
 FORMATS = (

@@ -68,7 +68,8 @@ def read_chrome(
     cut = sorted(f.path for f in loaded if f.damaged or f.path in damaged)
     if cut:
         builder.note("truncated", f"{', '.join(cut)}: truncated or damaged. gputop read "
-                                  f"{sum(len(f.events) for f in loaded)} events; all after the damage is missing.")
+                                  f"{sum(len(f.events) for f in loaded)} events before the damage; the rest is "
+                                  "missing.")
     starts = [float(f.events["ts"].min()) if len(f.events) else 0.0 for f in loaded]
     clock_ns = _common_clock(loaded, starts, builder)
     gpus = [(d.get("computeMajor"), d.get("computeMinor"), d.get("numSms")) for f in loaded for d in f.devices.values()]
@@ -205,9 +206,9 @@ class _Rank:
             return ordinal
         kept = np.zeros(len(counts), bool)
         kept[np.argsort(-counts, kind="stable")[:limits.MAX_CHROME_LINES]] = True
-        self._builder.note("left_out", f"The trace has {np.count_nonzero(counts):,} threads and streams. "
-                                       f"{np.count_nonzero(~kept[rows]):,} events, from those with the fewest events, "
-                                       "are left out.")
+        self._builder.note("left_out", f"The trace has {np.count_nonzero(counts):,} threads and streams. gputop left "
+                                       f"out the smallest ones, with {np.count_nonzero(~kept[rows]):,} events in "
+                                       "total.")
         return np.where(kept[rows], ordinal, _NEITHER)
 
     def _allocators(self) -> None:

@@ -141,7 +141,7 @@ class _Capture:
                                       "everything after the damage is missing. Capture again, or copy the file again.")
         if any(self._surplus.values()):
             surplus = ", ".join(f"{count:,} {what}" for what, count in self._surplus.items() if count)
-            builder.note("left_out", f"This trace has more than a profiler writes. Left out: {surplus}.")
+            builder.note("left_out", f"This trace has more entries than a profiler writes. Left out: {surplus}.")
         if losses.malformed:
             builder.note("left_out", f"gputop left out malformed events: {losses.malformed}.")
         if losses.unnamed:
