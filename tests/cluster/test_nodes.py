@@ -154,9 +154,9 @@ def test_nodes_that_fail_are_told_together_and_the_rest_goes_on() -> None:
     asked = collector(cluster, names)
     fleet = watch(cluster, asked, 0)
     problem, young = fleet.problems
-    assert "held and idle GPUs after 15 min" in young.message
+    assert "held but idle GPUs after 15 min" in young.message
     assert problem.message == "n2, n3, n4, n5, n6, n7, n8, n9 and 2 more: the node does not answer"
-    assert problem.fix == "ssh n2 true" and fleet.jobs[0].gpus == 16 and fleet.source == "2 of 12 nodes by ssh"
+    assert problem.fix == "ssh n2 true" and fleet.jobs[0].gpus == 16 and fleet.source == "2 of 12 nodes over ssh"
     cluster.problems = {}
     cluster.now_s += 15
     assert len(asked.refresh(VIEW).problems) == 1 and asked.settled

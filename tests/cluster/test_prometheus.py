@@ -97,13 +97,13 @@ def test_values_that_are_no_measurement_and_damaged_series_are_left_out() -> Non
 
 
 @pytest.mark.parametrize(("reply", "message"), [
-    (answer(b"who are you", 401), "refuses the credentials"),
+    (answer(b"who are you", 401), "rejected the credentials"),
     (answer(b"", 302, Location="http://evil.example/\x1b[2J"), "gputop does not follow"),
-    (answer(b"<html>", 200), "not Prometheus, or a proxy"),
+    (answer(b"<html>", 200), "not Prometheus, or it is behind a proxy"),
     (answer(b"bad gateway", 502), "HTTP 502 without JSON"),
     (answer(json.dumps({"status": "error", "error": "query timed out\x1b"}).encode(), 503), "query timed out"),
     (answer(b"[" * 100_000, 200), "not Prometheus"),
-    (answer(b'{"status":"success","data":{"resultType":"scalar","result":[1,"2"]}}'), "not Prometheus's"),
+    (answer(b'{"status":"success","data":{"resultType":"scalar","result":[1,"2"]}}'), "not in Prometheus format"),
     (answer(body(ONE), 200, **{"Content-Length": "5000", "Connection": "close"}), "ended too early"),
     (answer(b"\x00" * 100, 200, **{"Content-Encoding": "gzip"}), "is damaged"),
 ], ids=lambda value: value if isinstance(value, str) else "")

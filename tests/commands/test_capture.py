@@ -54,7 +54,7 @@ def test_a_job_that_profiles_itself_is_a_finding(tmp_path, capsys):
         assert f"30% of the steps of process {process.pid}    [profiler_left_on]" in verdict and "repeat=1" in verdict
         assert main([*command, "--json"]) == 1
         out, err = capsys.readouterr()
-        assert not out and "begins again in 12 steps" in err
+        assert not out and "starts again in 12 steps" in err
         assert process.poll() is None
 
 

@@ -220,7 +220,7 @@ def test_periods_that_may_be_layers_are_not_called_training_steps():
     assert found.wall_time is not None
     rows = {row.name: row.often for row in wall_rows(found.wall_time)}
     assert rows["repeated sequence"] == f"{found.steps.count} periods" and "whole steps" not in rows
-    assert "no step is marked" in limit_of(found)
+    assert "no steps are marked" in limit_of(found)
 
 
 @pytest.mark.parametrize("scenario", ["gpu0-oversubscribed", "input-bound", "healthy"])

@@ -75,7 +75,7 @@ def test_where_it_is_switched_off_that_is_said(memory):
 def test_an_interpreter_that_starts_or_ends(memory, starts_or_ends):
     python = PythonMemory()
     starts_or_ends(python)
-    with pytest.raises(GputopError, match="starting or ending"):
+    with pytest.raises(GputopError, match="starting or exiting"):
         remote_exec.slot_at(memory, python.at)
 
 
@@ -84,7 +84,7 @@ def test_another_tools_request_is_not_overwritten(memory):
     slot = remote_exec.slot_at(memory, python.at)
     assert slot is not None
     remote_exec.request(memory, slot, Path("/tmp/theirs.py"))
-    with pytest.raises(GputopError, match="another tool's request"):
+    with pytest.raises(GputopError, match="a request from another tool"):
         remote_exec.request(memory, slot, Path("/tmp/ours.py"))
     assert (python.path, python.pending) == (b"/tmp/theirs.py", 1)
 

@@ -56,11 +56,11 @@ def test_a_rank_that_is_stopped_is_not_counted_with_those_that_wait() -> None:
 
 
 def test_ranks_that_have_ended_are_with_the_job() -> None:
-    ended = ProcessStacks(9, halt=Halt("ended", "has ended, and its parent (pid 1) has not taken note of it"))
+    ended = ProcessStacks(9, halt=Halt("ended", "has ended, but its parent (pid 1) has not reaped it"))
     (job,) = jobs([ended, rank(0, WAITS), rank(1, WAITS)])
     text = list(report([job]))
     assert text[0].startswith("pid 9 has ended") and text[1].startswith("2 ranks in")
-    assert not any("runs no Python" in line for line in text)
+    assert not any("is not running Python" in line for line in text)
 
 
 def test_frames_of_an_import_do_not_drown_the_line() -> None:

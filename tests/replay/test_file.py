@@ -148,7 +148,7 @@ def test_a_length_without_end_is_damage_not_memory(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(RECORD.pack(3, 0xFFFFFFF0, 0) + b"x" * 100)
     recording = Recording(path)
-    assert len(recording) == 2 and "cut off or damaged" in recording.notes[0]
+    assert len(recording) == 2 and "truncated or damaged" in recording.notes[0]
 
 
 @pytest.mark.parametrize(("content", "says"), [
@@ -193,7 +193,7 @@ def test_damage_after_opening_is_said(tmp_path: Path) -> None:
 def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "node.rec"
     path.write_text("precious")
-    with pytest.raises(GputopError, match="never overwritten") as caught:
+    with pytest.raises(GputopError, match="never overwrites") as caught:
         RecordingWriter(path)
     assert caught.value.exit_code == 1 and "-o" in caught.value.fix and path.read_text() == "precious"
 
@@ -231,7 +231,7 @@ def test_a_full_disk_ends_the_recording_and_keeps_it(tmp_path: Path) -> None:
     assert "cannot write" in done.stderr and "Make room" in done.stderr and "Traceback" not in done.stderr
     recording = Recording(path)
     assert len(recording) >= 5 and recording.notes == ()
-    assert f"the {len(recording)} samples before that are kept" in done.stderr
+    assert f"the {len(recording)} samples before the error are saved" in done.stderr
     assert all(recording.sample(i).simulated for i in range(len(recording)))
 
 

@@ -131,7 +131,7 @@ def test_a_document_that_is_wrong_says_where(change: dict[str, Any], message: st
 
 @pytest.mark.parametrize(("data", "message"), [
     (b"", "not a snapshot, or is damaged"), (b"{", "damaged"), (b"[1, 2]", "not a gputop document"),
-    (b"null", "not a document"),
+    (b"null", "not a gputop document"),
     (b"[" * 100_000, "damaged"), (b'{"schema": NaN}', "NaN is not a number"), (b"\xff\xfe{}", "damaged"),
     (b'{"schema": ' + b"9" * 5000 + b"}", "damaged"), (b"<html></html>", "damaged"),
 ])

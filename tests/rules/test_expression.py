@@ -81,10 +81,10 @@ def test_what_is_of_all_gpus_is_computed_once_and_told() -> None:
 
 
 @pytest.mark.parametrize(("text", "at", "message"), [
-    ("sm_activ.mean(30s) < 40%", 0, "did you mean sm_active?"), ("power_w > 600", 8, "write a unit, as in 600W"),
-    ("sm_active.mean(30) > 1", 10, "takes a time"), ("sm_active.mean(30h) > 1", 15, "from 1s to 1h"),
+    ("sm_activ.mean(30s) < 40%", 0, "did you mean sm_active?"), ("power_w > 600", 8, "add a unit, as in 600W"),
+    ("sm_active.mean(30) > 1", 10, "needs a time"), ("sm_active.mean(30h) > 1", 15, "from 1s to 1h"),
     ("sm_active.mid(30s) > 1", 10, "not .mid"), ("power_limit_w.max(30s) > 1W", 14, "no history of power_limit_w"),
-    ("step.time > 1s", 0, 'on = "trace"'), ("sm_active = 1", 10, "write =="), ("sm_active", 0, "asks for a condition"),
+    ("step.time > 1s", 0, 'on = "trace"'), ("sm_active = 1", 10, "write =="), ("sm_active", 0, "needs a condition"),
     ("sm_active and 1 > 0", 0, "compare it"), ("0 < sm_active < 1", 14, "a < b and b < c"),
     ("(1 > 0", 6, "closing paren"),
     ("", 0, "ends where a name"), ("sm_active > 5sec", 13, "no unit sec"), ("'x' > 1", 0, "allowed only in"),
@@ -99,7 +99,7 @@ def test_what_is_of_all_gpus_is_computed_once_and_told() -> None:
     ("__import__('os').system('x') > 0", 0, "no name"), ("(lambda: 1)() > 0", 1, "no name lambda"),
     ("gpus > 1", 0, "no name gpus"),
     ("9" * 400 + " > 1", 0, "too large"), ("1>0 or " * 400 + "1>0", MAX_CHARS, "characters"),
-    ("sm_active.mean(30s) < 40", 22, "is a share, at most 100%: write 40%"), ("400% > sm_active", 0, "at most"),
+    ("sm_active.mean(30s) < 40", 22, "is a share of at most 100%: write 40%"), ("400% > sm_active", 0, "at most"),
     ("gpus.max(activity) > 2", 21, "write 2%"), ("max(sm_active, tensor_active) < 300", 32, "at most"),
     ("memory_used_bytes / memory_total_bytes > 90", 41, "write 90%"), ("sm_active.avg(30s) > 0", 10, "write .mean"),
     ("sm_active < 4% AND 1 > 0", 15, "write and"), ("gpu[0].x > 1", 3, "gpu.index == 0"),

@@ -62,7 +62,7 @@ def test_why_there_are_none() -> None:
     session = StillSession()
     for reason, args in {
         "no GPU was sampled": (captured(0), (SERVER,), session.feed.sample, None),
-        "no GPU can be read": (captured(0), (SERVER,), replace(session.feed.sample, gpus=()), session.feed.history),
+        "cannot read any GPU": (captured(0), (SERVER,), replace(session.feed.sample, gpus=()), session.feed.history),
         "several workers": (captured(0), (SERVER, SERVER), session.feed.sample, session.feed.history),
         "was not found": (captured(0), (Server("node:1", pid=7),), session.feed.sample, session.feed.history),
         "no GPU was sampled during the capture": (captured(0, end_s=START_S - 1e6), (SERVER,), visible(session, "0"),

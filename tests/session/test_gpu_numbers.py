@@ -66,7 +66,7 @@ def test_in_a_container_only_what_the_driver_confirms_is_believed() -> None:
 
 def test_what_the_driver_says_overrules_the_environment() -> None:
     assert "not give" in (gpu_numbers(process([5, 6], "1"), LIKE, [0]).reason or "")
-    assert "shows GPU 1" in (gpu_numbers(process([4], "4"), LIKE, [0, 1]).reason or "")
+    assert "contains GPU 1" in (gpu_numbers(process([4], "4"), LIKE, [0, 1]).reason or "")
 
 
 def test_unreadable_environment_watched_part_and_no_process() -> None:

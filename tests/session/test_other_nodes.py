@@ -108,36 +108,36 @@ def test_a_node_without_such_a_rank_says_so(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("script", "reason"), [
-    ("exit 127", "is not installed there"),
-    ("yes hm | head -5000", "ended without an answer"),
-    (f"echo '{READY[:-1]}'", "ended without an answer"),
-    ("echo '" + READY.replace("0.2", "1e9") + "'; cat", "reports an invalid length"),
-    ("echo '" + READY.replace("0.2", "1e-9") + "'; cat", "reports an invalid length"),
-    ("echo '" + READY.replace(":1}", ":1e29}") + "'; cat", "a time that no clock shows"),
+    ("exit 127", "is not installed on the node"),
+    ("yes hm | head -5000", "exited without an answer"),
+    (f"echo '{READY[:-1]}'", "exited without an answer"),
+    ("echo '" + READY.replace("0.2", "1e9") + "'; cat", "reported an invalid capture length"),
+    ("echo '" + READY.replace("0.2", "1e-9") + "'; cat", "reported an invalid capture length"),
+    ("echo '" + READY.replace(":1}", ":1e29}") + "'; cat", "an impossible time"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":-1e29,"ranks":[]}}'; cat""",
-     "a time that no clock shows"),
+     "an impossible time"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
      f"""[{{"address":"pid:1","name":"a","began_s":1e29,"size":{len(TRACE)}}}]}}'; printf '%s' '{TRACE}'; cat""",
-     "a time that no clock shows"),
-    (f"echo '{READY}'; read line; echo nothing", "ended without an answer"),
-    ("head -c 20000000 /dev/zero >&2; cat", "prints more than 8 MB"),
+     "an impossible time"),
+    (f"echo '{READY}'; read line; echo nothing", "exited without an answer"),
+    ("head -c 20000000 /dev/zero >&2; cat", "printed more than 8 MB"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
      """[{"address":"pid:1","name":"a","size":5000000000000}]}'; cat""", "too large"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
-     """[{"address":"pid:1","name":"a","size":500}]}'; echo '{"traceEvents": ['""", "broke off while its traces came"),
+     """[{"address":"pid:1","name":"a","size":500}]}'; echo '{"traceEvents": ['""", "was lost while the node sent its traces"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
-     """[{"address":"pid:1","name":"a","size":500}]}'; head -c 500 /dev/zero; cat""", "sends what is not a trace"),
+     """[{"address":"pid:1","name":"a","size":500}]}'; head -c 500 /dev/zero; cat""", "sent data that is not a trace"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
      """[{"address":"pid:1","name":"a","size":19}]}'; printf '%s' '{"traceEvents": [], '; cat""",
-     "sends what is not a trace"),
+     "sent data that is not a trace"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":["""
      + ",".join(['{"address":"pid:1","name":"a","size":4000000000}'] * 3) + "]}'; cat", "too large (12.0 GB)"),
     # One that goes silent once it is ready, one that says for ever that it goes on, one that sends too slowly.
-    (f"echo '{READY}'; read line; cat", "nothing came from it for"),
+    (f"echo '{READY}'; read line; cat", "the node sent nothing for"),
     (f"""echo '{READY}'; read line; while echo '{{"schema":"gputop.ranks/1","alive":true}}'; do :; done""",
-     "ended without an answer"),
+     "exited without an answer"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
-     """[{"address":"pid:1","name":"a","size":500}]}'; printf '{"traceEvents": ['; cat""", "nothing came from it for"),
+     """[{"address":"pid:1","name":"a","size":500}]}'; printf '{"traceEvents": ['; cat""", "the node sent nothing for"),
 ])
 def test_what_a_node_does_wrong_is_told_and_the_others_are_captured(folder, tmp_path, monkeypatch, script, reason):
     if script.endswith("'; cat"):  # it goes on, however long its end is waited for
@@ -179,7 +179,7 @@ def test_a_node_far_below_the_median_is_left_out_and_named(folder, tmp_path, mon
     with fake_job(folder) as here:
         captured, _, (missing,) = _capture(here.pid, tmp_path, ["n2", "n3"], "gputop", 0.3)
     assert captured.plan.chosen_s == 0.3
-    assert missing.startswith("not captured: n3: its ranks can be recorded for 0.05 s, and half of all for 0.3 s")
+    assert missing.startswith("not captured: n3: the node's ranks can be recorded for only 0.05 s, and half of the nodes for 0.3 s")
     assert '"seconds":0.3' in (tmp_path / "told").read_text() and "n3 {" not in (tmp_path / "told").read_text()
 
 

@@ -277,7 +277,7 @@ def test_of_many_workers_a_few_are_proposed_and_all_are_possible(monkeypatch: py
     assert [bool(notices) for _, notices in begun] == [True, False, True, False]
     first, *others = session.watch.servers
     session.watch.servers = (replace(first, problem="down"), *others)
-    with pytest.raises(NoDataError, match="answers now"):
+    with pytest.raises(NoDataError, match="is responding"):
         session.start_capture(structs.replace(session.control.request(), workers=frozenset(addresses[:1])))
 
 
@@ -502,7 +502,7 @@ def test_who_takes_the_port_of_a_named_job_is_asked_about(taken: Server, monkeyp
     question = jobs.capture()
     assert question is not None and question.kind == "other job" and len(jobs.begun) == 2
     assert ("user eve" in question.details) is (taken.owner == "eve")
-    assert ("may not see its owner" in question.details) is (taken.pid is None)
+    assert ("cannot see its owner" in question.details) is (taken.pid is None)
     with pytest.raises(GputopError, match="another one now answers there"):
         jobs.capture(structs.replace(REQUEST, reason="GPU 0 dipped"))
     assert jobs.capture(answered(question, "y")) is None and len(jobs.begun) == 3

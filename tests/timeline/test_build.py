@@ -312,7 +312,7 @@ def test_the_rows_come_first_and_stay_as_they_are():
     with tempfile.TemporaryFile(buffering=0) as file:
         written = RowsWritten(facts.trace, facts.steps, file)
         place = written.describe(facts.trace)
-        with pytest.raises(GputopError, match="not a timeline"):
+        with pytest.raises(GputopError, match="not a gputop timeline"):
             Timeline.open(file)
         at = file.tell()
         rows = Timeline.open(file, place)

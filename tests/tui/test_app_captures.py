@@ -293,7 +293,7 @@ async def test_the_cost_of_a_capture_is_shown_when_it_is_done(key: str, force: b
         session.control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 8.0, "/logs/trace"))
         await pilot.pause()
         (message,) = messages(app)
-        assert "4.1 s: this job produces 240 k events/s" in message and "the call took" not in message
+        assert "4.1 s: this job produces 240 k events/s" in message and "the capture call took" not in message
         session.results.last_capture = replace(session.results.last_capture, plan=Plan(10.0, 10.0, "as asked"))
         session.control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 10.1, "/logs/trace"))
         await pilot.pause()

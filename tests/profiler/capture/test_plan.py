@@ -123,7 +123,7 @@ def test_memory_and_disk_shorten_it(free, chosen_s, named):
     ("free", "named"),
     [
         (FreeResources(shared_bytes=200 * MB),
-         r"too little memory for a capture: 191 MiB free, and 1 s of it take about 215 MiB"),
+         r"not enough memory for a capture: 191 MiB free, and capturing 1 s needs about 215 MiB"),
         (FreeResources(job_bytes=100 * MB), "too little memory within the job's limit"),
         (FreeResources(own_bytes=150 * MB), "too little memory within gputop's limit"),
         (FreeResources(disk_bytes=5 * MB), "too little disk space in the logdir for a capture: 4.8 MiB free"),
@@ -132,7 +132,7 @@ def test_memory_and_disk_shorten_it(free, chosen_s, named):
 def test_refused_where_not_even_a_second_fits(free, named):
     with pytest.raises(GputopError, match=named) as caught:
         plan(10, probe(3_000, mb_per_s=5), free)
-    assert "(probed for 0.5 s, the job made 2.4 MiB of trace)" in caught.value.message
+    assert "(in a probe of 0.5 s, the job produced a trace of 2.4 MiB)" in caught.value.message
     assert "--seconds 0.3 --force" in caught.value.fix
     assert ("--logdir" in caught.value.fix) == ("disk" in named)
 
@@ -140,7 +140,7 @@ def test_refused_where_not_even_a_second_fits(free, named):
 def test_growth_seen_in_the_probe_counts_where_it_is_more_than_the_trace_explains():
     grew = replace(probe(3_000, mb_per_s=1), growth_bytes=150_000_000)
     made = plan(10, grew, FreeResources(job_bytes=1.5 * GB))
-    assert made.chosen_s == 4.0 and "a capture takes 286 MiB a second" in made.why
+    assert made.chosen_s == 4.0 and "a capture needs 286 MiB a second" in made.why
     assert plan(10, replace(grew, growth_bytes=10), FreeResources(job_bytes=1.5 * GB)).chosen_s == 10
     with pytest.raises(GputopError, match=r"2\.4 MiB of trace and grew by 143 MiB"):
         plan(10, replace(grew, bytes=2_500_000), FreeResources(job_bytes=300 * MB))

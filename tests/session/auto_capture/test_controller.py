@@ -83,7 +83,7 @@ def test_seldom_and_not_for_ever(tmp_path, captured):
     assert len(captured) == 2 and session.control.auto_capture.done
     session.go(700, 0.9)
     session.go(10, 0.2)
-    assert len(captured) == 2 and "limit of captures" in session.control.auto_capture.note
+    assert len(captured) == 2 and "maximum number of captures" in session.control.auto_capture.note
 
 
 def test_never_beside_another_capture_nor_for_what_that_cost(tmp_path, captured):
@@ -113,7 +113,7 @@ def test_a_dip_just_after_a_capture_is_counted(tmp_path, captured):
     session.go(8, 0.9, 0.2)
     assert captured == [] and session.control.auto_capture.missed == 1
     note = session.control.auto_capture.note
-    assert "GPU 1" in note and "not captured: a capture was running" in note
+    assert "GPU 1" in note and "not captured, because a capture was running" in note
     assert session.control.auto_capture.state().startswith("auto-capture 0/20, 1 during captures: ")
 
 

@@ -68,7 +68,7 @@ def test_something_else_that_listens_is_no_host_engine(scene: Scene) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         scene.client.address = Address("127.0.0.1", server.getsockname()[1])
         scene.client.step()
-    assert "DCGM 4 cannot talk to the program that listens" in (scene.client.snapshot().error or "")
+    assert "DCGM 4 cannot communicate with the program that listens" in (scene.client.snapshot().error or "")
 
 
 def test_an_older_engine_gets_the_older_bindings_and_keeps_them(make_scene: Callable[..., Scene]) -> None:
@@ -204,7 +204,7 @@ def test_one_gpu_that_is_watched_does_not_have_the_others_asked(scene: Scene) ->
     scene.engine.watched_by_others([1002, 1009], [0])
     for _ in range(100):
         scene.step()
-    assert scene.value(1002, 0) == 0.5 and "nobody watches" in str(scene.value(1002, 1))
+    assert scene.value(1002, 0) == 0.5 and "no program watches" in str(scene.value(1002, 1))
     assert scene.engine.error_lines == 2
 
 

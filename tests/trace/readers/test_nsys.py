@@ -155,7 +155,7 @@ def test_another_database(tmp_path):
     database.execute("CREATE TABLE people (name TEXT)")
     database.commit()
     database.close()
-    with pytest.raises(GputopError, match="not an export of Nsight Systems"):
+    with pytest.raises(GputopError, match="not an Nsight Systems export"):
         load([tmp_path / "other.sqlite"])
 
 
