@@ -46,7 +46,8 @@ def test_numbers_in_their_units():
     (["capture", "--dip-before=5"], "--on-dip captures right after a dip"),
     (["-i", "0"], "gputop --gpus 0"), (["-l", "1"], "gputop --interval 2"), (["-l1"], "gputop --interval 2"),
     (["--demo", "hang", "-d", "2"], "gputop --interval 2"), (["--once"], "gputop snapshot"),
-    (["snapshot", "--once"], "To print one snapshot"), (["version"], "gputop --version"), (["profile"], "gputop capture"),
+    (["snapshot", "--once"], "To print one snapshot"), (["version"], "gputop --version"), (["profile"], "gputop "
+                                                                                                        "capture"),
     (["xyzzy"], "there is no command named 'xyzzy'. gputop --help lists them"),
     (["--intervall", "2"], "gputop has no option --intervall. Did you mean --interval?"),
     (["capture", "--secnds=3"], "gputop capture has no option --secnds. Did you mean --seconds? gputop capture --help"),

@@ -41,13 +41,15 @@ def test_a_whole_file() -> None:
     (RULE.replace("0.4", "0.4 \\u0041"), '4:25: “A” is not allowed here'),
     ('[[rule]]\nid = "a"\non = "trace"\ntitle = "T"\nwhen = "kernel(\\"*\\").time > 3"\n', "5:28: a value in s"),
     (RULE + 'titel = "x"\n', "6:1: “titel” (did you mean title?) is not allowed in a rule"),
-    (RULE + "for = 4000\n", '6:7: for must be a time of up to 1h'), (RULE + 'severity = "bad"\n', "6:13: severity must be one of"),
+    (RULE + "for = 4000\n", '6:7: for must be a time of up to 1h'), (RULE + 'severity = "bad"\n', "6:13: severity must "
+                                                                                                  "be one of"),
     (RULE.replace("live", "both"), '3:7: on is one of live, trace'),
     (RULE.replace('id = "a_rule"', ""), "1:1: a rule needs id"),
     (RULE.replace("a_rule", "A rule"), "2:7: id has only a-z"), ('[[rule]]\n"""x"""=1', "2:"),
     ("rule = 3", "1:1: write [[rule]] with double brackets"),
     ("[limit]\nx = 1", "1:1: there is no “limit” here (did you mean limits?)"), ("x = 1", "1:1: there is no “x” here"),
-    ("[limits]\na = [1]\nb = inf", "2:5: write a number with its unit"), ('[budget]\nA = "1>0"', "2:6: a budget's name"),
+    ("[limits]\na = [1]\nb = inf", "2:5: write a number with its unit"), ('[budget]\nA = "1>0"', "2:6: a budget's "
+                                                                                                 "name"),
     ('[budget]\na = "sm_active > 0"', '2:6: sm_active is a name of rules with on = "live"'),
     ("a = [", "1:1: this is not TOML"),
     # a header inside a text is none

@@ -124,7 +124,8 @@ def test_a_node_without_such_a_rank_says_so(folder, tmp_path, monkeypatch):
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
      """[{"address":"pid:1","name":"a","size":5000000000000}]}'; cat""", "too large"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
-     """[{"address":"pid:1","name":"a","size":500}]}'; echo '{"traceEvents": ['""", "was lost while the node sent its traces"),
+     """[{"address":"pid:1","name":"a","size":500}]}'; echo '{"traceEvents": ['""", "was lost while the node sent its "
+                                                                                    "traces"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
      """[{"address":"pid:1","name":"a","size":500}]}'; head -c 500 /dev/zero; cat""", "sent data that is not a trace"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
@@ -179,7 +180,8 @@ def test_a_node_far_below_the_median_is_left_out_and_named(folder, tmp_path, mon
     with fake_job(folder) as here:
         captured, _, (missing,) = _capture(here.pid, tmp_path, ["n2", "n3"], "gputop", 0.3)
     assert captured.plan.chosen_s == 0.3
-    assert missing.startswith("not captured: n3: the node's ranks can be recorded for only 0.05 s, and half of the nodes for 0.3 s")
+    assert missing.startswith("not captured: n3: the node's ranks can be recorded for only 0.05 s, and half of the "
+                              "nodes for 0.3 s")
     assert '"seconds":0.3' in (tmp_path / "told").read_text() and "n3 {" not in (tmp_path / "told").read_text()
 
 

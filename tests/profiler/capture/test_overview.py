@@ -151,8 +151,8 @@ def test_a_job_that_grows_too_much_ends_either_grain(logdir, monkeypatch, chosen
     else:
         assert result.stopped_early and plan.chosen_s < 2
         assert plan.ended.startswith(f"gputop ended the recording after {plan.chosen_s:g} of 60 s, because the job's ")
-        assert (f": after that, gputop watched only for rare events. gputop watched for rare events for {plan.overview_s:g} "
-                "of ") in plan.ended
+        assert (": after that, gputop watched only for rare events. gputop watched for rare events for "
+                f"{plan.overview_s:g} of ") in plan.ended
 
 
 def test_who_ends_the_detail_wants_no_overview(logdir, monkeypatch):

@@ -270,7 +270,8 @@ async def test_captures_that_were_analyzed_are_compared_without_reading_them(
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("B")
         text = await shown(app)
-        assert text.startswith("Probably faster, not proven: ") and "only by its saved analysis" not in text and "GONE" in text
+        assert text.startswith("Probably faster, not proven: ") and ("only by its saved "
+                                                                     "analysis") not in text and "GONE" in text
         await pilot.press("c")
         session.start_capture = lambda *_: None  # type: ignore[method-assign]
         await pilot.press("b")
