@@ -97,7 +97,7 @@ def test_the_rank_is_in_the_name(name: str, rank: int) -> None:
 
 
 @pytest.mark.parametrize(("damaged", "words"), [
-    ({}, "not a PyTorch flight"), ({"version": 2}, "not a PyTorch flight"), ({"version": "1.5", "entries": []}, "reads 2.x"),
+    ({}, "not a PyTorch"), ({"version": 2}, "not a PyTorch"), ({"version": "1.5", "entries": []}, "gputop reads 2.x"),
     ({"version": "2.1"}, "no readable entries"), ({"version": "2.1", "entries": "x"}, "no readable entries"),
     ({"version": "2.1", "entries": [1]}, "damaged"), ({"version": "2.1", "entries": [{}]}, "damaged"),
     ({"version": "2.1", "entries": [{**entry(1), "process_group": "0"}]}, "damaged"),
