@@ -88,7 +88,7 @@ def from_document(document: Any, name: str = "the snapshot") -> Snapshot:
         kind = f"a document of type {str(schema)[:60]}" if isinstance(schema, str) else "not a gputop document"
         fix = f"This gputop reads {SCHEMA}; " + (
             "the gputop that wrote the file, or a newer one, can open it." if isinstance(schema, str)
-            and schema.startswith("gputop.snapshot/") else "To create a snapshot: gputop snapshot --format json")
+            and schema.startswith("gputop.snapshot/") else "to create a snapshot: gputop snapshot --format json")
         raise GputopError(f"{name} is {kind}", fix)
     try:
         return _snapshot(Document.read(document))

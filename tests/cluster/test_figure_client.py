@@ -57,7 +57,7 @@ def test_a_figure_without_room_is_left_out_of_the_present_and_refused_of_the_pas
     wide = {**FIGURES, "b": "x" * 500}
     assert names(figures.instant(wide)) == ["a", "c", "d"] and figures.left_out == {"b"}
     sent = len(client.queries)
-    with pytest.raises(QueryTooLong, match="at most 400 bytes, which b exceed"):
+    with pytest.raises(QueryTooLong, match="at most 400 bytes, but b would exceed"):
         figures.range(wide, NOW - 60, NOW, 60.0)
     assert len(client.queries) == sent
 

@@ -38,7 +38,7 @@ def test_numbers_in_their_units():
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["snapsht"], "there is no command named 'snapsht'. Did you mean snapshot?"),
+    (["snapsht"], "there is no command 'snapsht'. Did you mean snapshot?"),
     (["demo"], "Did you mean gputop --demo?"),
     (["serve"], "ttyd -W -i lo gputop"), (["--demo", "healthy", "serve", "--listen", "8792"], "ttyd -W -i lo gputop"),
     (["--on-dip", "--dip-before", "5"], "--on-dip captures right after a dip"),
@@ -48,18 +48,19 @@ def test_numbers_in_their_units():
     (["--demo", "hang", "-d", "2"], "gputop --interval 2"), (["--once"], "gputop snapshot"),
     (["snapshot", "--once"], "To print one snapshot"), (["version"], "gputop --version"), (["profile"], "gputop "
                                                                                                         "capture"),
-    (["xyzzy"], "there is no command named 'xyzzy'. gputop --help lists them"),
+    (["xyzzy"], "there is no command 'xyzzy'. For a list: gputop --help"),
     (["--intervall", "2"], "gputop has no option --intervall. Did you mean --interval?"),
-    (["capture", "--secnds=3"], "gputop capture has no option --secnds. Did you mean --seconds? gputop capture --help"),
-    (["doctor", "c"], "gputop doctor takes no argument c."),
+    (["capture", "--secnds=3"], "gputop capture has no option --secnds. Did you mean --seconds? For a list: gputop "
+                                "capture --help"),
+    (["doctor", "c"], "gputop doctor does not accept c."),
     (["localhost:6009"], "Did you mean gputop --attach localhost:6009?"),
-    (["snapshot", "node1:6009"], "gputop snapshot takes no argument node1:6009. Did you mean --attach node1:6009?"),
-    (["capture", "node1:6009", "trace"], "gputop capture takes no argument node1:6009."),
+    (["snapshot", "node1:6009"], "gputop snapshot does not accept node1:6009. Did you mean --attach node1:6009?"),
+    (["capture", "node1:6009", "trace"], "gputop capture does not accept node1:6009."),
     (["export", "9810"], "Did you mean --listen 9810?"),
     (["snapshot", "node.html"], "Did you mean --output node.html?"),
     (["cluster", "http://p:9090"], "Did you mean --prometheus http://p:9090?"), (["cluster", "7"], "--job 7?"),
     (["attach", "localhost:6009"], "for a server at an address: gputop --attach localhost:6009"),
-    (["attach", "train.py"], "pgrep -f train.py finds it"), (["completion", "bsh"], "Did you mean bash?"),
+    (["attach", "train.py"], "to find it: pgrep -f train.py"), (["completion", "bsh"], "Did you mean bash?"),
 ])
 def test_a_mistyped_word_is_answered_with_the_one_that_was_meant(words, message, capsys):
     with pytest.raises(SystemExit) as caught:

@@ -221,9 +221,9 @@ def test_output_names_decide_the_format_and_no_folder_is_made(
 
 
 @pytest.mark.parametrize(("hangs", "limit", "status", "said"), [
-    ("gputop.export.snapshot.render", "RENDER_S", 1, "no snapshot: writing the snapshot as text takes longer than"),
+    ("gputop.export.snapshot.render", "RENDER_S", 1, "no snapshot: writing the snapshot as text took longer than"),
     ("gputop.session.capture.server_watch.ServerWatch.update", "SERVERS_S", 0,
-     "continuing without profiler servers: looking for profiler servers takes longer than"),
+     "continuing without profiler servers: looking for profiler servers took longer than"),
 ])
 def test_what_follows_the_samples_of_a_snapshot_has_a_deadline(
         hangs: str, limit: str, status: int, said: str, monkeypatch: pytest.MonkeyPatch,

@@ -103,16 +103,16 @@ def test_without_a_file_everything_is_as_ever(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("line", "message"), [
-    ("interval = fast", 'interval = fast is not a value; put text in "quotes"; 1 is used'),
-    ('interval = "1"', 'interval = "1" is not a number of seconds from 0.1 to 3600; 1 is used'),
-    ("interval = 0", "interval = 0 is not a number of seconds from 0.1 to 3600; 1 is used"),
+    ("interval = fast", 'interval = fast is not a value; put text in "quotes"; using 1'),
+    ('interval = "1"', 'interval = "1" is not a number of seconds from 0.1 to 3600; using 1'),
+    ("interval = 0", "interval = 0 is not a number of seconds from 0.1 to 3600; using 1"),
     ("interval = true", "interval = true is not a number"), ("interval = NaN", "interval = NaN is not a value"),
     ("interval = 1e999", "interval = 1e999 is not"), ("interval =", "interval =  is not a value"),
     ("intervall = 2", "there is no setting intervall (did you mean interval?)"),
     ("zzz = 2", "there is no setting zzz; gputop"),
     ("[monitor]", "[monitor] is not KEY = VALUE"), ("interval 2", "interval 2 is not KEY = VALUE"),
-    ('color = "blue"', 'is not one of "auto", "truecolor", "256", "16", "none"; "auto" is used'),
-    ("color = 256", "is not one of"), ("ascii = 1", 'is not one of "auto", true, false; "auto" is used'),
+    ('color = "blue"', 'is not one of "auto", "truecolor", "256", "16", "none"; using "auto"'),
+    ("color = 256", "is not one of"), ("ascii = 1", 'is not one of "auto", true, false; using "auto"'),
     ('attach = ["no:port"]', "has an entry that is not HOST:PORT"), ("attach = 6009", "is not an array"),
     ("attach = [1]", "is not an array"), ('metric = "speed"', "is not one of"), ('logdir = ""', "is not text"),
     ("theme = 'open", "is not a value"), ("interval = 1 2", "is not a value"),

@@ -50,7 +50,7 @@ def test_a_day_is_a_row_and_an_hour_a_column_in_the_colors_of_the_states(days: R
     heights = [float(height) for height in re.findall(r"v([\d.]+)h", worst)]
     assert sum(heights) == pytest.approx(100, abs=0.1) and max(heights) > 90
     assert {"Worst hours", "GPU time", "Day by day", "GPUs", "Jobs"} <= set(page.texts)
-    assert "21.9 h" in page.texts and "goodput" in " ".join(page.texts) and "at 0.3 a kWh" in " ".join(page.texts)
+    assert "21.9 h" in page.texts and "goodput" in " ".join(page.texts) and "at 0.3 per kWh" in " ".join(page.texts)
 
 
 def test_the_document_is_inside_and_nothing_is_loaded(days: Report, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def answer_of(asking: Ssh, node: str) -> NodeAnswer:
     ("echo 'ssh: connect to host n1 port 22: Connection timed out' >&2; exit 255", "does not answer", "up"),
     ("printf 'kex: \\033[2Jodd\\n' >&2; exit 255", "ssh fails (kex: \ufffd[2Jodd)", "yourself"),
     ("echo 'sh: gputop: not found' >&2; exit 127", "gputop is not installed on the node", "--remote-command"),
-    ("echo 'gputop: no NVIDIA driver' >&2; exit 3", "gputop there fails: gputop: no NVIDIA driver", "doctor"),
+    ("echo 'gputop: no NVIDIA driver' >&2; exit 3", "gputop on the node failed: gputop: no NVIDIA driver", "doctor"),
     ("echo hello", "exited without an answer", "gputop --version"),
     ("echo '{\"hostname\":[]}'", "exited without an answer", "login"),
     ("yes '{'", "exited without an answer", "login"),
@@ -96,7 +96,7 @@ echo Welcome; echo '{ANSWER}'; exec cat""")
     assert words[-3:] == ["--", "n1", "/opt/gputop agent"] and "BatchMode=yes" in words
     assert codec.convert(codec.parse((tmp_path / "question").read_bytes()), Request) == QUESTION
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
-    with pytest.raises(NodeProblem, match="cannot be started"):
+    with pytest.raises(NodeProblem, match="cannot start ssh"):
         asked()
 
 

@@ -95,7 +95,8 @@ async def test_marking_says_what_to_do_next() -> None:
         session.capture_ended(record(1, 0.4), [SERVER])
         await pilot.press("A")
         await pilot.pause()
-        assert "and then B to see what changed" in messages(app) and session.results.baseline is session.results.captures[0]
+        assert ("and then B to see what "
+                "changed") in messages(app) and session.results.baseline is session.results.captures[0]
         await pilot.press("A")
         await pilot.pause()
         assert "is already A" in messages(app)
