@@ -241,7 +241,7 @@ def test_on_dip_takes_a_condition() -> None:
 
 
 @pytest.mark.parametrize(("rule", "message"), [("sm_activ < 40%  and power_w > 3W", "did you mean sm_active"),
-                                               ("host.cpu_ratio > 90%", "for each GPU"),
+                                               ("host.cpu_ratio > 90%", "per-GPU metric"),
                                                ("sm<0.6*medan for 5s", "sm<0.6.median, sm<40%"),
                                                ("power > 3", "power<200W"), ("sm_active < 1 for 2h", "1 to 3600")])
 def test_what_is_no_condition_for_a_dip(rule: str, message: str) -> None:

@@ -197,7 +197,7 @@ def test_a_folder_that_others_can_write_is_named(tmp_path: Path) -> None:
     shared.chmod(0o1777)
     assert untrusted_ancestor(shared / "run") is None
     shared.chmod(0o777)
-    with pytest.raises(GputopError, match=r"shared can be written by other users") as caught:
+    with pytest.raises(GputopError, match=r"shared is writable by other users") as caught:
         refuse_untrusted(shared, "--logdir")
     assert "--logdir" in caught.value.fix
 

@@ -17,7 +17,7 @@ def test_the_odd_one_is_named() -> None:
     assert sentence(groups) == "7 ranks in wrapper → all_reduce at train.py:112, 1 rank in load at data.py:40"
     assert [p.pid for p in odd_ones(groups)] == [105]
     text = list(report([ranks]))
-    assert "Look at rank 5 (pid 105) first" in text[1]
+    assert "Check rank 5 (pid 105) first" in text[1]
     assert any(line.startswith("  → step") and "train.py:112" in line for line in text)
     headings = [line for line in text[2:] if line and not line.startswith(" ")]
     assert headings == ["rank 5 (pid 105): load at data.py:40",

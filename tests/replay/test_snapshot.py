@@ -109,8 +109,7 @@ def test_a_list_of_numbers_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"schema": "gputop.snapshot/2"}, "of type "
-                                      "gputop.snapshot/2"), ({"schema": "gputop.analysis/1"}, "gputop.analysis/1"),
+    ({"schema": "gputop.snapshot/2"}, "type gputop.snapshot/2"), ({"schema": "gputop.analysis/1"}, "gputop.analysis/1"),
     ({"schema": 7}, "not a gputop document"), ({"gpus": None}, "gpus: null where a list"),
     ({"time_s": 1e300}, "is too large"), ({"time_s": 1e12}, "time_s: not a number"),
     ({"time_s": -1.0}, "time_s: not a number >= 0"), ({"interval_s": True}, "interval_s: bool where a number"),
