@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="length of the capture (10). A short probe decides how much is recorded in detail; during "
                              "the rest, gputop watches for rare events")
     parser.add_argument("--force", action="store_true",
-                        help="record all of --seconds in detail without a probe, even if this slows down job and node")
+                        help="record all of --seconds in detail without a probe, even if it slows the job and the node")
     parser.add_argument("--all-workers", action="store_true",
                         help="capture all workers named by --attach, at most 64. By default, if there are more than 8, "
                              "gputop captures only three: those with the lowest, median and highest activity if they "

@@ -57,7 +57,7 @@ def _in_range(is_good: Callable[[float], bool], problem: str,
 
 
 positive_seconds = _in_range(lambda s: 0 < s < 1e6, "{} is not a number of seconds above 0", number_of_seconds)
-seconds_from_zero = _in_range(lambda s: 0 <= s < 1e9, "{} is not a number of seconds of 0 or more", number_of_seconds)
+seconds_from_zero = _in_range(lambda s: 0 <= s < 1e9, "{} is not a non-negative number of seconds", number_of_seconds)
 refresh_s = _in_range(lambda s: 2 <= s <= 3600, "{} is not between 2 and 3600 seconds", number_of_seconds)
 interval_s = _in_range(lambda s: 0.1 <= s <= 3600, "{} is not between 0.1 and 3600 seconds", number_of_seconds)
 minutes = _in_range(lambda m: 0 < m < 1e6, "{!r} is not a number of minutes above 0")

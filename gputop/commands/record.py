@@ -74,9 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=positive_seconds, default=None, metavar="S",
                         help="length of the recording (default: until ctrl-c)")
     parser.add_argument("--rotate", nargs="?", type=part_bounds, const=DEFAULT_ROTATION, default=None,
-                        metavar="WHEN", help="for recordings over days: -o names a folder, and gputop starts a new "
-                                             f"file at this age or size ({DEFAULT_ROTATION}). A later start continues "
-                                             "in the same folder")
+                        metavar="WHEN", help="for recordings of several days: -o names a folder, and gputop starts a "
+                                             f"new file at this age or size ({DEFAULT_ROTATION}). A later start "
+                                             "continues in the same folder")
     parser.add_argument("--keep", type=bounds, default=None, metavar="LIST",
                         help="limit the folder by age, size or number of files; gputop removes the oldest files "
                              f"({DEFAULT_KEEP})")

@@ -121,7 +121,7 @@ def _answers(connection: Engine, target: Address, facts: DriverFacts, now_s: flo
         return Result("ok", f"{detail}; not needed: GPM provides the same values.")
     if able and set(able) <= _through_gpm(connection):
         return Result("ok", f"{detail}; gputop --source dcgm watches them: the engine reads them through GPM, which "
-                            "leaves the counters to other profilers.")
+                            "leaves the counters free for other profilers.")
     return Result("warn", f"{detail}.", _WATCH if able else None)
 
 

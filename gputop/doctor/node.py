@@ -182,5 +182,5 @@ def disk(path: Path, usage: Callable[[Path], tuple[int, int, int]] = shutil.disk
     if free < _NO_DISK_BYTES:
         return Result("fail", text, fix)
     if free < _LITTLE_DISK_BYTES:
-        return Result("warn", f"{text}; a capture can need 2G", fix)
+        return Result("warn", f"{text}; a capture can need 2 GB", fix)
     return Result("ok", text)

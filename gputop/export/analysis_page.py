@@ -120,8 +120,8 @@ def _one_step(step: TypicalStep | None) -> str:
                  f'preserveAspectRatio="none" shape-rendering="crispEdges" aria-label="GPU {gpu.gpu}">'
                  f"{pictures.step_runs(gpu.runs)}</svg></div>")
     ticks = "".join(f"<span>{seconds(step.duration_s * i / 4)}</span>" for i in range(5))
-    return (f"<h3>Timeline of step {step.step} of the trace, {seconds(step.duration_s)}, one row per GPU. Each "
-            f"{seconds(step.duration_s / slots)} shows the part that took the most time.</h3>"
+    return (f"<h3>Timeline of step {step.step} of the trace, {seconds(step.duration_s)}, one row per GPU. Each slice "
+            f"of {seconds(step.duration_s / slots)} shows the part that took the most time.</h3>"
             f'<div class="plate steps">{rows}<div class="axis"><span></span><div>{ticks}</div></div></div>')
 
 

@@ -95,7 +95,7 @@ _TRACE = _by_name(
     *(Quantity(f"memory.{name}", unit, text, path=name, needs="the GPU allocators' records",
                ratio=unit == NONE) for name, unit, text in (
         ("peak", BYTES, "highest memory use of the fullest GPU allocator"),
-        ("peak_ratio", NONE, "the same, as a share of the allocator's limit"),
+        ("peak_ratio", NONE, "highest memory use, as a share of the allocator's limit"),
         ("headroom", BYTES, "least free memory during the window, over the GPUs' allocators"),
         ("fragmentation", NONE, "highest share of free memory outside the largest block"))),
     Quantity("functions.retracings", NONE, "number of times a tf.function was retraced", path="functions.retracings",

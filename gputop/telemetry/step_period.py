@@ -182,7 +182,7 @@ def _unusable(samples: EvenSamples, min_deviation: float) -> str | None:
     if not count:
         return UNMEASURED
     if count < MIN_SAMPLES:
-        return f"{count} of the {MIN_SAMPLES} samples needed so far"
+        return f"{count} of {MIN_SAMPLES} required samples so far"
     varies = any(standard_deviation(column) > _NARROW * min_deviation for column in samples.columns)
     return None if varies else FLAT
 

@@ -82,8 +82,8 @@ def no_line(finding: Finding, record: CaptureRecord | None) -> str:
             or (analysis.stacks is not None and analysis.stacks.flame)):
         return ""
     if analysis.stacks is not None and analysis.stacks.reason:
-        return f"The Python line is unknown. {analysis.stacks.reason}"
-    return f"To see the Python line: {install_command('stacks')}, then press c again."
+        return f"The line of Python code is unknown. {analysis.stacks.reason}"
+    return f"To see it: {install_command('stacks')}, then press c again."
 
 
 def open_timeline(

@@ -13,7 +13,7 @@ from gputop.core.version import __version__
 
 @pytest.mark.parametrize(("words", "message"), [
     (["replay", "f", "--start", "x"], "'x' is not a number of seconds"),
-    (["replay", "f", "--start", "-1"], "-1 is not a number of seconds of 0 or more"),
+    (["replay", "f", "--start", "-1"], "-1 is not a non-negative number of seconds"),
     (["replay", "f", "--speed", "x"], "'x' is not between 0.01 and 1000, or max"),
     (["replay", "f", "--speed", "0"], "'0' is not between 0.01 and 1000, or max"),
     (["--on-dip", "--dip-every", "0"], "'0' is not a number of minutes above 0"),
