@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "there, over passwordless ssh. Without a PID, gputop finds this node's ranks")
     parser.set_defaults(pids=[])
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--full", action="store_true", help="print all values of the trace, not only the verdict")
+    shown.add_argument("--full", action="store_true", help="print all values from the trace, not only the verdict")
     shown.add_argument("--json", action="store_true", help="print one JSON document")
 
 

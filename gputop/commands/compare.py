@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="use the baseline with this name as A; analyze --save-baseline saves one in the logdir")
     parser.add_argument("--baselines", action="store_true", help="list the baselines in the logdir")
     parser.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
-                        help="folder of the baselines (./gputop-traces)")
+                        help="folder for the baselines (./gputop-traces)")
     parser.add_argument("--fail-on", action="append", default=[], metavar="GATE",
                         help="exit with status 4 in these cases. regression: the step is significantly longer, or the "
                              "wall time per training step if that decides. regression:5%%: only if it is at least 5%% "

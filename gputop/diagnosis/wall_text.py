@@ -75,9 +75,9 @@ def _often(part: WallPart) -> str:
 
 
 def wall_title(wall: WallTime) -> str:
-    """"Where the 10.0 s recorded went", with what was not recorded "Where the 10.8 s went, 10.0 s of them recorded"."""
+    """"Where the recorded 10.0 s went", with what was not recorded "Where the 10.8 s went (10.0 s recorded)"."""
     if wall.recorded_s >= wall.total_s:
-        return f"Where the {seconds(wall.recorded_s)} recorded went"
+        return f"Where the recorded {seconds(wall.recorded_s)} went"
     return f"Where the {seconds(wall.total_s)} went ({seconds(wall.recorded_s)} recorded)"
 
 

@@ -89,7 +89,7 @@ def _unreachable(error: OSError, target: Address, root: Path, env: Mapping[str, 
                       f"tr '\\0' ' ' < /proc/{process}/cmdline")
     if find_bindings(root, folder) or find_libraries(root, env, folder):
         return Result("warn", f"not running: {cause} at {target}.", _START)
-    return Result("ok", f"none, as DCGM is not installed ({cause} at {target})")
+    return Result("ok", f"none, because DCGM is not installed ({cause} at {target})")
 
 
 def _answers(connection: Engine, target: Address, facts: DriverFacts, now_s: float) -> Result:

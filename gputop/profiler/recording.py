@@ -153,7 +153,7 @@ class RecorderLimits(Struct, frozen=True):
     """
 
     device_events: float = _CUPTI_SHARE * CUPTI_RECORDS
-    device_limit: str = "CUPTI keeps 2 M in all"
+    device_limit: str = "CUPTI keeps at most 2 M"
     events: float = math.inf
     events_limit: str = ""
     job_bytes_per_byte: float = SERVER_MULTIPLE

@@ -184,7 +184,7 @@ class RunFolder(Struct):
             with open_regular(path, follow_links=False) as file:
                 return self.adopt(file, path)
         except OSError as error:
-            raise GputopError(f"{path} cannot be read: {error.strerror or error}", "Check that file system.") from None
+            raise GputopError(f"cannot read {path}: {error.strerror or error}", "Check the file system.") from None
 
     def receive(self, source: Readable, size: int) -> Path:
         """Save what comes from ``source``, so many bytes, whole or not at all, and return where. Raises OSError, and

@@ -200,9 +200,9 @@ def _run(command: list[str], timeout_s: float) -> Ended:
     try:
         ended = run_program(command, timeout_s, _MAX_BYTES)
     except OSError as error:
-        raise GputopError(f"py-spy could not be started: {error.strerror or error}", INSTALL) from None
+        raise GputopError(f"cannot start py-spy: {error.strerror or error}", INSTALL) from None
     if not ended.in_time:
-        raise GputopError(f"py-spy did not finish within {timeout_s:.0f} s", "gputop stopped it; the process continues.")
+        raise GputopError(f"py-spy did not finish within {timeout_s:.0f} s", "gputop stopped it; the process goes on.")
     if not ended.in_bounds:
         raise GputopError(f"py-spy printed more than {_MAX_BYTES >> 20} MB", "It was ended.")
     return ended

@@ -123,7 +123,7 @@ def gpu_numbers(process: ProcessSample | None, gpus: Sequence[GpuInfo], ordinals
     elif "cuda_visible_devices" in process.reasons:
         numbers = unknown(f"the process's environment is unknown: {printable(process.reasons['cuda_visible_devices'])}")
     elif process.container is not None or not whole_node:
-        numbers = unknown("a container can be given fewer GPUs than the node has" if process.container is not None
+        numbers = unknown("a container may have fewer GPUs than the node" if process.container is not None
                           else "gputop does not watch all GPUs of the node")
     else:
         numbers = _in_order(gpus, process, None, whole_node)

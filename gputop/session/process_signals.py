@@ -47,7 +47,7 @@ def send(process: ProcessSample, number: signal.Signals, *, proc: Path = Path("/
     except ProcessLookupError:
         raise GputopError(f"process {pid} has ended", "There is nothing left to do.") from None
     except OSError as error:
-        raise GputopError(f"process {pid} could not be pinned ({error.strerror}): Linux 5.3 or newer is needed",
+        raise GputopError(f"cannot open process {pid} for signals ({error.strerror}): Linux 5.3 or newer is needed",
                           f"Send the signal yourself: kill -{number.value} {pid}") from error
     try:
         _check(process, pid, proc, os.geteuid() if own_uid is None else own_uid)

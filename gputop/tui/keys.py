@@ -62,7 +62,7 @@ GROUPS: dict[str, list[Binding]] = {
     "View": [
         key("h", "open('host')", "host", "host: cores, memory, limits"),
         key("i", "open('job')", "job", "job: profiler servers, step period"),
-        key("question_mark,f1", "help", "help", "the keys of this screen"),
+        key("question_mark,f1", "help", "help", "show the keys of this screen"),
         key("q", "quit", "quit", "quit; a running capture is stopped, and its data is kept"),
         key("ctrl+c", "quit", "quit", "quit; a running capture is stopped, and its data is kept", priority=True),
         key("ctrl+z", "suspend_process", "suspend", "suspend to the shell; fg resumes gputop"),

@@ -205,7 +205,7 @@ def test_the_table_of_the_recorded_time_leaves_no_part_out():
     b = Builder(gpus=0).host("EagerExecute", 0, 990_000, is_func=1, eager_op=TRAIN)  # a start
     train(b, 1_000_000, 20)
     text = text_report(analyze_trace(b.build()))
-    table = re.search(r"^Time     Where the .* recorded went.\n((?:  .*\n)+)", text, re.MULTILINE)
+    table = re.search(r"^Time     Where the recorded .* went.\n((?:  .*\n)+)", text, re.MULTILINE)
     assert table is not None and re.search(r" 1\.00 s +start", table[1])
     assert sum(map(int, re.findall(r"^ +(\d+)% ", table[1], re.MULTILINE))) == pytest.approx(100, abs=1)
 

@@ -51,7 +51,7 @@ class Cost(Struct, frozen=True):
         if gathering_s > max(1.0, 0.2 * self.recorded_s):
             text += f": the profiler spent {gathering_s:.1f} s collecting the trace, which slowed the job"
         if self.growth_bytes is not None:
-            text += (f"; the job's memory grew by {size(self.growth_bytes)} at most" if self.growth_bytes else
+            text += (f"; the job's memory grew by at most {size(self.growth_bytes)}" if self.growth_bytes else
                      "; the job's memory did not grow")
         return text
 

@@ -320,7 +320,7 @@ def _empty(address: str, path: Path | None, messages: tuple[str, ...], took_s: f
     words = f"; the profiler reported: {'; '.join(messages)[:500]}" if messages else ""
     kept = f" (kept as {path})" if path else ""
     return EmptyTrace(
-        f"the trace from {address} holds no events{kept}{words}",
+        f"the trace from {address} contains no events{kept}{words}",
         "The job did nothing, or its tracers are disabled. Capture for longer while the job trains.",
         took_s,
     )

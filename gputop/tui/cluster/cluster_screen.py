@@ -47,7 +47,7 @@ class FleetTable(DrawnLines, can_focus=True):
         key("space", "unfold", "unfold", "show or hide the nodes of a job, the GPUs of a node"),
         key("right", "unfold(True)", "unfold", "show the rows below this one"),
         key("left", "unfold(False)", "fold", "hide the rows below this one"),
-        key("enter", "open", "nodes; on a node: open", "on a job: its nodes; on a node: open it", footer=True),
+        key("enter", "open", "nodes; on a node: open", "on a job: show its nodes; on a node: open it", footer=True),
     ]
 
     class Wanted(Message):

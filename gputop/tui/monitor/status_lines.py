@@ -75,7 +75,7 @@ def replay_line(width: int, place_s: tuple[float, float] | None = None,
     """Line in the place of the training job: how far a recording is played and how long it is (``place_s``); None: a
     snapshot."""
     if place_s is None:
-        keys = "the node as it was  ← →: the minutes before  t: its capture"
+        keys = "snapshot of the node  ← →: earlier minutes  t: its capture"
         return justify([(" Snapshot  ", BOLD), (keys, DIM)], [], width)
     played_s, length_s = place_s
     left: list[StyledText] = [(" Recording  ", BOLD), (f"{_clock(played_s)} of {_clock(length_s)}  ", PLAIN)]

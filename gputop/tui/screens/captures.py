@@ -117,7 +117,7 @@ class CapturesScreen(ModalScreen[None]):
         key("n", "name", "name…", "name the selected capture, such as “before prefetch”"),
         key("slash", "filter", "filter", "show only captures whose name, job or finding contains a text"),
         key("d,delete", "delete", "delete…", "delete the selected capture from disk, after confirmation"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
         key("escape", "step_back", "step back", "show all captures again; if all are shown, go back to the monitor"),
         key("q,J", "dismiss", "close", "back to the monitor"),
     ]

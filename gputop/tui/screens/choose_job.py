@@ -42,7 +42,7 @@ class ChooseJob(Dialog[Server | None]):
         key("down,j", "move(1)", "down", "select the job below"),
         key("enter,c", "choose", "capture", "capture from the selected job"),
         key("escape,q", "dismiss", "close", "close without capturing"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
     ]
     HELP = "gputop remembers the choice while the job runs.\n"
 

@@ -160,7 +160,7 @@ class CaptureAgain(Dialog[Name | None]):
         key("a,A", "answer('a')", "A's job", "the job runs without the change: capture it again"),
         key("b,B", "answer('b')", "B's job", "the job runs with the change: capture it again"),
         key("escape,q,n", "dismiss", "no", "close without a capture"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
     ]
     HELP = "gputop averages another capture of the same job with the first one.\n"
     QUESTION = "Which job is running now?"
@@ -183,7 +183,7 @@ class CompareScreen(ModalScreen[None]):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("a", "mark('a')", "is A", "the selected capture is A, from before the change"),
+        key("a", "mark('a')", "is A", "use the selected capture as A, from before the change"),
         key("b,enter", "mark('b')", "is B", "use the selected capture as B, from after the change"),
         key("A", "again('a')", "also A", "add the selected capture to A as another run; press again to remove it"),
         key("B", "again('b')", "also B", "add the selected capture to B as another run; press again to remove it"),
@@ -193,7 +193,7 @@ class CompareScreen(ModalScreen[None]):
             "capture the job of A or B again to resolve a small difference"),
         key("y", "copy", "copy", "copy the comparison as Markdown (OSC 52)"),
         key("e", "export", "export", "export the values as a CSV file"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
         key("escape,q", "dismiss", "back", "back"),
     ]
     HELP = ("“Better” and “worse” mean more than the usual difference within a job over time and between runs. “Cannot "

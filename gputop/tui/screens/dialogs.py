@@ -58,7 +58,7 @@ class Popup(Dialog[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("y", "copy", "copy", "copy the code (OSC 52, works over SSH)"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
         key("escape,q", "dismiss", "close", "back"),
         key("j", "scroll(1)", "down", "a line down"),
         key("k", "scroll(-1)", "up", "a line up"),
@@ -145,7 +145,7 @@ class Confirm(Dialog[bool]):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("y", "answer(True)", "yes", "do it"),
         key("n,escape,q,enter", "answer(False)", "no", "close without doing anything"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
     ]
     HELP = "Only y confirms.\n"
 

@@ -26,7 +26,7 @@ class FindingPopup(Popup):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("t", "place", "on the timeline", "show the finding on the timeline"),
-        key("S", "app.open('stacks')", "stacks", "stacks: the code line where each rank is"),
+        key("S", "app.open('stacks')", "stacks", "stacks: the line of code where each rank is"),
         key("Y", "markdown", "copy as Markdown", "copy the finding as Markdown"),
     ]
 

@@ -114,7 +114,7 @@ class SignalScreen(WheelMoves, ModalScreen[Signals | None]):
         key("enter", "ask", "choose", "choose the selected signal; gputop then asks for confirmation"),
         key("y", "send", "send it", "send the signal when gputop asks"),
         key("n,escape,q", "back", "no", "do not send the signal; press again to close"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
     ]
     HELP = ("Before sending, gputop checks that the PID still belongs to the process on the screen. A later process "
             "with the same PID gets no signal. Processes of other users need root.\n")

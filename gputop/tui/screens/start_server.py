@@ -35,7 +35,7 @@ class StartServer(ModalScreen[int | None]):
         key("enter", "answer", "the answer in capitals", "start one in a job that was captured before; otherwise "
                                                          "close"),
         key("n,escape,q", "dismiss", "no", "close without starting a server"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
     ]
     HELP = "Only y confirms, or enter for a job that was captured before.\n"
 

@@ -115,7 +115,7 @@ class TablesScreen(Screen[None]):
         key("enter", "row", "whole row", "show the full row, with full names"),
         key("y", "copy", "copy", "copy the Nsight Compute command for this kernel"),
         key("t", "timeline", "timeline", "show this row on the timeline"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
         key("e", "export", "export as CSV", "export this table as a CSV file"),
         key("escape", "step_back", "step back", "show all rows again; if all are shown, go back to the monitor"),
         key("q,T", "dismiss", "back", "back to the monitor"),

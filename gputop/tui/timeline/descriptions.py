@@ -100,7 +100,7 @@ def link_text(timeline: Timeline, r: Range, linked: Range) -> str:
     delay = seconds(abs(linked.start_ns - r.start_ns) / 1e9)
     if timeline.rows[linked.row].kind in ("gpu", "stream"):
         return f"starts {linked.name} on {where(timeline.rows[linked.row])} {delay} later"
-    return f"launched {delay} before by {timeline.rows[linked.row].label.strip()}"
+    return f"launched {delay} earlier by {timeline.rows[linked.row].label.strip()}"
 
 
 def idle_gap_at(timeline: Timeline, row: Row, begin_ns: int, end_ns: int) -> IdleGap | None:

@@ -306,7 +306,7 @@ class TimelineScreen(ModalScreen[None]):
         if idle_gap is not None:
             self._open_idle(timeline, idle_gap)
         else:
-            self.notify("Nothing is selected: . selects the next range, n the next gap.")
+            self.notify("Nothing is selected. Press . for the next range, or n for the next gap.")
 
     def on_idle_gap_list_chosen(self, message: IdleGapList.Chosen) -> None:
         idle, canvas, timeline = message.idle, self._canvas, self._canvas.timeline

@@ -71,7 +71,7 @@ async def test_ranges_gaps_and_details_by_key() -> None:
         await pilot.press("full_stop")
         assert canvas.selected is not None and canvas.selected.name == "sgemm_0"
         assert "op model/dense_0/MatMul" in details(screen)
-        assert "launched 10.0 µs before by launch 0" in details(screen)
+        assert "launched 10.0 µs earlier by launch 0" in details(screen)
         await pilot.press("comma")
         assert canvas.selected is not None and canvas.selected.name == "MemcpyH2D"
         await pilot.press("comma")

@@ -133,7 +133,7 @@ class _Capture:
         """Notes on the files that could not be read, and on what could not be read of the others."""
         builder, losses = self.builder, self.losses
         for error in self._errors:
-            builder.note("unreadable_file", f"{error.message} It is left out.")
+            builder.note("unreadable_file", f"{error.message} gputop leaves out this file.")
         cut = self._cut | set(self._damaged) & set(self.paths)
         if cut:
             events = sum(len(p) for group in (builder.device, builder.host, builder.allocator) for p in group)
