@@ -102,7 +102,7 @@ def test_a_figure_without_room_is_named() -> None:
     client.most = client.said = 700
     fleet = collector.refresh(FleetView())
     (problem,) = (p for p in fleet.problems if "did not fit" in p.message)
-    assert re.search(r"has sent \d+, instead of at most 4; low_clock did not fit$", problem.message)
+    assert re.search(r"sent \d+ queries instead of at most 4; low_clock did not fit$", problem.message)
     assert fleet.jobs[0].activity is not None
 
 

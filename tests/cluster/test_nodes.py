@@ -163,7 +163,7 @@ def test_nodes_that_fail_are_told_together_and_the_rest_goes_on() -> None:
     asked.close()
     assert cluster.closed
     cluster.problems = {"n1": NodeProblem("the node does not answer", "ssh NODE true")}
-    with pytest.raises(GputopError, match=r"no node answers\. n1: it does not answer"):
+    with pytest.raises(GputopError, match=r"no node answered\. n1: the node does not answer"):
         collector(cluster, ["n1"]).refresh(VIEW)
 
 

@@ -169,7 +169,7 @@ def test_little_gzip_does_not_become_much_memory(monkeypatch: pytest.MonkeyPatch
     lists = b'{"status":"success","data":{"resultType":"vector","result":[' + b"[]," * (11 << 20) + b"[]]}}"
     assert len(gzip.compress(lists)) < 50_000
     with served(answer(lists, packed=True)) as (client, _):
-        with pytest.raises(GputopError, match=r"is larger than \S+ MB unpacked"):
+        with pytest.raises(GputopError, match=r"decompressed answer .* is larger than \S+ MB"):
             client.instant("up")
         assert client.cost.plain_bytes == 0
     monkeypatch.setattr(prometheus, "MAX_VALUES", 1000)
@@ -200,7 +200,7 @@ def test_a_range_has_only_what_was_asked_for() -> None:
 def test_a_server_that_is_gone_is_said() -> None:
     with served(answer(body(ONE))) as (client, _):
         pass
-    with pytest.raises(GputopError, match="cannot reach: Connection refused"):
+    with pytest.raises(GputopError, match="cannot reach .*: Connection refused"):
         client.instant("up")
 
 

@@ -130,4 +130,4 @@ def test_what_was_not_asked_is_said() -> None:
     assert "Not read: process 7: no dump at /tmp/x_2." in text and "sends and receives, 1 in" in text
     assert "Dumps read: ranks 0-1, written 60.0 s ago." in text
     assert "a single dump" in report(dump(0, history(3)))
-    assert "no rank can be compared. Process 7: no dump. PyTorch" in report(problems=("process 7: no dump",))
+    assert "there are no ranks to compare. Process 7: no dump. PyTorch" in report(problems=("process 7: no dump",))

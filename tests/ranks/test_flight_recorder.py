@@ -218,8 +218,8 @@ def test_dumps_that_are_not_taken_from_a_process(tmp_path: Path, with_torch: Non
     assert "cannot open its dump" in problem({**environ, "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/link/d_"})
     assert "cannot open its dump" in problem({**environ, "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/x/../d_"})
     assert "relative" in problem({**environ, "TORCH_FR_DUMP_TEMP_FILE": "d_"})
-    assert "no rank" in problem({"TORCH_FR_DUMP_TEMP_FILE": prefix})
-    assert "no rank" in problem({**environ, "RANK": "9" * 5000}), "more digits than int() takes"
+    assert "not set a rank" in problem({"TORCH_FR_DUMP_TEMP_FILE": prefix})
+    assert "not set a rank" in problem({**environ, "RANK": "9" * 5000}), "more digits than int() takes"
     monkeypatch.setattr(flight_recorder, "owner", lambda pid, proc: os.getuid() + 1)
     assert "another user" in problem(environ)
 
@@ -239,7 +239,7 @@ def test_jobs_are_told_apart(tmp_path: Path, with_torch: None) -> None:
     assert [[dump.rank for dump in own.dumps] for own in read(
         environ(0, 1, "a"), environ(1, 1, "a"), environ(0, 2, "b"))] == [[0, 1], [0]]
     shared = read(environ(0, 1, "a"), environ(0, 2, "a"))
-    assert all(not own.dumps and "one file" in own.problems[0] for own in shared)
+    assert all(not own.dumps and "the same file" in own.problems[0] for own in shared)
     (doubled,) = read(environ(0, 1, "a"), environ(0, 1, "b"))
     assert not doubled.dumps and "several processes are rank 0" in doubled.problems[0]
 

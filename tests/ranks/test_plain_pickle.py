@@ -70,7 +70,7 @@ def test_an_object_is_refused_by_its_opcode(protocol: int, monkeypatch: pytest.M
 def test_hostile_and_damaged_pickles(data: bytes, words: str) -> None:
     with pytest.raises(GputopError, match=words) as refused:
         load(data, "dump 3")
-    assert refused.value.message.startswith("gputop does not read dump 3")
+    assert refused.value.message.startswith("gputop rejected dump 3")
 
 
 def test_a_memo_takes_no_more_than_what_is_stored() -> None:

@@ -91,7 +91,7 @@ def test_cut_at_any_byte_everything_before_is_there(tmp_path: Path) -> None:
         recording = Recording(cut)
         assert [recording.sample(i) for i in range(len(recording))] == expected[:kept]
         assert bool(recording.notes) == (size not in sizes)
-        assert all("cut off" in note for note in recording.notes)
+        assert all("truncated" in note for note in recording.notes)
         recording.close()
 
 
@@ -228,7 +228,7 @@ def test_a_full_disk_ends_the_recording_and_keeps_it(tmp_path: Path) -> None:
          "-o", str(path)], capture_output=True, text=True, timeout=60,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})  # half a module would stay behind
     assert done.returncode == 1, done.stderr
-    assert "cannot write" in done.stderr and "Make room" in done.stderr and "Traceback" not in done.stderr
+    assert "cannot write" in done.stderr and "Free some space" in done.stderr and "Traceback" not in done.stderr
     recording = Recording(path)
     assert len(recording) >= 5 and recording.notes == ()
     assert f"the {len(recording)} samples before the error are saved" in done.stderr

@@ -117,7 +117,7 @@ def test_a_file_is_opened_by_what_is_in_it(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ('{"schema": "gputop.snapshot/9"}', "of gputop.snapshot/9"), ('{"schema": "gputop.snapsh', "damaged"),
+    ('{"schema": "gputop.snapshot/9"}', "of type gputop.snapshot/9"), ('{"schema": "gputop.snapsh', "damaged"),
     ("<html>", "damaged"), ('{"traceEvents": []}', "not a gputop document"), ("a note", "recording"),
 ])
 def test_replay_of_what_is_no_snapshot(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str,
