@@ -200,7 +200,7 @@ def test_a_range_has_only_what_was_asked_for() -> None:
 def test_a_server_that_is_gone_is_said() -> None:
     with served(answer(body(ONE))) as (client, _):
         pass
-    with pytest.raises(GputopError, match="cannot reach .*: Connection refused"):
+    with pytest.raises(GputopError, match=r"cannot reach .*: Connection refused"):
         client.instant("up")
 
 
