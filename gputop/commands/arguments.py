@@ -110,7 +110,7 @@ COMMANDS: Mapping[str, Command] = {
     "schema": Command("print the JSON Schema of a command's --json output",
                       "Print the JSON Schema of a command's output, for scripts and agents.",
                       "gputop schema analyze"),
-    "skill": Command("print instructions for AI agents", "Print SKILL.md, which tells an AI agent how to find the "
+    "skill": Command("print instructions for AI agents", "Print SKILL.md, which shows an AI agent how to find the "
                                                          "cause of a slow job.",
                      "gputop skill > SKILL.md"),
     "completion": Command("print a shell completion script or the man page",

@@ -196,9 +196,9 @@ class CompareScreen(ModalScreen[None]):
         key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
         key("escape,q", "dismiss", "back", "back"),
     ]
-    HELP = ("“Better” and “worse” mean more than the usual difference within a job over time and between runs. “Cannot "
-            "be told” means that a capture has too few steps, or its trace is no longer on disk. If the difference is "
-            "small, capture again: A, B, then A once more.\n")
+    HELP = ("“Better” and “worse” mean more than the usual difference within a job over time and between runs. If a "
+            "capture has too few steps, or its trace is no longer on disk, the verdict is “Cannot be told”. If the "
+            "difference is small, capture again: A, B, then A once more.\n")
 
     def __init__(self, session: Session, b: CaptureRecord | None = None) -> None:
         """The session must have two captures at least. ``b``: which of them is B; else the newest."""

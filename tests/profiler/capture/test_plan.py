@@ -91,7 +91,7 @@ def test_a_hundred_steps_will_do(asked_s, probed, chosen_s, why):
 def test_few_steps_that_memory_does_not_hold_are_not_enough():
     small = probe(60_000, step_s=0.0025, sure=True)
     tight = plan(10, replace(small, growth_bytes=50_000_000), FreeResources(job_bytes=0.15 * GB))
-    assert tight.chosen_s < 2 and "limit are free" in tight.why and not tight.enough
+    assert tight.chosen_s < 2 and "limit is free" in tight.why and not tight.enough
 
 
 def test_never_more_device_events_than_cupti_keeps():
@@ -109,7 +109,7 @@ def test_never_more_device_events_than_cupti_keeps():
         (FreeResources(job_bytes=SERVER_MULTIPLE * 5 * MB * 10), 8.0, "within the job's limit"),
         (FreeResources(own_bytes=312.5 * MB), 6.0, "within gputop's limit"),
         (FreeResources(disk_bytes=25 * MB), 4.0, "of disk space in the logdir"),
-        (FreeResources(shared_bytes=750 * MB), 4.0, "of memory are free"),
+        (FreeResources(shared_bytes=750 * MB), 4.0, "of memory is free"),
         (FreeResources(shared_bytes=750 * MB, job_here=False), 10, "full length"),
     ],
 )
@@ -124,9 +124,9 @@ def test_memory_and_disk_shorten_it(free, chosen_s, named):
     [
         (FreeResources(shared_bytes=200 * MB),
          r"not enough memory for a capture: 191 MiB free, and capturing 1 s needs about 215 MiB"),
-        (FreeResources(job_bytes=100 * MB), "too little memory within the job's limit"),
-        (FreeResources(own_bytes=150 * MB), "too little memory within gputop's limit"),
-        (FreeResources(disk_bytes=5 * MB), "too little disk space in the logdir for a capture: 4.8 MiB free"),
+        (FreeResources(job_bytes=100 * MB), "not enough memory within the job's limit"),
+        (FreeResources(own_bytes=150 * MB), "not enough memory within gputop's limit"),
+        (FreeResources(disk_bytes=5 * MB), "not enough disk space in the logdir for a capture: 4.8 MiB free"),
     ],
 )
 def test_refused_where_not_even_a_second_fits(free, named):
@@ -142,7 +142,7 @@ def test_growth_seen_in_the_probe_counts_where_it_is_more_than_the_trace_explain
     made = plan(10, grew, FreeResources(job_bytes=1.5 * GB))
     assert made.chosen_s == 4.0 and "a capture needs 286 MiB a second" in made.why
     assert plan(10, replace(grew, growth_bytes=10), FreeResources(job_bytes=1.5 * GB)).chosen_s == 10
-    with pytest.raises(GputopError, match=r"2\.4 MiB of trace and grew by 143 MiB"):
+    with pytest.raises(GputopError, match=r"a trace of 2\.4 MiB and grew by 143 MiB"):
         plan(10, replace(grew, bytes=2_500_000), FreeResources(job_bytes=300 * MB))
 
 
@@ -165,7 +165,7 @@ def test_how_much_a_job_may_grow_where_its_memory_is_unknown():
 @pytest.mark.parametrize(("now", "said"), [
     # A tenth of what was free, and what gathering five seconds will take: 20 and 3 times 1 MB for each.
     (FreeResources(shared_bytes=1120 * MB), ""),
-    (FreeResources(shared_bytes=1110 * MB), f"only {size(1110 * MB)} of memory are free"),
+    (FreeResources(shared_bytes=1110 * MB), f"only {size(1110 * MB)} of memory is free"),
     (FreeResources(job_bytes=205 * MB), ""),
     (FreeResources(job_bytes=195 * MB), f"only {size(195 * MB)} of memory are left within the job's limit"),
 ])
@@ -236,7 +236,7 @@ def test_what_nothing_can_end_is_planned_to_grow_the_job_by_little(probed, free_
 
 
 def test_where_not_even_the_shortest_fits_it_is_said_how_else():
-    with pytest.raises(GputopError, match="too little memory") as raised:
+    with pytest.raises(GputopError, match="not enough memory") as raised:
         plan(10, short(4_000_000), FreeResources(0.5 * GB), UNSTOPPABLE)
     assert raised.value.fix.endswith("--force. Or: Add these lines.")
 

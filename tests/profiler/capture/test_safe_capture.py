@@ -225,8 +225,8 @@ def test_a_probe_that_is_not_handed_over_is_given_up(logdir, monkeypatch):
 
 
 @pytest.mark.parametrize(("free", "cause"), [
-    (FreeResources(shared_bytes=1e6), "too little memory"), (FreeResources(job_bytes=100), "the job's limit"),
-    (FreeResources(disk_bytes=10), "too little disk space"),
+    (FreeResources(shared_bytes=1e6), "not enough memory"), (FreeResources(job_bytes=100), "the job's limit"),
+    (FreeResources(disk_bytes=10), "not enough disk space"),
 ])
 def test_refused_before_the_capture_where_it_would_not_fit(logdir, free, cause, monkeypatch):
     monkeypatch.setattr(safe_capture, "free_resources", lambda *_: free)
