@@ -64,7 +64,7 @@ def test_small_pieces_that_are_much_together_are_no_clean_bill() -> None:
     a = clean()
     assert not_enough(with_parts(a, between=0.02, open=0.02)) is None
     doubt = limit_of(with_parts(a, between=0.03, open=0.03))
-    assert "NO VERDICT: whole steps are only 94%" in doubt and "between steps 3%" in doubt
+    assert "NO VERDICT: complete steps cover only 94%" in doubt and "between steps 3%" in doubt
 
 
 def test_one_rank_that_does_something_else_is_no_clean_bill() -> None:

@@ -28,7 +28,7 @@ TRACKED = "A9FEA97B,169.254.169.123,4,1763866868.1,-0.000012500,0.000001,0.00000
     (TRACKED.format("0.200", "0.010"), "warn", "the order of short events"),
     ("7F7F0101,,8,1795402428.6,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,Normal\n", "ok", "its own reference"),
     (TRACKED.format("0", "0").replace("Normal", "Not synchronised"), "warn", "no source yet"),
-    (TRACKED.format("x", "y"), "unknown", "cannot be read"),
+    (TRACKED.format("x", "y"), "unknown", "cannot parse"),
 ])
 def test_what_chrony_expects_its_error_to_be(tmp_path: Path, said: str, status: str, words: str) -> None:
     check = cluster.clock(tmp_path, lambda: said)

@@ -52,7 +52,7 @@ def test_parse_address(text, address):
         ("::1:6009", "brackets"),
         ("[::1]", ":PORT must follow"),
         ("[::g]:1", "IPv6"),
-        ("a b:1", "blanks"),
+        ("a b:1", "spaces"),
         ("http://node:6006", "URL"),
         ("", "port is missing"),
         ("node..x:6009", "1 to 63 characters"),

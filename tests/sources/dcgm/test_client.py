@@ -323,7 +323,7 @@ def test_consent_watches_what_each_gpu_has(make_scene: Callable[..., Scene]) -> 
     scene.step()
     assert (scene.value(1004, 0), scene.value(1002, 1)) == (0.5, 0.5)
     assert str(scene.value(1004, 1)) == "no program watches this field (DCGM -16)"
-    assert "cannot be watched: the engine's profiling module is not loaded" in str(scene.value(1002, 2))
+    assert "cannot watch this field: the engine's profiling module is not loaded" in str(scene.value(1002, 2))
     scene.client.close()
     scene.client._disconnect()
     assert not scene.engine.watched()
