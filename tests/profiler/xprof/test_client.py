@@ -384,6 +384,6 @@ class TestLogdir:
 
 @pytest.mark.parametrize("seconds", [0, -1, 1e9, float("nan")])
 def test_impossible_durations_are_wrong_usage(logdir, seconds):
-    with pytest.raises(GputopError, match="lasts") as caught:
+    with pytest.raises(GputopError, match="can last") as caught:
         capture("localhost:1", seconds=seconds, logdir=logdir)
     assert caught.value.exit_code == EXIT_USAGE
