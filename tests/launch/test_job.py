@@ -119,7 +119,7 @@ def test_what_keeps_it_from_starting(tmp_path):
         StartedJob(["true"], os.environ, there)
     no_program = tmp_path / "data"
     no_program.write_text("1")
-    with pytest.raises(GputopError, match="cannot be started") as caught:
+    with pytest.raises(GputopError, match="cannot start") as caught:
         StartedJob([str(no_program)], os.environ, tmp_path / "log")
     assert caught.value.exit_code == 126
     assert not (tmp_path / "log").exists()

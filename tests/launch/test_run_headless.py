@@ -73,7 +73,7 @@ def test_its_output_goes_into_the_file_that_was_asked_for(tmp_path):
     broken.write_text("#!/no/such/interpreter\n")
     broken.chmod(0o700)
     ended = run("--output", str(tmp_path / "other.log"), "--", str(broken))
-    assert "cannot be started" in ended.stderr and not (tmp_path / "other.log").exists()
+    assert "cannot start" in ended.stderr and not (tmp_path / "other.log").exists()
 
 
 def test_its_process_is_the_jobs():

@@ -234,7 +234,7 @@ def test_a_node_that_ssh_cannot_reach_for_want_of_ssh_is_told(folder, tmp_path, 
     monkeypatch.setenv("PATH", str(tmp_path))
     with fake_job(folder) as here:
         _, _, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
-    assert missing.startswith("not captured: n2: ssh cannot be started") and "bug" not in missing
+    assert missing.startswith("not captured: n2: cannot start ssh") and "bug" not in missing
 
 
 def test_a_trace_larger_than_the_free_space_is_not_begun(folder, tmp_path, monkeypatch):

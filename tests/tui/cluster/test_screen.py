@@ -206,7 +206,7 @@ def test_a_program_that_fails_leaves_its_words_until_they_are_read(monkeypatch: 
     said = capsys.readouterr().err
     assert read == ["enter"] and "exited with status 127" in said and "--remote-command /PATH/gputop" in said
     app.run_program(["/no/such/program"])
-    assert read == ["enter"] * 2 and "cannot be started" in capsys.readouterr().err
+    assert read == ["enter"] * 2 and "cannot start" in capsys.readouterr().err
 
 
 def test_a_job_whose_past_is_not_known_is_not_called_healthy() -> None:
