@@ -83,9 +83,9 @@ def test_what_is_of_all_gpus_is_computed_once_and_told() -> None:
 @pytest.mark.parametrize(("text", "at", "message"), [
     ("sm_activ.mean(30s) < 40%", 0, "did you mean sm_active?"), ("power_w > 600", 8, "add a unit, as in 600W"),
     ("sm_active.mean(30) > 1", 10, "needs a time"), ("sm_active.mean(30h) > 1", 15, "from 1s to 1h"),
-    ("sm_active.mid(30s) > 1", 10, "not .mid"), ("power_limit_w.max(30s) > 1W", 14, "no history of power_limit_w"),
+    ("sm_active.mid(30s) > 1", 10, "not .mid"), ("power_limit_w.max(30s) > 1W", 14, "power_limit_w has no history"),
     ("step.time > 1s", 0, 'on = "trace"'), ("sm_active = 1", 10, "write =="), ("sm_active", 0, "needs a condition"),
-    ("sm_active and 1 > 0", 0, "compare it"), ("0 < sm_active < 1", 14, "a < b and b < c"),
+    ("sm_active and 1 > 0", 0, "add a comparison"), ("0 < sm_active < 1", 14, "a < b and b < c"),
     ("(1 > 0", 6, "closing paren"),
     ("", 0, "ends where a name"), ("sm_active > 5sec", 13, "the unit sec does not exist"), ("'x' > 1", 0, "allowed "
                                                                                                           "only in"),

@@ -68,7 +68,7 @@ def answer_of(asking: Ssh, node: str) -> NodeAnswer:
     ("echo 'me@n1: Permission denied (publickey,password).' >&2; exit 255", "password", "ssh-copy-id"),
     ("echo 'ssh: Could not resolve hostname n1: Name or service not known' >&2; exit 255", "name", "ssh NODE"),
     ("echo 'ssh: connect to host n1 port 22: Connection timed out' >&2; exit 255", "does not answer", "up"),
-    ("printf 'kex: \\033[2Jodd\\n' >&2; exit 255", "ssh fails (kex: \ufffd[2Jodd)", "yourself"),
+    ("printf 'kex: \\033[2Jodd\\n' >&2; exit 255", "ssh fails (kex: \ufffd[2Jodd)", "manually"),
     ("echo 'sh: gputop: not found' >&2; exit 127", "gputop is not installed on the node", "--remote-command"),
     ("echo 'gputop: no NVIDIA driver' >&2; exit 3", "gputop on the node failed: gputop: no NVIDIA driver", "doctor"),
     ("echo hello", "exited without an answer", "gputop --version"),
