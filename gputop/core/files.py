@@ -103,7 +103,7 @@ def open_trusted(path: Path, max_bytes: int, *, follow_links: bool = True) -> Bi
     file = open_regular(path, max_bytes, follow_links=follow_links, owners=frozenset({os.geteuid(), 0}))
     if os.fstat(file.fileno()).st_mode & (stat.S_IWOTH | (stat.S_IWGRP if is_root else 0)):
         file.close()
-        raise UnsafeFile("other users can write to it", path)
+        raise UnsafeFile("it is writable by other users", path)
     return file
 
 

@@ -239,7 +239,7 @@ def test_what_is_planted_as_settings_is_said_and_waited_for_by_nobody(plant: str
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
-    assert "not a regular file; uses the defaults" in load(path).warnings[0]
+    assert "uses the defaults: it is a pipe, not a regular file" in load(path).warnings[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")

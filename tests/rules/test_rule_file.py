@@ -40,7 +40,7 @@ def test_a_whole_file() -> None:
     "5:12: a number without a unit and a value in W"),
     (RULE.replace("0.4", "0.4 \\u0041"), '4:25: “A” is not allowed here'),
     ('[[rule]]\nid = "a"\non = "trace"\ntitle = "T"\nwhen = "kernel(\\"*\\").time > 3"\n', "5:28: a value in s"),
-    (RULE + 'titel = "x"\n', "6:1: “titel” (did you mean title?) is not allowed in a rule"),
+    (RULE + 'titel = "x"\n', "6:1: “titel” is not allowed in a rule (did you mean title?)"),
     (RULE + "for = 4000\n", '6:7: for must be a time of up to 1h'), (RULE + 'severity = "bad"\n', "6:13: severity must "
                                                                                                   "be one of"),
     (RULE.replace("live", "both"), '3:7: on is one of live, trace'),
