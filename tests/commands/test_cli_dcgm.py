@@ -89,5 +89,5 @@ def test_a_snapshot_of_a_host_engine_alone(tmp_path: Path) -> None:
 
 def test_a_snapshot_whose_host_engine_dies_meanwhile(tmp_path: Path) -> None:
     done = snapshot_of_an_engine(tmp_path, answers=3)
-    assert done.returncode == EXIT_NO_DATA and "no GPU returned values: the connection" in done.stderr
+    assert done.returncode == EXIT_NO_DATA and "no GPU returned values: DCGM" in done.stderr
     assert "failed: DCGM" in done.stdout and "No problem visible" not in done.stdout

@@ -153,7 +153,7 @@ def test_a_webhook_in_the_clear_is_said(url: str, host: str, monkeypatch: pytest
     monkeypatch.setattr(notifier, "parse_ways", lambda texts: ways)
     check_notify(argparse.Namespace(notify=["webhook"], command=None))
     said = capsys.readouterr().err
-    assert ("unencrypted: use https://" in said) == bool(host) and host in said and "s3cret" not in said
+    assert ("unencrypted; use https://" in said) == bool(host) and host in said and "s3cret" not in said
 
 
 @pytest.mark.parametrize("status", [302, 401, 500])
@@ -214,7 +214,7 @@ def test_what_is_told_last_is_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("way", "says"), [
     ("mail", "does not support"), ("command:", "does not support"), ("command:'x", "No closing quotation"),
-    ("command:cat >> log", "'>>' needs one"), ("command:cat; ls", "'cat;' needs one"),
+    ("command:cat >> log", "'>>' needs a shell"), ("command:cat; ls", "'cat;' needs one"),
     ("webhook", "needs an address in GPUTOP_WEBHOOK_URL"),
 ])
 def test_what_is_no_way_is_wrong_usage(way: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
