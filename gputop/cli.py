@@ -73,8 +73,8 @@ def _run(args: argparse.Namespace) -> int:
         return EXIT_OK
     for_real = args.command or demo  # gputop --demo doctor takes the command for a scenario
     if demo is not None and for_real in _REAL_ONLY:
-        raise GputopError(f"a demo has nothing for gputop {for_real}, which is about real things",
-                          f"Without --demo: gputop {for_real}. Or look around: gputop --demo", EXIT_USAGE)
+        raise GputopError(f"gputop {for_real} does not work with --demo, because it needs real hardware or jobs",
+                          f"Run gputop {for_real} without --demo, or explore the demo: gputop --demo", EXIT_USAGE)
     if sys.stdout is None:
         raise GputopError("standard output is closed", "Redirect the output to a file, or use -o FILE.")
     if args.command is not None:

@@ -207,12 +207,12 @@ def _none_there(client: Client, names: frozenset[str]) -> GputopError:
     dead = [f"{count} of scrape job {job}" for job, count in sorted(counts["down"].items())
             if count == counts["targets"].get(job)]
     if dead:
-        return GputopError(f"{url} has no metrics of GPUs now, because exporters do not answer (up == 0): all "
+        return GputopError(f"{url} currently has no GPU metrics, because exporters do not answer (up == 0): all "
                            f"{', '.join(dead[:_NAMED])}",
-                           "On a node: systemctl status nvidia-dcgm-exporter, or the pod's log.", EXIT_NO_DATA)
+                           "On a node, check systemctl status nvidia-dcgm-exporter or the pod's log.", EXIT_NO_DATA)
     foreign = sorted(name for name in names if name.startswith(FOREIGN))[:_NAMED]
     unread = f"; it has {', '.join(foreign)}, which gputop does not read" if foreign else ""
     return GputopError(
-        f"{url} has no metrics of GPUs{unread}",
-        "It must scrape dcgm-exporter, gputop export, nvitop-exporter, nvidia_gpu_exporter or all-smi on the nodes.",
-        EXIT_NO_DATA)
+        f"{url} has no GPU metrics{unread}",
+        "Prometheus must scrape dcgm-exporter, gputop export, nvitop-exporter, nvidia_gpu_exporter or all-smi on the "
+        "nodes.", EXIT_NO_DATA)

@@ -45,9 +45,9 @@ _SKEW_S = 60.0  # between the clocks: below it, it may be the time that an answe
 _LONG_S = 2.0
 _NEVER = -1e9
 
-_NO_JOBS = Problem("gputop sees no job: the metrics have no job label, and there is no squeue here",
-                   "Label them (dcgm-exporter --hpc-job-mapping-dir, or gputop export on the nodes), or start gputop "
-                   "on a machine that has squeue; from there it can also reach Prometheus as ssh://LOGIN/http://….")
+_NO_JOBS = Problem("gputop cannot see any jobs: the metrics have no job label, and squeue is not available here",
+                   "Label the metrics (dcgm-exporter --hpc-job-mapping-dir, or gputop export on the nodes), or run "
+                   "gputop on a machine with squeue, where gputop can reach Prometheus as ssh://LOGIN/http://….")
 
 
 def complete_fleet(collector: FleetCollector, view: FleetView) -> Fleet:
@@ -128,11 +128,11 @@ class Collector:
         answer = self._figures.instant(Queries(self._metrics, self._limits).figures())
         if not answer:
             self._discovered_s = _NEVER  # the exporters may have been exchanged for others
-            raise GputopError(f"{url} has no metrics of GPUs at this time",
-                              "Its page of targets shows whether the exporters answer.")
+            raise GputopError(f"{url} has no GPU metrics for this time",
+                              "Its targets page shows whether the exporters answer.")
         if not any(figure_of(series) == "activity" for series in answer):
             self._discovered_s = _NEVER  # a counter was taken off the exporters' list: others may have the activity
-            raise GputopError(f"{url} no longer has activity of GPUs", "gputop searches for its metrics again.")
+            raise GputopError(f"{url} no longer has GPU activity", "gputop is searching for its metrics again.")
         ahead_s = answer[0].points[-1][0] - self._clock()
         self._ahead_s = ahead_s if abs(ahead_s) > _SKEW_S else 0.0
         self._figures_s = self._now_s()
@@ -211,21 +211,21 @@ class Collector:
         if not self._ahead_s:
             return []
         return [Problem(f"the clock of this machine is {seconds(abs(self._ahead_s))} "
-                        f"{'behind' if self._ahead_s > 0 else 'ahead of'} Prometheus's, whose time is shown here",
-                        "Synchronize both: chronyc tracking, or timedatectl.")]
+                        f"{'behind' if self._ahead_s > 0 else 'ahead of'} the clock of Prometheus, whose time is shown "
+                        "here", "Synchronize both clocks; check with chronyc tracking or timedatectl.")]
 
     def _length_problems(self, queries: int) -> list[Problem]:
         """Says why a refresh had so many queries, and what it lacks."""
         too_slow, self._figures.too_slow = sorted(self._figures.too_slow), set()
         if too_slow:
-            return [Problem(f"Prometheus did not answer in time about {', '.join(too_slow)}: this is what has come",
-                            "gputop cluster --timeout S waits longer; --refresh 60 spares the server.")]
+            return [Problem(f"Prometheus did not answer in time about {', '.join(too_slow)}; this view is incomplete",
+                            "To wait longer: gputop cluster --timeout S. To reduce the server's load: --refresh 60.")]
         left_out, self._figures.left_out = sorted(self._figures.left_out), set()
         if self._figures.max_bytes is None or (queries <= QUERIES and not left_out):
             return []
-        lacks = f"; {', '.join(left_out)} had no room" if left_out else ""
-        return [Problem(f"this server takes queries of at most {self._figures.max_bytes:,} bytes: this refresh has "
-                        f"sent {queries}, instead of at most {QUERIES}{lacks}",
+        lacks = f"; {', '.join(left_out)} did not fit" if left_out else ""
+        return [Problem(f"this server accepts queries of at most {self._figures.max_bytes:,} bytes, so this refresh "
+                        f"sent {queries} queries instead of at most {QUERIES}{lacks}",
                         "Start VictoriaMetrics with -search.maxQueryLen=256KiB.")]
 
     def _job_problems(self, metrics: AvailableMetrics) -> list[Problem]:
@@ -237,7 +237,7 @@ class Collector:
         if metrics.clusters and self._slurm.jobs and not any(job.cluster in metrics.clusters
                                                              for job in self._slurm.jobs):
             problems.append(Problem(
-                f"this Prometheus has {len(metrics.clusters)} clusters, and none of their labels matches squeue's: "
-                "gputop cannot separate its jobs from those of the others, so users, names and ages are missing",
-                "Set the label cluster to the ClusterName in Slurm's slurm.conf."))
+                f"this Prometheus has {len(metrics.clusters)} clusters, and none of their labels matches squeue's "
+                "cluster. gputop cannot tell the clusters' jobs apart, so users, names and ages are missing",
+                "Set the cluster label to the ClusterName in slurm.conf."))
         return problems

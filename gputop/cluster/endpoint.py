@@ -65,7 +65,7 @@ def parse_endpoint(text: str) -> Endpoint:
         login_part, _, url = text.removeprefix("ssh://").partition("/")
         login, _, number = login_part.partition(":")
         if not _LOGIN.fullmatch(login):
-            raise _usage(text, "no login node follows ssh://")
+            raise _usage(text, "ssh:// must be followed by a login node")
         if number:
             if not (number.isascii() and number.isdecimal() and len(number) <= 5 and 1 <= int(number) <= 65535):
                 raise _usage(text, f"{number} is not a port")
@@ -78,7 +78,7 @@ def parse_endpoint(text: str) -> Endpoint:
     if parts.scheme not in ("http", "https") or not parts.hostname or not re.fullmatch(r"[\w.:%-]+", parts.hostname):
         raise _usage(text, "it is not an http:// or https:// URL with a host")
     if parts.username is not None or parts.password is not None:
-        raise GputopError("a password does not belong on the command line, where every user of this node can read it",
+        raise GputopError("a password on the command line can be read by every user of this node",
                           "Set GPUTOP_PROMETHEUS_USER and GPUTOP_PROMETHEUS_PASSWORD, or the settings prometheus_user "
                           "and prometheus_password_file.", EXIT_USAGE)
     if parts.query or parts.fragment or not re.fullmatch(r"[\w./~%+-]*", parts.path):
@@ -89,7 +89,7 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def _usage(text: str, reason: str) -> GputopError:
-    return GputopError(f"{printable(text)[:200]!r} is not the address of a Prometheus: {reason}", _HOW, EXIT_USAGE)
+    return GputopError(f"{printable(text)[:200]!r} is not a valid Prometheus address: {reason}", _HOW, EXIT_USAGE)
 
 
 # -- credentials ----------------------------------------------------------------------------------
@@ -129,8 +129,8 @@ def credentials(environ: Mapping[str, str], settings: Mapping[str, str]) -> Cred
         if not value and settings.get(file):
             value = _secret(Path(settings[file]).expanduser())
         if not value.isprintable():
-            raise GputopError(f"the {name.lower()} for Prometheus holds a line end or a control character",
-                              "Look for a second line in it.", EXIT_USAGE)
+            raise GputopError(f"the {name.lower()} for Prometheus contains a newline or a control character",
+                              "Check whether it has a second line.", EXIT_USAGE)
         return value
 
     user = environ.get("GPUTOP_PROMETHEUS_USER", "") or settings.get("prometheus_user", "")
@@ -182,7 +182,7 @@ class Tunnel:
         deadline_s = time.monotonic() + (TUNNEL_ASKING_S if may_ask else TUNNEL_S)
         while time.monotonic() < deadline_s:
             if self._process.poll() is not None:
-                raise self._failed(self._errors.text() or "it ended at once")
+                raise self._failed(self._errors.text() or "it exited immediately")
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as attempt:
                 attempt.connect(path)
                 return path
@@ -200,8 +200,8 @@ class Tunnel:
 
     def _failed(self, reason: str) -> GputopError:
         return GputopError(f"ssh to {self._endpoint.login} failed: {reason}",
-                           f"Try: ssh {self._endpoint.login} true. A connection that asks for a password works once "
-                           "the user's ssh shares it (ControlMaster in ~/.ssh/config).")
+                           f"Try: ssh {self._endpoint.login} true. A connection that asks for a password works only as "
+                           "a shared connection (ControlMaster in ~/.ssh/config).")
 
     def close(self) -> None:
         if self._process is not None:

@@ -62,8 +62,8 @@ class FigureClient:
         for attempt in range(_ATTEMPTS):
             queries, too_long = queries_by_figure(figures, self.max_bytes)
             if too_long and not leave_out:
-                raise QueryTooLong(f"the server takes queries of at most {self.max_bytes:,} bytes, which "
-                                   f"{', '.join(too_long)} exceed", self.max_bytes)
+                raise QueryTooLong(f"the server accepts queries of at most {self.max_bytes:,} bytes, but "
+                                   f"{', '.join(too_long)} would exceed this", self.max_bytes)
             try:
                 series = [one for query in queries for one in self._sent(query, send)]
             except QueryTooLong:

@@ -264,14 +264,13 @@ def target_problems(series: FleetSeries) -> list[Problem]:
     problems: list[Problem] = []
     if down := int(outliers.target_counts.get("down", 0)):
         problems.append(Problem(
-            f"{down} of {outliers.target_counts.get('targets', 0):.0f} exporters "
-            f"{'does' if down == 1 else 'do'} not answer: {_some(outliers.down_targets, down)}; the GPUs "
-            "there are missing here",
-            "On the node: systemctl status nvidia-dcgm-exporter, or the pod's log."))
+            f"{down} of {outliers.target_counts.get('targets', 0):.0f} exporters {'does' if down == 1 else 'do'} not "
+            f"answer: {_some(outliers.down_targets, down)}; their GPUs are missing here",
+            "On the node, check systemctl status nvidia-dcgm-exporter or the pod's log."))
     if empty := outliers.empty_targets:
         problems.append(Problem(
-            f"exporters answer without metrics of GPUs: {_some(empty, len(empty))}",
-            "dcgm-exporter does so while it starts, and when the host engine has lost the GPU: read its log."))
+            f"exporters answer without GPU metrics: {_some(empty, len(empty))}",
+            "This happens while dcgm-exporter starts and when the host engine has lost the GPU. Check its log."))
     return problems
 
 

@@ -82,8 +82,8 @@ def of_prometheus(client: Client, job: str, hours: float, now_s: float) -> JobUs
     seen = asked.range({"gpus": f"count({of_job('activity', coarse_s)})"}, began_s, now_s, coarse_s)
     times = [time_s for series in seen for time_s, _ in series.points]
     if not times:
-        raise NoDataError(f"no GPU had metrics with job {printable(job)} in the last {hours:g} h",
-                          "gputop cluster shows how jobs are named; --hours looks farther back.")
+        raise NoDataError(f"no GPU had metrics with job label {printable(job)} in the last {hours:g} h",
+                          "To see how jobs are named, run gputop cluster. To look back further, use --hours.")
     span_s = max(times) - min(times) + coarse_s
     steps = math.ceil(max(span_s / _POINTS, metrics.scrape_s) / _LEAST_STEP_S)
     step_s = _LEAST_STEP_S * max(1, steps)
@@ -102,7 +102,7 @@ def _of_series(answer: Sequence[Series], use: JobUse, kind: str) -> JobUse:
         values.update((round((time_s - use.origin_s) / use.step_s), value) for time_s, value in series.points)
     measured = [gpu for gpu in gpus.values() if gpu.values["activity"]]
     if not measured:
-        raise NoDataError(f"no GPU of job {printable(use.job)} has activity", "The exporters may have been down.")
+        raise NoDataError(f"there is no GPU activity for job {printable(use.job)}", "The exporters may have been down.")
     return replace(use, gpus=measured)
 
 
@@ -137,7 +137,7 @@ class RecordedUse:
         gpus = [gpu for _, gpu in sorted(self._gpus.items()) if gpu.values["activity"]]
         if not gpus:
             raise NoDataError(f"no process of job {printable(self._job)} held a GPU in these recordings",
-                              "gputop knows a job of Slurm by the control groups of its processes.")
+                              "gputop identifies a Slurm job by the control groups of its processes.")
         return JobUse(self._job, source, RECORDED_STEP_S, gpus)
 
 
@@ -152,37 +152,36 @@ def lines(use: JobUse, idle: float, bars: str) -> list[str]:
     nodes = sorted({gpu.node for gpu in use.gpus})
     begin_s, end_s = use.end_s(slots[0] - 1), use.end_s(slots[-1])
     kinds = {gpu.kind for gpu in use.gpus}
-    kind = ACTIVITY_TITLES.get(next(iter(kinds)), "active") if len(kinds) == 1 else "active, of several kinds"
+    kind = ACTIVITY_TITLES.get(next(iter(kinds)), "active") if len(kinds) == 1 else "active, in several metrics"
     by_mean = sorted(use.gpus, key=lambda gpu: gpu.mean() or 0.0)
     low, high = by_mean[0], by_mean[-1]
     still = [gpu.name for gpu in by_mean if all(value < idle for value in gpu.values["activity"].values())]
     rows = [
         ("", f"Job {printable(use.job)}: {_count(len(nodes), 'node')}, {_count(len(use.gpus), 'GPU')}, "
              f"{seconds(end_s - begin_s)} ({clock_time(begin_s)} to {clock_time(end_s)})"),
-        ("GPU hours", f"{held:.1f} held, {worked:.1f} at full activity ({percent(worked / measured)}), "
-                      f"{quiet:.1f} with nothing done ({percent(quiet / measured)})"),
-        ("activity", f"{percent(worked / measured)} in the mean ({kind}); of a GPU {percent(low.mean() or 0.0)} "
+        ("GPU hours", f"{held:.1f} held, {worked:.1f} at full activity ({percent(worked / measured)}), {quiet:.1f} "
+                      f"idle ({percent(quiet / measured)})"),
+        ("activity", f"{percent(worked / measured)} on average ({kind}); per GPU from {percent(low.mean() or 0.0)} "
                      f"({low.name}) to {percent(high.mean() or 0.0)} ({high.name})")]
     if tensor := [value for gpu in use.gpus for value in gpu.values["tensor_active"].values()]:
-        rows.append(("tensor cores", f"{percent(fmean(tensor))} in the mean"))
+        rows.append(("tensor cores", f"{percent(fmean(tensor))} on average"))
     memory = [(value, gpu.name) for gpu in use.gpus for value in gpu.values["memory_used_bytes"].values()]
     if memory:
         most, where = max(memory)
-        rows.append(("memory", f"at most {most / 2**30:.1f} GiB of a GPU ({where})"))
+        rows.append(("memory", f"at most {most / 2**30:.1f} GiB on a GPU ({where})"))
     if power := [value for gpu in use.gpus for value in gpu.values["power_w"].values()]:
-        rows.append(("power", f"{fmean(power):.0f} W a GPU in the mean, {sum(power) * hours / 1e3:.1f} kWh"))
+        rows.append(("power", f"{fmean(power):.0f} W per GPU on average, {sum(power) * hours / 1e3:.1f} kWh"))
     rows.append(("history", bars))
     if still:
         more = f" and {len(still) - _NAMED} more" if len(still) > _NAMED else ""
-        rows.append(("idle", f"{len(still)} of {_count(len(use.gpus), 'GPU')} did nothing all the time: "
+        rows.append(("idle", f"{len(still)} of {_count(len(use.gpus), 'GPU')} were idle the whole time: "
                              f"{', '.join(still[:_NAMED])}{more}"))
     if len(nodes) > 1:
         means = sorted((fmean(gpu.mean() or 0.0 for gpu in use.gpus if gpu.node == node), node) for node in nodes)
         rows.append(("nodes", f"from {percent(means[0][0])} ({means[0][1]}) to {percent(means[-1][0])} "
                               f"({means[-1][1]})"))
     if measured < 0.99 * held:
-        rows.append(("not measured", f"{percent(1 - measured / held)} of the GPU hours: what was done in them is "
-                                     "unknown"))
+        rows.append(("not measured", f"{percent(1 - measured / held)} of the GPU hours, so their use is unknown"))
     rows.append(("source", use.source))
     return [f"{name:<13}{text}".rstrip() if name else text for name, text in rows]
 

@@ -56,13 +56,13 @@ class NodesCollector:
         answered = [node for node in self._nodes.values() if node.answer is not None]
         problems = self._problems()
         if not answered and self.settled:
-            first = problems[0] if problems else Problem("no node was asked")
-            raise GputopError(f"no node answers. {first.message}", first.fix, EXIT_FAILED)
+            first = problems[0] if problems else Problem("no nodes were queried")
+            raise GputopError(f"no node answered. {first.message}", first.fix, EXIT_FAILED)
         now_s = self._clock()
         series = series_of(self._nodes, self._slurm.jobs, self._limits, view, now_s, self._past)
         fleet = fleet_of(series, self._slurm.jobs, view)
         return replace(
-            fleet, source=f"{len(answered)} of {len(self._nodes)} nodes by ssh", problems=tuple(problems),
+            fleet, source=f"{len(answered)} of {len(self._nodes)} nodes over ssh", problems=tuple(problems),
             figures_s=self._figures_s(now_s), queries=len(due), bytes=came, seconds=now_s - began_s)
 
     def _figures_s(self, now_s: float) -> float | None:
@@ -90,7 +90,7 @@ class NodesCollector:
     def _problems(self) -> list[Problem]:
         """Nodes with one cause together; then what a node says of itself."""
         problems = {name: node.problem for name, node in self._nodes.items() if node.problem is not None}
-        problems |= {name: NodeProblem(f"it has no GPU: {node.answer.source}", "ssh NODE gputop doctor")
+        problems |= {name: NodeProblem(f"the node has no GPU: {node.answer.source}", "ssh NODE gputop doctor")
                      for name, node in self._nodes.items()
                      if node.problem is None and node.answer is not None and not node.answer.gpus}
         out = by_cause(problems)
@@ -98,6 +98,6 @@ class NodesCollector:
             out.append(self._slurm.problem)
         watched_s = self._clock() - self._began_s
         if watched_s < self._limits.idle_s:
-            out.append(Problem(f"watched for {seconds(watched_s)} so far: gputop can judge held and idle GPUs after "
+            out.append(Problem(f"watched for {seconds(watched_s)} so far; gputop can detect held but idle GPUs after "
                                f"{seconds(self._limits.idle_s)}"))
         return out

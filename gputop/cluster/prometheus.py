@@ -39,7 +39,7 @@ _NAMES_S = 4 * 3600.0  # a metric that has had no sample for longer is not there
 _LAST_TIME_S = 4e9  # the year 2096
 _CHUNK = 1 << 16
 _LABEL_CHARS = 200
-_SMALLER = "Use a Prometheus that has only this cluster."
+_SMALLER = "Use a Prometheus server that has only this cluster."
 _MESSAGE_CHARS = 300
 _REFUSAL_CHARS = 400  # the end of a refusal, in which VictoriaMetrics gives its reason
 _TOO_LONG = re.compile(r"too long query; got [0-9]+ bytes(?:[^=]{0,80}maxQueryLen=(?P<limit>[0-9]{1,9})\b)?")
@@ -122,7 +122,7 @@ class Client:
         """Return the names of all metrics of late. Raises GputopError."""
         names = self._answer("/api/v1/label/__name__/values", {"start": f"{time.time() - _NAMES_S:.0f}"}, "GET")
         if not isinstance(names, list):
-            raise GputopError(f"{self.endpoint.url} answers in a form that is not Prometheus's", "Check the address.")
+            raise GputopError(f"the answer from {self.endpoint.url} is not in Prometheus format", "Check the address.")
         return frozenset(printable(name)[:_LABEL_CHARS] for name in names if isinstance(name, str))
 
     def _ask(self, path: str, form: dict[str, str], kind: str) -> list[Series]:
@@ -169,8 +169,8 @@ class Client:
         answer = connection.getresponse()
         if 300 <= answer.status < 400:
             target = printable(answer.getheader("Location") or "nowhere")[:_MESSAGE_CHARS]
-            raise GputopError(f"{self.endpoint.url} redirects to {target}. gputop does not follow: a token must not go "
-                              "to another server", "Give the address where Prometheus itself answers.")
+            raise GputopError(f"{self.endpoint.url} redirects to {target}. gputop does not follow redirects, so that "
+                              "no token goes to another server", "Use the address at which Prometheus itself answers.")
         body = self._read(answer)
         answer.close()  # the answer: the connection stays, where the server keeps it
         if answer.will_close:
@@ -188,13 +188,13 @@ class Client:
             try:
                 out += unpack.decompress(data, most + 1 - len(out)) if unpack is not None else data
             except zlib.error as error:
-                raise GputopError(f"the answer of {self.endpoint.url} is damaged: {error}",
-                                  "Check whether a proxy is in between.") from error
+                raise GputopError(f"the answer from {self.endpoint.url} is damaged: {error}",
+                                  "Check whether there is a proxy in between.") from error
             if came > MAX_BYTES:
                 raise TooManyBytes
             if len(out) > most:
-                raise GputopError(f"the answer of {self.endpoint.url} is larger than {most / (1 << 20):.3g} MB "
-                                  "unpacked", _SMALLER)
+                raise GputopError(f"the decompressed answer from {self.endpoint.url} is larger than "
+                                  f"{most / (1 << 20):.3g} MB", _SMALLER)
         if unpack is not None and not unpack.eof and came:
             raise http.client.IncompleteRead(b"")
         if answer.length:  # fewer bytes than were announced
@@ -211,8 +211,7 @@ class Client:
             try:
                 context = ssl.create_default_context(cafile=self._credentials.ca or None)
             except OSError as error:  # SSLError is one
-                raise GputopError(f"the certificates in {self._credentials.ca} cannot be used: "
-                                  f"{error.strerror or error}",
+                raise GputopError(f"cannot use the certificates in {self._credentials.ca}: {error.strerror or error}",
                                   "Check GPUTOP_PROMETHEUS_CA or prometheus_ca.") from error
             connection = SecureConnection(to.host, to.port, timeout=self._timeout_s, context=context)
         connection.bound(deadline_s, MAX_BYTES)
@@ -224,22 +223,22 @@ class Client:
 
     def _too_slow(self) -> QueryTooSlow:
         return QueryTooSlow(f"{self.endpoint.url} did not answer within {self._timeout_s:.0f} s",
-                            "The server is overloaded, or something on the way drops packets. gputop cluster "
-                            "--timeout S waits longer.")
+                            "The server is overloaded, or packets are lost. To wait longer: gputop cluster --timeout S")
 
     def _unreachable(self, error: Exception) -> GputopError:
         url = self.endpoint.url
         if isinstance(error, TimeoutError):
             return self._too_slow()
         if isinstance(error, TooManyBytes):
-            return GputopError(f"the answer of {url} is larger than {MAX_BYTES >> 20} MB", _SMALLER)
+            return GputopError(f"the answer from {url} is larger than {MAX_BYTES >> 20} MB", _SMALLER)
         if isinstance(error, http.client.IncompleteRead):
-            return GputopError(f"the answer of {url} ended too early", "gputop asks again.")
+            return GputopError(f"the answer from {url} ended too early", "gputop asks again.")
         reason = getattr(error, "strerror", None) or printable(str(error))[:_MESSAGE_CHARS] or type(error).__name__
-        fix = ("Name the certificates of your site: GPUTOP_PROMETHEUS_CA or prometheus_ca in the settings."
+        fix = ("Set your site's CA certificates: GPUTOP_PROMETHEUS_CA, or prometheus_ca in the settings."
                if "CERTIFICATE" in str(error) else
-               "Check whether it runs and this machine can reach it. If only a login node can: ssh://LOGIN/http://…")
-        return GputopError(f"{url} cannot be reached: {reason}", fix)
+               "Check whether the server is running and reachable from this machine. If only a login node can reach "
+               "it, use ssh://LOGIN/http://…")
+        return GputopError(f"cannot reach {url}: {reason}", fix)
 
 
 @contextlib.contextmanager
@@ -253,8 +252,8 @@ def connected(url: str, settings: Mapping[str, str], warn: Callable[[str], None]
     access = credentials(os.environ, settings)
     if (access.token or access.user) and not endpoint.is_private:
         way = f"from {endpoint.login} to {endpoint.host}" if endpoint.login else f"to {endpoint.host}"
-        warn(f"the credentials go {way} unencrypted: use https:// or ssh://{endpoint.host}/http://localhost:"
-             f"{endpoint.port}")
+        warn(f"credentials sent {way} are unencrypted: use https:// or "
+             f"ssh://{endpoint.host}/http://localhost:{endpoint.port}")
     with contextlib.ExitStack() as parts:
         tunnel = parts.enter_context(contextlib.closing(Tunnel(endpoint))) if endpoint.login else None
         if tunnel is not None:
@@ -278,31 +277,30 @@ def _decoded(status: int, body: bytes | bytearray, client: Client) -> Any:
 
     url = client.endpoint.url
     if status in (401, 403):
-        raise GputopError(f"{url} refuses the credentials (HTTP {status})",
+        raise GputopError(f"{url} rejected the credentials (HTTP {status})",
                           "Set GPUTOP_PROMETHEUS_TOKEN, or GPUTOP_PROMETHEUS_USER and GPUTOP_PROMETHEUS_PASSWORD, or "
                           "the settings prometheus_token_file, prometheus_user and prometheus_password_file.")
     document: Any = None
     try:
         document = codec.parse(body, MAX_VALUES)
     except codec.TooManyValues as error:
-        raise GputopError(f"the answer of {url} is too large: {error}", _SMALLER) from None
+        raise GputopError(f"the answer from {url} is too large: {error}", _SMALLER) from None
     except ValueError:
         pass
     if not isinstance(document, dict):
-        raise GputopError(f"{url} answers with HTTP {status} without JSON: it is not Prometheus, or a proxy is in "
-                          "front of it",
-                          "Open the address in a browser: it must show Prometheus's own page.")
+        raise GputopError(f"{url} answered with HTTP {status} without JSON: it is not Prometheus, or it is behind a "
+                          "proxy", "Open the address in a browser: it must show the Prometheus page.")
     if document.get("status") != "success":
         reason = printable(str(document.get("error") or f"HTTP {status}"))[:_MESSAGE_CHARS]
         if status in (400, 422):
             # VictoriaMetrics repeats the query of a range before what it says of it.
             if (refusal := list(_TOO_LONG.finditer(str(document.get("error"))[-_REFUSAL_CHARS:]))):
                 limit = refusal[-1]["limit"]
-                raise QueryTooLong(f"{url} refuses a query: it is too long", int(limit) if limit else None)
-            raise QueryRefused(f"{url} refuses a query: {reason}", "It may be older than Prometheus 2.20.")
+                raise QueryTooLong(f"{url} rejected a query because it is too long", int(limit) if limit else None)
+            raise QueryRefused(f"{url} rejected a query: {reason}", "The server may be older than Prometheus 2.20.")
         if document.get("errorType") == "timeout":
             raise client._too_slow()
-        raise GputopError(f"{url} cannot answer now: {reason}", "gputop asks again.")
+        raise GputopError(f"{url} cannot currently answer: {reason}", "gputop asks again.")
     warnings = document.get("warnings")
     client.warnings = [printable(str(w))[:_MESSAGE_CHARS] for w in warnings[:5]] if isinstance(warnings, list) else []
     return document.get("data")
@@ -310,9 +308,9 @@ def _decoded(status: int, body: bytes | bytearray, client: Client) -> Any:
 
 def _series_in(data: Any, kind: str, url: str) -> list[Series]:
     if not isinstance(data, dict) or data.get("resultType") != kind or not isinstance(data.get("result"), list):
-        raise GputopError(f"{url} answers in a form that is not Prometheus's", "Check the address.")
+        raise GputopError(f"the answer from {url} is not in Prometheus format", "Check the address.")
     if len(data["result"]) > MAX_SERIES:
-        raise GputopError(f"{url} answers with {len(data['result']):,} series", "Ask for one job: --job ID.")
+        raise GputopError(f"{url} answered with {len(data['result']):,} series", "Ask for one job: --job ID.")
     return [series for item in data["result"] if (series := _series(item)) is not None]
 
 

@@ -52,8 +52,8 @@ def parse_squeue(text: bytes) -> tuple[SlurmJob, ...]:
         if not isinstance(jobs, list):
             raise TypeError
     except (ValueError, TypeError, KeyError):
-        raise GputopError("squeue --json answers in an unknown form",
-                          "Slurm 22.05 and newer can print JSON.") from None
+        raise GputopError("squeue --json returned an unknown format",
+                          "JSON output needs Slurm 22.05 or newer.") from None
     parsed = (_job(job) for job in jobs[:_MAX_JOBS] if isinstance(job, dict))
     return tuple(job for job in parsed if job is not None)
 
@@ -136,9 +136,9 @@ class JobQueue:
         except FileNotFoundError:
             self._squeue = None
         except GputopError as error:
-            self.problem = Problem(error.message, error.fix or "Run squeue by hand. Without it a job's user, name and "
-                                                               "age are unknown.")
+            self.problem = Problem(error.message, error.fix or "Run squeue manually. Without squeue, a job's user, "
+                                                               "name and age are unknown.")
         except OSError as error:
-            self.problem = Problem(f"squeue cannot be started: {error.strerror or error}")
+            self.problem = Problem(f"cannot start squeue: {error.strerror or error}")
         # A controller that is down lets squeue wait, and the figures of the GPUs with it.
         self._due_s = now_s + max(_PERIOD_S, _PER_ASKING * (time.monotonic() - began_s))

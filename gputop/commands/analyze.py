@@ -29,33 +29,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help=ACCEPTED_BRIEF)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--run", default=None, metavar="NAME",
-                       help="analyze this profile run of a logdir, instead of the newest")
+                       help="profile run of the logdir to analyze (default: the newest)")
     which.add_argument("--all", action="store_true", dest="all_runs",
-                       help="all profile runs of a logdir, the newest first")
+                       help="analyze all profile runs of the logdir, newest first")
     parser.add_argument("--params", type=parameter_count, default=None, metavar="N",
-                        help="number of parameters of the model: shows whether its AllReduces are more, or slower, "
-                             "than needed")
+                        help="number of model parameters: shows whether AllReduces are too many or too slow")
     work = parser.add_mutually_exclusive_group()
     work.add_argument("--flops-per-step", type=amount, default=None, metavar="N",
-                      help="FLOPs of one training step, summed over the GPUs of the trace: gives the MFU, and how far "
-                           "the step is from this GPU's limit")
+                      help="FLOPs of one training step, summed over the GPUs of the trace; used to report the MFU and "
+                           "how far the step is from this GPU's limit")
     work.add_argument("--tokens-per-step", type=amount, default=None, metavar="N",
-                      help="the same for a transformer, at 6 FLOPs per token and parameter; needs --params")
+                      help="tokens per step of a transformer, with 6 FLOPs per token and parameter; needs --params")
     parser.add_argument("--bubbles", "--idle-gaps", dest="idle_gaps", type=count, default=None, metavar="N",
-                        help="also print the N idle gaps that cost most GPU time, and what the host did in them")
-    parser.add_argument("--full", action="store_true", help="print all values of the trace, not only the verdict")
+                        help="also print the N idle gaps that cost the most GPU time, and the host's work during them")
+    parser.add_argument("--full", action="store_true", help="print all values from the trace, not only the verdict")
     parser.add_argument("--verbose", action="store_true",
-                        help="--full, and each cause that could not be judged, and why")
-    parser.add_argument("--timeline", action="store_true", help="open the timeline of the trace on the screen")
+                        help="like --full, and also list each cause that could not be judged, with the reason")
+    parser.add_argument("--timeline", action="store_true", help="open the timeline of the trace")
     parser.add_argument("--fail-on", action="append", default=[], metavar="GATE",
                         help="exit with status 4 if there is a finding of this severity or higher (high, medium, low), "
-                             "a finding with this id, or an exceeded budget of your rules (budget). Separate several "
-                             "with commas")
+                             "a finding with this ID, or an exceeded budget (budget). Separate several with commas")
     parser.add_argument("--save-baseline", default=None, metavar="NAME",
-                        help="keep the analysis in the logdir, for compare --baseline NAME")
-    parser.add_argument("--replace", action="store_true", help="replace a baseline of that name")
+                        help="save the analysis in the logdir, for compare --baseline NAME")
+    parser.add_argument("--replace", action="store_true", help="replace an existing baseline with that name")
     parser.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
-                        help="folder of the baselines (./gputop-traces)")
+                        help="folder for the baselines (./gputop-traces)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -63,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.timeline and args.all_runs:
         raise GputopError("--timeline shows one trace.", "Choose a run with --run NAME.", EXIT_USAGE)
     if args.all_runs and args.save_baseline is not None:
-        raise GputopError("--save-baseline keeps one analysis.", "Choose a run with --run NAME.", EXIT_USAGE)
+        raise GputopError("--save-baseline saves only one analysis.", "Choose a run with --run NAME.", EXIT_USAGE)
     if args.timeline:
         return _timeline(args)
     from gputop.comparison.gates import exit_status, parse_gates
@@ -100,7 +98,7 @@ def _all_runs(args: argparse.Namespace, gates: Sequence[str], results: list[Gate
         except GputopError as error:
             console.print_error(error)
             unread[name] = error
-            judged = [GateResult(gate, "cannot be told", f"the run {run.name} cannot be read") for gate in gates]
+            judged = [GateResult(gate, "cannot be told", f"cannot read the run {run.name}") for gate in gates]
             results += judged
             if not args.json:
                 console.write_text("\n".join(gate_lines(judged)))
@@ -164,7 +162,7 @@ def _flops_per_step(args: argparse.Namespace) -> float | None:
         given: float | None = args.flops_per_step
         return given
     if args.params is None:
-        raise GputopError("--tokens-per-step needs the number of parameters.", "Add --params N.", EXIT_USAGE)
+        raise GputopError("--tokens-per-step also needs the number of parameters.", "Add --params N.", EXIT_USAGE)
     return float(6.0 * args.tokens_per_step * args.params)
 
 
@@ -172,7 +170,7 @@ def _timeline(args: argparse.Namespace) -> int:
     unfit = unfit_terminal()
     if unfit:
         raise GputopError(f"--timeline needs a terminal: {unfit}",
-                          "Headless: gputop analyze PATH --idle-gaps 10, or --json.", EXIT_USAGE)
+                          "Without a terminal: gputop analyze PATH --idle-gaps 10, or --json.", EXIT_USAGE)
     from gputop.trace.readers.find_files import files_at
 
     paths: list[str] = []

@@ -28,12 +28,12 @@ from gputop.text import console
 
 _EPILOG = """\
 examples:
-  gputop --demo                      look around, without a GPU
+  gputop --demo                      explore without a GPU
   gputop run -- python train.py      start a job that gputop can capture from
   gputop --attach localhost:6009     watch a job that has a profiler server
 
 Defaults can be set in ~/.config/gputop/config.toml; gputop config lists all settings.
-exit status: 0 done; 1 it failed, the message says why and what to do; 2 wrong usage; 3 nothing to show
+exit status: 0 success; 1 failure (the message explains why and what to do); 2 wrong usage; 3 nothing to show
 (no GPU, no profiler server, no trace events); 4 a gate failed (--fail-on)"""
 
 SIMULATED_DEFAULT = "default"
@@ -50,69 +50,68 @@ class Command(Struct, frozen=True):
 
 
 COMMANDS: Mapping[str, Command] = {
-    "snapshot": Command("print the state of the node now",
+    "snapshot": Command("print the current state of the node",
                         "Write what the monitor shows as text, JSON, a picture, or one HTML page.",
                         "gputop snapshot -o node.html"),
-    "capture": Command("capture one trace and print its findings",
+    "capture": Command("capture a trace and print its findings",
                        "Record a trace of the job on this node (or of PID, or at HOST:PORT), analyze it, and print "
                        "what slows the GPUs down.",
                        "gputop capture localhost:6009 --json > analysis.json"),
     "analyze": Command("analyze a trace file",
-                       "Find what slows the GPUs down in a trace of TensorFlow, JAX, PyTorch or Nsight Systems.",
+                       "Find what slows the GPUs down in a trace from TensorFlow, JAX, PyTorch or Nsight Systems.",
                        "gputop analyze gputop-traces"),
-    "compare": Command("compare two traces, analyses or snapshots: what changed beyond noise",
+    "compare": Command("compare two traces, analyses or snapshots: show what changed beyond noise",
                        "Show whether B is better than A, what the advice saved, and what changed.",
                        "gputop compare before.xplane.pb after.xplane.pb"),
     "rules": Command("check, explain and test custom rules; list all rules and limits",
                      "Check, explain and test rules written in TOML; list all rules and limits.",
                      "gputop rules test gputop.toml gputop-traces"),
-    "record": Command("record telemetry into a file, until ctrl-c",
-                      "Write what the monitor measures to a file, which gputop replay shows.",
+    "record": Command("record telemetry to a file until ctrl-c",
+                      "Write the monitor's measurements to a file that gputop replay can open.",
                       "gputop record -o night.rec --interval 5"),
     "replay": Command("open a recording or a snapshot in the monitor",
                       "Show a recording or a snapshot in the monitor. No GPU is needed.",
                       "gputop replay night.rec --speed 10"),
-    "report": Command("summarize days of recordings: training, waiting and idle time, energy, worst hours, growing "
-                      "memory",
-                      "Show how the GPUs' time was used. The job needs no extra code.",
+    "report": Command("summarize days of recordings: training, waiting and idle time, energy, worst hours, memory "
+                      "growth", "Show how the GPUs' time was used. The job needs no extra code.",
                       "gputop report week/*.rec --price-per-kwh 0.30"),
-    "export": Command("serve the node's metrics to Prometheus, until ctrl-c",
-                      "Serve what the monitor measures as metrics, or write a file for node_exporter "
+    "export": Command("serve the node's metrics to Prometheus until ctrl-c",
+                      "Serve the monitor's measurements as metrics, or write a file for node_exporter "
                       f"({install_command('export')}).",
                       "gputop export --listen 127.0.0.1:9810"),
     "cluster": Command("show the jobs of a cluster and the GPUs they hold, from Prometheus or the nodes",
-                       "Show which job holds GPUs that it does not use, and which GPU slows its job down.",
+                       "Show which jobs hold GPUs that they do not use, and which GPUs slow their jobs down.",
                        "gputop cluster --prometheus http://prometheus:9090 --once"),
-    "convert": Command("convert a trace to SQLite or Parquet or for Perfetto, a recording to SQLite or Parquet",
+    "convert": Command("convert a trace to SQLite, Parquet or Perfetto's format, or a recording to SQLite or Parquet",
                        "Write a trace or a recording in a format that other tools read (Parquet needs pyarrow: "
                        f"{install_command('parquet')}).",
                        "gputop convert gputop-traces -o trace.sqlite"),
-    "run": Command("start a job with a profiler server inside; its code does not change",
-                   "Start a job so that gputop can capture from it, and watch it in the monitor.",
+    "run": Command("start a job with a profiler server, without changing its code",
+                   "Start a job that gputop can capture from, and watch it in the monitor.",
                    "gputop run -- python train.py"),
     "attach": Command("start a profiler server in a running process",
-                      "Start a profiler server in a running TensorFlow or JAX process. gputop asks first.",
-                      "gputop attach 41231"),
-    "stacks": Command("show where the ranks of a job are: which rank the others wait for",
-                      "Ask NCCL and PyTorch's flight recorder which rank is missing. Read the stacks "
-                      f"of this node's ranks with py-spy ({install_command('stacks')}).",
-                      "gputop stacks"),
-    "xprof": Command("open a captured trace with XProf in the browser",
-                     f"Start XProf ({install_command('xprof')}) on the captured traces.",
+                      "Start a profiler server in a running TensorFlow or JAX process. gputop asks for confirmation "
+                      "first.", "gputop attach 41231"),
+    "stacks": Command("show where each rank of a job is, and which rank the others wait for",
+                      "Find the missing rank with NCCL and PyTorch's flight recorder, and read the stacks of this "
+                      f"node's ranks with py-spy ({install_command('stacks')}).", "gputop stacks"),
+    "xprof": Command("open a captured trace in XProf in the browser",
+                     f"Start XProf ({install_command('xprof')}) with the captured traces.",
                      "gputop xprof gputop-traces"),
     "config": Command("print all settings as a config file",
-                      "Print all settings, your own and the defaults, as a config file.",
+                      "Print all settings, including the defaults, as a config file.",
                       "gputop config --write"),
-    "doctor": Command("check what works on this node, and how to fix what does not",
-                      "Test everything that gputop reads and does, and show how to fix what fails.",
+    "doctor": Command("check what works on this node, and show how to fix what does not",
+                      "Test everything that gputop needs, and show how to fix what fails.",
                       "gputop doctor"),
-    "agent": Command("answer gputop on another node, which starts it here by ssh",
-                     "Read questions and write answers, lines of JSON, for gputop cluster --nodes and gputop capture "
+    "agent": Command("answer requests from gputop on another node, which starts this command over ssh",
+                     "Read requests and write answers as lines of JSON, for gputop cluster --nodes and gputop capture "
                      "--nodes.", "ssh n01 gputop agent"),
     "schema": Command("print the JSON Schema of a command's --json output",
-                      "Print the JSON Schema of a document, for scripts and agents.",
+                      "Print the JSON Schema of a command's output, for scripts and agents.",
                       "gputop schema analyze"),
-    "skill": Command("print how an agent uses gputop", "Print SKILL.md: an agent's way from a slow job to its cause.",
+    "skill": Command("print instructions for AI agents", "Print SKILL.md, which shows an AI agent how to find the "
+                                                         "cause of a slow job.",
                      "gputop skill > SKILL.md"),
     "completion": Command("print a shell completion script or the man page",
                           "Print the completion script of a shell, or the man page.",
@@ -124,17 +123,17 @@ COMMANDS: Mapping[str, Command] = {
 _GONE: Mapping[str, str] = {
     **dict.fromkeys(("-i", "--id"), "To show only GPU 0: gputop --gpus 0."),
     **dict.fromkeys(("-l", "-d", "-n", "-lms", "--loop", "--delay"), "Seconds between samples: gputop --interval 2."),
-    **dict.fromkeys(("-1", "--once", "-L", "--list"), "To print once: gputop snapshot."),
+    **dict.fromkeys(("-1", "--once", "-L", "--list"), "To print one snapshot: gputop snapshot."),
     **dict.fromkeys(("-q", "--query-gpu", "--query"), "gputop snapshot --json prints all values."),
-    **dict.fromkeys(("-p", "--pid"), "gputop capture PID records a process."),
-    **dict.fromkeys(("profile", "trace"), "gputop capture records a running job."),
-    **dict.fromkeys(("top", "monitor", "watch", "dmon", "pmon"), "gputop alone is the monitor."),
-    "version": "gputop --version prints it.",
-    "--dip-before": "gputop records nothing before a dip any more. --on-dip captures right after it.",
+    **dict.fromkeys(("-p", "--pid"), "To record a process: gputop capture PID."),
+    **dict.fromkeys(("profile", "trace"), "To record a running job: gputop capture."),
+    **dict.fromkeys(("top", "monitor", "watch", "dmon", "pmon"), "To open the monitor: gputop."),
+    "version": "To print the version: gputop --version.",
+    "--dip-before": "gputop no longer records the time before a dip. --on-dip captures right after a dip.",
     **dict.fromkeys(("--low-bandwidth", "--no-low-bandwidth"),
-                    "gputop leaves out frames by itself on a slow connection; gputop --interval 5 samples less."),
+                    "gputop skips frames on a slow connection by itself. To sample less often: gputop --interval 5."),
     "--worker-figures": "Name the workers to capture: --attach n1:6009,n7:6009. gputop cluster shows their activity.",
-    "serve": "gputop serves no pages any more. A web terminal shows the monitor: ttyd -W -i lo gputop.",
+    "serve": "gputop no longer serves web pages. To show the monitor in a web terminal: ttyd -W -i lo gputop.",
 }
 
 
@@ -161,7 +160,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         console.note(self.format_usage())
         if message.startswith("the following arguments are required"):
-            message += f". {self.prog} --help has an example"
+            message += f". For an example: {self.prog} --help"
         console.say(message)
         self.exit(EXIT_USAGE)
 
@@ -173,8 +172,8 @@ class _Parser(argparse.ArgumentParser):
             if habit in _GONE and option not in self._option_string_actions:
                 self.error(f"gputop has no option {habit}. {_GONE[habit]}")
             if option.startswith("--") and not any(word.startswith(option) for word in self._option_string_actions):
-                self.error(f"gputop has no option {option}.{_meant(option, self._option_string_actions)} "
-                           "gputop --help lists them")
+                self.error(f"gputop has no option {option}.{_meant(option, self._option_string_actions)} For a list: "
+                           "gputop --help")
         parsed, unknown = self.parse_known_args(args, namespace)
         if not any(word.startswith("-") for word in unknown) and isinstance(getattr(parsed, "paths", None), list):
             parsed.paths += unknown  # behind an option: argparse takes several words only where they stand together
@@ -188,8 +187,8 @@ class _Parser(argparse.ArgumentParser):
             subparser = self._commands.choices[parsed.command] if parsed.command else self
             if word.startswith("-"):
                 meant = _meant(word, subparser._option_string_actions)
-                subparser.error(f"{of} has no option {word}.{meant} {of} --help lists them")
-            subparser.error(f"{of} takes no argument {word}.{_belongs(word, subparser)} {of} --help has an example")
+                subparser.error(f"{of} has no option {word}.{meant} For a list: {of} --help")
+            subparser.error(f"{of} does not accept {word}.{_belongs(word, subparser)} For an example: {of} --help")
         return parsed
 
     def add_commands(self, **settings: Any) -> Any:
@@ -202,7 +201,7 @@ class _Parser(argparse.ArgumentParser):
             meant = (" Did you mean gputop --demo?" if value == "demo" else
                      f" Did you mean gputop --attach {value}?" if _ADDRESS.fullmatch(value) else
                      _meant(value, action.choices))
-            raise argparse.ArgumentError(None, f"there is no command {value!r}.{meant} gputop --help lists them")
+            raise argparse.ArgumentError(None, f"there is no command {value!r}.{meant} For a list: gputop --help")
         if action.choices is not None and value not in action.choices:
             raise argparse.ArgumentError(action, f"{value!r} is not one of {', '.join(action.choices)}."
                                                  f"{_meant(str(value), action.choices)}")
@@ -231,60 +230,60 @@ def _meant(word: str, words: Iterable[str]) -> str:
 
 def _watch(watch: argparse._ActionsContainer) -> None:
     watch.add_argument("--demo", nargs="?", const=SIMULATED_DEFAULT, metavar="SCENARIO",
-                       help="show a simulated node; --demo list shows the scenarios. With several (a,b), D runs the "
-                            "next one; with one, D runs the same job with its fix")
+                       help="show a simulated node; --demo list lists the scenarios. With several (a,b), D switches to "
+                            "the next one; with one, D applies the fix to the same job")
     watch.add_argument("--gpus", default="", metavar="LIST",
-                       help="show only these GPUs: 0,2-3, GPU or MIG UUIDs (or how they begin), MIG instances as 0:1, "
-                            "or the word visible for CUDA_VISIBLE_DEVICES")
+                       help="show only these GPUs: 0,2-3, GPU or MIG UUIDs (or their first characters), MIG instances "
+                            "as 0:1, or the word visible for CUDA_VISIBLE_DEVICES")
     watch.add_argument("--interval", type=interval_s, default=None, metavar="S", help="seconds between samples (1.0)")
     watch.add_argument("--source", choices=("auto", "nvml", "dcgm", "simulated"), default="auto",
-                       help="where measurements come from. auto: the NVIDIA driver, and for metrics that it lacks a "
-                            "DCGM host engine that already watches them. nvml: only the driver. dcgm: only the host "
-                            "engine")
+                       help="source of the measurements. auto: the NVIDIA driver, plus a DCGM host engine for metrics "
+                            "that the driver lacks and the engine already watches. nvml: only the driver. dcgm: only "
+                            "the host engine")
     watch.add_argument("--dcgm", default=None, metavar="ADDRESS",
                        help="the DCGM host engine: HOST:PORT, [IPv6]:PORT or unix:///SOCKET (127.0.0.1:5555)")
     watch.add_argument("--dcgm-bindings", type=Path, default=None, metavar="DIR",
-                       help="NVIDIA's Python bindings of DCGM (default: where DCGM 4 and 3 install them)")
+                       help="NVIDIA's Python bindings for DCGM (default: where DCGM 4 and 3 install them)")
     watch.add_argument("--dcgm-watch", action="store_true", default=False,
-                       help="let the DCGM host engine read the profiling fields (SM, tensor, DRAM activity) for "
-                            "gputop, until gputop ends. Before Hopper this is off by default: it occupies the GPU's "
-                            "counters, so that ncu, nsys and other profilers fail. On A10 and A40 it made GPUs hang "
-                            "until a reboot (Xid 119). From Hopper on the engine reads them through GPM, "
-                            "which occupies no counters; --source dcgm does so without this option")
+                       help="let the DCGM host engine read the profiling fields (SM, tensor, DRAM activity) for gputop "
+                            "until gputop exits. This is off by default before Hopper because it occupies the GPU's "
+                            "counters, so ncu, nsys and other profilers fail. On A10 and A40 it has made GPUs hang "
+                            "until a reboot (Xid 119). On Hopper and newer, the engine reads the fields through GPM, "
+                            "which uses no counters; --source dcgm then reads them without this option")
 
 
 def _server(servers: argparse._ActionsContainer) -> None:
     servers.add_argument("--attach", action="append", default=[], metavar="HOST:PORT",
-                       help="a profiler server to capture from (default: find those of this node); unix:/PATH for a "
-                            "socket that leads to one. Several addresses (repeat the option, use commas, or write "
-                            "node[01-04]:6009) are the workers of one job and are captured together")
+                       help="a profiler server to capture from (default: any on this node); unix:/PATH for a socket "
+                            "that leads to a server. Several addresses (repeat the option, use commas, or write "
+                            "node[01-04]:6009) are treated as the workers of one job and captured together")
     servers.add_argument("--profiler-port", default=None, metavar="PORTS",
-                       help="the port of the profiler servers on every machine of the job (6009; 6009-6012 for four "
-                            "ranks on each). The machines are those of --attach without a port, or of TF_CONFIG, or of "
-                            "SLURM_JOB_NODELIST")
+                       help="the port of the profiler servers on every machine of the job (6009, or 6009-6012 for four "
+                            "ranks per machine). The machines come from --attach without a port, from TF_CONFIG, or "
+                            "from SLURM_JOB_NODELIST")
 
 
 def _capture(captures: argparse._ActionsContainer) -> None:
     captures.add_argument("--logdir", type=Path, default=None, metavar="DIR",
-                       help="folder for traces and snapshots, a TensorBoard logdir (./gputop-traces)")
+                       help="folder for traces and snapshots, usable as a TensorBoard logdir (./gputop-traces)")
     captures.add_argument("--stacks", action=argparse.BooleanOptionalAction, default=None,
                        help="sample the job's Python stacks during a capture, with py-spy "
-                            f"({install_command('stacks')}): idle gaps then show the line of code. The default is "
-                            "only your own jobs; --stacks: also those of other users; --no-stacks: none")
+                            f"({install_command('stacks')}): idle gaps then show the line of code. By default only for "
+                            "your own jobs; --stacks: also for jobs of other users; --no-stacks: for none")
 
 
 def _rules(rules: argparse._ActionsContainer) -> None:
     rules.add_argument("--rules", action="append", default=[], metavar="FILE",
-                       help="also use the rules, limits and budgets of this file, in addition to rules.toml in the "
-                            "config folder and gputop.toml here; see gputop rules")
+                       help="use the rules, limits and budgets in this file, in addition to rules.toml in the config "
+                            "folder and gputop.toml in the current folder; see gputop rules")
 
 
 def _dip(dips: argparse._ActionsContainer) -> None:
     dips.add_argument("--on-dip", nargs="?", const=DEFAULT_RULE, default=None, metavar="RULE",
-                      help="capture automatically when a GPU dips, into <logdir>/black-box (bounded); default rule: "
-                           f"{DEFAULT_RULE!r}. Also tensor, dram, util, power, and levels: 'tensor<10%%', "
-                           "'power<200W'; or a condition as in custom rules: 'sm_active.mean(10s) < 40%% and "
-                           "power_w > 200W for 5s'")
+                      help="capture automatically when GPU activity dips, into <logdir>/black-box (limited in size); "
+                           f"default rule: {DEFAULT_RULE!r}. Also accepts tensor, dram, util, power, and levels such "
+                           "as 'tensor<10%%', 'power<200W'; or a condition in the syntax of custom rules: "
+                           "'sm_active.mean(10s) < 40%% and power_w > 200W for 5s'")
     dips.add_argument("--dip-every", type=minutes, default=10.0, metavar="MINUTES",
                       help="minimum minutes between two automatic captures (10)")
     dips.add_argument("--dip-max", type=count, default=None, metavar="N",
@@ -293,37 +292,37 @@ def _dip(dips: argparse._ActionsContainer) -> None:
 
 def _cluster(cluster: argparse._ActionsContainer) -> None:
     cluster.add_argument("--prometheus", default=None, metavar="URL",
-                         help="where Prometheus (or VictoriaMetrics, Thanos, Mimir) answers: http://HOST:9090, "
-                              "https://…, or, as seen from a login node, ssh://LOGIN/http://HOST:9090. Default: "
-                              "the setting prometheus. Credentials come from the environment "
-                              "(GPUTOP_PROMETHEUS_TOKEN, _USER, _PASSWORD, _CA) or the settings")
+                         help="address of Prometheus (or VictoriaMetrics, Thanos, Mimir): http://HOST:9090, https://…, "
+                              "or, through a login node, ssh://LOGIN/http://HOST:9090. Default: the setting "
+                              "prometheus. Credentials come from the environment (GPUTOP_PROMETHEUS_TOKEN, _USER, "
+                              "_PASSWORD, _CA) or the settings")
 
 
 def _remote(nodes: argparse._ActionsContainer) -> None:
     nodes.add_argument("--remote-command", default=None, metavar="COMMAND",
-                       help="the command that starts gputop on the nodes, as a shell there reads it (gputop)")
+                       help="the shell command that starts gputop on the nodes (gputop)")
 
 
 def _screen(screen: argparse._ActionsContainer) -> None:
     screen.add_argument("--theme", default=None, metavar="NAME",
-                        help="gputop-dark, gputop-light, gputop-contrast (color-blind safe), or one of Textual's")
+                        help="gputop-dark, gputop-light, gputop-contrast (color-blind safe), or a Textual theme")
     screen.add_argument("--color", choices=("auto", "truecolor", "256", "16", "none"), default=None,
-                        help="colors of the terminal (auto: what the terminal reports; none if NO_COLOR is set)")
+                        help="number of terminal colors (auto: what the terminal reports; none if NO_COLOR is set)")
     screen.add_argument("--ascii", action=argparse.BooleanOptionalAction, default=None,
                         help="use only ASCII characters (default: if the locale is not UTF-8)")
 
 
 def _export(export: argparse._ActionsContainer) -> None:
     export.add_argument("--export", type=listen_address, default=None, metavar="[HOST:]PORT",
-                        help="also serve the metrics to Prometheus, as gputop export --listen does")
+                        help="also serve the metrics to Prometheus, like gputop export --listen")
 
 
 def _notify(notify: argparse._ActionsContainer) -> None:
     notify.add_argument("--notify", action="append", default=[], metavar="WAY",
-                        help="notify of findings that last, GPU faults, and the end of captures and jobs. bell: the "
-                             "terminal's, with OSC 9. command:LINE: gets JSON on its standard input, and a text as "
-                             "its last argument. webhook: POST to GPUTOP_WEBHOOK_URL. Repeat the option for several. "
-                             "gputop sends the same event at most every ten minutes")
+                        help="notify about persistent findings, GPU faults, and finished captures and jobs. bell: the "
+                             "terminal bell, with OSC 9. command:LINE: a command that receives JSON on standard input "
+                             "and the text as its last argument. webhook: POST to GPUTOP_WEBHOOK_URL. Repeat the "
+                             "option for several. gputop sends the same event at most once every ten minutes")
 
 
 # The options that commands share, by the heading that the help has for them.
@@ -372,9 +371,9 @@ def parser(words: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     Only the commands among ``words`` have their options.
     """
     main_parser = _Parser(prog="gputop", usage="gputop [options] [COMMAND …]", epilog=_EPILOG,
-                          description="Shows why the GPUs are not at 100%, and what to do about it. "
-                                      "Without a command: the live monitor.")
-    main_parser.add_argument("--version", action=_Version, help="print gputop's version and what it runs on")
+                          description="Shows why the GPUs are not at 100% and what to do about it. Without a command, "
+                                      "gputop opens the live monitor.")
+    main_parser.add_argument("--version", action=_Version, help="print gputop's version and its environment")
     for title, group in GROUPS.items():
         group(main_parser.add_argument_group(title))
     empty = _Parser(add_help=False)

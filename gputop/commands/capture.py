@@ -44,26 +44,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "what to watch", "profiler servers", "captures", "custom rules",
                "automatic captures", "notifications", "gputop on other nodes")
     parser.add_argument("--seconds", type=positive_seconds, default=10.0, metavar="S",
-                        help="length of the capture (10). A short probe decides how much is recorded in detail; in the "
-                             "rest gputop watches for rare events")
+                        help="length of the capture (10). A short probe decides how much is recorded in detail; during "
+                             "the rest, gputop watches for rare events")
     parser.add_argument("--force", action="store_true",
                         help="record all of --seconds in detail without a probe, even if it slows the job and the node")
     parser.add_argument("--all-workers", action="store_true",
-                        help="capture all workers that --attach names, at most 64. Without it gputop captures only "
-                             "three of more than 8: those with lowest, median and highest activity if they are of this "
-                             "node, otherwise the first, the middle and the last")
+                        help="capture all workers named by --attach, at most 64. By default, if there are more than 8, "
+                             "gputop captures only three: those with the lowest, median and highest activity if they "
+                             "are on this node, otherwise the first, the middle and the last")
     parser.add_argument("--accept-risk", action="store_true",
-                        help="capture although it may end the job, as TensorFlow 2.21's profiler may if workers call "
-                             "each other over gRPC")
+                        help="capture even if this may crash the job, as TensorFlow 2.21's profiler can if workers "
+                             "call each other over gRPC")
     parser.add_argument("--yes", action="store_true",
-                        help="do not ask before gputop makes the process of a PID ready for captures, as gputop "
-                             "attach does")
+                        help="do not ask before preparing the process PID for captures, as gputop attach does")
     parser.add_argument("--nodes", default="", metavar="LIST",
-                        help="also capture the PyTorch job's ranks on these nodes (n[02-16]), by gputop there, which "
-                             "is asked by ssh without a password. Without a PID gputop finds this node's ranks")
+                        help="also capture the PyTorch job's ranks on these nodes (n[02-16]) with the gputop installed "
+                             "there, over passwordless ssh. Without a PID, gputop finds this node's ranks")
     parser.set_defaults(pids=[])
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--full", action="store_true", help="print all values of the trace, not only the verdict")
+    shown.add_argument("--full", action="store_true", help="print all values from the trace, not only the verdict")
     shown.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -152,7 +151,7 @@ def _run_on_dip(args: argparse.Namespace, options: Options) -> int:
     from gputop.commands import capture_on_dip
 
     if args.nodes:
-        raise GputopError("--nodes cannot be combined with --on-dip: gputop sees a dip only on its own node",
+        raise GputopError("--nodes cannot be combined with --on-dip: gputop detects dips only on its own node",
                           "Run gputop capture --on-dip on each node.", EXIT_USAGE)
     ready = tuple(_ready(pid, [], yes=args.yes) for pid in args.pids)
     return capture_on_dip.run(args, replace(options, attach=(*options.attach, *ready)))
@@ -218,17 +217,17 @@ def _with_other_nodes(args: argparse.Namespace, command: str,
 
     nodes = parse_nodes(args.nodes)
     if len(nodes) > MAX_NODES:
-        raise GputopError(f"gputop asks at most {MAX_NODES} nodes, not {len(nodes)}", "Name fewer.", EXIT_USAGE)
+        raise GputopError(f"--nodes accepts at most {MAX_NODES} nodes, not {len(nodes)}", "Name fewer.", EXIT_USAGE)
     meetings = meeting_addresses(args.pids)
     if len(meetings) != 1:
         which = "several jobs have" if meetings else "no PyTorch job has"
-        raise GputopError(f"{which} ranks here that ranks on other nodes can meet (MASTER_ADDR, MASTER_PORT, RANK)",
-                          "Name the PIDs of the ranks here." if meetings else
-                          "Start gputop on a node of the job, as its user. --nodes is for torchrun's jobs and those "
-                          "that set these variables.")
+        raise GputopError(f"{which} ranks here that can rendezvous with ranks on other nodes (MASTER_ADDR, "
+                          "MASTER_PORT, RANK)", "Name the PIDs of the ranks on this node." if meetings else
+                          "Start gputop on a node of the job, as the job's user. --nodes works for jobs that torchrun "
+                          "starts and for jobs that set these variables.")
     (meeting,) = meetings
     if not args.yes:
-        say(f"your answer for the ranks here also holds for those on {', '.join(nodes)}")
+        say(f"your answer for the ranks on this node also applies to those on {', '.join(nodes)}")
     return args.pids or find_ranks(meeting), OtherNodes(nodes, meeting, command, stop)
 
 
@@ -267,7 +266,7 @@ def _choose_workers(servers: Sequence[Server], watch: CounterWatch) -> Choice:
 
     here = with_pids(servers)
     if here != list(servers):
-        say(f"sampling the GPUs of this machine for {_FIGURES_S} s")
+        say(f"sampling this machine's GPUs for {_FIGURES_S} s")
         watch.wait(_FIGURES_S)
     choice = choose(here, watch.sample, watch.history)
     ways = ["--all-workers captures all"] if len(servers) <= MAX_ALL_WORKERS else []

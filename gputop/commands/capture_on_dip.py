@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, options: Options) -> int:
     with contextlib.closing(session), notifying(args, session), signal_handlers(termination_handlers(interrupted)):
         session.listen(changed)
         session.start()
-        say(f"waiting for {options.auto_capture.rule.text}; ctrl-c ends it")
+        say(f"waiting for {options.auto_capture.rule.text}; press ctrl-c to stop")
         reported, last_reported, job_known = "", session.results.last_capture, False
         while True:
             ended.wait(_POLL_PERIOD_S)
@@ -72,10 +72,10 @@ def run(args: argparse.Namespace, options: Options) -> int:
 def _check(args: argparse.Namespace, max_captures: int) -> None:
     """Raises GputopError where the options do not fit each other."""
     if args.json and max_captures > 1:
-        raise GputopError("--json prints one document, so it needs --dip-max 1", "Leave out --dip-max or --json.",
+        raise GputopError("--json prints one document, so it requires --dip-max 1", "Leave out --dip-max or --json.",
                           EXIT_USAGE)
     if args.force:
-        raise GputopError("--force cannot be combined with --on-dip: nobody is there to accept its cost",
+        raise GputopError("--force cannot be combined with --on-dip: nobody may be there to accept its cost",
                           "Leave out --force or --on-dip.", EXIT_USAGE)
 
 

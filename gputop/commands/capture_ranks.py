@@ -34,12 +34,12 @@ def answer(request: Request) -> None:
     """Record the ranks here with whoever has asked, and send the traces. Raises GputopError where none can be
     recorded."""
     if not is_meeting_address(request.ranks_of):
-        raise GputopError(f"{request.ranks_of!r} is not where the ranks of a job meet",
-                          "Write MASTER_ADDR:MASTER_PORT of the job.", EXIT_USAGE)
+        raise GputopError(f"{request.ranks_of!r} is not a rendezvous address",
+                          "Give the job's MASTER_ADDR:MASTER_PORT.", EXIT_USAGE)
     pids = find_ranks(request.ranks_of)
     if not pids:
-        raise NoDataError(f"no rank of the job that meets at {request.ranks_of} runs here, or its environment may not "
-                          "be read", "Log in as the job's user.")
+        raise NoDataError(f"no rank of the job with rendezvous address {request.ranks_of} runs here, or gputop may not "
+                          "read its environment", "Log in as the job's user.")
     ready, failed = _make_ready(pids)
     if not ready:
         raise next(iter(failed.values()))

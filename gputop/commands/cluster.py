@@ -33,20 +33,20 @@ _HISTORY_COLUMNS = 90
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "other nodes", "gputop on other nodes", "the screen")
     parser.add_argument("--nodes", default=None, metavar="LIST",
-                        help="without Prometheus: ask gputop on these nodes by ssh, without a password: n[01-16], "
-                             "n01,n02, or @FILE. The history then begins at the start")
+                        help="without Prometheus, ask gputop on these nodes over passwordless ssh: n[01-16], n01,n02, "
+                             "or @FILE. The history then begins when gputop starts")
     parser.add_argument("--job", default=None, metavar="ID",
-                        help="show only this job: a Slurm number (of an array: all its tasks, or one, 4711_3) or a "
-                             f"pod. Inside a job the default is that job, and '{_ALL}' shows all")
-    parser.add_argument("--once", action="store_true", help="print one sample as text, without a screen")
+                        help="show only this job: a Slurm job ID (for an array, all of its tasks, or one task such as "
+                             f"4711_3) or a pod. Inside a job, the default is that job, and '{_ALL}' shows all")
+    parser.add_argument("--once", action="store_true", help="print one sample as text and exit")
     parser.add_argument("--json", action="store_true", help="print one sample as a JSON document")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE",
                         help="write one sample to a file: .json, .html, otherwise text")
     parser.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
-                        help="folder for the snapshots of the key s (./gputop-traces)")
-    parser.add_argument("--hours", type=hours, default=3.0, metavar="H", help="hours of history (3)")
+                        help="folder for snapshots made with the s key (./gputop-traces)")
+    parser.add_argument("--hours", type=hours, default=3.0, metavar="H", help="hours of history to show (3)")
     parser.add_argument("--timeout", type=positive_seconds, default=20.0, metavar="S",
-                        help="how long to wait for an answer of Prometheus (20)")
+                        help="seconds to wait for an answer from Prometheus (20)")
     parser.add_argument("--refresh", type=refresh_s, default=15.0, metavar="S",
                         help="seconds between samples (15)")
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     once = args.once or args.json or args.output is not None
     unfit = "" if once else unfit_terminal()
     if unfit:
-        say(f"{unfit}: gputop prints one sample as text instead of the screen")
+        say(f"{unfit}: gputop prints one sample as text instead")
     with _collector(args) as (collector, login):
         if once or unfit:
             return _print(report_of(complete_fleet(collector, view), job), args)
@@ -118,9 +118,9 @@ def _of_prometheus(args: argparse.Namespace) -> Iterator[tuple[Collector, str]]:
     config: Config = args.config
     url = args.prometheus or str(config["prometheus"])
     if not url:
-        raise GputopError("no address of Prometheus was given",
-                          "gputop cluster --prometheus http://HOST:9090, or the setting prometheus; without one "
-                          "gputop cluster --nodes n[01-16] asks the nodes themselves.", EXIT_USAGE)
+        raise GputopError("no Prometheus address was given",
+                          "gputop cluster --prometheus http://HOST:9090, or set prometheus in the config file. Without "
+                          "Prometheus, gputop cluster --nodes n[01-16] asks the nodes directly.", EXIT_USAGE)
     settings = {name: str(config[name]) for name in PROMETHEUS_CREDENTIALS}
     with connected(url, settings, say, may_ask=os.isatty(0), timeout_s=args.timeout) as client:
         endpoint = client.endpoint

@@ -126,7 +126,8 @@ def start(session: Session, seconds: float) -> None:
     if not ready.wait(timeout_s):
         raise GputopError(f"no sample within {timeout_s:.0f} s", "This host has no CPU to spare."
                           if session.feed.source.simulated else "If nvidia-smi does not return either, the driver "
-                          "hangs: it needs a GPU reset or a reboot. If it does, this host has no CPU to spare.")
+                                                                "hangs and needs a GPU reset or a reboot. Otherwise "
+                                                                "this host has no CPU to spare.")
     if session.failure is not None:
         raise session.failure
 
@@ -167,7 +168,7 @@ def print_refusal(finding: Finding) -> None:
     """Print the finding for which a job was not captured."""
     from gputop.render.verdict_lines import VerdictRow, plain_lines, verdict_of
 
-    verdict = verdict_of(finding, VerdictRow("From", "what the process says of itself; there is no trace"))
+    verdict = verdict_of(finding, VerdictRow("From", "what the process reports about itself; there is no trace"))
     console.write_text("\n".join(plain_lines(verdict, width(), loud=True)) + "\n")
 
 
@@ -217,7 +218,7 @@ def check_metrics(address: tuple[str, int] | None) -> None:
     if find_spec("prometheus_client") is None:
         raise GputopError("prometheus_client, which writes the metrics, is not installed", install_command("export"))
     if address is not None and not is_loopback(address[0]):
-        say(f"whoever reaches {address[0]} can read the metrics, without a password")
+        say(f"anyone who can reach {address[0]} can read the metrics without a password")
 
 
 def is_loopback(host: str) -> bool:
@@ -237,7 +238,7 @@ def check_notify(args: argparse.Namespace) -> None:
 
         ways = parse_ways(args.notify)
         if host := ways.in_the_clear:
-            say(f"the webhook's address and token go to {host} unencrypted: use https://")
+            say(f"the webhook's address and token are sent to {host} unencrypted; use https://")
         if ways.bell and args.command not in (None, "run"):
             raise GputopError("--notify bell rings the monitor's terminal, but this command has no monitor",
                               "Use command:LINE or webhook.", EXIT_USAGE)

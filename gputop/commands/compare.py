@@ -20,23 +20,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "custom rules")
     parser.add_argument("paths", nargs="*", metavar="PATH",
                         help="A (before) and B (after): traces, output of analyze --json, or JSON snapshots; with "
-                             "--baseline only B")
+                             "--baseline, only B")
     parser.add_argument("--baseline", default=None, metavar="NAME",
-                        help="use the baseline of that name as A; analyze --save-baseline saves one in the logdir")
-    parser.add_argument("--baselines", action="store_true", help="list the baselines of the logdir")
+                        help="use the baseline with this name as A; analyze --save-baseline saves one in the logdir")
+    parser.add_argument("--baselines", action="store_true", help="list the baselines in the logdir")
     parser.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
-                        help="folder of the baselines (./gputop-traces)")
+                        help="folder for the baselines (./gputop-traces)")
     parser.add_argument("--fail-on", action="append", default=[], metavar="GATE",
-                        help="exit with status 4. With regression: if the step is significantly longer, or the wall "
-                             "time per training step if that decides. With regression:5%%: only if it is longer by "
-                             "5%% or more. With budget: if B exceeds a budget of your rules")
+                        help="exit with status 4 in these cases. regression: the step is significantly longer, or the "
+                             "wall time per training step if that decides. regression:5%%: only if it is at least 5%% "
+                             "longer. budget: B exceeds a budget from your rules")
     parser.add_argument("--markdown", action="store_true",
-                        help="print text for a pull request or a chat: verdict, gates, report")
+                        help="print the verdict, gates and report as text for a pull request or a chat")
     for name in "ab":
         parser.add_argument(f"--again-{name}", metavar="PATH", action="append", default=[],
-                            help=f"another run of {name.upper()}'s job; repeat the option for more. Smaller changes "
-                                 "then become significant")
-    parser.add_argument("--verbose", action="store_true", help="also print what did not change, and the method")
+                            help=f"another run of the job in {name.upper()}; repeat the option for more runs. Smaller "
+                                 "changes then become significant")
+    parser.add_argument("--verbose", action="store_true", help="also print what did not change, and the method used")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
 def _sides(args: argparse.Namespace) -> tuple[str | Path, str]:
     wanted = 1 if args.baseline is not None else 2
     if len(args.paths) != wanted:
-        raise GputopError(f"compare takes {'A and B' if wanted == 2 else 'only B with --baseline'}, "
-                          f"not {counted(len(args.paths), 'path')}",
+        raise GputopError(f"compare needs {'A and B' if wanted == 2 else 'only B with --baseline'}, not "
+                          f"{counted(len(args.paths), 'path')}",
                           "gputop compare A B, or gputop compare --baseline NAME B", EXIT_USAGE)
     if args.baseline is None:
         return args.paths[0], args.paths[1]
@@ -102,5 +102,5 @@ def _list_baselines(logdir: Path, as_json: bool) -> int:
         of = f"  {', '.join(analysis.trace.paths)}" if analysis is not None else ""
         console.write_text(f"{name:<24}{time.strftime('%Y-%m-%d %H:%M', time.localtime(saved_s))}  {about}{of}")
     if not saved:
-        console.say(f"{logdir} has no baseline: gputop analyze TRACE --save-baseline NAME saves one")
+        console.say(f"{logdir} has no baseline. To save one: gputop analyze TRACE --save-baseline NAME")
     return EXIT_OK

@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         text = (folder() / FILES[args.what]).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise GputopError("Installing gputop makes the completion scripts and the man page, and this copy is not "
+        raise GputopError("The installation creates the completion scripts and the man page, but this copy is not "
                           "installed. In its folder: pip install .") from None
     console.write_text(text, end="")
     return EXIT_OK

@@ -15,8 +15,8 @@ from gputop.text import console
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--write", action="store_true",
-                        help="add the settings that the file does not have to it, as comments; yours stay")
-    parser.add_argument("--path", action="store_true", help="print only the path of the file")
+                        help="add missing settings to the config file as comments; existing settings stay")
+    parser.add_argument("--path", action="store_true", help="print only the path of the config file")
 
 
 def _is_output(path: Path) -> bool:
@@ -28,14 +28,14 @@ def _is_output(path: Path) -> bool:
 def run(args: argparse.Namespace) -> int:
     config: Config = args.config
     if (args.path or args.write) and config.path is None:
-        raise GputopError("a user without a home folder has no file of settings", "Set HOME or XDG_CONFIG_HOME.")
+        raise GputopError("a user without a home folder has no config file", "Set HOME or XDG_CONFIG_HOME.")
     if args.write and (problem := save_all(config)):
         raise GputopError(problem)
     if args.path or args.write:
         console.write_text(str(config.path))
     elif config.path is not None and _is_output(config.path):
-        raise GputopError(f"{config.path} is where the output goes: the shell has emptied it before gputop began",
-                          "gputop config --write keeps what stands in it.")
+        raise GputopError(f"the output goes to {config.path}, which the shell emptied before gputop started",
+                          "gputop config --write keeps existing settings.")
     else:
         console.write_text(document(config), end="")
     return EXIT_OK

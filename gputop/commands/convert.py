@@ -18,14 +18,14 @@ from gputop.text.units import size
 if TYPE_CHECKING:
     from gputop.export.write_tables import SqlTables
 
-_FORMATS = ".sqlite or .parquet (tables); for a trace also .json or .json.gz (Chrome, Perfetto)"
+_FORMATS = ".sqlite or .parquet (tables); for a trace, also .json or .json.gz (Chrome, Perfetto)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="a trace, as gputop analyze takes it, or a recording")
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="a trace that gputop analyze can read, or a recording")
     parser.add_argument("-o", "--output", type=output_file, required=True, metavar="FILE",
-                        help=f"the file to write; its ending gives the format: {_FORMATS}. For a trace, .parquet is a "
-                             "folder with a file for each table")
+                        help=f"output file; its extension selects the format: {_FORMATS}. For a trace, .parquet is a "
+                             "folder with one file per table")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,10 +34,10 @@ def run(args: argparse.Namespace) -> int:
         written_bytes = write(args.paths, args.output)
     except FileExistsError as error:
         raise GputopError(f"cannot write {args.output}: {error.strerror}",
-                          "Name another folder, or remove this one first: gputop does not replace a folder.") from error
+                          "Name another folder, or remove this one first: gputop does not replace folders.") from error
     except OSError as error:
         raise GputopError(f"cannot write {args.output}: {error.strerror or error}",
-                          "Give a folder you may write to that has room.") from error
+                          "Name a writable folder with enough free space.") from error
     console.say(f"{args.output}: {size(written_bytes)}")
     return EXIT_OK
 
@@ -48,8 +48,8 @@ def _writer(name: str) -> Callable[[list[str], Path], int]:
                           (".json.gz", _chrome)):
         if name.lower().endswith(ending):
             return write
-    gone = "gputop writes no CSV of recordings any more. " if name.lower().endswith(".csv") else ""
-    raise GputopError(f"{name} has no known ending", f"{gone}Give FILE one of these endings: {_FORMATS}.", EXIT_USAGE)
+    gone = "gputop no longer writes recordings as CSV. " if name.lower().endswith(".csv") else ""
+    raise GputopError(f"{name} has no known extension", f"{gone}Use one of these extensions: {_FORMATS}.", EXIT_USAGE)
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def _recording(paths: list[str], *, whole: bool = False) -> Iterator[SqlTables]:
     from gputop.replay.reader import open_recording
 
     if len(paths) > 1:
-        raise GputopError("a file holds one recording", "Convert each recording separately.", EXIT_USAGE)
+        raise GputopError("a file can contain only one recording", "Convert each recording separately.", EXIT_USAGE)
     with open_recording(paths[0]) as recording:
         yield recording_tables(recording) if whole else recording_table(recording)
 

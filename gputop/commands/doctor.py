@@ -10,13 +10,13 @@ from gputop.commands.common import options_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attach", action="append", default=argparse.SUPPRESS, metavar="HOST:PORT",
-                        help="a profiler server that should answer; repeat the option for several")
+                        help="a profiler server to check; repeat the option for several")
     parser.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
                         help="folder for traces (./gputop-traces)")
     parser.add_argument("--dcgm", default=argparse.SUPPRESS, metavar="ADDRESS",
                         help="a DCGM host engine: HOST:PORT, [IPv6]:PORT or unix:///SOCKET (127.0.0.1:5555)")
     parser.add_argument("--dcgm-bindings", type=Path, default=argparse.SUPPRESS, metavar="DIR",
-                        help="NVIDIA's Python bindings of DCGM")
+                        help="NVIDIA's Python bindings for DCGM")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 

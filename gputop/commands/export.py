@@ -34,10 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "what to watch", "custom rules", "notifications", idle=("profiler servers", "captures"))
     parser.add_argument("--listen", type=listen_address, default=None, metavar="[HOST:]PORT",
                         help="serve http://HOST:PORT/metrics, without a password (127.0.0.1:9810). Only this machine "
-                             "can reach it, unless you name another HOST, such as 0.0.0.0")
+                             "can reach this address; for others, name another HOST, such as 0.0.0.0")
     parser.add_argument("--textfile", type=Path, default=None, metavar="DIR",
                         help=f"write DIR/{TEXTFILE_NAME} every {TEXTFILE_PERIOD_S:.0f} s, for node_exporter's textfile "
-                             f"collector; gputop then serves nothing, unless you also give --listen")
+                             "collector; gputop then does not serve metrics unless you also give --listen")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,13 +76,13 @@ def _textfile_folder(path: Path, session: Session) -> Iterator[Folder]:
     from gputop.core.files import writable_folder
 
     if session.feed.source.simulated:
-        raise GputopError("simulated values are not written for node_exporter, which would report them as real",
+        raise GputopError("gputop does not write simulated values for node_exporter, which would report them as real",
                           "Use --listen, or leave out --demo.", EXIT_USAGE)
     try:
         folder = writable_folder(path, "--textfile DIR", make=False)
     except OSError as error:
         raise GputopError(f"cannot write to {path}: {error.strerror}",
-                          "Give the folder of node_exporter's option --collector.textfile.directory.",
+                          "Use the folder that node_exporter's option --collector.textfile.directory names.",
                           EXIT_USAGE) from error
     with folder:
         try:

@@ -34,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
         from gputop.commands import snapshot
 
         gc.enable()
-        say(f"{unfit}: gputop prints one snapshot as text instead of the monitor (gputop snapshot has more forms)")
+        say(f"{unfit}: gputop prints one snapshot as text instead of the monitor (gputop snapshot has more formats)")
         if args.export is not None:
-            say("--export needs the monitor; gputop export works without it")
+            say("--export needs the monitor; to serve metrics without the monitor: gputop export")
         return snapshot.run(argparse.Namespace(**{**vars(args), "format": "text", "output": None, "seconds": 2.0}))
     check_export(args)
     check_notify(args)
@@ -71,7 +71,7 @@ def unfit_terminal() -> str:
     if not sys.stdout.isatty():
         return "standard output is not a terminal"
     if not sys.stdin.isatty():
-        return "standard input is not a terminal, so no key can be read"
+        return "standard input is not a terminal, so gputop cannot read keys"
     term = os.environ.get("TERM", "")
     if term in ("", "dumb", "unknown"):
         return f"TERM is {term}, a terminal without cursor control" if term else "TERM is not set"

@@ -37,7 +37,7 @@ def _checked(value: _T, good: bool, problem: str) -> _T:
 
 def output_file(text: str) -> Path:
     """A file to write, where standard output cannot take it: "-" would be a file of that name."""
-    return _checked(Path(text), text != "-", "this needs a file: standard output cannot take it")
+    return _checked(Path(text), text != "-", "this format needs a file; it cannot be written to standard output")
 
 
 def _digits(text: str, low: int, high: int, problem: str) -> int:
@@ -57,22 +57,22 @@ def _in_range(is_good: Callable[[float], bool], problem: str,
 
 
 positive_seconds = _in_range(lambda s: 0 < s < 1e6, "{} is not a number of seconds above 0", number_of_seconds)
-seconds_from_zero = _in_range(lambda s: 0 <= s < 1e9, "{} is not a number of seconds from 0 on", number_of_seconds)
+seconds_from_zero = _in_range(lambda s: 0 <= s < 1e9, "{} is not a non-negative number of seconds", number_of_seconds)
 refresh_s = _in_range(lambda s: 2 <= s <= 3600, "{} is not between 2 and 3600 seconds", number_of_seconds)
 interval_s = _in_range(lambda s: 0.1 <= s <= 3600, "{} is not between 0.1 and 3600 seconds", number_of_seconds)
 minutes = _in_range(lambda m: 0 < m < 1e6, "{!r} is not a number of minutes above 0")
 hours = _in_range(lambda h: 0.1 <= h <= 168, "{!r} is not a number of hours from 0.1 to 168")
-amount = _in_range(lambda n: 1 <= n < 1e30, "{!r} is not a number from 1 on, such as 3.2e15")
+amount = _in_range(lambda n: 1 <= n < 1e30, "{!r} is not a number of 1 or more, such as 3.2e15")
 price = _in_range(lambda p: 0 < p < 1e9, "{!r} is not a price above 0")
 count = _whole(1000, "{} is not a number from 1 to 1000")
 port = _whole(65535, "{} is not a port from 1 to 65535")
-parameter_count = _whole(10**15 - 1, "{!r} is not a number of parameters, in digits")
+parameter_count = _whole(10**15 - 1, "{!r} is not a number of parameters written in digits")
 
 
 def pid(text: str) -> int:
     hint = (f"; for a server at an address: gputop --attach {text}" if ":" in text else
-            f"; pgrep -f {text} finds it" if text and text.isprintable() and " " not in text else "")
-    return _digits(text, 1, 2**31 - 1, f"{text!r} is not the number of a process{hint}")
+            f"; to find it: pgrep -f {text}" if text and text.isprintable() and " " not in text else "")
+    return _digits(text, 1, 2**31 - 1, f"{text!r} is not a process ID{hint}")
 
 
 def replay_speed(text: str) -> float:
@@ -90,8 +90,8 @@ def parsed_bounds(text: str) -> dict[str, float]:
                     "parts": number * (not unit)}
         bound = next(((name, value) for name, value in meanings.items() if value), None)
         if bound is None or bound[0] in out:
-            raise argparse.ArgumentTypeError(f"{text[:60]!r} is not an age (12h, 7d), a size (64M, 2G), or both with a "
-                                             "comma: 7d,2G")
+            raise argparse.ArgumentTypeError(f"{text[:60]!r} is not an age (12h, 7d), a size (64M, 2G), or both, "
+                                             "separated by a comma: 7d,2G")
         out[bound[0]] = bound[1]
     return out
 

@@ -32,7 +32,7 @@ def user_unit(words: Sequence[str]) -> str:
 # ~/.config/systemd/user/{NAME}
 # To start it now and at every login:
 #   systemctl --user daemon-reload && systemctl --user enable --now {NAME.removesuffix('.service')}
-# Also from boot on, and after you have logged out:  loginctl enable-linger
+# To run it also from boot on and after you log out:  loginctl enable-linger
 # Its messages:  journalctl --user -u {NAME.removesuffix('.service')}
 [Unit]
 Description=gputop record: GPU telemetry for gputop report
@@ -40,7 +40,7 @@ StartLimitIntervalSec=0
 
 [Service]
 ExecStart={command}
-# It tries again after a full disk or a missing driver, but not after wrong usage (status 2).
+# Restarts after a full disk or a missing driver, but not after wrong usage (status 2).
 Restart=on-failure
 RestartSec={RETRY_S}
 RestartPreventExitStatus={EXIT_USAGE}
@@ -57,7 +57,8 @@ def quoted(word: str, *, variables: bool = True) -> str:
     Raises GputopError for what no unit can hold.
     """
     if "\0" in word or any(0xD800 <= ord(char) < 0xE000 for char in word):  # a name that is no UTF-8
-        raise GputopError(f"a unit of systemd cannot hold {word!r}", "Choose a folder with a plain name.", EXIT_USAGE)
+        raise GputopError(f"a systemd unit cannot contain {word!r}", "Choose a folder whose name has no special "
+                                                                     "characters.", EXIT_USAGE)
     text = "".join(_ESCAPES.get(char) or (f"\\x{ord(char):02x}" if ord(char) < 0x20 or ord(char) == 0x7F else char)
                    for char in word)
     if variables:
@@ -69,18 +70,18 @@ def quoted(word: str, *, variables: bool = True) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "what to watch", idle=("profiler servers", "captures"))
     parser.add_argument("-o", "--output", type=output_file, required=True, metavar="FILE",
-                        help="the file to write, which must not exist yet; with --rotate a folder")
+                        help="output file, which must not exist yet; with --rotate, a folder")
     parser.add_argument("--seconds", type=positive_seconds, default=None, metavar="S",
                         help="length of the recording (default: until ctrl-c)")
     parser.add_argument("--rotate", nargs="?", type=part_bounds, const=DEFAULT_ROTATION, default=None,
-                        metavar="WHEN", help="for recordings of days: -o is a folder, and a new file begins at this "
-                                             f"age or size ({DEFAULT_ROTATION}). A later start continues in the same "
-                                             "folder")
+                        metavar="WHEN", help="for recordings of several days: -o names a folder, and gputop starts a "
+                                             f"new file at this age or size ({DEFAULT_ROTATION}). A later start "
+                                             "continues in the same folder")
     parser.add_argument("--keep", type=bounds, default=None, metavar="LIST",
-                        help=f"limits of the folder, by age, size or number of files: the oldest are removed "
+                        help="limit the folder by age, size or number of files; gputop removes the oldest files "
                              f"({DEFAULT_KEEP})")
     parser.add_argument("--systemd-unit", action="store_true",
-                        help="print a systemd user unit that records like this, and how to install it")
+                        help="print a systemd user unit that records with these options, and how to install it")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,15 +100,15 @@ def _rotation(args: argparse.Namespace) -> Rotation | None:
     if args.rotate is None:
         if args.keep is not None or args.systemd_unit:
             option = "--keep" if args.keep is not None else "--systemd-unit"
-            raise GputopError(f"{option} is for a folder of recordings", "Add --rotate, and name a folder with -o.",
-                              EXIT_USAGE)
+            raise GputopError(f"{option} works only with a folder of "
+                              "recordings", "Add --rotate, and name a folder with -o.", EXIT_USAGE)
         return None
     if args.output.is_file():
-        raise GputopError(f"{args.output} is a file; with --rotate -o names a folder", "Give another name with -o.",
+        raise GputopError(f"{args.output} is a file; with --rotate, -o names a folder", "Give another name with -o.",
                           EXIT_USAGE)
     keep = Bounds(**parsed_bounds(args.keep or DEFAULT_KEEP))
     if keep.size_bytes is not None and keep.size_bytes < _MIN_KEPT_BYTES:
-        raise GputopError("--keep is less than 8M, too small for one day", "Keep more.", EXIT_USAGE)
+        raise GputopError("--keep is less than 8M, which is too small for one day", "Keep more.", EXIT_USAGE)
     return Rotation(Bounds(**parsed_bounds(args.rotate)), keep)
 
 

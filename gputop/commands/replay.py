@@ -16,11 +16,11 @@ from gputop.text.console import say
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "custom rules", "the screen")
-    parser.add_argument("file", type=Path, metavar="FILE", help="a file of gputop record, or a snapshot (json or html)")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a file from gputop record, or a JSON or HTML snapshot")
     parser.add_argument("--speed", type=replay_speed, default=1.0, metavar="X",
                         help="playback speed: a factor, or max (1)")
     parser.add_argument("--start", type=seconds_from_zero, default=0.0, metavar="S",
-                        help="start at this second of the recording (0)")
+                        help="start this many seconds into the recording (0)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     player, snapshot = open_player(args.file, args.start, args.speed, say)
     unfit = unfit_terminal()
     if unfit:
-        raise GputopError(f"replay needs a terminal: {unfit}", "Recordings are shown on a terminal only.", EXIT_USAGE)
+        raise GputopError(f"replay needs a terminal: {unfit}", "Recordings are shown only on a terminal.", EXIT_USAGE)
     with contextlib.closing(Session(player, options_of(args), replayed_snapshot=snapshot)) as session:
         preferences = preferences_of(args)
         from gputop.tui import app

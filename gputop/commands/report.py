@@ -20,18 +20,18 @@ from gputop.text.console import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "custom rules")
     parser.add_argument("paths", nargs="*", metavar="RECORDING",
-                        help="files of gputop record, or the folder of --rotate; several of one node are joined")
+                        help="files from gputop record, or the folder from --rotate; files of one node are joined")
     parser.add_argument("--job", default=None, metavar="ID",
-                        help="what this job did with its GPUs, in 20 lines: from the recordings, else from Prometheus "
+                        help="summarize how this job used its GPUs in 20 lines, from the recordings or from Prometheus "
                              "(--prometheus, or the setting)")
     parser.add_argument("--prometheus", default=argparse.SUPPRESS, metavar="URL",
-                        help="with --job: where Prometheus answers, as for gputop cluster")
+                        help="with --job: address of Prometheus, as for gputop cluster")
     parser.add_argument("--hours", type=hours, default=24.0, metavar="H",
-                        help="with --job and Prometheus: how far to look back (24)")
+                        help="with --job and Prometheus: hours to look back (24)")
     parser.add_argument("--price-per-kwh", type=price, default=None, metavar="PRICE",
                         help="also print the cost of the GPUs' energy, in the currency of PRICE")
     parser.add_argument("--html", type=output_file, default=None, metavar="FILE",
-                        help="write one HTML page instead of the text")
+                        help="write an HTML page instead of text")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -80,7 +80,7 @@ def _of_job(args: argparse.Namespace) -> int:
         with connected(url, settings, say, may_ask=os.isatty(0)) as client:
             use = of_prometheus(client, args.job, args.hours, time.time())
     else:
-        raise GputopError("neither a recording nor an address of Prometheus was given",
+        raise GputopError("neither a recording nor a Prometheus address was given",
                           "gputop report --job ID FILE…, or gputop report --job ID --prometheus http://HOST:9090",
                           EXIT_USAGE)
     history = history_of(use)

@@ -30,11 +30,11 @@ _DEMO = "default"
 _UNCUT = 1000  # cells
 _TRACE_S, _AGO_S = 4.0, 20.0  # of the demo's trace, as a capture takes
 _ACTIONS = {
-    "list": "(default) all rules, and the limits that you set; --limits: all limits",
-    "check": "mistakes in FILE… (default: in the files that gputop reads)",
-    "explain": "one finding, by its ID: what it means, how to confirm and fix it, when it is wrong, its limits",
-    "names": "the names that an expression can use",
-    "test": "the rules of FILE on a TRACE, an analysis or a recording, or with --demo",
+    "list": "(default) list all rules and the limits that you set; --limits: all limits",
+    "check": "show the mistakes in FILE… (default: in the files that gputop reads)",
+    "explain": "explain the finding with this ID: its meaning, how to confirm and fix it, when it is wrong, its limits",
+    "names": "list the names that an expression can use",
+    "test": "test the rules in FILE on a TRACE, an analysis or a recording, or with --demo",
 }
 
 
@@ -78,15 +78,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=tuple(_ACTIONS), nargs="?", default="list", metavar="ACTION",
                         help="; ".join(f"{name}: {text}" for name, text in _ACTIONS.items()))
     parser.add_argument("words", nargs="*", default=[], metavar="WORD", help="the ID, or FILE and TRACE")
-    parser.add_argument("--limits", action="store_true", help="with list: also the limits of all rules")
+    parser.add_argument("--limits", action="store_true", help="with list: also show the limits of all rules")
     parser.add_argument("--demo", nargs="?", const=_DEMO, default=argparse.SUPPRESS, metavar="SCENARIO",
-                        help="with test: test on the simulated job of a scenario")
+                        help="with test: use the simulated job of a scenario")
     parser.add_argument("--json", action="store_true", help="with list and test: print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.action in ("list", "names") and args.words:
-        raise GputopError(f"gputop rules {args.action} takes no {args.words[0]}", "", EXIT_USAGE)
+        raise GputopError(f"gputop rules {args.action} does not accept {args.words[0]}", "", EXIT_USAGE)
     status: int = globals()[f"_{args.action}"](args)
     return status
 
@@ -114,13 +114,13 @@ def _list(args: argparse.Namespace) -> int:
         lines += ["", *_lines(("limit", "value", "default", "source"), (
             (used.id, _value(used), _value(LIMITS[used.id]), used.source) for used in shown))]
     elif not args.limits:
-        lines += ["", "You have set no limit; --limits shows all."]
+        lines += ["", "You have not set any limits; --limits shows all of them."]
     console.write_text("\n".join(lines))
     from importlib.metadata import entry_points
 
     for point in entry_points(group="gputop.rules"):  # of an earlier version
-        console.say(f"gputop reads no rules in Python any more ({printable(point.name)}): write them in TOML, see "
-                    "docs/tasks/custom-rules.md")
+        console.say(f"gputop no longer reads rules written in Python ({printable(point.name)}): write them in TOML, "
+                    "see docs/tasks/custom-rules.md")
     return EXIT_OK
 
 
@@ -142,7 +142,7 @@ def _check(args: argparse.Namespace) -> int:
 
     paths = [RulePath(word, "named") for word in args.words] or list(user_rules().paths or ())
     if not paths:
-        console.say("there is no rules file: name one, or write gputop.toml here")
+        console.say("there is no rules file: name one, or write gputop.toml in this folder")
         return EXIT_OK
     files, unread = load_rules(paths)
     problems = install(files)
@@ -180,7 +180,7 @@ def _explain(args: argparse.Namespace) -> int:
     from gputop.text.markdown_text import plain_lines
 
     if len(args.words) != 1:
-        raise GputopError("explain takes the id of one rule", "gputop rules list shows all.", EXIT_USAGE)
+        raise GputopError("explain needs the ID of one rule", "To list all rules: gputop rules list", EXIT_USAGE)
     id_ = args.words[0]
     rules_of_user = [rule for rule in user_rules().rules if rule.id == id_]
     if not rules_of_user and id_ not in FINDING_IDS:
@@ -203,7 +203,7 @@ def _near(id_: str, own_ids: Iterable[str]) -> str:
     words = {word for word in id_.lower().split("_") if len(word) > 2}
     alike = [other for other in ids if any(word in other for word in words)][:3]
     near = get_close_matches(id_.lower(), ids, 3) or alike
-    return f"Did you mean {' or '.join(near)}?" if near else "gputop rules list shows all."
+    return f"Did you mean {' or '.join(near)}?" if near else "To list all rules: gputop rules list"
 
 
 def _about_own(rule: RuleText) -> Iterator[str]:
@@ -233,7 +233,7 @@ def names_table() -> Iterator[str]:
             rows += [(f'  {table.name}("…").{one.name}', str(one.unit), "", one.help)
                      for table in TABLES.values() for one in table.fields.values()]
         yield from (*_lines(("  name", "unit", "", "what"), rows), "")
-    yield f"g: each GPU has its own. t: also over a time: name.{'(30s), name.'.join(AGGREGATES)}(30s)"
+    yield f"g: one value per GPU. t: also over a time window: name.{'(30s), name.'.join(AGGREGATES)}(30s)"
     yield from (f"{name:<18}{text}" for name, text in FUNCTIONS.items())
 
 
@@ -245,13 +245,13 @@ def _test(args: argparse.Namespace) -> int:
     from gputop.rules.read_files import RulePath
 
     if not args.words or (args.demo is None) != (len(args.words) == 2):
-        raise GputopError("test takes a file of rules and a trace, a recording, or --demo",
+        raise GputopError("test needs a rules file and a trace, a recording, or --demo",
                           "gputop rules test FILE TRACE, or gputop rules test FILE --demo", EXIT_USAGE)
     problems = use_rules([RulePath(args.words[0], "named")])
     if problems:
         raise GputopError(problems[0], "\n  ".join(problems[1:]), EXIT_USAGE)
     if not user_rules().rules and not user_rules().budgets:
-        raise GputopError(f"{args.words[0]} has no rule and no budget", "docs/tasks/custom-rules.md shows some.",
+        raise GputopError(f"{args.words[0]} has no rules and no budgets", "docs/tasks/custom-rules.md shows some.",
                           EXIT_USAGE)
     analysis, samples = _demo(args.demo) if args.demo is not None else _subject(args.words[1])
     trials = [*(over_trace(analysis) if analysis is not None else ()),
@@ -264,7 +264,7 @@ def _test(args: argparse.Namespace) -> int:
         console.write_text("\n".join(_trial(trial)))
     if left_out:
         on = "live samples, which need a recording" if samples is None else "traces, which need a trace"
-        text = f"Not tested, because they are rules on {on}: {', '.join(left_out)}."
+        text = f"Not tested, because these rules use {on}: {', '.join(left_out)}."
         console.write_text("\n".join(wrap(text, width())))
     return EXIT_OK
 
@@ -295,8 +295,8 @@ def _subject(path: str) -> tuple[Analysis | None, Iterable[NodeSample] | None]:
         return None, _samples(path)
     analysis = read_side(path).analysis
     if analysis is None:
-        raise GputopError(f"{path} is not a trace and not a recording",
-                          "Give a trace, the output of gputop analyze --json, or a recording of gputop record.")
+        raise GputopError(f"{path} is neither a trace nor a recording",
+                          "Give a trace, the output of gputop analyze --json, or a recording from gputop record.")
     return analysis, None
 
 
@@ -325,5 +325,5 @@ def _demo(scenario: str) -> tuple[Analysis, Iterable[NodeSample]]:
         path = Path(folder) / "demo.xplane.pb"
         path.write_bytes(source.capture(begin_ns, begin_ns + int(_TRACE_S * 1e9)))
         analysis = analyze(path)
-    console.say("SIMULATED: values of the demo's job")
+    console.say("SIMULATED: values from the demo's job")
     return analysis, source.backfill(now_s, 1.0)

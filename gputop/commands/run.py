@@ -29,12 +29,12 @@ from gputop.text.console import say
 
 _EPILOG = """\
 The server starts in the first Python process of the job that imports TensorFlow or JAX, and in each rank
-(LOCAL_RANK, OMPI_COMM_WORLD_RANK, SLURM_PROCID, TF_CONFIG, …); with PyTorch its profiler waits for gputop there.
-Without gputop run, one variable prepares a job:
+(LOCAL_RANK, OMPI_COMM_WORLD_RANK, SLURM_PROCID, TF_CONFIG, …). With PyTorch, the job's profiler waits for gputop.
+To prepare a job without gputop run, set this variable:
   export PYTHONPATH=$(gputop run --print-path)${PYTHONPATH:+:$PYTHONPATH}
-and, if wanted, GPUTOP_PORT=6009 and GPUTOP_LISTEN=all.
-The monitor has the terminal: the job's standard input is empty, and its output goes to a file (l shows it).
-exit status: the job's; 126 or 127 if it cannot be started"""
+and optionally GPUTOP_PORT=6009 and GPUTOP_LISTEN=all.
+The monitor uses the terminal, so the job's standard input is empty and its output goes to a file (press l to see it).
+exit status: that of the job; 126 or 127 if the job cannot be started"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,19 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "what to watch", "profiler servers", "captures", "custom rules", "the screen", "metrics",
                "notifications")
     parser.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND…",
-                        help="the command to start: python train.py …, bash train.sh, launchers such as torchrun")
+                        help="the command to start: python train.py …, bash train.sh, or a launcher such as torchrun")
     parser.add_argument("--headless", action="store_true",
-                        help="run without the monitor: gputop becomes the job, which keeps its terminal, standard "
-                             "input and signals")
+                        help="run without the monitor: the job replaces gputop, with its terminal, input and signals")
     parser.add_argument("--port", type=port, default=0, metavar="N",
-                        help="port of the node's first process; its other ranks get the next ones (default: any free "
-                             "one)")
+                        help="port of the node's first process; other ranks use the following ports (default: any "
+                             "free)")
     parser.add_argument("--listen", choices=("local", "all"), default="local",
-                        help="who can reach the server: this host (default), or any host, without a password")
+                        help="hosts that can reach the server: this host (default), or any host without a password")
     parser.add_argument("--output", type=Path, default=None, metavar="FILE",
-                        help="a new file for the job's output while the monitor has the terminal (LOGDIR/run-….log)")
+                        help="new file for the job's output while the monitor uses the terminal (LOGDIR/run-….log)")
     parser.add_argument("--print-path", action="store_true",
-                        help="print the folder for PYTHONPATH that prepares a job, and exit")
+                        help="print the folder to add to PYTHONPATH to prepare a job, and exit")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
         console.write_text(str(environment.INSIDE))
         return EXIT_OK
     if not args.job:
-        raise GputopError("no command to run", "Write the command after --: gputop run -- python train.py", EXIT_USAGE)
+        raise GputopError("there is no command to "
+                          "run", "Write the command after --: gputop run -- python train.py", EXIT_USAGE)
     file = environment.find_command(args.job)
     warning = environment.launch_warning(args.job, file)
     if warning is not None:
@@ -98,7 +98,7 @@ def _become(file: str, argv: list[str], environ: dict[str, str], output: Path | 
         os.dup2(own_stderr, 2)
         if output is not None:
             output.unlink(missing_ok=True)
-        raise GputopError(f"{argv[0]} cannot be started: {error.strerror}",
+        raise GputopError(f"cannot start {argv[0]}: {error.strerror}",
                           "Check that it is a program, or a script with a #! line.",
                           environment.EXIT_NOT_EXECUTABLE) from None
 
@@ -144,7 +144,7 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
         wait_for_exit(job)
     if not any(announcement.address for announcement in announced):
         say(announced[-1].line if announced else
-            "no profiler server started: no Python process of the job that reads PYTHONPATH imported TensorFlow, JAX "
-            "or PyTorch")
+            "no profiler server started: none of the job's Python processes that read PYTHONPATH imported TensorFlow, "
+            "JAX or PyTorch")
     assert job.returncode is not None
     return exit_like(job.returncode)

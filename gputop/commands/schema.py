@@ -49,7 +49,7 @@ def json_schema(name: str) -> dict[str, Any]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", default=None, metavar="NAME",
-                        help=f"{', '.join(SCHEMAS)}; without a name: this list")
+                        help=f"{', '.join(SCHEMAS)} (default: list these names)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,6 +57,6 @@ def run(args: argparse.Namespace) -> int:
         console.write_text("\n".join(SCHEMAS))
         return EXIT_OK
     if args.name not in SCHEMAS:
-        raise GputopError(f"there is no schema {args.name}", f"There are {', '.join(SCHEMAS)}.", EXIT_USAGE)
+        raise GputopError(f"there is no schema named {args.name}", f"There are {', '.join(SCHEMAS)}.", EXIT_USAGE)
     console.write_json(json_schema(args.name))
     return EXIT_OK

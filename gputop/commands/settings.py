@@ -45,7 +45,7 @@ def _one_of(*choices: str | bool) -> Callable[[object], Value]:
 
 def _text(value: object) -> Value:
     if not isinstance(value, str) or not value or "\0" in value:
-        raise ValueError("is not a text in quotes")
+        raise ValueError("is not text in quotes")
     return value
 
 
@@ -82,22 +82,21 @@ class Setting(Struct, frozen=True):
 
 SETTINGS = {s.key: s for s in (
     Setting("interval", 1.0, _number(0.1, 3600), "seconds between samples", "--interval"),
-    Setting("theme", "gputop-dark", _text, "gputop-dark, gputop-light, gputop-contrast, or one of Textual's; "
-                                           "the monitor writes a choice (ctrl+p) here", "--theme"),
+    Setting("theme", "gputop-dark", _text, "gputop-dark, gputop-light, gputop-contrast, or a Textual theme; a choice "
+                                           "in the monitor (ctrl+p) is saved here", "--theme"),
     Setting("metric", "activity", _one_of("activity", *(m for m in LANE_METRICS if m != "sm_active")),
-            "metric that the lanes show at start: activity, " + ", ".join(LANE_METRICS[1:4]) + ", …"),
-    Setting("span", 240.0, _number(60, 12 * 3600), "seconds of history that the lanes show at start"),
+            "metric shown in the lanes at startup: activity, " + ", ".join(LANE_METRICS[1:4]) + ", …"),
+    Setting("span", 240.0, _number(60, 12 * 3600), "seconds of history shown in the lanes at startup"),
     Setting("logdir", "gputop-traces", _text, "folder for traces and snapshots; ~ is your home folder", "--logdir"),
-    Setting("attach", (), _addresses, "profiler servers to capture from (default: find those of this "
-                                      "node)", "--attach"),
-    Setting("prometheus", "", _text_or_none, "the Prometheus of gputop cluster: http://HOST:9090, ssh://LOGIN/http://HOST:9090",
+    Setting("attach", (), _addresses, "profiler servers to capture from (default: any on this node)", "--attach"),
+    Setting("prometheus", "", _text_or_none, "address of Prometheus for gputop cluster: http://HOST:9090, "
+                                             "ssh://LOGIN/http://HOST:9090",
             "--prometheus"),
     Setting("remote_command", "gputop", _text, "the command that starts gputop on other nodes", "--remote-command"),
     Setting("prometheus_token_file", "", _text_or_none, "a file with the bearer token for this Prometheus"),
     Setting("prometheus_user", "", _text_or_none, "user name for this Prometheus, instead of a token"),
     Setting("prometheus_password_file", "", _text_or_none, "a file with this user's password"),
-    Setting("prometheus_ca", "", _text_or_none, "a file with the certificates of the authority that signed this "
-                                                "Prometheus's (default: the system's)"),
+    Setting("prometheus_ca", "", _text_or_none, "a file with CA certificates for Prometheus (default: the system's)"),
     Setting("color", "auto", _one_of("auto", "truecolor", "256", "16", "none"),
             "auto: what the terminal reports, none if NO_COLOR is set", "--color"),
     Setting("ascii", "auto", _one_of("auto", True, False),
@@ -146,7 +145,7 @@ def load(path: Path | None) -> Config:
         return Config(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        return Config(path, warnings=(f"{path} is not used: {reason}; gputop uses the defaults",))
+        return Config(path, warnings=(f"gputop ignores {path} and uses the defaults: {reason}",))
     return _checked(path, text.splitlines(), *_parse(text))
 
 
@@ -202,15 +201,15 @@ def _checked(path: Path, lines: list[str], settings: list[tuple[int, str, object
             continue
         try:
             if value is _NO_VALUE:
-                raise ValueError('is not a value: put text in "quotes"')
+                raise ValueError('is not a value; put text in "quotes"')
             checked = setting.check(value)
         except ValueError as error:
             text = lines[number - 1].partition("=")[2].strip()
-            problems.append((number, f"{setting.key} = {_shown(text)} {error}; {_toml(config[setting.key])} is used"))
+            problems.append((number, f"{setting.key} = {_shown(text)} {error}; using {_toml(config[setting.key])}"))
             continue
         if setting.key in config.lines:
-            problems.append((number, f"{setting.key} was already set in line {config.lines[setting.key]}; this line "
-                                     "counts"))
+            problems.append((number, f"{setting.key} was already set in line {config.lines[setting.key]}; gputop uses "
+                                     "this later line"))
         config.values[setting.key], config.lines[setting.key] = checked, number
     return Config(path, config.values, config.lines,
                   tuple(f"{path}:{number}: {problem}" for number, problem in sorted(problems)))
@@ -300,7 +299,7 @@ def _change_file(path: Path | None, change: Callable[[list[str]], list[str]]) ->
     try:
         lines = change(read_regular(path, _MAX_BYTES).decode("utf-8").splitlines() if path.exists() else [])
     except (OSError, UnicodeDecodeError) as error:
-        return f"{path} cannot be read, so it is not written: {error}"
+        return f"The setting was not saved because {path} cannot be read: {error}"
     try:
         with writable_folder(path.parent, "XDG_CONFIG_HOME") as folder, folder.replacing(path.name) as file:
             file.write(("\n".join(lines) + "\n").encode())

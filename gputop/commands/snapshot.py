@@ -40,10 +40,10 @@ class _TooLong(Exception):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "what to watch", "profiler servers", "custom rules", idle=("captures",))
     parser.add_argument("--format", choices=("json", "text", "html"), default=None,
-                        help="html: one page for a ticket; default: by FILE's ending (.json, .html), otherwise text")
+                        help="html: a page for a ticket; default: by FILE's extension (.json, .html), otherwise text")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE",
-                        help="write to this file instead of stdout; - is stdout")
-    parser.add_argument("--seconds", type=positive_seconds, default=2.0, metavar="S", help="how long to sample (2)")
+                        help="output file (default: standard output, also written as -)")
+    parser.add_argument("--seconds", type=positive_seconds, default=2.0, metavar="S", help="seconds to sample (2)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
     from gputop.session.session import Session
 
     if args.format is None and args.output is not None and args.output.suffix.lower() in _NOT_WRITTEN:
-        raise GputopError(f"a snapshot cannot be written as {args.output.suffix}: {args.output}",
-                          "Name a file that ends in .html, .json or .txt, or say which form with --format.",
+        raise GputopError(f"gputop cannot write a snapshot as {args.output.suffix}: {args.output}",
+                          "Name a file that ends in .html, .json or .txt, or choose a format with --format.",
                           EXIT_USAGE)
     session = Session(source_of(args), options_of(args))
     with contextlib.closing(session):
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             try:
                 _within(SERVERS_S, "looking for profiler servers", session.watch.update)
             except _TooLong as error:
-                say(f"without the profiler servers: {error}")
+                say(f"continuing without profiler servers: {error}")
         for server in session.watch.servers:
             if server.problem is not None:
                 say(f"no profiler server at {server.address}: {server.problem}")
@@ -70,8 +70,9 @@ def run(args: argparse.Namespace) -> int:
         try:
             text = _within(RENDER_S, f"writing the snapshot as {kind}", lambda: render(session, kind))
         except _TooLong as error:
-            raise GputopError(f"no snapshot: {error}", "See with top whether the node has a free CPU; try --format "
-                              f"{'json' if kind == 'text' else 'text'}. Otherwise report it with this line.") from error
+            raise GputopError(f"no snapshot: {error}", "Check with top whether the node has a free CPU, and try "
+                                                       f"--format {'json' if kind == 'text' else 'text'}. If neither "
+                                                       "helps, report the problem with this message.") from error
     if args.output is None or str(args.output) == "-":
         console.write_document(text)
     else:
@@ -86,7 +87,7 @@ def _status(session: Session) -> int:
     sample = session.feed.sample
     if sample is None or not sample.gpus or any(gpu.state != FAILED for gpu in sample.gpus):
         return EXIT_OK
-    say(f"no GPU gave values: {sample.gpus[0].message}")
+    say(f"no GPU returned values: {sample.gpus[0].message}")
     return EXIT_NO_DATA
 
 
@@ -107,7 +108,7 @@ def _within(limit_s: float, what: str, work: Callable[[], _T]) -> _T:
     thread.start()
     thread.join(limit_s)
     if not done and not failed:
-        raise _TooLong(f"{what} takes longer than {limit_s:g} s{_place(thread)}")
+        raise _TooLong(f"{what} took longer than {limit_s:g} s{_place(thread)}")
     if failed:
         raise failed[0]
     took_s = time.monotonic() - begun_s

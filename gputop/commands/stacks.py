@@ -26,18 +26,18 @@ _APART_S = 3.0  # between two answers of a witness: a job that works launches so
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pids", type=pid, nargs="*", metavar="PID",
-                        help="processes of this node (default: all that have loaded TensorFlow, JAX or CUDA)")
+                        help="processes on this node (default: all that have loaded TensorFlow, JAX or CUDA)")
     parser.add_argument("--flight-recorder", nargs="+", default=(), metavar="FILE",
-                        help="read these dumps of PyTorch's flight recorder, pickle or JSON: a file for each rank, "
-                             "whose name ends with the rank's number (default: those that the processes have "
-                             "written). Without PID gputop reads nothing else")
+                        help="read these PyTorch flight recorder dumps, in pickle or JSON: one file per rank, whose "
+                             "name ends with the rank number (default: the dumps that the processes wrote). Without "
+                             "PID, gputop reads nothing else")
     parser.add_argument("--native", action="store_true",
-                        help="also show native frames. This stops each process for a while (18 s with TensorFlow), "
-                             "and workers that do not answer each other for that long may end the job")
+                        help="also show native frames. This pauses each process (for 18 s with TensorFlow), and the "
+                             "job may end if its workers do not answer each other for that long")
     parser.add_argument("--threads", action="store_true",
-                        help="show the stacks of all threads, not only of the main ones")
+                        help="show the stacks of all threads, not only the main threads")
     parser.add_argument("--yes", action="store_true",
-                        help="do not ask before gputop stops a process, or reads one of another user")
+                        help="do not ask before gputop pauses a process or reads another user's process")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     pids = args.pids or training_processes()
     pids = [*pids, *(ended_siblings(pids, process_ids()) if pids and not args.pids else ())]
     if not pids:
-        raise NoDataError("no process of this node that you may read has loaded TensorFlow, JAX or CUDA",
-                          "Name the process: gputop stacks PID; with sudo if it belongs to another user.")
+        raise NoDataError("no process on this node that you may read has loaded TensorFlow, JAX or CUDA",
+                          "Name the process: gputop stacks PID. Use sudo if it belongs to another user.")
     if not args.yes and not _agreed(pids, args.native):
         say("nothing was done")
         return EXIT_OK
@@ -103,7 +103,7 @@ def _read(pids: Sequence[int], *, native: bool,
     if isinstance(first, GputopError):
         return first, first, processes, problem
     time.sleep(max(0.0, _APART_S - (time.monotonic() - began_s)))
-    return first, _ask(pids, hosts, "asking once more, to see what has moved,"), processes, problem
+    return first, _ask(pids, hosts, "to see what has moved, asking again"), processes, problem
 
 
 def _simulated(args: argparse.Namespace) -> int:
@@ -112,7 +112,7 @@ def _simulated(args: argparse.Namespace) -> int:
     from gputop.sources.simulated import SimulatedSource
 
     if args.pids or args.flight_recorder:
-        raise GputopError("the processes of a demo do not exist: none can be named", "gputop --demo hang stacks",
+        raise GputopError("the processes of a demo do not exist, so you cannot name them", "gputop --demo hang stacks",
                           EXIT_USAGE)
     source = SimulatedSource(args.demo)
     source.open()
@@ -138,7 +138,7 @@ def _only_dumps(args: argparse.Namespace) -> int:
 
     dumps = read_files(args.flight_recorder)
     if not dumps.dumps:
-        raise NoDataError("; ".join(dumps.problems), "Name dumps that PyTorch wrote, such as nccl_trace_rank_0.")
+        raise NoDataError("; ".join(dumps.problems), "Name dumps that PyTorch has written, such as nccl_trace_rank_0.")
     _write(args, lines([dumps], time.time()), StacksNccl(problem="not asked: no PID"), [dumps], [])
     return EXIT_OK
 
@@ -162,8 +162,8 @@ def _agreed(pids: Sequence[int], native: bool) -> bool:
     if not reasons:
         return True
     if not sys.stdin.isatty():
-        raise GputopError(f"gputop asks first, but there is no terminal to ask: {'; '.join(reasons)}",
-                          "If you want this: gputop stacks --yes", EXIT_USAGE)
+        raise GputopError(f"gputop needs your confirmation, but there is no terminal to ask on: {'; '.join(reasons)}",
+                          "To proceed without confirmation: gputop stacks --yes", EXIT_USAGE)
     return confirmed("\n".join(console.one_line(line, 300) for line in reasons), "Read the stacks? [y/N] ")
 
 
@@ -173,7 +173,7 @@ def _ask(pids: Sequence[int], hosts: frozenset[str], doing: str) -> RasAnswer | 
 
     try:
         return ask_job(pids, hosts, lambda address: say(
-            f"{doing} NCCL's RAS at {address}: it waits for the slowest rank, gputop for at most {TIMEOUT_S:.0f} s"),
+            f"{doing} NCCL's RAS at {address}, for at most {TIMEOUT_S:.0f} s: RAS waits for the slowest rank"),
                        read_in_worker)
     except GputopError as error:
         return error
@@ -199,9 +199,9 @@ def _nccl(first: RasAnswer | GputopError, last: RasAnswer | GputopError) -> tupl
         moved = f"       {counts_text(absence)} No rank launched a collective for {seconds:.1f} s."
         return [f"NCCL   {title(absence)}.", moved, *places], nccl
     if not last.counts_all:
-        says = (f"its ranks agree. NCCL {last.nccl} does not show whether they make progress; 2.28.7 and newer do"
+        says = (f"the ranks agree. NCCL {last.nccl} does not show whether they make progress; NCCL 2.28.7 and newer do"
                 if still else "the ranks continue")
     else:
-        says = (f"all ranks have launched the same collectives, but none in the last {seconds:.1f} s: the job does "
-                "something else, or is stuck inside a collective" if still else "the ranks continue")
+        says = (f"all ranks have launched the same collectives, but none in the last {seconds:.1f} s: the job is doing "
+                "something else or is stuck inside a collective" if still else "the ranks continue")
     return [f"NCCL   No rank is missing: {says}."], nccl

@@ -14,9 +14,9 @@ from gputop.text import console
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", nargs="?", type=Path, default=None, metavar="RUN|LOGDIR",
-                        help="a trace, its run folder or a logdir (./gputop-traces)")
-    parser.add_argument("--port", type=port, default=8791, metavar="N", help="port on this machine (8791)")
-    parser.add_argument("--print", action="store_true", help="print the command, do not run it")
+                        help="a trace, its run folder, or a logdir (./gputop-traces)")
+    parser.add_argument("--port", type=port, default=8791, metavar="N", help="local port (8791)")
+    parser.add_argument("--print", action="store_true", help="print the command without running it")
 
 
 def run(args: argparse.Namespace) -> int:

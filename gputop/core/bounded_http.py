@@ -76,7 +76,7 @@ class Connection(http.client.HTTPConnection):
 
     def _open(self, address: tuple[str, int], *ignored: object) -> socket.socket:
         """Open a socket as socket.create_connection does, whose timeout is for each of a name's addresses."""
-        failed: OSError = OSError("the name has no address")
+        failed: OSError = OSError("the host name has no address")
         for family, kind, protocol, _, socket_address in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
             opened = socket.socket(family, kind, protocol)
             try:

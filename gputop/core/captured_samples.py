@@ -39,13 +39,13 @@ class GpuCounters(Struct, frozen=True):
     def __post_init__(self) -> None:
         times = [time_s for time_s in self.times_s if time_s is not None]
         if len(times) < len(self.times_s) or times != sorted(times) or any(not 0 <= t < _LAST_TIME_S for t in times):
-            raise ValueError("the times of the samples do not rise")
+            raise ValueError("the sample times do not increase")
         lanes = [lane for of_gpu in self.gpus.values() for lane in of_gpu.values()]
         if any(len(lane.values) != len(times) for lane in lanes) or len(lanes) * len(times) > MAX_VALUES:
-            raise ValueError("not each lane has a value for each sample")
+            raise ValueError("some lanes do not have a value for each sample")
         if not 0 < self.interval_s < _LAST_TIME_S or any(
                 lane.full_scale is not None and lane.full_scale <= 0 for lane in lanes):
-            raise ValueError("an interval or a scale is not above zero")
+            raise ValueError("an interval or a scale is not positive")
 
 
 def joined(workers: Mapping[int, tuple[GpuCounters, str]], gpus: Mapping[int, tuple[int, int]]) -> GpuCounters | None:

@@ -27,7 +27,7 @@ _LEARNS = threading.Lock()  # two threads in which msgspec looks at one type for
 _MAX_INTEGER = 10 ** 30
 _NAMES = {"array": "a list", "object": "an object", "str": "a text", "int": "a whole number", "float": "a number",
           "bool": "true or false", "null": "null"}
-_DAMAGED = "Copy it again, or make a new one."
+_DAMAGED = "Copy the file again, or create a new one."
 _PLACE = re.compile(r"(.*?)(?: - at `(?:key in `)?\$\.?(.*?)`)?$", re.S)
 _MISMATCH = re.compile(r"Expected (`.*?`.*?), got (`.*?`)$")
 _OUT_OF_BOUNDS = re.compile(r"Expected `(.*?)` (.+?)$")

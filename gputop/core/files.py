@@ -66,7 +66,7 @@ def open_regular(path: str | Path, max_bytes: int | None = None, *, follow_links
             raise UnsafeFile(f"it belongs to another user (uid {state.st_uid})", path)
         if max_bytes is not None and state.st_size > max_bytes:
             raise UnsafeFile(
-                f"it is too large ({state.st_size / 1e6:,.0f} MB; at most {max_bytes / 1e6:,.0f} MB are read)", path)
+                f"it is too large ({state.st_size / 1e6:,.0f} MB; the maximum is {max_bytes / 1e6:,.0f} MB)", path)
         return os.fdopen(_reopened(entry, _READ, path), "rb")
     finally:
         os.close(entry)
@@ -103,7 +103,7 @@ def open_trusted(path: Path, max_bytes: int, *, follow_links: bool = True) -> Bi
     file = open_regular(path, max_bytes, follow_links=follow_links, owners=frozenset({os.geteuid(), 0}))
     if os.fstat(file.fileno()).st_mode & (stat.S_IWOTH | (stat.S_IWGRP if is_root else 0)):
         file.close()
-        raise UnsafeFile("it can be written by other users", path)
+        raise UnsafeFile("it is writable by other users", path)
     return file
 
 
@@ -194,7 +194,7 @@ class Folder:
         except BlockingIOError as error:
             text = os.pread(descriptor, _MAX_HOLDER_BYTES, 0).decode(errors="replace")
             os.close(descriptor)
-            raise BlockingIOError(error.errno, text or "its process is unknown", str(self.path / name)) from None
+            raise BlockingIOError(error.errno, text or "an unknown process", str(self.path / name)) from None
         except OSError as error:
             os.close(descriptor)
             if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
@@ -237,7 +237,7 @@ class Folder:
         except OSError:  # a file system without hard links
             if self.has(to):
                 raise FileExistsError(
-                    errno.EEXIST, "a file of that name already exists", str(self.path / to)) from None
+                    errno.EEXIST, "a file with this name already exists", str(self.path / to)) from None
             os.replace(name, to, src_dir_fd=self.fd, dst_dir_fd=self.fd)
             return
         os.unlink(name, dir_fd=self.fd)
@@ -270,7 +270,7 @@ class Folder:
         Raises OSError, FileExistsError where something of that name already exists.
         """
         if self.has(name):
-            raise FileExistsError(errno.EEXIST, "something of that name already exists", str(self.path / name))
+            raise FileExistsError(errno.EEXIST, "a file or folder with this name already exists", str(self.path / name))
         temporary = f".{name[:200]}.{os.urandom(6).hex()}"
         try:
             with self.make(temporary) as folder:
@@ -338,7 +338,7 @@ def writable_folder(path: Path, option: str, *, make: bool = True) -> Folder:
             folder.made = made
             refuse_untrusted(path, option)
             if not os.path.samestat(os.fstat(folder.fd), path.stat()):
-                raise OSError(errno.ESTALE, "it was replaced meanwhile", str(path))
+                raise OSError(errno.ESTALE, "it was replaced in the meantime", str(path))
         except BaseException:
             folder.close()
             raise
@@ -425,7 +425,7 @@ def write_file(path: Path, data: bytes, *, devices: bool = False) -> None:
             file.write(data)
     except OSError as error:
         raise GputopError(f"cannot write {path}: {error.strerror or error}",
-                          "Give a folder you may write to that has room: --logdir DIR or -o FILE.") from error
+                          "Choose a writable folder with enough free space: --logdir DIR or -o FILE.") from error
 
 
 def _own_descriptor(path: Path) -> int | None:
@@ -496,7 +496,7 @@ def copy_bounded(source: Readable, target: BinaryIO, max_bytes: int,
     while data := source.read(min(_COPY_BYTES, max_bytes - copied + 1)):
         copied += len(data)
         if copied > max_bytes:
-            raise OSError(errno.EFBIG, f"it holds more than {max_bytes / 1e6:,.0f} MB")
+            raise OSError(errno.EFBIG, f"it contains more than {max_bytes / 1e6:,.0f} MB")
         if stopped():
             raise InterruptedError(errno.EINTR, "stopped")
         target.write(data)
@@ -517,7 +517,7 @@ def untrusted_ancestor(path: Path) -> tuple[Path, str] | None:
         if is_root and state.st_uid != 0:
             return ancestor, f"belongs to another user (uid {state.st_uid})"
         if stat.S_ISDIR(state.st_mode) and state.st_mode & writable and not state.st_mode & stat.S_ISVTX:
-            return ancestor, "can be written by other users"
+            return ancestor, "is writable by other users"
     return None
 
 
@@ -568,8 +568,8 @@ def refuse_untrusted(path: Path, option: str) -> None:
     if untrusted is not None:
         folder, reason = untrusted
         raise GputopError(
-            f"{path} is not safe to write to: {folder} {reason}, who could replace gputop's files there",
-            f"Choose a folder below which only you and root can write, with {option}, for example in your home.",
+            f"{path} is not safe to write to: {folder} {reason}, who could replace gputop's files",
+            f"With {option}, choose a folder that only you and root can write to, for example in your home folder.",
             EXIT_USAGE)
 
 
@@ -590,5 +590,5 @@ def write_new_files(path: Path, stem: str, contents: Mapping[str, bytes]) -> lis
                     file.write(data)
     except OSError as error:
         raise GputopError(f"cannot write to {path}: {error.strerror or error}",
-                          "Give a folder you may write to that has room: --logdir DIR.") from error
+                          "Choose a writable folder with enough free space: --logdir DIR.") from error
     return [path / (name + ending) for ending in contents]

@@ -59,11 +59,11 @@ class StackSamples(Struct, frozen=True):
         if any(len(stack) > MAX_DEPTH or any(not 0 <= frame < frames for frame in stack) for stack in self.stacks):
             raise ValueError("a stack of missing frames")
         if any(frame.line < 0 for frame in self.frames):
-            raise ValueError("a line below zero")
+            raise ValueError("a negative line number")
         if sum(len(thread.times_us) for thread in self.threads) > MAX_CHANGES:
             raise ValueError("too many changes of stacks")
         for thread in self.threads:
             if len(thread.times_us) != len(thread.stacks) or any(not -1 <= stack < stacks for stack in thread.stacks):
                 raise ValueError("a thread with missing stacks")
             if any(a >= b for a, b in zip((-1, *thread.times_us), (*thread.times_us, _LONGEST_US), strict=True)):
-                raise ValueError("times of stacks that do not rise")
+                raise ValueError("stack times that do not increase")

@@ -80,7 +80,7 @@ class GpuInfo(Struct, frozen=True):
 
 
 FULL_CORE_RATIO = 0.95  # a core this busy limits its thread, such as a Python process that launches kernels
-UNIFIED_MEMORY = "the host's memory, which this GPU shares with the CPUs"  # source of its readings
+UNIFIED_MEMORY = "host memory, which this GPU shares with the CPUs"  # source of its readings
 OK = "ok"
 LOST = "lost"
 NOT_RESPONDING = "not responding"

@@ -145,7 +145,7 @@ def ordered(entries: Sequence[AnalysisEntry]) -> Iterator[AnalysisEntry]:
     while left:
         ready = [entry for entry in left if done.issuperset(entry.needs)]
         if not ready:
-            raise ValueError(f"no analysis gives what {left[0].name} needs: {', '.join(left[0].needs)}")
+            raise ValueError(f"no analysis provides what {left[0].name} needs: {', '.join(left[0].needs)}")
         yield from ready
         done |= {entry.name for entry in ready}
         left = [entry for entry in left if entry.name not in done]

@@ -38,7 +38,7 @@ def stacks(a: Analysis, width: int) -> Iterator[str]:
     period_s = a.steps.mean_s if a.steps is not None else a.trace.window_s
     if a.stacks.reason:
         if a.gaps is not None and a.gaps.total_s_per_step >= _WORTH_GAPS * period_s:
-            text = f"The lines of code that ran in the gaps are unknown: {a.stacks.reason}"
+            text = f"It is unknown which lines of code ran in the gaps: {a.stacks.reason}"
             yield from _labeled("Python", text, width)
         return
     shown = worth_showing(a.stacks, period_s)
@@ -68,11 +68,11 @@ def _contention(t: LaunchThreads) -> str:
     text = ""
     if t.busy_threads_at_launch is not None and (t.cpus is not None or len(t.threads) > 1):
         cpus = "" if t.cpus is None else f" on {t.cpus} CPUs"
-        text += f"; {t.busy_threads_at_launch:.1f} threads busy during launches{cpus}"
+        text += f"; {t.busy_threads_at_launch:.1f} threads were busy during launches{cpus}"
     if t.input_busy_late is not None:
-        text += f"; tf.data at work in {percent(t.input_busy_late)} of the time that GPUs waited for launches"
+        text += f"; tf.data was active during {percent(t.input_busy_late)} of the time that GPUs waited for launches"
         if t.input_busy is not None:
-            text += f", in {percent(t.input_busy)} of the rest"
+            text += f", and {percent(t.input_busy)} of the rest"
     return text
 
 

@@ -105,8 +105,8 @@ def run_in_worker(
     try:
         output, code, stderr = _run(command, task, stop, timeout_s, on_line)
     except OSError as error:
-        raise WorkerFailed(f"The {task.what} could not be started: {error}",
-                           "The trace is kept: run `gputop analyze` on it.") from error
+        raise WorkerFailed(f"Could not start the {task.what}: {error}",
+                           "The trace is saved; run `gputop analyze` on it.") from error
     return _result(output, code, stderr, kind, task.what)
 
 
@@ -142,9 +142,9 @@ def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_
         ready.register(child.stdout, selectors.EVENT_READ)
         while True:
             if stop is not None and stop.is_set():
-                raise GputopError(f"The {what} was stopped.", "The trace itself is kept.")
+                raise GputopError(f"The {what} was stopped.", "The trace is saved.")
             if waited >= timeout_s:
-                raise WorkerFailed(f"The {what} was not finished after {timeout_s:.0f} s.",
+                raise WorkerFailed(f"The {what} did not finish within {timeout_s:.0f} s.",
                                    "Capture a shorter window, or run `gputop analyze` on a larger machine.")
             if not ready.select(_POLL_S):
                 waited += _POLL_S
@@ -163,8 +163,7 @@ def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_
 def _result(output: bytes, code: int, stderr: str, kind: type[T], what: str) -> T:
     if code == -signal.SIGKILL:
         raise WorkerFailed(f"The {what} was killed by the kernel, most likely because memory ran out.",
-                           "The trace is kept: run `gputop analyze` on it on a machine with more memory, "
-                           "or capture a shorter window.")
+                           "The trace is saved. Analyze it on a machine with more memory, or capture a shorter window.")
     try:
         answered = convert(parse(output), WorkerAnswer)
         if answered.error is None and code == EXIT_OK:
@@ -175,8 +174,8 @@ def _result(output: bytes, code: int, stderr: str, kind: type[T], what: str) -> 
     if answered.error is not None:
         raise GputopError(answered.error.message, answered.error.fix, answered.error.exit_code)
     last = stderr.splitlines()[-1] if stderr else problem or "it left no message"
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-    raise WorkerFailed(f"The {what} {how}: {last}", "The trace is kept; please report this with the trace.")
+    how = f"was terminated by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+    raise WorkerFailed(f"The {what} {how}: {last}", "The trace is saved; please report this with the trace.")
 
 
 def child() -> int:

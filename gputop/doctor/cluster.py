@@ -56,31 +56,31 @@ def clock(root: Path, ask: Callable[[], str | None] | None = None,
             # chrony.txt, tracking: the error is at most |system time| + root dispersion + half the root delay.
             error_s = abs(float(fields[4])) + float(fields[11]) + float(fields[10]) / 2
         except ValueError:
-            return Result("unknown", f"chrony's answer cannot be read: {printable(text or '')}")
+            return Result("unknown", f"cannot parse chrony's answer: {printable(text or '')}")
         source = printable(fields[1]) or "its own reference"
         if fields[13] != "Normal" or fields[2] == "0":
-            return Result("warn", f"chrony runs and has no source yet ({printable(fields[13])}): times of "
-                                  "several nodes cannot be compared", "chronyc sources -v")
+            return Result("warn", f"chrony is running but has no source yet ({printable(fields[13])}), so times from "
+                                  "different nodes cannot be compared", "chronyc sources -v")
         return _judged(error_s, f"chrony follows {source}, stratum {printable(fields[2])}")
     if ptp:
-        return Result("ok", f"PTP ({', '.join(ptp)} run); the error it expects: "
-                            "sudo pmc -u -b 0 'GET CURRENT_DATA_SET'")
+        return Result("ok", f"PTP ({', '.join(ptp)}) is running; to see its expected error: sudo pmc -u -b 0 'GET "
+                            "CURRENT_DATA_SET'")
     answer = (kernel or _adjtimex)()
     if answer is None:
-        return Result("unknown", "neither chrony nor the kernel reports how good it is")
+        return Result("unknown", "neither chrony nor the kernel reports the clock error")
     max_error_us, status = answer
     if status & _STA_UNSYNC:
-        return Result("warn", "not synchronized: without collectives, times of several nodes cannot be "
-                              "compared, as in a capture of many workers", _SYNCHRONIZE)
-    return _judged(max_error_us / 1e6, "synchronized, as the kernel reports")
+        return Result("warn", "not synchronized: without collectives, times from different nodes cannot be compared, "
+                              "such as in a capture of many workers", _SYNCHRONIZE)
+    return _judged(max_error_us / 1e6, "synchronized, according to the kernel")
 
 
 def _judged(error_s: float, what: str) -> Result:
     detail = (f"{what}: at most {seconds(error_s)} off, so two nodes like this differ by up to {seconds(2 * error_s)}")
     if error_s <= _LATE_S:
         return Result("ok", detail)
-    return Result("warn", f"{detail}: the order of short events on several nodes is uncertain",
-                  "chronyc sources -v   # nearer servers, or PTP")
+    return Result("warn", f"{detail}: the order of short events on different nodes is uncertain",
+                  "chronyc sources -v   # use closer servers, or PTP")
 
 
 def _chronyc() -> str | None:
@@ -110,12 +110,12 @@ def adapters(facts: DriverFacts, root: Path) -> Result:
     """The RDMA adapters, and the GPUs that have none beside them."""
     ports = RdmaPorts(time.monotonic, root).read()
     if not ports:
-        return Result("ok", "none: between nodes NCCL uses the network cards")
+        return Result("ok", "none: NCCL uses regular network adapters between nodes")
     working = [port for port in ports if port.state == PORT_ACTIVE]
     detail = "; ".join(map(_port_text, ports))
     if not working:
-        return Result("fail", f"no link works: {detail}",
-                      "ibstat   # the state of each port: cables, the switch, and for InfiniBand the subnet manager")
+        return Result("fail", f"no link is active: {detail}",
+                      "ibstat   # state of each port: check cables, the switch, and for InfiniBand the subnet manager")
     problems, fixes = [], []
     links = {port.name: link for port in working if (link := port["rdma_max_bytes_per_s"].value)}
     fastest: dict[str, float] = {}  # by link layer: InfiniBand and Ethernet are not of one speed
@@ -123,9 +123,9 @@ def adapters(facts: DriverFacts, root: Path) -> Result:
         fastest[port.link_layer] = max(fastest.get(port.link_layer, 0.0), links.get(port.name, 0.0))
     slow = [port.name for port in working if links.get(port.name, math.inf) < fastest[port.link_layer]]
     if slow:
-        problems.append(f"{', '.join(slow)} {'is' if len(slow) == 1 else 'are'} slower than the others: the slowest "
-                        "delays a collective")
-        fixes.append(f"ibstat {slow[0].partition(':')[0]}   # its rate: cable, port of the switch")
+        problems.append(f"{', '.join(slow)} {'is' if len(slow) == 1 else 'are'} slower than the others; the slowest "
+                        "adapter delays every collective")
+        fixes.append(f"ibstat {slow[0].partition(':')[0]}   # shows the rate: check the cable and the switch port")
     nodes = {gpu.index: node for gpu in facts.gpus if (node := numa_node(_bus_id(root, gpu.index), root)) is not None}
     near = {port.numa_node for port in working}
     far = sorted(index for index, node in nodes.items() if node not in near)
@@ -136,7 +136,7 @@ def adapters(facts: DriverFacts, root: Path) -> Result:
                         f"{'its' if len(far) == 1 else 'their'} NUMA node"
                         + (f" ({', '.join(down)} there {'is' if len(down) == 1 else 'are'} down)" if down else ""))
         fixes.append(f"ibstat {down[0].partition(':')[0]}" if down else
-                     "nvidia-smi topo -m   # NCCL reaches them over the link between the sockets")
+                     "nvidia-smi topo -m   # NCCL reaches these GPUs over the link between the CPU sockets")
     return Result("warn" if problems else "ok", "; ".join((*problems, detail)), "\n".join(fixes) or None)
 
 
@@ -166,13 +166,13 @@ def ras(facts: DriverFacts, env: Mapping[str, str]) -> Result:
         socket.create_connection((host, port), _TIMEOUT_S).close()
     except OSError as error:
         if not facts.pids:
-            return Result("ok", "no process holds a GPU, and nothing answers; a job with NCCL 2.24 or newer "
-                                "serves it while it runs")
-        return Result("warn", f"nothing answers at {printable(where)} ({error.strerror or error}): if a "
-                              "collective hangs, gputop cannot find the missing rank. NCCL 2.24 and "
-                              "newer serves this in jobs with several ranks",
-                      f"unset {ENABLE_VARIABLE}   # in the job, if it is 0; {ADDRESS_VARIABLE} must be the job's")
-    return Result("ok", f"a job answers at {printable(where)}: gputop stacks can name a missing rank")
+            return Result("ok", "no process holds a GPU, and nothing answers; a job with NCCL 2.24 or newer provides "
+                                "RAS while it runs")
+        return Result("warn", f"nothing answers at {printable(where)} ({error.strerror or error}): if a collective "
+                              "hangs, gputop cannot find the missing rank. NCCL 2.24 and newer provides RAS in jobs "
+                              "with several ranks",
+                      f"unset {ENABLE_VARIABLE}   # in the job, if it is 0; set {ADDRESS_VARIABLE} as in the job")
+    return Result("ok", f"a job answers at {printable(where)}, so gputop stacks can name a missing rank")
 
 
 # -- exporter -------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = tim
         values = [value for match in re.finditer(r"^(\w+)(?:\{[^\n]*\})? (\S+)", page, re.M)
                   if match[1] in names and (value := _number(match[2])) is not None]
         not_blank = [value for value in values if value < _BLANK]
-        where = f"{schema.title} at port {port}"
+        where = f"{schema.title} on port {port}"
         if not values and schema_id == "all-smi":
             continue  # that port is Prometheus's own, too
         answers.append(f"{where} answers with {len(not_blank)} values")
@@ -199,18 +199,19 @@ def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = tim
         age_s = clock() - sampled_s if sampled_s is not None and sampled_s >= 0 else 0.0
         if age_s > _STALE_S:
             problems.append(f"the values of {where} are {seconds(age_s)} old")
-            fixes.append("nvidia-smi   # does the driver hang?")
+            fixes.append("nvidia-smi   # check whether the driver hangs")
         elif not not_blank:
-            problems.append(f"{where} answers without metrics of GPUs")
-            fixes.append("sudo systemctl restart nvidia-dcgm nvidia-dcgm-exporter   # or see its log"
-                         if schema_id == "dcgm" else f"curl -s http://127.0.0.1:{port}/metrics | head   # and its log")
+            problems.append(f"{where} answers without GPU metrics")
+            fixes.append("sudo systemctl restart nvidia-dcgm nvidia-dcgm-exporter   # or check its log"
+                         if schema_id == "dcgm" else f"curl -s http://127.0.0.1:{port}/metrics | head   # and check "
+                                                     "its log")
         elif schema_id == "dcgm" and not re.search(r"^DCGM_FI_PROF_SM_(ACTIVE|UTIL_RATIO)\b", page, re.M):
-            problems.append(f"{where} has no SM activity")
+            problems.append(f"{where} does not report SM activity")
             name = "SM_UTIL_RATIO" if "DCGM_FI_DEV_GPU_UTIL_RATIO{" in page else "SM_ACTIVE"  # since dcgm-exporter 4.9
             fixes.append(f"add DCGM_FI_PROF_{name} to its counters file (dcgm-exporter -f)")
     if not answers:
-        return Result("ok", f"none answers at ports {', '.join(map(str, ports))} of this node; only "
-                            "Prometheus needs one. gputop export is such an exporter")
+        return Result("ok", f"no exporter answers on ports {', '.join(map(str, ports))} of this node; only Prometheus "
+                            "needs one. gputop export is an exporter")
     return Result("warn" if problems else "ok", "; ".join(problems or answers), "\n".join(fixes) or None)
 
 

@@ -22,9 +22,8 @@ _TIMEOUT_S = 1.0
 _MAX_NAMES = 8  # of field groups
 _RECENT_S = 60.0  # dcgm-exporter reads every 30 s unless told otherwise
 _START = "sudo systemctl start nvidia-dcgm   # or: sudo nv-hostengine"
-_WATCH = ("gputop --dcgm-watch   # before Hopper other profilers (ncu, nsys) fail while it runs, from Hopper on none "
-          "does\n"
-          "dcgmi dmon -e 1002,1004,1005   # or this, or dcgm-exporter: gputop also shows what they watch")
+_WATCH = ("gputop --dcgm-watch   # before Hopper, other profilers (ncu, nsys) fail while gputop runs\ndcgmi dmon -e "
+          "1002,1004,1005   # this or dcgm-exporter also works: gputop shows what they watch")
 
 
 def installation(facts: DriverFacts, root: Path, env: Mapping[str, str], folder: Path | None = None) -> Result:
@@ -32,14 +31,14 @@ def installation(facts: DriverFacts, root: Path, env: Mapping[str, str], folder:
     python, shared = find_bindings(root, folder), find_libraries(root, env, folder)
     if not python and not shared and folder is None:
         if facts.all_sm_active:
-            return Result("ok", "not installed, and not needed: GPM gives the same values without it")
+            return Result("ok", "not installed and not needed: GPM provides the same values")
         if not facts.gpus:
             return Result("unknown", "not installed; whether it is needed depends on the GPUs")
         cuda = facts.cuda or 12
-        return Result("warn", "not installed. On data-center GPUs without GPM, SM activity needs it.",
+        return Result("warn", "not installed. On data-center GPUs without GPM, SM activity requires DCGM.",
                       f"sudo apt-get install --install-recommends datacenter-gpu-manager-4-cuda{cuda}   "
                       "# from NVIDIA's CUDA repository; dnf on RHEL\nsudo systemctl --now enable nvidia-dcgm")
-    parts = [f"bindings of DCGM {m} in {p}" for m, p in python.items()] or ["no Python bindings"]
+    parts = [f"bindings for DCGM {m} in {p}" for m, p in python.items()] or ["no Python bindings"]
     parts += [str(path) for path in shared.values()] or ["no libdcgm.so"]
     detail = "; ".join(parts)
     try:
@@ -64,7 +63,7 @@ def engine(facts: DriverFacts, root: Path, env: Mapping[str, str], address: str 
             try:
                 connection = Engine(bindings.load(installed), target)
             except EngineError as error:
-                problem = problem or (f"DCGM {installed.major} cannot talk to the program that listens at {target}: "
+                problem = problem or (f"DCGM {installed.major} cannot communicate with the program at {target}: "
                                       f"{error}")
                 if error.code != dcgm_fields.FUNCTION_NOT_FOUND:
                     break
@@ -82,15 +81,15 @@ def engine(facts: DriverFacts, root: Path, env: Mapping[str, str], address: str 
 def _unreachable(error: OSError, target: Address, root: Path, env: Mapping[str, str], folder: Path | None) -> Result:
     cause = "nothing listens" if isinstance(error, ConnectionRefusedError) else f"no connection ({error})"
     if isinstance(error, PermissionError):
-        return Result("warn", f"this user may not connect to {target}", f"ls -l {target.path}")
+        return Result("warn", f"this user is not allowed to connect to {target}", f"ls -l {target.path}")
     process = processes_by_name(root).get("nv-hostengine")
     if process:
-        return Result("warn", f"nv-hostengine runs (pid {process}), but {cause} at {target}: it serves a "
-                      "unix socket or another port; give that with --dcgm",
+        return Result("warn", f"nv-hostengine runs (pid {process}), but {cause} at {target}: it uses a Unix socket or "
+                              "another port; name that with --dcgm",
                       f"tr '\\0' ' ' < /proc/{process}/cmdline")
     if find_bindings(root, folder) or find_libraries(root, env, folder):
-        return Result("warn", f"does not run: {cause} at {target}.", _START)
-    return Result("ok", f"none, as DCGM is not installed ({cause} at {target})")
+        return Result("warn", f"not running: {cause} at {target}.", _START)
+    return Result("ok", f"none, because DCGM is not installed ({cause} at {target})")
 
 
 def _answers(connection: Engine, target: Address, facts: DriverFacts, now_s: float) -> Result:
@@ -98,10 +97,10 @@ def _answers(connection: Engine, target: Address, facts: DriverFacts, now_s: flo
     entities = [gpu.entity for gpu in (*connection.gpus, *connection.instances)]
     detail = f"DCGM {connection.version or 'of unknown version'} answers at {target}, with {len(connection.gpus)} GPUs"
     if not entities:
-        return Result("warn", f"{detail}: none to read", "dcgmi discovery -l")
+        return Result("warn", f"{detail}, but gputop cannot read any of them", "dcgmi discovery -l")
     lost = [gpu.gpu for gpu in connection.gpus if connection.refusal(gpu.entity) == dcgm_fields.GPU_IS_LOST]
     if lost:
-        return Result("warn", f"{detail}. Lost, in DCGM's numbers: GPU {ranges(lost)}. The others are read.",
+        return Result("warn", f"{detail}. Lost: GPU {ranges(lost)} (DCGM's numbering). gputop reads the others.",
                       "sudo dmesg | grep -i xid")
     values = connection.read(entities, PROFILING_IDS)
     held = _held_ids(connection)
@@ -112,17 +111,17 @@ def _answers(connection: Engine, target: Address, facts: DriverFacts, now_s: flo
         with contextlib.suppress(EngineError):  # only a courtesy
             names = ", ".join(connection.watchers(watched)[:_MAX_NAMES])
         by = f" (field groups that hold them: {names})" if names else ""
-        return Result("ok", f"{detail}. Profiling fields watched: {ranges(watched)}{by}; gputop reads them "
-                            "if GPM is missing.")
+        return Result("ok", f"{detail}. Profiling fields watched: {ranges(watched)}{by}; gputop reads these if GPM is "
+                            "not available.")
     able, reasons = _profiling(connection, [gpu.gpu for gpu in connection.gpus])
-    detail += ". Nobody watches its profiling fields (1001-1012)"
+    detail += ". No program watches the profiling fields (1001-1012)"
     if reasons:
         detail += "; not available on " + "; ".join(f"GPU {ranges(ids)}: {reason}" for reason, ids in reasons.items())
     if facts.all_sm_active:
-        return Result("ok", f"{detail}; not needed: GPM gives the same values.")
+        return Result("ok", f"{detail}; not needed: GPM provides the same values.")
     if able and set(able) <= _through_gpm(connection):
-        return Result("ok", f"{detail}; gputop --source dcgm watches them: the engine reads them "
-                      "through GPM, which takes no counters from other profilers.")
+        return Result("ok", f"{detail}; gputop --source dcgm watches them: the engine reads them through GPM, which "
+                            "leaves the counters free for other profilers.")
     return Result("warn", f"{detail}.", _WATCH if able else None)
 
 

@@ -56,18 +56,18 @@ def in_container(root: Path) -> bool:
 def nvml_library(facts: DriverFacts, root: Path) -> Result:
     """Check whether libnvidia-ml.so.1 can be loaded."""
     if facts.nvml_path or not facts.load_error:
-        version = f", of driver {facts.nvml_version}" if facts.nvml_version else ""
+        version = f", from driver {facts.nvml_version}" if facts.nvml_version else ""
         if not facts.nvml_path and facts.died:
-            return Result("fail", f"the process that loaded it ended {facts.died}")
+            return Result("fail", f"the process that loaded the library ended {facts.died}")
         return Result("ok", f"{facts.nvml_path or 'libnvidia-ml.so.1'}{version}")
     error = status.open_error(status.LIBRARY_NOT_FOUND)
-    detail = f"{error.message} The loader says: {printable(facts.load_error)}."
+    detail = f"{error.message} The loader reports: {printable(facts.load_error)}."
     if in_container(root):
-        return Result("fail", detail + " This is a container: it must be started with GPUs.", _GPU_ACCESS)
+        return Result("fail", detail + " This container must be started with GPUs.", _GPU_ACCESS)
     count = pci_gpus(root)
     if count == 0:
-        return Result("fail", detail + " The PCI bus shows no NVIDIA GPU either.")
-    on_bus = f" The PCI bus shows {count} NVIDIA GPU{'s' * (count > 1)}." if count else ""
+        return Result("fail", detail + " There is no NVIDIA GPU on the PCI bus either.")
+    on_bus = f" The PCI bus has {count} NVIDIA GPU{'s' * (count > 1)}." if count else ""
     return Result("fail", detail + on_bus, _install(root))
 
 
@@ -90,30 +90,30 @@ def kernel_module(facts: DriverFacts, root: Path) -> Result:
     if text:
         return Result("ok", " ".join(printable(text.removeprefix("NVRM version:")).split()))
     if (root / "dev/dxg").exists():
-        return Result("ok", "not used: under WSL the driver is that of Windows")
+        return Result("ok", "not used: WSL uses the Windows driver")
     if facts.init_code in _ANSWERED:
-        return Result("unknown", "/proc/driver/nvidia is not shown here, yet the driver answers")
+        return Result("unknown", "/proc/driver/nvidia is not visible here, but the driver answers")
     loaded = re.search(r"^nvidia ", text_of(root / "proc/modules"), re.MULTILINE)
     if loaded:
-        return Result("warn", "the module nvidia is loaded, but /proc/driver/nvidia is not shown here")
+        return Result("warn", "the nvidia module is loaded, but /proc/driver/nvidia is not visible here")
     detail = "not loaded: /proc/driver/nvidia/version is missing"
     if facts.load_error:
-        return Result("fail", detail + "; it comes with the driver")
+        return Result("fail", detail + "; the module comes with the driver")
     return Result("fail", detail, "sudo modprobe nvidia\nsudo dmesg | grep -iE 'nvidia|nvrm' | tail")
 
 
 def device_files(facts: DriverFacts, root: Path, access: Callable[[Path, int], bool] = os.access) -> Result:
     """Check whether this user may open /dev/nvidiactl and the GPUs' files."""
     if (root / "dev/dxg").exists():
-        return Result("ok", "not used: under WSL the GPUs are behind /dev/dxg")
+        return Result("ok", "not used: WSL provides the GPUs through /dev/dxg")
     dev = root / "dev"
     files = sorted(p for p in dev.glob("nvidia[0-9]*") if p.name[6:].isdecimal())
     control = dev / "nvidiactl"
     if not control.exists():
         if facts.init_code in _ANSWERED:
-            return Result("unknown", "/dev/nvidiactl is not shown here, yet the driver answers")
+            return Result("unknown", "/dev/nvidiactl is not visible here, but the driver answers")
         if not module_version(root):
-            return Result("unknown", "none, as the kernel module is not loaded")
+            return Result("unknown", "none, because the kernel module is not loaded")
         if in_container(root):
             return Result("fail", "/dev/nvidiactl is missing in this container", _GPU_ACCESS)
         return Result("fail", "/dev/nvidiactl is missing", "sudo nvidia-modprobe -c 0 -u")
@@ -121,12 +121,12 @@ def device_files(facts: DriverFacts, root: Path, access: Callable[[Path, int], b
     if refused:
         names = " ".join(f"/dev/{p.name}" for p in refused)
         group = _group(refused[0])
-        detail = f"this user may not open {names} (group {group})"
+        detail = f"this user is not allowed to open {names} (group {group})"
         fix = f"ls -l {names}\n" + (f"sudo usermod -aG {group} $USER   # then log in again"
                                     if group != "root" else f"sudo chmod a+rw {names}")
         return Result("fail", detail, fix)
     if not files:
-        return Result("warn", "/dev/nvidiactl is there, but no GPU's file: this user, container or job was given none")
+        return Result("warn", "/dev/nvidiactl exists, but no GPU device file: this user, container or job has no GPUs")
     return Result("ok", f"/dev/nvidiactl and {len(files)} GPU{'s' * (len(files) > 1)} can be opened")
 
 
@@ -140,20 +140,21 @@ def _group(path: Path) -> str:
 def nvml(facts: DriverFacts, root: Path) -> Result:
     """Check whether the driver answers, and whether library and module are of the same version."""
     if facts.load_error:
-        return Result("unknown", "not asked: there is no driver library")
+        return Result("unknown", "not checked: there is no driver library")
     if facts.import_error:
-        return Result("fail", f"nvidia-ml-py cannot be used: {facts.import_error}",
+        return Result("fail", f"cannot use nvidia-ml-py: {facts.import_error}",
                       "pip install --force-reinstall nvidia-ml-py")
     if facts.starved_s:
-        return Result("unknown", f"the host is starved: what asks the driver waited {facts.starved_s:.1f} s for a CPU",
-                      "uptime\ngputop doctor   # once there is less load")
+        return Result("unknown", "the host is overloaded: the process that queries the driver waited "
+                                 f"{facts.starved_s:.1f} s for a CPU",
+                      "uptime\ngputop doctor   # when the load is lower")
     if facts.hung_in:
         return Result("fail",
-                      f"the driver does not answer: {facts.hung_in} did not return. A process stuck in it cannot be "
-                      "killed; only a reboot helps if a reset fails.",
+                      f"the driver does not answer: {facts.hung_in} did not return. A process stuck in the driver "
+                      "cannot be killed. If a reset fails, only a reboot helps.",
                       "sudo dmesg | grep -iE 'xid|nvrm' | tail\nsudo reboot")
     if facts.init_code is None:
-        return Result("fail", f"the process that asked the driver ended {facts.died or 'too early'}", "nvidia-smi")
+        return Result("fail", f"the process that queried the driver ended {facts.died or 'too early'}", "nvidia-smi")
     if facts.init_code == status.LIB_RM_VERSION_MISMATCH:
         module, lib = module_version(root), facts.nvml_version
         versions = f" Module {module or 'unknown'}, library {lib or 'unknown'}."
@@ -165,15 +166,15 @@ def nvml(facts: DriverFacts, root: Path) -> Result:
         fixes = {status.DRIVER_NOT_LOADED: "sudo modprobe nvidia", status.NO_PERMISSION: "ls -l /dev/nvidia*"}
         return Result("fail", error.message, fixes.get(facts.init_code, "nvidia-smi"))
     if facts.died:
-        return Result("fail", f"driver {facts.driver}; the process that asked it ended {facts.died}", "nvidia-smi")
-    cuda = f", serves CUDA up to {facts.cuda}" if facts.cuda else ""
+        return Result("fail", f"driver {facts.driver}; the process that queried it ended {facts.died}", "nvidia-smi")
+    cuda = f", supports CUDA up to {facts.cuda}" if facts.cuda else ""
     return Result("ok", f"driver {facts.driver} answers{cuda}")
 
 
 def gpus(facts: DriverFacts) -> list[Check]:
     """The GPUs that work, and one failure for each that does not."""
     if facts.count is None:
-        return [Check("gpus", "unknown", "GPUs", "unknown: the driver could not be asked")]
+        return [Check("gpus", "unknown", "GPUs", "unknown: gputop could not query the driver")]
     if facts.count == 0:
         error = status.no_gpus()
         return [Check("gpus", "fail", "GPUs", error.message, "lspci | grep -i nvidia\n# in a container: docker run "
@@ -196,7 +197,7 @@ def _faulty(gpu: GpuFacts) -> Check:
                      f"sudo dmesg | grep -iE 'xid|nvrm' | tail\nsudo nvidia-smi --gpu-reset -i {i}\nsudo reboot   "
                      "# if the reset fails or hangs")
     if gpu.problem:
-        return Check(id_, "fail", title, f"could not be asked: {gpu.problem}", f"nvidia-smi -q -i {i}")
+        return Check(id_, "fail", title, f"could not be queried: {gpu.problem}", f"nvidia-smi -q -i {i}")
     if gpu.code == status.RESET_REQUIRED:
         return Check(id_, "fail", title, status.lost_message(gpu.code, i), f"sudo nvidia-smi --gpu-reset -i {i}")
     if gpu.code in status.DEVICE_GONE:
@@ -209,7 +210,7 @@ def sm_activity(facts: DriverFacts) -> Result:
     """Check which GPUs really deliver SM activity, and what would provide it for the others."""
     asked = [gpu for gpu in facts.gpus if gpu.code == status.SUCCESS]
     if not asked:
-        return Result("unknown", "no GPU could be asked")
+        return Result("unknown", "no GPU could be queried")
     reasons: dict[str, list[int]] = {}
     for gpu in asked:
         if not gpu.sm_active:
@@ -219,8 +220,8 @@ def sm_activity(facts: DriverFacts) -> Result:
     if not reasons:
         return Result("ok", have)
     lack = "; ".join(f"GPU {ranges(indices)}: {reason}" for reason, indices in reasons.items())
-    detail = "; ".join(filter(None, (have, lack))) + ". There gputop shows coarse utilization, labeled so."
+    detail = "; ".join(filter(None, (have, lack))) + ". gputop shows coarse utilization there, labeled as such."
     if "no permission" in lack:
         return Result("warn", detail, f"sudo {shlex.join(gputop_command())}")
-    detail += " On data-center GPUs from Volta on a DCGM host engine can give it: see DCGM."
-    return Result("warn", detail, "gputop --dcgm-watch   # its cost before Hopper: see gputop --help")
+    detail += " On data-center GPUs since Volta, a DCGM host engine can provide it: see DCGM."
+    return Result("warn", detail, "gputop --dcgm-watch   # for its cost before Hopper, see gputop --help")

@@ -83,7 +83,7 @@ def ask_driver(deadline_s: float = DEADLINE_S, env: Mapping[str, str] | None = N
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    env=env, start_new_session=True)
     except OSError as error:
-        return DriverFacts(died=f"before it began: {error}")
+        return DriverFacts(died=f"before it started: {error}")
     ended, starved_s = False, 0.0
     try:
         output, errors, ended = _read(process, deadline_s)

@@ -131,5 +131,5 @@ def _summary(report: Examination) -> str:
     words = {"ok": "ok", "warn": "with limits", "fail": "failed", "unknown": "unknown"}
     text = ", ".join(f"{count} {words[status]}" for status, count in counts.items() if count)
     if report.no_gpu:
-        text += ". No GPU to look at here; gputop --demo shows a simulated node"
+        text += ". There is no GPU here; to see a simulated node: gputop --demo"
     return text + "."

@@ -32,8 +32,8 @@ echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' | sudo tee /etc/modp
 {rebuild}
 sudo reboot"""
 _SERVICES = ("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "dcgm")  # as comm shows them: 15 letters
-_SERVE_TF = "tf.profiler.experimental.server.start(6009)   # TensorFlow: one line at the start of the job"
-_SERVE_JAX = "jax.profiler.start_server(6009)               # JAX: one line at the start of the job"
+_SERVE_TF = "tf.profiler.experimental.server.start(6009)   # TensorFlow: add this line at the start of the job"
+_SERVE_JAX = "jax.profiler.start_server(6009)               # JAX: add this line at the start of the job"
 
 
 def profiling_rights(facts: DriverFacts, root: Path) -> Result:
@@ -44,7 +44,7 @@ def profiling_rights(facts: DriverFacts, root: Path) -> Result:
     """
     match = _ADMIN_ONLY.search(text_of(root / "proc/driver/nvidia/params"))
     if match is None:
-        return Result("unknown", "/proc/driver/nvidia/params cannot be read here")
+        return Result("unknown", "cannot read /proc/driver/nvidia/params here")
     if match[1] == "0":
         return Result("ok", "all users may use the GPU's counters (RmProfilingAdminOnly: 0)")
     perfmon = int(facts.driver.partition(".")[0] or 0) >= _PERFMON_DRIVER if facts.driver[:1].isdecimal() else False
@@ -52,16 +52,16 @@ def profiling_rights(facts: DriverFacts, root: Path) -> Result:
     this_user = _privileged(root, "self", perfmon)
     detail = "only administrators may use the GPU's counters (RmProfilingAdminOnly: 1)"
     if jobs and all(jobs.values()):
-        return Result("ok", f"{detail}; the jobs that hold GPUs have the right (CAP_SYS_ADMIN)")
+        return Result("ok", f"{detail}; the jobs that hold GPUs have permission (CAP_SYS_ADMIN)")
     if not jobs and this_user:
-        return Result("ok", f"{detail}; this user is one (CAP_SYS_ADMIN). A job's own rights decide.")
+        return Result("ok", f"{detail}; this user is an administrator (CAP_SYS_ADMIN). Jobs need their own permission.")
     lacking = ", ".join(str(pid) for pid, allowed in jobs.items() if not allowed)
-    who = f"processes without the right: {lacking}. " if lacking else ""
-    detail += f". {who}Kernels are traced nonetheless since CUDA 10.2. If a capture has no GPU events, but " \
-        "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES, this is the reason."
+    who = f"Processes without permission: {lacking}. " if lacking else ""
+    detail += (f". {who}Since CUDA 10.2, kernels are traced anyway. If a capture reports "
+               "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES instead of GPU events, this is the reason.")
     fix = _ALLOW.format(rebuild=_rebuild(root))
     if in_container(root):
-        fix = "docker run --cap-add=SYS_ADMIN …   # for this job, or on the host for all:\n" + fix
+        fix = "docker run --cap-add=SYS_ADMIN …   # for this job, or for all jobs on the host:\n" + fix
     return Result("warn", detail, fix)
 
 
@@ -93,14 +93,14 @@ def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None
     id_, title = "profiler_servers", "Profiler servers"
     notes = "".join(f" {note}" for note in discovery.notes)
     if unseen:
-        notes += f" {unseen} more that hold GPUs cannot be seen from here (another PID namespace)."
+        notes += f" {unseen} more processes that hold GPUs are not visible from here (another PID namespace)."
     if answering:
         listed = "; ".join(f"{s.address} {s.framework or ''} {s.version or ''}".strip() + f", pid {s.pid}: "
                            + fit(short_command(printable(s.command)), 60).strip() for s in answering)
         checks.append(Check(id_, "ok", title, listed + "." + notes))
     elif not lacking:
         nobody = "" if facts.pids else ", and no process holds a GPU"
-        checks.append(Check(id_, "warn", title, f"none found{nobody}: a job can be captured once it has one."
+        checks.append(Check(id_, "warn", title, f"none found{nobody}. A job needs a profiler server to be captured."
                             + notes, f"{_SERVE_TF}\n{_SERVE_JAX}"))
     else:
         checks.append(Check(id_, "warn", title, "none found." + notes))
@@ -116,7 +116,7 @@ def attached(address: str) -> Result:
     try:
         if process_of(address) is not None:
             check(address, 2.0)
-            return Result("ok", f"{address} waits for gputop")
+            return Result("ok", f"{address} is waiting for gputop")
         round_trip_s = probe(address, 2.0)
     except GputopError as error:
         return Result("fail", f"{address}: {error.in_one_line}", f"{_SERVE_TF}\n{_SERVE_JAX}")
@@ -146,18 +146,18 @@ def _served(proc: Path, pid: int, servers: dict[int, list[int]]) -> bool:
 
 def _without_server(proc: Path, pid: int, what: str) -> Check:
     shown = fit(short_command(printable(command_of(pid, proc))), 80).strip() or "command not readable"
-    detail = f"{what} and has no profiler server: {shown}"
+    detail = f"{what} but has no profiler server: {shown}"
     try:
         loaded = loaded_frameworks(read_maps(pid, proc))
     except OSError:
         loaded = frozenset()
     fix: str | None = f"{_SERVE_TF}\n{_SERVE_JAX}"
-    attach = f"{f'gputop attach {pid}':<43}   # starts one in the running job, after a question\n"
+    attach = f"{f'gputop attach {pid}':<43}   # starts a server in the running job, after asking\n"
     if "jax" in loaded:
         fix = attach + _SERVE_JAX
     elif "tensorflow" in loaded:
         fix = attach + _SERVE_TF
     elif "pytorch" in loaded:
-        detail = f"{what} and does not wait for gputop: {shown}"
-        fix = f"gputop capture {pid}   # has its PyTorch record, after a question"
+        detail = f"{what} but is not prepared for captures: {shown}"
+        fix = f"gputop capture {pid}   # records the job with its PyTorch profiler, after asking"
     return Check(f"process_{pid}", "warn", f"Process {pid}", detail, fix)

@@ -49,14 +49,14 @@ def dependencies() -> Result:
         except importlib.metadata.PackageNotFoundError:
             versions.append(f"{name} (version unknown)")
         except (ImportError, AttributeError, TypeError, ValueError, RuntimeError, OSError) as error:
-            broken[name] = f"{name} cannot be imported ({type(error).__name__}: {error})"
+            broken[name] = f"cannot import {name} ({type(error).__name__}: {error})"
     if broken:
         return Result("fail", "; ".join(broken.values()), f"{_PIP} install --force-reinstall {' '.join(broken)}")
     spec = importlib.util.find_spec("pynvml")
     if spec is not None and spec.submodule_search_locations is not None:
         # nvidia-ml-py is one file; only the old distribution "pynvml" is a folder, and it comes first.
-        return Result("warn", f"the old package pynvml hides nvidia-ml-py ({spec.origin}): newer calls, GPM "
-                      "among them, are missing",
+        return Result("warn", f"the old package pynvml hides nvidia-ml-py ({spec.origin}), so newer calls such as GPM "
+                              "are missing",
                       f"{_PIP} uninstall -y pynvml\n"
                       f"{_PIP} install --force-reinstall nvidia-ml-py")
     return Result("ok", ", ".join(versions))
@@ -69,12 +69,14 @@ def container(root: Path, env: Mapping[str, str]) -> Result:
     try:
         namespace = pid_namespace(root / "proc")
     except OSError:
-        return Result("unknown", "the PID namespace cannot be read")
+        return Result("unknown", "gputop cannot read the PID namespace")
     if namespace == FIRST_PID_NAMESPACE:
         where = "a container with the host's PID namespace" if inside else "none: this is the host"
-        return Result("ok", f"{where}; processes on the GPUs can be named")
-    detail = ("a container" if inside else "a separate PID namespace") + " without the host's processes: the " \
-        "driver reports PIDs of the host, so users, commands and profiler servers outside it cannot be shown"
+        return Result("ok", f"{where}; gputop can name the processes on the GPUs")
+    detail = ("a container" if inside else "a separate PID namespace") + (" without the host's processes: the driver "
+                                                                          "reports host PIDs, so gputop cannot show "
+                                                                          "outside users, commands and profiler "
+                                                                          "servers")
     fix = "hostPID: true   # in the pod's spec" if kubernetes else "docker run --pid=host --gpus all IMAGE"
     return Result("warn", detail, fix)
 
@@ -98,8 +100,8 @@ def host(root: Path, euid: int | None = None) -> Result:
     mounts = text_of(root / "proc/self/mounts")
     hidden = re.search(r"^\S+ /proc proc \S*\bhidepid=(?!0\b|off\b)(\w+)", mounts, re.MULTILINE)
     if hidden and (os.geteuid() if euid is None else euid) != 0:
-        return Result("warn", f"/proc is mounted with hidepid={hidden[1]}: gputop cannot show command and "
-                      "CPU of other users' processes",
+        return Result("warn", f"/proc is mounted with hidepid={hidden[1]}: gputop cannot show the command and CPU use "
+                              "of other users' processes",
                       "sudo mount -o remount,hidepid=0 /proc   # or start gputop as root")
     return Result("ok", f"/proc and psutil work: {cores} logical cores, {size(memory)} of memory")
 
@@ -114,22 +116,22 @@ def terminal(env: Mapping[str, str], size: Callable[[], os.terminal_size | None]
     room = (size or _terminal_size)()
     detail = f"TERM={term or 'unset'}, {encoding}, {colors}"
     if env.get("NO_COLOR"):
-        detail += ", NO_COLOR set: drawn without colors"
+        detail += ", NO_COLOR is set: no colors"
     problems, fixes = [], []
     if encoding.upper().replace("-", "").replace("_", "") not in ("UTF8", "CP65001"):
-        problems.append("the blocks of the spectrogram need UTF-8")
+        problems.append("the spectrogram's block characters need UTF-8")
         fixes.append("export LC_ALL=C.UTF-8")
     if term in ("", "dumb", "unknown"):
-        problems.append("this terminal type cannot be drawn on")
+        problems.append("gputop cannot draw on this terminal type")
         fixes.append("export TERM=xterm-256color")
     elif term == "linux":
         problems.append("the Linux console has 16 colors and lacks glyphs: use a terminal emulator over SSH")
     elif colors.startswith("16"):
-        problems.append("few colors: the levels are harder to distinguish")
-        fixes.append("export TERM=xterm-256color COLORTERM=truecolor   # if your terminal has them; most do")
+        problems.append("few colors: levels are harder to distinguish")
+        fixes.append("export TERM=xterm-256color COLORTERM=truecolor   # if your terminal supports this; most do")
     if room is None:
         return Result("warn" if problems else "unknown",
-                      "; ".join(("no terminal here, so its size is unknown", detail, *problems)),
+                      "; ".join(("there is no terminal here, so the size is unknown", detail, *problems)),
                       "\n".join(fixes) or None)
     detail = f"{room.columns}×{room.lines}, {detail}"
     if room.columns < _SMALLEST[0] or room.lines < _SMALLEST[1]:
@@ -163,7 +165,7 @@ def logdir(path: Path) -> Result:
             file.write(b"gputop")
             file.flush()
     except OSError as error:
-        return Result("fail", f"{shown} cannot be written: {error.strerror or error}",
+        return Result("fail", f"cannot write to {shown}: {error.strerror or error}",
                       "gputop --logdir /tmp/gputop-traces")
     return Result("ok", f"{shown} " + ("can be written" if folder == path.absolute() else "can be created"))
 
@@ -176,9 +178,9 @@ def disk(path: Path, usage: Callable[[Path], tuple[int, int, int]] = shutil.disk
     except OSError as error:
         return Result("unknown", f"{printable(str(folder))}: {error.strerror or error}")
     text = f"{size(free)} of {size(total)} free for traces at {printable(str(folder))}"
-    fix = f"du -xh --max-depth=2 {shlex.quote(str(folder))} | sort -h | tail\n# or elsewhere: gputop --logdir DIR"
+    fix = (f"du -xh --max-depth=2 {shlex.quote(str(folder))} | sort -h | tail\n# or elsewhere: gputop --logdir DIR")
     if free < _NO_DISK_BYTES:
         return Result("fail", text, fix)
     if free < _LITTLE_DISK_BYTES:
-        return Result("warn", f"{text}; a capture can take 2G", fix)
+        return Result("warn", f"{text}; a capture can need 2 GB", fix)
     return Result("ok", text)

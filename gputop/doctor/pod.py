@@ -25,15 +25,15 @@ class _Grant(Struct, frozen=True):
     volumes: tuple[str, ...] = ()
 
 
-_PID_NAMESPACE = _Grant("no host PID namespace: users, commands and pods of the GPUs' processes are not shown",
+_PID_NAMESPACE = _Grant("no host PID namespace: gputop cannot show users, commands and pods of the GPUs' processes",
                         spec=("hostPID: true",))
-_PTRACE = _Grant("no SYS_PTRACE: stacks, attach and the I/O of other users' processes are refused",
+_PTRACE = _Grant("no SYS_PTRACE: gputop cannot read stacks, attach, or show the I/O of other users' processes",
                  container=("securityContext:", "  runAsUser: 0", "  capabilities: {add: [SYS_PTRACE]}"))
-_DRIVER = _Grant("no NVIDIA driver: the GPUs are not shown",
+_DRIVER = _Grant("no NVIDIA driver: gputop cannot show the GPUs",
                  spec=("runtimeClassName: nvidia",),
                  container=("env:", "  - {name: NVIDIA_VISIBLE_DEVICES, value: all}",
                             "  - {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}"))
-_NAMES = _Grant(f"no {FOLDER}: pods are shown by their UID, not by their name",
+_NAMES = _Grant(f"no {FOLDER}: gputop shows pods by UID instead of by name",
                 container=("volumeMounts:", f"  - {{name: container-logs, mountPath: {FOLDER}, readOnly: true}}"),
                 volumes=("- name: container-logs", f"  hostPath: {{path: {FOLDER}}}"))
 GRANTS = (_PID_NAMESPACE, _PTRACE, _DRIVER, _NAMES)
@@ -53,7 +53,7 @@ def rights(facts: DriverFacts, root: Path, env: Mapping[str, str]) -> Result | N
     except OSError:
         namespace = ""
     if capabilities is None or not namespace:
-        return Result("unknown", "/proc/self cannot be read: the rights of this pod are unknown")
+        return Result("unknown", "cannot read /proc/self, so the permissions of this pod are unknown")
     lacking = [grant for grant, granted in (
         (_PID_NAMESPACE, namespace == proc.FIRST_PID_NAMESPACE),
         (_PTRACE, bool(capabilities & proc.CAP_SYS_PTRACE)),
@@ -61,7 +61,7 @@ def rights(facts: DriverFacts, root: Path, env: Mapping[str, str]) -> Result | N
         (_NAMES, (root / FOLDER.relative_to("/")).is_dir()),
     ) if not granted]
     if not lacking:
-        return Result("ok", "host PID namespace, SYS_PTRACE, NVIDIA driver and the names of pods")
+        return Result("ok", "host PID namespace, SYS_PTRACE, NVIDIA driver and pod names")
     return Result("warn", "; ".join(grant.lacks for grant in lacking), manifest_lines(lacking))
 
 

@@ -98,7 +98,7 @@ def _breakdown(result: Analysis) -> str:
     rows = "".join(f'<li title="{esc(s.part.meaning)}"><i style="background:{s.part.dark}"></i>{esc(s.part.label)}'
                    f"<b>{esc(_share(s.share))}</b><em>{seconds(s.time_s)}</em></li>"
                    for s in sorted(shares, key=lambda s: -s.time_s))
-    means = " The parts are means over the GPUs that took part." if len(result.gpus) > 1 else ""
+    means = " Each part is averaged over the participating GPUs." if len(result.gpus) > 1 else ""
     return (f"<p>{summary}.{means}</p>"
             f'<div class="step" role="img" aria-label="parts of the step">{bar}</div><ul class="legend">{rows}</ul>')
 
@@ -120,8 +120,8 @@ def _one_step(step: TypicalStep | None) -> str:
                  f'preserveAspectRatio="none" shape-rendering="crispEdges" aria-label="GPU {gpu.gpu}">'
                  f"{pictures.step_runs(gpu.runs)}</svg></div>")
     ticks = "".join(f"<span>{seconds(step.duration_s * i / 4)}</span>" for i in range(5))
-    return (f"<h3>Timeline of step {step.step} of the trace, {seconds(step.duration_s)}, "
-            f"one row per GPU. Each {seconds(step.duration_s / slots)} shows the part that took most of it.</h3>"
+    return (f"<h3>Timeline of step {step.step} of the trace, {seconds(step.duration_s)}, one row per GPU. Each slice "
+            f"of {seconds(step.duration_s / slots)} shows the part that took the most time.</h3>"
             f'<div class="plate steps">{rows}<div class="axis"><span></span><div>{ticks}</div></div></div>')
 
 
@@ -138,10 +138,10 @@ def _python(result: Analysis, table: Table) -> str:
         lists += f"<p>{esc(words[0].upper() + words[1:])}.</p><ul>{lines}</ul>"
     whole, flame = sum(node.time_s for node in stacks.flame if node.parent is None), stacks.flame
     boxes = _icicle(table, lambda row, _: _GAP_COLOR if flame[row].gap_s > 0.5 * flame[row].time_s else _OTHER_COLOR)
-    return (f"<h3>Lines of Python that ran in the gaps</h3>{lists}<h3>The Python of the training loop, "
+    return (f"<h3>Python lines that ran in the gaps</h3>{lists}<h3>Python code of the training loop, "
             f"{esc(per_basis(stacks.basis))} of {seconds(whole)}: each line with its calls below it, without library "
-            "lines that only pass a call on. Lines that run mostly in gaps are highlighted. Click a box to see it "
-            f"alone, click again to go back.</h3>{boxes}"
+            "lines that only forward a call. Lines that run mostly in gaps are highlighted. Click a box to see it "
+            f"alone; click again to go back.</h3>{boxes}"
             f'<p class="fine">{esc(cost_words(stacks, result.simulated))}</p>')
 
 
@@ -173,11 +173,11 @@ def _layers(layers: Layers | None, table: Table) -> str:
     lines = "".join(f"<li>{esc(line.line)}<b>{esc(_share(line.share))}</b><em>{seconds(line.device_s)}</em></li>"
                     for line in (layers.sources or ())[:_LINES_SHOWN])
     what = "captured window" if layers.basis == "window" else f"mean {layers.basis}"
-    of_what = ("the GPU's time, and its idle time that their kernels end" if layers.gpus else
-               "the time in which the CPU runs their ops; ops that overlap share it")
-    by_line = f"<h3>By line of source, of the {processor}'s time</h3>"
-    return (f"<h3>The {esc(what)} of {seconds(layers.total_s)} by phase and layer: {of_what}. "
-            f"Click a box to see it alone, click again to go back.</h3>{boxes}"
+    of_what = ("the GPU's busy time, plus the idle time before their kernels" if layers.gpus else
+               "the time during which the CPU runs their ops; overlapping ops share the time")
+    by_line = f"<h3>The {processor}'s time by source line</h3>"
+    return (f"<h3>The {esc(what)} of {seconds(layers.total_s)} by phase and layer: {of_what}. Click a box to see it "
+            f"alone; click again to go back.</h3>{boxes}"
             + (f'{by_line}<ul class="legend">{lines}</ul>' if lines else ""))
 
 
@@ -186,8 +186,8 @@ def _limits(limits: Limits | None) -> str:
     if limits is None or not limits.step_s:
         return ""
     if not limits.gpu:
-        return f"<p>How far the step is from the GPU's limit is unknown. {esc(limits.reason)}</p>"
+        return f"<p>The distance of the step from the GPU's limit is unknown. {esc(limits.reason)}</p>"
     drawing = svg(limits)
     points = "".join(f'<p class="fine">{esc(line)}</p>' for line in (axes_text(limits), *legend(limits)))
-    return ("<h3>Roofline: FLOP per byte to the right, FLOP/s upward, both logarithmic; the more time an op takes, "
-            f'the larger its circle</h3><div class="plate">{drawing}</div>{points}') if drawing else ""
+    return ("<h3>Roofline: FLOP per byte (horizontal) and FLOP/s (vertical), both logarithmic; a larger circle"
+            f' means that the op takes more time</h3><div class="plate">{drawing}</div>{points}') if drawing else ""

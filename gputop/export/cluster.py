@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _SPANS_S = (600.0, 1_800.0, 3_600.0, 7_200.0, 14_400.0, 28_800.0, 57_600.0)  # that a history is drawn for
 _LEAST_HOURS = 0.05  # below it one decimal place shows 0.0
-_UNKNOWN, _NO_FIGURE = "neither a label nor Slurm says it", "no exporter gives it for its GPUs"
+_UNKNOWN, _NO_FIGURE = "neither a label nor Slurm provides this value", ("no exporter provides it for the job's GPUs")
 
 
 def fleet_columns(jobs: Sequence[Job]) -> dict[str, Column]:
@@ -147,8 +147,8 @@ def label(findings: Sequence[FleetFinding]) -> str:
 
 def remark(job: Job) -> str:
     """Return what a reader must know of how the job's figures were had; "" where they are its own."""
-    return {"shared node": "values of whole nodes, which it shares",
-            "process": "by user and program: perhaps several jobs"}.get(job.mapped, "")
+    return {"shared node": "values of whole nodes, which the job shares",
+            "process": "by user and program; this may include several jobs"}.get(job.mapped, "")
 
 
 # -- JSON -------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def summary(fleet: Fleet) -> str:
     parts = [f"{count} {what}{'' if count == 1 else 's'}" for count, what in ((len(fleet.jobs), "job"),
                                                                               (fleet.gpus, "GPU"))]
     if fleet.free is not None:
-        parts.append(f"{fleet.free.gpus} of them held by no job ({activity(fleet.free)} active)")
+        parts.append(f"{fleet.free.gpus} of them not held by any job ({activity(fleet.free)} active)")
     kinds = ", ".join(ACTIVITY_TITLES.get(kind, kind) for kind in fleet.kinds)
     return " · ".join([*(["SIMULATED"] if fleet.simulated else []), *parts, *([f"active: {kinds}"] if kinds else [])])
 
@@ -248,8 +248,8 @@ def _picture(values: Lane) -> str:
 
     boxes = "".join(f'<path fill="{color(step_of(v))}" d="M{i} {1 - max(v, 0.04):.3f}h1V1h-1z"/>'
                     for i, v in enumerate(values) if v is not None)
-    return (f'<svg viewBox="0 0 {len(values)} 1" preserveAspectRatio="none" shape-rendering="crispEdges" '
-            f'role="img" aria-label="activity of the past">{boxes}</svg>')
+    return (f'<svg viewBox="0 0 {len(values)} 1" preserveAspectRatio="none" shape-rendering="crispEdges" role="img" '
+            f'aria-label="past activity">{boxes}</svg>')
 
 
 def _html_finding(finding: FleetFinding) -> str:

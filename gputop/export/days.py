@@ -58,7 +58,7 @@ def to_html(report: Report) -> str:
              *(f"<section><h2>{table.name}</h2>{table_html(table, opened=True)}</section>" for table in tables(report)),
              _list("Not in this report", closing_sentences(report))]
     return page(title, parts, (
-        f"<footer>Written by gputop {esc(report.gputop)}. Secrets in commands are hidden. The page contains its "
+        f"<footer>Written by gputop {esc(report.gputop)}. Secrets in commands are hidden. The page contains the JSON "
         "document.</footer>",
         f'<script type="application/json" id="{DATA_ID}">{embedded(to_document(report))}</script>'))
 
@@ -79,7 +79,7 @@ def _total(report: Report) -> str:
     states = report.total.states_s
     all_s = sum(states.values())
     if not all_s:
-        return "<section><h2>GPU time</h2><p>N/A: no GPU was recorded for any time.</p></section>"
+        return "<section><h2>GPU time</h2><p>N/A: no GPU time was recorded.</p></section>"
     hours = decimals(seconds / HOUR_S for seconds in states.values())
     bar = "".join(f'<span style="flex:{seconds / all_s:.5f};background:{_COLORS[state]}" '
                   f'title="{esc(_share(state, states))}"></span>' for state, seconds in _in_order(states))
@@ -101,9 +101,9 @@ def _days(report: Report) -> str:
         days.setdefault(time.strftime("%a %d %b", local), []).append((local.tm_hour + local.tm_min / 60, hour))
     rows = "".join(_day(day, hours, gpus) for day, hours in days.items())
     axis = "".join(f"<span>{hour:02d}:00</span>" for hour in (0, 6, 12, 18, 24))
-    return ('<section class="days"><h2>Day by day<small>local time; dark: not recorded</small></h2>'
-            f'<div class="plate">{rows}<div class="axis"><span></span><div>{axis}</div>'
-            '<span class="right">training</span></div></div></section>')
+    return ('<section class="days"><h2>Day by day<small>local time; dark means not recorded</small></h2><div '
+            f'class="plate">{rows}<div class="axis"><span></span><div>{axis}</div><span '
+            'class="right">training</span></div></div></section>')
 
 
 def _day(day: str, hours: Sequence[tuple[float, Hour]], gpus: float) -> str:
@@ -134,8 +134,8 @@ def _day(day: str, hours: Sequence[tuple[float, Hour]], gpus: float) -> str:
 def _worst(report: Report) -> str:
     if not report.worst_hours:
         return ""
-    return ('<section><h2>Worst hours<small>in which jobs lost most GPU time</small></h2>'
-            f'{"".join(map(_worst_hour, report.worst_hours))}</section>')
+    return ('<section><h2>Worst hours<small>when jobs lost the most GPU '
+            f'time</small></h2>{"".join(map(_worst_hour, report.worst_hours))}</section>')
 
 
 def _worst_hour(hour: WorstHour) -> str:
@@ -143,7 +143,7 @@ def _worst_hour(hour: WorstHour) -> str:
     findings = "".join(f"<li>{esc(finding.title)}{esc(f' (GPU {ranges(finding.gpus)})' if finding.gpus else '')}, "
                        f"<b>{esc(percent(finding.held_ratio))}</b> of the time</li>" for finding in hour.findings)
     note = (f"Findings: N/A, {hour.not_judged}." if hour.not_judged else
-            "" if findings else "The live rules find no cause.")
+            "" if findings else "The live rules found no cause.")
     return (f'<article class="finding medium"><header><h3>{esc(moment(hour.begin_s))}</h3><span class="tag">'
             f"{esc(lost_hours(hour))}</span></header><p>{esc(shares)}</p>"
             + (f"<ul>{findings}</ul>" if findings else "") + (f'<p class="fine">{esc(note)}</p>' if note else "")

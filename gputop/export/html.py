@@ -36,8 +36,8 @@ def to_html(document: Mapping[str, Any]) -> str:
     parts = [_header(s), _activity(s), _findings(s), sections.step(s), sections.gpus(s), _lanes(s),
              sections.processes(s), sections.node(s)]
     return page(title, parts, (
-        f"<footer>Written by gputop {esc(s.version)}. Secrets in commands are hidden. The page contains its document: "
-        "<code>gputop replay FILE.html</code> opens it in the terminal.</footer>",
+        f"<footer>Written by gputop {esc(s.version)}. Secrets in commands are hidden. The page contains the JSON "
+        "document; <code>gputop replay FILE.html</code> opens it in the terminal.</footer>",
         f'<script type="application/json" id="{DATA_ID}">{embedded(document)}</script>'))
 
 
@@ -65,11 +65,11 @@ def _activity(s: Snapshot) -> str:
     help_text = GPU_METRICS["gpu_util" if coarse else "sm_active"].help
     ramp = "".join(f'<path fill="{pictures.color(i)}" d="M{i} 0h1v1h-1z"/>' for i in range(STEPS))
     marks, key = _captured(s, grid)
-    return (f'<section><h2>{name}<small title="{esc(help_text)}">the last {_span(grid)}, '
-            f'{grid.slice_s:g} s a column</small></h2><div class="plate">{rows}{marks}{_axis(grid)}</div>'
-            f'<div class="ramp"><span>0%</span>{_svg(STEPS, 1, ramp, "color scale")}<span>100%</span><span>'
-            "Height is the level, brightness the share of samples that reach it. A dot: nothing was measured."
-            f"</span>{key}</div></section>")
+    return (f'<section><h2>{name}<small title="{esc(help_text)}">the last {_span(grid)}, {grid.slice_s:g} s per '
+            f'column</small></h2><div class="plate">{rows}{marks}{_axis(grid)}</div><div '
+            f'class="ramp"><span>0%</span>{_svg(STEPS, 1, ramp, "color scale")}<span>100%</span><span>'
+            "Height shows the level, and brightness the share of samples that reach this level. A dot means that "
+            f"nothing was measured.</span>{key}</div></section>")
 
 
 def _lane(g: GpuSample, track: Track, grid: Grid, many: str) -> str:
@@ -145,8 +145,8 @@ def _lanes(s: Snapshot) -> str:
                       f'</h3><div class="plate">{rows}</div></div>')
     if not blocks:
         return ""
-    return (f'<section><h2>Other lanes<small>the last {_span(grid)} at most, means of {grid.slice_s:g} s, '
-            f'newest at the right</small></h2><div class="heats">{"".join(blocks)}</div></section>')
+    return (f'<section><h2>Other lanes<small>up to the last {_span(grid)}, averaged over {grid.slice_s:g} s, newest on '
+            f'the right</small></h2><div class="heats">{"".join(blocks)}</div></section>')
 
 
 def _full_scale(metric: str, scales: list[float | None], largest: float) -> float:

@@ -35,8 +35,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET,
                                     backlog=MAX_CONNECTIONS)
     except (OSError, UnicodeError) as error:
-        raise GputopError(f"cannot listen at {address_text(host, port)}: {getattr(error, 'strerror', None) or error}",
-                          "Name a free port and an address of this machine: 127.0.0.1:PORT.", EXIT_USAGE) from error
+        raise GputopError(f"cannot listen on {address_text(host, port)}: {getattr(error, 'strerror', None) or error}",
+                          "Use a free port and an address of this machine: 127.0.0.1:PORT.", EXIT_USAGE) from error
 
 
 def address_text(host: str, port: int) -> str:

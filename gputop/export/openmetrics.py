@@ -73,11 +73,11 @@ _GPU = {m.id: _of_metric("gpu", m, _DEVICE) for m in GPU_METRICS.values()}
 _HOST = {m.id: _of_metric("host", m) for m in HOST_METRICS.values()}
 _ADAPTER = {m.id: _of_metric("rdma", m, ("adapter",)) for m in ADAPTER_METRICS.values()}
 
-_ADAPTER_UP = Family("gputop_rdma_up", "gauge", "1: the link of the RDMA adapter's port works (state ACTIVE)",
+_ADAPTER_UP = Family("gputop_rdma_up", "gauge", "1: the link of the RDMA adapter's port is up (state ACTIVE)",
                      ("adapter",))
-_BUILD = Family("gputop_build_info", "info", "Version of gputop, and where the values come from",
+_BUILD = Family("gputop_build_info", "info", "Version of gputop and source of the values",
                 ("version", "source"))
-_SAMPLE_TIME = Family("gputop_sample_timestamp_seconds", "gauge", "Unix time of the newest sample of the node",
+_SAMPLE_TIME = Family("gputop_sample_timestamp_seconds", "gauge", "Unix time of the node's latest sample",
                       unit="seconds")
 _INTERVAL = Family("gputop_sample_interval_seconds", "gauge", "Time between two samples", unit="seconds")
 _GPU_INFO = Family("gputop_gpu_info", "info", "Name and PCI address of the GPU or MIG instance",
@@ -85,36 +85,37 @@ _GPU_INFO = Family("gputop_gpu_info", "info", "Name and PCI address of the GPU o
 _GPU_UP = Family("gputop_gpu_up", "gauge", "1: the driver answers for this GPU; 0: lost, not responding or failed",
                  _DEVICE)
 _PROCESSES = Family("gputop_gpu_processes", "gauge", "Processes that hold the GPU", _DEVICE)
-_JOB = Family("gputop_gpu_job_info", "info", "A Slurm job or a Kubernetes container with a process on the GPU, by its "
-              "control group", (*_DEVICE, "slurm_job_id", "namespace", "pod", "container", "pod_uid"))
-_SLOWDOWN = Family("gputop_gpu_slowdown_active", "gauge", "1: the driver lowers the clocks for this reason",
+_JOB = Family("gputop_gpu_job_info", "info",
+              "A Slurm job or Kubernetes container with a process on the GPU, identified by its control group",
+              (*_DEVICE, "slurm_job_id", "namespace", "pod", "container", "pod_uid"))
+_SLOWDOWN = Family("gputop_gpu_slowdown_active", "gauge", "1: the driver reduces the clocks for this reason",
                    (*_DEVICE, "reason"))
 _CLOCK_EVENTS = Family("gputop_gpu_clock_event_reasons", "gauge",
-                       "Why the driver sets the present clocks: NVML's bits, as DCGM_FI_DEV_CLOCKS_EVENT_REASONS has "
-                       "them", _DEVICE)
+                       "Reasons for the current clocks as NVML bits, as in DCGM_FI_DEV_CLOCKS_EVENT_REASONS", _DEVICE)
 _XID = Family("gputop_gpu_xid_last_timestamp_seconds", "gauge",
-              "Unix time of the newest Xid event of this number, since gputop started", (*_DEVICE, "xid"), "seconds")
+              "Unix time of the latest Xid event with this number since gputop started", (*_DEVICE, "xid"), "seconds")
 _PERIOD = Family("gputop_step_period_seconds", "gauge",
-                 "Period of the training step, an estimate from the load of the GPUs; may be several steps",
+                 "Period of the training step, estimated from the load of the GPUs; it may cover several steps",
                  unit="seconds")
 _CONFIDENCE = Family("gputop_step_period_confidence_ratio", "gauge",
                      "Confidence of the estimated step period, from 0 (noise) to 1",
                      unit="ratio")
-_FINDING = Family("gputop_finding_active", "gauge", "1: this finding is active now; for a trace, in the last capture",
+_FINDING = Family("gputop_finding_active", "gauge", "1: this finding is active now or, for findings from traces, in "
+                                                    "the last capture",
                   ("finding", "severity", "origin"))
 _SAVING = Family("gputop_finding_saving_ratio", "gauge",
-                 "Estimated saving of a finding's fix: share of the time per step, or per training sample",
+                 "Estimated saving from a finding's fix, as a share of the time per step or per training sample",
                  ("finding", "per"), "ratio")
 _CAPTURES = Family("gputop_captures_total", "counter",
-                   "Captures that ended since gputop started; failed: without a trace or without its analysis",
+                   "Captures finished since gputop started; failed means without a trace or without an analysis",
                    ("result",))
 _CAPTURE_TIME = Family("gputop_last_capture_timestamp_seconds", "gauge", "Unix time at which the last capture ended",
                        unit="seconds")
 _CAPTURE_STEP = Family("gputop_last_capture_step_seconds", "gauge",
                        "Median step time in the trace of the last capture", unit="seconds")
 _CPU = Family("gputop_process_cpu_seconds_total", "counter",
-              "CPU time of gputop itself and of its workers that have ended", unit="seconds")
-_MEMORY = Family("gputop_process_resident_memory_bytes", "gauge", "Resident memory of gputop itself", unit="bytes")
+              "CPU time of gputop and of its finished worker processes", unit="seconds")
+_MEMORY = Family("gputop_process_resident_memory_bytes", "gauge", "Resident memory of gputop", unit="bytes")
 _REQUESTS = Family("gputop_http_requests_total", "counter", "Requests answered before this one, by HTTP status",
                    ("code",))
 

@@ -52,8 +52,8 @@ for (const plate of document.querySelectorAll(".icicle")) {
   });
 }
 """
-BANNER = ('<div class="banner" role="note">SIMULATED <span>— no hardware was measured: every value on this page '
-           "comes from gputop's simulated node.</span></div>")
+BANNER = ('<div class="banner" role="note">SIMULATED <span>— no hardware was measured: all values on this page '
+           "come from gputop's simulated node.</span></div>")
 
 
 def page(title: str, parts: Iterable[str], end: Iterable[str], *, script: str = SCRIPT, style: str = "") -> str:

@@ -18,7 +18,7 @@ SAMPLES = SqlTable.of("samples", "a sample of a GPU", (
     + ", ".join(f"{metric} REAL" for metric in GPU_METRICS) + _SIMULATED))
 HOST = SqlTable.of("host", "a sample of the host", (
     "time_s REAL NOT NULL, host TEXT, " + ", ".join(f"{metric} REAL" for metric in HOST_METRICS) + _SIMULATED))
-ADAPTERS = SqlTable.of("rdma", "a sample of a port of an RDMA adapter", (
+ADAPTERS = SqlTable.of("rdma", "a sample of an RDMA adapter's port", (
     "time_s REAL NOT NULL, adapter TEXT NOT NULL, state TEXT, link_layer TEXT, numa_node INTEGER, "
     + ", ".join(f"{metric} REAL" for metric in ADAPTER_METRICS) + _SIMULATED))
 

@@ -68,8 +68,9 @@ def gpus(s: Snapshot) -> str:
     rows = "".join(_gpu_row(g) for g in sample.gpus)
     metrics = "".join(_metric_row(metric, sample) for metric in GPU_METRICS)
     labels = "".join(f'<th title="{esc(g.info.uuid)}">{esc(g.info.label)}</th>' for g in sample.gpus)
-    return ('<section><h2>Now<small>hover over a value for its source, over N/A for the reason</small></h2>'
-            f'<div class="scroll"><table><thead><tr><th>GPU</th><th>SM</th>{head}<th class="l"></th></tr></thead>'
+    return ('<section><h2>Now<small>hover over a value to see its source, or over N/A to see the '
+            f'reason</small></h2><div class="scroll"><table><thead><tr><th>GPU</th><th>SM</th>{head}<th '
+            'class="l"></th></tr></thead>'
             f"<tbody>{rows}</tbody></table></div><details><summary>All readings of every GPU</summary>"
             f'<div class="scroll"><table><thead><tr><th>metric</th>{labels}</tr></thead><tbody>{metrics}</tbody>'
             "</table></div></details></section>")
@@ -122,9 +123,9 @@ def processes(s: Snapshot) -> str:
 
 def _process_row(p: ProcessSample) -> str:
     memory, sm = p.gpu_memory_bytes, p.mean_sm_ratio
-    reason = "the driver does not report it"
+    reason = "the driver does not report this value"
     cells = (Reading(memory, "bytes", "all its GPUs") if memory is not None else Reading.missing("bytes", reason),
-             Reading(sm, "ratio", "mean of its GPUs") if sm is not None else Reading.missing("ratio", reason))
+             Reading(sm, "ratio", "mean over its GPUs") if sm is not None else Reading.missing("ratio", reason))
     cpu = p.cpu_cores
     cores = f'<td title="{esc(cpu.source)}">{cpu.value:.1f}</td>' if cpu.value is not None else _figure(cpu)
     description = [f'<span class="mono">{_command(p.command)}</span>' if p.command is not None
@@ -171,5 +172,5 @@ def node(s: Snapshot) -> str:
         out += f"<dt>profiler server {esc(server.address)}</dt><dd>{state}</dd>"
     cost = s.sample.own_cpu_ratio
     if cost is not None:
-        out += f"<dt>gputop itself</dt><dd>{100 * cost:.1f}% of a core</dd>"
+        out += f"<dt>gputop</dt><dd>{100 * cost:.1f}% of a core</dd>"
     return f"<section><h2>Host<small>{esc(h.hostname)}</small></h2><dl>{out}</dl></section>"

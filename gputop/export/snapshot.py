@@ -66,7 +66,7 @@ def document(session: Session) -> dict[str, Any]:
 
 def _sample(session: Session) -> NodeSample:
     if session.feed.sample is None:
-        raise GputopError("nothing was sampled yet", "Wait a second and try again.")
+        raise GputopError("nothing has been sampled yet", "Wait a second and try again.")
     return redaction.sample(session.feed.sample)
 
 
@@ -178,8 +178,8 @@ def _host_lines(session: Session, sample: NodeSample) -> Iterator[str]:
            f"{reading(h['memory_total_bytes'])}  disk read {reading(h['disk_read_bytes_per_s'])}"
            f"  net in {reading(h['net_rx_bytes_per_s'])}")
     if session.feed.step_period is not None and session.feed.step_period.period_s is not None:
-        yield (f"Step period, an estimate from the load: {seconds(session.feed.step_period.period_s)}, "
-               f"confidence {session.feed.step_period.confidence:.1f}")
+        yield (f"Step period, estimated from the load: {seconds(session.feed.step_period.period_s)}, confidence "
+               f"{session.feed.step_period.confidence:.1f}")
     yield from map(_adapter_line, h.adapters)
     nodes: dict[int, list[int]] = {}
     for g in sample.gpus:
@@ -206,7 +206,7 @@ def _capture_lines(record: CaptureRecord) -> Iterator[str]:
 def _not_judged_lines(abstained: Iterable[Abstained]) -> Iterator[str]:
     """The rules that could not judge, by what they would need."""
     for what, ids in ids_by_missing(abstained).items():
-        yield from wrap(f"Not judged: {', '.join(ids)}: needs {what}.", _COLUMNS, rest="  ")
+        yield from wrap(f"Not judged: {', '.join(ids)} (needs {what}).", _COLUMNS, rest="  ")
 
 
 def _gpu_lines(sample: NodeSample) -> Iterator[str]:
@@ -226,8 +226,7 @@ def _gpu_lines(sample: NodeSample) -> Iterator[str]:
         cells = (g.info.label if column.draw == "label" else column.figure_of(g, "text")[0] for column in columns)
         yield line(cells) + "  " + printable(g.info.name) + held
     if any(g.activity()[0] == "gpu_util" for g in sample.gpus if g.state == OK):
-        yield (f"{COARSE_MARK} coarse utilization: share of time in which any kernel ran; "
-               "SM activity cannot be read here")
+        yield (f"{COARSE_MARK} coarse utilization: share of time in which any kernel ran; SM activity is unavailable")
 
 
 def _cores(h: HostSample) -> str:

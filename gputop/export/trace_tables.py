@@ -14,30 +14,30 @@ from gputop.export.write_tables import NAMES, Batch, SqlTable, SqlTables, batche
 from gputop.trace.model import TEXT_STATS, Kind, MemoryKind, Trace
 
 ABOUT = SqlTable.of("about", (
-    "a fact: version of gputop, format of the source, `simulated`, `origin_unix_ns`, and `analysis`, the document of "
-    "`gputop analyze --json`"), "name TEXT PRIMARY KEY, value TEXT")
-GPUS = SqlTable.of("gpus", "a GPU; `ordinal` is the job's own number", (
+    "a fact: gputop's version, the source's format, `simulated`, `origin_unix_ns`, and `analysis` (the output of "
+    "`gputop analyze --json`)"), "name TEXT PRIMARY KEY, value TEXT")
+GPUS = SqlTable.of("gpus", "a GPU; `ordinal` is its number in the job", (
     "id INTEGER PRIMARY KEY, host TEXT, ordinal INTEGER, rank INTEGER, name TEXT, sms INTEGER, memory_bytes INTEGER"))
 LINES = SqlTable.of("lines", "a stream of a GPU, or a thread of a host", (
     "id INTEGER PRIMARY KEY, host TEXT, gpu INTEGER REFERENCES gpus, name TEXT"))
 DEVICE_EVENTS = SqlTable.of("device_events", (
-    "a kernel (`kind` compute), collective, copy or memset; `op` is TensorFlow's or XLA's, `launch_…` the call that "
-    "started it"), (
+    "a kernel (`kind` compute), collective, copy or memset; `op` is the TensorFlow or XLA op, and `launch_…` the call "
+    "that started it"), (
     "id INTEGER PRIMARY KEY, gpu INTEGER NOT NULL REFERENCES gpus, line INTEGER REFERENCES lines, kind TEXT NOT NULL, "
     "name INTEGER REFERENCES names, op INTEGER REFERENCES names, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, "
     "launch_line INTEGER REFERENCES lines, launch_ns INTEGER, launch_end_ns INTEGER, correlation INTEGER, "
     "bytes INTEGER, source_memory TEXT, target_memory TEXT"))
-HOST_EVENTS = SqlTable.of("host_events", "an event of a host's thread", (
+HOST_EVENTS = SqlTable.of("host_events", "an event of a host thread", (
     "id INTEGER PRIMARY KEY, line INTEGER REFERENCES lines, name INTEGER REFERENCES names, start_ns INTEGER NOT NULL, "
     "end_ns INTEGER NOT NULL"))
-HOST_STATS = SqlTable.of("host_stats", "further values of such an event", (
+HOST_STATS = SqlTable.of("host_stats", "additional values of a host event", (
     "event INTEGER NOT NULL REFERENCES host_events, stat TEXT NOT NULL, value INTEGER, text TEXT"))
-ALLOCATOR_EVENTS = SqlTable.of("allocator_events", "a change of memory in use", (
+ALLOCATOR_EVENTS = SqlTable.of("allocator_events", "a change in memory use", (
     "time_ns INTEGER NOT NULL, allocator INTEGER REFERENCES names, in_use_bytes INTEGER, available_bytes INTEGER, "
     "peak_bytes INTEGER, op INTEGER REFERENCES names"))
 STEPS = SqlTable.of("steps", "a training step", (
     "number INTEGER PRIMARY KEY, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL"))
-FINDINGS = SqlTable.of("findings", "a finding, the most severe first; `saves_ratio` of the step", (
+FINDINGS = SqlTable.of("findings", "a finding, most severe first; `saves_ratio` is the share of the step", (
     "rank INTEGER PRIMARY KEY, id TEXT, severity TEXT, title TEXT, why TEXT, action TEXT, saves_ratio REAL, "
     "gain_by TEXT"))
 TRACE_TABLES = (ABOUT, NAMES, GPUS, LINES, DEVICE_EVENTS, HOST_EVENTS, HOST_STATS, ALLOCATOR_EVENTS, STEPS, FINDINGS)

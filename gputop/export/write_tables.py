@@ -88,7 +88,7 @@ class SqlTable(Struct, frozen=True):
         return f"CREATE TABLE {self.name} ({', '.join(' '.join(column).rstrip() for column in self.columns)})"
 
 
-NAMES = SqlTable.of("names", "a name, which other tables refer to; only in SQLite",
+NAMES = SqlTable.of("names", "a name that other tables refer to; only in SQLite",
                     "id INTEGER PRIMARY KEY, name TEXT NOT NULL")
 
 

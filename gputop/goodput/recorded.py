@@ -65,12 +65,12 @@ class RecordedTime:
         self.unread: list[str] = []
         self._parts = sorted(self._found(paths), key=lambda part: part.times_s[0])
         if not self._parts:
-            raise NoDataError(f"there is no recording with a sample in {', '.join(map(str, paths))}",
-                              "Give files or a folder that gputop record has written.")
+            raise NoDataError(f"there is no recording with samples in {', '.join(map(str, paths))}",
+                              "Give files or a folder written by gputop record.")
         hosts = sorted({part.host for part in self._parts if part.host})  # none: a file before the host was read
         if len(hosts) > 1:
-            raise GputopError(f"these are recordings of several nodes: {', '.join(hosts)}",
-                              "Make a report of each node.", EXIT_USAGE)
+            raise GputopError(f"these recordings are from several nodes: {', '.join(hosts)}",
+                              "Make a separate report for each node.", EXIT_USAGE)
         self.host = hosts[0] if hosts else ""
         self.interval_s = _interval_s(part.times_s for part in self._parts)
         self.read_every = 1 + (sum(len(part.times_s) for part in self._parts) - 1) // MAX_SAMPLES
@@ -146,7 +146,7 @@ def report(paths: Sequence[Path], price_per_kwh: float | None = None) -> Report:
         own_rules.add(sample, seconds)
         times = [times[0] if times else sample.time_s, sample.time_s]
     if not times:
-        raise NoDataError("the recordings were removed while they were read", "Make the report again.")
+        raise NoDataError("the recordings were removed while gputop was reading them", "Run the report again.")
     survey.finish()
     total, worst = survey.total, survey.worst_hours()
     for hour in worst:
@@ -164,8 +164,8 @@ def report(paths: Sequence[Path], price_per_kwh: float | None = None) -> Report:
 
 def _judge(hour: WorstHour, timeline: RecordedTime) -> None:
     if timeline.interval_s > 1.05 * _ENOUGH_FOR_RULES_S:  # samples are never quite on time
-        hour.not_judged = (f"the rules need a sample every {_ENOUGH_FOR_RULES_S:.0f} s or more often; here it is every "
-                           f"{timeline.interval_s:.0f} s")
+        hour.not_judged = (f"the rules need a sample at least every {_ENOUGH_FOR_RULES_S:.0f} s; this recording has "
+                           f"one every {timeline.interval_s:.0f} s")
     else:
         hour.findings = hour_findings(timeline.hour(hour.begin_s))
 
@@ -192,11 +192,11 @@ def hour_findings(samples: Iterator[NodeSample]) -> list[HourFinding]:
 def _notes(timeline: RecordedTime, survey: Survey) -> Iterator[str]:
     yield from dict.fromkeys(timeline.unread)
     if timeline.overlapping:
-        yield f"{timeline.overlapping} samples are left out: another recording covers the same time"
+        yield f"{timeline.overlapping} samples are left out because another recording covers the same time"
     if timeline.read_every > 1:
-        yield f"one sample of every {timeline.read_every} was judged"
+        yield f"gputop judged one of every {timeline.read_every} samples"
     if survey.processes_unread_s:
-        yield "the processes of a GPU could not be listed for some time: a GPU that waits counts as idle there"
+        yield ("for some time, gputop could not list a GPU's processes; during that time, a waiting GPU counts as idle")
 
 
 class _Time(Struct):

@@ -34,13 +34,13 @@ from gputop.text.units import NA, percent, portion, printable, ranges, size
 from gputop.text.wrapping import wrap
 
 MEANING = {
-    TRAINING: "a job computes on the GPU: training, evaluation, warm-up",
-    WAITING: "a job holds the GPU, and it computes nothing",
-    CHECKPOINT: "waiting while the job writes to storage as for a checkpoint",
-    STARTING: "a new process holds the GPU and has not computed yet",
-    RESTART: "a new process after one with the same command, and the time between them",
+    TRAINING: "a job is computing on the GPU: training, evaluation, warm-up",
+    WAITING: "a job holds the GPU but is not computing",
+    CHECKPOINT: "waiting while the job writes to storage, as for a checkpoint",
+    STARTING: "a new process holds the GPU but has not computed yet",
+    RESTART: "a new process with the same command as the previous one, plus the time between them",
     IDLE: "no process holds the GPU",
-    UNKNOWN: "the driver gave no activity",
+    UNKNOWN: "the driver did not report activity",
 }
 _MINUTE = "%Y-%m-%d %H:%M"
 _DAY_S = 86400.0
@@ -73,13 +73,12 @@ def _header(report: Report) -> Iterator[str]:
     yield (f"{mark}{printable(report.host)}, {begin} to {end}: "
            f"{duration(span_s)}, a sample every {units.seconds(report.interval_s)}")
     if report.not_recorded_s:
-        yield f"Not recorded: {duration(report.not_recorded_s)}, {share(report.not_recorded_s, span_s)} of that time."
+        yield f"Not recorded: {duration(report.not_recorded_s)} ({share(report.not_recorded_s, span_s)} of the time)."
     if not report.total.states_s:
-        yield "Goodput: N/A, no GPU was recorded for any time."
+        yield "Goodput: N/A, because no GPU time was recorded."
         return
     activity = activity_text(report.total)
-    yield (f"Goodput: {goodput(report.total)} of the GPU time recorded is training"
-           f"{f', at {activity}' if activity else ''}.")
+    yield (f"Goodput: {goodput(report.total)} of the GPU time is training{f', at {activity}' if activity else ''}.")
     yield energy_sentence(report)
 
 
@@ -94,13 +93,13 @@ def activity_text(spent: Spent) -> str:
 def energy_sentence(report: Report) -> str:
     total = report.total
     if total.energy_j is None:
-        return "Energy: N/A, no reading of power."
-    cost = "" if report.cost is None else f", {_cost(report.cost)} at {report.price_per_kwh:g} a kWh"
+        return "Energy: N/A, because there are no power readings."
+    cost = "" if report.cost is None else f", {_cost(report.cost)} at {report.price_per_kwh:g} per kWh"
     all_s = sum(total.states_s.values())
     missing = ("" if not total.energy_unknown_s else
-               f" {share(total.energy_unknown_s, all_s)} of the GPU time has no reading and is not included.")
+               f" {share(total.energy_unknown_s, all_s)} of the GPU time has no power reading and is not included.")
     kwh = figure(total.energy_j / JOULES_PER_KWH)
-    return f"Energy of the GPUs, without host and cooling: {kwh} kWh{cost}.{missing}"
+    return f"Energy of the GPUs, excluding host and cooling: {kwh} kWh{cost}.{missing}"
 
 
 def _states(report: Report, width: int) -> Iterator[str]:
@@ -129,12 +128,12 @@ def _table(name: str, rows: Sequence[Spent], whose: str, names: Sequence[str]) -
     hours_text, kwh_text = (partial(figure, digits=decimals(value for value in column if value is not None))
                             for column in ([time_s / 3600 for time_s in all_s], kwh))
     columns = (Column("hours", hours_text), Column("goodput", percent), *(Column(state, portion) for state in states),
-               Column("kWh", kwh_text, missing="no reading of power"), Column(whose, wide=True, prose=True))
+               Column("kWh", kwh_text, missing="no power readings"), Column(whose, wide=True, prose=True))
     return Table(name, columns, tuple(
         (time_s / 3600, row.goodput_ratio,
          *(row.states_s.get(state, 0.0) / time_s if time_s else None for state in states), energy, text)
         for row, time_s, energy, text in zip(rows, all_s, kwh, names, strict=True)), "",
-        "GPU hours, and the share of them in each state.")
+        "GPU hours and their shares by state.")
 
 
 def _job_text(job: JobReport) -> str:
@@ -146,7 +145,7 @@ def _grid(hours: Sequence[Hour]) -> Iterator[str]:
     """A line for each day, a digit for each hour of local time."""
     if not hours:
         return
-    yield "Training by hour: 0 is under 10% of the GPU time, 9 is 90% or more, a dot is not recorded"
+    yield "Training by hour: 0 is under 10% of the GPU time, 9 is 90% or more, and a dot means not recorded"
     yield "             0     6     12    18     local time"
     days: dict[str, list[str]] = {}
     spent: dict[tuple[str, int], tuple[float, float]] = {}  # of both hours where the clock was set back
@@ -160,7 +159,7 @@ def _grid(hours: Sequence[Hour]) -> Iterator[str]:
         spent[day, clock.tm_hour] = training_s, all_s
         days.setdefault(day, ["."] * _HOURS_A_DAY)[clock.tm_hour] = str(min(9, int(10 * training_s / all_s)))
         if before[1] and comes_twice(hour.begin_s):
-            set_back.append(f"  {day}: the clock was set back, {clock.tm_hour:02d} is two hours")
+            set_back.append(f"  {day}: the clock was set back, so {clock.tm_hour:02d} covers two hours")
     yield from (f"  {day} {''.join(cells)}" for day, cells in days.items())
     yield from set_back
 
@@ -168,7 +167,7 @@ def _grid(hours: Sequence[Hour]) -> Iterator[str]:
 def _worst(hours: Sequence[WorstHour]) -> Iterator[str]:
     if not hours:
         return
-    yield "Worst hours: where jobs lost most GPU time"
+    yield "Worst hours: when jobs lost the most GPU time"
     for hour in hours:
         all_s = sum(hour.states_s.values())
         states = ", ".join(f"{state} {share(seconds, all_s)}" for state, seconds in hour.states_s.items())
@@ -177,14 +176,14 @@ def _worst(hours: Sequence[WorstHour]) -> Iterator[str]:
             gpus = f" (GPU {ranges(finding.gpus)})" if finding.gpus else ""
             yield f"    {printable(finding.title)}{gpus}, {percent(finding.held_ratio)} of the time"
         if not hour.findings and hour.not_judged is None:
-            yield "    The live rules find no cause."
+            yield "    The live rules found no cause."
     reasons = {hour.not_judged for hour in hours if hour.not_judged}
     yield from (f"  Findings: N/A, {reason}." for reason in sorted(reasons))
 
 
 def _own_rules(rules: Sequence[OwnRuleReport]) -> Iterator[str]:
     if rules:
-        yield "Custom rules: time in which they held"
+        yield "Custom rules: how long each condition held"
     yield from (f"  {own_rule_sentence(rule)}" for rule in rules)
 
 
@@ -192,13 +191,13 @@ def own_rule_sentence(rule: OwnRuleReport) -> str:
     """Sentence on how long a rule held, how often, and where."""
     title = printable(rule.title)
     if rule.missing is not None:
-        return f"{title}: N/A, not judged without {printable(rule.missing)}."
+        return f"{title}: N/A, because gputop lacks {printable(rule.missing)}."
     if rule.last_s is None:
-        return f"{title}: never, in {duration(rule.judged_s)} judged."
+        return f"{title}: never in the {duration(rule.judged_s)} judged."
     gpus = f" on GPU {ranges(rule.gpus)}" if rule.gpus else ""
-    often = "once" if rule.times == 1 else f"{rule.times} times, {duration(rule.longest_s)} at the longest"
-    return (f"{title}: {duration(rule.held_s)}{gpus}, {share(rule.held_s, rule.judged_s)} of the time; {often}, the "
-            f"last at {clock_time(rule.last_s, _MINUTE)}.")
+    often = "once" if rule.times == 1 else f"{rule.times} times, at most {duration(rule.longest_s)}"
+    return (f"{title}: {duration(rule.held_s)}{gpus}, {share(rule.held_s, rule.judged_s)} of the time; {often}, last "
+            f"at {clock_time(rule.last_s, _MINUTE)}.")
 
 
 def _memory(creeps: Sequence[Creep]) -> Iterator[str]:
@@ -213,22 +212,22 @@ def creep_sentence(creep: Creep) -> str:
     who = {"process": f"{printable(creep.name)} (PID {creep.pid})", "cgroup": f"Control group {printable(creep.name)}",
            "node": "The node"}[creep.what]
     text = (f"{who}: from {size(creep.first_bytes)} to {size(creep.last_bytes)} in "
-            f"{duration(creep.end_s - creep.begin_s)}, {size(creep.bytes_per_s * 3600)} an hour.")
+            f"{duration(creep.end_s - creep.begin_s)}, {size(creep.bytes_per_s * 3600)} per hour.")
     if creep.full_in_s is None or creep.full_in_low_s is None or creep.full_in_high_s is None:
         reason = "the limit is unknown" if creep.limit is None else "it has ended"
-        return f"{text} Time to out of memory: N/A, {reason}."
+        return f"{text} Time until out of memory: N/A, {reason}."
     limit = f"{size(creep.limit_bytes or 0.0)} of the {'control group' if creep.limit == 'cgroup' else 'node'}"
     low, high = duration(creep.full_in_low_s), duration(creep.full_in_high_s)
-    between = f" ({low} to {high} by the faster and the slower half of its trend)" if low != high else ""
-    return f"{text} If this continues, the {limit} are full {duration(creep.full_in_s)} after the last sample{between}."
+    between = f" ({low} to {high}, based on the faster and the slower half of the trend)" if low != high else ""
+    return (f"{text} At this rate, the {limit} are full {duration(creep.full_in_s)} after the last sample{between}.")
 
 
 def closing_sentences(report: Report) -> Iterator[str]:
     """Yield what could not be read, and what could not be judged."""
     yield from (f"{printable(part.path)}: {printable(note)}" for part in report.recordings for note in part.notes)
     yield from (f"{printable(note[0].upper() + note[1:])}." for note in report.notes)
-    yield ("Without code in the job, gputop cannot distinguish training from evaluation, from work lost at a crash, "
-           f"and from stalls shorter than {units.seconds(report.interval_s * report.read_every)}.")
+    yield ("Without code in the job, gputop cannot distinguish training from evaluation, from work lost in a crash, or "
+           f"from stalls shorter than {units.seconds(report.interval_s * report.read_every)}.")
 
 
 def duration(seconds: float) -> str:

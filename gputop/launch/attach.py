@@ -87,9 +87,9 @@ def give_back(process: target.Target) -> None:
 def no_answer(pid: int, waited_s: float) -> GputopError:
     """The error of a process that has not run what it was requested to, with what it does now. Blocks for a second."""
     return GputopError(
-        f"Process {pid} did not answer within {waited_s:.0f} s: its main thread runs native code or nothing at all, "
-        f"not Python, or the job may not open a socket (seccomp). {state_now(pid)}",
-        f"py-spy dump --pid {pid} shows where it is. The request is no longer valid.")
+        f"Process {pid} did not answer within {waited_s:.0f} s: its main thread runs native code or is idle, or the "
+        f"job may not open a socket (seccomp). {state_now(pid)}",
+        f"py-spy dump --pid {pid} shows where the thread is. The request is no longer valid.")
 
 
 def state_now(pid: int, watched_s: float = _WATCH_S) -> str:
@@ -99,15 +99,15 @@ def state_now(pid: int, watched_s: float = _WATCH_S) -> str:
     time.sleep(watched_s)
     now_ns, stat = cpu_time_ns(pid), stat_of(pid)
     if stat is None or stat.state in "ZX":
-        return "The process has ended since; if nothing else explains that, the request is the likely cause."
+        return "The process has since ended. If nothing else explains this, the request is the likely cause."
     if stat.state in "Tt":
-        return "The process is stopped (SIGSTOP, or a debugger)."
+        return "The process is stopped (by SIGSTOP or a debugger)."
     if before_ns is None or now_ns is None:
-        return "The kernel does not show whether it still runs; look at its log."
+        return "The kernel does not show whether the process is still running; check its log."
     if now_ns == before_ns:
-        return (f"None of its threads ran in the last {watched_s:g} s: it waits or stands still. gputop cannot exclude "
-                "that its request is the cause; look at the job's log.")
-    return f"Its threads still run ({(now_ns - before_ns) / 1e6:.0f} ms of CPU time in the last {watched_s:g} s)."
+        return (f"None of its threads ran in the last {watched_s:g} s: the process is waiting or hangs. gputop's "
+                "request may be the cause; check the job's log.")
+    return (f"Its threads still run ({(now_ns - before_ns) / 1e6:.0f} ms of CPU time in the last {watched_s:g} s).")
 
 
 def silent_text(source: str, name: str) -> str:
@@ -158,8 +158,8 @@ def _script(process: target.Target, text: str) -> Iterator[Path]:
             with open(file, "w") as script:  # noqa: PTH123  a descriptor
                 script.write(text)
         except OSError as error:
-            raise GputopError(f"no script can be put into {_SCRIPTS} of process {process.pid}: {error.strerror}",
-                              f"It needs a few kilobytes there, and {_SCRIPTS} may not be a link.") from None
+            raise GputopError(f"cannot write a script to {_SCRIPTS} of process {process.pid}: {error.strerror}",
+                              f"The script needs a few kilobytes there, and {_SCRIPTS} must not be a link.") from None
         yield _SCRIPTS / name
 
 
@@ -172,7 +172,7 @@ def _add_pending_call(process: target.Target, memory: int, text: str) -> None:
                             functions["PyRun_SimpleString"], text.encode())
     if status != 0:
         raise GputopError(f"process {process.pid} has a full queue of pending calls",
-                          "Its main thread has not run Python for long: it is in native code, or stands still.")
+                          "Its main thread has not run Python for a long time: it is in native code or hangs.")
 
 
 def _wait_for_listener(pid: int, before: set[int]) -> Announcement | None:

@@ -52,10 +52,10 @@ class Deadline(Struct, frozen=True):
     def check(self) -> None:
         """Raises TooLate."""
         if self.stop.is_set():
-            raise TooLate(f"stopped before process {self.pid} had gputop's request", "")
+            raise TooLate(f"stopped before process {self.pid} received gputop's request", "")
         if self.over:
             raise TooLate(f"process {self.pid} did not let gputop finish in time",
-                          "It is frozen, hangs in the kernel, or its code does not return.")
+                          "The process is frozen, hangs in the kernel, or its code does not return.")
 
 
 def in_time(pid: int, memory: int, do: Callable[[int, Deadline], T], seconds: float = MOST_S) -> T:
@@ -86,6 +86,6 @@ def in_time(pid: int, memory: int, do: Callable[[int, Deadline], T], seconds: fl
         return result[0]
     if errors:
         raise errors[0]
-    raise TooLate(f"process {pid} does not answer: gputop waits for its memory or for one of its threads",
-                  "It is frozen, or hangs in the kernel. A thread of it that gputop holds goes back by itself when "
-                  "gputop ends.")
+    raise TooLate(f"process {pid} is not responding: gputop is waiting for its memory or one of its threads",
+                  "The process is frozen or hangs in the kernel. If gputop holds one of its threads, the thread "
+                  "resumes when gputop exits.")

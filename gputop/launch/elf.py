@@ -38,18 +38,18 @@ def functions_of(file: BinaryIO, names: Collection[str]) -> tuple[dict[str, int]
 
     def table(offset: int, length: int, max_bytes: int = _MAX_FILE_BYTES) -> bytes:
         if length > max_bytes or offset + length > size:
-            raise ValueError("a damaged ELF file: it has less than it says, or too much")
+            raise ValueError("a damaged ELF file: its contents do not match its headers")
         file.seek(offset)
         data = file.read(length)
         if len(data) < length:
-            raise ValueError("a damaged ELF file: it became shorter")
+            raise ValueError("a damaged ELF file: it was truncated")
         return data
 
     header = _HEADER.unpack(table(0, _HEADER.size))
     if header[0][:6] != b"\x7fELF\x02\x01":
         raise ValueError("not a 64-bit little-endian ELF file")
     if (header[10] and header[9] != _SEGMENT.size) or (header[12] and header[11] != _SECTION.size):
-        raise ValueError("a damaged ELF file: its headers have another size")
+        raise ValueError("a damaged ELF file: its headers have an unexpected size")
     loaded = [(s[2], s[3]) for s in _SEGMENT.iter_unpack(table(header[5], header[10] * _SEGMENT.size))
               if s[0] == _PT_LOAD]
     if len(loaded) > _MAX_SEGMENTS:
@@ -61,7 +61,7 @@ def functions_of(file: BinaryIO, names: Collection[str]) -> tuple[dict[str, int]
         if section is None:
             continue
         if section[6] >= len(sections):
-            raise ValueError("a damaged ELF file: symbols without names")
+            raise ValueError("a damaged ELF file: some symbols have no names")
         text = sections[section[6]]
         wanted = _places(table(text[4], text[5], _MAX_NAMES_BYTES), names)
         symbols = table(section[4], section[5] - section[5] % _SYMBOL.size, _MAX_SYMBOLS_BYTES)
@@ -103,7 +103,7 @@ def addresses_in(pid: int, names: Collection[str]) -> dict[str, int]:
             with _opened(pid, path, path == library) as file:
                 symbols, segments, anywhere = functions_of(file, names)
         except (OSError, ValueError) as error:
-            raise GputopError(f"{path} of process {pid} cannot be read: {error}",
+            raise GputopError(f"cannot read {path} of process {pid}: {error}",
                               "An update may have replaced it since the process started.") from None
         if len(symbols) < len(names):
             continue
@@ -113,8 +113,8 @@ def addresses_in(pid: int, names: Collection[str]) -> dict[str, int]:
         addresses = {name: shift + value for name, value in symbols.items()}
         if all(0 < address < _END_OF_ADDRESSES for address in addresses.values()):
             return addresses
-    raise GputopError(f"process {pid} is not Python, or its Python does not show its functions",
-                      "Name the Python process itself, not the shell or launcher that started it.")
+    raise GputopError(f"process {pid} is not Python, or its Python has no symbol table",
+                      "Name the Python process, not the shell or launcher that started it.")
 
 
 def _opened(pid: int, path: str, is_library: bool) -> BinaryIO:

@@ -64,21 +64,21 @@ def find_command(argv: Sequence[str]) -> str:
         reason = "is a folder" if path.is_dir() else "is not executable"
         raise GputopError(f"{argv[0]} {reason}", f"For a Python script: gputop run -- python {argv[0]}",
                           EXIT_NOT_EXECUTABLE)
-    raise GputopError(f"there is no command {argv[0]}", "Check the name and PATH; the job's command comes after --.",
-                      EXIT_NOT_FOUND)
+    raise GputopError("there is no command named "
+                      f"{argv[0]}", "Check the name and PATH. The job's command comes after --.", EXIT_NOT_FOUND)
 
 
 def launch_warning(argv: Sequence[str], file: str) -> str | None:
     """Reason why a server may not start in this command, judged by its arguments; None where no reason is found."""
     name = Path(argv[0]).name
     if name in _DROPS_ENVIRONMENT or (name == "env" and {"-i", "-", "--ignore-environment"} & set(argv)):
-        return (f"{name} does not pass its environment on, so no profiler server may start in the job. "
-                f"Put gputop run inside: {name} … gputop run --headless -- python …")
+        return (f"{name} does not pass on its environment, so a profiler server may not start in the job. Put gputop "
+                f"run inside: {name} … gputop run --headless -- python …")
     option = _option_ignoring_pythonpath(argv if _PYTHON.fullmatch(name) else _shebang(file))
     if option is None:
         return None
-    return (f"Python's {option} ignores the environment, so no profiler server will start in the job. Leave the option "
-            "out, or start the server in the script.")
+    return (f"Python's {option} ignores the environment, so no profiler server will start in the job. Remove the "
+            "option, or start the server in the script.")
 
 
 def _shebang(file: str) -> list[str]:

@@ -106,11 +106,11 @@ def _no_thread(pid: int, before_ns: int | None) -> GputopError:
     """The error of a process of which no thread could be used, by what it did meanwhile."""
     now_ns = cpu_time_ns(pid)
     if now_ns is not None and now_ns == before_ns:
-        return GputopError(f"no thread of process {pid} has run for {SEARCH_S:g} s, and none sleeps where gputop can "
-                           "use it", "It is frozen (a paused container?), or waits for something outside.")
+        return GputopError(f"no thread of process {pid} has run for {SEARCH_S:g} s, and none is sleeping where gputop "
+                           "can use it", "The process is frozen (a paused container?) or waits for something external.")
     return GputopError(
-        f"process {pid} computes without a system call and outside the libraries of its framework, so no moment is "
-        "safe for gputop to use one of its threads", "Start the job with gputop run, which needs no such moment.")
+        f"process {pid} computes without a system call and outside the libraries of its framework, so gputop has no "
+        "safe moment to use one of its threads", "Start the job with gputop run, which does not need one.")
 
 
 def _mappings(pid: int) -> list[Mapping]:
@@ -186,7 +186,7 @@ def _borrow(
     except ProcessLookupError:
         tracee.reap(deadline.after(ptrace.STOP_S))
         raise GputopError(f"thread {thread.tid} of process {pid} ended while gputop held it",
-                          "Capture again if the process is still there.") from None
+                          "Capture again if the process is still running.") from None
     finally:
         tracee.detach(deadline.after(ptrace.STOP_S))
 
@@ -273,8 +273,8 @@ def _call(
     tracee.next_syscall_stop(deadline)
     page = tracee.registers()["rax"]
     if _signed(page) < 0:
-        raise GputopError(f"the process cannot get memory: {os.strerror(-_signed(page))}",
-                          "Its limits may be reached.")
+        raise GputopError(f"the process cannot allocate memory: {os.strerror(-_signed(page))}",
+                          "It may have reached its limits.")
     os.pwrite(memory, call.text + b"\0", page)
     tracee.set_registers({**no_restart, "rip": call.function, "rsp": frame.calls if gadgets.store else frame.back,
                           "rbx": frame.result, "rdi": call.first, "rsi": page, "rax": 0})

@@ -39,8 +39,8 @@ def open_log(log: Path) -> int:
         with writable_folder(log.parent, "--output FILE or --logdir DIR") as folder:
             return folder.create(log.name, flags=os.O_APPEND)
     except OSError as error:
-        raise GputopError(f"the job's output cannot go to {log}: {error.strerror}",
-                          "Name another file with --output; the job was not started.") from None
+        raise GputopError(f"cannot write the job's output to {log}: {error.strerror}",
+                          "Name another file with --output. The job was not started.") from None
 
 
 class StartedJob:
@@ -72,7 +72,7 @@ class StartedJob:
                 self._argv, env=self._environ, stdin=subprocess.DEVNULL, stdout=self._descriptor,
                 stderr=subprocess.STDOUT, close_fds=False, preexec_fn=self._before_it)
         except OSError as error:
-            raise GputopError(f"{self._argv[0]} cannot be started: {error.strerror}",
+            raise GputopError(f"cannot start {self._argv[0]}: {error.strerror}",
                               "Check that it is a program, or a script with a #! line.", 126) from None
         threading.Thread(target=self._wait, args=(process,), name="gputop-job", daemon=True).start()
         return process
@@ -136,9 +136,9 @@ class StartedJob:
             return "runs"
         if code < 0:
             with contextlib.suppress(ValueError):
-                return f"was ended by {signal.Signals(-code).name}"
-            return f"was ended by signal {-code}"
-        return f"ended with status {code}"
+                return f"was terminated by {signal.Signals(-code).name}"
+            return f"was terminated by signal {-code}"
+        return f"exited with status {code}"
 
     def send(self, number: int) -> None:
         """A signal to the job, as the terminal or another process would have sent it."""
@@ -169,7 +169,7 @@ class StartedJob:
                 file.seek(start)
                 data = file.read()
         except OSError as error:
-            return [f"{self.log} cannot be read: {error.strerror}"], 0
+            return [f"cannot read {self.log}: {error.strerror}"], 0
         end = start + len(data)
         # A progress bar rewrites its line after each \r: what stands there last counts.
         if start:
@@ -206,12 +206,12 @@ def wait_for_exit(job: StartedJob, say: Callable[[str], None] = console.write_te
         for line in lines:
             say(line)
         if running:
-            now = "was asked to end (SIGTERM) and has not ended yet" if job.end_asked else "goes on"
-            say(f"gputop: the job {now}; ctrl-c reaches it. The whole output: {job.log}")
+            now = "received SIGTERM and has not exited yet" if job.end_asked else "is still running"
+            say(f"gputop: the job {now}; ctrl-c goes to the job. Full output: {job.log}")
         while running:
             running = not job.ended.wait(FOLLOW_PERIOD_S)
             position += _copy(job.log, position)
-    say(f"gputop: the job {job.state()}; its output: {job.log}")
+    say(f"gputop: the job {job.state()}; output: {job.log}")
 
 
 def _copy(log: Path, position: int) -> int:

@@ -20,13 +20,13 @@ from gputop.profiler.kineto.guard import PASTE, UsedBefore, is_guarded, raise_un
 from gputop.profiler.kineto.recorder import unsafe
 
 WHAT_SWITCHING_ON_DOES = (
-    "gputop has the job's own Python switch on the daemon mode of its PyTorch's profiler, once, between two of its "
-    "steps. From then on a thread of the profiler looks for gputop's socket once a second, until the process ends. "
-    "A thread of gputop's guards each recording: the job's end and its own torch.profiler wait until it is over. In "
-    "our tries, on CPUs, no such recording ended a job. The first one leaves about 240 MB in the process, and NVIDIA's "
-    "CUPTI. A job that waits for its launches is then slower until it ends. Two took 12.4 and 11.2 ms a step before, "
-    "22.3 and 26.0 while they were recorded, 15.8 and 17 to 19 from then on. One that keeps its GPU busy is not. "
-    "Before Python 3.14 it pauses one idle thread for about 1 ms.")
+    "gputop makes the job's Python turn on the daemon mode of PyTorch's profiler, once, between two steps. From then "
+    "on, a profiler thread looks for gputop's socket once a second until the process ends. A gputop thread guards each "
+    "recording: the job's exit and its own torch.profiler wait until the recording ends. In our tests on CPUs, no such "
+    "recording crashed a job. The first recording leaves about 240 MB and NVIDIA's CUPTI in the process. A host-bound "
+    "job is then slower until it ends. Two such jobs took 12.4 and 11.2 ms per step before, 22.3 and 26.0 ms during a "
+    "recording, and 15.8 and 17 to 19 ms afterwards. A job that keeps its GPU busy does not become slower. Before "
+    "Python 3.14, this pauses one idle thread for about 1 ms.")
 _PERIOD_S = 0.2
 FRAMEWORKS = frozenset({"pytorch"})
 
@@ -68,8 +68,8 @@ def _switch_on(process: target.Target, function: str, stop: threading.Event) -> 
             if client is None:
                 folder.remove()
     if client is None or client.folder != folder.path:
-        raise GputopError(f"PyTorch in process {process.pid} did not switch its daemon mode on",
-                          "Its build may leave kineto out. " + PASTE)
+        raise GputopError(f"PyTorch in process {process.pid} did not turn on its daemon mode",
+                          "It may have been built without kineto. " + PASTE)
     return client
 
 
@@ -96,7 +96,7 @@ def _inject(process: target.Target, folder: SocketFolder, function: str, stop: t
     if reported:
         return
     if stop.is_set():
-        raise GputopError("the capture was stopped", "The request is no longer valid once 30 s have passed.")
+        raise GputopError("the capture was stopped", "The request expires after 30 s.")
     raise no_answer(process.pid, ANSWER_TIMEOUT_S)
 
 

@@ -68,8 +68,8 @@ class Tracee:
         try:
             self.request(SEIZE, None, _O_TRACESYSGOOD)
         except OSError as error:
-            raise GputopError(f"the kernel does not let gputop stop thread {self.tid}: {error.strerror}",
-                              "A debugger or strace may hold it; otherwise run gputop attach as root.") from None
+            raise GputopError(f"the kernel does not allow gputop to stop thread {self.tid}: {error.strerror}",
+                              "A debugger or strace may hold the thread. If not, run gputop attach as root.") from None
         self.held = True
 
     def interrupt(self, deadline: Deadline) -> bool:

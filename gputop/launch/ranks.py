@@ -55,8 +55,8 @@ def find_ranks(address: str, proc: Path = _PROC) -> list[int]:
     users = {uid for pid in rank_pids if (uid := owner(pid, proc)) is not None}
     if len(users) > 1:
         uids = ", ".join(map(str, sorted(users)))
-        raise GputopError(f"processes of several users (uid {uids}) say that they meet at {address}: gputop cannot "
-                          "tell whose job it is", "Run gputop as the job's user there.")
+        raise GputopError(f"processes of several users (uid {uids}) use the rendezvous address {address}, so gputop "
+                          "does not know whose job it is", "Run gputop as the job's user on that node.")
     return sorted(rank_pids, key=ranks.__getitem__)[:MAX_RANKS]
 
 

@@ -49,7 +49,7 @@ def memory_of(pid: int) -> Iterator[int]:
     try:
         descriptor = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        raise GputopError(f"the memory of process {pid} cannot be written: {error.strerror}",
+        raise GputopError(f"cannot write to the memory of process {pid}: {error.strerror}",
                           "Run gputop attach as root.") from None
     try:
         yield descriptor
@@ -67,7 +67,7 @@ def find_slot(pid: int, memory: int) -> Slot | None:
     try:
         return slot_at(memory, runtime)
     except OSError:
-        raise GputopError(f"process {pid} has ended, or its Python cannot be read", "Nothing was done.") from None
+        raise GputopError(f"process {pid} has ended, or gputop cannot read its state", "Nothing was done.") from None
 
 
 def slot_at(memory: int, runtime: int) -> Slot | None:
@@ -88,10 +88,10 @@ def slot_at(memory: int, runtime: int) -> Slot | None:
         interpreter = 0
     thread = _word(memory, interpreter + offsets[_THREADS_MAIN]) if interpreter else 0
     if not thread:
-        raise GputopError("the job's interpreter is starting or ending", "Attach once the job trains.")
+        raise GputopError("the job's interpreter is starting or exiting", "Attach when the job is training.")
     if not _word(memory, interpreter + enabled, 4):
-        raise GputopError("Python's remote execution is switched off in the job (PYTHON_DISABLE_REMOTE_DEBUG or "
-                          "-X disable-remote-debug)", "Restart the job with gputop run.")
+        raise GputopError("Python's remote execution is disabled in the job (PYTHON_DISABLE_REMOTE_DEBUG or -X "
+                          "disable-remote-debug)", "Restart the job with gputop run.")
     slot = Slot(thread + support + path, path_bytes, thread + support + pending, thread + eval_breaker)
     for address in (slot.path, slot.pending, slot.eval_breaker):
         _read(memory, address, 1)
@@ -102,11 +102,11 @@ def request(memory: int, slot: Slot, script: Path) -> None:
     """Request that ``script``, a path as the process sees it, is run. Raises GputopError."""
     path = os.fsencode(script) + b"\0"
     if len(path) > slot.path_bytes:
-        raise GputopError(f"{script} is too long a path for Python's remote execution", "")
+        raise GputopError(f"the path {script} is too long for Python's remote execution", "")
     try:
         if _word(memory, slot.pending, 4):
-            raise GputopError("another tool's request is waiting in the job",
-                              "Its main thread serves that one first, once it runs Python.")
+            raise GputopError("a request from another tool is pending in the job",
+                              "The job's main thread serves that request first, when it next runs Python.")
         os.pwrite(memory, path, slot.path)
         os.pwrite(memory, struct.pack("<i", 1), slot.pending)
         # Only the lowest byte, because the others hold a version. Other threads set bits in it at any time, and one
@@ -114,7 +114,7 @@ def request(memory: int, slot: Slot, script: Path) -> None:
         (bits,) = _read(memory, slot.eval_breaker, 1)
         os.pwrite(memory, bytes([bits | _STOP_AND_CHECK]), slot.eval_breaker)
     except OSError:
-        raise GputopError("the process has ended meanwhile", "Nothing was done.") from None
+        raise GputopError("the process has ended", "Nothing was done.") from None
 
 
 def withdraw(memory: int, slot: Slot) -> None:
@@ -126,10 +126,10 @@ def withdraw(memory: int, slot: Slot) -> None:
 def _read(memory: int, address: int, size: int) -> bytes:
     """Raises OSError where the process has no such memory; the addresses are sums of numbers from that memory."""
     if not 0 <= address < _END_OF_ADDRESSES:
-        raise OSError("no process has such an address")
+        raise OSError("the address is not valid in any process")
     data = os.pread(memory, size, address)
     if len(data) < size:  # nothing at all, once the process has ended
-        raise OSError("its memory is gone")
+        raise OSError("the process's memory is gone")
     return data
 
 

@@ -82,7 +82,7 @@ def gadgets_in(memory: int, mappings: Iterable[Mapping]) -> Gadgets:
         if len(addresses) == 4 or left_bytes <= 0:
             break
     if "sigreturn" not in addresses or "syscall" not in addresses:
-        raise GputopError("the job's C library has no code that returns a thread to its work",
+        raise GputopError("the job's C library has no code that lets a thread resume its work",
                           "Restart the job with gputop run.")
     return Gadgets(addresses["syscall"], addresses["sigreturn"], addresses["after_sigreturn"], addresses.get("store"))
 

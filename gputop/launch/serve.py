@@ -49,5 +49,5 @@ def make_ready(pid: int, stop: threading.Event | None = None, *, hold: bool = Fa
     if is_pytorch(pid):
         client = kineto.switch_on(pid, stop, hold=hold, started=started)
         folder = printable(str(client.folder))
-        return Ready(f"pid:{pid}", f"PyTorch's profiler in process {pid} waits for gputop in {folder}")
+        return Ready(f"pid:{pid}", f"PyTorch's profiler in process {pid} is waiting for gputop in {folder}")
     return attach.start_server(target.examine(pid, started=started), port)

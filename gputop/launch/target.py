@@ -31,12 +31,11 @@ from gputop.text.commands import short_command
 from gputop.text.units import printable
 
 WHAT_STARTING_DOES = (
-    "gputop has the job's own Python start the profiler server of its TensorFlow or JAX, once, "
-    "between two of its steps. The server stays until the process ends and costs nothing until it is used. "
-    "Before Python 3.14 it pauses one idle thread for about 1 ms. "
-    "A capture of 10 s took about 0.7 s of training from a job of many small operations. In our tries, on CPUs, none "
-    "ended a job. "
-    "After a capture the job returns memory that it keeps free, if that is much: 0.1 to 0.3 s of its main thread.")
+    "gputop makes the job's Python start the profiler server of TensorFlow or JAX, once, between two steps. The server "
+    "stays until the process ends and costs nothing until it is used. Before Python 3.14, this pauses one idle thread "
+    "for about 1 ms. In a job of many small operations, a 10 s capture cost about 0.7 s of training. In our tests on "
+    "CPUs, no capture crashed a job. After a capture, the job gives back free memory if there is much of it, which "
+    "takes 0.1 to 0.3 s of its main thread.")
 _ALTERNATIVE = "Or restart the job with gputop run."
 MAX_TRAINING = 64  # processes of one launcher that are named
 SERVED = frozenset({"tensorflow", "jax"})  # whose profiler server gputop can start
@@ -66,22 +65,21 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA, *,
         uid = folder.stat().st_uid
     except OSError:
         raise NoDataError(f"there is no process {pid}",
-                          "ps or nvidia-smi shows the right number; in a container pids differ from those "
-                          "outside.") from None
+                          "ps or nvidia-smi shows the right PID. PIDs differ inside and outside a container.") from None
     user = user_name(uid)
     state = status.get("State", "?")[0]
     if state in "ZX":
-        raise GputopError(f"process {pid} has ended", "It is a zombie: its parent has not collected it yet.")
+        raise GputopError(f"process {pid} has ended", "It is a zombie: its parent has not reaped it yet.")
     try:
         (folder / "exe").readlink()
     except FileNotFoundError:
-        raise GputopError(f"process {pid} is a kernel thread", "Give the pid of the training job.") from None
+        raise GputopError(f"process {pid} is a kernel thread", "Give the PID of the training job.") from None
     except OSError:  # someone else's: said below
         pass
     tracer = status.get("TracerPid", "0").strip()
     if tracer != "0":
         raise GputopError(f"process {tracer} (a debugger, strace, …) is attached to process {pid}",
-                          "End that program first.")
+                          "Stop that program first.")
     if state in "Tt":
         raise GputopError(f"process {pid} is stopped", f"Resume it first: kill -CONT {pid}")
     check_rights(pid, folder, uid, "attach", _ALTERNATIVE, proc, yama)
@@ -95,13 +93,13 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA, *,
     if (not loaded & frameworks or is_launcher(command.split())) and (started_by_it := training(pid, proc)):
         which = f"process {started_by_it[0]}" if len(started_by_it) == 1 else f"{len(started_by_it)} processes"
         theirs = short_command(command_of(started_by_it[0], proc))
-        raise GputopError(f"process {pid} ({command[:60]}) starts the job; {which} of it "
+        raise GputopError(f"process {pid} ({command[:60]}) is a launcher; {which} that it started "
                           f"{'trains' if len(started_by_it) == 1 else 'train'}: {printable(theirs[:60])}",
                           f"gputop capture {' '.join(map(str, started_by_it))}")
     if not loaded & frameworks:
         without = "no PyTorch" if frameworks == {"pytorch"} else "neither TensorFlow, JAX nor PyTorch"
         raise GputopError(f"process {pid} ({command[:60]}) has {without} loaded",
-                          "Give the Python process that trains; or wait until it has imported its framework.")
+                          "Name the Python process that trains, or wait until it has imported its framework.")
     check_limits(pid, proc)
     same_network = True
     with contextlib.suppress(OSError):
@@ -140,5 +138,5 @@ def check_same(process: Target) -> None:
 def check_machine() -> None:
     """Raises GputopError on machines where gputop cannot borrow a thread."""
     if platform.machine() != "x86_64":
-        raise GputopError(f"gputop attach supports x86-64 only, not {platform.machine()}, for Python before 3.14",
+        raise GputopError(f"before Python 3.14, gputop attach supports only x86-64, not {platform.machine()}",
                           _ALTERNATIVE)

@@ -29,13 +29,13 @@ def logdir_of(path: Path) -> Path:
     """The logdir that ``path``, a trace, run folder or logdir, is or lies in. Raises NoDataError."""
     path = path.absolute()
     if not path.exists():
-        raise NoDataError(f"there is no {path}", "Capture a trace first: gputop, then c; or gputop capture.")
+        raise NoDataError(f"{path} does not exist", "Capture a trace first: press c in gputop, or run gputop capture.")
     for folder in (path, *path.parents):
         if folder.parts[-2:] == _LAYOUT:
             return folder.parent.parent
     if next(path.glob("**/plugins/profile/*/*.xplane.pb"), None) is not None:
         return path
-    raise NoDataError(f"{path} holds no traces in TensorBoard's layout, LOGDIR/plugins/profile/RUN/HOST.xplane.pb",
+    raise NoDataError(f"{path} contains no traces in TensorBoard's layout, LOGDIR/plugins/profile/RUN/HOST.xplane.pb",
                        "Give the logdir of a capture, or one of its runs.")
 
 
@@ -62,11 +62,12 @@ def serve(logdir: Path, port: int) -> int:
     """Run XProf over ``logdir`` at 127.0.0.1:``port`` until ctrl-c. Raises GputopError where it is not installed."""
     entry = next(iter(metadata.entry_points(group="console_scripts", name="xprof")), None)
     if entry is None:
-        raise GputopError("XProf is not installed in gputop's environment", f"{INSTALL}; or open {logdir} with a "
-                          "TensorBoard that has tensorboard-plugin-profile: tensorboard --logdir …")
+        raise GputopError("XProf is not installed in gputop's environment", f"{INSTALL}; or use TensorBoard with "
+                                                                            "tensorboard-plugin-profile: tensorboard "
+                                                                            f"--logdir {logdir}")
     if not free_port(port):
-        raise GputopError(f"port {port} is taken",
-                          "XProf may be open already. Otherwise choose another port with --port.")
+        raise GputopError(f"port {port} is in use",
+                          "XProf may already be running. Otherwise choose another port with --port.")
     start = entry.load()
     threading.Thread(target=_keep_to_loopback, args=(port,), name="gputop-loopback", daemon=True).start()
     sys.argv = ["xprof", "--logdir", str(logdir), "--port", str(port)]
@@ -80,9 +81,9 @@ def _keep_to_loopback(port: int) -> None:
     while True:
         up = bool(listening_sockets(port))
         if not confine(listening_sockets(0)):
-            say("this kernel (before 5.7) leaves XProf open to any host that reaches this one")
+            say("on this kernel (before 5.7), any host that reaches this one can also reach XProf")
             return
         if up:
-            say(f"XProf at http://127.0.0.1:{port}/, for this host only; ctrl-c ends it")
+            say(f"XProf is running at http://127.0.0.1:{port}/, only for this host; press ctrl-c to stop it")
             return
         time.sleep(_POLL_PERIOD_S)

@@ -49,7 +49,7 @@ def parse_address(text: str) -> str:
     if not (port_text.isascii() and port_text.isdecimal() and 1 <= int(port_text) <= 65535):
         raise _usage(text, "a port is a number from 1 to 65535")
     if re.search(r"[\s\x00-\x1f]", host):
-        raise _usage(text, "a host name has no blanks")
+        raise _usage(text, "a host name cannot contain spaces")
     if host.lower() in ("", "localhost", "0.0.0.0", "::"):
         host = _LOOPBACK
     elif ":" in host:
@@ -61,7 +61,7 @@ def parse_address(text: str) -> str:
         try:
             host.encode("idna")  # as the resolver would, which raises no OSError for it
         except UnicodeError:
-            raise _usage(text, "each part of a host name has 1 to 63 characters") from None
+            raise _usage(text, "each part of a host name must have 1 to 63 characters") from None
     return f"{host}:{int(port_text)}"
 
 
@@ -75,13 +75,13 @@ def _parse_unix(text: str, rest: str) -> str:
     scheme, _, name = rest.partition(":")
     name = "/" + name.lstrip("/") if name.startswith("///") else name
     if not name or name.startswith("//"):
-        raise _usage(text, "a path must follow unix:, and a name unix-abstract:")
+        raise _usage(text, "unix: must be followed by a path, and unix-abstract: by a name")
     if re.search(r"[\x00-\x1f\x7f]", name):
-        raise _usage(text, "it holds control characters")
+        raise _usage(text, "it contains control characters")
     if f"{scheme}:" == _UNIX:
         name = str(Path(name).absolute())
     if len(os.fsencode(name)) > _UNIX_BYTES:
-        raise _usage(text, f"a socket's name has at most {_UNIX_BYTES} bytes")
+        raise _usage(text, f"a socket name can have at most {_UNIX_BYTES} bytes")
     return f"{scheme}:{name}"
 
 

@@ -167,7 +167,7 @@ class Finder:
         """Listening sockets with the hosts where they can be reached, and notes on processes of others."""
         networks, refused = sockets.networks(
             self._proc, sorted(process_ids(self._proc) if wanted is None else wanted))
-        notes = [f"process {pid} belongs to {self._user(pid) or 'another user'}: its sockets may not be read. "
+        notes = [f"process {pid} belongs to {self._user(pid) or 'another user'}, so gputop cannot read its sockets. "
                  "Run gputop as that user or root, or attach to HOST:PORT." for pid in refused if wanted is not None]
         here = sockets.network_namespace(self._proc, os.getpid())
         listening: dict[Listener, list[str]] = {}
@@ -225,11 +225,11 @@ class Finder:
         """One attempt to find out whether a socket is a profiler server's."""
         pid = state.holders[0]
         state.attempts_left -= 1
-        problem = "none of its addresses belongs to a network inside this machine"
+        problem = "none of its addresses belong to a network inside this machine"
         for host in hosts:
             address = f"{host}:{listener.port}"
             if hosts is not _OWN_HOSTS and not sockets.arrives_in(self._proc, pid, host, listener.port, _TIMEOUT_S):
-                problem = f"packets to {address} do not arrive there"
+                problem = f"packets to {address} do not reach it"
                 continue
             try:
                 check_http2(address, _TIMEOUT_S, listen_only=True)
@@ -245,7 +245,7 @@ class Finder:
         if hosts is not _OWN_HOSTS and state.relevant:
             state.note = (
                 f"process {pid} listens on port {listener.port} inside a container and cannot be reached from here "
-                f"({problem}). If that is its profiler server, publish the port or run the container with --net=host."
+                f"({problem}). If its profiler server uses this port, publish it or run the container with --net=host."
             )
 
     def _libraries(self, pid: int) -> tuple[bool, Framework | None, str | None]:
@@ -277,8 +277,8 @@ class Finder:
         at_risk = [pid for pid in pids if self._calls_workers(pid)]
         if not at_risk:
             return None
-        return ("TensorFlow 2.21's profiler can crash workers that call each other over gRPC, as those without GPUs "
-                f"do, whichever tool captures them ({_processes(at_risk)})")
+        return ("TensorFlow 2.21's profiler can crash workers that call each other over gRPC, such as workers without "
+                f"GPUs, with any capture tool ({_processes(at_risk)})")
 
     def _calls_workers(self, pid: int) -> bool:
         """Return whether it is one of several workers of TensorFlow 2.21, without the driver that NCCL needs."""

@@ -120,15 +120,15 @@ def end_of_recorded(pid: int | None, pidfd: int) -> TraceLost | None:
         return None
     how = end_of(pid, pidfd)
     text = f"process {pid} ended{how and f' {how}'} while it was recorded"
-    report = f"report it at {ISSUES}, with the versions of gputop and of the job's framework."
+    report = f"report this at {ISSUES}, with the versions of gputop and the job's framework."
     if how in _CRASHES:
         return TraceLost(f"{text}: the recording is the likely cause", f"Please {report}")
     if how == "by SIGKILL":
-        return TraceLost(text, "Somebody killed it, or the kernel did, because memory ran out: dmesg shows that.")
+        return TraceLost(text, "Someone killed it, or the kernel did because memory ran out (see dmesg).")
     if how:
-        return TraceLost(f"{text}, before its trace arrived", "See the job's own output for the reason.")
-    return TraceLost(f"{text}; how is not known", "See the job's own output. If nothing there explains it, the "
-                     f"recording is the likely cause; then please {report}")
+        return TraceLost(f"{text}, before its trace arrived", "Check the job's output for the reason.")
+    return TraceLost(f"{text}; how it ended is unknown", "Check the job's output. If nothing there explains the end, "
+                                                         f"the recording is the likely cause; please {report}")
 
 
 # Growth of the job over the size of its trace: 16.7 for 132 MB, 10 to 19 for 1 to 17 MB, TensorFlow 2.21 on
@@ -153,7 +153,7 @@ class RecorderLimits(Struct, frozen=True):
     """
 
     device_events: float = _CUPTI_SHARE * CUPTI_RECORDS
-    device_limit: str = "CUPTI keeps 2 M in all"
+    device_limit: str = "CUPTI keeps at most 2 M"
     events: float = math.inf
     events_limit: str = ""
     job_bytes_per_byte: float = SERVER_MULTIPLE

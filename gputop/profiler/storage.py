@@ -116,7 +116,7 @@ class RunFolder(Struct):
             remove_empty(made)
             raise GputopError(
                 f"cannot write traces to {logdir}: {error.strerror or error} ({profiles / (error.filename or '')})",
-                "Choose a folder you can write to with --logdir DIR. The job was not disturbed.",
+                "Choose a writable folder with --logdir DIR. The job was not disturbed.",
             ) from None
         return cls(folder.path, host, folder, partial, descriptor, made, ending)
 
@@ -154,10 +154,10 @@ class RunFolder(Struct):
         for folder in tried:
             with contextlib.suppress(OSError, GputopError):
                 return _save_below(folder, self.host, data)
-        nor = f", nor in {', '.join(map(str, tried))}" if tried else ""
+        nor = f", or in {', '.join(map(str, tried))}" if tried else ""
         raise GputopError(
             f"the trace ({len(data) / 1e6:.1f} MB) could not be saved as {self.file}: {self.save_error}{nor}",
-            "Make room or choose another --logdir, and capture again; gputop left nothing partial behind.",
+            "Free some space or choose another --logdir, and capture again; gputop left no partial files behind.",
         )
 
     def adopt(self, source: BinaryIO, source_path: Path, stopped: Callable[[], bool] = _never) -> Path:
@@ -174,8 +174,8 @@ class RunFolder(Struct):
         except OSError as error:
             raise GputopError(
                 f"the trace could not be copied from {source_path} to {self.file}: {error.strerror or error}",
-                f"It stays at {source_path}: make room or choose another --logdir, or copy it by hand and run "
-                "`gputop analyze` on it.",
+                f"The trace is still at {source_path}. Free some space or choose another --logdir, or copy the trace "
+                "manually and run `gputop analyze` on it.",
             ) from None
 
     def take_over(self, path: Path) -> Path:
@@ -184,7 +184,7 @@ class RunFolder(Struct):
             with open_regular(path, follow_links=False) as file:
                 return self.adopt(file, path)
         except OSError as error:
-            raise GputopError(f"{path} cannot be read: {error.strerror or error}", "Check that file system.") from None
+            raise GputopError(f"cannot read {path}: {error.strerror or error}", "Check the file system.") from None
 
     def receive(self, source: Readable, size: int) -> Path:
         """Save what comes from ``source``, so many bytes, whole or not at all, and return where. Raises OSError, and
@@ -223,10 +223,10 @@ class RunFolder(Struct):
         size = os.fstat(source.fileno()).st_size
         free = self.free_bytes()
         if size > MAX_COPY_BYTES:
-            raise OSError(errno.EFBIG, f"it is too large ({size / 1e6:,.0f} MB; at most {MAX_COPY_BYTES / 1e6:,.0f} "
-                                       "MB are copied)")
+            raise OSError(errno.EFBIG, f"the trace is too large ({size / 1e6:,.0f} MB; gputop copies at most "
+                                       f"{MAX_COPY_BYTES / 1e6:,.0f} MB)")
         if size > free:
-            raise OSError(errno.ENOSPC, f"{size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free")
+            raise OSError(errno.ENOSPC, f"the trace needs {size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free")
         return min(MAX_COPY_BYTES, free)
 
     def _fill(self, source: Readable, max_bytes: int, stopped: Callable[[], bool]) -> Path:
@@ -239,9 +239,9 @@ class RunFolder(Struct):
                 out.flush()
                 os.fsync(self._descriptor)
             if not os.path.samestat(self.folder.state(self._partial), os.fstat(self._descriptor)):
-                raise OSError(errno.ESTALE, "it was exchanged meanwhile", str(self.partial))
+                raise OSError(errno.ESTALE, "the file was replaced while gputop was writing it", str(self.partial))
             if self.folder.has(self.name):
-                raise FileExistsError(errno.EEXIST, "there is a trace already", str(self.file))
+                raise FileExistsError(errno.EEXIST, "a trace with this name already exists", str(self.file))
             self.folder.move(self._partial, self.name, replace=False)
         except OSError:
             self.folder.remove(self._partial)
@@ -252,11 +252,11 @@ class RunFolder(Struct):
 def _profiles_of(logdir: str | Path) -> Path:
     """The folder of the runs in a logdir; raises GputopError (usage)."""
     if "://" in str(logdir):
-        raise GputopError(f"{logdir} is not a folder of this machine", "Give a local --logdir.", EXIT_USAGE)
+        raise GputopError(f"{logdir} is not a folder on this machine", "Give a local --logdir.", EXIT_USAGE)
     try:
         return Path(logdir).expanduser().absolute() / "plugins" / "profile"
     except (RuntimeError, OSError) as error:  # no such user; the working directory is gone
-        raise GputopError(f"{logdir} is not a folder of this machine: {error}", "Give an absolute --logdir.",
+        raise GputopError(f"{logdir} is not a folder on this machine: {error}", "Give an absolute --logdir.",
                           EXIT_USAGE) from None
 
 
@@ -303,4 +303,4 @@ def _new_folder(parent: Folder, name: str) -> Folder:
     for attempt in range(1, 1000):
         with contextlib.suppress(FileExistsError):
             return parent.make(name if attempt == 1 else f"{name}_{attempt}")
-    raise FileExistsError(errno.EEXIST, "no free run name", str(parent.path / name))
+    raise FileExistsError(errno.EEXIST, "no unused run name", str(parent.path / name))

@@ -21,7 +21,7 @@ _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
 _MAX_BRACKETS, _MAX_HOST_CHARS = 8, 400  # of one part; a name in DNS has 253 characters
 # The tasks of tf.distribute that compute; "ps" and "evaluator" have no training steps.
 _TRAINING_TASKS = ("chief", "master", "worker")
-_HOW = "Write HOST:PORT,HOST:PORT, also with ranges: node[01-04]:6009."
+_HOW = "Write HOST:PORT,HOST:PORT or use ranges: node[01-04]:6009."
 
 
 def split_list(text: str) -> list[str]:
@@ -48,7 +48,7 @@ def expand_hostlist(text: str, most: int = MAX_HOSTS) -> list[str]:
         for host in _expand(part, text):
             hosts.append(host)
             if len(hosts) > most:
-                raise _usage(text, f"it means more than {most} hosts")
+                raise _usage(text, f"it expands to more than {most} hosts")
     return list(dict.fromkeys(hosts))
 
 
@@ -58,11 +58,11 @@ def _expand(part: str, text: str) -> Iterator[str]:
         return
     match = _BRACKETS.search(part)
     if part.count("[") > _MAX_BRACKETS or (match is None and len(part) > _MAX_HOST_CHARS):
-        raise _usage(text, f"{part[:_MAX_HOST_CHARS]!r} is too long for a host")
+        raise _usage(text, f"{part[:_MAX_HOST_CHARS]!r} is too long for a host name")
     if match is None:
         without_ipv6 = re.sub(r"\[[0-9A-Fa-f:.%\w]*:[^\]]*\]", "", part)
         if "[" in without_ipv6 or "]" in without_ipv6:
-            raise _usage(text, f"{part!r} has brackets that are not [NUMBER-NUMBER,…]")
+            raise _usage(text, f"{part!r} has brackets that do not contain NUMBER-NUMBER,…")
         yield part
         return
     for number in _numbers(match[1], text):
@@ -74,7 +74,7 @@ def _numbers(ranges: str, text: str) -> Iterator[str]:
     for item in ranges.split(","):
         match = _RANGE.fullmatch(item)
         if match is None:
-            raise _usage(text, f"{item!r} is not a number or a range")
+            raise _usage(text, f"{item!r} is neither a number nor a range")
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first) or int(last) - int(first) >= MAX_HOSTS:
             raise _usage(text, f"the range {item} is empty or too long")
@@ -89,8 +89,8 @@ def parse_ports(text: str) -> tuple[int, ...]:
         match = _RANGE.fullmatch(item.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= first <= last <= 65535 or last - first >= 64:
-            raise GputopError(f"{text!r} are not ports: numbers from 1 to 65535, at most 64 of them",
-                              "For example --profiler-port 6009, or 6009-6012 for four ranks on each machine.",
+            raise GputopError(f"{text!r} is not a list of ports: at most 64 numbers from 1 to 65535",
+                              "For example: --profiler-port 6009, or 6009-6012 for four ranks per machine.",
                               EXIT_USAGE)
         ports += range(first, last + 1)
     return tuple(dict.fromkeys(ports))
@@ -128,8 +128,8 @@ def job_hosts(environ: Mapping[str, str]) -> list[str]:
     nodes = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     if nodes:
         return expand_hostlist(nodes)
-    raise GputopError("--profiler-port is for the machines of a job, and neither TF_CONFIG nor SLURM_JOB_NODELIST "
-                      "is set here", "Run gputop inside the job's allocation, or name them: --attach HOST:PORT,…",
+    raise GputopError("--profiler-port applies to the machines of a job, but neither TF_CONFIG nor SLURM_JOB_NODELIST "
+                      "is set here", "Run gputop in the job's allocation, or name the servers: --attach HOST:PORT,…",
                       EXIT_USAGE)
 
 
@@ -143,10 +143,10 @@ def tf_config_hosts(text: str) -> list[str]:
         tasks = [address for task in _TRAINING_TASKS for address in cluster.get(task, ())]
         hosts = [_host(address) for address in tasks]
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise GputopError("TF_CONFIG is not what tf.distribute expects: JSON with cluster.worker",
-                          "Fix it, or name the servers: --attach HOST:PORT,…", EXIT_USAGE) from None
+        raise GputopError("TF_CONFIG is not valid for tf.distribute, which expects JSON with cluster.worker",
+                          "Fix TF_CONFIG, or name the servers: --attach HOST:PORT,…", EXIT_USAGE) from None
     if not hosts:
-        raise GputopError("TF_CONFIG names no worker", "Name the servers: --attach HOST:PORT,…", EXIT_USAGE)
+        raise GputopError("TF_CONFIG does not name any workers", "Name the servers: --attach HOST:PORT,…", EXIT_USAGE)
     return list(dict.fromkeys(hosts))
 
 

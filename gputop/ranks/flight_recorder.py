@@ -100,7 +100,7 @@ def read_files(paths: Sequence[str]) -> Dumps:
     for path in paths:
         rank = rank_of_file(path)
         if rank in by_rank:
-            raise GputopError(f"two dumps are of rank {rank}: {printable(by_rank[rank])} and {printable(path)}",
+            raise GputopError(f"there are two dumps for rank {rank}: {printable(by_rank[rank])} and {printable(path)}",
                               "Name only the dumps of one run.", EXIT_USAGE)
         by_rank[rank] = path
     dumps, problems = [], []
@@ -109,7 +109,7 @@ def read_files(paths: Sequence[str]) -> Dumps:
         try:
             dumps.append(_read_open(open_regular(path, MAX_BYTES), rank, name))
         except OSError as error:
-            problems.append(f"{name} cannot be opened: {error.strerror or error}")
+            problems.append(f"cannot open {name}: {error.strerror or error}")
         except GputopError as error:
             problems.append(error.message)
     return Dumps(tuple(dumps), tuple(problems))
@@ -120,8 +120,8 @@ def rank_of_file(path: str) -> int:
     name = Path(path).name
     number = re.search(r"(\d{1,7})(?:\.[A-Za-z]{1,10})*$", name, re.ASCII)
     if number is None:
-        raise GputopError(f"the name {printable(name)[:_NAME_CHARS]} does not end with a rank's number",
-                          "PyTorch calls the dump of rank 3 nccl_trace_rank_3.", EXIT_USAGE)
+        raise GputopError(f"the name {printable(name)[:_NAME_CHARS]} does not end with a rank number",
+                          "For example, PyTorch names the dump of rank 3 nccl_trace_rank_3.", EXIT_USAGE)
     return int(number[1])
 
 
@@ -147,7 +147,7 @@ def jobs_of(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[list[list[
         try:
             loaded = loaded_frameworks(read_maps(pid, proc))
         except PermissionError:
-            unknown.append(f"process {pid}: gputop may not read which libraries it has loaded")
+            unknown.append(f"gputop is not allowed to see which libraries process {pid} has loaded")
             continue
         except OSError:  # it has ended
             continue
@@ -179,7 +179,7 @@ def rank_of_process(pid: int, proc: Path = Path("/proc")) -> int:
     """Rank of a process by its environment; raises GputopError."""
     kind, _, number = rank_label(pid, proc).partition(" ")
     if kind != "rank" or not number.isdecimal():
-        raise GputopError("its environment names no rank")
+        raise GputopError("its environment does not set a rank")
     return int(number)
 
 
@@ -211,8 +211,8 @@ def _unshared(dumps: Iterable[tuple[Dump, tuple[int, int]]], problems: list[str]
     dumps = list(dumps)
     alone = [dump for dump, file in dumps if files[file] == 1]
     if shared := sorted({dump.rank for dump, file in dumps if files[file] > 1}):
-        problems.append(f"several processes of rank {ranges(shared, ', ')} write to one file: which process wrote the "
-                        "dump is unknown")
+        problems.append(f"several processes of rank {ranges(shared, ', ')} write to the same file, so it is unknown "
+                        "which one wrote the dump")
     return dumps_by_rank(alone, problems)
 
 
@@ -234,7 +234,7 @@ def _of_process(pid: int, proc: Path) -> tuple[Dump, tuple[int, int]]:
         path = Path(f"{prefix}{rank}")
         shown = printable(str(path))[:_NAME_CHARS]
         if not path.is_absolute():
-            raise GputopError(f"the path of its dump, {shown}, is relative")
+            raise GputopError(f"its dump path {shown} is relative")
         try:
             with folder_of_process(pid, path.parent, proc) as folder:
                 file = open_regular(path.name, MAX_BYTES, follow_links=False, owners=frozenset({uid}),
@@ -243,11 +243,11 @@ def _of_process(pid: int, proc: Path) -> tuple[Dump, tuple[int, int]]:
             tried.append(shown)
             continue
         except OSError as error:
-            raise GputopError(f"its dump {shown} cannot be opened: {error.strerror or error}") from None
+            raise GputopError(f"cannot open its dump {shown}: {error.strerror or error}") from None
         state = os.fstat(file.fileno())
         if state.st_mtime < began_s - _CLOCK_S:
             file.close()
-            raise GputopError(f"the dump {shown} is older than the process: an earlier run wrote it")
+            raise GputopError(f"the dump {shown} is older than the process, so an earlier run wrote it")
         return _read_open(file, rank, shown), (state.st_dev, state.st_ino)
     raise _NoDump(f"no dump at {' or '.join(tried)}")
 
@@ -286,15 +286,14 @@ def read_dump(data: bytes, rank: int, name: str, written_s: float) -> Dump:
         document = load(data, name)
     version = document.get("version") if isinstance(document, dict) else None
     if not isinstance(version, str):
-        raise GputopError(f"{name} is not a dump of PyTorch's flight recorder", _FIX)
+        raise GputopError(f"{name} is not a PyTorch flight recorder dump", _FIX)
     if not version.startswith("2."):
         raise GputopError(f"{name} has version {printable(version)[:20]}; gputop reads 2.x", _FIX)
     entries, only_active = document.get("entries"), False
     if entries is None and as_json and isinstance(document.get("pg_config"), dict):
         entries, only_active = (), True
     if not isinstance(entries, (list, tuple)) or len(entries) > _MAX_ENTRIES:
-        raise GputopError(f"{name} has no entries that gputop can read", "The recorder may be off: "
-                                                                          "TORCH_FR_BUFFER_SIZE sets its size.")
+        raise GputopError(f"{name} has no readable entries", "The recorder may be off: check TORCH_FR_BUFFER_SIZE.")
     dump = _dump(entries, _members(document.get("pg_config"), name), rank, name, written_s)
     return replace(dump, only_active=True, whole=dump.whole and bool(entries)) if only_active else dump
 
@@ -350,7 +349,7 @@ def _members(config: object, name: str) -> Mapping[str, tuple[int, ...]]:
             continue
         left -= len(ranks)
         if left < 0:
-            raise GputopError(f"{name} names more members of groups than gputop reads", _FIX)
+            raise GputopError(f"{name} lists more group members than gputop can read", _FIX)
         if numbers := _numbers(ranks):
             members[_text(group)] = numbers
     return members

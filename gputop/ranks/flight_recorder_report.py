@@ -13,7 +13,7 @@ _MAX_LINES = 16
 
 
 HEAD = "PyTorch's flight recorder: "
-_WITHOUT = "PyTorch writes one when a collective times out."
+_WITHOUT = "PyTorch writes a dump when a collective times out."
 
 
 def lines(jobs: Sequence[Dumps], now_s: float) -> Iterator[str]:
@@ -25,7 +25,7 @@ def lines(jobs: Sequence[Dumps], now_s: float) -> Iterator[str]:
 def _job(job: Dumps, now_s: float) -> Iterator[str]:
     if not job.dumps:
         problems = ". ".join(problem[:1].upper() + problem[1:] for problem in job.problems[:_MAX_LINES])
-        yield f"{HEAD}no rank can be compared. {problems or 'No dump was found'}. {_WITHOUT}"
+        yield f"{HEAD}there are no ranks to compare. {problems or 'No dump was found'}. {_WITHOUT}"
         return
     states = compare(job.dumps)
     if states:
@@ -34,9 +34,9 @@ def _job(job: Dumps, now_s: float) -> Iterator[str]:
         if others := sum(state.verdict in ("absent", "mismatch") for state in states[1:]):
             yield f"{_INDENT}Ranks also differ in {counted(others, 'other group')}."
     elif len(job.dumps) == 1:
-        yield f"{HEAD}one dump alone does not show which rank is missing."
+        yield f"{HEAD}a single dump does not show which rank is missing."
     else:
-        yield f"{HEAD}the dumps hold no collective that can be compared."
+        yield f"{HEAD}the dumps contain no collectives that can be compared."
     read = f"rank{'s' * (len(job.dumps) > 1)} {ranges((dump.rank for dump in job.dumps), ', ')}"
     newest_s, oldest_s = (max(0.0, now_s - pick(dump.written_s for dump in job.dumps)) for pick in (max, min))
     age = seconds(newest_s) if oldest_s - newest_s < 1 else f"{seconds(newest_s)} to {seconds(oldest_s)}"
@@ -54,20 +54,20 @@ def sentence(state: GroupState) -> str:
                 f"wait{'' if many else 's'} in it{_lines_at(state.others)}.")
     if state.verdict == "mismatch":
         if state.others:
-            return (f"the ranks launched different collectives as number {state.seq} of {_group(state)}. "
+            return (f"the ranks launched different collectives at position {state.seq} of {_group(state)}. "
                     f"{_names(state.others).capitalize()} launched {_launched(state.others[0].at)}.")
-        return f"the ranks launched different collectives as number {state.seq} of {_group(state)}."
+        return f"the ranks launched different collectives at position {state.seq} of {_group(state)}."
     if state.verdict == "inactive":
         many, more = len(state.apart) > 1, len(state.others) > 1
         return (f"{_names(state.others).capitalize()} wait{'' if more else 's'} in {what}{_lines_at(state.others)}. "
-                f"{apart.capitalize()} {'are' if many else 'is'} in no collective of this group.")
+                f"{apart.capitalize()} {'are' if many else 'is'} not in a collective of this group.")
     if state.verdict == "inside":
-        return (f"no rank is missing among these dumps. All launched {what}{_lines_at(state.others)}, and not all "
-                "have ended it.")
+        return (f"no rank is missing in these dumps. All ranks launched {what}{_lines_at(state.others)}, but not all "
+                "have finished it.")
     if state.verdict == "idle":
-        return f"no rank is missing among these dumps. All have ended {what}, the newest."
-    return ("the dumps are of different times, or the newest collectives failed. They do not show which rank is "
-            "missing.")
+        return f"no rank is missing in these dumps. All ranks have finished the latest collective, {what}."
+    return ("the dumps do not show which rank is missing: they are from different times, or the latest collectives "
+            "failed.")
 
 
 def _of_ranks(state: GroupState) -> Iterator[str]:
@@ -81,19 +81,19 @@ def _of_ranks(state: GroupState) -> Iterator[str]:
         else:
             yield f"Rank {rank.rank} last launched {rank.last.operation} {rank.last.seq}{_at(rank.last.line)}."
     if len(state.apart) > _MAX_LINES:
-        yield f"{len(state.apart) - _MAX_LINES} more ranks are like these."
+        yield f"{len(state.apart) - _MAX_LINES} more ranks behave like these."
 
 
 def _not_asked(job: Dumps) -> Iterator[str]:
     named = frozenset[int]().union(*(dump.job_ranks for dump in job.dumps))
     if missing := named - {dump.rank for dump in job.dumps}:
         many = len(missing) > 1
-        yield (f"Not asked: rank{'s' * many} {ranges(missing, ', ')}, because gputop read no dump of "
-               f"{'them' if many else 'it'}. The others may wait for {'them' if many else 'it'}.")
+        yield (f"Not asked: rank{'s' * many} {ranges(missing, ', ')}, because gputop read no dump for "
+               f"{'them' if many else 'it'}. The other ranks may wait for {'them' if many else 'it'}.")
     for problem in job.problems[:_MAX_LINES]:
         yield f"Not read: {problem}."
     if groups := not_compared(job.dumps):
-        yield f"Not compared: {counted(len(groups), 'group')} whose members the dumps do not name."
+        yield f"Not compared: {counted(len(groups), 'group')} whose members are not in the dumps."
     if messages := sum(dump.messages for dump in job.dumps):
         yield f"Not compared: sends and receives, {messages:,} in these dumps."
 
@@ -120,6 +120,6 @@ def _at(line: str) -> str:
 
 def _launched(collective: Collective | None) -> str:
     if collective is None:
-        return "nothing that its dump still holds"
+        return "nothing that is still in its dump"
     size = f" of {collective.elements:,} elements" if collective.elements is not None else ""
     return f"{collective.operation}{size}{_at(collective.line)}"

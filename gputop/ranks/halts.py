@@ -19,7 +19,7 @@ _NAME_CHARS = 60
 # Functions of the kernel in which a process sleeps (/proc/PID/wchan), by what they begin with, and what for.
 _FREEZERS = ("__refrigerator", "do_freezer_trap")
 _WAITS = (("nfs", "a network file system"), ("rpc_", "a network file system"), ("ceph", "a network file system"),
-          ("fuse_", "a file system in user space"), ("io_schedule", "a disk"), ("folio_wait", "a disk"),
+          ("fuse_", "a user-space file system"), ("io_schedule", "a disk"), ("folio_wait", "a disk"),
           ("wait_on_page", "a disk"), ("blk_", "a disk"), ("jbd2_", "a disk"), ("nv", "the GPU's driver"),
           ("uvm_", "the GPU's driver"), ("os_acquire", "the GPU's driver"))
 
@@ -37,20 +37,20 @@ def halt_of(pid: int, proc: Path = Path("/proc")) -> Halt | None:
     if stat is None:
         return None
     if stat.state in ("Z", "X"):
-        return Halt("ended", f"has ended, and its parent (pid {stat.parent}) has not taken note of it (a zombie)")
+        return Halt("ended", f"has ended, but its parent (pid {stat.parent}) has not reaped it (a zombie)")
     sleeps_in = _sleeps_in(pid, proc)
     if sleeps_in in _FREEZERS:
-        return Halt("frozen", "is frozen by its control group: docker unpause, scontrol resume, or 0 in the group's "
-                              "cgroup.freeze")
+        return Halt("frozen", "is frozen by its control group: use docker unpause or scontrol resume, or write 0 to "
+                              "the group's cgroup.freeze")
     if stat.state in ("T", "t"):
         tracer = _tracer(pid, proc)
         if tracer:
-            return Halt("stopped", f"is stopped by a debugger (pid {tracer}{_named(tracer, proc)}): detach or end that")
+            return Halt("stopped", f"is stopped by a debugger (pid {tracer}{_named(tracer, proc)}): detach or stop it")
         return Halt("stopped", f"is stopped (SIGSTOP or a debugger): kill -CONT {pid}")
     if stat.state == "D":
         what = next((f" for {what}" for begin, what in _WAITS if sleeps_in.startswith(begin)), "")
         where = f", in {sleeps_in}" if sleeps_in else ""
-        return Halt("waiting", f"waits in the kernel{what} (state D{where}), and no signal ends that")
+        return Halt("waiting", f"is waiting in the kernel{what} (state D{where}) and ignores all signals")
     return None
 
 

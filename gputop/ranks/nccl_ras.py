@@ -30,8 +30,8 @@ _LEG_TIMEOUT_S = 5  # what RAS waits for each half of its way through the ranks;
 _CONNECT_TIMEOUT_S = 2.0
 _MAX_BYTES = 4 << 20  # as JSON a rank takes some 700 bytes in each communicator; of more, the text is read
 _MAX_LINE_BYTES = 1000
-_NEEDS = ("NCCL 2.24 or newer serves it in every process of a job, unless NCCL_RAS_ENABLE=0 is set. A container with "
-          "its own network hides it. NCCL_RAS_ADDR names another address.")
+_NEEDS = ("NCCL 2.24 and newer provides RAS in every process of a job unless NCCL_RAS_ENABLE=0 is set. A container "
+          "with its own network hides RAS. NCCL_RAS_ADDR sets another address.")
 
 
 Read = Callable[[bytes, bool, float], RasAnswer]  # an answer, whether it is JSON, and when it came; raises GputopError
@@ -73,7 +73,7 @@ def ask(address: str = DEFAULT_ADDRESS, timeout_s: float = TIMEOUT_S, *, read: R
 def _connect(address: str, owners: frozenset[int] | None) -> socket.socket:
     """A connection to the first of a name's addresses at which one of the ``owners`` listens. Raises OSError, and
     GputopError where only others do."""
-    refused: OSError | GputopError = OSError("the name has no address")
+    refused: OSError | GputopError = OSError("the host name has no address")
     host, port = split(address)
     for family, kind, protocol, _, socket_address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         connection = socket.socket(family, kind, protocol)
@@ -94,11 +94,10 @@ def _connect(address: str, owners: frozenset[int] | None) -> socket.socket:
 def _check_owner(ip: str, port: int, owners: frozenset[int]) -> None:
     uids = listening_uids(_PROC, ip, port)
     if not uids or not uids <= owners:
-        who = f"user {min(uids - owners)}, who runs none of these processes," if uids else ("a user whom gputop cannot "
-                                                                                            "see")
+        who = f"user {min(uids - owners)}, who owns none of these processes," if uids else ("a user unknown to gputop")
         address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
         raise GputopError(f"{who} listens at {address}",
-                          f"If this is the job anyway, set {ADDRESS_VARIABLE}={address} for gputop.")
+                          f"If this address still belongs to the job, set {ADDRESS_VARIABLE}={address} for gputop.")
 
 
 def _status(address: str, ends_s: float, format: str, owners: frozenset[int] | None,
@@ -111,18 +110,18 @@ def _status(address: str, ends_s: float, format: str, owners: frozenset[int] | N
             line = _exchange(connection, "CLIENT PROTOCOL 2", ends_s)
             if not line.startswith("SERVER PROTOCOL "):
                 raise GputopError(f"the program at {address} is not NCCL's RAS: {printable(line)[:60]!r}",
-                                  "Another program has its port.")
+                                  "Another program uses this port.")
             _exchange(connection, f"TIMEOUT {_LEG_TIMEOUT_S}", ends_s)
             as_json = format == "json" and _exchange(connection, "SET FORMAT json", ends_s) == "OK"
             connection.sendall(b"VERBOSE STATUS\n")
             return _read_all(connection, ends_s), as_json
     except ConnectionRefusedError:
-        raise NotServed(f"NCCL's RAS does not listen at {address}", _NEEDS) from None
+        raise NotServed(f"NCCL's RAS is not listening at {address}", _NEEDS) from None
     except TimeoutError:
         raise GputopError(f"NCCL's RAS at {address} did not answer in time",
-                          "It may hang together with the job: try again, or look at the stacks.") from None
+                          "RAS may hang with the job. Try again, or check the stacks.") from None
     except OSError as error:
-        raise GputopError(f"NCCL's RAS at {address} cannot be queried: {error.strerror or error}", _NEEDS) from None
+        raise GputopError(f"cannot query NCCL's RAS at {address}: {error.strerror or error}", _NEEDS) from None
 
 
 def _exchange(connection: socket.socket, command: str, ends_s: float) -> str:
@@ -134,7 +133,7 @@ def _exchange(connection: socket.socket, command: str, ends_s: float) -> str:
         byte = connection.recv(1)  # no more: what follows belongs to the next answer
         line += byte
         if not byte or len(line) > _MAX_LINE_BYTES:
-            raise GputopError("the program there does not answer like NCCL's RAS", "Another program has its port.")
+            raise GputopError("the program there does not answer like NCCL's RAS", "Another program uses this port.")
     return line.decode("utf-8", "replace").rstrip("\r\n")
 
 
@@ -148,7 +147,7 @@ def _read_all(connection: socket.socket, ends_s: float) -> bytes:
             return bytes(whole)
         whole += part
         if len(whole) > _MAX_BYTES:
-            raise _TooLarge(f"NCCL's answer is larger than {_MAX_BYTES >> 20} MB", "gputop does not read it.")
+            raise _TooLarge(f"NCCL's answer is larger than {_MAX_BYTES >> 20} MB", "Larger answers are not supported.")
 
 
 def _wait(connection: socket.socket, ends_s: float) -> None:
@@ -163,8 +162,7 @@ def split(address: str) -> tuple[str, int]:
     host, _, port = address.strip().rpartition(":")
     host = host.strip("[]")
     if not host or not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 65536):
-        raise GputopError(f"{ADDRESS_VARIABLE}={printable(address)[:80]} is not HOST:PORT", "Write it as "
-                                                                                            "localhost:28028.")
+        raise GputopError(f"{ADDRESS_VARIABLE}={printable(address)[:80]} is not HOST:PORT", "Example: localhost:28028.")
     return host, int(port)
 
 
@@ -193,8 +191,7 @@ def address_of(environ_here: Mapping[str, str], of_jobs: Iterable[Mapping[str, s
         return environ_here[ADDRESS_VARIABLE]
     for environ in of_jobs:
         if environ.get(ENABLE_VARIABLE) == "0":
-            raise GputopError("the job has NCCL's RAS turned off (NCCL_RAS_ENABLE=0)", "Start the job without this "
-                                                                                       "setting.")
+            raise GputopError("NCCL's RAS is turned off in the job (NCCL_RAS_ENABLE=0)", "Start the job without it.")
         with contextlib.suppress(GputopError):
             host, port = split(environ.get(ADDRESS_VARIABLE, ""))
             if (here := _here(host, local)) is not None:

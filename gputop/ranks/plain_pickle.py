@@ -21,7 +21,7 @@ MAX_CONTAINERS = 1_000_000  # each takes some 200 bytes, and as little as one in
 MAX_DEPTH = 32
 _MAX_INTEGER_BYTES = 16
 _MARK = object()
-_NOT_READ = "PyTorch writes none of this into a flight recorder's dump."
+_NOT_READ = "PyTorch does not write such content into a flight recorder dump."
 
 
 class _Damaged(Exception):
@@ -38,7 +38,7 @@ def load(data: bytes, name: str) -> Any:
             raise _Damaged(f"it is larger than {MAX_BYTES >> 20} MiB")
         return _Machine(data).run()
     except _Damaged as error:
-        raise GputopError(f"gputop does not read {name}: {error}", _NOT_READ) from None
+        raise GputopError(f"gputop rejected {name}: {error}", _NOT_READ) from None
 
 
 class _Machine:
@@ -63,11 +63,11 @@ class _Machine:
             self._next += 1
             if opcode == 0x2E:  # STOP
                 if len(self._stack) != 1 or self._stack[0] is _MARK:
-                    raise _Damaged("it does not end with one value")
+                    raise _Damaged("it does not end with a single value")
                 return self._stack[0]
             action = actions.get(opcode)
             if action is None:
-                raise _Damaged(f"it holds more than plain values ({_opcode_name(opcode)} at byte {self._next - 1})")
+                raise _Damaged(f"it contains more than plain values ({_opcode_name(opcode)} at byte {self._next - 1})")
             action(self)
         raise _Damaged(f"it has more than {MAX_OPCODES:,} instructions")
 
@@ -92,7 +92,7 @@ class _Machine:
         try:
             self.push(str(self.take(self.number(length_form)), "utf-8", "surrogatepass"))
         except UnicodeDecodeError:
-            raise _Damaged("a text in it is not UTF-8") from None
+            raise _Damaged("a string in it is not UTF-8") from None
 
     def push_integer(self) -> None:
         length = self.number("<B")
@@ -111,7 +111,7 @@ class _Machine:
 
     def _keep(self, container: Any, depth: int) -> None:
         if depth > MAX_DEPTH:
-            raise _Damaged(f"it is nested more than {MAX_DEPTH} deep")
+            raise _Damaged(f"it is nested more than {MAX_DEPTH} levels deep")
         if id(container) not in self._depth:  # the empty tuple is one object
             if len(self._kept) >= MAX_CONTAINERS:
                 raise _Damaged(f"it has more than {MAX_CONTAINERS:,} lists, tuples and dicts")
@@ -124,7 +124,7 @@ class _Machine:
 
     def pop(self) -> Any:
         if not self._stack or self._stack[-1] is _MARK:
-            raise _Damaged("it takes a value that is not there")
+            raise _Damaged("it uses a value that does not exist")
         return self._stack.pop()
 
     def pop_last(self, count: int) -> list[Any]:
@@ -137,16 +137,16 @@ class _Machine:
             if item is _MARK:
                 return items[::-1]
             items.append(item)
-        raise _Damaged("it takes a value that is not there")
+        raise _Damaged("it uses a value that does not exist")
 
     def _target(self, kind: type, items: list[Any]) -> Any:
         """The container on top, which ``items`` go into. One that was used elsewhere takes none: it could contain
         itself."""
         if not self._stack or type(self._stack[-1]) is not kind:
-            raise _Damaged("it adds to a value other than a container")
+            raise _Damaged("it adds items to a value that is not a container")
         target = self._stack[-1]
         if id(target) in self._shared:
-            raise _Damaged("it changes a container after its use elsewhere")
+            raise _Damaged("it changes a container that is already used elsewhere")
         self._keep(target, max(self._depth[id(target)], 1 + self._deepest(items)))
         return target
 
@@ -157,17 +157,17 @@ class _Machine:
         target = self._target(dict, items)
         keys = items[::2]
         if len(items) % 2 or not all(type(key) is str for key in keys):
-            raise _Damaged("a key in it is not text")
+            raise _Damaged("a key in it is not a string")
         target.update(zip(keys, items[1::2], strict=True))
 
     def memoize(self, index: int) -> None:
         if not self._stack or self._stack[-1] is _MARK:
-            raise _Damaged("it stores a value that is not there")
+            raise _Damaged("it stores a value that does not exist")
         self._memo[index] = self._stack[-1]
 
     def recall(self, index: int) -> None:
         if index not in self._memo:
-            raise _Damaged("it recalls a value that it did not store")
+            raise _Damaged("it loads a value that it did not store")
         value = self._memo[index]
         self._shared.add(id(value))
         self.push(value)

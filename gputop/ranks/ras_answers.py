@@ -82,7 +82,7 @@ def read_json(data: bytes, time_s: float) -> RasAnswer:
         except ValueError:
             document = parse(_NO_COMMA.sub(rb"\1,\2", data), _MAX_VALUES)
     except ValueError as error:
-        raise GputopError(f"NCCL's answer is damaged, or ends in the middle: {error}") from None
+        raise GputopError(f"NCCL's answer is damaged or incomplete: {error}") from None
     answer = from_document(document, _Document, "NCCL's answer")
     _check(len(answer.communicators), sum(len(c.ranks) + len(c.missing_ranks) + sum(
         len(rank.collective_counts) for rank in c.ranks) for c in answer.communicators))
@@ -106,14 +106,14 @@ def _communicator(c: _Communicator) -> Communicator:
 
 def _of_json(listed: _Rank) -> Rank:
     status = listed.status
-    errors = [("an error while it was set up", status.init_state), ("an asynchronous error", status.async_error)]
+    errors = [("an initialization error", status.init_state), ("an asynchronous error", status.async_error)]
     trouble = next((f"{what} ({code})" for what, code in errors if code not in (_SUCCESS, _IN_PROGRESS)), "")
     if status.considered_dead:
-        trouble = "NCCL considers it dead"
+        trouble = "NCCL considers the rank dead"
     elif status.unresponsive:
-        trouble = "it does not answer"
+        trouble = "the rank does not answer"
     elif status.abort_flag:
-        trouble = "it was aborted"
+        trouble = "the rank was aborted"
     return Rank(_bounded(listed.rank), _short(listed.host), listed.pid if 0 < listed.pid <= 2**22 else None,
                 listed.nvml_dev if 0 <= listed.nvml_dev < 1024 else None, trouble)
 
@@ -123,9 +123,9 @@ def read_text(data: bytes, time_s: float) -> RasAnswer:
     lines = [printable(line) for line in data.decode("utf-8", "replace").split("\n")]
     head = _HEAD.match(lines[0])
     if head is None:
-        raise GputopError("the program that answers is not NCCL's RAS", "Another program has its port.")
+        raise GputopError("the program that answered is not NCCL's RAS", "Another program uses this port.")
     if not data.endswith(b"\n") or "Warnings" not in lines:
-        raise GputopError("NCCL's answer ends in the middle", "The process that gave it may have ended.")
+        raise GputopError("NCCL's answer is incomplete", "The process that answered may have ended.")
     sizes: dict[str, int] = {}  # ranks per communicator, by group
     blocks: dict[str, _Reader] = {}
     lost: dict[Rank, None] = {}  # processes that did not answer, of no number
@@ -140,7 +140,7 @@ def read_text(data: bytes, time_s: float) -> RasAnswer:
             timeouts = _number(waited[1])
         elif (process := _PROCESS.match(line)) is not None:
             gpu = _number(process[4] if process[4] is not None else process[3])
-            lost[Rank(-1, _short(process[2]), _number(process[1]) or None, gpu, "it does not answer")] = None
+            lost[Rank(-1, _short(process[2]), _number(process[1]) or None, gpu, "the rank does not answer")] = None
         elif reader is not None:
             named += reader.read(line)
         _check(len(blocks), named + len(lost))
@@ -173,7 +173,7 @@ class _Reader:
             self._rank(rank_match)
         elif (missing := _MISSING_RANKS.match(line)) is not None:
             numbers = [n for n in missing[1].split(",", MAX_RANKS + 1)[:MAX_RANKS + 1] if n]
-            self._silent += [Rank(_number(n), trouble="it does not answer") for n in numbers]
+            self._silent += [Rank(_number(n), trouble="the rank does not answer") for n in numbers]
             return len(numbers)
         else:
             return 0
@@ -181,7 +181,7 @@ class _Reader:
 
     def _rank(self, match: re.Match[str]) -> None:
         gpu = match[6] if match[6] is not None else match[5]
-        trouble = "it does not answer" if self._kind == "INCOMPLETE" else _short(match[4] or "")
+        trouble = "the rank does not answer" if self._kind == "INCOMPLETE" else _short(match[4] or "")
         rank = Rank(_number(match[1]), _short(match[8] or ""), _number(match[7]) or None,
                     None if gpu is None else _number(gpu), trouble)
         if self._kind == "INCOMPLETE":
@@ -214,14 +214,14 @@ def _number(text: str | None) -> int:
 
 def _bounded(number: int) -> int:
     if not 0 <= number < _MAX_COUNT:
-        raise GputopError("NCCL's answer has an impossible number", "Another program may have its port.")
+        raise GputopError("NCCL's answer contains an impossible number", "Another program may use this port.")
     return number
 
 
 def _check(communicators: int, ranks: int) -> None:
     if communicators > MAX_COMMUNICATORS or ranks > MAX_RANKS:
         raise GputopError(f"NCCL's answer is too large: {communicators:,} communicators, {ranks:,} ranks",
-                          f"At most {MAX_COMMUNICATORS:,} and {MAX_RANKS:,} are read.")
+                          f"gputop reads at most {MAX_COMMUNICATORS:,} communicators and {MAX_RANKS:,} ranks.")
 
 
 def _short(text: str) -> str:

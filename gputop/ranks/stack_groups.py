@@ -146,7 +146,7 @@ def _job(processes: Sequence[ProcessStacks], threads: bool) -> Iterator[str]:
     if odd and not halted:
         whom = "it" if len(odd) == 1 else "them"
         where = "most ranks are elsewhere" if len(odd) * 2 < len(processes) else "the others are in a collective"
-        yield f"Look at {_labels(odd)} first: {where}, and may wait for {whom}."
+        yield f"Check {_labels(odd)} first: {where} and may wait for {whom}."
     for stack_group in reversed(groups) if odd else groups:
         yield ""
         yield f"{_labels(stack_group.processes)}: {stack_group.place}"
@@ -157,7 +157,7 @@ def _job(processes: Sequence[ProcessStacks], threads: bool) -> Iterator[str]:
         if process.problem is not None:
             yield f"{process.label}: {process.problem.message}. {process.problem.fix}".rstrip()
         elif process.main is None and (process.halt is None or process.halt.state != "ended"):
-            yield f"{process.label}: its main thread runs no Python."
+            yield f"{process.label}: its main thread is not running Python."
 
 
 def _labels(processes: Sequence[ProcessStacks]) -> str:

@@ -92,7 +92,7 @@ class Clock(Struct, frozen=True):
         if lower > upper:  # files are stamped by another machine's clock
             lower, upper = self.started, self.ended - last_ns
         if lower > upper:
-            raise GputopError("the clock of this node changed while gputop sampled the stacks", "Capture again.")
+            raise GputopError("this node's clock changed while gputop sampled the stacks", "Capture again.")
         return (lower + upper) // 2, (upper - lower + 1) // 2
 
 
@@ -122,7 +122,7 @@ class StackSampler:
                                              start_new_session=True)
         except OSError as error:
             self.discard()
-            raise GputopError(f"py-spy could not be started: {error.strerror or error}", INSTALL) from None
+            raise GputopError(f"cannot start py-spy: {error.strerror or error}", INSTALL) from None
         with contextlib.suppress(OSError, ValueError):  # it has ended already
             resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (_MAX_BYTES, _MAX_BYTES))
 
@@ -160,8 +160,8 @@ class StackSampler:
         try:
             output = self._last_output()
             if not in_time:
-                raise GputopError(f"py-spy did not end within {_WRITES_S:.0f} s", "gputop ended it; the process "
-                                                                                  "continues.")
+                raise GputopError(f"py-spy did not finish within {_WRITES_S:.0f} s", "gputop stopped py-spy; the "
+                                                                                     "process continues.")
             if self._process.returncode != 0:
                 raise GputopError(f"py-spy could not sample process {self._pid}: "
                                   f"{printable(output)[-300:] or f'status {self._process.returncode}'}", "")
@@ -169,7 +169,7 @@ class StackSampler:
                 made, written = (self._folder.stat().st_mtime_ns, (self._folder / "samples").stat().st_mtime_ns)
                 data = read_regular(self._folder / "samples", _MAX_BYTES)
             except OSError as error:
-                raise GputopError(f"py-spy left nothing to read: {error.strerror or error}", "") from None
+                raise GputopError(f"cannot read py-spy's output: {error.strerror or error}", "") from None
         finally:
             self.discard()
         tick = round(_TICKS_LATE * time.clock_getres(_COARSE_CLOCK) * 1e9)
@@ -201,9 +201,9 @@ def read_record(data: bytes, pid: int, clock: Clock, rate_hz: float, counts: tup
         # Not gputop.core.codec: its own check of each number takes seconds for the events of a minute.
         events = msgspec.json.decode(data, type=list[_Event])
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise GputopError(f"py-spy's record is damaged: {error}", "") from None
+        raise GputopError(f"py-spy's output is damaged: {error}", "") from None
     if not events:
-        raise NoDataError(f"py-spy took no sample of process {pid}", "Check that it is a running Python process.")
+        raise NoDataError(f"py-spy took no samples of process {pid}", "Check that it is a running Python process.")
     first, last = min(event.ts for event in events), max(event.ts for event in events)
     origin_ns, error_ns = clock.origin(last * 1000)
     tables = _Tables()

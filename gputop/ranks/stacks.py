@@ -29,8 +29,8 @@ from gputop.text.programs import Ended, run_program
 from gputop.text.units import printable
 
 INSTALL = install_command("stacks")
-WHAT_NATIVE_DOES = ("Native frames: each process stops while py-spy reads its libraries (18 s with TensorFlow). "
-                    "Workers that do not answer each other for that long may end the job.")
+WHAT_NATIVE_DOES = ("For native frames, each process pauses while py-spy reads its libraries (18 s with TensorFlow). "
+                    "The job may end if its workers do not answer each other for that long.")
 TIMEOUT_S, NATIVE_TIMEOUT_S = 10.0, 60.0  # native: it reads the symbols of TensorFlow's libraries, 1 GB
 MAX_PROCESSES = 64
 _AT_ONCE = 4
@@ -139,7 +139,7 @@ def read_stacks(pid: int, *, native: bool = False, program: str | None = None,
     try:
         uid = folder.stat().st_uid
     except OSError:
-        raise NoDataError(f"there is no process {pid}", "ps shows the right number.") from None
+        raise NoDataError(f"there is no process {pid}", "ps shows the right PID.") from None
     check_rights(pid, folder, uid, "stacks", proc=proc)
     how = ["--native"] if native else ["--nonblocking"]
     command = [program, "dump", "--json", "--full-filenames", *how, "--pid", str(pid)]
@@ -200,9 +200,9 @@ def _run(command: list[str], timeout_s: float) -> Ended:
     try:
         ended = run_program(command, timeout_s, _MAX_BYTES)
     except OSError as error:
-        raise GputopError(f"py-spy could not be started: {error.strerror or error}", INSTALL) from None
+        raise GputopError(f"cannot start py-spy: {error.strerror or error}", INSTALL) from None
     if not ended.in_time:
-        raise GputopError(f"py-spy did not end within {timeout_s:.0f} s", "gputop ended it; the process continues.")
+        raise GputopError(f"py-spy did not finish within {timeout_s:.0f} s", "gputop stopped it; the process goes on.")
     if not ended.in_bounds:
         raise GputopError(f"py-spy printed more than {_MAX_BYTES >> 20} MB", "It was ended.")
     return ended

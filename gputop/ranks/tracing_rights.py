@@ -28,28 +28,26 @@ def check_rights(pid: int, folder: Path, uid: int, command: str, alternative: st
     scope = _ptrace_scope(yama)
     again = f"sudo gputop {command} {pid}"
     if scope == 3:
-        raise GputopError("kernel.yama.ptrace_scope is 3 on this node: no process may read another one, not even as "
-                          "root, until a reboot with another setting", alternative)
+        raise GputopError("kernel.yama.ptrace_scope is 3 on this node: until a reboot with another setting, no process "
+                          "can read another one, not even as root", alternative)
     if os.geteuid() not in (0, uid):
         raise GputopError(f"process {pid} belongs to {user_name(uid)}",
                           f"Run gputop as that user, or {again}. {alternative}")
     if os.geteuid() == 0:
         if not _may_trace(proc):
             raise GputopError("this container lacks the capability SYS_PTRACE",
-                              "Start it with --cap-add=SYS_PTRACE (Kubernetes: securityContext.capabilities.add), or "
-                              f"run gputop {command} on the host. {alternative}")
-        raise GputopError(f"the kernel does not let gputop read process {pid}, not even as root",
-                          f"A security module or a user namespace forbids it. {alternative}")
+                              "Start the container with --cap-add=SYS_PTRACE (Kubernetes: "
+                              f"securityContext.capabilities.add), or run gputop {command} on the host. {alternative}")
+        raise GputopError(f"the kernel does not allow gputop to read process {pid}, not even as root",
+                          f"A security module or a user namespace prevents it. {alternative}")
     if scope == 1:
-        raise GputopError("kernel.yama.ptrace_scope is 1 on this node: only root may read a process that is not its "
-                          "child",
-                          f"{again}; or, until the next boot, sudo sysctl kernel.yama.ptrace_scope=0. "
-                          f"{alternative}")
+        raise GputopError("kernel.yama.ptrace_scope is 1 on this node: only root can read non-child processes",
+                          f"{again}; or, until the next boot, sudo sysctl kernel.yama.ptrace_scope=0. {alternative}")
     if scope == 2:
-        raise GputopError("kernel.yama.ptrace_scope is 2 on this node: only root may read other processes",
+        raise GputopError("kernel.yama.ptrace_scope is 2 on this node: only root can read other processes",
                           f"{again}. {alternative}")
-    raise GputopError(f"the kernel does not let gputop read process {pid}",
-                      "It may have gained rights since its start, or a security module forbids it: "
+    raise GputopError(f"the kernel does not allow gputop to read process {pid}",
+                      "The process may have gained privileges since its start, or a security module prevents it: "
                       f"{again}. {alternative}")
 
 

@@ -46,7 +46,7 @@ def compare(a: _Path, b: _Path, *, again_a: Sequence[_Path] = (), again_b: Seque
     for path in (*again_a, *again_b):
         if (resolved := Path(path).resolve()) in given:
             raise GputopError(f"{os.fspath(path)} is given twice, but two runs need two captures",
-                              "Name another capture of the job, or leave it out.", EXIT_USAGE)
+                              "Name another capture of the job, or leave out the second one.", EXIT_USAGE)
         given.add(resolved)
     only = read(a)
     first = replace(only, repeats=tuple(map(read, again_a)))
@@ -67,11 +67,11 @@ def read_side(path: str | os.PathLike[str]) -> Side:
     if schema == ANALYSIS:
         return Side(text, "analysis", Analysis.from_json(saved, text))
     if schema != SNAPSHOT:
-        raise GputopError(f"{text} is a document of {schema[:60]}, which cannot be compared.", _FIX)
+        raise GputopError(f"gputop cannot compare {text}, a document of type {schema[:60]}.", _FIX)
     snapshot = from_document(saved, text)
     analysis = snapshot.capture.analysis if snapshot.capture is not None else None
     if analysis is None and not snapshot.sample.gpus:
-        raise NoDataError(f"The snapshot {text} has neither a GPU nor a capture.", _FIX)
+        raise NoDataError(f"The snapshot {text} contains neither a GPU nor a capture.", _FIX)
     names = tuple(gpu.info.name for gpu in snapshot.sample.gpus if gpu.info.name)
     return Side(text, "snapshot", analysis, _live(snapshot), gpu_names=names)
 

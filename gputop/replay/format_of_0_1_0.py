@@ -64,7 +64,7 @@ def _unpack(data: bytes, count: int, previous: list[float]) -> list[float]:
             numbers[i] = value / 1000 if kind == _THOUSANDTHS else value
         offset += form.size
     if offset != len(data):
-        raise ValueError(f"{len(data) - offset} bytes too many in a sample")
+        raise ValueError(f"a sample has {len(data) - offset} extra bytes")
     return numbers
 
 
@@ -94,7 +94,7 @@ class OldDecoder:
     def _learn(self, text: bytes) -> None:
         self._dictionary_bytes += len(text)
         if self._dictionary_bytes > _MAX_DICTIONARY_BYTES:
-            raise DamagedRecord("a segment has too many texts")
+            raise DamagedRecord("a segment has too many strings")
         dictionary = convert(parse(text), _Dictionary)
         self._texts += dictionary.texts
         self._schemas += dictionary.shapes
@@ -107,7 +107,7 @@ class OldDecoder:
         except _WRONG as error:
             raise DamagedRecord(f"cannot be decoded: {error}") from error
         if self._next_number != len(self._numbers):
-            raise DamagedRecord("a sample has numbers left over")
+            raise DamagedRecord("a sample has extra numbers")
         return sample
 
     def _number(self) -> float:
@@ -120,7 +120,7 @@ class OldDecoder:
         named, *schema = self._schemas[int(self._number())]
         self._work += len(schema[-1])
         if named != name or depth > _MAX_DEPTH or self._work > _MAX_WORK:
-            raise DamagedRecord("a sample is not made as samples are")
+            raise DamagedRecord("a sample has an invalid structure")
         if name == "readings":
             return {metric: self._reading(*reading) for metric, *reading in schema[0]}
         return {field: self._item(item, depth + 1) for field, item in zip(*schema, strict=True)}

@@ -70,13 +70,13 @@ class PartsWriter:
                 self._lock = self._folder.lock(_LOCK, f"PID {os.getpid()} on {os.uname().nodename}")
             except BlockingIOError as error:
                 holder = printable(str(error.strerror))[:100]
-                raise GputopError(f"another gputop record writes to {folder}: {holder}",
-                                  "Give each recorder its own folder with -o, or end the other one.") from error
+                raise GputopError(f"another gputop record is writing to {folder}: {holder}",
+                                  "Give each recorder its own folder with -o, or stop the other one.") from error
             except OSError as error:
                 raise GputopError(f"cannot write to {folder}: {error.strerror or error}",
-                                  "Give a folder that you may write to: -o DIR.") from error
+                                  "Choose a writable folder: -o DIR.") from error
             if self._lock is None:
-                say(f"{folder} is on a file system without locks: make sure that no other gputop record writes there")
+                say(f"the file system of {folder} has no locks: make sure that no other gputop record writes there")
             for name in self._closed_parts():  # killed before its first sample
                 with contextlib.suppress(OSError):
                     if self._folder.state(name).st_size <= HEADER.size:
@@ -91,7 +91,7 @@ class PartsWriter:
         try:
             self._append(sample)
         except RecordingGone as error:
-            self._say(f"{error.message}; a new part begins")
+            self._say(f"{error.message}; gputop starts a new file")
             self._part = None
             self._append(sample)
         self.samples += 1
@@ -179,5 +179,5 @@ def recordings_in(folder: Path) -> list[Path]:
                         recordings.append(folder / name)
     except OSError as error:
         raise GputopError(f"cannot read {folder}: {error.strerror or error}",
-                          "Give a folder that gputop record has written to.") from error
+                          "Give a folder written by gputop record.") from error
     return recordings[-MAX_PARTS:]

@@ -84,7 +84,7 @@ class Player:
 
     def start(self) -> None:
         if self._thread is not None:
-            raise RuntimeError("a player starts once")
+            raise RuntimeError("a player can start only once")
         self._thread = threading.Thread(target=self._play, name="gputop-player", daemon=True)
         self._thread.start()
 
@@ -160,7 +160,7 @@ class Player:
         except GputopError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001  thread boundary: else the screen would freeze without a word
-            self._fail(GputopError(f"gputop stopped playing: {error!r}", "This is a bug in gputop: please report it."))
+            self._fail(GputopError(f"gputop stopped playing: {error!r}", "This is a bug in gputop; please report it."))
         finally:
             self.recording.close()
 

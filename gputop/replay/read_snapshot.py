@@ -54,7 +54,7 @@ def read(path: Path) -> Snapshot:
 
     Raises GputopError for a file that is none, is damaged or of another version.
     """
-    fix = "Give a file of `gputop snapshot --format json` or html."
+    fix = "Give a file from `gputop snapshot --format json` or html."
     try:
         with open_regular(path) as file:
             data = file.read(_MAX_FILE_BYTES + 1)
@@ -85,10 +85,10 @@ def from_document(document: Any, name: str = "the snapshot") -> Snapshot:
     """Return what the JSON document says; raises GputopError where it is not one of this version."""
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
-        kind = f"of {str(schema)[:60]}" if isinstance(schema, str) else "not a document of gputop"
+        kind = f"a document of type {str(schema)[:60]}" if isinstance(schema, str) else "not a gputop document"
         fix = f"This gputop reads {SCHEMA}; " + (
-            "the gputop that wrote it, or a newer one, can open it." if isinstance(schema, str)
-            and schema.startswith("gputop.snapshot/") else "gputop snapshot --format json makes one.")
+            "the gputop that wrote the file, or a newer one, can open it." if isinstance(schema, str)
+            and schema.startswith("gputop.snapshot/") else "to create a snapshot: gputop snapshot --format json")
         raise GputopError(f"{name} is {kind}", fix)
     try:
         return _snapshot(Document.read(document))

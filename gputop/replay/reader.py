@@ -84,7 +84,7 @@ class Recording:
                 self._scan()
             except OSError as error:
                 raise GputopError(f"cannot read {path}: {error.strerror or error}",
-                                  "Give a file that `gputop record -o FILE` has written.") from error
+                                  "Give a file written by `gputop record -o FILE`.") from error
             opened.pop_all()
 
     def __len__(self) -> int:
@@ -119,7 +119,7 @@ class Recording:
         except (OSError, DamagedRecord) as error:
             self._at = -1
             raise GputopError(f"cannot read {self.path} at {clock_time(self.times_s[index])}: {error}",
-                              "The file changed or was damaged after it was opened, or was not written by gputop."
+                              "The file changed or was damaged after gputop opened it, or gputop did not write it."
                               ) from error
 
     # -- records ------------------------------------------------------------------------------
@@ -148,26 +148,26 @@ class Recording:
         if len(payload) < length:
             raise DamagedRecord("it ends inside a record")
         if zlib.crc32(payload, zlib.crc32(head[:5])) != crc:
-            raise DamagedRecord("a record does not fit its checksum")
+            raise DamagedRecord("a record does not match its checksum")
         return kind, payload, offset + RECORD.size + length
 
     def _check_header(self) -> None:
         raw = self._file.read(HEADER.size)
         if raw[:8] != MAGIC[:len(raw)]:
             raise GputopError(f"{self.path} is not a gputop recording",
-                              "Give a file that `gputop record -o FILE` has written.")
+                              "Give a file written by `gputop record -o FILE`.")
         if len(raw) < HEADER.size:
             raise self._empty()
         _, version, _, crc = HEADER.unpack(raw)
         if zlib.crc32(raw[:12]) != crc:
-            raise GputopError(f"the header of {self.path} is damaged", "Copy the file again from its origin.")
+            raise GputopError(f"the header of {self.path} is damaged", "Copy the original file again.")
         if version > VERSION:
-            raise GputopError(f"{self.path} is of format {version}; this gputop reads up to {VERSION}",
-                              "Replay it with the gputop that wrote it, or a newer one.")
+            raise GputopError(f"{self.path} has format {version}; this gputop reads formats up to {VERSION}",
+                              "Replay the file with the gputop that wrote it, or a newer one.")
         self._new_decoder = format_of_0_1_0.OldDecoder if version == 1 else Decoder
 
     def _empty(self) -> NoDataError:
-        return NoDataError(f"{self.path} holds no sample", "It was cut off at its start: record again.")
+        return NoDataError(f"{self.path} contains no samples", "The file was truncated at its start. Record again.")
 
     def _scan(self) -> None:
         """Find all samples. Behind damage it goes on at the next segment."""
@@ -182,7 +182,7 @@ class Recording:
                     segment = offset
                 elif kind == SAMPLE:
                     if segment < 0:
-                        raise DamagedRecord("a sample outside of any segment")
+                        raise DamagedRecord("a sample is outside of any segment")
                     self._add(TIME.unpack_from(payload)[0], segment)
                 offset = end
             except (DamagedRecord, struct.error) as error:
@@ -193,7 +193,7 @@ class Recording:
                     notes.append(self._note(error, (following or size) - offset, following is None))
                 offset = self._file.seek(following or size)
         if damaged > _MAX_NOTES:
-            notes.append(f"the recording is damaged at {damaged - _MAX_NOTES:,} more places")
+            notes.append(f"the recording is damaged in {damaged - _MAX_NOTES:,} more places")
         self.notes = tuple(notes)
         if not self.times_s:
             raise self._empty()
@@ -208,8 +208,8 @@ class Recording:
     def _note(self, error: Exception, lost_bytes: int, to_the_end: bool) -> str:
         where = f"after {clock_time(self.times_s[-1])}" if self.times_s else "at its beginning"
         if to_the_end:
-            return f"the recording is cut off or damaged {where} ({error}): everything before is there"
-        return f"the recording is damaged {where} ({error}): {size(lost_bytes)} are skipped"
+            return f"the recording is truncated or damaged {where} ({error}); everything before that is intact"
+        return f"the recording is damaged {where} ({error}); gputop skipped {size(lost_bytes)}"
 
     def _find_segment(self, offset: int) -> int | None:
         """Return where the next whole SEGMENT record begins."""

@@ -43,7 +43,7 @@ def record(source: Source, interval_s: float, path: Path, seconds: float | None,
         sampler = Sampler(source, interval_s, enqueue, enqueue)
         sampler.start()
         try:
-            say(f"recording to {path}; ctrl-c ends it")
+            say(f"recording to {path}; press ctrl-c to stop")
             elapsed_s = 0.0
             while not (stop.is_set() and waiting.empty()):
                 try:
@@ -59,9 +59,9 @@ def record(source: Source, interval_s: float, path: Path, seconds: float | None,
         finally:
             sampler.stop()
             if dropped:
-                say(f"{dropped} samples are missing: writing {path} was too slow")
+                say(f"{dropped} samples are missing because writing {path} was too slow")
             if writer.samples:
-                see = f"to see them: gputop replay {path}" if rotation is None else ("to summarize them: gputop "
+                see = f"to view them: gputop replay {path}" if rotation is None else ("to summarize them: gputop "
                                                                                      f"report {path}")
                 say(f"{writer.samples} samples, {size(writer.size_bytes)} in {path}; {see}")
             elif rotation is None:

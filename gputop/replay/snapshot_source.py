@@ -54,10 +54,10 @@ class SnapshotSamples:
             return now
         grid, slice_index = self._snapshot.history, self._slices[index]
         assert grid is not None
-        source = f"snapshot, mean of {grid.slice_s:g} s"
+        source = f"snapshot, mean over {grid.slice_s:g} s"
         gpus = tuple(_gpu_in_slice(g, grid.gpus.get(g.info.uuid, ()), slice_index, source) for g in now.gpus)
         host = replace(now.host, readings={}, core_ratios=(), cgroup=None, top_processes=(),
-                       top_reason="not in the history of a snapshot")
+                       top_reason="not in a snapshot's history")
         return replace(now, time_s=self.times_s[index], gpus=gpus, host=host, processes=(), own_cpu_ratio=None)
 
     def close(self) -> None:
@@ -75,8 +75,8 @@ def _gpu_in_slice(gpu: GpuSample, tracks: tuple[Track, ...], slice_index: int, s
             scale = GPU_METRICS[metric.full_scale]
             readings[scale.id] = Reading(track.full_scale, scale.unit, source, coarse=True)
     # It answered then, whatever became of it.
-    return replace(gpu, readings=readings, processes=(), processes_reason="not in the history of a snapshot",
-                   clock_event_reasons=(), clock_events_reason="not in the history of a snapshot",
+    return replace(gpu, readings=readings, processes=(), processes_reason="not in a snapshot's history",
+                   clock_event_reasons=(), clock_events_reason="not in a snapshot's history",
                    state=OK if readings else gpu.state, message="" if readings else gpu.message, xids=())
 
 

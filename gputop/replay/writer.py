@@ -44,10 +44,10 @@ class RecordingWriter:
                     os.fsync(target_folder.fd)
         except OSError as error:
             if error.errno == errno.EEXIST and error.filename == path.name:  # not one of its folders
-                raise GputopError(f"{path} exists; a recording is never overwritten",
-                                  "Give another name with -o, or remove that file.") from error
+                raise GputopError(f"{path} already exists; gputop never overwrites a recording",
+                                  "Choose another name with -o, or remove the file.") from error
             raise GputopError(f"cannot write {path}: {error.strerror or error}",
-                              "Give a file in a folder you may write to: -o FILE.") from error
+                              "Choose a file in a writable folder: -o FILE.") from error
         self._write(header())
 
     def append(self, sample: NodeSample) -> None:
@@ -59,7 +59,7 @@ class RecordingWriter:
             self._sync()
             if self._named and os.fstat(self._file).st_nlink == 0:
                 self._end()
-                raise RecordingGone(f"{self.path} was removed while it was written", "Record again.")
+                raise RecordingGone(f"{self.path} was removed while gputop was writing it", "Record again.")
 
     def close(self) -> None:
         """Bring everything to the disk. Raises GputopError where the disk did not take it."""
@@ -94,9 +94,9 @@ class RecordingWriter:
 
     def _failed(self, error: OSError) -> GputopError:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        fix = "Make room or record onto another disk; " if full else "See whether the disk is healthy; "
+        fix = "Free some space or record to another disk; " if full else "Check whether the disk is healthy; "
         return GputopError(f"the recording ended: cannot write {self.path}: {error.strerror or error}",
-                           f"{fix}the {self.samples} samples before that are kept and can be replayed.")
+                           f"{fix}the {self.samples} samples before the error are saved and can be replayed.")
 
     def _end(self) -> None:
         file, self._file = self._file, -1

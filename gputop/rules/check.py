@@ -83,12 +83,12 @@ class Checker:
         if isinstance(node, Truth):
             return _CONDITION
         if isinstance(node, Text):
-            raise Mistake('a text is allowed only in layer("…"), kernel("…"), op("…") and finding("…")', node.pos)
+            raise Mistake('a string is allowed only in layer("…"), kernel("…"), op("…") and finding("…")', node.pos)
         if isinstance(node, Unary):
             kind = self.kind(node.operand)
             if (kind.unit is None) != (node.operator == "not"):
-                raise Mistake(f"{node.operator} takes a {'condition' if node.operator == 'not' else 'value'}, "
-                              f"not {kind}", node.pos)
+                raise Mistake(f"{node.operator} needs a {'condition' if node.operator == 'not' else 'value'}, not "
+                              f"{kind}", node.pos)
             return kind
         return self._binary(node) if isinstance(node, Binary) else self._named(node)
 
@@ -97,12 +97,13 @@ class Checker:
         if what in ("and", "or"):
             for side, kind in ((node.left, left), (node.right, right)):
                 if kind.unit is not None:
-                    raise Mistake(f"{what} joins conditions, and this is {kind}: compare it, as in … > 0", side.pos)
+                    raise Mistake(f"{what} joins conditions, but this is {kind}; add a comparison such as … > "
+                                  "0", side.pos)
             return _CONDITION
         if left.unit is None or right.unit is None:
             twice = what in COMPARISONS and any(isinstance(n, Binary) and n.operator in COMPARISONS
                                                 for n in (node.left, node.right))
-            raise Mistake("write a < b and b < c" if twice else f"{what} takes values, not conditions", node.pos)
+            raise Mistake("write a < b and b < c" if twice else f"{what} needs values, not conditions", node.pos)
         if what == "*":
             return ResultKind(self._unit(left.unit.times(right.unit), node.pos))
         if what == "/":
@@ -123,7 +124,7 @@ class Checker:
         what = self._text(figure) if isinstance(figure, Name) else "this figure"
         percent = re.match(r"[^\s%]*\s?%", self._source[number.pos:]) is not None
         instead = f": write {number.value:g}%" if not percent and number.value <= 100 else ""
-        return Mistake(f"{what} is a share, at most 100%{instead}", number.pos)
+        return Mistake(f"{what} is a share of at most 100%{instead}", number.pos)
 
     def _is_part(self, above: Node, below: Node) -> bool:
         """Return whether one is a part of the other, so that their quotient is a share."""
@@ -133,7 +134,7 @@ class Checker:
 
     def _unit(self, unit: Unit, pos: int) -> Unit:
         if max(map(abs, unit)) > 4:
-            raise Mistake(f"no value is in {unit}", pos)
+            raise Mistake(f"no value has the unit {unit}", pos)
         return unit
 
     # -- names ------------------------------------------------------------------------------------
@@ -151,15 +152,15 @@ class Checker:
     def _function(self, node: Name, call: Segment) -> ResultKind:
         arguments = call.arguments or ()
         if len(node.segments) > 1:
-            raise Mistake(f"{call.name}(…) has no part {node.segments[1].name}", node.segments[1].pos)
+            raise Mistake(f"{call.name}(…) has no field {node.segments[1].name}", node.segments[1].pos)
         if len(arguments) != _PLAIN[call.name]:
-            instead = f"; over a time: name.{call.name}(30s)" if call.name in AGGREGATES else ""
-            raise Mistake(f"{call.name} takes {_PLAIN[call.name]} value{'s' * (_PLAIN[call.name] > 1)}, "
-                          f"not {len(arguments)}{instead}", call.pos)
+            instead = f"; over a time window: name.{call.name}(30s)" if call.name in AGGREGATES else ""
+            raise Mistake(f"{call.name} needs {_PLAIN[call.name]} value{'s' * (_PLAIN[call.name] > 1)}, not "
+                          f"{len(arguments)}{instead}", call.pos)
         kinds = [self.kind(argument) for argument in arguments]
         units = {kind.unit for kind in kinds if not kind.zero}
         if None in units or len(units) > 1:
-            raise Mistake(f"{call.name} takes values of one unit: {' and '.join(map(str, kinds))}", call.pos)
+            raise Mistake(f"{call.name} needs values with the same unit, not {' and '.join(map(str, kinds))}", call.pos)
         self.meanings[node.pos] = FunctionCall(call.name, arguments)
         return ResultKind(units.pop(), share=all(kind.share for kind in kinds)) if units else kinds[0]
 
@@ -168,15 +169,15 @@ class Checker:
         if call.name not in _OVER_GPUS or call.arguments is None or len(node.segments) > 2:
             raise Mistake(f"there is no gpus.{call.name}: gpus." + ", gpus.".join(_OVER_GPUS), call.pos)
         if len(call.arguments) != 1:
-            raise Mistake(f"gpus.{call.name} takes one value or condition", call.pos)
+            raise Mistake(f"gpus.{call.name} needs one value or condition", call.pos)
         if self._over_gpus:
             raise Mistake("gpus.… cannot be inside gpus.…", node.pos)
         self._over_gpus = True
         kind = self.kind(call.arguments[0])
         self._over_gpus = False
         if (kind.unit is None) != (call.name in _OF_CONDITIONS):
-            raise Mistake(f"gpus.{call.name} takes a {'condition' if kind.unit is not None else 'value'}, "
-                          f"not {kind}", call.pos)
+            raise Mistake(f"gpus.{call.name} needs a {'condition' if kind.unit is not None else 'value'}, not "
+                          f"{kind}", call.pos)
         self.meanings[node.pos] = FunctionCall(call.name, call.arguments, self._text(node), Quantity(
             "", kind.unit or NONE, "", ratio=call.name != "count" and self._is_ratio(call.arguments[0])))
         if call.name in ("count", "sum"):
@@ -193,7 +194,7 @@ class Checker:
             raise self._unknown(f"{first.name}(…)", [*tables, "finding", *_PLAIN], first.pos)
         argument = first.arguments[0] if first.arguments and len(first.arguments) == 1 else None
         if not isinstance(argument, Text) or not 0 < len(argument.text) <= 200:
-            raise Mistake(f'{first.name} takes one text in quotes: {first.name}("…")', first.pos)
+            raise Mistake(f'{first.name} needs one string in quotes: {first.name}("…")', first.pos)
         if first.name == "finding":
             return self._finding(node, argument)
         table = tables[first.name]
@@ -207,7 +208,7 @@ class Checker:
 
     def _finding(self, node: Name, argument: Text) -> ResultKind:
         if len(node.segments) > 1 or not ID.fullmatch(argument.text):
-            raise Mistake('finding takes the id of a rule: finding("input_bound")', argument.pos)
+            raise Mistake('finding needs the ID of a rule: finding("input_bound")', argument.pos)
         self.meanings[node.pos] = Reference(self._text(node), Quantity("finding", NONE, ""), finding=argument.text)
         return _CONDITION
 
@@ -229,25 +230,25 @@ class Checker:
     def _window(self, quantity: Quantity, call: Segment) -> float:
         if call.name not in AGGREGATES:
             meant = ": write .mean" if call.name in ("avg", "average") else ""
-            raise Mistake(f"a name has {', '.join(f'.{name}(30s)' for name in AGGREGATES)}, not .{call.name}{meant}",
-                          call.pos)
+            raise Mistake(f"a name can be followed by {', '.join(f'.{name}(30s)' for name in AGGREGATES)}, not "
+                          f".{call.name}{meant}", call.pos)
         if not quantity.past:
-            no_past = "a trace has no past" if self._where == "trace" else f"no history of {quantity.name} is kept"
-            raise Mistake(f"{no_past}: write only {quantity.name}", call.pos)
+            no_past = "a trace has no history" if self._where == "trace" else (f"{quantity.name} has no history")
+            raise Mistake(f"{no_past}: write just {quantity.name}", call.pos)
         seconds = call.arguments[0] if call.arguments and len(call.arguments) == 1 else None
         if not isinstance(seconds, Number) or seconds.unit != SECONDS:
-            raise Mistake(f"{call.name} takes a time, as in {quantity.name}.{call.name}(30s)", call.pos)
+            raise Mistake(f"{call.name} needs a time, as in {quantity.name}.{call.name}(30s)", call.pos)
         if not MIN_WINDOW_S <= seconds.value <= MAX_WINDOW_S:
-            raise Mistake(f"a time is from {MIN_WINDOW_S:g}s to {MAX_WINDOW_S / 3600:g}h", seconds.pos)
+            raise Mistake(f"a time must be from {MIN_WINDOW_S:g}s to {MAX_WINDOW_S / 3600:g}h", seconds.pos)
         return seconds.value
 
     def _unknown(self, name: str, names: Iterable[str], pos: int) -> Mistake:
         near = get_close_matches(name, list(names), 1, 0.5)
         other: Source = "trace" if self._where == "live" else "live"
         if name in NAMES[other] or name.removesuffix("(…)") in (TABLES if other == "trace" else ()):
-            return Mistake(f"{name} is a name of rules with on = \"{other}\"", pos)
-        hint = f"did you mean {near[0]}?" if near else "gputop rules names lists them"
-        return Mistake(f"there is no name {name}: {hint}", pos)
+            return Mistake(f"{name} works only in rules with on = \"{other}\"", pos)
+        hint = f"did you mean {near[0]}?" if near else "for a list: gputop rules names"
+        return Mistake(f"the name {name} does not exist: {hint}", pos)
 
     def _text(self, node: Name) -> str:
         return self._source[node.pos:node.end]
@@ -257,5 +258,5 @@ def _hint(left: Unit, right: Unit, node: Binary) -> str:
     """Hint how the number would be written, where one side is one without a unit."""
     for unit, other in ((left, node.right), (right, node.left)):
         if isinstance(other, Number) and other.unit == NONE and unit in EXAMPLE:
-            return f": write a unit, as in {EXAMPLE[unit]}"
+            return f": add a unit, as in {EXAMPLE[unit]}"
     return ""

@@ -99,7 +99,7 @@ class Evaluation(Struct):
         parts = [Evaluation(self.meanings, self.values, gpu) for gpu in self.values.gpus]
         present = [value for part in parts if (value := part.of(argument)) is not None]
         if not present:
-            return None, next((part.missing for part in parts if part.missing), {"gpus": "a GPU that can be read"})
+            return None, next((part.missing for part in parts if part.missing), {"gpus": "a readable GPU"})
         try:
             return _finite(_FUNCTIONS[call.function](present)), {}
         except OverflowError:  # math.fsum, where floats would be infinite
@@ -161,7 +161,7 @@ class Condition(Struct, frozen=True):
         holds = evaluation.of(self.tree)
         missing = tuple(evaluation.missing.values()) if holds is None else ()
         return ConditionOutcome(None if holds is None else bool(holds), evaluation.figures,
-                                missing or (("a result that is a number",) if holds is None else ()))
+                                missing or (("a numeric result",) if holds is None else ()))
 
 
 def condition(text: str, source: Source) -> Condition:
@@ -170,5 +170,5 @@ def condition(text: str, source: Source) -> Condition:
     checker = Checker(text, source)
     kind = checker.kind(tree)
     if kind != ResultKind(None):
-        raise Mistake(f"a rule asks for a condition, and this is {kind}: compare it, as in … > 0", 0)
+        raise Mistake(f"a rule needs a condition, but this is {kind}; add a comparison such as … > 0", 0)
     return Condition(" ".join(text.split()), source, tree, checker.meanings, checker.per_gpu)

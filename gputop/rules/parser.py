@@ -30,7 +30,7 @@ _WORD = re.compile(rf"""
 """, re.VERBOSE | re.ASCII)
 _ATTACHED = re.compile(r"[\w°%]{1,12}")
 _INSTEAD = {"=": "==", "&": "and", "|": "or", "!": "not", "^": "a product", "{": "(…)",
-            "[": "gpu.index == 0 and …, if you mean GPU 0"}
+            "[": "for GPU 0, write gpu.index == 0 and …"}
 _BESIDE = re.compile(r"(?:\b(?!(?:and|or|not)\b)\w+ +|\) *)(?!(?:and|or)\b)\w", re.ASCII)
 _OPERATORS: Mapping[type[ast.AST], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
@@ -100,7 +100,7 @@ Node = Number | Text | Truth | Name | Unary | Binary
 def parse(source: str) -> Node:
     """The tree of an expression; raises :class:`Mistake`."""
     if len(source) > MAX_CHARS:
-        raise Mistake(f"an expression has at most {MAX_CHARS} characters", MAX_CHARS)
+        raise Mistake(f"an expression can have at most {MAX_CHARS} characters", MAX_CHARS)
     return _Tree(source).parse()
 
 
@@ -129,7 +129,7 @@ def _as_python(source: str, values: dict[int, Number | Text]) -> str:
         text, length = match[0], len(match[0])
         words += match["space"] is None
         if words > _MAX_WORDS:
-            raise Mistake(f"an expression has at most {_MAX_WORDS} words: split it into two rules", pos)
+            raise Mistake(f"an expression can have at most {_MAX_WORDS} words: split it into two rules", pos)
         if match["space"] is not None:
             text = " " * length
         elif match["number"] is not None:
@@ -137,7 +137,7 @@ def _as_python(source: str, values: dict[int, Number | Text]) -> str:
         elif match["text"] is not None or match["single"] is not None:
             values[pos], text = Text(pos, text[1:-1]), f" {'_' * (length - 1)}"
         elif keyword.iskeyword(text) and text not in ("and", "or", "not"):
-            raise Mistake(f"there is no name {text}", pos)
+            raise Mistake(f"the name {text} does not exist", pos)
         out += text
     return out
 
@@ -157,7 +157,7 @@ class _Tree:
             if depth < 0:
                 raise self._misplaced(pos)
         if depth:
-            raise Mistake("the end of the expression where a closing parenthesis belongs", len(self._python) - 2)
+            raise Mistake("the expression ended where a closing parenthesis was expected", len(self._python) - 2)
         try:
             tree = ast.parse(self._python, mode="eval").body
         except SyntaxError as error:  # two values side by side it tells at the first of them
@@ -171,15 +171,15 @@ class _Tree:
         rest = self._python[max(pos, 0) + 1:-1].lstrip()
         pos = len(self._python) - 2 - len(rest)
         if not rest:
-            return Mistake("the expression ends where a name or a number belongs", pos)
+            return Mistake("the expression ends where a name or a number was expected", pos)
         word = re.match(r"\w+|.", self._source[pos:])[0]  # type: ignore[index]
         instead = f": write {word.lower()}" if word.lower() in ("and", "or", "not") and not word.islower() else ""
-        return Mistake(f"“{word}” does not belong here{instead}", pos)
+        return Mistake(f"“{word}” is not allowed here{instead}", pos)
 
     def _node(self, python: ast.expr, depth: int) -> Node:
         pos = python.col_offset - 1
         if depth > _MAX_NESTING:
-            raise Mistake(f"an expression is nested at most {_MAX_NESTING} deep", pos)
+            raise Mistake(f"an expression can be nested at most {_MAX_NESTING} levels deep", pos)
         if isinstance(python, ast.BoolOp):
             return self._chain(python.values, [python.op] * len(python.values), depth)
         if isinstance(python, ast.Compare):
@@ -209,7 +209,7 @@ class _Tree:
     def _segments(self, python: ast.expr, depth: int) -> tuple[Segment, ...]:
         end = (python.end_col_offset or 0) - 1
         if depth > _MAX_NESTING:
-            raise Mistake(f"an expression is nested at most {_MAX_NESTING} deep", end)
+            raise Mistake(f"an expression can be nested at most {_MAX_NESTING} levels deep", end)
         if isinstance(python, ast.Call) and not python.keywords:
             *before, last = self._segments(python.func, depth)
             if last.arguments is None:
@@ -226,7 +226,7 @@ def _number(source: str, match: re.Match[str]) -> Number:
     attached = _ATTACHED.match(source, match.end())
     if attached is not None:
         units = ", ".join(literal for literal in LITERALS if "/" not in literal)
-        raise Mistake(f"there is no unit {attached[0]}: {units}", match.end())
+        raise Mistake(f"the unit {attached[0]} does not exist: {units}", match.end())
     unit, factor = LITERALS[match["unit"]] if match["unit"] else (NONE, 1.0)
     value = float(match["number"]) * factor
     if not math.isfinite(value):
@@ -237,7 +237,7 @@ def _number(source: str, match: re.Match[str]) -> Number:
 def _unknown(source: str, pos: int) -> Mistake:
     char = source[pos]
     if char in "\"'":
-        return Mistake("this text has no closing quote", pos)
+        return Mistake("this string has no closing quote", pos)
     instead = f": write {_INSTEAD[char]}" if char in _INSTEAD else ""
     shown = char if char.isprintable() else f"U+{ord(char):04X}"
-    return Mistake(f"{shown} has no meaning here{instead}", pos)
+    return Mistake(f"{shown} is not allowed here{instead}", pos)

@@ -104,7 +104,7 @@ def quantity(value: object) -> tuple[float, Unit]:
         node = parse(value)
         if isinstance(node, Number):
             return node.value, node.unit
-    raise Mistake('a number with its unit belongs here, as in "30s" or 0.4', 0)
+    raise Mistake('write a number with its unit here, as in "30s" or 0.4', 0)
 
 
 class _Wrong(Exception):
@@ -127,7 +127,7 @@ class _Reader:
                 return
             if key not in readers:
                 position = self._places.table(key) if isinstance(value, (dict, list)) else self._places.key("", 0, key)
-                self._problem(position, f"there is no {_quoted(key)} here{_near(key, readers)}: gputop reads "
+                self._problem(position, f"{_quoted(key)} is not allowed here{_near(key, readers)}: gputop reads "
                                         "[[rule]], [limits] and [budget]")
             else:
                 readers[key](value)
@@ -148,10 +148,10 @@ class _Reader:
 
     def _rules(self, tables: Any) -> None:
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            self._problem(self._places.table("rule"), "rules belong under [[rule]], in two brackets")
+            self._problem(self._places.table("rule"), "write [[rule]] with double brackets")
             return
         if len(tables) > MAX_ENTRIES:
-            self._problem(self._places.table("rule", MAX_ENTRIES), f"a file has at most {MAX_ENTRIES} rules")
+            self._problem(self._places.table("rule", MAX_ENTRIES), f"a file can have at most {MAX_ENTRIES} rules")
         for number, table in enumerate(tables[:MAX_ENTRIES]):
             if not self._is_full:
                 self._rule(table, number)
@@ -167,7 +167,7 @@ class _Reader:
                 wrong.append(flaw)
                 return None
 
-        wrong += [_Wrong(f"a rule has no {_quoted(key)}{_near(key, _RULE_KEYS)}", key, None)
+        wrong += [_Wrong(f"{_quoted(key)} is not allowed in a rule{_near(key, _RULE_KEYS)}", key, None)
                   for key in islice((key for key in table if key not in _RULE_KEYS), MAX_ENTRIES)]
         id_, source = read(_text, "id", ID), read(_one_of, "on", ("live", "trace"), None)
         when = read(_condition, "when", source) if source is not None else None
@@ -203,7 +203,7 @@ class _Reader:
     def _budgets(self, table: Any) -> None:
         for key, value, position in self._entries("budget", table):
             if not ID.fullmatch(key):
-                self._problem(position, "the name of a budget has only a-z, 0-9 and _, such as step_time")
+                self._problem(position, "a budget's name can contain only a-z, 0-9 and _, such as step_time")
                 continue
             try:
                 condition = _condition({"budget": value}, "budget", "trace")
@@ -216,11 +216,11 @@ class _Reader:
     def _entries(self, name: str, table: Any) -> Iterator[tuple[str, Any, TomlPlace]]:
         """The keys of a table with their values; of tables inside, as dotted keys make them, joined by dots."""
         if not isinstance(table, dict):
-            self._problem(self._places.table(name), f"[{name}] is a table of NAME = VALUE")
+            self._problem(self._places.table(name), f"[{name}] must contain lines of NAME = VALUE")
             return
         flat = list(_flat(table, name))
         if len(flat) > MAX_ENTRIES:
-            self._problem(self._places.table(name), f"[{name}] has at most {MAX_ENTRIES} lines")
+            self._problem(self._places.table(name), f"[{name}] can have at most {MAX_ENTRIES} lines")
         for path, value in flat[:MAX_ENTRIES]:
             key = path.removeprefix(f"{name}.")
             inner, _, last = path.rpartition(".")
@@ -247,18 +247,18 @@ def _text(table: Mapping[str, Any], key: str, pattern: re.Pattern[str] | None = 
     if value is None:
         raise _Wrong(f"a rule needs {key} = …")
     if not isinstance(value, str) or (not value.strip() and default is None):
-        raise _Wrong(f'{key} is a text in quotes', key)
+        raise _Wrong(f'{key} must be a string in quotes', key)
     if len(value) > _MAX_CHARS.get(key, 1 << 20):
-        raise _Wrong(f"{key} has at most {_MAX_CHARS[key]} characters", key)
+        raise _Wrong(f"{key} can have at most {_MAX_CHARS[key]} characters", key)
     if pattern is not None and not pattern.fullmatch(value):
-        raise _Wrong(f"{key} has only a-z, 0-9 and _, such as slow_input", key)
+        raise _Wrong(f"{key} can contain only a-z, 0-9 and _, such as slow_input", key)
     return value
 
 
 def _one_of(table: Mapping[str, Any], key: str, choices: tuple[str, ...], default: str | None) -> str:
     value = _text(table, key, default=default)
     if value not in choices:
-        raise _Wrong(f"{key} is one of {', '.join(choices)}", key)
+        raise _Wrong(f"{key} must be one of {', '.join(choices)}", key)
     return value
 
 
@@ -277,7 +277,7 @@ def _hold(table: Mapping[str, Any], source: Source) -> float:
     except Mistake:
         seconds, unit = -1.0, SECONDS
     if unit not in (SECONDS, Unit()) or not 0 <= seconds <= _MAX_HOLD_S:
-        raise _Wrong('for is a time up to 1h, as in "30s"', "for")
+        raise _Wrong('for must be a time of up to 1h, as in "30s"', "for")
     return seconds
 
 

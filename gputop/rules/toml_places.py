@@ -46,7 +46,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise TomlMistake("it is nested too deeply", TomlPlace()) from None
+        raise TomlMistake("the file is nested too deeply", TomlPlace()) from None
     except ValueError as error:
         match = _AT.fullmatch(str(error))
         if match is None:

@@ -17,7 +17,7 @@ def read_in_worker(pids: Sequence[int]) -> tuple[str, ...]:
     """Read the dumps of these processes, as lines. Blocks; call it from a thread."""
     try:
         task = WorkerTask("gputop.session.flight_recorder_worker", tuple(map(str, pids)),
-                          "reading of the flight recorder's dumps")
+                          "parsing of the flight recorder dumps")
         return run_in_worker(task, tuple[str, ...], timeout_s=_TIMEOUT_S)
     except GputopError as error:
         return (f"{HEAD}not asked. {error.in_one_line}",)

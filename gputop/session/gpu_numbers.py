@@ -47,15 +47,16 @@ class GpuNumbers(Struct, frozen=True):
         equal."""
         if finding.origin != "trace" or self.same:
             return ""
-        pairs = [f"GPU {a} is GPU {b} here" for a, b in sorted(self.by_ordinal.items()) if b in finding.gpus]
+        pairs = [f"GPU {a} is GPU {b} on this node" for a, b in sorted(self.by_ordinal.items()) if b in finding.gpus]
         return f"The job's {', '.join(pairs)}. " if pairs else ""
 
     def text(self) -> str:
         """Text for the details of a finding: "GPU 0 of the process = GPU 2 of the node", or why that is not known."""
         if self.reason is not None:
-            return (f"GPU numbers are those of the process; which GPUs of the node they are is unknown: {self.reason}.")
+            return ("GPU numbers are those of the process. gputop cannot match them to the node's GPUs: "
+                    f"{self.reason}.")
         if self.same:
-            return f"GPU numbers are the node's. {self.how}"
+            return f"GPU numbers are those of the node. {self.how}"
         pairs = ", ".join(f"GPU {a} of the process = GPU {b} of the node" for a, b in sorted(self.by_ordinal.items()))
         return f"{pairs}. {self.how}"
 
@@ -95,7 +96,7 @@ def numbers_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSam
     if record.analysis is None or sample is None:
         return unknown("the capture has no analysis, or the node has not been sampled yet")
     if len(servers) != 1:
-        return unknown("several workers were captured at once, each with its own numbers")
+        return unknown("several workers were captured at once, each with its own numbering")
     server = servers[0]
     process = job_process(sample.processes, server.pid, local(server))
     ordinals = [gpu.gpu for gpu in record.analysis.gpus]
@@ -113,29 +114,29 @@ def gpu_numbers(process: ProcessSample | None, gpus: Sequence[GpuInfo], ordinals
     "fastest first", which is not known outside the process; of like ones it is the order of the PCI bus, as NVML's.
     """
     if process is None:
-        return unknown("the process behind the profiler server was not found among those that hold GPUs")
+        return unknown("the profiler server's process is not among the processes that hold GPUs")
     if not ordinals:
-        return unknown("the trace shows no GPU")
+        return unknown("the trace contains no GPUs")
     visible = process.cuda_visible_devices
     if visible is not None:
         numbers = _listed(visible, gpus, process, whole_node)
     elif "cuda_visible_devices" in process.reasons:
-        numbers = unknown(f"its environment could not be read: {printable(process.reasons['cuda_visible_devices'])}")
+        numbers = unknown(f"the process's environment is unknown: {printable(process.reasons['cuda_visible_devices'])}")
     elif process.container is not None or not whole_node:
-        numbers = unknown("a container can be given fewer GPUs than the node has" if process.container is not None
-                          else "not all GPUs of the node are watched")
+        numbers = unknown("a container may have fewer GPUs than the node" if process.container is not None
+                          else "gputop does not watch all GPUs of the node")
     else:
         numbers = _in_order(gpus, process, None, whole_node)
     # The driver's list of GPUs held by the process decides: TensorFlow and JAX open all visible GPUs.
     held = sorted(process.gpus)
     if numbers.by_ordinal and not set(held) <= set(numbers.by_ordinal.values()):
-        numbers = unknown(f"the driver lists it on GPU {ranges(held)}, which its environment does not give")
+        numbers = unknown(f"the driver lists the process on GPU {ranges(held)}, which does not match its environment")
     if numbers.reason is not None and _alike(gpus, held) and len(held) == len(set(ordinals)) == max(ordinals) + 1:
-        return GpuNumbers(dict(enumerate(held)), "Assumed: the GPUs that the driver lists it on, in the order of the "
-                                                 "PCI bus.")
+        return GpuNumbers(dict(enumerate(held)), "Assumes that these are the GPUs on which the driver lists the "
+                                                 "process, in PCI bus order.")
     missing = sorted(set(ordinals) - numbers.by_ordinal.keys())
     if numbers.reason is None and missing:
-        return unknown(f"the trace shows GPU {ranges(missing)}, which its environment does not give")
+        return unknown(f"the trace contains GPU {ranges(missing)}, which does not match the process's environment")
     return numbers
 
 
@@ -144,8 +145,7 @@ def _listed(text: str, gpus: Sequence[GpuInfo], process: ProcessSample, whole_no
     entries = [entry.strip() for entry in text.split(",")]
     how = f"By CUDA_VISIBLE_DEVICES={printable(text)}."
     if not entries or not entries[0]:
-        return unknown("CUDA_VISIBLE_DEVICES is empty: it hides every GPU, so something changed it after the process "
-                       "began")
+        return unknown("CUDA_VISIBLE_DEVICES is empty, which hides all GPUs: it changed after the process started")
     if entries[0].startswith(("GPU-", "MIG-")):
         by_ordinal: dict[int, int] = {}
         for ordinal, entry in enumerate(entries):
@@ -153,10 +153,10 @@ def _listed(text: str, gpus: Sequence[GpuInfo], process: ProcessSample, whole_no
             if device is None:
                 if whole_node:
                     break
-                return unknown(f"{printable(entry)} is not among the GPUs that are watched")
+                return unknown(f"{printable(entry)} is not among the GPUs that gputop watches")
             by_ordinal[ordinal] = device
         if not by_ordinal:
-            return unknown(f"no GPU of the node is called {printable(entries[0])}")
+            return unknown(f"the node has no GPU with the UUID {printable(entries[0])}")
         return GpuNumbers(by_ordinal, how)
     numbers: list[int] = []
     for entry in entries:
@@ -164,11 +164,11 @@ def _listed(text: str, gpus: Sequence[GpuInfo], process: ProcessSample, whole_no
             break
         numbers.append(int(entry))
     if not numbers:
-        return unknown(f"CUDA_VISIBLE_DEVICES={printable(text)} names no GPU")
+        return unknown(f"CUDA_VISIBLE_DEVICES={printable(text)} does not name any GPU")
     if len(set(numbers)) < len(numbers):
-        return unknown(f"CUDA_VISIBLE_DEVICES={printable(text)} names a GPU twice, which hides them all")
+        return unknown(f"CUDA_VISIBLE_DEVICES={printable(text)} names a GPU twice, which hides all GPUs")
     if process.container is not None and set(process.gpus) != set(numbers):
-        return unknown("inside its container the GPUs may have other numbers")
+        return unknown("the GPUs may have other numbers inside the process's container")
     return _in_order(gpus, process, numbers, whole_node, how)
 
 
@@ -181,10 +181,9 @@ def _in_order(gpus: Sequence[GpuInfo], process: ProcessSample, numbers: Sequence
     bus = sorted(g.index for g in gpus)
     if order != "PCI_BUS_ID" and not _alike(gpus, bus):
         flaw = "could not be read" if "cuda_visible_devices" in process.reasons else "is not PCI_BUS_ID"
-        return unknown(f"the GPUs are of different models and CUDA_DEVICE_ORDER {flaw}, so CUDA counts the fastest "
-                       "first")
+        return unknown(f"the GPUs are different models and CUDA_DEVICE_ORDER {flaw}, so CUDA lists the fastest first")
     how += (" CUDA_DEVICE_ORDER is PCI_BUS_ID." if order == "PCI_BUS_ID"
-            else " GPUs of one model are numbered in the order of the PCI bus.")
+            else " GPUs of the same model are numbered in PCI bus order.")
     if numbers is None:
         return GpuNumbers(dict(enumerate(bus)), how)
     visible = [*takewhile(lambda n: n in bus or not whole_node, numbers)]

@@ -39,13 +39,13 @@ def counters_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSa
     elsewhere = [server.address for server in servers if not local(server)]
     numbers = numbers_of(record, servers, sample)
     if elsewhere:
-        return GpuCounters(reason=f"{elsewhere[0]} is on another machine, whose GPUs are not sampled here")
+        return GpuCounters(reason=f"{elsewhere[0]} is on another machine, whose GPUs gputop does not sample")
     if sample is None or history is None:
         return GpuCounters(reason="no GPU was sampled during the capture")
     if not sample.gpus:
-        return GpuCounters(reason="no GPU can be read on that machine")
+        return GpuCounters(reason="gputop cannot read any GPU on that machine")
     if numbers.reason is not None:
-        return GpuCounters(reason=f"which GPUs of this machine they are is unknown: {numbers.reason}")
+        return GpuCounters(reason=f"gputop cannot match them to the GPUs of this machine: {numbers.reason}")
     # A trace may be of the time before it was asked for; the sample after it tells of its last moments.
     seconds, end_s = record.took_s + record.asked_s + _BEFORE_S + 3 * interval_s, record.time_s + interval_s
     uuids = {g.info.index: g.info.uuid for g in sample.gpus if g.info.mig is None}
@@ -114,8 +114,8 @@ def _slowed(gpus: Sequence[_Activity], step_s: float | None) -> Iterator[str]:
     if activity_before < max(_LEAST_ACTIVITY, _SLOWED * activity):
         return
     times = activity_before / activity
-    shorter = f". A step took at most about {seconds_text(step_s / times)} then" if step_s else ""
-    yield f"the recording slowed the job: its GPUs were {times:.1f} times as active in the seconds before{shorter}"
+    shorter = f". At that time, a step took at most about {seconds_text(step_s / times)}" if step_s else ""
+    yield f"the recording slowed the job: in the seconds before it, the GPUs were {times:.1f} times as active{shorter}"
 
 
 def _lacking(activity: Mapping[int, _Activity], gpus: Sequence[GpuUse]) -> Iterator[str]:
@@ -123,9 +123,9 @@ def _lacking(activity: Mapping[int, _Activity], gpus: Sequence[GpuUse]) -> Itera
     for gpu in gpus:
         within = activity[gpu.gpu].within if gpu.gpu in activity else []
         if len(within) >= _FEWEST and sum(within) / len(within) >= gpu.busy + _LACKING:
-            yield (f"GPU {gpu.gpu} was active {percent(sum(within) / len(within))} of the time by its driver, and busy "
-                   f"{percent(gpu.busy)} by the trace: the profiler lost kernels, or another process uses that GPU. "
-                   "Its idle time in this trace is not reliable")
+            yield (f"GPU {gpu.gpu} was active {percent(sum(within) / len(within))} of the time according to the driver "
+                   f"but only {percent(gpu.busy)} according to the trace. Either the profiler lost kernels or another "
+                   "process uses that GPU. Its idle time in this trace is not reliable")
 
 
 def _lanes(history: History, uuid: str, end_s: float, seconds: float, count: int) -> dict[str, CounterLane]:
@@ -187,5 +187,5 @@ class CounterWatch:
 
     def counters(self, record: CaptureRecord, servers: Sequence[Server]) -> GpuCounters:
         if self._sampler.failure is not None:
-            return GpuCounters(reason=f"no GPU could be sampled: {self._sampler.failure.message}")
+            return GpuCounters(reason=f"gputop could not sample any GPU: {self._sampler.failure.message}")
         return counters_of(record, servers, self.sample, self.history, self._interval_s)

@@ -61,7 +61,7 @@ class Notification(Struct, frozen=True, tag_field="schema", tag="gputop.notifica
 
 
 def _line(host: str, title: str, simulated: bool, left_out: int) -> str:
-    more = f" ({left_out} more not sent)" if left_out else ""
+    more = f" ({left_out} other messages not sent)" if left_out else ""
     return printable(f"{'SIMULATED ' if simulated else ''}{host}: {title}{more}")
 
 
@@ -119,12 +119,12 @@ class News:
         for gpu in sample.gpus if sample is not None and self._gone else ():
             if gpu.info.uuid in self._gone and gpu.state == OK:
                 self._gone.discard(gpu.info.uuid)
-                yield "fault", f"GPU {gpu.info.label}: is back", gpu.info.uuid
+                yield "fault", f"GPU {gpu.info.label} is back", gpu.info.uuid
 
     def _job(self) -> Iterator[tuple[Kind, str, str]]:
         ended = self._session.watch.ended_server
         if ended is not None and ended != self._ended:
-            yield "job", f"the job of process {ended.pid} has ended", f"{ended.address} {ended.description}"
+            yield "job", f"the job with process {ended.pid} has ended", f"{ended.address} {ended.description}"
         self._ended = ended
 
     def _capture(self) -> Iterator[tuple[Kind, str, str]]:

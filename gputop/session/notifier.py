@@ -60,29 +60,29 @@ def parse_ways(texts: Sequence[str]) -> Ways:
             try:
                 words = tuple(shlex.split(text.removeprefix(_COMMAND)))
             except ValueError as error:
-                raise GputopError(f"--notify {text}: {error}", "Quote the command as for a shell.",
+                raise GputopError(f"--notify {text}: {error}", "Quote the command as in a shell.",
                                   EXIT_USAGE) from error
             if of_shell := [word for word in words if word.endswith(";") or word in _OF_SHELL]:
-                raise GputopError(f"--notify {text}: gputop starts the command without a shell, and {of_shell[0]!r} "
-                                  "needs one", "Write a script and name it, or: --notify \"command:sh -c '…'\".",
+                raise GputopError(f"--notify {text}: gputop starts the command without a shell, but {of_shell[0]!r} "
+                                  "needs a shell", "Put it in a script, or use --notify \"command:sh -c '…'\".",
                                   EXIT_USAGE)
             if words:
                 commands.append(words)
                 continue
         if text not in ("bell", "webhook"):
-            raise GputopError(f"--notify {text} is not a way to notify", "bell, webhook, or command:LINE, such as "
-                              "'command:notify-send gputop'.", EXIT_USAGE)
+            raise GputopError(f"--notify does not support {text}", "Use bell, webhook, or command:LINE, such as "
+                                                                   "'command:notify-send gputop'.", EXIT_USAGE)
     return Ways("bell" in texts, tuple(commands), *(_webhook() if "webhook" in texts else ()))
 
 
 def _webhook() -> tuple[str, str]:
     url, token = os.environ.get(URL, ""), os.environ.get(TOKEN, "")
     if not url.startswith(("https://", "http://")) or not url.isprintable() or " " in url or not _has_host(url):
-        raise GputopError(f"--notify webhook needs the address in {URL}",
-                          f"export {URL}=https://… (and {TOKEN}, if the receiver wants a bearer token)", EXIT_USAGE)
+        raise GputopError(f"--notify webhook needs an address in {URL}",
+                          f"export {URL}=https://… (and {TOKEN}, if the receiver requires a bearer token)", EXIT_USAGE)
     if not token.isprintable():
-        raise GputopError(f"{TOKEN} has a character that an HTTP header cannot hold",
-                          "Set it again, without a line end.", EXIT_USAGE)
+        raise GputopError(f"{TOKEN} contains a character that an HTTP header cannot contain",
+                          "Set it again without a trailing newline.", EXIT_USAGE)
     return url, token
 
 
@@ -177,9 +177,9 @@ def run_command(command: Sequence[str], notification: Notification, timeout_s: f
             process.communicate(json.dumps(to_document(notification)).encode(), timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            raise RuntimeError(f"it took more than {timeout_s:g} s") from None
+            raise RuntimeError(f"the command took more than {timeout_s:g} s") from None
     if process.returncode:
-        raise RuntimeError(f"it ended with status {process.returncode}")
+        raise RuntimeError(f"the command exited with status {process.returncode}")
 
 
 def post(url: str, token: str, notification: Notification, timeout_s: float = TIMEOUT_S) -> None:

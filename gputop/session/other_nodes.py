@@ -53,7 +53,7 @@ ALIVE_PERIOD_S = 5.0
 _STOPPED_S = 5.0  # for what is on its way when the capture is stopped
 _POLL_S, _END_S = 0.05, 1.0
 _PIECE_BYTES, _EDGE_BYTES = 1 << 18, 64
-_CHECK = "Check the version there: ssh NODE gputop --version"
+_CHECK = "Check gputop's version on that node: ssh NODE gputop --version"
 _NODE_BYTES = 8 << 30  # of all traces of a node
 
 class NodeReady(Struct, frozen=True):
@@ -152,15 +152,15 @@ class _Trace:
         """The next piece, b"" at the end. Raises NodeProblem for what is not a trace, and OSError without room."""
         if not self._left:
             if not self._last.rstrip().endswith(b"}"):
-                raise NodeProblem("it sends what is not a trace", _CHECK)
+                raise NodeProblem("the node sent data that is not a trace", _CHECK)
             return b""
         if self._room() < min(self._left, _PIECE_BYTES):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         piece = self._source.read(min(most, _PIECE_BYTES, self._left))
         if not piece:
-            raise NodeProblem("the connection broke off while its traces came", "")
+            raise NodeProblem("the connection was lost while the node sent its traces", "")
         if not self._last and (not piece.lstrip().startswith(b"{") or b'"traceEvents"' not in piece):
-            raise NodeProblem("it sends what is not a trace", _CHECK)
+            raise NodeProblem("the node sent data that is not a trace", _CHECK)
         self._came()
         self._left -= len(piece)
         self._last = piece[-_EDGE_BYTES:]
@@ -206,13 +206,13 @@ class OtherNodes:
         for node in self._nodes:
             if node.ready is not None and node.problem is None and node.ready.seconds < _FAR_BELOW * median_s:
                 node.problem = NodeProblem(
-                    f"its ranks can be recorded for {node.ready.seconds:g} s, and half of all for {median_s:g} s or "
-                    "more: it is left out, so that it does not shorten the others",
+                    f"the node's ranks can be recorded for only {node.ready.seconds:g} s, and half of the nodes for "
+                    f"{median_s:g} s or more. gputop left out the node to avoid a shorter capture",
                     "Capture on that node: gputop capture PID.")
         ready = [(node, node.ready) for node in self._nodes if node.ready is not None and node.problem is None]
         for node, ready_node in ready:
             if ready_node.seconds < plan.chosen_s:
-                plan = replace(plan, chosen_s=ready_node.seconds, why=f"{node.name}: its ranks make more events",
+                plan = replace(plan, chosen_s=ready_node.seconds, why=f"the ranks on {node.name} produce more events",
                                overview_s=0.0)
             lead_s = max(lead_s, ready_node.lead_s)
         start_s = time.time() + lead_s + (_LINE_S if ready else 0.0)
@@ -220,7 +220,7 @@ class OtherNodes:
             node.start = Start(start_s, plan.chosen_s, time.time(), node.low_s)
         for node in self._nodes:
             if node.ready is None and node.problem is None:
-                node.end("it was not ready in time")
+                node.end("the node was not ready in time")
             node.answered.set()
         return plan, start_s
 
@@ -235,12 +235,12 @@ class OtherNodes:
             stopped_s = min(stopped_s, now_s) if self._stop.is_set() else stopped_s
             for node in going:
                 if now_s > stopped_s + _STOPPED_S:
-                    node.end("the capture was stopped before all its traces came")
+                    node.end("the capture was stopped before all traces from the node arrived")
                 elif now_s > node.due_s:
-                    node.end(*(("its traces come too slowly", "Check the network, and the load there.")
+                    node.end(*(("traces from the node arrive too slowly", "Check the network and the load on the node.")
                                if node.due_s == node.latest_s else
-                               (f"nothing came from it for {_SILENT_S:.0f} s",
-                                "Check whether it is up; its ranks may have been recorded in vain.")))
+                               (f"the node sent nothing for {_SILENT_S:.0f} s",
+                                "Check whether the node is up. The recording of its ranks may be lost.")))
             time.sleep(_POLL_S)
         problems = {node.name: node.problem for node in self._nodes if node.problem is not None}
         return (tuple(outcome for node in self._nodes for outcome in node.outcomes),
@@ -253,7 +253,7 @@ class OtherNodes:
                 self._converse(node, node.agent, request)
             except (NodeProblem, OSError, ValueError) as error:
                 node.problem = node.problem or node.agent.problem() or (
-                    error if isinstance(error, NodeProblem) else NodeProblem("the connection broke off", ""))
+                    error if isinstance(error, NodeProblem) else NodeProblem("the connection was lost", ""))
             except GputopError as error:  # a trace could not be saved here
                 node.problem = node.problem or NodeProblem(error.message, error.fix)
             finally:
@@ -261,7 +261,7 @@ class OtherNodes:
         except NodeProblem as error:
             node.problem = error
         except Exception as error:  # noqa: BLE001  thread boundary: the other nodes go on
-            node.problem = NodeProblem(f"a bug in gputop: {error!r}", "Please report this.")
+            node.problem = NodeProblem(f"internal error in gputop: {error!r}", "Please report this.")
 
     def _converse(self, node: _Node, agent: Agent, request: CaptureRequest) -> None:
         """Raises NodeProblem, OSError or ValueError."""
@@ -271,7 +271,7 @@ class OtherNodes:
         ready = read_line(from_node, NodeReady)
         least_s = min(_LEAST_S, request.seconds)
         if not (least_s <= ready.seconds <= request.seconds and 0 <= ready.lead_s <= _MAX_LEAD_S):
-            raise NodeProblem("gputop there reports an invalid length", _CHECK)
+            raise NodeProblem("gputop on the node reported an invalid capture length", _CHECK)
         node.low_s = _offset_s(ready.time_s)
         node.ready = ready
         node.answered.wait()
@@ -287,7 +287,7 @@ class OtherNodes:
         clock = ClockBounds(min(node.low_s, high_s), max(node.low_s, high_s)).clock()
         sizes = [rank.size for rank in last.ranks[:MAX_RANKS] if not rank.problem]
         if any(not 0 < size <= MAX_COPY_BYTES for size in sizes) or sum(sizes) > _NODE_BYTES:
-            raise NodeProblem(f"it announces traces that are too large ({sum(sizes) / 1e9:,.1f} GB)", "")
+            raise NodeProblem(f"the node's traces are too large ({sum(sizes) / 1e9:,.1f} GB)", "")
         node.due_s = node.latest_s = math.inf
         self._collecting.wait()  # until this node's own ranks are recorded
         if self._run is None:
@@ -320,8 +320,8 @@ class OtherNodes:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 return run.receive(_Trace(rank.size, source, came, room), rank.size)
         except OSError as error:
-            raise NodeProblem(f"its traces cannot be saved here: {error.strerror or error}",
-                              "Make room or choose another --logdir.") from None
+            raise NodeProblem(f"cannot save the node's traces here: {error.strerror or error}",
+                              "Free some space or choose another --logdir.") from None
 
 
 def _offset_s(time_s: float, now_s: float | None = None) -> float:
@@ -329,5 +329,5 @@ def _offset_s(time_s: float, now_s: float | None = None) -> float:
     use in the file of all clocks."""
     offset_s = time_s - (time.time() if now_s is None else now_s)
     if abs(offset_s) > _MAX_OFFSET_S:
-        raise NodeProblem("gputop there names a time that no clock shows", "Check the clock there: ssh NODE date")
+        raise NodeProblem("gputop on the node reported an impossible time", "Check the node's clock: ssh NODE date")
     return offset_s

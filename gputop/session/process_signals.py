@@ -20,9 +20,9 @@ from gputop.core.samples import ProcessSample
 # Each in a line of a screen of 80 columns: the question replaces what is said of the selected one.
 SIGNALS: tuple[tuple[signal.Signals, str], ...] = (
     (signal.SIGINT, "like ctrl-c (KeyboardInterrupt): the job can save a checkpoint"),
-    (signal.SIGTERM, "asks the process to end; it may save its work first"),
-    (signal.SIGKILL, "ends it at once, nothing is saved; other ranks may hang"),
-    (signal.SIGSTOP, "pauses it, GPU memory stays in use; other ranks may time out"),
+    (signal.SIGTERM, "asks the process to exit; it may save its work first"),
+    (signal.SIGKILL, "kills it immediately without saving; other ranks may hang"),
+    (signal.SIGSTOP, "pauses it; GPU memory stays in use, and other ranks may time out"),
     (signal.SIGCONT, "resumes it after SIGSTOP"),
 )
 _SAME_START_S = 1.0  # the boot time in /proc/stat changes by up to a second when the clock is adjusted
@@ -36,26 +36,26 @@ def send(process: ProcessSample, number: signal.Signals, *, proc: Path = Path("/
     """
     pid = process.local_pid or process.pid
     if pid <= 1 or pid == os.getpid():
-        raise GputopError(f"gputop sends no signal to PID {pid}", "Press q to end gputop itself.")
+        raise GputopError(f"gputop does not send signals to PID {pid}", "To quit gputop, press q.")
     if process.started_s is None:
-        raise GputopError(f"no signal was sent: the start time of process {pid} is unknown, so it may be another "
-                          "process by now"
+        raise GputopError(f"no signal was sent: the start time of process {pid} is unknown, so the PID may now belong "
+                          "to another process"
                           + (f" ({process.reason})" if process.reason else ""),
-                          f"Check it yourself; then: kill -{number.value} {pid}")
+                          f"Check the process yourself, then run kill -{number.value} {pid}")
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
-        raise GputopError(f"process {pid} has ended", "Nothing is left to do.") from None
+        raise GputopError(f"process {pid} has ended", "There is nothing left to do.") from None
     except OSError as error:
-        raise GputopError(f"process {pid} could not be pinned ({error.strerror}): Linux 5.3 or newer is needed",
-                          f"Send it yourself: kill -{number.value} {pid}") from error
+        raise GputopError(f"cannot open process {pid} for signals ({error.strerror}): Linux 5.3 or newer is needed",
+                          f"Send the signal yourself: kill -{number.value} {pid}") from error
     try:
         _check(process, pid, proc, os.geteuid() if own_uid is None else own_uid)
         (deliver or signal.pidfd_send_signal)(fd, number)
     except ProcessLookupError:
-        raise GputopError(f"process {pid} has ended", "Nothing is left to do.") from None
+        raise GputopError(f"process {pid} has ended", "There is nothing left to do.") from None
     except PermissionError:
-        raise GputopError(f"the kernel does not let you signal {pid}", "Ask its owner or root.") from None
+        raise GputopError(f"the kernel does not allow you to signal process {pid}", "Ask its owner or root.") from None
     finally:
         os.close(fd)
 
@@ -67,15 +67,15 @@ def _check(process: ProcessSample, pid: int, proc: Path, own_uid: int) -> None:
     except FileNotFoundError:
         raise ProcessLookupError from None
     except OSError as error:
-        raise GputopError(f"no signal was sent: /proc has nothing about process {pid} ({error})",
-                          "Send it yourself with kill.") from error
+        raise GputopError(f"no signal was sent: /proc has no information about process {pid} ({error})",
+                          "Send the signal yourself with kill.") from error
     began_s = started_s(pid, proc)
     if began_s is None or process.started_s is None:
-        raise GputopError(f"no signal was sent: /proc does not show when process {pid} began",
-                          "Send it yourself with kill.")
+        raise GputopError(f"no signal was sent: /proc does not show when process {pid} started",
+                          "Send the signal yourself with kill.")
     if abs(began_s - process.started_s) > _SAME_START_S:
-        raise GputopError(f"no signal was sent: PID {pid} is another process by now",
-                          "The process on the screen has ended.")
+        raise GputopError(f"no signal was sent: PID {pid} now belongs to another process",
+                          "The process that was shown has ended.")
     if own_uid not in (0, owner):
-        raise GputopError(f"no signal was sent: process {pid} belongs to {user_name(owner)}, you are "
+        raise GputopError(f"no signal was sent: process {pid} belongs to {user_name(owner)}, and you are "
                           f"{user_name(own_uid)}", "Ask its owner, or root.")

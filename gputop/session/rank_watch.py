@@ -80,7 +80,7 @@ class RankWatch:
         except GputopError as error:
             return RasReport(problem=f"{error.message}. {error.fix}".strip())
         except Exception as error:  # noqa: BLE001  thread boundary: the next answer may be readable
-            return RasReport(problem=f"NCCL's answer could not be read, a bug in gputop: {error!r}")
+            return RasReport(problem=f"reading NCCL's answer failed with an internal error in gputop: {error!r}")
         return following(before, answer, hosts)
 
 

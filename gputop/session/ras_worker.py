@@ -26,13 +26,13 @@ def read_in_worker(data: bytes, as_json: bool, time_s: float) -> RasAnswer:
             file.seek(0)
             task = WorkerTask("gputop.session.ras_worker",
                               (str(file.fileno()), "json" if as_json else "text", repr(time_s)),
-                              "reading of NCCL's answer", pass_fds=(file.fileno(),))
+                              "parsing of NCCL's answer", pass_fds=(file.fileno(),))
             return run_in_worker(task, RasAnswer, timeout_s=_TIMEOUT_S)
     except WorkerFailed as error:
         raise GputopError(error.message, "The job itself is not affected.") from None
     except OSError as error:
-        raise GputopError(f"NCCL's answer cannot be written: {error.strerror or error}",
-                          "Set TMPDIR to a folder that you may write to.") from error
+        raise GputopError(f"cannot write NCCL's answer to a file: {error.strerror or error}",
+                          "Set TMPDIR to a folder that you can write to.") from error
 
 
 def main(arguments: Sequence[str]) -> int:

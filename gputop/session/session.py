@@ -180,7 +180,7 @@ class Session:
         if self._simulated_ranks is not None and self._simulated_ranks.pids:
             return self._simulated_ranks.pids
         if self.feed.source.simulated:
-            raise GputopError("simulated processes have no stacks", "gputop --demo hang has some.")
+            raise GputopError("simulated processes have no stacks", "To see simulated stacks: gputop --demo hang")
         return tuple(p.local_pid or p.pid for p in self.feed.sample.processes) if self.feed.sample is not None else ()
 
     def read_stacks(self, pids: Sequence[int], native: bool) -> tuple[ProcessStacks, ...]:
@@ -211,7 +211,7 @@ class Session:
         Raises GputopError where that cannot be.
         """
         if self.replayed_snapshot is not None and record is not self.results.last_capture:
-            raise GputopError("a snapshot has no other capture", "Run gputop to open the capture.")
+            raise GputopError("a snapshot does not contain other captures", "Run gputop to open the capture.")
         if record.analysis is None:
             self.control.open_saved(record)
         else:
@@ -237,17 +237,17 @@ class Session:
         from gputop.sources.simulated import SimulatedSource
 
         if self.control.running:
-            raise GputopError("a capture is running", "Wait for its end, or press x: it stops and its data is kept.")
+            raise GputopError("a capture is running", "Wait for it to end, or press x to stop it and keep its data.")
         title = self.feed.source.next_job() if isinstance(self.feed.source, SimulatedSource) else None
         if title is None:
-            raise GputopError("this demo has no other job to run", "gputop --demo input-bound has a fix to try.")
+            raise GputopError("this demo has no other job to show", "To try a fix: gputop --demo input-bound")
         self._job_restarted_s = self.feed.clock()
         return title
 
     def signal(self, process: ProcessSample, number: Signals) -> None:
         """Send a signal to a process of the newest sample; raises GputopError where it must not or cannot be sent."""
         if self.feed.player is not None:
-            raise GputopError("no signal was sent: this is a recording", "Its processes are from the past.")
+            raise GputopError("no signal was sent: this is a recording", "Its processes may no longer exist.")
         if self.feed.source.simulated:
             raise GputopError("no signal was sent: this process is simulated", "Run gputop without --demo.")
         from gputop.session.process_signals import send

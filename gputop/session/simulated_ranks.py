@@ -46,7 +46,7 @@ class SimulatedRanks:
         """Answer as RAS does. Raises GputopError where the job has none."""
         hanging = self._source.hanging
         if hanging is None:
-            raise GputopError("the simulated job has no NCCL RAS", "gputop --demo hang has it.")
+            raise GputopError("the simulated job has no NCCL RAS", "To see simulated RAS data: gputop --demo hang")
         return self._answer(hanging, time.time())
 
     def earlier(self) -> RasAnswer | None:

@@ -100,9 +100,9 @@ class StackWatch:
                 self._demo = address
                 continue
             if pid is None:
-                self._reasons[address] = "the job's process is not on this node, or cannot be seen from here"
+                self._reasons[address] = "the job's process is not on this node or not visible from here"
             elif len(self._samplers) == MAX_PROCESSES:
-                self._reasons[address] = f"gputop samples the stacks of at most {MAX_PROCESSES} processes"
+                self._reasons[address] = f"gputop samples stacks of at most {MAX_PROCESSES} processes"
             else:
                 try:
                     self._refuse_unasked(pid)
@@ -119,5 +119,5 @@ class StackWatch:
 
         uid = others_of([pid]).get(pid)
         if uid is not None and not self._choice.wanted and pid not in self._choice.agreed:
-            raise GputopError(f"process {pid} belongs to {user_name(uid)}, and you have not allowed gputop to read its "
-                              "stacks", "If you want this: --stacks")
+            raise GputopError(f"process {pid} belongs to {user_name(uid)}, and gputop needs your permission to read "
+                              "that user's stacks", "To allow this: --stacks")

@@ -40,7 +40,7 @@ def choose(servers: Sequence[Server], sample: NodeSample | None, history: Histor
     seconds = max((worker.seconds for worker in chosen_from.values()), default=1.0)
     choice = choose_workers([server.address for server in servers],
                             {address: worker.means[metric] for address, worker in chosen_from.items()},
-                            f"{GPU_METRICS[metric].label} of the last {seconds:.0f} s",
+                            f"{GPU_METRICS[metric].label} in the last {seconds:.0f} s",
                             lambda value: reading(Reading(value, unit)))
     gpus = {address: worker.gpus for address, worker in chosen_from.items() if worker.gpus}
     return replace(choice, reasons=tuple(

@@ -94,11 +94,11 @@ _ALL = (
     Scenario(
         id="gpu0-oversubscribed",
         title="GPU 0 does more work than the others",
-        description="teacher model and metrics of the whole batch run on GPU 0; the other seven wait for it in NCCL",
+        description="the teacher model and metrics for the whole batch run on GPU 0; the others wait for it in NCCL",
         job=_vit(batch_per_gpu=160, compute_ms=150.0, gpu0_extra_ms=186.0, gpu0_extra_kernels=150, gather_mb=96.0,
                  produce_ms=150.0, allocator_peak_gib=41, gpu0_memory=_allocator_share(67)),
         batch_per_gpu=160, steps_per_epoch=215, eval_steps=90,
-        fixes=(Fix("teacher model and metrics run on all GPUs", {
+        fixes=(Fix("the teacher model and metrics run on all GPUs", {
             "gpu0_extra_ms": 0.0, "gpu0_extra_kernels": 0, "gather_mb": 0.0, "gpu0_memory": 0.0,
             "compute_ms": 150.0 + 186.0 / GPU_COUNT}, {"steps_per_epoch": 410}),),
     ),
@@ -109,53 +109,52 @@ _ALL = (
         job=_vit(batch_per_gpu=160, compute_ms=150.0, produce_ms=340.0, input_workers=88, prefetch=2,
                  allocator_peak_gib=62),
         batch_per_gpu=160, dataset_on_network=True, steps_per_epoch=220, eval_steps=30,
-        fixes=(Fix("tf.data chooses the number of the map's threads",
+        fixes=(Fix("tf.data chooses the number of threads for map",
                    {"produce_ms": 130.0, "input_workers": CPU_COUNT}, {"steps_per_epoch": 480}),),
     ),
     Scenario(
         id="launch-bound",
         title="The host launches kernels too slowly",
-        description="a small model in thousands of short kernels, launched by eight replicas that share one process: "
-                    "each is done long before the next one arrives",
+        description="a small model with thousands of short kernels, launched by eight replicas that share one process: "
+                    "each kernel finishes long before the next one arrives",
         job=_vit(batch_per_gpu=8, kernels=999, compute_ms=24.0, launch_us=200.0, produce_ms=50.0, input_workers=24,
                  allocator_peak_gib=7, gradient_bytes=172 * MB),
         batch_per_gpu=8, sm_fill=0.6, steps_per_epoch=330, eval_steps=50, gradient_bytes=172 * MB,
         checkpoint_bytes=516 * MB,
-        fixes=(Fix("XLA compiles the step into few kernels", {
+        fixes=(Fix("XLA compiles the step into a few kernels", {
             "xla": True, "kernels": 170, "compute_ms": 20.0, "launch_us": 22.0, "produce_ms": 20.0, "gap_ms": 0.8},
             {"steps_per_epoch": 3_000}),),
     ),
     Scenario(
         id="slow-callback",
         title="Python between the steps makes the GPUs wait",
-        description="after each step a callback computes a confusion matrix on the CPU: the stacks of the capture name "
-                    "its line",
+        description="after each step, a callback computes a confusion matrix on the CPU; captured stacks show its line",
         job=_vit(batch_per_gpu=160, compute_ms=150.0, gap_ms=110.0, produce_ms=130.0, allocator_peak_gib=62),
         batch_per_gpu=160, steps_per_epoch=250, eval_steps=40,
-        fixes=(Fix("the confusion matrix is computed once an epoch", {"gap_ms": 2.5}, {"steps_per_epoch": 425}),),
+        fixes=(Fix("the confusion matrix is computed once per epoch", {"gap_ms": 2.5}, {"steps_per_epoch": 425}),),
     ),
     Scenario(
         id="three-causes",
         title="Three causes at once: which fix first?",
-        description="GPU 0 does more work, a callback runs after each step, and the gradients are summed at its end: "
-                    "mark findings with w to see what their fixes save together",
+        description="GPU 0 does more work, a callback runs after each step, and the gradients are summed at the end of "
+                    "the step; mark findings with w to see what their fixes save together",
         job=_vit(batch_per_gpu=160, compute_ms=150.0, gpu0_extra_ms=140.0, gpu0_extra_kernels=150, gather_mb=96.0,
                  gap_ms=60.0, comm_overlap=False, comm_ms=40.0, produce_ms=120.0, allocator_peak_gib=41,
                  gpu0_memory=_allocator_share(62)),
         batch_per_gpu=160, steps_per_epoch=230, eval_steps=40,
         fixes=(
-            Fix("teacher model and metrics run on all GPUs", {
+            Fix("the teacher model and metrics run on all GPUs", {
                 "gpu0_extra_ms": 0.0, "gpu0_extra_kernels": 0, "gather_mb": 0.0, "gpu0_memory": 0.0,
                 "compute_ms": 150.0 + 140.0 / GPU_COUNT}, {"steps_per_epoch": 290}),
-            Fix("the confusion matrix is computed once an epoch", {"gap_ms": 2.5}, {"steps_per_epoch": 380}),
-            Fix("gradients are summed while the backward pass runs", {"comm_overlap": True},
+            Fix("the confusion matrix is computed once per epoch", {"gap_ms": 2.5}, {"steps_per_epoch": 380}),
+            Fix("gradients are summed during the backward pass", {"comm_overlap": True},
                 {"steps_per_epoch": 430}),
         ),
     ),
     Scenario(
         id="slow-checkpoint",
         title="All GPUs wait for a checkpoint every 120 steps",
-        description="every 120 steps the weights are saved to a network disk, and all GPUs are idle for 5 s: seen "
+        description="every 120 steps, the weights are saved to a network disk, and all GPUs are idle for 5 s; visible "
                     "live, without a capture",
         job=_vit(batch_per_gpu=256, compute_ms=285.0, produce_ms=170.0),
         batch_per_gpu=256, steps_per_epoch=120, eval_steps=0, checkpoint_write_bytes_per_s=0.7e9,
@@ -164,16 +163,16 @@ _ALL = (
     ),
     Scenario(
         id="hang",
-        title="A rank hangs, the others wait for it",
-        description="rank 5 does not reach an AllReduce: press S for the code line where it is",
+        title="A rank hangs, and the others wait for it",
+        description="rank 5 does not reach an AllReduce; press S to see its line of code",
         job=_vit(batch_per_gpu=256, compute_ms=285.0, produce_ms=170.0),
         batch_per_gpu=256, dataset_on_network=True, steps_per_epoch=250, eval_steps=50, hangs=True,
         fixes=(Fix("the dataset is read from the local disk"),),
     ),
     Scenario(
         id="healthy",
-        title="All GPUs busy, no problem",
-        description="input and launches run ahead of the GPUs, collectives hide behind compute",
+        title="All GPUs are busy; no problem",
+        description="input and launches run ahead of the GPUs, and collectives overlap with compute",
         job=_vit(batch_per_gpu=256, compute_ms=285.0, produce_ms=170.0),
         batch_per_gpu=256, steps_per_epoch=250, eval_steps=50,
     ),

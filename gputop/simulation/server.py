@@ -66,8 +66,8 @@ class SimulatedProfilerServer:
 
     @staticmethod
     def _no_port() -> GputopError:
-        return GputopError("the simulated job's profiler server got no port on 127.0.0.1",
-                           "See that the loopback interface is up: ip addr show lo")
+        return GputopError("the simulated job's profiler server could not get a port on 127.0.0.1",
+                           "Check that the loopback interface is up: ip addr show lo")
 
     def stop(self) -> None:
         """End a running session and the server. Waits for nobody."""
@@ -114,7 +114,7 @@ class SimulatedProfilerServer:
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / f"{request.host_name or 'localhost'}.xplane.pb").write_bytes(xspace)
             except OSError as error:
-                context.abort(code.INTERNAL, f"cannot write the trace below {request.repository_root}: {error}")
+                context.abort(code.INTERNAL, f"cannot write the trace to {request.repository_root}: {error}")
         return bytes(response.SerializeToString())
 
     def _terminate(self, data: bytes, context: grpc.ServicerContext) -> bytes:

@@ -64,7 +64,7 @@ def build_xspace(loop: SimulatedLoop, start_ns: int, end_ns: int, origin_unix_ns
     ``origin_unix_ns`` is the Unix time of the loop's start.
     """
     mark = {"scenario": loop.scenario.id, "title": loop.scenario.title,
-            "note": "Nothing here was measured: made by gputop's simulated training loop."}
+            "note": "Nothing here was measured; gputop's simulated training loop generated this trace."}
     return write_xspace(loop.timeline(start_ns, end_ns), start_ns, end_ns, origin_unix_ns=origin_unix_ns,
                         hostname=hostname, mark=mark)
 

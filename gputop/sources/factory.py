@@ -41,8 +41,9 @@ class GpusOrHost(LiveSource):
             if error.exit_code == EXIT_USAGE:
                 raise
             if not self._host_is_enough():
-                raise GputopError(error.message, f"{error.fix} `gputop --attach HOST:PORT` and `gputop run -- python "
-                                  "train.py` watch and profile a job without GPUs here.", error.exit_code) from None
+                raise GputopError(error.message, f"{error.fix} To watch and profile a job without GPUs on this "
+                                                 "machine: `gputop --attach HOST:PORT` or `gputop run -- python "
+                                                 "train.py`.", error.exit_code) from None
             self._source.close()
             self.error = error
 
@@ -78,8 +79,8 @@ def live_source(kind: str, gpus: Sequence[str], interval_s: float, *, dcgm: str 
                 dcgm_bindings: Path | None = None, dcgm_watch: bool = False) -> Source:
     """The source ``kind`` ("auto", "nvml", "dcgm") as ``--dcgm…`` say. Raises GputopError (wrong usage)."""
     if kind == "nvml" and (dcgm or dcgm_bindings or dcgm_watch):
-        raise GputopError("--source nvml does without DCGM: --dcgm, --dcgm-bindings and --dcgm-watch contradict it.",
-                          "Leave out --source: DCGM then gives what the driver lacks.", EXIT_USAGE)
+        raise GputopError("--source nvml does not use DCGM, so it conflicts with --dcgm, --dcgm-bindings and "
+                          "--dcgm-watch.", "Remove --source: DCGM then provides what the driver lacks.", EXIT_USAGE)
     if dcgm is not None:
         from gputop.sources.dcgm.connection import parse_address
 

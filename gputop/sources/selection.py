@@ -72,13 +72,13 @@ def _lacks_uuid(info: GpuInfo) -> bool:
 def _no_such_gpu(where: str, item: str, present: Sequence[GpuInfo]) -> GputopError:
     without_uuid = [info for info in present if _lacks_uuid(info)]
     listing = ", ".join(info.label if info in without_uuid else f"{info.label} ({info.uuid})" for info in present)
-    message = f"{where}: no such GPU."
+    message = f"{where}: there is no such GPU."
     if without_uuid and not _RANGE.fullmatch(item):
         labels = " or ".join(info.label for info in without_uuid)
-        message = f"{where}: none of the GPUs that respond. It may be GPU {labels}, which does not respond."
+        message = f"{where} matches none of the GPUs that respond. It may be GPU {labels}, which does not respond."
     return GputopError(
         message,
-        f"This node has {listing}. Give indices, ranges (2-3), UUIDs, labels of MIG instances (0:1) or {VISIBLE!r}.",
+        f"This node has {listing}. Use indices, ranges (2-3), UUIDs, MIG instance labels (0:1) or {VISIBLE!r}.",
         EXIT_USAGE,
     )
 
@@ -110,8 +110,8 @@ def _visible(present: Sequence[GpuInfo], environ: Mapping[str, str]) -> set[str]
         chosen |= matched
     if not chosen:
         raise GputopError(
-            f"CUDA_VISIBLE_DEVICES={value!r} makes no GPU of this node visible.",
-            "Set it as the job does, or choose with --gpus by index or UUID.",
+            f"CUDA_VISIBLE_DEVICES={value!r} hides all GPUs of this node.",
+            "Set the variable as in the job, or select GPUs by index or UUID with --gpus.",
             EXIT_NO_DATA,
         )
     whole = [info for info in present if info.mig is None]
@@ -119,10 +119,8 @@ def _visible(present: Sequence[GpuInfo], environ: Mapping[str, str]) -> set[str]
     models = {info.name for info in whole if not _lacks_uuid(info)}
     if by_number and by_speed and len(models) > 1 and any(info.uuid not in chosen for info in whole):
         raise GputopError(
-            f"CUDA_VISIBLE_DEVICES={value} is ambiguous: the GPUs are of different models, and CUDA then counts the "
-            "fastest first.",
-            "Set CUDA_DEVICE_ORDER=PCI_BUS_ID, here and for the job, or name GPUs by UUID.",
-            EXIT_USAGE,
+            f"CUDA_VISIBLE_DEVICES={value} is ambiguous: the GPUs are of different models, so CUDA numbers the fastest "
+            "GPU first.", "Set CUDA_DEVICE_ORDER=PCI_BUS_ID here and for the job, or name GPUs by UUID.", EXIT_USAGE,
         )
     return chosen
 

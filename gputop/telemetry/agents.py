@@ -40,21 +40,21 @@ _NAMED = 8  # nodes in a sentence
 _MAX_FILE_BYTES = 1 << 20
 # No dash at the beginning, no character that a shell or ssh reads as something else.
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9._:-]{0,253}")
-_HOW = "Write n[01-16], n01,n02 or @FILE with a name in each line; ports and users can be in ~/.ssh/config."
-_CHECK = "Check what a login prints there, and the version: ssh NODE gputop --version"
-_BY_HAND = "Connect once yourself: ssh NODE true"
+_HOW = "Write n[01-16], n01,n02 or @FILE with one name per line. Ports and users can be set in ~/.ssh/config."
+_CHECK = "Check what a login on the node prints, and the version: ssh NODE gputop --version"
+_BY_HAND = "Connect manually once: ssh NODE true"
 # What ssh says where it fails itself, the surest first: the cause, and what to do.
 _CAUSES = (
-    ("IDENTIFICATION HAS CHANGED", "its host key differs from the one that ssh knows",
-     "Find out why; only then remove the old one: ssh-keygen -R NODE"),
-    ("Host key verification failed", "ssh does not know its host key", f"{_BY_HAND}, and compare the fingerprint."),
-    ("Permission denied", "it asks for a password or refuses the key",
-     "ssh NODE true must work without a question: a key (ssh-copy-id NODE), an agent, or a connection that is shared "
+    ("IDENTIFICATION HAS CHANGED", "the node's host key differs from the one that ssh knows",
+     "Find out why before you remove the old key: ssh-keygen -R NODE"),
+    ("Host key verification failed", "the node's host key is unknown", f"{_BY_HAND}, and compare the fingerprint."),
+    ("Permission denied", "the node asks for a password or rejects the key",
+     "ssh NODE true must work without a prompt: use a key (ssh-copy-id NODE), an agent, or a shared connection "
      "(ControlMaster in ~/.ssh/config)."),
-    ("Could not resolve", "its name is unknown here", "Write the names as ssh NODE knows them."),
-    ("Connection refused", "it refuses connections", f"Check whether sshd runs there. {_BY_HAND}"),
-    ("timed out", "it does not answer", "Check whether it is up, and reachable from here."),
-    ("No route", "it does not answer", "Check whether it is up, and reachable from here."),
+    ("Could not resolve", "the node's name is unknown here", "Use names that work with ssh NODE."),
+    ("Connection refused", "the node refuses connections", f"Check whether sshd is running on the node. {_BY_HAND}"),
+    ("timed out", "the node does not answer", "Check whether the node is up and reachable from here."),
+    ("No route", "the node does not answer", "Check whether the node is up and reachable from here."),
 )
 
 
@@ -107,9 +107,9 @@ def parse_nodes(text: str) -> list[str]:
     names = expand_hostlist(text)
     for name in names:
         if not is_name(name):
-            raise GputopError(f"{printable(name)[:100]!r} is not the name of a node", _HOW, EXIT_USAGE)
+            raise GputopError(f"{printable(name)[:100]!r} is not a valid node name", _HOW, EXIT_USAGE)
     if not names or len(names) > MAX_HOSTS:
-        raise GputopError("no node is named", _HOW, EXIT_USAGE)
+        raise GputopError("no nodes were named", _HOW, EXIT_USAGE)
     return names
 
 
@@ -130,7 +130,7 @@ def read_line(source: IO[bytes], kind: type[T], came: Callable[[int], None] = la
         if line.startswith(b"{"):
             with contextlib.suppress(ValueError):
                 return convert(parse(line), kind)
-    raise NodeProblem("gputop there ended without an answer", _CHECK)
+    raise NodeProblem("gputop on the node exited without an answer", _CHECK)
 
 
 class Agent:
@@ -147,8 +147,8 @@ class Agent:
             self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                             stderr=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"})
         except OSError as error:
-            raise NodeProblem(f"ssh cannot be started: {error.strerror or error}",
-                              "Install OpenSSH's client here.") from None
+            raise NodeProblem(f"cannot start ssh: {error.strerror or error}",
+                              "Install the OpenSSH client on this machine.") from None
         assert self.process.stdin is not None and self.process.stdout is not None and self.process.stderr is not None
         self.to_node, self.from_node = self.process.stdin, self.process.stdout
         self._errors = ErrorTail(self.process.stderr, self.process.kill, follow=follow)
@@ -182,20 +182,19 @@ class Agent:
             return None
         text = self._errors.text()
         if self._errors.is_flood:
-            return NodeProblem("it prints more than 8 MB", "Check what a login prints there.")
+            return NodeProblem("the node printed more than 8 MB", "Check what a login on the node prints.")
         if self._late:
-            return NodeProblem("it does not answer in time", f"Try: ssh NODE {self._command} snapshot")
+            return NodeProblem("the node does not answer in time", f"Try: ssh NODE {self._command} snapshot")
         if status == _SSH_FAILS:
             fails = NodeProblem(f"ssh fails{f' ({text})' if text else ''}", _BY_HAND)
             return next((NodeProblem(cause, fix) for sign, cause, fix in _CAUSES if sign in text), fails)
         if status in (126, NO_SUCH_PROGRAM):
-            return NodeProblem(f"{printable(self._command)} is not installed there",
-                               "Install it on the nodes (from a clone), or name its path: --remote-command "
-                               "/PATH/gputop")
+            return NodeProblem(f"{printable(self._command)} is not installed on the node",
+                               "Install gputop on the nodes (from a clone), or use --remote-command /PATH/gputop")
         if status == EXIT_USAGE and "'agent'" in text:
-            return NodeProblem(f"gputop there is older than gputop {__version__} here, and cannot answer it",
-                               "Install the same version there. ssh NODE gputop --version prints the one it has.")
-        return None if status == 0 else NodeProblem(f"gputop there fails: {text or f'status {status}'}",
+            return NodeProblem(f"gputop on the node is older than gputop {__version__} here, and cannot answer",
+                               "Install the same version there. To see the node's version: ssh NODE gputop --version")
+        return None if status == 0 else NodeProblem(f"gputop on the node failed: {text or f'status {status}'}",
                                                     f"Try: ssh NODE {self._command} doctor")
 
     def end(self) -> None:
@@ -241,7 +240,7 @@ class Ssh:
             except NodeProblem as error:
                 self._came.put((node, error, 0))
             except Exception as error:  # noqa: BLE001 - thread boundary: an odd answer must not end it
-                self._came.put((node, NodeProblem(f"its answer cannot be read ({type(error).__name__})", _CHECK), 0))
+                self._came.put((node, NodeProblem(f"its answer is not valid ({type(error).__name__})", _CHECK), 0))
 
     def _answer(self, node: str) -> tuple[NodeAnswer, int]:
         """Raises NodeProblem."""

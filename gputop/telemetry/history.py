@@ -98,7 +98,7 @@ class History:
     def append(self, sample: NodeSample) -> None:
         """Add one sample. Raises ValueError for a time that is not finite."""
         if not math.isfinite(sample.time_s):
-            raise ValueError(f"a sample needs a finite time, not {sample.time_s}")
+            raise ValueError(f"the time of a sample must be finite, not {sample.time_s}")
         with self._lock:
             self._add_new_gpus(sample)
             for rings in self._rings:

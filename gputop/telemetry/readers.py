@@ -67,20 +67,20 @@ class GpuReader:
         info = probe.info
         if isinstance(result, Exception):
             state = FAILED
-            message = f"GPU {info.index} could not be read: {result!r}. This is a bug in gputop: please report it."
+            message = f"GPU {info.index} could not be read: {result!r}. This is a bug in gputop; please report it."
         else:
             waited_s = call.duration_s if call.submitted_s is None else self._workers.clock() - call.submitted_s
             if waited_s <= deadline_calls.HANG_TIMEOUT_S:
-                state, message = OK, f"no value at this tick: the driver has taken {waited_s:.1f} s so far"
+                state, message = OK, f"no value in this sample: the driver has taken {waited_s:.1f} s so far"
             elif (starved_s := self._workers.starved_s(waited_s)) is not None:
                 state = OK
-                message = (f"no value for {waited_s:.0f} s, in {starved_s:.0f} s of which gputop itself got no CPU: "
-                           "the host is starved")
+                message = (f"no value for {waited_s:.0f} s; for {starved_s:.0f} s of this, gputop got no CPU because "
+                           "the host is overloaded")
             else:
                 state = NOT_RESPONDING
                 message = (
                     f"GPU {info.index} does not respond: a driver call has hung for {waited_s:.0f} s. Look for Xid "
-                    "errors in `dmesg`; if it does not come back, stop the jobs on this node and reboot it."
+                    "errors in `dmesg`. If the GPU does not respond again, stop the jobs on this node and reboot it."
                 )
         xids, xids_reason = probe.xids()
         return GpuSample(info, {}, processes_reason=message, clock_events_reason=message, state=state, message=message,

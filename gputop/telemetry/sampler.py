@@ -98,7 +98,7 @@ class Sampler:
     def start(self) -> None:
         """Begin; returns at once."""
         if self._thread is not None:
-            raise RuntimeError("a sampler starts once")
+            raise RuntimeError("a sampler can start only once")
         self._thread = threading.Thread(target=self._schedule, name="gputop-sampler", daemon=True)
         self._thread.start()
 
@@ -127,7 +127,7 @@ class Sampler:
         except GputopError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001  thread boundary: else the screen would freeze without a word
-            self._fail(GputopError(f"gputop stopped sampling: {error!r}", "This is a bug in gputop: please report it."))
+            self._fail(GputopError(f"gputop stopped sampling: {error!r}", "This is a bug in gputop; please report it."))
         finally:
             if self._workers.end(CLOSE_DEADLINE_S):  # not under a call that is still in the driver
                 self._source.close()
@@ -138,9 +138,9 @@ class Sampler:
         except Exception as error:
             cause = error.message if isinstance(error, GputopError) else repr(error)
             raise GputopError(
-                f"gputop stopped sampling: it could not use the sample it had taken: {cause}",
+                f"gputop stopped sampling because it could not process the last sample: {cause}",
                 (error.fix if isinstance(error, GputopError) else "")
-                or "This is a bug in gputop, not in the driver: please report it.",
+                or "This is a bug in gputop, not in the driver; please report it.",
             ) from error
 
     def _fail(self, error: GputopError) -> None:
@@ -166,9 +166,9 @@ class Sampler:
                     continue
                 waited_s = workers.clock() - began_s
                 self._fail(GputopError(
-                    f"{self._source.label} does not respond: opening it has taken {waited_s:.0f} s.",
-                    "Check whether `nvidia-smi` also hangs, and look for Xid errors in `dmesg`. A driver that "
-                    "hangs needs a reboot."))
+                    f"{self._source.label} does not respond: opening it has taken {waited_s:.0f} s so far.",
+                    "Check whether `nvidia-smi` also hangs, and look for Xid errors in `dmesg`. If the driver hangs, "
+                    "reboot the node."))
                 due_s = None
             if workers.stopping:
                 return False

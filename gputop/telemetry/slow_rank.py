@@ -79,14 +79,14 @@ def slow_rank(ranks: Sequence[RankActivity], limits: DelayLimits) -> RankDelay |
     usual = median([of_job[n] for n in slices]) if slices else 0.0
     slices = [n for n in slices if of_job[n] >= _PAUSE * usual]
     if len(slices) < _SLICES_KNOWN * len(of_job):
-        return "minutes in which all GPUs of the job work, with utilization, SM and tensor activity and clocks"
+        return ("minutes in which all GPUs of the job work, with utilization, SM activity, tensor activity and clocks")
     if min(fmean([rank.tensor_active[n] for n in slices]) for rank in ranks) < _LEAST_WORK:
-        return "work on tensor cores: by it the work of the ranks is compared"
+        return "work on tensor cores, which gputop uses to compare the ranks"
     means = [fmean([work[n] for n in slices]) for work in works]
     if any(abs(mean - median(means)) > limits.alike * median(means) for mean in means):
-        return "ranks that do the same work: stages of a pipeline and uneven shards differ by nature"
+        return "ranks that do the same work, unlike pipeline stages or uneven shards"
     if pstdev([of_job[n] for n in slices]) > _STEADY * fmean([of_job[n] for n in slices]):
-        return "steady work: the job's phases take turns"
+        return "steady work, but the job alternates between phases"
     idle = [[1.0 - rank.util[n] for n in slices] for rank in ranks]
     late = _first(idle, limits)
     if late is not None and (

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 SAMPLES_PER_PERIOD = 2.5  # at least: Nyquist needs more than 2, and the peak must be separate from lag 0
 MIN_PERIODS = 5  # repetitions in the window
-FLAT = "flat: it hardly changes"
+FLAT = "flat: the signal hardly changes"
 UNMEASURED = "nothing was measured"
-TOO_FAST = "too fast: it repeats within 2.5 samples"
+TOO_FAST = "too fast: the signal repeats within 2.5 samples"
 INTERVALS_S = (10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1)  # what the monitor offers
 
 MIN_CONFIDENCE = 0.4  # below it no period is reported: hardly above noise, mostly a broad alias
@@ -168,7 +168,7 @@ def estimate(times_s: Sequence[float], values: Sequence[Sequence[float]],
         return replace(none, reason="nothing repeats")
     best = _best(peaks)
     if best.confidence < MIN_CONFIDENCE:
-        return replace(none, reason="the repetition hardly stands out from noise")
+        return replace(none, reason="the repetition barely stands out from the noise")
     if best.lag < SAMPLES_PER_PERIOD:
         return replace(none, reason=TOO_FAST)
     return replace(none, period_s=best.lag * interval_s, confidence=best.confidence, gpus=best.gpus,
@@ -182,7 +182,7 @@ def _unusable(samples: EvenSamples, min_deviation: float) -> str | None:
     if not count:
         return UNMEASURED
     if count < MIN_SAMPLES:
-        return f"{count} samples so far, {MIN_SAMPLES} are needed"
+        return f"{count} of {MIN_SAMPLES} required samples so far"
     varies = any(standard_deviation(column) > _NARROW * min_deviation for column in samples.columns)
     return None if varies else FLAT
 

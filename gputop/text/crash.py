@@ -32,12 +32,12 @@ def tell(error: BaseException) -> None:
     What it needs is imported here: nothing of it may cost the first frame a millisecond.
     """
     with contextlib.suppress(Exception):
-        console.say(f"a bug in gputop: {_named(error)}{_place(error)}")
+        console.say(f"internal error in gputop: {_named(error)}{_place(error)}")
         try:
-            console.say(f"the report, without variables and secrets: {write_report(error)}")
+            console.say(f"report file, without variables and secrets: {write_report(error)}")
         except (GputopError, OSError) as problem:
-            console.say(f"no report could be written: {problem}")
-        console.say(f"please attach it to an issue: {ISSUES}")
+            console.say(f"cannot write a report: {problem}")
+        console.say(f"please attach the report to an issue: {ISSUES}")
 
 
 def write_report(error: BaseException) -> Path:

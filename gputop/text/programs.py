@@ -158,5 +158,5 @@ def run_on(login: str, login_port: int | None, command: list[str], timeout_s: fl
     if ended.status != 0:
         reason = ended.error or f"status {ended.status}"
         raise GputopError(f"{command[0]} " + (f"failed: {reason}" if ended.in_time
-                                              else f"did not end within {timeout_s:.0f} s"))
+                                              else f"did not finish within {timeout_s:.0f} s"))
     return ended.out

@@ -118,8 +118,8 @@ def _disk_full_named() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise GputopError(f"The timeline could not be written: {error.strerror or error}",
-                          "Free some space, or set TMPDIR to a folder with more: a million events take about 60 MB."
+        raise GputopError(f"Could not write the timeline: {error.strerror or error}",
+                          "Free some space, or set TMPDIR to a larger folder: a million events take about 60 MB."
                           ) from error
 
 

@@ -48,7 +48,7 @@ def counter_rows(trace: Trace) -> tuple[list[CounterRow], str]:
     rows = [_row(gpu, metric, lane_of[metric], _starts(ends, counters), ends, largest[metric] or 1.0, trace.window_ns)
             for gpu, lane_of in sorted(counters.gpus.items()) for metric in GPU_METRICS if metric in lane_of]
     rows = [row for row in rows if len(row.spans.start)]
-    return rows, counters.reason if rows else "no sample lies in the recorded time"
+    return rows, counters.reason if rows else "there are no samples in the recorded time"
 
 
 def _starts(ends: I64, counters: GpuCounters) -> I64:

@@ -138,11 +138,11 @@ def mapped(file: BinaryIO, section: Extent | None = None) -> tuple[dict[str, npt
         if section is None:
             magic, version, check, offset, length = _HEAD.unpack(whole[:_HEAD.size].tobytes())
             if magic != _MAGIC:
-                raise ValueError("it does not begin like one")
+                raise ValueError("it does not start like a timeline")
             if version != VERSION:
-                raise ValueError(f"it is of version {version}, this gputop reads {VERSION}")
+                raise ValueError(f"it has version {version}, but this gputop reads {VERSION}")
             if offset + length != size:
-                raise ValueError("it is cut off, or longer than its header says")
+                raise ValueError("its size does not match its header")
         else:
             offset, length, check = section
         text = whole[offset:offset + length].tobytes()
@@ -159,5 +159,5 @@ def mapped(file: BinaryIO, section: Extent | None = None) -> tuple[dict[str, npt
 
 
 def damaged(reason: str) -> GputopError:
-    return GputopError(f"This is not a timeline of gputop: {reason}.",
-                       "Open the trace itself; gputop makes a new timeline each time.")
+    return GputopError(f"This is not a gputop timeline: {reason}.",
+                       "Open the trace instead; gputop creates a new timeline each time.")

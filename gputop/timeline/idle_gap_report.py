@@ -27,12 +27,12 @@ def text_of(ranking: IdleGaps, facts: TraceFacts, origin_ns: int, width: int = 8
     """A section for the report of the analysis; times count from ``origin_ns``, the trace's first event."""
     idle_gaps = [ranked.idle_gap for ranked in ranking.ranked]
     if is_cut_off(facts.trace):
-        return "Idle gaps: not judged, the file is damaged.\n"
+        return "Idle gaps: not judged, because the file is damaged.\n"
     if not idle_gaps:
-        reason = "no GPU of this trace ran anything" if not any(gpu.busy for gpu in facts.analysis.gpus) else (
-            "no GPU is ever idle within the steps")
+        reason = "because no GPU in this trace ran anything" if not any(gpu.busy for gpu in facts.analysis.gpus) else (
+            "because no GPU is idle within the steps")
         return f"Idle gaps: none, {reason}.\n"
-    lines = [f"Idle gaps by cause{PER.get(facts.basis, '')}, mean of the GPUs"]
+    lines = [f"Idle gaps by cause{PER.get(facts.basis, '')}, mean over the GPUs"]
     for total in ranking.totals:
         lines += wrap(f"{total.text(facts.period_s)}{f' [{total.finding}]' if total.finding else ''}", width,
                       f"{seconds(total.s_per_step):>10}  ", " " * 12)

@@ -343,9 +343,9 @@ def _meanwhile(
             continue
         name = f"GPU {gpu_number(trace, gpu_timelines[other].gpu)}"
         computes, works = float(compute[number, other]), float(busy[number, other])
-        out.append(f"{name} computes {percent(computes)} of that time" if computes >= 0.5 * works and computes > 0.01
-                   else f"{name} is idle {percent(1 - works)} of that time" if works < 0.5
-                   else f"{name} copies or waits {percent(works)} of that time")
+        out.append(f"{name} computes for {percent(computes)} of the gap" if computes >= 0.5 * works and computes > 0.01
+                   else f"{name} is idle for {percent(1 - works)} of the gap" if works < 0.5
+                   else f"{name} copies or waits for {percent(works)} of the gap")
     return out
 
 
@@ -360,7 +360,7 @@ def _ended_by(trace: Trace, cause: str, event: int | None) -> str:
     if event is None:
         return ""
     device = trace.device
-    name = printable(trace.names[device.name[event]]) if device.name[event] >= 0 else "an event without a name"
+    name = printable(trace.names[device.name[event]]) if device.name[event] >= 0 else "an unnamed event"
     line = int(device.launch_line[event])
     launched = f", launched by {printable(trace.lines[line].name)}" if line >= 0 else ""
     if cause == "collective_wait":

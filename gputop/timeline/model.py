@@ -28,9 +28,9 @@ CAUSES = {
     "tracing": "a function is traced or compiled",
     "eager": "Python runs ops one by one",
     "placement": "an op runs on the host",
-    "gap": "the host is between two calls of the step",
+    "gap": "the host is between two step calls",
     "dispatch": "the next launch is late",
-    "other_gpu": "another GPU works meanwhile",
+    "other_gpu": "another GPU is working",
     "collective_wait": "waits in a collective for the last GPU",
     "idle": "unknown (work queued, launch not recorded, or edge of the recording)",
 }

@@ -55,7 +55,7 @@ class Timeline:
         except OSError as error:
             raise damaged(error.strerror or str(error)) from error
         except (KeyError, TypeError, ValueError) as error:
-            raise damaged(f"its description is not as expected ({error})") from error
+            raise damaged(f"its description is not valid ({error})") from error
 
     def close(self) -> None:
         """Release the file. The timeline cannot be used afterwards."""

@@ -48,8 +48,8 @@ def timeline_in_worker(
                 on_diagnosis(made.diagnosis)
             return Timeline.open(file)
     except OSError as error:
-        raise GputopError(f"The timeline cannot be written: {error.strerror or error}",
-                          "Set TMPDIR to a folder that you may write to.") from error
+        raise GputopError(f"Cannot write the timeline: {error.strerror or error}",
+                          "Set TMPDIR to a folder that you can write to.") from error
 
 
 def main(arguments: Sequence[str]) -> int:

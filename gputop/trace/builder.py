@@ -53,8 +53,8 @@ class Names(dict[str, int]):
     def __missing__(self, name: str) -> int:
         self._room_chars -= len(name)
         if self._room_chars < 0:
-            raise GputopError("The names in this trace need much more memory than the file is large; no profiler "
-                              "writes such names.", "Capture again, or copy the file again.")
+            raise GputopError("The names in this trace need far more memory than the size of the file suggests; no "
+                              "profiler writes such names.", "Capture again, or copy the file again.")
         index = self[name] = len(self.list)
         self.list.append(encodable(name))
         return index
@@ -106,14 +106,15 @@ class TraceBuilder(Struct):
         if note in self.quality or len(self.quality) > limits.MAX_NOTES:
             return
         if len(self.quality) == limits.MAX_NOTES:
-            note = TraceNote("more_notes", f"This trace has more than {limits.MAX_NOTES} remarks; some are left out.")
+            note = TraceNote("more_notes", f"This trace has more than {limits.MAX_NOTES} remarks; the rest is left "
+                                           "out.")
         self.quality.append(note)
 
     def note_other_lines(self, host: str, ordinal: int, names: Iterable[str]) -> None:
         """A note of lines of a GPU that have events and are no streams of it."""
         listed = ", ".join(sorted(names)[:4])
-        self.note("not_streams", f"{host or 'This host'}, GPU {ordinal}: lines that are not a stream of the GPU are "
-                                 f"left out ({listed}), because they repeat the streams.")
+        self.note("not_streams", f"{host or 'This host'}, GPU {ordinal}: gputop leaves out lines that are not GPU "
+                                 f"streams ({listed}), because they repeat the streams.")
 
     def finish(
         self, paths: Sequence[str], *, to_unix_ns: int | None,
@@ -168,7 +169,7 @@ class TraceBuilder(Struct):
     def _no_events(self, paths: Sequence[str], fix: str) -> NoDataError:
         where = ", ".join(paths)
         reasons = [note.message.removeprefix(f"{where}: ") for note in self.quality]
-        return NoDataError(f"There is no trace event in {where}{': ' if reasons else '.'}{' '.join(reasons)}", fix)
+        return NoDataError(f"There are no trace events in {where}{': ' if reasons else '.'}{' '.join(reasons)}", fix)
 
     def _bound_allocators(self, events: AllocatorEvents) -> None:
         """Leave out allocators beyond what any job has, and say so: each is analyzed by itself."""
@@ -176,8 +177,8 @@ class TraceBuilder(Struct):
         if len(distinct) <= limits.MAX_ALLOCATORS:
             return
         events.allocator[np.isin(events.allocator, distinct[limits.MAX_ALLOCATORS:])] = -1
-        self.note("left_out", f"There are records of {len(distinct):,} memory allocators; "
-                              f"gputop analyzes {limits.MAX_ALLOCATORS:,} of them.")
+        self.note("left_out", f"The trace has records of {len(distinct):,} memory allocators; gputop analyzes only "
+                              f"{limits.MAX_ALLOCATORS:,}.")
 
     def _count_once(self, device: DeviceEvents, keep: npt.NDArray[np.bool_] | None) -> None:
         """Leave out the repetitions of events that a file lists more than once, and say so; None: there are none."""
@@ -186,7 +187,7 @@ class TraceBuilder(Struct):
         gpus = sorted({self.gpus[i].ordinal for i in np.unique(device.gpu[~keep]).tolist()})
         self.note("duplicate_events", (
             f"{int((~keep).sum()):,} events of GPU {', '.join(map(str, gpus))} are in the trace more than once (same "
-            "stream, name, times and launch): each is counted once."))
+            "stream, name, times and launch); gputop counts each event once."))
         for name in device.__struct_fields__:
             setattr(device, name, getattr(device, name)[keep])
 

@@ -40,8 +40,8 @@ def _launches(trace: Trace) -> Iterator[str]:
     for gpu, least in shortest.items():
         if len(shortest) > 1 and least > usual + OFF_NS:
             yield (f"Kernels of GPU {trace.gpus[gpu].ordinal} begin {seconds(least / 1e9)} or more after their "
-                   f"launches though it was idle, those of another GPU after {seconds(usual / 1e9)}: its clock is "
-                   f"probably {seconds((least - usual) / 1e9)} ahead. {UNRELIABLE}")
+                   f"launches although the GPU was idle; on another GPU, they begin after {seconds(usual / 1e9)}. The "
+                   f"GPU's clock is probably {seconds((least - usual) / 1e9)} ahead. {UNRELIABLE}")
 
 
 def _collectives(trace: Trace) -> Iterator[str]:
@@ -61,9 +61,9 @@ def _collectives(trace: Trace) -> Iterator[str]:
             off = float(np.median(offsets))
             if abs(off) > OFF_NS and np.percentile(np.abs(offsets - off), 90) < _OFFSET_TOLERANCE * abs(off):
                 yield (f"The collectives of GPU {trace.gpus[gpu].ordinal} end {seconds(abs(off) / 1e9)} "
-                       f"{'after' if off > 0 else 'before'} those of the other GPUs, all by the same time. A "
-                       "collective ends on all GPUs together, so its clock is off by that time. Waiting in "
-                       "collectives and the order of the GPUs are not reliable.")
+                       f"{'after' if off > 0 else 'before'} those of the other GPUs, always by the same amount. A "
+                       "collective ends on all GPUs together, so the GPU's clock is off by that amount. Waiting times "
+                       "in collectives and the order of the GPUs are not reliable.")
 
 
 def _jumps(trace: Trace) -> Iterator[str]:
@@ -78,6 +78,6 @@ def _jumps(trace: Trace) -> Iterator[str]:
     longest = int(pause.max(initial=0))
     if longest > _JUMP_NS and longest > (end - begin) / 2:
         after = int(np.argmax(pause)) + 1
-        yield (f"For {seconds(longest / 1e9)} the trace has no event of a GPU or of the host, and for "
-               f"{seconds((end - begin - longest) / 1e9)} it has all of them ({after:,} before, {len(order) - after:,} "
-               "after). The clock has jumped. Shares of the window are not reliable.")
+        yield (f"For {seconds(longest / 1e9)} the trace has no GPU or host events; all events ({after:,} before, "
+               f"{len(order) - after:,} after) fall into the other {seconds((end - begin - longest) / 1e9)}. The clock "
+               "has jumped. Shares of the window are not reliable.")

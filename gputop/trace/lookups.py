@@ -29,7 +29,7 @@ _OPTIMIZER = (rf"(?!{PYTHON_FUNCTION})"
               r"\blars|\bsgd|resourceapply|apply_?gradient|optax))")
 _OPTIMIZER_WORDS = ("multi_tensor_apply", "adam", "adagrad", "rmsprop", "rm_sprop", "momentum", "lamb_", "lars", "sgd",
                     "resourceapply", "applygradient", "apply_gradient", "optax")
-TORCH_HOST_MEMORY = "host memory of PyTorch"  # in the name of an allocator, behind the rank
+TORCH_HOST_MEMORY = "PyTorch host memory"  # in the name of an allocator, behind the rank
 LAUNCH_CALLS = r"(?:cuda|cu|hip)(?:Graph)?Launch(?!HostFunc)"
 OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 
@@ -212,6 +212,6 @@ def how_to_mark_steps(trace: Trace) -> str:
     if trace.format == "nsys":
         return ("NVTX ranges: with torch.cuda.nvtx.range(f'ProfilerStep#{step}')" if framework == "pytorch" else
                 "NVTX ranges named ProfilerStep#<number>")
-    return {"pytorch": "torch.profiler.record_function(f'step {step}') around each, or prof.step() after it",
+    return {"pytorch": "torch.profiler.record_function(f'step {step}') around each step, or prof.step() after each",
             "jax": "jax.profiler.StepTraceAnnotation('train', step_num=step)"}.get(
                 framework, "tf.profiler.experimental.Trace('train', step_num=step, _r=1)")

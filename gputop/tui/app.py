@@ -241,7 +241,7 @@ class GputopApp(TerminalApp):
         record = session.results.last_capture
         title = "What to do"
         if record is not None:
-            earlier = ", of an earlier job" if session.captured_before_restart else ""
+            earlier = ", from an earlier job" if session.captured_before_restart else ""
             title += f" · capture {status_lines.time_ago(session.feed.clock(), record.time_s)}{earlier} + live"
         analysis = record.analysis if record is not None else None
         if self._refused is not None and (usable(session.watch.servers) or session.control.running):
@@ -343,7 +343,7 @@ class GputopApp(TerminalApp):
             return
         if len(self.screen_stack) > 1:  # whose keys are not for this question
             self._postponed = self.session.feed.clock(), question
-            self.notify("No capture has begun: it may end the job. Press c again to decide.")
+            self.notify("No capture was started because it may end the job. Press c again to decide.")
         else:
             open_screens.ask_before_capture(self, question)
 
@@ -397,12 +397,12 @@ class GputopApp(TerminalApp):
         self.session.control.stop_capture()
         if status.phase == "waiting":
             return  # which ends at once
-        self.notify("Stopping the capture to keep its data, then quitting. q: quit now.")
+        self.notify("Stopping the capture and keeping its data, then quitting. q: quit now.")
 
     def action_stop_capture(self) -> None:
         status, phase = self.session.control.status, self._phase
         if status is not None and phase == "recording" and not status.stoppable:
-            self.notify("This recording cannot be stopped. It ends by itself, and its data is kept.")
+            self.notify("This recording cannot be stopped. It ends on its own, and its data is kept.")
         elif self.session.control.stop_capture():
             self.notify("No capture was taken." if phase == "waiting" else "Stopping the capture; its data is kept.")
         else:
@@ -479,7 +479,7 @@ class GputopApp(TerminalApp):
     def action_filter(self) -> None:
         from gputop.tui.screens.dialogs import ask_text
 
-        panel, hint = self._processes, "part of a pid, user or command; empty shows all"
+        panel, hint = self._processes, "part of a PID, user or command; leave empty to show all"
         ask_text(self, "Filter processes", hint, panel.pattern, panel.show_matching)
 
     def action_sort(self) -> None:
@@ -511,7 +511,7 @@ class GputopApp(TerminalApp):
         covered = not all(screen.is_modal for screen in self.screen_stack[1:])
         if covered:  # what it holds is not to be seen
             halted = self.paused if self.session.feed.player is None else self.session.feed.player.paused
-            self.notify("The monitor is frozen: p continues." if halted else "The monitor continues.")
+            self.notify("The monitor is frozen. Press p to continue." if halted else "The monitor continues.")
         self._refresh_all()
 
     def action_scroll(self, by: int) -> None:

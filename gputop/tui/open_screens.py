@@ -82,8 +82,8 @@ def no_line(finding: Finding, record: CaptureRecord | None) -> str:
             or (analysis.stacks is not None and analysis.stacks.flame)):
         return ""
     if analysis.stacks is not None and analysis.stacks.reason:
-        return f"The line of Python is unknown. {analysis.stacks.reason}"
-    return f"To name the line of Python: {install_command('stacks')}, then c again."
+        return f"The line of Python code is unknown. {analysis.stacks.reason}"
+    return f"To see it: {install_command('stacks')}, then press c again."
 
 
 def open_timeline(
@@ -195,7 +195,8 @@ def offer_server(app: MonitorApp, request: CaptureRequest | None = None,
         session = app.session
         for server in usable(session.watch.servers):
             if server.asked or server.pid in pids:  # not that of another job
-                return f"{short_description(server.description) or server.address} has a profiler server now: press c."
+                return (f"{short_description(server.description) or server.address} now has a profiler server. Press c "
+                        "to capture.")
         sample = session.feed.sample
         running = sample is None or any((p.local_pid or p.pid) in pids for p in sample.processes)
         return "" if running else "The job has ended."
@@ -251,7 +252,7 @@ def open_stacks(app: MonitorApp, native: bool = False) -> None:
         show_error(app, error)
         return
     if not pids:
-        app.notify("No process holds a GPU, or the driver lists none. The command gputop stacks also finds other jobs.")
+        app.notify("No process holds a GPU, or the driver lists none. To find other jobs: gputop stacks.")
         return
     others = others_of(pids)
     if not native and not others:
@@ -261,7 +262,7 @@ def open_stacks(app: MonitorApp, native: bool = False) -> None:
 
     reasons = [WHAT_NATIVE_DOES] * native
     if others:
-        reasons.append(f"They belong to other users: {', '.join(map(str, others))}.")
+        reasons.append(f"These processes belong to other users: {', '.join(map(str, others))}.")
     app.push_screen(Confirm("Stacks", "Read the stacks? y/N", "\n\n".join(reasons)),
                     lambda yes: _read_stacks(app, pids, native) if yes else None)
 
@@ -294,7 +295,7 @@ def open_tables(app: MonitorApp) -> None:
     """The last capture as tables."""
     record = app.session.results.last_capture
     if record is None:
-        tell_no_capture(app, no_capture(app.session, "Its kernels, memory and layers are then shown here."))
+        tell_no_capture(app, no_capture(app.session, "Its kernels, memory and layers then appear here."))
         return
     from gputop.tui.screens.tables_screen import TablesScreen
 
@@ -360,7 +361,7 @@ def run_next_job(app: MonitorApp) -> None:
         except GputopError as error:
             show_error(app, error)
         else:
-            app.notify(f"The simulated job was restarted. {title}.\nc: capture it   B: compare it with the one before")
+            app.notify(f"The simulated job was restarted. {title}.\nc: capture it   B: compare with the previous one")
 
     app.run_worker(run, group="next job", thread=True)
 

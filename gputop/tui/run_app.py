@@ -39,8 +39,8 @@ class RunApp(GputopApp):
     """:class:`GputopApp` with a job of its own."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("l", "output", "output of the job", "the last lines of the job's output"),
-        key("R", "restart", "restart the job", "restart the command, and capture it once it trains")]
+        key("l", "output", "output of the job", "show the last lines of the job's output"),
+        key("R", "restart", "restart the job", "restart the command and capture it once it trains")]
     has_output = True
 
     class JobChanged(Message):
@@ -77,7 +77,7 @@ class RunApp(GputopApp):
             self._end_shown = True
             self._after_restart = None
             last = job.tail(1)[0] if job.returncode else []  # an exception's name, mostly
-            self.notify("\n".join([f"The job {job.state()}. l: its output, q: quit.", *last]),
+            self.notify("\n".join([f"The job {job.state()}. l: output, q: quit.", *last]),
                         severity="error" if job.returncode else "information")
         if self.query("#job"):
             self._refresh_job()
@@ -85,10 +85,10 @@ class RunApp(GputopApp):
 
     def no_server_hint(self) -> tuple[str, ...]:
         if self.job.ended.is_set():
-            return ("The job has ended: l shows its output.",)
+            return ("The job has ended. Press l to see its output.",)
         if self.job.problem is not None:
-            return ("The job's profiler server did not start, so it cannot be captured. l: why.",)
-        return ("c captures a trace after the job has imported TensorFlow, JAX or PyTorch.",)
+            return ("The job's profiler server did not start, so the job cannot be captured. l: why.",)
+        return ("Press c once the job has imported TensorFlow, JAX or PyTorch.",)
 
     def _refresh_job(self) -> None:
         status = self.session.control.status
@@ -101,7 +101,7 @@ class RunApp(GputopApp):
             line.show([job_line(self.job, self._terminal_size.width, self.restarting)])
 
     def coming_capture(self) -> str:
-        return "captured once it trains, x: no" if self._after_restart is not None else super().coming_capture()
+        return "captured once it trains, x: cancel" if self._after_restart is not None else super().coming_capture()
 
     def action_restart(self) -> None:
         """Ask, then end the job if it runs, start it again, and capture it once it trains."""
@@ -109,18 +109,18 @@ class RunApp(GputopApp):
 
         job, status = self.job, self.session.control.status
         if status is not None and status.running:
-            self.notify("A capture is running: x stops it.", severity="warning")
+            self.notify("A capture is running. Press x to stop it.", severity="warning")
         elif self.restarting:
-            self.push_screen(Confirm("Restart the job", "It has not ended yet. Kill it? y/N",
-                                     "SIGKILL ends its processes at once: they save nothing."),
+            self.push_screen(Confirm("Restart the job", "The job has not ended yet. Kill it? y/N",
+                                     "SIGKILL ends its processes immediately, and they save nothing."),
                              lambda yes: job.kill() if yes else None)
         else:
-            begin = ("It has ended. Start it again and capture it?" if job.ended.is_set() else
+            begin = ("The job has ended. Start it again and capture it?" if job.ended.is_set() else
                      "End the job, start it again and capture it?")
-            first = "" if job.ended.is_set() else "It gets SIGTERM first. "
+            first = "" if job.ended.is_set() else "The job gets SIGTERM first. "
             self.push_screen(Confirm("Restart the job", f"{begin} y/N", (
-                f"{job.command}\n\n{first}Arguments, environment and folder stay the same, and the output continues in "
-                f"{job.log}. The capture begins once it trains.")), lambda yes: self._restart() if yes else None)
+                f"{job.command}\n\n{first}Arguments, environment and folder stay the same, and output is appended to "
+                f"{job.log}. The capture begins once the job trains.")), lambda yes: self._restart() if yes else None)
 
     def _restart(self) -> None:
         job = self.job
@@ -151,8 +151,8 @@ class RunApp(GputopApp):
             self._after_restart = None
             open_screens.show_error(self, error)
         else:
-            self.notify(f"The job was started again (pid {self.job.pid}). A capture begins once it trains. c: as soon "
-                        "as its server answers, x: no capture.")
+            self.notify(f"The job was restarted (pid {self.job.pid}). A capture begins once it trains. c: as soon as "
+                        "its server answers, x: no capture.")
         self.on_run_app_job_changed()
 
     def _refresh_all(self) -> None:
@@ -174,7 +174,7 @@ class RunApp(GputopApp):
             super().action_stop_capture()
         else:
             self._after_restart = None
-            self.notify("No capture follows the restart.")
+            self.notify("gputop will not capture after the restart.")
 
     def action_output(self) -> None:
         if not isinstance(self.screen, Output):
@@ -209,15 +209,15 @@ def job_line(job: StartedJob, width: int, restarting: bool = False) -> list[Styl
     left: list[StyledText] = [(" Job  ", BOLD)]
     right: list[StyledText] = [("l: its output ", ACCENT)]
     if restarting:
-        left += [("▶ ", ACCENT), (f"pid {job.pid} is asked to end (R: kill it), then gputop starts it again  ", PLAIN),
+        left += [("▶ ", ACCENT), (f"pid {job.pid} was asked to exit (R: kill it); gputop then restarts it  ", PLAIN),
                  (job.command, DIM)]
     elif job.ended.is_set():
         left += [("■ ", PLAIN if job.returncode == 0 else BAD), (f"{job.state()}  ", PLAIN), (job.command, DIM)]
     elif job.problem is not None:
         left += [("▶ ", ACCENT), (printable(job.problem), WARN)]
     else:
-        waits = "starts its profiler server" if job.server else "no TensorFlow, JAX or PyTorch imported yet"
-        left += [("▶ ", ACCENT), (f"pid {job.pid} runs, {waits}  ", PLAIN), (job.command, DIM)]
+        waits = "starting its profiler server" if job.server else "no TensorFlow, JAX or PyTorch imported yet"
+        left += [("▶ ", ACCENT), (f"pid {job.pid} is running, {waits}  ", PLAIN), (job.command, DIM)]
     return justify(left, right, width)
 
 
@@ -254,7 +254,7 @@ class Leave(Dialog[str | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("enter,w", "answer('stay')", "wait", "leave the monitor and wait for the job"),
-        key("k", "answer('end')", "end it", "ask the job to end (SIGTERM), then wait for it"),
+        key("k", "answer('end')", "end it", "ask the job to exit (SIGTERM), then wait for it"),
         key("escape", "answer(None)", "back", "back to the monitor"),
     ]
 
@@ -267,11 +267,11 @@ class Leave(Dialog[str | None]):
             out = Text()
             out.append(f"{self._job.command}\n\n", DIM)
             for keys, what in (("enter", "leave the monitor; the job continues, and its output appears here"),
-                               ("k", "ask the job to end (SIGTERM) and wait for it"),
+                               ("k", "ask the job to exit (SIGTERM) and wait for it"),
                                ("esc", "back to the monitor")):
                 out.append(f"{keys:>6}  ", ACCENT)
                 out.append(what + "\n")
-            out.append(f"\nThe whole output: {printable(str(self._job.log))}", DIM)
+            out.append(f"\nFull output: {printable(str(self._job.log))}", DIM)
             yield WrappedText(out)
 
 

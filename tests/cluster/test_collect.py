@@ -77,7 +77,7 @@ def test_no_count_and_no_activity_of_a_server_ends_the_look(value: float) -> Non
             fleet_advice(fleet)
         assert all(0 <= job.gpus <= 2 * 10**7 for job in fleet.jobs)
     if value < 1:  # no exporter has so many series
-        with pytest.raises(GputopError, match="no metrics of GPUs"):
+        with pytest.raises(GputopError, match="no GPU metrics"):
             collector(CannedClient(dict.fromkeys(DCGM, value), ["hpc_job"])).refresh(FleetView())  # type: ignore[arg-type]
 
 
@@ -204,7 +204,7 @@ def test_no_rows_are_not_no_gpus() -> None:
     own.refresh(FleetView())
     client.arms.clear()
     fleet = own.refresh(FleetView())
-    assert len(fleet.jobs) == 2 and "no metrics of GPUs at this time" in fleet.problems[0].message
+    assert len(fleet.jobs) == 2 and "no GPU metrics for this time" in fleet.problems[0].message
 
 
 def test_where_the_activity_goes_missing_it_is_looked_for_anew() -> None:
@@ -213,7 +213,7 @@ def test_where_the_activity_goes_missing_it_is_looked_for_anew() -> None:
     own.refresh(FleetView())
     activity = client.arms.pop("activity")
     fleet = own.refresh(FleetView())  # a GPU whose activity is unknown is none that is gone
-    assert (len(fleet.jobs), fleet.gpus) == (2, 56) and "no longer has activity of GPUs" in fleet.problems[0].message
+    assert (len(fleet.jobs), fleet.gpus) == (2, 56) and "no longer has GPU activity" in fleet.problems[0].message
     client.arms["activity"] = activity
     del client._names["DCGM_FI_PROF_SM_ACTIVE"]
     assert own.refresh(FleetView()).kinds == ("util",)
@@ -259,7 +259,7 @@ def test_one_cluster_is_not_named() -> None:
 
 
 def test_a_prometheus_without_gpus_is_no_data() -> None:
-    with pytest.raises(GputopError, match="has no metrics of GPUs") as caught:
+    with pytest.raises(GputopError, match="has no GPU metrics") as caught:
         collector(CannedClient({"DCGM_FI_DEV_FAN_SPEED": 3})).refresh(FleetView())
     assert caught.value.exit_code == NoDataError("").exit_code
 

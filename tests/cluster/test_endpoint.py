@@ -47,7 +47,7 @@ def test_an_address_is_read_and_written_alike(text: str, endpoint: Endpoint) -> 
     "ssh://a b/http://prom", "http://prom/a b",
 ])
 def test_what_is_no_address_is_wrong_usage(text: str) -> None:
-    with pytest.raises(GputopError, match="is not the address of a Prometheus") as caught:
+    with pytest.raises(GputopError, match="is not a valid Prometheus address") as caught:
         parse_endpoint(text)
     assert caught.value.exit_code == 2 and caught.value.message.isprintable()
 
@@ -68,8 +68,9 @@ def test_what_others_can_read_on_the_way() -> None:
 
 
 @pytest.mark.parametrize(("url", "said"), [
-    ("http://prom:9090", "the credentials go to prom unencrypted: use https:// or ssh://prom/http://localhost:9090"),
-    ("ssh://ada@{login}/http://prom:9090", "the credentials go from ada@{login} to prom unencrypted: use https://"),
+    ("http://prom:9090", "credentials sent to prom are unencrypted: use https:// or ssh://prom/http://localhost:9090"),
+    ("ssh://ada@{login}/http://prom:9090", "credentials sent from ada@{login} to prom are "
+     "unencrypted: use https://"),
     ("ssh://{login}/https://prom", ""), ("https://prom", ""),
 ])
 def test_a_token_in_the_clear_is_said_wherever_on_the_way(url: str, said: str, tmp_path: Path,
@@ -96,7 +97,7 @@ def test_credentials_come_from_the_environment_or_from_files(tmp_path: Path) -> 
 def test_a_secret_that_cannot_be_read_or_sent_is_said_without_it(tmp_path: Path) -> None:
     with pytest.raises(GputopError, match="cannot read the secret in"):
         credentials({}, {"prometheus_token_file": str(tmp_path / "absent")})
-    with pytest.raises(GputopError, match="a line end or a control character") as caught:
+    with pytest.raises(GputopError, match="a newline or a control character") as caught:
         credentials({"GPUTOP_PROMETHEUS_TOKEN": "ab\r\nX-Evil: 1"}, {})
     assert "Evil" not in str(caught.value)
 
@@ -134,7 +135,7 @@ def test_a_program_is_bounded_in_time_and_size() -> None:
     assert run_on("", None, ["echo", "hi"], 10.0, 100) == b"hi\n"
     with pytest.raises(GputopError, match="printed more than"):
         run_on("", None, ["yes"], 10.0, 1000)
-    with pytest.raises(GputopError, match="did not end within"):
+    with pytest.raises(GputopError, match="did not finish within"):
         run_on("", None, ["sleep", "60"], 0.1, 1000)
     with pytest.raises(GputopError, match="sh failed: no such queue"):
         run_on("", None, ["sh", "-c", "echo no such queue >&2; exit 3"], 10.0, 1000)

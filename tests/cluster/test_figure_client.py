@@ -57,7 +57,7 @@ def test_a_figure_without_room_is_left_out_of_the_present_and_refused_of_the_pas
     wide = {**FIGURES, "b": "x" * 500}
     assert names(figures.instant(wide)) == ["a", "c", "d"] and figures.left_out == {"b"}
     sent = len(client.queries)
-    with pytest.raises(QueryTooLong, match="at most 400 bytes, which b exceed"):
+    with pytest.raises(QueryTooLong, match="at most 400 bytes, but b would exceed"):
         figures.range(wide, NOW - 60, NOW, 60.0)
     assert len(client.queries) == sent
 
@@ -90,7 +90,7 @@ def test_the_fleet_is_the_same_in_shorter_queries_and_says_what_they_cost() -> N
     again = collector.refresh(view)
     (problem,) = (p for p in again.problems if "bytes" in p.message)
     assert again.queries > QUERIES and re.search(
-        rf"at most 1,500 bytes: this refresh has sent {again.queries}, instead of at most 4$", problem.message)
+        rf"at most 1,500 bytes, so this refresh sent {again.queries} queries instead of at most 4$", problem.message)
     assert "-search.maxQueryLen" in problem.fix
     assert not any("bytes" in p.message for p in whole.problems)
 
@@ -101,8 +101,8 @@ def test_a_figure_without_room_is_named() -> None:
     collector.refresh(FleetView())
     client.most = client.said = 700
     fleet = collector.refresh(FleetView())
-    (problem,) = (p for p in fleet.problems if "had no room" in p.message)
-    assert re.search(r"has sent \d+, instead of at most 4; low_clock had no room$", problem.message)
+    (problem,) = (p for p in fleet.problems if "did not fit" in p.message)
+    assert re.search(r"sent \d+ queries instead of at most 4; low_clock did not fit$", problem.message)
     assert fleet.jobs[0].activity is not None
 
 

@@ -217,7 +217,7 @@ def test_exporters_that_do_not_answer_are_named() -> None:
         ("targets", 9), ("down", 6), *silent, ("empty_target", 1, {"instance": "n8:9400"})))
     down, empty = fleet_of(series, [], VIEW).problems
     assert down.message.startswith("6 of 9 exporters do not answer: n0, n1, n2, n3 and 2 more;")
-    assert empty.message == "exporters answer without metrics of GPUs: n8"
+    assert empty.message == "exporters answer without GPU metrics: n8"
 
 
 @pytest.mark.parametrize("value", [9e13, -9e13, 0.0, -1.0, 0.5])

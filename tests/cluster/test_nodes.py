@@ -150,20 +150,20 @@ def test_without_slurm_user_and_program_name_a_row_and_its_gpus_are_not_compared
 def test_nodes_that_fail_are_told_together_and_the_rest_goes_on() -> None:
     cluster = Cluster(slow_gpu, container="slurm 7")
     names = [f"n{i}" for i in range(12)]
-    cluster.problems = {name: NodeProblem("it does not answer", "ssh NODE true") for name in names[2:]}
+    cluster.problems = {name: NodeProblem("the node does not answer", "ssh NODE true") for name in names[2:]}
     asked = collector(cluster, names)
     fleet = watch(cluster, asked, 0)
     problem, young = fleet.problems
-    assert "held and idle GPUs after 15 min" in young.message
-    assert problem.message == "n2, n3, n4, n5, n6, n7, n8, n9 and 2 more: it does not answer"
-    assert problem.fix == "ssh n2 true" and fleet.jobs[0].gpus == 16 and fleet.source == "2 of 12 nodes by ssh"
+    assert "held but idle GPUs after 15 min" in young.message
+    assert problem.message == "n2, n3, n4, n5, n6, n7, n8, n9 and 2 more: the node does not answer"
+    assert problem.fix == "ssh n2 true" and fleet.jobs[0].gpus == 16 and fleet.source == "2 of 12 nodes over ssh"
     cluster.problems = {}
     cluster.now_s += 15
     assert len(asked.refresh(VIEW).problems) == 1 and asked.settled
     asked.close()
     assert cluster.closed
-    cluster.problems = {"n1": NodeProblem("it does not answer", "ssh NODE true")}
-    with pytest.raises(GputopError, match=r"no node answers\. n1: it does not answer"):
+    cluster.problems = {"n1": NodeProblem("the node does not answer", "ssh NODE true")}
+    with pytest.raises(GputopError, match=r"no node answered\. n1: the node does not answer"):
         collector(cluster, ["n1"]).refresh(VIEW)
 
 
@@ -171,7 +171,7 @@ def test_a_node_that_answers_no_more_is_left_out_after_a_while() -> None:
     cluster = Cluster(slow_gpu, container="slurm 7")
     asked = collector(cluster, ["n1", "n2"])
     watch(cluster, asked, 30)
-    cluster.problems = {"n2": NodeProblem("it does not answer", "ssh NODE true")}
+    cluster.problems = {"n2": NodeProblem("the node does not answer", "ssh NODE true")}
     assert watch(cluster, asked, 60).gpus == 16  # as it was a minute ago
     fleet = watch(cluster, asked, 120)
     assert fleet.gpus == 8 and fleet.figures_s == cluster.now_s and "n2" in fleet.problems[0].message
@@ -317,7 +317,7 @@ def test_the_past_is_the_mean_of_what_was_seen_in_each_step() -> None:
     view = replace(VIEW, open_jobs=("5",), open_nodes=(("5", "n1"),))
     cluster, asked = by_hand(answers)
     watch(cluster, asked, 105, view)
-    cluster.problems = {"n2": NodeProblem("it does not answer", "")}
+    cluster.problems = {"n2": NodeProblem("the node does not answer", "")}
     (job,) = watch(cluster, asked, 75, view).jobs
     both, alone = (0.4 + 6 * 0.9 + 8 * 0.9) / 16, (0.4 + 6 * 0.9) / 8
     assert job.history.values[-4:-1] == pytest.approx((both, both, alone)) and job.history.end_s == NOW + 240
@@ -378,8 +378,8 @@ def test_nodes_are_asked_once_a_period_and_those_that_run_are_waited_for() -> No
     assert queue == [NOW, NOW + 30] and "slurm_load_jobs error" in [problem.message for problem in fleet.problems]
     silent.clear()
     fleet = asked.refresh(VIEW)
-    assert asked.settled and "n2: it has no GPU: no driver" in [problem.message for problem in fleet.problems]
-    cluster.problems = dict.fromkeys(("n1", "n2"), NodeProblem("it does not answer", ""))
+    assert asked.settled and "n2: the node has no GPU: no driver" in [problem.message for problem in fleet.problems]
+    cluster.problems = dict.fromkeys(("n1", "n2"), NodeProblem("the node does not answer", ""))
     cluster.now_s += 60
     assert asked.refresh(VIEW).figures_s == cluster.now_s - 60, "the figures are those of the last answer"
     silent.update(("n1", "n2"))

@@ -97,13 +97,13 @@ def test_values_that_are_no_measurement_and_damaged_series_are_left_out() -> Non
 
 
 @pytest.mark.parametrize(("reply", "message"), [
-    (answer(b"who are you", 401), "refuses the credentials"),
+    (answer(b"who are you", 401), "rejected the credentials"),
     (answer(b"", 302, Location="http://evil.example/\x1b[2J"), "gputop does not follow"),
-    (answer(b"<html>", 200), "not Prometheus, or a proxy"),
+    (answer(b"<html>", 200), "not Prometheus, or it is behind a proxy"),
     (answer(b"bad gateway", 502), "HTTP 502 without JSON"),
     (answer(json.dumps({"status": "error", "error": "query timed out\x1b"}).encode(), 503), "query timed out"),
     (answer(b"[" * 100_000, 200), "not Prometheus"),
-    (answer(b'{"status":"success","data":{"resultType":"scalar","result":[1,"2"]}}'), "not Prometheus's"),
+    (answer(b'{"status":"success","data":{"resultType":"scalar","result":[1,"2"]}}'), "not in Prometheus format"),
     (answer(body(ONE), 200, **{"Content-Length": "5000", "Connection": "close"}), "ended too early"),
     (answer(b"\x00" * 100, 200, **{"Content-Encoding": "gzip"}), "is damaged"),
 ], ids=lambda value: value if isinstance(value, str) else "")
@@ -169,7 +169,7 @@ def test_little_gzip_does_not_become_much_memory(monkeypatch: pytest.MonkeyPatch
     lists = b'{"status":"success","data":{"resultType":"vector","result":[' + b"[]," * (11 << 20) + b"[]]}}"
     assert len(gzip.compress(lists)) < 50_000
     with served(answer(lists, packed=True)) as (client, _):
-        with pytest.raises(GputopError, match=r"is larger than \S+ MB unpacked"):
+        with pytest.raises(GputopError, match=r"decompressed answer .* is larger than \S+ MB"):
             client.instant("up")
         assert client.cost.plain_bytes == 0
     monkeypatch.setattr(prometheus, "MAX_VALUES", 1000)
@@ -200,7 +200,7 @@ def test_a_range_has_only_what_was_asked_for() -> None:
 def test_a_server_that_is_gone_is_said() -> None:
     with served(answer(body(ONE))) as (client, _):
         pass
-    with pytest.raises(GputopError, match="cannot be reached: Connection refused"):
+    with pytest.raises(GputopError, match=r"cannot reach .*: Connection refused"):
         client.instant("up")
 
 

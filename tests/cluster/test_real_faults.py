@@ -255,4 +255,4 @@ def test_the_report_of_a_job_that_has_ended(capsys: pytest.CaptureFixture[str]) 
     assert text.startswith("Job 4711: 2 nodes, 16 GPUs, 2.0 h") and len(text.splitlines()) <= 20
     first, second, *_ = (float(word) for word in said["GPU"].split() if word.replace(".", "").isdecimal())
     assert first == pytest.approx(held, rel=0.03) and second == pytest.approx(worked, rel=0.03)
-    assert said["idle"].startswith("4 of 16 GPUs did nothing all the time: n1:6, n1:7, n2:6, n2:7")
+    assert said["idle"].startswith("4 of 16 GPUs were idle the whole time: n1:6, n1:7, n2:6, n2:7")

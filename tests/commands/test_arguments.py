@@ -13,7 +13,7 @@ from gputop.core.version import __version__
 
 @pytest.mark.parametrize(("words", "message"), [
     (["replay", "f", "--start", "x"], "'x' is not a number of seconds"),
-    (["replay", "f", "--start", "-1"], "-1 is not a number of seconds from 0 on"),
+    (["replay", "f", "--start", "-1"], "-1 is not a non-negative number of seconds"),
     (["replay", "f", "--speed", "x"], "'x' is not between 0.01 and 1000, or max"),
     (["replay", "f", "--speed", "0"], "'0' is not between 0.01 and 1000, or max"),
     (["--on-dip", "--dip-every", "0"], "'0' is not a number of minutes above 0"),
@@ -21,7 +21,7 @@ from gputop.core.version import __version__
     (["--interval", "nan"], "nan is not between 0.1 and 3600 seconds"),
     (["analyze", "t", "--params", "0"], "'0' is not a number of parameters"),
     (["analyze", "t", "--params", "-7"], "'-7' is not a number of parameters"),
-    (["analyze", "t", "--params", "7e9"], "'7e9' is not a number of parameters, in digits"),
+    (["analyze", "t", "--params", "7e9"], "'7e9' is not a number of parameters written in digits"),
 ])
 def test_what_an_option_cannot_take_is_said_in_words(words, message, capsys):
     with pytest.raises(SystemExit) as caught:
@@ -41,24 +41,26 @@ def test_numbers_in_their_units():
     (["snapsht"], "there is no command 'snapsht'. Did you mean snapshot?"),
     (["demo"], "Did you mean gputop --demo?"),
     (["serve"], "ttyd -W -i lo gputop"), (["--demo", "healthy", "serve", "--listen", "8792"], "ttyd -W -i lo gputop"),
-    (["--on-dip", "--dip-before", "5"], "--on-dip captures right after it"),
-    (["--no-low-bandwidth"], "leaves out frames by itself"),
-    (["capture", "--dip-before=5"], "--on-dip captures right after it"),
+    (["--on-dip", "--dip-before", "5"], "--on-dip captures right after a dip"),
+    (["--no-low-bandwidth"], "skips frames on a slow connection"),
+    (["capture", "--dip-before=5"], "--on-dip captures right after a dip"),
     (["-i", "0"], "gputop --gpus 0"), (["-l", "1"], "gputop --interval 2"), (["-l1"], "gputop --interval 2"),
     (["--demo", "hang", "-d", "2"], "gputop --interval 2"), (["--once"], "gputop snapshot"),
-    (["snapshot", "--once"], "To print once"), (["version"], "gputop --version"), (["profile"], "gputop capture"),
-    (["xyzzy"], "there is no command 'xyzzy'. gputop --help lists them"),
+    (["snapshot", "--once"], "To print one snapshot"), (["version"], "gputop --version"), (["profile"], "gputop "
+                                                                                                        "capture"),
+    (["xyzzy"], "there is no command 'xyzzy'. For a list: gputop --help"),
     (["--intervall", "2"], "gputop has no option --intervall. Did you mean --interval?"),
-    (["capture", "--secnds=3"], "gputop capture has no option --secnds. Did you mean --seconds? gputop capture --help"),
-    (["doctor", "c"], "gputop doctor takes no argument c."),
+    (["capture", "--secnds=3"], "gputop capture has no option --secnds. Did you mean --seconds? For a list: gputop "
+                                "capture --help"),
+    (["doctor", "c"], "gputop doctor does not accept c."),
     (["localhost:6009"], "Did you mean gputop --attach localhost:6009?"),
-    (["snapshot", "node1:6009"], "gputop snapshot takes no argument node1:6009. Did you mean --attach node1:6009?"),
-    (["capture", "node1:6009", "trace"], "gputop capture takes no argument node1:6009."),
+    (["snapshot", "node1:6009"], "gputop snapshot does not accept node1:6009. Did you mean --attach node1:6009?"),
+    (["capture", "node1:6009", "trace"], "gputop capture does not accept node1:6009."),
     (["export", "9810"], "Did you mean --listen 9810?"),
     (["snapshot", "node.html"], "Did you mean --output node.html?"),
     (["cluster", "http://p:9090"], "Did you mean --prometheus http://p:9090?"), (["cluster", "7"], "--job 7?"),
     (["attach", "localhost:6009"], "for a server at an address: gputop --attach localhost:6009"),
-    (["attach", "train.py"], "pgrep -f train.py finds it"), (["completion", "bsh"], "Did you mean bash?"),
+    (["attach", "train.py"], "to find it: pgrep -f train.py"), (["completion", "bsh"], "Did you mean bash?"),
 ])
 def test_a_mistyped_word_is_answered_with_the_one_that_was_meant(words, message, capsys):
     with pytest.raises(SystemExit) as caught:

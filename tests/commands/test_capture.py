@@ -47,7 +47,7 @@ def test_the_end_of_a_capture_is_told_and_a_way_that_fails_changes_nothing(tmp_p
                  f"command:sh -c 'cat > {file}'", "--notify", "command:false"]) == 0
     told = json.loads(file.read_text())
     assert told["kind"] == "capture" and told["text"].startswith("SIMULATED demo-node: captured 127.0.0.1:")
-    assert "--notify: false failed: it ended with status 1" in capsys.readouterr().err
+    assert "--notify: false failed: the command exited with status 1" in capsys.readouterr().err
 
 
 def test_what_is_no_way_to_tell_ends_the_capture_before_it_begins(tmp_path):
@@ -86,7 +86,7 @@ def test_a_job_that_profiles_itself_is_a_finding(tmp_path, capsys):
         assert f"30% of the steps of process {process.pid}    [profiler_left_on]" in verdict and "repeat=1" in verdict
         assert main([*command, "--json"]) == 1
         out, err = capsys.readouterr()
-        assert not out and "begins again in 12 steps" in err
+        assert not out and "starts again in 12 steps" in err
         assert process.poll() is None
 
 

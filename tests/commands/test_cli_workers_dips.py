@@ -36,9 +36,9 @@ def no_job(monkeypatch):
 @pytest.mark.parametrize(("arguments", "err"), [
     (["--attach", "a:1,b"], "port is missing"),
     (["--attach", "n[2-1]:1"], "not a list of hosts"),
-    (["--profiler-port", "x", "--attach", "a"], "are not ports"),
+    (["--profiler-port", "x", "--attach", "a"], "is not a list of ports"),
     (["--profiler-port", "6009"], "neither TF_CONFIG nor SLURM_JOB_NODELIST"),
-    (["--on-dip", "sm is low"], "not a rule for a dip"),
+    (["--on-dip", "sm is low"], "not a valid dip rule"),
     (["--on-dip", "--json", "--dip-max", "2"], "--json prints one document"),
     (["--on-dip", "--force"], "--force cannot be combined with --on-dip"),
     (["--dip-max", "5"], "Add --on-dip"),
@@ -80,7 +80,7 @@ def test_hundreds_are_never_all_captured(monkeypatch, capsys):
     monkeypatch.setattr(captures, "find_named_servers", lambda attach, *_, **__: (
         tuple(Server(address, asked=True) for address in attach), (), None))
     assert main(["capture", "--attach", "n[001-200]:1", "--all-workers"]) == EXIT_USAGE
-    assert "captures at most 64 workers at once, not 200" in capsys.readouterr().err
+    assert "can capture at most 64 workers at once, not 200" in capsys.readouterr().err
 
 
 def test_options_of_dips():

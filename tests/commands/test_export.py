@@ -123,7 +123,7 @@ def test_a_taken_port_is_told_and_the_terminal_given_back(settings: dict[str, st
         monitor = Terminal((120, 40), command, settings)
         try:
             assert monitor.ended() == 2
-            assert f"cannot listen at {address}" in monitor.raw.decode()
+            assert f"cannot listen on {address}" in monitor.raw.decode()
         finally:
             monitor.close()
 
@@ -163,9 +163,9 @@ def test_what_cannot_be_written_is_said_once_and_tried_again(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (["--demo", "--textfile", "."], "simulated values are not written for node_exporter"),
+    (["--demo", "--textfile", "."], "does not write simulated values for node_exporter"),
     (["--source", "nvml", "--textfile", "/nowhere"], "cannot write to /nowhere: No such file"),
-    (["--demo", "--listen", "192.0.2.1:1"], "cannot listen at 192.0.2.1:1"),
+    (["--demo", "--listen", "192.0.2.1:1"], "cannot listen on 192.0.2.1:1"),
 ])
 def test_what_cannot_be_exported_is_wrong_usage(arguments: list[str], message: str,
                                                 capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,4 +210,5 @@ def test_what_is_no_address_is_wrong_usage(text: str, capsys: pytest.CaptureFixt
 ])
 def test_an_address_that_others_reach_is_said(host: str, exposed: bool, capsys: pytest.CaptureFixture[str]) -> None:
     check_metrics((host, 9810))
-    assert (f"whoever reaches {host} can read the metrics, without a password" in capsys.readouterr().err) == exposed
+    assert (f"anyone who can reach {host} can read the metrics without a "
+            "password" in capsys.readouterr().err) == exposed

@@ -58,5 +58,5 @@ def test_new_folders_are_private(what: str, tmp_path: Path) -> None:
 
 def test_a_job_does_not_start_where_its_output_has_no_place(tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
-    with pytest.raises(GputopError, match="cannot go to"):
+    with pytest.raises(GputopError, match="cannot write the job's output"):
         _become("/bin/true", ["true"], {}, tmp_path / "taken")

@@ -29,9 +29,9 @@ def test_of_recordings_only_the_gpus_that_the_job_held_count() -> None:
         used.add(replace(sample, time_s=1_800_000_000.0 + tick, processes=(process,)))
     text = lines(used.use("1 recording of node-07"), 0.01, "▁▂")
     assert text[0].startswith("Job 4711: 1 node, 2 GPUs, 2 min")
-    assert any("idle" in line and "1 of 2 GPUs did nothing all the time: node-07:1" in line for line in text)
-    assert any(line.startswith("activity") and "38% in the mean (SM active)" in line for line in text)
-    assert any("400 W a GPU" in line for line in text) and len(text) <= 20
+    assert any("idle" in line and "1 of 2 GPUs were idle the whole time: node-07:1" in line for line in text)
+    assert any(line.startswith("activity") and "38% on average (SM active)" in line for line in text)
+    assert any("400 W per GPU" in line for line in text) and len(text) <= 20
     with pytest.raises(NoDataError, match="no process of job 5 held a GPU"):
         RecordedUse("5").use("nothing")
 

@@ -103,18 +103,18 @@ def test_without_a_file_everything_is_as_ever(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("line", "message"), [
-    ("interval = fast", 'interval = fast is not a value: put text in "quotes"; 1 is used'),
-    ('interval = "1"', 'interval = "1" is not a number of seconds from 0.1 to 3600; 1 is used'),
-    ("interval = 0", "interval = 0 is not a number of seconds from 0.1 to 3600; 1 is used"),
+    ("interval = fast", 'interval = fast is not a value; put text in "quotes"; using 1'),
+    ('interval = "1"', 'interval = "1" is not a number of seconds from 0.1 to 3600; using 1'),
+    ("interval = 0", "interval = 0 is not a number of seconds from 0.1 to 3600; using 1"),
     ("interval = true", "interval = true is not a number"), ("interval = NaN", "interval = NaN is not a value"),
     ("interval = 1e999", "interval = 1e999 is not"), ("interval =", "interval =  is not a value"),
     ("intervall = 2", "there is no setting intervall (did you mean interval?)"),
     ("zzz = 2", "there is no setting zzz; gputop"),
     ("[monitor]", "[monitor] is not KEY = VALUE"), ("interval 2", "interval 2 is not KEY = VALUE"),
-    ('color = "blue"', 'is not one of "auto", "truecolor", "256", "16", "none"; "auto" is used'),
-    ("color = 256", "is not one of"), ("ascii = 1", 'is not one of "auto", true, false; "auto" is used'),
+    ('color = "blue"', 'is not one of "auto", "truecolor", "256", "16", "none"; using "auto"'),
+    ("color = 256", "is not one of"), ("ascii = 1", 'is not one of "auto", true, false; using "auto"'),
     ('attach = ["no:port"]', "has an entry that is not HOST:PORT"), ("attach = 6009", "is not an array"),
-    ("attach = [1]", "is not an array"), ('metric = "speed"', "is not one of"), ('logdir = ""', "is not a text"),
+    ("attach = [1]", "is not an array"), ('metric = "speed"', "is not one of"), ('logdir = ""', "is not text"),
     ("theme = 'open", "is not a value"), ("interval = 1 2", "is not a value"),
     ("span = " + "[" * 5000, "is not a value"), ("\x1b[2J = 1", "\ufffd[2J = 1 is not KEY = VALUE"),
 ])
@@ -156,7 +156,7 @@ def test_a_file_that_cannot_be_read_is_said_and_harmless(tmp_path: Path) -> None
     (tmp_path / "large").write_bytes(b"#" * (1 << 21))
     for path in (tmp_path, tmp_path / "latin", tmp_path / "large"):
         (warning,) = load(path).warnings
-        assert str(path) in warning and "gputop uses the defaults" in warning
+        assert str(path) in warning and "uses the defaults" in warning
     assert load(None).warnings == () and load(tmp_path / "absent").warnings == ()
 
 
@@ -220,7 +220,7 @@ def test_what_cannot_be_remembered_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     assert "was not saved" in save_setting(tmp_path / "file" / "config.toml", "theme", "nord")
     (tmp_path / "latin").write_bytes(b"\xff\n")
-    assert "not written" in save_setting(tmp_path / "latin", "theme", "nord")
+    assert "not saved" in save_setting(tmp_path / "latin", "theme", "nord")
     assert (tmp_path / "latin").read_bytes() == b"\xff\n", "what was there is not lost"
     assert "no home" in save_setting(None, "theme", "nord")
 
@@ -229,7 +229,7 @@ def test_each_command_says_what_is_wrong_and_goes_on(file: Path, capsys: pytest.
     file.write_text("interval = never\n")
     assert main(["--demo", "healthy", "--gpus", "0", "snapshot", "--seconds", "0.1", "--format", "json"]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("{") and f"gputop: {file}:1: interval = never" in err and "1 is used" in err
+    assert out.startswith("{") and f"gputop: {file}:1: interval = never" in err and "using 1" in err
 
 
 @pytest.mark.parametrize("plant", ["pipe", "device"])
@@ -239,7 +239,8 @@ def test_what_is_planted_as_settings_is_said_and_waited_for_by_nobody(plant: str
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
-    assert "not a regular file; gputop uses the defaults" in load(path).warnings[0]
+    warning = load(path).warnings[0]
+    assert "uses the defaults: it is" in warning and "not a regular file" in warning
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
@@ -282,11 +283,11 @@ def test_root_obeys_no_settings_and_rules_in_the_home_of_another_user(
     out, err = capsys.readouterr()
     assert "theirs" not in out and "/root/token" not in out
     assert load(config_path()).values == {}
-    why = "can be written by other users" if theirs == "writable" else "belongs to another user (uid 12345)"
-    assert err.count(why) == 1 and "gputop uses the defaults" in err
+    why = "is writable by other users" if theirs == "writable" else "belongs to another user (uid 12345)"
+    assert err.count(why) == 1 and "uses the defaults" in err
     assert main(["rules", "list"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "rules.toml" in line]
-    assert len(said) == 1 and "is not read" in said[0] and why in said[0]
+    assert len(said) == 1 and "gputop ignores" in said[0] and why in said[0]
 
 
 def test_settings_that_somebody_else_wrote_are_not_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def test_other_answers_of_nccl(jobs: list[Job], words: str, capsys: pytest.Captu
 def test_without_nccl_and_without_py_spy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_RAS_ADDR", "127.0.0.1:1")
     status, text = run(capsys, "--yes", "100")
-    assert status == 0 and "NCCL 2.24 or newer" in text and "train.py:112" in text
+    assert status == 0 and "NCCL 2.24 and newer" in text and "train.py:112" in text
     assert not problems("stacks", json.loads(run(capsys, "--yes", "--json", "100")[1]))
     monkeypatch.undo()
     monkeypatch.setenv("NCCL_RAS_ADDR", "127.0.0.1:1")
@@ -108,9 +108,9 @@ def test_dumps_of_the_flight_recorder_alone_and_next_to_the_other_witnesses(
         assert job["ranks"] == [0, 1] and job["missing_ranks"] == [2, 3]
         assert job["groups"][0]["verdict"] == "absent" and job["groups"][0]["apart"][0]["last"]["number"] == 3
     status, text = run(capsys, "--yes", "100", "--flight-recorder", *files)
-    assert said in text and "NCCL 2.24 or newer" in text and "train.py:112" in text
+    assert said in text and "NCCL 2.24 and newer" in text and "train.py:112" in text
     assert main(["stacks", "--flight-recorder", str(tmp_path / "rank_9")]) == 3
-    assert "rank_9 cannot be opened" in capsys.readouterr().err
+    assert "cannot open" in (err := capsys.readouterr().err) and "rank_9" in err
 
 
 def test_a_node_without_a_job(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,5 +129,6 @@ def test_the_stacks_of_a_demo_are_simulated_and_no_real_process_is_read(
     assert "SIMULATED" in json.loads(capsys.readouterr().out)["nccl"]["version"]
     assert main(["--demo", "healthy", "stacks"]) == 3 and "does not hang" in capsys.readouterr().err
     assert main(["--demo", "hang", "stacks", "1"]) == 2
-    assert main(["--demo", "hang", "doctor"]) == 2 and "a demo has nothing for gputop doctor" in capsys.readouterr().err
-    assert main(["--demo", "doctor"]) == 2 and "a demo has nothing for gputop doctor" in capsys.readouterr().err
+    assert main(["--demo", "hang", "doctor"]) == 2 and ("gputop doctor does not work with "
+                                                        "--demo") in capsys.readouterr().err
+    assert main(["--demo", "doctor"]) == 2 and "gputop doctor does not work with --demo" in capsys.readouterr().err

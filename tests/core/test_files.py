@@ -193,11 +193,11 @@ def test_a_folder_that_others_can_write_is_named(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    assert untrusted_ancestor(shared / "run") == (shared, "can be written by other users")
+    assert untrusted_ancestor(shared / "run") == (shared, "is writable by other users")
     shared.chmod(0o1777)
     assert untrusted_ancestor(shared / "run") is None
     shared.chmod(0o777)
-    with pytest.raises(GputopError, match=r"shared can be written by other users") as caught:
+    with pytest.raises(GputopError, match=r"shared is writable by other users") as caught:
         refuse_untrusted(shared, "--logdir")
     assert "--logdir" in caught.value.fix
 
@@ -235,7 +235,7 @@ def test_an_ordinary_user_may_work_in_a_folder_of_another(tmp_path: Path, monkey
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     assert untrusted_ancestor(theirs / "run") is None
     theirs.chmod(0o777)
-    assert untrusted_ancestor(theirs / "run") == (theirs, "can be written by other users")
+    assert untrusted_ancestor(theirs / "run") == (theirs, "is writable by other users")
 
 
 def test_a_tree_is_removed_and_no_link_in_it_followed(secret: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_tear_down_is_the_end(call, kernels):
     b = program(kernels).host(call, 1000 + 300 * kernels, 528_000, "launch 0")
     analysis, report = judged(b)
     assert "time_outside_steps" not in {f.id for f in analysis.findings} and "training loop" not in report
-    assert "program's end: for 528 ms" in report and analysis.wall_time is not None
+    assert "end of the recording: for 528 ms" in report and analysis.wall_time is not None
     assert {part.id: round(part.time_s, 2) for part in analysis.wall_time.parts}["end"] == 0.53
 
 

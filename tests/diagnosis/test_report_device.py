@@ -68,9 +68,9 @@ def test_a_step_that_is_not_compared_with_the_limit_says_why():
 def test_gpus_against_each_other():
     even, uneven = text(job()), " ".join(text(job(750)).split())
     assert "3 GPUs compared\n  work         even: the GPUs compute 300 µs per step at most, each within 0%" in even
-    assert "GPU 0 computes 2.50 times the median of the others per step (750 µs)" in uneven
-    assert "only one computes in 60% of the time in which any does" in uneven
-    assert "each GPU has its own host thread; GPU 2's first launch of a step comes 10.0 µs after" in uneven
+    assert "GPU 0 computes 2.50 times the others' median per step (750 µs)" in uneven
+    assert "only one GPU computes during 60% of the time in which any computes" in uneven
+    assert "each GPU has its own host thread; the first launch of a step on GPU 2 comes 10.0 µs after" in uneven
     shared = " ".join(text(job(thread="python")).split())
     assert "100% of them by host threads that serve several GPUs, half of these in series of" in shared
 

@@ -70,5 +70,5 @@ def test_the_fullest_allocator_names_its_holders():
              fragmentation=0.25)
     b.memory(2, "gpu_host_bfc", 1, 2**30, 1)
     text = words(b.build())
-    assert "GPU_0_bfc: 4.0 GiB free at the peak of this window, fragmentation 25%." in text
+    assert "GPU_0_bfc: 4.0 GiB free at the peak in this window, fragmentation 25%." in text
     assert "GPU_0_bfc 1.0G 10% m/attention/einsum/Einsum:Einsum" in text and "GPU_0_bfc 5.0G 50% Allocated" in text

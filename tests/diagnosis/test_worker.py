@@ -129,7 +129,7 @@ def test_an_answer_of_another_form_says_what_is_wrong_with_it(monkeypatch, answe
 
 def test_it_does_not_run_for_ever(monkeypatch):
     replaced(monkeypatch, "import threading; threading.Event().wait()")
-    with pytest.raises(GputopError, match="not finished"):
+    with pytest.raises(GputopError, match="did not finish"):
         analyze_in_worker(["x"], timeout_s=0.3)
 
 

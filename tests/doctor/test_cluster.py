@@ -28,7 +28,7 @@ TRACKED = "A9FEA97B,169.254.169.123,4,1763866868.1,-0.000012500,0.000001,0.00000
     (TRACKED.format("0.200", "0.010"), "warn", "the order of short events"),
     ("7F7F0101,,8,1795402428.6,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,Normal\n", "ok", "its own reference"),
     (TRACKED.format("0", "0").replace("Normal", "Not synchronised"), "warn", "no source yet"),
-    (TRACKED.format("x", "y"), "unknown", "cannot be read"),
+    (TRACKED.format("x", "y"), "unknown", "cannot parse"),
 ])
 def test_what_chrony_expects_its_error_to_be(tmp_path: Path, said: str, status: str, words: str) -> None:
     check = cluster.clock(tmp_path, lambda: said)
@@ -128,16 +128,16 @@ def page() -> Iterator[dict[str, bytes]]:
 
 @pytest.mark.parametrize(("kind", "text", "status", "words"), [
     ("dcgm", 'DCGM_FI_PROF_SM_ACTIVE{gpu="0"} 0.5\nDCGM_FI_DEV_POWER_USAGE{gpu="0"} 300\n', "ok", "2 values"),
-    ("dcgm", 'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 300\n', "warn", "no SM activity"),
-    ("dcgm", 'DCGM_FI_DEV_GPU_UTIL_RATIO{gpu="0"} 0.9\n', "warn", "no SM activity"),
-    ("dcgm", 'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 9223372036854775794\n', "warn", "without metrics"),
-    ("dcgm", "", "warn", "without metrics"),
+    ("dcgm", 'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 300\n', "warn", "does not report SM activity"),
+    ("dcgm", 'DCGM_FI_DEV_GPU_UTIL_RATIO{gpu="0"} 0.9\n', "warn", "does not report SM activity"),
+    ("dcgm", 'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 9223372036854775794\n', "warn", "without GPU metrics"),
+    ("dcgm", "", "warn", "without GPU metrics"),
     ("gputop", 'gputop_gpu_power_watts{gpu="0"} 300\ngputop_sample_timestamp_seconds 1000.0\n', "ok", "1 values"),
     ("gputop", 'gputop_gpu_power_watts{gpu="0"} 300\ngputop_sample_timestamp_seconds 300.0\n', "warn", "12 min old"),
     ("gputop", "gputop_sample_timestamp_seconds 300.0\n", "warn", "12 min old"),  # which leaves the figures out
-    ("gputop", 'gputop_gpu_power_watts{gpu="0"} e\ngputop_sample_timestamp_seconds -\n', "warn", "without metrics"),
-    ("all-smi", "prometheus_build_info 1\n", "ok", "none answers"),
-    ("nvitop", 'gpu_power_usage_W{index="0"} NaN\n\xff\xfe', "warn", "without metrics"),
+    ("gputop", 'gputop_gpu_power_watts{gpu="0"} e\ngputop_sample_timestamp_seconds -\n', "warn", "without GPU metrics"),
+    ("all-smi", "prometheus_build_info 1\n", "ok", "no exporter answers"),
+    ("nvitop", 'gpu_power_usage_W{index="0"} NaN\n\xff\xfe', "warn", "without GPU metrics"),
 ])
 def test_an_exporter_answers_and_its_figures_are_judged(page: dict[str, bytes], kind: str, text: str, status: str,
                                                         words: str) -> None:
@@ -150,7 +150,7 @@ def test_an_exporter_answers_and_its_figures_are_judged(page: dict[str, bytes], 
 def test_a_program_at_the_port_that_answers_a_byte_at_a_time_is_left(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_TIMEOUT_S", 0.2)
     with dripping(way) as address:
-        assert cluster.exporter({int(address.rpartition(":")[2]): "dcgm"}).detail.startswith("none answers")
+        assert cluster.exporter({int(address.rpartition(":")[2]): "dcgm"}).detail.startswith("no exporter answers")
 
 
 def test_a_port_without_an_exporter_is_no_fault() -> None:

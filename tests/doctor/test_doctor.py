@@ -112,7 +112,7 @@ def test_no_driver_names_what_is_missing_where(tmp_path: Path) -> None:
         put(tmp_path, f"sys/bus/pci/devices/{number}/vendor", vendor)
         put(tmp_path, f"sys/bus/pci/devices/{number}/class", kind)
     check = driver.nvml_library(NO_LIBRARY, tmp_path)
-    assert check.status == "fail" and "shows 1 NVIDIA GPU." in check.detail and "cannot open" in check.detail
+    assert check.status == "fail" and "has 1 NVIDIA GPU." in check.detail and "cannot open" in check.detail
     assert check.fix is not None and "ubuntu-drivers" in check.fix
     assert driver.no_gpu(NO_LIBRARY)
     put(tmp_path, "proc/1/cgroup", "0::/kubepods/pod1\n")
@@ -124,7 +124,7 @@ def test_no_driver_names_what_is_missing_where(tmp_path: Path) -> None:
 def test_a_machine_without_gpu_gets_no_install_command(tmp_path: Path) -> None:
     put(tmp_path, "sys/bus/pci/devices/0/vendor", "0x8086")
     check = driver.nvml_library(NO_LIBRARY, tmp_path)
-    assert check.status == "fail" and check.fix is None and "no NVIDIA GPU either" in check.detail
+    assert check.status == "fail" and check.fix is None and "no NVIDIA GPU on the PCI bus either" in check.detail
 
 
 def test_kernel_module(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_driver_that_cannot_be_talked_to(facts: DriverFacts, words: str, tmp_p
 
 def test_a_driver_that_a_starved_host_asked_is_not_accused(tmp_path: Path) -> None:
     check = driver.nvml(DriverFacts(nvml_path="/l", hung_in="nvmlInit", starved_s=5.0), tmp_path)
-    assert check.status == "unknown" and "the host is starved" in check.detail and "hang" not in check.detail
+    assert check.status == "unknown" and "the host is overloaded" in check.detail and "hang" not in check.detail
 
 
 def test_device_files(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def engine_check(scene: Scene, facts: DriverFacts = COARSE, address: str | None 
 def test_host_engine_that_nobody_has_watch_profiling_fields(dcgm_node: Scene) -> None:
     check = engine_check(dcgm_node)
     assert check.status == "warn" and "DCGM 4.6.0 answers" in check.detail and "with 2 GPUs" in check.detail
-    assert "Nobody watches its profiling fields" in check.detail and "gputop --dcgm-watch" in (check.fix or "")
+    assert "No program watches the profiling fields" in check.detail and "gputop --dcgm-watch" in (check.fix or "")
     assert not dcgm_node.engine.watched() and not dcgm_node.engine.clients, "nothing is left on the engine"
     assert engine_check(dcgm_node, FINE).status == "ok"
 
@@ -282,13 +282,13 @@ def test_what_stays_readable_after_a_watch_is_not_called_watched(dcgm_node: Scen
     dcgm_node.engine.update()
     dcgm_node.engine.watched_by_nobody_else()
     dcgm_node.now_s += 1
-    assert "Nobody watches its profiling fields" in engine_check(dcgm_node).detail
+    assert "No program watches the profiling fields" in engine_check(dcgm_node).detail
 
 
 def test_host_engine_with_a_lost_gpu(dcgm_node: Scene) -> None:
     dcgm_node.engine.lost.add(1)
     check = engine_check(dcgm_node)
-    assert check.status == "warn" and "Lost, in DCGM's numbers: GPU 1" in check.detail
+    assert check.status == "warn" and "Lost: GPU 1 (DCGM's numbering)" in check.detail
 
 
 def test_host_engine_of_gpus_without_profiling(dcgm_node: Scene) -> None:
@@ -299,7 +299,7 @@ def test_host_engine_of_gpus_without_profiling(dcgm_node: Scene) -> None:
     none = engine_check(dcgm_node)
     assert "GPU 0-1:" in none.detail and none.fix is None
     dcgm_node.engine.gpus.clear()
-    assert "none to read" in engine_check(dcgm_node).detail
+    assert "cannot read any of them" in engine_check(dcgm_node).detail
 
 
 def test_host_engine_older_than_the_newest_bindings(dcgm_node: Scene) -> None:
@@ -308,7 +308,7 @@ def test_host_engine_older_than_the_newest_bindings(dcgm_node: Scene) -> None:
 
 
 @pytest.mark.parametrize(("function", "words"), [
-    ("dcgmConnect_v2", "DCGM 4 cannot talk to"), ("dcgmGetAllDevices", "DCGM 4 cannot talk to"),
+    ("dcgmConnect_v2", "DCGM 4 cannot communicate with"), ("dcgmGetAllDevices", "DCGM 4 cannot communicate with"),
     ("dcgmEntitiesGetLatestValues", "answers, but not completely"),
     ("dcgmProfGetSupportedMetricGroups", "answers, but not completely"),
 ])
@@ -321,7 +321,7 @@ def test_host_engine_that_fails_half_way(dcgm_node: Scene, function: str, words:
 def test_something_else_in_place_of_the_host_engine(dcgm_node: Scene) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert "cannot talk to the program that listens" in engine_check(dcgm_node, address=address).detail
+        assert "cannot communicate with the program" in engine_check(dcgm_node, address=address).detail
         bare = dcgm.engine(COARSE, dcgm_node.root / "bare", {}, address)
         assert bare.status == "warn" and "something listens" in bare.detail and "apt-get install" in (bare.fix or "")
 
@@ -330,7 +330,7 @@ def test_host_engine_that_serves_another_address(dcgm_node: Scene) -> None:
     dcgm_node.engine.stop()
     process(dcgm_node.root, 77, "nv-hostengine -n")
     check = engine_check(dcgm_node)
-    assert check.status == "warn" and "pid 77" in check.detail and "give that with --dcgm" in check.detail
+    assert check.status == "warn" and "pid 77" in check.detail and "name that with --dcgm" in check.detail
     assert "/proc/77/cmdline" in (check.fix or "")
 
 
@@ -357,7 +357,7 @@ def test_profiling_rights(tmp_path: Path) -> None:
     assert jobs.profiling_rights(held, tmp_path).status == "ok"
     older = DriverFacts(init_code=0, driver="550.1", count=1, gpus=held.gpus)
     denied = jobs.profiling_rights(older, tmp_path)
-    assert denied.status == "warn" and "without the right: 11." in denied.detail
+    assert denied.status == "warn" and "without permission: 11." in denied.detail
     assert "NVreg_RestrictProfilingToAdminUsers=0' | sudo tee /etc/modprobe.d/" in (denied.fix or "")
     assert "update-initramfs" in (denied.fix or "")
     put(tmp_path, "usr/bin/dracut")
@@ -396,7 +396,7 @@ def test_a_job_that_any_user_can_command_is_named(tmp_path: Path) -> None:
     (tmp_path / "proc/10/fd/3").symlink_to("socket:[41]")
     checks = {check.id: check for check in jobs.servers(DriverFacts(), tmp_path, Discovery)}
     check = checks["process_10_kineto"]
-    assert check.status == "warn" and "any user of this node" in check.detail and "gputop run" in (check.fix or "")
+    assert check.status == "warn" and "Any user of this node" in check.detail and "gputop run" in (check.fix or "")
 
 
 def test_without_a_gpu_the_jobs_are_those_that_have_a_framework_loaded(tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_without_a_gpu_the_jobs_are_those_that_have_a_framework_loaded(tmp_path:
             maps="7f00-7f01 r-xp 0000 08:01 1   /x/site-packages/tensorflow/libtensorflow_cc.so.2\n")
     _, job = jobs.servers(DriverFacts(), tmp_path, Discovery)
     assert job.id == "process_11"
-    assert "has TensorFlow, JAX or PyTorch loaded and has no profiler server: tf.py" in job.detail
+    assert "has TensorFlow, JAX or PyTorch loaded but has no profiler server: tf.py" in job.detail
     assert "gputop attach 11 " in (job.fix or "")
 
 
@@ -505,7 +505,7 @@ def test_host_tells_hidden_processes(tmp_path: Path) -> None:
     ({"TERM": "xterm-256color", "COLORTERM": "truecolor"}, (200, 50), "UTF-8", "ok", "200×50"),
     ({"TERM": "xterm-kitty", "NO_COLOR": "1"}, (80, 24), "utf8", "ok", "NO_COLOR"),
     ({"TERM": "xterm-256color"}, (80, 24), "ANSI_X3.4-1968", "warn", "UTF-8"),
-    ({"TERM": "dumb"}, (80, 24), "UTF-8", "warn", "cannot be drawn on"),
+    ({"TERM": "dumb"}, (80, 24), "UTF-8", "warn", "cannot draw on"),
     ({"TERM": "linux"}, (80, 24), "UTF-8", "warn", "glyphs"),
     ({"TERM": "xterm"}, (80, 24), "UTF-8", "warn", "few colors"),
     ({"TERM": "xterm-256color"}, (0, 0), "UTF-8", "warn", "smaller"),
@@ -522,7 +522,7 @@ def test_logdir_is_tried_and_not_made(tmp_path: Path) -> None:
     assert check.status == "ok" and "can be created" in check.detail and not wanted.parent.exists()
     put(tmp_path, "file")
     bad = node.logdir(tmp_path / "file" / "x")
-    assert bad.status == "fail" and "cannot be written" in bad.detail and bad.fix
+    assert bad.status == "fail" and "cannot write" in bad.detail and bad.fix
 
 
 def test_disk(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_day_is_a_row_and_an_hour_a_column_in_the_colors_of_the_states(days: R
     heights = [float(height) for height in re.findall(r"v([\d.]+)h", worst)]
     assert sum(heights) == pytest.approx(100, abs=0.1) and max(heights) > 90
     assert {"Worst hours", "GPU time", "Day by day", "GPUs", "Jobs"} <= set(page.texts)
-    assert "21.9 h" in page.texts and "goodput" in " ".join(page.texts) and "at 0.3 a kWh" in " ".join(page.texts)
+    assert "21.9 h" in page.texts and "goodput" in " ".join(page.texts) and "at 0.3 per kWh" in " ".join(page.texts)
 
 
 def test_the_document_is_inside_and_nothing_is_loaded(days: Report, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_of_no_time_it_says_so(days: Report) -> None:
     empty = replace(days, hours=[], worst_hours=[], gpus=[], jobs=[], simulated=True,
                     total=replace(days.total, states_s={}, goodput_ratio=None, energy_j=None))
     text = " ".join(Page(to_html(empty)).texts)
-    assert "N/A: no GPU was recorded for any time." in text and "SIMULATED" in text
+    assert "N/A: no GPU time was recorded." in text and "SIMULATED" in text
 
 
 def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,6 +142,6 @@ def test_after_its_end_nothing_listens(server: MetricsServer) -> None:
 
 def test_an_address_that_cannot_be_had_is_wrong_usage(server: MetricsServer) -> None:
     for host, port in (("127.0.0.1", int(server.address.rpartition(":")[2])), ("192.0.2.1", 9810), ("a" * 70, 1)):
-        with pytest.raises(GputopError, match="cannot listen at") as caught:
+        with pytest.raises(GputopError, match="cannot listen on") as caught:
             listen(host, port)
         assert caught.value.exit_code == 2

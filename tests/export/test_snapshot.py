@@ -53,7 +53,7 @@ def test_the_step_period_is_an_estimate_and_without_one_there_is_its_reason() ->
     assert period["estimate"] is True and period["period_s"] == pytest.approx(20.0, rel=0.02)
     assert period["metric"] == "sm_active" and period["gpus"] == [f"GPU-test-{i}" for i in range(8)]
     assert period["reason"] is None and 0.4 <= period["confidence"] <= 1 and period["interval_s"] == 1.0
-    assert "Step period, an estimate from the load: 20.0 s" in to_text(session)
+    assert "Step period, estimated from the load: 20.0 s" in to_text(session)
     none = document(short_session := StillSession(ticks=10))["rhythm"]
     assert none["period_s"] is none["confidence"] is None and none["reason"] == "fewer than three samples so far"
     assert "Step period" not in to_text(short_session)
@@ -195,8 +195,8 @@ def test_text_names_memory_nodes_instances_and_faults() -> None:
     assert "  NUMA node 0: GPU 0  NUMA node 1: GPU 2-3\n" in text
     (line,) = [line for line in text.splitlines() if line.startswith("GPU 0: ")]
     assert line.startswith("GPU 0: 5 Xid errors, the last: Xid 48 at ")
-    assert line.endswith("ECC corrected 12, Rows remapped 2, a row of memory is to be replaced at the next reset, "
-                         "a row of memory could not be replaced")
+    assert line.endswith("ECC corrected 12, Rows remapped 2, a row of memory will be replaced at the next reset, a row "
+                         "of memory could not be replaced")
     assert "GPU 2: " not in text
     gpus = document(session)["gpus"]
     assert [g["label"] for g in gpus] == ["0", "1:2", "2", "3"]
@@ -214,9 +214,9 @@ def test_a_simulated_snapshot_says_so_in_name_text_and_json(tmp_path: Path) -> N
 
 
 def test_before_the_first_sample_there_is_nothing_to_write() -> None:
-    with pytest.raises(GputopError, match="nothing was sampled"):
+    with pytest.raises(GputopError, match="nothing has been sampled"):
         document(StillSession(ticks=0))
-    with pytest.raises(GputopError, match="nothing was sampled"):
+    with pytest.raises(GputopError, match="nothing has been sampled"):
         to_text(StillSession(ticks=0))
 
 

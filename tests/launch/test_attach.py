@@ -190,7 +190,7 @@ def test_remote_execution_is_asked_for_where_there_is_one(packages, monkeypatch)
 def test_where_remote_execution_is_switched_off_it_refuses(packages, options, environ):
     before = _scripts()
     with _job(_executes_remotely(), *options, packages=packages, **environ) as process:
-        with pytest.raises(GputopError, match="switched off in the job"):
+        with pytest.raises(GputopError, match="disabled in the job"):
             attach.start_server(_target(process))
         assert process.communicate() == ("", "")
     assert _scripts() == before
@@ -211,17 +211,17 @@ def test_a_request_of_remote_execution_is_taken_back_whatever_ends_gputop(monkey
     assert block.raw[520] == 0 and _scripts() == before
 
     block[520] = b"\1"  # another tool's
-    with pytest.raises(GputopError, match="another tool's request"), attach.running_in(own, "pass\n"):
+    with pytest.raises(GputopError, match="a request from another tool"), attach.running_in(own, "pass\n"):
         raise AssertionError
     assert block.raw[520] == 1
 
 
 @pytest.mark.parametrize(("state", "cpu_ns", "words"), [
     ("R", (5_000_000, 47_000_000), "Its threads still run (42 ms of CPU time"),
-    ("S", (5, 5), "it waits or stands still. gputop cannot exclude that its request is the cause"),
-    ("S", (None, None), "The kernel does not show whether it still runs"),
+    ("S", (5, 5), "the process is waiting or hangs. gputop's request may be the cause"),
+    ("S", (None, None), "The kernel does not show whether the process is still running"),
     ("T", (5, 5), "is stopped"),
-    ("Z", (5, None), "has ended since; if nothing else explains that, the request is the likely cause"),
+    ("Z", (5, None), "has since ended. If nothing else explains this, the request is the likely cause"),
 ])
 def test_what_a_process_does_after_a_request_is_looked_at_before_it_is_told(monkeypatch, state, cpu_ns, words):
     times = iter(cpu_ns)

@@ -63,4 +63,4 @@ def test_a_link_for_tmp_does_not_lead_out_of_the_job_s_root(
     (root / "tmp").symlink_to(target.format(host=str(host).lstrip("/")))
     with pytest.raises(GputopError, match="no script can be put into /tmp") as caught, _script(job, "text"):
         pass
-    assert "may not be a link" in caught.value.fix and list(host.iterdir()) == []
+    assert "must not be a link" in caught.value.fix and list(host.iterdir()) == []

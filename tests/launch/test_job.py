@@ -53,7 +53,7 @@ def test_its_output_and_its_end(tmp_path):
     assert lines == ["one", "two", "20%", "red�"]
     assert end == job.log.stat().st_size
     assert job.tail(2)[0] == lines[-2:]
-    assert (job.returncode, job.state()) == (3, "ended with status 3")
+    assert (job.returncode, job.state()) == (3, "exited with status 3")
     assert stat.S_IMODE(job.log.stat().st_mode) == 0o600
 
 
@@ -115,11 +115,11 @@ def test_a_signal_that_ends_it_is_named(tmp_path):
 def test_what_keeps_it_from_starting(tmp_path):
     there = tmp_path / "there"
     there.touch()
-    with pytest.raises(GputopError, match="cannot go to"):
+    with pytest.raises(GputopError, match="cannot write the job's output"):
         StartedJob(["true"], os.environ, there)
     no_program = tmp_path / "data"
     no_program.write_text("1")
-    with pytest.raises(GputopError, match="cannot be started") as caught:
+    with pytest.raises(GputopError, match="cannot start") as caught:
         StartedJob([str(no_program)], os.environ, tmp_path / "log")
     assert caught.value.exit_code == 126
     assert not (tmp_path / "log").exists()
@@ -136,7 +136,7 @@ def test_after_the_monitor_the_rest_of_its_output_comes(tmp_path, capfdbinary):
             (tmp_path / "go").touch()
 
     wait_for_exit(job, say)
-    assert lines[0] == "before" and lines[-1].startswith("gputop: the job ended with status 0")
+    assert lines[0] == "before" and lines[-1].startswith("gputop: the job exited with status 0")
     assert capfdbinary.readouterr().out == b"after\n"
 
 

@@ -169,5 +169,5 @@ def test_a_job_without_a_server_is_given_one(python, code, event, tmp_path):
         message = _attach(job)
         address = message.partition("profiler server at ")[2].partition(" ")[0]
         assert _records(job, address, tmp_path, event)
-        assert f"has a profiler server already, at {address};" in _attach(job)
+        assert f"already has a profiler server at {address}" in _attach(job)
         assert _finish(job) == 7

@@ -299,7 +299,7 @@ def test_a_job_that_runs_no_python_is_told_and_goes_on(tmp_path, monkeypatch):
 
 def test_an_unsafe_job_is_refused(tmp_path):
     with _job(tmp_path, "light", KINETO_USE_DAEMON="1", KINETO_LOG_LEVEL="5") as (_, (pid,)), \
-            pytest.raises(GputopError, match="any user of this node"):
+            pytest.raises(GputopError, match="Any user of this node"):
         assert pid in jobs.find_jobs().unprotected
         switch_on(pid)
 

@@ -73,7 +73,7 @@ def test_its_output_goes_into_the_file_that_was_asked_for(tmp_path):
     broken.write_text("#!/no/such/interpreter\n")
     broken.chmod(0o700)
     ended = run("--output", str(tmp_path / "other.log"), "--", str(broken))
-    assert "cannot be started" in ended.stderr and not (tmp_path / "other.log").exists()
+    assert "cannot start" in ended.stderr and not (tmp_path / "other.log").exists()
 
 
 def test_its_process_is_the_jobs():
@@ -97,7 +97,7 @@ def test_commands_that_cannot_start(tmp_path):
     script.write_text("print(1)")
     nowhere, not_executable = run("--", "no-such-command"), run("--", str(script))
     assert (nowhere.returncode, not_executable.returncode) == (127, 126)
-    assert "there is no command no-such-command" in nowhere.stderr
+    assert "there is no command named no-such-command" in nowhere.stderr
     assert f"gputop run -- python {script}" in not_executable.stderr
     assert run().returncode == 2
 
@@ -189,7 +189,7 @@ def test_who_reaches_it(packages, listen, reached):
         err = job.stderr.readline()
         port = int(addresses(err)[0].rpartition(":")[2])
         socket.create_connection(("127.0.0.1", port), 5).close()
-        assert ("any host can reach it" in err) == reached
+        assert ("reachable from any host" in err) == reached
         answered = [_answers(address, port) for address in own]
         job.communicate()
     if not own:

@@ -115,7 +115,7 @@ def test_a_stopped_process(sleeper):
 def test_a_machine_on_which_no_thread_is_borrowed(machine, monkeypatch):
     """Attaching to a Python before 3.14 ends here, before a thread of it is touched."""
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    with pytest.raises(GputopError, match=f"x86-64 only, not {machine}, for Python before 3.14") as caught:
+    with pytest.raises(GputopError, match=f"supports only x86-64, not {machine}") as caught:
         attach._add_pending_call(target.Target(os.getpid(), "python", os.geteuid(), "", 0, True), -1, "")
     assert "gputop run" in caught.value.fix
 
@@ -146,10 +146,10 @@ def test_a_process_of_another_user(sleeper):
 
 @_root
 @pytest.mark.parametrize(("scope", "message"), [
-    ("0", "the kernel does not let gputop read process"),
-    ("1", "kernel.yama.ptrace_scope is 1 on this node: only root may read a process that is not its child"),
-    ("2", "kernel.yama.ptrace_scope is 2 on this node: only root may read other processes"),
-    ("3", "kernel.yama.ptrace_scope is 3 on this node: no process may read another"),
+    ("0", "the kernel does not allow gputop to read process"),
+    ("1", "kernel.yama.ptrace_scope is 1 on this node: only root can read non-child processes"),
+    ("2", "kernel.yama.ptrace_scope is 2 on this node: only root can read other processes"),
+    ("3", "kernel.yama.ptrace_scope is 3 on this node: until a reboot with another setting"),
 ])
 def test_the_sysctl_and_its_value_are_named(scope, message):
     # A process of the same user that may not be traced, as where Yama forbids it: not dumpable (prctl(2)).
@@ -176,7 +176,7 @@ class _Closed:
 
 @pytest.mark.parametrize(("capabilities", "message"), [
     ("00000000a80425fb", "this container lacks the capability SYS_PTRACE"),  # Docker's default set
-    ("00000000a80c25fb", "the kernel does not let gputop read process 7, not even as root")])
+    ("00000000a80c25fb", "the kernel does not allow gputop to read process 7, not even as root")])
 @pytest.mark.parametrize("scope", ["0", "1", "2"])
 def test_root_is_not_sent_to_become_root(tmp_path, monkeypatch, capabilities, message, scope):
     (tmp_path / "self").mkdir()

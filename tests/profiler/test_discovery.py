@@ -408,7 +408,7 @@ def test_a_server_at_an_address_that_is_another_container_s_is_not_taken(proc, m
     monkeypatch.setattr(discovery, "check_http2", lambda *_, **__: None)
     monkeypatch.setattr(discovery, "probe", lambda *_: None)
     found = Finder(proc).find()
-    assert found.servers == () and "172.17.0.2:6009 do not arrive there" in found.notes[0]
+    assert found.servers == () and "172.17.0.2:6009 do not reach it" in found.notes[0]
 
 
 def _connection(host: str, port: int, remote_port: int) -> str:

@@ -84,7 +84,7 @@ class TestRunFolder:
     def test_a_logdir_that_everybody_can_write_is_refused_and_nothing_made(self, tmp_path):
         (shared := tmp_path / "shared").mkdir()
         shared.chmod(0o777)
-        with pytest.raises(GputopError, match="can be written by other users") as caught:
+        with pytest.raises(GputopError, match="is writable by other users") as caught:
             RunFolder.create(shared / "logs", "host")
         assert caught.value.exit_code == EXIT_USAGE and "--logdir" in caught.value.fix and not any(shared.iterdir())
         shared.chmod(0o1777)

@@ -47,7 +47,7 @@ def test_ports(text, ports):
 
 @pytest.mark.parametrize("text", ["", "x", "0", "70000", "9-8", "1-1000", "6009:6010"])
 def test_what_are_no_ports(text):
-    with pytest.raises(GputopError, match="not ports") as caught:
+    with pytest.raises(GputopError, match="not a list of ports") as caught:
         parse_ports(text)
     assert caught.value.exit_code == EXIT_USAGE
 
@@ -96,5 +96,5 @@ class TestTfConfig:
             tf_config_hosts(text)
 
     def test_no_worker(self):
-        with pytest.raises(GputopError, match="names no worker"):
+        with pytest.raises(GputopError, match="does not name any workers"):
             tf_config_hosts('{"cluster": {"ps": ["a:1"]}}')

@@ -70,7 +70,7 @@ def test_a_rank_that_is_far_behind_what_the_others_still_hold() -> None:
 
 def test_all_inside_and_all_idle() -> None:
     inside = first(dump(0, history(3, then=[WAITS])), dump(1, history(3, then=[WAITS])))
-    assert inside.verdict == "inside" and "at train.py:20, and not all have ended it" in sentence(inside)
+    assert inside.verdict == "inside" and "at train.py:20, but not all have finished it" in sentence(inside)
     assert first(dump(0, history(3)), dump(1, history(3))).verdict == "idle"
 
 
@@ -125,9 +125,9 @@ def test_what_was_not_asked_is_said() -> None:
     message = entry(3, "send 0->1", p2p=True)
     text = report(dump(0, [*history(3, then=[WAITS]), message], 4), dump(1, history(3, then=[WAITS]), 4),
                   problems=("process 7: no dump at /tmp/x_2",))
-    assert "no rank is missing among these dumps" in text
-    assert "Not asked: ranks 2-3, because gputop read no dump of them. The others may wait for them." in text
+    assert "no rank is missing in these dumps" in text
+    assert "Not asked: ranks 2-3, because gputop read no dump for them. The other ranks may wait for them." in text
     assert "Not read: process 7: no dump at /tmp/x_2." in text and "sends and receives, 1 in" in text
     assert "Dumps read: ranks 0-1, written 60.0 s ago." in text
-    assert "one dump alone" in report(dump(0, history(3)))
-    assert "no rank can be compared. Process 7: no dump. PyTorch" in report(problems=("process 7: no dump",))
+    assert "a single dump" in report(dump(0, history(3)))
+    assert "there are no ranks to compare. Process 7: no dump. PyTorch" in report(problems=("process 7: no dump",))

@@ -54,7 +54,7 @@ def test_a_process_that_has_ended_and_that_nobody_waited_for() -> None:
 
 
 @pytest.mark.parametrize(("state", "wchan", "tracer", "expected", "words"), [
-    ("D", "nfs_wait_bit_killable", 0, "waiting", "waits in the kernel for a network file system (state D, in nfs_wait"),
+    ("D", "nfs_wait_bit_killable", 0, "waiting", "is waiting in the kernel for a network file system (state D"),
     ("D", "io_schedule", 0, "waiting", "for a disk"), ("D", "0", 0, "waiting", "(state D)"),
     ("t", "ptrace_stop", 7, "stopped", "by a debugger (pid 7, gdb)"), ("T", "0", 0, "stopped", "kill -CONT 5"),
     ("D", "__refrigerator", 0, "frozen", "its control group"), ("S", "do_freezer_trap", 0, "frozen", "control group"),

@@ -48,7 +48,7 @@ def test_a_rank_that_does_not_answer_is_named_in_every_version(version: str) -> 
     assert server.asked == 1  # the comma that 2.28.7 lacks is mended
     absence = find_absence(answer, answer)
     assert absence is not None and absence.silent and absence.waiting_count == 7
-    assert [rank.number for rank in absence.absent] == [3] and absence.absent[0].trouble == "it does not answer"
+    assert [rank.number for rank in absence.absent] == [3] and absence.absent[0].trouble == "the rank does not answer"
     assert absence.absent[0].pid == 1003 and absence.absent[0].host == "10.0.0.1" and answer.timeouts
 
 
@@ -81,7 +81,8 @@ def test_a_half_of_the_ranks_is_counted_but_not_named_by_text() -> None:
 
 
 @pytest.mark.parametrize(("way", "words"), [
-    ("silent", "in time"), ("stalls", "in time"), ("half", "middle"), ("http", "not NCCL"), ("endless", "NCCL|in time"),
+    ("silent", "in time"), ("stalls", "in time"), ("half", "incomplete"), ("http", "not NCCL"), ("endless", "NCCL|in "
+                                                                                                            "time"),
 ])
 @pytest.mark.parametrize("version", ["2.27.7", "2.29.2"])
 def test_what_is_wrong_with_an_answer_is_said_and_ends(way: str, words: str, version: str,
@@ -94,7 +95,7 @@ def test_what_is_wrong_with_an_answer_is_said_and_ends(way: str, words: str, ver
 def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(nccl_ras.NotServed, match="does not listen"):
+    with pytest.raises(nccl_ras.NotServed, match="is not listening"):
         nccl_ras.ask(f"127.0.0.1:{port}")
 
 
@@ -124,8 +125,8 @@ def test_whoever_took_the_port_is_not_believed(monkeypatch: pytest.MonkeyPatch) 
     with serving(STUCK) as (address, server):
         monkeypatch.setattr(nccl_ras, "DEFAULT_ADDRESS", address)
         assert nccl_ras.ask_job([os.getpid()], frozenset()).communicators
-        for uids, who in ((frozenset({4242}), "user 4242, who runs"), (frozenset({4242, 0}), "user 4242"),
-                          (frozenset[int](), "a user whom gputop cannot see")):
+        for uids, who in ((frozenset({4242}), "user 4242, who owns"), (frozenset({4242, 0}), "user 4242"),
+                          (frozenset[int](), "a user unknown to gputop")):
             monkeypatch.setattr(nccl_ras, "listening_uids", lambda proc, host, port, uids=uids: uids)
             with pytest.raises(GputopError, match=who):
                 nccl_ras.ask_job([os.getpid()], frozenset())

@@ -59,18 +59,18 @@ def test_an_object_is_refused_by_its_opcode(protocol: int, monkeypatch: pytest.M
     (b"\x80\x02B" + struct.pack("<I", (1 << 32) - 1), "cut"),
     (b"\x80\x02\x8a\xff" + b"\xff" * 255 + b".", "16 bytes"),
     (b"\x80\x02X\x01\x00\x00\x00\xff.", "UTF-8"),
-    (b".", "one value"), (b"(.", "one value"), (b"NN.", "one value"),
-    (b"a", "not there"), (b"(a", "not there"), (b"e", "not there"), (b"(q\x00", "not there"), (b"q\x00", "not there"),
-    (b"h\x07.", "did not store"), (b"NNa.", "other than a container"), (b"]NNs.", "other than a container"),
-    (b"}K\x01Ns.", "not text"), (b"}(X\x01\x00\x00\x00au.", "not text"),
-    (b"]q\x00h\x00a.", "its use elsewhere"),  # a list in itself
-    (b"]q\x00}X\x01\x00\x00\x00ah\x00sa.", "its use elsewhere"),  # a list in a dict in that list
+    (b".", "single value"), (b"(.", "single value"), (b"NN.", "single value"),
+    (b"a", "not exist"), (b"(a", "not exist"), (b"e", "not exist"), (b"(q\x00", "not exist"), (b"q\x00", "not exist"),
+    (b"h\x07.", "did not store"), (b"NNa.", "not a container"), (b"]NNs.", "not a container"),
+    (b"}K\x01Ns.", "not a string"), (b"}(X\x01\x00\x00\x00au.", "not a string"),
+    (b"]q\x00h\x00a.", "already used elsewhere"),  # a list in itself
+    (b"]q\x00}X\x01\x00\x00\x00ah\x00sa.", "already used elsewhere"),  # a list in a dict in that list
     (b"]" * 100 + b"a" * 99 + b".", "nested"), (b")" + b"\x85" * 100_000 + b".", "nested"),
 ])
 def test_hostile_and_damaged_pickles(data: bytes, words: str) -> None:
     with pytest.raises(GputopError, match=words) as refused:
         load(data, "dump 3")
-    assert refused.value.message.startswith("gputop does not read dump 3")
+    assert refused.value.message.startswith("gputop rejected dump 3")
 
 
 def test_a_memo_takes_no_more_than_what_is_stored() -> None:

@@ -17,7 +17,7 @@ def test_the_odd_one_is_named() -> None:
     assert sentence(groups) == "7 ranks in wrapper → all_reduce at train.py:112, 1 rank in load at data.py:40"
     assert [p.pid for p in odd_ones(groups)] == [105]
     text = list(report([ranks]))
-    assert "Look at rank 5 (pid 105) first" in text[1]
+    assert "Check rank 5 (pid 105) first" in text[1]
     assert any(line.startswith("  → step") and "train.py:112" in line for line in text)
     headings = [line for line in text[2:] if line and not line.startswith(" ")]
     assert headings == ["rank 5 (pid 105): load at data.py:40",
@@ -38,7 +38,7 @@ def test_of_two_that_differ_the_one_outside_of_the_collective_is_the_odd_one() -
     groups = group([rank(0, WAITS), rank(1, LOADS)])
     assert len(groups) == 2 and [p.pid for p in odd_ones(groups)] == [101]
     text = list(report([[rank(0, WAITS), rank(1, LOADS)]]))
-    assert text[1] == "Look at rank 1 (pid 101) first: the others are in a collective, and may wait for it."
+    assert text[1] == "Check rank 1 (pid 101) first: the others are in a collective and may wait for it."
     elsewhere = (Frame("save", "/home/ana/data.py", 50), OUTER)
     assert odd_ones(group([rank(0, elsewhere), rank(1, LOADS)])) == ()  # neither is in one
     assert odd_ones(groups[:1]) == () and odd_ones(()) == ()
@@ -56,11 +56,11 @@ def test_a_rank_that_is_stopped_is_not_counted_with_those_that_wait() -> None:
 
 
 def test_ranks_that_have_ended_are_with_the_job() -> None:
-    ended = ProcessStacks(9, halt=Halt("ended", "has ended, and its parent (pid 1) has not taken note of it"))
+    ended = ProcessStacks(9, halt=Halt("ended", "has ended, but its parent (pid 1) has not reaped it"))
     (job,) = jobs([ended, rank(0, WAITS), rank(1, WAITS)])
     text = list(report([job]))
     assert text[0].startswith("pid 9 has ended") and text[1].startswith("2 ranks in")
-    assert not any("runs no Python" in line for line in text)
+    assert not any("is not running Python" in line for line in text)
 
 
 def test_frames_of_an_import_do_not_drown_the_line() -> None:

@@ -101,7 +101,7 @@ def test_without_py_spy_or_process_it_is_said(monkeypatch: pytest.MonkeyPatch) -
 @needs_py_spy
 def test_what_ends_without_a_record_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for text, said in (("#!/bin/sh\necho Permission Denied >&2; exit 1\n", "Permission Denied"),
-                       ("#!/bin/sh\nexit 0\n", "nothing to read")):
+                       ("#!/bin/sh\nexit 0\n", "cannot read py-spy's output")):
         program = tmp_path / f"py-spy{len(text)}"
         program.write_text(text)
         program.chmod(0o755)

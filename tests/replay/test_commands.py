@@ -54,7 +54,7 @@ def test_record_then_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     # A second one of the same name leaves the first as it is.
     before = path.read_bytes()
     assert main(["record", "--demo", "--seconds", "1", "-o", str(path)]) == 1
-    assert "never overwritten" in capsys.readouterr().err and path.read_bytes() == before
+    assert "never overwrites" in capsys.readouterr().err and path.read_bytes() == before
     assert main(["replay", str(path)]) == 2  # pytest's stdout is no terminal
     assert "replay needs a terminal: standard output is not a terminal" in capsys.readouterr().err
 

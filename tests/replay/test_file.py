@@ -91,7 +91,7 @@ def test_cut_at_any_byte_everything_before_is_there(tmp_path: Path) -> None:
         recording = Recording(cut)
         assert [recording.sample(i) for i in range(len(recording))] == expected[:kept]
         assert bool(recording.notes) == (size not in sizes)
-        assert all("cut off" in note for note in recording.notes)
+        assert all("truncated" in note for note in recording.notes)
         recording.close()
 
 
@@ -139,7 +139,7 @@ def test_damage_at_very_many_places_is_counted(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + damage * 30)
     with Recording(path) as opened:
         assert len(opened) == 1 and len(opened.notes) == 21
-        assert opened.notes[-1] == "the recording is damaged at 10 more places"
+        assert opened.notes[-1] == "the recording is damaged in 10 more places"
 
 
 def test_a_length_without_end_is_damage_not_memory(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_length_without_end_is_damage_not_memory(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(RECORD.pack(3, 0xFFFFFFF0, 0) + b"x" * 100)
     recording = Recording(path)
-    assert len(recording) == 2 and "cut off or damaged" in recording.notes[0]
+    assert len(recording) == 2 and "truncated or damaged" in recording.notes[0]
 
 
 @pytest.mark.parametrize(("content", "says"), [
@@ -193,7 +193,7 @@ def test_damage_after_opening_is_said(tmp_path: Path) -> None:
 def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "node.rec"
     path.write_text("precious")
-    with pytest.raises(GputopError, match="never overwritten") as caught:
+    with pytest.raises(GputopError, match="never overwrites") as caught:
         RecordingWriter(path)
     assert caught.value.exit_code == 1 and "-o" in caught.value.fix and path.read_text() == "precious"
 
@@ -228,10 +228,10 @@ def test_a_full_disk_ends_the_recording_and_keeps_it(tmp_path: Path) -> None:
          "-o", str(path)], capture_output=True, text=True, timeout=60,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})  # half a module would stay behind
     assert done.returncode == 1, done.stderr
-    assert "cannot write" in done.stderr and "Make room" in done.stderr and "Traceback" not in done.stderr
+    assert "cannot write" in done.stderr and "Free some space" in done.stderr and "Traceback" not in done.stderr
     recording = Recording(path)
     assert len(recording) >= 5 and recording.notes == ()
-    assert f"the {len(recording)} samples before that are kept" in done.stderr
+    assert f"the {len(recording)} samples before the error are saved" in done.stderr
     assert all(recording.sample(i).simulated for i in range(len(recording)))
 
 

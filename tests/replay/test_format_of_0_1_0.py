@@ -126,7 +126,7 @@ def test_many_small_records_of_a_segment_do_not_fill_memory() -> None:
     decoder = OldDecoder()
     decoder.take(DICTIONARY, many)
     assert len(many) < 50_000
-    with pytest.raises(DamagedRecord, match="too many texts"):
+    with pytest.raises(DamagedRecord, match="too many strings"):
         for _ in range(3):
             decoder.take(DICTIONARY, many)
 

@@ -99,7 +99,7 @@ def test_a_clock_that_is_set_back_begins_a_part(tmp_path: Path) -> None:
 
 def test_two_recorders_refuse_each_other(tmp_path: Path) -> None:
     with closing(PartsWriter(tmp_path, Rotation())):
-        with pytest.raises(GputopError, match=f"another gputop record writes to .*PID {os.getpid()} on ") as caught:
+        with pytest.raises(GputopError, match=f"another gputop record is writing to .*PID {os.getpid()} on ") as caught:
             PartsWriter(tmp_path, Rotation())
         assert caught.value.exit_code == 1 and "-o" in caught.value.fix
     write(tmp_path, Rotation(), range(3)).close()
@@ -123,7 +123,7 @@ def test_without_locks_it_goes_on_and_says_so(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("fcntl.flock", refused)
     said: list[str] = []
     PartsWriter(tmp_path, Rotation(), said.append).close()
-    assert len(said) == 1 and "without locks" in said[0]
+    assert len(said) == 1 and "has no locks" in said[0]
 
 
 def test_what_a_power_failure_left_is_passed_over_and_kept(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_what_a_power_failure_left_is_passed_over_and_kept(tmp_path: Path) -> No
     before = first.read_bytes()
     write(tmp_path, Rotation(), range(100, 103)).close()
     assert first.read_bytes() == before and len(files(tmp_path)) == 2
-    assert len(Recording(first)) == 5 and "cut off" in Recording(first).notes[0]
+    assert len(Recording(first)) == 5 and "truncated" in Recording(first).notes[0]
 
 
 def test_a_part_that_is_removed_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_a_part_that_is_removed_is_followed_by_another(tmp_path: Path, monkeypat
         recordings_in(tmp_path / "days")[0].unlink()
         now[0] = SYNC_PERIOD_S
         writer.append(node_sample(30, 1))
-        assert times(tmp_path / "days") == [30] and "was removed while it was written; a new part begins" in said[0]
+        assert times(tmp_path / "days") == [30] and "gputop was writing it; gputop starts" in said[0]
         shutil.rmtree(tmp_path / "days")
         now[0] = 2 * SYNC_PERIOD_S
         with pytest.raises(GputopError, match="cannot write"):
@@ -162,7 +162,7 @@ def test_the_full_disk_ends_it_and_the_next_run_goes_on(tmp_path: Path) -> None:
     command = ["-m", "gputop", "record", "--demo", "--interval", "0.1", "--rotate", "-o", str(tmp_path)]
     full = subprocess.run([sys.executable, "-c", limited, *command], capture_output=True, text=True, timeout=60,
                           env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})  # half a module would stay behind
-    assert full.returncode == 1 and "cannot write" in full.stderr and "Make room" in full.stderr
+    assert full.returncode == 1 and "cannot write" in full.stderr and "Free some space" in full.stderr
     assert main([*command[2:], "--seconds", "0.3"]) == 0
     first, second = recordings_in(tmp_path)
     assert len(Recording(first)) >= 5 and len(Recording(second)) >= 3 and Recording(first).notes == ()
@@ -266,4 +266,4 @@ def test_systemd_reads_the_unit_as_it_is_meant(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_name_that_is_no_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["record", "--rotate", "-o", os.fsdecode(b"/tmp/\xff"), "--systemd-unit"]) == 2
-    assert "cannot hold" in capsys.readouterr().err
+    assert "cannot contain" in capsys.readouterr().err

@@ -109,8 +109,8 @@ def test_a_list_of_numbers_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"schema": "gputop.snapshot/2"}, "of gputop.snapshot/2"), ({"schema": "gputop.analysis/1"}, "gputop.analysis/1"),
-    ({"schema": 7}, "not a document of gputop"), ({"gpus": None}, "gpus: null where a list"),
+    ({"schema": "gputop.snapshot/2"}, "type gputop.snapshot/2"), ({"schema": "gputop.analysis/1"}, "gputop.analysis/1"),
+    ({"schema": 7}, "not a gputop document"), ({"gpus": None}, "gpus: null where a list"),
     ({"time_s": 1e300}, "is too large"), ({"time_s": 1e12}, "time_s: not a number"),
     ({"time_s": -1.0}, "time_s: not a number >= 0"), ({"interval_s": True}, "interval_s: bool where a number"),
     ({"simulated": 1}, "simulated: int where true or false"), ({"source": ["x"]}, "where a text"),
@@ -130,8 +130,8 @@ def test_a_document_that_is_wrong_says_where(change: dict[str, Any], message: st
 
 
 @pytest.mark.parametrize(("data", "message"), [
-    (b"", "not a snapshot, or is damaged"), (b"{", "damaged"), (b"[1, 2]", "not a document of gputop"),
-    (b"null", "not a document"),
+    (b"", "not a snapshot, or is damaged"), (b"{", "damaged"), (b"[1, 2]", "not a gputop document"),
+    (b"null", "not a gputop document"),
     (b"[" * 100_000, "damaged"), (b'{"schema": NaN}', "NaN is not a number"), (b"\xff\xfe{}", "damaged"),
     (b'{"schema": ' + b"9" * 5000 + b"}", "damaged"), (b"<html></html>", "damaged"),
 ])

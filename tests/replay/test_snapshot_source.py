@@ -80,7 +80,7 @@ def test_the_minutes_before_are_the_means_of_the_history() -> None:
 def test_samples_of_the_history_are_coarse() -> None:
     samples = SnapshotSamples(snapshot_of(StillSession(ticks=60)))
     before = samples.sample(10)
-    assert before.gpus[0]["sm_active"].coarse and before.gpus[0]["sm_active"].source == "snapshot, mean of 5 s"
+    assert before.gpus[0]["sm_active"].coarse and before.gpus[0]["sm_active"].source == "snapshot, mean over 5 s"
     assert before.host["cpu_ratio"].value is None and before.processes == ()
     assert samples.index_at(samples.times_s[10] + 0.1) == 10 and samples.index_at(0) == 0
     assert samples.times_s[-1] - samples.times_s[-2] >= 0.5
@@ -117,8 +117,8 @@ def test_a_file_is_opened_by_what_is_in_it(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ('{"schema": "gputop.snapshot/9"}', "of gputop.snapshot/9"), ('{"schema": "gputop.snapsh', "damaged"),
-    ("<html>", "damaged"), ('{"traceEvents": []}', "not a document of gputop"), ("a note", "recording"),
+    ('{"schema": "gputop.snapshot/9"}', "of type gputop.snapshot/9"), ('{"schema": "gputop.snapsh', "damaged"),
+    ("<html>", "damaged"), ('{"traceEvents": []}', "not a gputop document"), ("a note", "recording"),
 ])
 def test_replay_of_what_is_no_snapshot(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str,
                                        message: str) -> None:

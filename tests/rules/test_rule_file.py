@@ -35,24 +35,26 @@ def test_a_whole_file() -> None:
 
 
 @pytest.mark.parametrize(("text", "shown"), [
-    (RULE.replace("sm_active", "sm_activ"), "4:9: there is no name sm_activ: did you mean sm_active?"),
+    (RULE.replace("sm_active", "sm_activ"), "4:9: the name sm_activ does not exist: did you mean sm_active?"),
     (RULE.replace('"sm_active < 0.4"', "'''\n sm_active <\n  power_w'''"),
     "5:12: a number without a unit and a value in W"),
-    (RULE.replace("0.4", "0.4 \\u0041"), '4:25: “A” does not belong here'),
+    (RULE.replace("0.4", "0.4 \\u0041"), '4:25: “A” is not allowed here'),
     ('[[rule]]\nid = "a"\non = "trace"\ntitle = "T"\nwhen = "kernel(\\"*\\").time > 3"\n', "5:28: a value in s"),
-    (RULE + 'titel = "x"\n', "6:1: a rule has no “titel” (did you mean title?)"),
-    (RULE + "for = 4000\n", '6:7: for is a time up to 1h'), (RULE + 'severity = "bad"\n', "6:13: severity is one of"),
+    (RULE + 'titel = "x"\n', "6:1: “titel” is not allowed in a rule (did you mean title?)"),
+    (RULE + "for = 4000\n", '6:7: for must be a time of up to 1h'), (RULE + 'severity = "bad"\n', "6:13: severity must "
+                                                                                                  "be one of"),
     (RULE.replace("live", "both"), '3:7: on is one of live, trace'),
     (RULE.replace('id = "a_rule"', ""), "1:1: a rule needs id"),
     (RULE.replace("a_rule", "A rule"), "2:7: id has only a-z"), ('[[rule]]\n"""x"""=1', "2:"),
-    ("rule = 3", "1:1: rules belong under"),
+    ("rule = 3", "1:1: write [[rule]] with double brackets"),
     ("[limit]\nx = 1", "1:1: there is no “limit” here (did you mean limits?)"), ("x = 1", "1:1: there is no “x” here"),
-    ("[limits]\na = [1]\nb = inf", "2:5: a number with its unit"), ('[budget]\nA = "1>0"', "2:6: the name of a budget"),
+    ("[limits]\na = [1]\nb = inf", "2:5: write a number with its unit"), ('[budget]\nA = "1>0"', "2:6: a budget's "
+                                                                                                 "name"),
     ('[budget]\na = "sm_active > 0"', '2:6: sm_active is a name of rules with on = "live"'),
     ("a = [", "1:1: this is not TOML"),
     # a header inside a text is none
-    ('t = """\n[[rule]]\n"""\n' + RULE.replace("sm_", "sm"), "7:9: there is no name smactive"),
-    ("a = " + "[" * 9000, "1:1: "), ("[[rule]]\nid = 3\n" * 300, "401:1: a file has at most 200 rules"),
+    ('t = """\n[[rule]]\n"""\n' + RULE.replace("sm_", "sm"), "7:9: the name smactive does not exist"),
+    ("a = " + "[" * 9000, "1:1: "), ("[[rule]]\nid = 3\n" * 300, "401:1: a file can have at most 200 rules"),
 ])
 def test_a_mistake_has_its_line_and_column(text: str, shown: str) -> None:
     assert any(own.startswith(shown) for own in problems(text)), problems(text)
@@ -87,7 +89,7 @@ def test_which_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [own.by for own in paths] == ["user", "project"]
     files, unread = load_rules([*paths, RulePath("absent.toml", "named")])
     assert [file.name for file in files] == [own.path for own in paths]
-    assert unread == ["absent.toml is not read: No such file or directory"]
+    assert unread == ["gputop ignores absent.toml: No such file or directory"]
 
 
 def test_a_project_s_file_of_somebody_else_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_why_there_are_none() -> None:
     session = StillSession()
     for reason, args in {
         "no GPU was sampled": (captured(0), (SERVER,), session.feed.sample, None),
-        "no GPU can be read": (captured(0), (SERVER,), replace(session.feed.sample, gpus=()), session.feed.history),
+        "cannot read any GPU": (captured(0), (SERVER,), replace(session.feed.sample, gpus=()), session.feed.history),
         "several workers": (captured(0), (SERVER, SERVER), session.feed.sample, session.feed.history),
         "was not found": (captured(0), (Server("node:1", pid=7),), session.feed.sample, session.feed.history),
         "no GPU was sampled during the capture": (captured(0, end_s=START_S - 1e6), (SERVER,), visible(session, "0"),
@@ -107,7 +107,7 @@ def test_a_source_that_cannot_be_opened_is_a_reason() -> None:
     watch = CounterWatch(Closed(), 1.0)
     with watch.running():
         watch.wait(600.0)  # which it does not
-    assert watch.counters(captured(0), (SERVER,)).reason == "no GPU could be sampled: no NVIDIA driver"
+    assert watch.counters(captured(0), (SERVER,)).reason == "gputop could not sample any GPU: no NVIDIA driver"
 
 
 def _sampled(*activity: float | None) -> GpuCounters:
@@ -125,8 +125,8 @@ def test_a_recording_that_slows_the_launches_is_told_by_the_gpus_activity() -> N
     # As on an H200 of a job that reads 256 values a step: 11.2 ms a step alone, 26 ms by the trace.
     lanes = (None, 0.045, 0.046, 0.045, 0.045, 0.040, 0.026, 0.026, 0.029)
     (said,) = remarks_of_activity(_sampled(*lanes), _recorded(5.2, 1.9), START_S + 4)
-    assert said == ("the recording slowed the job: its GPUs were 1.7 times as active in the seconds before. A step "
-                    "took at most about 14.9 ms then")
+    assert said == ("the recording slowed the job: in the seconds before it, the GPUs were 1.7 times as active. At "
+                    "that time, a step took at most about 14.9 ms")
     for sampled, record in (
         (_sampled(*lanes), _recorded(5.2, 0.4)),  # no sample that it half fills
         (_sampled(*(None,) * 5, *lanes[5:]), _recorded(5.2, 1.9)),  # none before it

@@ -66,7 +66,7 @@ def test_in_a_container_only_what_the_driver_confirms_is_believed() -> None:
 
 def test_what_the_driver_says_overrules_the_environment() -> None:
     assert "not give" in (gpu_numbers(process([5, 6], "1"), LIKE, [0]).reason or "")
-    assert "shows GPU 1" in (gpu_numbers(process([4], "4"), LIKE, [0, 1]).reason or "")
+    assert "contains GPU 1" in (gpu_numbers(process([4], "4"), LIKE, [0, 1]).reason or "")
 
 
 def test_unreadable_environment_watched_part_and_no_process() -> None:
@@ -97,7 +97,7 @@ def test_findings_speak_of_the_nodes_gpus_and_say_how() -> None:
     numbers = GpuNumbers({0: 2, 1: 3}, "By test.")
     moved = on_node(FINDING, numbers)
     assert moved.gpus == (2,) and "GPU 0 of the process = GPU 2 of the node" in numbers.text()
-    assert numbers.remark(moved) == "The job's GPU 0 is GPU 2 here. "
+    assert numbers.remark(moved) == "The job's GPU 0 is GPU 2 on this node. "
     assert numbers.remark(LIVE) == "" and GpuNumbers({0: 0}).remark(FINDING) == ""
     assert on_node(FINDING, unknown("no idea")) is FINDING and "no idea" in unknown("no idea").text()
     assert on_node(FINDING, GpuNumbers({1: 3})) is FINDING  # half known is not known

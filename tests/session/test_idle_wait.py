@@ -79,7 +79,7 @@ def test_what_becomes_known_moves_it() -> None:
     for now_s in range(1001, 1093):
         assert not late.over(float(now_s), replace(NEXT, begin_s=now_s + 62.0))
     assert late.over(1093.0, replace(NEXT, begin_s=1155.0)), "one period and a half have gone by"
-    assert "stopped waiting" in late.missed
+    assert "none came" in late.missed
 
 
 # -- the session ------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def test_a_capture_waits_until_it_is_time(monkeypatch: pytest.MonkeyPatch) -> No
     assert waiting.status is not None and (waiting.status.phase, waiting.status.message) == (
         "waiting", "the idle time in about 40 s")
     assert waiting.status.running and not waiting.status.begun
-    with pytest.raises(GputopError, match="a capture is running"):
+    with pytest.raises(GputopError, match="a capture is already running"):
         waiting.session.start_capture()
     waiting.session.tick += 36  # seconds of the session's clock
     waiting.until_captured()

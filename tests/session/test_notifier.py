@@ -80,7 +80,7 @@ def test_too_many_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     session.watch.ended_server = Server("127.0.0.1:1", "train.py", 9)
     session.now_s += 3600
     (told,) = session.news.of("sample")
-    assert told.left_out == 3 and "3 more not sent" in told.line
+    assert told.left_out == 3 and "3 other messages not sent" in told.line
 
 
 def test_the_end_of_a_capture_is_told_once() -> None:
@@ -153,7 +153,7 @@ def test_a_webhook_in_the_clear_is_said(url: str, host: str, monkeypatch: pytest
     monkeypatch.setattr(notifier, "parse_ways", lambda texts: ways)
     check_notify(argparse.Namespace(notify=["webhook"], command=None))
     said = capsys.readouterr().err
-    assert ("unencrypted: use https://" in said) == bool(host) and host in said and "s3cret" not in said
+    assert ("unencrypted; use https://" in said) == bool(host) and host in said and "s3cret" not in said
 
 
 @pytest.mark.parametrize("status", [302, 401, 500])
@@ -200,7 +200,7 @@ def test_a_command_that_fails_or_is_missing_stops_nobody(tmp_path: Path) -> None
     notifier.close()
     for thread in threads:
         thread.join()
-    assert "/no/such/command failed" in notifier.problem and "it ended with status 1" in notifier.problem
+    assert "/no/such/command failed" in notifier.problem and "the command exited with status 1" in notifier.problem
 
 
 def test_what_is_told_last_is_waited_for(tmp_path: Path) -> None:
@@ -213,9 +213,9 @@ def test_what_is_told_last_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("way", "says"), [
-    ("mail", "is not a way to notify"), ("command:", "is not a way to notify"), ("command:'x", "No closing quotation"),
-    ("command:cat >> log", "'>>' needs one"), ("command:cat; ls", "'cat;' needs one"),
-    ("webhook", "needs the address in GPUTOP_WEBHOOK_URL"),
+    ("mail", "does not support"), ("command:", "does not support"), ("command:'x", "No closing quotation"),
+    ("command:cat >> log", "'>>' needs a shell"), ("command:cat; ls", "'cat;' needs one"),
+    ("webhook", "needs an address in GPUTOP_WEBHOOK_URL"),
 ])
 def test_what_is_no_way_is_wrong_usage(way: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUTOP_WEBHOOK_URL", raising=False)
@@ -227,7 +227,7 @@ def test_what_is_no_way_is_wrong_usage(way: str, says: str, monkeypatch: pytest.
 @pytest.mark.parametrize("url", ["http://[x", "https://", "http://host:99999/x", "http://host:0", "http://:80/x"])
 def test_an_address_without_a_host_is_no_webhook(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUTOP_WEBHOOK_URL", url)
-    with pytest.raises(GputopError, match="needs the address"):
+    with pytest.raises(GputopError, match="needs an address"):
         parse_ways(["webhook"])
 
 
@@ -251,4 +251,4 @@ def test_a_gpu_that_is_lost_is_told_once_and_that_it_is_back() -> None:
     for state in ("ok", "failed", "failed", "lost", "lost", "ok", "ok"):
         sample(state)
         told.append(session.after(0))
-    assert told == [[], [], [], ["GPU 0: lost"], [], ["GPU 0: is back"], []]
+    assert told == [[], [], [], ["GPU 0: lost"], [], ["GPU 0 is back"], []]

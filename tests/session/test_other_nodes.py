@@ -95,7 +95,7 @@ def test_ranks_of_all_nodes_are_recorded_together_into_one_folder(folder, tmp_pa
     (outcome,) = outcomes
     assert outcome.result is not None and outcome.result.path.parent == captured.run_dir
     assert outcome.address == f"n2 pid:{there.pid}" and outcome.clock is not None and outcome.clock.offset_ns == 0
-    assert len(missing) == 1 and missing[0].startswith("not captured: n3: it refuses connections")
+    assert len(missing) == 1 and missing[0].startswith("not captured: n3: the node refuses connections")
     assert {line.rank for line in load([captured.run_dir]).lines} == {0, 1}
     assert set((tmp_path / "asked").read_text().splitlines()) == {f"{tmp_path}/gputop-there agent"}
 
@@ -108,36 +108,37 @@ def test_a_node_without_such_a_rank_says_so(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("script", "reason"), [
-    ("exit 127", "is not installed there"),
-    ("yes hm | head -5000", "ended without an answer"),
-    (f"echo '{READY[:-1]}'", "ended without an answer"),
-    ("echo '" + READY.replace("0.2", "1e9") + "'; cat", "reports an invalid length"),
-    ("echo '" + READY.replace("0.2", "1e-9") + "'; cat", "reports an invalid length"),
-    ("echo '" + READY.replace(":1}", ":1e29}") + "'; cat", "a time that no clock shows"),
+    ("exit 127", "is not installed on the node"),
+    ("yes hm | head -5000", "exited without an answer"),
+    (f"echo '{READY[:-1]}'", "exited without an answer"),
+    ("echo '" + READY.replace("0.2", "1e9") + "'; cat", "reported an invalid capture length"),
+    ("echo '" + READY.replace("0.2", "1e-9") + "'; cat", "reported an invalid capture length"),
+    ("echo '" + READY.replace(":1}", ":1e29}") + "'; cat", "an impossible time"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":-1e29,"ranks":[]}}'; cat""",
-     "a time that no clock shows"),
+     "an impossible time"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
      f"""[{{"address":"pid:1","name":"a","began_s":1e29,"size":{len(TRACE)}}}]}}'; printf '%s' '{TRACE}'; cat""",
-     "a time that no clock shows"),
-    (f"echo '{READY}'; read line; echo nothing", "ended without an answer"),
-    ("head -c 20000000 /dev/zero >&2; cat", "prints more than 8 MB"),
+     "an impossible time"),
+    (f"echo '{READY}'; read line; echo nothing", "exited without an answer"),
+    ("head -c 20000000 /dev/zero >&2; cat", "printed more than 8 MB"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
      """[{"address":"pid:1","name":"a","size":5000000000000}]}'; cat""", "too large"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
-     """[{"address":"pid:1","name":"a","size":500}]}'; echo '{"traceEvents": ['""", "broke off while its traces came"),
+     """[{"address":"pid:1","name":"a","size":500}]}'; echo '{"traceEvents": ['""", "was lost while the node sent its "
+                                                                                    "traces"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
-     """[{"address":"pid:1","name":"a","size":500}]}'; head -c 500 /dev/zero; cat""", "sends what is not a trace"),
+     """[{"address":"pid:1","name":"a","size":500}]}'; head -c 500 /dev/zero; cat""", "sent data that is not a trace"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
      """[{"address":"pid:1","name":"a","size":19}]}'; printf '%s' '{"traceEvents": [], '; cat""",
-     "sends what is not a trace"),
+     "sent data that is not a trace"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":["""
      + ",".join(['{"address":"pid:1","name":"a","size":4000000000}'] * 3) + "]}'; cat", "too large (12.0 GB)"),
     # One that goes silent once it is ready, one that says for ever that it goes on, one that sends too slowly.
-    (f"echo '{READY}'; read line; cat", "nothing came from it for"),
+    (f"echo '{READY}'; read line; cat", "the node sent nothing for"),
     (f"""echo '{READY}'; read line; while echo '{{"schema":"gputop.ranks/1","alive":true}}'; do :; done""",
-     "ended without an answer"),
+     "exited without an answer"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
-     """[{"address":"pid:1","name":"a","size":500}]}'; printf '{"traceEvents": ['; cat""", "nothing came from it for"),
+     """[{"address":"pid:1","name":"a","size":500}]}'; printf '{"traceEvents": ['; cat""", "the node sent nothing for"),
 ])
 def test_what_a_node_does_wrong_is_told_and_the_others_are_captured(folder, tmp_path, monkeypatch, script, reason):
     if script.endswith("'; cat"):  # it goes on, however long its end is waited for
@@ -179,7 +180,8 @@ def test_a_node_far_below_the_median_is_left_out_and_named(folder, tmp_path, mon
     with fake_job(folder) as here:
         captured, _, (missing,) = _capture(here.pid, tmp_path, ["n2", "n3"], "gputop", 0.3)
     assert captured.plan.chosen_s == 0.3
-    assert missing.startswith("not captured: n3: its ranks can be recorded for 0.05 s, and half of all for 0.3 s")
+    assert missing.startswith("not captured: n3: the node's ranks can be recorded for only 0.05 s, and half of the "
+                              "nodes for 0.3 s")
     assert '"seconds":0.3' in (tmp_path / "told").read_text() and "n3 {" not in (tmp_path / "told").read_text()
 
 
@@ -198,7 +200,7 @@ def test_a_stop_ends_the_wait_for_a_node_and_what_is_there_is_kept(folder, tmp_p
         stop.set()
         outcomes, (missing,) = others.collect(captured.run_dir)
     assert [outcome.name for outcome in outcomes] == ["a.pt.trace.json"]
-    assert missing.startswith("not captured: n3: the capture was stopped before all its traces came")
+    assert missing.startswith("not captured: n3: the capture was stopped before all traces from the node arrived")
 
 
 def test_a_trace_that_would_take_the_reserve_of_the_disk_is_not_begun(folder, tmp_path, monkeypatch):
@@ -225,14 +227,14 @@ def test_a_trace_that_cannot_be_saved_here_is_a_problem_of_its_node(folder, tmp_
     _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; echo '{line}'; printf '%s%s' '{TRACE}' '{TRACE}'")
     with fake_job(folder) as here:
         _, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
-    assert len(outcomes) == 1 and "there is a trace already" in missing and "bug" not in missing
+    assert len(outcomes) == 1 and "a trace with this name already exists" in missing and "bug" not in missing
 
 
 def test_a_node_that_ssh_cannot_reach_for_want_of_ssh_is_told(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with fake_job(folder) as here:
         _, _, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
-    assert missing.startswith("not captured: n2: ssh cannot be started") and "bug" not in missing
+    assert missing.startswith("not captured: n2: cannot start ssh") and "bug" not in missing
 
 
 def test_a_trace_larger_than_the_free_space_is_not_begun(folder, tmp_path, monkeypatch):

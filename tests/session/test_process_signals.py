@@ -52,7 +52,7 @@ def test_stop_go_on_and_end(child: subprocess.Popen[bytes]) -> None:
 def test_a_later_process_of_the_same_number_gets_nothing(child: subprocess.Popen[bytes]) -> None:
     process = selected(child.pid)
     assert process.started_s is not None
-    with pytest.raises(GputopError, match="another process by now"):
+    with pytest.raises(GputopError, match="another process"):
         send(replace(process, started_s=process.started_s - 60), signal.SIGKILL)
     with pytest.raises(GputopError, match="unknown"):
         send(replace(process, started_s=None, reason="hidden"), signal.SIGKILL)
@@ -73,7 +73,7 @@ def test_what_the_kernel_refuses_is_said(child: subprocess.Popen[bytes]) -> None
     def refuse(_: int, __: signal.Signals) -> None:
         raise PermissionError
 
-    with pytest.raises(GputopError, match="kernel does not let you"):
+    with pytest.raises(GputopError, match="kernel does not allow you"):
         send(selected(child.pid), signal.SIGTERM, deliver=refuse)
 
 

@@ -44,7 +44,7 @@ def test_a_session_goes_from_samples_to_a_named_cause(tmp_path: Path) -> None:
         phases: list[str] = []
         session.listen(lambda change: phases.append(session.control.status.phase) if session.control.status else None)
         session.start_capture()
-        with pytest.raises(GputopError, match="a capture is running"):
+        with pytest.raises(GputopError, match="a capture is already running"):
             session.start_capture()
         watched.until(lambda: session.control.status is not None and not session.control.status.running)
         assert session.control.status is not None and session.control.status.phase == "done", session.control.status
@@ -277,7 +277,7 @@ def test_of_many_workers_a_few_are_proposed_and_all_are_possible(monkeypatch: py
     assert [bool(notices) for _, notices in begun] == [True, False, True, False]
     first, *others = session.watch.servers
     session.watch.servers = (replace(first, problem="down"), *others)
-    with pytest.raises(NoDataError, match="answers now"):
+    with pytest.raises(NoDataError, match="is responding"):
         session.start_capture(structs.replace(session.control.request(), workers=frozenset(addresses[:1])))
 
 
@@ -502,7 +502,7 @@ def test_who_takes_the_port_of_a_named_job_is_asked_about(taken: Server, monkeyp
     question = jobs.capture()
     assert question is not None and question.kind == "other job" and len(jobs.begun) == 2
     assert ("user eve" in question.details) is (taken.owner == "eve")
-    assert ("may not see its owner" in question.details) is (taken.pid is None)
+    assert ("cannot see its owner" in question.details) is (taken.pid is None)
     with pytest.raises(GputopError, match="another one now answers there"):
         jobs.capture(structs.replace(REQUEST, reason="GPU 0 dipped"))
     assert jobs.capture(answered(question, "y")) is None and len(jobs.begun) == 3
@@ -550,7 +550,7 @@ def test_an_address_at_which_nothing_answers_does_not_cost_the_job_that_does(mon
     assert usable(session.watch.servers) == (TRAIN,) and session.watch.attached == []
     (typo,) = (s for s in session.watch.servers if s.address == "127.0.0.1:5")
     assert messages.attached(typo, session.watch.servers) == (
-        "Could not attach to 127.0.0.1:5: nothing listens. Still at 127.0.0.1:1.")
+        "Could not attach to 127.0.0.1:5: nothing listens. Still attached to 127.0.0.1:1.")
     session.watch.update()
     assert session.watch.servers == (TRAIN,)
     session.watch.attach("localhost:1")

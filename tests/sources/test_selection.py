@@ -87,7 +87,7 @@ def test_without_the_variable_all_are_visible() -> None:
 
 @pytest.mark.parametrize("value", ["", "-1", "NoDevFiles", "9", "GPU-a"])
 def test_a_variable_that_hides_all_gpus_leaves_nothing_to_show(value: str) -> None:
-    with pytest.raises(GputopError, match="makes no GPU of this node visible") as caught:
+    with pytest.raises(GputopError, match="hides all GPUs of this node") as caught:
         visible(value)
     assert caught.value.exit_code == EXIT_NO_DATA
 

@@ -178,7 +178,7 @@ def test_the_next_job_is_the_same_one_with_its_fix_and_then_without_again() -> N
     source = _open("input-bound")
     faulty, _ = (source.gpus[0].read(NOW + n)["sm_active"].value for n in (1, 2))
     before = source.label
-    assert source.next_job() == "Fixed: tf.data chooses the number of the map's threads"
+    assert source.next_job() == "Fixed: tf.data chooses the number of threads for map"
     assert source.label.startswith("SIMULATED: Fixed") and source.gpus_present == 8
     fixed, _ = (source.gpus[0].read(NOW + n)["sm_active"].value for n in (3, 4))
     assert faulty is not None and fixed is not None and fixed > 1.5 * faulty

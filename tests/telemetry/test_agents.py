@@ -62,20 +62,20 @@ def answer_of(asking: Ssh, node: str) -> NodeAnswer:
 
 
 @pytest.mark.parametrize(("script", "cause", "fix"), [
-    ("echo 'Host key verification failed.' >&2; exit 255", "does not know its host key", "fingerprint"),
+    ("echo 'Host key verification failed.' >&2; exit 255", "host key is unknown", "fingerprint"),
     ("echo '@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.' >&2; exit 255",
      "host key differs", "ssh-keygen -R NODE"),
     ("echo 'me@n1: Permission denied (publickey,password).' >&2; exit 255", "password", "ssh-copy-id"),
     ("echo 'ssh: Could not resolve hostname n1: Name or service not known' >&2; exit 255", "name", "ssh NODE"),
     ("echo 'ssh: connect to host n1 port 22: Connection timed out' >&2; exit 255", "does not answer", "up"),
-    ("printf 'kex: \\033[2Jodd\\n' >&2; exit 255", "ssh fails (kex: \ufffd[2Jodd)", "yourself"),
-    ("echo 'sh: gputop: not found' >&2; exit 127", "gputop is not installed there", "--remote-command"),
-    ("echo 'gputop: no NVIDIA driver' >&2; exit 3", "gputop there fails: gputop: no NVIDIA driver", "doctor"),
-    ("echo hello", "ended without an answer", "gputop --version"),
-    ("echo '{\"hostname\":[]}'", "ended without an answer", "login"),
-    ("yes '{'", "ended without an answer", "login"),
-    ("head -c 20000000 /dev/zero", "ended without an answer", "login"),
-    ("echo \"gputop: there is no command 'agent'. gputop --help lists them\" >&2; exit 2",
+    ("printf 'kex: \\033[2Jodd\\n' >&2; exit 255", "ssh fails (kex: \ufffd[2Jodd)", "manually"),
+    ("echo 'sh: gputop: not found' >&2; exit 127", "gputop is not installed on the node", "--remote-command"),
+    ("echo 'gputop: no NVIDIA driver' >&2; exit 3", "gputop on the node failed: gputop: no NVIDIA driver", "doctor"),
+    ("echo hello", "exited without an answer", "gputop --version"),
+    ("echo '{\"hostname\":[]}'", "exited without an answer", "login"),
+    ("yes '{'", "exited without an answer", "login"),
+    ("head -c 20000000 /dev/zero", "exited without an answer", "login"),
+    ("echo \"gputop: there is no command 'agent'. For a list: gputop --help\" >&2; exit 2",
      f"older than gputop {__version__} here", "Install the same version"),
     ("exec sleep 60", "in time", "snapshot"),
 ])
@@ -96,7 +96,7 @@ echo Welcome; echo '{ANSWER}'; exec cat""")
     assert words[-3:] == ["--", "n1", "/opt/gputop agent"] and "BatchMode=yes" in words
     assert codec.convert(codec.parse((tmp_path / "question").read_bytes()), Request) == QUESTION
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
-    with pytest.raises(NodeProblem, match="cannot be started"):
+    with pytest.raises(NodeProblem, match="cannot start ssh"):
         asked()
 
 
@@ -141,7 +141,7 @@ def test_the_agent_of_a_real_sshd_answers_again_over_one_connection(tmp_path: Pa
             assert first.simulated and len(first.gpus) == len(again.gpus) == 8
             assert first.gpus[0].uuid == again.gpus[0].uuid and first.gpus[0].holders[0].pid
             agent = asking._agents["n1"].process
-            for name, cause in (("stranger", "does not know its host key"), ("locked", "password or refuses"),
+            for name, cause in (("stranger", "host key is unknown"), ("locked", "password or rejects"),
                                 ("closed", "refuses connections")):
                 with pytest.raises(NodeProblem, match=cause):
                     answer_of(asking, name)
@@ -149,7 +149,7 @@ def test_the_agent_of_a_real_sshd_answers_again_over_one_connection(tmp_path: Pa
             agent.kill()  # the connection breaks off: the next question goes over another one
             agent.wait()
             assert answer_of(asking, "n1").simulated
-        with pytest.raises(NodeProblem, match="is not installed there"):
+        with pytest.raises(NodeProblem, match="is not installed on the node"):
             asked("no-such-gputop")
 
 

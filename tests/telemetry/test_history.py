@@ -197,7 +197,7 @@ def test_what_is_not_a_number_does_not_spread() -> None:
     history.append(node(START_S + 0.5, gpu("GPU-a", {"power_w": 300.0, "power_limit_w": 0.0})))
     lane = history.lane("GPU-a", "power_w", end_s=START_S + 1, slice_s=1.0, slices=1)
     assert (lane.count[0], lane.mean[0], lane.full_scale) == (1, 300.0, None)
-    with pytest.raises(ValueError, match="finite time"):
+    with pytest.raises(ValueError, match="must be finite"):
         history.append(one(math.nan, 0.5))
 
 

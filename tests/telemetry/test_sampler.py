@@ -269,7 +269,7 @@ def test_a_sample_that_cannot_be_used_ends_it_and_is_no_fault_of_the_source(
     sampler = Sampler(node, MIN_INTERVAL_S, take, errors.put, on_backfill=take)
     sampler.start()
     error = errors.get(timeout=WAIT_S)
-    assert "could not use the sample" in error.message and expected in error.message
+    assert "could not process the last sample" in error.message and expected in error.message
     assert fix in error.fix
     assert node.closed.wait(WAIT_S)
     assert len(taken) == (1 if which == "sample" else 2)

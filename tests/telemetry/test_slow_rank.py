@@ -96,10 +96,10 @@ def test_jobs_without_one(job: Job) -> None:
 
 
 @pytest.mark.parametrize(("job", "words"), [
-    (Job(compute=of(7, 1.25, 1.0)), "stages of a pipeline"),  # the last stage has the head, the others wait for it
-    (Job(compute=lambda slice, rank, rng: 1.0 - 0.08 * rank), "stages of a pipeline"),
-    (Job(compute=of(1, 0.1, 1.0), host=of(1, 0.5, 0.0)), "stages of a pipeline"),  # it evaluates, or serves the others
-    (Job(host=lambda slice, rank, rng: 2.0 * (slice % 3) + (0.2 if rank == 5 else 0.0)), "take turns"),
+    (Job(compute=of(7, 1.25, 1.0)), "pipeline stages"),  # the last stage has the head, the others wait for it
+    (Job(compute=lambda slice, rank, rng: 1.0 - 0.08 * rank), "pipeline stages"),
+    (Job(compute=of(1, 0.1, 1.0), host=of(1, 0.5, 0.0)), "pipeline stages"),  # it evaluates, or serves the others
+    (Job(host=lambda slice, rank, rng: 2.0 * (slice % 3) + (0.2 if rank == 5 else 0.0)), "alternates between phases"),
     (Job(tensor=0.01, host=of(5, 0.2, 0.0)), "tensor cores"),
 ])
 def test_jobs_of_which_nothing_can_be_said(job: Job, words: str) -> None:

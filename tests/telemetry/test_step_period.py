@@ -92,7 +92,7 @@ def test_why_there_is_none() -> None:
     assert (estimate(times[:2], np.ones((2, 1))).reason or "").endswith("so far")
     assert estimate(times, np.full((300, 2), np.nan)).reason == UNMEASURED
     few = MIN_SAMPLES - 1
-    assert estimate(times[:few], np.ones((few, 1))).reason == f"{few} samples so far, {few + 1} are needed"
+    assert estimate(times[:few], np.ones((few, 1))).reason == f"{few} of {few + 1} required samples so far"
     assert (estimate(times, np.full((300, 8), 0.97)).reason or "").startswith("flat")
     ramp = estimate(times, np.linspace(0, 1, 300)[:, None])
     assert ramp.period_s is None and ramp.interval_s == 1.0 and (ramp.shortest_s, ramp.longest_s) == (2.5, 60.0)

@@ -312,7 +312,7 @@ def test_the_rows_come_first_and_stay_as_they_are():
     with tempfile.TemporaryFile(buffering=0) as file:
         written = RowsWritten(facts.trace, facts.steps, file)
         place = written.describe(facts.trace)
-        with pytest.raises(GputopError, match="not a timeline"):
+        with pytest.raises(GputopError, match="not a gputop timeline"):
             Timeline.open(file)
         at = file.tell()
         rows = Timeline.open(file, place)
@@ -385,7 +385,7 @@ def test_samples_of_a_gpu_are_rows_of_it_on_the_clock_of_the_trace():
 @pytest.mark.parametrize(("trace", "why"), [
     (ten_seconds(GpuCounters(reason="no GPU")), "no GPU"), (ten_seconds(GpuCounters()), "no GPU was sampled"),
     (ten_seconds(sampled(0), origin_ns=0), "does not show when"),
-    (ten_seconds(sampled(0, at_s=3600.0)), "no sample lies in the recorded time"),
+    (ten_seconds(sampled(0, at_s=3600.0)), "there are no samples in the recorded time"),
 ])
 def test_why_a_timeline_has_no_samples(trace: Trace, why: str):
     timeline = timeline_of(trace)

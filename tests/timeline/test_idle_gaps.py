@@ -120,7 +120,7 @@ def test_waiting_in_a_collective_for_the_last_gpu():
     found = [b for b in find_idle_gaps(facts) if b.cause == "collective_wait"]
     assert len(found) == 5 and {b.gpus for b in found} == {(0, 2)} and {b.part for b in found} == {"collectives"}
     assert {(b.end_ns - b.start_ns, b.cost_ns) for b in found} == {(8_000_000, 16_000_000)}
-    assert {b.meanwhile for b in found} == {"GPU 1 computes 100% of that time"}
+    assert {b.meanwhile for b in found} == {"GPU 1 computes for 100% of the gap"}
     assert found[0].ended_by.startswith("GPU 1, the last to reach ncclDevKernel_AllReduce")
     assert {b.finding for b in found} <= {id_ for f in facts.analysis.findings for id_ in [f.id]}
 

@@ -37,7 +37,7 @@ def test_a_path_opens_and_outlives_its_file(whole):
 def test_what_is_no_timeline(tmp_path, content):
     path = tmp_path / "file"
     path.write_bytes(content)
-    with pytest.raises(GputopError, match="not a timeline"):
+    with pytest.raises(GputopError, match="not a gputop timeline"):
         Timeline.open(path)
 
 
@@ -63,7 +63,7 @@ def test_an_interrupted_writer_leaves_no_timeline(tmp_path):
     path = tmp_path / "half"
     with path.open("wb") as file:
         Writer(file).column("start", np.int64, [np.arange(5)])
-    with pytest.raises(GputopError, match="does not begin like one"):
+    with pytest.raises(GputopError, match="does not start like a timeline"):
         Timeline.open(path)
 
 
@@ -78,7 +78,7 @@ def test_another_version_and_another_description(tmp_path, whole):
         writer = Writer(file)
         writer.column("start", np.int64, [np.arange(5)])
         writer.finish({"window_ns": [0, 1]})
-    with pytest.raises(GputopError, match="not as expected"):
+    with pytest.raises(GputopError, match="is not valid"):
         Timeline.open(path)
 
 

@@ -30,7 +30,7 @@ def report(b: Builder, limit: int = 2, width: int = 80) -> str:
 
 def test_text_tells_where_why_who_and_what_ended_it():
     lines = report(input_bound()).splitlines()
-    assert lines[0] == "Idle gaps by cause per step, mean of the GPUs"
+    assert lines[0] == "Idle gaps by cause per step, mean over the GPUs"
     assert lines[1] == "    8.0 ms  40% in 5 gaps: input wait [input_bound]"
     at = lines.index("Idle gaps by GPU time lost")
     assert lines[at + 1] == "  1. 8.2 ms: GPU 0 for 8.2 ms from 0.019846 s (step 0): input wait [input_bound]"
@@ -75,11 +75,11 @@ def test_times_count_from_the_first_event():
 
 
 def test_nothing_to_tell():
-    assert "no GPU of this trace ran anything" in report(keras_steps(Builder(gpus=0), 5, 1_000, 900))
+    assert "because no GPU in this trace ran anything" in report(keras_steps(Builder(gpus=0), 5, 1_000, 900))
     never = job()
     for i in range(6):
         never.run(0, i * 20_000, 20_000, launch=i * 20_000)
-    assert "no GPU is ever idle" in report(never)
+    assert "no GPU is idle within" in report(never)
     assert report(healthy()).startswith("Idle gaps by")
 
 
@@ -113,7 +113,7 @@ def test_json_holds_them_only_where_asked(capsys):
 
 def test_the_command_prints_them_after_the_report(capsys):
     assert main(["analyze", str(CAPTURE), "--idle-gaps", "5"]) == 0
-    assert capsys.readouterr().out.rstrip().endswith("Idle gaps: none, no GPU of this trace ran anything.")
+    assert capsys.readouterr().out.rstrip().endswith("Idle gaps: none, because no GPU in this trace ran anything.")
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "many", "1001", "1.5"])

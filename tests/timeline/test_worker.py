@@ -62,7 +62,7 @@ def test_it_can_be_stopped(tmp_path):
 
 def test_no_place_for_the_file(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
-    with pytest.raises(GputopError, match="cannot be written") as caught:
+    with pytest.raises(GputopError, match="Cannot write") as caught:
         timeline_in_worker([str(CAPTURE)])
     assert "TMPDIR" in caught.value.fix
 

@@ -183,7 +183,7 @@ def with_coarse(sample: NodeSample) -> NodeSample:
 def with_mig(sample: NodeSample) -> NodeSample:
     """Two GPUs, the first divided into three instances, of which two have a process."""
     first, second = sample.gpus[:2]
-    why = "divided into MIG instances: see 0:0, 0:1, 0:2"
+    why = "partitioned into MIG instances: see 0:0, 0:1, 0:2"
     of_whole = {m: replace(r, value=None, reason=why) if m.endswith("_active") or m == "gpu_util" else r
                 for m, r in first.readings.items()}
     devices = [replace(first, info=replace(first.info, mig_mode=True), readings=of_whole, processes=())]
@@ -197,7 +197,7 @@ def with_mig(sample: NodeSample) -> NodeSample:
         total = 79.6 * 2**30 * share
         readings["memory_total_bytes"] = Reading(total, "bytes", "simulated")
         readings["memory_used_bytes"] = Reading(total * (0.9 if busy else 0.001), "bytes", "simulated")
-        no_util = Reading.missing("ratio", "NVML has no utilization of a MIG instance", "NVML")
+        no_util = Reading.missing("ratio", "NVML reports no utilization for MIG instances", "NVML")
         own = tuple(GpuProcess(PID + part, "C", part, Reading(total * 0.89, "bytes", "simulated"), no_util)
                     for _ in range(busy))
         held += own

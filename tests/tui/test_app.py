@@ -305,7 +305,7 @@ async def test_where_nothing_is_wrong_the_panel_says_what_the_limit_is() -> None
         nothing, press = messages.panel_intro(session)
         assert nothing == "No problem visible yet. GPUs 0-7 are busy." and "Press c" in press
         session.watch.earlier = EarlierCaptures(2)
-        assert messages.panel_intro(session)[2].startswith("J: 2 captures taken before, in ")
+        assert messages.panel_intro(session)[2].startswith("J: 2 captures from earlier, in ")
         session.watch.earlier = EarlierCaptures(0)
         session.control.status = CaptureStatus("analyzing", "run", 10.0)
         assert messages.panel_intro(session)[1].startswith("The trace is being analyzed")

@@ -253,16 +253,16 @@ async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:
         await pilot.press("x")
         assert "4.2 of 10 s" in text_of(job) and "x: stop" not in text_of(job)
         assert [note.message for note in app._notifications] == [
-            "This recording cannot be stopped. It ends by itself, and its data is kept."]
+            "This recording cannot be stopped. It ends on its own, and its data is kept."]
         session.control.set_status(CaptureStatus("probing", "127.0.0.1:6009", 10.0, 0.2))
         await pilot.pause()
         assert "a short test capture of 127.0.0.1:6009" in text_of(job)
         session.control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0, chosen_s=4.1,
-                                          why="this job makes 240 k events/s"))
+                                          why="this job produces 240 k events/s"))
         await pilot.pause()
-        assert "2.0 of 4.1 s" in text_of(job) and "(this job makes 240 k events/s)" in text_of(job)
+        assert "2.0 of 4.1 s" in text_of(job) and "(this job produces 240 k events/s)" in text_of(job)
         both = CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0, chosen_s=2.2, overview_s=7.8,
-                             why="about 810 steps are enough, this job makes 44 k events/s")
+                             why="about 810 steps are enough, at 44 k events/s")
         session.control.set_status(both)
         await pilot.pause()
         assert "2.0 of 2.2 s" in text_of(job)
@@ -289,17 +289,17 @@ async def test_the_cost_of_a_capture_is_shown_when_it_is_done(key: str, force: b
         assert asked == [force]
         assert session.results.last_capture is not None
         session.results.last_capture = replace(
-            session.results.last_capture, plan=Plan(10.0, 4.1, "this job makes 240 k events/s"), cost=Cost(8.0, 4.1))
+            session.results.last_capture, plan=Plan(10.0, 4.1, "this job produces 240 k events/s"), cost=Cost(8.0, 4.1))
         session.control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 8.0, "/logs/trace"))
         await pilot.pause()
         (message,) = messages(app)
-        assert "4.1 s: this job makes 240 k events/s" in message and "the call took" not in message
+        assert "4.1 s: this job produces 240 k events/s" in message and "the capture call took" not in message
         session.results.last_capture = replace(session.results.last_capture, plan=Plan(10.0, 10.0, "as asked"))
         session.control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 10.1, "/logs/trace"))
         await pilot.pause()
         assert messages(app) == [message], "no word of a capture as asked: the panel has its findings"
         assert "t: timeline   T: tables   B: compare" in str(app.query_one(ActionsPanel).border_subtitle)
-        plan = Plan(10.0, 4.1, "this job makes 240 k events/s")
+        plan = Plan(10.0, 4.1, "this job produces 240 k events/s")
         session.results.last_capture = replace(session.results.last_capture, plan=plan)
         assert "240 k events/s" in str(capture_text(session.results.last_capture))
 
@@ -343,7 +343,8 @@ async def test_a_typo_in_an_address_keeps_the_job_that_answers(monkeypatch: pyte
         await pilot.press("a", *"localhost:1", "enter")
         await asyncio.to_thread(session.watch.update)
         await pilot.pause()
-        assert messages(app) == ["Could not attach to 127.0.0.1:1: nothing listens there. Still at 127.0.0.1:6009."]
+        assert messages(app) == ["Could not attach to 127.0.0.1:1: nothing listens there. Still attached to "
+                                 "127.0.0.1:6009."]
         job = text_of(app._job)
         assert "● 127.0.0.1:6009" in job and "✗" not in job and "No profiler server" not in text_of(app._actions)
 
@@ -419,7 +420,7 @@ def test_the_verdict_on_an_earlier_job_is_not_said_of_the_one_that_runs() -> Non
 
 def test_what_else_runs_covers_no_verdict() -> None:
     session = FoundSession()
-    others = "4 other jobs with a profiler server were not captured: a:1, …; --attach captures another one."
+    others = "4 other jobs with a profiler server were not captured: a:1, …; to capture another, use --attach."
     session.results.last_capture = replace(session.results.last_capture, uncaptured=others)
     assert of_note(session, CaptureStatus("done", "a:1", 10.0)) == ()
     assert others in str(capture_text(session.results.last_capture))
@@ -468,7 +469,7 @@ async def test_a_capture_of_an_earlier_job_is_not_told_as_that_of_the_one_that_r
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        assert (", of an earlier job" in str(app._actions.border_title)) is later
+        assert (", from an earlier job" in str(app._actions.border_title)) is later
         job = text_of(app._job)
         assert ("c: capture a trace" in job) is later and ("step time" in job) is not later
 

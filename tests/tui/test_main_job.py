@@ -62,7 +62,7 @@ def test_from_the_demo_to_the_cause_and_back_after_a_lost_session(size: tuple[in
         there.until(lambda text: re.search(rf"\d\d:\d\d:\d\d +\S+ ms/step +{CAUSE}", text))
         there.press("\r")
         # The demo's job of then has ended: its verdict is not on the line of the job that runs now.
-        there.until(lambda text: "of an earlier job" in text and CAUSE in text and "c: capture a trace" in text)
+        there.until(lambda text: "from an earlier job" in text and CAUSE in text and "c: capture a trace" in text)
         there.press("q")
         assert there.ended() == 0 and there.given_back()
 
@@ -97,10 +97,10 @@ def test_a_real_job_without_a_server_with_one_and_where_no_driver_is(tmp_path: P
         env = nvml_fake.environment(library, "gpus 2", f"process 0 {job.pid} 5000 C 50")
         # Named, so that servers of other tests on this machine are none of it; nothing listens there.
         with terminal((80, 24), "--logdir", str(tmp_path), "--attach", "127.0.0.1:1", env=env) as there:
-            shown = there.until("c starts one in the running job")
+            shown = there.until("Press c to start one in the running job")
             assert "No profiler server found" in shown and f"{job.pid} " in shown and " train.py --lr 1" in shown
             there.press("c")
-            assert "Start one in it? y/N" in there.until(f"train.py (pid {job.pid}) has no profiler server")
+            assert "Start one? y/N" in there.until(f"train.py (pid {job.pid}) has no profiler server")
             there.press("y")
             captured(there)
             there.press("i")

@@ -65,9 +65,9 @@ async def test_the_job_line_tells_of_the_job_until_it_serves(job):
         app.session._notify("servers")
         await _until(pilot, lambda: "● 127.0.0.1:6009" in _line(app))
         job.send(signal.SIGTERM)
-        await _until(pilot, lambda: "ended with status 5" in _line(app))
+        await _until(pilot, lambda: "exited with status 5" in _line(app))
         assert [m for m in messages(app) if "status 5" in m] == [
-            "The job ended with status 5. l: its output, q: quit.\nasked"]
+            "The job exited with status 5. l: output, q: quit.\nasked"]
         await pilot.press("q")
         await _until(pilot, lambda: _left(app))
 
@@ -75,12 +75,12 @@ async def test_the_job_line_tells_of_the_job_until_it_serves(job):
 async def test_without_a_server_the_panel_says_what_is_waited_for(job):
     app = RunApp(StillSession(), job)
     async with app.run_test(size=(160, 40)) as pilot:
-        waits = "c captures a trace after the job has imported TensorFlow, JAX or PyTorch"
+        waits = "Press c once the job has imported TensorFlow, JAX or PyTorch"
         await _until(pilot, lambda: waits in _panel(app))
         job.set_server(None, "no profiler server in process 1: RuntimeError: why")
         await _until(pilot, lambda: "profiler server did not start" in _panel(app))
         job.send(signal.SIGTERM)
-        await _until(pilot, lambda: "The job has ended: l shows its output." in _panel(app))
+        await _until(pilot, lambda: "The job has ended. Press l to see its output." in _panel(app))
 
 
 async def test_its_output_is_shown_as_it_grows(job):
@@ -124,7 +124,7 @@ def test_what_comes_from_outside_is_made_safe(tmp_path):
     started = StartedJob(["true", "\x1b[31m[bold]"], os.environ, tmp_path / "log")
     assert started.ended.wait(60)
     text = "".join(part for part, _ in job_line(started, 120))
-    assert "\x1b" not in text and "[bold]" in text and "ended with status 0" in text
+    assert "\x1b" not in text and "[bold]" in text and "exited with status 0" in text
 
 
 _SHOWS = ("trap 'exit 3' TERM; echo $0 $1 $PWD $GPUTOP_TEST $(cat /proc/self/oom_score_adj); "
@@ -154,14 +154,14 @@ async def test_a_restart_asks_keeps_the_command_and_goes_on_in_the_log(tmp_path,
             again = started.tail(9)[0]
             assert again[0] == again[-1] == first[0] and "name an argument" in first[0] and " x " in first[0]
             assert "gputop: started again at" in again[-2] and started.addresses == []
-            assert [m for m in messages(app) if "ended with status" in m] == []
-            await _until(pilot, lambda: any(f"started again (pid {started.pid})" in m for m in messages(app)))
+            assert [m for m in messages(app) if "exited with status" in m] == []
+            await _until(pilot, lambda: any(f"restarted (pid {started.pid})" in m for m in messages(app)))
             # The capture waits for the job to train.
             started.set_server("127.0.0.1:6010", "")
             app.session.watch.servers = (Server("127.0.0.1:6010", "python train.py", started.pid, asked=True),)
             app.session.advance(2)
             app._refresh_all()
-            assert captures == [] and "captured once it trains, x: no" in _line(app)
+            assert captures == [] and "captured once it trains, x: cancel" in _line(app)
             app.session.advance(70)
             app._refresh_all()
             assert len(captures) == 1
@@ -180,7 +180,7 @@ async def test_a_job_that_does_not_end_can_be_killed(tmp_path):
         async with app.run_test(size=(160, 40)) as pilot:
             await _until(pilot, lambda: app.query("#keys") and "up" in started.tail(5)[0])
             pid = started.pid
-            for question, line in (("End the job", "is asked to end (R: kill it)"), ("Kill it?", "")):
+            for question, line in (("End the job", "was asked to exit (R: kill it)"), ("Kill it?", "")):
                 await pilot.press("R")
                 await _until(pilot, lambda: isinstance(app.screen, Confirm))
                 assert question in app.screen._question
@@ -188,7 +188,7 @@ async def test_a_job_that_does_not_end_can_be_killed(tmp_path):
                 await _until(pilot, lambda line=line: not isinstance(app.screen, Confirm) and line in _line(app))
             await _until(pilot, lambda: started.pid != pid)
             await pilot.press("x")
-            assert "No capture follows the restart." in messages(app)
+            assert "gputop will not capture after the restart." in messages(app)
     finally:
         started.kill()
         started._process.wait()

@@ -49,15 +49,15 @@ def serve(framework: str, token: str = "", port: int | None = None, listen: str 
             module.profiler.experimental.server.start(chosen)
         listening = listening_sockets(chosen)
         if not listening:
-            raise RuntimeError(f"it does not listen on port {chosen}")
+            raise RuntimeError(f"the server does not listen on port {chosen}")
         everywhere = (listen or os.environ.get("GPUTOP_LISTEN")) == "all" or not confine(listening)
         name = "TensorFlow" if framework == "tensorflow" else "JAX"
         what = f"{name} {getattr(module, '__version__', '')}"
         rank = _rank()
         more = [what,
                 f"rank {rank}" if rank else "",
-                f"port {wanted} was taken" if wanted not in (0, chosen) else "",
-                "any host can reach it" if everywhere else ""]
+                f"port {wanted} was in use" if wanted not in (0, chosen) else "",
+                "reachable from any host" if everywhere else ""]
         _announce(", ".join(part for part in more if part), run, f"127.0.0.1:{chosen}")
     except Exception as error:  # noqa: BLE001  whatever it is, the job must not notice
         _release()
@@ -73,9 +73,9 @@ def serve_now(token: str, port: int, listen: str, until_s: float) -> None:
     used = jax is not None and (getattr(bridge, "_backends", None) or "tensorflow" not in sys.modules)
     framework = "jax" if used else "tensorflow"
     if framework not in sys.modules:
-        _announce("neither TensorFlow nor JAX is imported", token)
+        _announce("neither TensorFlow nor JAX has been imported", token)
     elif getattr(sys.modules[framework].__spec__, "_initializing", False):
-        _announce(f"it is importing {framework}; try again in a moment", token)
+        _announce(f"the process is importing {framework}; try again in a moment", token)
     else:
         serve(framework, token, port, listen)
 

@@ -47,7 +47,7 @@ def choose_workers(addresses: Sequence[str], figures: Mapping[str, float], name:
         reasons = tuple(f"{end}, {show(figures[address])}" for end, address in zip(_ENDS, three, strict=True))
         unknown = len(addresses) - len(measured)
         return Choice(three, reasons, len(addresses),
-                      name + (f" ({unknown} {'have' if unknown > 1 else 'has'} no figure)" if unknown
+                      name + (f" ({unknown} {'have' if unknown > 1 else 'has'} no value)" if unknown
                               else ""))
     three = (addresses[0], addresses[(len(addresses) - 1) // 2], addresses[-1])
-    return Choice(three, _PLACES, len(addresses), "their order, because gputop has no live samples of them")
+    return Choice(three, _PLACES, len(addresses), "their order, because gputop has no live samples from them")

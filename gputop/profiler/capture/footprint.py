@@ -30,9 +30,9 @@ def free_resources(address: str, pid: int | None, logdir: Path) -> FreeResources
     unknown: list[str] = []
     here = pid is not None or is_local(address)
     if not here:
-        unknown.append(f"{address} is on another machine: whether its memory is enough for the capture is unknown")
+        unknown.append(f"{address} is on another machine, so gputop cannot check whether its memory is sufficient")
     elif pid is None:
-        unknown.append(f"the process that serves {address} cannot be seen: its own memory limit is unknown")
+        unknown.append(f"gputop cannot see the process that serves {address}, so the process's memory limit is unknown")
     own_dirs = control_groups(os.getpid())
     job_dirs = control_groups(pid) if pid is not None else own_dirs
     node: float = psutil.virtual_memory().available

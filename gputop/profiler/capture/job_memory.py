@@ -47,11 +47,11 @@ class Cost(Struct, frozen=True):
     def text(self) -> str:
         """Return a text for people: "the call took 8.0 s for 4.1 s of trace …; the job grew by 1.2 GiB meanwhile"."""
         gathering_s = self.call_s - self.recorded_s
-        text = f"the call took {self.call_s:.1f} s for {self.recorded_s:.1f} s of trace"
+        text = f"the capture call took {self.call_s:.1f} s to record {self.recorded_s:.1f} s"
         if gathering_s > max(1.0, 0.2 * self.recorded_s):
-            text += f": the profiler spent {gathering_s:.1f} s collecting it, which slowed the job"
+            text += f": the profiler spent {gathering_s:.1f} s collecting the trace, which slowed the job"
         if self.growth_bytes is not None:
-            text += (f"; the job's memory grew by {size(self.growth_bytes)} at most" if self.growth_bytes else
+            text += (f"; the job's memory grew by at most {size(self.growth_bytes)}" if self.growth_bytes else
                      "; the job's memory did not grow")
         return text
 
@@ -122,7 +122,7 @@ class MemoryGuard:
         if self.ended is None:
             return chosen
         seconds, cause = round(self.ended[0], 1), self.ended[1]
-        rest = "after that gputop watched for rare events only" if overview else "rarer work of the job is missing"
+        rest = "after that, gputop watched only for rare events" if overview else ("less frequent work is missing")
         return replace(
             chosen, chosen_s=seconds, enough=False, why=f"ended early, because {cause}",
             overview_s=round(chosen.asked_s - seconds, 3) if overview else 0.0,

@@ -70,7 +70,7 @@ class _Worker:
         except GputopError as error:
             self.error = error
         except Exception as error:  # noqa: BLE001  thread boundary: the other workers go on
-            self.error = GputopError(f"a bug in gputop: {error!r}", "Please report this.")
+            self.error = GputopError(f"internal error in gputop: {error!r}", "Please report this.")
 
     def probe_server(self, folder: Path, stop: threading.Event) -> None:
         """The probe, and what it tells about the server's clock."""
@@ -224,9 +224,9 @@ def _probes(workers: Sequence[_Worker], asked_s: float, logdir: Path, run: RunFo
         if worker.probed is not None and worker.error is None:
             worker.result = keep_probe(worker.recorder, worker.probed, logdir, worker.name, run.path.name)
         elif worker.error is None:
-            worker.error = GputopError("stopped before it recorded anything", "")
+            worker.error = GputopError("stopped before anything was recorded", "")
     length_s = max(w.probe.seconds for w in workers if w.probe)
-    plan = Plan(asked_s, length_s, "stopped during the probes; the probes are the trace")
+    plan = Plan(asked_s, length_s, "stopped during the probes; the trace contains only the probes")
     return _finish(workers, plan, run, length_s)
 
 

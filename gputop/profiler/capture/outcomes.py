@@ -51,12 +51,12 @@ class MultiWorkerCapture(Struct, frozen=True):
         lines = [f"not captured: {o.address}: {o.error.message}" for o in self.outcomes if o.error is not None]
         if self.start_spread_s is not None:
             errors = [o.clock.error_ns / 1e9 for o in self.captured if o.clock is not None]
-            lines.append(f"{len(self.captured)} workers began within {duration(self.start_spread_s)} of each other"
-                         + (f", clocks known to {duration(max(errors))}" if any(errors) else ""))
+            lines.append(f"{len(self.captured)} workers started within {duration(self.start_spread_s)} of each other"
+                         + (f", clocks known to within {duration(max(errors))}" if any(errors) else ""))
         longest = max(self.captured, key=lambda o: o.overview_s, default=None)
         if longest is not None and longest.overview_s > self.plan.overview_s:
-            lines.append(f"rare events were watched for {self.plan.overview_s:g} to {longest.overview_s:g} s, by "
-                         "worker")
-        lines += [f"the clock of {o.address} differs by {o.clock.offset_ns / 1e9:+.3f} s: corrected"
+            lines.append(f"gputop watched for rare events for {self.plan.overview_s:g} to {longest.overview_s:g} s, "
+                         "depending on the worker")
+        lines += [f"the clock of {o.address} differs by {o.clock.offset_ns / 1e9:+.3f} s; gputop corrected for this"
                   for o in self.captured if o.clock is not None and o.clock.offset_ns]
         return tuple(lines)

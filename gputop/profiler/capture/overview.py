@@ -55,7 +55,7 @@ def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch
     done_s = round(made.seconds, 1)
     ended = ""
     if made.why_ended:
-        ended = f"Rare events were watched for {done_s:g} of {chosen.overview_s:g} s ({made.why_ended})."
+        ended = f"gputop watched for rare events for {done_s:g} of {chosen.overview_s:g} s ({made.why_ended})."
     return replace(chosen, overview_s=done_s, ended=also(chosen.ended, ended)), made.call_s
 
 
@@ -110,7 +110,7 @@ def _counted(recorder: Recorder, path: Path) -> tuple[int, int]:
     except NoDataError:
         events = 0
     except OSError as error:
-        raise GputopError(f"{path} cannot be read: {error.strerror or error}", "Check that file system.") from None
+        raise GputopError(f"cannot read {path}: {error.strerror or error}", "Check the file system.") from None
     return events, max(0, total - events)
 
 

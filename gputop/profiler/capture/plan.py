@@ -53,7 +53,7 @@ _SHAPES_EVENTS = 250_000
 _RECEIVE_MULTIPLE = 3.0  # the answer as gRPC receives it, as one message, and its XSpace
 ANALYSIS_MULTIPLE = 5.0  # benchmarks/trace_engine.py
 _ANALYSIS_BASE_BYTES = 100e6  # the interpreter and NumPy
-_NO_SHAPES = "shapes of inputs are left out, because the job makes so many events"
+_NO_SHAPES = "input shapes are not recorded, because the job produces so many events"
 _USABLE_SHARE = 0.8  # of what is free; the job goes on allocating meanwhile
 # A recording is ended when less than this share of what was free is left beside what gathering it will take.
 _RESERVED_SHARE = (1 - _USABLE_SHARE) / 2
@@ -149,20 +149,20 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
     """
     rate = probe.events_per_s
     if rate <= 0:
-        return Plan(asked_s, asked_s, "full length, the job made no events during the test", probe, free.unknown)
-    makes = f"this job makes {count(rate)} events/s"
-    chosen_s, reason = asked_s, f"full length, {makes}"
+        return Plan(asked_s, asked_s, "full length, because the probe contains no events", probe, free.unknown)
+    makes = f"this job produces {count(rate)} events/s"
+    chosen_s, reason = asked_s, f"full length, at {count(rate)} events/s"
     enough_s = TARGET_EVENTS / rate - probe.seconds
     if enough_s < asked_s:
         chosen_s, reason = enough_s, makes
         least_s, what = max((min(MIN_CAPTURE_S, limits.least_s), "the shortest possible"), _for_steps(probe))
         if chosen_s < least_s:
             chosen_s, reason = ((least_s, f"{what}: {makes}") if least_s < asked_s
-                                else (asked_s, f"full length, {makes}"))
+                                else (asked_s, f"full length, at {count(rate)} events/s"))
     device_rate = probe.device_events_per_s
     if device_rate * chosen_s > limits.device_events:
         chosen_s = limits.device_events / device_rate
-        reason = f"its GPUs make {count(device_rate)} events/s, and {limits.device_limit}"
+        reason = f"its GPUs produce {count(device_rate)} events/s, and {limits.device_limit}"
     if rate * chosen_s > limits.events:
         chosen_s, reason = limits.events / rate, f"{makes}, and {limits.events_limit}"
     enough_s = _enough(probe)
@@ -175,12 +175,12 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
     shapes = shapes or not limits.bare_bytes_per_event
     if growth_s < chosen_s:
         chosen_s = max(growth_s, min(MIN_CAPTURE_S, limits.least_s, asked_s))
-        reason = f"{makes}, and the job grows by {size(_job_bytes_per_s(probe, limits))} a second"
+        reason = f"{makes}, and the job's memory grows by {size(_job_bytes_per_s(probe, limits))} a second"
     enough = enough_s < chosen_s
     if enough:
         assert probe.step_s is not None
         steps = float(f"{enough_s / probe.step_s:.2g}")
-        chosen_s, reason = enough_s, f"about {steps:.0f} steps are enough, {makes}"
+        chosen_s, reason = enough_s, f"about {steps:.0f} steps are enough, at {count(rate)} events/s"
     least_s, least_why = _limit_to_resources(Plan(asked_s, chosen_s, reason, probe), probe, free, limits)
     if least_s < asked_s:
         parts = 100 if least_s < MIN_CAPTURE_S > limits.least_s else 10
@@ -212,7 +212,7 @@ def _for_steps(probe: Probe) -> tuple[float, str]:
     if step_s is not None:
         steps_s = max(min(steps * step_s, events / rate) for steps, events in _STEPS_WORTH)
         return steps_s, f"for {steps_s / step_s:.0f} steps"
-    return (_STEPS_WORTH[0][1] / rate, "for steps too long to be probed") if probe.device_events else (0.0, "")
+    return (_STEPS_WORTH[0][1] / rate, "for steps longer than the probe") if probe.device_events else (0.0, "")
 
 
 class MemoryLimits(Struct, frozen=True):
@@ -305,16 +305,16 @@ def _limit_to_resources(wanted: Plan, probe: Probe, free: FreeResources, recorde
         if usable < least_s * per_s:
             grew = "" if probe.growth_bytes is None else f" and grew by {size(probe.growth_bytes)}"
             raise GputopError(
-                f"too little {what} for a capture: {size(free_bytes)} free, and {least_s:g} s of it take about "
-                f"{size(least_s * per_s + base)} (probed for {probe.seconds:g} s, the job made "
-                f"{size(probe.bytes)} of trace{grew})",
+                f"not enough {what} for a capture: {size(free_bytes)} free, and capturing {least_s:g} s needs about "
+                f"{size(least_s * per_s + base)} (in a probe of {probe.seconds:g} s, the job produced a trace of "
+                f"{size(probe.bytes)}{grew})",
                 f"Free some{', or choose another --logdir' if 'logdir' in what else ''}; or force a short capture "
-                f"without probe and check: gputop capture --seconds 0.3 --force.{recorder.instead and ' Or: '}"
-                f"{recorder.instead}",
+                "without a probe or checks: gputop capture --seconds 0.3 "
+                f"--force.{recorder.instead and ' Or: '}{recorder.instead}",
             )
         if usable < chosen_s * per_s:
             chosen_s = usable / per_s
-            reason = f"{size(free_bytes)} of {what} are free, and a capture takes {size(per_s)} a second"
+            reason = f"{size(free_bytes)} of {what} is free, and a capture needs {size(per_s)} a second"
     return chosen_s, reason
 
 

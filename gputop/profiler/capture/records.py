@@ -136,11 +136,11 @@ class CaptureRecord(Struct, frozen=True):
             lines += [text for text in (plan.ended, *plan.notes) if text]
             count = self.steps.count if self.steps is not None else 0
             if self.plan.shortened and self.analysis is not None and count < _FEW_STEPS:
-                lines.append(f"{count or 'no'} whole step{'s' if count != 1 else ''} in it; to capture longer: "
-                             f"gputop capture --seconds {self.asked_s:g} --force")
+                lines.append(f"the trace has {count or 'no'} complete step{'s' if count != 1 else ''}; to capture "
+                             f"longer: gputop capture --seconds {self.asked_s:g} --force")
             elif self.plan.overview_s:
-                lines.append("events that are rarer than that may be missing; to watch for longer: "
-                             f"gputop capture --seconds {max(_LONG_S, 2 * self.asked_s):g}")
+                lines.append("less frequent events may be missing; to watch for longer: gputop capture --seconds "
+                             f"{max(_LONG_S, 2 * self.asked_s):g}")
             elif self.plan.enough:
                 lines.append("rare events, such as a checkpoint, may be missing; to capture longer: "
                              f"gputop capture --seconds {self.asked_s:g} --force")
@@ -148,5 +148,5 @@ class CaptureRecord(Struct, frozen=True):
             lines.append(self.cost.text())
         slowed = self.steps_slowed_s
         if slowed is not None and slowed[1] > 1.1 * slowed[0]:
-            lines.append(f"steps took {seconds(slowed[0])} at its beginning and {seconds(slowed[1])} at its end")
+            lines.append(f"steps slowed down from {seconds(slowed[0])} to {seconds(slowed[1])} during the trace")
         return (*lines, self.uncaptured) if self.uncaptured else tuple(lines)

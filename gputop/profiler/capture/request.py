@@ -16,8 +16,8 @@ from gputop.text.commands import short_description
 from gputop.text.units import printable
 
 _MAX_LISTED = 20  # jobs
-HARM = ("A capture slows that job down, takes some of its memory, and copies its activity into your trace; with "
-        "py-spy installed also its Python stacks. gputop keeps the answer until it ends.")
+HARM = ("A capture slows that job down, uses some of its memory, and copies its activity into your trace. If py-spy is "
+        "installed, the trace also contains the job's Python stacks. gputop remembers the answer until it exits.")
 
 
 class CaptureRequest(Struct, frozen=True):
@@ -94,8 +94,8 @@ def ask_job(request: CaptureRequest, servers: Sequence[Server], ended: Server | 
         "job", "Which job?",
         "Several jobs can be captured." if ended is None else f"The job at {ended.address} has ended.",
         f"several jobs can be captured: {listed}" if ended is None else
-        f"the job at {ended.address} has ended; others can be captured: {listed}",
-        f"Name the one that you mean: gputop capture {servers[0].address.removeprefix('pid:')}",
+        f"the job at {ended.address} has ended; these other jobs can be captured: {listed}",
+        f"Name the job to capture: gputop capture {servers[0].address.removeprefix('pid:')}",
         tuple(CaptureAnswer(server.address, server.description, replace(request, job=server)) for server in servers),
         tuple(servers))
 
@@ -105,18 +105,18 @@ def ask_other_user(request: CaptureRequest, server: Server) -> CaptureQuestion:
     return CaptureQuestion(
         "other user", f"This server belongs to user {server.owner}. Capture from it?", HARM,
         f"the profiler server at {server.address} belongs to user {server.owner}, and you did not name it",
-        f"A capture slows that job down and copies its activity. If you want this: --attach {server.address}",
+        f"A capture slows that job down and copies its activity. To capture anyway: --attach {server.address}",
         (CaptureAnswer("y", "Capture from it", replace(request, job=server, allowed=server)),), (server,))
 
 
 def ask_other_job(request: CaptureRequest, server: Server, before: Server) -> CaptureQuestion:
     """Ask whether to capture from a named address at which another job answers than the one that was there before."""
     whose = (f"It belongs to user {server.owner}. " if server.owner else "" if server.pid is not None else
-             "gputop may not see its owner. ")
+             "gputop cannot see its owner. ")
     return CaptureQuestion(
         "other job", f"Another job now answers at {server.address}. Capture from it?", whose + HARM,
         f"the job at {before.address} has ended, and another one now answers there",
-        f"If you want this, start gputop again: --attach {server.address}",
+        f"To capture it, restart gputop with --attach {server.address}",
         (CaptureAnswer("y", "Capture from it", replace(request, allowed=server)),), (server, before))
 
 
@@ -126,7 +126,7 @@ def ask_workers(request: CaptureRequest, servers: Sequence[Server], choice: Choi
     every = replace(few, workers=frozenset(server.address for server in servers), notices=())
     return CaptureQuestion(
         "workers", "Which workers?", "",
-        f"there are {choice.of} workers, and a capture slows each of them down", f"Proposed are {choice.text()}.",
+        f"there are {choice.of} workers, and a capture slows down each of them", f"Proposed are {choice.text()}.",
         (CaptureAnswer("few", choice.text(), few), CaptureAnswer("all", "all of them", every)), choice=choice)
 
 
@@ -134,7 +134,7 @@ def ask_risk(request: CaptureRequest, risk: str) -> CaptureQuestion:
     """Ask whether to capture although that is known to end such jobs."""
     return CaptureQuestion(
         "risk", "This capture may end the job. Capture anyway?", risk, f"a capture may end the job: {risk}",
-        "gputop capture --accept-risk captures anyway.",
+        "To capture anyway: gputop capture --accept-risk",
         (CaptureAnswer("y", "Capture anyway", replace(request, accept_risk=True)),))
 
 

@@ -70,20 +70,20 @@ class Shortage(Struct, frozen=True):
 def shortage(facts: LimitFacts, need: Need, pid: int, jobs: int = 1) -> Shortage | None:
     """The first limit below which a job with these facts has less than it needs; None where it has enough of all that
     is known. So many ``jobs`` are recorded at once, and share what a user, a control group or a disk has. Pure."""
-    limits, for_job = facts.limits, f"Raise it for the job: prlimit --pid {pid}"
+    limits, for_job = facts.limits, f"Raise the job's limit: prlimit --pid {pid}"
     shortages: list[Shortage] = []
     processes = limits.get(job_limits.PROCESSES)
     if processes is not None and facts.user_threads is not None:
         shortages.append(Shortage(
             "threads", processes - facts.user_threads, jobs * need.threads,
             f"ulimit -u is {processes:,}, and user {facts.user} has {facts.user_threads:,} threads on this node",
-            f"{for_job} --nproc={facts.user_threads + 2 * jobs * need.threads}: (as root above the hard limit), or end "
-            "other programs of that user"))
+            f"{for_job} --nproc={facts.user_threads + 2 * jobs * need.threads}: (as root above the hard limit), or "
+            "stop some of that user's other programs"))
     for path, most, now in facts.groups:
         raised = f"echo {now + 2 * jobs * need.threads} > {path}/pids.max"
         shortages.append(Shortage("threads", most - now, jobs * need.threads,
-                              f"pids.max of {path} is {most:,}, and {now:,} run in it",
-                              f"Raise it as root: {raised} (Docker: --pids-limit)"))
+                              f"pids.max of {path} is {most:,}, and {now:,} threads are running there",
+                              f"Raise the limit as root: {raised} (Docker: --pids-limit)"))
     stacks_bytes = need.threads * min(limits.get(job_limits.STACK, _USUAL_STACK_BYTES), _USUAL_STACK_BYTES)
     for name, used, option, what in (
             (job_limits.ADDRESS_SPACE, facts.size_bytes, "as", "address space (ulimit -v)"),
@@ -91,16 +91,16 @@ def shortage(facts: LimitFacts, need: Need, pid: int, jobs: int = 1) -> Shortage
         most_bytes = limits.get(name)
         if most_bytes is not None and used is not None:
             shortages.append(Shortage(what, most_bytes - used, need.bytes + stacks_bytes,
-                                  f"the limit is {size(most_bytes)}, and the job has {size(used)}",
+                                  f"the limit is {size(most_bytes)}, and the job uses {size(used)}",
                                   f"{for_job} --{option}=unlimited: (as root above the hard limit)", in_bytes=True))
     files = limits.get(job_limits.FILES)
     if files is not None and facts.files is not None:
         shortages.append(Shortage("file descriptors", files - facts.files, need.files,
-                              f"ulimit -n is {files:,}, and {facts.files:,} are open",
+                              f"ulimit -n is {files:,}, and {facts.files:,} files are open",
                               f"{for_job} --nofile={facts.files + 2 * need.files}: (as root above the hard limit)"))
     if (file_bytes := limits.get(job_limits.FILE_SIZE)) is not None and facts.folder:
         shortages.append(Shortage("bytes in a file (ulimit -f)", file_bytes, _LEAST_FILE_BYTES,
-                              "the job may not write a larger file", f"{for_job} --fsize=unlimited:", in_bytes=True))
+                              "the job cannot write larger files", f"{for_job} --fsize=unlimited:", in_bytes=True))
     if facts.disk_bytes is not None:
         shortages.append(Shortage(f"disk space in {facts.folder}", facts.disk_bytes, jobs * _LEAST_DISK_BYTES,
                               "the job writes its trace there", "Make room there", in_bytes=True))
@@ -127,6 +127,6 @@ def check_limits(pid: int | None, proc: Path = Path("/proc"), jobs: int = 1) -> 
     left, needed = (map(size, (max(0, short.left), short.needed)) if short.in_bytes
                     else (f"{max(0, short.left):,}", str(short.needed)))
     raise GputopError(
-        f"{LABELS[framework]} may need {needed} {short.what} to be recorded, and process {pid} has {left} left: "
-        f"{short.limit}. At a limit the job could end or stand still, so gputop did not touch it",
+        f"recording {LABELS[framework]} may need {needed} {short.what}, and process {pid} has {left} left: "
+        f"{short.limit}. At its limit, the job could crash or hang, so gputop did not touch it",
         f"{short.fix}; or start the job with higher limits.")

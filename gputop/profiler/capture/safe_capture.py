@@ -56,7 +56,7 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
     with probe_logdir(logdir) as folder:
         probed, probe = probe_job(recorder, folder, memory, stop)
         if stop.is_set() and probed is not None:
-            chosen = Plan(seconds, probe.seconds, "stopped during the probe; the probe is the trace", probe)
+            chosen = Plan(seconds, probe.seconds, "stopped during the probe; the trace contains only the probe", probe)
             on_plan(chosen)
             return keep_probe(recorder, probed, logdir), chosen, memory.cost(probed.took_s, chosen.chosen_s)
 
@@ -74,8 +74,8 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
             if probed is None:
                 raise
             kept = keep_probe(recorder, probed, logdir).path
-            raise GputopError(f"{error.message}; the only data is the probe of {probe.seconds:g} s",
-                              f"{error.fix} To look at the probe: gputop analyze {kept}") from None
+            raise GputopError(f"{error.message}; only the probe of {probe.seconds:g} s was saved",
+                              f"{error.fix} To analyze the probe: gputop analyze {kept}") from None
         chosen, call_s = guard.plan_as_recorded(chosen, overview=recorder.limits.overview), result.took_s
         if chosen.overview_s:
             chosen, overview_call_s = record_overview(recorder, result.path, chosen, watch, folder)
@@ -113,13 +113,13 @@ def _probe_once(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threa
         return None, Probe(probe_s, empty.took_s, 0, 0, 0)
     if not result.path.is_relative_to(logdir):
         shutil.rmtree(result.path.parents[3], ignore_errors=True)
-        raise GputopError(f"the disk of the logdir is full: it does not hold even the probe, "
-                          f"{size(result.bytes)}", "Free some space, or choose another folder with --logdir DIR.")
+        raise GputopError(f"the disk of the logdir is full: even the probe of {size(result.bytes)} does not "
+                          "fit", "Free some space, or choose another folder with --logdir DIR.")
     try:
         host, devices = recorder.count_events(result.path)
     except OSError as error:
-        raise GputopError(f"the probe's trace cannot be read: {error.strerror or error} ({result.path})",
-                          "Check that file system; or capture without a probe: --force.") from None
+        raise GputopError(f"cannot read the probe's trace: {error.strerror or error} ({result.path})",
+                          "Check the file system, or capture without a probe: --force.") from None
     step_s, sure = step_time(result.path, host + devices) or (None, False)
     seconds = min(probe_s, result.took_s) if result.stopped_early else probe_s
     return result, Probe(seconds, result.took_s, result.bytes, host, devices, step_s, memory.growth, sure)

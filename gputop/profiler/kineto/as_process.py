@@ -63,7 +63,7 @@ def fix(error: OSError) -> str:
     """Fix for an error of :func:`run`."""
     if error.errno in (errno.EPERM, errno.EACCES):
         return "Run gputop as the job's user, and as root if the job runs in a container."
-    return "The folder must exist and be writable for the job's user."
+    return "The folder must exist, and the job's user must be able to write to it."
 
 
 def _groups(pid: int, uid: int) -> tuple[int, list[int]]:

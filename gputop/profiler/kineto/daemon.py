@@ -169,7 +169,7 @@ def serving(folder: SocketFolder, stopped: Callable[[], bool] = lambda: False) -
                 daemon = _served[key] = _start(folder)
                 break
         if stopped() or time.monotonic() > deadline:
-            raise GputopError(f"another gputop captures from the jobs of {folder.path}", "Try again when it has ended.")
+            raise GputopError(f"another gputop is using {folder.path}", "Try again when that capture has ended.")
         time.sleep(_LOCK_PERIOD_S)
     try:
         yield daemon

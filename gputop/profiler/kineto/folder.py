@@ -72,9 +72,8 @@ class SocketFolder:
         try:
             folder = as_process.with_rights(pid, uid, make)
         except OSError as error:
-            raise GputopError(f"no folder for a socket can be made in {PLACE} of process {pid}: "
-                              f"{error.strerror or error}",
-                              f"{PLACE} there must be a folder, not a link, and have room for two files.") from None
+            raise GputopError(f"cannot create a socket folder in {PLACE} of process {pid}: {error.strerror or error}",
+                              f"{PLACE} must be a folder there, not a link, and have space for two files.") from None
         return cls(PLACE / name, folder, pid, uid)
 
     @classmethod
@@ -82,21 +81,21 @@ class SocketFolder:
         """Open the folder in which process ``pid`` of user ``uid`` has its socket. Raises GputopError, also where other
         users could bind a daemon's name there."""
         if len(str(path)) > MAX_FOLDER_CHARS or not path.is_absolute() or not str(path).isprintable():
-            raise GputopError(f"process {pid} has its kineto socket in {printable(str(path))}, a folder that gputop "
-                              "cannot use", "KINETO_IPC_SOCKET_DIR must be absolute and printable, with at most "
-                              f"{MAX_FOLDER_CHARS} characters.")
+            raise GputopError(f"the kineto socket of process {pid} is in {printable(str(path))}, a folder that gputop "
+                              "cannot use", "KINETO_IPC_SOCKET_DIR must be an absolute path of at most "
+                                            f"{MAX_FOLDER_CHARS} printable characters.")
         try:
             folder = folder_of_process(pid, Path(path))
         except OSError as error:
-            raise GputopError(f"the folder {path} of the kineto socket of process {pid} cannot be entered: "
+            raise GputopError(f"cannot enter {path}, the kineto socket folder of process {pid}: "
                               f"{error.strerror or error}",
-                              "It was removed or is a link; only a restart of the job makes it usable.") from None
+                              "The folder was removed or is a link. Restart the job to make it usable.") from None
         state = os.fstat(folder.fd)
         if state.st_uid != uid or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             folder.close()
-            raise GputopError(f"other users could answer the kineto of process {pid}: {path} is theirs, or they can "
-                              "write to it",
-                              "Let KINETO_IPC_SOCKET_DIR be a folder with mode 0700, or start the job with gputop run.")
+            raise GputopError(f"other users could send requests to kineto in process {pid}, because {path} belongs to "
+                              "them or is writable for them",
+                              "Set KINETO_IPC_SOCKET_DIR to a folder with mode 0700, or start the job with gputop run.")
         return cls(path, folder, pid, uid)
 
     def __enter__(self) -> SocketFolder:
@@ -133,15 +132,15 @@ class SocketFolder:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise GputopError(f"{self.path} of process {self.pid} cannot be locked: {error.strerror or error}",
-                              f"It needs room for a file, {_LOCK_NAME}, which must belong to the job's user.") from None
+            raise GputopError(f"cannot lock {self.path} of process {self.pid}: {error.strerror or error}",
+                              f"The folder must have space for {_LOCK_NAME}, a file of the job's user.") from None
         return True
 
     def bind(self) -> socket.socket:
         """The daemon's socket. Raises GputopError where another daemon has that name."""
         if self.answers(DAEMON_NAME):
             raise GputopError(f"another daemon, such as dynolog, serves the kineto sockets in {self.path}",
-                              "End it, or capture with its own tool (dyno gputrace).")
+                              "Stop that daemon, or capture with its own tool (dyno gputrace).")
         daemon = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             daemon.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -151,7 +150,7 @@ class SocketFolder:
             return daemon
         except OSError as error:
             daemon.close()
-            raise GputopError(f"no socket can be made in {self.path} of process {self.pid}: {error.strerror or error}",
+            raise GputopError(f"cannot create a socket in {self.path} of process {self.pid}: {error.strerror or error}",
                               as_process.fix(error)) from None
 
     def unbind(self) -> None:

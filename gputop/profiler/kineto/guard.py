@@ -93,8 +93,8 @@ def ask_guard(daemon: Daemon, client: DaemonClient, request: GuardRequest,
     at most. Raises GputopError with the reason why the process cannot be recorded now; nothing has begun then."""
     pid = client.pid
     if not daemon.send(guard_of(client), encode(request)):
-        raise GputopError(f"nothing guards recordings of process {pid}, so that one may end the job",
-                          f"Another tool or an older gputop made it listen. gputop capture {pid} guards it.")
+        raise GputopError(f"nothing guards recordings of process {pid}, so a recording could crash the job",
+                          f"Another tool or an older gputop set up its profiler. gputop capture {pid} adds the guard.")
     deadline = time.monotonic() + _ANSWER_S
     while time.monotonic() < deadline:
         try:
@@ -105,9 +105,9 @@ def ask_guard(daemon: Daemon, client: DaemonClient, request: GuardRequest,
             raise_unless(pid, "ready", *report)
             return
     let_go(daemon, client)
-    raise GputopError(f"Python in process {pid} does not let gputop's guard run, so nothing was recorded",
-                      "A recording of a gputop that was killed may not be over; or a call keeps Python's lock: py-spy "
-                      f"dump --pid {pid} shows where.")
+    raise GputopError(f"gputop's guard could not run in process {pid}, so nothing was recorded",
+                      "A recording by a killed gputop may still be running, or a call holds the GIL: py-spy dump --pid "
+                      f"{pid} shows where.")
 
 
 def let_go(daemon: Daemon, client: DaemonClient) -> None:
@@ -145,36 +145,35 @@ def raise_unless(pid: int, expected: str, state: str, detail: str) -> None:
     """Raise GputopError unless gputop's code in a process reports what is ``expected``."""
     if state == expected:
         return
-    own_traces = "Its own traces have what gputop would record: gputop analyze FOLDER."
+    own_traces = "The job's own traces contain what gputop would record: gputop analyze FOLDER."
     steps, _, recorded = detail.partition(" ")
     if state == "profiling" and not steps:
         state = "left on"
     reasons = {
-        "absent": (f"process {pid} has not imported torch", "Give the Python process that trains, not its launcher."),
+        "absent": (f"process {pid} has not imported torch", "Name the Python process that trains, not its launcher."),
         "importing": (f"process {pid} is importing torch", "Try again in a moment."),
-        "no CUDA yet": (f"process {pid} has not begun to use its GPU, and the profiler would initialize it for the job",
+        "no CUDA yet": (f"process {pid} is not using its GPU yet, and the profiler would initialize CUDA for the job",
                         "Try again once it trains on the GPU."),
-        "left on": (f"torch.profiler records all that process {pid} does: training with it left on often takes two "
-                    "to three times as long", "Remove it from the script, or let it record some steps once. "
-                    f"{own_traces}"),
-        "profiling": (f"torch.profiler records process {pid} now, for {steps} steps more", own_traces),
-        "cycles": (f"process {pid} profiles itself in cycles: torch.profiler begins again in {steps} steps, and two "
-                   "recordings at once would end the job", own_traces),
-        "observed": (f"another observer of PyTorch's operators is at work in process {pid}",
-                     "Such as an execution trace, or another recording. Capture when it has ended."),
-        "ending": (f"process {pid} is ending", "Nothing was recorded."),
-        "used": (f"process {pid} has used torch.profiler before: only torch.profiler can record it, and pauses the "
-                 "job for half a second per 25,000 events", f"gputop capture {pid} asks first. Or: {PASTE}"),
-        "no threads": (f"process {pid} has used torch.profiler before, and PyTorch {detail} then allows no recording "
-                       "from outside", PASTE),
-        "unsupported": (f"PyTorch {detail} in process {pid} cannot start to listen while it runs", "PyTorch 2.6 and "
+        "left on": (f"torch.profiler records process {pid} all the time: training then often takes two to three times "
+                    "as long", f"Remove the profiler from the script, or record only a few steps. {own_traces}"),
+        "profiling": (f"torch.profiler is recording process {pid} for {steps} more steps", own_traces),
+        "cycles": (f"process {pid} profiles itself in cycles: torch.profiler starts again in {steps} steps, and two "
+                   "simultaneous recordings would crash the job", own_traces),
+        "observed": (f"another observer of PyTorch operators is active in process {pid}",
+                     "It can be an execution trace or another recording. Capture again when it has ended."),
+        "ending": (f"process {pid} is exiting", "Nothing was recorded."),
+        "used": (f"process {pid} has used torch.profiler before, so only torch.profiler can record it, which pauses "
+                 "the job for half a second per 25,000 events", f"gputop capture {pid} asks first. Or: {PASTE}"),
+        "no threads": (f"process {pid} has used torch.profiler before, and PyTorch {detail} then does not allow "
+                       "external recordings", PASTE),
+        "unsupported": (f"PyTorch {detail} in process {pid} cannot be prepared while it runs", "PyTorch 2.6 and "
                         f"newer can. {PASTE}"),
-        "unguarded": (f"gputop cannot keep a recording from ending process {pid} (PyTorch {detail})", PASTE),
+        "unguarded": (f"gputop cannot prevent a recording from crashing process {pid} (PyTorch {detail})", PASTE),
     }
     if state == "used":
         raise UsedBefore(*reasons[state])
     if state in ("left on", "profiling", "cycles"):
         share = float(recorded) if _SHARE.fullmatch(recorded) else 0.0
         raise ProfilesItself(pid, 1.0 if state == "left on" else share, *reasons[state])
-    unknown = f"PyTorch in process {pid} did not switch its daemon mode on ({detail or state})", PASTE
+    unknown = f"PyTorch in process {pid} did not turn on its daemon mode ({detail or state})", PASTE
     raise GputopError(*reasons.get(state, unknown))

@@ -48,7 +48,7 @@ class RecordingConfig(Struct, frozen=True):
         """The lines of the config. Raises ValueError where the path cannot stand in one."""
         file = str(self.file)
         if not file.isascii() or not file.isprintable() or any(c in file for c in " ,#=\\") or not file.startswith("/"):
-            raise ValueError(f"kineto takes no such path: {file!r}")
+            raise ValueError(f"kineto does not accept the path {file!r}")
         lines = [f"ACTIVITIES_LOG_FILE={file}",
                  f"ACTIVITIES_DURATION_MSECS={self.duration_ms}",
                  "ACTIVITIES_WARMUP_PERIOD_SECS=0",  # 5 otherwise

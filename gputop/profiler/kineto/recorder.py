@@ -92,7 +92,7 @@ class KinetoRecorder:
         if client is None:
             return _USUAL
         if client.holds:
-            held = f"torch.profiler pauses the job for {_MAX_HOLD_S:g} s at the end of a longer one"
+            held = f"at the end of a longer capture, torch.profiler would pause the job for more than {_MAX_HOLD_S:g} s"
             return replace(_USUAL, events=_MAX_HOLD_S / HOLD_S_PER_EVENT, events_limit=held)
         if client.folder is not None and is_of_gputop(client.folder):
             return _USUAL
@@ -136,8 +136,8 @@ class KinetoRecorder:
         """Raises GputopError where the process cannot be recorded now."""
         client = client_of(self.pid)
         if client is None:
-            raise GputopError(f"no PyTorch process {self.pid} waits for gputop, or it has ended",
-                              f"gputop capture {self.pid} asks, and makes it wait.")
+            raise GputopError(f"no PyTorch process {self.pid} is waiting for gputop, or the process has ended",
+                              f"To prepare the process (gputop asks first): gputop capture {self.pid}")
         if client.folder is None:
             raise unsafe(self.pid)
         return client
@@ -146,9 +146,9 @@ class KinetoRecorder:
 def unsafe(pid: int) -> GputopError:
     """The error of a client that any local user can command."""
     return GputopError(
-        f"process {pid} runs with KINETO_USE_DAEMON and without KINETO_IPC_SOCKET_DIR: any user of this node can have "
-        "it overwrite files, so gputop does not use it",
-        "Restart it with gputop run, or without KINETO_USE_DAEMON: gputop then switches it on safely.")
+        f"process {pid} runs with KINETO_USE_DAEMON but without KINETO_IPC_SOCKET_DIR. Any user of this node could "
+        "then make it overwrite files, so gputop does not use this mode",
+        "Restart it with gputop run, or without KINETO_USE_DAEMON so that gputop can turn it on safely.")
 
 
 class _Take(Struct):
@@ -214,9 +214,9 @@ class _Take(Struct):
         began_s = fetched_s if window is None else min(max(window[0] / 1e9, fetched_s), written_s - seconds)
         took_s = max(seconds, written_s - began_s)
         if empty:
-            raise EmptyTrace(f"process {pid} began nothing in {seconds:g} s that PyTorch's profiler records",
-                             "It does not train now; or it waits for a GPU that has seconds of work in its queue: then "
-                             f"capture longer. The trace is kept: {path}", took_s)
+            raise EmptyTrace(f"PyTorch's profiler recorded no activity in process {pid} for {seconds:g} s",
+                             "Either the process is not training, or it is waiting for a GPU with seconds of queued "
+                             f"work; in that case, capture for longer. The trace is in {path}", took_s)
         return CaptureResult(f"pid:{pid}", path, run.path, run.path.name, seconds, took_s, size, False, "job's disk",
                              sent_s=written_s - took_s)
 
@@ -226,12 +226,12 @@ class _Take(Struct):
         if not is_same(self.client):
             raise GputopError(f"process {pid} has ended", "Nothing was recorded.")
         if self.polled and waited_s > _BUILD_TIMEOUT_S:
-            raise GputopError(f"process {pid} is busy with another recording for {waited_s:.0f} s",
-                              "Its own torch.profiler or another tool records it. Nothing was recorded.")
+            raise GputopError(f"process {pid} has been busy with another recording for {waited_s:.0f} s",
+                              "Its own torch.profiler or another tool is recording it. gputop recorded nothing.")
         if not self.polled and waited_s > _POLL_TIMEOUT_S:
             raise GputopError(
-                f"PyTorch's profiler in process {pid} does not ask for work, though its socket is open",
-                f"The job is stopped, or that thread hangs: py-spy dump --pid {pid} --native shows where.")
+                f"PyTorch's profiler in process {pid} is not polling for requests, although its socket is open",
+                f"The job is stopped, or the profiler's thread hangs: py-spy dump --pid {pid} --native shows where.")
 
     def _check_written(self, file: str) -> None:
         """Raises TraceLost where the file will not come."""
@@ -239,12 +239,12 @@ class _Take(Struct):
         if not is_same(self.client) and not self.daemon.folder.folder.has(file):
             raise end_of_recorded(pid, self.pidfd) or TraceLost(
                 f"process {pid} ended before its trace was written",
-                "The trace is lost; capture earlier, or for a shorter time.")
+                "The trace is lost. Capture earlier, or for a shorter time.")
         due_s = self.begins_s + seconds + self.rest_s + POLL_PERIOD_S + _WRITE_TIMEOUT_S
         if now > max(due_s, self.busy_s + POLL_PERIOD_S + _WRITE_TIMEOUT_S) or now > due_s + _BUILD_TIMEOUT_S:
-            raise TraceLost(f"process {pid} took the request and wrote no trace within {now - self.fetched_s:.0f} s",
-                            "Its own torch.profiler was busy, the node is overloaded, or it cannot write to "
-                            f"{self.daemon.folder.path} (disk full?). It still runs.")
+            raise TraceLost(f"process {pid} accepted the request but wrote no trace in {now - self.fetched_s:.0f} s",
+                            "The process is still running. Its own torch.profiler was busy, the node is overloaded, or "
+                            f"the process cannot write to {self.daemon.folder.path} (disk full?).")
 
     def _step(self, began: float) -> None:
         """Wait a moment for what the process sends; tells how far it is. Raises GputopError where it was stopped
@@ -288,7 +288,7 @@ class _Take(Struct):
             return open_regular(file, MAX_COPY_BYTES, follow_links=False, owners=frozenset({self.client.uid}),
                                 folder_fd=self.daemon.folder.folder.fd)
         except OSError as error:
-            raise TraceLost(f"gputop does not take the trace of process {self.client.pid}: {error.strerror or error}",
+            raise TraceLost(f"gputop rejected the trace of process {self.client.pid}: {error.strerror or error}",
                             "Somebody exchanged it." if isinstance(error, UnsafeFile) else "Capture again.") from None
 
 

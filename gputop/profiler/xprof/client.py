@@ -68,7 +68,7 @@ class XProfRecorder(Struct, frozen=True):
         """A trace that a server wrote to its disk before it went away is not lost."""
         seconds, start_ns = recording.seconds, recording.start_ns
         if not 0.001 <= seconds <= _MAX_SECONDS:
-            raise GputopError(f"a capture lasts 0.001 to {_MAX_SECONDS:g} s, not {seconds:g}", exit_code=EXIT_USAGE)
+            raise GputopError(f"a capture can last 0.001 to {_MAX_SECONDS:g} s, not {seconds:g}", exit_code=EXIT_USAGE)
         host = recording.host_name or machine_name(self.address)
         with RunFolder.create(recording.logdir, host, recording.run) as folder, pidfd_of(self.pid) as pidfd:
             on_progress(Progress("connecting", 0.0, seconds))
@@ -180,14 +180,14 @@ class _Call:
                 raise TraceLost(
                     f"{self.address} was asked to stop but did not send its trace within "
                     f"{grace:.0f} s; the call was canceled and the data is lost",
-                    "The job may lack CPU time or memory; capture fewer seconds.",
+                    "The job may be short of CPU time or memory. Capture fewer seconds.",
                 )
             recording = elapsed < self._until_s and hand_over_by is None
             report(Progress("recording" if recording else "receiving", elapsed, self.seconds))
 
     def _too_late(self, took_s: float) -> TraceLost:
         return TraceLost(f"{self.address} did not send its trace within {took_s:.0f} s; the capture was canceled",
-                         "Collecting very many events takes long: capture fewer seconds.")
+                         "Collecting so many events takes a long time. Capture fewer seconds.")
 
     def _explain(self, code: Any, details: str, took_s: float) -> GputopError:
         reason = f": {details[:300]}" if details else ""
@@ -195,30 +195,30 @@ class _Call:
         if is_busy(code.name, details):
             return GputopError(
                 f"{self.address} is busy: another profiling session is running in that process",
-                "Wait for it to end. TensorBoard callbacks with profile_batch, Nsight and other captures also count.",
+                "Wait for it to end. It can be a TensorBoard callback with profile_batch, Nsight or another capture.",
             )
         if code.name == "UNIMPLEMENTED":
             return no_profiler_service(self.address)
         if code.name == "UNAVAILABLE":  # gRPC's own words, "Stream removed (Socket closed)", say no more
             return TraceLost(
-                f"the job at {self.address} ended, or the connection to it broke, {took_s:.1f} s after the capture "
-                "began, before its trace arrived",
-                "See the job's own output for the reason. If the node ran out of memory, capture fewer seconds: a "
-                "capture needs host memory.",
+                f"{took_s:.1f} s into the capture, before the trace arrived, the job at {self.address} ended or the "
+                "connection was lost",
+                "Check the job's output for the reason. If the node ran out of memory, capture fewer seconds, because "
+                "a capture needs host memory.",
             )
         if code.name == "DEADLINE_EXCEEDED":
             return self._too_late(took_s)
         if self.request.repository_root in details:
             return GputopError(
                 f"{self.address} could not write the trace to its own disk ({self.request.repository_root}){reason}",
-                "TensorFlow up to 2.20 writes traces itself: give a --logdir that the job's user can write.",
+                "TensorFlow 2.20 and older writes traces itself. Use a --logdir that the job's user can write to.",
             )
         if "deserializing response" in text or code.name == "RESOURCE_EXHAUSTED":
             return TraceLost(
                 f"the trace from {self.address} is too large or damaged{reason}",
-                "A protobuf message holds at most 2 GB: capture fewer seconds.",
+                "A protobuf message can hold at most 2 GB. Capture fewer seconds.",
             )
-        return GputopError(f"{self.address} answered {code.name}{reason}", "See the job's own output.")
+        return GputopError(f"{self.address} answered {code.name}{reason}", "Check the job's output.")
 
 
 def is_busy(code: str, details: str) -> bool:
@@ -267,7 +267,7 @@ def _save(call: _Call, run: RunFolder, disk: ServerDisk, response: Any,
 def _save_answer(call: _Call, run: RunFolder, response: Any) -> CaptureResult:
     path = run.save(response.xspace)
     warnings = () if path == run.file else (
-        f"the disk of {run.file} does not hold the trace ({run.save_error}): it was saved as {path}",)
+        f"gputop could not save the trace as {run.file} ({run.save_error}) and saved it as {path} instead",)
     return _result(call, run, _Saved(path, len(response.xspace), outline(response.xspace)), "response", warnings,
                    empty=response.empty_trace)
 
@@ -277,7 +277,7 @@ def _result(call: _Call, run: RunFolder, saved: _Saved, delivered: Literal["resp
     """Raises EmptyTrace where there is no event in it."""
     path, size, about = saved
     if about.damaged:
-        warnings = (*warnings, "the trace ends early or is damaged; gputop kept its readable part")
+        warnings = (*warnings, "the trace is truncated or damaged; gputop kept the readable part")
     if empty or not about.has_events:
         raise _empty(call.address, path, (*about.errors, *about.warnings), call.took_s)
     return CaptureResult(
@@ -300,7 +300,7 @@ def _trace_on_server_disk(
         result = _save(call, run, disk, messages.RawProfileResponse(), stopped)
     except (GputopError, OSError):
         raise lost from None
-    return replace(result, warnings=(*result.warnings, f"{lost.message}; the server had written this trace by then"))
+    return replace(result, warnings=(*result.warnings, f"{lost.message}; the server had already written this trace"))
 
 
 def _outline_saved(run: RunFolder, path: Path) -> _Saved:
@@ -311,16 +311,16 @@ def _outline_saved(run: RunFolder, path: Path) -> _Saved:
         return _Saved(path, len(data), outline(data))
     except OSError as error:
         raise GputopError(
-            f"the trace was saved as {run.file}, but cannot be read: {error.strerror or error}",
-            "Check that file system (`dmesg`, quota, mount); then run `gputop analyze` on the file.",
+            f"the trace was saved as {run.file} but cannot be read: {error.strerror or error}",
+            "Check the file system (`dmesg`, quota, mount), then run `gputop analyze` on the file.",
         ) from None
 
 
 def _empty(address: str, path: Path | None, messages: tuple[str, ...], took_s: float) -> EmptyTrace:
-    words = f"; the profiler said: {'; '.join(messages)[:500]}" if messages else ""
+    words = f"; the profiler reported: {'; '.join(messages)[:500]}" if messages else ""
     kept = f" (kept as {path})" if path else ""
     return EmptyTrace(
-        f"the trace from {address} holds no events{kept}{words}",
-        "The job did nothing while it was recorded, or no tracer may run: capture while it trains, and longer.",
+        f"the trace from {address} contains no events{kept}{words}",
+        "The job did nothing, or its tracers are disabled. Capture for longer while the job trains.",
         took_s,
     )

@@ -51,7 +51,7 @@ def outline(data: bytes) -> Outline:
     warnings = texts(_WARNINGS)
     if steps.left < 0:
         has_events = True  # as far as can be told
-        warnings = (*warnings, "it has more parts than a profiler's trace: gputop did not look at all of them")
+        warnings = (*warnings, "it has more parts than a profiler trace should have; gputop did not check all of them")
     return Outline(has_events, texts(_ERRORS), warnings, space.damaged)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import grpc
 
 HOW_TO_SERVE = "tf.profiler.experimental.server.start(PORT) or jax.profiler.start_server(PORT)"
-_RIGHT_PORT = f"Give the port the job passed to {HOW_TO_SERVE}."
+_RIGHT_PORT = f"Use the port that the job passed to {HOW_TO_SERVE}."
 # A protobuf message holds no more (https://protobuf.dev/programming-guides/proto-limits/): one that is announced as
 # larger is refused before it takes any memory here.
 _MAX_MESSAGE_BYTES = 2**31 - 1
@@ -67,15 +67,15 @@ def check_http2(address: str, timeout_s: float, *, listen_only: bool = False) ->
     except (ConnectionRefusedError, FileNotFoundError):
         raise GputopError(
             f"nothing listens at {address}",
-            f"Start the profiler server in the job, {HOW_TO_SERVE}, and check host and port.",
+            f"Start the profiler server in the job with {HOW_TO_SERVE}, and check the host and port.",
         ) from None
     except socket.gaierror as error:
         raise GputopError(f"unknown host {split_address(address)[0]!r}: {error.strerror}",
-                          "Check the name, or give its address.") from None
+                          "Check the name, or use the host's IP address.") from None
     except TimeoutError:
         raise GputopError(
             f"no answer from {address} within {timeout_s:g} s",
-            "Check the address; a firewall or a container that does not publish the port may swallow the connection.",
+            "Check the address. A firewall, or a container that does not publish the port, may drop the connection.",
         ) from None
     except OSError as error:
         raise GputopError(f"no connection to {address}: {error.strerror or error}", "Check host and network.") from None
@@ -119,22 +119,21 @@ def _first_bytes(sock: socket.socket, deadline: float) -> bytes | None:
 def _judge(address: str, first: bytes | None, timeout_s: float) -> None:
     if first is None:
         raise GputopError(
-            f"{address} accepts the connection but stays silent for {timeout_s:g} s: "
-            "no profiler server, or a process that hangs",
-            _RIGHT_PORT,
+            f"{address} accepted the connection but sent nothing for {timeout_s:g} s: it is not a profiler server, or "
+            "its process hangs", _RIGHT_PORT,
         )
     if len(first) >= FRAME_HEADER_BYTES and first[3] == SETTINGS and first[5:9] == b"\0\0\0\0":
         return
     if first[:2] == b"\x15\x03":
-        raise GputopError(f"{address} wants TLS; profiler servers speak plain gRPC", _RIGHT_PORT)
+        raise GputopError(f"{address} expects TLS, but profiler servers use unencrypted gRPC", _RIGHT_PORT)
     if first.startswith(b"HTTP/") or first.lstrip()[:1] == b"<":
         raise GputopError(f"{address} is a web server (TensorBoard, Jupyter, …), not a profiler server", _RIGHT_PORT)
     if first.startswith(b"SSH-"):
         raise GputopError(f"{address} is an SSH server, not a profiler server", _RIGHT_PORT)
     if not first:
-        raise GputopError(f"{address} closes the connection at once: it does not speak gRPC", _RIGHT_PORT)
+        raise GputopError(f"{address} closed the connection immediately: it does not speak gRPC", _RIGHT_PORT)
     answer = first[:24].decode("ascii", "backslashreplace")
-    raise GputopError(f"{address} does not speak gRPC; it says {answer!r}", _RIGHT_PORT)
+    raise GputopError(f"{address} does not speak gRPC; it answered {answer!r}", _RIGHT_PORT)
 
 
 def _check_service(address: str, timeout_s: float) -> float:
@@ -187,14 +186,14 @@ def _status_by_grpc(address: str, method: str, message: bytes, timeout_s: float)
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         raise _no_answer(address, timeout_s)
     if code.value[0] not in (_UNIMPLEMENTED, _INTERNAL):
-        raise GputopError(f"{address} answers {code.name}: {details[:300]}", _RIGHT_PORT)
+        raise GputopError(f"{address} answered {code.name}: {details[:300]}", _RIGHT_PORT)
     return code.value[0], took_s
 
 
 def _no_answer(address: str, timeout_s: float) -> GputopError:
     return GputopError(
         f"the gRPC server at {address} did not answer within {timeout_s:g} s",
-        "The process may be stopped or out of CPU time; look at it and try again.",
+        "The process may be stopped or short of CPU time. Check it and try again.",
     )
 
 

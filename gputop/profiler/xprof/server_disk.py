@@ -94,9 +94,8 @@ class ServerDisk(Struct, frozen=True):
         raise GputopError(
             f"{address} recorded the trace but wrote it to its own disk, as {self.file}; "
             f"it cannot be read from here: {' and '.join(failures)}",
-            "TensorFlow up to 2.20 writes traces itself. Run gputop as the job's user (or root) on the job's "
-            "machine, give a --logdir on a file system both share, or copy that file here and run "
-            "`gputop analyze` on it.",
+            "TensorFlow 2.20 and older writes traces itself. Run gputop on the job's machine as the job's user or "
+            "root, choose a --logdir on a shared file system, or copy the file here and run `gputop analyze` on it.",
         )
 
     def _open(self, folder: Folder, run: RunFolder) -> BinaryIO:
@@ -120,7 +119,7 @@ class ServerDisk(Struct, frozen=True):
         try:
             os.unlink(trace.path.name, dir_fd=run.fd)
         except OSError as error:
-            return f"the server's own copy of the trace stays at {trace.path}: {error.strerror}"
+            return f"cannot remove the server's own copy of the trace at {trace.path}: {error.strerror}"
         root.remove_folder(self.run)
         above.remove_folder(Path(self.root).name)
         return None

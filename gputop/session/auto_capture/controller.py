@@ -35,7 +35,7 @@ def held_before(record: CaptureRecord, dip_s: float) -> tuple[str, ...]:
     trace = record.analysis.trace if record.analysis is not None else None
     if trace is None or trace.start_s is None or trace.start_s < dip_s:
         return ()
-    return (f"the trace holds nothing before the dip: it begins {trace.start_s - dip_s:.1f} s after the dip did",)
+    return (f"the trace contains nothing before the dip: it starts {trace.start_s - dip_s:.1f} s after the dip",)
 
 
 class CaptureHost(Protocol):
@@ -96,12 +96,12 @@ class AutoCapture:
         begun = time.strftime("%H:%M:%S", time.localtime(dip.began_s))
         if now_s < self._settled_s:
             self.missed += 1
-            self.note = (f"{begun} {text}: not captured: a capture was running or ended less than "
+            self.note = (f"{begun} {text}: not captured, because a capture was running or ended less than "
                          f"{SETTLE_S:.0f} s ago")
         elif self.done:
-            self.note = f"{begun} {text}: not captured: the limit of captures is reached"
+            self.note = f"{begun} {text}: not captured, because the maximum number of captures was reached"
         elif self._last_dip_s is not None and 0 <= now_s - self._last_dip_s < self.options.min_interval_s:
-            self.note = (f"{begun} {text}: not captured: the last capture was "
+            self.note = (f"{begun} {text}: not captured, because the last capture was "
                          f"{(now_s - self._last_dip_s) / 60:.0f} min ago")
         else:
             self._request_capture(dip, begun, text)
@@ -112,7 +112,7 @@ class AutoCapture:
             self._host.start_capture(CaptureRequest(self._host.options.capture_s, self.logdir,
                                                     reason=f"{text} (since {begun})"))
         except GputopError as error:
-            self.note = f"{begun} {text}: not captured, {error.message}"
+            self.note = f"{begun} {text}: not captured: {error.message}"
             return
         self.count += 1
         self._last_dip_s = dip.now_s
@@ -125,7 +125,7 @@ class AutoCapture:
         try:
             mark_removable(run, reason)
         except OSError as error:
-            notices = (*notices, f"it will not be removed automatically: {error.strerror or error}")
+            notices = (*notices, f"gputop will not remove this capture automatically: {error.strerror or error}")
         for old in remove_oldest(self.logdir):
             notices = (*notices, f"removed to free disk space: {old}")
         return replace(record, notices=notices)

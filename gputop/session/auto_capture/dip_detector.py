@@ -173,39 +173,39 @@ def parse_rule(text: str) -> DipRule:
     number, unit = float(match["number"]), re.sub(r"\s", "", match["unit"] or "").lower()
     hold_s = float(match["hold"]) if match["hold"] else _DEFAULT_HOLD_S
     if not 1 <= hold_s <= 3600:
-        raise _usage(text, "a dip lasts 1 to 3600 s")
+        raise _usage(text, "a dip can last 1 to 3600 s")
     plain = " ".join(text.split())
     if unit == "*median":
         if not 0 < number < 1:
-            raise _usage(text, "a share of the median is between 0 and 1")
+            raise _usage(text, "a fraction of the median must be between 0 and 1")
         return DipRule(plain, metrics, hold_s, factor=number)
     expected = GPU_METRICS[metrics[0]].unit
     if unit == "%":
         number /= 100
     if (unit == "w") != (expected == WATTS) or (expected == RATIO and not 0 < number <= 1):
-        raise _usage(text, "power is in W, the others are ratios (0.3) or percentages (30%)")
+        raise _usage(text, "power is in W; other metrics are ratios (0.3) or percentages (30%)")
     return DipRule(plain, metrics, hold_s, level=number)
 
 
 def _condition(text: str) -> DipRule:
     short = _SHORT.match(text)
     if short is not None and short[1].lower() in _METRICS:
-        raise _usage(text, f"{short[1]} < needs a level, or a part of the median: {short[1]}<0.6*median, "
-                           f"{short[1]}<{'200W' if short[1].lower() == 'power' else '40%'}, each with for 5s")
+        raise _usage(text, f"{short[1]} < needs a level or a fraction of the median: {short[1]}<0.6*median, "
+                           f"{short[1]}<{'200W' if short[1].lower() == 'power' else '40%'}, optionally with 'for 5s'")
     when, _, lasts = text.rpartition(" for ")
     try:
         hold_s, unit = quantity(lasts.strip()) if when else (_DEFAULT_HOLD_S, SECONDS)
         parsed = condition(when or text, "live")
     except Mistake as mistake:
-        raise _usage(text, f"{mistake.message}, at character {mistake.pos + 1}; or it is METRIC < LEVEL with one of "
+        raise _usage(text, f"{mistake.message}, at character {mistake.pos + 1}; or write METRIC < LEVEL with one of "
                            f"{', '.join(_METRICS)}") from None
     if not parsed.per_gpu:
-        raise _usage(text, "gputop judges a dip for each GPU: use a metric that each GPU has, such as sm_active")
+        raise _usage(text, "gputop detects dips per GPU: use a per-GPU metric such as sm_active")
     if unit != SECONDS or not 1 <= hold_s <= 3600:
-        raise _usage(text, "a dip lasts 1 to 3600 s")
+        raise _usage(text, "a dip can last 1 to 3600 s")
     return DipRule(" ".join(text.split()), (), hold_s, condition=parsed)
 
 
 def _usage(text: str, reason: str) -> GputopError:
-    return GputopError(f"{text!r} is not a rule for a dip: {reason}", f'For example --on-dip "{DEFAULT_RULE}".',
+    return GputopError(f"{text!r} is not a valid dip rule: {reason}", f'For example: --on-dip "{DEFAULT_RULE}"',
                        EXIT_USAGE)

@@ -145,9 +145,9 @@ class CaptureControl:
         Raises GputopError where none can start, also for a question that nobody can answer.
         """
         if isinstance(self._source, Player):
-            raise GputopError("this is a recording: there is no job to capture from", "Run gputop on the node itself.")
+            raise GputopError("this is a recording, so there is no job to capture", "Run gputop on the node.")
         if self.running:
-            raise GputopError("a capture is running", "Press x to stop it and keep its data.")
+            raise GputopError("a capture is already running", "Press x to stop the capture and keep its data.")
         if request.process is not None:
             self.start_server(request.process, request)
             return None
@@ -184,8 +184,8 @@ class CaptureControl:
                 raise too_many(len(request.workers))
             chosen = tuple(s for s in chosen if s.address in request.workers)
         if all(s.problem is not None for s in chosen):
-            raise NoDataError("none of the chosen workers answers now",
-                              "Press c again: gputop then proposes others.")
+            raise NoDataError("none of the chosen workers is responding",
+                              "Press c again, and gputop proposes other workers.")
         self._begin_capture(chosen, request)
         return None
 
@@ -203,7 +203,7 @@ class CaptureControl:
     def open_saved(self, record: CaptureRecord) -> None:
         """Analyze an earlier capture in the background, then show it. Raises GputopError during a capture."""
         if self.running:
-            raise GputopError("a capture is running", "Press x to stop it and keep its data.")
+            raise GputopError("a capture is already running", "Press x to stop the capture and keep its data.")
         name = record.path.parent.name if record.path.suffix else record.path.name
         self.set_status(CaptureStatus("analyzing", name, 0.0))
         threading.Thread(target=self._open_saved, args=(record, name), name="gputop-open", daemon=True).start()
@@ -294,7 +294,7 @@ class CaptureControl:
             if refusal is not None and (stat := stat_of(refusal.pid)) is not None:
                 self._profiled = refusal.pid, stat.start, refusal.share, self._clock()
         else:
-            message, fix = f"a bug in gputop: {error!r}", f"Please report this{kept}."
+            message, fix = f"internal error in gputop: {error!r}", f"Please report this{kept}."
         self.set_status(CaptureStatus("failed", name, asked_s, message=message, fix=fix))
 
     def _run_capture(self, servers: Sequence[Server], request: CaptureRequest, wait: IdleWait | None) -> None:
@@ -357,6 +357,6 @@ class CaptureControl:
             require_no_question(risk_question(servers, request))
             for pid in (s.pid for s in servers if s.pid is not None):
                 if is_ending(pid):  # that is why its GPU is idle
-                    raise GputopError(f"process {pid} is ending", "Nothing was recorded.")
+                    raise GputopError(f"process {pid} is exiting", "Nothing was recorded.")
         record = capture_and_analyze(servers, request, run)
         return auto.finish(record, request.reason) if auto is not None else record

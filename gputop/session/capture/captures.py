@@ -43,9 +43,9 @@ ATTEMPTS, RETRY_DELAY_S = 3, 0.5
 _MAX_NAMED = 5  # other servers that are named
 ATTACHED = "attached"  # the description of a server of which only the address is known
 HOW_TO_SERVE = (
-    "gputop capture PID records a running TensorFlow, JAX or PyTorch job, gputop run -- python train.py starts one "
-    "ready for captures. In the code: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009). "
-    "On another machine: gputop --attach HOST:PORT."
+    "To record a running TensorFlow, JAX or PyTorch job: gputop capture PID. To start a job ready for captures: gputop "
+    "run -- python train.py. To start a server in your code: tf.profiler.experimental.server.start(6009) or "
+    "jax.profiler.start_server(6009). For a job on another machine: gputop --attach HOST:PORT."
 )
 
 
@@ -166,7 +166,7 @@ def of_job(record: CaptureRecord, servers: Sequence[Server]) -> CaptureRecord:
 
 
 def too_many(count: int) -> GputopError:
-    return GputopError(f"gputop captures at most {MAX_ALL_WORKERS} workers at once, not {count}",
+    return GputopError(f"gputop can capture at most {MAX_ALL_WORKERS} workers at once, not {count}",
                        "Name the workers to capture: --attach n[01-08]:6009.", EXIT_USAGE)
 
 
@@ -204,8 +204,8 @@ def left_out(servers: Iterable[Server], chosen: Sequence[Server], *, job_chosen:
                     f"{'was' if len(addresses) == 1 else 'were'} not captured: {', '.join(addresses[:_MAX_NAMED])}"
                     f"{', …' if len(addresses) > _MAX_NAMED else ''}; {hint}."
                     for addresses, what, hint in (
-                        (workers, "other worker{} of this job", "--attach captures several at once"),
-                        (list(jobs.values()), "other job{} with a profiler server", "--attach captures another one"))
+                        (workers, "other worker{} of this job", "to capture several, use --attach"),
+                        (list(jobs.values()), "other job{} with a profiler server", "to capture another, use --attach"))
                     if addresses)
 
 
@@ -351,7 +351,7 @@ def _ranks_elsewhere(pids: Mapping[str, int | None]) -> tuple[str, ...]:
     if not count:
         return ()
     return (f"{count} rank{'s' if count > 1 else ''} of this job on other nodes {'were' if count > 1 else 'was'} not "
-            "captured; on a node of the job, gputop capture --nodes LIST captures all",)
+            "captured; to capture all, run gputop capture --nodes LIST on a node of the job",)
 
 
 def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = (),

@@ -111,8 +111,8 @@ def rename_capture(record: CaptureRecord, name: str) -> None:
     try:
         name_capture(run, name)
     except OSError as error:
-        raise GputopError(f"{run} cannot be named: {error.strerror or error}",
-                          "You need write access to the folder to name a capture in it.") from error
+        raise GputopError(f"cannot name {run}: {error.strerror or error}",
+                          "To name a capture, you need write access to its folder.") from error
 
 
 def delete_capture(record: CaptureRecord) -> None:
@@ -128,6 +128,6 @@ def delete_capture(record: CaptureRecord) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise GputopError(f"{run} cannot be deleted: {error.strerror or error}", "Delete it by hand.") from error
+        raise GputopError(f"cannot delete {run}: {error.strerror or error}", "Delete it manually.") from error
     if left:
-        raise GputopError(f"{run / left[0]} cannot be deleted", "It belongs to another user, or the disk is read-only.")
+        raise GputopError(f"cannot delete {run / left[0]}", "It belongs to another user, or the disk is read-only.")

@@ -218,7 +218,7 @@ class ServerWatch:
         except GputopError as error:
             servers, notes = (), (error.in_one_line,)
         except Exception as error:  # noqa: BLE001  thread boundary: the next search may succeed
-            servers, notes = (), (f"the search for profiler servers failed, a bug in gputop: {error!r}",)
+            servers, notes = (), (f"internal error in gputop's search for profiler servers: {error!r}",)
 
         servers = tuple(self.job.as_allowed(replace(s, description=command(s.description))) for s in servers)
         self._found_pids = frozenset(s.pid for s in servers if s.pid is not None)

@@ -94,15 +94,16 @@ def find_installed(root: Path, env: Mapping[str, str], folder: Path | None = Non
     if matching:
         return [Installed(major, python[major], shared[major]) for major in matching]
     if folder is not None and not python:
-        raise GputopError(f"--dcgm-bindings {folder}: no bindings of DCGM there (dcgm_agent.py, dcgm_structs.py).",
-                          "They come with DCGM: " + ", ".join(f"/{path} (DCGM {m})" for m, path in FOLDERS.items()))
+        raise GputopError(f"--dcgm-bindings {folder} does not contain DCGM's bindings (dcgm_agent.py, "
+                          "dcgm_structs.py).", "The bindings come with "
+                          "DCGM: " + ", ".join(f"/{path} (DCGM {m})" for m, path in FOLDERS.items()))
     if python:
         major, path = max(python.items())
         raise GputopError(f"the library libdcgm.so.{major} of the DCGM bindings in {path} is not installed", INSTALL)
     if shared:
         major, library = max(shared.items())
         raise GputopError(f"the DCGM bindings for {library.name} are not installed: no /{FOLDERS.get(major, '…')}",
-                          f"{INSTALL}\n# or point gputop to them with --dcgm-bindings DIR")
+                          f"{INSTALL}\n# or name their folder with --dcgm-bindings DIR")
     raise GputopError("the DCGM bindings for Python and libdcgm.so are not installed", INSTALL)
 
 
@@ -121,7 +122,7 @@ def load(installed: Installed) -> Bindings:
         try:
             modules = {name: importlib.import_module(name) for name in _MODULES}
         except Exception as error:  # foreign code, which may fail in any way on a newer Python
-            raise GputopError(f"the DCGM bindings in {path} cannot be imported: {type(error).__name__}: {error}",
+            raise GputopError(f"cannot import the DCGM bindings in {path}: {type(error).__name__}: {error}",
                               INSTALL) from error
         finally:
             sys.path.remove(path)
@@ -132,16 +133,16 @@ def load(installed: Installed) -> Bindings:
     for name, module in modules.items():
         if Path(module.__file__ or "").resolve().parent != installed.folder.resolve():
             raise GputopError(f"{name} was imported from {module.__file__}, not from {path}: an import hook of this "
-                              "Python environment puts another module of that name in its place.",
+                              "Python environment replaces it with another module of the same name.",
                               "Run gputop in a separate environment.")
     lacking = [name for name in _NEEDED if not hasattr(agent, name)]
     if lacking:
-        raise GputopError(f"the DCGM bindings in {path} lack {', '.join(lacking)}: too old", INSTALL)
+        raise GputopError(f"the DCGM bindings in {path} are too old: they lack {', '.join(lacking)}", INSTALL)
     try:
         structs._dcgmInit(str(installed.shared_object.parent))
         agent.dcgmInit()
     except structs.DCGMError as error:
-        raise GputopError(f"{installed.shared_object} cannot be loaded (DCGM {error.value})", INSTALL) from error
+        raise GputopError(f"cannot load {installed.shared_object} (DCGM {error.value})", INSTALL) from error
     return Bindings(installed.major, agent, structs)
 
 

@@ -221,7 +221,7 @@ class DcgmClient:
             try:
                 self.step()
             except Exception as error:  # noqa: BLE001  thread boundary: otherwise DCGM would stop without a message
-                self._snapshot = EngineAnswer(f"gputop failed in its DCGM part: {error!r}", "Please report it.")
+                self._snapshot = EngineAnswer(f"internal error in gputop's DCGM client: {error!r}", "Please report it.")
                 self._disconnect()
             self._requests.answer(request)
         self._disconnect()
@@ -259,8 +259,8 @@ class DcgmClient:
         try:
             local = address.reach(REACH_TIMEOUT_S)
         except PermissionError as error:
-            raise GputopError(f"this user may not connect to {address}",
-                              f"ls -l {address.path}   # its group may; or give the engine a TCP port") from error
+            raise GputopError(f"this user is not allowed to connect to {address}",
+                              f"ls -l {address.path}   # join its group, or give the engine a TCP port") from error
         except OSError as error:
             detail = "" if isinstance(error, ConnectionRefusedError) else f" ({error.strerror or error})"
             raise GputopError(f"no host engine answers at {address}{detail}", START) from error
@@ -277,9 +277,9 @@ class DcgmClient:
             except EngineError as error:
                 self._disconnect()
                 problems.append(GputopError(
-                    f"DCGM {entry.major} cannot talk to the program that listens at {address}: {error}",
-                    "Check whether it is a DCGM host engine of the same version: "
-                    "dcgmi discovery -l --host " + str(address)))
+                    f"DCGM {entry.major} cannot communicate with the program that listens at {address}: {error}",
+                    "Check whether the program is a DCGM host engine of the same version: dcgmi discovery -l "
+                    "--host " + str(address)))
                 if error.code != FUNCTION_NOT_FOUND:
                     break  # other bindings would reach the same engine
         raise problems[0]

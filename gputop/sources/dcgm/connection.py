@@ -75,7 +75,7 @@ def parse_address(text: str) -> Address:
         port = int(match[3] or 5555)
         if 0 < port < 65536 and (match[1] is None or _is_ipv6(match[1])):
             return Address(match[1] or match[2], port)
-    raise GputopError(f"--dcgm {text}: not an address of a DCGM host engine.",
+    raise GputopError(f"--dcgm {text} is not the address of a DCGM host engine.",
                       "Give HOST:PORT, [IPv6]:PORT or unix:///path/to/socket.", EXIT_USAGE)
 
 

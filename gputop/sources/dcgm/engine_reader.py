@@ -15,7 +15,7 @@ from gputop.sources.dcgm.staleness import StalenessTracker
 from gputop.sources.dcgm.unwatched import UnwatchedFields
 from gputop.sources.dcgm.watches import Subscription, Watches
 
-_NO_ANSWER = FieldValue(None, "the host engine gave no answer for it", 0, fields.NO_DATA)
+_NO_ANSWER = FieldValue(None, "the host engine did not return this value", 0, fields.NO_DATA)
 
 
 class EngineAnswer(Struct, frozen=True):

@@ -48,36 +48,36 @@ SILENT = 1  # gputop's own: no field has a value, and the engine has no code for
 CONNECTION_GONE = frozenset((CONNECTION_NOT_VALID, TIMEOUT, UNINITIALIZED))
 
 _MEANINGS = {
-    BADPARAM: "the engine refuses a parameter",
-    GENERIC_ERROR: "the engine reports an error without a cause",
+    BADPARAM: "the engine rejected a parameter",
+    GENERIC_ERROR: "the engine reported an error without a cause",
     -4: "the engine is out of memory",
     -5: "not configured",
     NOT_SUPPORTED: "not supported by this GPU",
-    -8: "NVML fails in the engine",
+    -8: "NVML failed in the engine",
     -9: "still pending",
     UNINITIALIZED: "the engine is not initialized",
     TIMEOUT: "the engine did not answer in time",
-    -12: "client and engine do not understand each other's version",
+    -12: "the client and engine versions are not compatible",
     -13: "the engine does not know the field",
     NO_DATA: "no value yet",
     STALE_DATA: "the value is stale",
-    NOT_WATCHED: "nobody watches it",
+    NOT_WATCHED: "no program watches this field",
     NO_PERMISSION: "no permission",
     GPU_IS_LOST: "the GPU is lost",
     RESET_REQUIRED: "the GPU needs a reset",
-    FUNCTION_NOT_FOUND: "the engine lacks the function: client and engine have different versions",
+    FUNCTION_NOT_FOUND: "the engine lacks this function, because client and engine have different versions",
     CONNECTION_NOT_VALID: "the connection broke",
     -22: "DCGM does not support this GPU",
-    -24: "a limit of the engine is reached",
+    -24: "the engine reached a limit",
     LIBRARY_NOT_FOUND: "the DCGM library could not be loaded",
-    DUPLICATE_KEY: "the name is in use",
+    DUPLICATE_KEY: "the name is already in use",
     REQUIRES_ROOT: "the host engine does not run as root",
-    MODULE_NOT_LOADED: "the engine's profiling module is not loaded: profiling is not supported here",
+    MODULE_NOT_LOADED: "the engine's profiling module is not loaded, so profiling is not supported here",
     IN_USE: "another program uses the counters",
     PROFILING_NOT_SUPPORTED: "profiling is not supported on this GPU",
     -37: "the engine's profiling library failed",
     -54: "the engine is paused",
-    -56: "the engine has no NVML",
+    -56: "the engine cannot use NVML",
     -57: "the driver does not answer the engine",
     -67: "the engine's GPUs are detached",
 }
@@ -89,7 +89,7 @@ _BLANKS = {
     0: "no value yet (the first sample of a watch is blank)",
     1: "not found",
     2: "not supported by this GPU",
-    3: "not permitted to the host engine",
+    3: "the host engine lacks permission",
 }
 
 _MAX_TIME_US = 1 << 52  # in the year 2112: a later time is no time
@@ -213,12 +213,12 @@ def decode(status: int, is_double: bool, integer: int, double: float, time_us: i
             return _blank(integer - _INT_BLANK, time_us)
         value = float(integer)
     if value < 0:
-        return FieldValue(None, f"DCGM gave {value:g}, which cannot be used", time_us)
+        return FieldValue(None, f"DCGM returned an invalid value, {value:g}", time_us)
     return FieldValue(value, "", time_us)
 
 
 def _blank(above: float, time_us: int) -> FieldValue:
     if not math.isfinite(above) or above >= 16:
-        return FieldValue(None, "DCGM gave no number that can be used", time_us)
+        return FieldValue(None, "DCGM did not return a valid number", time_us)
     code = int(above)
     return FieldValue(None, _BLANKS.get(code, "blank"), time_us, OK if code else NO_DATA)

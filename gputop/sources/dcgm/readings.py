@@ -41,10 +41,10 @@ def dcgm_reading(snapshot: EngineAnswer, uuid: str, metric: str) -> Reading:
 def missing_reason(field_id: int, value: FieldValue | None) -> str:
     """Reason why a field has no value, for a reading."""
     if value is None:
-        return f"field {field_id} is being asked for"
+        return f"gputop has requested field {field_id}"
     if value.code == fields.NOT_WATCHED:
-        hint = WATCH_HINT if fields.is_profiling(field_id) else "dcgm-exporter or gputop --source dcgm does"
-        return f"nobody watches field {field_id}: {hint}"
+        hint = WATCH_HINT if fields.is_profiling(field_id) else "start dcgm-exporter or gputop --source dcgm"
+        return f"no program watches field {field_id}: {hint}"
     return value.reason if value.reason.startswith("field ") else f"field {field_id}: {value.reason}"
 
 

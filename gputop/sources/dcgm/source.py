@@ -49,7 +49,7 @@ READ_TIMEOUT_S = 0.05  # a read takes about a millisecond; a later answer is sho
 _XIDS_KEPT = 100
 _MAX_GPUS = 256
 _MEMORY_TOTAL = 250
-_NO_PROCESSES = "DCGM does not list processes; gputop --source auto does, on the node itself"
+_NO_PROCESSES = "DCGM does not list processes. To see them, run gputop --source auto on the node"
 
 
 class DcgmSource(LiveSource):
@@ -85,7 +85,7 @@ class DcgmSource(LiveSource):
         answered = client.wait(OPEN_TIMEOUT_S)
         snapshot = client.snapshot()
         if snapshot.error is not None or not answered:
-            reason = snapshot.error if answered else f"it does not answer within {OPEN_TIMEOUT_S:.0f} s"
+            reason = snapshot.error if answered else f"no answer within {OPEN_TIMEOUT_S:.0f} s"
             raise GputopError(f"DCGM at {client.address}: {reason}",
                               snapshot.fix or "sudo systemctl restart nvidia-dcgm")
         if not snapshot.gpus:
@@ -169,8 +169,8 @@ class _DcgmGpu:
         codes = {value.code for value in values.values()}
         if fields.SILENT in codes:
             since = next(value.reason for value in values.values() if value.code == fields.SILENT)
-            return self._without(FAILED, f"GPU {self.info.index} has {since}: it is lost, or the driver refuses all "
-                                         "calls. gputop keeps trying; `dmesg | grep Xid` names the cause.")
+            return self._without(FAILED, f"GPU {self.info.index} has {since}: the GPU is lost, or the driver rejects "
+                                         "all calls. gputop keeps trying. `dmesg | grep Xid` shows the cause.")
         for code, nvml_code in ((fields.GPU_IS_LOST, 15), (fields.RESET_REQUIRED, 16)):
             if code in codes:
                 return self._without(LOST, lost_message(nvml_code, self.info.index))
@@ -183,7 +183,7 @@ class _DcgmGpu:
         used, total = readings["memory_used_bytes"].value, readings["memory_total_bytes"].value
         if used is not None and total is not None and used > total:
             readings["memory_used_bytes"] = Reading.missing(
-                BYTES, f"the driver gave {used / 2**30:.1f} GiB, more than the GPU has", fields.SOURCE)
+                BYTES, f"the driver reported {used / 2**30:.1f} GiB, more than the GPU has", fields.SOURCE)
         if self._divided:
             readings |= {field.metric: replace(readings[field.metric], reason=self._divided)
                          for field in fields.PROFILING if readings[field.metric].value is None}
@@ -195,7 +195,7 @@ class _DcgmGpu:
                          xids_reason=self._xids_reason)
 
     def _instance_sample(self, snapshot: EngineAnswer) -> GpuSample:
-        board = f"of the whole GPU: see GPU {self.info.index}"
+        board = f"measured for the whole GPU: see GPU {self.info.index}"
         readings = {
             metric: dcgm_reading(snapshot, self.key, metric) if metric in fields.INSTANCE_METRICS
             else Reading.missing(GPU_METRICS[metric].unit, board, fields.SOURCE)
@@ -222,7 +222,7 @@ class _RemoteHost:
     """The host of an engine on another machine: all its figures are missing, with that reason."""
 
     def __init__(self, address: str) -> None:
-        reason = f"the GPUs are on another machine ({address}): run gputop there for its host"
+        reason = f"the GPUs are on another machine ({address}): for host values, run gputop there"
         self._sample = HostSample.missing(address, reason)
 
     def read(self, now_s: float) -> HostSample:

@@ -43,7 +43,7 @@ class StalenessTracker:
             return value
         # Of a field that never had one it is the time of gputop's first question.
         reason = (f"no value since {clock_text(since_wall_s)}" if (uuid, field_id) in self._seen else
-                  f"no value yet, asked since {clock_text(since_wall_s)}")
+                  f"no value yet, requested since {clock_text(since_wall_s)}")
         return FieldValue(None, reason, value.time_us, fields.STALE_DATA)
 
     def check(self, uuid: str, field_id: int, value: FieldValue, now_s: float, wall_s: float, tick_s: float,
@@ -68,7 +68,7 @@ class StalenessTracker:
             limit_s = max(limit_s, 2 * seen.period_s + 1)
         if age_s > limit_s:
             when = clock_text(value.time_us / 1e6)
-            reason = f"field {field_id} was last updated at {when}: its watch has ended, or is very slow"
+            reason = f"field {field_id} was last updated at {when}: its watch has ended or is very slow"
             return FieldValue(None, reason, value.time_us, fields.STALE_DATA), ""
         # Twice, because a single gap is a pause of the engine and no slow watch.
         shortest_s = min(seen.period_s or 0.0, seen.period_before_s or 0.0)

@@ -105,4 +105,4 @@ class Watches:
         if error.fails_all:
             raise error
         for entity in entities:
-            self.problems[entity] = f"it cannot be watched: {fields.meaning(error.code)}"
+            self.problems[entity] = f"cannot watch this field: {fields.meaning(error.code)}"

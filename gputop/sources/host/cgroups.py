@@ -23,9 +23,9 @@ from gputop.text.units import printable
 
 PERIOD_S = 1.9  # the kernel sums the counters of all cores for a read; a little under 2 s, as ticks jitter
 LIMITS_PERIOD_S = 10.0  # a limit may change while a job runs
-UNSEEN = "its control group is not visible here: run gputop on the host, or with --cgroupns=host"
+UNSEEN = "the process's control group is not visible here: run gputop on the host or with --cgroupns=host"
 NO_QUOTA = "no CPU quota"
-_UNCOUNTED = "the kernel does not count it here"
+_UNCOUNTED = "the kernel does not track this value here"
 _UNLIMITED_BYTES = 1 << 62  # version 1 says "no limit" by the largest multiple of a page
 _SOURCE = "cgroup"
 _FILE_BYTES = 1 << 16
@@ -106,7 +106,7 @@ class Cgroups:
             return {**self._cpu(group, now_s), **_memory(group)}
         except (OSError, ValueError, ZeroDivisionError, IndexError) as error:
             group.limits_due_s = now_s  # the group may have been removed just now
-            return _all_missing(f"its control group could not be read: {printable(str(error))}")
+            return _all_missing(f"could not read the process's control group: {printable(str(error))}")
 
     def _find_limits(self, group: _Known, cgroup: bytes, is_own: bool) -> None:
         mounts, paths = self._mounts(), _paths(cgroup)

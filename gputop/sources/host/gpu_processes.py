@@ -38,10 +38,10 @@ SOURCE = "/proc"
 UPDATE_PERIOD_S = 0.9  # the kernel counts CPU in ticks of 10 ms; a little under 1 s, because ticks jitter
 HIDDEN = "not visible to this user (/proc is mounted with hidepid): run as root"
 OTHER_NAMESPACE = "not in this PID namespace: run on the host or with --pid=host"
-OTHER_USERS = ("the process with this PID here belongs to another user, and may not be the one that the driver means: "
-               "run as root")
-MATCHED = "the driver calls it PID {}; matched by its mapping of /dev/nvidia{}, the only such process here"
-NO_PID = "the driver gives no PID for it"
+OTHER_USERS = ("the process with this PID is another user's and may not be the one that the driver reports: run as "
+               "root")
+MATCHED = "the driver reports PID {}; matched because only this process here maps /dev/nvidia{}"
+NO_PID = "the driver does not report a PID for this process"
 # At which scans of the process table a process's maps, of megabytes, are read for its framework: after 0, 5, 15,
 # 35, 75 and 155 s. A program imports one after the other, and may do so late.
 _FRAMEWORK_SCANS = frozenset({1, 2, 4, 8, 16, 32})
@@ -240,7 +240,7 @@ class GpuProcessTable:
 
     def _read_identity(self, record: _Known, name: bytes) -> None:
         folder = f"{self._proc}/{record.local}"
-        reasons = {} if self._boot_s is not None else {"started_s": "/proc/stat shows no boot time"}
+        reasons = {} if self._boot_s is not None else {"started_s": "/proc/stat does not show the boot time"}
         record.reason, before, record.command = None, record.command, None
         try:
             record.command = proc_files.command(self._read(f"{folder}/cmdline", proc_files.LARGE_BYTES), name)

@@ -21,7 +21,7 @@ from gputop.core.samples import PodContainer
 
 FOLDER = Path("/var/log/containers")
 NO_FOLDER = f"{FOLDER} is not visible here: mount it read-only into gputop's pod"
-NOT_TRUSTED = f"{FOLDER} does not belong to root, or others may write in it"
+NOT_TRUSTED = f"{FOLDER} does not belong to root, or other users can write to it"
 NO_LINK = f"no log link in {FOLDER} names this container"
 RETRY_S = 30.0  # the kubelet makes the link as it starts the container
 _MAX_LINKS = 10_000  # a node has a few hundred
@@ -115,7 +115,7 @@ class PodContainers:
             self._reason = NO_FOLDER
             return
         except OSError as error:
-            self._reason = f"{FOLDER} cannot be read: {error.strerror}"
+            self._reason = f"cannot read {FOLDER}: {error.strerror}"
             return
         self._reason = NO_LINK
         for match in filter(None, map(_LINK.fullmatch, names)):

@@ -18,10 +18,10 @@ from gputop.core.proc import read as read
 from gputop.text.units import printable
 
 ENDED = "the process has ended"
-ZOMBIE = "zombie: it has ended, but its parent has not collected it"
-DENIED = "access denied: run as root or as the process's user"
-UNPARSABLE = "/proc gives malformed data"
-FIRST = "first sample: a rate needs two"
+ZOMBIE = "zombie: the process has ended, but its parent has not reaped it"
+DENIED = "access denied: run gputop as root or as the process's user"
+UNPARSABLE = "/proc returned malformed data"
+FIRST = "first sample: a rate needs two samples"
 
 SMALL_BYTES = 4096  # stat, io: less than half of it
 LARGE_BYTES = 1 << 16  # status and cgroup may hold long lists; a command line is cut there
@@ -35,7 +35,7 @@ def reason_of(error: OSError) -> str:
         return ENDED
     if error.errno in (errno.EACCES, errno.EPERM):
         return DENIED
-    return f"it could not be read: {error.strerror or error}"
+    return f"could not be read: {error.strerror or error}"
 
 
 def parse_io(text: bytes) -> tuple[int, int] | None:

@@ -19,7 +19,7 @@ from gputop.text.units import printable
 SOURCE = "/proc"
 PERIOD_S = 5.0  # a scan costs about 10 µs per process of the node
 MAX_COST = 0.005  # share of a core: nodes of ten thousand processes are scanned less often
-NOT_SCANNED_YET = "the process table has not been read yet"
+NOT_SCANNED_YET = "gputop has not read the process table yet"
 _FIRST_SCAN_S = 0.9  # not at the first tick, which the first frame waits for
 _TOP = 8  # by CPU, and as many by memory
 

@@ -24,8 +24,8 @@ SOURCE = "/sys/class/infiniband"
 PERIOD_S = 0.9  # a little under 1 s, because ticks jitter
 MAX_SHARE = 0.02  # share of the time for reading
 REDISCOVER_S = 30.0
-WENT_BACK = "a counter went back: the adapter was reset"
-FULL = "the adapter's counter has only 32 bits and is full"
+WENT_BACK = "a counter went backward because the adapter was reset"
+FULL = "the adapter's counter has only 32 bits and has reached its maximum"
 _MAX_PORTS = 64
 _WORD_BYTES = 4
 _FULL = 0xFFFFFFFF
@@ -71,7 +71,7 @@ class RdmaPorts:
         rate = _RATE.match(_text(f"{port.folder}/rate"))
         readings = {
             "rdma_max_bytes_per_s": _reading("rdma_max_bytes_per_s", float(rate[1]) * 1e9 / 8) if rate else _missing(
-                "rdma_max_bytes_per_s", "the kernel shows no rate of this port"),
+                "rdma_max_bytes_per_s", "the kernel does not report the rate of this port"),
             "rdma_rx_bytes_per_s": self._rate(port, "rdma_rx_bytes_per_s", "port_rcv_data"),
             "rdma_tx_bytes_per_s": self._rate(port, "rdma_tx_bytes_per_s", "port_xmit_data"),
         }
@@ -127,8 +127,8 @@ def _count(path: str) -> int | str:
     try:
         text = printable(proc_files.read(path, 64)).strip()
     except OSError as error:
-        return f"the kernel shows no {path.rpartition('/')[2]} of this port: {error.strerror or error}"
-    return int(text) if text.isascii() and text.isdecimal() else f"the adapter does not count it: {text or 'empty'}"
+        return f"the kernel does not report {path.rpartition('/')[2]} for this port: {error.strerror or error}"
+    return int(text) if text.isascii() and text.isdecimal() else (f"the adapter does not count this: {text or 'empty'}")
 
 
 def _reading(metric: str, value: float) -> Reading:

@@ -20,8 +20,8 @@ SOURCE = "psutil"
 CPU_SOURCE = "/proc/stat"
 PERIOD_S = 0.45  # a sample costs half a millisecond; a little under half a second, so that jitter does not skip one
 CORES_PERIOD_S = 0.9  # the kernel counts in ticks of 10 ms: over a shorter time one core's share is mostly rounding
-_NO_DISK = "the kernel shows no disk counters here"
-_NO_NETWORK = "no network interface but loopback"
+_NO_DISK = "the kernel does not report disk counters here"
+_NO_NETWORK = "no network interface except loopback"
 
 
 class PsutilHost:
@@ -101,7 +101,7 @@ class PsutilHost:
         busy_and_waiting = None if before is None else shares(times.total, before.total)
         cores = len(times.cores) or None
         if busy_and_waiting is None:  # two samples within one kernel tick of 10 ms
-            reason = FIRST if before is None else "too short a time"
+            reason = FIRST if before is None else "the interval is too short"
             return {m: _missing(m, reason, CPU_SOURCE) for m in ("cpu_ratio", "iowait_ratio")}, cores
         busy, waiting = busy_and_waiting
         return {"cpu_ratio": _reading("cpu_ratio", busy, CPU_SOURCE),
@@ -131,7 +131,7 @@ class PsutilHost:
             return _missing(metric, FIRST)
         elapsed_s = now_s - before[0]
         if count < before[1] or elapsed_s <= 0:
-            return _missing(metric, "a counter went back: a device was removed or reset")
+            return _missing(metric, "a counter went backward because a device was removed or reset")
         return _reading(metric, (count - before[1]) / elapsed_s)
 
 

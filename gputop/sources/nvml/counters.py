@@ -13,7 +13,7 @@ from gputop.sources.nvml.plausibility import MAX_COUNTER, implausible_text
 
 SOURCE = "NVML counter"
 PERIOD_S = 0.9  # 0.2 to 0.45 ms a call
-_FIRST = "first counter value: a rate needs two"
+_FIRST = "first counter value: a rate needs two values"
 _ALL_LINKS = 0xFFFFFFFF  # as the scope: the sum over all NVLinks
 _KIB = 1024
 
@@ -67,14 +67,14 @@ class CounterPair:
         wrong = next((count for count in counts if count >= MAX_COUNTER or count == 0xFFFFFFFF), None)
         if wrong is not None:
             self._previous = None
-            return self._missing(f"the driver gave a count of {wrong}, which cannot be")
+            return self._missing(f"the driver reported an impossible count of {wrong}")
         if self._values.are_32_bits():
             self._bits = 32
         if previous is None:
             return self._missing(_FIRST)
         elapsed_s = now_s - previous[0]
         if elapsed_s <= 0:
-            return self._missing("no time has passed since the value before")
+            return self._missing("no time has passed since the previous value")
         if any(count < before < 1 << 32 for count, before in zip(counts, previous[1], strict=True)):
             # It went back without ever exceeding 32 bits: the hardware's counter has 32 bits,
             # whatever the type of the value.

@@ -20,7 +20,7 @@ from gputop.sources.nvml.xid_watch import Log, XidWatch
 from gputop.sources.selection import placeholder_uuid
 from gputop.text.units import printable
 
-_OPENED_TOO_LATE = "the GPU answered after gputop had started: restart it to see its MIG instances"
+_OPENED_TOO_LATE = "the GPU started responding after gputop had started. Restart gputop to see the GPU's MIG instances"
 
 
 class PendingDevice:

@@ -28,9 +28,9 @@ _LINK_PERIOD_S = 0.9  # a little less than a tick, so that jitter does not add a
 _ENGINE_PERIOD_S = 1.9
 _MEMORY_TEMPERATURE_PERIOD_S = 5.0
 
-_RESERVE_UNKNOWN = "this driver counts it as used and does not report it separately"
-_NO_ECC = "ECC is off or this board has none"
-_NO_REMAPPING = "this GPU has no row remapping: data-center boards since Ampere have it"
+_RESERVE_UNKNOWN = "this driver counts this memory as used and does not report it separately"
+_NO_ECC = "ECC is off or not available on this board"
+_NO_REMAPPING = "this GPU does not support row remapping, which needs a data-center board since Ampere"
 _MAX_FAILURES = 3  # failures of a call that never gave a value, before the older call replaces it
 _GOLDEN_RATIO = 0.6180339887498949  # its multiples modulo 1 are evenly spread, for any number of them
 
@@ -222,7 +222,7 @@ FIELDS: tuple[NvmlField, ...] = (
         fallback=NvmlField(
             "nvmlDeviceGetMemoryInfo", _MEMORY_METRICS,
             _answer("nvmlDeviceGetMemoryInfo", lambda info: (float(info.used), None, float(info.total))), 3.0,
-            source="NVML, used with the driver's reserve",
+            source="NVML, used memory plus the driver's reserve",
         ),
     ),
     NvmlField(

@@ -17,7 +17,7 @@ from gputop.sources.nvml import status
 from gputop.sources.nvml.plausibility import implausible_reason
 
 SOURCE = "GPM"
-FIRST = "first GPM sample: a value needs two"
+FIRST = "first GPM sample: a value needs two samples"
 MIN_GAP_S = 0.1  # the driver updates every 100 ms: between two closer samples the byte counters read 0
 
 _SUPPORT_CALL = "nvmlGpmQueryDeviceSupport"
@@ -52,7 +52,7 @@ def unavailable_reason(nvml: Any, handle: Any) -> str | None:
         return unsupported_reason(nvml, handle)
     except nvml.NVMLError as error:
         status.raise_if_gone(error)
-        return f"GPM cannot be asked for: {status.reason(error.value, _SUPPORT_CALL)}"
+        return f"cannot query GPM support: {status.reason(error.value, _SUPPORT_CALL)}"
 
 
 def unsupported_reason(nvml: Any, handle: Any) -> str | None:
@@ -64,10 +64,10 @@ def unsupported_reason(nvml: Any, handle: Any) -> str | None:
             raise
         if error.value == status.FUNCTION_NOT_FOUND:
             return "needs GPM: driver R520 or newer on a Hopper or newer GPU"
-        return f"GPM cannot be asked for: {status.reason(error.value, _SUPPORT_CALL)}"
+        return f"cannot query GPM support: {status.reason(error.value, _SUPPORT_CALL)}"
     if supported not in (0, 1):
-        return f"whether this GPU has GPM is unclear: the driver gave {supported} for yes or no"
-    return None if supported else "this GPU has no GPM: needs Hopper or newer"
+        return f"it is unclear whether this GPU has GPM: the driver returned {supported} instead of yes or no"
+    return None if supported else "this GPU has no GPM, which needs Hopper or newer"
 
 
 class _Metric(ctypes.Structure):

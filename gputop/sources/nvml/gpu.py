@@ -132,7 +132,7 @@ class NvmlGpu(WithGpm):
         except nvml.NVMLError as error:
             code = error.value
             status.raise_if_gone(error)
-            reason = f"GPM cannot be opened: {status.reason(code, 'nvmlGpmQueryDeviceSupport, nvmlGpmSampleAlloc')}"
+            reason = f"cannot open GPM: {status.reason(code, 'nvmlGpmQueryDeviceSupport, nvmlGpmSampleAlloc')}"
             if code not in status.REFUSED:
                 self._gpm_due_s = self._clock() + GPM_RETRY_S
         self._disable_gpm(reason)
@@ -198,6 +198,6 @@ class NvmlGpu(WithGpm):
                 self._events_calls = self._events_calls[1:] if code == status.FUNCTION_NOT_FOUND else []
             else:
                 if mask > _ANY_EVENT:
-                    return (), f"the driver gave the reasons {mask:#x}, which cannot be"
+                    return (), f"the driver reported impossible reasons, {mask:#x}"
                 return clock_events(mask), None
         return (), self._events_reason

@@ -84,8 +84,8 @@ def _instance_name(nvml: Any, handle: Any, gpu: GpuInfo) -> str:
 def divided_reason(labels: Sequence[str]) -> str:
     """Reason why the activity of a GPU in MIG mode is not its own."""
     if labels:
-        return f"divided into MIG instances: see {', '.join(labels)}"
-    return "divided into MIG instances, none of which exists or is visible to this user (`nvidia-smi mig -lgi`)"
+        return f"partitioned into MIG instances: see {', '.join(labels)}"
+    return "in MIG mode, but no MIG instance exists or is visible to this user (`nvidia-smi mig -lgi`)"
 
 
 class MigInstance(WithGpm):
@@ -107,13 +107,14 @@ class MigInstance(WithGpm):
         self._clock = clock
         self._check_due_s = clock() + CHECK_PERIOD_S
         self._final_sample: GpuSample | None = None
-        self._board_reason = f"of the whole GPU: see GPU {info.index}"
+        self._board_reason = f"measured for the whole GPU: see GPU {info.index}"
         self._fixed_readings = {
             metric.id: Reading.missing(metric.unit, self._board_reason, "NVML")
             for metric in GPU_METRICS.values()
             if metric.id not in _ACTIVITY and metric.id not in _MEMORY and metric.id != TENSOR_FLOP_UTIL
         }
-        self._fixed_readings["gpu_util"] = Reading.missing(RATIO, "NVML has no utilization of a MIG instance", "NVML")
+        self._fixed_readings["gpu_util"] = Reading.missing(RATIO, "NVML reports no utilization for MIG "
+                                                                  "instances", "NVML")
         self._memory = FieldReader(nvml, device.handle, clock(), device.gpu_instance, True, _MEMORY_FIELDS)
         self._no_memory: Reading | None = None  # what the last check of the instance was for
         self._processes = ProcessReader(nvml, device.handle, clock, wall_clock, device.gpu_instance, info.mig)
@@ -177,8 +178,8 @@ class MigInstance(WithGpm):
                 return  # a transient fault says nothing about the instance
         self._mark_unusable(
             FAILED,
-            f"MIG instance {info.label} is gone: it was destroyed, or GPU {info.index} was divided again. "
-            "Restart gputop to see the instances there are now.",
+            f"MIG instance {info.label} no longer exists: it was destroyed, or GPU {info.index} was repartitioned. "
+            "Restart gputop to see the current instances.",
         )
 
     # -- what is read ----------------------------------------------------------------------------

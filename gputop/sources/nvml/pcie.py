@@ -21,7 +21,7 @@ WINDOW = "NVML 20 ms"
 WINDOW_PERIOD_S = 5.0  # it blocks about 21 ms per direction
 
 _MAX_FAILURES = 3  # of counters that were never read, before the call is tried
-_NOT_MEASURED_YET = "the call that measures it blocks for 40 ms: it follows at the next tick"
+_NOT_MEASURED_YET = "the measurement blocks for 40 ms, so the value follows with the next sample"
 
 # GT/s per lane and the share of bits that is data: 8b/10b (PCIe 1 and 2), 128b/130b (3 to 5),
 # FLIT with 242 of 256 bytes for the transaction layer (6). PCI Express Base Specification 6.0, sections 4.2 and 8.

@@ -68,4 +68,4 @@ def implausible_text(value: float, unit: str) -> str:
     elif unit == HERTZ:
         value, unit = value / 1e6, "MHz"
     shown = f"{value:.10g}" if unit == COUNT else f"{value:.10g}%" if unit == "%" else f"{value:.10g} {unit}"
-    return f"the driver gave {shown}, which cannot be"
+    return f"the driver reported an impossible value, {shown}"

@@ -18,8 +18,8 @@ _SHARE_CALL = "nvmlDeviceGetProcessUtilization"
 _MAX_CAPACITY = 4096  # more processes than a GPU can serve: a driver that asks for more capacity is sick
 _CLOCK_ERROR_S = 60.0  # the driver's time stamps may be ahead of ours by this much
 _GOLDEN_RATIO = 0.6180339887498949  # multiples of it, modulo 1, spread evenly
-_NO_MEMORY = Reading.missing(BYTES, "the driver does not report it for this process", "NVML")
-_NO_NEW_SHARE = Reading.missing(RATIO, "the driver has no new value for this process", "NVML")
+_NO_MEMORY = Reading.missing(BYTES, "the driver does not report this value for the process", "NVML")
+_NO_NEW_SHARE = Reading.missing(RATIO, "the driver has no new value for the process", "NVML")
 _NOT_ASKED = Reading.missing(RATIO, "not sampled yet", "NVML")
 
 
@@ -156,7 +156,7 @@ class ProcessReader:
         entries = self._fetch_list(symbol, structure)
         wrong = next((entry.pid for entry in entries if not 0 < entry.pid <= MAX_PID), None)
         if wrong is not None:
-            raise _ImplausibleList(f"the driver listed a process {wrong}, which cannot be ({symbol})")
+            raise _ImplausibleList(f"the driver listed an impossible process {wrong} ({symbol})")
         return [(entry.pid, None if entry.used_bytes == _NOT_AVAILABLE else entry.used_bytes) for entry in entries]
 
     def _fetch_list(self, symbol: str, structure: type[ctypes.Structure], *args: Any) -> list[Any]:
@@ -174,7 +174,7 @@ class ProcessReader:
                 raise nvml.NVMLError(code)
             enough = code == status.SUCCESS
             if count.value > (capacity if enough else _MAX_CAPACITY) or (not enough and count.value <= capacity):
-                raise _ImplausibleList(f"the driver gave {count.value} as the length of the list ({symbol})")
+                raise _ImplausibleList(f"the driver returned {count.value} as the list length ({symbol})")
             if enough:
                 return entries[: count.value]
             self._capacity = count.value + 16  # some may start meanwhile

@@ -50,36 +50,36 @@ FIELD_VALUE_REFUSED = REFUSED | {NOT_FOUND}
 # What nvml.h says about each code, as the reason of a missing reading.
 _REASONS = {
     1: "the driver library was shut down",
-    INVALID_ARGUMENT: "the driver does not know what it was asked for",
+    INVALID_ARGUMENT: "the driver does not know the requested value",
     NOT_SUPPORTED: "not supported by this GPU",
-    NO_PERMISSION: "no permission: run as root, or have the driver loaded with NVreg_RestrictProfilingToAdminUsers=0",
-    5: "the driver reports that it was started twice",
+    NO_PERMISSION: "no permission: run as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0",
+    5: "the driver reports that it was initialized twice",
     NOT_FOUND: "nothing found",
-    INSUFFICIENT_SIZE: "the driver's answer was larger than the room it was given",
-    8: "the GPU's power cables are not attached as they should be",
+    INSUFFICIENT_SIZE: "the driver's answer did not fit into the buffer",
+    8: "the GPU's power cables are not attached properly",
     DRIVER_NOT_LOADED: "the kernel module is not loaded",
-    10: "the driver gave up waiting for the GPU",
-    11: "the kernel has trouble with the GPU's interrupts",
+    10: "the driver timed out waiting for the GPU",
+    11: "the kernel has a problem with the GPU's interrupts",
     LIBRARY_NOT_FOUND: "a part of the driver library is missing",
-    FUNCTION_NOT_FOUND: "this driver is too old to have it",
+    FUNCTION_NOT_FOUND: "this driver is too old for this function",
     14: "the GPU's infoROM is damaged",
     GPU_IS_LOST: "the GPU is lost",
     RESET_REQUIRED: "the GPU needs a reset",
-    17: "the operating system refuses the driver's request",
-    LIB_RM_VERSION_MISMATCH: "the kernel module and the driver library are of different versions",
-    19: "the GPU is in use by something that excludes it",
+    17: "the operating system rejected the driver's request",
+    LIB_RM_VERSION_MISMATCH: "the kernel module and the driver library have different versions",
+    19: "another program uses the GPU exclusively",
     20: "the driver is short of memory",
-    NO_DATA: "the driver has no value at the moment",
-    VGPU_ECC_NOT_SUPPORTED: "ECC errors are not reported to a virtual GPU",
+    NO_DATA: "the driver currently has no value",
+    VGPU_ECC_NOT_SUPPORTED: "ECC errors are not reported for a virtual GPU",
     23: "the driver is short of resources",
     24: "this GPU does not have that clock",
-    ARGUMENT_VERSION_MISMATCH: "this driver does not know this version of the call",
-    DEPRECATED: "withdrawn from this driver",
+    ARGUMENT_VERSION_MISMATCH: "this driver does not support this version of the call",
+    DEPRECATED: "removed from this driver",
     27: "the GPU is not ready",
-    28: "the driver does not find the GPU",
-    29: "the GPU is in a state that does not allow it",
-    30: "this GPU does not have that kind of reset",
-    UNKNOWN: "the driver reports an unknown error",
+    28: "the driver cannot find the GPU",
+    29: "the GPU is in a state that does not allow this call",
+    30: "this GPU does not support this kind of reset",
+    UNKNOWN: "the driver reported an unknown error",
 }
 
 
@@ -104,61 +104,61 @@ def lost_message(code: int, index: int) -> str:
     """Cause and fix for a GPU that stopped answering for good. Who will not use its handle again adds RESTART."""
     if code == RESET_REQUIRED:
         return (
-            f"GPU {index} needs a reset: the driver refuses all calls to it. Stop its processes and run "
-            f"`nvidia-smi --gpu-reset -i {index}`; if that fails, reboot. `dmesg | grep Xid` names the cause."
+            f"GPU {index} needs a reset: the driver rejects all calls to it. Stop the GPU's processes and run "
+            f"`nvidia-smi --gpu-reset -i {index}`; if that fails, reboot. `dmesg | grep Xid` shows the cause."
         )
     return (
-        f"GPU {index} is lost: it no longer answers on the PCIe bus. Take the node out of service and reboot it "
-        f"(power-cycle if it stays away); `dmesg | grep Xid` names the cause."
+        f"GPU {index} is lost: it no longer responds on the PCIe bus. Take the node out of service and reboot it "
+        "(power-cycle it if the GPU does not return). `dmesg | grep Xid` shows the cause."
     )
 
 
 def unreadable_message(reason: str, index: int) -> str:
     """Message for a GPU that is present but cannot be read; ``reason`` is the reason of one reading."""
     return (
-        f"GPU {index} cannot be read: {reason}. gputop keeps trying. See whether `nvidia-smi -i {index}` shows more; "
-        "`dmesg | grep -i nvrm` names driver faults."
+        f"GPU {index} cannot be read: {reason}. gputop keeps trying. Check whether `nvidia-smi -i {index}` shows more. "
+        "`dmesg | grep -i nvrm` shows driver faults."
     )
 
 
-_DEMO = "`gputop --demo` shows a simulated node without any driver."
+_DEMO = "`gputop --demo` shows a simulated node without a driver."
 
 
 # What a failed nvmlInit means to the user, by its code: the kind of error, the cause, what to do.
 _OPEN_ERRORS: dict[int, tuple[type[GputopError], str, str]] = {
     LIBRARY_NOT_FOUND: (
         NoDataError, "This machine has no NVIDIA driver (libnvidia-ml.so.1 is missing).",
-        "Install the driver; a container needs docker run --gpus all. If the variable NVIDIA_DRIVER_CAPABILITIES "
-        f"is set, it must contain utility. {_DEMO}"),
+        "Install the driver. For a container, use docker run --gpus all. If the variable NVIDIA_DRIVER_CAPABILITIES is "
+        f"set, it must contain utility. {_DEMO}"),
     DRIVER_NOT_LOADED: (
         NoDataError, "The NVIDIA driver is installed but its kernel module is not loaded.",
         f"Load it with `sudo modprobe nvidia`; if that fails, `dmesg | grep -i nvidia` shows the reason. {_DEMO}"),
     LIB_RM_VERSION_MISMATCH: (
-        GputopError, "The NVIDIA kernel module and libnvidia-ml.so.1 are of different versions: the driver was "
-        "upgraded while the old module stayed loaded.",
+        GputopError, "The NVIDIA kernel module and libnvidia-ml.so.1 have different versions: the driver was upgraded "
+                     "while the old module stayed loaded.",
         "Reboot, or stop all GPU programs and reload the module (`sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset "
         "nvidia && sudo modprobe nvidia`). In a container restart the container."),
     NO_PERMISSION: (
-        GputopError, "The NVIDIA driver refuses access (NVML: no permission).",
-        "Look at the rights of /dev/nvidiactl and /dev/nvidia* (NVreg_DeviceFileMode, often a group such as "
-        "`video`), and at the device cgroup of the container or job."),
+        GputopError, "The NVIDIA driver denied access (NVML: no permission).",
+        "Check the permissions of /dev/nvidiactl and /dev/nvidia* (NVreg_DeviceFileMode, often a group such as "
+        "`video`), and the device cgroup of the container or job."),
 }
 
 
 def open_error(code: int) -> GputopError:
     """Error that says what a failed nvmlInit means to the user."""
     kind, cause, fix = _OPEN_ERRORS.get(code, (
-        GputopError, f"NVML could not be started (error {code}).",
-        "See whether `nvidia-smi` works; `dmesg | grep -i nvrm` names driver faults."))
+        GputopError, f"NVML could not be initialized (error {code}).",
+        "Check whether `nvidia-smi` works. `dmesg | grep -i nvrm` shows driver faults."))
     return kind(cause, fix)
 
 
 def no_gpus() -> GputopError:
     """The driver runs but shows no GPU."""
     return NoDataError(
-        "The NVIDIA driver runs, but it shows no GPU to this process.",
-        "Look at `lspci | grep -i nvidia`; in a container or batch job ask for GPUs "
-        f"(docker run --gpus all, sbatch --gres=gpu:N). {_DEMO}",
+        "The NVIDIA driver is running, but this process cannot see any GPU.",
+        "Check `lspci | grep -i nvidia`. In a container or batch job, request GPUs (docker run --gpus all, sbatch "
+        f"--gres=gpu:N). {_DEMO}",
     )
 
 
@@ -166,7 +166,7 @@ def no_access_message(code: int, index: int) -> str:
     """Cause and fix for a GPU that NVML counts but does not hand out."""
     if code == NO_PERMISSION:
         return (
-            f"GPU {index} may not be opened by this user. Look at the rights of /dev/nvidia{index} and at the "
-            "device cgroup of the container or job."
+            f"This user is not allowed to open GPU {index}. Check the permissions of /dev/nvidia{index} and the device "
+            "cgroup of the container or job."
         )
-    return f"GPU {index} could not be opened (NVML error {code}). `nvidia-smi` and `dmesg | grep -i nvrm` show more."
+    return f"GPU {index} could not be opened (NVML error {code}). `nvidia-smi` and `dmesg | grep -i nvrm` show details."

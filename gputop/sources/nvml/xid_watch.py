@@ -20,7 +20,7 @@ MAX_EVENTS = 16  # per GPU: a sick one can report thousands
 MAX_RETURNS = 500  # returns of the wait within WAIT_S: each costs about 20 µs, so this is 1% of a core
 
 _NO_INSTANCE = (1 << 32) - 1
-_NOT_ASKED = "the driver was not asked to report them"
+_NOT_ASKED = "gputop has not registered for these events"
 
 Log = tuple[tuple[XidEvent, int | None], ...]  # an event and the GPU instance (MIG) that it came from, if it names one
 
@@ -154,7 +154,7 @@ class XidWatch:
             with self._changed:
                 before, live = live, self._registered()
             if live == before or not self._recreate_event_set(live):
-                self._reason = "the driver stopped reporting them when a GPU was lost; restart gputop"
+                self._reason = "the driver stopped reporting these events when a GPU was lost; restart gputop"
                 return
 
     def _wait(self) -> bool:

@@ -77,7 +77,7 @@ def name_capture(folder: Path, name: str) -> None:
     """Keep what the user calls the capture in a folder. Raises OSError, also if what is known of it cannot be read."""
     capture = read_capture(folder)
     if capture == CaptureFile() and (folder / FILE).exists():
-        raise OSError(f"{FILE} cannot be read")
+        raise OSError(f"{FILE} is not readable")
     write_capture(folder, structs.replace(capture, name=printable(name).strip()[:MAX_NAME]))
 
 

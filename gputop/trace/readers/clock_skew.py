@@ -47,7 +47,7 @@ def skew(a_start: I64, a_end: I64, b_start: I64, b_end: I64, within_ns: int) -> 
     a_start, a_end, b_start, b_end = (times[:_MAX_COLLECTIVES] for times in (a_start, a_end, b_start, b_end))
     fewest = min(len(a_end), len(b_end))
     if fewest < _MIN_COLLECTIVES:
-        return f"only {fewest} collectives are in both"
+        return f"they have only {fewest} collectives in common"
     candidates: list[tuple[float, Skew]] = []
     reach = min(_MAX_SHIFT, fewest // 2)
     for shift in range(-reach, reach + 1):  # b's i-th is a's (i + shift)-th
@@ -64,10 +64,10 @@ def skew(a_start: I64, a_end: I64, b_start: I64, b_end: I64, within_ns: int) -> 
         off = np.abs(apart - offset)
         candidates.append((float(off.mean()), Skew(round(offset), int(np.percentile(off, 90)), n)))
     if not candidates:
-        return f"no match of them fits clocks that differ by up to {seconds(within_ns / 1e9)}"
+        return f"no way to match them fits clocks that differ by up to {seconds(within_ns / 1e9)}"
     candidates.sort(key=lambda one: one[0])
     if len(candidates) > 1 and candidates[1][0] < _RUNNER_UP_FACTOR * candidates[0][0] + 1000:
-        return f"{len(candidates)} ways to match them fit as well"
+        return f"{len(candidates)} ways to match them fit equally well"
     return candidates[0][1]
 
 
@@ -124,17 +124,19 @@ def _offset(
         result = skew(*of_first, *others, within_ns)
         both = f"The clocks of {first.name} and {other.name}"
         if isinstance(result, str):
-            by_capture = f"by the capture they are known to {seconds(sum(errors) / 1e9)}" if len(errors) == 2 else (
+            by_capture = (f"measured to within {seconds(sum(errors) / 1e9)}") if len(errors) == 2 else (
                 "gputop uses them as they are")
             if len(errors) == 2 or (len(of_first[0]) and len(others[0])):
-                notes.append(f"{both} cannot be compared by collectives ({result}): {by_capture}.")
+                notes.append(f"{both} cannot be compared by collectives ({result}); {by_capture}.")
         elif abs(result.offset_ns) <= result.error_ns:
-            builder.note("clocks", f"{both} agree to {seconds(result.error_ns / 1e9)} by {result.matched} collectives.")
+            builder.note("clocks", f"{both} agree to within {seconds(result.error_ns / 1e9)}, based on "
+                                   f"{result.matched} collectives.")
             return other, 0
         else:
             builder.note("clocks", f"The clock of {other.name} was {seconds(abs(result.offset_ns) / 1e9)} "
-                         f"{'ahead of' if result.offset_ns > 0 else 'behind'} that of {first.name} by "
-                         f"{result.matched} collectives, known to {seconds(result.error_ns / 1e9)}: corrected.")
+                                   f"{'ahead of' if result.offset_ns > 0 else 'behind'} that of {first.name}. gputop "
+                                   f"corrected this to within {seconds(result.error_ns / 1e9)}, based on "
+                                   f"{result.matched} collectives.")
             return other, result.offset_ns
     if notes:
         builder.note("clocks", notes[0])

@@ -51,9 +51,9 @@ class MemoryWatch:
         if (memory.resident_bytes("self") or 0) - self._begin_bytes > self.limit_bytes:
             raise too_big(path, self.limit_bytes)
         if memory.free_bytes() < self.limit_bytes * _RESERVE:
-            raise GputopError(f"memory ran short while {path} was read: less than "
+            raise GputopError(f"memory ran low while gputop read {path}: less than "
                               f"{self.limit_bytes * _RESERVE / 1e9:.1f} GB is left.",
-                              "Analyze it on a machine with more memory, or capture for a shorter time.")
+                              "Analyze the trace on a machine with more memory, or capture for a shorter time.")
 
 
 @contextmanager
@@ -62,8 +62,8 @@ def open_trace(path: Path) -> Iterator[BinaryIO]:
     try:
         with open_regular(path) as file:
             if _is_sparse(file.fileno()):
-                raise GputopError(f"{path} is a sparse file: all but a small part of it was never written.",
-                                  "The capture or the copy failed; make it again.")
+                raise GputopError(f"{path} is a sparse file: most of it was never written.",
+                                  "The capture or the copy failed. Repeat it.")
             yield file
     except OSError as error:
         raise unreadable(path, error) from error
@@ -159,8 +159,8 @@ def read_all(path: Path, damaged: set[str], limit_bytes: float) -> Data:
 
 
 def too_big(path: Path | str, limit_bytes: float) -> GputopError:
-    return GputopError(f"{path} takes more than {limit_bytes / 1e9:.1f} GB of memory to read, half of what is free.",
-                       "Analyze it on a machine with more memory, or capture for a shorter time.")
+    return GputopError(f"{path} needs more than {limit_bytes / 1e9:.1f} GB of memory to read, half of what is free.",
+                       "Analyze the trace on a machine with more memory, or capture for a shorter time.")
 
 
 def _decompressed(piece: bytes, more: Iterator[bytes], path: Path, damaged: set[str]) -> Iterator[bytes]:
@@ -183,8 +183,9 @@ def _decompressed(piece: bytes, more: Iterator[bytes], path: Path, damaged: set[
                 return
             written += len(out)
             if written > _SMALL_BYTES and written > _MAX_RATIO * read:
-                raise GputopError(f"{path} unpacks to more than {_MAX_RATIO} times its size, which no trace does.",
-                                  "If it is a trace nevertheless, decompress it with gunzip and use the result.")
+                raise GputopError(f"{path} decompresses to more than {_MAX_RATIO} times its size, which is not "
+                                  "plausible for a trace.",
+                                  "If the file is a trace, decompress it with gunzip and use the result.")
             yield out
             piece = stream.unconsumed_tail or stream.unused_data
         piece = next(more, b"")
@@ -206,7 +207,7 @@ def _before_damage(stream: zlib._Decompress, piece: bytes) -> bytes:
 
 
 def unreadable(path: Path, error: OSError) -> GputopError:
-    return GputopError(f"{path} cannot be read: {error.strerror or error}.", "Check the path and its permissions.")
+    return GputopError(f"cannot read {path}: {error.strerror or error}.", "Check the path and its permissions.")
 
 
 def listed(files: Sequence[Path]) -> str:

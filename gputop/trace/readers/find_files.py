@@ -44,7 +44,7 @@ def files_at(path: Path, notes: list[TraceNote], run: str | None = None) -> list
         if path.is_dir():
             return _files_in(path, notes, run)
         if not path.exists():
-            raise GputopError(f"{path} does not exist.", "Check the path; `gputop capture` makes a new trace.")
+            raise GputopError(f"{path} does not exist.", "Check the path, or record a new trace with `gputop capture`.")
         for format_ in FORMATS:
             if format_.raw_endings and path.name.endswith(format_.raw_endings):
                 raise _not_exported(path, format_)
@@ -68,7 +68,7 @@ def _files_in(folder: Path, notes: list[TraceNote], run: str | None) -> list[Pat
         return _newest_of_each_worker(chosen.format, list(chosen.files), notes)
     if format_ is not None:
         if run is not None:
-            raise GputopError(f"{folder} holds a trace, not runs.", "Leave --run out.", EXIT_USAGE)
+            raise GputopError(f"{folder} contains a trace, not runs.", "Leave --run out.", EXIT_USAGE)
         return _newest_of_each_worker(format_, files, notes)
     for format_ in FORMATS:
         for ending in format_.raw_endings:
@@ -142,8 +142,8 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 def _newest(runs: list[Run], folder: Path, notes: list[TraceNote]) -> Run:
     if len(runs) > 1:
         notes.append(TraceNote(
-            "newest_run", f"{folder} holds {len(runs)} profile runs; this is the newest, {runs[0].name}. Older ones: "
-                          f"{_names(runs[1:])}. --run NAME analyzes one of them, --all all."))
+            "newest_run", f"{folder} contains {len(runs)} profile runs; this is the newest, {runs[0].name}. Older "
+                          f"runs: {_names(runs[1:])}. To analyze one of them, use --run NAME; for all, use --all."))
     return runs[0]
 
 
@@ -152,8 +152,8 @@ def _called(name: str, runs: list[Run], folder: Path) -> Run:
     named = [run for run in runs if run.name == name] or [run for run in runs if run.folder.name == name]
     if len(named) == 1:
         return named[0]
-    wrong = f"Several runs below {folder} are called {name}" if named else f"No run below {folder} is called {name}"
-    raise GputopError(f"{wrong}.", f"The runs, the newest first: {_names(named or runs)}.", EXIT_USAGE)
+    wrong = f"Several runs in {folder} are named {name}" if named else f"No run in {folder} is named {name}"
+    raise GputopError(f"{wrong}.", f"Available runs, newest first: {_names(named or runs)}.", EXIT_USAGE)
 
 
 def _names(runs: list[Run]) -> str:
@@ -170,7 +170,7 @@ def _newest_of_each_worker(format_: Format, files: list[Path], notes: list[Trace
         newest[worker] = max(newest.get(worker, (0, file)), (time, file))
     if len(newest) < len(files):
         notes.append(TraceNote(
-            "newest_run", f"{files[0].parent} holds several captures of a worker; these are the newest, "
+            "newest_run", f"{files[0].parent} contains several captures of a worker; gputop uses the newest, "
                           f"{len(newest)} of {len(files)} files."))
     return [file for _, file in newest.values()]
 

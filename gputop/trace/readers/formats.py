@@ -108,15 +108,15 @@ class OtherFile(Struct, frozen=True):
 
 OTHER_FILES = (
     OtherFile(lambda path, begin: begin.startswith(b"version https://git-lfs.github.com/spec/"),
-              "a pointer of git-lfs, which stands for the file", "Get the file itself: git lfs pull"),
+              "a Git LFS pointer instead of the file", "Fetch the file: git lfs pull"),
     OtherFile(lambda path, begin: begin[:1] == _XPLANES_FIELD and begin[:64].count(_REPLACED) > 1,
-              "a binary trace that was copied as text, which destroyed it", "Copy the file again, as binary data."),
+              "a binary trace that was corrupted by copying it as text", "Copy the file again in binary mode."),
     OtherFile(_is_perfetto, "a Perfetto trace", "Export it as Chrome JSON: traceconv json trace.pftrace trace.json"),
 )
 FORMATS = (
     Format(
         id="xspace", writer="TensorFlow/JAX profiler",
-        accepted="<host>.xplane.pb (also .gz), a profile run's folder or a TensorBoard logdir",
+        accepted="<host>.xplane.pb (also .gz), a profile run folder or a TensorBoard logdir",
         accepted_brief=".xplane.pb, run folder, TensorBoard logdir",
         pattern="*.xplane.pb", compressed=True, in_run_folders=True, recognizes=_is_xspace,
         reader="gputop.trace.readers.xspace.reader", overviews=True,
@@ -139,8 +139,8 @@ FORMATS = (
         pattern="*.sqlite", recognizes=_is_sqlite, reader="gputop.trace.readers.nsys",
         raw_endings=(".nsys-rep", ".qdrep"),
         raw_message=("an Nsight Systems report, which only Nsight Systems can open",
-                     "Export it with the version that recorded it or a newer one, as older ones cannot open reports of "
-                     "2024 and later: nsys export --type sqlite -o {stem}.sqlite {path}"),
+                     "Export the report with the version that recorded it or a newer one, because older versions "
+                     "cannot open reports from 2024 and later: nsys export --type sqlite -o {stem}.sqlite {path}"),
     ),
 )
 

@@ -45,12 +45,12 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
             unread.append(error)
     if not formats:
         raise unread[0]
-    notes += [TraceNote("unreadable_file", f"{error.message} It is left out.") for error in unread]
+    notes += [TraceNote("unreadable_file", f"{error.message} gputop leaves out this file.") for error in unread]
     _leave_out_copies(formats, notes)
     _count_files_once(formats, notes)
     if len({format_.id for format_ in formats.values()}) > 1:
-        raise GputopError(f"Traces of several formats cannot be read as one: {listed(list(formats))}.",
-                          "Give traces of one format at a time.", EXIT_USAGE)
+        raise GputopError(f"gputop cannot combine traces of different formats: {listed(list(formats))}.",
+                          "Analyze traces of one format at a time.", EXIT_USAGE)
     format_ = next(iter(formats.values()))
     trace = format_.read(list(formats))
     trace.quality = notes + trace.quality
@@ -87,8 +87,8 @@ def _leave_out_copies(formats: dict[Path, Format], notes: list[TraceNote]) -> No
     for file in copies:
         del formats[file]
     if copies:
-        notes.append(TraceNote("same_capture", f"{listed(copies)}: left out, because the XSpace next to it holds "
-                                                 "the same capture."))
+        notes.append(TraceNote("same_capture", f"{listed(copies)}: left out, because the XSpace next to it contains "
+                                               "the same capture."))
 
 
 def _count_files_once(formats: dict[Path, Format], notes: list[TraceNote]) -> None:
@@ -102,18 +102,18 @@ def _count_files_once(formats: dict[Path, Format], notes: list[TraceNote]) -> No
             same = first.setdefault(digest(file), file)
             if same is not file:
                 del formats[file]
-                notes.append(TraceNote("same_file", f"{file}: left out, because it holds the same bytes as {same} "
-                                                      "and is not a separate rank."))
+                notes.append(TraceNote("same_file", f"{file}: left out, because it is identical to {same} and not a "
+                                                    "separate rank."))
 
 
 def _format_of(path: Path) -> Format:
     begin = read_prefix(path)
     if not begin:
-        raise NoDataError(f"{path} is empty.", "The capture or the copy failed; make it again. " + ACCEPTED)
+        raise NoDataError(f"{path} is empty.", "The capture or the copy failed. Repeat it. " + ACCEPTED)
     for other in OTHER_FILES:
         if other.recognizes(path, begin):
             raise GputopError(f"{path} is {other.what}.", other.fix)
     for format_ in FORMATS:
         if format_.recognizes(path, begin):
             return format_
-    raise GputopError(f"{path} is in a format gputop does not know.", ACCEPTED)
+    raise GputopError(f"{path} has a format that gputop does not know.", ACCEPTED)

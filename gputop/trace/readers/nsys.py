@@ -53,7 +53,7 @@ _RANGES = (59, 60)  # NVTX: push/pop and start/end ranges
 _NUMBERING = re.compile(r", (?:op_id|seq) = .*", re.DOTALL)
 _SHAPE = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread", "staticSharedMemory",
           "dynamicSharedMemory")
-_EXPORT = "The command: nsys export --type sqlite report.nsys-rep"
+_EXPORT = "To export: nsys export --type sqlite report.nsys-rep"
 _MAX_NS = 1 << 61
 _BATCH = 1 << 14
 _MAX_MESSAGES, _MAX_MESSAGE_CHARS = 5, 300  # of each severity that become notes
@@ -67,9 +67,9 @@ _ROW_BYTES = 4  # at least: its place on the page, length, id and header
 def read_files(files: Sequence[Path]) -> Trace:
     """One report. Raises as :func:`read_nsys`, and GputopError for several reports or one that is too big."""
     if len(files) > 1:
-        raise GputopError(f"Several Nsight Systems reports cannot be read as one: {listed(files)}.",
-                          "Give one at a time; `nsys profile` over a whole job makes one report of all its ranks.",
-                          EXIT_USAGE)
+        raise GputopError(f"gputop cannot combine several Nsight Systems reports: {listed(files)}.",
+                          "Analyze one report at a time. If you run `nsys profile` on the whole job, it creates one "
+                          "report for all ranks.", EXIT_USAGE)
     limit = memory_limit()
     with open_trace(files[0]) as file:
         if os.fstat(file.fileno()).st_size > limit:
@@ -88,7 +88,7 @@ def read_nsys(path: Path, limit_bytes: float = float("inf")) -> Trace:
     try:
         connection = sqlite3.connect(uri, uri=True)
     except sqlite3.Error as error:
-        raise GputopError(f"{path} cannot be opened: {error}.", "Check that the file may be read.") from error
+        raise GputopError(f"cannot open {path}: {error}.", "Check the permissions of the file.") from error
     connection.execute("PRAGMA trusted_schema = OFF")  # the schema is the file's: no function in it may do anything
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     size = path.stat().st_size
@@ -130,9 +130,9 @@ class _Report:
         self._columns = {t: {r[1] for rows in self._fetch(f'PRAGMA table_info("{t}")') for r in rows} for t in tables
                          if t in _TABLES}
         if self._damage and not self._columns:
-            raise GputopError(f"{path} is damaged: {self._damage[0]}.", f"Export it again. {_EXPORT}")
+            raise GputopError(f"{path} is damaged: {self._damage[0]}.", f"Export the report again. {_EXPORT}")
         if not set(self._columns) & {*_ACTIVITIES, "StringIds", "TARGET_INFO_GPU"}:
-            raise GputopError(f"{path} is an SQLite file, but not an export of Nsight Systems.",
+            raise GputopError(f"{path} is an SQLite file but not an Nsight Systems export.",
                               _EXPORT)
         self._strings = {i: s for i, s in self._select("StringIds", ("id", "value"))
                          if isinstance(i, int) and isinstance(s, str)}
@@ -158,8 +158,7 @@ class _Report:
             for level in (3, 2))
         note_messages(builder, errors, warnings)
         if self._damage:
-            builder.note("truncated", f"{self._path} is damaged ({self._damage[0]}): gputop keeps the part that it "
-                                      "could read.")
+            builder.note("truncated", f"{self._path} is damaged ({self._damage[0]}); gputop uses the readable part.")
         return builder.finish([self._path], to_unix_ns=self._to_unix(),
                               empty_fix="Record with `nsys profile --trace=cuda,nvtx` while the job trains.")
 
@@ -229,8 +228,8 @@ class _Report:
         if len(graph):
             out.name[c:] = names["CUDA graph"]
             self._builder.note("whole_graphs", (
-                f"The report has {len(graph):,} launches of CUDA graphs as a whole, without their kernels. Record with "
-                "--cuda-graph-trace=node to see them."))
+                f"The report shows {len(graph):,} launches of whole CUDA graphs without their kernels. To see the "
+                "kernels, record with --cuda-graph-trace=node."))
         out.bytes[a:b], out.bytes[b:c] = copy[:, 6], memset[:, 6]
         out.src[a:b], out.dst[a:b], out.dst[b:c] = memory(copy[:, 8]), memory(copy[:, 9]), memory(memset[:, 7])
         migrated = a + np.flatnonzero(np.isin(copy[:, 7], _MIGRATIONS))
@@ -360,9 +359,9 @@ class _Report:
                     yield rows
                     rows, before = [], 0
             else:
-                self._damage.append("a table with more rows than the file has room for")
+                self._damage.append("a table claims more rows than the file can contain")
         except (sqlite3.Error, ValueError) as error:  # ValueError: text in the schema that cannot be decoded
-            self._damage.append("reading it takes many times more steps than its size allows"
+            self._damage.append("reading takes many more steps than the file size allows"
                                 if str(error) == "interrupted" else str(error))
         if rows:
             yield rows

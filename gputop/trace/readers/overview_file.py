@@ -43,24 +43,24 @@ def overviews_of(trace: Trace, read: Read) -> tuple[dict[int, Trace], list[Trace
                 notes += limited
             except GputopError as error:
                 whose = f"the trace of {_host(trace, rank)}" if len(trace.paths) > 1 else "this trace"
-                notes.append(_note(f"The rare events recorded next to {whose} cannot be used: {error.message}"))
+                notes.append(_note(f"gputop cannot use the rare events recorded next to {whose}: {error.message}"))
     without = [_host(trace, rank) for rank in range(len(trace.paths)) if rank not in overviews]
     if overviews and without:
-        notes.insert(0, _note(f"No rare events of {len(without)} of {len(trace.paths)} workers: their activity after "
-                              f"the detail is unknown ({', '.join(without)})."))
+        notes.insert(0, _note(f"Rare events are missing for {len(without)} of {len(trace.paths)} workers, so their "
+                              f"activity after the detailed part is unknown ({', '.join(without)})."))
     return overviews, notes
 
 
 def _placed(overview: Trace, trace: Trace, rank: int, path: Path) -> tuple[Trace, list[TraceNote]]:
     """The host's events of an overview, its times relative to the origin of the trace; raises GputopError."""
     if not len(overview.host):
-        raise NoDataError("it has no event of the host.", "")
+        raise NoDataError("the recording has no host events.", "")
     if not overview.origin_ns or not trace.origin_ns:
-        raise NoDataError("it or the trace does not show when it was recorded.", "")
+        raise NoDataError("the recording or the trace does not show when it was made.", "")
     clock = read_clocks(path.parent).get(path.name.removesuffix(".gz")) if len(trace.paths) > 1 else None
     by_ns = overview.origin_ns - trace.origin_ns - (clock.offset_ns if clock is not None else 0)
     if abs(by_ns) > _MAX_APART_NS:
-        raise NoDataError("it was recorded at another time.", "")
+        raise NoDataError("the recording was made at another time.", "")
 
     def moved(span: tuple[int, int]) -> tuple[int, int]:
         return span[0] + by_ns, span[1] + by_ns

@@ -70,8 +70,8 @@ class Asker:
             except GputopError as error:
                 self._listener(error)
             except Exception as error:  # noqa: BLE001  thread boundary: the next answer may be readable
-                self._listener(GputopError(f"an answer could not be used, a bug in gputop: {error!r}"[:300],
-                                           "gputop asks again. Please report this."))
+                self._listener(GputopError("processing an answer failed with an internal error in gputop: "
+                                           f"{error!r}"[:300], "gputop will retry. Please report this."))
 
 
 class ClusterApp(TerminalApp):
@@ -146,14 +146,14 @@ def run_program(command: list[str]) -> None:
     try:
         status = subprocess.run(words).returncode
     except OSError as error:
-        status, cause = None, f"{command[0]} cannot be started: {error.strerror or error}"
+        status, cause = None, f"cannot start {command[0]}: {error.strerror or error}"
     else:
-        cause = f"{shlex.join(command)} ended with status {status}"
+        cause = f"{shlex.join(command)} exited with status {status}"
     if status == 0:
         return
     say(cause)
     if status == NO_SUCH_PROGRAM:
-        note("  The node has no such command: gputop cluster --remote-command /PATH/gputop names it.")
+        note("  The node has no such command. To give its path: gputop cluster --remote-command /PATH/gputop")
     note("  enter: back to the cluster")
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         input()

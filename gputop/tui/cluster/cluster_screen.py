@@ -27,9 +27,9 @@ from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 _DETAIL_LINES = 7
 _LATE_S = 5.0  # beyond the period: an answer of a busy server takes seconds
 _HELP = """\
-Each row is a job with its activity over the past hours, from left to right. A dot: nothing was measured. A * marks \
-coarse activity (any kernel ran), a ~ values of whole nodes that the job shares with others. enter shows the nodes of \
-a job, and space on a node shows its GPUs. After your first key the rows keep their order; o sorts them.
+Each row is a job with its activity over the past hours, from left to right. A dot means that nothing was measured. A \
+* marks coarse activity (any kernel ran), and a ~ values of whole nodes that the job shares. Press enter to show a \
+job's nodes, and space on a node to show its GPUs. After your first key press, rows keep their order; press o to sort.
 """
 
 
@@ -47,7 +47,7 @@ class FleetTable(DrawnLines, can_focus=True):
         key("space", "unfold", "unfold", "show or hide the nodes of a job, the GPUs of a node"),
         key("right", "unfold(True)", "unfold", "show the rows below this one"),
         key("left", "unfold(False)", "fold", "hide the rows below this one"),
-        key("enter", "open", "nodes; on a node: open", "on a job: its nodes; on a node: open it", footer=True),
+        key("enter", "open", "nodes; on a node: open", "on a job: show its nodes; on a node: open it", footer=True),
     ]
 
     class Wanted(Message):
@@ -131,10 +131,10 @@ class OpenNode(Dialog[list[str] | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("enter", "run_command('enter')", "run", "run the first command"),
         key("a", "run_command('a')", "attach", "run the second command"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
         key("escape,q", "run_command('')", "back", "run nothing"),
     ]
-    HELP = "This screen comes back when the command ends.\n"
+    HELP = "This screen returns when the command ends.\n"
 
     def __init__(self, node: str, commands: dict[str, list[str]]) -> None:
         super().__init__()
@@ -143,8 +143,8 @@ class OpenNode(Dialog[list[str] | None]):
     def compose(self) -> ComposeResult:
         with DialogFrame(f"Open {printable(self._node)}", "enter: run", "a: attach", "esc: back", id="popup"):
             out = Text()
-            for keys, what in (("enter", "the monitor on the node"),
-                               ("a", "capture from its profiler servers, from here")):
+            for keys, what in (("enter", "open the monitor on the node"),
+                               ("a", "capture from the node's profiler servers, from this machine")):
                 out.append(f"{keys:>6}  ", ACCENT)
                 out.append(f"{what}\n        {shlex.join(self._commands[keys])}\n", PLAIN)
             yield WrappedText(out)
@@ -159,14 +159,14 @@ class ClusterScreen(Screen[None]):
     HELP = _HELP
     BINDINGS: ClassVar[list[BindingType]] = [
         key("o", "sort", "sort", "sort by findings, job number, user, GPUs, activity or power", footer=True),
-        key("slash", "filter", "filter", "show only jobs with a text in number, name, user, node or finding",
+        key("slash", "filter", "filter", "show only jobs that match a text by number, name, user, node or finding",
             footer=True),
-        key("v", "cursor", "cursor", "time cursor: the activity at a past moment; again: off"),
-        key("shift+left", "cursor(1)", "cursor back", "the cursor a column back"),
-        key("shift+right", "cursor(-1)", "cursor on", "the cursor a column forward"),
+        key("v", "cursor", "cursor", "time cursor: activity at a past moment; press again to turn it off"),
+        key("shift+left", "cursor(1)", "cursor back", "move the cursor back by one column"),
+        key("shift+right", "cursor(-1)", "cursor on", "move the cursor forward by one column"),
         key("s", "app.snapshot", "snapshot", "save a snapshot as text, JSON and HTML", footer=True),
-        key("p", "problems", "problems", "everything that could not be read, and how to fix it"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen, and how to read it", footer=True),
+        key("p", "problems", "problems", "show what could not be read, and how to fix it"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen, and how to read it", footer=True),
     ]
 
     def __init__(self, state: State, commands: Commands, period_s: float = 15.0) -> None:
@@ -214,7 +214,7 @@ class ClusterScreen(Screen[None]):
         if commands := self._commands(message.node):
             self.app.push_screen(OpenNode(message.node, commands), self._run)
         else:
-            self.notify(f"{printable(message.node)!r} is not a name that ssh can take.", severity="warning")
+            self.notify(f"{printable(message.node)!r} is not a valid name for ssh.", severity="warning")
 
     def _run(self, command: list[str] | None) -> None:
         if command is not None:
@@ -229,7 +229,7 @@ class ClusterScreen(Screen[None]):
             self.state.pattern = pattern
             self.table.changed()
 
-        ask_text(self.app, "Filter jobs", "part of a number, name, user, node or finding; empty shows all",
+        ask_text(self.app, "Filter jobs", "part of a number, name, user, node or finding; leave empty to show all",
                  self.state.pattern, apply)
 
     def action_cursor(self, by: int = 0) -> None:

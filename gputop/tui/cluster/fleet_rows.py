@@ -278,11 +278,11 @@ def _found_cell(state: State, row: FleetRow) -> StyledText:
 def details(state: State, row: FleetRow | None, width: int, lines: int) -> list[list[StyledText]]:
     """Below the table: what was found of the selected job, and what to do."""
     if row is None:
-        nothing = "No job matches the filter: / changes it." if state.pattern else "gputop sees no job."
+        nothing = "No job matches the filter. Press / to change it." if state.pattern else "gputop cannot see any jobs."
         return [[(f" {nothing}", DIM)]]
     job = row.job
     other = f" ({job.number})" if job.number not in ("", job.id) else ""
-    title = "GPUs of no job" if job.id == NO_JOB else f"Job {job.id}{other}"
+    title = "GPUs without a job" if job.id == NO_JOB else f"Job {job.id}{other}"
     texts = (title, job.name, job.user or "", ", ".join(job.node_names[:6]))
     who = " · ".join(text for text in texts if text)
     out: list[list[StyledText]] = [[(" " + fit(printable(who), width - 2), BOLD)]]
@@ -297,8 +297,8 @@ def details(state: State, row: FleetRow | None, width: int, lines: int) -> list[
         out += [[("   " + text, PLAIN)] for text in wrap(finding.why + lost, width - 4, 4)]
         out += [[("   " + text, ACCENT)] for text in wrap("→ " + finding.action, width - 4, 4)]
     if len(out) == 1:
-        text = remark(job) or ("Nobody holds these GPUs, or gputop cannot see who does." if job.id == NO_JOB else
-                               "No finding yet: its activity in the past hours is unknown."
+        text = remark(job) or ("No job holds these GPUs, or gputop cannot see which job does." if job.id == NO_JOB else
+                               "No finding yet: the job's activity in the past hours is unknown."
                                if job.history is None else "No finding for this job.")
         out.append([(f"   {text}", DIM)])
     return out[:lines]
@@ -310,7 +310,7 @@ def problems(report: FleetReport) -> list[StyledText]:
     for problem in report.fleet.problems:
         out += [(printable(problem.message) + "\n", BAD), (printable(problem.fix) + "\n" * 2, PLAIN)]
     out += [(sentence + "\n", DIM) for sentence in not_judged(report)]
-    return out or [("Nothing is missing: every query was answered.", PLAIN)]
+    return out or [("Nothing is missing: all queries were answered.", PLAIN)]
 
 
 def commands_for(node: str, login: str = "", remote: str = "gputop") -> dict[str, list[str]]:

@@ -112,11 +112,11 @@ class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
     """A list of findings; up and down select, enter asks for the details."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("up,k", "move(-1)", "up", "select the one above"),
-        key("down,j", "move(1)", "down", "select the one below"),
-        key("enter", "details", "details", "evidence, code to paste, source"),
-        key("w", "choose", "what if", "mark findings: estimate the step with their fixes"),
-        key("y", "copy", "copy", "copy its code, or without code itself as Markdown (OSC 52)"),
+        key("up,k", "move(-1)", "up", "select the finding above"),
+        key("down,j", "move(1)", "down", "select the finding below"),
+        key("enter", "details", "details", "show evidence, code to paste, source"),
+        key("w", "choose", "what if", "mark the finding: estimate the step with all marked fixes"),
+        key("y", "copy", "copy", "copy the finding's code or, if there is none, the finding as Markdown (OSC 52)"),
         key("Y", "copy(True)", "copy as Markdown", "copy the finding as Markdown"),
     ]
     PANEL = "What to do"

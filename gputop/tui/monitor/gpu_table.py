@@ -103,7 +103,7 @@ class GpuTable(DrawnOnce, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("up,k", "move(-1)", "up", "select the GPU above"),
         key("down,j", "move(1)", "down", "select the GPU below"),
-        key("enter", "details", "details of the GPU", "all its readings, and the source of each or why it is missing"),
+        key("enter", "details", "GPU details", "all readings of the GPU, each with its source or why it is missing"),
     ]
     PANEL = "GPUs"
 
@@ -233,7 +233,7 @@ class GpuTable(DrawnOnce, can_focus=True):
 
     def _why_no_gpu(self, reason: str) -> tuple[str, str]:
         """Reason why there is no GPU and how there would be one: the sentences that fit into two lines."""
-        whole = re.split(r"(?<=[.]) ", printable(f"No GPU here. {reason}"))
+        whole = re.split(r"(?<=[.]) ", printable(f"There is no GPU here. {reason}"))
         count = next((n for n in range(len(whole), 1, -1) if len(wrap(" ".join(whole[:n]), self._width - 2, 3)) < 3), 2)
         lines = wrap(" ".join(whole[:count]), self._width - 2, 2)
         return " " + lines[0].ljust(self._width), " " + "".join(lines[1:])

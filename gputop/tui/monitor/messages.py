@@ -12,8 +12,8 @@ from gputop.session.session import Session
 from gputop.text.units import printable, seconds
 
 NO_SERVER = ("No profiler server found; a capture needs one.",
-             "gputop attach PID starts one in the running job, gputop run -- python … starts a job with one. ?: more.")
-OFFER = "c starts one in the running job, after a question. ?: other ways."
+             "Running job: gputop attach PID. New job: gputop run -- python …. ?: more.")
+OFFER = "Press c to start one in the running job (gputop asks first). ?: other ways."
 
 # Findings that say how to read the column of the memory, and nothing to do: they are a word there.
 OF_MEMORY_COLUMN = frozenset({"memory_preallocated"})
@@ -29,7 +29,7 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     if status is not None and status.phase == "failed":
         return (sentences(f"The capture failed: {status.message}"), status.fix)
     if record is not None and record.analysis is None:
-        return ("The trace could not be analyzed; it is kept on disk. t: why.",)
+        return ("The trace could not be analyzed, but it is kept on disk. Press t to see why.",)
     unread = tuple(filter(None, (unread_text(session.feed.sample),)))
     weighty = any(f.severity != "low" for f in findings)
     if weighty or record is not None:
@@ -52,7 +52,7 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
         return (*nothing, f"{what}: its findings will appear here.")
     if usable(session.watch.servers):
         count = session.watch.earlier.count
-        before = (f"J: {_captures(count)} taken before, in {session.control.options.logdir}",)
+        before = (f"J: {_captures(count)} from earlier, in {session.control.options.logdir}",)
         # A finding that names the key says what it shows, too.
         press = () if any(f.unknown for f in findings) else ("Press c to see where the step's time goes.",)
         return (*nothing, *press,
@@ -67,8 +67,8 @@ def earlier_verdict(session: Session) -> tuple[str, ...]:
     if not session.captured_before_restart or record is None or any(f.severity != "low" for f in record.findings):
         return ()
     if record.analysis is None:
-        return ("The earlier job: its trace could not be analyzed. t: why.",)
-    return (f"The earlier job: {record.limit.splitlines()[0]}",) if record.limit else ()
+        return ("Earlier job: the trace could not be analyzed. Press t to see why.",)
+    return (f"Earlier job: {record.limit.splitlines()[0]}",) if record.limit else ()
 
 
 def refused(error: GputopError, no_server: tuple[str, ...] = NO_SERVER) -> tuple[str, ...]:
@@ -86,10 +86,10 @@ def begun_as_sentence(message: str) -> str:
 def attached(server: Server, servers: Iterable[Server] = ()) -> str:
     """The answer to an address that the user entered; ``servers``: all, of which another one may be kept."""
     if server.problem is None:
-        return f"Attached to {server.address}: c captures from it."
+        return f"Attached to {server.address}. Press c to capture from it."
     kept = next(iter(usable(servers)), None)
     if kept is not None and not server.asked:
-        return printable(f"Could not attach to {server.address}: {server.problem}. Still at {kept.address}.")
+        return printable(f"Could not attach to {server.address}: {server.problem}. Still attached to {kept.address}.")
     return printable(f"No profiler server at {server.address}: {server.problem}")
 
 
@@ -110,7 +110,7 @@ def of_note(session: Session, status: CaptureStatus) -> tuple[str, ...]:
     shorter = record.plan is not None and record.plan.shortened
     lines = [*record.remarks[:len(record.notices) + shorter], *compared_to_baseline(session)]
     if session.feed.player is None and session.feed.source.simulated and len(session.results.captures) == 1:
-        lines.append("D restarts the simulated job with the fix of the first finding; then c and B.")
+        lines.append("Press D to restart the simulated job with the first finding's fix, then c and B.")
     return ("\n".join(map(printable, lines)),) if lines else ()
 
 
@@ -119,7 +119,7 @@ def compared_to_baseline(session: Session) -> tuple[str, ...]:
     before, record = session.results.baseline, session.results.last_capture
     if before is None or record is None or record is before or before.step_s is None or record.step_s is None:
         return ()
-    return (f"{seconds(before.step_s)}/step in A, {seconds(record.step_s)} now. B: what changed.",)
+    return (f"{seconds(before.step_s)}/step in A, {seconds(record.step_s)} now. Press B to see what changed.",)
 
 
 def no_capture(session: Session, then: str = "") -> str:
@@ -127,9 +127,9 @@ def no_capture(session: Session, then: str = "") -> str:
     if session.control.running:
         first = "The first capture is running."
     elif earlier := session.watch.earlier.count:  # they are on the disk: nobody is told that there is none
-        first = f"No capture in this session yet: press c; J opens {_captures(earlier)} taken before."
+        first = f"No capture in this session yet. Press c to capture, or J to open {_captures(earlier)} from earlier."
     else:
-        first = "No capture yet: press c."
+        first = "No capture yet. Press c to capture."
     return f"{first} {then}".rstrip()
 
 

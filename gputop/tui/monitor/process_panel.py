@@ -153,9 +153,9 @@ class ProcessPanel(WheelMoves, DrawnLines, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("up,k", "move(-1)", "up", "select the process above"),
         bind("down,j", "move(1)", "down", "select the process below"),
-        bind("enter", "details", "details of the process", "the whole command, GPUs, CPU, I/O"),
-        bind("K", "signal", "signal…", "send a signal, after a question"),
-        bind("v", "tree", "tree", "show children under their parents, or one list"),
+        bind("enter", "details", "process details", "full command, GPUs, CPU, I/O"),
+        bind("K", "signal", "signal…", "send a signal, after confirmation"),
+        bind("v", "tree", "tree", "show children under their parents, or a flat list"),
     ]
     PANEL = "Processes"
 
@@ -213,7 +213,8 @@ class ProcessPanel(WheelMoves, DrawnLines, can_focus=True):
         head = " ".join(column.fit(column.title, cells) for column, cells in self._columns)
         lines: list[list[StyledText]] = [[(fit(f" {head}  command", width), DIM)]][:self._heads]
         if not rows:
-            text = "no process matches the filter: / changes it" if self.pattern and self._processes else self._reason
+            text = ("no process matches the filter; press / to change "
+                    "it") if self.pattern and self._processes else self._reason
             lines.append([(fit(" " + printable(text), width), DIM)])
         self.show([*lines, *self._shown_rows()])
 

@@ -58,7 +58,7 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
     # Without GPUs the source is the reason, which stands in their place.
     # What a demo shows is told as such: it is no verdict of gputop's.
     source = printable(sample.source).replace("SIMULATED: ", "demo: ", 1) if sample.gpus else ""
-    cost = "" if sample.own_cpu_ratio is None else f"gputop itself {100 * sample.own_cpu_ratio:.1f}% CPU"
+    cost = "" if sample.own_cpu_ratio is None else f"gputop {100 * sample.own_cpu_ratio:.1f}% CPU"
     used = sum(len(t) for t, _ in (*left, *right))
     for extra in (f" {source} ", f" every {interval_s:.4g} s ", f" {cost} "):
         if extra.strip() and used + len(extra) < width:
@@ -75,7 +75,7 @@ def replay_line(width: int, place_s: tuple[float, float] | None = None,
     """Line in the place of the training job: how far a recording is played and how long it is (``place_s``); None: a
     snapshot."""
     if place_s is None:
-        keys = "the node as it was  ← →: the minutes before  t: its capture"
+        keys = "snapshot of the node  ← →: earlier minutes  t: its capture"
         return justify([(" Snapshot  ", BOLD), (keys, DIM)], [], width)
     played_s, length_s = place_s
     left: list[StyledText] = [(" Recording  ", BOLD), (f"{_clock(played_s)} of {_clock(length_s)}  ", PLAIN)]
@@ -299,8 +299,8 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
 _PHASES = {"starting": "starting a profiler server in",
            "waiting": "capture waits for", "connecting": "connecting to",
            "probing": "taking a short test capture of", "recording": "recording",
-           "overview": "watching for rare events in", "receiving": "receiving the trace of",
-           "saving": "saving the trace of", "analyzing": "analyzing the trace of"}
+           "overview": "watching for rare events in", "receiving": "receiving the trace from",
+           "saving": "saving the trace from", "analyzing": "analyzing the trace from"}
 
 
 def _progress(status: CaptureStatus, now_s: float, width: int) -> list[StyledText]:

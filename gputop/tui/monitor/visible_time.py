@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MOVE_SHARE, _MOVE_LATEST_S = 0.25, 5.0
 # Of the time in view, at least: to show all of it, slices of twice the length would leave half a lane empty.
 _COVERED = 0.8
-SOURCE = "history: mean of the slice under the cursor"
+SOURCE = "history: mean over the slice under the cursor"
 UNMEASURED = "nothing was measured in this slice"
 
 
@@ -45,7 +45,7 @@ class Slice(Struct, frozen=True):
         """The title of lanes and figures, in a form that fits ``width``."""
         clock = time.strftime("%H:%M:%S", time.localtime(self.begin_s))
         long = self.mean_of_s >= 120
-        mean = f"mean of {self.mean_of_s / 60 if long else self.mean_of_s:g} {'min' if long else 's'}"
+        mean = f"mean over {self.mean_of_s / 60 if long else self.mean_of_s:g} {'min' if long else 's'}"
         for text in (f"{name} at {clock}, {mean} (esc: now)", f"{name} {clock}, {mean}", f"{clock}, {mean}"):
             if len(text) <= width:
                 return text

@@ -111,18 +111,18 @@ class CapturesScreen(ModalScreen[None]):
     """The list, which grows while the logdir is read, and what is known of the selected capture."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("enter", "open", "open", "open the selected capture: findings, timeline, tables; it may be analyzed first"),
-        key("a,A", "mark('A')", "is A", "the selected capture is A, from before the change"),
-        key("b,B", "mark('B')", "is B", "the selected capture is B, from after the change; A and B are then compared"),
+        key("enter", "open", "open", "open the selected capture: findings, timeline, tables; may need analysis first"),
+        key("a,A", "mark('A')", "is A", "use the selected capture as A, from before the change"),
+        key("b,B", "mark('B')", "is B", "use the selected capture as B, from after the change, and compare A and B"),
         key("n", "name", "name…", "name the selected capture, such as “before prefetch”"),
-        key("slash", "filter", "filter", "show only captures whose name, job or finding has a text"),
-        key("d,delete", "delete", "delete…", "delete the selected capture from disk, after a question"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
-        key("escape", "step_back", "step back", "show all captures again; with all of them, back to the monitor"),
+        key("slash", "filter", "filter", "show only captures whose name, job or finding contains a text"),
+        key("d,delete", "delete", "delete…", "delete the selected capture from disk, after confirmation"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
+        key("escape", "step_back", "step back", "show all captures again; if all are shown, go back to the monitor"),
         key("q,J", "dismiss", "close", "back to the monitor"),
     ]
-    HELP = ("The captures of this session and those in the folder of --logdir, including those of TensorBoard and "
-            "automatic ones. ● marks the capture whose findings are shown. A capture is analyzed when it is opened.\n")
+    HELP = ("The captures of this session and those in the --logdir folder, including TensorBoard's and automatic "
+            "captures. ● marks the capture whose findings are shown. gputop analyzes a capture when you open it.\n")
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -203,11 +203,11 @@ class CapturesScreen(ModalScreen[None]):
         """Below the list: the selected capture, or why there is none."""
         one, out = self._list.chosen, Text()
         if one is None and self._pattern:
-            return out.append(f"No capture contains “{printable(self._pattern)}”: / changes the filter.", DIM)
+            return out.append(f"No capture contains “{printable(self._pattern)}”. Press / to change the filter.", DIM)
         if one is None:
             logdir = printable(str(self._session.control.options.logdir))
             return out.append(f"Reading {logdir} …" if self._reading else
-                              f"No captures in {logdir} yet: c captures a trace.", DIM)
+                              f"No captures in {logdir} yet. Press c to capture a trace.", DIM)
         record = one.record
         out.append("\n")
         if record.job or record.address:
@@ -268,10 +268,10 @@ class CapturesScreen(ModalScreen[None]):
             else:
                 self._add([replace(one, name=name.strip())])
 
-        ask_text(self.app, "Name of the capture", "what differs in it; empty removes the name", one.name, apply)
+        ask_text(self.app, "Name of the capture", "what is different; leave empty to remove the name", one.name, apply)
 
     def action_filter(self) -> None:
-        ask_text(self.app, "Filter captures", "part of a name, job or finding; empty shows all", self._pattern,
+        ask_text(self.app, "Filter captures", "part of a name, job or finding; leave empty to show all", self._pattern,
                  self._show_matching)
 
     def action_step_back(self) -> None:
@@ -305,7 +305,7 @@ class CapturesScreen(ModalScreen[None]):
 
         self.app.push_screen(Confirm(
             "Delete", f"Delete the capture of {when(one.record.time_s, self._session.feed.clock())}? y/N",
-            f"The traces in {run} and the files that gputop wrote next to them are removed from disk."), answered)
+            f"This removes the traces in {run} and the files that gputop wrote next to them from disk."), answered)
 
 
 def _place(one: ListedCapture) -> Path:

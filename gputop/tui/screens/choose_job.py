@@ -41,10 +41,10 @@ class ChooseJob(Dialog[Server | None]):
         key("up,k", "move(-1)", "up", "select the job above"),
         key("down,j", "move(1)", "down", "select the job below"),
         key("enter,c", "choose", "capture", "capture from the selected job"),
-        key("escape,q", "dismiss", "close", "close without a capture"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("escape,q", "dismiss", "close", "close without capturing"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
     ]
-    HELP = "The choice is kept as long as the job runs.\n"
+    HELP = "gputop remembers the choice while the job runs.\n"
 
     def __init__(self, servers: Sequence[Server], reason: str = "", processes: Sequence[ProcessSample] = (),
                  now_s: float = 0.0) -> None:
@@ -65,7 +65,7 @@ class ChooseJob(Dialog[Server | None]):
             here = i == self._index
             out.append("›" if here else " ", ACCENT)
             out.append(fit(f" {line}", width - 1).rstrip() + "\n", BOLD if here else PLAIN)
-        out.append("\nOr select a process (tab) and press c: gputop then captures from its job.", DIM)
+        out.append("\nOr select a process (tab) and press c to capture its job.", DIM)
         return out
 
     def action_move(self, by: int) -> None:

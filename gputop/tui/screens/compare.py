@@ -84,7 +84,8 @@ def two_jobs(a: CaptureRecord, b: CaptureRecord) -> str:
     """Warning that both are of different scripts; "" where they are not, or one is not known."""
     if not a.job or not b.job or _script(a) == _script(b):
         return ""
-    return f"Two jobs: A is of {_job(a)}, B of {_job(b)}. No change of one of them made what differs."
+    return (f"These are two different jobs: A is from {_job(a)}, B from {_job(b)}. The difference does not come from a "
+            "change in one job.")
 
 
 def colored(lines: list[ReportLine]) -> Text:
@@ -156,16 +157,16 @@ class CaptureAgain(Dialog[Name | None]):
     """Question which job runs now, whose further capture is to be taken; dismissed with its side, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("a,A", "answer('a')", "A's job", "the job runs as it was before the change: capture it again"),
+        key("a,A", "answer('a')", "A's job", "the job runs without the change: capture it again"),
         key("b,B", "answer('b')", "B's job", "the job runs with the change: capture it again"),
         key("escape,q,n", "dismiss", "no", "close without a capture"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
     ]
-    HELP = "Another capture of the same job is averaged with the first one.\n"
-    QUESTION = "Which job runs now?"
+    HELP = "gputop averages another capture of the same job with the first one.\n"
+    QUESTION = "Which job is running now?"
     TEXT = ("a  A's job, without the change\nb  B's job, with the change\n\ngputop averages the new capture with the "
-            "first one of that side, so that smaller changes become significant. The best order is A, B, then A "
-            "again: it shows what else changed over time.")
+            "first one of that side, so smaller changes become significant. The best order is A, B, then A again, "
+            "which shows what else changed over time.")
 
     def compose(self) -> ComposeResult:
         with DialogFrame("Capture again", "a: A's job", "b: B's job", "esc: no", id="popup"):
@@ -182,22 +183,22 @@ class CompareScreen(ModalScreen[None]):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("a", "mark('a')", "is A", "the selected capture is A, from before the change"),
-        key("b,enter", "mark('b')", "is B", "the selected capture is B, from after the change"),
-        key("A", "again('a')", "also A", "add the selected capture to A, as another run; again: remove it"),
-        key("B", "again('b')", "also B", "add the selected capture to B, as another run; again: remove it"),
-        key(UNFOLD, "unfold", "unfold", "show or hide what did not change, and the method"),
+        key("a", "mark('a')", "is A", "use the selected capture as A, from before the change"),
+        key("b,enter", "mark('b')", "is B", "use the selected capture as B, from after the change"),
+        key("A", "again('a')", "also A", "add the selected capture to A as another run; press again to remove it"),
+        key("B", "again('b')", "also B", "add the selected capture to B as another run; press again to remove it"),
+        key(UNFOLD, "unfold", "unfold", "show or hide unchanged values and the method"),
         key("x", "swap", "swap", "swap A and B"),
         key("c", "capture_again", "capture again",
-            "capture the job of A or B again, to decide a small difference"),
+            "capture the job of A or B again to resolve a small difference"),
         key("y", "copy", "copy", "copy the comparison as Markdown (OSC 52)"),
-        key("e", "export", "export", "export its values as a CSV file"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("e", "export", "export", "export the values as a CSV file"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
         key("escape,q", "dismiss", "back", "back"),
     ]
-    HELP = ("“Better” and “worse” mean more than the usual difference of one job over time and between runs. “Cannot "
-            "be told”: a capture has too few steps, or its trace is no longer on disk. If the difference is small, "
-            "capture again: A, B, then A once more.\n")
+    HELP = ("“Better” and “worse” mean more than the usual difference within a job over time and between runs. If a "
+            "capture has too few steps, or its trace is no longer on disk, the verdict is “Cannot be told”. If the "
+            "difference is small, capture again: A, B, then A once more.\n")
 
     def __init__(self, session: Session, b: CaptureRecord | None = None) -> None:
         """The session must have two captures at least. ``b``: which of them is B; else the newest."""
@@ -317,7 +318,7 @@ class CompareScreen(ModalScreen[None]):
         captures.draw()
         self._shown = None
         if (warning := two_jobs(self._a, self._b)) and not self._chosen:
-            self._show_text(Text(f"{warning}\n\na, b: choose A and B of the captures above, to compare them.", WARN))
+            self._show_text(Text(f"{warning}\n\na, b: choose A and B from the captures above to compare them.", WARN))
             return
         for record in self._records():
             path = record.path
@@ -411,7 +412,7 @@ class CompareScreen(ModalScreen[None]):
         if self._shown is None and self._reading:
             now = time.monotonic()
             self._show_text(Text("\n".join(
-                f"Reading the trace of {name}, {_size(record.path)}: {now - self._reading[record.path]:.0f} s"
+                f"Reading the trace from {name}, {_size(record.path)}: {now - self._reading[record.path]:.0f} s"
                 if record.path in self._reading else f"{name} is read."
                 for name, record in zip("AB", (self._a, self._b), strict=True)), DIM))
 
@@ -460,7 +461,7 @@ def compared(records: Sequence[CaptureRecord], again_a: int,
     if warning := two_jobs(*records[:2]):
         comparison = comparison.with_note(Note("other_job", warning))
     for name, reason in reversed(unread.items()):
-        comparison = comparison.with_note(Note("no_trace", f"{name} is compared by its saved analysis only: {reason}."))
+        comparison = comparison.with_note(Note("no_trace", f"{name} is compared only by its saved analysis: {reason}."))
     return comparison
 
 
@@ -468,12 +469,12 @@ def mark_last(session: Session) -> str:
     """Make the last capture A, the baseline; returns what to do next."""
     captures = session.results.captures
     if not captures:
-        return no_capture(session, "Then A marks it as the one to compare with.")
+        return no_capture(session, "Then press A to mark it for comparison.")
     if session.results.baseline is captures[-1]:
-        return f"The capture of {label(captures[-1])} is A already. Change the job, capture again (c), then press B."
+        return f"The capture from {label(captures[-1])} is already A. Change the job, capture again (c), then press B."
     session.results.baseline = captures[-1]
-    return (f"A is the capture of {label(captures[-1])}. Now follow a recommendation, restart the job and press c: "
-            "B then shows what changed.")
+    return (f"A is the capture from {label(captures[-1])}. Follow a recommendation, restart the job, press c, and then "
+            "B to see what changed.")
 
 
 def why_not(session: Session) -> str | None:
@@ -482,7 +483,7 @@ def why_not(session: Session) -> str | None:
     if len(captures) >= 2:
         return None
     if not captures:
-        return no_capture(session, "This compares two captures, from before and after a change of the job.")
-    earlier = " J compares it with one taken before (a, b)." if session.watch.earlier.count else ""
-    return (f"One capture so far ({label(captures[-1])}), two are needed. Change the job and press c again: "
-            f"B then shows what changed.{earlier}")
+        return no_capture(session, "This compares two captures, from before and after a change to the job.")
+    earlier = " To compare with an earlier capture, press J (a, b)." if session.watch.earlier.count else ""
+    return (f"A comparison needs two captures, and there is one so far ({label(captures[-1])}). Change the job, press "
+            f"c again, and then B to see what changed.{earlier}")

@@ -109,7 +109,7 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
         sheet.line(label, NA if value is None else value, printable(reason if value is None else more))
 
     if gone:
-        out.append("It holds no GPU now, or has ended: this is its last sample.\n", WARN)
+        out.append("The process has ended or no longer holds a GPU; this is its last sample.\n", WARN)
     out.append(printable(redaction.command(p.command)) if p.command is not None
                else f"command: {NA}, {printable(p.reason or 'unknown')}", BOLD)
     out.append("\n\n")
@@ -120,7 +120,7 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
         sheet.line("", printable(p.note))
     line("parent_pid", "parent", None if p.parent_pid is None else str(p.parent_pid))
     if p.framework:
-        sheet.line("framework", LABELS.get(p.framework, printable(p.framework)), "by the libraries that it has loaded")
+        sheet.line("framework", LABELS.get(p.framework, printable(p.framework)), "based on its loaded libraries")
     line("user", "user", printable(p.user) if p.user else None)
     started = None if p.started_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(p.started_s))
     line("started_s", "started", started, "" if p.started_s is None else time_ago(now_s, p.started_s))
@@ -139,12 +139,12 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
     sheet.line("CPU, with children", _cores(p.cpu_cores), printable(p.cpu_cores.reason or ""))
     sheet.figure("memory (RSS)", p.rss_bytes)
     if p.numa_nodes:
-        sheet.line("bound to", f"NUMA node {', '.join(map(str, p.numa_nodes))}", "by the CPUs that it may use")
+        sheet.line("bound to", f"NUMA node {', '.join(map(str, p.numa_nodes))}", "based on the CPUs that it may use")
     line("threads", "threads", None if p.threads is None else str(p.threads))
-    sheet.figure("storage read", p.io_read_bytes_per_s, "with children; reads from the page cache do not count")
+    sheet.figure("storage read", p.io_read_bytes_per_s, "including children, excluding reads from the page cache")
     sheet.figure("storage written", p.io_write_bytes_per_s)
     if p.cgroup is not None:
-        sheet.head("Control group", f"{printable(p.cgroup.name)}, all that run in it")
+        sheet.head("Control group", f"{printable(p.cgroup.name)}, all of its processes")
         _group_lines(sheet, p.cgroup)
     _gpus_of_process(out, p, width)
     return out
@@ -199,16 +199,16 @@ def host_text(sample: NodeSample, width: int = 100, past: Sequence[HostHistoryPo
     if limit is None:
         sheet.line("CPU limit", "none known")
     else:
-        sheet.line("CPU limit", f"{limit:g} cores", "by control groups and CPU affinity")
+        sheet.line("CPU limit", f"{limit:g} cores", "limited by control groups and CPU affinity")
     for group, of in _groups(sample):
         sheet.head(f"Control group of {of}", printable(group.name))
         _group_lines(sheet, group)
     if host.core_ratios:
-        sheet.head("Cores", "height: busy share; !: full, for example by one Python thread")
+        sheet.head("Cores", "height: busy share; !: fully used, for example by one Python thread")
         _load_of_cores(sheet, host)
     else:
-        sheet.head("Cores", "the load of single cores is unknown here")
-    sheet.head("GPU processes by CPU", "with their children, for example input workers")
+        sheet.head("Cores", "the load of individual cores is unknown here")
+    sheet.head("GPU processes by CPU", "including their children, for example input workers")
     busy = sorted(sample.processes, key=lambda p: -(p.cpu_cores.value or 0.0))[:_MAX_PROCESSES_LISTED]
     for p in busy:
         _row(sheet, p, devices(p))
@@ -264,12 +264,12 @@ def _group_lines(sheet: _Sheet, group: CgroupSample) -> None:
     sheet.line("CPU", text, ", ".join(printable(reason) for reason in (*more, used.reason) if reason))
     if held.value is not None:
         sheet.line("CPU throttled", percent(held.value),
-                   "of the time: the quota was used up and all threads waited",
+                   "of the time, the quota was used up and all threads waited",
                    WARN if throttled(group) else PLAIN)
     limit, used, kills = group["memory_limit_bytes"], group["memory_used_bytes"], group["oom_kills"]
     of = (f" of {reading(limit, spelled=True)}, {percent(used.value / limit.value)}"
           if used.value is not None and limit.value else "")
-    reason = used.reason or limit.reason or "without page cache that can be freed at once"
+    reason = used.reason or limit.reason or "excluding page cache that can be freed immediately"
     sheet.line("memory", reading(used, spelled=True) + of, printable(reason),
                WARN if of and near_memory_limit(group) else PLAIN)
     if kills.value:
@@ -301,8 +301,8 @@ def _top_processes(sheet: _Sheet, sample: NodeSample) -> None:
     host = sample.host
     holders = {p.local_pid or p.pid: devices(p) for p in sample.processes}
     for title, more, key in (
-        ("All processes by CPU", "each without its children, over some seconds", lambda p: _used(p.cpu_cores, 0.05)),
-        ("All processes by memory", "resident; shared pages count for each", lambda p: _used(p.rss_bytes, 1.0)),
+        ("All processes by CPU", "each without its children, over several seconds", lambda p: _used(p.cpu_cores, 0.05)),
+        ("All processes by memory", "resident; shared pages count for each process", lambda p: _used(p.rss_bytes, 1.0)),
     ):
         sheet.head(title, more)
         shown = sorted((p for p in host.top_processes if key(p)), key=key, reverse=True)[:_MAX_PROCESSES_LISTED]
@@ -324,7 +324,7 @@ def job_text(session: Session) -> Text:
         out.append(f"{printable(server.address)}  {printable(about)}")
         out.append(f"  PID {server.pid}\n" if server.pid is not None else "\n", DIM)
         if server.owner and not server.asked:
-            out.append(f"  it belongs to user {printable(server.owner)}: c asks before it captures\n", WARN)
+            out.append(f"  belongs to user {printable(server.owner)}; gputop asks before a capture\n", WARN)
     if not session.watch.servers:
         out.append("none found. " if session.watch.servers_known else "still looking. ", WARN)
         out.append(HOW_TO_SERVE + "\n", DIM)
@@ -334,8 +334,8 @@ def job_text(session: Session) -> Text:
         out.append("\nStep period\n", BOLD)
         step_s = None if session.results.last_capture is None else session.results.last_capture.median_step_s
         if session.feed.sample is not None and not session.feed.sample.gpus:
-            by_capture = "" if step_s is None else f" By the last capture a step takes {seconds(step_s)}."
-            out.append(f"unknown: gputop estimates it from the load of GPUs, and there are none here.{by_capture}\n")
+            by_capture = "" if step_s is None else f" In the last capture, a step took {seconds(step_s)}."
+            out.append(f"unknown: gputop estimates it from GPU load, and there are no GPUs here.{by_capture}\n")
         else:
             out.append(printable(_period(session.feed.step_period, step_s)) + "\n")
     return out
@@ -352,8 +352,8 @@ def _period(estimate: StepPeriodEstimate, step_s: float | None) -> str:
     if step_s is None or estimate.interval_s is None or not is_undersampled(step_s, estimate.interval_s):
         return text
     interval_s = max_interval_for(step_s)
-    text += f". The steps of the capture are too short to be seen by samples every {estimate.interval_s:.2g} s"
-    return text + ("" if interval_s is None else f": press +, or start with --interval {interval_s:g}")
+    text += f". The steps in the capture are too short to be seen with a sample every {estimate.interval_s:.2g} s"
+    return text + ("" if interval_s is None else f": press +, or start gputop with --interval {interval_s:g}")
 
 
 def capture_text(record: CaptureRecord) -> Text:
@@ -364,5 +364,5 @@ def capture_text(record: CaptureRecord) -> Text:
     if record.path.exists():
         from gputop.launch.xprof import logdir_of, open_command
 
-        parts.append(f"Open it in XProf: {printable(open_command(logdir_of(record.path)))}")
+        parts.append(f"Open the trace in XProf: {printable(open_command(logdir_of(record.path)))}")
     return Text("\n".join(parts))

@@ -58,12 +58,12 @@ class Popup(Dialog[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("y", "copy", "copy", "copy the code (OSC 52, works over SSH)"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
         key("escape,q", "dismiss", "close", "back"),
         key("j", "scroll(1)", "down", "a line down"),
         key("k", "scroll(-1)", "up", "a line up"),
     ]
-    HELP = "↑ ↓ and the wheel also scroll.\n"
+    HELP = "You can also scroll with ↑ ↓ and the wheel.\n"
 
     def __init__(self, title: str, *content: Part, keys: Sequence[str] = (), has_data: bool = True) -> None:
         """``keys`` are named on its border, next to the one that closes it. ``has_data``: it shows values."""
@@ -144,10 +144,10 @@ class Confirm(Dialog[bool]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("y", "answer(True)", "yes", "do it"),
-        key("n,escape,q,enter", "answer(False)", "no", "close without doing it"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("n,escape,q,enter", "answer(False)", "no", "close without doing anything"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
     ]
-    HELP = "Only y means yes.\n"
+    HELP = "Only y confirms.\n"
 
     def __init__(self, title: str, question: str, hint: str = "") -> None:
         super().__init__()

@@ -25,8 +25,8 @@ class FindingPopup(Popup):
     """The details of a finding; t goes to show its place on the timeline."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("t", "place", "on the timeline", "show its place on the timeline"),
-        key("S", "app.open('stacks')", "stacks", "stacks: the code line where each rank is"),
+        key("t", "place", "on the timeline", "show the finding on the timeline"),
+        key("S", "app.open('stacks')", "stacks", "stacks: the line of code where each rank is"),
         key("Y", "markdown", "copy as Markdown", "copy the finding as Markdown"),
     ]
 
@@ -57,7 +57,7 @@ class FindingPopup(Popup):
             self.dismiss()
             self._go(self._finding)
         else:
-            self.notify("This finding is from live samples: the timeline has no place for it.")
+            self.notify("This finding comes from live samples, so it has no place on the timeline.")
 
 
 def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[Part]:
@@ -70,7 +70,7 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[P
     out.append(f"{SEVERITY_MARK[finding.severity]} {finding.severity}", SEVERITY_STYLE[finding.severity])
     gpus = f"   GPU {ranges(finding.gpus, ', ')}" if finding.gpus else ""
     origin = "a trace" if finding.origin == "trace" else "live samples"
-    yours = ", by a custom rule" if finding.yours else ""
+    yours = ", from a custom rule" if finding.yours else ""
     out.append(f"{gpus}   from {origin}{yours}\n\n", DIM)
     verdict = verdict_of(finding, *kernel_rows(finding))
     if verdict.fix:

@@ -17,7 +17,7 @@ _KEY_COLUMNS = 9  # "shift+tab", "q  ctrl+c"
 _GUTTER, _TWO_COLUMNS_FROM = 2, 70
 
 HOW_TO_SERVE = """\
-c captures from a running TensorFlow, JAX or PyTorch job, after a question the first time.
+Press c to capture from a running TensorFlow, JAX or PyTorch job. gputop asks the first time.
   by PID       gputop capture PID
   from start   gputop run -- python train.py …
   TensorFlow   tf.profiler.experimental.server.start(6009) in the script
@@ -25,15 +25,16 @@ c captures from a running TensorFlow, JAX or PyTorch job, after a question the f
 """
 
 READING = (
-    "Each row is a GPU, each column a slice of time, newest at the right. Height and color are the level; ø is the "
-    "mean of the row. On several lines, brightness is the share of samples that reach a level. A GPU that is fully "
-    "busy half of the time is dim up to the top; a GPU that is always half busy is bright up to the middle. A dot: "
-    "nothing was measured. ~ marks coarse utilization (any kernel ran), which gputop shows if it cannot read SM "
-    "activity.\nThe line above the lanes marks events: a letter where an event began, a line while it lasted, and next "
-    "to it the meaning of the letters. With the cursor (v, or a click on a lane) the values are means of the slice "
-    "under it, and the words name what happened in it.\nThe period on the job line is an estimate of the step period "
-    "from the load alone. Samples show steps of 2.5 intervals and longer. Shorter steps can look like longer ones: "
-    "press + and see whether the period stays the same.\n"
+    "Each row is a GPU, and each column is a slice of time, with the newest on the right. Height and color show the "
+    "level; ø is the mean of the row. If a row has several lines, brightness shows the share of samples that reach a "
+    "level. A GPU that is fully busy half of the time is dim up to the top; a GPU that is always half busy is bright "
+    "up to the middle. A dot means that nothing was measured. ~ marks coarse utilization (any kernel ran), which "
+    "gputop shows if it cannot read SM activity.\nThe line above the lanes marks events: a letter shows where an event "
+    "began, and a line how long it lasted. The letters are explained next to it. With the cursor (press v or click on "
+    "a lane), values are means over the slice under the cursor, and the text describes what happened in that slice.\n"
+    "The period on the job line is an estimate of the step period from the load alone. Samples show steps of 2.5 "
+    "intervals and longer. Shorter steps can look like longer ones: press + and check whether the period stays the "
+    "same.\n"
 )
 
 

@@ -29,7 +29,7 @@ from gputop.tui.widgets.dialog_frame import DialogFrame
 class ProcessPopup(LivePopup):
     """The details of a process; K asks for a signal to it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [key("K", "signal", "signal…", "send it a signal, after a question")]
+    BINDINGS: ClassVar[list[BindingType]] = [key("K", "signal", "signal…", "send a signal, after confirmation")]
 
     def __init__(self, process: ProcessSample, make: Callable[[int], Text], ask: Callable[[], None]) -> None:
         super().__init__(f"Process {process.pid}", make, keys=("K: signal…", "y: copy the command"))
@@ -111,13 +111,13 @@ class SignalScreen(WheelMoves, ModalScreen[Signals | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("up,k", "move(-1)", "up", "select the signal above"),
         key("down,j", "move(1)", "down", "select the signal below"),
-        key("enter", "ask", "choose", "choose the selected signal; gputop then asks"),
-        key("y", "send", "send it", "send it, when gputop asks"),
-        key("n,escape,q", "back", "no", "no, do not send it; again: close"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("enter", "ask", "choose", "choose the selected signal; gputop then asks for confirmation"),
+        key("y", "send", "send it", "send the signal when gputop asks"),
+        key("n,escape,q", "back", "no", "do not send the signal; press again to close"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
     ]
-    HELP = ("Before it sends, gputop checks that the PID is still the process on the screen. A later process with the "
-            "same PID gets no signal. Processes of other users need root.\n")
+    HELP = ("Before sending, gputop checks that the PID still belongs to the process on the screen. A later process "
+            "with the same PID gets no signal. Processes of other users need root.\n")
 
     KEYS = ("↑↓ select", "enter: choose", "esc: close")  # the question names its keys itself
 

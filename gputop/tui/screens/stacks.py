@@ -24,7 +24,7 @@ class StacksPopup(Popup):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("r", "again(False)", "read again", "read the stacks again"),
-        key("n", "again(True)", "native frames…", "with native frames, after a question"),
+        key("n", "again(True)", "native frames…", "read native frames, after confirmation"),
     ]
 
     def __init__(self, processes: Sequence[ProcessStacks], findings: Sequence[Finding],

@@ -31,12 +31,13 @@ class StartServer(ModalScreen[int | None]):
         key("up,k", "move(-1)", "up", "select the process above"),
         key("down,j", "move(1)", "down", "select the process below"),
         key("y", "start", "start one", "start a profiler server in the selected process, then capture from it"),
-        key("a", "address", "enter an address", "enter the HOST:PORT of a server that runs elsewhere"),
-        key("enter", "answer", "the answer in capitals", "start one in a job that was captured before, else close"),
-        key("n,escape,q", "dismiss", "no", "close without starting one"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("a", "address", "enter an address", "enter the HOST:PORT of a server on another machine"),
+        key("enter", "answer", "the answer in capitals", "start one in a job that was captured before; otherwise "
+                                                         "close"),
+        key("n,escape,q", "dismiss", "no", "close without starting a server"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
     ]
-    HELP = "Only y means yes, and enter for a job that was captured before.\n"
+    HELP = "Only y confirms, or enter for a job that was captured before.\n"
 
     def __init__(self, processes: Sequence[ProcessSample], obsolete: Callable[[], str] = lambda: "",
                  captured: Collection[str] = ()) -> None:
@@ -84,15 +85,15 @@ class StartServer(ModalScreen[int | None]):
             return out.append("Capture it? Y/n", WARN)
         out.append(f"{printable(name_of(process))} has no profiler server. ", WARN)
         if error is None:
-            out.append("Start one in it? y/N\n\n", WARN)
+            out.append("Start one? y/N\n\n", WARN)
             out.append(f"{what_it_does(pid)} Then the capture begins.", PLAIN)
         else:
-            out.append("gputop cannot start one in it from here.\n\n", WARN)
+            out.append("gputop cannot start one from here.\n\n", WARN)
             out.append(f"{printable(error.message)}.\n{printable(error.fix)}\n", PLAIN)
             if process.framework == "pytorch":
                 return out
-            out.append("Or in the job: tf.profiler.experimental.server.start(6009), jax.profiler.start_server(6009).",
-                       DIM)
+            out.append("Or in the job: tf.profiler.experimental.server.start(6009) or "
+                       "jax.profiler.start_server(6009).", DIM)
         return out
 
     def update_view(self) -> None:

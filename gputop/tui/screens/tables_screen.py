@@ -32,7 +32,7 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 _HEAD_LINES = 2  # the line of the capture, and that of the columns' names
 _NARROW = 64  # columns: less has no room for the name of the capture
 _KEYS = {  # by the columns that leave room for the capture before them
-    116: "enter whole row  t timeline  o sort  / filter  e CSV  ? help  esc back",
+    116: "enter full row  t timeline  o sort  / filter  e CSV  ? help  esc back",
     _NARROW: "o sort  / filter  e CSV  ? help  esc back", 0: "? help  esc back"}
 _MIN_NOTE_LINES = 2
 # The keys of the tables, in their order: digits, then letters of their names.
@@ -106,23 +106,23 @@ class TablesScreen(Screen[None]):
         key("shift+tab,left_curly_bracket", "turn(-1)", "previous table", "the previous table"),
         key("j", "move(1)", "down", "the row below"),
         key("k", "move(-1)", "up", "the row above"),
-        key("1", "table(0)", "first table", "the table with that key: 1 to 9, 0, R, P, W, G, L"),
+        key("1", "table(0)", "first table", "open the table with that key: 1 to 9, 0, R, P, W, G, L"),
         *(key(letter, f"table({i})", f"table {letter}", "") for i, letter in enumerate(TAB_KEYS) if i),
-        key("o", "sort(1)", "sort", "sort by the next column, or click its head"),
+        key("o", "sort(1)", "sort", "sort by the next column, or click a column header"),
         key("O", "reverse", "reverse", "reverse the order"),
-        key("slash", "filter", "filter rows", "show only the rows that contain a text"),
+        key("slash", "filter", "filter rows", "show only rows that contain a text"),
         key("space", "unfold", "unfold", "in a tree: show or hide the rows below this one"),
-        key("enter", "row", "whole row", "the whole row, names in full"),
+        key("enter", "row", "whole row", "show the full row, with full names"),
         key("y", "copy", "copy", "copy the Nsight Compute command for this kernel"),
-        key("t", "timeline", "timeline", "the timeline, at the place of this row"),
-        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("t", "timeline", "timeline", "show this row on the timeline"),
+        key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
         key("e", "export", "export as CSV", "export this table as a CSV file"),
-        key("escape", "step_back", "step back", "show all rows again; with all of them, back to the monitor"),
+        key("escape", "step_back", "step back", "show all rows again; if all are shown, go back to the monitor"),
         key("q,T", "dismiss", "back", "back to the monitor"),
     ]
-    HELP = ("The line above a table explains its numbers: mostly per step and GPU, as a mean over the window. If "
-            "steps do not fill the window, they are for the whole window. N/A: the trace does not show it. Numbers "
-            "sort from the largest.\n")
+    HELP = ("The line above a table explains its numbers: mostly means per step and GPU over the window. If steps do "
+            "not fill the window, the numbers are for the whole window. N/A means that the trace does not show the "
+            "value. Numbers sort in descending order.\n")
 
     def __init__(self, record: CaptureRecord, go: Callable[[str, Sequence[Value]], None],
                  folder: Path = Path()) -> None:
@@ -192,7 +192,8 @@ class TablesScreen(Screen[None]):
         if self._rows and not grid.display:
             self.call_after_refresh(grid.focus)  # an empty table, which is hidden, loses it
         grid.display = bool(self._rows)
-        reason = table.empty if not table.rows else "" if self._rows else "No row matches the filter: / changes it."
+        reason = table.empty if not table.rows else "" if self._rows else ("No row matches the filter. Press / to "
+                                                                           "change it.")
         empty_text = self.query_one("#tables-empty", LinesWidget)
         empty_text.display = bool(reason)
         empty_text.show([[], *([("  " + line, PLAIN)] for line in wrap(printable(reason), width - 4, 4))])
@@ -206,7 +207,7 @@ class TablesScreen(Screen[None]):
     def action_table(self, index: int) -> None:
         if index >= len(self._tables):
             self.notify(f"No Python lines: gputop did not sample stacks. To get them: {install_command('stacks')}, "
-                        "then c again.")
+                        "then press c again.")
             return
         self._index, self._by, self._reverse = index, None, False
         self._open = set(self.table.open_first)
@@ -262,7 +263,7 @@ class TablesScreen(Screen[None]):
         parts: list[Part] = [out]
         command = self.table.commands.get(str(row[-1]))
         if command:
-            out.append("\nLook at it with Nsight Compute:\n", BOLD)
+            out.append("\nTo inspect it with Nsight Compute:\n", BOLD)
             parts.append(Code(command))
         self.app.push_screen(Popup(f"{self.table.name}, row {grid.cursor_row + 1}", *parts,
                                    keys=["y: copy the command"] if command else []))
@@ -273,10 +274,10 @@ class TablesScreen(Screen[None]):
         if command:
             copy(self.app, printable(command), "The command")
         else:
-            self.notify("Nothing to copy: no kernel that computes and takes much time is selected.")
+            self.notify("Nothing to copy: the selected row is not a costly compute kernel.")
 
     def action_filter(self) -> None:
-        ask_text(self.app, "Filter rows", "part of a name; empty shows all", self._pattern, self._show_matching)
+        ask_text(self.app, "Filter rows", "part of a name; leave empty to show all", self._pattern, self._show_matching)
 
     def _show_matching(self, pattern: str) -> None:
         self._pattern = pattern

@@ -22,12 +22,12 @@ class WorkersQuestion(Dialog[Answer]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("y", "answer('few')", "capture these", "capture the proposed workers"),
-        key("a", "answer('all')", "capture all", "capture all workers, even if it slows them down; at most "
-                                                 f"{MAX_ALL_WORKERS}"),
+        key("a", "answer('all')", "capture all", f"capture all workers (at most {MAX_ALL_WORKERS}), even if this slows "
+                                                 "them down"),
         key("n,escape,q,enter", "answer('none')", "no", "close without a capture"),
         key("question_mark,f1", "app.help", "help", "the keys of this screen"),
     ]
-    HELP = "A capture slows each worker down, and all wait for the slowest one.\n"
+    HELP = "A capture slows down each worker, and all wait for the slowest one.\n"
 
     def __init__(self, choice: Choice) -> None:
         super().__init__()
@@ -38,8 +38,7 @@ class WorkersQuestion(Dialog[Answer]):
         text = Text(f"Capture {len(choice.chosen)} of {choice.of} workers? y/N\n\n", WARN)
         for address, reason in zip(choice.chosen, choice.reasons, strict=True):
             text.append(f"{printable(address)}  {printable(reason)}\n")
-        text.append(f"\nChosen by {printable(choice.by)}. A capture slows each worker down; their traces are "
-                    "alike.", DIM)
+        text.append(f"\nChosen by {printable(choice.by)}. A capture slows down each worker; traces are similar.", DIM)
         if choice.risk:
             text.append(f"\n\nA capture may end the job: {printable(choice.risk)}.", WARN)
         more = [] if choice.of > MAX_ALL_WORKERS else [f"a: all {choice.of}"]

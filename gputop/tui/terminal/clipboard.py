@@ -25,7 +25,7 @@ def copy(app: CopyingApp, text: str, what: str) -> None:
 
 def _must_allow() -> str:
     if os.environ.get("TMUX"):
-        return "If nothing pastes: tmux set -g set-clipboard on, and the terminal must allow it."
+        return "If nothing pastes, run tmux set -g set-clipboard on; the terminal must also allow it."
     if os.environ.get("STY"):
-        return "GNU screen may not pass it on."
+        return "GNU screen may not pass the text on."
     return "If nothing pastes, allow the clipboard in the terminal's settings."

@@ -47,7 +47,7 @@ class TerminalApp(FaultReportingApp):
     """An app that never waits for its terminal, drawn with the colors and glyphs which that terminal has."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+l", "redraw", "redraw", show=False, tooltip="draw the screen again"),
+        Binding("ctrl+l", "redraw", "redraw", show=False, tooltip="redraw the screen"),
     ]
 
     def __init__(self, preferences: Preferences | None = None, first_frame: FirstFrame | None = None) -> None:
@@ -74,8 +74,8 @@ class TerminalApp(FaultReportingApp):
         """Show what is wrong with the preferences, once there is a screen; from then on a new theme is saved."""
         warnings = list(self.preferences.warnings)
         if self.theme != self.preferences.theme:
-            warnings.append(f"There is no theme {printable(self.preferences.theme)}: {self.theme} is used. "
-                            "ctrl+p, Theme lists them.")
+            warnings.append(f"There is no theme {printable(self.preferences.theme)}, so gputop uses {self.theme}. For "
+                            "a list: ctrl+p, Theme.")
         if warnings:
             self.notify("\n".join(warnings), title="Settings", severity="warning")
         self._keeps_theme = True

@@ -30,34 +30,34 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
 
     PANEL = "Timeline"
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("left,h", "pan(-1)", "earlier", "an eighth of the screen earlier"),
-        key("right,l", "pan(1)", "later", "an eighth of the screen later"),
-        key("shift+left,H", "pan(-8)", "a screen earlier", "a whole screen earlier"),
-        key("shift+right,L", "pan(8)", "a screen later", "a whole screen later"),
-        key("home", "edge(-1)", "begin", "to the start of the capture"),
-        key("end", "edge(1)", "end", "to the end of the capture"),
-        key("plus,equals_sign,right_square_bracket", "zoom(-1)", "in", "zoom in: show less time, about the cursor ▼",
+        key("left,h", "pan(-1)", "earlier", "go an eighth of the screen back"),
+        key("right,l", "pan(1)", "later", "go an eighth of the screen forward"),
+        key("shift+left,H", "pan(-8)", "a screen earlier", "go a full screen back"),
+        key("shift+right,L", "pan(8)", "a screen later", "go a full screen forward"),
+        key("home", "edge(-1)", "begin", "go to the start of the capture"),
+        key("end", "edge(1)", "end", "go to the end of the capture"),
+        key("plus,equals_sign,right_square_bracket", "zoom(-1)", "in", "zoom in: show less time around the cursor ▼",
             footer=True),
         key("minus,left_square_bracket", "zoom(1)", "out", "zoom out: show more time", footer=True),
         key("z", "fit", "fit", "zoom to the selection, or to the step at the cursor",
             footer=True),
         key("0", "whole", "whole", "the whole capture"),
-        key("u", "back", "undo zoom", "back to the view before the last zoom or jump"),
+        key("u", "back", "undo zoom", "go back to the view before the last zoom or jump"),
         key("up,k", "place(-1)", "row above", "the row above"),
         key("down,j", "place(1)", "row below", "the row below"),
         key("pageup", "place(-10)", "up a page", "ten rows up"),
         key("pagedown", "place(10)", "down a page", "ten rows down"),
         key("full_stop", "range(1)", "next range", "select the next range on this row"),
-        key("comma", "range(-1)", "previous range", "select the one before"),
-        key("n", "gap(1)", "gap", "the next gap on this row, a cell wide or more",
+        key("comma", "range(-1)", "previous range", "select the previous range"),
+        key("n", "gap(1)", "gap", "select the next gap on this row that is at least a cell wide",
             footer=True),
         key("N", "gap(-1)", "previous gap", "the gap before"),
         key("o", "other_end", "other end",
-            "from a kernel to its launch and back, from an idle gap to its end"),
+            "go from a kernel to its launch and back, or from an idle gap to its end"),
         key("e,space", "fold", "unfold", "show or hide streams, threads of a pool, nested ranges",
             footer=True),
-        key("E", "fold_all", "unfold all", "the streams of all GPUs, shown or hidden"),
-        key("enter", "details", "details", "everything about the selection"),
+        key("E", "fold_all", "unfold all", "show or hide the streams of all GPUs"),
+        key("enter", "details", "details", "show everything about the selection"),
     ]
 
     class Opened(Message):
@@ -108,7 +108,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
             *self._views, before = self._views
             self.set_view(before, keep=False)
         else:
-            self.post_message(self.Missing("Nothing to undo: no zoom or jump yet."))
+            self.post_message(self.Missing("Nothing to undo: there was no zoom or jump yet."))
 
     def action_fit(self) -> None:
         if self.timeline is None:
@@ -122,7 +122,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
             begin, end = self.timeline.steps_ns[step].tolist()
             self.set_view(self.view.fit(begin, end, margin=0.02))
         else:
-            self.post_message(self.Missing("Nothing is selected: . selects the next range, n the next gap."))
+            self.post_message(self.Missing("Nothing is selected. Press . for the next range, or n for the next gap."))
 
     # -- places -------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         next_gap = self.timeline.coverage.next_gap(place.row.key, begin, least, by < 0)
         if next_gap is None:
             self.post_message(self.Missing(f"No {'earlier' if by < 0 else 'later'} gap of {seconds(least / 1e9)} or "
-                                           f"more on {place.row.label}; zoom in for shorter ones."))
+                                           f"more on {place.row.label}. Zoom in to find shorter gaps."))
             return
         self.cursor_ns = next_gap[0]
         self.set_view(self.view.showing(*next_gap), keep=False)
@@ -223,9 +223,9 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         if self.linked is not None:
             self.reveal(self.linked)
         elif self.selected is None:
-            self.post_message(self.Missing("Nothing is selected: . selects the next range on this row."))
+            self.post_message(self.Missing("Nothing is selected. Press . to select the next range on this row."))
         else:
-            self.post_message(self.Missing("Its other end is not in this trace."))
+            self.post_message(self.Missing("The other end is not in this trace."))
 
     def action_details(self) -> None:
         self.post_message(self.Opened())

@@ -100,7 +100,7 @@ def link_text(timeline: Timeline, r: Range, linked: Range) -> str:
     delay = seconds(abs(linked.start_ns - r.start_ns) / 1e9)
     if timeline.rows[linked.row].kind in ("gpu", "stream"):
         return f"starts {linked.name} on {where(timeline.rows[linked.row])} {delay} later"
-    return f"launched {delay} before by {timeline.rows[linked.row].label.strip()}"
+    return f"launched {delay} earlier by {timeline.rows[linked.row].label.strip()}"
 
 
 def idle_gap_at(timeline: Timeline, row: Row, begin_ns: int, end_ns: int) -> IdleGap | None:
@@ -122,7 +122,7 @@ def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[in
     first = justify([(" ▒ ", style), (f"{what} on {on}", BOLD)],
                     [(seconds(length / 1e9), BOLD), (f" at {when(timeline, gap[0], _grain(length))} ", DIM)], width)
     if idle_gap is None:
-        remark = f"its cause is unknown: {timeline.pending}" if timeline.pending else (
+        remark = f"the cause is unknown: {timeline.pending}" if timeline.pending else (
             "not among the costliest idle gaps")
         return [first, [(f"   {remark}", DIM)] if row.gpu is not None else []]
     parts = [cause_text(idle_gap.cause, idle_gap.part), *([idle_gap.host] if idle_gap.host else [])]
@@ -157,8 +157,8 @@ def range_text(timeline: Timeline, r: Range, linked: Range | None, around: list[
     elif timeline.rows[r.row].kind == "stream":
         line("other end", "its launch is not in the trace")
     if r.kind == "counter":
-        line("value", "mean since the sample before; a clock is read at its end")
-        line("clock", "Unix time of the machine that took trace and samples")
+        line("value", "mean since the previous sample; clocks are read at the end")
+        line("clock", "Unix time of the machine that recorded the trace and samples")
     if around:
         out.append("\nWithin\n", BOLD)
         for i, outer in enumerate(around):
@@ -191,7 +191,7 @@ def idle_total_lines(
         lines.append([("costliest ", DIM), (f"{seconds(first.cost_ns / 1e9)} of GPU time on GPU {ranges(first.gpus)} "
                                             f"at {when(timeline, first.start_ns, 1000)}", PLAIN)])
     else:
-        lines.append([("This cause has only parts of gaps; their main cause is another.", DIM)])
+        lines.append([("This cause explains only parts of gaps, which have another main cause.", DIM)])
     lines += [_python_line(line, timeline.basis) for line in total.python[:_MAX_PYTHON]]
     length = sum(gap.end_ns - gap.start_ns for gap in gaps)
     done: Counter[tuple[str, str]] = Counter()
@@ -199,7 +199,7 @@ def idle_total_lines(
         done.update({(work.thread, work.what): work.time_ns for work in gap.work})
     if done and room > len(lines) + 1:
         most = done.most_common(room - len(lines) - 1)
-        lines.append([(f"the host in the {len(gaps)} costliest", BOLD)])
+        lines.append([(f"the host during the {len(gaps)} costliest gaps", BOLD)])
         names = max(len(thread) for (thread, _), _ in most)
         lines += [_work_line(time / max(1, length), thread, what, names) for (thread, what), time in most]
     return [justify(line, [], width) for line in lines][:room]
@@ -247,5 +247,5 @@ def idle_gap_lines(
     elif idle_gap.host and free >= 1:
         host.append([("the host  ", DIM), (idle_gap.host, PLAIN)])
     elif free >= 1:
-        host.append([("the host  ", DIM), ("no host thread is known as its cause", DIM)])
+        host.append([("the host  ", DIM), ("no host thread is known as the cause", DIM)])
     return [justify(line, [], width) for line in [*head, *host, *tail]][:room]

@@ -38,14 +38,14 @@ class IdleGapList(WheelMoves, DrawnLines, can_focus=True):
 
     PANEL = "Idle gaps"
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("up,k", "move(-1)", "costlier", "the line above; the timeline goes to its costliest gap"),
+        key("up,k", "move(-1)", "costlier", "select the line above; the timeline shows its costliest gap"),
         key("down,j", "move(1)", "less costly", "the line below"),
-        key("right,l,space", "unfold(1)", "unfold", "the gaps of this cause, one by one", footer=True),
-        key("left,h", "unfold(-1)", "fold", "back to the cause, and fold it"),
+        key("right,l,space", "unfold(1)", "unfold", "list the gaps of this cause", footer=True),
+        key("left,h", "unfold(-1)", "fold", "go back to the cause, and fold it"),
         key("pageup", "move(-10)", "up a page", "ten lines up"),
         key("pagedown", "move(10)", "down a page", "ten lines down"),
         key("home", "move(-10000)", "costliest", "the costliest cause"),
-        key("enter", "open", "open", "on a cause: its gaps; on a gap: the finding it belongs to", footer=True),
+        key("enter", "open", "open", "on a cause: show its gaps; on a gap: show its finding", footer=True),
     ]
 
     class Chosen(Message):
@@ -114,12 +114,12 @@ class IdleGapList(WheelMoves, DrawnLines, can_focus=True):
         if self.timeline is None or width <= 0 or height <= 0:
             return
         idle_gaps, totals = self.timeline.idle_gaps, self.timeline.idle_totals
-        self.border_title = f"Idle gaps by cause{PER.get(self.timeline.basis, '')}, mean of the GPUs"
+        self.border_title = f"Idle gaps by cause{PER.get(self.timeline.basis, '')}, mean over the GPUs"
         if not totals:
             if self.timeline.pending:
                 text = f"Looking for idle gaps: {self.timeline.pending}."
             elif any(row.gpu is not None for row in self.timeline.rows):
-                text = "No GPU is idle for long enough to matter."
+                text = "No GPU is idle long enough to matter."
             else:
                 text = ("This trace has no GPU. The findings and the tables (esc, then T) show what the host does "
                         "between the steps.")

@@ -39,14 +39,14 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 
 _CLOCK_PERIOD_S = 0.5  # period of the time shown while a trace is read
 _HELP = """\
-Each row is a GPU, one of its streams, a host thread or a tf.data stage; each column is a slice of time. The height of \
-a cell is the share of its time with work, its color the kind of work that takes most of it. At the right is the share \
-over all that is shown. Zoomed in, ranges are bars with their names. The background of an idle gap has the color of \
-the part of the step that it belongs to. Thin lines show where steps begin. In a capture by gputop, rows such as \
-“Power” under a GPU show the samples of that metric, against its maximum. Their mean is at the right.
+Each row is a GPU, a GPU stream, a host thread or a tf.data stage; each column is a slice of time. The height of \
+a cell shows the share of its time with work, and its color the main kind of work. On the right is the share \
+over the visible time. When you zoom in, ranges become named bars. The background of an idle gap has the color of \
+its part of the step. Thin lines show where steps begin. In captures made by gputop, rows such as \
+“Power” under a GPU show samples of that metric relative to its maximum, with the mean on the right.
 
-The mouse: a click selects, and a second click opens the details. The wheel zooms about the pointer. Drag, or the \
-wheel with shift or ctrl, pans. Over the labels the wheel scrolls the rows. A click on the top line goes to that time.
+Mouse: click to select, and click again to open details. The wheel zooms around the pointer. To pan, drag or use the \
+wheel with shift or ctrl. Over the labels, the wheel scrolls the rows. Click on the top line to go to that time.
 """
 
 
@@ -73,13 +73,13 @@ class TimelineScreen(ModalScreen[None]):
     TimelineScreen.-short Footer { display: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("escape", "leave", "back", "close the list, then back to the monitor"),
-        key("b,g", "idle_gaps", "idle gaps", "idle gaps by cause: what each costs, where, what the host did",
+        key("escape", "leave", "back", "close the list, then go back to the monitor"),
+        key("b,g", "idle_gaps", "idle gaps", "idle gaps by cause: cost, location and host activity",
             footer=True),
-        key("slash", "search", "search", "search ranges and ops by a part of their name", footer=True),
-        key("n,greater_than_sign", "found(1)", "next match", "the next match of the search"),
-        key("N,less_than_sign", "found(-1)", "previous match", "the previous match of the search"),
-        key("r", "report", "report", "the analysis as text: where the step's time goes, GPU by GPU"),
+        key("slash", "search", "search", "search ranges and ops by part of their name", footer=True),
+        key("n,greater_than_sign", "found(1)", "next match", "go to the next match"),
+        key("N,less_than_sign", "found(-1)", "previous match", "go to the previous match"),
+        key("r", "report", "report", "show the analysis as text: where the step's time goes on each GPU"),
         key("question_mark,f1", "help", "help", "the keys of this screen, and how to read it", footer=True),
         key("q", "close", "back", "back to the monitor", footer=True),
     ]
@@ -145,7 +145,7 @@ class TimelineScreen(ModalScreen[None]):
         except GputopError as error:
             outcome = error
         except Exception as error:  # noqa: BLE001  thread boundary: the screen shows it, the monitor goes on
-            outcome = GputopError(f"a bug in gputop: {error!r}", "Please report this; the trace is kept.")
+            outcome = GputopError(f"internal error in gputop: {error!r}", "Please report this. The trace is saved.")
         self._post_read(outcome)
 
     def on_timeline_screen_read(self, message: Read) -> None:
@@ -160,7 +160,7 @@ class TimelineScreen(ModalScreen[None]):
                 self._idle_gaps.update_view(rows, self.trace.titles)
                 self._show_header()
                 self._show_detail()
-                self.notify(f"The rest could not be read: {printable(outcome.message)}\n{printable(outcome.fix)}",
+                self.notify(f"gputop could not read the rest: {printable(outcome.message)}\n{printable(outcome.fix)}",
                             severity="warning")
         elif outcome.pending:
             self.remove_class("-reading")
@@ -306,7 +306,7 @@ class TimelineScreen(ModalScreen[None]):
         if idle_gap is not None:
             self._open_idle(timeline, idle_gap)
         else:
-            self.notify("Nothing is selected: . selects the next range, n the next gap.")
+            self.notify("Nothing is selected. Press . for the next range, or n for the next gap.")
 
     def on_idle_gap_list_chosen(self, message: IdleGapList.Chosen) -> None:
         idle, canvas, timeline = message.idle, self._canvas, self._canvas.timeline
@@ -381,8 +381,8 @@ class TimelineScreen(ModalScreen[None]):
                 self._canvas.focus()
                 self.action_found(1)
 
-        self.app.push_screen(Ask("Search the timeline", "part of the name of a range or an op, any case; "
-                                 "then n goes to the next match, N to the one before", self._search_text), seek)
+        self.app.push_screen(Ask("Search the timeline", "part of a range or op name, in any case; then press n for the "
+                                                        "next match, N for the previous one", self._search_text), seek)
 
     def action_found(self, by: int) -> None:
         canvas, timeline = self._canvas, self._canvas.timeline
@@ -401,7 +401,7 @@ class TimelineScreen(ModalScreen[None]):
             if match is not None:
                 self.notify("The search continued from the other end of the capture.")
         if match is None:
-            self.notify(f"No range or op with “{printable(self._search_text)}” in its name.")
+            self.notify(f"No range or op name contains “{printable(self._search_text)}”.")
         else:
             canvas.reveal(match)
             canvas.match = canvas.selected

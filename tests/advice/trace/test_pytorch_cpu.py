@@ -237,7 +237,7 @@ def holding(per_step: int, *, every: int = 1, drops: int = 0) -> Builder:
         kept += per_step if i % every == 0 else 0
         kept = 0 if drops and i % drops == drops - 1 else kept
         for at, size in ((100, kept), (8_000, kept + 1_000_000), (17_000, kept)):
-            b.memory(i * STEP + at, "rank 0: host memory of PyTorch", size, -1, size)
+            b.memory(i * STEP + at, "rank 0: PyTorch host memory", size, -1, size)
     return b
 
 

@@ -28,10 +28,10 @@ ALL = 64 * MIB + 6 * 8 * MIB  # with the stacks
     (LimitFacts(limits={"Max processes": 100}, user="ana", user_threads=400), "threads", -300, "ulimit -u is 100"),
     (LimitFacts(limits={"Max processes": 10}, user_threads=None), None, 0, ""),  # root: that limit does not hold
     (LimitFacts(groups=(("/g", 500, 100), ("/g/slurm/step_0", 64, 60))), "threads", 4,
-     "pids.max of /g/slurm/step_0 is 64, and 60 run in it"),
+     "pids.max of /g/slurm/step_0 is 64, and 60 threads are running there"),
     (LimitFacts(groups=(("/g", 106, 100),)), None, 0, ""),
     (LimitFacts(limits={"Max address space": 1000 * MIB}, size_bytes=1000 * MIB - ALL + 1),
-     "address space (ulimit -v)", ALL - 1, "the limit is 1.0 GiB, and the job has 888 MiB"),
+     "address space (ulimit -v)", ALL - 1, "the limit is 1.0 GiB, and the job uses 888 MiB"),
     (LimitFacts(limits={"Max address space": 1000 * MIB}, size_bytes=1000 * MIB - ALL), None, 0, ""),
     (LimitFacts(limits={"Max address space": 1000 * MIB}, size_bytes=None), None, 0, ""),
     (LimitFacts(limits={"Max data size": 1000 * MIB}, data_bytes=990 * MIB), "data size (ulimit -d)", 10 * MIB, ""),

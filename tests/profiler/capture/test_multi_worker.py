@@ -84,8 +84,8 @@ def test_all_workers_start_at_one_moment_by_their_own_clocks(logdir):
     for offset, error, server in zip(offsets, errors, servers, strict=True):
         assert abs(offset - server.clock_ahead_s) <= error + 1e-6
     ahead = done.outcomes[1]
-    assert f"the clock of {ahead.address} differs by {offsets[1]:+.3f} s: corrected" in done.notes()
-    assert any("began within" in note for note in done.notes())
+    assert f"the clock of {ahead.address} differs by {offsets[1]:+.3f} s; gputop corrected for this" in done.notes()
+    assert any("started within" in note for note in done.notes())
 
 
 def test_a_worker_whose_clock_is_unknown_is_not_asked_to_wait(logdir):
@@ -138,7 +138,7 @@ def test_a_server_that_is_gone_after_the_probe(logdir):
 
     with serving(FakeProfiler(on_call=vanish), FakeProfiler()) as servers:
         done = capture_workers(addresses(servers), seconds=0.2, logdir=logdir)
-    assert "the connection to it broke" in done.outcomes[0].error.message and done.outcomes[1].result is not None
+    assert "the connection was lost" in done.outcomes[0].error.message and done.outcomes[1].result is not None
 
 
 def test_where_none_works_the_reasons_of_all_are_reported_and_nothing_is_left(logdir):
@@ -157,7 +157,7 @@ def test_the_busiest_job_decides_for_all(logdir):
     with serving(FakeProfiler(xspace=make_xspace(events=100_000)), FakeProfiler()) as servers:
         done = capture_workers(addresses(servers), seconds=0.5, logdir=logdir, on_plan=plans.append)
     assert plans == [replace(done.plan, overview_s=0.3)] and done.plan.chosen_s == 0.2
-    assert done.plan.why == f"{servers[0].address}: this job makes 2.0 M events/s"
+    assert done.plan.why == f"{servers[0].address}: this job produces 2.0 M events/s"
     assert [s.requests[1].duration_ms for s in servers] == [200, 200]
 
 
@@ -166,7 +166,7 @@ def test_overviews_of_several_workers_of_different_lengths_are_told():
         ("a:1", 8.0), ("b:1", 3.1)))
     chosen = Plan(10.0, 2.0, "of a test", overview_s=3.1)
     assert MultiWorkerCapture(Path(), chosen, (of_a, of_b)).notes() == (
-        "rare events were watched for 3.1 to 8 s, by worker",)
+        "gputop watched for rare events for 3.1 to 8 s, depending on the worker",)
     assert MultiWorkerCapture(Path(), chosen, (of_b,)).notes() == ()
 
 
@@ -219,7 +219,7 @@ def test_the_room_on_this_node_is_shared():
 
 
 def test_the_shortest_plan_names_its_worker():
-    quiet, busy = Plan(10, 10, "as asked, 1"), Plan(10, 4.1, "this job makes 240 k events/s", notes=("n",))
+    quiet, busy = Plan(10, 10, "as asked, 1"), Plan(10, 4.1, "this job produces 240 k events/s", notes=("n",))
     assert shortest_plan(10, [("a:1", quiet), ("b:2", busy)]) == Plan(10, 4.1, f"b:2: {busy.why}", notes=("n",))
     assert shortest_plan(10, [("a:1", quiet)]) == quiet and shortest_plan(10, []).chosen_s == 10
 

@@ -70,7 +70,7 @@ def test_a_job_that_makes_as_many_events_even_then_has_a_shorter_one(logdir):
         _, plan, _ = capture_with_probe(server.address, seconds=5, logdir=logdir)
     assert sum(r.duration_ms for r in server.requests) < 3000
     assert 0.1 <= plan.overview_s < 3
-    assert f"Rare events were watched for {plan.overview_s:g} of 4.9 s (" in plan.ended
+    assert f"gputop watched for rare events for {plan.overview_s:g} of 4.9 s (" in plan.ended
 
 
 def test_the_marks_of_thread_pools_do_not_end_it(logdir, monkeypatch):
@@ -108,7 +108,7 @@ def test_stopped_in_the_detail_leaves_the_overview_out(logdir):
 
 @pytest.mark.parametrize(("refusal", "said"), [
     ((grpc.StatusCode.UNAVAILABLE, "Another profiling session active."), "is busy: another profiling session"),
-    ((grpc.StatusCode.UNAVAILABLE, "Socket closed"), "ended, or the connection to it broke"),
+    ((grpc.StatusCode.UNAVAILABLE, "Socket closed"), "ended or the connection was lost"),
 ])
 @pytest.mark.parametrize(("from_call", "kept_s"), [(2, 0.0), (3, 0.15)])
 def test_what_ends_the_overview_leaves_the_detail_and_is_said(logdir, refusal, said, from_call, kept_s):
@@ -121,7 +121,7 @@ def test_what_ends_the_overview_leaves_the_detail_and_is_said(logdir, refusal, s
     assert result.path.read_bytes() == DETAIL and plan.chosen_s == 0.1
     assert len(names_below(logdir)) == 1 + (kept_s > 0)
     assert plan.overview_s == pytest.approx(kept_s, abs=0.051) and said in plan.ended
-    begins = "Rare events were watched for "
+    begins = "gputop watched for rare events for "
     assert plan.ended.startswith(begins)
 
 
@@ -131,7 +131,7 @@ def test_an_overview_without_events_is_said(logdir):
 
     with serve(FakeProfiler(on_call=silent)) as server:
         result, plan, _ = capture_with_probe(server.address, seconds=0.4, logdir=logdir)
-    assert names_below(logdir) == [result.path.name] and plan.overview_s == 0 and "holds no events" in plan.ended
+    assert names_below(logdir) == [result.path.name] and plan.overview_s == 0 and "contains no events" in plan.ended
 
 
 @pytest.mark.parametrize("chosen_s", [0.1, 30.0, 60.0])
@@ -146,13 +146,13 @@ def test_a_job_that_grows_too_much_ends_either_grain(logdir, monkeypatch, chosen
     assert 0 < plan.overview_s < 20 and len(names_below(logdir)) == 2
     assert any(name.endswith(overview.OVERVIEW) for name in names_below(logdir))
     if chosen_s == 0.1:
-        assert plan.chosen_s == 0.1 and plan.ended.startswith("Rare events were watched for ")
+        assert plan.chosen_s == 0.1 and plan.ended.startswith("gputop watched for rare events for ")
         assert "the job's memory had grown by" in plan.ended
     else:
         assert result.stopped_early and plan.chosen_s < 2
         assert plan.ended.startswith(f"gputop ended the recording after {plan.chosen_s:g} of 60 s, because the job's ")
-        assert (f": after that gputop watched for rare events only. Rare events were watched for {plan.overview_s:g} "
-                "of ") in plan.ended
+        assert (": after that, gputop watched only for rare events. gputop watched for rare events for "
+                f"{plan.overview_s:g} of ") in plan.ended
 
 
 def test_who_ends_the_detail_wants_no_overview(logdir, monkeypatch):
@@ -207,8 +207,8 @@ def test_a_worker_that_refuses_its_overview_takes_none_from_the_others(logdir):
         done = capture_workers([(first.address, None), (second.address, None)], seconds=0.4, logdir=logdir)
     assert [o.overview_s for o in done.outcomes] == [0.3, 0.0] and all(o.error is None for o in done.outcomes)
     assert done.plan.overview_s == 0 and len(list(done.run_dir.glob("*.overview.pb"))) == 1
-    assert done.plan.ended.startswith(f"{second.address}: Rare events were watched for 0 of 0.3 s (")
-    assert "rare events were watched for 0 to 0.3 s, by worker" in done.notes()
+    assert done.plan.ended.startswith(f"{second.address}: gputop watched for rare events for 0 of 0.3 s (")
+    assert "gputop watched for rare events for 0 to 0.3 s, depending on the worker" in done.notes()
 
 
 def test_many_workers_share_what_an_analysis_bears():

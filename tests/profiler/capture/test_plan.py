@@ -29,24 +29,24 @@ def probe(host: float = 0, device: float = 0, step_s: float | None = None, mb_pe
 @pytest.mark.parametrize(
     ("asked_s", "probed", "chosen_s", "why"),
     [
-        (10, probe(3_200), 10, "full length, this job makes 3.2 k events/s"),
-        (10, probe(45_000), 10, "full length, this job makes 45 k events/s"),
-        (10, probe(120_000), 3.6, "this job makes 120 k events/s"),
-        (1.5, probe(240_000), 1.5, "full length, this job makes 240 k events/s"),
-        (60, probe(20_000), 24.5, "this job makes 20 k events/s"),
+        (10, probe(3_200), 10, "full length, at 3.2 k events/s"),
+        (10, probe(45_000), 10, "full length, at 45 k events/s"),
+        (10, probe(120_000), 3.6, "this job produces 120 k events/s"),
+        (1.5, probe(240_000), 1.5, "full length, at 240 k events/s"),
+        (60, probe(20_000), 24.5, "this job produces 20 k events/s"),
         # Twenty steps, where their length is known and they fit in twice the target, ten within four times.
-        (10, probe(100_000, step_s=0.01), 4.5, "this job makes 100 k events/s"),
-        (10, probe(100_000, step_s=0.3), 6.0, "for 20 steps: this job makes 100 k events/s"),
-        (10, probe(100_000, step_s=0.8), 10, "full length, this job makes 100 k events/s"),
-        (20, probe(100_000, step_s=0.8), 10, "for 12 steps: this job makes 100 k events/s"),
-        (10, probe(500_000, step_s=0.25), 2.5, "for 10 steps: this job makes 500 k events/s"),
-        (10, probe(1_000_000, step_s=0.5), 2.0, "for 4 steps: this job makes 1.0 M events/s"),
-        (2, probe(1_000_000, step_s=0.25), 2, "full length, this job makes 1.0 M events/s"),
+        (10, probe(100_000, step_s=0.01), 4.5, "this job produces 100 k events/s"),
+        (10, probe(100_000, step_s=0.3), 6.0, "for 20 steps: this job produces 100 k events/s"),
+        (10, probe(100_000, step_s=0.8), 10, "full length, at 100 k events/s"),
+        (20, probe(100_000, step_s=0.8), 10, "for 12 steps: this job produces 100 k events/s"),
+        (10, probe(500_000, step_s=0.25), 2.5, "for 10 steps: this job produces 500 k events/s"),
+        (10, probe(1_000_000, step_s=0.5), 2.0, "for 4 steps: this job produces 1.0 M events/s"),
+        (2, probe(1_000_000, step_s=0.25), 2, "full length, at 1.0 M events/s"),
         # Where GPUs work and no steps show, they may be too long for the probe.
-        (10, probe(140_000, 100_000), 4.1, "for steps too long to be probed: this job makes 240 k events/s"),
+        (10, probe(140_000, 100_000), 4.1, "for steps longer than the probe: this job produces 240 k events/s"),
         # A second, whatever it makes.
-        (10, probe(2_400_000), 1.0, "the shortest possible: this job makes 2.4 M events/s"),
-        (10, probe(0, 0), 10, "full length, the job made no events during the test"),
+        (10, probe(2_400_000), 1.0, "the shortest possible: this job produces 2.4 M events/s"),
+        (10, probe(0, 0), 10, "full length, because the probe contains no events"),
     ],
 )
 def test_about_half_a_million_events_or_steps(asked_s, probed, chosen_s, why):
@@ -64,21 +64,22 @@ def test_about_half_a_million_events_or_steps(asked_s, probed, chosen_s, why):
     ("asked_s", "probed", "chosen_s", "why"),
     [
         # A hundred steps, in no less than 2 s: a job of small layers.
-        (10, probe(60_000, step_s=0.0025, sure=True), 2.0, "about 800 steps are enough, this job makes 60 k events/s"),
+        (10, probe(60_000, step_s=0.0025, sure=True), 2.0, "about 800 steps are enough, at 60 k "
+                                                           "events/s"),
         (10, probe(40_000, 60_000, step_s=0.04, sure=True), 4.0,
-         "about 100 steps are enough, this job makes 100 k events/s"),
+         "about 100 steps are enough, at 100 k events/s"),
         (60, probe(60_000, step_s=0.0001, sure=True), 2.0,
-         "about 20000 steps are enough, this job makes 60 k events/s"),
+         "about 20000 steps are enough, at 60 k events/s"),
         # Where they are cheap, more are taken: what is seldom is worth them.
-        (10, probe(25_000, step_s=0.02, sure=True), 4.0, "about 200 steps are enough, this job makes 25 k events/s"),
-        (10, probe(9_000, step_s=0.02, sure=True), 10, "full length, this job makes 9.0 k events/s"),
+        (10, probe(25_000, step_s=0.02, sure=True), 4.0, "about 200 steps are enough, at 25 k events/s"),
+        (10, probe(9_000, step_s=0.02, sure=True), 10, "full length, at 9.0 k events/s"),
         # Steps that a hundred of would cost too much, or are longer than asked.
-        (10, probe(240_000, step_s=0.05, sure=True), 1.5, "this job makes 240 k events/s"),
-        (10, probe(40_000, step_s=0.15, sure=True), 10, "full length, this job makes 40 k events/s"),
-        (1.5, probe(60_000, step_s=0.0025, sure=True), 1.5, "full length, this job makes 60 k events/s"),
+        (10, probe(240_000, step_s=0.05, sure=True), 1.5, "this job produces 240 k events/s"),
+        (10, probe(40_000, step_s=0.15, sure=True), 10, "full length, at 40 k events/s"),
+        (1.5, probe(60_000, step_s=0.0025, sure=True), 1.5, "full length, at 60 k events/s"),
         # No ground for less: what repeats may be a part of a step, or there is nothing that does.
-        (10, probe(60_000, step_s=0.0025), 7.8, "this job makes 60 k events/s"),
-        (10, probe(60_000, sure=True), 7.8, "this job makes 60 k events/s"),
+        (10, probe(60_000, step_s=0.0025), 7.8, "this job produces 60 k events/s"),
+        (10, probe(60_000, sure=True), 7.8, "this job produces 60 k events/s"),
     ],
 )
 def test_a_hundred_steps_will_do(asked_s, probed, chosen_s, why):
@@ -90,14 +91,14 @@ def test_a_hundred_steps_will_do(asked_s, probed, chosen_s, why):
 def test_few_steps_that_memory_does_not_hold_are_not_enough():
     small = probe(60_000, step_s=0.0025, sure=True)
     tight = plan(10, replace(small, growth_bytes=50_000_000), FreeResources(job_bytes=0.15 * GB))
-    assert tight.chosen_s < 2 and "limit are free" in tight.why and not tight.enough
+    assert tight.chosen_s < 2 and "limit is free" in tight.why and not tight.enough
 
 
 def test_never_more_device_events_than_cupti_keeps():
     busy = probe(device=1_100_000, step_s=0.25)  # ten steps would be 2.75 million records
     made = plan(10, busy, FreeResources())
     assert 1.0 < made.chosen_s * 1_100_000 / 1e6 < CUPTI_RECORDS / 1e6
-    assert "CUPTI keeps 2 M" in made.why and "1.1 M events/s" in made.why
+    assert "CUPTI keeps at most 2 M" in made.why and "1.1 M events/s" in made.why
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_never_more_device_events_than_cupti_keeps():
         (FreeResources(job_bytes=SERVER_MULTIPLE * 5 * MB * 10), 8.0, "within the job's limit"),
         (FreeResources(own_bytes=312.5 * MB), 6.0, "within gputop's limit"),
         (FreeResources(disk_bytes=25 * MB), 4.0, "of disk space in the logdir"),
-        (FreeResources(shared_bytes=750 * MB), 4.0, "of memory are free"),
+        (FreeResources(shared_bytes=750 * MB), 4.0, "of memory is free"),
         (FreeResources(shared_bytes=750 * MB, job_here=False), 10, "full length"),
     ],
 )
@@ -122,16 +123,16 @@ def test_memory_and_disk_shorten_it(free, chosen_s, named):
     ("free", "named"),
     [
         (FreeResources(shared_bytes=200 * MB),
-         r"too little memory for a capture: 191 MiB free, and 1 s of it take about 215 MiB"),
-        (FreeResources(job_bytes=100 * MB), "too little memory within the job's limit"),
-        (FreeResources(own_bytes=150 * MB), "too little memory within gputop's limit"),
-        (FreeResources(disk_bytes=5 * MB), "too little disk space in the logdir for a capture: 4.8 MiB free"),
+         r"not enough memory for a capture: 191 MiB free, and capturing 1 s needs about 215 MiB"),
+        (FreeResources(job_bytes=100 * MB), "not enough memory within the job's limit"),
+        (FreeResources(own_bytes=150 * MB), "not enough memory within gputop's limit"),
+        (FreeResources(disk_bytes=5 * MB), "not enough disk space in the logdir for a capture: 4.8 MiB free"),
     ],
 )
 def test_refused_where_not_even_a_second_fits(free, named):
     with pytest.raises(GputopError, match=named) as caught:
         plan(10, probe(3_000, mb_per_s=5), free)
-    assert "(probed for 0.5 s, the job made 2.4 MiB of trace)" in caught.value.message
+    assert "(in a probe of 0.5 s, the job produced a trace of 2.4 MiB)" in caught.value.message
     assert "--seconds 0.3 --force" in caught.value.fix
     assert ("--logdir" in caught.value.fix) == ("disk" in named)
 
@@ -139,9 +140,9 @@ def test_refused_where_not_even_a_second_fits(free, named):
 def test_growth_seen_in_the_probe_counts_where_it_is_more_than_the_trace_explains():
     grew = replace(probe(3_000, mb_per_s=1), growth_bytes=150_000_000)
     made = plan(10, grew, FreeResources(job_bytes=1.5 * GB))
-    assert made.chosen_s == 4.0 and "a capture takes 286 MiB a second" in made.why
+    assert made.chosen_s == 4.0 and "a capture needs 286 MiB a second" in made.why
     assert plan(10, replace(grew, growth_bytes=10), FreeResources(job_bytes=1.5 * GB)).chosen_s == 10
-    with pytest.raises(GputopError, match=r"2\.4 MiB of trace and grew by 143 MiB"):
+    with pytest.raises(GputopError, match=r"a trace of 2\.4 MiB and grew by 143 MiB"):
         plan(10, replace(grew, bytes=2_500_000), FreeResources(job_bytes=300 * MB))
 
 
@@ -164,7 +165,7 @@ def test_how_much_a_job_may_grow_where_its_memory_is_unknown():
 @pytest.mark.parametrize(("now", "said"), [
     # A tenth of what was free, and what gathering five seconds will take: 20 and 3 times 1 MB for each.
     (FreeResources(shared_bytes=1120 * MB), ""),
-    (FreeResources(shared_bytes=1110 * MB), f"only {size(1110 * MB)} of memory are free"),
+    (FreeResources(shared_bytes=1110 * MB), f"only {size(1110 * MB)} of memory is free"),
     (FreeResources(job_bytes=205 * MB), ""),
     (FreeResources(job_bytes=195 * MB), f"only {size(195 * MB)} of memory are left within the job's limit"),
 ])
@@ -235,7 +236,7 @@ def test_what_nothing_can_end_is_planned_to_grow_the_job_by_little(probed, free_
 
 
 def test_where_not_even_the_shortest_fits_it_is_said_how_else():
-    with pytest.raises(GputopError, match="too little memory") as raised:
+    with pytest.raises(GputopError, match="not enough memory") as raised:
         plan(10, short(4_000_000), FreeResources(0.5 * GB), UNSTOPPABLE)
     assert raised.value.fix.endswith("--force. Or: Add these lines.")
 

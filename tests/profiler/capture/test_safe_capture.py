@@ -66,7 +66,7 @@ def test_a_busy_job_is_recorded_for_less_with_the_reason(logdir):
     with serve(FakeProfiler(xspace=make_xspace(events=100_000))) as server:
         result, plan, _ = capture_with_probe(server.address, seconds=0.5, logdir=logdir)
     assert durations_ms(server)[:2] == [50, 200]
-    assert (plan.asked_s, plan.chosen_s, plan.why) == (0.5, 0.2, "this job makes 2.0 M events/s")
+    assert (plan.asked_s, plan.chosen_s, plan.why) == (0.5, 0.2, "this job produces 2.0 M events/s")
     assert result.asked_s == 0.2
 
 
@@ -78,7 +78,7 @@ def test_once_the_probe_shows_the_steps_a_hundred_will_do(logdir, monkeypatch):
     trace = gzip.decompress((DATA / "keras3_fast.xplane.pb.gz").read_bytes())
     with serve(FakeProfiler(xspace=trace)) as server:
         result, made, _ = capture_with_probe(server.address, seconds=0.9, logdir=logdir)
-    assert made.enough and made.why.startswith("about 10 steps are enough, this job makes ")
+    assert made.enough and made.why.startswith("about 10 steps are enough, at ")
     assert made.probe.sure and result.asked_s == made.chosen_s == pytest.approx(10 * made.probe.step_s, abs=0.1001)
 
 
@@ -191,9 +191,9 @@ def test_memory_that_runs_short_ends_the_recording(logdir, monkeypatch, limits, 
 
 def test_a_slow_hand_over_is_reported(logdir):
     assert safe_capture.Cost(8.0, 4.0).text() == (
-        "the call took 8.0 s for 4.0 s of trace: the profiler spent 4.0 s collecting it, which slowed the "
+        "the capture call took 8.0 s to record 4.0 s: the profiler spent 4.0 s collecting the trace, which slowed the "
         "job")
-    assert safe_capture.Cost(4.3, 4.0).text() == "the call took 4.3 s for 4.0 s of trace"
+    assert safe_capture.Cost(4.3, 4.0).text() == "the capture call took 4.3 s to record 4.0 s"
     assert safe_capture.Cost(4.3, 4.0).growth_bytes is None
 
 
@@ -225,8 +225,8 @@ def test_a_probe_that_is_not_handed_over_is_given_up(logdir, monkeypatch):
 
 
 @pytest.mark.parametrize(("free", "cause"), [
-    (FreeResources(shared_bytes=1e6), "too little memory"), (FreeResources(job_bytes=100), "the job's limit"),
-    (FreeResources(disk_bytes=10), "too little disk space"),
+    (FreeResources(shared_bytes=1e6), "not enough memory"), (FreeResources(job_bytes=100), "the job's limit"),
+    (FreeResources(disk_bytes=10), "not enough disk space"),
 ])
 def test_refused_before_the_capture_where_it_would_not_fit(logdir, free, cause, monkeypatch):
     monkeypatch.setattr(safe_capture, "free_resources", lambda *_: free)
@@ -267,7 +267,7 @@ class TestServersThatWriteThemselves:
         with serve(FakeProfiler(writes_disk=True, on_call=write_and_vanish)) as server:
             result, _, _ = capture_with_probe(server.address, seconds=0.2, logdir=logdir)
         assert files_below(logdir) == [result.path]
-        assert any("the connection to it broke" in w and "had written this trace" in w for w in result.warnings)
+        assert any("the connection was lost" in w and "had already written this trace" in w for w in result.warnings)
 
 
 class TestDisksThatFill:

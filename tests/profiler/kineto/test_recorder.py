@@ -114,10 +114,10 @@ def _capture_workers(processes, logdir: Path):
     ("no-file", "wrote no trace", "_WRITE_TIMEOUT_S"), ("busy", "busy with another recording", "_BUILD_TIMEOUT_S"),
     ("dies", "ended with status 1 while it was recorded", ""),
     ("aborts", "by SIGABRT .* the likely cause", ""),
-    ("unguarded", "nothing guards recordings", ""), ("cycles", "begins again in 12 steps", ""),
+    ("unguarded", "nothing guards recordings", ""), ("cycles", "starts again in 12 steps", ""),
     ("profiling", "often takes two to three times", "_BETWEEN_TRIES_S"),
-    ("ending", "is ending", ""), ("ends", "is ending", ""),
-    ("silent", "does not ask for work", "_POLL_TIMEOUT_S")])
+    ("ending", "is exiting", ""), ("ends", "is exiting", ""),
+    ("silent", "is not polling for requests", "_POLL_TIMEOUT_S")])
 def test_what_is_no_trace_is_not_taken(folder, tmp_path, loses_patience, monkeypatch, mode, message, limit):
     if limit:  # that passes, however long it is
         monkeypatch.setattr(guard if limit == "_BETWEEN_TRIES_S" else recorder, limit, 0.3)
@@ -177,13 +177,13 @@ def test_who_sends_is_told_by_the_kernel(folder, tmp_path):
 
 
 def test_an_abstract_name_is_refused(folder, tmp_path):
-    with fake_job(folder, "abstract") as process, pytest.raises(GputopError, match="any user of this node"):
+    with fake_job(folder, "abstract") as process, pytest.raises(GputopError, match="Any user of this node"):
         _record(process, tmp_path)
 
 
 def test_a_folder_that_others_can_write_is_refused(folder, tmp_path):
     folder.chmod(0o777)
-    with fake_job(folder) as process, pytest.raises(GputopError, match="other users could answer"):
+    with fake_job(folder) as process, pytest.raises(GputopError, match="other users could send requests"):
         _record(process, tmp_path)
 
 
@@ -227,7 +227,7 @@ def test_a_gputop_that_waits_for_another_one_gives_up(folder, tmp_path, monkeypa
     monkeypatch.setattr(daemon, "_LOCK_TIMEOUT_S", 0.1)
     with fake_job(folder) as process, SocketFolder.open(process.pid, PurePosixPath(folder), os.getuid()) as held:
         assert held.lock()
-        with pytest.raises(GputopError, match="another gputop captures"):
+        with pytest.raises(GputopError, match="another gputop is using"):
             _record(process, tmp_path)
 
 

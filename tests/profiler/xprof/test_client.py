@@ -294,7 +294,7 @@ def test_damaged_trace_is_kept_and_said(logdir):
         ("UNAVAILABLE", "Another profile session running.", "is busy"),
         ("ALREADY_EXISTS", "A profiling session is already running.", "is busy"),
         ("UNIMPLEMENTED", "", "without the profiler service"),
-        ("UNAVAILABLE", "Socket closed", "the connection to it broke"),
+        ("UNAVAILABLE", "Socket closed", "the connection was lost"),
         ("DEADLINE_EXCEEDED", "", "did not send"),
         ("RESOURCE_EXHAUSTED", "Sent message larger than max", "too large"),
         ("INTERNAL", "out of luck", "INTERNAL: out of luck"),
@@ -384,6 +384,6 @@ class TestLogdir:
 
 @pytest.mark.parametrize("seconds", [0, -1, 1e9, float("nan")])
 def test_impossible_durations_are_wrong_usage(logdir, seconds):
-    with pytest.raises(GputopError, match="lasts") as caught:
+    with pytest.raises(GputopError, match="can last") as caught:
         capture("localhost:1", seconds=seconds, logdir=logdir)
     assert caught.value.exit_code == EXIT_USAGE

@@ -52,15 +52,15 @@ def test_parse_address(text, address):
         ("::1:6009", "brackets"),
         ("[::1]", ":PORT must follow"),
         ("[::g]:1", "IPv6"),
-        ("a b:1", "blanks"),
+        ("a b:1", "spaces"),
         ("http://node:6006", "URL"),
         ("", "port is missing"),
         ("node..x:6009", "1 to 63 characters"),
         (".:6009", "1 to 63 characters"),
         (f"{'n' * 64}:6009", "1 to 63 characters"),
         (f"münchen.{'ü' * 64}:6009", "1 to 63 characters"),
-        ("unix:", "a path must follow"),
-        ("unix://host/p.sock", "a path must follow"),
+        ("unix:", "must be followed by a path"),
+        ("unix://host/p.sock", "must be followed by a path"),
         ("unix-abstract:a\nb", "control characters"),
         (f"unix:/{'n' * 107}", "at most 107 bytes"),
     ],
@@ -92,8 +92,8 @@ def test_is_local():
         (b"<!DOCTYPE HTML>\n<html>", "web server"),
         (b"\x15\x03\x01\x00\x02\x02\x16", "TLS"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "SSH"),
-        (b"", "closes the connection"),
-        (b"220 ready \x1b[31m", r"does not speak gRPC; it says '220 ready"),
+        (b"", "closed the connection"),
+        (b"220 ready \x1b[31m", r"does not speak gRPC; it answered '220 ready"),
         (b"\x00\x00\x00\x05\x00\x00\x00\x00\x00", "does not speak gRPC"),
     ],
 )
@@ -106,7 +106,7 @@ def test_ports_that_speak_something_else_are_named(reply, cause):
 
 
 def test_silent_port():
-    with talking(None, close=False) as (address, _), pytest.raises(GputopError, match="stays silent"):
+    with talking(None, close=False) as (address, _), pytest.raises(GputopError, match="sent nothing"):
         probe(address, timeout_s=0.1)
 
 

@@ -83,7 +83,7 @@ def test_seldom_and_not_for_ever(tmp_path, captured):
     assert len(captured) == 2 and session.control.auto_capture.done
     session.go(700, 0.9)
     session.go(10, 0.2)
-    assert len(captured) == 2 and "limit of captures" in session.control.auto_capture.note
+    assert len(captured) == 2 and "maximum number of captures" in session.control.auto_capture.note
 
 
 def test_never_beside_another_capture_nor_for_what_that_cost(tmp_path, captured):
@@ -113,7 +113,7 @@ def test_a_dip_just_after_a_capture_is_counted(tmp_path, captured):
     session.go(8, 0.9, 0.2)
     assert captured == [] and session.control.auto_capture.missed == 1
     note = session.control.auto_capture.note
-    assert "GPU 1" in note and "not captured: a capture was running" in note
+    assert "GPU 1" in note and "not captured, because a capture was running" in note
     assert session.control.auto_capture.state().startswith("auto-capture 0/20, 1 during captures: ")
 
 
@@ -149,7 +149,7 @@ def test_the_trace_goes_into_a_folder_of_its_own_with_the_reason(tmp_path):
     assert record.notices[0] in record.remarks
     assert json.loads((record.path.parent / MARK).read_text())["reason"].startswith("GPU 0")
     session.start_capture()
-    with pytest.raises(GputopError, match="a capture is running"):
+    with pytest.raises(GputopError, match="a capture is already running"):
         session.start_capture(structs.replace(session.control.request(), reason="x"))
     session.wait()
 
@@ -185,7 +185,7 @@ def test_nobody_is_there_to_accept_that_it_may_end_the_job(tmp_path, monkeypatch
 def test_when_a_trace_begins_is_told_from_its_events():
     record = CaptureRecord("a:1", Path("x"), 0.0, 10.0, 1.0, analysis=Analysis(trace=TraceSummary(start_s=1001.2)))
     assert held_before(record, 1000.0) == (
-        "the trace holds nothing before the dip: it begins 1.2 s after the dip did",)
+        "the trace contains nothing before the dip: it starts 1.2 s after the dip",)
     assert held_before(record, 1001.3) == ()
 
 

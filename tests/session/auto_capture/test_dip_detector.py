@@ -38,7 +38,7 @@ def test_rules(text, rule):
 @pytest.mark.parametrize("text", ["", "sm", "sm>0.6", "sm<1.5*median", "sm<0*median", "sm<200W", "power<50%", "sm<30",
                                   "sm<0.6*median for 0s", "sm<0.6*median for 2h", "fan<0.5", "sm<0.6*mean"])
 def test_what_is_no_rule_is_wrong_usage(text):
-    with pytest.raises(GputopError, match="not a rule for a dip") as caught:
+    with pytest.raises(GputopError, match="not a valid dip rule") as caught:
         parse_rule(text)
     assert caught.value.exit_code == EXIT_USAGE and DEFAULT_RULE in caught.value.fix
 

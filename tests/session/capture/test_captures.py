@@ -22,7 +22,7 @@ from tests.analyses import make_analysis
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 from tests.records import replace
 
-SHORT = Plan(10.0, 4.1, "this job makes 240 k events/s", Probe(0.5, 0.8, 2_000_000, 120_000, 0), ("a note",))
+SHORT = Plan(10.0, 4.1, "this job produces 240 k events/s", Probe(0.5, 0.8, 2_000_000, 120_000, 0), ("a note",))
 
 
 def record(durations_s: list[float] | None = None, *, plan: Plan | None = SHORT) -> CaptureRecord:
@@ -34,8 +34,8 @@ def record(durations_s: list[float] | None = None, *, plan: Plan | None = SHORT)
 
 def test_remarks_give_reason_and_cost() -> None:
     assert record([0.1] * 8).remarks == (
-        "4.1 s: this job makes 240 k events/s", "a note",
-        "the call took 8.0 s for 4.1 s of trace: the profiler spent 3.9 s collecting it, which slowed the "
+        "4.1 s: this job produces 240 k events/s", "a note",
+        "the capture call took 8.0 s to record 4.1 s: the profiler spent 3.9 s collecting the trace, which slowed the "
         "job; the job's memory grew by 20 B at most")
     assert CaptureRecord("a:1", Path("x"), 0.0, 10.0, 5.0).remarks == ()
 
@@ -57,10 +57,10 @@ def test_a_trace_that_could_have_been_longer_names_what_it_may_miss() -> None:
 
 
 def test_both_grains_are_told_and_what_ended_them() -> None:
-    both = replace(SHORT, overview_s=5.9, ended="Rare events were watched for 5.9 of 7 s (so).")
+    both = replace(SHORT, overview_s=5.9, ended="gputop watched for rare events for 5.9 of 7 s (so).")
     remarks = record([0.1] * 8, plan=both).remarks
     assert remarks[0] == f"4.1 s in detail: {SHORT.why}; then 5.9 s of rare events" and remarks[1] == both.ended
-    assert "events that are rarer than that may be missing; to watch for longer: gputop capture --seconds 60" in (
+    assert "less frequent events may be missing; to watch for longer: gputop capture --seconds 60" in (
         remarks)
     document = to_document(facts_of(record(plan=both)))
     assert (document["chosen_s"], document["overview_s"], document["ended"]) == (4.1, 5.9, both.ended)
@@ -68,7 +68,7 @@ def test_both_grains_are_told_and_what_ended_them() -> None:
 
 def test_steps_that_grow_slower_under_the_profiler_are_reported() -> None:
     slower = record([0.10, 0.10, *[0.11] * 6, 0.15, 0.15])
-    assert slower.remarks[-1] == "steps took 100 ms at its beginning and 150 ms at its end"
+    assert slower.remarks[-1] == "steps slowed down from 100 ms to 150 ms during the trace"
     cost = to_document(facts_of(slower))["cost"]
     assert cost["first_steps_s"] == 0.10 and cost["last_steps_s"] == 0.15
     assert record([0.10] * 10).steps_slowed_s == (0.10, 0.10)
@@ -112,13 +112,13 @@ def test_further_workers_are_told_where_none_was_named():
     a, b, other = Server("a:1"), Server("b:1", "TensorFlow: python b.py --token=abc"), Server("c:1", owner="ana")
     down = Server("d:1", problem="refused")
     assert left_out((a, b, other, down), (a,)) == (
-        "1 other job with a profiler server was not captured: b:1; --attach captures another one.")
+        "1 other job with a profiler server was not captured: b:1; to capture another, use --attach.")
     assert left_out((a, b, other, down), (a,), job_chosen=True) == "", "the user knows of the others"
     assert left_out((a, other), (a,)) == left_out((replace(a, asked=True), b), (replace(a, asked=True),)) == ""
     workers = [replace(b, address=f"w{number}:1") for number in range(8)]
     assert left_out((*workers, a), workers[:1], job_chosen=True) == (
-        "7 other workers of this job were not captured: w1:1, w2:1, w3:1, w4:1, w5:1, …; --attach captures several at "
-        "once.")
+        "7 other workers of this job were not captured: w1:1, w2:1, w3:1, w4:1, w5:1, …; to capture several, use "
+        "--attach.")
 
 
 @pytest.mark.parametrize(("answers_at", "searches"), [(1, 1), (2, 2), (9, 3)])

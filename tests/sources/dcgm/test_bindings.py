@@ -103,9 +103,9 @@ def test_a_module_that_an_import_hook_puts_in_place_is_refused(
 
 
 @pytest.mark.parametrize(("name", "text", "words"), [
-    ("dcgm_agent", "import nowhere_to_be_found", "cannot be imported: ModuleNotFoundError"),
-    ("dcgm_agent", "print 'python 2'", "cannot be imported: SyntaxError"),
-    ("dcgm_fields", "raise KeyError('x')", "cannot be imported: KeyError"),
+    ("dcgm_agent", "import nowhere_to_be_found", "cannot import .*: ModuleNotFoundError"),
+    ("dcgm_agent", "print 'python 2'", "cannot import .*: SyntaxError"),
+    ("dcgm_fields", "raise KeyError('x')", "cannot import .*: KeyError"),
     ("dcgm_agent", "def dcgmInit(): pass", "lack dcgmConnect_v2"),
 ])
 def test_bindings_that_are_broken_or_too_old(tmp_path: Path, name: str, text: str, words: str) -> None:
@@ -120,7 +120,7 @@ def test_a_library_that_does_not_load(tmp_path: Path) -> None:
     install(tmp_path, 4)
     entry = find_installed(tmp_path, {})[0]
     entry.shared_object.write_bytes(b"broken")
-    with pytest.raises(GputopError, match=r"libdcgm.so.4 cannot be loaded \(DCGM -25\)"):
+    with pytest.raises(GputopError, match=r"cannot load .*libdcgm.so.4 \(DCGM -25\)"):
         load(entry)
 
 

@@ -52,7 +52,7 @@ def test_a_refused_permission_names_the_socket(scene: Scene, monkeypatch: pytest
     scene.client.address = Address(path="/run/dcgm.sock")
     scene.client.step()
     snapshot = scene.client.snapshot()
-    assert snapshot.error == "this user may not connect to unix:///run/dcgm.sock" and "ls -l" in snapshot.fix
+    assert snapshot.error == "this user is not allowed to connect to unix:///run/dcgm.sock" and "ls -l" in snapshot.fix
 
 
 def test_without_bindings_the_reason_says_which(make_scene: Callable[..., Scene], tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_something_else_that_listens_is_no_host_engine(scene: Scene) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         scene.client.address = Address("127.0.0.1", server.getsockname()[1])
         scene.client.step()
-    assert "DCGM 4 cannot talk to the program that listens" in (scene.client.snapshot().error or "")
+    assert "DCGM 4 cannot communicate with the program that listens" in (scene.client.snapshot().error or "")
 
 
 def test_an_older_engine_gets_the_older_bindings_and_keeps_them(make_scene: Callable[..., Scene]) -> None:
@@ -204,7 +204,7 @@ def test_one_gpu_that_is_watched_does_not_have_the_others_asked(scene: Scene) ->
     scene.engine.watched_by_others([1002, 1009], [0])
     for _ in range(100):
         scene.step()
-    assert scene.value(1002, 0) == 0.5 and "nobody watches" in str(scene.value(1002, 1))
+    assert scene.value(1002, 0) == 0.5 and "no program watches" in str(scene.value(1002, 1))
     assert scene.engine.error_lines == 2
 
 
@@ -322,8 +322,8 @@ def test_consent_watches_what_each_gpu_has(make_scene: Callable[..., Scene]) -> 
     scene.step()
     scene.step()
     assert (scene.value(1004, 0), scene.value(1002, 1)) == (0.5, 0.5)
-    assert str(scene.value(1004, 1)) == "nobody watches it (DCGM -16)"
-    assert "cannot be watched: the engine's profiling module is not loaded" in str(scene.value(1002, 2))
+    assert str(scene.value(1004, 1)) == "no program watches this field (DCGM -16)"
+    assert "cannot watch this field: the engine's profiling module is not loaded" in str(scene.value(1002, 2))
     scene.client.close()
     scene.client._disconnect()
     assert not scene.engine.watched()

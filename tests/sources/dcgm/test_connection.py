@@ -43,7 +43,7 @@ def test_addresses(text: str, address: Address) -> None:
     "", "a:b", "a:0", "a:65536", "::1", "[::1", "[gpu]:5", "unix://rel", "a b:1", "h:1:2",
 ])
 def test_wrong_addresses_are_wrong_usage(text: str) -> None:
-    with pytest.raises(GputopError, match="not an address") as caught:
+    with pytest.raises(GputopError, match="not the address") as caught:
         parse_address(text)
     assert caught.value.exit_code == EXIT_USAGE
 
@@ -253,7 +253,7 @@ _INT, _DOUBLE = 0x7FFFFFFFFFFFFFF0, 140737488355328.0
 
 
 @pytest.mark.parametrize(("above", "words"), [
-    (0, "first sample"), (1, "not found"), (2, "not supported"), (3, "not permitted"), (4, "blank"),
+    (0, "first sample"), (1, "not found"), (2, "not supported"), (3, "lacks permission"), (4, "blank"),
 ])
 def test_blanks_by_type(above: int, words: str) -> None:
     assert words in decode(0, False, _INT + above, 0.0, 5).reason
@@ -263,7 +263,7 @@ def test_blanks_by_type(above: int, words: str) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 def test_values_that_mean_nothing(value: float) -> None:
     found = decode(0, True, 0, value, 5)
-    assert found.value is None and found.reason.startswith("DCGM gave ") and "be used" in found.reason
+    assert found.value is None and found.reason.startswith("DCGM ") and "valid " in found.reason
 
 
 def test_values_just_below_a_blank_are_values() -> None:

@@ -102,7 +102,7 @@ def test_the_first_frame_waits_for_nothing(node: Callable[..., Node]) -> None:
     one = node("gpm 0")
     one.scene.engine.hang("dcgmConnect_v2")
     reading = one.source.gpus[0].read(1.0)["sm_active"]
-    assert reading.reason == "this GPU has no GPM: needs Hopper or newer; DCGM: not asked yet"
+    assert reading.reason == "this GPU has no GPM, which needs Hopper or newer; DCGM: not asked yet"
     assert one.scene.engine.await_hanging()
     assert one.source.gpus[0].read(2.0)["power_w"].value is not None
 
@@ -110,8 +110,8 @@ def test_the_first_frame_waits_for_nothing(node: Callable[..., Node]) -> None:
 def test_nobody_watches_names_both_ways_out(node: Callable[..., Node]) -> None:
     one = node("gpm 0")
     assert one.sample()["sm_active"].reason == (
-        "this GPU has no GPM: needs Hopper or newer; "
-        "DCGM: nobody watches field 1002: start gputop with --dcgm-watch, or dcgm-exporter")
+        "this GPU has no GPM, which needs Hopper or newer; DCGM: no program watches field 1002: start gputop with "
+        "--dcgm-watch, or dcgm-exporter")
     assert not one.scene.engine.watched() and "DCGM" not in one.source.label
 
 

@@ -112,7 +112,7 @@ def test_a_choice_of_gpus(node: Node) -> None:
 def test_ordinary_fields_are_watched_profiling_ones_only_with_consent(node: Node) -> None:
     node.open()
     assert {i for _, i in node.engine.watched()} == {*fields.FAST_IDS, *fields.LINK_IDS, *fields.SLOW_IDS}
-    assert "nobody watches field 1002: start gputop with --dcgm-watch" in (node.sample()["sm_active"].reason or "")
+    assert "no program watches field 1002: start gputop with --dcgm-watch" in (node.sample()["sm_active"].reason or "")
     node.source.close()
     assert not node.engine.watched() and not node.engine.clients
 
@@ -182,7 +182,7 @@ def test_a_gpu_that_is_lost(node: Node) -> None:
     node.engine.samples[0, 155] = type(node.engine.samples[1, 155])(0, 0, fields.GPU_IS_LOST)
     node.engine.stuck |= {(0, i) for i in fields.FAST_IDS}
     sample = node.sample(0)
-    assert sample.state == LOST and "no longer answers on the PCIe bus" in sample.message
+    assert sample.state == LOST and "no longer responds on the PCIe bus" in sample.message
     assert node.sample(1).state == OK
 
 
@@ -200,7 +200,7 @@ def test_a_gpu_that_is_lost_at_the_start_takes_nothing_from_the_others(node: Nod
     assert (other["sm_active"].value, other["tensor_active"].value, other["dram_active"].value) == (0.5, 0.5, 0.5)
     assert other["pcie_tx_bytes_per_s"].value == other["nvlink_rx_bytes_per_s"].value == 3
     lost = node.sample(0)
-    assert lost.state == LOST and "no longer answers on the PCIe bus" in lost.message
+    assert lost.state == LOST and "no longer responds on the PCIe bus" in lost.message
     assert "estart gputop" not in lost.message, "it is shown again by itself"
     by_name = {probe.info.uuid: probe.info.name for probe in node.source.gpus}
     assert by_name["GPU-0"] == "GPU 0" and "A100" in by_name["GPU-1"]
@@ -227,7 +227,7 @@ def test_what_a_gpu_cannot_have_is_refused(node: Node) -> None:
     sample = node.sample()
     assert "more than the GPU has" in (sample["memory_used_bytes"].reason or "")
     for metric in ("pcie_gen", "temperature_c"):
-        assert sample[metric].value is None and "which cannot be" in (sample[metric].reason or "")
+        assert sample[metric].value is None and "impossible" in (sample[metric].reason or "")
 
 
 def test_where_one_gpu_is_older_only_the_others_are_watched(node: Node) -> None:
@@ -249,7 +249,7 @@ def test_a_gpu_whose_driver_says_that_it_is_lost(node: Node) -> None:
     assert silent_at <= 4 and {s.state for s in samples[silent_at:silent_at + 30]} == {FAILED}
     assert "has no value since " in samples[silent_at].message and "reboot" not in samples[silent_at].message
     assert {s.state for s in samples[silent_at + 31:]} == {LOST}
-    assert not samples[-1].readings and "no longer answers on the PCIe bus" in samples[-1].message
+    assert not samples[-1].readings and "no longer responds on the PCIe bus" in samples[-1].message
     assert node.sample(1).state == OK
     node.engine.silent.clear()
     node.sample(0)
@@ -262,7 +262,7 @@ def test_a_gpu_that_the_driver_called_lost_before_gputop_began_is_not_ok(node: N
     node.open()
     place = [probe.info.uuid for probe in node.source.gpus].index("GPU-0")
     samples = [node.sample(place) for _ in range(6)]
-    assert samples[-1].state == FAILED and "cannot be read: no value yet, asked since" in samples[-1].message
+    assert samples[-1].state == FAILED and "cannot be read: no value yet, requested since" in samples[-1].message
     assert not samples[-1].readings and node.sample(1 - place).state == OK
 
 
@@ -285,8 +285,8 @@ def test_mig_instances_follow_their_gpu(node: Node) -> None:
     samples = [node.sample(place) for place in range(4)]
     assert [sample["sm_active"].value for sample in samples] == [None, 0.2, 0.9, 0.5]
     assert [sample["memory_used_bytes"].value for sample in samples[1:3]] == [1000 << 20, 2000 << 20]
-    assert samples[1]["power_w"].reason == "of the whole GPU: see GPU 0" and samples[0]["power_w"].value == 3
-    assert samples[0]["sm_active"].reason == "divided into MIG instances: see 0:0, 0:1"
+    assert samples[1]["power_w"].reason == "measured for the whole GPU: see GPU 0" and samples[0]["power_w"].value == 3
+    assert samples[0]["sm_active"].reason == "partitioned into MIG instances: see 0:0, 0:1"
 
 
 def test_an_instance_that_is_listed_twice_is_one(node: Node) -> None:
@@ -363,7 +363,7 @@ def test_a_value_that_cannot_be_is_no_value(node: Node, field: int, value: float
     node.open()
     node.sample()
     reading = node.sample()[metric]
-    assert reading.value is None and "cannot be" in (reading.reason or "")
+    assert reading.value is None and "impossible" in (reading.reason or "")
 
 
 def test_names_of_the_engine_drive_no_terminal(node: Node) -> None:
@@ -410,7 +410,7 @@ def test_no_engine(node: Node) -> None:
 def test_an_engine_that_hangs_when_opened(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gputop.sources.dcgm.source.OPEN_TIMEOUT_S", 0.05)
     node.engine.hang("dcgmGetAllDevices")
-    with pytest.raises(GputopError, match="does not answer within"):
+    with pytest.raises(GputopError, match="no answer within"):
         node.open()
     node.engine.release()
 

@@ -99,7 +99,7 @@ def test_what_cannot_be_profiled_says_why_and_the_rest_is_watched(scene: Scene) 
     scene.engine.refused = {OTHER.entity: fields.GPU_IS_LOST}
     assert scene.follow(PROFILED, GPU, OTHER) == {OTHER.entity: fields.GPU_IS_LOST}
     assert scene.watches.problems.keys() == {GPU.entity}
-    assert "it cannot be watched: the engine's profiling module is not loaded" in scene.watches.problems[GPU.entity]
+    assert "cannot watch this field: the engine's profiling module is not loaded" in scene.watches.problems[GPU.entity]
     scene.engine.fails.clear()
     scene.watches.renew()
     scene.follow(PROFILED, GPU)

@@ -16,7 +16,7 @@ from gputop.sources.host.gpu_processes import GpuProcessTable
 from gputop.sources.host.proc_files import DENIED, ENDED, UNPARSABLE
 from tests.sources.host.proc_tree import ProcTree, Ticking, on_gpus
 
-EIO = "it could not be read: Input/output error"
+EIO = "could not be read: Input/output error"
 SICK, CHILD, WELL = 4_194_301, 4_194_302, 4_194_303  # the highest PIDs: no process here is likely to have them
 
 Read = Callable[[str, int], bytes]

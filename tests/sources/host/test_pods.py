@@ -176,11 +176,11 @@ def test_a_folder_that_others_can_write_or_that_is_a_link_or_a_file_names_nothin
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")
     linked = PodContainers(Ticking(), tmp_path).read(group)
-    assert linked is not None and linked.pod is None and "cannot be read" in (linked.reason or "")
+    assert linked is not None and linked.pod is None and "cannot read" in (linked.reason or "")
     folder.unlink()
     folder.write_text("")
     plain = PodContainers(Ticking(), tmp_path).read(group)
-    assert plain is not None and plain.pod is None and "cannot be read" in (plain.reason or "")
+    assert plain is not None and plain.pod is None and "cannot read" in (plain.reason or "")
 
 
 def test_many_groups_do_not_fill_memory(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_ports_stand_in_the_order_of_their_numbers_and_new_ones_are_found(tmp_pa
 
 
 @pytest.mark.parametrize(("count", "why"), [
-    ("N/A (no PMA)", "the adapter does not count it: N/A (no PMA)"), (0xFFFFFFFF, FULL), (3, WENT_BACK), ("-1", "-1"),
+    ("N/A (no PMA)", "the adapter does not count this: N/A (no PMA)"), (0xFFFFFFFF, FULL), (3, WENT_BACK), ("-1", "-1"),
     ("", "empty")])
 def test_a_counter_that_says_nothing_is_no_traffic(tmp_path: Path, count: int | str, why: str) -> None:
     tree, clock = RdmaTree(tmp_path), Ticking()

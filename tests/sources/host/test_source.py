@@ -104,7 +104,7 @@ def test_without_physical_devices_all_count_and_without_any_there_is_a_reason(
     fake.cards = {"lo": Net(0, 0), "veth1": Net(300, 100)}
     sample = host.read(0.0)
     assert sample["net_rx_bytes_per_s"].value == 200
-    assert "no disk counters" in (sample["disk_read_bytes_per_s"].reason or "")
+    assert "does not report disk counters" in (sample["disk_read_bytes_per_s"].reason or "")
 
 
 def test_a_counter_that_goes_back_is_no_rate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ticking: Ticking) -> None:
@@ -174,7 +174,7 @@ def test_within_one_kernel_tick_there_is_no_share(
     host, _ = made_up(monkeypatch, tmp_path, ticking)
     host.read(0.0)
     ticking.now_s += 1.0
-    assert host.read(0.0)["cpu_ratio"].reason == "too short a time"
+    assert host.read(0.0)["cpu_ratio"].reason == "the interval is too short"
 
 
 def test_between_the_periods_the_last_sample_stays(

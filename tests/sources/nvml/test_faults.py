@@ -256,9 +256,9 @@ def test_garbage_is_named_with_its_value(fake: FakeNvml) -> None:
     ) as node:  # fmt: skip
         node.sample(0.0)
         sick = node.sample(1.0)[SICK]
-    assert sick["gpu_util"].reason == "the driver gave 4294967295%, which cannot be"
-    assert sick["power_w"].reason == "the driver gave 4294967.295 W, which cannot be"
-    assert sick["sm_active"].reason == "the driver gave nan%, which cannot be"
+    assert sick["gpu_util"].reason == "the driver reported an impossible value, 4294967295%"
+    assert sick["power_w"].reason == "the driver reported an impossible value, 4294967.295 W"
+    assert sick["sm_active"].reason == "the driver reported an impossible value, nan%"
     assert sick.clock_event_reasons == () and "0xffffffffffffffff" in (sick.clock_events_reason or "")
 
 

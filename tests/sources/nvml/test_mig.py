@@ -38,16 +38,16 @@ def test_what_the_board_has_and_what_the_instance_has(fake: FakeNvml, clock: Clo
     clock.advance(1)
     board, small, large, whole = (probe.read(0.0) for probe in source.gpus)
     assert board["power_w"].value == 300
-    assert board["sm_active"].reason == "divided into MIG instances: see 0:0, 0:1"
+    assert board["sm_active"].reason == "partitioned into MIG instances: see 0:0, 0:1"
     assert small["memory_total_bytes"].value == 9728 * MIB
     assert small["memory_used_bytes"].value == 9728 * MIB / 4
     assert abs((small["sm_active"].value or 0) - 0.4) < 1e-9 and small["sm_active"].source == "GPM"
     for metric in ("power_w", "temperature_c", "pcie_rx_bytes_per_s", "nvlink_tx_bytes_per_s", "sm_clock_hz"):
-        assert small[metric].reason == "of the whole GPU: see GPU 0", metric
-    assert small.clock_events_reason == "of the whole GPU: see GPU 0"
+        assert small[metric].reason == "measured for the whole GPU: see GPU 0", metric
+    assert small.clock_events_reason == "measured for the whole GPU: see GPU 0"
     assert "MIG" in (small["gpu_util"].reason or "")
     assert small.readings.keys() == GPU_METRICS.keys() - {TENSOR_FLOP_UTIL}
-    assert small[TENSOR_FLOP_UTIL].reason == "SM clock: of the whole GPU: see GPU 0"
+    assert small[TENSOR_FLOP_UTIL].reason == "SM clock: measured for the whole GPU: see GPU 0"
     assert (small.state, large.state, board.state, whole.state) == (OK, OK, OK, OK)
     assert whole["sm_active"].value is not None
     assert source.label.startswith("NVML + GPM")

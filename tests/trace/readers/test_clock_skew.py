@@ -54,7 +54,7 @@ def test_what_the_capture_knows_tells_one_step_from_the_next():
     assert skew(start, end, start + 3 * MS, end + 3 * MS, 4 * MS) == Skew(3 * MS, 0, 50)
 
 
-@pytest.mark.parametrize(("count", "within", "why"), [(3, MS, "only 3 collectives"), (50, MS, "no match of them fits")])
+@pytest.mark.parametrize(("count", "within", "why"), [(3, MS, "only 3 collectives"), (50, MS, "no way to match")])
 def test_abstains_with_the_reason(count, within, why):
     a_start, a_end, b_start, b_end = ranks(count, 1)
     assert why in skew(a_start, a_end, b_start + 30 * MS, b_end + 30 * MS, within)

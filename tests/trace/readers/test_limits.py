@@ -125,7 +125,7 @@ def test_an_event_with_very_many_fields_is_malformed(tmp_path):
     trace = read(tmp_path, HONEST + plane(b"/host:x", named(4, 1, b"op"), line(
         b"a", event(1, 0, b"\x22\x00" * 1_000_000) + event(1, 1, b"\x22\x00" * 50))))
     assert len(trace.host) == 101
-    assert notes(trace, "left_out") == ["Malformed events, left out: 1."]
+    assert notes(trace, "left_out") == ["gputop left out malformed events: 1."]
 
 
 def test_sixty_thousand_errors_become_a_bounded_number_of_short_notes(tmp_path):
@@ -142,7 +142,7 @@ def test_names_that_are_joined_do_not_outgrow_the_file(tmp_path):
     ops = b"".join(named(5, 10 + i, b"op%d" % i) for i in range(1000))
     events = b"".join(event(1, i, part(4, whole(1, 1) + whole(7, 10 + i)) + part(4, whole(1, 2) + whole(7, 3)))
                       for i in range(1000))
-    with pytest.raises(GputopError, match="names in this trace need much more memory"):
+    with pytest.raises(GputopError, match="names in this trace need far more memory"):
         read(tmp_path, plane(b"/device:GPU:0", named(4, 1, b"k"), stats, ops, line(b"Stream #1", events)))
 
 
@@ -169,7 +169,7 @@ def test_the_outline_of_any_answer_is_small(monkeypatch):
         assert about.has_events and not about.errors
     monkeypatch.setattr(limits, "OUTLINE_FIELDS", 1000)
     about = outline(b"\x78\x01" * 10_000)
-    assert about.has_events and "did not look at all of them" in about.warnings[0]
+    assert about.has_events and "did not check all of them" in about.warnings[0]
     assert count_events(plane(b"/host:x", line(b"a", b"")) * 5000 + HONEST) == (0, 0)
 
 
@@ -286,7 +286,7 @@ def test_a_report_that_takes_endless_steps_is_cut_and_said_to_be_damaged(tmp_pat
         said = " ".join(note.message for note in load([path]).quality)
     except GputopError as error:
         said = error.message
-    assert "many times more steps than its size allows" in said
+    assert "many more steps than the file size allows" in said
 
 
 def test_the_fields_of_a_run_are_capped_in_the_serial_and_in_the_parallel_walk():

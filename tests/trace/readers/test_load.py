@@ -82,7 +82,7 @@ def test_a_report(tmp_path):
 
 @pytest.mark.parametrize(("name", "content", "message", "fix"), [
     ("x.xplane.pb", b"", "is empty", "again"),
-    ("x.bin", b"\x7fELF" * 20, "format gputop does not know", ".xplane.pb"),
+    ("x.bin", b"\x7fELF" * 20, "format that gputop does not know", ".xplane.pb"),
     ("x.nsys-rep", b"whatever", "only Nsight Systems", "nsys export --type sqlite -o x.sqlite"),
     ("x.json", b"{]", "not a Chrome trace", "copy it again"),
     ("x.json.gz", b"\x1f\x8bgarbage", "cannot be decompressed", "again"),
@@ -120,7 +120,7 @@ def test_an_unreadable_file(tmp_path, monkeypatch):
 
 
 def test_formats_do_not_mix(tmp_path):
-    with pytest.raises(GputopError, match="several formats") as caught:
+    with pytest.raises(GputopError, match="different formats") as caught:
         load([put(tmp_path / "a.xplane.pb", sample().bytes()),
               put(tmp_path / "b.json", json.dumps(kineto()).encode())])
     assert caught.value.exit_code == EXIT_USAGE
@@ -221,7 +221,7 @@ def test_an_xspace_and_its_export_count_once(tmp_path):
     assert (trace.format, trace.event_count, trace.paths) == ("xspace", 1, [str(space)])
     assert [q.id for q in trace.quality] == ["same_capture"]
     elsewhere = put(tmp_path / "other/h.trace.json.gz", gzip.compress(exported))
-    with pytest.raises(GputopError, match="several formats"):
+    with pytest.raises(GputopError, match="different formats"):
         load([space, elsewhere])
 
 

@@ -155,7 +155,7 @@ def test_another_database(tmp_path):
     database.execute("CREATE TABLE people (name TEXT)")
     database.commit()
     database.close()
-    with pytest.raises(GputopError, match="not an export of Nsight Systems"):
+    with pytest.raises(GputopError, match="not an Nsight Systems export"):
         load([tmp_path / "other.sqlite"])
 
 
@@ -234,5 +234,5 @@ def test_events_that_nsight_and_gputop_miss_are_told(tmp_path):
     database.commit()
     assert [note.message for note in read_nsys(path).quality] == [
         "The profiler reported: No NVTX events collected. Does the process use NVTX?",
-        "The profiler dropped events: Not all CUDA events might have been collected. Counts and sums are too low; "
-        "capture for a shorter time."]
+        "The profiler dropped events: Not all CUDA events might have been collected. Counts and sums are too low. "
+        "Capture for a shorter time."]

@@ -73,7 +73,7 @@ def perfetto() -> bytes:
     ("host.xplane.pb", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "git-lfs",
      "git lfs pull"),
     ("r.sqlite", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "git-lfs", "git lfs pull"),
-    ("host.xplane.pb", b"\n\xef\xbf\xbd\xef\xbf\xbd\x06\x08\x02\x12\x0a/host:CPU", "copied as text", "binary"),
+    ("host.xplane.pb", b"\n\xef\xbf\xbd\xef\xbf\xbd\x06\x08\x02\x12\x0a/host:CPU", "by copying it as text", "binary"),
     ("r.nsys-rep", b"NVIDIA Tegra Profiler Report", "Nsight Systems report", "2024 and later"),
 ])
 def test_another_file_is_named_as_what_it_is(tmp_path, name, data, what, fix):

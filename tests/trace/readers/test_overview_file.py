@@ -90,7 +90,7 @@ def test_a_worker_without_an_overview_is_said(tmp_path: Path, other: bytes | Non
     trace = two_workers(tmp_path, other, OVERVIEW)
     assert list(trace.overviews) == [1]
     note, *more = notes_of(trace)
-    assert note.startswith("No rare events of 1 of 2 workers: ") and trace.hosts[0] in note
+    assert note.startswith("Rare events are missing for 1 of 2 workers: ") and trace.hosts[0] in note
     assert len(more) == (other is not None) and all(f"next to the trace of {trace.hosts[0]} cannot" in m for m in more)
     assert note in " ".join(text_report(analyze_trace(trace), 10_000).split())
 
@@ -105,14 +105,14 @@ def test_one_that_cannot_be_used_is_a_note(tmp_path: Path, overview: bytes, said
     trace = load([saved(tmp_path, overview)])
     assert not trace.overviews and len(trace.host) == 5
     (note,) = notes_of(trace)
-    assert note.startswith("The rare events recorded next to this trace cannot be used: ") and said in note
+    assert note.startswith("gputop cannot use the rare events recorded next to this trace: ") and said in note
 
 
 def test_what_is_left_of_a_cut_one_is_taken_with_a_note(tmp_path: Path) -> None:
     trace = load([saved(tmp_path, OVERVIEW + b"\x0a\xff\x01")])
     assert len(overview_of(trace).host) == 9
     (note,) = notes_of(trace)
-    assert note.startswith("Overview next to this trace: ") and "cut off or damaged" in note
+    assert note.startswith("Overview next to this trace: ") and "truncated or damaged" in note
 
 
 def test_it_is_read_as_a_trace_where_it_is_asked_for_itself(tmp_path: Path) -> None:

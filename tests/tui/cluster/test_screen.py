@@ -187,7 +187,7 @@ def test_gpus_of_no_job_are_the_last_row_and_unfold_to_their_nodes() -> None:
     assert ids(own)[-1] == NO_JOB and own.report.of_job(NO_JOB) == []
     row = own.rows()[-1]
     assert "2×8" in plain(rows.line(own, row, 120, False))
-    assert "Nobody holds these GPUs" in plain(rows.details(own, row, 120, 7)[1])
+    assert "No job holds these GPUs" in plain(rows.details(own, row, 120, 7)[1])
     own.unfold(row)
     own.open_nodes.add((NO_JOB, "n7"))
     assert [r.node.name for r in own.rows() if r.node is not None and r.gpu is None] == ["n7", "n8"]
@@ -204,9 +204,9 @@ def test_a_program_that_fails_leaves_its_words_until_they_are_read(monkeypatch: 
     assert not read and not capsys.readouterr().err
     app.run_program(["sh", "-c", "exit 127"])
     said = capsys.readouterr().err
-    assert read == ["enter"] and "ended with status 127" in said and "--remote-command /PATH/gputop" in said
+    assert read == ["enter"] and "exited with status 127" in said and "--remote-command /PATH/gputop" in said
     app.run_program(["/no/such/program"])
-    assert read == ["enter"] * 2 and "cannot be started" in capsys.readouterr().err
+    assert read == ["enter"] * 2 and "cannot start" in capsys.readouterr().err
 
 
 def test_a_job_whose_past_is_not_known_is_not_called_healthy() -> None:

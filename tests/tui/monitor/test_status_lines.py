@@ -63,9 +63,9 @@ def test_only_a_step_period_that_is_sure_is_shown(step_period: StepPeriodEstimat
 def test_the_details_of_the_job_say_why_there_is_no_period() -> None:
     fast = StepPeriodEstimate(None, reason=TOO_FAST, interval_s=1.0, shortest_s=2.5, longest_s=60.0)
     assert _period(fast, None) == f"not visible in the GPUs' load: {TOO_FAST}"
-    assert _period(fast, 0.412).endswith("seen by samples every 1 s: press +, or start with --interval 0.1")
+    assert _period(fast, 0.412).endswith("seen with a sample every 1 s: press +, or start gputop with --interval 0.1")
     assert _period(FOUND, 2.4) == "2.40 s, estimated from the GPUs' load, confidence 0.9"
-    assert "too short to be seen by samples every 0.5 s" in _period(FOUND, 0.6)
+    assert "too short to be seen with a sample every 0.5 s" in _period(FOUND, 0.6)
 
 
 def test_the_period_gives_way_on_a_narrow_line_but_the_captured_step_stays() -> None:

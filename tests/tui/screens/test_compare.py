@@ -88,20 +88,21 @@ async def test_marking_says_what_to_do_next() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("A")
         await pilot.pause()
-        assert "No capture yet: press c" in messages(app) and session.results.baseline is None
+        assert "No capture yet. Press c" in messages(app) and session.results.baseline is None
         await pilot.press("B")
         await pilot.pause()
         assert "This compares two captures" in messages(app)
         session.capture_ended(record(1, 0.4), [SERVER])
         await pilot.press("A")
         await pilot.pause()
-        assert "B then shows what changed" in messages(app) and session.results.baseline is session.results.captures[0]
+        assert ("and then B to see what "
+                "changed") in messages(app) and session.results.baseline is session.results.captures[0]
         await pilot.press("A")
         await pilot.pause()
-        assert "is A already" in messages(app)
+        assert "is already A" in messages(app)
         await pilot.press("B")
         await pilot.pause()
-        assert "One capture so far" in messages(app)
+        assert "there is one so far" in messages(app)
 
 
 async def test_the_only_capture_is_compared_with_that_of_its_script_before_gputop_was_started_again(
@@ -121,7 +122,7 @@ async def test_the_only_capture_is_compared_with_that_of_its_script_before_gputo
             if name == "r1":
                 session.results.captures = (replace(session.results.captures[0], job=""),)
                 await pilot.press("B")
-                await until(lambda: "One capture so far" in messages(app), app)
+                await until(lambda: "there is one so far" in messages(app), app)
                 session.results.captures = (replace(session.results.captures[0], job="python train.py --workers 2"),)
         (b,) = session.results.captures
         before_start = before_this_run(replace(b, started_s=START_S - 7), tmp_path)
@@ -137,7 +138,7 @@ async def test_a_capture_after_a_is_offered_beside_it() -> None:
     session.results.baseline = session.results.captures[0]
     assert compared_to_baseline(session) == ()
     session.capture_ended(record(2, 0.3), [SERVER])
-    assert compared_to_baseline(session) == ("401 ms/step in A, 301 ms now. B: what changed.",)
+    assert compared_to_baseline(session) == ("401 ms/step in A, 301 ms now. Press B to see what changed.",)
 
 
 def of(n: int, job: str, pid: int) -> CaptureRecord:
@@ -236,7 +237,7 @@ async def test_two_real_traces_side_by_side_are_read_once(
         await pilot.press("B")
         text = await shown(app)
         assert text.startswith("Probably faster, not proven: ") and "Press c to capture again" in text
-        assert PART_BY_ID["input"].name in text and "saved analysis only" not in text
+        assert PART_BY_ID["input"].name in text and "only by its saved analysis" not in text
         assert "GONE" in text and "estimated" in text  # the advice to mend the input was followed
         await pilot.press("u")
         assert "Welch" in str(app.screen.query_one(WrappedText).text)
@@ -270,7 +271,8 @@ async def test_captures_that_were_analyzed_are_compared_without_reading_them(
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("B")
         text = await shown(app)
-        assert text.startswith("Probably faster, not proven: ") and "saved analysis only" not in text and "GONE" in text
+        assert text.startswith("Probably faster, not proven: ") and ("only by its saved "
+                                                                     "analysis") not in text and "GONE" in text
         await pilot.press("c")
         session.start_capture = lambda *_: None  # type: ignore[method-assign]
         await pilot.press("b")
@@ -320,7 +322,7 @@ async def test_without_the_traces_the_analyses_are_compared_and_that_is_said() -
         await pilot.press("B")
         text = await shown(app)
         assert text.startswith("FASTER, certain: 401 → 301 ms")
-        assert "A is compared by its saved analysis only: its trace is no longer on disk." in text
+        assert "A is compared only by its saved analysis: its trace is no longer on disk." in text
 
 
 def test_captures_without_steps_say_that_it_cannot_be_decided() -> None:
@@ -337,7 +339,7 @@ async def test_a_trace_that_cannot_be_read_falls_back(tmp_path: Path) -> None:
     app = GputopApp(Captured(record(1, 0.4, tmp_path), record(2, 0.3, tmp_path)))
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("B")
-        assert "A is compared by its saved analysis only: " in await shown(app)
+        assert "A is compared by its only by its saved analysis: " in await shown(app)
 
 
 def test_verdicts_are_colored_and_said_in_words() -> None:

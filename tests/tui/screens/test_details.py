@@ -155,7 +155,7 @@ def test_the_host_in_full() -> None:
     host = replace(sample.host, core_ratios=(0.0, 0.5, 1.0) * 30, cpu_limit_cores=4.0)
     text = str(host_text(replace(sample, host=host)))
     assert "30 full" in text and "4 cores" in text and text.count("█!") == 30 and "   64  " in text
-    assert "the load of single cores is unknown" in str(host_text(sample)) and "the test says so" in text
+    assert "the load of individual cores is unknown" in str(host_text(sample)) and "the test says so" in text
     assert "no process holds a GPU" in str(host_text(replace(sample, processes=())))
 
 
@@ -172,7 +172,8 @@ def test_the_host_names_the_processes_that_use_most_also_without_a_gpu() -> None
     assert [line.split()[0] for line in by_cpu.splitlines()[1:] if line] == ["7", "41231"], "not those that use none"
     assert [line.split()[0] for line in by_memory.splitlines()[1:] if line] == ["8", "41231", "7"]
     assert "GPU 0-7" in by_cpu and SECRET not in text and max(map(len, by_cpu.splitlines()[1:])) <= 80
-    first = tuple(replace(p, cpu_cores=Reading.missing("count", "first sample: a rate needs two")) for p in BUSY)
+    first = tuple(replace(p, cpu_cores=Reading.missing("count", "first sample: a rate needs two "
+                                                                "samples")) for p in BUSY)
     assert "N/A: first sample" in str(host_text(replace(sample, host=replace(host, top_processes=first))))
 
 
@@ -191,7 +192,7 @@ def test_control_groups_show_what_is_used_of_what_is_granted_and_what_is_straine
     assert "7.9 of 8 cores" in text and "55.9 GiB of 59.6 GiB, 94%" in text and "OOM kills             2" in text
     marked = {text[span.start:span.end].rstrip() for span in shown.spans if span.style in (WARN, BAD)}
     assert {"41%", "55.9 GiB of 59.6 GiB, 94%", "2"} <= marked
-    assert "slurm 48213, all that run in it" in str(process_text(ranks[0], START_S))
+    assert "slurm 48213, all of its processes" in str(process_text(ranks[0], START_S))
     same = replace(sample, host=replace(sample.host, cgroup=job), processes=ranks[:1])
     assert "Control group of gputop and PID 100" in str(host_text(same))
     unseen = CgroupSample("/x", {m: Reading.missing(metric.unit, "cannot be seen") for m, metric in
@@ -203,8 +204,8 @@ def test_control_groups_show_what_is_used_of_what_is_granted_and_what_is_straine
 def test_the_job_without_a_server_says_how_to_start_one() -> None:
     session = StillSession()
     assert "server.start(6009)" in str(job_text(session))
-    session.watch.servers = (Server("127.0.0.1:1", problem="it does not answer", asked=True),)
-    assert "it does not answer" in str(job_text(session))
+    session.watch.servers = (Server("127.0.0.1:1", problem="the node does not answer", asked=True),)
+    assert "the node does not answer" in str(job_text(session))
 
 
 async def test_the_question_about_another_job_at_a_named_address_names_its_script_and_user() -> None:
@@ -343,7 +344,7 @@ async def test_help_lists_the_keys_of_the_screen_one_is_on() -> None:
         await pilot.press("escape")
         app.query_one(GpuTable).focus()
         await pilot.press("enter", "question_mark")
-        assert "the wheel also scroll" in box_text(app) and "capture a trace" not in box_text(app)
+        assert "and the wheel" in box_text(app) and "capture a trace" not in box_text(app)
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -433,4 +434,4 @@ def test_the_job_on_a_node_without_gpus_has_no_step_period_of_them() -> None:
     assert session.feed.sample is not None
     session.feed.sample = replace(session.feed.sample, gpus=())
     text = str(job_text(session))
-    assert "there are none here. By the last capture a step takes 412 ms." in text and "GPUs' load" not in text
+    assert "there are none here. In the last capture, a step took 412 ms." in text and "GPUs' load" not in text

@@ -37,7 +37,7 @@ async def test_the_rank_that_stands_elsewhere_is_shown_and_copied(session: Hangi
         assert isinstance(app.screen, StacksPopup)
         text = str(app.screen.query_one(WrappedText).text)
         assert "7 ranks in wrapper → all_reduce at train.py:112, 1 rank in load at data.py:40" in text
-        assert "Look at rank 5 (pid 105) first" in text
+        assert "Check rank 5 (pid 105) first" in text
         await press(pilot, app, "y")
         assert app.clipboard.startswith("7 ranks in")
         await press(pilot, app, "n")

@@ -60,10 +60,10 @@ async def test_the_keys_of_a_capture_offer_a_server(keys: str, session: StillSes
         await pilot.pause()
         await pilot.press(keys)
         assert isinstance(app.screen, StartServer)
-        assert "train.py (pid 7380) has no profiler server. Start one in it? y/N" in text(app)
+        assert "train.py (pid 7380) has no profiler server. Start one? y/N" in text(app)
         assert target.WHAT_STARTING_DOES.split(".")[0].split()[-1] in text(app)
         await pilot.press("down")
-        assert "gputop cannot start one in it from here." in text(app) and FORBIDDEN.fix in text(app)
+        assert "gputop cannot start one from here." in text(app) and FORBIDDEN.fix in text(app)
         await pilot.press("y", "up", "enter")
         assert not started and not isinstance(app.screen, StartServer), "only y where it is possible means yes"
         await pilot.press(keys, "y")
@@ -85,7 +85,7 @@ async def test_a_job_of_pytorch_is_offered_its_own_way(session: StillSession, mo
         session.holding(other)
         monkeypatch.setattr(serve, "is_pytorch", lambda _: True)
         await pilot.press("c")
-        assert "has no profiler server. Start one in it? y/N" in text(app)
+        assert "has no profiler server. Start one? y/N" in text(app)
         assert "PyTorch's profiler" in text(app)
 
 
@@ -132,7 +132,7 @@ def test_gputop_by_itself_leaves_a_job_alone_that_is_ending(
     monkeypatch.setattr("gputop.ranks.stacks.is_ending", lambda pid: pid == 7380)
     request = replace(session.control.request(), reason="GPU 0: SM active 3% for 5 s")
     session.control._run_capture((Server("127.0.0.1:6009", pid=7380),), request, None)
-    assert session.control.status is not None and session.control.status.message == "process 7380 is ending"
+    assert session.control.status is not None and session.control.status.message == "process 7380 is exiting"
 
 
 @pytest.mark.parametrize("earlier", [False, True])
@@ -165,7 +165,7 @@ async def test_a_job_captured_before_is_asked_about_in_two_lines_and_enter_captu
         assert shown.endswith("train.py --lr 1 (pid 7380) was captured before.\nCapture it? Y/n")
         assert target.WHAT_STARTING_DOES.split(".")[0] not in shown
     else:
-        assert "Start one in it? y/N" in shown
+        assert "Start one? y/N" in shown
 
 
 async def test_an_address_can_be_named_instead(session: StillSession) -> None:
@@ -193,7 +193,7 @@ async def test_the_question_goes_where_the_job_has_its_own_server_meanwhile(sess
         await pilot.pause()
         assert not isinstance(app.screen, StartServer)
         assert [n.message for n in app._notifications] == [
-            "train.py (TensorFlow 2.21.0) has a profiler server now: press c."]
+            "train.py (TensorFlow 2.21.0) now has a profiler server. Press c to capture."]
 
 
 async def test_the_question_goes_with_its_job(session: StillSession) -> None:

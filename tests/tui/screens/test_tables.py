@@ -38,7 +38,7 @@ def test_every_table_tells_what_the_analysis_holds() -> None:
         "80%", "100 ms", "5", "20.0 ms", "bf16", "100%", "0-1", "25%", "gemm_[bold]x"]
     assert kernels.rows[1][-1] == "and 7 more" and kernels.rows[1][4:8] == (None, None, "0", None)
     assert kernels.rows[1][1] == pytest.approx(0.05), "of the one GPU that runs them"
-    assert kernels.note.startswith("Times and counts per step, of a GPU that runs it.")
+    assert kernels.note.startswith("Times and counts per step, for a GPU that runs the kernel.")
     assert by_op.rows == () and "name no op" in by_op.empty
     assert collectives.rows[0][:4] == ("AllReduce", 1.0, 0.5 / 5, pytest.approx(0.1 / 5)), "each as long as the mean"
     assert "per step and GPU." in collectives.note and "(GPU 1 last at 3, GPU 0 last at 1)" in collectives.note
@@ -108,7 +108,7 @@ def test_the_ranks_with_least_median_and_most_load_stand_first() -> None:
 def test_empty_tables_say_why() -> None:
     for table in tables(EMPTY):
         assert (table.rows == ()) == (table.name != "GPUs") and table.empty.endswith(".")
-    assert "no other to exchange data with" in tables(EMPTY)[2].empty
+    assert "no GPU to exchange data with" in tables(EMPTY)[2].empty
     assert all("could not be analyzed" in t.empty for t in tables(None))
 
 

@@ -71,7 +71,7 @@ async def test_ranges_gaps_and_details_by_key() -> None:
         await pilot.press("full_stop")
         assert canvas.selected is not None and canvas.selected.name == "sgemm_0"
         assert "op model/dense_0/MatMul" in details(screen)
-        assert "launched 10.0 µs before by launch 0" in details(screen)
+        assert "launched 10.0 µs earlier by launch 0" in details(screen)
         await pilot.press("comma")
         assert canvas.selected is not None and canvas.selected.name == "MemcpyH2D"
         await pilot.press("comma")
@@ -173,7 +173,7 @@ async def test_search_goes_round() -> None:
         await pilot.press("slash")
         await pilot.press(*["backspace"] * 7, *"no such [b]", "enter")
         await pilot.pause()
-        assert "No range or op with “no such [b]”" in notes(pilot)
+        assert "No range or op name contains “no such [b]”" in notes(pilot)
         assert screen.is_current
 
 
@@ -191,7 +191,7 @@ async def test_the_idle_places() -> None:
         text = text_of(idle_gaps)
         total = timeline.idle_totals[0]
         assert total.cause == worst.cause and f"in {total.gaps} gaps: the next launch is late" in text
-        assert "The GPUs wait for launches" in text and "the host in the" in text
+        assert "The GPUs wait for launches" in text and "the host during the" in text
         assert "640 µs of GPU time on GPU 0-1" in text and "idle on GPUs 0-1" in details(screen)
         assert len(idle_gaps.entries) == len(timeline.idle_totals)
         await pilot.press("enter", "down")

@@ -163,7 +163,7 @@ async def test_the_rows_are_there_first_and_nothing_moves_when_the_rest_comes() 
         await pilot.press("b")
         assert "still being analyzed" in text_of(screen._idle_gaps)
         await pilot.press("escape", "e", "down", "down", "down", "plus", "plus", "n")
-        assert "its cause is unknown" in details(screen)
+        assert "the cause is unknown" in details(screen)
         await pilot.press("full_stop")
         before = canvas.where, canvas._scrolled.top, [line[:12] for line in picture(canvas)]
         assert canvas.selected is not None and canvas.place is not None and canvas.view != canvas.view.whole(

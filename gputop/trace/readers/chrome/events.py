@@ -122,14 +122,14 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuil
     members, has_list, damaged = read_list(_counted(pieces, builder), "traceEvents", _MEMBERS, events.take,
                                            decode_events, event_of)
     if not has_list and not damaged:
-        raise GputopError(f"{path} is JSON, but not a Chrome trace: it has no list \"traceEvents\".",
-                          "Give the trace that the PyTorch profiler, TensorBoard or JAX exported.")
+        raise GputopError(f"{path} is JSON but not a Chrome trace: it has no \"traceEvents\" list.",
+                          "Give a trace exported by the PyTorch profiler, TensorBoard or JAX.")
     columns = events.columns()
     if not (columns["dur"] > 0).any() and (refusal := events.unread.refusal(path)) is not None:
         raise refusal
     if damaged and not events.seen:
-        raise GputopError(f"{path} is not a Chrome trace, or is cut off before its first event.",
-                          "Give the trace that the PyTorch profiler, TensorBoard or JAX exported; copy it again.")
+        raise GputopError(f"{path} is not a Chrome trace, or it is truncated before its first event.",
+                          "Give a trace exported by the PyTorch profiler, TensorBoard or JAX, or copy the file again.")
     info, base = members.get("distributedInfo"), members.get("baseTimeNanoseconds")
     rank = info.get("rank") if isinstance(info, dict) else None
     if not isinstance(rank, int) or not 0 <= rank < 1 << 31:
@@ -181,18 +181,17 @@ class _UnreadSpans(Struct):
         if self.writer == "NCCL":
             return NoDataError(f"{path} is a dump of NCCL's profiler plugin: it shows collectives and network "
                                "transfers, but no work of a GPU or a thread.",
-                               f"{_RECORD_AGAIN}; both show NCCL's kernels next to all others.")
+                               f"{_RECORD_AGAIN}; both show NCCL's kernels along with all others.")
         if self.writer == "Horovod":
-            return NoDataError(f"{path} is Horovod's timeline: it shows when each tensor was reduced, but no work of a "
+            return NoDataError(f"{path} is a Horovod timeline: it shows when each tensor was reduced, but no work of a "
                                "GPU or a thread.", f"{_RECORD_AGAIN}.")
         if self.asynchronous:
             example = f', such as "{encodable(self.first_name[:_EXAMPLE_CHARS])}"' if self.first_name else ""
-            return NoDataError(f"{path} has only asynchronous spans ({self.asynchronous:,} events{example}). "
-                               "They lie on no thread or stream, so gputop cannot see what ran when.",
-                               f"{_RECORD_AGAIN}.")
+            return NoDataError(f"{path} has only asynchronous spans ({self.asynchronous:,} events{example}). These are "
+                               "not on a thread or stream, so gputop cannot see what ran when.", f"{_RECORD_AGAIN}.")
         if self.begins_and_ends:
-            return NoDataError(f"{path} has the begins and ends of its spans as single events (\"B\" and \"E\"), which "
-                               "gputop does not read.", f"{_RECORD_AGAIN}.")
+            return NoDataError(f"{path} stores the start and end of each span as separate events (\"B\" and \"E\"), "
+                               "which gputop does not read.", f"{_RECORD_AGAIN}.")
         return None
 
 

@@ -67,8 +67,9 @@ def read_chrome(
             file.base_ns -= clock.offset_ns
     cut = sorted(f.path for f in loaded if f.damaged or f.path in damaged)
     if cut:
-        builder.note("truncated", f"{', '.join(cut)}: cut off or damaged; everything after the damage is missing. "
-                     f"{sum(len(f.events) for f in loaded)} events could be read.")
+        builder.note("truncated", f"{', '.join(cut)}: truncated or damaged. gputop read "
+                                  f"{sum(len(f.events) for f in loaded)} events before the damage; the rest is "
+                                  "missing.")
     starts = [float(f.events["ts"].min()) if len(f.events) else 0.0 for f in loaded]
     clock_ns = _common_clock(loaded, starts, builder)
     gpus = [(d.get("computeMajor"), d.get("computeMinor"), d.get("numSms")) for f in loaded for d in f.devices.values()]
@@ -77,12 +78,12 @@ def read_chrome(
     for rank in ranks:
         rank.read()
     if cut and not builder.gpus and sum(rank.list_gpus() for rank in ranks):
-        builder.note("no_device_events", "The trace names GPUs, but gputop could read the events of none: where the "
-                                         "step's time goes is unknown.")
+        builder.note("no_device_events", "The trace names GPUs, but gputop could not read any GPU events, so it is "
+                                         "unknown where the step's time goes.")
     is_unix = all(t > 10**18 for t in clock_ns)  # after 2001, so not since the machine started
     trace = builder.finish(paths, to_unix_ns=0 if is_unix else None, simulated=any(f.simulated for f in loaded),
                            windows_ns={rank.number: rank.window_ns for rank in ranks if rank.window_ns is not None},
-                           empty_fix="Export the trace again from a run that was profiled while it trained.")
+                           empty_fix="Export the trace again from a run that was profiled during training.")
     if gpus:  # kineto, whose occupancy depends on the grid's size
         trace.occupancy_is = "estimated"
         if all(gpu == gpus[0] for gpu in gpus):
@@ -102,7 +103,7 @@ def _loaded(files: Sequence[tuple[str, Iterable[bytes]]], builder: TraceBuilder,
     if not loaded:
         raise errors[0]
     for bad in errors:
-        builder.note("unreadable_file", f"{bad.message} It is left out.")
+        builder.note("unreadable_file", f"{bad.message} gputop leaves out this file.")
     if len({file.rank for file in loaded}) < len(loaded):  # ranks that are not known or not unique: number the files
         for order, file in enumerate(loaded):
             file.rank = order
@@ -118,8 +119,8 @@ def _common_clock(files: Sequence[ChromeFile], starts: Sequence[float], builder:
     last_us = {i: float((files[i].events["ts"] + files[i].events["dur"]).max()) for i in filled}
     ends = [first_ns[i] + round((last_us[i] - starts[i]) * _NS_PER_US) for i in filled]
     if filled and max(first_ns[i] for i in filled) >= min(ends):
-        builder.note("no_common_clock", "The files do not overlap in time: they are not on one clock, or not of one "
-                                        "capture. gputop aligns their first events; do not compare times between "
+        builder.note("no_common_clock", "The files do not overlap in time: they do not share a clock or are not from "
+                                        "the same capture. gputop aligned their starts; do not compare times between "
                                         "ranks.")
         return [0] * len(files)
     return first_ns
@@ -205,8 +206,9 @@ class _Rank:
             return ordinal
         kept = np.zeros(len(counts), bool)
         kept[np.argsort(-counts, kind="stable")[:limits.MAX_CHROME_LINES]] = True
-        self._builder.note("left_out", f"The trace has {np.count_nonzero(counts):,} threads and streams. "
-                           f"{np.count_nonzero(~kept[rows]):,} events of those with the fewest are left out.")
+        self._builder.note("left_out", f"The trace has {np.count_nonzero(counts):,} threads and streams. gputop left "
+                                       f"out the smallest ones, with {np.count_nonzero(~kept[rows]):,} events in "
+                                       "total.")
         return np.where(kept[rows], ordinal, _NEITHER)
 
     def _allocators(self) -> None:

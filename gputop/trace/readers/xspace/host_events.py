@@ -71,8 +71,8 @@ class HostPlanesReader:
         once = [xline for xline in lines if not self._repeats(plane, xline, earlier)]
         if len(once) < len(lines):
             self._builder.note("duplicate_events", (
-                f"{plane.name} of {self._host or 'this host'}: threads that are in the trace more than once, event by "
-                "event the same, are counted once."))
+                f"{plane.name} of {self._host or 'this host'}: some threads are in the trace more than once with "
+                "identical events; gputop counts them once."))
         return once
 
     def _repeats(self, plane: XPlane, xline: XLine,

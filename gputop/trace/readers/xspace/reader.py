@@ -117,7 +117,7 @@ class _Capture:
         windows = {rank: (window[0] + by, window[1] + by) for rank, (window, by) in enumerate(
             zip(self._windows, moved, strict=True)) if window is not None}
         fix = (INSUFFICIENT_RIGHTS[1] if any(q.id == "empty_device_plane" for q in builder.quality) else
-               "Capture while the job trains, for at least a few steps, with host_tracer_level 2.")
+               "Capture at least a few steps while the job trains, with host_tracer_level 2.")
         trace = builder.finish(
             self.paths, to_unix_ns=0 if self._wall_clock else None,
             windows_ns=windows, simulated=self._simulated, empty_fix=fix)
@@ -133,28 +133,28 @@ class _Capture:
         """Notes on the files that could not be read, and on what could not be read of the others."""
         builder, losses = self.builder, self.losses
         for error in self._errors:
-            builder.note("unreadable_file", f"{error.message} It is left out.")
+            builder.note("unreadable_file", f"{error.message} gputop leaves out this file.")
         cut = self._cut | set(self._damaged) & set(self.paths)
         if cut:
             events = sum(len(p) for group in (builder.device, builder.host, builder.allocator) for p in group)
-            builder.note("truncated", f"{', '.join(sorted(cut))}: cut off or damaged. {events} events could be read; "
-                         "everything after the damage is missing. Capture again, or copy the file again.")
+            builder.note("truncated", f"{', '.join(sorted(cut))}: truncated or damaged. gputop read {events} events; "
+                                      "everything after the damage is missing. Capture again, or copy the file again.")
         if any(self._surplus.values()):
-            builder.note("left_out", "This trace has more than a profiler writes. Left out: "
-                         f"{', '.join(f'{count:,} {what}' for what, count in self._surplus.items() if count)}.")
+            surplus = ", ".join(f"{count:,} {what}" for what, count in self._surplus.items() if count)
+            builder.note("left_out", f"This trace has more entries than a profiler writes. Left out: {surplus}.")
         if losses.malformed:
-            builder.note("left_out", f"Malformed events, left out: {losses.malformed}.")
+            builder.note("left_out", f"gputop left out malformed events: {losses.malformed}.")
         if losses.unnamed:
             builder.note("truncated" if cut else "unnamed_events",
-                         f"Events whose names the file does not hold, left out: {losses.unnamed}.")
+                         f"gputop left out events whose names are not in the file: {losses.unnamed}.")
 
     def _align(self) -> list[int]:
         """Bring the hosts to one clock where that can be done; returns by how much each was moved (ns)."""
         if len(self.paths) > 1 and self._wall_clock:
             return align(self.builder, self._hosts)
         if len(self.paths) > 1:
-            self.builder.note("no_common_clock", "Not every host's file shows when it was captured: times of "
-                                                  "different hosts cannot be compared.")
+            self.builder.note("no_common_clock", "Not every host's file shows when it was captured, so times from "
+                                                 "different hosts cannot be compared.")
         return [0] * len(self._hosts)
 
 

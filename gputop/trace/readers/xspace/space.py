@@ -68,8 +68,8 @@ def read_space(path: str, data: Data, watch: MemoryWatch) -> Space:
         _texts(data, fields.pairs(which, whole=True)) for which in (_ERRORS, _WARNINGS, _HOSTNAMES))
     kept = [plane for plane in planes if plane.name or plane.lines or plane.stats]
     if data and not (kept or errors or warnings or hosts):
-        raise GputopError(f"{path} is not an XSpace: no plane can be read from it.",
-                          "Give the <host>.xplane.pb that the profiler wrote, or copy it again.")
+        raise GputopError(f"{path} is not an XSpace: it contains no readable plane.",
+                          "Give the <host>.xplane.pb that the profiler wrote, or copy the file again.")
     _refuse_tpus(path, kept)
     damaged = fields.damaged or any(plane.damaged for plane in planes)
     return Space(kept, errors, warnings, next(filter(None, hosts), ""), damaged, surplus)
@@ -121,5 +121,5 @@ def _refuse_tpus(path: str, planes: Sequence[XPlane]) -> None:
         return
     tpus = sum(plane.name.startswith(_TPU_PLANE) and event_count(plane.lines) > 0 for plane in planes)
     if tpus:
-        raise GputopError(f"{path} is of {tpus} TPU{'' if tpus == 1 else 's'}, which gputop does not read.",
-                          "Open it with XProf: pip install xprof; xprof --logdir FOLDER.")
+        raise GputopError(f"{path} is a trace of {tpus} TPU{'' if tpus == 1 else 's'}, which gputop does not read.",
+                          "Open the trace with XProf: pip install xprof; xprof --logdir FOLDER.")

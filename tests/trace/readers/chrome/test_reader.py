@@ -113,7 +113,7 @@ def test_what_pytorchs_allocators_hold():
     held_by = read(document).allocator
     names = read(document).names
     assert [names[i] for i in held_by.allocator] == [
-        "rank 0: host memory of PyTorch", "rank 0: memory of GPU 0", "rank 0: host memory of PyTorch"]
+        "rank 0: PyTorch host memory", "rank 0: memory of GPU 0", "rank 0: PyTorch host memory"]
     assert held_by.in_use_bytes.tolist() == [1024, 2048, 4096] and np.diff(held_by.time_ns).tolist() == [2000, 1000]
     assert analyze_trace(read(document)).memory == (), "what an allocator may have is not told"
 
@@ -412,7 +412,7 @@ def span(phase: str, name: str, ts: float, **more: Any) -> dict[str, Any]:
     ([span(phase, "AllReduce", ts, id=0, cat="COLL") for phase, ts in (("b", 0.0), ("e", 9.5))], "NCCL's profiler"),
     ([span(phase, "step 1", ts, id="0x1", cat="request") for phase, ts in (("b", 1.0), ("n", 2.0), ("e", 9.0))],
      r"asynchronous spans \(3 events, such as \"step 1\"\)"),
-    ([span("B", "NEGOTIATE_ALLREDUCE", 1.0), span("X", "2", 2.0, dur=0), span("E", "", 3.0)], "Horovod's timeline"),
+    ([span("B", "NEGOTIATE_ALLREDUCE", 1.0), span("X", "2", 2.0, dur=0), span("E", "", 3.0)], "a Horovod timeline"),
     ([span("B", "op", 1.0), span("E", "op", 3.0)], r'"B" and "E"'),
 ], ids=["nccl", "asynchronous", "horovod", "begins and ends"])
 def test_a_file_without_a_complete_event_is_refused_by_what_it_has(events, cause):
