@@ -14,7 +14,9 @@ from gputop.advice.rule import Rule
 from gputop.core.findings import Claim, Culprit, Finding, Gain, Severity, at_most, severity_of
 from gputop.text.units import percent
 
-ONCE = "it came once in this recording, and how often it comes is unknown: a longer capture shows that"
+ONCE = "this occurred once in the recording, so capture longer to see how often it occurs"
+# The same in saved analyses of earlier versions.
+ONCE_TEXTS = (ONCE, "it came once in this recording, and how often it comes is unknown: a longer capture shows that")
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -95,8 +97,8 @@ class Basis(Struct, frozen=True):
 
 _VERDICT_ALONE = Basis()
 _BESIDES = {
-    "at least": " The fix also frees CPUs for the rest of the step, so it can save more.",
-    "about": " The fix can leave some of this time, and it also frees CPUs for the rest of the step: it can save less "
+    "at least": " The fix also frees CPU time for the rest of the step, so it can save more.",
+    "about": " The fix may leave some of this time but also frees CPU time for the rest of the step, so it can save less "
              "or more.",
 }
 
@@ -134,8 +136,8 @@ def _gain(verdict: Verdict, words: Explanation, basis: Basis) -> Gain:
             sentence += _BESIDES.get(claim, "")
         return Gain(most * window, how, per, "bound", sentence, claim=claim if either else "at most",
                     before_s=before_s)
-    how = "a replay of the recorded steps with the fix"
-    how += ("; the fix can save more" if claim == "at least" else "; it rests on a usual factor, not on a bound"
+    how = "replaying the recorded steps with the fix"
+    how += ("; the fix can save more" if claim == "at least" else "; uses a typical factor, not a bound"
             if claim == "about" else f"; the upper bound is {percent(most)}")
     saved = min(basis.replayed, most) * window
     return Gain(saved, how, per, "replay", verdict.cure.assumes, claim=claim, before_s=before_s)

@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.advice.verdict import ONCE
+from gputop.advice.verdict import ONCE_TEXTS
 from gputop.comparison.caveats import batch_factor, other_batch
 from gputop.comparison.figures import ComparedRow
 from gputop.comparison.sides import Side
@@ -130,7 +130,7 @@ def followed(a: Side, b: Side, mean_step: ComparedRow | None, wall: ComparedRow 
                             when="capture" if id_ in shown else "now")
         if status == "not judged":
             entry = replace(entry, reason=not_judged[id_])
-        elif gains[id_].how == ONCE:
+        elif gains[id_].how in ONCE_TEXTS:
             entry = _once(entry, finding, left, a.live_steps, b.live_steps)
         elif id_ in tried:
             beside = [other for other in tried if gains[id_].per == _RECORDING or gains[other].per != _RECORDING

@@ -49,11 +49,11 @@ from gputop.trace.readers.load import load
 # How a profiler that recorded the host alone records its GPU, by format.
 _RECORD_GPU = {
     "chrome": "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and call torch.cuda.synchronize() "
-              "before the profiler ends. `gputop doctor` checks the right to profile.",
+              "before the profiler ends. `gputop doctor` checks the permission to profile.",
     "nsys": "Record with `nsys profile --trace=cuda,nvtx`.",
-    "": "`gputop doctor` checks the right to profile.",
+    "": "`gputop doctor` checks the permission to profile.",
 }
-_WHOLE_FILE = "a whole file: behind the damage events are missing"
+_WHOLE_FILE = "an undamaged file, because events after the damage are missing"
 _MUCH_UNSEEN = 0.1  # share of the steps. gputop's own figure
 _FEW_STEPS = 5  # below, a mean is a mean of accidents (TraceML asks for 20 to be sure)
 
@@ -142,8 +142,8 @@ def _without_start_and_end(trace: Trace, steps: Steps | None, started: Sequence[
         trace = after_start(trace, over_ns)
     if (end_ns := end_start_ns(trace)) is not None:
         notes = (*notes, TraceNote("end", (
-            f"The recording ends with the program's end: for {seconds((trace.window_ns[1] - end_ns) / 1e9)} it mostly "
-            "unloads and frees what it had. gputop leaves that out.")))
+            f"In the last {seconds((trace.window_ns[1] - end_ns) / 1e9)} of the recording, the program mostly unloads "
+            "modules and frees memory before it exits. gputop leaves that time out.")))
         trace = part_of(trace, 0, end_ns)
     return trace, notes
 
@@ -153,7 +153,7 @@ def _unjudged(trace: Trace, steps: Steps | None) -> TraceFacts:
     where the host runs ahead of the GPU."""
     notes = [*trace.quality]
     notes.append(TraceNote("incomplete", (
-        "gputop judges no damaged file: missing events look like idle time. Copy or capture again.")))
+        "gputop does not judge damaged files, because missing events look like idle time. Copy or capture again.")))
     analysis = Analysis(simulated=trace.simulated, trace=_summary(trace, notes),
                         abstained=tuple(Abstained(rule.id, _WHOLE_FILE) for rule in TRACE_RULES))
     basis = steps.times.unit if steps is not None else "window"
@@ -185,9 +185,9 @@ def _start_note(
     if over_ns is None or (steps is not None and (steps.times.start_up or steps.bounds_ns[0][0] < over_ns)):
         return ()
     time = seconds((over_ns - trace.window_ns[0]) / 1e9)
-    return (TraceNote("start", f"The recording begins with the job's start: {time} with "
-                               f"{what_started(started, over_ns)}. They are left out, and gputop judges the rest "
-                               "separately."),)
+    return (TraceNote("start", f"The first {time} of the recording are job startup, with "
+                               f"{what_started(started, over_ns)}. gputop leaves the startup out and judges only the "
+                               "rest."),)
 
 
 def _unseen_note(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
@@ -200,8 +200,8 @@ def _unseen_note(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Step
     if gpu < 0 or unseen_ns[gpu] < _MUCH_UNSEEN * steps.spans.total:
         return ()
     return (TraceNote("unseen_head", (
-        f"GPU {gpu_number(trace, gpu)} has no event in the first {seconds(unseen_ns[gpu] / 1e9)} of the steps. It may "
-        "have run work from before the recording, so gputop names no cause for that time.")),)
+        f"GPU {gpu_number(trace, gpu)} has no event in the first {seconds(unseen_ns[gpu] / 1e9)} of the steps. The GPU "
+        "may have run work launched before the recording, so gputop names no cause for that time.")),)
 
 
 def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
@@ -209,15 +209,15 @@ def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
     notes = []
     if steps.times.unit == "period":
         notes.append(TraceNote("no_steps", (
-            f"Nothing marks steps. There is {steps.times.anchor}, {steps.count} times: a layer of the model "
-            "or its step; the trace does not show which. Values are per period of it. To find steps, mark them with "
-            f"{how_to_mark_steps(trace)}.")))
+            f"Nothing marks steps, but there is {steps.times.anchor} ({steps.count} times). The trace does not show "
+            "whether this sequence is a layer of the model or a step, so values are per period. To find steps, mark "
+            f"them with {how_to_mark_steps(trace)}.")))
     if steps.times.start_up:
         which = "The only step" if steps.count == 1 else f"All {steps.count} steps"
         notes.append(TraceNote("start_up", (
-            f"{which} of this window belong{'s' if steps.count == 1 else ''} to the job's start: "
-            f"{steps.times.start_up}. Later steps are shorter, so these steps do not represent them. Capture again "
-            "when the job runs steadily.")))
+            f"{which} of this window {'is' if steps.count == 1 else 'are'} part of job startup: "
+            f"{steps.times.start_up}. Later steps are shorter and not represented here, so capture again when the job "
+            "runs steadily.")))
     return notes
 
 
@@ -225,9 +225,9 @@ def _no_gpu(trace: Trace) -> str:
     """Reason why a trace shows no GPU, as far as its host shows one: a job that uses a GPU launches kernels."""
     launches = len(host_rows(trace, LAUNCH_CALLS))
     if launches:
-        return (f"No GPU in this trace, but {counted(launches, 'call')} that launch{'es' if launches == 1 else ''} "
-                f"kernels: the profiler recorded none of them. {_RECORD_GPU.get(trace.format, _RECORD_GPU[''])}")
-    return f"No GPU in this trace.{' ' + _RECORD_GPU['nsys'] if trace.format == 'nsys' else ''}"
+        return (f"The trace has no GPU but {counted(launches, 'kernel launch', 'es')}, so the profiler did not record "
+                f"the kernels. {_RECORD_GPU.get(trace.format, _RECORD_GPU[''])}")
+    return f"The trace has no GPU.{' ' + _RECORD_GPU['nsys'] if trace.format == 'nsys' else ''}"
 
 
 def _notes(
@@ -238,13 +238,14 @@ def _notes(
     note_ids = {note.id for note in notes}
     if steps is None:
         notes.append(TraceNote("no_steps", (
-            "No steps found: no step markers, no calls of a step function, and no kernel sequence that "
-            "clearly repeats. Shares are of the whole window. Capture longer than two steps, or mark steps with "
+            "No steps found: the trace has no step markers, no calls of a step function, and no clearly repeated "
+            "kernel sequence. Shares are of the whole window. Capture more than two steps, or mark steps with "
             f"{how_to_mark_steps(trace)}.")))
     elif steps.count < _FEW_STEPS:
-        more = ("trace more runs, as a timeline holds one" if steps.times.anchor == SESSION_RUN else "capture longer")
+        more = ("trace more runs, because a timeline holds one run" if steps.times.anchor == SESSION_RUN else
+                "capture longer")
         notes.append(TraceNote("few_steps", f"Only {steps.count} whole step{'' if steps.count == 1 else 's'} in "
-                                              f"the window: the numbers are rough; {more}."))
+                                              f"the window, so the numbers are rough: {more}."))
     if steps is not None:
         notes += evaluation_note(steps.times) + accumulation_note(trace, steps)
         notes += _steps_that_are_none(trace, steps)
@@ -253,9 +254,9 @@ def _notes(
         notes.append(TraceNote("no_collectives", without))
     if not device_events and trace.gpus and not note_ids & {"empty_device_plane", "no_device_events", "lost_kernels"}:
         notes.append(TraceNote("empty_device_plane", (
-            "The trace lists GPUs but no GPU event: the profiler had no right to CUPTI's data, or nothing ran. "
-            "`gputop doctor` says how to grant it.")))
+            "The trace lists GPUs but no GPU events, because the profiler had no permission for CUPTI or nothing ran. "
+            "`gputop doctor` shows how to grant the permission.")))
     if not trace.gpus:
         id_ = "lost_kernels" if len(host_rows(trace, LAUNCH_CALLS)) else "no_gpu"
-        notes.append(TraceNote(id_, f"{_no_gpu(trace)} Time that is not input wait counts as host."))
+        notes.append(TraceNote(id_, f"{_no_gpu(trace)} All time except input wait counts as host time."))
     return notes

@@ -80,8 +80,8 @@ def legend(limits: Limits) -> Iterator[str]:
     """The roofs, what the points rest on, and the first of them by number."""
     roofs = ", ".join(f"{peak.flops_per_s / 1e12:,.4g} TFLOP/s in {peak.dtype}" for peak in limits.peaks)
     yield f"roofs of the {printable(limits.gpu)}: {rate(limits.bytes_per_s or 0.0)} (/), {roofs} (-)"
-    yield (f"FLOPs and bytes are known for {percent(limits.coverage)} of the compute time; bytes are the least that an "
-           "op must move")
+    yield (f"FLOPs and bytes are known for {percent(limits.coverage)} of the compute time; bytes are the minimum that "
+           "an op must move")
     for number, point in enumerate(limits.points[:_NAMED], 1):
         yield f"{number} {_about(point)}"
     if len(limits.points) > _NAMED:

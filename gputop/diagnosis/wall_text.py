@@ -23,7 +23,7 @@ _NO_NEWS = (_STEPS, _PERIODS, "edges", "profiler")  # of every job, or of none
 _START = "start"
 _UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", _START)
 _UNRECORDED = WALL_PARTS["unrecorded"][0]
-_LATER = "capture again when the job has run for a while"
+_LATER = "capture again after the job has run for a while"
 CAPTURE_LONGER = "gputop capture PID --seconds 60, or C in gputop's monitor"
 
 
@@ -78,7 +78,7 @@ def wall_title(wall: WallTime) -> str:
     """"Where the 10.0 s recorded went", with what was not recorded "Where the 10.8 s went, 10.0 s of them recorded"."""
     if wall.recorded_s >= wall.total_s:
         return f"Where the {seconds(wall.recorded_s)} recorded went"
-    return f"Where the {seconds(wall.total_s)} went, {seconds(wall.recorded_s)} of them recorded"
+    return f"Where the {seconds(wall.total_s)} went ({seconds(wall.recorded_s)} recorded)"
 
 
 def wall_sentence(wall: WallTime) -> str:
@@ -132,11 +132,11 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     recorded = f"{seconds(wall.recorded_s)} recorded"
     if steps is None:
         if starts(a):
-            return no_verdict(f"mostly the job's start in the {recorded}", _LATER, _seen(wall, "it shows"), limit)
+            return no_verdict(f"the {recorded} are mostly job startup", _LATER, _seen(wall, "it shows"), limit)
         longer = f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop"
         return no_verdict(f"no whole step in the {recorded}", longer, _seen(wall, "it shows"), limit)
     if steps.start_up:
-        return no_verdict(f"only the job's start in the {recorded}", _LATER, steps.start_up, limit)
+        return no_verdict(f"the {recorded} are only job startup", _LATER, steps.start_up, limit)
     if steps.phase not in ("training", "unknown"):
         return no_verdict(f"{steps.phase} and no training in the {recorded}", "capture again while the job trains",
                           limit)
@@ -149,8 +149,8 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     share = min(map(steps_share, ranks))
     untold = max(ranks, key=_untold_share)
     if steps.count < ENOUGH_STEPS:
-        return no_verdict(f"{counted(steps.count, 'step')} seen, {ENOUGH_STEPS} show that nothing is wrong",
-                          f"{CAPTURE_LONGER}; that also shows what comes only every few hundred steps",
+        return no_verdict(f"{counted(steps.count, 'step')} seen, {ENOUGH_STEPS} needed",
+                          f"{CAPTURE_LONGER}, which also shows work that runs only every few hundred steps",
                           f"whole steps are {percent(share)} of the {recorded}", limit)
     for enough, least in ((_untold_share(untold) < WORTH_SAYING, untold),
                           (share >= _MIN_SHARE_IN_STEPS, min(ranks, key=steps_share))):

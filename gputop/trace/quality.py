@@ -19,7 +19,7 @@ CUT_OFF = "truncated"  # the note of readers whose file ends early, or holds wha
 INSUFFICIENT_RIGHTS = (
     "the driver lets only root trace GPUs (CUPTI_ERROR_INSUFFICIENT_PRIVILEGES)",
     "Set NVreg_RestrictProfilingToAdminUsers=0: put `options nvidia NVreg_RestrictProfilingToAdminUsers=0` into "
-    "/etc/modprobe.d/nvidia-profiling.conf and reload the driver or reboot; a container needs CAP_SYS_ADMIN as well.",
+    "/etc/modprobe.d/nvidia-profiling.conf and reload the driver or reboot. A container also needs CAP_SYS_ADMIN.",
 )
 _RIGHTS = re.compile(r"INSUFFICIENT_PRIVILEGES|RestrictProfiling|insufficient privilege", re.IGNORECASE)
 _DROPPED = re.compile(r"\bdropp|not all .{1,40} events might have been collected", re.IGNORECASE)
@@ -43,7 +43,7 @@ def note_messages(builder: TraceBuilder, errors: Sequence[str], warnings: Sequen
             builder.note("capture_error", f"{text.strip()}. {INSUFFICIENT_RIGHTS[1]}")
         elif _DROPPED.search(text):
             builder.note("dropped_events", f"The profiler dropped events: {text.strip().rstrip('.')}. Counts and sums "
-                                         "are too low; capture for a shorter time.")
+                                         "are too low, so capture for a shorter time.")
         else:
             message = text.strip()
             builder.note(id_, f"The profiler reported: {message}{'' if message.endswith(('.', '!', '?')) else '.'}")
@@ -65,7 +65,7 @@ def note_empty_planes(
     names, counts = (column.tolist() for column in np.unique(call_names, return_counts=True))
     launched = sum(count for i, count in zip(names, counts, strict=True) if _LAUNCH.match(builder.names.list[i]))
     if launched:
-        builder.note("empty_device_plane", f"{where}, though the host made {launched} launches and copies. Most likely "
+        builder.note("empty_device_plane", f"{where}, although the host made {launched} launches and copies. Most likely "
                                          f"{INSUFFICIENT_RIGHTS[0]}. {INSUFFICIENT_RIGHTS[1]}")
     else:
         builder.note("no_device_events", f"{where}, and the host launched nothing: the job did not use its GPUs during "
@@ -92,9 +92,9 @@ def note_clipping(
         for column in ("line", "name", "start_ns", "end_ns"):
             setattr(events, column, getattr(events, column)[keep])
     missing_s = (host_end - last) / 1e9
-    builder.note("clipped", f"{host or 'This host'}: GPU events stop {missing_s:.1f} s before the capture "
-                 f"does: CUPTI's buffers hold {_CUPTI_RECORDS} records and {records} GPU events filled them. "
-                 "gputop leaves out the time after that; capture for a shorter time.")
+    builder.note("clipped", f"{host or 'This host'}: GPU events stop {missing_s:.1f} s before the capture ends, "
+                 f"because {records} GPU events filled CUPTI's buffers for {_CUPTI_RECORDS} records. "
+                 "gputop leaves out the time after the last GPU event. Capture for a shorter time.")
     return window_ns and (window_ns[0], min(window_ns[1], last))
 
 
@@ -115,8 +115,8 @@ def note_serialized(trace: Trace) -> None:
             return
     if gpus:
         trace.quality.append(TraceNote("serialised_kernels", (
-            "No two kernels of a GPU overlap, though they ran on several streams. Either the job orders them so, or "
-            "the profiler ran them one by one, as TensorFlow's older profilers do. Whether collectives could overlap "
+            "No two kernels of a GPU overlap, although they ran on several streams. Either the job orders them this "
+            "way, or the profiler serialized them, as TensorFlow's older profilers do. Whether collectives could overlap "
             "with compute is unknown. Capture again with TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL=1 set for the job.")))
 
 
@@ -146,9 +146,9 @@ def leave_out_lost_kernels(trace: Trace) -> None:
         return
     trace.device = DeviceEvents.empty()
     trace.quality.append(TraceNote("lost_kernels", (
-        f"The profiler lost the kernels of {missing:,} of {len(rows):,} launches: all that "
-        f"{'one thread' if len(threads) == 1 else f'{len(threads)} threads'} of the job launched. So gputop leaves the "
-        "GPU's events out and does not judge its idle time. Capture again.")))
+        f"The profiler lost the kernels of {missing:,} of {len(rows):,} launches, namely all launches of "
+        f"{'one thread' if len(threads) == 1 else f'{len(threads)} threads'} of the job. gputop leaves out all GPU "
+        "events and does not judge idle time. Capture again.")))
 
 
 def is_cut_off(trace: Trace) -> bool:
@@ -162,5 +162,5 @@ def note_unrecorded(trace: Trace) -> None:
     """A note on the time between recordings that were joined into one file (gputop.trace.readers.xspace.recordings)."""
     missing_s = sum(end - begin for begin, end in trace.unrecorded_ns) / 1e9
     trace.quality.append(TraceNote("unrecorded", (
-        f"This is a continuous recording in several parts: {missing_s:.2f} s between them, in which the profiler wrote "
-        "its data, are missing. Steps that reach into that time are not counted.")))
+        f"This continuous recording has several parts. The {missing_s:.2f} s between the parts, in which the profiler "
+        "wrote its data, are missing. Steps that extend into this time are not counted.")))

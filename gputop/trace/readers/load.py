@@ -45,7 +45,7 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
             unread.append(error)
     if not formats:
         raise unread[0]
-    notes += [TraceNote("unreadable_file", f"{error.message} It is left out.") for error in unread]
+    notes += [TraceNote("unreadable_file", f"{error.message} gputop leaves the file out.") for error in unread]
     _leave_out_copies(formats, notes)
     _count_files_once(formats, notes)
     if len({format_.id for format_ in formats.values()}) > 1:
@@ -87,7 +87,7 @@ def _leave_out_copies(formats: dict[Path, Format], notes: list[TraceNote]) -> No
     for file in copies:
         del formats[file]
     if copies:
-        notes.append(TraceNote("same_capture", f"{listed(copies)}: left out, because the XSpace next to it holds "
+        notes.append(TraceNote("same_capture", f"{listed(copies)}: left out, because the XSpace next to it contains "
                                                  "the same capture."))
 
 
@@ -102,7 +102,7 @@ def _count_files_once(formats: dict[Path, Format], notes: list[TraceNote]) -> No
             same = first.setdefault(digest(file), file)
             if same is not file:
                 del formats[file]
-                notes.append(TraceNote("same_file", f"{file}: left out, because it holds the same bytes as {same} "
+                notes.append(TraceNote("same_file", f"{file}: left out, because it contains the same bytes as {same} "
                                                       "and is not a separate rank."))
 
 
