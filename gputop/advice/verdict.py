@@ -98,8 +98,8 @@ class Basis(Struct, frozen=True):
 _VERDICT_ALONE = Basis()
 _BESIDES = {
     "at least": " The fix also frees CPU time for the rest of the step, so it can save more.",
-    "about": " The fix may leave some of this time but also frees CPU time for the rest of the step, so it can save less "
-             "or more.",
+    "about": " The fix may leave some of this time but also frees CPU time for the rest of the step, so it can save "
+             "less or more.",
 }
 
 

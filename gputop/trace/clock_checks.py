@@ -39,8 +39,8 @@ def _launches(trace: Trace) -> Iterator[str]:
     usual = min(shortest.values(), default=0)
     for gpu, least in shortest.items():
         if len(shortest) > 1 and least > usual + OFF_NS:
-            yield (f"Kernels of GPU {trace.gpus[gpu].ordinal} begin at least {seconds(least / 1e9)} after their launches "
-                   f"even if the GPU is idle, but only {seconds(usual / 1e9)} on another GPU, so its clock is "
+            yield (f"Kernels of GPU {trace.gpus[gpu].ordinal} begin at least {seconds(least / 1e9)} after their "
+                   f"launches even if the GPU is idle, but only {seconds(usual / 1e9)} on another GPU, so its clock is "
                    f"probably {seconds((least - usual) / 1e9)} ahead. {UNRELIABLE}")
 
 
@@ -78,6 +78,6 @@ def _jumps(trace: Trace) -> Iterator[str]:
     longest = int(pause.max(initial=0))
     if longest > _JUMP_NS and longest > (end - begin) / 2:
         after = int(np.argmax(pause)) + 1
-        yield (f"The trace has no GPU or host events for {seconds(longest / 1e9)}, and all its events are in the other "
-               f"{seconds((end - begin - longest) / 1e9)} ({after:,} before and {len(order) - after:,} after the pause). "
-               "The clock jumped, so shares of the window are not reliable.")
+        yield (f"The trace has no GPU or host events for {seconds(longest / 1e9)}, and all its events are in the "
+               f"other {seconds((end - begin - longest) / 1e9)} ({after:,} before and "
+               f"{len(order) - after:,} after the pause). The clock jumped, so shares of the window are not reliable.")

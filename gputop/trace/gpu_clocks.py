@@ -70,7 +70,7 @@ def _offset(device: DeviceEvents, rows: I64, delay: I64, highest: int, waits: I6
             return (lowest + highest) // 2, f"with that offset, events begin right after their launches, and {after}"
         if highest >= lowest - JITTER_NS and (waits > lowest - JITTER_NS).sum() >= _MIN_WAITS:
             return lowest, f"with that offset, {after}"
-        return None, "Launches on the GPU and calls that wait for it disagree on the offset, so gputop corrects nothing."
+        return None, "Launches and calls that wait for the GPU disagree on the offset, so gputop corrects nothing."
     order = rows[np.argsort(device.start_ns[rows], kind="stable")]
     idle_ns = np.append(0, device.start_ns[order[1:]] - np.maximum.accumulate(device.end_ns[order])[:-1])
     first = order[idle_ns >= _IDLE_NS]  # after a pause

@@ -65,7 +65,7 @@ def note_empty_planes(
     names, counts = (column.tolist() for column in np.unique(call_names, return_counts=True))
     launched = sum(count for i, count in zip(names, counts, strict=True) if _LAUNCH.match(builder.names.list[i]))
     if launched:
-        builder.note("empty_device_plane", f"{where}, although the host made {launched} launches and copies. Most likely "
+        builder.note("empty_device_plane", f"{where}, but the host made {launched} launches and copies. Most likely "
                                          f"{INSUFFICIENT_RIGHTS[0]}. {INSUFFICIENT_RIGHTS[1]}")
     else:
         builder.note("no_device_events", f"{where}, and the host launched nothing: the job did not use its GPUs during "
@@ -116,8 +116,8 @@ def note_serialized(trace: Trace) -> None:
     if gpus:
         trace.quality.append(TraceNote("serialised_kernels", (
             "No two kernels of a GPU overlap, although they ran on several streams. Either the job orders them this "
-            "way, or the profiler serialized them, as TensorFlow's older profilers do. Whether collectives could overlap "
-            "with compute is unknown. Capture again with TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL=1 set for the job.")))
+            "way, or the profiler serialized them, as TensorFlow's older profilers do. Whether collectives could "
+            "overlap with compute is unknown. Capture again with TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL=1.")))
 
 
 def leave_out_lost_kernels(trace: Trace) -> None:

@@ -142,8 +142,8 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 def _newest(runs: list[Run], folder: Path, notes: list[TraceNote]) -> Run:
     if len(runs) > 1:
         notes.append(TraceNote(
-            "newest_run", f"{folder} contains {len(runs)} profile runs; this is the newest, {runs[0].name}. Older runs: "
-                          f"{_names(runs[1:])}. Use --run NAME to analyze one run, or --all for all runs."))
+            "newest_run", f"{folder} contains {len(runs)} profile runs; this is the newest, {runs[0].name}. Older "
+                          f"runs: {_names(runs[1:])}. Use --run NAME to analyze one run, or --all for all runs."))
     return runs[0]
 
 
