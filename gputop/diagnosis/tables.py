@@ -310,7 +310,7 @@ def _python(analysis: Analysis) -> Table:
     period_s = analysis.steps.mean_s if analysis.steps is not None else analysis.trace.window_s
     ran = "; ".join(line_words(gaps.lines[0], stacks.basis) for gaps in worth_showing(stacks, period_s) if gaps.lines)
     by_whom = BY_TRACER * stacks.traced
-    return Table("Python", columns, rows, "", f"The training loop, {per_basis(stacks.basis)}{by_whom}. In gaps: "
+    return Table("Python", columns, rows, "", f"Training loop by time {per_basis(stacks.basis)}{by_whom}. In gaps: "
                  f"{ran or 'no line was seen'}.", tuple(node.parent for node in stacks.flame),
                  opened=tuple(i for i, node in enumerate(stacks.flame) if node.time_s >= _HOT * whole))
 

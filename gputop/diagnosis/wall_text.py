@@ -132,9 +132,9 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     recorded = f"{seconds(wall.recorded_s)} recorded"
     if steps is None:
         if starts(a):
-            return no_verdict(f"the {recorded} are mostly job startup", _LATER, _seen(wall, "it shows"), limit)
+            return no_verdict(f"the {recorded} are mostly job startup", _LATER, _seen(wall, "recorded time"), limit)
         longer = f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop"
-        return no_verdict(f"no whole step in the {recorded}", longer, _seen(wall, "it shows"), limit)
+        return no_verdict(f"no whole step in the {recorded}", longer, _seen(wall, "recorded time"), limit)
     if steps.start_up:
         return no_verdict(f"the {recorded} are only job startup", _LATER, steps.start_up, limit)
     if steps.phase not in ("training", "unknown"):
@@ -150,12 +150,12 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     untold = max(ranks, key=_untold_share)
     if steps.count < ENOUGH_STEPS:
         return no_verdict(f"{counted(steps.count, 'step')} seen, {ENOUGH_STEPS} needed",
-                          f"{CAPTURE_LONGER}, which also shows work that runs only every few hundred steps",
-                          f"whole steps are {percent(share)} of the {recorded}", limit)
+                          f"{CAPTURE_LONGER}; a longer capture also shows work that runs only every few hundred steps",
+                          f"whole steps take {percent(share)} of the {recorded}", limit)
     for enough, least in ((_untold_share(untold) < WORTH_SAYING, untold),
                           (share >= _MIN_SHARE_IN_STEPS, min(ranks, key=steps_share))):
         if not enough:
-            only = f"whole steps are only {percent(steps_share(least))} of the {recorded}{_whose(least)}"
+            only = f"whole steps take only {percent(steps_share(least))} of the {recorded}{_whose(least)}"
             return no_verdict(only, CAPTURE_LONGER, _seen(least), limit)
     return None
 

@@ -11,7 +11,7 @@ from gputop.text.units import percent, printable, ranges, seconds
 
 PROFILE_KERNEL = "Look at its longest kernel with Nsight Compute:"
 NOTHING_FOUND = "No findings."
-BY_TRACER = ", by the trace's own tracer"  # behind "In Python"
+BY_TRACER = ", from the trace's own tracer"  # behind "In Python"
 _SHOWN_CULPRITS = 3
 _NAMED_BY_WHY = ("retracing", "allocation_in_steps")
 _CLAIMS = {"measured": "", "at most": "up to ", "at least": "at least ", "about": "about "}

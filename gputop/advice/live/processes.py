@@ -279,7 +279,7 @@ class SharedGpu(Verdict, frozen=True, kw_only=True):
 def judge_shared_gpu(view: NodeView) -> SharedGpu | Missing | None:
     """Processes of different jobs compute on one GPU."""
     if any("nvidia-cuda-mps" in (p.command or "") for p in view.sample.processes):
-        return Missing("how MPS divides the GPU, because sharing through MPS is on purpose")
+        return Missing("to know how MPS divides the GPU, because sharing through MPS is on purpose")
     unread = [p for p in view.processes if p.command is None]
     shared: dict[int, tuple[ProcessSample, ProcessSample]] = {}
     for gpu in view.whole_gpus:

@@ -245,8 +245,7 @@ def describe_sync_copies(v: SyncCopies | ReadsOneByOne, job: Job) -> Explanation
                     "average)")
     if v.syncs:
         evidence[f"syncs_per_{job.basis}"] = v.syncs
-        made.append(f"{count(v.syncs)} call{'' if v.syncs == 1 else 's'} per {job.basis} and GPU that "
-                    f"synchronize{'s' if v.syncs == 1 else ''}")
+        made.append(f"{count(v.syncs)} synchronizing call{'' if v.syncs == 1 else 's'} per {job.basis} and GPU")
     what = "the GPU" if v.way == "sync" else "copies"
     listed = " and ".join(filter(None, (", ".join(made[:-1]), made[-1])))
     make = "makes" if v.syncs == 1 and not v.copies else "make"

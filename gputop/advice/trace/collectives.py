@@ -65,7 +65,7 @@ _NEXT_PASS = r"aten::embedding$|autograd::engine::|Optimizer\."  # what follows 
 # Values that optimizers keep beside each parameter, by their names.
 _SLOTS = {("adam", "lamb", "adadelta", "ftrl"): 2, ("momentum", "rmsprop", "rms_prop", "adagrad", "lars"): 1}
 _NEVER = np.iinfo(np.int64).max
-_BOTH = "First, analyze the traces of all ranks together, to separate waiting from transfer. To reduce transfer: "
+_BOTH = "First, analyze the traces of all ranks together, to separate waiting from transfer. Then reduce the transfer. "
 _WORTH_NAMING = 0.02  # share of the delay
 _MAIN_SHARE = 0.5  # share of the delay
 _SILENT = 0.1  # share of the delay: so much without an event is said

@@ -45,7 +45,7 @@ def judge_cpu_contention(facts: TraceFacts) -> CpuContention | Missing | None:
         return Missing("the CPU time of the job and of other programs, which gputop records when it captures a job on "
                        "its own machine")
     if len(facts.trace.paths) > 1 and cpus.ranks is None:
-        return Missing("which processes on the node belong to other ranks of the job")
+        return Missing("to know which processes on the node belong to other ranks of the job")
     if not others_take(cpus) or host_share(facts) < limit("cpu_contention.share"):
         return None
     return CpuContention(
@@ -90,8 +90,8 @@ def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
             "child_processes_cpus": v.children, "main_thread_held_up_ratio": v.held_up, "share_ratio": v.share}),
         action=action,
         snippet=None if mostly_children else code("cpu_contention", "others", PIDS=pids),
-        gain="assumes that threads that the "
-             f"{job.basis} waits for{' on the host' if v.gpus else ''} always get a CPU when they are ready to run",
+        gain="unknown, because the trace has no steps" if v.claim is None else
+             f"assumes that threads that the {job.basis} waits for always get a CPU when they are ready to run",
         source=source("cpu_contention.full", "cpu_contention.others"),
     )
 

@@ -32,7 +32,7 @@ from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
 
 # Of what TensorFlow and JAX record on the host; a job may also have none of it.
-HOST_EVENTS = ", if the job has any: host_tracer_level 2, which gputop uses for captures, records them"
+HOST_EVENTS = " (recorded at host_tracer_level 2, which gputop uses, if the job has any)"
 TORCH_HOST = ", which torch.profiler records with ProfilerActivity.CPU"  # PyTorch's
 
 OF_ONE_KERNEL = ("small_grids",)  # a grid is a fact of its kernel, however few there are

@@ -157,7 +157,7 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
                 "get_next_ratio": v.wait_ratio}
     loop = "loop" if job.trains is False else "training loop"
     why = f"The {loop} waits for its next batch for {percent(v.share)} of the {basis}"
-    why += " while no GPU has work." if v.gpus else "; the trace has no GPU."
+    why += " while no GPU has work." if v.gpus else " (the trace has no GPU)."
     if v.open_s:
         evidence["unfinished_s"] = v.open_s
         why += (f" The wait includes {seconds(v.open_s)} at the start or end of the recording, when no batch arrived "

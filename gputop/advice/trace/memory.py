@@ -146,7 +146,7 @@ def judge_managed_memory(facts: TraceFacts) -> ManagedMemory | Missing | None:
     if share < limit("managed_memory.share"):
         return None
     if len(host_rows(trace, _PREFETCH)):
-        return Missing("which migrations of managed memory were prefetched, and which ones a kernel waited for")
+        return Missing("to know which migrations of managed memory were prefetched, and which ones a kernel waited for")
     up = rows[device.kind[rows] == Kind.H2D]
     down = rows[device.kind[rows] == Kind.D2H]
     return ManagedMemory(

@@ -187,7 +187,7 @@ def judge_serial_gpus(facts: TraceFacts) -> SerialGpus | Missing | None:
         return None
     compute = replicas.compute
     if compute is None:
-        return Missing(f"the GPUs' work on one clock: {replicas.missing.get('compute', 'unknown')}")
+        return Missing(f"the work of all GPUs on one clock: {replicas.missing.get('compute', 'unknown')}")
     if compute.serial is None or compute.serial_by_chance is None or compute.serial_by_chance >= 1:
         return None
     overlap = (1 - compute.serial) / (1 - compute.serial_by_chance)
@@ -243,7 +243,7 @@ def judge_staggered_launch(facts: TraceFacts) -> StaggeredLaunch | Missing | Non
     if launches is None or launches.delay_median_s is None or launches.span_median_s is None:
         reason = (replicas.missing.get("launches") or replicas.missing.get("first_kernel")
                   or "launches by step are unknown")
-        return Missing(f"when each GPU's work was launched in each step: {reason}")
+        return Missing(f"the launch times of each GPU's work by step: {reason}")
     delay = {w.gpu: launches.delay_median_s[w.gpu] for w in work if w.gpu in launches.delay_median_s}
     ordered = sorted(delay, key=lambda gpu: delay[gpu])
     if len(ordered) < 2:

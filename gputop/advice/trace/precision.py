@@ -211,22 +211,22 @@ def _assumed(fp32: bool, tf32: bool) -> str:
 
 def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
     attention, products = v.matmuls.attention_32, v.matmuls.tensor_32
-    listed = [f"{percent(part)} {what}" for part, what in (
+    listed = [f"{what} take {percent(part)}" for part, what in (
         (v.plain_fp32, "FP32 matmuls on CUDA cores (FFMA)"),
-        (attention, "FP32 attention"), (products, "TF32 matmuls"))
+        (attention, "FP32 attention kernels"), (products, "TF32 matmuls"))
         if not reads_zero(part)]
-    kinds = " and ".join(filter(None, (", ".join(listed[:-1]), listed[-1])))
+    kinds = " and ".join(filter(None, (", ".join(listed[:-1]), listed[-1]))) + " of the kernel time"
     sixteen = "BF16" if v.tf32 else "FP16"
     if v.id is None:
         title = f"FP32 without tensor cores takes {percent(v.plain_fp32)} of the kernel time"
-        why = (f"The kernel time includes {kinds}. The tensor cores of these GPUs are several times as fast in "
+        why = (f"{kinds}. The tensor cores of these GPUs are several times as fast in "
                f"{'TF32 or BF16' if v.tf32 else 'FP16'}.")
         if v.tf32 and job.framework == "tensorflow":
             why += " TensorFlow uses TF32 by default, so a setting disabled it or fixed the type."
     else:
         title = (f"Attention in FP32 takes {percent(attention)}" if attention >= products else
                  f"Matrix kernels in TF32 take {percent(products)}") + " of the kernel time"
-        why = f"The kernel time includes {kinds}. In {sixteen}, these kernels read half the bytes and multiply faster."
+        why = f"{kinds}. In {sixteen}, these kernels read half the bytes and multiply faster."
         if v.mixed:
             why += " Other matmuls already run in 16-bit precision, so mixed precision does not cover these layers."
     why += " Only a test shows how much 16-bit precision saves."

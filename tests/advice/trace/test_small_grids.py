@@ -81,4 +81,4 @@ def test_one_kernel_of_one_block_is_enough_to_judge_its_grid() -> None:
     built.gpus = [TraceGpu("node", 0, compute_capability=(8, 0), sms=108)]
     found = findings(built)["small_grids"]
     assert found.severity == "medium" and found.title == "Kernels use less than 1% of the GPU while they run"
-    assert found.action.startswith("Start kernels with more blocks and threads.")
+    assert found.action.startswith("Launch kernels with more blocks and threads.")

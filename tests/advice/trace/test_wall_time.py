@@ -64,7 +64,7 @@ def test_one_pause_is_told_as_one():
     evaluate(b, end + 100, 2)
     train(b, end + 300 * MS, 20)
     finding = findings(b)["time_outside_steps"]
-    assert finding.evidence["stretches_count"] == 1 and finding.title.startswith("Once in this recording 290 ms pass")
+    assert finding.evidence["stretches_count"] == 1 and finding.title.startswith("Once in this recording, 290 ms pass")
     assert finding.severity == "medium" and finding.gain.step_time is None and "came once" in finding.gain.how
 
 
