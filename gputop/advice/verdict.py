@@ -134,8 +134,7 @@ def _gain(verdict: Verdict, words: Explanation, basis: Basis) -> Gain:
         sentence = f"{how[:1].upper()}{how[1:]}. {basis.not_replayed}".rstrip()
         if not verdict.gpus:  # the step runs on the CPUs that the fix frees
             sentence += _BESIDES.get(claim, "")
-        return Gain(most * window, how, per, "bound", sentence, claim=claim if either else "at most",
-                    before_s=before_s)
+        return Gain(most * window, how, per, "bound", sentence, claim=claim if either else "at most", before_s=before_s)
     how = "replaying the recorded steps with the fix"
     how += ("; the fix can save more" if claim == "at least" else "; uses a typical factor, not a bound"
             if claim == "about" else f"; the upper bound is {percent(most)}")

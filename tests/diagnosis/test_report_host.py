@@ -46,7 +46,7 @@ def test_retracing_and_xla_and_eager_ops():
     text = words(b.build())
     assert "1 50.0 µs 4 4 no train_step" in text and "XLA compiled once, in 40.0 µs." in text
     assert "Where host 1 10.0 µs" in text and "Square eager 1 30.0 µs" in text
-    assert "Eager: 38% of the time in ops and functions." in text
+    assert "Eager ops take 38% of the time in ops and functions." in text
 
 
 def test_launch_threads_and_what_contends_with_them():

@@ -92,11 +92,11 @@ def describe_slow_node(v: SlowNode) -> FleetWords:
     others = f" Also below the median: {', '.join(v.places[1:])}." if len(v.places) > 1 else ""
     return FleetWords(
         title=f"Node {v.places[0] if v.places else '?'} is less active than the other nodes of job {v.job}",
-        why=f"The GPUs of this node have been active for {percent(v.activity)} of the time{lasting(v)}, compared with "
+        why=f"The GPUs of this node have been {percent(v.activity)} active{lasting(v)}, compared with "
             f"a median of {percent(v.median)} over the job's nodes.{others}",
         evidence=evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
-        action="Look at the host of this node with gputop (h): CPUs, disks, network, and other programs. The cause may "
-               "also be that the job gives its nodes unequal work.",
+        action="Look at the host of this node with gputop (h): CPUs, disks, network, and other programs. Unequal "
+               "work per node is another possible cause.",
         gain=NO_STEP, source=source("straggler_gpu.below"),
         label=f"slow node {brief(v.places[0]) if v.places else '?'}",
     )
@@ -224,7 +224,7 @@ def describe_straggler_gpu(v: Straggler) -> FleetWords:
     first = v.places[0] if v.places else "?"
     return FleetWords(
         title=f"GPU {first} is less active than the other GPUs of job {v.job}",
-        why=f"This GPU is active for {percent(v.activity)} of the time{lasting(v)}, compared with a median of "
+        why=f"This GPU has been {percent(v.activity)} active{lasting(v)}, compared with a median of "
             f"{percent(v.median)} over the job's {v.count} GPUs. {reason}{more}",
         evidence=evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
         action=action, gain=NO_STEP, source=source("straggler_gpu.mads", "straggler_gpu.below"),
@@ -312,7 +312,7 @@ def describe_low_clock_gpu(v: LowClockGpu) -> FleetWords:
         why=f"SM clock {v.clock_hz / 1e6:,.0f} MHz (5-minute mean)"
             f"{f', low{lasting(v)}' if v.lasts_s else ''}. The median of the {v.count} busy GPUs of the "
             f"same model is {v.median_hz / 1e6:.0f} MHz.{f' The reason is that {reason}.' if reason else ''} This GPU "
-            f"is active for {percent(v.activity)} of the time. In synchronous training, the others wait for it."
+            f"is active for {percent(v.activity)} of the time. In synchronous training, the others wait for this GPU."
             f"{fault}{also}",
         evidence=evidence(v, {"sm_clock_hz": v.clock_hz, "median_sm_clock_hz": v.median_hz,
                               "activity_ratio": v.activity}),

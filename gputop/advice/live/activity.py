@@ -198,7 +198,7 @@ def _for_long(view: NodeView, gpu: GpuSample) -> bool:
 def describe_spinning(v: Spinning) -> Explanation:
     figures = v.figures
     idle = "tensor pipe, memory and NVLink" if "nvlink_bytes_per_s" in figures else "tensor pipe and memory"
-    low = (f"SM activity {percent(figures['sm_active_ratio'])}, {idle} idle, " if "sm_active_ratio" in figures else "")
+    low = (f"{percent(figures['sm_active_ratio'])} SM activity ({idle} idle) " if "sm_active_ratio" in figures else "")
     lasts = f" This state has lasted for {v.minutes} min." if v.minutes > 1 else ""
     wait = (f"The GPUs may wait for {gpus_text(v.faulty_gpus)}, which reported a fault." if v.faulty_gpus else
             f"The GPUs may wait for {gpus_text(v.busy_gpus)} of the same job, which "
@@ -208,8 +208,9 @@ def describe_spinning(v: Spinning) -> Explanation:
         wait += " Many very small kernels, run one at a time, can look the same."
     return Explanation(
         title=f"{gpus_text(v.gpus)}: a kernel runs all the time but does nothing",
-        why=f"GPU {v.gpu} over the last {v.window_s:.0f} s: utilization {percent(figures['gpu_util_ratio'])}, "
-            f"{low}{percent(figures['power_of_limit_ratio'])} of the power limit, almost constant.{lasts} {wait}",
+        why=f"Over the last {v.window_s:.0f} s, GPU {v.gpu} was almost constant at "
+            f"{percent(figures['gpu_util_ratio'])} utilization{', ' if low else ' '}{low}and "
+            f"{percent(figures['power_of_limit_ratio'])} of the power limit.{lasts} {wait}",
         evidence=known({**figures, "lasts_s": v.minutes * SLICE_S if v.minutes > 1 else None}),
         brief=f"SM activity {percent(figures['sm_active_ratio'])} at {percent(figures['gpu_util_ratio'])} utilization: "
               "the GPUs may wait in a collective." if "sm_active_ratio" in figures else
@@ -315,7 +316,7 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
               + ("SM activity" if fine else "utilization"),
         why=f"On GPU {v.gpu}, {what} was {percent(v.activity)} over the last {v.window_s:.0f} s.{how}",
         evidence=evidence, brief=f"{brief}.", unknown=unknown,
-        action="Press c to capture a trace, which shows which of these is the cause and what to change.",
+        action="Press c to capture a trace, which shows the cause and what to change.",
         gain=NO_FIGURE,
         source="GPM/DCGM SM activity. " + source("low_sm_active.active_enter", "low_sm_active.slices_enter"),
     )
@@ -384,7 +385,7 @@ def describe_dram_bound(v: TensorSpare) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)} limited by memory bandwidth",
         why=f"On GPU {v.worst.gpu}, device memory moved data in {percent(v.worst.busy)} of its cycles over the last "
-            f"{v.window_s:.0f} s, of at most about 80% achievable. Tensor cores were busy for "
+            f"{v.window_s:.0f} s (at most about 80% is achievable). Tensor cores were busy for "
             f"{percent(v.worst.tensor)} of the time. The kernels wait for memory, not for arithmetic, which is a limit "
             "of these kernels and not a fault.",
         evidence={"window_s": v.window_s, "dram_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},

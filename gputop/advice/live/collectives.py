@@ -62,7 +62,7 @@ def describe_collective_hang(v: CollectiveHang) -> Explanation:
         action="Compare the stack of the absent rank with those of the others: its line of code shows why they wait."
                if not a.silent else
                "Look at the process on its node: the process has exited or is stopped, or the node is lost. The job "
-               "cannot continue without it.",
+               "cannot continue without this rank.",
         snippet="\n".join(_commands(v)) or "gputop stacks", gain="no step ends while the ranks wait",
         source=f"RAS of NCCL {v.nccl}; " + source("collective_hang.unchanged_s"),
     )

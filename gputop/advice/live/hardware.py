@@ -128,9 +128,7 @@ def _silent_s(view: NodeView, gpu: GpuSample) -> float | None:
 def _xids(view: NodeView) -> Iterable[_Fault]:
     """One fault per number. A GPU and its MIG instances report the same event: it counts once."""
     oldest_s = view.sample.time_s - limit("hardware_error.xid_window_s")
-    events = {
-        (e.xid, g.info.index, e.time_s) for g in view.sample.gpus for e in g.xids if e.time_s >= oldest_s
-    }
+    events = {(e.xid, g.info.index, e.time_s) for g in view.sample.gpus for e in g.xids if e.time_s >= oldest_s}
     for number in sorted({number for number, _, _ in events}, key=lambda number: (number != _OFF_BUS, number)):
         here = [(index, time_s) for xid, index, time_s in events if xid == number]
         meaning = explain(number)
@@ -240,8 +238,7 @@ def _heat(view: NodeView, gpu: GpuSample, window_s: float) -> _Heat | None:
     mean, slowdown = view.mean(gpu, "temperature_c", window_s), gpu["temperature_slowdown_c"].value
     near_c = view.limit("thermal_throttled", "near_c_", gpu.info.index)
     near = mean is not None and slowdown is not None and mean >= slowdown - near_c
-    share = view.history.clock_event_share(
-        gpu.info.uuid, SLOWDOWN_REASONS if near else THERMAL_REASONS, window_s)
+    share = view.history.clock_event_share(gpu.info.uuid, SLOWDOWN_REASONS if near else THERMAL_REASONS, window_s)
     if share is None and mean is not None and slowdown is not None:
         share = float(mean >= slowdown)  # by the temperature alone
     if clock is None or share is None:
@@ -293,8 +290,7 @@ def judge_power_capped(view: NodeView) -> PowerCapped | Missing | None:
     by_heat = view.gpus_left_out(rule)
     judged = [cap for gpu in view.readable_gpus if (cap := _power_cap(view, gpu, window_s)) is not None]
     if not judged:
-        return Missing(f"{window_s:.0f} s of SM clock and its maximum, and power and its limit or clock event "
-                       "reasons")
+        return Missing(f"{window_s:.0f} s of SM clock and its maximum, and power and its limit or clock event reasons")
     capped = [cap for cap in judged if cap.gpu not in by_heat and _at_limit(view, cap)
               and cap.clock <= view.limit(rule, "clock_", cap.gpu)]
     if not capped:

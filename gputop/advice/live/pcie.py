@@ -173,7 +173,7 @@ def describe_pcie_saturated(v: PcieSaturated) -> Explanation:
     if v.activity is not None:
         evidence[f"{v.activity[0]}_ratio"] = v.activity[1]
         if v.severity == "medium":
-            waits = f" The GPU was active {percent(v.activity[1])} of the time."
+            waits = f" The GPU was active for {percent(v.activity[1])} of the time."
     coarse = " (from samples of 20 ms)" if reading.coarse else ""
     return Explanation(
         title=f"{gpus_text(v.gpus)}: PCIe link full",
@@ -184,8 +184,7 @@ def describe_pcie_saturated(v: PcieSaturated) -> Explanation:
         brief=f"{_WAYS[worst.metric].capitalize()} traffic is {rate(worst.bytes_per_s)} of "
               f"{rate(worst.link_bytes_per_s)}.",
         action="Copy less: send input in its smallest type (uint8 images) and decode or cast it on the GPU. Keep "
-               "reused data on the GPU, and stop offloading if there is enough memory. "
-               "A capture names the copies.",
+               "reused data on the GPU, and stop offloading if there is enough memory. A capture names the copies.",
         snippet=code_for(v.framework, "pcie_saturated"),
         gain="depends on whether the copies overlap with kernels; " + NO_FIGURE,
         source=("NVML PCIe throughput (20 ms)" if reading.coarse else f"PCIe traffic ({reading.source or 'counters'})")

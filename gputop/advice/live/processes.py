@@ -67,8 +67,7 @@ def judge_idle_gpu(view: NodeView) -> IdleGpu | Missing | None:
         return IdleGpu(gpus=_all_idle(wholly), severity="medium", window_s=view.seconds("idle_gpu.all_window_s"),
                        worst=max(wholly, key=lambda holder: len(holder.idle)), complete=view.complete)
     return None if judged or left_out else Missing(
-        f"{window_s:.0f} s of activity readings of a process that is past startup "
-        f"({limit('idle_gpu.age_s'):.0f} s)")
+        f"{window_s:.0f} s of activity readings of a process that is past startup ({limit('idle_gpu.age_s'):.0f} s)")
 
 
 def _all_idle(holders: list[_Holder]) -> tuple[int, ...]:
@@ -115,7 +114,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
     cause = ", because it compiles, loads, waits or is stuck"
     action = "Look at what its Python threads do. If the process is a forgotten notebook, stop it to free the GPUs."
     if not v.complete:
-        cause = ". Its work on GPUs that are not watched is unknown"
+        cause = ". The work of this process on unwatched GPUs is unknown"
         action = ("Look at all GPUs of the node, without --gpus. If the process works on other GPUs, spread the "
                   "training over all GPUs, or hide the idle GPUs from it. Otherwise, look at what its threads do.")
     return Explanation(

@@ -119,7 +119,7 @@ def describe_recurring_idle(v: ReturningIdle) -> Explanation:
         brief=f"{times} in {last}." if v.period_s is not None else f"{times}, at no regular interval.",
         action="Press c: a capture that contains such an idle time shows what the host does at that time. "
                "Do that work less often, or in the background while the GPUs run the next steps.",
-        gain=f"at most the {percent(v.idle_ratio)} of idle time; {NO_FIGURE}",
+        gain=f"at most {percent(v.idle_ratio)}, the share of idle time; {NO_FIGURE}",
         source="GPM/DCGM SM activity, otherwise NVML utilization; "
                + source("recurring_idle.share_enter", "recurring_idle.window_s"),
     )

@@ -93,14 +93,14 @@ def describe_slow_rank(v: SlowRank) -> Explanation:
         why = (f"{who}{where} was idle for {percent(rank.own)} of the last {minutes} min, and {others} of the same job "
                f"for {percent(rank.others)}. {same}. The other GPUs spend that time waiting for this rank.")
         action = ("Look at this rank's host: its input pipeline, work that only this rank does (logging, checkpoints), "
-                  "and whether its CPUs are shared or far from the GPU. Compare its stack with those of the others.")
+                  "and whether its CPUs are shared or far from the GPU. Compare its stack with those of others.")
         brief = (f"Idle for {percent(rank.own)} of the time, and {percent(rank.others)} on the others, which wait for "
                  "this host.")
         gain = f"at most the {percent(rank.own)} in which this rank is idle while the others wait"
     else:
         evidence |= {"sm_active_ratio": rank.own, "peers_sm_active_ratio": rank.others, "clock_of_peers_ratio":
                      rank.clock}
-        clock = (f" The SM clock of this GPU is {percent(rank.clock)} of the others'." if rank.clock < _SLOWER else "")
+        clock = f" This GPU's SM clock is {percent(rank.clock)} of that of the others." * (rank.clock < _SLOWER)
         why = (f"{who}{where} had {percent(rank.own)} SM activity in the last {minutes} min, and {others} of the same "
                f"job had {percent(rank.others)}. {same}, and none of them is idle. The other GPUs spend the difference "
                f"in kernels that wait for this GPU.{clock}")

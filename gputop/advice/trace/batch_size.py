@@ -167,9 +167,9 @@ def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
                "add a warmup, and watch the validation loss. Beyond the gradient noise scale, more samples per step "
                "help little.",
         snippet=code("batch_size_headroom", "larger" if v.memory else job.framework, FACTOR=f"{v.factor:.0f}"),
-        gain=f"assumes that with {much} the batch size {', '.join(assumed[:-1])}{' and ' * (len(assumed) > 1)}"
-             f"{assumed[-1]}; each step takes longer"
-             + ("; overlaps with the saving of launch_bound" if "waiting for launches" in named else ""),
+        gain=f"assumes that, with {much} the batch size, {', '.join(assumed[:-1])}{' and ' * (len(assumed) > 1)}"
+             f"{assumed[-1]}. Each step takes longer"
+             + (". The saving overlaps with that of launch_bound" if "waiting for launches" in named else ""),
         per="sample", source=f"{source('batch_size_headroom.memory', 'batch_size_headroom.share')}; {_PAPERS}",
     )
 
@@ -179,7 +179,7 @@ def _empty(v: BatchSizeHeadroom, job: Job) -> Iterable[str]:
     least = 0.01 * job.period_s
     if v.sms is not None and (v.few_blocks_s or 0.0) >= least:
         yield (f"Kernels with fewer blocks than the GPU's {v.sms} SMs run for {seconds(v.few_blocks_s or 0.0)}: "
-               f"{_longest(v.few_blocks)}. Only those shorter than 10 µs count toward the saving, because the trace "
+               f"{_longest(v.few_blocks)}. Only kernels shorter than 10 µs count, because the trace "
                "does not show whether the grids grow with the batch size.")
     if (v.last_wave_s or 0.0) >= least:
         yield (f"Up to {seconds(v.last_wave_s or 0.0)} of SM time is unused because the last wave of a kernel's blocks "

@@ -549,7 +549,7 @@ def _allreduces(facts: TraceFacts) -> I64:
 def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
     size = "" if v.message_bytes is None else f" of {v.message_bytes / 1e6:,.1f} MB on average"
     return Explanation(
-        title=f"{v.count:.0f} AllReduces per step instead of {v.needed}",
+        title=f"{v.count:.0f} AllReduces per step, although {v.needed} would be enough",
         why=f"Each step runs {v.count:.0f} AllReduces{size}, which take {seconds(v.median_s)} each (median), mostly "
             f"latency. With {counted(v.needed, 'AllReduce')} for the same gradients, each step would pay the latency "
             f"{'once' if v.needed == 1 else f'{v.needed} times'}.",

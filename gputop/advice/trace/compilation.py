@@ -328,10 +328,10 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
     each = "Ops run" if v.ops_per_step is None else f"{v.ops_per_step:.0f} ops per step run"
     if job.loop == JAX:
         return _eager_in_jax(v, job, evidence)
-    waits = "the GPU waits for Python" if v.gpus else "Python takes"
+    waits = "the GPU waits for Python for" if v.gpus else "Python takes"
     return Explanation(
         title=f"Eager ops cost {percent(v.share)} of the {job.basis}",
-        why=f"{each} one by one from Python; {waits} {percent(v.share)} of the {job.basis}.",
+        why=f"{each} one by one from Python, and {waits} {percent(v.share)} of the {job.basis}.",
         evidence=evidence,
         action="Put the whole training step into a tf.function.",
         snippet=code("eager_execution", *job.keys),
@@ -349,7 +349,7 @@ def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
            f"{v.most_often}, which runs {v.most_often_per_step:,.0f} times.")
     if v.recording_s >= _WORTH_SAYING * v.wait_s:
         evidence["recording_s"] = v.recording_s
-        why += (f" About {seconds(v.recording_s)} of the {seconds(v.wait_s)} is the profiler's own overhead, which is "
+        why += (f" About {seconds(v.recording_s)} of the {seconds(v.wait_s)} is profiler overhead, which is "
                 "not counted.")
     action, snippet = ("Replace loops over rows, elements or layers with one op on the whole tensor, and compile the "
                        "rest: torch.compile fuses small ops."), code("eager_execution", "pytorch")
@@ -375,10 +375,10 @@ def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) ->
     """Each op outside of jax.jit is a program of its own."""
     ops = "Small jitted ops" if v.ops_per_step is None else f"{v.ops_per_step:.0f} small jitted ops per step"
     most = ", ".join(function_name(culprit.name) for culprit in v.culprits[:3])
-    waits, everything = "the GPU waits for Python" if v.gpus else "Python takes", v.eager_ratio == 1.0
+    waits, everything = "the GPU waits for Python for" if v.gpus else "Python takes", v.eager_ratio == 1.0
     return Explanation(
         title=f"{ops} run one by one from Python: {percent(v.share)} of the {job.basis}",
-        why=f"{ops} ({most}) run one by one from Python, each as a separate program; {waits} {percent(v.share)} of "
+        why=f"{ops} ({most}) run one by one from Python, each as a separate program, and {waits} {percent(v.share)} of "
             f"the {job.basis}.",
         evidence=evidence,
         action=("Put the whole function that the loop calls into one jax.jit, because each JAX op is compiled "

@@ -144,8 +144,8 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
                 " The memory is already pinned, so only moving fewer bytes or overlapping with compute helps.")
     rate = v.rates.get(f"{v.worst}_bytes_per_s")
     name = {"h2d": "to the GPU", "d2h": "back to the host", "d2d": "within the GPU"}[v.worst]
-    why = f"The GPUs spend {percent(v.share)} of the {basis} only on copies, "
-    why += name if within else f"mostly {name}"
+    why = f"The GPUs spend {percent(v.share)} of the {basis} only on copies"
+    why += f" {name}" if within else f", mostly {name}"
     why += f" at {rate / 1e9:.1f} GB/s." if rate else "."
     if v.offloaded and v.worst == "h2d":
         action, snippet = _OFFLOADED, code("copies_excessive", "offload") if job.framework == "pytorch" else None
@@ -170,8 +170,7 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
 
 def _within_gpu(gpus: list[GpuUse]) -> float:
     """Mean share of the device window that copies within the GPU take, no more than the copies that nothing hides."""
-    return sum(min(gpu.copies_s.get("d2d", 0.0) / gpu.window_s, gpu.copies_exposed or 0.0)
-               for gpu in gpus) / len(gpus)
+    return sum(min(gpu.copies_s.get("d2d", 0.0) / gpu.window_s, gpu.copies_exposed or 0.0) for gpu in gpus) / len(gpus)
 
 
 def _rates(gpus: list[GpuUse], way: str, facts: TraceFacts) -> dict[str, float]:

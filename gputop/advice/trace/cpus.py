@@ -70,7 +70,7 @@ def _with_few_workers(cpus: JobCpus | None) -> JobCpus | None:
 def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
     mostly_children = v.children is not None and v.children >= _MAIN_SHARE * v.programs
     who = "Other processes" if mostly_children else "Other programs"
-    started = f", of which processes started by the job used {v.children:.2g}" if mostly_children else ""
+    started = f", including {v.children:.2g} for processes that the job started" if mostly_children else ""
     why = (f"{who} used {v.programs:.2g} of the {v.allowed:.3g} CPUs that the job may use{started}. The job itself "
            f"got {v.used:.2g} CPUs, and no CPU was idle.")
     if v.held_up is not None and v.held_up >= 0.01:
@@ -162,7 +162,7 @@ def describe_threads_unused(v: ThreadsUnused, job: Job) -> Explanation:
     op = v.culprits[0].name if v.culprits else "an op"
     return Explanation(
         title=f"One thread computes {percent(v.large_ratio)} of the {job.basis} while {v.idle_cpus:.2g} CPUs are idle",
-        why=(f"The job kept {v.used:.2g} of {v.allowed:.3g} CPUs busy, almost only with its main thread, and "
+        why=(f"The job kept {v.used:.2g} of {v.allowed:.3g} CPUs busy, almost entirely with its main thread, and "
              f"{v.idle_cpus:.2g} CPUs were idle. Ops that PyTorch can split across threads, mainly {op}, take "
              f"{percent(v.large_ratio)} of the {job.basis}."),
         evidence={"large_ops_ratio": v.large_ratio, "job_cpus": v.used, "idle_cpus": v.idle_cpus,
@@ -284,15 +284,15 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
     private = v.pool == "gpu_private" or not tensorflow
     workers = max(v.cpus - 2 * max(len(v.gpus), 1) - 1, 1)
     limited = code("thread_contention", "pool", THREADS=min(workers, max(v.cpus // 2, 1)))
-    why = (f"The GPU waits for launches within the step for {percent(v.launch_wait_s / job.period_s)} of the "
-           f"{job.basis}. Single launches that come much later than the others cause {percent(v.held_up)} of this "
+    why = (f"For {percent(v.launch_wait_s / job.period_s)} of the {job.basis}, the GPU waits for launches within the "
+           "step. Single launches that come much later than the others cause {percent(v.held_up)} of this "
            f"wait, during which {v.threads_at_work:.0f} tf.data threads work on {v.cpus} CPUs."
            + " Launches come from the thread pool that all of TensorFlow shares." * (v.pool == "global" and tensorflow))
     if tensorflow and v.shared >= 0.5:
         why += f" {v.shared:.0f} of these threads belong to the shared pool, and the model's ops wait for a free one."
     if v.collective_wait_s >= limit("thread_contention.share") * job.period_s:
-        why += (f" GPUs wait in collectives for a GPU delayed in this way for another "
-                f"{percent(v.collective_wait_s / job.period_s)} of the time.")
+        why += (f" For another {percent(v.collective_wait_s / job.period_s)} of the time, GPUs wait in collectives for "
+                "a GPU that was delayed in this way.")
     return Explanation(
         title=f"tf.data's threads delay launches for {percent(v.share)} of the {job.basis}", why=why,
         evidence={

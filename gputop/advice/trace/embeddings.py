@@ -222,7 +222,7 @@ def describe_embedding_dense(v: EmbeddingDense | TablesAsWhole | TablesInXla, jo
         why=f"Embedding tables (the largest: {count(v.rows)} rows of {v.width}) get gradients as large as the tables, "
             "and the optimizer reads and writes all rows. These gradients and updates take "
             f"{seconds(spent)} per {job.basis}: {seconds(v.backward_s)} for the gradients and "
-            f"{seconds(v.optimizer_s)} in the optimizer. A step needs to change only the rows that it looks up.",
+            f"{seconds(v.optimizer_s)} for the optimizer. A step needs to change only the rows that it looks up.",
         evidence={"table_rows_count": float(v.rows), "used_rows_ratio": v.used, "dense_gradients_s": v.backward_s,
                   "dense_optimizer_s": v.optimizer_s, "tables_of_gradients_ratio": v.tables_part,
                   "share_ratio": spent / job.period_s},
@@ -247,7 +247,7 @@ def _describe_xla(v: XlaTables, job: Job) -> Explanation:
         evidence={"table_bytes": float(v.table_bytes), "used_rows_ratio": v.used, "dense_gradients_s": v.gradients_s,
                   "dense_optimizer_s": v.optimizer_s, "share_ratio": v.spent_s / job.period_s},
         action="Look up the rows outside the differentiated function, and add their gradient only to these rows, with "
-               "the table donated. This is plain SGD for the table, so compare the loss.",
+               "the table donated. The table then uses plain SGD, so compare the loss.",
         snippet=code("embedding_dense", "jax"),
         source=source("embedding_dense.share", "embedding_dense.used"),
     )

@@ -365,6 +365,6 @@ def describe_optimizer_unfused(v: OptimizerUnfused, job: Job) -> Explanation:
                   "share_ratio": v.share},
         action="Update all variables in a few kernels, with a fused or compiled optimizer.",
         snippet=job.xla if job.framework == "tensorflow" else code("optimizer_unfused", job.framework),
-        gain="assumes that the pauses disappear, and also the kernels that are too short to do much work",
+        gain="assumes that the pauses and the kernels that are too short to do much work disappear",
         source=source("optimizer_unfused.share", "optimizer_unfused.count", "optimizer_unfused.kernel_s"),
     )

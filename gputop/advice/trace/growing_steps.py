@@ -101,11 +101,11 @@ def _explained(numbers: F64) -> float:
 def describe_growing_steps(v: StepsGrow, job: Job) -> Explanation:
     action, snippet = _FIX.get(job.framework, _FIX[""]), code("long_steps", f"grows-{job.framework}")
     if v.more_calls:
-        title = f"Each step makes {count(v.more_calls)} calls more than the one before: something grows"
+        title = f"Each step makes {count(v.more_calls)} more calls than the last: something grows"
         why = (f"The host makes {count(v.calls)} calls per {job.basis}, and this number grew by {count(v.more_calls)} "
-               f"with each of the {v.steps} recorded steps. {percent(v.share)} of the calls are of growing kinds. The "
-               "job gets slower and slower, and needs more and more memory.")
-        gain = "assumes at most that the calls of growing kinds stay at the number of one step"
+               f"with each of the {v.steps} recorded steps. {percent(v.share)} of the calls are of kinds that grow. "
+               "The job gets slower and slower, and needs more and more memory.")
+        gain = "assumes that the number of calls stays that of one step"
     else:
         title = f"Each step is longer than the one before: {seconds(v.first_s)} grew to {seconds(v.last_s)}"
         why = (f"Within {v.steps} steps, the {job.basis} time grows from {seconds(v.first_s)} to {seconds(v.last_s)} "

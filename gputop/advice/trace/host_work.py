@@ -194,7 +194,7 @@ def _work_inside(v: StepGapHost, loop: str, most: float) -> tuple[str, str, str 
     """The same for steps that predict or evaluate each time, in a callback or in a loop of the user's own."""
     calls = [_INSIDE[phase] for phase in v.inside]
     names, without_iterator = " and ".join(f"{name}()" for name, _ in calls), calls[0][1]
-    verbs = ("run", "make") if len(calls) > 1 else ("runs", "makes")
+    verbs = ("run", "create") if len(calls) > 1 else ("runs", "creates")
     return (f"{names} {verbs[0]} in each step and {verbs[1]} a dataset and its iterator every time; "
             + _gap_content(v, loop, most),
             f"Call {names} every hundred steps. For a single batch use {without_iterator}, which creates no dataset.",
@@ -209,8 +209,7 @@ def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
                   if v.loader_unseen and loop == PYTORCH else "typically callbacks, logging or data handling")
         what = f"Python without events for {seconds(silent)} ({python})"
         return what + (f"; the rest is {shown}" if shown else "")
-    return f"mainly {shown}" + (
-        f", and Python without events for {seconds(silent)}" if silent >= 0.1 * v.gap_s else "")
+    return f"mainly {shown}" + (f", and Python without events for {seconds(silent)}" if silent >= 0.1 * v.gap_s else "")
 
 
 # -- host_placement ---------------------------------------------------------------------------------

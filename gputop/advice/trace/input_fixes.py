@@ -43,8 +43,9 @@ _READS = re.compile(r"TFRecord|TextLine|FixedLengthRecord|Csv|SqlDataset|LMDB|Gl
 _SEVERAL = re.compile(r"FlatMap|Interleave")
 
 
-_RECORD_FILES = "Replace from_generator with TFRecord files and TensorFlow ops: it runs Python in one thread at a time."
-_SEVERAL_FILES = "Read several files in parallel: use interleave with parallel calls, and process each file inside it."
+_RECORD_FILES = ("Replace from_generator, which runs Python in one thread at a time, with TFRecord files and "
+                 "TensorFlow ops.")
+_SEVERAL_FILES = "Read several files in parallel: use interleave with parallel calls, and process files inside it."
 _OVERLAP = "Overlap the input pipeline with the step: prefetch, and run slow stages in parallel."
 _LESS_WORK = "Make the pipeline faster: run slow stages in parallel, and cache work that is the same in every epoch."
 _ASSEMBLE = "Assemble batches in parallel."
@@ -269,9 +270,9 @@ def _use_threads(slow: _Bottleneck) -> InputFix | None:
     elif _MAPS.match(stage.name) and more:
         if PARALLEL_STAGE.match(stage.name) and stage.parallelism is None and stage.workers == 1:
             return slow.fix("The map already runs in parallel, but the trace does not show on how many threads. Let "
-                            "tf.data choose their number, and cache work that is the same in every epoch.", "cache",
+                            "tf.data choose the number, and cache work that is the same in every epoch.", "cache",
                             _Effect(left_s=slow.cost_s - slow.stage_s, how=_CACHED, removes=True, claim="at least"))
-        of = f", of {slow.cpus:.3g} CPUs" if slow.cpus else ""
+        of = f" on {slow.cpus:.3g} CPUs" if slow.cpus else ""
         action = ("Run the map in parallel (currently on 1 thread)" if stage.workers == 1 else
                   f"Let tf.data choose the number of map threads (currently {stage.workers}{of})")
         if last is None:
@@ -352,8 +353,7 @@ _OF_LOADER = {
     "datasets": ("Run the dataset's transform ahead of time: in DataLoader workers, or once for all data with map.",
                  "datasets"),
 }
-_AHEAD = ("Make the next batch while the step runs: in loader workers, or in a thread that fills a queue.",
-          "ahead")
+_AHEAD = ("Make the next batch while the step runs: in loader workers, or in a thread that fills a queue.", "ahead")
 
 
 KEEP_WORKERS = ("Create the DataLoader once and keep its workers between passes over the data "

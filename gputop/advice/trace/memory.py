@@ -99,7 +99,7 @@ def _call_names(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
 
 
 def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
-    frees = (f"{count(v.frees)} of these calls free memory, which can wait for all work on the GPU. " if v.frees
+    frees = (f"{count(v.frees)} of these calls free memory, and freeing can wait for all work on the GPU. " if v.frees
              else "")
     return Explanation(
         title=f"Allocating device memory in the steps costs {percent(v.share)} of the {job.basis}",
@@ -108,7 +108,7 @@ def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
             f"of the {job.basis}.",
         evidence={"idle_after_calls_s": v.idle_s, "calls_s": v.calls_s, "calls_per_step": v.count,
                   "frees_per_step": v.frees, "share_ratio": v.share},
-        action="Reuse memory across steps, with a caching or pooling allocator. If the framework has one, find out "
+        action="Reuse memory across steps, with a caching or pooling allocator. If there already is one, find out "
                "what empties its cache: full memory, or an explicit call.",
         snippet=code("allocation_in_steps", job.framework),
         source=source("allocation_in_steps.share", "allocation_in_steps.recurring"),
@@ -159,7 +159,7 @@ def judge_managed_memory(facts: TraceFacts) -> ManagedMemory | Missing | None:
 def describe_managed_memory(v: ManagedMemory, job: Job) -> Explanation:
     back = ""
     if v.to_host_bytes >= limit("managed_memory.back") * v.to_gpu_bytes:
-        back = " Memory moves both ways, so either the host also uses it, or it does not fit in GPU memory."
+        back = " Memory moves both ways, so either the host also uses the memory, or it does not fit on the GPU."
     return Explanation(
         title=f"Managed memory moves between host and GPU for {percent(v.share)} of the {job.basis}",
         why=f"{count(v.count)} migrations per {job.basis} and GPU move {size(v.to_gpu_bytes)} of memory to the GPU and "
@@ -218,7 +218,7 @@ def describe_memory_pressure(v: MemoryPressure, job: Job) -> Explanation:
     full, left = v.peak_bytes / v.capacity_bytes, v.capacity_bytes - v.peak_bytes
     why = f"At peak, the allocator of GPU {v.fullest} had {size(left)} of {size(v.capacity_bytes)} left."
     if v.fragmentation is not None and v.in_pieces:
-        why += f" Up to {percent(v.fragmentation)} of its free memory was outside the largest free block."
+        why += f" Up to {percent(v.fragmentation)} of the free memory was outside the largest free block."
     if v.holder is not None:
         why += f" {v.holder[0]} held most of the memory allocated in the window ({size(v.holder[1])})."
     fragments_less = v.in_pieces and job.framework == "tensorflow"
@@ -310,8 +310,8 @@ def describe_memory_growth(v: MemoryGrowth, job: Job) -> Explanation:
         why=(f"Over {v.steps} steps of {seconds(job.period_s)}, the {v.allocator} grew from each step to the next, by "
              f"{size(v.per_step_bytes)} per step (median). The program keeps references to tensors of earlier steps."),
         evidence={"grows_bytes_per_step": v.per_step_bytes, "grows_bytes_per_s": v.bytes_per_s},
-        action=("Keep numbers of past steps, not tensors with their graphs. Look for lists, dicts and attributes that "
-                "grow in the loop: losses, outputs, a sum of losses."),
+        action=("Keep numbers from past steps, not tensors with their graphs. Look for lists, dicts and attributes "
+                "that grow in the loop: losses, outputs, a sum of losses."),
         snippet=code("memory_growth", "pytorch"), gain=_NO_GAIN,
         source=source("memory_growth.rising", "memory_growth.steps"),
     )

@@ -210,7 +210,7 @@ def describe_serial_gpus(v: SerialGpus, job: Job) -> Explanation:
     return Explanation(
         title=f"GPUs {ranges(v.gpus)} work one after the other",
         why=f"Only one GPU computes for {percent(v.one_alone)} of the time in which any GPU computes; for independent "
-            f"GPUs it would be {percent(v.one_alone_by_chance)}. Each GPU waits for the previous one.",
+            f"GPUs, the share would be {percent(v.one_alone_by_chance)}. Each GPU waits for the previous one.",
         evidence={"one_alone_ratio": v.one_alone, "one_alone_by_chance_ratio": v.one_alone_by_chance,
                   "any_active_ratio": v.any_active, "share_ratio": v.share, "most_work_s": v.most_work_s},
         action="Give every GPU the whole model and a part of each batch. If one GPU cannot hold the model, pipeline "

@@ -215,7 +215,7 @@ def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
         (v.plain_fp32, "FP32 matmuls on CUDA cores (FFMA)"),
         (attention, "FP32 attention kernels"), (products, "TF32 matmuls"))
         if not reads_zero(part)]
-    kinds = " and ".join(filter(None, (", ".join(listed[:-1]), listed[-1]))) + " of the kernel time"
+    kinds = f"{' and '.join(listed)} of the kernel time"
     sixteen = "BF16" if v.tf32 else "FP16"
     if v.id is None:
         title = f"FP32 without tensor cores takes {percent(v.plain_fp32)} of the kernel time"
@@ -286,8 +286,8 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
         evidence={"fallback_of_kernels_ratio": part, "fallback_16_bit_ratio": plain_16,
                   "fallback_fp32_ratio": plain_fp32, "sixteen_bit_ratio": sixteen_bit,
                   "share_ratio": v.fallback_s / job.period_s},
-        action="Find the layers that run these kernels. Give them channels and units in multiples of 8, NHWC layout, "
-               "regular instead of depthwise convolutions, and inputs in the compute type.",
+        action="In the layers that run these kernels, use channels and units in multiples of 8, NHWC layout, regular "
+               "instead of depthwise convolutions, and inputs in the compute type.",
         snippet=code("fp16_fallback", job.framework),
         source=source("precision.share", "precision.sixteen_bit", "precision.speedup")
         + "; DLProf: eligible ops without tensor cores",
@@ -356,7 +356,8 @@ def _products(facts: TraceFacts, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def describe_dims_unaligned(v: DimsUnaligned, job: Job) -> Explanation:
-    matmuls, dimensions = v.matmuls, "".join(f" In {kind}, this is {_DIMENSIONS[kind]}." for kind in v.products)
+    matmuls = v.matmuls
+    dimensions = "".join(f" In {kind}, the dimension is {_DIMENSIONS[kind]}." for kind in v.products)
     return Explanation(
         title=f"Unaligned dimensions slow down kernels that take {percent(matmuls.unaligned)} of the kernel time",
         why=f"Matrix kernels that take {percent(matmuls.unaligned)} of the kernel time use slower tensor core variants "

@@ -144,7 +144,7 @@ def describe_gradients_zeroed(v: GradientsZeroed, job: Job) -> Explanation:
              f"the backward pass adds to them{f', which takes {seconds(v.adding_s)}' if v.adding_s else ''}. With "
              "set_to_none, the backward pass writes its results directly."),
         evidence={"zeroing_s": v.zeroing_s, "adding_zeros_s": v.adding_s, "share_ratio": v.share},
-        action="Drop the gradients instead, as PyTorch 2 does by default. This also frees their memory between steps.",
+        action="Drop the gradients instead, as PyTorch 2 does by default. This also frees memory between steps.",
         snippet=code("gradients_zeroed", "pytorch"),
         gain="assumes that writing zeros" + (" and adding to them take no time" if v.adding_s else " takes no time"),
         source=source("gradients_zeroed.share"),
@@ -384,8 +384,8 @@ def judge_onednn_off(facts: TraceFacts) -> OnednnOff | None:
 def describe_onednn_off(v: OnednnOff, job: Job) -> Explanation:
     return Explanation(
         title=f"Convolutions without oneDNN take {percent(v.ratio)} of the {job.basis}",
-        why=(f"Convolutions of at least 16 samples run as {v.op} in the forward and backward passes. PyTorch runs such "
-             "convolutions with oneDNN, which is faster, unless oneDNN is disabled or not built in."),
+        why=(f"Convolutions of at least 16 samples run as {v.op} in the forward and backward passes. Unless oneDNN is "
+             "disabled or not built in, PyTorch runs such convolutions with oneDNN, which is faster."),
         evidence={"slow_convolutions_ratio": v.ratio},
         action="Enable oneDNN, or install a PyTorch build that includes it.",
         snippet=code("onednn_off", "pytorch"),

@@ -115,7 +115,7 @@ def _capture_workers(processes, logdir: Path):
     ("dies", "ended with status 1 while it was recorded", ""),
     ("aborts", "by SIGABRT .* the likely cause", ""),
     ("unguarded", "nothing guards recordings", ""), ("cycles", "begins again in 12 steps", ""),
-    ("profiling", "often takes two to three times", "_BETWEEN_TRIES_S"),
+    ("profiling", "often take two to three times", "_BETWEEN_TRIES_S"),
     ("ending", "is ending", ""), ("ends", "is ending", ""),
     ("silent", "does not ask for work", "_POLL_TIMEOUT_S")])
 def test_what_is_no_trace_is_not_taken(folder, tmp_path, loses_patience, monkeypatch, mode, message, limit):
