@@ -150,8 +150,8 @@ def judge_activity_drop(view: JobView) -> ActivityDrop | Missing | None:
 def describe_activity_drop(v: ActivityDrop) -> FleetWords:
     return FleetWords(
         title=f"The activity of job {v.job} has fallen to {percent(v.after)}",
-        why=f"The job's {v.count} GPUs were active for {percent(v.before)} of the time before, but for only "
-            f"{percent(v.after)} of the time{lasting(v)}.",
+        why=f"The job's {v.count} GPUs were {percent(v.before)} active before and have been only {percent(v.after)} "
+            f"active{lasting(v)}.",
         evidence=evidence(v, {"before_ratio": v.before, "after_ratio": v.after}),
         action="Look in the job's log for what changed at that time: another training phase, another data set, or "
                "slower storage. gputop compare shows what differs between two captures.",

@@ -218,7 +218,7 @@ def describe_spinning(v: Spinning) -> Explanation:
               "collective.",
         unknown="the line where each rank is.",
         action="Look at the stacks of the ranks: the rank that is not in a collective delays the others. NCCL 2.24 "
-               "and newer name that rank if the RAS service answers on this node, and gputop keeps querying it.",
+               "and newer report that rank if the RAS service answers on this node, and gputop keeps querying it.",
         snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else code(
             "spinning", "log"),
         gain="no step ends while the ranks wait" if v.stuck else NO_FIGURE,

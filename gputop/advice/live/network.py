@@ -104,7 +104,7 @@ def describe_network_bound(v: NetworkBound) -> Explanation:
         "could carry part of the traffic.")
     return Explanation(
         title=f"The network is full while {gpus_text(v.gpus)} {'waits' if len(v.gpus) == 1 else 'wait'}",
-        why=f"RDMA adapter {v.adapter} {v.way} {rate(v.rdma_bytes_per_s)} over the last {v.window_s:.0f} s, or "
+        why=f"RDMA adapter {v.adapter} {v.way} {rate(v.rdma_bytes_per_s)} on average over {v.window_s:.0f} s, or "
             f"{percent(share)} of its link rate. The least active GPU was active for only "
             f"{percent(min(v.waiting.values()))} of this time.{some}{again}",
         evidence=evidence, unknown="which collectives, and how much of their time is exposed?",

@@ -285,7 +285,7 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
     workers = max(v.cpus - 2 * max(len(v.gpus), 1) - 1, 1)
     limited = code("thread_contention", "pool", THREADS=min(workers, max(v.cpus // 2, 1)))
     why = (f"For {percent(v.launch_wait_s / job.period_s)} of the {job.basis}, the GPU waits for launches within the "
-           "step. Single launches that come much later than the others cause {percent(v.held_up)} of this "
+           f"step. Single launches that come much later than the others cause {percent(v.held_up)} of this "
            f"wait, during which {v.threads_at_work:.0f} tf.data threads work on {v.cpus} CPUs."
            + " Launches come from the thread pool that all of TensorFlow shares." * (v.pool == "global" and tensorflow))
     if tensorflow and v.shared >= 0.5:

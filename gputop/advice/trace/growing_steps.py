@@ -101,7 +101,7 @@ def _explained(numbers: F64) -> float:
 def describe_growing_steps(v: StepsGrow, job: Job) -> Explanation:
     action, snippet = _FIX.get(job.framework, _FIX[""]), code("long_steps", f"grows-{job.framework}")
     if v.more_calls:
-        title = f"Each step makes {count(v.more_calls)} more calls than the last: something grows"
+        title = f"Each step makes {count(v.more_calls)} more calls than the previous one: something grows"
         why = (f"The host makes {count(v.calls)} calls per {job.basis}, and this number grew by {count(v.more_calls)} "
                f"with each of the {v.steps} recorded steps. {percent(v.share)} of the calls are of kinds that grow. "
                "The job gets slower and slower, and needs more and more memory.")

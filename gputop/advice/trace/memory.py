@@ -108,8 +108,8 @@ def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
             f"of the {job.basis}.",
         evidence={"idle_after_calls_s": v.idle_s, "calls_s": v.calls_s, "calls_per_step": v.count,
                   "frees_per_step": v.frees, "share_ratio": v.share},
-        action="Reuse memory across steps, with a caching or pooling allocator. If there already is one, find out "
-               "what empties its cache: full memory, or an explicit call.",
+        action="Reuse memory across steps, with a caching or pooling allocator. If the allocator already "
+               "has a cache, find out what empties it: full memory, or an explicit call.",
         snippet=code("allocation_in_steps", job.framework),
         source=source("allocation_in_steps.share", "allocation_in_steps.recurring"),
     )

@@ -115,8 +115,8 @@ def _kernels(facts: TraceFacts, names: Sequence[str], what: str, factor: float) 
     rows = kernels_named(facts, names)
     return {"events": Events(rows), "claim": "about", "cure": Cure(
         scaled=((rows, 1 / factor),),
-        assumes=f"Assumes that these matrix kernels take 1/{factor:g} of the time {what}; memory-bound kernels gain "
-                "less.")}
+        assumes=f"Assumes that these matrix kernels take {percent(1 / factor)} of the time {what}; memory-bound "
+                "kernels gain less.")}
 
 
 def _aligned_bytes(row: KernelRow, dtype: str) -> int | None:
@@ -203,8 +203,8 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
 
 def _assumed(fp32: bool, tf32: bool) -> str:
     """Assumption of the estimate for 16 bits, in words."""
-    parts = ([f"FP32 kernels take about 1/{limit('precision.speedup'):g}"] if fp32 else []) + (
-        [f"TF32 kernels take about 1/{limit('precision.tf32_speedup'):g}"] if tf32 else [])
+    parts = ([f"FP32 kernels take about {percent(1 / limit('precision.speedup'))}"] if fp32 else []) + (
+        [f"TF32 kernels take about {percent(1 / limit('precision.tf32_speedup'))}"] if tf32 else [])
     return (f"in 16-bit precision, {' and '.join(parts)} of the time; memory-bound kernels gain less, large matmuls "
             "gain more")
 
