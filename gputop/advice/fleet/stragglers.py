@@ -215,7 +215,7 @@ def _because(v: Straggler | LowClockGpu) -> tuple[str, str]:
                 f"Look up Xid {value:.0f} in the kernel log of its node (dmesg)."),
     }.get(v.cause, ("No exported metric shows the reason.",
                   "Look at the process and host of this GPU: the CPU may be shared or far from the GPU, the input of "
-                  "the rank may be slow, or the rank may have less work than the others."))
+                  "the rank may be slow, or the rank may have less work."))
 
 
 def describe_straggler_gpu(v: Straggler) -> FleetWords:

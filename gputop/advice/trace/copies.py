@@ -23,7 +23,7 @@ from gputop.trace.model import Kind, MemoryKind
 
 _H2D = (
     "Move fewer bytes to the GPU: send the compact type (uint8, bfloat16) and convert it on the GPU, keep tables and "
-    "constants on the GPU, and copy the next batch while the current one is computed."
+    "constants on the GPU, and copy the next batch during the current one."
 )
 _OFFLOADED = ("Keep the parameters on the GPU instead of in host memory (CPU offload), in 16-bit precision or sharded "
               "over more GPUs if they do not fit. Or copy the next layer's parameters while this layer computes.")

@@ -99,7 +99,7 @@ def test_python_in_a_map_gets_no_more_parallel_calls():
     found = suggest_fix(p, 0.1, 0.08, 1.0, 8, python_s=1.5)
     assert found is not None and "is Python" in found.action and "num_parallel_calls=" not in found.snippet
     assert "TFRecordWriter" in found.snippet
-    assert "now 2, of 8 CPUs" in suggest_fix(p, 0.1, 0.08, 1.0, 8, python_s=0.5).action
+    assert "currently 2 on 8 CPUs" in suggest_fix(p, 0.1, 0.08, 1.0, 8, python_s=0.5).action
 
 
 def test_a_serial_map_runs_on_all_cpus():
@@ -154,7 +154,7 @@ def test_python_gains_nothing_from_more_threads_whatever_cpus_are_free():
 
 def test_a_map_on_few_of_the_cpus_gets_more_and_a_buffer_only_where_there_is_none():
     c = cured(pipeline(("Prefetch", 0, 1), ("ParallelMapV2", 0.1, 2)), wait=0.08)
-    assert "now 2, of 8 CPUs" in c.action
+    assert "currently 2 on 8 CPUs" in c.action
     assert "prefetch" not in c.snippet
     assert c.step_s == pytest.approx(0.025)
     bare = cured(pipeline(("BatchV2", 0.0, 1), ("ParallelMapV2", 0.1, 2)), wait=0.08)
