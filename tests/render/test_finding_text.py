@@ -114,8 +114,8 @@ def test_a_bound_says_whether_it_is_the_most_or_the_least() -> None:
     assert least.gain.at_least and gain_texts(least)[0] == "fix: 200 → 120 ms or less"
     short = finding(rule, wait, words, Basis(window=0.1)).gain
     assert (short.per, short.step_time, short.after_s) == ("recording", pytest.approx(0.04), None), "no step, no arrow"
-    assert gain_basis(least) == ("The estimate is a lower bound. The wait, if it were gone. The fix also frees CPU time "
-                                 "for the rest of the step, so it can save more.")
+    assert gain_basis(least) == ("The estimate is a lower bound. The wait, if it were gone. The fix also frees CPU "
+                                 "time for the rest of the step, so it can save more.")
     either = finding(rule, replace(wait, claim="about"), words)
     assert either.gain.estimate and gain_texts(either)[1] == "saves about 40%"
     assert gain_basis(either) == (

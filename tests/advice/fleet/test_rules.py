@@ -110,12 +110,13 @@ def low_clock(activity: float = 0.97, clock_hz: float = 1.29e9, **changes: float
 
 
 @pytest.mark.parametrize(("figures", "word"), [
-    ({"clock_reasons": 4.0}, "The reason: its power is limited."),
-    ({"clock_reasons": 64.0}, "The reason: it is too hot."),
+    ({"clock_reasons": 4.0}, "The reason is that its power is limited."),
+    ({"clock_reasons": 64.0}, "The reason is that it is too hot."),
     ({"clock_reasons": 2.0}, "application clocks are set low"),
-    ({"power_w": 399.0, "power_limit_w": 400.0}, "The reason is that its power limit is lower than that of the others."),
-    ({"power_w": 300.0, "power_limit_w": 400.0, "power_violation": 5e9}, "The reason: its power is limited."),
-    ({"thermal_violation": 5e9}, "The reason: it is too hot."), ({"power_violation": 0.0, "xid": 79.0}, "event is 79"),
+    ({"power_w": 399.0, "power_limit_w": 400.0}, "that its power limit is lower than that of the others."),
+    ({"power_w": 300.0, "power_limit_w": 400.0, "power_violation": 5e9}, "The reason is that its power is limited."),
+    ({"thermal_violation": 5e9}, "The reason is that it is too hot."),
+    ({"power_violation": 0.0, "xid": 79.0}, "event is 79"),
     ({"pcie_width": 4.0}, "4 lanes, and the others with 16"),
 ])
 def test_a_busy_gpu_with_a_low_clock_is_what_the_others_wait_for(figures: dict[str, float], word: str) -> None:
