@@ -210,6 +210,6 @@ def _no_traffic(gpu: GpuSample, metric: str, window_s: float) -> str:
         if gpu[name].reason is not None:
             return f"{name} of {gpus_text([gpu])}: {gpu[name].reason}"
     if gpu[metric].coarse:
-        return (f"{limit('pcie_saturated.coarse_count'):.0f} different 20-ms traffic samples in {window_s:.0f} s, "
+        return (f"{limit('pcie_saturated.coarse_count'):.0f} different 20-ms samples of traffic in {window_s:.0f} s, "
                 "because single samples show little")
     return f"{window_s:.0f} s of PCIe traffic"

@@ -60,7 +60,7 @@ def judge_recurring_idle(view: NodeView) -> ReturningIdle | Missing | None:
         if one.share >= view.limit(rule, "share_", gpus[0]) and (one.period_s is not None or not explained & set(gpus)):
             return _verdict(view, one, gpus, metric)
     if 0 < times < OCCURRENCES:
-        return Missing(f"{OCCURRENCES} idle times, with only {'one' if times == 1 else 'two'} so far")
+        return Missing(f"{OCCURRENCES} idle times, which occurred only {'once' if times == 1 else 'twice'} so far")
     return None
 
 

@@ -32,7 +32,7 @@ def test_gpus_that_differ_are_shown_as_a_span() -> None:
 def test_no_problem_is_said_only_with_evidence() -> None:
     assert after(Scene(fine=False), 200).limit == "", "a finding says so"
     assert after(Scene(), 3).limit == "Nothing judged yet: gputop has 2 s of samples, and the rules need 30 s to 7 min."
-    assert after(Scene(), 20).limit.startswith("Nothing judged yet: 19 s of samples")
+    assert after(Scene(), 20).limit.startswith("Nothing judged yet: gputop has 19 s of samples")
     young = after(Scene(jobs=[Job(started_s=START_S)]), 60).limit
     assert young == "Nothing judged yet: the job is in its first 120 s."
     silent = after(Scene(other={"sm_active": None, "gpu_util": None}), 200).limit

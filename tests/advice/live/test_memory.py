@@ -60,4 +60,4 @@ def test_what_one_job_holds_says_nothing_about_pressure() -> None:
     half = after(Scene(), 200)  # what is not even mapped is not short
     assert "memory_pressure" not in abstained(half)
     young = after(Scene(), 20)
-    assert "120 s of memory used" in abstained(young)["memory_pressure"]
+    assert "120 s of used and total memory" in abstained(young)["memory_pressure"]

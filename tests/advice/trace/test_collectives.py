@@ -264,7 +264,7 @@ def test_the_gap_of_the_late_gpu_belongs_to_the_finding_and_its_host_has_the_ran
 
 def test_what_the_late_host_ran_is_named():
     f = findings(delayed(2, host="save_metrics"))["collective_waiting"]
-    assert "the host runs save_metrics 8.0 ms" in f.why and 'Look at "save_metrics" on rank 2' in f.action
+    assert "save_metrics (8.0 ms)" in f.why and 'Look at "save_metrics" on rank 2' in f.action
     assert [c.name for c in f.culprits] == ["save_metrics"] and "no event" not in f.why
 
 

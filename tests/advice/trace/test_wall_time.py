@@ -170,7 +170,7 @@ def test_few_steps_are_no_clean_bill_and_many_are():
         analysis = analyze_trace(healthy(steps=steps).build())
         assert not [f for f in analysis.findings if f.severity != "low"]
         assert limit_of(analysis).startswith("NO PROBLEM FOUND") == enough
-        assert ("steps seen, 20 show" in limit_of(analysis)) != enough
+        assert ("steps seen, 20 needed" in limit_of(analysis)) != enough
 
 
 def test_many_steps_in_a_small_part_of_the_recording_are_no_clean_bill():
