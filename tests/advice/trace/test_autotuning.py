@@ -41,7 +41,7 @@ def test_trials_that_come_back_are_found(by: str, words: str) -> None:
     found = findings(trace({2, 4, 5, 7, 8}, by))["retracing"]
     assert found.title.startswith(f"Kernel selection by {by} is repeated: ")
     assert words in (found.snippet or "") and found.evidence["retracings_count"] == 5
-    assert "made again 5 times" in found.why and "wait" not in found.why
+    assert "repeated 5 times" in found.why and "wait" not in found.why
     assert found.evidence["share_ratio"] == pytest.approx(0.2, abs=0.03)
     assert found.gain.step_time == pytest.approx(0.2, abs=0.04)
 
