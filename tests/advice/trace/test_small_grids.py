@@ -70,7 +70,7 @@ def test_last_waves_are_told_and_no_finding_of_their_own() -> None:
 def test_without_grids_or_sms_it_abstains() -> None:
     for missing in (trace(None), trace(24, sms=None)):
         assert isinstance(verdict(missing, "small_grids"), Missing)
-        assert "grids" in abstained(missing)["small_grids"]
+        assert "grid sizes" in abstained(missing)["small_grids"]
     assert verdict(trace(None, until=STEP / 8), "small_grids") is None
 
 

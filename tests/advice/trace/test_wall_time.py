@@ -65,7 +65,7 @@ def test_one_pause_is_told_as_one():
     train(b, end + 300 * MS, 20)
     finding = findings(b)["time_outside_steps"]
     assert finding.evidence["stretches_count"] == 1 and finding.title.startswith("Once in this recording, 290 ms pass")
-    assert finding.severity == "medium" and finding.gain.step_time is None and "came once" in finding.gain.how
+    assert finding.severity == "medium" and finding.gain.step_time is None and "occurred once" in finding.gain.how
 
 
 def few_steps(pause: float, gap: float) -> Builder:

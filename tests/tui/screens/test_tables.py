@@ -55,7 +55,7 @@ def test_every_table_tells_what_the_analysis_holds() -> None:
 
 def test_without_steps_the_figures_are_those_of_the_window_and_say_so() -> None:
     kernels = tables(found(steps=None))[0]
-    assert kernels.rows[0][1] == pytest.approx(0.4) and kernels.note.startswith("Times and counts in the window, of a")
+    assert kernels.rows[0][1] == pytest.approx(0.4) and kernels.note.startswith("Times and counts in the window for each")
     # Twice as much work as the whole steps and the two that the window cuts can be: an evaluation, for example.
     assert "in the window" in tables(found(trace={"window_s": 8.0}))[0].note
     # Their work tells better than the window, of which half was a pause.
@@ -89,7 +89,7 @@ def test_layers_unfold_and_the_limit_is_in_order() -> None:
         ("host work", 0.08, pytest.approx(0.8), 0.0, 0.0), ("kernels", 0.02, pytest.approx(0.2), 0.01, 0.05),
         ("kernels", 0.0, 0.0, 0.01, float("inf"))]
     assert path.columns[4].text(path.rows[2][4]) == "any" and path.rows[2][5:] == ("GPU 0 stream 7", 4, "gemm")
-    assert "Step 3, 100 ms" in path.note and path.note.endswith("Not sure.")
+    assert "Step 3 takes 100 ms" in path.note and path.note.endswith("Not sure.")
 
 
 def test_the_ranks_with_least_median_and_most_load_stand_first() -> None:
@@ -101,7 +101,7 @@ def test_the_ranks_with_least_median_and_most_load_stand_first() -> None:
         ("least", "GPU 2"), ("median", "GPU 0"), ("most", "GPU 1"), ("", "GPU 3")]
     assert table.rows[0][2:] == (0.05, 0.01, 0.05, 0.0, 0.0, "n1") and table.rows[3][4] is None
     assert "mean of 4" in table.note
-    assert "no other rank" in tables(found(ranks=ranks[:1]))[10].empty
+    assert "nothing to compare" in tables(found(ranks=ranks[:1]))[10].empty
     assert "by step" in tables(found(ranks=ranks, steps=None))[10].empty
 
 
