@@ -35,7 +35,7 @@ def test_launches_after_a_recording_that_have_no_event_are_missing():
     for i in range(200):
         b.host("cudaLaunchKernel", end + 50 * i, 8, "launch 0")
     trace = up_to_last_gpu_event(b.build())
-    assert [note.id for note in trace.quality] == ["clipped"] and "launches 200 times more" in trace.quality[0].message
+    assert [note.id for note in trace.quality] == ["clipped"] and "launches 200 more times" in trace.quality[0].message
 
 
 def test_a_capture_that_began_before_the_recording():
@@ -51,7 +51,7 @@ def test_launches_of_another_thread_meanwhile_are_none_of_the_graphs():
     recording(500, 400, b=b)
     for i in range(100):
         b.host("cudaLaunchKernel", 600 + 100 * i, 8, "other thread")
-    assert "launches 100 times more" in up_to_last_gpu_event(b.build()).quality[0].message
+    assert "launches 100 more times" in up_to_last_gpu_event(b.build()).quality[0].message
 
 
 def test_a_graph_recorded_anew_in_each_step_is_no_start():

@@ -55,7 +55,7 @@ def test_every_table_tells_what_the_analysis_holds() -> None:
 
 def test_without_steps_the_figures_are_those_of_the_window_and_say_so() -> None:
     kernels = tables(found(steps=None))[0]
-    assert kernels.rows[0][1] == pytest.approx(0.4) and kernels.note.startswith("Times and counts in the window for each")
+    assert kernels.rows[0][1] == pytest.approx(0.4) and kernels.note.startswith("Times and counts in the window for")
     # Twice as much work as the whole steps and the two that the window cuts can be: an evaluation, for example.
     assert "in the window" in tables(found(trace={"window_s": 8.0}))[0].note
     # Their work tells better than the window, of which half was a pause.
