@@ -46,8 +46,7 @@ def page(finding_id: str, limit: Callable[[str], Limit] = LIMITS.__getitem__) ->
     ``limit`` gives the record of a threshold: the one built in, or the user's.
     """
     head, _, body = prose(finding_id).partition("\n")
-    facts = "\n".join(line for rule in RULES if finding_id in rule.ids
-                      for line in _facts(rule, limit))
+    facts = "\n".join(line for rule in RULES if finding_id in rule.ids for line in _facts(rule, limit))
     return f"# {finding_id}: {head.removeprefix('# ')}\n\n{body.strip()}\n\n## How gputop decides\n\n{facts}"
 
 

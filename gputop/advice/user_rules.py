@@ -25,7 +25,7 @@ from gputop.text.units import ranges
 
 Figures = Mapping[str, tuple[float, Quantity]]  # as of gputop.rules.expression.Outcome
 _NO_GAIN = "unknown, because this is a custom rule"
-_NO_ACTION = "The rule names no action."
+_NO_ACTION = "The rule does not name an action."
 # What the windows of the live rules are cut into: with other values the rules would not do what they say.
 _FIXED = frozenset({"coverage", "slice_s", "min_readings"})
 _UNITS: Mapping[str, Unit] = {**OF_METRIC, "s": SECONDS}

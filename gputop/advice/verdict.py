@@ -14,7 +14,9 @@ from gputop.advice.rule import Rule
 from gputop.core.findings import Claim, Culprit, Finding, Gain, Severity, at_most, severity_of
 from gputop.text.units import percent
 
-ONCE = "it came once in this recording, and how often it comes is unknown: a longer capture shows that"
+ONCE = "this occurred once in the recording, so capture longer to see how often it occurs"
+# The same in saved analyses of earlier versions.
+ONCE_TEXTS = (ONCE, "it came once in this recording, and how often it comes is unknown: a longer capture shows that")
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -95,9 +97,9 @@ class Basis(Struct, frozen=True):
 
 _VERDICT_ALONE = Basis()
 _BESIDES = {
-    "at least": " The fix also frees CPUs for the rest of the step, so it can save more.",
-    "about": " The fix can leave some of this time, and it also frees CPUs for the rest of the step: it can save less "
-             "or more.",
+    "at least": " The fix also frees CPU time for the rest of the step, so it can save more.",
+    "about": " The fix may leave some of this time but also frees CPU time for the rest of the step, so it can save "
+             "less or more.",
 }
 
 
@@ -132,10 +134,9 @@ def _gain(verdict: Verdict, words: Explanation, basis: Basis) -> Gain:
         sentence = f"{how[:1].upper()}{how[1:]}. {basis.not_replayed}".rstrip()
         if not verdict.gpus:  # the step runs on the CPUs that the fix frees
             sentence += _BESIDES.get(claim, "")
-        return Gain(most * window, how, per, "bound", sentence, claim=claim if either else "at most",
-                    before_s=before_s)
-    how = "a replay of the recorded steps with the fix"
-    how += ("; the fix can save more" if claim == "at least" else "; it rests on a usual factor, not on a bound"
+        return Gain(most * window, how, per, "bound", sentence, claim=claim if either else "at most", before_s=before_s)
+    how = "replaying the recorded steps with the fix"
+    how += ("; the fix can save more" if claim == "at least" else "; uses a typical factor, not a bound"
             if claim == "about" else f"; the upper bound is {percent(most)}")
     saved = min(basis.replayed, most) * window
     return Gain(saved, how, per, "replay", verdict.cure.assumes, claim=claim, before_s=before_s)

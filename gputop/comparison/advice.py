@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.advice.verdict import ONCE
+from gputop.advice.verdict import ONCE_TEXTS
 from gputop.comparison.caveats import batch_factor, other_batch
 from gputop.comparison.figures import ComparedRow
 from gputop.comparison.sides import Side
@@ -130,7 +130,7 @@ def followed(a: Side, b: Side, mean_step: ComparedRow | None, wall: ComparedRow 
                             when="capture" if id_ in shown else "now")
         if status == "not judged":
             entry = replace(entry, reason=not_judged[id_])
-        elif gains[id_].how == ONCE:
+        elif gains[id_].how in ONCE_TEXTS:
             entry = _once(entry, finding, left, a.live_steps, b.live_steps)
         elif id_ in tried:
             beside = [other for other in tried if gains[id_].per == _RECORDING or gains[other].per != _RECORDING
@@ -220,8 +220,7 @@ def _outcome(entry: FollowedAdvice, gain: Gain, measured_by: _Measured, promises
     if several:  # each alone; together no less than the largest, no more than all
         promised = [one for one in promises if one is not None]
         least, most = max(promised), min(sum(promised), 1.0)
-        entry = replace(entry, together=(least, most),
-                        reason=f"measured for {len(promises)} fixed causes together")
+        entry = replace(entry, together=(least, most), reason=f"measured for {len(promises)} fixed causes together")
     if low is None or high is None:
         return replace(entry, reason=step.reason)
     if low <= min(0.0, least) and max(0.0, least) <= high:

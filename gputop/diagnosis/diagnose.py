@@ -53,7 +53,7 @@ _RECORD_GPU = {
     "nsys": "Record with `nsys profile --trace=cuda,nvtx`.",
     "": "`gputop doctor` checks the permission to profile.",
 }
-_WHOLE_FILE = "an intact file: events after the damage are missing"
+_WHOLE_FILE = "an undamaged file, because events after the damage are missing"
 _MUCH_UNSEEN = 0.1  # share of the steps. gputop's own figure
 _FEW_STEPS = 5  # below, a mean is a mean of accidents (TraceML asks for 20 to be sure)
 
@@ -142,8 +142,8 @@ def _without_start_and_end(trace: Trace, steps: Steps | None, started: Sequence[
         trace = after_start(trace, over_ns)
     if (end_ns := end_start_ns(trace)) is not None:
         notes = (*notes, TraceNote("end", (
-            f"The program exits at the end of the recording: for {seconds((trace.window_ns[1] - end_ns) / 1e9)}, it "
-            "mostly unloads modules and frees memory. gputop leaves out this time.")))
+            f"In the last {seconds((trace.window_ns[1] - end_ns) / 1e9)} of the recording, the program mostly unloads "
+            "modules and frees memory before it exits. gputop leaves that time out.")))
         trace = part_of(trace, 0, end_ns)
     return trace, notes
 
@@ -185,8 +185,9 @@ def _start_note(
     if over_ns is None or (steps is not None and (steps.times.start_up or steps.bounds_ns[0][0] < over_ns)):
         return ()
     time = seconds((over_ns - trace.window_ns[0]) / 1e9)
-    return (TraceNote("start", f"The recording begins with job startup: {time} with {what_started(started, over_ns)}. "
-                               "gputop leaves out this time and judges the rest separately."),)
+    return (TraceNote("start", f"The first {time} of the recording are job startup, with "
+                               f"{what_started(started, over_ns)}. gputop leaves the startup out and judges only the "
+                               "rest."),)
 
 
 def _unseen_note(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
@@ -199,8 +200,8 @@ def _unseen_note(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Step
     if gpu < 0 or unseen_ns[gpu] < _MUCH_UNSEEN * steps.spans.total:
         return ()
     return (TraceNote("unseen_head", (
-        f"GPU {gpu_number(trace, gpu)} has no events in the first {seconds(unseen_ns[gpu] / 1e9)} of the steps. The "
-        "GPU may have run work launched before the recording, so gputop reports no cause for that time.")),)
+        f"GPU {gpu_number(trace, gpu)} has no event in the first {seconds(unseen_ns[gpu] / 1e9)} of the steps. The GPU "
+        "may have run work launched before the recording, so gputop names no cause for that time.")),)
 
 
 def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
@@ -208,15 +209,15 @@ def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
     notes = []
     if steps.times.unit == "period":
         notes.append(TraceNote("no_steps", (
-            f"Steps are not marked. The trace contains {steps.times.anchor}, {steps.count} times: either a layer of "
-            "the model or a step; the trace does not show which. Values are per repetition. To mark steps, use "
-            f"{how_to_mark_steps(trace)}.")))
+            f"Nothing marks steps, but there is {steps.times.anchor} ({steps.count} times). The trace does not show "
+            "whether this sequence is a layer of the model or a step, so values are per period. To find steps, mark "
+            f"them with {how_to_mark_steps(trace)}.")))
     if steps.times.start_up:
         which = "The only step" if steps.count == 1 else f"All {steps.count} steps"
         notes.append(TraceNote("start_up", (
-            f"{which} in this window {'is' if steps.count == 1 else 'are'} part of job startup: "
-            f"{steps.times.start_up}. Later steps are shorter, so these steps are not representative. Capture again "
-            "when the job runs steadily.")))
+            f"{which} of this window {'is' if steps.count == 1 else 'are'} part of job startup: "
+            f"{steps.times.start_up}. Later steps are shorter and not represented here, so capture again when the job "
+            "runs steadily.")))
     return notes
 
 
@@ -224,10 +225,9 @@ def _no_gpu(trace: Trace) -> str:
     """Reason why a trace shows no GPU, as far as its host shows one: a job that uses a GPU launches kernels."""
     launches = len(host_rows(trace, LAUNCH_CALLS))
     if launches:
-        return (f"There is no GPU in this trace, but {counted(launches, 'call')} that "
-                f"launch{'es' if launches == 1 else ''} kernels: the profiler recorded no kernels. "
-                f"{_RECORD_GPU.get(trace.format, _RECORD_GPU[''])}")
-    return f"There is no GPU in this trace.{' ' + _RECORD_GPU['nsys'] if trace.format == 'nsys' else ''}"
+        return (f"The trace has no GPU but {counted(launches, 'kernel launch', 'es')}, so the profiler did not record "
+                f"the kernels. {_RECORD_GPU.get(trace.format, _RECORD_GPU[''])}")
+    return f"The trace has no GPU.{' ' + _RECORD_GPU['nsys'] if trace.format == 'nsys' else ''}"
 
 
 def _notes(
@@ -238,13 +238,14 @@ def _notes(
     note_ids = {note.id for note in notes}
     if steps is None:
         notes.append(TraceNote("no_steps", (
-            "gputop found no steps: there are no step markers, calls of a step function, or clearly repeating kernel "
-            "sequences. Shares are of the whole window. Capture more than two steps, or mark steps with "
+            "No steps found: the trace has no step markers, no calls of a step function, and no clearly repeated "
+            "kernel sequence. Shares are of the whole window. Capture more than two steps, or mark steps with "
             f"{how_to_mark_steps(trace)}.")))
     elif steps.count < _FEW_STEPS:
-        more = ("trace more runs (a timeline contains one)" if steps.times.anchor == SESSION_RUN else "capture longer")
-        notes.append(TraceNote("few_steps", f"The window contains only {steps.count} complete "
-                                            f"step{'' if steps.count == 1 else 's'}: the numbers are rough; {more}."))
+        more = ("trace more runs, because a timeline holds one run" if steps.times.anchor == SESSION_RUN else
+                "capture longer")
+        notes.append(TraceNote("few_steps", f"Only {steps.count} whole step{'' if steps.count == 1 else 's'} in "
+                                              f"the window, so the numbers are rough: {more}."))
     if steps is not None:
         notes += evaluation_note(steps.times) + accumulation_note(trace, steps)
         notes += _steps_that_are_none(trace, steps)
@@ -253,9 +254,9 @@ def _notes(
         notes.append(TraceNote("no_collectives", without))
     if not device_events and trace.gpus and not note_ids & {"empty_device_plane", "no_device_events", "lost_kernels"}:
         notes.append(TraceNote("empty_device_plane", (
-            "The trace lists GPUs but no GPU events: the profiler lacked permission to use CUPTI, or nothing ran. "
+            "The trace lists GPUs but no GPU events, because the profiler had no permission for CUPTI or nothing ran. "
             "`gputop doctor` shows how to grant the permission.")))
     if not trace.gpus:
         id_ = "lost_kernels" if len(host_rows(trace, LAUNCH_CALLS)) else "no_gpu"
-        notes.append(TraceNote(id_, f"{_no_gpu(trace)} Time that is not input wait counts as host."))
+        notes.append(TraceNote(id_, f"{_no_gpu(trace)} All time except input wait counts as host time."))
     return notes

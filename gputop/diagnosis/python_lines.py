@@ -13,7 +13,7 @@ GAP_NAMES = {
     "gap": "between two step calls", "input": "input wait", "tracing": "a function is traced or compiled",
     "eager": "Python runs ops one by one", "placement": "an op runs on the host", "dispatch": "the next launch is late",
 }
-_NO_LINES = {"input": "No Python code ran on other threads: the input pipeline does not wait for Python."}
+_NO_LINES = {"input": "Other threads ran no Python in these gaps, so the input pipeline does not wait for it."}
 
 
 def per_basis(basis: str) -> str:
@@ -28,7 +28,7 @@ def line_words(line: StackLine, basis: str) -> str:
 
 def gap_words(gaps: GapLines, stacks: HostStacks) -> str:
     """"between two calls of the step, 43.5 ms of each step; stacks were seen in 92 of 102"."""
-    seen = "Python was traced in" if stacks.traced else "stacks were sampled in"
+    seen = "Python was traced in" if stacks.traced else "stacks were seen in"
     return (f"{GAP_NAMES.get(gaps.gap, gaps.gap)}, {seconds(gaps.s_per_step)} {per_basis(stacks.basis)}; {seen} "
             f"{gaps.seen:,} of {gaps.gaps:,} such gaps")
 
@@ -36,14 +36,14 @@ def gap_words(gaps: GapLines, stacks: HostStacks) -> str:
 def cost_words(stacks: HostStacks, simulated: bool) -> str:
     """Source of the stacks, and the cost of sampling them, in words."""
     if stacks.traced:
-        line = ("the line of its call or, if unknown, by its first line" if stacks.source == "tracer with lines"
+        line = ("the line of its call, or otherwise by its first line" if stacks.source == "tracer with lines"
                 else "its first line")
-        return (f"Recorded by the trace's Python tracer, which identifies a function by {line}. Such a tracer slows "
-                "down code that calls many functions.")
+        return (f"The lines come from the trace's own Python tracer, which identifies a function by {line}. Such a "
+                "tracer slows down code that calls many functions.")
     if simulated:
         return f"SIMULATED stacks, {stacks.rate_hz:.0f} samples per second."
     failed = f"; {percent(stacks.missed)} of the samples failed" if stacks.missed >= 0.01 else ""
-    return (f"py-spy sampled the stacks {stacks.rate_hz:.0f} times per second{failed}. Times are accurate to "
+    return (f"py-spy sampled the stacks {stacks.rate_hz:.0f} times a second{failed}. The times are accurate to "
             f"{seconds(stacks.error_s)}. Sampling used {stacks.cpus:.2f} CPUs.")
 
 
@@ -55,12 +55,12 @@ def worth_showing(stacks: HostStacks, period_s: float) -> list[GapLines]:
 def lines_of_gaps(gaps: GapLines, stacks: HostStacks) -> Iterator[str]:
     """Yield what ran in the gaps, a line of text for each kind."""
     if not gaps.seen:
-        yield ("The tracer recorded no calls near these gaps." if stacks.traced else
-               "These gaps are too short to contain a sample." if not gaps.lines else
-               "These gaps are too short for individual samples. Across all samples, the step calls:")
+        yield ("The tracer recorded no call near these gaps." if stacks.traced else
+               "These gaps are so short that no sample fell into them." if not gaps.lines else
+               "These gaps are too short for single samples. Over all samples, these lines run after the step:")
     elif not gaps.lines and gaps.gap == "input" and stacks.traced:
-        yield "The tracer recorded no user Python code on other threads; it does not trace tf.data's threads."
+        yield "The tracer recorded no user Python code on other threads. It does not trace tf.data threads."
     elif not gaps.lines:
-        yield _NO_LINES.get(gaps.gap, "No line took 1% of that time.")
+        yield _NO_LINES.get(gaps.gap, "No line ran for more than 1% of that time.")
     for line in gaps.lines[:_SHOWN]:
         yield line_words(line, stacks.basis)

@@ -76,7 +76,7 @@ def short_report(analysis: Analysis, width: int = 80) -> str:
         below += wrap(wall_sentence(a.wall_time), width)
     below += wrap(unexplained_text(a), width)
     more = not_judged(a).removesuffix(".")
-    below += wrap(f"{more + ' (details: --verbose). ' if more else ''}All values and the code of each fix: "
+    below += wrap(f"{more + ' (details: --verbose). ' if more else ''}For all values and the code of each fix, use "
                   "--full.", width)
     below += _files(a)
     room = _SHORT_LINES - len(lines) - len(below) - len(findings) - 1
@@ -154,7 +154,7 @@ def _steps(a: Analysis, width: int) -> Iterator[str]:
                     width, f"{s.unit.capitalize():<9}")
     text = f"{counted(s.count, s.unit)} based on {s.anchor}, confidence {s.confidence}"
     if s.dropped:
-        text += f"; {s.dropped} incomplete or warm-up steps left out"
+        text += f"; {counted(s.dropped, 'incomplete or warm-up step')} left out"
     if s.iterations_per_step > 1:
         text += (f"; each with {s.iterations_per_step:.4g} iterations, {seconds(s.median_s / s.iterations_per_step)} "
                  "per iteration")
@@ -191,7 +191,7 @@ def _advice(a: Analysis, width: int) -> Iterator[str]:
 
 def _how_many_not_judged(a: Analysis, width: int) -> Iterator[str]:
     if a.abstained:
-        yield from wrap(f"{not_judged(a)} For details: gputop analyze --verbose.", width)
+        yield from wrap(f"{not_judged(a)} To see which ones and why, run gputop analyze --verbose.", width)
 
 
 def _not_judged(a: Analysis, width: int) -> Iterator[str]:
@@ -212,15 +212,15 @@ def unexplained_text(a: Analysis) -> str:
         return ""
     named = {id_: name for id_, (name, _) in WALL_PARTS.items()} | {id_: part.name for id_, part in PART_BY_ID.items()}
     if not a.gpus:
-        named["host"] = "no op of the model runs: the loop runs Python or waits"
+        named["host"] = "no model op runs, so Python runs or the loop waits"
     parts = sorted((part for part in u.parts.items() if part[1] >= _WORTH_A_NAME * u.time_s), key=lambda part: -part[1])
-    text = f"Unexplained: {seconds(u.time_s)} of the {u.per}'s {seconds(u.of_s)} ({percent(u.time_s / u.of_s)}): "
+    text = f"{seconds(u.time_s)} of the {seconds(u.of_s)} {u.per} ({percent(u.time_s / u.of_s)}) is unexplained: "
     text += named[parts[0][0]] if len(parts) == 1 else ", ".join(f"{named[id_]} {seconds(s)}" for id_, s in parts)
     ran = [(work.time_s, printable(work.name)) for work in u.work]
     if u.silent_s is not None and u.silent_s >= _WORTH_A_NAME * u.time_s:
         silent = any(part.kind == "silent" for part in a.wall_time.parts) if a.wall_time is not None else False
         ran.append((u.silent_s, "no events" if silent else HOST_KINDS["python"]))
-    listed = ", ".join(f"{name} {seconds(time_s)}" for time_s, name in sorted(ran, reverse=True))
+    listed = ", ".join(f"{name} ({seconds(time_s)})" for time_s, name in sorted(ran, reverse=True))
     return f"{text}. Host activity during this time: {listed}." if ran else f"{text}."
 
 
@@ -254,7 +254,7 @@ def limit_lines(a: Analysis) -> VerdictLines:
     active = [gpu for gpu in a.gpus if gpu.kernels]
     unrecorded = next((note.message for note in a.trace.quality if note.id in _NOT_RECORDED and not active), "")
     if unrecorded:
-        return no_verdict("the GPU's work was not recorded", "record again with GPU events", unrecorded)
+        return no_verdict("the GPU work was not recorded", "record again with GPU events", unrecorded)
     clean, about, do = _limit_of_gpus(a, active) if active else _limit_of_host(a)
     # "No cause found" is not said above a cause that is small only because there are so few kernels.
     few = not a.steps and sum(gpu.kernels for gpu in active) < _FEW_KERNELS * len(active) and any(
@@ -275,19 +275,19 @@ def _has_verdict(a: Analysis) -> bool:
 def _limit_of_host(a: Analysis) -> tuple[bool, str, str]:
     """Verdict for a trace without work on a GPU: whether nothing is wrong, the limit of the job, and what to do."""
     if a.input is not None and any(abstained.id == "input_bound" for abstained in a.abstained):
-        return False, (f"the calls for a batch take {percent(a.input.wait_ratio)} of the "
-                       f"{'step' if a.steps else 'window'}; gputop cannot tell whether the job waits for its input, "
+        return False, (f"calls for a batch take {percent(a.input.wait_ratio)} of the "
+                       f"{'step' if a.steps else 'window'}; whether the job waits for its input is unknown, "
                        "because the trace shows no GPU work"), ""
     work = "kernel" if any(gpu.busy for gpu in a.gpus) else "GPU work"
-    shows = (f"the trace shows neither {work} nor an input pipeline" if a.input is None else
-             f"the trace shows no {work}, and the loop barely waits for input")
+    shows = (f"the trace shows no {work} and no input pipeline" if a.input is None else
+             f"the trace shows no {work}, and the loop hardly waits for its input")
     table = a.cpu_layers
     if table is None or table.total_s <= 0:
         return True, shows, ""
     phases = {row.name: (row.device_s + row.wait_s) / table.total_s for row in table.rows if row.parent is None}
     idle = phases.pop(NO_OP_RUNS, 0.0)
     if idle >= HIGH_SHARE:
-        return False, f"the CPU runs no op of the model for {percent(idle)} of the {table.basis}", ""
+        return False, f"the CPU runs no model op for {percent(idle)} of the {table.basis}", ""
     most = [f"{name} {percent(share)}" for name, share in sorted(phases.items(), key=lambda item: -item[1])[:3]
             if share >= _WORTH_NAMING]
     return True, f"{shows}; shares of the {table.basis}: {', '.join(most)}", ""
@@ -299,14 +299,15 @@ def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str, st
     busy = 1 - shares["idle"]
     lost = max(("idle", "collectives", "copies"), key=lambda name: shares[name])
     if busy >= 0.9 and shares["compute"] >= 0.8 * busy:
-        return True, f"the GPUs are busy for {percent(busy)} of the {basis}, bound by compute", (
-            "improve the compute itself: number formats, kernels, the model")
+        return True, f"the GPUs are busy for {percent(busy)} of the {basis} and bound by compute", (
+            "only the compute itself can be improved: number types, kernels, the model")
     if shares[lost] < HIGH_SHARE:
         return True, (f"the GPUs are busy for {percent(busy)} of the {basis} and compute for "
                       f"{percent(shares['compute'])}"), ""
     what = {"idle": "the GPUs are idle for", "collectives": "exposed communication takes",
-            "copies": "exposed copies take"}[lost]
-    where = "to see where they wait: gputop analyze --idle-gaps 10, or b in the timeline" if lost == "idle" else ""
+            "copies": "copies without overlapping compute take"}[lost]
+    where = ("run gputop analyze --idle-gaps 10, or press b in the timeline, to see where the GPUs wait"
+             if lost == "idle" else "")
     return False, f"{what} {percent(shares[lost])} of the {basis}", where
 
 

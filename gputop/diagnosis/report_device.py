@@ -45,31 +45,32 @@ def _work(r: Replicas) -> str:
     light = min(compared, key=lambda w: w.compute_ratio or 0.0)
     low, high = light.compute_ratio or 0.0, heavy.compute_ratio or 0.0
     if high <= 1 + _EVEN and low >= 1 - _EVEN:
-        return (f"even: the GPUs compute for at most {seconds(heavy.compute_s)} per {r.basis}, each within "
-                f"{percent(max(high - 1, 1 - low))} of the others' median")
-    text = (f"GPU {heavy.gpu} computes {high:.2f} times the others' median per {r.basis} ({seconds(heavy.compute_s)})")
+        return (f"even: each GPU computes for at most {seconds(heavy.compute_s)} per {r.basis}, within "
+                f"{percent(max(high - 1, 1 - low))} of the median of the others")
+    text = (f"GPU {heavy.gpu} computes {high:.2f}× as long as the median of the others per {r.basis} "
+            f"({seconds(heavy.compute_s)})")
     if heavy.kernels_ratio is not None:
-        text += f", with {heavy.kernels_ratio:.2f} times the kernels"
-    return text + f"; GPU {light.gpu} {low:.2f} times"
+        text += f", with {heavy.kernels_ratio:.2f}× as many kernels"
+    return text + f"; GPU {light.gpu} computes {low:.2f}× as long"
 
 
 def _together(c: Concurrency | None) -> str:
     if c is None or c.serial is None or c.serial_by_chance is None:
         return ""
     n = len(c.exactly) - 1
-    return (f"only one GPU computes during {percent(c.serial)} of the time in which any computes "
-            f"({percent(c.serial_by_chance)} by chance); {'both' if n == 2 else f'all {n}'} compute at once "
-            f"{percent(c.exactly[n])} of the time, none {percent(c.exactly[0])}")
+    return (f"only one GPU computes for {percent(c.serial)} of the time in which any GPU computes "
+            f"({percent(c.serial_by_chance)} by chance); {'both' if n == 2 else f'all {n}'} GPUs compute at the same "
+            f"time for {percent(c.exactly[n])} of the time, and none for {percent(c.exactly[0])}")
 
 
 def _skew(skew: StepSkew | None) -> str:
     if skew is None:
         return ""
-    text = (f"{seconds(skew.median_s)} between first and last GPU (median; 95th percentile: {seconds(skew.p95_s)})")
+    text = f"{seconds(skew.median_s)} from the first to the last GPU (median; 95th percentile: {seconds(skew.p95_s)})"
     if skew.last:
         gpu, times = max(skew.last.items(), key=lambda item: item[1])
         if times * 2 > skew.steps:
-            text += f", GPU {gpu} is last in {times} of {skew.steps} steps"
+            text += f"; GPU {gpu} is last in {times} of {skew.steps} steps"
     return text
 
 
@@ -78,14 +79,13 @@ def _launches(launches: LaunchOrder | None) -> str:
         return ""
     most = max(launches.threads.values())
     if launches.launches_per_turn is not None:
-        text = (f"{percent(launches.shared_launches)} come from host threads that serve several GPUs, half of them in "
-                f"series of at least {launches.launches_per_turn} to one GPU")
+        text = (f"{percent(launches.shared_launches)} of the launches come from host threads that serve several GPUs, "
+                f"half of them in series of at least {launches.launches_per_turn} to one GPU")
     else:
-        text = "each GPU has its own host thread" if most == 1 else (f"each GPU has up to {most} host threads of its "
-                                                                     "own")
+        text = "each GPU has its own host thread" if most == 1 else f"each GPU has up to {most} host threads of its own"
     if launches.delay_median_s:
         gpu, delay = max(launches.delay_median_s.items(), key=lambda item: item[1])
-        text += f"; the first launch of a step on GPU {gpu} comes {seconds(delay)} after the first launch on any GPU"
+        text += f"; the first launch of a step on GPU {gpu} comes {seconds(delay)} after the first on any GPU"
     return text
 
 
@@ -100,7 +100,7 @@ def kernel_details(a: Analysis, width: int) -> Iterator[str]:
     yield from _sizes(a, width)
     command = next((row.ncu for row in k.by_name if row.ncu), "")
     if command:
-        yield from _labeled("Nsight", "Compute, for the kernel that takes the most time (except collectives):", width)
+        yield from _labeled("Nsight", "Compute command for the longest kernel (except collectives):", width)
         yield f"{'':{_INDENT}}{printable(command)}"
 
 
@@ -110,7 +110,7 @@ def source_lines(a: Analysis, width: int) -> Iterator[str]:
     if table is not None and table.sources:
         lines = [f"{printable(line.line)} {percent(line.share)}" for line in table.sources[:_OPS_SHOWN]
                  if line.share >= _WORTH_NAMING]
-        yield from _labeled("lines", ", ".join(lines) + f" of the {'GPU' if table.gpus else 'CPU'}'s time", width)
+        yield from _labeled("lines", ", ".join(lines) + f" of {'GPU' if table.gpus else 'CPU'} time", width)
 
 
 def _sizes(a: Analysis, width: int) -> Iterator[str]:
@@ -123,10 +123,10 @@ def _sizes(a: Analysis, width: int) -> Iterator[str]:
     highest = max(counts)
     bars = "".join(BARS[round(c / highest * (len(BARS) - 1))] if c else " " for c in counts)
     # What another framework takes is another figure.
-    pace = "; TensorFlow takes 20-40 µs to launch an op" if a.trace.format == "xspace" else ""
+    pace = ". TensorFlow takes 20-40 µs to launch an op" if a.trace.format == "xspace" else ""
     yield from _labeled("durations", (
-        f"{percent(below[20e-6])} take less than 20 µs, and {percent(below[40e-6])} less than 40 µs{pace}. Counts by "
-        "duration, which doubles from bar to bar:"), width)
+        f"{percent(below[20e-6])} of the kernels run for less than 20 µs, and {percent(below[40e-6])} for less than "
+        f"40 µs{pace}. Kernel counts by duration (each bar covers twice the duration of the previous bar):"), width)
     yield f"{'':{_INDENT}}{seconds(bounds[0])} |{bars}| {seconds(bounds[-1])}"
 
 
@@ -140,7 +140,7 @@ def mfu_text(gpu_limits: Limits) -> str:
     again = f", HFU {hfu:.1%} with recomputation" if hfu > gpu_limits.mfu else ""
     flops = f"{(gpu_limits.flops or 0.0) / 1e12:,.4g} TFLOP per step and GPU"
     flops += (", as given" if gpu_limits.flops_source == "given" else
-              f" according to XLA programs that cover {percent(gpu_limits.coverage)} of the compute time")
+              f" from XLA programs, which cover {percent(gpu_limits.coverage)} of the compute time")
     return f"{gpu_limits.mfu:.1%}{again}: {flops}, at {peaks} ({source})"
 
 

@@ -23,7 +23,7 @@ def gaps(a: Analysis, width: int) -> Iterator[str]:
     yield from _labeled("Gaps", f"{seconds(g.total_s_per_step)} per {a.steps.unit}, {g.what}", width)
     parts = [(work.name, work.s_per_step) for work in g.main]
     if g.no_event_s_per_step is not None:
-        parts.append(("(no event: Python)", g.no_event_s_per_step))
+        parts.append(("Python without events", g.no_event_s_per_step))
     parts.sort(key=lambda part: -part[1])
     for label, times in (("training loop", parts), ("executors", [(w.name, w.s_per_step) for w in g.executor])):
         shown = [f"{_short(name, _NAME_WIDTH)} {seconds(time)}" for name, time in times[:_NAMES] if time > 0]
@@ -70,9 +70,9 @@ def _contention(t: LaunchThreads) -> str:
         cpus = "" if t.cpus is None else f" on {t.cpus} CPUs"
         text += f"; {t.busy_threads_at_launch:.1f} threads were busy during launches{cpus}"
     if t.input_busy_late is not None:
-        text += f"; tf.data was active during {percent(t.input_busy_late)} of the time that GPUs waited for launches"
+        text += f"; tf.data works for {percent(t.input_busy_late)} of the time in which GPUs wait for launches"
         if t.input_busy is not None:
-            text += f", and {percent(t.input_busy)} of the rest"
+            text += f", and for {percent(t.input_busy)} of the rest"
     return text
 
 

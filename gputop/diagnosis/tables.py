@@ -51,15 +51,15 @@ def _kernels(analysis: Analysis, by_op: bool) -> Table:
     name = "By op" if by_op else "Kernels"
     if kernels is None:
         return Table(name, columns, (),
-                     "No kernels: no GPU was active in the window, or the trace was recorded without GPU events.")
+                     "No kernels: no GPU worked in the window, or the trace was recorded without GPU events.")
     table = kernels.by_op if by_op else kernels.by_name
     of_step, by = kernels_per_step(analysis, table or ())
     rows = tuple((r.share, r.time_s, r.count, r.mean_s, _type(r.types), r.tensor_core, ranges(r.by_gpu), r.occupancy,
                   r.name.removeprefix("void ") or f"and {r.names} more") for r in of_step)
     empty = (f"No kernel ran in the {'steps' if table else 'window'}." if table is not None else
-             "The kernels in this trace do not name their ops.")
-    each = ", for a GPU that runs the kernel" if by.gpus > 1 else ""
-    note = f"Times and counts {by.text(by_gpu=False)}{each}. tensor: share of the time in tensor core kernels."
+             "The kernels in this trace name no op, so the op of each kernel is unknown.")
+    each = " for each GPU that runs the kernel" if by.gpus > 1 else ""
+    note = f"Times and counts {by.text(by_gpu=False)}{each}. tensor: share of the time on tensor cores."
     note += f" occup.: occupancy, {kernels.occupancy_is}." if kernels.occupancy_is else ""
     return Table(name, columns, rows, empty, note if rows else "", commands={
         r.name.removeprefix("void "): r.ncu for r in table or () if r.ncu})
@@ -74,8 +74,8 @@ def _collectives(analysis: Analysis) -> Table:
     columns = (Column("operation"), Column("count", count), Column("time", seconds), Column("transfer", seconds),
                Column("waiting", portion), Column("bytes", bytes_, spare=True),
                Column("exposed", seconds, spare=True), Column("remark", wide=True))
-    empty = ("The trace has only one GPU, so there is no GPU to exchange data with." if len(analysis.gpus) == 1 else
-             "No collectives in the window: the GPUs do not exchange gradients over NCCL here.")
+    empty = ("The trace has one GPU, which has no other GPU to exchange data with." if len(analysis.gpus) == 1 else
+             "No collectives in the window: the GPUs do not exchange gradients through NCCL here.")
     collectives = analysis.collectives
     if collectives is None:
         return Table("Collectives", columns, (), empty)
@@ -95,8 +95,7 @@ def _waiting(collectives: Collectives, moving_s: float) -> str:
     if collectives.transfer_s is not None and collectives.waiting is not None:
         return (f": {seconds(moving_s)} transfer, {percent(collectives.waiting)} waiting for the last GPU to arrive"
                 + last)
-    return last + (f"; the share of waiting is unknown: {printable(collectives.reason)}" if collectives.reason
-                   else "")
+    return last + (f"; the waiting part is unknown: {printable(collectives.reason)}" if collectives.reason else "")
 
 
 def _memory(analysis: Analysis) -> Table:
@@ -113,11 +112,11 @@ def _memory(analysis: Analysis) -> Table:
         parts += [(h.bytes, h.allocations, h.op) for h in use.holders]
         if use.unattributed_bytes:
             parts.append((use.unattributed_bytes, None,
-                          "Allocated before the capture (variables, optimizer state) or by an unnamed op."))
+                          "Allocated before the capture (variables, optimizer state), or by an unnamed op."))
         rows += [(use.allocator, size, size / peak if peak else None, size / room if room else None, count, what)
                  for size, count, what in parts]
     held = any(use.holders for use in analysis.memory)
-    note = "" if held or not rows else "The trace does not show what used the memory at the peak. "
+    note = "" if held or not rows else "The trace does not show what held the memory at peak. "
     sized = [(free, use) for use in analysis.memory if (free := use.headroom_bytes) is not None and use.capacity_bytes]
     if sized:
         free, use = min(sized, key=lambda pair: pair[0] / pair[1].capacity_bytes)
@@ -125,7 +124,7 @@ def _memory(analysis: Analysis) -> Table:
         broken = use.fragmentation_at_peak
         note += f", fragmentation {percent(broken)}." if broken is not None else "."
     return Table("Memory", columns, tuple(rows),
-                 "No allocators in the trace: TensorFlow records them with its host events.", note.rstrip())
+                 "No allocator in the trace: TensorFlow records allocators with its host events.", note.rstrip())
 
 
 def _copies(analysis: Analysis) -> Table:
@@ -167,9 +166,9 @@ def _host_ops(analysis: Analysis) -> Table:
                   r.example.removeprefix(CALL)) for r in ops.types]
         rows += [(r.name, "eager", r.count / by.steps, r.seconds / by.steps, *((None,) if on_gpus else ()),
                   "run one by one from Python") for r in ops.eager]
-    note = f"Times and counts {by.text(by_gpu=False)}{', GPU time: mean over the GPUs' if by.gpus > 1 else ''}."
+    note = f"Times and counts {by.text(by_gpu=False)}{', GPU time as mean over the GPUs' if by.gpus > 1 else ''}."
     if ops is not None and (ops.eager_share or 0.0) >= _WORTH_EAGER:
-        note += f" Eager: {percent(ops.eager_share or 0.0)} of the time in ops and functions."
+        note += f" Eager ops take {percent(ops.eager_share or 0.0)} of the time in ops and functions."
     return Table("Host ops", columns, tuple(rows),
                  "No TF ops on host threads: the trace has no host events or is from another framework.",
                  note if rows else "")
@@ -203,7 +202,7 @@ def _input(analysis: Analysis) -> Table:
     columns = (Column("per batch", seconds), Column("own time", seconds), Column("function", seconds, spare=True),
                Column("calls", count, spare=True), Column("workers", _count, spare=True), Column("parallel", _count),
                Column("buffer empty", portion), Column("stage", wide=True))
-    empty = "No tf.data stages in the window: the job does not use tf.data, or all batches were already ready."
+    empty = "No tf.data stages ran in the window: the job does not use tf.data, or all batches were ready."
     waits = analysis.input
     if waits is None:
         return Table("Input", columns, (), empty)
@@ -225,16 +224,16 @@ def _layers(source: Analysis) -> Table:
     columns = (Column("share", portion), Column("CPU time" if on_cpu else "GPU time", seconds), Column("idle", seconds),
                Column("ops" if on_cpu else "kernels", count), Column("FLOPs", _flops, spare=True),
                Column("FLOP/s", _flops, spare=True), Column("bytes", bytes_, spare=True), Column("layer", wide=True))
-    empty = ("The kernels in this trace do not name their ops, so their layers are unknown." if source.gpus else
-             "This trace has neither kernels nor ops, so it is unknown where the time goes.")
+    empty = ("The kernels in this trace name no op, so the layer of each kernel is unknown." if source.gpus else
+             "The trace has neither kernels nor ops, so it does not show where the time goes.")
     if table is None:
         return Table("Layers", columns, (), empty)
     rows = tuple((r.share, r.device_s, r.wait_s, r.kernels, r.flops or None,
                   r.flops / (r.device_s * r.flops_known) if r.flops and r.device_s and r.flops_known else None, r.bytes,
                   r.name + (f"  ({r.source})" if r.source else f": {r.reason}" if r.reason else ""))
                  for r in table.rows)
-    note = (f"Per {table.basis}, on the CPU, because there is no GPU in this trace. Overlapping ops share the time."
-            if on_cpu else f"Per {table.basis} and GPU. idle: GPU idle time before these kernels.")
+    note = (f"CPU time per {table.basis}, because the trace has no GPU. Overlapping ops share the time."
+            if on_cpu else f"Times and counts per {table.basis} and GPU. idle: GPU idle time before these kernels.")
     return Table("Layers", columns, rows, "Nothing ran in the steps.", note, table.parents)
 
 
@@ -242,21 +241,21 @@ def _ranks(analysis: Analysis) -> Table:
     """The ranks with least, median and most load or waiting first, then all of them by their numbers."""
     extremes = least_median_most(analysis.ranks)
     columns = (Column(f"by {extremes.by}"), Column("rank"), Column("load", seconds), Column("transfer", seconds),
-               Column("waiting", seconds, missing="cannot be separated from transfer: the rank's collectives match no "
-                                                  "other rank's collectives"),
+               Column("waiting", seconds, missing="inseparable from transfer: the collectives match no other rank"),
                Column("other", seconds), Column("steps with most load", _count, spare=True),
                Column("host", wide=True))
     if analysis.steps is None:
-        return Table("Ranks", columns, (), "gputop compares ranks by step, but found no steps in the trace.")
+        return Table("Ranks", columns, (), "No steps found in the trace, so ranks cannot be compared by step.")
     if len(analysis.ranks) < 2:
-        return Table("Ranks", columns, (), "Only one GPU computes in the trace, so there is no other rank to compare.")
+        return Table("Ranks", columns, (), "Only one GPU computes in the trace, so there is nothing to compare.")
     words = {rank: word for word, rank in extremes.ranks}
     ordered = [rank for _, rank in extremes.ranks] + [rank for rank in analysis.ranks if rank not in words]
     rows = tuple((words.get(r, ""), f"GPU {r.gpu}", r.load_s, r.communication_s, r.waiting_s, r.other_s,
                   float(r.most_steps), r.host) for r in ordered)
     unit = analysis.steps.unit
-    note = (f"Per {unit}, mean of {analysis.steps.count}. load: kernels and copies; transfer, waiting: collective time "
-            "not hidden by load.") + (" Ranks wait for the one with the least waiting.") * (extremes.by == "waiting")
+    note = (f"Times per {unit}, mean of {counted(analysis.steps.count, unit)}. load: kernels and copies; transfer, "
+            "waiting: collective time without overlapping load."
+            ) + " The other ranks wait for the rank that waits least." * (extremes.by == "waiting")
     return Table("Ranks", columns, rows, "", note)
 
 
@@ -264,8 +263,8 @@ def _limit(analysis: Analysis) -> Table:
     columns = (Column("share", portion), Column("time", seconds), Column("part"), Column("what it is", wide=True))
     limits = analysis.limits
     if limits is None:
-        return Table("Limit", columns, (), "gputop found no steps or no GPU in the trace, so there is no step to "
-                                           "compare with the GPU's limit.")
+        return Table("Limit", columns, (), "No steps found, or no GPU in the trace, so there is no step to compare "
+                                           "with the GPU's limit.")
     if not limits.gpu:  # without a peak the rows would be the step's parts again
         return Table("Limit", columns, (), f"The distance of the step from the GPU's limit is unknown. {limits.reason}")
     rows = tuple((step.time_s / limits.step_s if limits.step_s else None, step.time_s, *limit_step(step.id))
@@ -291,8 +290,8 @@ def _critical_path(analysis: Analysis) -> Table:
     rows += [(path_kind(row.kind)[0], 0.0, 0.0, row.time_s, _ANY if row.slack_s is None else row.slack_s, row.place,
               row.count, short_kernel(row.name)) for row in path.slack]
     return Table("Path", columns, tuple(rows), "", (
-        f"Step {path.step}, {seconds(path.step_s)}. slack: how much longer work outside the path could take without "
-        "delaying the step. " + path.reason).rstrip())
+        f"Step {path.step} takes {seconds(path.step_s)}. slack: how much longer work off the critical path could take "
+        "without delaying the step. " + path.reason).rstrip())
 
 
 _ANY = float("inf")  # a slack: nothing that ran until the end of the next step waited for it
@@ -310,8 +309,8 @@ def _python(analysis: Analysis) -> Table:
     period_s = analysis.steps.mean_s if analysis.steps is not None else analysis.trace.window_s
     ran = "; ".join(line_words(gaps.lines[0], stacks.basis) for gaps in worth_showing(stacks, period_s) if gaps.lines)
     by_whom = BY_TRACER * stacks.traced
-    return Table("Python", columns, rows, "", f"The training loop, {per_basis(stacks.basis)}{by_whom}. In gaps: "
-                 f"{ran or 'no lines were sampled'}.", tuple(node.parent for node in stacks.flame),
+    return Table("Python", columns, rows, "", f"Training loop by time {per_basis(stacks.basis)}{by_whom}. In gaps: "
+                 f"{ran or 'no line was seen'}.", tuple(node.parent for node in stacks.flame),
                  opened=tuple(i for i, node in enumerate(stacks.flame) if node.time_s >= _HOT * whole))
 
 
@@ -327,7 +326,7 @@ def _wall_time(analysis: Analysis) -> Table:
     note = wall_title(wall)
     note += f", mean over {len(wall.ranks)} ranks." if wall.ranks else "."
     if wall.per_step_s is not None and analysis.steps is not None and wall.pauses_show(analysis.steps.mean_s):
-        note += f" {seconds(wall.per_step_s)} of wall time per step, including the time between steps."
+        note += f" A step takes {seconds(wall.per_step_s)} of wall time, including the time between steps."
     return Table("Time", columns, rows, "", note)
 
 
@@ -343,12 +342,11 @@ def _gpus(analysis: Analysis) -> Table:
     columns = (
         Column("GPU", str), Column("busy", percent), Column("compute", percent), Column("coll.", percent, spare=True),
         Column("exposed", percent, spare=True), Column("copies", percent),
-        Column("by host", percent, missing="never idle, or most launches after idle time are not in the trace"),
-        Column("tensor", percent, spare=True, missing="not visible in any kernel name"),
+        Column("by host", percent, missing="never idle, or most launches that ended idle time are not in the trace"),
+        Column("tensor", percent, spare=True, missing="no kernel name shows tensor core use"),
         Column("delay", seconds, missing="the launches are not in the trace"), Column("kernels/s", _count))
     rows = tuple((gpu.gpu, gpu.busy, gpu.compute, gpu.collectives, gpu.collectives_exposed, gpu.copies,
                   gpu.idle_host_fault, gpu.tensor_core_time, gpu.launch_delay_median_s, gpu.kernels_per_s)
                  for gpu in analysis.gpus)
-    return Table("GPUs", columns, rows, "No GPU in the trace.", "Shares of the time, with the job's GPU numbers. by "
-                                                                "host: idle time caused by the host; tensor: kernel "
-                                                                "time in tensor core kernels; delay: launch delay.")
+    return Table("GPUs", columns, rows, "No GPU in the trace.", "Shares of the time, with the job's own GPU numbers. "
+                 "by host: idle time caused by the host; tensor: kernel time on tensor cores; delay: launch delay.")

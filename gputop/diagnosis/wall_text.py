@@ -44,8 +44,7 @@ def wall_rows(wall: WallTime | RankWallTime) -> Iterator[WallRow]:
         share = part.time_s / wall.total_s
         if share >= _WORTH_A_ROW:
             name, meaning = WALL_PARTS.get(part.id, (part.id, ""))
-            yield WallRow(name, part.time_s, share, _often(part), printable(host_words(part)), meaning,
-                          part.longest_s)
+            yield WallRow(name, part.time_s, share, _often(part), printable(host_words(part)), meaning, part.longest_s)
 
 
 def host_words(part: WallPart) -> str:
@@ -77,7 +76,7 @@ def _often(part: WallPart) -> str:
 def wall_title(wall: WallTime) -> str:
     """"Where the recorded 10.0 s went", with what was not recorded "Where the 10.8 s went (10.0 s recorded)"."""
     if wall.recorded_s >= wall.total_s:
-        return f"Where the recorded {seconds(wall.recorded_s)} went"
+        return f"Where the {seconds(wall.recorded_s)} recorded went"
     return f"Where the {seconds(wall.total_s)} went ({seconds(wall.recorded_s)} recorded)"
 
 
@@ -132,11 +131,11 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     recorded = f"{seconds(wall.recorded_s)} recorded"
     if steps is None:
         if starts(a):
-            return no_verdict(f"mostly job startup in the {recorded}", _LATER, _seen(wall, "it shows"), limit)
-        longer = f"{CAPTURE_LONGER} if a step takes longer, or mark the steps in the loop"
-        return no_verdict(f"no complete step in the {recorded}", longer, _seen(wall, "it shows"), limit)
+            return no_verdict(f"the {recorded} are mostly job startup", _LATER, _seen(wall, "recorded time"), limit)
+        longer = f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop"
+        return no_verdict(f"no whole step in the {recorded}", longer, _seen(wall, "recorded time"), limit)
     if steps.start_up:
-        return no_verdict(f"only job startup in the {recorded}", _LATER, steps.start_up, limit)
+        return no_verdict(f"the {recorded} are only job startup", _LATER, steps.start_up, limit)
     if steps.phase not in ("training", "unknown"):
         return no_verdict(f"{steps.phase} but no training in the {recorded}", "capture again while the job trains",
                           limit)
@@ -149,13 +148,13 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     share = min(map(steps_share, ranks))
     untold = max(ranks, key=_untold_share)
     if steps.count < ENOUGH_STEPS:
-        return no_verdict(f"{counted(steps.count, 'step')} seen, {ENOUGH_STEPS} needed to rule out problems",
-                          f"{CAPTURE_LONGER}; this also shows events that occur only every few hundred steps",
-                          f"complete steps cover {percent(share)} of the {recorded}", limit)
+        return no_verdict(f"{counted(steps.count, 'step')} seen, {ENOUGH_STEPS} needed",
+                          f"{CAPTURE_LONGER}; a longer capture also shows work that runs only every few hundred steps",
+                          f"whole steps take {percent(share)} of the {recorded}", limit)
     for enough, least in ((_untold_share(untold) < WORTH_SAYING, untold),
                           (share >= _MIN_SHARE_IN_STEPS, min(ranks, key=steps_share))):
         if not enough:
-            only = f"complete steps cover only {percent(steps_share(least))} of the {recorded}{_whose(least)}"
+            only = f"whole steps take only {percent(steps_share(least))} of the {recorded}{_whose(least)}"
             return no_verdict(only, CAPTURE_LONGER, _seen(least), limit)
     return None
 

@@ -11,12 +11,12 @@ from gputop.text.units import percent, printable, ranges, seconds
 
 PROFILE_KERNEL = "Look at its longest kernel with Nsight Compute:"
 NOTHING_FOUND = "No findings."
-BY_TRACER = ", by the trace's own tracer"  # behind "In Python"
+BY_TRACER = ", from the trace's own tracer"  # behind "In Python"
 _SHOWN_CULPRITS = 3
 _NAMED_BY_WHY = ("retracing", "allocation_in_steps")
 _CLAIMS = {"measured": "", "at most": "up to ", "at least": "at least ", "about": "about "}
 _STEP_CLAIMS = {"at most": " at best", "at least": " or less"}  # behind the step time with the fix
-_BOUNDS = {"at most": "an upper bound", "at least": "a lower bound", "about": "a usual value"}
+_BOUNDS = {"at most": "an upper bound", "at least": "a lower bound", "about": "a typical value"}
 _LEADS = {"launch_bound": "Waits for launches of "}  # of findings whose times are not those that the culprits take
 
 
@@ -79,14 +79,14 @@ def gain_basis(finding: Finding) -> str:
     gain = finding.gain
     if gain.by is None:
         return gain.how
-    basis = "By a replay of the recorded steps" if gain.by == "replay" else ""
+    basis = "Estimated by replaying the recorded steps" if gain.by == "replay" else ""
     if gain.claim in _BOUNDS and (gain.by != "replay" or gain.claim == "at least"):
-        basis = f"{basis}, {_BOUNDS[gain.claim]}" if basis else _BOUNDS[gain.claim].capitalize()
+        basis = f"{basis}, as {_BOUNDS[gain.claim]}" if basis else f"The estimate is {_BOUNDS[gain.claim]}"
     if gain.claim == "about" and gain.step_time:
-        basis += f", {percent(gain.step_time * (1 - ABOUT))} to {percent(min(gain.step_time * (1 + ABOUT), 1.0))}"
+        basis += f" ({percent(gain.step_time * (1 - ABOUT))} to {percent(min(gain.step_time * (1 + ABOUT), 1.0))})"
     text = f"{basis}. {gain.assumption}"
     if gain.together is not None and gain.step_time is not None and gain.together > gain.step_time:
-        text += f" Together with the findings above: {percent(gain.together)}."
+        text += f" Together with the fixes above, the saving is {percent(gain.together)}."
     return text
 
 

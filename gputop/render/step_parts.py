@@ -35,16 +35,16 @@ PARTS: tuple[StepPart, ...] = (
              "A kernel other than a collective runs, or the GPU copies or clears its own memory.",
              "C", "#43b98c", "#1c8a61", "#14b886", (2, 2)),
     StepPart("collectives", "collectives", "exposed communication",
-             "A collective or a copy between GPUs runs and no other kernel hides it.",
+             "A collective or a copy between GPUs runs, and no other kernel overlaps with it.",
              "A", "#9a7fe0", "#6f4fc4", "#e08fc0", (5, 5)),
     StepPart("d2h", "D2H", "copies to host",
              "The GPU copies data to the host and runs no kernel.",
              "<", "#7fb3e8", "#5a93cf", "#8fd0ff", (6, 6)),
     StepPart("launch", "launch wait", "launch wait",
-             "The GPU is idle because the host launches its next work late, and the host is busy launching.",
+             "The GPU is idle because the host launches its next work late while busy with launches.",
              "l", "#e56b7f", "#c53a54", "#ff8a3d", (9, 9)),
     StepPart("host", "host", "host work",
-             "The GPU is idle because the host launches its next work late, and the host does other work.",
+             "The GPU is idle because the host launches its next work late while doing other work.",
              "h", "#d8c05a", "#a58712", "#f0e442", (11, 1)),
     StepPart("idle", "other idle", "other idle",
              "The GPU is idle for another reason: it waits for another GPU, its work is queued, or the launch is not "
@@ -59,12 +59,12 @@ WORK_FIRST: tuple[StepPart, ...] = tuple(
 
 # The steps of the limit ladder below the parts above: what compute is made of. By id: name and meaning.
 COMPUTE_STEPS: dict[str, tuple[str, str]] = {
-    "unknown": ("work not known", "Compute whose FLOPs and bytes are unknown, or whose GPU has no known peak."),
+    "unknown": ("work not known", "Compute whose FLOPs and bytes are unknown, or on a GPU without a known peak."),
     "kernels": ("above the roofline",
-                "Time of kernels beyond their FLOPs at the peak of their type, or beyond their bytes at the memory's "
-                "bandwidth, whichever is longer."),
-    "types": ("number types", "Time that matrix products would save in 16 bit on this GPU's matrix units."),
-    "limit": ("the work at the limit", "The same work at this GPU's peak or memory bandwidth."),
+                "Kernel time beyond the minimum for their FLOPs at peak rate or their bytes at memory bandwidth, "
+                "whichever is longer."),
+    "types": ("number types", "Time that 16-bit matmuls on this GPU's matrix units would save."),
+    "limit": ("the work at the limit", "The same work at this GPU's peak rate or memory bandwidth."),
 }
 
 
@@ -76,15 +76,15 @@ def limit_step(id_: str) -> tuple[str, str]:
 
 # What the critical path of a step is made of. By id: name and meaning.
 PATH_KINDS: dict[str, tuple[str, str]] = {
-    "input": ("input wait", "The pipeline makes the batch that the training loop waits for, since the one before it "
-                            "came."),
-    "host": ("host work", "Python and ops of the host, in the threads that launch to the GPUs."),
-    "launch": ("launches", "Calls that launch work, and the time from a launch to the start of its work."),
+    "input": ("input wait", "The input pipeline makes the batch that the training loop waits for, counted from the "
+                            "previous batch."),
+    "host": ("host work", "Python and ops on the host threads that launch GPU work."),
+    "launch": ("launches", "Launch calls, and the time from a launch to the start of its work."),
     "kernel": ("kernels", "A kernel other than a collective runs."),
     "copy": ("copies", "A copy runs, or memory is cleared."),
-    "collective": ("collectives", "A collective moves data, after its last GPU has reached it."),
-    "sync": ("sync", "A call that waited for a GPU returns, after the GPU's work has ended."),
-    "idle": ("idle", "Pauses between the work of one stream, and starts that nothing in the trace explains."),
+    "collective": ("collectives", "A collective moves data after the last GPU has arrived."),
+    "sync": ("sync", "A call that waited for a GPU returns after the GPU's work has ended."),
+    "idle": ("idle", "Pauses within a stream, and starts that nothing in the trace explains."),
 }
 
 
@@ -94,34 +94,33 @@ def path_kind(id_: str) -> tuple[str, str]:
 
 # The parts of a recording. By id: name and meaning.
 WALL_PARTS: dict[str, tuple[str, str]] = {
-    "steps": ("whole steps", "Whole steps, each up to the start of the next one, of another loop or of the end of an "
-                             "epoch."),
-    "periods": ("repeated sequence", "A sequence of kernels or ops that repeats: the step or a layer of the model. The "
-                                     "trace does not show which."),
-    "evaluation": ("evaluation", "The loop of an evaluation (validation), from its first call to the end of its last."),
-    "prediction": ("prediction", "The loop of a prediction, from its first call to the end of its last."),
-    "prefill": ("prefill", "Steps of a server of models that read prompts, or read some and decode others."),
-    "decode": ("decode", "Steps of a server of models that add a token to each of its requests."),
-    "iterations": ("other iterations", "A loop of calls other than that of the steps."),
-    "between": ("between steps", "Between two steps or loops, while no GPU works: what the host did there."),
-    "gpu_work": ("GPU work", "GPUs work, and the work belongs to no known step."),
-    "start": ("start", "Tracing, compilation, loading of libraries, autotuning, and the steps that held them."),
-    "end": ("end", "After the last work of the GPUs: the program unloads modules and frees what it had."),
-    "open": ("unfinished step", "At the start or the end of the recording, longer than a usual step: a step or a wait "
-                                "that began before, or that did not end."),
-    "profiler": ("profiler", "The profiler begins or ends its recording: time that the job does not spend otherwise."),
-    "edges": ("incomplete steps", "Before the first and after the last whole step: steps that were recorded in part."),
-    "no_steps": ("time without steps", "The trace shows no start of a step: what the host did while no GPU worked."),
-    "unrecorded": ("not recorded", "Time in which nothing was recorded: between two recordings, or after the "
-                                   "profiler's buffers were full."),
+    "steps": ("whole steps", "Whole steps, each lasting until the next step, another loop, or the end of an epoch."),
+    "periods": ("repeated sequence", "A repeated sequence of kernels or ops, either the step or a layer of the model. "
+                                     "The trace does not show which."),
+    "evaluation": ("evaluation", "The evaluation (validation) loop, from its first call to the end of its last call."),
+    "prediction": ("prediction", "The prediction loop, from its first call to the end of its last call."),
+    "prefill": ("prefill", "Steps of a model server that read prompts, or read some prompts and decode others."),
+    "decode": ("decode", "Steps of a model server that add one token to each request."),
+    "iterations": ("other iterations", "A loop of calls other than the step loop."),
+    "between": ("between steps", "Host activity between two steps or loops while no GPU works."),
+    "gpu_work": ("GPU work", "GPU work that belongs to no known step."),
+    "start": ("start", "Tracing, compilation, loading of libraries, autotuning, and the steps that include this work."),
+    "end": ("end", "The time after the last GPU work, in which the program unloads modules and frees resources."),
+    "open": ("unfinished step", "A step or wait at the start or end of the recording that is longer than a usual step "
+                                "and was recorded only in part."),
+    "profiler": ("profiler", "The profiler starts or stops recording, which the job does not do otherwise."),
+    "edges": ("incomplete steps", "Steps before the first and after the last whole step, recorded only in part."),
+    "no_steps": ("time without steps", "Host activity while no GPU works, in a trace that shows no step starts."),
+    "unrecorded": ("not recorded", "Time in which nothing was recorded, between two recordings or after the profiler's "
+                                   "buffers were full."),
 }
 # What the host did in one of them. By kind: its name.
 HOST_KINDS: dict[str, str] = {
     "checkpoint": "saving checkpoints",
     "summary": "writing summaries",
-    "iterator": "making a new dataset iterator",
+    "iterator": "creating a new dataset iterator",
     "freeing": "freeing tensors and iterators",
-    "datasets": "making and freeing datasets and their iterators",
+    "datasets": "creating and freeing datasets and their iterators",
     "compilation": "tracing or compiling a function",
     "garbage": "garbage collection",
     "files": "reading or writing files",

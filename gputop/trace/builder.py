@@ -106,15 +106,14 @@ class TraceBuilder(Struct):
         if note in self.quality or len(self.quality) > limits.MAX_NOTES:
             return
         if len(self.quality) == limits.MAX_NOTES:
-            note = TraceNote("more_notes", f"This trace has more than {limits.MAX_NOTES} remarks; the rest is left "
-                                           "out.")
+            note = TraceNote("more_notes", f"This trace has more than {limits.MAX_NOTES} notes, and some are left out.")
         self.quality.append(note)
 
     def note_other_lines(self, host: str, ordinal: int, names: Iterable[str]) -> None:
         """A note of lines of a GPU that have events and are no streams of it."""
         listed = ", ".join(sorted(names)[:4])
-        self.note("not_streams", f"{host or 'This host'}, GPU {ordinal}: gputop leaves out lines that are not GPU "
-                                 f"streams ({listed}), because they repeat the streams.")
+        self.note("not_streams", f"{host or 'This host'}, GPU {ordinal}: lines that are not GPU streams are left "
+                                 f"out ({listed}), because they repeat the streams.")
 
     def finish(
         self, paths: Sequence[str], *, to_unix_ns: int | None,
@@ -177,8 +176,8 @@ class TraceBuilder(Struct):
         if len(distinct) <= limits.MAX_ALLOCATORS:
             return
         events.allocator[np.isin(events.allocator, distinct[limits.MAX_ALLOCATORS:])] = -1
-        self.note("left_out", f"The trace has records of {len(distinct):,} memory allocators; gputop analyzes only "
-                              f"{limits.MAX_ALLOCATORS:,}.")
+        self.note("left_out", f"The trace has records of {len(distinct):,} memory allocators, and "
+                              f"gputop analyzes {limits.MAX_ALLOCATORS:,} of them.")
 
     def _count_once(self, device: DeviceEvents, keep: npt.NDArray[np.bool_] | None) -> None:
         """Leave out the repetitions of events that a file lists more than once, and say so; None: there are none."""
@@ -187,7 +186,7 @@ class TraceBuilder(Struct):
         gpus = sorted({self.gpus[i].ordinal for i in np.unique(device.gpu[~keep]).tolist()})
         self.note("duplicate_events", (
             f"{int((~keep).sum()):,} events of GPU {', '.join(map(str, gpus))} are in the trace more than once (same "
-            "stream, name, times and launch); gputop counts each event once."))
+            "stream, name, times and launch), and each event is counted once."))
         for name in device.__struct_fields__:
             setattr(device, name, getattr(device, name)[keep])
 

@@ -39,9 +39,9 @@ def _launches(trace: Trace) -> Iterator[str]:
     usual = min(shortest.values(), default=0)
     for gpu, least in shortest.items():
         if len(shortest) > 1 and least > usual + OFF_NS:
-            yield (f"Kernels of GPU {trace.gpus[gpu].ordinal} begin {seconds(least / 1e9)} or more after their "
-                   f"launches although the GPU was idle; on another GPU, they begin after {seconds(usual / 1e9)}. The "
-                   f"GPU's clock is probably {seconds((least - usual) / 1e9)} ahead. {UNRELIABLE}")
+            yield (f"Kernels of GPU {trace.gpus[gpu].ordinal} begin at least {seconds(least / 1e9)} after their "
+                   f"launches even if the GPU is idle, but only {seconds(usual / 1e9)} on another GPU, so its clock is "
+                   f"probably {seconds((least - usual) / 1e9)} ahead. {UNRELIABLE}")
 
 
 def _collectives(trace: Trace) -> Iterator[str]:
@@ -60,10 +60,10 @@ def _collectives(trace: Trace) -> Iterator[str]:
         for (gpu, _), offsets in zip(ends, apart, strict=True):
             off = float(np.median(offsets))
             if abs(off) > OFF_NS and np.percentile(np.abs(offsets - off), 90) < _OFFSET_TOLERANCE * abs(off):
-                yield (f"The collectives of GPU {trace.gpus[gpu].ordinal} end {seconds(abs(off) / 1e9)} "
-                       f"{'after' if off > 0 else 'before'} those of the other GPUs, always by the same amount. A "
-                       "collective ends on all GPUs together, so the GPU's clock is off by that amount. Waiting times "
-                       "in collectives and the order of the GPUs are not reliable.")
+                yield (f"The collectives of GPU {trace.gpus[gpu].ordinal} all end {seconds(abs(off) / 1e9)} "
+                       f"{'after' if off > 0 else 'before'} those of the other GPUs. A collective ends on all GPUs "
+                       "together, so the clock of this GPU is off by that time. Waiting in collectives and the order "
+                       "of the GPUs are not reliable.")
 
 
 def _jumps(trace: Trace) -> Iterator[str]:
@@ -78,6 +78,6 @@ def _jumps(trace: Trace) -> Iterator[str]:
     longest = int(pause.max(initial=0))
     if longest > _JUMP_NS and longest > (end - begin) / 2:
         after = int(np.argmax(pause)) + 1
-        yield (f"For {seconds(longest / 1e9)} the trace has no GPU or host events; all events ({after:,} before, "
-               f"{len(order) - after:,} after) fall into the other {seconds((end - begin - longest) / 1e9)}. The clock "
-               "has jumped. Shares of the window are not reliable.")
+        yield (f"The trace has no GPU or host events for {seconds(longest / 1e9)}, and all its events are in the "
+               f"other {seconds((end - begin - longest) / 1e9)} ({after:,} before and "
+               f"{len(order) - after:,} after the pause). The clock jumped, so shares of the window are not reliable.")

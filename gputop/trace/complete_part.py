@@ -61,9 +61,9 @@ def up_to_last_gpu_event(trace: Trace) -> Trace:
     if launches < _MIN_LAUNCHES:
         return trace
     note = TraceNote("clipped", (
-        f"GPU events stop {seconds(missing_ns / 1e9)} before the host events, although the host makes {launches:,} "
-        "more launches. The file is truncated, or the profiler's buffers were full. gputop analyzes only the time "
-        "before that. Capture for a shorter time."))
+        f"GPU events stop {seconds(missing_ns / 1e9)} before host events, although the host launches {launches:,} more "
+        "times. The file is cut off, or the profiler's buffers were full. gputop analyzes only the time before the GPU "
+        "events stop. Capture for a shorter time."))
     window = trace.profile_window_ns
     return replace(trace, host=_host_taken(host, np.arange(len(host)) < first), quality=[*trace.quality, note],
                    allocator=_taken(trace.allocator, trace.allocator.time_ns <= last),

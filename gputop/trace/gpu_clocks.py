@@ -22,7 +22,7 @@ from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, TraceGpu
 JITTER_NS = 100_000
 OFF_NS = 1_000_000  # a GPU whose times are off by more than this is named; delays of launches are shorter
 MIN_EVENTS = 10
-UNRELIABLE = "Launch delays, causes of idle time and the order of this GPU among others are not reliable."
+UNRELIABLE = "Launch delays, causes of idle time and the order among GPUs are not reliable for this GPU."
 _EARLY_SHARE = 0.01  # of a GPU's launched events, which begin before their launches
 _OUTLIERS = 4  # launches that may be joined wrongly
 _IDLE_NS = 50_000  # a pause of the GPU
@@ -51,14 +51,14 @@ def set_right(device: DeviceEvents, host: HostEvents, names: Sequence[str], gpus
             early = int((delay < -JITTER_NS).sum())
             if early >= max(MIN_EVENTS, _EARLY_SHARE * len(delay)):
                 yield (f"{early:,} of {len(delay):,} events of GPU {about.ordinal} begin before the call that launched "
-                       f"them, by up to {seconds(-int(delay.min()) / 1e9)}: the clocks of GPU and host differ. "
+                       f"them, by up to {seconds(-int(delay.min()) / 1e9)}, so the clocks of GPU and host differ. "
                        f"{evidence} {UNRELIABLE}")
         elif offset < -JITTER_NS or offset > OFF_NS:
             of_gpu = np.flatnonzero(device.gpu == gpu)
             device.start_ns[of_gpu] -= offset
             device.end_ns[of_gpu] -= offset
             yield (f"The clock of GPU {about.ordinal} is {seconds(abs(offset) / 1e9)} "
-                   f"{'ahead of' if offset > 0 else 'behind'} the host's: {evidence}. gputop has corrected this.")
+                   f"{'ahead of' if offset > 0 else 'behind'} the host's: {evidence}. gputop corrected this offset.")
 
 
 def _offset(device: DeviceEvents, rows: I64, delay: I64, highest: int, waits: I64) -> tuple[int | None, str]:
@@ -67,11 +67,10 @@ def _offset(device: DeviceEvents, rows: I64, delay: I64, highest: int, waits: I6
         lowest = int(waits.max())
         after = "calls that wait for the GPU return right after its last event"
         if -JITTER_NS <= highest - lowest <= OFF_NS:
-            return (lowest + highest) // 2, f"with this offset, events begin right after their launches, and {after}"
+            return (lowest + highest) // 2, f"with that offset, events begin right after their launches, and {after}"
         if highest >= lowest - JITTER_NS and (waits > lowest - JITTER_NS).sum() >= _MIN_WAITS:
-            return lowest, f"with this offset, {after}"
-        return None, ("Launches and the calls that wait for the GPU suggest different offsets; gputop corrected "
-                      "nothing.")
+            return lowest, f"with that offset, {after}"
+        return None, "Launches and calls that wait for the GPU disagree on the offset, so gputop corrects nothing."
     order = rows[np.argsort(device.start_ns[rows], kind="stable")]
     idle_ns = np.append(0, device.start_ns[order[1:]] - np.maximum.accumulate(device.end_ns[order])[:-1])
     first = order[idle_ns >= _IDLE_NS]  # after a pause
@@ -81,8 +80,8 @@ def _offset(device: DeviceEvents, rows: I64, delay: I64, highest: int, waits: I6
     likely = alike if highest < 0 else alike & (delays > idle_ns[idle_ns >= _IDLE_NS])
     halves = np.array_split(likely, 2)
     if len(first) >= MIN_EVENTS and all(half.mean() >= 0.5 for half in halves):
-        return highest - _LAUNCH_NS, "with this offset, an idle GPU starts right after each launch"
-    return None, "No call waits for the GPU, and launch delays differ, so gputop corrected nothing."
+        return highest - _LAUNCH_NS, "with that offset, an idle GPU begins right after each launch"
+    return None, "No call waits for the GPU, and launch delays differ, so gputop corrects nothing."
 
 
 def _wait_offsets(device: DeviceEvents, host: HostEvents, names: Sequence[str], gpu: int) -> I64:

@@ -210,8 +210,8 @@ def how_to_mark_steps(trace: Trace) -> str:
     """The API with which a custom training loop marks its steps, so that they are found in a trace like this one."""
     framework = detect_framework(trace)
     if trace.format == "nsys":
-        return ("NVTX ranges: with torch.cuda.nvtx.range(f'ProfilerStep#{step}')" if framework == "pytorch" else
+        return ("NVTX ranges such as torch.cuda.nvtx.range(f'ProfilerStep#{step}')" if framework == "pytorch" else
                 "NVTX ranges named ProfilerStep#<number>")
-    return {"pytorch": "torch.profiler.record_function(f'step {step}') around each step, or prof.step() after each",
+    return {"pytorch": "torch.profiler.record_function(f'step {step}') around each step, or prof.step() after it",
             "jax": "jax.profiler.StepTraceAnnotation('train', step_num=step)"}.get(
                 framework, "tf.profiler.experimental.Trace('train', step_num=step, _r=1)")

@@ -43,7 +43,7 @@ def note_messages(builder: TraceBuilder, errors: Sequence[str], warnings: Sequen
             builder.note("capture_error", f"{text.strip()}. {INSUFFICIENT_RIGHTS[1]}")
         elif _DROPPED.search(text):
             builder.note("dropped_events", f"The profiler dropped events: {text.strip().rstrip('.')}. Counts and sums "
-                                           "are too low. Capture for a shorter time.")
+                                         "are too low, so capture for a shorter time.")
         else:
             message = text.strip()
             builder.note(id_, f"The profiler reported: {message}{'' if message.endswith(('.', '!', '?')) else '.'}")
@@ -66,7 +66,7 @@ def note_empty_planes(
     launched = sum(count for i, count in zip(names, counts, strict=True) if _LAUNCH.match(builder.names.list[i]))
     if launched:
         builder.note("empty_device_plane", f"{where}, but the host made {launched} launches and copies. Most likely "
-                                           f"{INSUFFICIENT_RIGHTS[0]}. {INSUFFICIENT_RIGHTS[1]}")
+                                         f"{INSUFFICIENT_RIGHTS[0]}. {INSUFFICIENT_RIGHTS[1]}")
     else:
         builder.note("no_device_events", f"{where}, and the host launched nothing: the job did not use its GPUs during "
                                        "the capture, or GPU tracing failed (see the job's log for CUPTI errors).")
@@ -92,9 +92,9 @@ def note_clipping(
         for column in ("line", "name", "start_ns", "end_ns"):
             setattr(events, column, getattr(events, column)[keep])
     missing_s = (host_end - last) / 1e9
-    builder.note("clipped", f"{host or 'This host'}: GPU events stop {missing_s:.1f} s before the capture does: "
-                            f"CUPTI's buffers hold {_CUPTI_RECORDS} records and {records} GPU events filled them. "
-                            "gputop leaves out the time after that. Capture for a shorter time.")
+    builder.note("clipped", f"{host or 'This host'}: GPU events stop {missing_s:.1f} s before the capture ends, "
+                 f"because {records} GPU events filled CUPTI's buffers for {_CUPTI_RECORDS} records. "
+                 "gputop leaves out the time after the last GPU event. Capture for a shorter time.")
     return window_ns and (window_ns[0], min(window_ns[1], last))
 
 
@@ -115,9 +115,9 @@ def note_serialized(trace: Trace) -> None:
             return
     if gpus:
         trace.quality.append(TraceNote("serialised_kernels", (
-            "No two kernels on a GPU overlap, although they ran on several streams. Either the job orders them so, or "
-            "the profiler serialized them, as TensorFlow's older profilers do. Whether collectives could overlap with "
-            "compute is unknown. Capture again with TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL=1 set for the job.")))
+            "No two kernels of a GPU overlap, although they ran on several streams. Either the job orders them this "
+            "way, or the profiler serialized them, as TensorFlow's older profilers do. Whether collectives could "
+            "overlap with compute is unknown. Capture again with TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL=1.")))
 
 
 def leave_out_lost_kernels(trace: Trace) -> None:
@@ -146,9 +146,9 @@ def leave_out_lost_kernels(trace: Trace) -> None:
         return
     trace.device = DeviceEvents.empty()
     trace.quality.append(TraceNote("lost_kernels", (
-        f"The profiler lost the kernels of {missing:,} of {len(rows):,} launches: all launches of "
-        f"{'one thread' if len(threads) == 1 else f'{len(threads)} threads'} of the job. Therefore gputop leaves out "
-        "the GPU's events and does not judge its idle time. Capture again.")))
+        f"The profiler lost the kernels of {missing:,} of {len(rows):,} launches, namely all launches of "
+        f"{'one thread' if len(threads) == 1 else f'{len(threads)} threads'} of the job. gputop leaves out all GPU "
+        "events and does not judge idle time. Capture again.")))
 
 
 def is_cut_off(trace: Trace) -> bool:
@@ -162,5 +162,5 @@ def note_unrecorded(trace: Trace) -> None:
     """A note on the time between recordings that were joined into one file (gputop.trace.readers.xspace.recordings)."""
     missing_s = sum(end - begin for begin, end in trace.unrecorded_ns) / 1e9
     trace.quality.append(TraceNote("unrecorded", (
-        f"This is a continuous recording in several parts. The {missing_s:.2f} s between the parts, when the profiler "
-        "wrote its data, are missing. gputop does not count steps that overlap that time.")))
+        f"This continuous recording has several parts. The {missing_s:.2f} s between the parts, in which the profiler "
+        "wrote its data, are missing. Steps that extend into this time are not counted.")))

@@ -27,7 +27,7 @@ SCENE = Scene().sample(0.0)
 # Fields whose values are words that the sentences choose by.
 CHOSEN: Mapping[str, Mapping[str, Any]] = {
     "rich": {"worst": "h2d", "metric": "sm_active", "limited_by": "quota", "pool": "gpu_private", "way": "h2d",
-             "kind": "line", "products": ("attention", "other products"), "operation": "AllReduce",
+             "kind": "line", "products": ("attention", "other matmuls"), "operation": "AllReduce",
              "gpus": (0, 1), "severity": "medium", "framework": "tensorflow", "id": None, "saving": None, "idle": (1,),
              "inside": ("prediction",), "new_workers": False, "offloaded": False,
              "activations": False, "claim": None, "severest": "high", "tries": ""},

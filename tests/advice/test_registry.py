@@ -68,7 +68,7 @@ CHECKS = (
     ("MultiWorkerMirroredStrategy", "communication_exposed", "MultiWorkerMirroredStrategy"),
     ("logits and activations of tensor parallelism", "communication_exposed", "loss_parallel"),
     ("MoE and expert parallelism", "communication_exposed", "MoE"),
-    ("replicas that begin one after the other", "staggered_launch", ""),
+    ("replicas that start one after the other", "staggered_launch", ""),
     ("a GPU that others wait for", "collective_waiting", ""),
     ("GPU 0 does more than the others", "gpu0_oversubscribed", ""),
     ("copies: pinned memory", "copies_pageable", "pin_memory"),

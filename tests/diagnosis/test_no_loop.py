@@ -30,7 +30,7 @@ def test_tear_down_is_the_end(call, kernels):
     b = program(kernels).host(call, 1000 + 300 * kernels, 528_000, "launch 0")
     analysis, report = judged(b)
     assert "time_outside_steps" not in {f.id for f in analysis.findings} and "training loop" not in report
-    assert "end of the recording: for 528 ms" in report and analysis.wall_time is not None
+    assert "In the last 528 ms of the recording, the program" in report and analysis.wall_time is not None
     assert {part.id: round(part.time_s, 2) for part in analysis.wall_time.parts}["end"] == 0.53
 
 
@@ -52,7 +52,7 @@ def test_the_first_use_of_a_library_is_the_start():
         b.run(0, 4_560_000 + 300 * i, 170, f"add {i % 7}", launch=4_560_000 + 300 * i - 40)
     analysis, report = judged(b)
     assert "time_outside_steps" not in {f.id for f in analysis.findings} and "training loop" not in report
-    assert "start: 4.55 s with loading" in report
+    assert "The first 4.55 s of the recording are job startup, with loading" in report
 
 
 @pytest.mark.parametrize(("kernels", "launch"), [(22, True), (22, False), (900, False)])

@@ -87,7 +87,7 @@ def test_h100_copies_are_pinned_at_link_rate():
     assert use.tensor_core_time == 0
     finding = analyzed("h100").findings[0]
     assert (finding.id, finding.severity) == ("copies_excessive", "high")
-    assert "pageable" not in finding.action and "pinned already" in finding.why
+    assert "pageable" not in finding.action and "already pinned" in finding.why
     assert "CPU offload" in finding.action  # by FSDP, before each layer runs
 
 
@@ -133,7 +133,7 @@ def test_nothing_wrong_says_what_the_limit_is():
     words = " ".join(text.split())
     assert "bound by compute" in words and "91% of the step" in words
     # Four steps in 9.7 s, the rest of which is the profiler's own begin: nothing that is said of a job.
-    assert "NO VERDICT 4 steps seen, 20 needed to rule out problems" in words and "0% of the 9.73 s recorded" in words
+    assert "NO VERDICT 4 steps seen, 20 needed" in words and "0% of the 9.73 s recorded" in words
     assert "NO PROBLEM" not in words and "start_trace" in words
 
 

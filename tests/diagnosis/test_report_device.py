@@ -37,7 +37,7 @@ def test_kernels_by_time_with_type_and_occupancy():
     assert " ".join(lines[at + 2].split()) == f"14% 50.0 µs 1 50.0 µs N/A N/A 0-2 {NCCL}"
     assert lines[at + 4].split()[:4] == ["op", "types", "MatMul", "86%,"]
     whole = " ".join(" ".join(lines).split())
-    assert "0% are shorter than 20 µs, 0% than 40 µs" in whole and "| █ |" in whole
+    assert "0% of the kernels run for less than 20 µs, and 0% for less than" in whole and "| █ |" in whole
 
 
 def test_copies_by_way_and_op():
@@ -67,12 +67,12 @@ def test_a_step_that_is_not_compared_with_the_limit_says_why():
 
 def test_gpus_against_each_other():
     even, uneven = text(job()), " ".join(text(job(750)).split())
-    assert "3 GPUs compared\n  work         even: the GPUs compute 300 µs per step at most, each within 0%" in even
-    assert "GPU 0 computes 2.50 times the others' median per step (750 µs)" in uneven
-    assert "only one GPU computes during 60% of the time in which any computes" in uneven
+    assert "3 GPUs compared\n  work         even: each GPU computes for at most 300 µs per step, within 0%" in even
+    assert "GPU 0 computes 2.50× as long as the median of the others per step (750 µs)" in uneven
+    assert "only one GPU computes for 60% of the time in which any GPU computes" in uneven
     assert "each GPU has its own host thread; the first launch of a step on GPU 2 comes 10.0 µs after" in uneven
     shared = " ".join(text(job(thread="python")).split())
-    assert "100% of them by host threads that serve several GPUs, half of these in series of" in shared
+    assert "100% of the launches come from host threads that serve several GPUs, half of them in series of" in shared
 
 
 def test_what_could_not_be_compared_says_why():

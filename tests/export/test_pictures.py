@@ -99,11 +99,11 @@ def test_a_small_share_is_no_zero_and_a_missing_figure_says_why() -> None:
 
 
 @pytest.mark.parametrize(("name", "value", "shown"), [
-    ("kernels_per_s", 4869.0, "kernels started <b>4,869/s</b>"), ("bytes_per_s", 2.77e10, "rate <b>27.7 GB/s</b>"),
+    ("kernels_per_s", 4869.0, "kernel rate <b>4,869/s</b>"), ("bytes_per_s", 2.77e10, "rate <b>27.7 GB/s</b>"),
     ("pcie_rx_bytes_per_s", 2e9, "PCIe traffic to the GPU <b>2.0 GB/s</b>"), ("power_w", 577.0, "power <b>577W</b>"),
     ("temperature_c", 59.0, "temperature <b>59°C</b>"), ("sm_clock_hz", 1.98e9, "SM clock <b>1980MHz</b>"),
-    ("launch_pace_s", 26e-6, "from one launch to the next (median) <b>26.0 µs</b>"),
-    ("factor", 8.0, "batch, compared with today&#x27;s <b>8×</b>"),
+    ("launch_pace_s", 26e-6, "median time between launches <b>26.0 µs</b>"),
+    ("factor", 8.0, "batch size relative to the current one <b>8×</b>"),
 ])
 def test_evidence_is_in_the_unit_its_name_ends_in(name: str, value: float, shown: str) -> None:
     watched = session()

@@ -27,7 +27,7 @@ def test_a_gain_is_what_is_saved_of_the_step_time_or_per_training_sample() -> No
     part, usual = (replace(HEAVY, gain=Gain(0.38, "", by="replay", claim=claim)) for claim in ("at least", "about"))
     assert gain_texts(part)[0] == "fix saves at least 38% of the step"
     assert gain_texts(usual)[0] == "fix saves about 38% of the step"
-    assert gain_basis(part).startswith("By a replay of the recorded steps, a lower bound. ")
+    assert gain_basis(part).startswith("Estimated by replaying the recorded steps, as a lower bound. ")
     assert "CPUs" not in gain_basis(part)
     for none in (None, 0.004):
         assert gain_texts(replace(HEAVY, gain=Gain(none, ""))) == ()
@@ -49,7 +49,7 @@ def test_what_is_left_with_the_chosen_cures_and_what_then_saves_most() -> None:
 
 def test_evidence_is_told_in_words() -> None:
     assert evidence_label("launch_wait_s") == "wait for launches"
-    assert evidence_label("share_ratio") == "share of the time recorded"
+    assert evidence_label("share_ratio") == "share of the recorded time"
     assert evidence_label("first_gpu_sm_active_ratio") == "SM activity of GPU 0"
     assert evidence_label("h2d_bytes_per_step") == "bytes to the GPU, per step"
     assert evidence_label("pcie_rx_bytes_per_s") == "PCIe traffic to the GPU"
@@ -58,7 +58,7 @@ def test_evidence_is_told_in_words() -> None:
 @pytest.mark.parametrize(("why", "share"), [
     ("For 24% of the step the GPUs wait.", "share of the step"),
     ("8 calls per window synchronize.", "share of the window"),
-    ("Each GPU waits for the one before it.", "share of the time recorded")])
+    ("Each GPU waits for the one before it.", "share of the recorded time")])
 def test_a_share_says_what_it_is_of(why: str, share: str) -> None:
     finding = replace(HEAVY, title="GPUs wait", why=why, evidence={"share_ratio": 0.24})
     assert evidence(finding) == [(share, "24%")]
@@ -96,7 +96,7 @@ def test_culprits_share_their_scope_and_are_printable() -> None:
     assert culprits_text(replace(HEAVY, culprits=long)).isprintable()
     line = Culprit("metrics.py:112 confusion_matrix", "line", 0.038, traced=True)
     traced = replace(HEAVY, culprits=(line, replace(line, name="a.py:1 f")))
-    assert culprits_text(traced).startswith("In Python, by the trace's own tracer: metrics.py:112")
+    assert culprits_text(traced).startswith("In Python, from the trace's own tracer: metrics.py:112")
     longer = replace(HEAVY, culprits=(Culprit("net/mlp/MatMul", "op", 0.003, source="train.py:31", more_on=(2,)),))
     assert culprits_text(longer) == (
         "Longer on GPU 2 than on the others: net/mlp/MatMul +3.0 ms (train.py:31) per step")
@@ -114,21 +114,21 @@ def test_a_bound_says_whether_it_is_the_most_or_the_least() -> None:
     assert least.gain.at_least and gain_texts(least)[0] == "fix: 200 → 120 ms or less"
     short = finding(rule, wait, words, Basis(window=0.1)).gain
     assert (short.per, short.step_time, short.after_s) == ("recording", pytest.approx(0.04), None), "no step, no arrow"
-    assert gain_basis(least) == ("A lower bound. The wait, if it were gone. The fix also frees CPUs for the rest of "
-                                 "the step, so it can save more.")
+    assert gain_basis(least) == ("The estimate is a lower bound. The wait, if it were gone. The fix also frees CPU "
+                                 "time for the rest of the step, so it can save more.")
     either = finding(rule, replace(wait, claim="about"), words)
     assert either.gain.estimate and gain_texts(either)[1] == "saves about 40%"
     assert gain_basis(either) == (
-        "A usual value, 27% to 53%. The wait, if it were gone. The fix can leave some of this time, and it also frees "
-        "CPUs for the rest of the step: it can save less or more.")
+        "The estimate is a typical value (27% to 53%). The wait, if it were gone. The fix may leave some of this time "
+        "but also frees CPU time for the rest of the step, so it can save less or more.")
     most = finding(rule, replace(wait, gpus=(0,), claim="measured"), words)
     assert not most.gain.at_least and gain_texts(most)[1] == "saves up to 40%"
-    assert gain_basis(most) == "An upper bound. The wait, if it were gone."
+    assert gain_basis(most) == "The estimate is an upper bound. The wait, if it were gone."
 
 
 def test_the_saving_is_a_sentence_with_and_without_a_figure() -> None:
     replayed = replace(HEAVY, gain=Gain(0.38, "", by="replay", assumption="Kernels take half."))
-    assert gain_sentence(replayed).startswith("By a replay of the recorded steps. ")
+    assert gain_sentence(replayed).startswith("Estimated by replaying the recorded steps. ")
     assert gain_sentence(replace(HEAVY, gain=Gain(None, "a capture shows it"))) == (
         "Saving not estimated: a capture shows it")
     nothing = replace(HEAVY, gain=Gain(None, "none: this explains a value"))

@@ -138,5 +138,5 @@ def test_kernels_of_a_whole_thread_are_lost(job: build.Builder, lost: bool) -> N
     quality.leave_out_lost_kernels(trace)
     assert ids(trace) == (["lost_kernels"] if lost else []) and (len(trace.device) == 0) == lost
     if lost:
-        assert "of 99 of 299 launches: all that one thread" in trace.quality[0].message
+        assert "of 99 of 299 launches, namely all launches of one thread" in trace.quality[0].message
         assert "empty_device_plane" not in [note.id for note in analyze_trace(trace).trace.quality]

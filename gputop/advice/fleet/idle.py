@@ -21,8 +21,8 @@ from gputop.text.units import percent, seconds
 
 _SOURCE = "Princeton's jobstats: GPUs that a job holds without using them; gputop's own limits"
 _NOTHING_YET = Missing("activity of all GPUs of the job")
-_GAPS = Missing("activity of all GPUs of the job over the last quarter of an hour: some GPUs have no samples for a "
-                "part of it, and do nothing now")
+_GAPS = Missing("activity of all GPUs of the job over the last quarter of an hour: some GPUs lack samples for "
+                "a part of this time and do nothing now")
 
 
 class HeldIdle(FleetVerdict, frozen=True, kw_only=True):
@@ -56,14 +56,14 @@ def _has_gaps(job: Job) -> bool:
 
 
 def describe_held_idle(v: HeldIdle) -> FleetWords:
-    memory = "" if v.memory_used_ratio is None else f" {percent(v.memory_used_ratio)} of the memory is in use."
+    memory = "" if v.memory_used_ratio is None else f" {percent(v.memory_used_ratio)} of GPU memory is in use."
     return FleetWords(
-        title=f"Job {v.job} holds " + ("a GPU and does not use it" if v.count == 1 else
-                                       f"{v.count} GPUs and does not use them"),
-        why=f"{'The GPU has' if v.count == 1 else 'The GPUs have'} done nothing{lasting(v)}.{memory}",
+        title=f"Job {v.job} holds " + ("a GPU but does not use it" if v.count == 1 else
+                                       f"{v.count} GPUs but does not use them"),
+        why=f"{'The GPU has' if v.count == 1 else 'The GPUs have'} been idle{lasting(v)}.{memory}",
         evidence=evidence(v, {"gpus_count": float(v.count), "memory_used_ratio": v.memory_used_ratio}),
-        action="Ask the job's owner whether it hangs, waits for data, or is a forgotten session. gputop on a node of "
-               "the job names the processes.",
+        action="Ask the job's owner whether the job hangs, waits for data, or is a forgotten session. Run gputop on a "
+               "node of the job to see the processes.",
         gain=NO_STEP, source=_SOURCE,
         label=f"held, idle {'' if v.since_exact else '> '}{seconds(v.lasts_s or 0.0)}",
     )
@@ -99,14 +99,14 @@ def judge_partly_used_job(view: JobView) -> PartlyUsed | Missing | None:
 
 
 def describe_partly_used_job(v: PartlyUsed) -> FleetWords:
-    places = f", among them {', '.join(v.places)}" if v.places else ""
+    places = f", including {', '.join(v.places)}" if v.places else ""
     return FleetWords(
         title=f"Job {v.job} uses {v.count - v.idle_count} of its {v.count} GPUs",
-        why=f"{v.idle_count} of its {v.count} GPUs have done nothing{lasting(v)}{places}; the others work.",
+        why=f"{v.idle_count} of the job's {v.count} GPUs have been idle{lasting(v)}{places}, while the others work.",
         evidence=evidence(v, {"gpus_count": float(v.count), "idle_gpus_count": float(v.idle_count)}),
-        action="Request as many GPUs as the training uses, or start a worker for each GPU. Two settings decide this: "
-               "the number of processes (srun --ntasks, torchrun --nproc-per-node) and the devices of the distribution "
-               "strategy.",
+        action="Request as many GPUs as the training uses, or start a worker for each GPU. The number of workers "
+               "depends on the number of processes (srun --ntasks, torchrun --nproc-per-node) and the devices of the "
+               "distribution strategy.",
         gain=NO_STEP, source=_SOURCE, label=f"uses {v.count - v.idle_count} of {v.count} GPUs",
     )
 
@@ -150,11 +150,11 @@ def judge_activity_drop(view: JobView) -> ActivityDrop | Missing | None:
 def describe_activity_drop(v: ActivityDrop) -> FleetWords:
     return FleetWords(
         title=f"The activity of job {v.job} has fallen to {percent(v.after)}",
-        why=f"Its {v.count} GPUs were active {percent(v.before)} of the time before. They have been active only "
-            f"{percent(v.after)} of it{lasting(v)}.",
+        why=f"The job's {v.count} GPUs were {percent(v.before)} active before and have been only {percent(v.after)} "
+            f"active{lasting(v)}.",
         evidence=evidence(v, {"before_ratio": v.before, "after_ratio": v.after}),
-        action="Look in the job's log for what changed at that time: another phase of the training, another data set, "
-               "or slower storage. gputop compare shows what differs between two captures.",
+        action="Look in the job's log for what changed at that time: another training phase, another data set, or "
+               "slower storage. gputop compare shows what differs between two captures.",
         gain=NO_STEP, source=source("activity_drop.ratio", "activity_drop.after_s"),
         label=f"fell {percent(v.before)} → {percent(v.after)}",
     )

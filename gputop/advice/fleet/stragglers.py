@@ -18,7 +18,7 @@ from gputop.advice.fleet.job_view import (
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Missing
 from gputop.cluster.model import Gpu, History, Job, LowClock, brief
-from gputop.text.units import percent
+from gputop.text.units import counted, percent
 
 _TO_SIGMA = 1.4826  # of the median absolute deviation, for a normal distribution
 # NVML's clock event reasons, by bit (nvml.h): those that somebody can mend.
@@ -92,11 +92,11 @@ def describe_slow_node(v: SlowNode) -> FleetWords:
     others = f" Also below the median: {', '.join(v.places[1:])}." if len(v.places) > 1 else ""
     return FleetWords(
         title=f"Node {v.places[0] if v.places else '?'} is less active than the other nodes of job {v.job}",
-        why=f"Its GPUs have been active {percent(v.activity)} of the time{lasting(v)}; the median of the job's nodes "
-            f"is {percent(v.median)}.{others}",
+        why=f"The GPUs of this node have been {percent(v.activity)} active{lasting(v)}, compared with "
+            f"a median of {percent(v.median)} over the job's nodes.{others}",
         evidence=evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
-        action="Look at that node's host with gputop (h): CPUs, disks, network, and other programs. If the job gives "
-               "its nodes unequal work, that is the cause.",
+        action="Look at the host of this node with gputop (h): CPUs, disks, network, and other programs. Unequal "
+               "work per node is another possible cause.",
         gain=NO_STEP, source=source("straggler_gpu.below"),
         label=f"slow node {brief(v.places[0]) if v.places else '?'}",
     )
@@ -185,16 +185,16 @@ def _fault(figures: Mapping[str, float], job: Job) -> tuple[str, float | None, f
 
 # What holds clocks down, and what to do about it.
 _HELD = {
-    "thermal": ("it is too hot", "Check its cooling: air flow, fans, room temperature."),
+    "thermal": ("it is too hot", "Check the cooling: air flow, fans, room temperature."),
     "power": ("its power is limited",
-              "Compare its power limit with the others' (nvidia-smi -q -d POWER), and look at the node's power "
-              "supply."),
-    "power limit": ("its power limit is lower than theirs",
-                    "Compare its power limit with the others' (nvidia-smi -q -d POWER); nvidia-smi -pl sets it."),
+              "Compare its power limit with that of the others (nvidia-smi -q -d POWER), and look at the node's "
+              "power supply."),
+    "power limit": ("its power limit is lower than that of the others",
+                    "Compare the power limits (nvidia-smi -q -d POWER), and set this one with nvidia-smi -pl."),
     "set": ("its application clocks are set low",
-            "Compare them with the others' (nvidia-smi -q -d CLOCK); nvidia-smi -rac resets them."),
-    "clock": ("", "Run nvidia-smi -q -d PERFORMANCE on its node: it shows what limits the clocks. nvidia-smi -rgc "
-                  "removes a lock of the clocks."),
+            "Compare the clocks (nvidia-smi -q -d CLOCK), and reset these with nvidia-smi -rac."),
+    "clock": ("", "Run nvidia-smi -q -d PERFORMANCE on its node to see what limits the clocks. nvidia-smi -rgc "
+                  "removes a clock lock."),
 }
 
 
@@ -206,16 +206,16 @@ def _because(v: Straggler | LowClockGpu) -> tuple[str, str]:
         reason, action = _HELD[v.cause]
         return f"{clocks}{f': {reason}' if reason else ''}.", action
     return {
-        "remap": ("A row of its memory could not be replaced.", "Drain the node: the board is due for service."),
-        "ecc": (f"It has {value:.0f} memory errors that could not be corrected.",
+        "remap": ("A row of this GPU's memory could not be replaced.", "Drain the node: the board is due for service."),
+        "ecc": (f"This GPU has {value:.0f} uncorrectable memory errors.",
                 "Drain the node and reset the GPU; if errors return, the board is due for service."),
-        "pcie": (f"Its PCIe link runs with {value:.0f} lanes; the others have {usual:.0f}.",
+        "pcie": (f"Its PCIe link runs with {value:.0f} lanes, and the others with {usual:.0f}.",
                  "Drain the node and reseat the board. If that does not help, replace the board or the riser."),
-        "xid": (f"No exported metric shows the reason. Its last Xid event is {value:.0f}, at an unknown time.",
+        "xid": (f"No exported metric shows the reason. The last Xid of this GPU is {value:.0f}, at an unknown time.",
                 f"Look up Xid {value:.0f} in the kernel log of its node (dmesg)."),
     }.get(v.cause, ("No exported metric shows the reason.",
-                  "Look at its process and its host: the CPU may be shared or far from the GPU, the input of that rank "
-                  "may be slow, or the rank may have less work than the others."))
+                  "Look at the process and host of this GPU: the CPU may be shared or far from the GPU, the input of "
+                  "the rank may be slow, or the rank may have less work."))
 
 
 def describe_straggler_gpu(v: Straggler) -> FleetWords:
@@ -224,8 +224,8 @@ def describe_straggler_gpu(v: Straggler) -> FleetWords:
     first = v.places[0] if v.places else "?"
     return FleetWords(
         title=f"GPU {first} is less active than the other GPUs of job {v.job}",
-        why=f"It is active {percent(v.activity)} of the time{lasting(v)}, the median of the job's {v.count} GPUs is "
-            f"{percent(v.median)}. {reason}{more}",
+        why=f"This GPU has been {percent(v.activity)} active{lasting(v)}, compared with a median of "
+            f"{percent(v.median)} over the job's {v.count} GPUs. {reason}{more}",
         evidence=evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
         action=action, gain=NO_STEP, source=source("straggler_gpu.mads", "straggler_gpu.below"),
         label=f"straggler {brief(first)}",
@@ -266,7 +266,7 @@ def judge_low_clock_gpu(view: JobView) -> LowClockGpu | Missing | None:
     worst = min(low, key=lambda low_clock: low_clock.clock_hz / low_clock.median_hz)
     if worst.mad_hz > limit("low_clock_gpu.spread") * worst.median_hz \
             or worst.low > limit("low_clock_gpu.share") * worst.gpus:
-        return Missing("the same clocks for most GPUs of the job: their SM clocks differ so much that none of them is "
+        return Missing("similar clocks on most GPUs of the job, whose SM clocks differ so much that none of them is "
                        "an outlier")
     worst_gpu = worst.gpu
     lasts_s, seen = _lasts_low(view, worst)
@@ -305,14 +305,14 @@ def describe_low_clock_gpu(v: LowClockGpu) -> FleetWords:
     named = ", ".join(v.places[1:])
     unnamed = v.others - len(v.places) + 1
     also = (f" Also low: {named}{f' and {unnamed} more' if unnamed > 0 else ''}." if named
-            else f" So {'is one other GPU' if v.others == 1 else f'are {v.others} other GPUs'}." if v.others else "")
+            else f" The clocks of {counted(v.others, 'other GPU')} are also low." if v.others else "")
     first = v.places[0] if v.places else "?"
     return FleetWords(
         title=f"GPU {first} runs at a lower clock than the other GPUs of job {v.job}",
         why=f"SM clock {v.clock_hz / 1e6:,.0f} MHz (5-minute mean)"
             f"{f', low{lasting(v)}' if v.lasts_s else ''}. The median of the {v.count} busy GPUs of the "
-            f"same model is {v.median_hz / 1e6:.0f} MHz.{f' The reason: {reason}.' if reason else ''} This GPU is "
-            f"active {percent(v.activity)} of the time. In synchronous training the others wait for it."
+            f"same model is {v.median_hz / 1e6:.0f} MHz.{f' The reason is that {reason}.' if reason else ''} This GPU "
+            f"is active for {percent(v.activity)} of the time. In synchronous training, the others wait for this GPU."
             f"{fault}{also}",
         evidence=evidence(v, {"sm_clock_hz": v.clock_hz, "median_sm_clock_hz": v.median_hz,
                               "activity_ratio": v.activity}),

@@ -80,7 +80,7 @@ def judge_spinning(view: NodeView) -> Spinning | Missing | None:
 
     def spin(gpu: GpuSample) -> _Spin | str | None:
         if gpu.info.index in serving:
-            return (f"a job that trains: {gpus_text(serving)} belong to an inference server, whose ranks wait for "
+            return (f"a training job: {gpus_text(serving)} belong to an inference server, whose ranks wait for "
                     "requests in a collective")
         return _spin(view, gpu, window_s)
 
@@ -198,18 +198,19 @@ def _for_long(view: NodeView, gpu: GpuSample) -> bool:
 def describe_spinning(v: Spinning) -> Explanation:
     figures = v.figures
     idle = "tensor pipe, memory and NVLink" if "nvlink_bytes_per_s" in figures else "tensor pipe and memory"
-    low = (f"SM activity {percent(figures['sm_active_ratio'])}, {idle} idle, " if "sm_active_ratio" in figures else "")
-    lasts = f" This has lasted for {v.minutes} min." if v.minutes > 1 else ""
-    wait = (f"They may wait for {gpus_text(v.faulty_gpus)}, which reported a fault." if v.faulty_gpus else
-            f"They may wait for {gpus_text(v.busy_gpus)} of the same job, which "
+    low = (f"{percent(figures['sm_active_ratio'])} SM activity ({idle} idle) " if "sm_active_ratio" in figures else "")
+    lasts = f" This state has lasted for {v.minutes} min." if v.minutes > 1 else ""
+    wait = (f"The GPUs may wait for {gpus_text(v.faulty_gpus)}, which reported a fault." if v.faulty_gpus else
+            f"The GPUs may wait for {gpus_text(v.busy_gpus)} of the same job, which "
             f"{'works' if len(v.busy_gpus) == 1 else 'work'}." if v.busy_gpus else
-            "This is typical of a collective that one GPU or rank never joined, or of a kernel that polls.")
+            "Such values are typical of a collective that one GPU or rank never joined, or of a polling kernel.")
     if not v.sure:
-        wait += " Work in very small kernels, one at a time, can look the same."
+        wait += " Many very small kernels, run one at a time, can look the same."
     return Explanation(
         title=f"{gpus_text(v.gpus)}: a kernel runs all the time but does nothing",
-        why=f"GPU {v.gpu} over the last {v.window_s:.0f} s: utilization {percent(figures['gpu_util_ratio'])}, "
-            f"{low}{percent(figures['power_of_limit_ratio'])} of the power limit, almost constant.{lasts} {wait}",
+        why=f"Over the last {v.window_s:.0f} s, GPU {v.gpu} was almost constant at "
+            f"{percent(figures['gpu_util_ratio'])} utilization{', ' if low else ' '}{low}and "
+            f"{percent(figures['power_of_limit_ratio'])} of the power limit.{lasts} {wait}",
         evidence=known({**figures, "lasts_s": v.minutes * SLICE_S if v.minutes > 1 else None}),
         brief=f"SM activity {percent(figures['sm_active_ratio'])} at {percent(figures['gpu_util_ratio'])} utilization: "
               "the GPUs may wait in a collective." if "sm_active_ratio" in figures else
@@ -217,7 +218,7 @@ def describe_spinning(v: Spinning) -> Explanation:
               "collective.",
         unknown="the line where each rank is.",
         action="Look at the stacks of the ranks: the rank that is not in a collective delays the others. NCCL 2.24 "
-               "and newer names that rank if its RAS service answers on this node; gputop keeps asking it.",
+               "and newer report that rank if the RAS service answers on this node, and gputop keeps querying it.",
         snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else code(
             "spinning", "log"),
         gain="no step ends while the ranks wait" if v.stuck else NO_FIGURE,
@@ -289,11 +290,11 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
     evidence = {"window_s": v.window_s, f"{v.metric}_ratio": v.activity}
     how, brief, unknown = "", "Which kernels run is not visible in live samples", "what fills the time?"
     if v.gpu_util is not None and v.gpu_util < limit("low_sm_active.gaps"):
-        how = (f" No kernel ran for {percent(1 - v.gpu_util)} of the time: the GPU waits for input, for launches or "
-               "for the host.")
+        how = (f" No kernel ran for {percent(1 - v.gpu_util)} of the time, because the GPU waited for input, launches "
+               "or the host.")
         brief, unknown = f"Idle {percent(1 - v.gpu_util)} of the time", "input, launches or the host?"
     elif v.gpu_util is not None:
-        how = " Kernels run nearly all the time but fill few SMs: small kernels, a small batch, or waiting in NCCL."
+        how = " Kernels run almost all the time but fill few SMs: small kernels, a small batch, or waiting in NCCL."
         brief, unknown = "Kernels run all the time but fill few SMs", "small kernels, a small batch or NCCL?"
     if v.gpu_util is not None:
         evidence["gpu_util_ratio"] = v.gpu_util
@@ -303,19 +304,19 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
         brief += f"; {gpus_text(v.busier_peers)} {'works' if len(v.busier_peers) == 1 else 'work'} more"
     if v.full_cores >= 1:
         evidence["full_cpu_cores"] = v.full_cores
-        how += (f" Meanwhile {v.full_cores:.0f} CPU core{'s are' if round(v.full_cores) != 1 else ' is'} fully busy.")
+        how += f" {counted(round(v.full_cores), 'CPU core')} {'are' if round(v.full_cores) != 1 else 'is'} fully busy."
         brief += f"; {counted(round(v.full_cores), 'CPU core')} full"
     if v.fall is not None:
         evidence |= {"before_ratio": v.fall.best, "lasts_s": v.fall.lasts_s}
-        how += (f" The same job held {percent(v.fall.best)} for minutes, until {v.fall.lasts_s / 60:.0f} min ago.")
+        how += f" Until {v.fall.lasts_s / 60:.0f} min ago, the same job kept {percent(v.fall.best)} for minutes."
     fine = v.metric == "sm_active"
-    what = "SM activity" if fine else "coarse utilization, which SM activity cannot exceed,"
+    what = "SM activity" if fine else "coarse utilization, an upper bound of SM activity,"
     return Explanation(
         title=f"{gpus_text(v.gpus)} {'works' if len(v.gpus) == 1 else 'work'} at {percent(v.activity)} "
               + ("SM activity" if fine else "utilization"),
-        why=f"GPU {v.gpu} over the last {v.window_s:.0f} s: {what} was {percent(v.activity)}.{how}",
+        why=f"On GPU {v.gpu}, {what} was {percent(v.activity)} over the last {v.window_s:.0f} s.{how}",
         evidence=evidence, brief=f"{brief}.", unknown=unknown,
-        action="Press c: the capture shows which of these is the cause and what to change.",
+        action="Press c to capture a trace, which shows the cause and what to change.",
         gain=NO_FIGURE,
         source="GPM/DCGM SM activity. " + source("low_sm_active.active_enter", "low_sm_active.slices_enter"),
     )
@@ -383,16 +384,16 @@ def _spare(view: NodeView, rule: str) -> TensorSpare | Missing | None:
 def describe_dram_bound(v: TensorSpare) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)} limited by memory bandwidth",
-        why=f"GPU {v.worst.gpu} over the last {v.window_s:.0f} s: device memory moved data in {percent(v.worst.busy)} "
-            "of its cycles; about 80% is the most that can be reached. Tensor cores were busy "
-            f"{percent(v.worst.tensor)} of the time. The kernels wait for memory, not for arithmetic. This is the "
-            "limit of these kernels, not a fault.",
+        why=f"On GPU {v.worst.gpu}, device memory moved data in {percent(v.worst.busy)} of its cycles over the last "
+            f"{v.window_s:.0f} s (at most about 80% is achievable). Tensor cores were busy for "
+            f"{percent(v.worst.tensor)} of the time. The kernels wait for memory, not for arithmetic, which is a limit "
+            "of these kernels and not a fault.",
         evidence={"window_s": v.window_s, "dram_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},
-        brief=f"Memory is busy in {percent(v.worst.busy)} of its cycles, tensor cores {percent(v.worst.tensor)} of the "
-              "time.",
+        brief=f"Memory is busy in {percent(v.worst.busy)} of its cycles, and tensor cores for "
+              f"{percent(v.worst.tensor)} of the time.",
         action=f"Move fewer bytes: let {'torch.compile' if v.framework == 'pytorch' else 'XLA'} fuse element-wise "
-               "operations, keep activations in 16 bits, use fused attention and optimizers. A larger batch changes "
-               "little.",
+               "operations, keep activations in 16-bit precision, and use fused attention and optimizers. A larger "
+               "batch changes little.",
         snippet=code_for(v.framework, "dram_bound"),
         gain="depends on how many bytes fusion and precision save; " + NO_FIGURE,
         source="GPM/DCGM DRAM and tensor pipe activity; " + source("dram_bound.dram_enter"),
@@ -407,16 +408,15 @@ def judge_tensor_idle(view: NodeView) -> TensorSpare | Missing | None:
 def describe_tensor_idle(v: TensorSpare) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)}: tensor cores unused",
-        why=f"GPU {v.worst.gpu} over the last {v.window_s:.0f} s: SM activity was {percent(v.worst.busy)}, but tensor "
-            f"cores were active {v.worst.tensor * 100:.1f}% of the time. If the model has matrix products or "
-            "convolutions, these run on the ordinary cores, at a fraction of the speed. If it has none, nothing is "
-            "wrong.",
+        why=f"On GPU {v.worst.gpu}, SM activity was {percent(v.worst.busy)} over the last {v.window_s:.0f} s, but "
+            f"tensor cores were active for only {v.worst.tensor * 100:.1f}% of the time. If the model has matmuls or "
+            "convolutions, they run on CUDA cores at a fraction of the speed. Otherwise, nothing is wrong.",
         evidence={"window_s": v.window_s, "sm_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},
         brief=f"SM activity {percent(v.worst.busy)}, tensor cores {v.worst.tensor * 100:.1f}%: fine only without "
-              "matrix products.", unknown="matrix products on ordinary cores?",
-        action="If there are matrix products: use mixed precision or leave TF32 on, and give layers sizes that are "
+              "matmuls.", unknown="matmuls on CUDA cores?",
+        action="If the model has matmuls, use mixed precision or keep TF32 enabled, and give layers sizes that are "
                "multiples of 8. A capture names the kernels.",
         snippet=code_for(v.framework, "tensor_idle"),
-        gain="depends on the share of matrix products; " + NO_FIGURE,
+        gain="depends on the share of matmuls; " + NO_FIGURE,
         source="GPM/DCGM tensor pipe activity; " + source("tensor_idle.tensor_enter", "tensor_idle.window_s"),
     )

@@ -91,7 +91,7 @@ def _not_judged(view: NodeView) -> str | None:
     seen_s = view.sample.time_s - times[0] if times else 0.0
     if seen_s < limit("coverage") * window_s:
         longest_s = limit("idle_gpu.age_s") + limit("slow_rank.window_s")
-        return (f"Nothing judged yet: {seen_s:.0f} s of samples, the rules need {window_s:.0f} s to "
+        return (f"Nothing judged yet: gputop has {seen_s:.0f} s of samples, and the rules need {window_s:.0f} s to "
                 f"{longest_s / 60:.0f} min.")
     unseen = [gpu for gpu in view.whole_gpus if view.activity(gpu, window_s) is None]
     if unseen:
@@ -136,7 +136,7 @@ def _fallen(view: NodeView) -> str | None:
     slice_s = window_s / view.slices(window_s)
     return (f"SM activity of {gpus_text(gpus)} fell from {percent(before)} to {percent(now)} "
             f"{(len(slices) - last - 1) * slice_s:.0f} s ago. An evaluation or a checkpoint ends by itself; after "
-            f"{window_s:.0f} s gputop looks for a hang.")
+            f"{window_s:.0f} s, gputop checks for a hang.")
 
 
 def _bound(view: NodeView, sm: list[float], tensor: list[float]) -> str:

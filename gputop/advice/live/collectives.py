@@ -61,8 +61,8 @@ def describe_collective_hang(v: CollectiveHang) -> Explanation:
         unknown="" if a.silent else f"the line where {who} {'is' if a.absent_count == 1 else 'are'}.",
         action="Compare the stack of the absent rank with those of the others: its line of code shows why they wait."
                if not a.silent else
-               "Look at the process on its node: it ended, it is stopped, or the node is lost. The job cannot "
-               "continue without it.",
+               "Look at the process on its node: the process has exited or is stopped, or the node is lost. The job "
+               "cannot continue without this rank.",
         snippet="\n".join(_commands(v)) or "gputop stacks", gain="no step ends while the ranks wait",
         source=f"RAS of NCCL {v.nccl}; " + source("collective_hang.unchanged_s"),
     )
@@ -85,11 +85,11 @@ def counts_text(a: Absence) -> str:
         return f"{a.absent_count} of {a.absent_count + a.waiting_count} ranks did not answer NCCL."
     waiting = f"{a.waiting_count} rank{'s' if a.waiting_count != 1 else ''}"
     of = f"{a.operation}s" if a.operation else "collectives"
-    text = (f"{waiting} launched {a.waiting_at:,} {of}, but {ranks_text(a)} only {a.absent_at:,}.")
+    text = (f"{waiting} launched {a.waiting_at:,} {of}, but {ranks_text(a)} launched only {a.absent_at:,}.")
     if a.crossed:
-        text += " In another collective the other ranks are behind: the ranks run different code."
+        text += " The other ranks are behind in another collective, so the ranks run different code."
     if a.circle:
-        text += (" Every rank waits in one collective and is missing from another: the order of the collectives "
+        text += (" Every rank waits in one collective and is missing from another, so the order of the collectives "
                  "differs by rank.")
     if a.also:
         text += f" Ranks also wait in {a.also} other communicator{'s' if a.also != 1 else ''}."

@@ -128,9 +128,7 @@ def _silent_s(view: NodeView, gpu: GpuSample) -> float | None:
 def _xids(view: NodeView) -> Iterable[_Fault]:
     """One fault per number. A GPU and its MIG instances report the same event: it counts once."""
     oldest_s = view.sample.time_s - limit("hardware_error.xid_window_s")
-    events = {
-        (e.xid, g.info.index, e.time_s) for g in view.sample.gpus for e in g.xids if e.time_s >= oldest_s
-    }
+    events = {(e.xid, g.info.index, e.time_s) for g in view.sample.gpus for e in g.xids if e.time_s >= oldest_s}
     for number in sorted({number for number, _, _ in events}, key=lambda number: (number != _OFF_BUS, number)):
         here = [(index, time_s) for xid, index, time_s in events if xid == number]
         meaning = explain(number)
@@ -140,8 +138,8 @@ def _xids(view: NodeView) -> Iterable[_Fault]:
         yield _Fault(
             _xid_severity(meaning), tuple(sorted({index for index, _ in here})),
             f"reported Xid {number}: {meaning.meaning}",
-            f"The driver reported it {len(here)}× in the last {limit('hardware_error.xid_window_s') / 60:.0f} minutes; "
-            f"{blame}.",
+            f"The driver reported this Xid {len(here)}× in the last "
+            f"{limit('hardware_error.xid_window_s') / 60:.0f} minutes; {blame}.",
             meaning.action, evidence, _XID, reset=meaning.reset_helps,
         )
 
@@ -158,11 +156,11 @@ def _xid_severity(meaning: Xid) -> Severity:
 _ROWS: Mapping[str, tuple[Severity, str, str, str, bool]] = {
     "row_remap_failed": (
         "high", "could not replace a bad row of device memory",
-        "Row remapping failed: the spare rows of that memory bank are used up, or the replacement did not work.",
-        "Take the GPU out of service and have the board examined: NVIDIA replaces boards for this.", False),
+        "Row remapping failed because the memory bank has no spare rows left, or the replacement did not work.",
+        "Take the GPU out of service and have the board examined: NVIDIA replaces boards for this failure.", False),
     "row_remap_pending": (
         "medium", "will replace a bad row of device memory at the next reset",
-        "Row remapping is pending: until the reset the bad row stays in use, or its page is kept out of use.",
+        "Row remapping is pending: until the reset, the bad row stays in use, or its page is retired.",
         "Reset the GPU when the job is done.", True),
 }
 
@@ -178,7 +176,7 @@ def _memory(gpus: Sequence[GpuSample]) -> Iterable[_Fault]:
         yield _Fault(
             "high", _indices(lossy), "had memory errors that ECC could not correct",
             f"{errors:.0f} uncorrectable ECC error{'s' if errors > 1 else ''} since the driver was loaded: data was "
-            "lost, and the job it hit has failed.",
+            "lost, and the affected job has failed.",
             "Reset the GPU when no job needs it, so that bad rows are replaced. If the count rises again, have the "
             "board examined.", {"ecc_uncorrected_count": float(errors)}, _ECC, code("hardware_error", "ecc") or _DMESG,
             reset=True,
@@ -224,7 +222,7 @@ def judge_thermal_throttled(view: NodeView) -> ThermalThrottled | Missing | None
            and heat.clock <= view.limit(rule, "clock_", heat.gpu)]
     if not hot:
         return None if judged else Missing(
-            f"{window_s:.0f} s of SM clock with its maximum, and clock event reasons or the core temperature with its "
+            f"{window_s:.0f} s of SM clock and its maximum, and clock event reasons or the core temperature and its "
             "slowdown limit")
     worst = min(hot, key=lambda heat: heat.clock)
     leave = "leave" if view.was_shown_as(rule, "high") else "enter"
@@ -240,8 +238,7 @@ def _heat(view: NodeView, gpu: GpuSample, window_s: float) -> _Heat | None:
     mean, slowdown = view.mean(gpu, "temperature_c", window_s), gpu["temperature_slowdown_c"].value
     near_c = view.limit("thermal_throttled", "near_c_", gpu.info.index)
     near = mean is not None and slowdown is not None and mean >= slowdown - near_c
-    share = view.history.clock_event_share(
-        gpu.info.uuid, SLOWDOWN_REASONS if near else THERMAL_REASONS, window_s)
+    share = view.history.clock_event_share(gpu.info.uuid, SLOWDOWN_REASONS if near else THERMAL_REASONS, window_s)
     if share is None and mean is not None and slowdown is not None:
         share = float(mean >= slowdown)  # by the temperature alone
     if clock is None or share is None:
@@ -255,17 +252,18 @@ def describe_thermal_throttled(v: ThermalThrottled) -> Explanation:
     degrees += "" if worst.slowdown_c is None else f" (slowdown begins at {worst.slowdown_c:.0f} °C)"
     return Explanation(
         title=f"{gpus_text(v.gpus)} slowed down by heat",
-        why=f"GPU {worst.gpu}{degrees} ran at {percent(worst.clock)} of its highest SM clock. Heat slowed it down for "
-            f"{percent(worst.share)} of the last {v.window_s:.0f} s. In synchronous training all GPUs wait for the "
-            "slowest one.",
+        why=f"GPU {worst.gpu}{degrees} ran at {percent(worst.clock)} of its highest SM clock and was slowed down by "
+            f"heat for {percent(worst.share)} of the last {v.window_s:.0f} s. In synchronous training, all GPUs wait "
+            "for the slowest one.",
         evidence=known({"window_s": v.window_s, "sm_clock_of_max_ratio": worst.clock,
                         "thermal_share_ratio": worst.share, "temperature_c": worst.temperature_c,
                         "temperature_slowdown_c": worst.slowdown_c}),
         brief=f"GPU {worst.gpu}{degrees} runs at {percent(worst.clock)} of its highest SM clock.",
         action="Have the cooling checked: fans, dust, air flow, inlet temperature, neighbors in the rack. Until "
-               "then a lower power limit keeps the clock even.",
+               "then, a lower power limit keeps the clock stable.",
         snippet=(code("thermal_throttled", "state") or "") + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),
-        gain="kernels bound by arithmetic gain as much as the clock; live samples do not show which kernels those are",
+        gain="unknown, because live samples do not show how much of the time is compute-bound and speeds up with the "
+             "clock",
         source="NVML clock event reasons 'SW thermal', 'HW thermal', 'HW slowdown'; "
                + source("thermal_throttled.near_c_enter"),
     )
@@ -292,8 +290,7 @@ def judge_power_capped(view: NodeView) -> PowerCapped | Missing | None:
     by_heat = view.gpus_left_out(rule)
     judged = [cap for gpu in view.readable_gpus if (cap := _power_cap(view, gpu, window_s)) is not None]
     if not judged:
-        return Missing(f"{window_s:.0f} s of SM clock with its maximum, and power with its limit or clock event "
-                       "reasons")
+        return Missing(f"{window_s:.0f} s of SM clock and its maximum, and power and its limit or clock event reasons")
     capped = [cap for cap in judged if cap.gpu not in by_heat and _at_limit(view, cap)
               and cap.clock <= view.limit(rule, "clock_", cap.gpu)]
     if not capped:
@@ -325,13 +322,13 @@ def describe_power_capped(v: PowerCapped) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)} slowed down by the power limit",
         why=f"GPU {worst.gpu} ran at {percent(worst.clock)} of its highest SM clock over the last {v.window_s:.0f} s "
-            f"because of {cap}. Kernels bound by arithmetic slow down with the clock; those bound by memory hardly do.",
+            f"because of {cap}. Compute-bound kernels slow down with the clock, and memory-bound kernels hardly do.",
         evidence=known({"window_s": v.window_s, "sm_clock_of_max_ratio": worst.clock,
                         "power_cap_share_ratio": worst.share, "power_of_limit_ratio": worst.power}),
         brief=f"GPU {worst.gpu} runs at {percent(worst.clock)} of its highest SM clock.",
-        action="Compare the limit with the card's default. If somebody lowered it, have it raised. At the default "
-               "limit this is the card's full speed, and only fewer or cheaper operations (lower precision) help.",
+        action="Compare the limit with the card's default. If somebody lowered the limit, have it raised. At the "
+               "default limit, the card runs at full speed, and only fewer or cheaper operations help.",
         snippet="nvidia-smi -q -d POWER" + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),
-        gain="depends on how much of the step depends on the clock; live samples do not show that",
+        gain="unknown, because live samples do not show how much of the step depends on the clock",
         source="NVML clock event reason 'SW power cap', power against enforced limit; gputop's own limits",
     )

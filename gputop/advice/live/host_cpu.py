@@ -165,8 +165,8 @@ def describe_host_cpu_saturated(v: HostCpuSaturated) -> Explanation:
 def _full(v: HostCpuSaturated, evidence: dict[str, float], what: str, title: str = "CPU full") -> Explanation:
     return Explanation(
         title=f"{title} while {gpus_text(v.gpus)} {'waits' if len(v.gpus) == 1 else 'wait'}",
-        why=f"Over the last {v.window_s:.0f} s {what}. Meanwhile the least active GPU was active "
-            f"{percent(min(v.waiting.values()))} of the time. Input, launches and Python compete for cores.",
+        why=f"Over the last {v.window_s:.0f} s, {what}. The least active GPU was active for only "
+            f"{percent(min(v.waiting.values()))} of this time. Input, launches and Python compete for cores.",
         evidence=evidence, brief=f"{what[:1].upper()}{what[1:]}.", unknown="which thread waits?",
         action="Give the job more cores or less CPU work: cache or prepare the input, decode fewer pixels, and keep "
                "other programs off the node. A capture shows which thread waits.",
@@ -181,13 +181,13 @@ def _thread_full(v: HostCpuSaturated, process: ProcessSample, evidence: dict[str
     return Explanation(
         title=f"One CPU thread delays {gpus_text(v.gpus)}",
         why=f"{name_of(process)} used {cores:.1f} CPU cores over the last {v.window_s:.0f} s, and one core was full in "
-            f"{percent(full)} of the samples. Meanwhile no kernel ran for {percent(1 - util)} of the time: the main "
-            "thread (Python runs one thread at a time) is too slow.",
+            f"{percent(full)} of the samples. No kernel ran for {percent(1 - util)} of this time, because the main "
+            "thread is too slow (Python runs one thread at a time).",
         evidence=evidence | {"process_cpu_cores": cores, "full_core_share_ratio": full, "gpu_util_ratio": util},
         brief=f"No kernel ran for {percent(1 - util)} of the time, and one CPU core is full.",
         unknown="what does that thread do?",
         action="Give the main thread less work: "
-               + ("compile the model, so that it launches less by itself" if v.framework == "pytorch" else
+               + ("compile the model to reduce launches" if v.framework == "pytorch" else
                   "run more steps per call of the compiled function")
                + ", prepare input in parallel threads or worker processes, and run callbacks and metrics less often.",
         snippet=code_for(v.framework, _RULE, "thread-"),
@@ -228,21 +228,21 @@ def judge_numa_remote(view: NodeView) -> NumaRemote | Missing | None:
 
 
 def describe_numa_remote(v: NumaRemote) -> Explanation:
-    more = f" The same is true of {v.others} more processes." if v.others > 1 else (
-        " The same is true of one more process." if v.others else "")
+    more = f" The same applies to {v.others} more processes." if v.others > 1 else (
+        " The same applies to one more process." if v.others else "")
     nodes = ",".join(map(str, v.gpu_nodes))
     several = len(v.gpu_nodes) > 1
     plural = "s" if several else ""
     return Explanation(
         title=f"{gpus_text(v.gpus)}: {'its' if len(v.gpus) == 1 else 'their'} "
               f"{'processes run' if v.others else 'process runs'} on another NUMA node",
-        why=f"{name_of(v.process)} may only use CPUs of NUMA node {ranges(v.bound_nodes, ', ')}, but "
+        why=f"{name_of(v.process)} may use only CPUs of NUMA node {ranges(v.bound_nodes, ', ')}, but "
             f"{gpus_text(v.far)} {'is' if len(v.far) == 1 else 'are'} on another node. Launches, copies and input "
             f"cross the link between the sockets.{more}",
         evidence={"bound_nodes_count": float(len(v.bound_nodes)), "far_gpus_count": float(len(v.far))},
         action=f"Let the process use the CPUs and the memory of NUMA node{plural} {nodes}"
-               + (", or start one process for each GPU, each bound to its own node." if several else
-                  ". Under Slurm: --gpu-bind=closest, with the cores of each GPU in gres.conf."),
+               + (", or start one process per GPU, each bound to its own node." if several else
+                  ". With Slurm, use --gpu-bind=closest and list the cores of each GPU in gres.conf."),
         snippet=code("numa_remote", "bind", NODES=nodes),
         gain="depends on how much the job copies and launches; " + NO_FIGURE,
         source="Cpus_allowed_list of /proc/PID/status; numa_node of the GPU's PCI device",

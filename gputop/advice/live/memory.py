@@ -15,19 +15,19 @@ from gputop.core.samples import GpuSample
 from gputop.text.units import percent
 
 # What makes memory stay in use that the job may not need, and how to see what it needs.
-_PEAK = "Capture a trace: it has the allocator's peak, which shows whether a larger batch fits. "
-_TENSORFLOW = (f"{_PEAK}TF_FORCE_GPU_ALLOW_GROWTH=true makes TensorFlow take only what it needs.",
+_PEAK = "Capture a trace: the allocator's peak shows whether a larger batch fits. "
+_TENSORFLOW = (f"{_PEAK}TF_FORCE_GPU_ALLOW_GROWTH=true makes TensorFlow take only the memory it needs.",
                "TensorFlow GPU guide: memory is mapped at start")
 _RESERVES = {
-    "": ("TensorFlow reserves nearly all memory at its start (JAX 75%)", *_TENSORFLOW),
-    "tensorflow": ("TensorFlow reserves nearly all memory at its start", *_TENSORFLOW),
+    "": ("TensorFlow reserves nearly all memory at startup (JAX 75%)", *_TENSORFLOW),
+    "tensorflow": ("TensorFlow reserves nearly all memory at startup", *_TENSORFLOW),
     "jax": (
-        "JAX reserves 75% of the memory at its start, or as much as XLA_PYTHON_CLIENT_MEM_FRACTION says",
-        f"{_PEAK}XLA_PYTHON_CLIENT_PREALLOCATE=false makes JAX take only what it needs.",
+        "JAX reserves 75% of the memory at startup, or the share set by XLA_PYTHON_CLIENT_MEM_FRACTION",
+        f"{_PEAK}XLA_PYTHON_CLIENT_PREALLOCATE=false makes JAX take only the memory it needs.",
         "JAX: GPU memory allocation"),
     "pytorch": (
-        "PyTorch keeps the memory that it has freed, for its next tensors",
-        "Print the peak that its allocator has seen: it shows whether a larger batch fits.",
+        "PyTorch keeps freed memory for its next tensors",
+        "Print the allocator's peak, which shows whether a larger batch fits.",
         "PyTorch, CUDA semantics: the caching allocator"),
 }
 
@@ -71,9 +71,9 @@ def judge_memory_pressure(view: NodeView) -> MemoryPressure | Missing | None:
         judged = True
     if not tight:
         if reserves:
-            return Missing(f"the allocator's peak on {gpus_text(reserves)}: memory in use may only be reserved; "
-                           "a capture shows it")
-        return None if judged else Missing(f"{window_s:.0f} s of memory used and the total of a held GPU")
+            return Missing(f"the allocator's peak on {gpus_text(reserves)}, because memory in use may only be "
+                           "reserved; a capture shows the peak")
+        return None if judged else Missing(f"{window_s:.0f} s of used and total memory of a held GPU")
     return MemoryPressure(gpus=tuple(sorted(t.gpu for t in tight)), severity="medium", window_s=window_s,
                           tightest=min(tight, key=lambda t: t.free))
 
@@ -94,9 +94,9 @@ def describe_memory_pressure(v: MemoryPressure) -> Explanation:
     tight = v.tightest
     return Explanation(
         title=f"{gpus_text(v.gpus)}: processes compete for the last memory",
-        why=f"{tight.processes} processes hold GPU {tight.gpu}; {percent(tight.free)} of its memory was free over the "
-            f"last {v.window_s:.0f} s, and the memory they use still changed. The next process that needs more fails "
-            "with an out-of-memory error.",
+        why=f"{tight.processes} processes hold GPU {tight.gpu}. Only {percent(tight.free)} of the GPU memory was free "
+            f"over the last {v.window_s:.0f} s, while the memory in use kept changing. The next process that needs "
+            "memory fails with an out-of-memory error.",
         evidence={"window_s": v.window_s, "free_of_total_ratio": tight.free,
                   "processes_count": float(tight.processes), "memory_span_bytes": tight.span_bytes},
         brief=f"{percent(tight.free)} of GPU {tight.gpu}'s memory is free for {tight.processes} processes.",
@@ -130,7 +130,7 @@ def judge_memory_preallocated(view: NodeView) -> MemoryPreallocated | Missing | 
         if index not in pressed and flat and mean / total >= view.limit(rule, "", index):
             reserved[index] = mean / total
     if not judged:
-        return Missing(f"{window_s:.0f} s of memory used and the total of a held GPU")
+        return Missing(f"{window_s:.0f} s of used and total memory of a held GPU")
     if not reserved:
         return None
     return MemoryPreallocated(gpus=tuple(sorted(reserved)), severity="low", window_s=window_s,
@@ -140,11 +140,11 @@ def judge_memory_preallocated(view: NodeView) -> MemoryPreallocated | Missing | 
 def describe_memory_preallocated(v: MemoryPreallocated) -> Explanation:
     reserves, action, guide = _RESERVES.get(v.framework, _RESERVES[""])
     return Explanation(
-        title=f"{gpus_text(v.gpus)}: memory used is not what the job needs",
+        title=f"{gpus_text(v.gpus)}: memory in use is not what the job needs",
         why=f"{percent(v.used)} of the memory is held and has not changed for {v.window_s:.0f} s. {reserves}, so this "
-            "value does not show what the job really needs.",
+            "value does not show how much memory the job really needs.",
         evidence={"window_s": v.window_s, "memory_used_of_total_ratio": v.used},
         action=action, snippet=code("memory_preallocated", v.framework, "tensorflow"),
-        gain="none: nothing is wrong, this explains a value",
+        gain="none: nothing is wrong, and this finding only explains a value",
         source=f"{guide}; gputop's own limits",
     )

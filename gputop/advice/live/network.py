@@ -98,20 +98,20 @@ def describe_network_bound(v: NetworkBound) -> Explanation:
     again = ""
     if v.retransmits:
         evidence["retransmits_count"] = v.retransmits
-        again = f" The adapters sent data again {v.retransmits:.0f} times (retransmits)."
+        again = f" The adapters retransmitted data {v.retransmits:.0f} times."
     some = "" if v.full_adapters == v.adapters else (
-        f" {v.full_adapters} of {v.adapters} adapters {'is' if v.full_adapters == 1 else 'are'} full: the others could "
-        "carry a part.")
+        f" {v.full_adapters} of {v.adapters} adapters {'is' if v.full_adapters == 1 else 'are'} full, and the others "
+        "could carry part of the traffic.")
     return Explanation(
         title=f"The network is full while {gpus_text(v.gpus)} {'waits' if len(v.gpus) == 1 else 'wait'}",
-        why=f"RDMA adapter {v.adapter} {v.way} {rate(v.rdma_bytes_per_s)} over the last {v.window_s:.0f} s, "
-            f"{percent(share)} of its link's rate. Meanwhile the least active GPU was active "
-            f"{percent(min(v.waiting.values()))} of the time.{some}{again}",
-        evidence=evidence, unknown="which collectives, and how much of them is exposed?",
-        brief=f"{v.adapter} {v.way} {rate(v.rdma_bytes_per_s)}, {percent(share)} of its link's rate.",
-        action="Send less data between the nodes, or overlap it with compute: gradients in bf16, accumulation over "
-               "several batches, collectives that overlap with the backward pass. NCCL_DEBUG=INFO shows whether NCCL "
-               "uses every adapter (NCCL_IB_HCA); gputop doctor lists the adapters. "
+        why=f"RDMA adapter {v.adapter} {v.way} {rate(v.rdma_bytes_per_s)} on average over {v.window_s:.0f} s, or "
+            f"{percent(share)} of its link rate. The least active GPU was active for only "
+            f"{percent(min(v.waiting.values()))} of this time.{some}{again}",
+        evidence=evidence, unknown="which collectives, and how much of their time is exposed?",
+        brief=f"{v.adapter} {v.way} {rate(v.rdma_bytes_per_s)}, or {percent(share)} of its link rate.",
+        action="Send less data between the nodes, or overlap it with compute: use bf16 gradients, accumulation over "
+               "several batches, and collectives that overlap with the backward pass. NCCL_DEBUG=INFO shows whether "
+               "NCCL uses every adapter (NCCL_IB_HCA), and gputop doctor lists the adapters. "
                "A capture shows the collectives.",
         snippet=code("network_bound", "log"),
         gain="depends on how much of the communication is exposed; " + NO_FIGURE,

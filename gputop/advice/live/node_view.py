@@ -20,8 +20,8 @@ from gputop.telemetry.history import History, HostHistoryPoint, Series
 from gputop.text.commands import program_name
 from gputop.text.units import ranges
 
-NO_PROCESS = "no compute process holds a GPU: start the job, or look at the node it runs on"
-NO_PROCESS_WATCHED = "no compute process holds a GPU that is watched: leave out --gpus to see all GPUs of the node"
+NO_PROCESS = "a compute process that holds a GPU: start the job, or look at the node it runs on"
+NO_PROCESS_WATCHED = "a compute process on the watched GPUs: omit --gpus to see all GPUs of the node"
 
 _LONGEST = {"sm_active": "recurring_idle.window_s", "tensor_active": "tensor_idle.window_s",
             "gpu_util": "low_sm_active.window_s"}
@@ -299,7 +299,7 @@ class NodeView:
         if self.processes and self.warmed_up_gpus:
             return Missing(f"{seconds:.0f} s of readings of a GPU at work")
         if self.processes:
-            return Missing(f"a job that is past its start-up ({limit('idle_gpu.age_s'):.0f} s)")
+            return Missing(f"a job that is past startup ({limit('idle_gpu.age_s'):.0f} s)")
         return self.no_process()
 
     def without_process(self, seconds: float) -> tuple[list[GpuSample], list[GpuSample]]:

@@ -43,15 +43,15 @@ def describe_below_own_best(v: BelowOwnBest) -> Explanation:
     fall, work = v.fall, "works" if len(v.gpus) == 1 else "work"
     minutes = round(fall.lasts_s / 60)
     return Explanation(
-        title=f"{gpus_text(v.gpus)} {work} at {percent(fall.now)} SM activity, {percent(fall.best)} until "
+        title=f"{gpus_text(v.gpus)} {work} at {percent(fall.now)} SM activity, down from {percent(fall.best)} "
               f"{minutes} min ago",
-        why=f"The same job held {percent(fall.best)} SM activity for minutes, then stayed at {percent(fall.now)} for "
-            f"{minutes} min: these GPUs can reach more with this job. Another phase of it, such as evaluation, "
+        why=f"The same job kept {percent(fall.best)} SM activity for minutes, then stayed at {percent(fall.now)} for "
+            f"{minutes} min, so these GPUs can reach more with this job. Another phase of the job, such as evaluation, "
             "longer sequences or another data set, looks the same.",
         evidence={"before_ratio": fall.best, "after_ratio": fall.now, "lasts_s": fall.lasts_s},
         brief="Another phase of the job, such as evaluation or longer sequences, looks the same.",
-        action="Look in the job's log for what changed at that time. On the host, look at storage, at other programs "
-               "that use the CPUs, and at memory that runs out.",
+        action="Look in the job's log for what changed at that time. On the host, look at storage, other programs "
+               "that use the CPUs, and memory that runs out.",
         gain=NO_FIGURE,
         source="GPM/DCGM SM activity by the minute; " + source("below_own_best.ratio", "below_own_best.before_s"),
     )

@@ -64,8 +64,8 @@ def judge_pcie_link_degraded(view: NodeView) -> PcieLinkDegraded | Missing | Non
     if slow:
         return _degraded(view, slow, window_s)
     return None if judged else Missing(
-        missing or f"{limit('min_readings'):.0f} readings of a GPU at work in the last {window_s:.0f} s: idle links "
-                   "run slower on purpose")
+        missing or f"{limit('min_readings'):.0f} readings of a GPU at work in the last {window_s:.0f} s, because idle "
+                   "links run slower on purpose")
 
 
 def _rates_at_work(view: NodeView, gpu: GpuSample, window_s: float) -> list[float]:
@@ -104,13 +104,13 @@ def describe_pcie_link_degraded(v: PcieLinkDegraded) -> Explanation:
         title=f"{gpus_text(v.gpus)}: PCIe link below its full rate",
         why=f"While GPU {gpu.info.index} worked in the last {v.window_s:.0f} s, its link ran at "
             f"{rate(link.bytes_per_s)}{trained}. GPU and board support {rate(link.max_bytes_per_s)}, so copies and "
-            "input take longer than they need to.",
+            "input take longer than necessary.",
         evidence=known({
             "window_s": v.window_s, "slow_share_ratio": link.slow_share, "link_max_bytes_per_s": link.max_bytes_per_s,
             "link_bytes_per_s": link.bytes_per_s, "traffic_of_link_ratio": link.traffic}),
-        brief=f"The link runs at {rate(link.bytes_per_s)} and supports {rate(link.max_bytes_per_s)}.",
-        action="Have the card reseated, and have the link's slot, riser and BIOS settings checked. Some virtual "
-               "machines and shared slots have fewer lanes on purpose.",
+        brief=f"The link runs at {rate(link.bytes_per_s)} but supports {rate(link.max_bytes_per_s)}.",
+        action="Have the card reseated, and have its slot, riser and BIOS settings checked. Some virtual machines and "
+               "shared slots have fewer lanes on purpose.",
         snippet=code("pcie_link_degraded", "link", INDEX=gpu.info.index),
         gain="depends on how much is copied; " + NO_FIGURE,
         source="NVML current and maximum PCIe generation and width; " + source("pcie_link_degraded.busy"),
@@ -173,19 +173,18 @@ def describe_pcie_saturated(v: PcieSaturated) -> Explanation:
     if v.activity is not None:
         evidence[f"{v.activity[0]}_ratio"] = v.activity[1]
         if v.severity == "medium":
-            waits = f" The GPU was active {percent(v.activity[1])} of the time."
-    coarse = ", from samples of 20 ms," if reading.coarse else ""
+            waits = f" The GPU was active for {percent(v.activity[1])} of the time."
+    coarse = " (from samples of 20 ms)" if reading.coarse else ""
     return Explanation(
         title=f"{gpus_text(v.gpus)}: PCIe link full",
-        why=f"GPU {worst.gpu.info.index} over the last {worst.window_s:.0f} s: {_WAYS[worst.metric]} traffic "
-            f"was{coarse} {rate(worst.bytes_per_s)}. The link's raw rate is {rate(worst.link_bytes_per_s)}, of which "
-            f"80-90% can be reached.{waits}",
+        why=f"On GPU {worst.gpu.info.index}, {_WAYS[worst.metric]} traffic was {rate(worst.bytes_per_s)}{coarse} over "
+            f"the last {worst.window_s:.0f} s. The raw link rate is {rate(worst.link_bytes_per_s)}, of which 80-90% is "
+            f"achievable.{waits}",
         evidence=evidence, unknown="which copies?",
         brief=f"{_WAYS[worst.metric].capitalize()} traffic is {rate(worst.bytes_per_s)} of "
               f"{rate(worst.link_bytes_per_s)}.",
-        action="Copy less. Send input in its smallest type (uint8 images) and decode or cast on the GPU. Keep data "
-               "that is used again on the GPU, and stop offloading if there is enough memory. "
-               "A capture names the copies.",
+        action="Copy less: send input in its smallest type (uint8 images) and decode or cast it on the GPU. Keep "
+               "reused data on the GPU, and stop offloading if there is enough memory. A capture names the copies.",
         snippet=code_for(v.framework, "pcie_saturated"),
         gain="depends on whether the copies overlap with kernels; " + NO_FIGURE,
         source=("NVML PCIe throughput (20 ms)" if reading.coarse else f"PCIe traffic ({reading.source or 'counters'})")
@@ -211,6 +210,6 @@ def _no_traffic(gpu: GpuSample, metric: str, window_s: float) -> str:
         if gpu[name].reason is not None:
             return f"{name} of {gpus_text([gpu])}: {gpu[name].reason}"
     if gpu[metric].coarse:
-        return (f"{limit('pcie_saturated.coarse_count'):.0f} different 20-ms samples of the traffic in {window_s:.0f} "
-                "s: single samples say little")
+        return (f"{limit('pcie_saturated.coarse_count'):.0f} different 20-ms samples of traffic in {window_s:.0f} s, "
+                "because single samples show little")
     return f"{window_s:.0f} s of PCIe traffic"

@@ -15,9 +15,9 @@ from gputop.text.units import percent
 
 _EVEN_WORK = {
     "": "put metrics, summaries and evaluation on the CPU, and mirror variables.",
-    "jax": "work that is not sharded runs on the first GPU, such as metrics outside of the jitted step.",
-    "pytorch": "DataParallel gathers the outputs and computes the loss on the first GPU. DistributedDataParallel does "
-               "not.",
+    "jax": "work that is not sharded, such as metrics outside the jitted step, runs on the first GPU.",
+    "pytorch": "DataParallel gathers the outputs and computes the loss on the first GPU, but DistributedDataParallel "
+               "does not.",
 }
 
 
@@ -67,8 +67,7 @@ def judge_idle_gpu(view: NodeView) -> IdleGpu | Missing | None:
         return IdleGpu(gpus=_all_idle(wholly), severity="medium", window_s=view.seconds("idle_gpu.all_window_s"),
                        worst=max(wholly, key=lambda holder: len(holder.idle)), complete=view.complete)
     return None if judged or left_out else Missing(
-        f"{window_s:.0f} s of activity readings of a process that is past its start-up "
-        f"({limit('idle_gpu.age_s'):.0f} s)")
+        f"{window_s:.0f} s of activity readings of a process that is past startup ({limit('idle_gpu.age_s'):.0f} s)")
 
 
 def _all_idle(holders: list[_Holder]) -> tuple[int, ...]:
@@ -94,8 +93,8 @@ def _partly_idle(v: IdleGpu, busy: float) -> Explanation:
         holds, spreads, back = f"{held} of the GPUs watched", "also spreads over the idle GPUs", ""
     return Explanation(
         title=f"{gpus_text(idle)} held but not used",
-        why=f"{name_of(process)} holds {holds}; {gpus_text(idle)} did nothing over the last {v.window_s:.0f} s, while "
-            f"the others were active {percent(busy)} of the time.",
+        why=f"{name_of(process)} holds {holds}, but {gpus_text(idle)} did nothing over the last {v.window_s:.0f} s "
+            f"while the others were active for {percent(busy)} of the time.",
         evidence={"window_s": v.window_s, "idle_gpus_count": float(len(idle)), "busy_gpus_activity_ratio": busy,
                   "held_gpus_count" if v.complete else "held_gpus_watched_count": float(held)},
         brief=f"{name_of(process)} uses {held - len(idle)} of {holds}.",
@@ -111,13 +110,13 @@ def _partly_idle(v: IdleGpu, busy: float) -> Explanation:
 def _wholly_idle(v: IdleGpu) -> Explanation:
     process, idle = v.worst.process, v.worst.idle
     cores = process.cpu_cores.value
-    doing = "" if cores is None else f" It uses {cores:.1f} CPU cores."
-    cause = ": it compiles, loads, waits or is stuck"
-    action = "Look at what its Python threads do; if it is a forgotten notebook, stop it to free the GPUs."
+    doing = "" if cores is None else f" The process uses {cores:.1f} CPU cores."
+    cause = ", because it compiles, loads, waits or is stuck"
+    action = "Look at what its Python threads do. If the process is a forgotten notebook, stop it to free the GPUs."
     if not v.complete:
-        cause = ". Its work on GPUs that are not watched is unknown"
+        cause = ". The work of this process on unwatched GPUs is unknown"
         action = ("Look at all GPUs of the node, without --gpus. If the process works on other GPUs, spread the "
-                  "training over all, or hide the idle ones from it. If it works on none, look at what its threads do.")
+                  "training over all GPUs, or hide the idle GPUs from it. Otherwise, look at what its threads do.")
     return Explanation(
         title=f"{gpus_text(v.gpus)} held but not used for {v.window_s:.0f} s",
         why=f"{name_of(process)} holds {gpus_text(idle)} and has not used {'it' if len(idle) == 1 else 'them'} for "
@@ -187,12 +186,12 @@ def judge_gpu0_oversubscribed(view: NodeView) -> Gpu0Oversubscribed | Missing | 
     processes = [p for p in view.processes if len(view.compute_gpus(p)) > 1]
     if not processes:
         return Missing("a process that holds several GPUs" if view.complete
-                       else "a process that holds several of the GPUs watched")
+                       else "a process that holds several of the watched GPUs")
     # Where GPUs before them are not watched, the first of these need not be the first of the process.
     watched = {gpu.info.index for gpu in view.sample.gpus}
     processes = [p for p in processes if view.complete or set(range(view.compute_gpus(p)[0].info.index)) <= watched]
     if not processes:
-        return Missing("the first GPU of the job: leave out --gpus, or also watch GPU 0")
+        return Missing("the first GPU of the job: omit --gpus, or also watch GPU 0")
     judged = False
     for process in processes:
         gpus = view.compute_gpus(process)
@@ -247,14 +246,14 @@ def _oversubscribed(view: NodeView, process: ProcessSample, gpus: list[GpuSample
 def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:
     index, times = v.gpus[0], v.first_activity / v.peers_activity
     what = "SM activity" if v.metric == "sm_active" else "coarse utilization"
-    others = gpus_text(v.peers) + ("" if v.complete else " (of those watched)")
+    others = gpus_text(v.peers) + ("" if v.complete else " (of the watched GPUs)")
     return Explanation(
         title=f"GPU {index} works {times:.1f}× as much as the others",
-        why=f"{name_of(v.process)} over the last {v.window_s:.0f} s: {what} was {percent(v.first_activity)} on GPU "
-            f"{index} and {percent(v.peers_activity)} on {others}. In synchronous training the others wait for GPU "
-            f"{index} at every step.",
-        brief=f"{what[:1].upper()}{what[1:]} {percent(v.first_activity)} on GPU {index}, "
-              f"{percent(v.peers_activity)} on {others}: these wait for it.",
+        why=f"For {name_of(v.process)}, {what} over the last {v.window_s:.0f} s was {percent(v.first_activity)} on GPU "
+            f"{index} and {percent(v.peers_activity)} on {others}. In synchronous training, the other GPUs wait for "
+            f"GPU {index} at every step.",
+        brief=f"{what[:1].upper()}{what[1:]} is {percent(v.first_activity)} on GPU {index} and "
+              f"{percent(v.peers_activity)} on {others}, which wait for GPU {index}.",
         unknown=f"what runs only on GPU {index}?",
         evidence={"window_s": v.window_s, f"first_gpu_{v.metric}_ratio": v.first_activity,
                   f"peers_{v.metric}_ratio": v.peers_activity, "times_peers": times, "slices_share_ratio": v.slices},
@@ -279,7 +278,7 @@ class SharedGpu(Verdict, frozen=True, kw_only=True):
 def judge_shared_gpu(view: NodeView) -> SharedGpu | Missing | None:
     """Processes of different jobs compute on one GPU."""
     if any("nvidia-cuda-mps" in (p.command or "") for p in view.sample.processes):
-        return Missing("how MPS divides the GPU: sharing through MPS is on purpose")
+        return Missing("to know how MPS divides the GPU, because sharing through MPS is on purpose")
     unread = [p for p in view.processes if p.command is None]
     shared: dict[int, tuple[ProcessSample, ProcessSample]] = {}
     for gpu in view.whole_gpus:
@@ -332,8 +331,8 @@ def describe_shared_gpu(v: SharedGpu) -> Explanation:
     a, b = v.processes
     return Explanation(
         title=f"{gpus_text(v.gpus)} shared by two jobs",
-        why=f"{name_of(a)} of {a.user or 'an unknown user'} and {name_of(b)} of {b.user or 'an unknown user'} are both "
-            f"on GPU {v.gpu}. Their kernels take turns, and neither can use all of its memory.",
+        why=f"{name_of(a)} of {a.user or 'an unknown user'} and {name_of(b)} of {b.user or 'an unknown user'} both use "
+            f"GPU {v.gpu}. Their kernels take turns, and neither job can use all of the GPU memory.",
         evidence=known({
             "together_s": v.together_s, "shared_gpus_count": float(v.shared),
             "first_sm_ratio": a.gpus[v.gpu].sm_ratio.value, "second_sm_ratio": b.gpus[v.gpu].sm_ratio.value}),

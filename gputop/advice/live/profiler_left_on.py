@@ -48,13 +48,13 @@ def describe_profiler_left_on(v: ProfilerLeftOn) -> Explanation:
     what = f"all that process {v.pid} does" if always else f"{share} of the steps of process {v.pid}"
     return Explanation(
         title=f"torch.profiler records {what}",
-        why=f"The job's own profiler {'was on' if always else 'is on in cycles'}, as gputop saw when it was about to "
-            "record the job. A step that torch.profiler records often takes two to three times as long. Two "
-            "recordings at once would end the job, so gputop recorded nothing.",
+        why=f"gputop saw that the job's own profiler {'was on' if always else 'is on in cycles'} when it was about to "
+            "record the job. Steps that torch.profiler records often take two to three times as long. Two recordings "
+            "at the same time would end the job, so gputop recorded nothing.",
         evidence={"recorded_ratio": v.recorded},
-        action="Remove the profiler from the script, or let it record some steps once.",
+        action="Remove the profiler from the script, or let it record a few steps only once.",
         snippet=code("profiler_left_on", "once"),
-        gain="it depends on how much of its time the job records",
+        gain="depends on how much of its time the job records",
         brief=f"The job's torch.profiler records {share} of its steps, which often take two to three times as long.",
         source=source("profiler_left_on.recorded"),
     )

@@ -60,7 +60,7 @@ def judge_recurring_idle(view: NodeView) -> ReturningIdle | Missing | None:
         if one.share >= view.limit(rule, "share_", gpus[0]) and (one.period_s is not None or not explained & set(gpus)):
             return _verdict(view, one, gpus, metric)
     if 0 < times < OCCURRENCES:
-        return Missing(f"idle that returns {OCCURRENCES} times: it has come {'once' if times == 1 else 'twice'} so far")
+        return Missing(f"{OCCURRENCES} idle times, which occurred only {'once' if times == 1 else 'twice'} so far")
     return None
 
 
@@ -88,14 +88,14 @@ def _verdict(view: NodeView, one: RecurringIdle, gpus: tuple[int, ...], metric: 
 
 def describe_recurring_idle(v: ReturningIdle) -> Explanation:
     last, alike = f"the last {_time(v.window_s)}", v.longest_s <= _EQUAL_LENGTH_FACTOR * v.shortest_s
-    times = f"This happened {v.times} times"
+    times = f"{'The GPU was' if len(v.gpus) == 1 else 'The GPUs were'} idle {v.times} times"
     span = f"{_time(v.shortest_s)} to {_time(v.longest_s)}"
     long = _time(v.idle_s) if alike or v.period_s is not None else span
     evidence = {"window_s": v.window_s, "idle_of_window_ratio": v.idle_ratio, "idle_count": float(v.times),
                 "idle_s": v.idle_s, "longest_idle_s": v.longest_s}
     if v.period_s is None:
         title = (f"{gpus_text(v.gpus)} idle {v.times} times in {last}, for {long}{' each' if alike else ''} "
-                 f"({percent(v.idle_ratio)} of it)")
+                 f"({percent(v.idle_ratio)} of the time)")
         # Three, or regular ones that have stopped, may be regular all the same.
         how = f"{times}, for {_time(v.idle_s) if alike else span} each, at no regular interval."
     else:
@@ -106,20 +106,20 @@ def describe_recurring_idle(v: ReturningIdle) -> Explanation:
                      "next_idle_in_s": v.next_in_s or 0.0}
     if v.other_times:
         evidence |= {"other_idle_count": float(v.other_times), "other_idle_s": v.other_s}
-        how += (f" {counted(v.other_times, 'more idle time')}, {_time(v.other_s)} in all, "
+        how += (f" Another {counted(v.other_times, 'idle time')} ({_time(v.other_s)} in total) "
                 f"{'does' if v.other_times == 1 else 'do'} not fit this interval.")
     what = "SM activity" if v.metric == "sm_active" else "Utilization"
-    step = (f" If one step takes {_time(v.period_s)}, this is a part of each step."
+    step = (f" If one step takes {_time(v.period_s)}, this idle time is part of each step."
             if v.period_s is not None and v.period_s < _LONG_STEP_S else "")
     return Explanation(
         title=title,
-        why=f"{what} is {percent(v.activity)} while they work. {how} Validation, checkpoints, the end of an epoch, "
+        why=f"{what} is {percent(v.activity)} outside of the idle times. {how} Validation, checkpoints, epoch ends, "
             f"logging and garbage collection make GPUs wait like this.{step}",
         evidence=evidence, unknown="validation, a checkpoint, logging or garbage collection?",
         brief=f"{times} in {last}." if v.period_s is not None else f"{times}, at no regular interval.",
-        action="Press c: a capture that contains such an idle time shows what the host does then. "
+        action="Press c: a capture that contains such an idle time shows what the host does at that time. "
                "Do that work less often, or in the background while the GPUs run the next steps.",
-        gain=f"at most the {percent(v.idle_ratio)} in which they are idle; {NO_FIGURE}",
+        gain=f"at most {percent(v.idle_ratio)}, the share of idle time; {NO_FIGURE}",
         source="GPM/DCGM SM activity, otherwise NVML utilization; "
                + source("recurring_idle.share_enter", "recurring_idle.window_s"),
     )

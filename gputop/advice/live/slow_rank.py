@@ -25,8 +25,8 @@ def judge_slow_rank(view: NodeView) -> SlowRank | Missing | None:
     """The same GPU of a job is the last one in nearly all slices of some minutes, as the others wait in collectives."""
     jobs = _jobs(view)
     if not jobs:
-        return Missing(f"a job, not an inference server, with {round(limit('slow_rank.ranks'))} GPUs of this node or "
-                       "more, none of which another job uses")
+        return Missing(f"a training job with at least {round(limit('slow_rank.ranks'))} GPUs on this node that only it "
+                       "uses")
     window_s = limit("slow_rank.window_s")
     left_out, reason = view.gpus_left_out("slow_rank"), ""
     judged = False
@@ -87,28 +87,29 @@ def describe_slow_rank(v: SlowRank) -> Explanation:
     minutes, where = round(v.window_s / 60), f" on {v.host}" if v.host else ""
     who = f"{name_of(v.process)} with {gpu}" if v.process is not None else gpu
     evidence = {"window_s": v.window_s, "slices_share_ratio": rank.slices}
-    same = "All of them do the same work on their tensor cores"
+    same = "All these GPUs do the same work on their tensor cores"
     if rank.late:
         evidence |= {"idle_ratio": rank.own, "peers_idle_ratio": rank.others}
-        why = (f"{who}{where} was idle {percent(rank.own)} of the last {minutes} min; {others} of the same job "
-               f"{percent(rank.others)}. {same}. The others spend that time waiting for this rank.")
-        action = ("Look at this rank's host side: its input pipeline, what only this rank does (logging, checkpoints), "
-                  "and whether its CPUs are shared or far from the GPU. Compare its stack with the others'.")
-        brief = f"Idle {percent(rank.own)} of the time, the others {percent(rank.others)}: they wait for its host."
-        gain = f"at most the {percent(rank.own)} in which it is idle while the others wait"
+        why = (f"{who}{where} was idle for {percent(rank.own)} of the last {minutes} min, and {others} of the same job "
+               f"for {percent(rank.others)}. {same}. The other GPUs spend that time waiting for this rank.")
+        action = ("Look at this rank's host: its input pipeline, work that only this rank does (logging, checkpoints), "
+                  "and whether its CPUs are shared or far from the GPU. Compare its stack with those of others.")
+        brief = (f"Idle for {percent(rank.own)} of the time, and {percent(rank.others)} on the others, which wait for "
+                 "this host.")
+        gain = f"at most the {percent(rank.own)} in which this rank is idle while the others wait"
     else:
         evidence |= {"sm_active_ratio": rank.own, "peers_sm_active_ratio": rank.others, "clock_of_peers_ratio":
                      rank.clock}
-        clock = (f" Its SM clock is {percent(rank.clock)} of the others'." if rank.clock < _SLOWER else "")
-        why = (f"{who}{where} had {percent(rank.own)} SM activity in the last {minutes} min; {others} of the same job "
-               f"{percent(rank.others)}. {same}, and none is idle. The others spend the difference in kernels that "
-               f"wait for this GPU.{clock}")
-        action = ("Run nvidia-smi -q -d PERFORMANCE: it shows what limits this GPU's clocks. If they are like the "
-                  "others', look for work that only this rank does on its GPU.")
-        brief = f"SM activity {percent(rank.own)}, the others {percent(rank.others)}: they wait for it."
-        gain = "how long a step is without this wait is not known"
+        clock = f" This GPU's SM clock is {percent(rank.clock)} of that of the others." * (rank.clock < _SLOWER)
+        why = (f"{who}{where} had {percent(rank.own)} SM activity in the last {minutes} min, and {others} of the same "
+               f"job had {percent(rank.others)}. {same}, and none of them is idle. The other GPUs spend the difference "
+               f"in kernels that wait for this GPU.{clock}")
+        action = ("Run nvidia-smi -q -d PERFORMANCE to see what limits this GPU's clocks. If they are like those of "
+                  "the others, look for work that only this rank does on its GPU.")
+        brief = f"SM activity {percent(rank.own)}, and {percent(rank.others)} on the others, which wait for this GPU."
+        gain = "unknown, because live samples do not show how long a step is without this wait"
     return Explanation(
-        title=f"{gpu} is always last: the other GPUs of its job wait for it",
+        title=f"{gpu} is always last: the other GPUs of the job wait for it",
         why=why, evidence=evidence, brief=brief, unknown="why is this rank late?" if rank.late else
         "a lower clock, or more work?", action=action,
         snippet=f"gputop stacks {v.process.pid}" if v.process is not None else "gputop stacks", gain=gain,

@@ -31,14 +31,14 @@ def describe_unprotected_profiler(v: UnprotectedProfiler) -> Explanation:
     listed = "" if one else f" ({', '.join(map(str, v.pids[:_NAMED]))}{', …' if len(v.pids) > _NAMED else ''})"
     return Explanation(
         title=f"Any local user can command the profiler of {processes}",
-        why=f"{processes[:1].upper()}{processes[1:]}{listed} {'runs' if one else 'run'} with KINETO_USE_DAEMON and "
-            "without KINETO_IPC_SOCKET_DIR. PyTorch's profiler then takes orders from whoever binds an abstract socket "
-            "name first. That user can overwrite files of the job's user, or end the job.",
+        why=f"{processes[:1].upper()}{processes[1:]}{listed} {'runs' if one else 'run'} with KINETO_USE_DAEMON but "
+            "without KINETO_IPC_SOCKET_DIR. PyTorch's profiler then takes commands from whoever binds an abstract "
+            "socket name first. That user can overwrite files of the job's user or end the job.",
         evidence={"processes_count": float(len(v.pids))},
-        action="Start the job without KINETO_USE_DAEMON; gputop does not need it. If another daemon such as dynolog "
-               "does, set KINETO_IPC_SOCKET_DIR for both to a folder with mode 0700.",
+        action="Start the job without KINETO_USE_DAEMON, which gputop does not need. If another daemon such as dynolog "
+               "needs it, set KINETO_IPC_SOCKET_DIR for both to a folder with mode 0700.",
         snippet=code("unprotected_profiler", "folder"),
-        gain="this is about safety, not about speed",
+        gain="none: this finding is about security, not speed",
         source="libkineto, DaemonConfigLoader; unix(7): an abstract name has no owner and no mode",
     )
 

@@ -79,10 +79,10 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
             return Abstained(rule.id, missing)
     of_kernels = _COMPUTE in rule.events or rule.parts == (_COMPUTE,)
     if of_kernels and facts.hardly_a_kernel and (rule.id not in OF_ONE_KERNEL or facts.of_recorded < LARGE_SHARE):
-        return Abstained(rule.id, f"{limit('few.judged_kernels'):.0f} kernels, to judge them: capture longer")
+        return Abstained(rule.id, f"at least {limit('few.judged_kernels'):.0f} kernels: capture longer")
     steps = facts.analysis.steps
     if steps is not None and steps.start_up and rule.costs_time:
-        return Abstained(rule.id, f"steps after the start: the steps of this window contain {steps.start_up}")
+        return Abstained(rule.id, f"steps after startup: the steps in this window include {steps.start_up}")
     verdict = rule.function("judge")(facts)
     if verdict is None:
         return None
@@ -95,8 +95,8 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     if replayed is not None and replayed < MIN_SHARE and rule.costs_time:
         most = most or 0.0
         return None if most < LARGE_SHARE else Abstained(
-            rule.id, f"proof that the {facts.basis} waits for it: it is {percent(most)} of the {facts.basis}, but a "
-                     f"replay without it saves {percent(replayed)}")
+            rule.id, f"proof that this cause delays the {facts.basis}: it takes {percent(most)} of the {facts.basis}, "
+                     f"but replaying the {facts.basis} without it saves {percent(replayed)}")
     words = rule.function("describe")(verdict, job)
     # Lines and events of the gaps within steps are no culprits of what lies around the steps.
     culprits = verdict.culprits if words.per == "recording" else _culprits(rule, verdict, facts)
@@ -225,7 +225,7 @@ def lines_of_finding(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[C
 
 # -- what a window that does not train, or may not, says of its training ---------------------------
 
-_CAPTURE = "capture again while the job trains (in Keras: during fit, between its first and its last step of an epoch)"
+_CAPTURE = "capture again while the job trains (in Keras: in the middle of an epoch of fit())"
 
 
 def with_evaluation_caveat(outcome: Finding | Abstained | None, steps: StepTimes | None) -> Finding | Abstained | None:
@@ -239,9 +239,10 @@ def with_evaluation_caveat(outcome: Finding | Abstained | None, steps: StepTimes
     if steps.phase in (EVALUATION, PREDICTION):
         rule = rule_of(outcome.id, "trace")
         if rule is not None and rule.training_only:
-            return Abstained(outcome.id, f"training steps: the steps of this window are {steps.phase}; {_CAPTURE}")
+            return Abstained(outcome.id, f"training steps: the steps in this window are {steps.phase}; {_CAPTURE}")
         return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(
-            f"{outcome.why} This is {steps.phase}, not training: {_CAPTURE} before you change the training."))
+            f"{outcome.why} This window shows {steps.phase}, not training: {_CAPTURE} before you change the training "
+            "job."))
     if steps.phase == UNKNOWN and UNKNOWN in steps.left_out_s:
         return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(
             f"{outcome.why} The trace does not show whether these steps train or evaluate: {_CAPTURE}."))
@@ -269,19 +270,19 @@ class Cures:
         if verdict.cure is None or most is None or self._replay is None:
             return None, ""
         if self._replay.error > TOLERANCE:
-            return None, (f"The saving is not from a replay: a replay of the unchanged {self._facts.basis} misses its "
-                          f"time by {percent(self._replay.error)}, so the trace does not show everything that the GPUs "
-                          "wait for.")
+            return None, (f"The saving was not estimated by replay: replaying the unmodified {self._facts.basis} gives "
+                          f"a time that is {percent(self._replay.error)} off, so the trace does not show everything "
+                          "that the GPUs wait for.")
         saved = max(self._replay.saved(verdict.cure), 0.0)
         if_waiting = saved
         if self._replay.ambiguous_wait_ratio:
             if_waiting = max(self._replay.saved_if_waiting(verdict.cure), 0.0)
         if abs(min(saved, most) - min(if_waiting, most)) >= MIN_SHARE:
-            return None, (f"The trace does not show whether the host waits for the GPUs in its pauses: a replay saves "
-                          f"{percent(if_waiting)} if it does and {percent(saved)} if it is busy.")
+            return None, (f"The trace does not show whether the host waits for the GPUs during its pauses: replaying "
+                          f"saves {percent(if_waiting)} if the host waits and {percent(saved)} if it is busy.")
         if saved - most >= MIN_SHARE:
-            return None, (f"A replay of the recorded {self._facts.basis} saves more ({percent(saved)}), but part of "
-                          "that time does not belong to this finding.")
+            return None, (f"Replaying the recorded {self._facts.basis} with this fix predicts a larger saving "
+                          f"({percent(saved)}), part of which belongs to other findings.")
         return saved, ""
 
     def together(self, findings: Iterable[Finding]) -> tuple[tuple[Finding, ...], tuple[CombinedGain, ...]]:

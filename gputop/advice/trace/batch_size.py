@@ -23,8 +23,8 @@ from gputop.analysis.results import AllocatorUse, FewBlocks, NarrowKernel
 from gputop.text.units import percent, seconds, size
 from gputop.trace.intervals import merge
 
-_PAPERS = ("Goyal et al. 2017 and Malladi et al. 2022: learning rate and batch; McCandlish et al. 2018: noise scale of "
-           "the gradient")
+_PAPERS = ("learning rate and batch size: Goyal et al. 2017 and Malladi et al. 2022; gradient noise scale: McCandlish "
+           "et al. 2018")
 _WORTH_TELLING = 0.001  # share of the step
 
 
@@ -137,8 +137,8 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
-    parts = {"waiting for launches": v.launch_s, "the host's work between steps": v.host_s,
-             "exposed AllReduces": v.allreduce_s or 0.0, "the optimizer's kernels": v.optimizer_s or 0.0}
+    parts = {"waiting for launches": v.launch_s, "host work between steps": v.host_s,
+             "exposed AllReduces": v.allreduce_s or 0.0, "optimizer kernels": v.optimizer_s or 0.0}
     named = {what: part for what, part in parts.items() if part >= _WORTH_TELLING * job.period_s}
     peak_bytes, capacity_bytes = map(float, v.memory) if v.memory is not None else (None, None)
     evidence = known({
@@ -149,26 +149,27 @@ def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
         "few_blocks_s": v.few_blocks_s, "last_wave_s": v.last_wave_s, "under_one_wave_s": v.under_one_wave_s,
         "input_pipeline_s": v.input_s})
     listed = ", ".join(f"{what} {seconds(part)}" for what, part in named.items())
-    fixed = (f"{percent(v.fixed_s / job.period_s)} of the {job.basis} does not grow with the batch: {listed}.")
+    fixed = f"{percent(v.fixed_s / job.period_s)} of the {job.basis} does not grow with the batch size: {listed}."
     much = f"{v.factor:.0f}×"
-    assumed = ["the time that does not grow stays as it is"
-               + (" (AllReduces carry gradients)" if "exposed AllReduces" in named else "")] if named else []
+    assumed = ["fixed costs stay the same"
+               + (" (AllReduces carry only gradients)" if "exposed AllReduces" in named else "")] if named else []
     if v.filled_s >= _WORTH_TELLING * job.period_s:
-        assumed.append("kernels below 10 µs fill idle SMs")
+        assumed.append("kernels shorter than 10 µs fill idle SMs")
     assumed.append(f"everything else takes {much} as long" + (
-        ", as far as the input pipeline keeps up" if v.input_s is not None else ""))
+        ", if the input pipeline keeps up" if v.input_s is not None else ""))
     return Explanation(
         title="A larger batch takes less time per sample"
-              + (f", and memory has room for {much} the batch" if v.memory else ""),
+              + (f", and {much} the batch size fits in memory" if v.memory else ""),
         why=" ".join([*([fixed] if named else []), *_empty(v, job), _memory(v)]),
         evidence=evidence,
         action=f"Raise the batch size per GPU, {f'up to {much}' if v.memory else 'if memory allows'}. An epoch then "
-               "has fewer updates: scale the learning rate with the batch for SGD, with the square root of the batch "
-               "for Adam, warm it up, and watch the validation loss. Beyond the gradient's noise scale, more samples "
-               "per step help little.",
+               "has fewer updates: scale the learning rate with the batch size for SGD or its square root for Adam, "
+               "add a warmup, and watch the validation loss. Beyond the gradient noise scale, more samples per step "
+               "help little.",
         snippet=code("batch_size_headroom", "larger" if v.memory else job.framework, FACTOR=f"{v.factor:.0f}"),
-        gain=f"assumes that with {much} the batch {', '.join(assumed)}; the step itself gets longer"
-             + ("; not in addition to launch_bound" if "waiting for launches" in named else ""),
+        gain=f"assumes that, with {much} the batch size, {', '.join(assumed[:-1])}{' and ' * (len(assumed) > 1)}"
+             f"{assumed[-1]}. Each step takes longer"
+             + (". The saving overlaps with that of launch_bound" if "waiting for launches" in named else ""),
         per="sample", source=f"{source('batch_size_headroom.memory', 'batch_size_headroom.share')}; {_PAPERS}",
     )
 
@@ -178,13 +179,13 @@ def _empty(v: BatchSizeHeadroom, job: Job) -> Iterable[str]:
     least = 0.01 * job.period_s
     if v.sms is not None and (v.few_blocks_s or 0.0) >= least:
         yield (f"Kernels with fewer blocks than the GPU's {v.sms} SMs run for {seconds(v.few_blocks_s or 0.0)}: "
-               f"{_longest(v.few_blocks)}. Whether their grids grow with the batch is unknown, so only those below "
-               "10 µs count.")
+               f"{_longest(v.few_blocks)}. Only kernels shorter than 10 µs count, because the trace "
+               "does not show whether the grids grow with the batch size.")
     if (v.last_wave_s or 0.0) >= least:
         yield (f"Up to {seconds(v.last_wave_s or 0.0)} of SM time is unused because the last wave of a kernel's blocks "
-               "is not full.")
+               "does not fill the GPU.")
     if (v.under_one_wave_s or 0.0) >= least:
-        yield f"Kernels that have too few blocks to fill the GPU once run for {seconds(v.under_one_wave_s or 0.0)}."
+        yield f"Kernels with too few blocks to fill the GPU even once run for {seconds(v.under_one_wave_s or 0.0)}."
 
 
 def _longest(kernels: Iterable[FewBlocks | NarrowKernel]) -> str:
@@ -199,10 +200,10 @@ def _longest(kernels: Iterable[FewBlocks | NarrowKernel]) -> str:
 
 def _memory(v: BatchSizeHeadroom) -> str:
     if v.memory is None:
-        return "This trace does not show whether memory has room for it."
+        return "The trace does not show whether a larger batch fits in memory."
     peak, capacity = v.memory
-    return (f"At its peak, the fullest GPU uses {percent(peak / capacity)} of the {size(capacity)} that its allocator "
-            "may take.")
+    return (f"At peak, the fullest GPU uses {percent(peak / capacity)} of the {size(capacity)} available to its "
+            "allocator.")
 
 
 # -- small_grids --------------------------------------------------------------------------------------
@@ -234,7 +235,7 @@ def judge_small_grids(facts: TraceFacts) -> SmallGrids | Missing | None:
         return None
     judged = [use for use in widths if use.used_s is not None and use.known >= limit("small_grids.known")]
     if not judged:
-        return Missing("the grids of the kernels, or the number of the GPU's SMs")
+        return Missing("the grid sizes of the kernels, or the number of SMs of the GPU")
     empty_by_gpu = [use.compute_s - (use.used_s or 0.0) for use in judged]
     empty_s = fmean(empty_by_gpu)
     share = savings.removed(empty_s, facts.period_s)
@@ -252,26 +253,26 @@ def judge_small_grids(facts: TraceFacts) -> SmallGrids | Missing | None:
 
 def describe_small_grids(v: SmallGrids, job: Job) -> Explanation:
     longest, used = _longest(v.kernels), percent(v.used) if v.used >= 0.01 else "less than 1%"
-    text = (f"Kernels run for {percent(v.compute)} of the {job.basis}, with too few blocks or warps for the GPU's "
-           f"{v.sms} SMs. On average {used} of these have work. A monitor shows a GPU as busy while any "
-           "block runs.")
-    text += f" Most is left empty by {longest}." if longest else ""
+    text = (f"Kernels run for {percent(v.compute)} of the {job.basis} but keep only {used} of the GPU's {v.sms} SMs "
+            "busy on average, because they have too few blocks or warps. A monitor shows a GPU as busy while any block "
+            "runs.")
+    text += f" Most of the unused capacity is due to {longest}." if longest else ""
     if v.tail_s >= 0.01 * job.period_s:
-        text += (f" The last waves of other kernels leave up to {percent(v.tail_s / job.period_s)} more empty, if all "
-                "blocks of a kernel take equally long.")
-    batch = ("Give each kernel more work: put several requests into one batch, or run them on several streams at once."
-             if job.trains is False else
-             "Start kernels with more blocks and threads." if job.framework == "unknown" else
-             "Give each kernel more work: a larger batch if the training allows it, or independent branches on "
+        text += (" If all blocks of a kernel take equally long, partly filled last waves of other kernels waste SM "
+                 f"time worth up to {percent(v.tail_s / job.period_s)} of the {job.basis}.")
+    batch = ("Give each kernel more work: put several requests into one batch, or run them on several streams at the "
+             "same time." if job.trains is False else
+             "Launch kernels with more blocks and threads." if job.framework == "unknown" else
+             "Give each kernel more work: use a larger batch if the training allows it, or run independent branches on "
              "several streams.")
     return Explanation(
         title=f"Kernels use {used} of the GPU while they run", why=text,
         evidence={"used_of_gpu_ratio": v.used, "compute_ratio": v.compute, "empty_gpu_s": v.empty_s,
                   "share_ratio": v.share, "last_wave_s": v.tail_s, "sm_count": float(v.sms)},
-        action=f"{batch} In custom kernels, use smaller tiles or split the sum (split-K), so that the grid has at "
-               "least one block for each SM.",
+        action=f"{batch} In custom kernels, use smaller tiles or split the reduction (split-K), so that the grid has "
+               "at least one block per SM.",
         snippet=code("small_grids", *(["run-pytorch"] if job.framework == "pytorch" and job.trains is False else []),
                      *job.keys),
-        gain="unknown: the empty part is not a saving, because only a test shows how far these kernels can be spread",
+        gain="unknown, because only a test shows how far these kernels can be spread over the GPU",
         source=f"{source('small_grids.share', 'small_grids.high')}; {_GUIDES}",
     )

@@ -27,18 +27,18 @@ from gputop.trace.model import I64, Kind, MemoryKind
 
 _WAYS = {"h2d": "copies to the GPU", "d2h": "copies back to the host"}
 _ACTIONS = {
-    "h2d": "Do not send small values to the GPU within the step: make them there, keep them there, or copy from pinned "
-           "memory without waiting.",
+    "h2d": "Do not send small values to the GPU within the step: create them on the GPU, keep them there, or copy them "
+           "asynchronously from pinned memory.",
     "d2h": "Do not read values back within the step: keep losses, metrics and conditions on the GPU, and fetch them "
            "every hundred steps.",
-    "sync": "Do not synchronize within the step: a stream keeps its order without the host, and CUDA events measure "
-            "times without a wait.",
+    "sync": "Do not synchronize within the step: work on a stream stays in order without it, and CUDA events measure "
+            "time without blocking.",
 }
 # Of copies that are no single values.
 _ACTIONS_IF_LARGE = {
     "h2d": "Do not wait for large copies to the GPU: copy the next batch from pinned memory, on a separate stream, "
            "while this step computes.",
-    "d2h": "Do not wait for large results: copy them into pinned memory on a separate stream, and use them a step "
+    "d2h": "Do not wait for large results: copy them to pinned memory on a separate stream, and use them one step "
            "later.",
 }
 
@@ -49,7 +49,7 @@ _ACTIONS_IF_LARGE = {
 # an H200 (PCIe 5); of PCIe 3 and 4, with 15.8 and 31.5 GB/s, five sixths are usual.
 _LINKS = {7: 13e9, 8: 26e9}
 _FASTEST_LINK = 55e9
-_PINNED_BY = {"tensorflow": " (tf.data's own buffers)", "pytorch": " (a DataLoader with pin_memory=True)"}
+_PINNED_BY = {"tensorflow": " (tf.data does this)", "pytorch": " (a DataLoader with pin_memory=True)"}
 
 
 class CopiesPageable(Verdict, frozen=True, kw_only=True):
@@ -69,8 +69,8 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
         return None
     gpus = [gpu for gpu in facts.analysis.gpus if gpu.busy]
     if all(gpu.copies_pageable_s is None for gpu in gpus):
-        return Missing("the kind of memory at the copies' ends" + (
-            " (kind_src, kind_dst: from TensorFlow 2.11 on)" if facts.framework == "tensorflow" else ""))
+        return Missing("the memory type (pinned or pageable) of the copies" + (
+            " (kind_src, kind_dst: TensorFlow 2.11 or newer)" if facts.framework == "tensorflow" else ""))
     device, judged = facts.trace.device, facts.analyzed_spans
     copies = []
     exposed = whole = moved = pageable_ns = pinned_ns = pinned_bytes = down_ns = 0
@@ -110,7 +110,7 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
         way="d2h" if 2 * down_ns > pageable_ns else "h2d", fetching=fetching_ops(facts),
         results_bytes=float(device.bytes[down].mean()) if len(down) else 0.0,
         events=Events(rows, exposed_ns(facts, rows)), cure=Cure(scaled=((rows, left),), calls=calls, assumes=(
-            "Pinned copies overlap with compute, and the host does not wait for them.")),
+            "Assumes that pinned copies overlap with compute and the host does not wait for them.")),
     )
 
 
@@ -137,19 +137,19 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
         "pageable_s": v.pageable_s, "share_ratio": v.share, "pageable_of_copies_ratio": v.pageable_of_copies,
         "pageable_bytes_per_s": v.bytes_per_s, "pinned_bytes_per_s": v.pinned_bytes_per_s})
     down = v.way == "d2h"
-    why = (f"For {percent(v.share)} of the {job.basis} the GPUs only copy from or to pageable memory, mostly "
+    why = (f"The GPUs spend {percent(v.share)} of the {job.basis} only on copies from or to pageable memory, mostly "
            f"{'back to the host' if down else 'to the GPU'}, at {v.bytes_per_s / 1e9:.1f} GB/s. The driver moves such "
-           "copies through a staging buffer, and the host waits meanwhile.")
+           "copies through a staging buffer while the host waits.")
     if v.pinned_bytes_per_s is not None:
         why += f" Pinned copies in this trace run at {v.pinned_bytes_per_s / 1e9:.1f} GB/s."
     fetch, fetch_snippet = fetch_fix(v.fetching, job)
     if v.results_bytes >= LARGE_BYTES:
         fetch, fetch_snippet = _ACTIONS_IF_LARGE["d2h"], code("sync_copies", f"large-d2h-{job.framework}")
     return Explanation(
-        title=f"Copies with pageable memory take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
+        title=f"Pageable memory copies take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=fetch if down else (
-            f"Copy from pinned memory{_PINNED_BY.get(job.framework, '')}, and copy the next batch while this one "
-            "computes."),
+            f"Copy from pinned memory{_PINNED_BY.get(job.framework, '')}, and copy the next batch while the current "
+            "one is computed."),
         snippet=fetch_snippet if down else code("copies_pageable", *job.keys),
         source=source("copies_pageable.share", "copies_pageable.bytes"),
     )
@@ -177,7 +177,7 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | ReadsOneByOne | Missing
     copies = (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER)
     waits = host_waits(facts.trace, limit("copies_pageable.bytes"))
     if copies.any() and not (device.launch_ns[copies] >= 0).any():
-        return Missing("the host calls that made the copies (correlation ids); capture with host tracing on")
+        return Missing("the host calls that issued the copies (correlation IDs): capture with host tracing enabled")
     cost, one_by_one = cost_of_calls(facts, waits.calls), reads_one_by_one(facts, waits)
     if one_by_one is not None and one_by_one.idle_s > cost.seconds(facts):
         return one_by_one
@@ -205,7 +205,7 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | ReadsOneByOne | Missing
                 for way, copied in of_way.items() if len(copied)},
         way=max(ways, key=lambda way: ways[way]), events=Events(rows, idle_ns[rows]),
         cure=Cure(calls=waits.calls, assumes=(
-            "The host waits for no copy and for no synchronization, and continues to launch.")))
+            "Assumes that the host keeps launching instead of waiting for copies or synchronization.")))
 
 
 def _last_waits(facts: TraceFacts, waits: HostWaits, gpu: int, idle_end_ns: I64) -> I64:
@@ -245,17 +245,16 @@ def describe_sync_copies(v: SyncCopies | ReadsOneByOne, job: Job) -> Explanation
                     "average)")
     if v.syncs:
         evidence[f"syncs_per_{job.basis}"] = v.syncs
-        made.append(f"{count(v.syncs)} call{'' if v.syncs == 1 else 's'} per {job.basis} and GPU that "
-                    f"synchronize{'s' if v.syncs == 1 else ''}")
+        made.append(f"{count(v.syncs)} synchronizing call{'' if v.syncs == 1 else 's'} per {job.basis} and GPU")
     what = "the GPU" if v.way == "sync" else "copies"
     listed = " and ".join(filter(None, (", ".join(made[:-1]), made[-1])))
     make = "makes" if v.syncs == 1 and not v.copies else "make"
     large = of_way is not None and of_way.mean_bytes > limit("copies_pageable.bytes")
     return Explanation(
         title=f"Waiting for {what} in the middle of the step costs {percent(v.share)} of the {job.basis}",
-        why=f"{listed} {make} the host wait for all earlier work on the GPU. Only then does the host "
-            f"launch again, and the GPU's queue is empty. The GPU is idle until the host is ahead again: "
-            f"{percent(v.share)} of the {job.basis} in total.",
+        why=f"{listed} {make} the host wait for all earlier work on the GPU. When the host launches again, the GPU's "
+            f"queue is empty. The GPU is idle until the host gets ahead again, for {percent(v.share)} of the "
+            f"{job.basis} in total.",
         evidence=evidence, action=(_ACTIONS_IF_LARGE if large else _ACTIONS).get(v.way, _ACTIONS["d2h"]),
         snippet=code("sync_copies", f"{'large-' if large else ''}{v.way}-{job.framework}"),
         source=source("sync_copies.share") + "; nsys expert rules: synchronous copies, blocking calls",
@@ -305,7 +304,7 @@ def reads_one_by_one(facts: TraceFacts, waits: HostWaits) -> ReadsOneByOne | Non
         item=facts.framework == "pytorch" and bool(len(host_rows(facts.trace, r"aten::(?:item|_local_scalar_dense)$"))),
         events=Events(rows, np.full(len(rows), round(idle_s * 1e9 * per / len(rows)), np.int64)), cure=Cure(
             host=idle, calls=waits.chosen(rows).calls, scaled=((rows, 0.0),), assumes=(
-                "The values are computed together and read once; the kernels and calls stay.")))
+                "Assumes that the values are computed together and read once; kernels and calls stay the same.")))
 
 
 def _loops(facts: TraceFacts, waits: HostWaits) -> list[tuple[I64, int, int]]:
@@ -335,11 +334,12 @@ def describe_one_by_one(v: ReadsOneByOne, job: Job) -> Explanation:
     by = " with .item()" if v.item else ""
     return Explanation(
         title=f"Reading {count(v.reads)} values one by one costs {percent(v.share)} of the {job.basis}",
-        why=f"The host reads {count(v.reads)} single values per {job.basis} and GPU{by}. At each one it waits for all "
-            f"earlier work, then prepares the next. Meanwhile the GPU is idle: {percent(v.share)} of the {job.basis}.",
+        why=f"The host reads {count(v.reads)} single values per {job.basis} and GPU{by}. At each read, the host waits "
+            f"for all earlier work before it prepares the next op. The GPU is idle during these waits, for "
+            f"{percent(v.share)} of the {job.basis}.",
         evidence={"idle_after_copies_s": v.idle_s, "share_ratio": v.share, f"copies_per_{job.basis}": v.reads,
                   "mean_bytes": v.mean_bytes},
-        action="Compute the values of all samples at once on the GPU. Read one result, once every hundred steps.",
+        action="Compute the values of all samples together on the GPU, and read one result every hundred steps.",
         snippet=code("sync_copies", f"each-{job.framework}"),
         source=source("sync_copies.share", "sync_copies.one_by_one"),
     )

@@ -27,7 +27,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import LARGE_SHARE, Culprit
-from gputop.text.units import percent, ranges, rate, seconds
+from gputop.text.units import counted, percent, ranges, rate, seconds
 from gputop.trace.intervals import EMPTY, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import distinct, host_rows, host_stat, launched_in_calls, optimizer_names, spans_of
 from gputop.trace.model import I64, Kind, Trace
@@ -35,27 +35,27 @@ from gputop.trace.model import I64, Kind, Trace
 _GRADIENTS = "AllReduce"
 # By the operation that takes most of the exposed time: what hides it, or makes it shorter.
 _HIDE = {
-    _GRADIENTS: "Reduce gradients in a few packs while the backward pass is still running, or communicate less often "
+    _GRADIENTS: "Reduce gradients in a few buckets while the backward pass is still running, or communicate less often "
                 "by accumulating gradients.",
-    "AllToAll": "Split the batch in two, so that one half computes while the tokens of the other are exchanged. Send "
-                "tokens in FP8, and place experts so that more tokens stay on their GPU or node.",
-    "AllGather": "Gather the parameters of the next layer while this one computes, in larger units. With enough memory "
-                 "keep gathered parameters, or shard them over fewer GPUs.",
+    "AllToAll": "Split the batch in two, so that one half is computed while the tokens of the other half are "
+                "exchanged. Send tokens in FP8, and place experts so that more tokens stay on their GPU or node.",
+    "AllGather": "Gather the parameters of the next layer while the current layer computes, in larger units. With "
+                 "enough memory, keep gathered parameters, or shard them over fewer GPUs.",
     # NCCL's kernels of all-to-all have this name, too.
-    "SendRecv": "Exchange one batch or micro-batch while another one computes: a pipelined all-to-all, or more and "
-                "smaller micro-batches.",
+    "SendRecv": "Exchange one batch or micro-batch while another one is computed: use a pipelined all-to-all, or more "
+                "and smaller micro-batches.",
 }
 _HIDE["ReduceScatter"] = _HIDE[_GRADIENTS]
-_HIDE_SERVING = ("Spread the model over fewer GPUs and run more copies of it, or let the server use a fused or "
+_HIDE_SERVING = ("Spread the model over fewer GPUs and run more replicas of it, or let the server use a fused or "
                  "one-shot all-reduce for small messages.")
 _HIDE_ACTIVATIONS = (
-    "These are activations, which tensor or sequence parallelism exchanges in each layer. Keep such a group within "
-    "NVLink and as small as the model allows, with data parallelism over the other GPUs.")
-_KEEP_SHARDED = "Keep the logits sharded by the vocabulary, "
+    "Tensor or sequence parallelism exchanges these activations in each layer. Keep such a parallel group within "
+    "NVLink and as small as the model allows, and use data parallelism across the other GPUs.")
+_KEEP_SHARDED = "Keep the logits sharded by vocabulary, "
 _HIDE_LOGITS = {
-    True: f"{_KEEP_SHARDED}and compute the loss on the shards (loss parallel): the ranks then exchange a few numbers "
-          "for each token.",
-    False: f"{_KEEP_SHARDED}take argmax or top-k of each shard, and gather those: a few numbers for each token. In a "
+    True: f"{_KEEP_SHARDED}and compute the loss on the shards (loss parallel): the ranks then exchange only a few "
+          "numbers per token.",
+    False: f"{_KEEP_SHARDED}take the argmax or top-k of each shard, and gather only those few numbers per token. In a "
            "prompt, only the last token needs logits.",
 }
 _AT_MOST = "at most"  # how the words of a bound begin
@@ -65,7 +65,7 @@ _NEXT_PASS = r"aten::embedding$|autograd::engine::|Optimizer\."  # what follows 
 # Values that optimizers keep beside each parameter, by their names.
 _SLOTS = {("adam", "lamb", "adadelta", "ftrl"): 2, ("momentum", "rmsprop", "rms_prop", "adagrad", "lars"): 1}
 _NEVER = np.iinfo(np.int64).max
-_BOTH = "First analyze the traces of all ranks together, to separate waiting from transfer. The rest is for transfer. "
+_BOTH = "First, analyze the traces of all ranks together, to separate waiting from transfer. Then reduce the transfer. "
 _WORTH_NAMING = 0.02  # share of the delay
 _MAIN_SHARE = 0.5  # share of the delay
 _SILENT = 0.1  # share of the delay: so much without an event is said
@@ -81,8 +81,8 @@ def _missing(facts: TraceFacts) -> Missing | None:
     unmatched = facts.waits.unmatched if facts.waits else {}
     reason = next(iter(unmatched.values()), "")
     return Missing(
-        f"the collectives of all GPUs of the job, to distinguish waiting from transfer: {reason} (several ranks' files "
-        "can be analyzed together)") if reason else None
+        f"the collectives of all GPUs of the job, to separate waiting from transfer: {reason} (gputop can analyze the "
+        "files of several ranks together)") if reason else None
 
 
 def _judged(facts: TraceFacts) -> CollectiveWaits | Missing | None:
@@ -108,14 +108,14 @@ def _moved(facts: TraceFacts, op: CollectiveOp, gpus: int) -> tuple[float, str] 
     if op.bytes is not None:
         per_call = op.bytes / op.count
         return (per_call * (op.count / gpus if op.count_per_step is None else op.count_per_step),
-                "by the sizes of their messages")
+                "from their message sizes")
     if steps is None:
         return None
     iterations = steps.times.iterations_per_step
     if facts.params is not None:
         return 4.0 * facts.params * iterations, f"{facts.params / 1e6:,.1f} million parameters × 4 bytes"
     if elements := _gradient_elements(facts, steps):
-        return 4.0 * elements, f"{_AT_MOST}: {elements / 1e6:,.1f} million elements of gradients × 4 bytes"
+        return 4.0 * elements, f"{_AT_MOST} {elements / 1e6:,.1f} million gradient elements × 4 bytes"
     reduces = tuple(f"GPU_{gpu}_" for gpu in op.exposed_s)
     held = [min(use.timeline_in_use_bytes) for use in facts.analysis.memory if use.allocator.startswith(reduces)]
     if not held:
@@ -124,7 +124,7 @@ def _moved(facts: TraceFacts, op: CollectiveOp, gpus: int) -> tuple[float, str] 
     slots = max((count for words, count in _SLOTS.items() if any(word in name for name in names for word in words)),
                 default=0)
     return min(held) / (1 + slots) * iterations, (
-        f"{_AT_MOST}: a GPU always holds {min(held) / 1e6:,.1f} MB"
+        f"{_AT_MOST} this much, because a GPU always holds {min(held) / 1e6:,.1f} MB"
         + (f", of which the optimizer keeps {slots} of {slots + 1} parts" if slots else ""))
 
 
@@ -181,8 +181,8 @@ def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Mis
         activations=_of_activations(facts, rows), logits=of_logits,
         events=Events(rows, timed=False),  # part of their time is waiting
         cure=Cure(scaled=((rows, 0.0),), assumes=(
-            "The logits stay sharded." if of_logits else
-            "The transfers overlap with compute, as far as there is enough compute.")))
+            "Assumes that the logits stay sharded." if of_logits else
+            "Assumes that the transfers overlap with compute, if there is enough compute.")))
 
 
 def _logits(facts: TraceFacts, rows: I64) -> tuple[I64, float]:
@@ -240,21 +240,22 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
     exposed, alone, (action, snippet) = v.exposed_s / job.period_s, v.waiting_s is None, _fix(v, job)
     gpus = f"GPU {ranges(v.gpus)}" if alone else "all GPUs"
     what = "Gathering the full logits" if v.logits else "Exposed communication"
-    why = (f"For {percent(exposed)} of the {job.basis} {gpus} {'is in collectives' if alone else 'exchange data'} and "
-           f"{'computes' if alone else 'compute'} nothing{'' if alone else '; waiting for late GPUs is not counted'}. ")
-    gain = "the exposed transfer, as far as there is compute to hide it"
+    why = (f"{gpus[:1].upper()}{gpus[1:]} spend{'s' if alone else ''} {percent(exposed)} of the {job.basis} in "
+           f"collectives without overlapping compute{'' if alone else ', not counting the wait for late GPUs'}. ")
+    gain = "assumes that the exposed transfer overlaps with compute, if there is enough compute"
     if v.logits:
-        why += ("Each rank computes the logits of a part of the vocabulary, and an AllGather behind the last matrix "
-                "product makes them whole on all ranks.")
-        gain = "the gathering, if the logits stay sharded" + "; what waits for another rank stays" * alone
+        why += ("Each rank computes the logits of a part of the vocabulary, and an AllGather after the last matmul "
+                "assembles the full logits on all ranks.")
+        gain = ("assumes that the logits stay sharded, which saves the gather" +
+                " but not the wait for other ranks" * alone)
     else:
-        why += (f"{seconds(v.free_compute_s)} of compute per {job.basis} does not overlap with communication and could "
-                "hide some.")
-        gain = ("this rank's exposed collectives, as far as there is compute to hide them; overlap does not save "
-                "waiting") if alone else gain
+        why += (f"{seconds(v.free_compute_s)} of compute per {job.basis} runs without communication and could overlap "
+                "with these transfers.")
+        gain = ("assumes that this rank's exposed collectives overlap with compute, if there is enough compute; "
+                "overlapping does not reduce waiting") if alone else gain
     if alone:
-        why += (" The trace is of one rank. It does not show how much of this time moves data and how much waits for "
-                "other ranks.")
+        why += (" The trace covers only one rank, so it does not show how much of this time moves data and how much is "
+                "waiting for other ranks.")
     return Explanation(
         title=f"{what} takes {percent(exposed)} of the {job.basis}{f' on {gpus}' if alone else ''}",
         why=why,
@@ -326,14 +327,15 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
     collectives = facts.analysis.collectives
     numbers = tuple(sorted(waits.held_up_s)) if not alone else (latest,)
     held_up, culprits = _held_up(facts, waits, late, numbers)
-    fix = Cure(together=True, assumes="The last GPU reaches each collective together with the others (their median).")
+    fix = Cure(together=True, assumes=(
+        "Assumes that the last GPU reaches each collective at the same time as the other GPUs (their median)."))
     by_number = {gpu_number(facts.trace, timeline.gpu): timeline.gpu for timeline in facts.gpu_timelines}
     others_wait = merge(EMPTY, *waits.waiting.values())
     spans = {by_number[gpu]: subtract(others_wait, waits.waiting.get(gpu, EMPTY)) for gpu in gpus}
     if held_up is not None:
         gpus = tuple(gpu for gpu in gpus if gpu in waits.held_up_s) or gpus
         spans = {by_number[gpu]: spans for gpu, spans in waits.held_up.items()}
-        fix = Cure(host=spans, assumes="The late host launches as early as the others do.")
+        fix = Cure(host=spans, assumes="Assumes that the late host launches as early as the other hosts.")
         # Each of the others has a step's work of its own: no step is shorter than that of the one that waits least.
         others = [waiting_s for gpu, waiting_s in waits.waiting_s.items() if gpu not in gpus]
         share = min(share, savings.removed(min(others, default=late), facts.period_s))
@@ -413,39 +415,40 @@ def describe_collective_waiting(v: CollectiveWaiting, job: Job) -> Explanation:
 
 def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, job: Job) -> Explanation:
     """The same where the hosts of the last GPUs are why these are late."""
-    others = "the other GPU waits" if v.waiting_gpus == 2 else "the others wait"
+    others = "the other GPU waits" if v.waiting_gpus == 2 else "the other GPUs wait"
     gpus = f"GPU {v.latest}" if v.alone else f"GPUs {ranges(v.gpus)}"
     who = _ranks(held_up.processes[:1] if v.alone else held_up.processes)
     host = f"The host{'' if v.alone else 's'}{f' of {who}' if who else ''}"
-    title = f"{host} {'delays' if v.alone else 'delay'} {gpus}{'' if v.alone else ' in turn'}: {others}"
+    title = f"{host} {'delays' if v.alone else 'delay'} {gpus}{'' if v.alone else ' in turn'}, and {others}"
     why = (f"{host} {'leaves' if v.alone else 'together leave'} {gpus} without work for {seconds(held_up.gaps_s)} per "
            f"{job.basis}.")
     most = _MAIN_SHARE * held_up.gaps_s
     if held_up.work:
-        why += f" In that time {'the host runs' if v.alone else 'the hosts run'} {named_work(held_up.work)}."
+        why += f" Host activity during this time: {named_work(held_up.work)}."
     if held_up.silent_s >= _SILENT * held_up.gaps_s:
-        why += (f" For {seconds(held_up.silent_s)} of that time the trace has no host event: Python runs or waits.")
+        why += (f" The trace shows no host events for {seconds(held_up.silent_s)} of this time, so Python is running "
+                "or waiting.")
     why += f" {words.why}"
     action, snippet, host_work = words.action, words.snippet, known_work((*WORK, *SELDOM_WORK), held_up.work, most)
     late = who or "this process"
     if held_up.input:
-        action = (f"Make the input of {late} as fast as that of the others: more workers, and an equal share of the "
-                  "data.")
+        action = (f"Make the input of {late} as fast as that of the other ranks: use more workers, and give each rank "
+                  "an equal share of the data.")
         snippet = code("input_bound", "torch") if job.framework == "pytorch" else None
     elif host_work is not None:
         action, snippet = host_work[0].action, host_work[0].code(job)
     elif held_up.work and held_up.work[0].s_per_step >= most:
-        action = (f'Look at "{held_up.work[0].name}" on {late}: do it less often, in the background, or on all ranks '
-                  "at the same time.")
+        action = (f'Look at "{held_up.work[0].name}" on {late}: do this work less often, in the background, or on all '
+                  "ranks at the same time.")
         snippet = code("collective_waiting", "stack")
     elif held_up.silent_s >= most:
-        action = ("Find what Python does in that time, and move it out of the step or into another thread. Work that "
-                  "only one rank does (logging, saving, evaluation) delays all ranks.")
+        action = ("Find out what Python does during this time, and move that work out of the step or into another "
+                  "thread. Work that only one rank does (logging, saving, evaluation) delays all ranks.")
         snippet = code("collective_waiting", "stack")
     return structs.replace(
         words, title=f"{title} {percent(v.share)} of the {job.basis}", why=why, action=action, snippet=snippet,
         evidence={**words.evidence, "held_up_s": held_up.held_up_s, "no_event_s": held_up.silent_s},
-        gain="the wait for these GPUs, if their hosts launched as early as the others'")
+        gain="assumes that the hosts of these GPUs launch as early as the others")
 
 
 def _ranks(processes: Sequence[str]) -> str:
@@ -458,11 +461,11 @@ def _ranks(processes: Sequence[str]) -> str:
 
 def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
     who = f"GPU {v.latest} arrives last" if v.alone else f"GPUs {ranges(v.gpus)} take turns arriving last"
-    others = "other GPU waits" if v.waiting_gpus == 2 else "others wait"
+    others = "other GPU waits" if v.waiting_gpus == 2 else "other GPUs wait"
     why = (f"{who}{f' at {v.last_to_arrive} of {v.collectives} collectives' if v.alone else ''}, and the {others} "
-           f"inside them: {seconds(v.waiting_s)} per {job.basis} and GPU, not hidden behind compute.")
+           f"in collectives for {seconds(v.waiting_s)} per {job.basis} and GPU without overlapping compute.")
     if v.of_collectives is not None:
-        why += f" Waiting is {percent(v.of_collectives)} of all time in collectives."
+        why += f" Waiting takes {percent(v.of_collectives)} of all time in collectives."
     return Explanation(
         title=(f"The {others} {percent(v.share)} of the {job.basis} for GPU {v.latest} in collectives" if v.alone else
                f"GPUs wait {percent(v.share)} of the {job.basis} for each other in collectives"),
@@ -472,14 +475,14 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
             "late_gpu_part_ratio": v.latest_part, "late_by_host_ratio": v.late_by_host,
             "last_to_arrive_count": float(v.last_to_arrive), "collectives": float(v.collectives),
             "waiting_of_collectives_ratio": v.of_collectives}),
-        action=f"Find what delays GPU {v.latest} before its collectives: its process's launches, its share of input, "
-               "its CPU cores and NUMA node." if v.alone else
-               "Make the GPUs arrive together: equal shapes and batches, input ready on all of them, no work on one "
-               "process that the others do not have.",
+        action=f"Find out what delays GPU {v.latest} before its collectives: look at the launches, the share of the "
+               "input, the CPU cores and the NUMA node of its process." if v.alone else
+               "Make the GPUs arrive together: give them equal shapes and batches, have the input ready on all of "
+               "them, and avoid work that only one process does.",
         snippet=code("collective_waiting", "numa") if v.alone else None,
-        gain="" if v.cure is not None else "the wait, if the last GPU reached each collective with the others",
-        source=source("collectives.share") + "; HTA: stragglers by late start; true transfer is the shortest duration "
-                                             "over the GPUs",
+        gain="" if v.cure is not None else "assumes that the last GPU reaches each collective with the others",
+        source=source("collectives.share") + "; HTA: stragglers by late start; the shortest duration over the GPUs is "
+                                             "the transfer time",
     )
 
 
@@ -522,15 +525,15 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
             return None
         moved = per = None  # a bound shows no size
     if per is None and typical > limit("allreduce_count.latency_s"):
-        return Missing(f"the model's parameters (--params N): whether {count:.0f} AllReduces per step of "
-                       f"{seconds(typical)} are too small is unknown")
+        return Missing("the number of model parameters (--params N), to decide whether "
+                       f"{count:.0f} AllReduces per step of {seconds(typical)} are too small")
     needed = 1 if moved is None else max(
         1, math.ceil(moved[0] / steps.times.iterations_per_step / limit("allreduce_count.bucket_bytes")))
     avoided_s = max(count - needed, 0.0) * (least or 0.0) * facts.waits.allreduce_exposed
     share = savings.removed(avoided_s, facts.period_s / steps.times.iterations_per_step)
     left = 0.0 if least is None else max(1 - least * (1 - needed / count) / typical, 0.0)
     cure = Cure(scaled=((_allreduces(facts), left),),
-                assumes="Each AllReduce that is avoided saves the time of one of the shortest.")
+                assumes="Assumes that each avoided AllReduce saves the time of one of the shortest AllReduces.")
     if share < limit("collectives.share"):
         return None
     return AllReduceCount(gpus=facts.active_numbers, share=share, count=count, needed=needed, median_s=typical,
@@ -546,15 +549,15 @@ def _allreduces(facts: TraceFacts) -> I64:
 def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
     size = "" if v.message_bytes is None else f" of {v.message_bytes / 1e6:,.1f} MB on average"
     return Explanation(
-        title=f"{v.count:.0f} AllReduces per step, where {v.needed} would be enough",
-        why=f"Each step runs {v.count:.0f} AllReduces{size}, {seconds(v.median_s)} each (median). Most of that time is "
-            f"latency. Packed into {v.needed}, the same gradients pay the latency "
+        title=f"{v.count:.0f} AllReduces per step, although {v.needed} would be enough",
+        why=f"Each step runs {v.count:.0f} AllReduces{size}, which take {seconds(v.median_s)} each (median), mostly "
+            f"latency. With {counted(v.needed, 'AllReduce')} for the same gradients, each step would pay the latency "
             f"{'once' if v.needed == 1 else f'{v.needed} times'}.",
         evidence=known({
             "allreduces_per_step": v.count, "needed_per_step": float(v.needed), "median_transfer_s": v.median_s,
             "exposed_ratio": v.exposed, "share_ratio": v.share, "latency_s": v.shortest_s,
             "mean_message_bytes": v.message_bytes}),
-        action="Pack gradients so that each AllReduce carries tens of megabytes.",
+        action="Bucket the gradients so that each AllReduce carries tens of megabytes.",
         snippet=code("allreduce_count", job.strategy or job.framework),
         source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"),
     )
@@ -587,12 +590,12 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
         return None
     moved = _moved(facts, op, gpus)
     if moved is None:
-        return Missing("the model's parameters (--params N): they show how long an AllReduce should take")
+        return Missing("the number of model parameters (--params N), to know how long an AllReduce should take")
     if len({gpu.host for gpu in facts.trace.gpus}) > 1:
         return Missing("the bandwidth between the hosts of this job")
     rate = pinned_rate(facts)
     if rate is None:
-        return Missing("the links' bandwidth: the trace has no large pinned copy that shows PCIe's rate")
+        return Missing("the bandwidth of the links: the trace has no large pinned copy that shows the PCIe rate")
     count = len(waits.durations_s) / steps
     wanted_s = 2 * (gpus - 1) / gpus * moved[0] / rate + count * limit("allreduce_slow.latency_s")
     if transfer_s < limit("allreduce_slow.factor") * wanted_s:
@@ -605,25 +608,25 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
                          exposed=waits.allreduce_exposed,
                          events=Events(_allreduces(facts), timed=False),
                          cure=Cure(scaled=((_allreduces(facts), wanted_s / transfer_s),), assumes=(
-                             "AllReduces run at the rate of the PCIe link; NVLink is faster still.")))
+                             "Assumes that AllReduces run at the rate of the PCIe link; NVLink is even faster.")))
 
 
 def describe_allreduce_slow(v: AllReduceSlow, job: Job) -> Explanation:
     return Explanation(
-        title=f"AllReduces take {v.transfer_s / v.wanted_s:.1f}× the time that their bytes need",
+        title=f"AllReduces take {v.transfer_s / v.wanted_s:.1f}× as long as their size requires",
         why=f"AllReduces of {v.moved_bytes / 1e6:,.1f} MB per {job.basis} ({v.basis}) take {seconds(v.transfer_s)} "
-            f"without waiting, which is {rate(v.moved_bytes / v.transfer_s)}. Even over PCIe, at the "
+            f"excluding waiting, or {rate(v.moved_bytes / v.transfer_s)}. Even over PCIe, at the "
             f"{v.link_bytes_per_s / 1e9:.1f} GB/s of this trace's pinned copies, a ring AllReduce would take "
-            f"{seconds(v.wanted_s)}: 2 × {len(v.gpus) - 1}/{len(v.gpus)} of the bytes at that rate, and "
+            f"{seconds(v.wanted_s)}: 2 × {len(v.gpus) - 1}/{len(v.gpus)} of the bytes at that rate, plus "
             f"{v.calls:,.0f} × {seconds(limit('allreduce_slow.latency_s'))}.",
         evidence={"transfer_s": v.transfer_s, "wanted_s": v.wanted_s, f"bytes_per_{job.basis}": v.moved_bytes,
                   "bytes_per_s": v.moved_bytes / v.transfer_s, "link_bytes_per_s": v.link_bytes_per_s,
                   "exposed_ratio": v.exposed, "share_ratio": v.share},
-        action="Check which transport NCCL uses. It should be direct from GPU to GPU (NVLink, PCIe P2P), not by "
-               "sockets or copies through host memory. Check NCCL_P2P_DISABLE, the ACS and IOMMU settings and the "
-               "container's /dev/shm.",
+        action="Check which transport NCCL uses: it should be direct between GPUs (NVLink, PCIe P2P), not sockets or "
+               "copies through host memory. Check NCCL_P2P_DISABLE, the ACS and IOMMU settings, and /dev/shm of the "
+               "container.",
         snippet=code("allreduce_slow", "log"),
-        gain="if AllReduces ran at the rate of the PCIe link, as far as they are exposed; NVLink is faster still",
+        gain="assumes that exposed AllReduces run at the rate of the PCIe link; NVLink is even faster",
         source=source("allreduce_slow.factor", "allreduce_slow.latency_s")
         + "; a ring moves 2(n-1)/n of the bytes over each link",
     )

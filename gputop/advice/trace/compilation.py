@@ -44,20 +44,21 @@ _SAME_SHAPES = {
     "": "Call the function with the same shapes and types each time: pad or drop the last batch, pass Python values as "
         "tensors, and create the function once.",
     "jax": "Call the function with the same shapes and types each time: pad batches to a few lengths (buckets), pass "
-           "changing numbers as arrays (not in static_argnums), and call jax.jit once, outside of the loop. "
-           "JAX_EXPLAIN_CACHE_MISSES=1 logs why a call compiles, JAX_LOG_COMPILES=1 which ones do.",
+           "changing numbers as arrays (not in static_argnums), and call jax.jit once, outside the loop. "
+           "JAX_EXPLAIN_CACHE_MISSES=1 logs why a call compiles, and JAX_LOG_COMPILES=1 logs which calls compile.",
     "pytorch": "Call the compiled function with the same shapes and types each time: drop or pad the last batch "
-               "(drop_last=True), pad lengths to a few, and mark dimensions that change. TORCH_LOGS=recompiles logs "
+               "(drop_last=True), pad to a few lengths, and mark dimensions that change. TORCH_LOGS=recompiles logs "
                "why a call compiles.",
-    CUDNN: "Keep the shapes that convolutions get: pad or crop to a few sizes, and drop the last batch. Or let cuDNN "
-           "choose without trials.",
-    TRITON: "Leave what changes with each batch out of the autotuner's key, or round it up to a few values. "
+    CUDNN: "Limit the number of input shapes of convolutions: pad or crop to a few sizes, and drop the last batch. "
+           "Alternatively, let cuDNN choose kernels without benchmarking.",
+    TRITON: "Keep values that change with each batch out of the autotuner's key, or round them to a few values. "
             "TRITON_PRINT_AUTOTUNING=1 logs each choice.",
 }
 _SCRIPTED = ("Call the scripted function with the same shapes and types, let TorchScript compile for any shape from "
-             "the second on, or replace it by torch.compile.")
-_MADE_ONCE = ("Create the function once, outside of the loop, and call it in the loop: a new tf.function is traced at "
-              "its first call, whatever was traced before.")
+             "the second on, or replace TorchScript with torch.compile.")
+_ALREADY = "Assumes that all calls use a function that was already created."
+_MADE_ONCE = ("Create the function once, outside the loop, and call it in the loop: a new tf.function is always traced "
+              "at its first call.")
 
 
 # -- retracing --------------------------------------------------------------------------------------
@@ -87,10 +88,10 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
     if functions is None or host is None:
         if facts.analysis.ops is not None and facts.analysis.ops.eager_share == 1.0:
             return None  # nothing is a function
-        return Missing(f"calls of tf.functions, which show whether they traced, or of jitted functions{HOST_EVENTS}")
+        return Missing(f"calls of tf.functions or jitted functions, which show whether they traced{HOST_EVENTS}")
     again = next((one for one in rebuilt(facts.trace) if one.built >= limit("retracing.count")), None)
     if again is None and (steps is None or steps.count < limit("host.steps")):
-        return Missing("two whole steps: one tracing may be the first of all; capture longer")
+        return Missing("two whole steps, because a single tracing may be the first one: capture longer")
     share = host.tracing_s / facts.period_s if facts.period_s > 0 else 0.0
     if again is None or share < limit("retracing.share"):
         return None
@@ -108,7 +109,7 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
         compilations=functions.xla_compilations, compile_s=functions.xla_compile_s,
         young_s=young_s, severest="high" if young_s is None else "medium",
         culprits=(Culprit(again.name, "host", host.tracing_s, facts.basis, at_s=next(iter(begins.values()), None)),),
-        cure=Cure(host=removed_host_time(facts, "tracing"), assumes="All calls use a function that was made before."),
+        cure=Cure(host=removed_host_time(facts, "tracing"), assumes=_ALREADY),
     )
 
 
@@ -135,7 +136,7 @@ def _judge_recompiling(facts: TraceFacts) -> Retracing | None:
         tuning_s=intersect(trials(trace)[COMPILER], facts.analyzed_spans).total / 1e9 / facts.steps_or_window,
         culprits=(Culprit(f"{'Torch-Compiled Region: ' * by_dynamo}{again.function}", "host", host.tracing_s,
                           facts.basis, at_s=int(again.start_ns[(again.end_ns - again.start_ns).argmax()]) / 1e9),),
-        cure=Cure(host=removed_host_time(facts, "tracing"), assumes="All calls use a function that was made before."))
+        cure=Cure(host=removed_host_time(facts, "tracing"), assumes=_ALREADY))
 
 
 def _judge_trials(facts: TraceFacts) -> Retracing | None:
@@ -148,12 +149,12 @@ def _judge_trials(facts: TraceFacts) -> Retracing | None:
     if not len(again) or tuning_s < limit("retracing.share") * facts.period_s:
         return None
     return Retracing(
-        gpus=facts.active_numbers, share=tuning_s / facts.period_s, function=f"The choice of kernels by {by}",
+        gpus=facts.active_numbers, share=tuning_s / facts.period_s, function=f"Kernel selection by {by}",
         tracing_s=tuning_s, count=len(again), young_s=young_s, severest="high" if young_s is None else "medium",
         tries=by,
         cure=Cure(host={timeline.gpu: spans for timeline in facts.gpu_timelines},
                   scaled=((np.flatnonzero(contains(spans, device.launch_ns)), 0.0),),
-                  assumes="All calls use a kernel that was chosen before."))
+                  assumes="Assumes that all calls use a kernel that was already selected."))
 
 
 def describe_retracing(v: Retracing, job: Job) -> Explanation:
@@ -162,10 +163,10 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
         "tracings_ever_count": None if v.ever is None else float(v.ever),
         "compilations_count": float(v.compilations) if v.compilations else None,
         "compile_s": v.compile_s if v.compilations else None, "calls_count": float(v.calls) if v.calls else None})
-    traced = "made" if v.tries else "compiled" if job.framework in ("jax", "pytorch") else "traced"
-    how = f"{v.function} was {traced} again {v.count} times in the window"
+    traced = "compiled" if job.framework in ("jax", "pytorch") else "traced"
+    how = f"{v.function} was {'repeated' if v.tries else f'{traced} again'} {v.count} times in the window"
     if v.made and job.framework != "pytorch":
-        how = f"The program creates {v.function} again, {v.made} times in the window, and traces each new function"
+        how = f"The program created {v.function} again {v.made} times in the window and traced each new function"
     elif v.calls:
         how += f", in {v.count} of {v.calls} calls"
     keys = (v.tries,) if v.tries else job.keys
@@ -176,13 +177,14 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
         action, snippet = _SCRIPTED, code("retracing", "torchscript")
     return Explanation(
         title=(f"{v.function} is created and traced again in the loop" if v.made and job.framework != "pytorch" else
-               f"{v.function} is {traced} again and again") + f": {percent(v.share)} of the {job.basis}",
-        why=f"{how}. That takes {seconds(v.tracing_s)} of the "
-            f"{'mean step' if job.basis == 'step' else job.basis}, {percent(v.share)}"
-            + (", while the GPUs wait." if v.gpus and not v.tries else ".")
-            + (f" For {seconds(v.tuning_s)} of it, kernels are tried out (max-autotune)." if v.tuning_s else "")
-            + ("" if v.young_s is None else f" The job was {seconds(v.young_s)} old: if these calls are its start, "
-                                            "they end soon. Capture again in two minutes to be sure."),
+               f"{v.function} is {'repeated' if v.tries else f'{traced} repeatedly'}"
+               ) + f": {percent(v.share)} of the {job.basis}",
+        why=f"{how}, which takes {seconds(v.tracing_s)} ({percent(v.share)}) of the "
+            f"{'mean step' if job.basis == 'step' else job.basis}"
+            + (" while the GPUs wait." if v.gpus and not v.tries else ".")
+            + (f" Kernel benchmarking (max-autotune) takes {seconds(v.tuning_s)} of this time." if v.tuning_s else "")
+            + ("" if v.young_s is None else f" The job was only {seconds(v.young_s)} old, so these calls may be part "
+                                            "of job startup. Capture again in two minutes to be sure."),
         evidence=evidence, action=action, snippet=snippet,
         source=source("retracing.share", "retracing.count"),
     )
@@ -236,7 +238,7 @@ def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
         culprits=tuple(Culprit(op.name, "host", op.seconds / facts.steps_or_window, facts.basis,
                                at_s=begins.get(op.name)) for op in ops.eager),
         cure=Cure(host=removed_host_time(facts, "eager"),
-                  assumes="A function launches the ops ahead of the GPU, without Python between them."),
+                  assumes="Assumes that a function launches the ops ahead of the GPU, without Python between them."),
     )
 
 
@@ -323,14 +325,13 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
         return _small_ops_of_pytorch(v, job)
     evidence = known({"eager_wait_s": v.wait_s, "share_ratio": v.share, "eager_ratio": v.eager_ratio,
                       "eager_ops_per_step": v.ops_per_step})
-    each = "Ops" if v.ops_per_step is None else f"{v.ops_per_step:.0f} ops per step"
+    each = "Ops run" if v.ops_per_step is None else f"{v.ops_per_step:.0f} ops per step run"
     if job.loop == JAX:
         return _eager_in_jax(v, job, evidence)
-    waits = "the GPU waits for Python" if v.gpus else "Python takes"
+    waits = "the GPU waits for Python for" if v.gpus else "Python takes"
     return Explanation(
         title=f"Eager ops cost {percent(v.share)} of the {job.basis}",
-        why=f"{each} are run one by one from Python; {waits} {percent(v.share)} of the "
-            f"{job.basis}.",
+        why=f"{each} one by one from Python, and {waits} {percent(v.share)} of the {job.basis}.",
         evidence=evidence,
         action="Put the whole training step into a tf.function.",
         snippet=code("eager_execution", *job.keys),
@@ -343,24 +344,24 @@ def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
     ops = "Small ops" if v.ops_per_step is None else f"{v.ops_per_step:,.0f} small ops {per}"
     evidence = known({"eager_wait_s": v.wait_s, "share_ratio": v.share, "op_median_s": v.op_median_s,
                       "optimizer_ratio": v.optimizer_ratio, "small_ops_per_step": v.ops_per_step})
-    why = (f"Python starts {ops[:1].lower()}{ops[1:]}, each of {seconds(v.op_median_s)} in the median. Starting an op "
-           f"takes PyTorch 1 to 10 µs, so they hardly compute. {v.most_often} runs most often, "
-           f"{v.most_often_per_step:,.0f} times.")
+    why = (f"Python starts {ops[:1].lower()}{ops[1:]}, which take {seconds(v.op_median_s)} each (median). PyTorch "
+           "needs 1 to 10 µs to start an op, so such ops do little computation. The most frequent op is "
+           f"{v.most_often}, which runs {v.most_often_per_step:,.0f} times.")
     if v.recording_s >= _WORTH_SAYING * v.wait_s:
         evidence["recording_s"] = v.recording_s
-        why += (f" About {seconds(v.recording_s)} of their {seconds(v.wait_s)} is the profiler's own work, which is "
+        why += (f" About {seconds(v.recording_s)} of the {seconds(v.wait_s)} is profiler overhead, which is "
                 "not counted.")
-    action, snippet = ("Replace loops over rows, elements or layers by one op on the whole tensor, and compile what is "
-                       "left: torch.compile fuses small ops."), code("eager_execution", "pytorch")
-    gain = "the time of these ops and from one to the next, if a few ops on whole tensors did the same"
+    action, snippet = ("Replace loops over rows, elements or layers with one op on the whole tensor, and compile the "
+                       "rest: torch.compile fuses small ops."), code("eager_execution", "pytorch")
+    gain = "assumes that a few ops on whole tensors replace these ops, in almost no time"
     if v.optimizer_ratio:
-        gain = "the optimizer's part of this time, if one call updated all parameters"
-        action, snippet = (f"{percent(v.optimizer_ratio)} of this time is the optimizer, which updates one parameter "
-                           "after the other: let one call update all of them."), code(
+        gain = "assumes that one call updates all parameters, in almost no time"
+        action, snippet = (f"The optimizer takes {percent(v.optimizer_ratio)} of this time because it updates one "
+                           "parameter after the other: update all parameters in one call."), code(
                                "eager_execution", "pytorch-optimizer")
     elif job.compiled:
-        action, snippet = ("Find what torch.compile leaves out: it compiles a part of the job already. Replace loops "
-                           "over rows or elements by one op on the whole tensor."), code(
+        action, snippet = ("Find out what torch.compile leaves out, because it compiles only part of the job. Replace "
+                           "loops over rows or elements with one op on the whole tensor."), code(
                                "elementwise_unfused", "graph-breaks")
     return Explanation(
         title=f"{ops} take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence, action=action,
@@ -374,15 +375,15 @@ def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) ->
     """Each op outside of jax.jit is a program of its own."""
     ops = "Small jitted ops" if v.ops_per_step is None else f"{v.ops_per_step:.0f} small jitted ops per step"
     most = ", ".join(function_name(culprit.name) for culprit in v.culprits[:3])
-    waits, everything = "the GPU waits for Python" if v.gpus else "Python takes", v.eager_ratio == 1.0
+    waits, everything = "the GPU waits for Python for" if v.gpus else "Python takes", v.eager_ratio == 1.0
     return Explanation(
         title=f"{ops} run one by one from Python: {percent(v.share)} of the {job.basis}",
-        why=f"{ops} ({most}) run one by one from Python, each as a separate program; {waits} {percent(v.share)} of "
+        why=f"{ops} ({most}) run one by one from Python, each as a separate program, and {waits} {percent(v.share)} of "
             f"the {job.basis}.",
         evidence=evidence,
-        action=("Put the whole function that the loop calls into one jax.jit. Now each of JAX's own ops is compiled "
-                "alone." if everything else "Put the whole update into one jax.jit: gradients, the optimizer's update "
-                "and apply_updates, metrics."),
+        action=("Put the whole function that the loop calls into one jax.jit, because each JAX op is compiled "
+                "separately now." if everything else "Put the whole update into one jax.jit: gradients, optimizer "
+                "update, apply_updates and metrics."),
         snippet=code("eager_execution", "jax" if everything else "jax-update"),
         source=source("eager_execution.share"),
     )
@@ -417,12 +418,12 @@ def describe_xla_off(v: ChainedKernels, job: Job) -> Explanation:
     chained = v.chained_s / job.period_s
     return Explanation(
         title=f"XLA is off and could fuse kernels that take {percent(chained)} of the {job.basis}",
-        why=f"No function is compiled by XLA. {percent(chained)} of the {job.basis} goes into {v.chains:.0f} chains of "
-            "element-wise kernels that run one after the other over the same tensors. Only a test shows whether XLA "
-            "fuses them for this model.",
+        why=f"XLA does not compile any function. Chains of element-wise kernels ({v.chains:.0f} chains) that run one "
+            f"after the other over the same tensors take {percent(chained)} of the {job.basis}. Only a test shows "
+            "whether XLA fuses these kernels for this model.",
         evidence={"chained_s": v.chained_s, "chained_ratio": chained, "chains_count": v.chains,
                   "share_ratio": v.share},
-        action="Try XLA on the step: compile it and compare the step time after the first, slow step.",
+        action="Try XLA: compile the step, and compare the step time after the slow first step.",
         snippet=job.xla,
         gain=UNCERTAIN,
         source=source("xla_off.share", "xla_off.chain") + "; DLProf: XLA off",

@@ -22,31 +22,31 @@ from gputop.trace.lookups import distinct, name_mask, spans_of
 from gputop.trace.model import Kind, MemoryKind
 
 _H2D = (
-    "Move fewer bytes to the GPU: send the compact type (uint8, bfloat16) and convert there, keep tables and constants "
-    "on the GPU, and copy the next batch while this one computes."
+    "Move fewer bytes to the GPU: send the compact type (uint8, bfloat16) and convert it on the GPU, keep tables and "
+    "constants on the GPU, and copy the next batch during the current one."
 )
-_OFFLOADED = ("Keep the parameters on the GPU, in 16 bits or sharded over more GPUs if they do not fit. They are "
-              "in the host's memory now (CPU offload). Or copy the next layer's parameters while this one computes.")
-_MAYBE_OFFLOADED = "If parameters lie in the host's memory (CPU offload), keep them on the GPU. Otherwise: "
+_OFFLOADED = ("Keep the parameters on the GPU instead of in host memory (CPU offload), in 16-bit precision or sharded "
+              "over more GPUs if they do not fit. Or copy the next layer's parameters while this layer computes.")
+_MAYBE_OFFLOADED = "If parameters are in host memory (CPU offload), keep them on the GPU. Otherwise: "
 # What copies the parameters of a layer before it runs: PyTorch's FSDP, accelerate's hooks, DeepSpeed's ZeRO.
 _FETCHES = (r"FSDP::(?:pre_|backward_prefetch|all_gather)|fsdp::all_gather_copy_in|FullyShardedDataParallel\._pre_|"
             r"(?:.*/)?accelerate/hooks\.py\(\d+\): pre_forward|(?:.*/)?deepspeed/runtime/(?:zero|swap_tensor)/")
 _FETCHES_WORDS = ("fsdp::", "fullysharded", "accelerate/hooks", "deepspeed/runtime")
 # Bytes of a copy that may be a weight; rounds of such copies, with kernels between. gputop's own figures.
 _LARGE, _ROUNDS = 1 << 20, 8
-_PAGEABLE = "Most of the copy time is from or to pageable memory. "
+_PAGEABLE = "Most of the copy time is due to pageable memory. "
 _PINNED = {
-    "tensorflow": "Use tf.data instead of NumPy arrays and copy ahead, so that copies use pinned buffers and overlap "
+    "tensorflow": "Use tf.data instead of NumPy arrays and prefetch, so that copies use pinned buffers and overlap "
                   "with compute.",
     "pytorch": "Let the DataLoader pin its batches (pin_memory=True) and copy them with non_blocking=True, so that "
                "copies overlap with compute.",
-    "": "Copy from pinned memory and ahead of the step, so that copies overlap with compute.",
+    "": "Copy from pinned memory ahead of the step, so that copies overlap with compute.",
 }
-_D2D = "Avoid copies within the GPU: fix layouts and concatenations at their origin{}."
-_FUSED_AWAY = {"tensorflow": ", or let XLA fuse them away", "jax": ", inside one jit, where XLA fuses them away",
-               "pytorch": ", or let torch.compile fuse them away"}
-_STAGED = (" JAX stages NumPy's arrays in pinned memory: the host's own copy to it also takes time, and is not part "
-           "of this share.")
+_D2D = "Avoid copies within the GPU: fix layouts and concatenations where they originate{}."
+_FUSED_AWAY = {"tensorflow": ", or let XLA fuse the copies away", "jax": ", inside one jit, so that XLA can fuse them",
+               "pytorch": ", or let torch.compile fuse the copies away"}
+_STAGED = (" JAX stages NumPy arrays in pinned memory; the host's copy to that memory takes additional time, which is "
+           "not part of this share.")
 _KINDS = {"h2d": Kind.H2D, "d2h": Kind.D2H, "d2d": Kind.D2D}
 
 
@@ -69,7 +69,7 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
     """
     assert facts.shares is not None
     if facts.steps is None and not facts.active:
-        return Missing("kernels: with copies alone this is a job's start; capture while it trains")
+        return Missing("kernels: a trace with only copies shows job startup, so capture while the job trains")
     gpus = [gpu for gpu in facts.analysis.gpus if gpu.busy]
     ways = {"h2d": facts.shares["h2d"], "d2h": facts.shares["d2h"], "d2d": _within_gpu(gpus)}
     worst = max(ways, key=lambda way: ways[way])
@@ -82,7 +82,7 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
         offloaded=offloaded(facts), fetching=fetching_ops(facts),
         events=_copies(facts, [worst]), cure=Cure(
             scaled=((_copies(facts, ["d2d"] if worst == "d2d" else ["h2d", "d2h"]).rows, 0.0),),
-            assumes="These copies are avoided, or overlap with compute."),
+            assumes="Assumes that these copies are avoided or overlap with compute."),
         # JAX's host copies each array to pinned memory and back as well: that goes, too, and is not counted.
         claim="about" if facts.framework == "jax" and worst != "d2d" else "measured",
     )
@@ -141,11 +141,11 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
             action = _PAGEABLE + _PINNED.get(job.framework, _PINNED[""])
         else:
             pinned = _STAGED if job.framework == "jax" else (
-                " The memory is pinned already, so only fewer bytes or overlap with compute help.")
+                " The memory is already pinned, so only moving fewer bytes or overlapping with compute helps.")
     rate = v.rates.get(f"{v.worst}_bytes_per_s")
     name = {"h2d": "to the GPU", "d2h": "back to the host", "d2d": "within the GPU"}[v.worst]
-    why = f"For {percent(v.share)} of the {basis} the GPUs copy data and do nothing else, "
-    why += name if within else f"mostly {name}"
+    why = f"The GPUs spend {percent(v.share)} of the {basis} only on copies"
+    why += f" {name}" if within else f", mostly {name}"
     why += f" at {rate / 1e9:.1f} GB/s." if rate else "."
     if v.offloaded and v.worst == "h2d":
         action, snippet = _OFFLOADED, code("copies_excessive", "offload") if job.framework == "pytorch" else None
@@ -155,23 +155,22 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     if not within and v.ways[other] >= limit("copies_excessive.share"):
         action += f" {fetch if other == 'd2h' else _H2D}"
     if within:
-        how = " or overlapped with compute; the share of the device window is taken as that of the step"
+        how = " or overlap with compute; the share of the device window is used as that of the step"
     else:  # copies hide behind no more compute than there is
-        how = " or overlapped with compute" if v.compute >= v.share else (
+        how = " or overlap with compute" if v.compute >= v.share else (
             f"; overlap with the existing compute saves {percent(v.compute)}")
     return Explanation(
         title=f"Copies{' within the GPU' if within else ''} take {percent(v.share)} of the {basis}",
         why=why + pinned, evidence=evidence, action=action,
         snippet=snippet,
-        gain="all exposed copy time, if the copies were avoided" + how,
+        gain="assumes that all exposed copies are avoided" + how,
         source=source("copies_excessive.share"),
     )
 
 
 def _within_gpu(gpus: list[GpuUse]) -> float:
     """Mean share of the device window that copies within the GPU take, no more than the copies that nothing hides."""
-    return sum(min(gpu.copies_s.get("d2d", 0.0) / gpu.window_s, gpu.copies_exposed or 0.0)
-               for gpu in gpus) / len(gpus)
+    return sum(min(gpu.copies_s.get("d2d", 0.0) / gpu.window_s, gpu.copies_exposed or 0.0) for gpu in gpus) / len(gpus)
 
 
 def _rates(gpus: list[GpuUse], way: str, facts: TraceFacts) -> dict[str, float]:
@@ -240,17 +239,17 @@ def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
     return DefaultStream(gpus=facts.active_numbers, share=share, exposed_s=exposed_s, bytes_per_s=moved / whole * 1e9,
                          streams=tuple(lines)[:_SHOWN_STREAMS], events=Events(copies), cure=Cure(
                              scaled=((copies, max(1 - share * facts.period_s / exposed_s, 0.0)),),
-                             assumes="These copies overlap with compute, as far as there is enough compute."))
+                             assumes="Assumes that these copies overlap with compute, if there is enough compute."))
 
 
 def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
     return Explanation(
         title=f"Copies on the same stream as the kernels cost {percent(v.share)} of the {job.basis}",
-        why=f"All kernels and copies of a GPU are on one stream ({', '.join(v.streams)}), so they wait for each other. "
-            f"Pinned copies from and to the host take {percent(v.exposed_s / job.period_s)} of the {job.basis}, at "
+        why=f"All kernels and copies of a GPU use one stream ({', '.join(v.streams)}) and wait for each other. Pinned "
+            f"copies between host and GPU take {percent(v.exposed_s / job.period_s)} of the {job.basis}, at "
             f"{v.bytes_per_s / 1e9:.1f} GB/s, and could overlap with compute.",
         evidence={"exposed_copies_s": v.exposed_s, "bytes_per_s": v.bytes_per_s, "share_ratio": v.share},
-        action="Copy the next batch on a separate stream while this one computes.",
+        action="Copy the next batch on a separate stream while the current one is computed.",
         snippet=code("default_stream", job.framework),
         source=source("default_stream.share"),
     )

@@ -45,7 +45,7 @@ def judge_cpu_contention(facts: TraceFacts) -> CpuContention | Missing | None:
         return Missing("the CPU time of the job and of other programs, which gputop records when it captures a job on "
                        "its own machine")
     if len(facts.trace.paths) > 1 and cpus.ranks is None:
-        return Missing("which processes of the node belong to the job's other ranks")
+        return Missing("to know which processes on the node belong to other ranks of the job")
     if not others_take(cpus) or host_share(facts) < limit("cpu_contention.share"):
         return None
     return CpuContention(
@@ -70,28 +70,28 @@ def _with_few_workers(cpus: JobCpus | None) -> JobCpus | None:
 def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
     mostly_children = v.children is not None and v.children >= _MAIN_SHARE * v.programs
     who = "Other processes" if mostly_children else "Other programs"
-    started = f", and {v.children:.2g} of them went to processes that the job started" if mostly_children else ""
+    started = f", including {v.children:.2g} for processes that the job started" if mostly_children else ""
     why = (f"{who} used {v.programs:.2g} of the {v.allowed:.3g} CPUs that the job may use{started}. The job itself "
-           f"got {v.used:.2g}, and no CPU was idle.")
+           f"got {v.used:.2g} CPUs, and no CPU was idle.")
     if v.held_up is not None and v.held_up >= 0.01:
-        why += f" For {percent(v.held_up)} of the time its main thread was ready to run and had no CPU."
+        why += f" The main thread was ready to run but had no CPU for {percent(v.held_up)} of the time."
     named = [f"{printable(user.name)[:_NAME_CHARS]} (PID {user.pid}{', started by the job' if user.child else ''}) "
-             f"{user.cpus:.2g}" for user in v.busiest[:_NAMED]]
+             f"with {user.cpus:.2g}" for user in v.busiest[:_NAMED]]
     if named:
-        why += f" The busiest: {', '.join(named)} CPUs."
-    action = ("Give the job more CPUs, or start fewer of these processes: find out the purpose of each (workers of "
-              "the input pipeline, a second program)." if mostly_children else
-              "Stop these programs, lower their priority or keep them on other CPUs, or run the job on its own node.")
+        why += f" The busiest processes are {', '.join(named)} CPUs."
+    action = ("Give the job more CPUs, or start fewer of these processes: find out what each one is for (input "
+              "pipeline workers, a second program)." if mostly_children else
+              "Stop these programs, lower their priority, move them to other CPUs, or run the job on its own node.")
     pids = " ".join(str(user.pid) for user in v.busiest[:_NAMED]) or "PID"
     return Explanation(
-        title=f"{who} keep {v.programs:.2g} of {v.allowed:.3g} CPUs busy, the job gets {v.used:.2g}", why=why,
+        title=f"{who} keep {v.programs:.2g} of {v.allowed:.3g} CPUs busy, and the job gets {v.used:.2g}", why=why,
         evidence=known({
             "allowed_cpus": v.allowed, "job_cpus": v.used, "other_programs_cpus": v.programs,
             "child_processes_cpus": v.children, "main_thread_held_up_ratio": v.held_up, "share_ratio": v.share}),
         action=action,
         snippet=None if mostly_children else code("cpu_contention", "others", PIDS=pids),
-        gain=f"{'the waiting for the host' if v.gpus else 'the time'} in which threads that the {job.basis} waits for "
-             "are ready to run and have no CPU",
+        gain="unknown, because the trace has no steps" if v.claim is None else
+             f"assumes that threads that the {job.basis} waits for always get a CPU when they are ready to run",
         source=source("cpu_contention.full", "cpu_contention.others"),
     )
 
@@ -100,8 +100,8 @@ def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
 _PARALLEL = (r"aten::(?:addmm|mm|bmm|baddbmm|mkldnn_\w+|thnn_conv2d|_slow_conv2d\w*|_?convolution\w*|linear|matmul|"
              r"_?scaled_dot_product\w*|lstm|gru|conv\w+)$")
 _LARGE_NS = 1_000_000  # of such an op: dividing it takes some 10 µs. gputop's own figure
-_NOT_KNOWN = Missing("how many of the job's threads had work and how many CPUs were idle, which gputop records when it "
-                     "captures a job on its own machine")
+_NOT_KNOWN = Missing("the number of job threads with work and of idle CPUs, which gputop records when it captures a "
+                     "job on its own machine")
 
 
 def _cpus(facts: TraceFacts) -> JobCpus | None:
@@ -161,15 +161,15 @@ def judge_threads_unused(facts: TraceFacts) -> ThreadsUnused | Missing | None:
 def describe_threads_unused(v: ThreadsUnused, job: Job) -> Explanation:
     op = v.culprits[0].name if v.culprits else "an op"
     return Explanation(
-        title=f"One thread computes {percent(v.large_ratio)} of the {job.basis}, and {v.idle_cpus:.2g} CPUs are idle",
-        why=(f"The job kept {v.used:.2g} of {v.allowed:.3g} CPUs busy, nearly all by its main thread, and "
-             f"{v.idle_cpus:.2g} were idle. {percent(v.large_ratio)} of the {job.basis} are ops that PyTorch can "
-             f"divide between threads, most of all {op}."),
+        title=f"One thread computes {percent(v.large_ratio)} of the {job.basis} while {v.idle_cpus:.2g} CPUs are idle",
+        why=(f"The job kept {v.used:.2g} of {v.allowed:.3g} CPUs busy, almost entirely with its main thread, and "
+             f"{v.idle_cpus:.2g} CPUs were idle. Ops that PyTorch can split across threads, mainly {op}, take "
+             f"{percent(v.large_ratio)} of the {job.basis}."),
         evidence={"large_ops_ratio": v.large_ratio, "job_cpus": v.used, "idle_cpus": v.idle_cpus,
                   "allowed_cpus": v.allowed, "share_ratio": v.share},
-        action=(f"Give PyTorch {v.threads} threads. torchrun sets OMP_NUM_THREADS=1 if nothing else does."),
+        action=f"Give PyTorch {v.threads} threads. torchrun sets OMP_NUM_THREADS=1 by default.",
         snippet=code("threads_unused", "pytorch", THREADS=v.threads),
-        gain=f"the time of these ops, divided by {v.threads} threads",
+        gain=f"assumes that these ops run in 1/{v.threads} of the time with {v.threads} threads",
         source=source("threads_unused.share", "threads_unused.idle"),
     )
 
@@ -212,12 +212,12 @@ def describe_thread_oversubscription(v: ThreadOversubscription, job: Job) -> Exp
         title=f"{v.working} threads{of_ranks} share {v.allowed:.3g} CPUs",
         why=(f"{v.working} threads had work{of_ranks}, and {v.waiting:.2g} of them waited for a CPU on average. "
              f"The main thread had no CPU for {percent(v.held_up)} of the time. An op is done when its last "
-             "thread is, so each op waits for threads without a CPU."),
+             "thread is done, so each op waits for threads without a CPU."),
         evidence={"working_threads": float(v.working), "waiting_threads": v.waiting, "allowed_cpus": v.allowed,
                   "main_thread_held_up_ratio": v.held_up},
-        action=f"Give each process {counted(v.threads, 'thread')}, so that there are as many threads as CPUs.",
+        action=f"Give each process {counted(v.threads, 'thread')}, so that the total matches the number of CPUs.",
         snippet=code("thread_oversubscription", "pytorch", THREADS=v.threads),
-        gain="the time in which the main thread had no CPU, if there were no more threads than CPUs",
+        gain="assumes that the main thread always has a CPU when there are no more threads than CPUs",
         source=source("thread_oversubscription.threads", "thread_oversubscription.held_up"),
     )
 
@@ -256,8 +256,8 @@ def judge_thread_contention(facts: TraceFacts) -> ThreadContention | Missing | N
     # Where tf.data takes the threads that launch, their number is the limit, whatever CPUs there are.
     cpus = pool if host.input_shared_threads >= limit("thread_contention.busy") * pool > 0 else threads.cpus
     if cpus is None:
-        return Missing("the CPUs that the job may use (tf.data's cpu_budget in its iterators' events): launches are "
-                       "late while tf.data works, but the trace does not show whether tf.data fills the CPUs")
+        return Missing("the number of CPUs that the job may use (cpu_budget in tf.data's iterator events): launches "
+                       "are late while tf.data works, but the trace does not show whether tf.data uses all CPUs")
     at_work = host.input_threads or 0.0
     if at_work < limit("thread_contention.busy") * cpus:
         return None
@@ -275,7 +275,7 @@ def judge_thread_contention(facts: TraceFacts) -> ThreadContention | Missing | N
         launch_wait_s=host.dispatch_s, collective_wait_s=others_s, held_up=host.stalled, threads_at_work=at_work,
         shared=host.input_shared_threads, cpus=threads.cpus or pool, input_meanwhile=host.input_together or 0.0,
         pool=threads.mode, cure=Cure(host=removed_host_time(facts, "dispatch"), assumes=(
-            "The threads that launch always have a CPU, and no launch comes late.")),
+            "Assumes that the launching threads always have a CPU, so that no launch is late.")),
     )
 
 
@@ -284,13 +284,12 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
     private = v.pool == "gpu_private" or not tensorflow
     workers = max(v.cpus - 2 * max(len(v.gpus), 1) - 1, 1)
     limited = code("thread_contention", "pool", THREADS=min(workers, max(v.cpus // 2, 1)))
-    why = (f"For {percent(v.launch_wait_s / job.period_s)} of the {job.basis} the GPU waits for a launch inside the "
-           f"step. {percent(v.held_up)} of that wait is for single launches that come far later than the others. "
-           f"Meanwhile {v.threads_at_work:.0f} threads of tf.data work on {v.cpus} CPUs"
-           + (", and launches come from the pool that all of TensorFlow shares." if v.pool == "global" and tensorflow
-              else "."))
+    why = (f"For {percent(v.launch_wait_s / job.period_s)} of the {job.basis}, the GPU waits for launches within the "
+           f"step. Single launches that come much later than the others cause {percent(v.held_up)} of this "
+           f"wait, during which {v.threads_at_work:.0f} tf.data threads work on {v.cpus} CPUs."
+           + " Launches come from the thread pool that all of TensorFlow shares." * (v.pool == "global" and tensorflow))
     if tensorflow and v.shared >= 0.5:
-        why += f" {v.shared:.0f} of these threads belong to that pool, and the model's ops wait until one is free."
+        why += f" {v.shared:.0f} of these threads belong to the shared pool, and the model's ops wait for a free one."
     if v.collective_wait_s >= limit("thread_contention.share") * job.period_s:
         why += (f" For another {percent(v.collective_wait_s / job.period_s)} of the time, GPUs wait in collectives for "
                 "a GPU that was delayed in this way.")
@@ -301,11 +300,10 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
             "held_up_ratio": v.held_up, "input_threads_at_work": v.threads_at_work, "cpus": float(v.cpus),
             "input_working_meanwhile_ratio": v.input_meanwhile,
         },
-        action=("Limit tf.data's own threads, so that the threads that launch have free CPUs." if private else
-                "Give each GPU its own launching threads, and limit tf.data's threads."),
+        action=("Limit the number of tf.data threads, so that the launching threads have free CPUs." if private else
+                "Give each GPU its own launching threads, and limit the number of tf.data threads."),
         snippet=limited if private else joined(code("thread_contention", "launches"), limited),
-        gain="all waiting for launches inside the step and for GPUs with late launches, if the launching "
-             "threads always had a CPU",
+        gain="assumes that launching threads always have a CPU, so that GPUs do not wait for late launches",
         source=source("thread_contention.busy", "thread_contention.stalled")
         + "; TensorFlow's GPU performance guide: GPU host thread contention",
     )

@@ -40,10 +40,10 @@ _NODE = r"autograd::engine::evaluate_function: Embedding\w*Backward\d*$"
 _ADD = r"aten::add_?$"
 _GRADIENT = r"torch::autograd::AccumulateGrad$"
 _SHAPES = "the shapes of embedding tables and gradients: torch.profiler.profile(record_shapes=True)"
-_SIZES = ("the sizes of embedding tables, which kernels do not tell: torch.profiler.profile(record_shapes=True), of "
+_SIZES = ("the sizes of embedding tables, which kernels do not show: torch.profiler.profile(record_shapes=True), for "
           "the model without torch.compile")
-_ROWS_ALONE = ("The rows that a step looks up take their part of the table's time. Merging their indices takes no "
-               "time.")
+_ROWS_ALONE = ("Assumes that looked-up rows cost only their share of the table's time, and that merging their indices "
+               "takes no time.")
 _NS = 1e-9
 _SHOWN_LOOKUPS = 3
 
@@ -113,7 +113,7 @@ def _judge_pytorch(facts: TraceFacts) -> EmbeddingDense | Missing | None:
     if not len(calls):
         return _without_calls(facts)
     if facts.steps is None:
-        return Missing("steps, to measure how much of a step goes into embedding tables")
+        return Missing("steps, to measure how much of a step is spent on embedding tables")
     calls = calls[in_steps(trace.host.start_ns[calls], facts.steps)]
     if not len(calls):
         return None
@@ -144,8 +144,8 @@ def _judge_pytorch(facts: TraceFacts) -> EmbeddingDense | Missing | None:
         width=int(of_tables[largest] // rows[largest]), used=used, tables_part=part, backward_s=times[0],
         optimizer_s=times[1], events=Events(np.concatenate((backward.rows, optimizer.rows))) if facts.active else None,
         cure=Cure(scaled=((backward.rows, used), (optimizer.rows, 1 - part * (1 - used))), assumes=(
-            "The rows that a step looks up take their part of the table's time. Sorting and merging their indices "
-            "takes no time.")))
+            "Assumes that looked-up rows cost only their share of the table's time, and that sorting and merging their "
+            "indices takes no time.")))
 
 
 def _without_calls(facts: TraceFacts) -> Missing | None:
@@ -219,15 +219,15 @@ def describe_embedding_dense(v: EmbeddingDense | TablesAsWhole | TablesInXla, jo
     spent = v.backward_s + v.optimizer_s
     return Explanation(
         title=_title(v.used),
-        why=f"Embedding tables (the largest: {count(v.rows)} rows of {v.width}) get gradients as large as they are. "
-            f"The optimizer reads and writes all of their rows. That takes {seconds(spent)} per {job.basis}: "
-            f"{seconds(v.backward_s)} for the gradients and {seconds(v.optimizer_s)} in the optimizer. A step "
-            "needs to change only the rows that it looks up.",
+        why=f"Embedding tables (the largest: {count(v.rows)} rows of {v.width}) get gradients as large as the tables, "
+            "and the optimizer reads and writes all rows. These gradients and updates take "
+            f"{seconds(spent)} per {job.basis}: {seconds(v.backward_s)} for the gradients and "
+            f"{seconds(v.optimizer_s)} for the optimizer. A step needs to change only the rows that it looks up.",
         evidence={"table_rows_count": float(v.rows), "used_rows_ratio": v.used, "dense_gradients_s": v.backward_s,
                   "dense_optimizer_s": v.optimizer_s, "tables_of_gradients_ratio": v.tables_part,
                   "share_ratio": spent / job.period_s},
         action="Make the tables' gradients sparse, and give the tables an optimizer that updates only the rows in use. "
-               "It decays moments only of these rows and has no weight decay, so compare the loss.",
+               "Such an optimizer decays the moments of only these rows and has no weight decay, so compare the loss.",
         snippet=code("embedding_dense", "pytorch"),
         source=source("embedding_dense.share", "embedding_dense.used"),
     )
@@ -235,19 +235,19 @@ def describe_embedding_dense(v: EmbeddingDense | TablesAsWhole | TablesInXla, jo
 
 def _title(used: float) -> str:
     part = "less than 1%" if reads_zero(used) else percent(used)
-    return f"Whole embedding tables are updated for {part} of their rows"
+    return f"Whole embedding tables are updated although only {part} of the rows are used"
 
 
 def _describe_xla(v: XlaTables, job: Job) -> Explanation:
     return Explanation(
         title=_title(v.used),
-        why=f"Embedding tables (the largest: {size(v.table_bytes)}) get gradients as large as they are. The optimizer "
-            f"reads and writes all of their rows. That takes {seconds(v.spent_s)} per {job.basis}. A step needs "
+        why=f"Embedding tables (the largest: {size(v.table_bytes)}) get gradients as large as the tables, and the "
+            f"optimizer reads and writes all rows, which takes {seconds(v.spent_s)} per {job.basis}. A step needs "
             "to change only the rows that it looks up.",
         evidence={"table_bytes": float(v.table_bytes), "used_rows_ratio": v.used, "dense_gradients_s": v.gradients_s,
                   "dense_optimizer_s": v.optimizer_s, "share_ratio": v.spent_s / job.period_s},
-        action="Look the rows up outside of the differentiated function, and add their gradient to these rows alone, "
-               "with the table donated. That is SGD for the table, so compare the loss.",
+        action="Look up the rows outside the differentiated function, and add their gradient only to these rows, with "
+               "the table donated. The table then uses plain SGD, so compare the loss.",
         snippet=code("embedding_dense", "jax"),
         source=source("embedding_dense.share", "embedding_dense.used"),
     )
@@ -265,16 +265,17 @@ def _describe_tensorflow(v: TableUpdates, job: Job) -> Explanation:
         if v.mixed:
             why += "Other variables may be as large, so the rest of the optimizer's time is not counted. "
     elif v.optimizer_s:
-        why += (f"The optimizer ({', '.join(v.optimizers)}) gets sparse gradients and still goes over all rows, "
-                f"{seconds(v.optimizer_s)} per {job.basis}. ")
+        why += (f"The optimizer ({', '.join(v.optimizers)}) gets sparse gradients but still processes all rows, which "
+                f"takes {seconds(v.optimizer_s)} per {job.basis}. ")
     if v.copies_s:
-        why += (f"Each read copies the whole table, {seconds(v.copies_s)} per {job.basis}: TensorFlow does so with "
-                "variables that an optimizer updates sparsely. ")
+        why += (f"Each read copies the whole table, which takes {seconds(v.copies_s)} per {job.basis}: TensorFlow does "
+                "this for variables that an optimizer updates sparsely. ")
     evidence = {"used_rows_ratio": v.used, "dense_gradients_s": v.gradients_s, "dense_optimizer_s": v.optimizer_s,
                 "table_copies_s": v.copies_s, "share_ratio": v.spent_s / job.period_s}
-    action = ("Look rows up by an op that reads only these. Give the tables an optimizer that updates only these rows: "
-              "SGD without momentum, or an Adam as below. It decays moments only of these rows, so compare the loss."
-              if whole_update else "Look rows up by an op that reads only these.")
+    action = "Look up rows with an op that reads only these rows."
+    if whole_update:
+        action += (" Give the tables an optimizer that updates only these rows, such as SGD without momentum or the "
+                   "Adam variant below, which decays the moments of only these rows, so compare the loss.")
     takes = "updated" if whole_update else "copied"
     return Explanation(
         title=f"Whole embedding tables are {takes} for the rows of a batch: {percent(v.spent_s / job.period_s)} of the "

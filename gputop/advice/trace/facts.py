@@ -32,7 +32,7 @@ from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
 
 # Of what TensorFlow and JAX record on the host; a job may also have none of it.
-HOST_EVENTS = ", if the job has any: host_tracer_level 2, with which gputop captures, records them"
+HOST_EVENTS = " (recorded at host_tracer_level 2, which gputop uses, if the job has any)"
 TORCH_HOST = ", which torch.profiler records with ProfilerActivity.CPU"  # PyTorch's
 
 OF_ONE_KERNEL = ("small_grids",)  # a grid is a fact of its kernel, however few there are
@@ -109,7 +109,7 @@ class TraceFacts(Struct, frozen=True):
         if self.active and few_kernels:
             about += f"{' and ' if about else ''}{kernels:.0f} kernels per GPU"
         only = f"Only {about} {'is' if about == '1 whole step' else 'are'}" if about else "No whole step is"
-        return f"{only} in this window; capture longer to be sure."
+        return f"{only} in this window, so capture longer to be sure."
 
     def severest(self, rule: Rule) -> Severity:
         """Return the gravest severity that a finding of the rule can have in so short a window."""

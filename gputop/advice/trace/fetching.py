@@ -10,9 +10,9 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 
 _D2H = "Read results back less often: keep losses and metrics on the GPU and fetch them every hundred steps."
-_SUMMARIES = "Write summaries and histograms every few hundred steps: each one fetches its tensors from the GPU."
-_PLACED = ("Keep these ops on the GPU, or fetch their results once in many steps: an op on the host fetches its inputs "
-           "from the GPU.")
+_SUMMARIES = "Write summaries and histograms every few hundred steps, because each one fetches tensors from the GPU."
+_PLACED = ("Keep these ops on the GPU, or fetch their results once every many steps: an op on the host fetches its "
+           "inputs from the GPU.")
 # What the op is that most of the copies to the host are for, the fix, and its code in Keras and in a loop of one's own.
 _FETCHING = (
     (re.compile(r"summary|histogram", re.IGNORECASE), _SUMMARIES,

@@ -97,8 +97,8 @@ _NOT_BETWEEN = (rf"top_?k|sort|scatter|gather|index|embedding|_?norm(?!alizedpro
 _COPY = r"copy|CatArray|transpose|SwapDimension"  # of queries, keys or values: fused attention may need it as well
 _BETWEEN = 8  # kernels: scale, mask and cast, two reductions and TensorFlow's softmax, dropout
 _NO_FLASH_KERNEL = (
-    "scaled_dot_product_attention runs here as separate kernels. Flash attention needs FP16 or BF16 and a head size "
-    "of at most 256. The memory-efficient kernel also takes FP32. Check that neither is switched off "
+    "scaled_dot_product_attention runs as separate kernels here. Flash attention needs FP16 or BF16 and a head size "
+    "of at most 256. The memory-efficient kernel also supports FP32. Check that neither kernel is disabled "
     "(sdpa_kernel, enable_mem_efficient_sdp).")
 
 
@@ -157,8 +157,8 @@ def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
         fallback=bool(len(host_rows(trace, "aten::_scaled_dot_product_attention_math"))),
         in_memory=in_memory, events=Events(kernels[between]), cure=Cure(
             scaled=((kernels[between], 0.0),), assumes=(
-                "The kernels between the two products disappear, and the fused kernel takes as long as the products do "
-                "now.")))
+                "Assumes that the kernels between the two matmuls disappear, and the fused kernel takes as long as the "
+                "matmuls do now.")))
 
 
 def _softmaxes(trace: Trace, kernels: I64) -> Mask:
@@ -182,14 +182,14 @@ def _batched_pairs(trace: Trace, first: I64, last: I64) -> Mask:
 
 def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
     part = v.between_s / job.period_s
-    action = ("Use fused attention: it computes softmax, scale, mask and dropout in one kernel and keeps the scores on "
-              "the chip.")
+    action = ("Use fused attention, which computes softmax, scale, mask and dropout in one kernel and keeps the scores "
+              "on the chip.")
     return Explanation(
-        title=f"Unfused attention takes {percent(part)} of the {job.basis} between its two matrix products",
-        why=f"Softmax, scaling and masks run as separate kernels between two batched matrix products, {count(v.count)} "
-            f"times per {job.basis} and GPU. They take {percent(part)} of the {job.basis}. Each of these kernels reads "
+        title=f"Unfused attention takes {percent(part)} of the {job.basis} between its two matmuls",
+        why=f"Softmax, scaling and masks run as separate kernels between two batched matmuls, {count(v.count)} "
+            f"times per {job.basis} and GPU, and take {percent(part)} of the {job.basis}. Each of these kernels reads "
             "and writes all scores, whose number grows with the square of the sequence length."
-            + (" So do the two products, and fused attention spares that as well." if v.in_memory else "")
+            + (" Fused attention also saves the reads and writes of scores in the two matmuls." if v.in_memory else "")
             + _named(v.names),
         evidence={"between_products_s": v.between_s, "softmax_s": v.softmax_s, "share_ratio": part,
                   "attentions_count": v.count},
@@ -233,7 +233,7 @@ def judge_layout_conversions(facts: TraceFacts) -> LayoutConversions | None:
                              count=len(rows) / _per(facts), names=_longest(facts, rows), events=Events(rows),
                              norms_s=_seconds(facts, kernels[_matching(trace, name, _NCHW_NORM, _NHWC_NORM)]),
                              cure=Cure(scaled=((rows, 0.0),), assumes=(
-                                 "No tensor is converted; what else NHWC makes faster is not counted.")))
+                                 "Assumes that no tensor is converted. The speedup of NHWC is not included.")))
 
 
 def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
@@ -241,8 +241,8 @@ def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
     return Explanation(
         title=f"Conversions between NCHW and NHWC take {percent(part)} of the {job.basis}",
         why=f"{count(v.count)} kernels per {job.basis} and GPU only transpose tensors between the model's layout and "
-            f"the layout that its convolution kernels need. They take {percent(part)} of the {job.basis}."
-            + (f" Batch normalization in NCHW takes another {percent(norms)}, and is faster in NHWC."
+            f"the layout that its convolution kernels need, which takes {percent(part)} of the {job.basis}."
+            + (f" Batch normalization in NCHW takes another {percent(norms)} and would be faster in NHWC."
                if norms >= limit("layout_conversions.share") else "") + _named(v.names),
         evidence={"conversions_s": v.conversions_s, "conversions_count": v.count, "share_ratio": part},
         action="Keep images in one layout throughout: NHWC for convolutions on tensor cores (16-bit types, TF32), NCHW "
@@ -296,12 +296,12 @@ def describe_elementwise_unfused(v: ChainedKernels, job: Job) -> Explanation:
     part = v.chained_s / job.period_s
     return Explanation(
         title=f"A compiler could fuse element-wise kernels that take {percent(part)} of the {job.basis}",
-        why=f"{percent(part)} of the {job.basis} goes into {v.chains:.0f} chains of element-wise kernels that run one "
-            "after the other over the same tensors. Only a test shows how much of that this model gains.",
+        why=f"Chains of element-wise kernels ({v.chains:.0f} chains) that run one after the other over the same "
+            f"tensors take {percent(part)} of the {job.basis}. Only a test shows how much fusion saves for this model.",
         evidence={"chained_s": v.chained_s, "chained_ratio": part, "chains_count": v.chains, "share_ratio": v.share},
-        action="A part of the model is compiled already, but by a backend that does not fuse these kernels, or without "
-               "them: use the backend inductor, and find what breaks the graph." if job.compiled else
-               "Try torch.compile on the model and compare the step time after the first, slow steps.",
+        action="Use the inductor backend and find what breaks the graph, because part of the model is compiled, but "
+               "with a backend that does not fuse these kernels, or without them." if job.compiled else
+               "Try torch.compile on the model, and compare the step time after the slow first steps.",
         snippet=code("elementwise_unfused", "pytorch-compiled" if job.compiled else "pytorch"),
         gain=UNCERTAIN,
         source=source("elementwise_unfused.share", "xla_off.chain"),
@@ -331,7 +331,7 @@ def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | Missing | N
     if count < limit("optimizer_unfused.count"):
         return None
     if facts.steps is None:
-        return Missing("steps, to count the optimizer's kernels in each")
+        return Missing("steps, to count the optimizer's kernels in each step")
     length = device.end_ns[rows] - device.start_ns[rows]
     short_ns = int(length[length < limit("optimizer_unfused.kernel_s") * 1e9].sum())
     pauses = _pauses(facts, rows)
@@ -359,12 +359,12 @@ def describe_optimizer_unfused(v: OptimizerUnfused, job: Job) -> Explanation:
     return Explanation(
         title=f"The optimizer's {v.count:,.0f} kernels cost {percent(v.share)} of the {job.basis}",
         why=f"The optimizer updates each variable with separate kernels: {v.count:,.0f} per {job.basis} and GPU. The "
-            f"pauses between them take {percent(v.pauses_s / job.period_s)} of the {job.basis}."
+            f"pauses between these kernels take {percent(v.pauses_s / job.period_s)} of the {job.basis}."
             + _named(v.names),
         evidence={"kernels_per_step": v.count, "optimizer_kernels_s": v.kernels_s, "pauses_s": v.pauses_s,
                   "share_ratio": v.share},
-        action="Update all variables in a few kernels, with a fused optimizer or one that a compiler fuses.",
+        action="Update all variables in a few kernels, with a fused or compiled optimizer.",
         snippet=job.xla if job.framework == "tensorflow" else code("optimizer_unfused", job.framework),
-        gain="the pauses, and the kernels that are too short to do much work",
+        gain="assumes that the pauses and the kernels that are too short to do much work disappear",
         source=source("optimizer_unfused.share", "optimizer_unfused.count", "optimizer_unfused.kernel_s"),
     )

@@ -24,10 +24,10 @@ _LONGER, _MIN_TIMES = 1.3, 12
 _LEAST_STEPS, _LITTLE = 3, 0.02
 _SHOWN = 3
 _FIX = {
-    "pytorch": ("Detach what is carried from step to step: a hidden state, a sum of losses, a list of outputs. "
-                "Otherwise its graph holds all steps before, and each backward pass goes through them again."),
-    "tensorflow": "Make functions, variables and ops once, before the loop: what is made in each step stays.",
-    "": "Look for what grows: a list that is gone through in each step, a history, a cache without a limit.",
+    "pytorch": ("Detach whatever is carried from step to step: a hidden state, a sum of losses, a list of outputs. "
+                "Otherwise its graph holds all earlier steps, and each backward pass goes through these steps again."),
+    "tensorflow": "Create functions, variables and ops once, before the loop, because those created in a step remain.",
+    "": "Look for data that grows: a list that each step iterates over, a history, a cache without a limit.",
 }
 
 
@@ -101,18 +101,18 @@ def _explained(numbers: F64) -> float:
 def describe_growing_steps(v: StepsGrow, job: Job) -> Explanation:
     action, snippet = _FIX.get(job.framework, _FIX[""]), code("long_steps", f"grows-{job.framework}")
     if v.more_calls:
-        title = f"Each step makes {count(v.more_calls)} calls more than the one before: something grows"
-        why = (f"The host makes {count(v.calls)} calls per {job.basis}, and {count(v.more_calls)} more from each "
-               f"{job.basis} to the next, in all {v.steps} that were recorded. {percent(v.share)} of the calls are of "
-               "kinds whose number grows. The job gets slower and slower, and needs more and more memory.")
-        gain = "at most: all calls of the kinds whose number grows, except those of one step"
+        title = f"Each step makes {count(v.more_calls)} more calls than the previous one: something grows"
+        why = (f"The host makes {count(v.calls)} calls per {job.basis}, and this number grew by {count(v.more_calls)} "
+               f"with each of the {v.steps} recorded steps. {percent(v.share)} of the calls are of kinds that grow. "
+               "The job gets slower and slower, and needs more and more memory.")
+        gain = "assumes that the number of calls stays that of one step"
     else:
         title = f"Each step is longer than the one before: {seconds(v.first_s)} grew to {seconds(v.last_s)}"
-        why = (f"Within {v.steps} steps the {job.basis} grows from {seconds(v.first_s)} to {seconds(v.last_s)}, and "
-               "the number of the host's calls does not: what each of them works on grows.")
+        why = (f"Within {v.steps} steps, the {job.basis} time grows from {seconds(v.first_s)} to {seconds(v.last_s)} "
+               "while the number of host calls stays the same, so the data that each call processes grows.")
         action, snippet = _FIX[""], None
-        action += " If batches are sorted by length, longer ones come last, and nothing is wrong."
-        gain = "the time by which the steps are longer than the first one of the recording"
+        action += " If batches are sorted by length, longer batches come last, and nothing is wrong."
+        gain = "assumes that all steps take as long as the first recorded step"
     return Explanation(
         title=title, why=why, evidence=known({
             "calls_per_step": v.calls, "more_calls_per_step": v.more_calls or None, "share_ratio": v.share,

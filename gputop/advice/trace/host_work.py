@@ -67,7 +67,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     # Of one step the gap is in its middle, and only a tracer of Python shows what of it is work.
     traced = facts.analysis.stacks is not None and facts.analysis.stacks.source.startswith("tracer")
     if steps is None or steps.count < (1 if traced else limit("host.steps")):
-        return Missing("two whole steps, because the gap is between them: capture longer, or mark steps with "
+        return Missing("two whole steps, because the gap is between steps: capture longer, or mark steps with "
                        f"{how_to_mark_steps(facts.trace)}")
     if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
         return None
@@ -81,8 +81,8 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
             return Missing(f"whether the loop had work to do: {NO_TRAINING}")
         recurring = 1.0 if host.gap_recurring is None or facts.trace.job_cpus is not None else host.gap_recurring
         if recurring * host.gap_s < limit("step_gap_host.share") * facts.period_s:
-            return Missing("the cause of the pauses: they come in a different part of each step, as if a thread had "
-                           "no CPU. gputop records the CPUs of a job that it captures on its own machine")
+            return Missing("the cause of the pauses, which occur in a different part of each step, as if a thread had "
+                           "no CPU. gputop records CPU use when it captures a job on its own machine")
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
@@ -99,7 +99,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                        slow_host=_slow_rank(facts.trace, host.gap_host, host.gap_rank),
                        inside=steps.inside, cure=Cure(
                            host=removed_host_time(facts, "gap"),
-                           assumes="The host's work between two calls is done while the GPUs compute, or is removed."))
+                          assumes="Assumes that the host work between two calls overlaps with compute or is removed."))
 
 
 def _slow_rank(trace: Trace, host: str | None, rank: int | None) -> str | None:
@@ -117,22 +117,24 @@ def _slow_rank(trace: Trace, host: str | None, rank: int | None) -> str | None:
 
 def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     what, action, snippet = _gap_fix(v, job)
-    where = "Python runs no op" if job.framework == "pytorch" else "the host is between two steps"
+    where = "Python runs no ops" if job.framework == "pytorch" else "The host is between two steps"
     if v.gpus:
         where += " and no GPU has work"
     elif job.framework == "pytorch":
-        where += f", or small ones after the {'model' if job.trains is False else 'optimizer'}'s call"
+        where += f", apart from small ops after the {'model' if job.trains is False else 'optimizer'}'s call"
     of_rank = "" if v.slow_host is None else f" on rank {v.slow_host}"
     others = "" if v.slow_host is None else " The other ranks have no such gaps and wait for this rank."
-    gain = "the host's time between two calls, if this work were done while the GPUs compute or were removed"
+    gain = "assumes that the host work between two calls overlaps with compute or is removed"
     later = ""
     if v.input_s is not None:
-        later = (f" But the input pipeline is slower: it takes {seconds(v.input_s)} for the batches of a step. Until "
-                 "the pipeline is faster, this work costs time only if both need the same CPUs or Python's lock (GIL).")
-        gain = "unknown, because the input pipeline is slower: make it faster, then capture again"
+        later = (f" However, the input pipeline is slower and takes {seconds(v.input_s)} for the batches of a step. "
+                 "Until the pipeline is faster, the host work costs time only if both need the same CPUs or Python's "
+                 "global interpreter lock (GIL).")
+        gain = "unknown, because the input pipeline is slower: speed up the pipeline, then capture again"
     return Explanation(
         title=f"Host work between steps takes {percent(v.share)} of the step{of_rank}",
-        why=f"For {seconds(v.gap_s)} of each step ({percent(v.share)}), {where}{of_rank}: {what}.{others}{later}",
+        why=f"{where} for {seconds(v.gap_s)} of each step ({percent(v.share)}){of_rank}. Host activity during this "
+            f"time: {what}.{others}{later}",
         evidence=known({"gap_s": v.gap_s, "share_ratio": v.share, "no_event_s": v.silent_s, "pipeline_s": v.input_s}),
         action=action, snippet=snippet, gain=gain, source=source("step_gap_host.share"),
     )
@@ -147,11 +149,11 @@ def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunc
         action, snippet = fix_of_loader(function.loader)
         return structs.replace(
             words, title=f"Making batches between steps takes {percent(verdict.share)} of the step", snippet=snippet,
-            action=f"The loop waits while {function.name} ({function.location}) runs to make its batch. {action}")
+            action=f"The loop waits while {function.name} ({function.location}) makes its batch. {action}")
     if function.holds_loop:
         return structs.replace(
-            words, action=f"Move the work at {function.location} out of the loop, or do it every N steps. If it makes "
-                          "batches, make them ahead, in workers or a thread.",
+            words, action=f"Move the work at {function.location} out of the loop, or do it every N steps. If this work "
+                          "makes batches, make them ahead of time in workers or a thread.",
             snippet=code("step_gap_host", "line", WHERE=function.location))
     return structs.replace(
         words, action=f"Move {function.name} ({function.location}) out of the training loop, or run it every N steps.",
@@ -169,22 +171,22 @@ def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
         return _work_inside(v, loop, most)
     if recognized is not None:
         kind, named = recognized
-        return f"{kind.what} ({named_work(named)})", kind.action, kind.code(job)
+        return f"{kind.what}, {named_work(named)}", kind.action, kind.code(job)
     what = _gap_content(v, loop, most)
     if loop in KERAS:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
-                      "on_train_batch_* callbacks and metrics."), code("step_gap_host", "keras")
+                      "metrics and on_train_batch_* callbacks."), code("step_gap_host", "keras")
     if loop == PYTORCH and v.loader_unseen:
-        return what, ("Give the DataLoader worker processes that run ahead. If it has them, move logging, metrics, "
-                      "gc.collect() and saving out of the loop, or do them every hundred steps."), code(
+        return what, ("Give the DataLoader worker processes that run ahead. If it already has workers, move logging, "
+                      "metrics, gc.collect() and saving out of the loop, or do this work every hundred steps."), code(
                           "input_bound", "torch")
     if loop == PYTORCH:
-        return what, ("Move logging, metrics, gc.collect() and saving out of the loop, or do them every hundred steps. "
-                      "Prepare data in the DataLoader's workers. Do not read results at each step."), seldom
+        return what, ("Move logging, metrics, gc.collect() and saving out of the loop, or do this work every hundred "
+                      "steps. Prepare data in DataLoader workers. Do not read results at each step."), seldom
     if loop in (CUSTOM, EAGER, JAX):
         return what, ("Move the work between the steps into the step's function, or do it every hundred steps. Do not "
                       "read results at each step, so that the loop runs ahead of the GPU."), seldom
-    return what, "Find out what Python does between the steps, and move it out of the loop.", code(
+    return what, "Find out what Python does between the steps, and move that work out of the loop.", code(
         "step_gap_host", "python")
 
 
@@ -192,10 +194,10 @@ def _work_inside(v: StepGapHost, loop: str, most: float) -> tuple[str, str, str 
     """The same for steps that predict or evaluate each time, in a callback or in a loop of the user's own."""
     calls = [_INSIDE[phase] for phase in v.inside]
     names, without_iterator = " and ".join(f"{name}()" for name, _ in calls), calls[0][1]
-    verbs = ("run", "make") if len(calls) > 1 else ("runs", "makes")
+    verbs = ("run", "create") if len(calls) > 1 else ("runs", "creates")
     return (f"{names} {verbs[0]} in each step and {verbs[1]} a dataset and its iterator every time; "
             + _gap_content(v, loop, most),
-            f"Call {names} every hundred steps. For a single batch use {without_iterator}, which makes no dataset.",
+            f"Call {names} every hundred steps. For a single batch use {without_iterator}, which creates no dataset.",
             code("step_gap_host", "inside", CALL=without_iterator))
 
 
@@ -203,12 +205,11 @@ def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
     """Content of a gap in which no known kind of work takes most of the time."""
     silent, shown = v.silent_s or 0.0, named_work(v.work)
     if silent >= most or not shown:
-        python = ("first of all the wait for the DataLoader, which Nsight does not record; otherwise logging, metrics"
-                  if v.loader_unseen and loop == PYTORCH else "callbacks, logging, data handling")
+        python = ("mainly the wait for the DataLoader, which Nsight does not record; otherwise logging and metrics"
+                  if v.loader_unseen and loop == PYTORCH else "typically callbacks, logging or data handling")
         what = f"Python without events for {seconds(silent)} ({python})"
         return what + (f"; the rest is {shown}" if shown else "")
-    return f"mostly {shown}" + (
-        f", and {seconds(silent)} without any event, which means Python" if silent >= 0.1 * v.gap_s else "")
+    return f"mainly {shown}" + (f", and Python without events for {seconds(silent)}" if silent >= 0.1 * v.gap_s else "")
 
 
 # -- host_placement ---------------------------------------------------------------------------------
@@ -217,16 +218,15 @@ def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
 _NOT_TENSORFLOW = {
     "pytorch": (
         "PyTorch ops",
-        "Keep the tensors of these ops on the GPU, or run the ops in the DataLoader's workers. A tensor made without "
+        "Keep the tensors of these ops on the GPU, or run the ops in DataLoader workers. A tensor created without "
         "device= is on the CPU."),
     "jax": (
         "Python callbacks",
-        "Write in jax.numpy what jax.pure_callback, io_callback or debug.print does, or return the values and use them "
-        "outside the step, every hundred steps for example."),
+        "Write the work of jax.pure_callback, io_callback or debug.print in jax.numpy, or return the values and use "
+        "them outside the step, for example every hundred steps."),
 }
-_CALLBACK_GAIN = "the time of the callbacks, if they were outside the step"
-_PLACEMENT_GAIN = ("the time of ops on the host while the GPU is idle, if they ran in the input pipeline or took no "
-                   "time on the GPU beyond their launch")
+_CALLBACK_GAIN = "assumes that the callbacks run outside the step"
+_PLACEMENT_GAIN = "assumes that these ops run in the input pipeline or take almost no time on the GPU"
 _INPUT_OPS = re.compile(
     r"\w*(?:String|Regex|Decode|Parse|Lookup|Hash(?!Table)|Unicode|Sparse|Ragged|Unique|Encode|ReadFile)\w*$")
 # Types for which TensorFlow has GPU kernels of the usual number types (float, half, bfloat16).
@@ -251,16 +251,16 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
         return None
     # Without a GPU only the Python counts that a compiled function calls.
     if not facts.active and facts.framework != "jax" and (host is None or not host.placement):
-        return Missing("GPU activity in the trace: without a GPU all ops are on the host")
+        return Missing("GPU activity in the trace, because all ops run on the host without a GPU")
     if host is None or host.placement_s is None:
-        return Missing("the model's ops on the host's threads" + (
+        return Missing("the model's ops on the host threads" + (
             TORCH_HOST if facts.framework == "pytorch" else HOST_EVENTS))
     if facts.period_s <= 0 or host.placement_s < limit("host_placement.share") * facts.period_s or not host.placement:
         return None
     share = min(host.placement_s / facts.period_s, 1.0)
     removed = removed_host_time(facts, "placement")
     replayed_ns = sum(spans.total for spans in removed.values())
-    cure = Cure(host=removed, assumes="These ops overlap with the step, or take almost no time on the GPU.")
+    cure = Cure(host=removed, assumes="Assumes that these ops overlap with the step or take almost no time on the GPU.")
     # Of a few steps a replay misses too much of the first one, in which the GPU's first event comes late.
     whole = not removed or replayed_ns >= _MOST_STEPS * share * facts.analyzed_spans.total * len(removed)
     return HostPlacement(gpus=facts.active_numbers, share=share, wait_s=host.placement_s, work=host.placement,
@@ -271,15 +271,15 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
 
 def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
     evidence = {"host_ops_s": v.wait_s, "share_ratio": v.share}
-    held_up = "the GPU waits" if v.gpus else "the compiled function waits"
+    held_up = "The GPU waits" if v.gpus else "The compiled function waits"
     python = job.framework != "pytorch" and re.match(PYTHON_CALLBACK, v.work[0].name) is not None
-    run = "Python callbacks run" if job.framework == "jax" else "its Python runs" if python else "ops run on the CPU"
-    why = f"For {percent(v.share)} of the {job.basis} {held_up} while {run} in the middle of the step."
+    run = "Python callbacks run" if job.framework == "jax" else "Python code runs" if python else "ops run on the CPU"
+    why = f"{held_up} for {percent(v.share)} of the {job.basis} while {run} in the middle of the step."
     if job.framework in _NOT_TENSORFLOW:
         (kind, action), snippet = _NOT_TENSORFLOW[job.framework], code("host_placement", job.framework)
     else:
         kind = "Python (py_function, numpy_function)" if python else "TF ops"
-        why += " Their inputs are copied from the GPU and their results back to it." if v.gpus else ""
+        why += " The inputs of these ops are copied from the GPU and the results back to it." if v.gpus else ""
         action, key = _placement_fix(v.work[0].name.rsplit(":", 1)[-1])
         snippet = code("host_placement", key)
     return Explanation(
@@ -293,12 +293,12 @@ def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
 def _placement_fix(kind: str) -> tuple[str, str]:
     """Fix for this kind of op, and the key of its code."""
     if re.match(PYTHON_CALLBACK, kind):
-        return ("Write the tf.py_function or numpy_function in TensorFlow ops, or move it to the input pipeline.",
+        return ("Rewrite the tf.py_function or numpy_function in TensorFlow ops, or move it to the input pipeline.",
                 "input")
     if _HAS_KERNEL.match(kind):
         return (f"{kind} has a GPU kernel: check whether tf.device, an integer type or a variable on the CPU keeps it "
-                "there.", "placed")
+                "on the host.", "placed")
     if _INPUT_OPS.match(kind):
-        return f"{kind} prepares data: do it in the input pipeline, which overlaps with the step.", "input"
-    return (f"{kind} seems to have no GPU kernel: move it to the input pipeline, replace it, or do it once for many "
+        return f"{kind} prepares data: do this in the input pipeline, which overlaps with the step.", "input"
+    return (f"{kind} seems to have no GPU kernel: move it to the input pipeline, replace it, or run it once for many "
             "steps.", "placed")

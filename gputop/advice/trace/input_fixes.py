@@ -25,12 +25,13 @@ from gputop.core.findings import Claim
 from gputop.core.job_cpus import JobCpus
 from gputop.text.units import percent, seconds
 
-_PYTHON_MAP = ("The map's function is Python (py_function or numpy_function). Its calls share Python's lock (GIL): "
-               "they compute one at a time, and only while they wait for storage or network do several run. Write it "
-               "in TensorFlow ops, or run it once and store TFRecords. If CPUs are free, run it in separate processes.")
+_PYTHON_MAP = ("The map function is Python (py_function or numpy_function), whose calls share the global interpreter "
+               "lock (GIL): they compute one at a time and run in parallel only while they wait for storage or "
+               "network. Rewrite the function in TensorFlow ops, or run it once and store TFRecords. If CPUs are free, "
+               "run the function in separate processes.")
 _WAITING = 16  # calls that wait at once, to begin with
-_MAP_WAITS = ("The map's function is Python that mostly waits, for storage or network: let its calls wait at the same "
-              "time (num_parallel_calls, on more threads than there are CPUs) and prefetch.")
+_MAP_WAITS = ("The map function is Python that mostly waits for storage or network: let its calls wait in parallel "
+              "(num_parallel_calls, with more threads than CPUs) and prefetch.")
 _MAIN_SHARE = 0.5  # share of the time waited, or of a function's
 _MAX_THREADS_PER_CPU = 2  # threads for each CPU, from which they are said to be too many
 # Times the slowest segment's own times: a longer wait has a cause that they do not show, such as tf.data's own time for
@@ -42,14 +43,14 @@ _READS = re.compile(r"TFRecord|TextLine|FixedLengthRecord|Csv|SqlDataset|LMDB|Gl
 _SEVERAL = re.compile(r"FlatMap|Interleave")
 
 
-_RECORD_FILES = "Replace from_generator by TFRecord files and TensorFlow ops: it runs Python, one thread at a time."
-_SEVERAL_FILES = "Read several files at once: use interleave with parallel calls, and do the work on a file inside it."
-_OVERLAP = "Overlap the input pipeline with the step: prefetch, and run its slow stages in parallel."
-_LESS_WORK = ("Make the pipeline faster: run its slow stages in parallel, and cache work that is the same in every "
-              "epoch.")
+_RECORD_FILES = ("Replace from_generator, which runs Python in one thread at a time, with TFRecord files and "
+                 "TensorFlow ops.")
+_SEVERAL_FILES = "Read several files in parallel: use interleave with parallel calls, and process files inside it."
+_OVERLAP = "Overlap the input pipeline with the step: prefetch, and run slow stages in parallel."
+_LESS_WORK = "Make the pipeline faster: run slow stages in parallel, and cache work that is the same in every epoch."
 _ASSEMBLE = "Assemble batches in parallel."
 _BY_NAME = (
-    (re.compile(r"Parallel|MapAndBatch"), "The stage is parallel already. Cache the work that is the same in every "
+    (re.compile(r"Parallel|MapAndBatch"), "The stage already runs in parallel. Cache work that is the same in every "
                                           "epoch, or do it on whole batches.", "once-or-whole"),
     (re.compile(r"Generator"), _RECORD_FILES, "records"), (_SEVERAL, _SEVERAL_FILES, "interleave"),
     (_READS, _SEVERAL_FILES, "interleave"), (re.compile(r"Batch|PaddedBatch"), _ASSEMBLE, "batch"),
@@ -177,19 +178,19 @@ class _Bottleneck(Struct, frozen=True):
             most_s = self.cost_s - left_s if self.apart else self.cost_s
             if self.wait_s > _EXPLAINS * self.pipeline_s:
                 most_s, left_s, floor_s, claim = self.wait_s, 0.0, 0.0, best
-                how += "; the stages' own times do not explain the wait, so it can go as a whole"
+                how += "; the times of the stages do not explain the wait, so all of it may disappear"
         expected_s = max(self.rest_s, left_s, self.others_s, floor_s, self.step_s - most_s)
         return InputFix(action, _code(key, threads), min(expected_s, self.step_s), how, self._sentences(),
                         self._evidence(), self.stage.path, claim, self.pipeline_s if self.apart else None)
 
     def _sentences(self) -> str:
         stage, last = self.stage, self.prefetch
-        text = f" The stage {stage.name} takes {seconds(self.stage_s)} for the batches of a step"
-        text += f", on {stage.workers} threads." if stage.workers > 1 else "."
+        text = f" The {stage.name} stage takes {seconds(self.stage_s)} for the batches of a step"
+        text += f" on {stage.workers} threads." if stage.workers > 1 else "."
         if last is None:
             return text + " Nothing is prefetched."
         if last.buffer_empty is not None:
-            text += f" The prefetch buffer was empty at {percent(last.buffer_empty)} of the calls."
+            text += f" The prefetch buffer was empty for {percent(last.buffer_empty)} of the calls."
         return text
 
     def _evidence(self) -> dict[str, float]:
@@ -225,9 +226,9 @@ def _fill_buffers(slow: _Bottleneck) -> InputFix | None:
     refill_s = max((stage.refill_s or 0.0 for stage in pipeline.stages), default=0.0)
     if pipeline.wait_s > 0 and refill_s >= _MAIN_SHARE * pipeline.wait_s and slow.pipeline_s <= slow.step_s:
         return slow.fix(
-            f"The shuffle buffer is filled again at the start of each epoch ({seconds(refill_s)} in this window). Call "
-            "repeat right after shuffle, and set the steps of an epoch.", "one-iterator",
-            _Effect(left_s=min(slow.cost_s, slow.rest_s), how="the buffer is never filled again",
+            f"The shuffle buffer is refilled at the start of each epoch ({seconds(refill_s)} in this window). Call "
+            "repeat right after shuffle, and set the number of steps per epoch.", "one-iterator",
+            _Effect(left_s=min(slow.cost_s, slow.rest_s), how="the buffer is never refilled",
                     most_s=slow.wait_s * min(1.0, refill_s / pipeline.wait_s)))
     if last is not None and slow.apart and slow.pipeline_s <= slow.rest_s and (last.buffer_empty or 0.0) < 0.5:
         return replace(slow.fix(
@@ -236,7 +237,7 @@ def _fill_buffers(slow: _Bottleneck) -> InputFix | None:
                              most_s=slow.wait_s)), fast_enough=True)
     if not slow.apart and slow.cost_s <= slow.rest_s:
         return slow.fix("Prefetch: make the next batch while the step runs.", "prefetch",
-                        _Effect(left_s=slow.cost_s, how="a batch is made while the step before it runs"))
+                        _Effect(left_s=slow.cost_s, how="each batch is made while the previous step runs"))
     return None
 
 
@@ -246,12 +247,12 @@ def _replace_python(slow: _Bottleneck, python_s: float) -> InputFix | None:
     if stage.name.startswith("Generator"):
         return slow.fix(_RECORD_FILES, "records", _Effect(
             left_s=slow.cost_s - slow.stage_s, removes=True,
-            how="reading records takes almost no time compared with the generator's Python"))
+            how="reading records takes almost no time compared with the Python code of the generator"))
     if _MAPS.match(stage.name) and stage.function_s and python_s >= _MAIN_SHARE * stage.function_s:
         if slow.waits:
             return slow.fix(_MAP_WAITS, "waits", _Effect(
                 left_s=slow.cost_s - slow.stage_s * (1 - min(stage.workers / _WAITING, 1.0)), claim="at most",
-                how=f"{_WAITING} calls wait at the same time"))
+                how=f"{_WAITING} calls wait in parallel"))
         return slow.fix(_PYTHON_MAP, "no-python", _Effect(
             left_s=slow.cost_s - slow.stage_s, removes=True, claim="at most", how="the Python code takes no time"))
     return None
@@ -265,15 +266,15 @@ def _use_threads(slow: _Bottleneck) -> InputFix | None:
         if more:
             return slow.fix(_SEVERAL_FILES, "interleave", _Effect(
                 left_s=slow.cost_s * stage.workers / slow.threads,
-                how=f"files are read on {threads} threads at a time"))
+                how=f"files are read on {threads} threads in parallel"))
     elif _MAPS.match(stage.name) and more:
         if PARALLEL_STAGE.match(stage.name) and stage.parallelism is None and stage.workers == 1:
-            return slow.fix("The map is parallel already, but the trace does not show on how many threads. Let "
-                            "tf.data choose their number, and cache work that is the same in every epoch.", "cache",
+            return slow.fix("The map already runs in parallel, but the trace does not show on how many threads. Let "
+                            "tf.data choose the number, and cache work that is the same in every epoch.", "cache",
                             _Effect(left_s=slow.cost_s - slow.stage_s, how=_CACHED, removes=True, claim="at least"))
-        of = f", of {slow.cpus:.3g} CPUs" if slow.cpus else ""
-        action = ("Run the map in parallel (now on 1 thread)" if stage.workers == 1 else
-                  f"Let tf.data choose the number of the map's threads (now {stage.workers}{of})")
+        of = f" on {slow.cpus:.3g} CPUs" if slow.cpus else ""
+        action = ("Run the map in parallel (currently on 1 thread)" if stage.workers == 1 else
+                  f"Let tf.data choose the number of map threads (currently {stage.workers}{of})")
         if last is None:
             action += " and prefetch"
         return slow.fix(f"{action}.", "map" if last else "parallel", _Effect(
@@ -294,28 +295,28 @@ def _do_less(slow: _Bottleneck) -> InputFix:
     crowd = ""
     if slow.cpus and stage.workers >= _MAX_THREADS_PER_CPU * max(slow.threads, 1):
         # Threads that compute take turns on the CPUs; only those that wait for something else can be more.
-        crowd = (f"The stage's {stage.workers} threads share {slow.cpus:.3g} CPUs: let tf.data choose their number "
-                 "(AUTOTUNE), unless they wait for storage or network. ")
+        crowd = (f"The stage's {stage.workers} threads share {slow.cpus:.3g} CPUs: let tf.data choose the number of "
+                 "threads (AUTOTUNE), unless they wait for storage or network. ")
     fed = max((other.calls for other in slow.pipeline.stages if other.parent == stage.path), default=0)
-    full = ("The work runs on all CPUs already" if job is None or stage.workers >= int(job.limit) else
+    full = ("The work already runs on all CPUs" if job is None or stage.workers >= int(job.limit) else
             "No CPU is free for more threads")
     cached = _Effect(left_s=left_s, how=_CACHED, removes=True, claim="at least")
     if slow.pipeline.batches and max(stage.calls, fed) >= 2 * slow.pipeline.batches:
-        return slow.fix(f"{crowd}{full}. Do it on whole batches instead of single elements, and cache work that is "
-                        "the same in every epoch.", "once-or-whole", cached)
-    return slow.fix(f"{crowd}{full}. Cache work that is the same in every epoch, or do it once and store it.",
+        return slow.fix(f"{crowd}{full}. Process whole batches instead of single elements, and cache work that is the "
+                        "same in every epoch.", "once-or-whole", cached)
+    return slow.fix(f"{crowd}{full}. Cache work that is the same in every epoch, or do it once and store the results.",
                     "store", cached, 4 * round(slow.threads))
 
 
 def _cpu_clause(job: JobCpus | None) -> str:
     """Assumption of an estimate about the CPUs on which the work of the pipeline goes on."""
     if job is None:
-        return "; the trace does not show whether CPUs are free for that"
+        return "; the trace does not show whether CPUs are free for this work"
     quota = f" by its quota of {job.quota:.3g}" if job.quota is not None and job.quota < job.allowed else ""
     cpus = "one CPU" if f"{job.free:.3g}" == "1" else f"{job.free:.3g} CPUs"
-    text = f", on the {cpus} that the job can have{quota}"
+    text = f", on the {cpus} that the job can get{quota}"
     if job.used is not None and job.others is not None:
-        text += (f" (during the capture the job used {job.used:.2g} and all other programs {job.others:.2g} of "
+        text += (f" (during the capture the job used {job.used:.2g} and all other programs used {job.others:.2g} of "
                  f"{job.allowed:.3g} CPUs)")
     return text
 
@@ -332,9 +333,9 @@ def keras_workers(fix: InputFix, pipeline: Pipeline | None, keras: int) -> Input
         return fix
     what = "PyDataset" if keras == 3 else "Sequence"
     return replace(
-        fix, action=f"Give the {what} workers: without them one thread of Python makes one batch after the other. A "
-                    f"generator has no workers, so make it a {what} first. Threads help if Python waits for storage, "
-                    "processes (use_multiprocessing) if it computes.",
+        fix, action=f"Give the {what} workers: without workers, one Python thread makes the batches one by one. A "
+                    f"generator cannot have workers, so convert it to a {what} first. Threads help if Python waits for "
+                    "storage, and processes (use_multiprocessing) help if it computes.",
         snippet=code("input_bound", f"keras{keras}-workers"), claim="at most",
         how="workers make the batches ahead of the steps")
 
@@ -343,21 +344,20 @@ def keras_workers(fix: InputFix, pipeline: Pipeline | None, keras: int) -> Input
 # code's key.
 _OF_LOADER = {
     "grain": (
-        "Give grain's loader workers, which make batches ahead (worker_count): today the loop makes each batch itself.",
+        "Give grain's loader workers, which make batches ahead of time (worker_count): the loop makes each batch now.",
         "grain"),
-    "keras": ("Give the PyDataset workers, which make batches ahead: threads help if Python waits for storage, "
-              "processes (use_multiprocessing) if it computes. A generator has none: make it a PyDataset first.",
+    "keras": ("Give the PyDataset workers, which make batches ahead of time: threads help if Python waits for storage, "
+              "and processes (use_multiprocessing) help if it computes. Convert a generator to a PyDataset first.",
                "keras3-workers"),
-    "torch": ("Give the DataLoader worker processes: they load batches while the model runs.", "torch"),
-    "datasets": ("Run the transform of the dataset ahead: in a DataLoader's workers, or once for all with map.",
+    "torch": ("Give the DataLoader worker processes, which load batches while the model runs.", "torch"),
+    "datasets": ("Run the dataset's transform ahead of time: in DataLoader workers, or once for all data with map.",
                  "datasets"),
 }
-_AHEAD = ("Make the next batch while the step runs: in workers of a loader, or in a thread that fills a queue.",
-          "ahead")
+_AHEAD = ("Make the next batch while the step runs: in loader workers, or in a thread that fills a queue.", "ahead")
 
 
-KEEP_WORKERS = ("Make the DataLoader once and keep its workers from one pass over the data to the next "
-                "(persistent_workers=True), or make a pass longer.")
+KEEP_WORKERS = ("Create the DataLoader once and keep its workers between passes over the data "
+                "(persistent_workers=True), or make each pass longer.")
 
 
 def fix_of_loader(loader: str) -> tuple[str, str | None]:

@@ -71,7 +71,7 @@ def input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     if facts.framework == "pytorch":
         return _loader_fix(facts)
     if any(loop.line >= 0 for loop in training_loops(facts.trace)):
-        return InputFix(*fix_of_loader("grain"), None, "", tells=" grain makes it when the loop asks for it.")
+        return InputFix(*fix_of_loader("grain"), None, "", tells=" grain makes each batch when the loop asks for it.")
     waited, steps = facts.analysis.input, facts.steps
     if waited is None:
         return suggest_fix_by_name(None)
@@ -96,9 +96,9 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
         rows = _rows_per_batch(facts)
         if rows >= _MANY_ROWS:
             return InputFix(
-                "Take a whole batch from the tensors at once: let a BatchSampler choose the rows, with batch_size=None."
-                " Workers would copy row by row as well.", code("input_bound", "rows"), None, "",
-                tells=f" The DataLoader takes {rows:,.0f} rows of a batch from tensors one by one, and stacks them "
+                "Take a whole batch from the tensors in one op: let a BatchSampler choose the rows, with "
+                "batch_size=None. Workers would also copy row by row.", code("input_bound", "rows"), None, "",
+                tells=f" The DataLoader takes the {rows:,.0f} rows of a batch from tensors one by one and stacks them "
                       "again.")
         return InputFix(fix_of_loader("torch")[0], snippet, None, "",
                         tells=" The DataLoader loads each batch in the training process (num_workers=0).")
@@ -106,16 +106,16 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
     if anew.total >= subtract(waits, anew).total:
         return InputFix(
             KEEP_WORKERS, snippet, None, "",
-            tells=f" The DataLoader starts its workers again for each pass over its data, {len(anew.start)} times in "
-                  f"this recording; from the last batch to the next one that takes "
+            tells=f" The DataLoader restarts its workers for each pass over its data ({len(anew.start)} times in this "
+                  f"recording), so the time from the last batch of a pass to the next batch is "
                   f"{seconds(anew.total / len(anew.start) / 1e9)}.")
     if cpus is not None and cpus.busy is not None and cpus.busy >= _CPUS_FULL_RATIO * cpus.allowed:
         children = cpus.children or 0.0
-        tells = (f" Its workers keep {children:.2g} of {cpus.allowed:.3g} CPUs busy, and no CPU is idle."
+        tells = (f" The DataLoader workers keep {children:.2g} of {cpus.allowed:.3g} CPUs busy, and no CPU is idle."
                  if children >= 0.5 * (cpus.programs or 0.0) > 0 else f" None of the {cpus.allowed:.3g} CPUs is idle.")
         return InputFix(
-            "More workers would wait for CPUs: make a sample cheaper (decode, tokenize and resize once, and store the "
-            "result), or give the job more CPUs. More workers than CPUs only cost memory and switching.", snippet,
+            "Make samples cheaper (decode, tokenize and resize once, and store the result), or give the job more CPUs. "
+            "More workers would only wait for CPUs and cost memory and context switches.", snippet,
             None, "", tells=tells)
     return InputFix("Give the DataLoader more workers and let them run ahead.", snippet, None, "")
 

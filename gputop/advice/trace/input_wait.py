@@ -77,11 +77,11 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     if others is not None:
         return Missing(others)
     saving = None if fix.step_s is None else min(max(1 - fix.step_s / facts.period_s, 0.0), share)
-    left, assumes = 0.0, "Each batch is ready when the loop asks for it."
+    left, assumes = 0.0, "Assumes that each batch is ready when the loop asks for it."
     if fix.step_s is not None:
         wait_s = share * facts.period_s
         left = min(max((fix.step_s - facts.period_s + wait_s) / wait_s, 0.0), 1.0)
-        assumes = f"{fix.how[:1].upper()}{fix.how[1:]}: {percent(1 - left)} less waiting for batches."
+        assumes = f"Assumes that {fix.how}. The wait for batches then falls by {percent(1 - left)}."
     claim = facts.on_cpus(fix.claim, _ON_GPUS.get(fix.claim, "measured"))
     counted = recorder_s(facts, waits_for_input(facts)) if least < _CERTAIN * share else 0.0
     if counted:
@@ -156,25 +156,25 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     evidence = {"wait_s": v.waited_s or v.share * (v.recorded_s or job.period_s), "share_ratio": v.share,
                 "get_next_ratio": v.wait_ratio}
     loop = "loop" if job.trains is False else "training loop"
-    why = f"For {percent(v.share)} of the {basis} the {loop} waits for its next batch"
-    why += " and no GPU has work." if v.gpus else "; the trace has no GPU."
+    why = f"The {loop} waits for its next batch for {percent(v.share)} of the {basis}"
+    why += " while no GPU has work." if v.gpus else " (the trace has no GPU)."
     if v.open_s:
         evidence["unfinished_s"] = v.open_s
-        why += (f" {seconds(v.open_s)} of it are at the start or the end of the recording: that batch did not come "
-                "while gputop recorded, so the wait is longer.")
+        why += (f" The wait includes {seconds(v.open_s)} at the start or end of the recording, when no batch arrived "
+                "while gputop recorded, so the actual wait is longer.")
     why += v.fix.tells
     if v.recording_s:
         evidence["recording_s"] = v.recording_s
-        why += f" The profiler's own work in these waits, about {seconds(v.recording_s)}, is not counted."
+        why += f" About {seconds(v.recording_s)} of profiler overhead in these waits is not counted."
     if v.slowest_stage is not None and job.framework != "pytorch":
         evidence["slowest_stage_s"] = v.slowest_stage[1]
-        why += f" tf.data spends most of its time in its stage {v.slowest_stage[0]}."
+        why += f" tf.data spends most of its time in its {v.slowest_stage[0]} stage."
     evidence.update(v.fix.numbers or {})
-    gain = "all input wait while no GPU works, if every batch were ready in time"
+    gain = "assumes that every batch is ready in time"
     if job.framework == "pytorch" and v.gpus:
-        gain += "; handing over large batches from workers and pinning them takes time as well"
+        gain += "; handing over large batches from workers and pinning them also takes time"
     if v.fix.step_s is not None:
-        gain = f"the step then takes as long as its slowest remaining part, assuming that {v.fix.how}"
+        gain = f"assumes that the step then takes as long as its slowest remaining part, and that {v.fix.how}"
     return Explanation(
         title=f"Input wait takes {percent(v.share)} of the {basis}", why=why, evidence=evidence,
         action=v.fix.action, snippet=v.fix.snippet, gain=gain, per="recording" if v.open_s else "step",

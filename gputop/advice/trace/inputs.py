@@ -10,9 +10,9 @@ from gputop.analysis.results import AllocatorUse
 
 _GPU_ACTIVITY = "GPU activity in the trace"
 GPU_ALLOCATOR = re.compile(r"GPU_(\d{1,4})_bfc$", re.IGNORECASE)
-_ALLOCATOR_RECORDS = ("the GPU allocators' records (GPU_<n>_bfc: in use, available); TensorFlow's and JAX's captures "
-                      "hold them, those of other tools do not")
-_TORCH_MEMORY = "the GPU's memory, which this trace does not show; torch.cuda.max_memory_reserved() in the job does"
+_ALLOCATOR_RECORDS = ("the records of the GPU allocators (GPU_<n>_bfc: in use, available), which only captures of "
+                      "TensorFlow and JAX contain")
+_TORCH_MEMORY = "the GPU memory in use, which this trace does not show but torch.cuda.max_memory_reserved() does"
 
 
 def gpu_allocators(facts: TraceFacts, gpus: set[int]) -> dict[int, AllocatorUse]:
@@ -36,7 +36,7 @@ def _batch_waits(facts: TraceFacts) -> str | None:
 def launch_calls(facts: TraceFacts) -> str | None:
     if any(gpu.idle_host_fault is not None for gpu in facts.active) or min(gpu.busy for gpu in facts.active) >= 1:
         return None
-    return "the host calls that launched the kernels (correlation ids); capture with host tracing on"
+    return "the host calls that launched the kernels (correlation IDs): capture with host tracing enabled"
 
 
 def _allocators(facts: TraceFacts) -> str | None:
@@ -48,9 +48,9 @@ def _allocators(facts: TraceFacts) -> str | None:
 def _step_calls(facts: TraceFacts) -> str | None:
     if facts.host is not None and facts.host.gap_s is not None:
         return None
-    return "calls of the step's function on the host and, on a GPU, what ran there" + (
+    return "the host calls of the step's function and, on a GPU, the work they launched" + (
         TORCH_HOST if facts.framework == "pytorch" else
-        "; TensorFlow and JAX record them at host_tracer_level 2, as gputop captures")
+        "; TensorFlow and JAX record them at host_tracer_level 2, which gputop uses for captures")
 
 
 def _eager_ops(facts: TraceFacts) -> str | None:
@@ -59,7 +59,7 @@ def _eager_ops(facts: TraceFacts) -> str | None:
     if facts.framework in ("jax", "pytorch"):
         return None
     return None if ops is not None and facts.host is not None and ops.eager_share is not None else (
-        "ops run eagerly and calls of tf.functions (EagerExecute); capture with host_tracer_level 2, as gputop does")
+        "eager ops and tf.function calls (EagerExecute): capture with host_tracer_level 2, as gputop does")
 
 
 # By the name of an input: what is missing of it, None where nothing is.
@@ -70,14 +70,14 @@ MISSING: Mapping[str, Callable[[TraceFacts], str | None]] = {
     "batch_waits": _batch_waits,
     "idle_gpus_in_waits": lambda facts: None if facts.shares is not None else (
         "GPU activity, to see whether GPUs are idle while the loop waits for a batch; `gputop doctor` checks the "
-        "right to profile"),
+        "permission to profile"),
     "launch_calls": launch_calls,
     "allocators": _allocators,
     "step_calls": _step_calls,
     "launch_threads": lambda facts: None if facts.analysis.launch_threads is not None and facts.host is not None else (
-        f"the host's threads and the launches on them{HOST_EVENTS}"),
+        f"the host threads and the launches on them{HOST_EVENTS}"),
     "eager_ops": _eager_ops,
     "xla_events": lambda facts: None if facts.framework == "tensorflow" and (
         facts.analysis.functions is not None or facts.analysis.ops is not None) else (
-        f"TensorFlow's functions or ops on the host, which show whether XLA compiled them{HOST_EVENTS}"),
+        f"TensorFlow functions or ops on the host, which show whether XLA compiled them{HOST_EVENTS}"),
 }

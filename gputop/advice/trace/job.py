@@ -51,7 +51,7 @@ class Job(Struct, frozen=True):
     @property
     def larger(self) -> str:
         """Words for more work in each kernel: "raise the batch size", for a job that trains."""
-        return "run more requests or samples at once" if self.trains is False else "raise the batch size"
+        return "run more requests or samples together" if self.trains is False else "raise the batch size"
 
     @property
     def keras(self) -> bool:

@@ -16,8 +16,9 @@ from gputop.trace.kernel_names import short_kernel, split_op
 from gputop.trace.lookups import Mask, launched_in_calls, name_mask, rows_of, stable_order
 from gputop.trace.model import I64, Kind, Trace
 
-_FUSED = "A fused chain of element-wise kernels reads two tensors and writes one; a compiler may fuse less or more."
-UNCERTAIN = "uncertain: a fused chain reads two tensors and writes one, while now each kernel reads and writes its own"
+_FUSED = ("Assumes that a fused chain of element-wise kernels reads two tensors and writes one; a compiler may fuse "
+          "less or more.")
+UNCERTAIN = "uncertain: assumes that a fused chain reads two tensors and writes one, unlike separate kernels"
 _PLAIN_NAME = re.compile(r"(?:void )?(?:[\w:]*::)?(\w+)")
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 

@@ -35,20 +35,20 @@ class KnownWork(Struct, frozen=True):
 WORK: tuple[KnownWork, ...] = (
     KnownWork("checkpoint", "Save less often, and in the background."),
     KnownWork("summary", "Write summaries every few hundred steps, not at each step."),
-    KnownWork("iterator", "Make the iterator once: repeat the dataset instead of making a new one in each epoch."),
+    KnownWork("iterator", "Create the iterator once: repeat the dataset instead of creating a new one in each epoch."),
 )
 # What also makes steps long, or runs between them.
 SELDOM_WORK: tuple[KnownWork, ...] = (
     KnownWork("compilation", "Call functions with the same shapes and types each time."),
-    *(KnownWork(kind, "Call fit() once, over one dataset that is repeated, not again for each epoch or piece of data: "
-                      "each call makes datasets and their iterators, and frees them.")
+    *(KnownWork(kind, "Call fit() once, over one repeated dataset, not again for each epoch or piece of data: each "
+                      "call creates datasets and their iterators and frees them.")
       for kind in ("freeing", "datasets")),
-    KnownWork("garbage", "Freeze long-lived objects and choose when to collect: gc.freeze(), gc.disable(), and "
-                         "gc.collect() every few hundred steps."),
-    KnownWork("files", "Read and write files outside the loop: in the input pipeline, or in a thread."),
+    KnownWork("garbage", "Freeze long-lived objects and control when garbage is collected: call gc.freeze() and "
+                         "gc.disable(), and gc.collect() every few hundred steps."),
+    KnownWork("files", "Read and write files outside the loop, in the input pipeline or in a thread."),
 )
-NEW_WORKERS = "the DataLoader starts its workers again"
-NO_TRAINING = "nothing trains here, and a pause may be the wait for the next request"
+NEW_WORKERS = "the DataLoader restarting its workers"
+NO_TRAINING = "nothing trains here, so a pause may be the wait for the next request"
 
 
 class UserFunction(Struct, frozen=True):
@@ -112,5 +112,5 @@ def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork],
 
 
 def named_work(work: Iterable[GapWork]) -> str:
-    return ", ".join(f"{w.name} {seconds(w.s_per_step)}"
-                     + (f" ({w.count_per_step:.0f}×)" if w.count_per_step >= 1.5 else "") for w in list(work)[:3])
+    return ", ".join(f"{w.name} ({seconds(w.s_per_step)}"
+                     + (f", {w.count_per_step:.0f}×)" if w.count_per_step >= 1.5 else ")") for w in list(work)[:3])

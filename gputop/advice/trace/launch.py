@@ -70,8 +70,8 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         waits=_waits_within_steps(facts), recorded=recorded, recording_s=recording_s,
         events=Events(late, idle_ns[late], idle=True),
         cure=Cure(host=waits, assumes=(
-            "Each kernel is launched before its GPU waits for it, as with one call for many kernels; kernels take as "
-            "long as now.")),
+            "Assumes that each kernel is launched before its GPU waits for it, as with one call for many kernels, and "
+            "that kernels take as long as now.")),
     )
 
 
@@ -105,38 +105,38 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         "launch_wait_s": v.share * job.period_s, "share_ratio": v.share, "kernel_median_s": v.kernel_median_s,
         "kernels_per_s": v.kernels_per_s, "launch_delay_median_s": None if clocks_differ else v.launch_delay_s,
         "idle_host_fault_ratio": v.idle_host_fault, "launch_pace_s": v.pace_s})
-    why = f"For {percent(v.share)} of the {job.basis} a GPU is idle and its next kernel is not launched yet."
+    why = f"For {percent(v.share)} of the {job.basis}, a GPU is idle because its next kernel has not been launched yet."
     if v.kernel_median_s < limit("launch_bound.short_kernel_s"):
         why += f" Half of the kernels run for less than {seconds(v.kernel_median_s)}, while "
-        why += (f"the host launches one every {seconds(v.pace_s)}."
-                if v.pace_s is not None and v.pace_s > v.kernel_median_s else "launching one takes 20-40 µs."
-                if not job.graphs else "CUDA graphs launch many at a time.")
+        why += (f"the host launches only one kernel every {seconds(v.pace_s)}."
+                if v.pace_s is not None and v.pace_s > v.kernel_median_s else "launching a kernel takes 20-40 µs."
+                if not job.graphs else "CUDA graphs launch many kernels in one call.")
     least_s = limit("launch_bound.recording_share") * evidence["launch_wait_s"]
     if v.recorded and v.recording_s and v.recording_s >= least_s:
         evidence["recording_s"] = v.recording_s
-        why += (f" About {seconds(v.recording_s)} of this wait is the profiler's own work: it records each launch and "
-                f"{v.recorded:,.0f} ops and Python functions. Without the profiler the wait is shorter.")
+        why += (f" About {seconds(v.recording_s)} of this wait is profiler overhead for recording each launch and "
+                f"{v.recorded:,.0f} ops and Python functions, so the wait is shorter without the profiler.")
     kind = f"{'-compiled' if job.compiled else ''}{'-waits' if v.waits else ''}"
     server = code("launch_bound", job.server)
     if server is not None and not job.graphs:
-        action = (f"Let {job.server} record CUDA graphs, which launch all kernels of a batch at once. During this "
-                  "recording it launched each kernel separately.")
+        action = (f"Let {job.server} record CUDA graphs, which launch all kernels of a batch in one call. During this "
+                  f"recording, {job.server} launched each kernel separately.")
     elif job.graphs:
-        action = ("CUDA graphs run already: prepare and launch the next one while the GPU works, record what still "
-                  f"runs between two graphs, and {job.larger} if memory allows.")
+        action = ("CUDA graphs are already in use: prepare and launch the next graph while the GPU works, record what "
+                  f"still runs between two graphs, and {job.larger} if memory allows.")
     elif job.compiled and job.framework == "jax":
         kind = "-compiled"
-        action = ("The step is compiled already: run several steps in one call, put separate calls into one function, "
+        action = ("The step is already compiled: run several steps in one call, put separate calls into one function, "
                   f"and {job.larger} if memory allows.")
     elif job.compiled:
         graphs = "" if v.waits else "let it replay CUDA graphs, "
-        action = (f"A part of the model is compiled already: {graphs}find what breaks its graph and what is compiled "
-                  f"again, and compile the rest. Then {job.larger} if memory allows.")
+        action = (f"Part of the model is already compiled: {graphs}find out what breaks the graph and what is "
+                  f"recompiled, and compile the rest. Then {job.larger} if memory allows.")
     else:
         action = ("Launch fewer, larger kernels: compile the step so that kernels are fused. Then "
                   f"{job.larger} if memory allows.")
     return Explanation(
-        title=f"GPU waits for launches {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
+        title=f"GPU waits {percent(v.share)} of the {job.basis} for launches", why=why, evidence=evidence,
         action=action,
         snippet=None if job.graphs else server if server is not None else (
             job.xla if job.framework == "tensorflow" else code("launch_bound", job.framework + kind, job.framework)),
@@ -200,8 +200,8 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus), pace_s=launch_pace_s(facts),
         kernels_per_step=sum(per_step) / len(per_step) if per_step else None,
         events=_short(facts), cure=Cure(launching=True, pauses=True, assumes=(
-            "A few large kernels do the work of these kernels in the same time, without pauses between them and "
-            "without time for launches.")),
+            "Assumes that a few large kernels do the same work in the same time, without pauses between kernels and "
+            "without launch time.")),
     )
 
 
@@ -230,7 +230,7 @@ def _pauses(facts: TraceFacts) -> dict[int, Spans]:
 
 def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
     median = f"{seconds(v.kernel_median_s)}"
-    launch = "" if job.graphs else ", which is the time that one launch takes"
+    launch = "" if job.graphs else ", about the time that one launch takes"
     why = (f"{percent(v.short_ratio)} of the kernels run for less than 20 µs (median {median}){launch}. The pauses "
            f"between kernels take {percent(v.share)} of the {job.basis}.")
     if v.pace_s is not None:
@@ -238,7 +238,7 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
     kind = "-compiled" if job.compiled else ""
     layers = "use fused layers" if job.trains is False else "use fused layers and optimizers"
     if job.graphs:
-        start, kind = "A CUDA graph launches kernels already, so only fewer, larger kernels help", f"{kind}-graphs"
+        start, kind = "A CUDA graph already launches the kernels, so only fewer, larger kernels help", f"{kind}-graphs"
     else:
         start = "Do the same work in fewer, larger kernels"
     return Explanation(
@@ -257,8 +257,8 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
 
 # -- graph_recapture ----------------------------------------------------------------------------------
 
-_RECORD_ONCE = ("Record the graph once, before the loop, and only launch it in the loop. Keep shapes and the addresses "
-                "of its inputs: copy new inputs into the memory that it was recorded on.")
+_RECORD_ONCE = ("Record the graph once, before the loop, and only launch it in the loop. Keep shapes and input "
+                "addresses the same: copy new inputs into the memory on which the graph was recorded.")
 _BY_XLA = ("XLA records these graphs itself: call the function with the same shapes each time, and compare with a run "
            "without graphs.")
 _WHAT_CHANGES = {"pytorch": " With torch.compile, TORCH_LOGS=recompiles,cudagraphs logs why a graph is recorded."}
@@ -293,15 +293,15 @@ def judge_graph_recapture(facts: TraceFacts) -> GraphRecapture | Missing | None:
         gpus=facts.active_numbers, share=share, recorded=len(in_step) / steps.count,
         recording_s=recording_s, idle_s=idle_s,
         culprits=(Culprit("recording of CUDA graphs", "host", recording_s, facts.basis),),
-        cure=Cure(host=idle, assumes="Each graph is recorded once, before these steps."))
+        cure=Cure(host=idle, assumes="Assumes that each graph is recorded once, before these steps."))
 
 
 def describe_graph_recapture(v: GraphRecapture, job: Job) -> Explanation:
     return Explanation(
-        title=f"Recording CUDA graphs again and again costs {percent(v.share)} of the {job.basis}",
+        title=f"Recording CUDA graphs repeatedly costs {percent(v.share)} of the {job.basis}",
         why=f"{count(v.recorded)} CUDA graphs per {job.basis} are recorded and instantiated, which takes "
-            f"{seconds(v.recording_s)} on the host. Meanwhile the GPU is idle, for {percent(v.share)} of the "
-            f"{job.basis}. A graph saves time only if it is launched many times.",
+            f"{seconds(v.recording_s)} on the host and leaves the GPU idle for {percent(v.share)} of the {job.basis}. "
+            "A graph saves time only if it is launched many times.",
         evidence={"graphs_per_step": v.recorded, "graph_recording_s": v.recording_s, "idle_while_recording_s": v.idle_s,
                   "share_ratio": v.share},
         action=_BY_XLA if job.framework in ("tensorflow", "jax") else _RECORD_ONCE + _WHAT_CHANGES.get(

@@ -39,16 +39,16 @@ _SHOWN, _NAME_CHARS = 4, 48  # steps that are listed, and how much of a name is 
 # What is long by the part of the step, where no name says more: what it is, and what to do.
 _PARTS = {
     "input": ("waiting for a batch", "Look for work that only some batches need (opening a file, filling a shuffle "
-                                     "buffer), and prefetch enough batches for that time."),
-    "compute": ("longer kernels", "Keep the same shapes in all batches: pad longer examples or put them into buckets."),
+                                     "buffer), and prefetch enough batches to cover that time."),
+    "compute": ("longer kernels", "Keep the same shapes in all batches: pad longer examples or bucket them by length."),
     "collectives": ("collectives", "Find out which GPU is late in these steps, and what it does before."),
-    "h2d": ("copies to the GPU", "Look at what these steps copy, and copy it earlier."),
+    "h2d": ("copies to the GPU", "Look at what these steps copy, and copy this data earlier."),
     "d2h": ("copies back to the host", "Read results back less often."),
     "host": ("Python without events", "Look at what the loop does only in some steps (callbacks, logging, saving, "
-                                      "garbage collection), and do it less often or in the background."),
+                                      "garbage collection), and do this work less often or in the background."),
 }
 _IN_ROUNDS = ("Batches of a DataLoader with {} workers come in such rounds, and Nsight does not record the wait for "
-              "them: if it has so many, add workers or make a sample cheaper.")
+              "batches: if it has this many workers, add workers or make samples cheaper.")
 _HOST = ("host", "launch", "idle")
 _PARTS["launch"] = _PARTS["idle"] = _PARTS["host"]
 
@@ -75,10 +75,10 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
     if (growing := growing_steps(facts)) is not None:
         return growing
     if steps is None or steps.count < MIN_STEPS:
-        return Missing(f"{MIN_STEPS} whole steps, to distinguish long steps from the usual spread: capture longer")
+        return Missing(f"{MIN_STEPS} whole steps, to distinguish long steps from the usual variation: capture longer")
     if facts.basis == "period":
-        return Missing("which of the repeated sequences of ops are steps: layers of one pass differ in length. Mark "
-                       f"steps with {how_to_mark_steps(facts.trace)}")
+        return Missing("to know which of the repeated op sequences are steps, because the layers of one pass differ in "
+                       f"length. Mark steps with {how_to_mark_steps(facts.trace)}")
     edges = steps.edges_ns
     length = (edges[:, 1] - edges[:, 0]) / 1e9
     by_part = breakdown_by_step(facts.trace, facts.parts, steps.bounds_ns)
@@ -97,8 +97,8 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
     if share < limit("long_steps.share"):
         return None
     if long.every is not None and long.every == steps_per_update(facts.trace, steps):
-        return Missing(f"whole updates as steps: the optimizer runs in one of {long.every} steps, which is longer for "
-                       "its work")
+        return Missing(f"whole updates as steps: the optimizer runs only in one of {long.every} steps, which takes "
+                       "longer as a result")
     usual = np.delete(np.arange(steps.count), long.indices)
     parts = {part: float(times[long.indices].mean() - np.median(times[usual])) for part, times in by_part.items()}
     parts = {part: time for part, time in parts.items() if time > 0}
@@ -201,13 +201,13 @@ def describe_long_steps(v: LongStepsFound | StepsGrow, job: Job) -> Explanation:
     steps, take = ("Step", "takes") if len(v.steps) == 1 else ("Steps", "take")
     alike = v.range_s[1] <= _EQUAL_LENGTH_FACTOR * v.range_s[0]
     more = seconds(v.more_s) if alike else f"{seconds(v.range_s[0])} to {seconds(v.range_s[1])}"
-    why = (f"{steps} {listed} of the {v.of} in the window {take} {more} longer than the usual "
-           f"{seconds(v.usual_s)}: {what}. {'On average that is' if alike else 'In all that is'} {percent(v.share)} of "
-           "the time.")
+    why = (f"{steps} {listed} of {v.of} {take} {more} longer than the usual {seconds(v.usual_s)}, "
+           f"due to {what}. {'On average' if alike else 'In total'}, the extra time is {percent(v.share)} of all step "
+           "time.")
     if not alike:
         why += f" Step {v.longest} is the longest."
     if len(v.steps) == 1:
-        why += " A longer capture shows whether it returns."
+        why += " A longer capture shows whether such a step occurs again."
     evidence = known({
         "more_s": v.more_s, "usual_step_s": v.usual_s, "share_ratio": v.share, "long_steps": float(len(v.steps)),
         "longest_more_s": None if alike else v.range_s[1], "every_steps": float(v.every) if v.every else None,
@@ -215,7 +215,7 @@ def describe_long_steps(v: LongStepsFound | StepsGrow, job: Job) -> Explanation:
     return Explanation(
         title=f"{which} {more} longer{', once in this recording' if v.claim is None else ''}: {what}", why=why,
         evidence=evidence, action=action, snippet=snippet,
-        gain=ONCE if v.claim is None else "all of the extra time, if these steps were like the others",
+        gain=ONCE if v.claim is None else "assumes that these steps take as long as the others",
         source=source("long_steps.share"),
     )
 
@@ -231,7 +231,7 @@ def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None
         return f"{kind.what} ({named[0].name})", kind.action, kind.code(job)
     read = next((work.count_per_step for work in v.work if work.name == READ_VARIABLE), 0.0)
     if part in _HOST and read >= MANY_VARIABLES:  # Keras saves in Python, which shows no event
-        what = f"Python that reads {read:.0f} variables, as saving a checkpoint does"
+        what = f"Python that reads {read:.0f} variables, as when saving a checkpoint"
         return what, WORK[0].action, WORK[0].code(job)
     what, action = _PARTS[part]
     if part in _HOST and v.every and v.loader_unseen and job.framework == "pytorch":
@@ -250,7 +250,7 @@ def less_often(words: Explanation, function: UserFunction) -> Explanation:
         return words
     culprit = f"{function.name} ({function.location})"
     return structs.replace(words, title=words.title.replace(unnamed, culprit), why=words.why.replace(unnamed, culprit),
-                           action=f"Run {culprit} less often, or in the background. If that is cheap itself, Python's "
+                           action=f"Run {culprit} less often, or in the background. If {culprit} is cheap, Python "
                                   "garbage collection may run there: call gc.freeze() once the job has started.",
                            snippet=code("long_steps", "seldom", FUNCTION=function.name, WHERE=function.location))
 

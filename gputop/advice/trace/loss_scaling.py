@@ -58,7 +58,7 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
         verdict_wait_s=cost.seconds(facts), kernels=kernels, events=Events(np.flatnonzero(hit)),
         has_bf16=None if capability is None else capability >= _HAVE_BF16,
         cure=Cure(scaled=((np.flatnonzero(hit), 0.0),), calls=waits.calls, assumes=(
-            "Gradients are neither scaled nor checked, and the host does not wait for the result.")))
+            "Assumes that gradients are neither scaled nor checked, and the host does not wait for the result.")))
 
 
 def _scaling_events(facts: TraceFacts) -> Mask:
@@ -73,10 +73,10 @@ def _scaling_events(facts: TraceFacts) -> Mask:
 def describe_loss_scaling(v: LossScaling, job: Job) -> Explanation:
     why = (f"Scaling, unscaling and checking gradients takes {percent(v.checks_s / job.period_s)} of the "
            f"{job.basis} on the GPU")
-    why += (f", and the GPU waits {percent(v.verdict_wait_s / job.period_s)} for the host to read the result."
+    why += (f", and the GPU waits another {percent(v.verdict_wait_s / job.period_s)} for the host to read the result."
             if not reads_zero(v.verdict_wait_s / job.period_s) else ".")
     action = {
-        True: "Train in BF16, whose range needs no loss scaling.",
+        True: "Train in BF16, whose range makes loss scaling unnecessary.",
         False: f"Use a static loss scale once you know a value that works{_FUSED.get(job.framework, '')}.",
         None: "Train in BF16, which needs no loss scaling (Ampere and newer), or use a static loss scale.",
     }[v.has_bf16]

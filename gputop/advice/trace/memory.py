@@ -50,11 +50,11 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
     if not len(rows):
         return None
     if steps is None or steps.count < limit("allocation_in_steps.steps"):
-        return Missing(f"three steps, to distinguish calls that recur ({_call_names(facts, rows)[0]}) from calls at "
-                       "the start of a job")
+        return Missing(f"three steps, to distinguish recurring calls ({_call_names(facts, rows)[0]}) from calls at job "
+                       "startup")
     if facts.basis == "period":
-        return Missing("which of the repeated sequences are steps: the layers of a first pass fill the allocator's "
-                       f"cache. Mark steps with {how_to_mark_steps(trace)}")
+        return Missing("to know which of the repeated sequences are steps, because the layers of a first pass fill the "
+                       f"allocator's cache. Mark steps with {how_to_mark_steps(trace)}")
     step = step_of(host.start_ns[rows], steps)
     rows, step = rows[step >= 0], step[step >= 0]
     # Caches of the frameworks fill in the first steps; what recurs is in most of them.
@@ -72,7 +72,8 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
         gpus=facts.active_numbers, share=share, spans=cost.idle, idle_s=idle_s, count=len(rows) / steps.count,
         calls_s=float((host.end_ns[rows] - host.start_ns[rows]).sum()) / steps.count / 1e9,
         frees=float(np.isin(rows, host_rows(trace, _FREES)).sum()) / steps.count, names=names,
-        cure=Cure(calls=calls, assumes="Memory comes from a pool: the calls take no more time than a launch."))
+        cure=Cure(calls=calls, assumes=(
+            "Assumes that memory comes from a pool, so that these calls take no longer than launches.")))
 
 
 def _calls_of(facts: TraceFacts, rows: I64, name: str) -> Culprit:
@@ -98,17 +99,17 @@ def _call_names(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
 
 
 def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
-    frees = (f"{count(v.frees)} of them free memory, and such a call can wait for all work on the GPU. " if v.frees
+    frees = (f"{count(v.frees)} of these calls free memory, and freeing can wait for all work on the GPU. " if v.frees
              else "")
     return Explanation(
         title=f"Allocating device memory in the steps costs {percent(v.share)} of the {job.basis}",
         why=f"{count(v.count)} calls per {job.basis} ({', '.join(v.names)}) allocate or free memory through the driver "
-            f"and take {seconds(v.calls_s)} on the host. {frees}The GPU is idle for {percent(v.share)} of the "
-            f"{job.basis} because of them.",
+            f"and take {seconds(v.calls_s)} on the host. {frees}These calls leave the GPU idle for {percent(v.share)} "
+            f"of the {job.basis}.",
         evidence={"idle_after_calls_s": v.idle_s, "calls_s": v.calls_s, "calls_per_step": v.count,
                   "frees_per_step": v.frees, "share_ratio": v.share},
-        action="Keep memory between the steps, with an allocator that has a cache or a pool. If the framework has "
-               "one, find what empties it: full memory, which drops the cache, or a call that does so.",
+        action="Reuse memory across steps, with a caching or pooling allocator. If the allocator already "
+               "has a cache, find out what empties it: full memory, or an explicit call.",
         snippet=code("allocation_in_steps", job.framework),
         source=source("allocation_in_steps.share", "allocation_in_steps.recurring"),
     )
@@ -145,7 +146,7 @@ def judge_managed_memory(facts: TraceFacts) -> ManagedMemory | Missing | None:
     if share < limit("managed_memory.share"):
         return None
     if len(host_rows(trace, _PREFETCH)):
-        return Missing("which migrations of managed memory were prefetched, and which a kernel waited for")
+        return Missing("to know which migrations of managed memory were prefetched, and which ones a kernel waited for")
     up = rows[device.kind[rows] == Kind.H2D]
     down = rows[device.kind[rows] == Kind.D2H]
     return ManagedMemory(
@@ -158,25 +159,25 @@ def judge_managed_memory(facts: TraceFacts) -> ManagedMemory | Missing | None:
 def describe_managed_memory(v: ManagedMemory, job: Job) -> Explanation:
     back = ""
     if v.to_host_bytes >= limit("managed_memory.back") * v.to_gpu_bytes:
-        back = " It moves both ways: either the host also uses it, or it does not fit into the GPU's memory."
+        back = " Memory moves both ways, so either the host also uses the memory, or it does not fit on the GPU."
     return Explanation(
         title=f"Managed memory moves between host and GPU for {percent(v.share)} of the {job.basis}",
         why=f"{count(v.count)} migrations per {job.basis} and GPU move {size(v.to_gpu_bytes)} of memory to the GPU and "
-            f"{size(v.to_host_bytes)} to the host, because a kernel or the host uses pages that are elsewhere. They "
-            f"take {percent(v.share)} of the {job.basis}, in which kernels wait for their pages.{back}",
+            f"{size(v.to_host_bytes)} to the host, because a kernel or the host uses pages that are elsewhere. Kernels "
+            f"wait for these migrations for {percent(v.share)} of the {job.basis}.{back}",
         evidence={"migrations_s": v.migration_s, "migrations_count": v.count, "to_gpu_bytes": v.to_gpu_bytes,
                   "to_host_bytes": v.to_host_bytes, "share_ratio": v.share},
-        action="Prefetch the data that the next kernels read, or keep it in device memory. If it does not fit, use a "
-               "smaller batch.",
+        action="Prefetch the data that the next kernels read, or keep it in device memory. If the data does not fit, "
+               "use a smaller batch.",
         snippet=code("managed_memory", job.framework),
-        gain="the time of all migrations, if the memory were already where it is used",
+        gain="assumes that the memory is already where it is used, without any migration",
         source=source("managed_memory.share"),
     )
 
 
 # -- memory_pressure ----------------------------------------------------------------------------------
 
-_NO_GAIN = "none: this prevents an out-of-memory error and saves no time"
+_NO_GAIN = "none: a fix prevents an out-of-memory error and saves no time"
 
 
 class MemoryPressure(Verdict, frozen=True, kw_only=True):
@@ -215,19 +216,19 @@ def judge_memory_pressure(facts: TraceFacts) -> MemoryPressure | None:
 
 def describe_memory_pressure(v: MemoryPressure, job: Job) -> Explanation:
     full, left = v.peak_bytes / v.capacity_bytes, v.capacity_bytes - v.peak_bytes
-    why = f"At its peak the allocator of GPU {v.fullest} had {size(left)} of {size(v.capacity_bytes)} left."
+    why = f"At peak, the allocator of GPU {v.fullest} had {size(left)} of {size(v.capacity_bytes)} left."
     if v.fragmentation is not None and v.in_pieces:
-        why += f" Up to {percent(v.fragmentation)} of its free memory was outside the largest free block."
+        why += f" Up to {percent(v.fragmentation)} of the free memory was outside the largest free block."
     if v.holder is not None:
-        why += f" {v.holder[0]} held most of the memory that was allocated in the window: {size(v.holder[1])}."
+        why += f" {v.holder[0]} held most of the memory allocated in the window ({size(v.holder[1])})."
     fragments_less = v.in_pieces and job.framework == "tensorflow"
     return Explanation(
         title=f"GPU {v.fullest}'s allocator was {percent(full)} full", why=why,
         evidence=known({"peak_bytes": float(v.peak_bytes), "capacity_bytes": float(v.capacity_bytes),
                         "peak_ratio": full, "left_bytes": float(left), "fragmentation_ratio": v.fragmentation}),
-        action="Make room before an allocation fails: use a smaller batch with gradient accumulation, mixed precision, "
-               "or recomputation of activations"
-               + ("; TensorFlow's asynchronous allocator fragments less." if fragments_less else "."),
+        action="Free memory before an allocation fails: use a smaller batch with gradient accumulation, mixed "
+               "precision, or activation recomputation"
+               + (". TensorFlow's asynchronous allocator reduces fragmentation." if fragments_less else "."),
         snippet=code("memory_pressure", *job.keys),
         gain=_NO_GAIN, source=source("trace_memory.warn", "trace_memory.critical"),
     )
@@ -255,13 +256,13 @@ def judge_memory_growth(facts: TraceFacts) -> MemoryGrowth | Missing | None:
     events, steps = facts.trace.allocator, facts.steps
     complete = (events.allocator >= 0) & (events.in_use_bytes >= 0)
     if not complete.any():
-        return Missing("what PyTorch's allocators hold, which torch.profiler records with profile_memory=True; without "
-                       "it `gputop record` sees a job's host memory grow over hours")
+        return Missing("the memory held by PyTorch's allocators, which torch.profiler records with "
+                       "profile_memory=True; `gputop record` shows host memory growth over hours without it")
     if steps is None or steps.count < limit("memory_growth.steps") or facts.period_s <= 0:
         return Missing(f"{limit('memory_growth.steps'):.0f} whole steps: capture longer")
     if facts.basis == "period":
-        return Missing("which of the repeated sequences of ops are steps: layers of one pass keep their activations. "
-                       f"Mark steps with {how_to_mark_steps(facts.trace)}")
+        return Missing("to know which of the repeated op sequences are steps, because the layers of one pass keep "
+                       f"their activations. Mark steps with {how_to_mark_steps(facts.trace)}")
     growth = {}
     for allocator in np.unique(events.allocator[complete]).tolist():
         rows = np.flatnonzero(complete & (events.allocator == allocator))
@@ -306,11 +307,11 @@ def describe_memory_growth(v: MemoryGrowth, job: Job) -> Explanation:
     where = "host memory" if v.on_host else "GPU memory"
     return Explanation(
         title=f"Each step leaves {size(v.per_step_bytes)} of {where} allocated: {size(hour)} an hour",
-        why=(f"In {v.steps} steps of {seconds(job.period_s)} the {v.allocator} rose from each step to the next, by "
-             f"{size(v.per_step_bytes)} in the median. Something keeps tensors of finished steps."),
+        why=(f"Over {v.steps} steps of {seconds(job.period_s)}, the {v.allocator} grew from each step to the next, by "
+             f"{size(v.per_step_bytes)} per step (median). The program keeps references to tensors of earlier steps."),
         evidence={"grows_bytes_per_step": v.per_step_bytes, "grows_bytes_per_s": v.bytes_per_s},
-        action=("Keep numbers of past steps, not tensors with their graphs. Look for lists, dicts and attributes that "
-                "grow in the loop: losses, outputs, a sum of losses."),
+        action=("Keep numbers from past steps, not tensors with their graphs. Look for lists, dicts and attributes "
+                "that grow in the loop: losses, outputs, a sum of losses."),
         snippet=code("memory_growth", "pytorch"), gain=_NO_GAIN,
         source=source("memory_growth.rising", "memory_growth.steps"),
     )

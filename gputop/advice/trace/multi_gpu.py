@@ -25,14 +25,14 @@ from gputop.trace.intervals import EMPTY, Spans, intersect, merge, subtract, uni
 
 _GPU0 = (
     "Keep metrics, evaluation and variables off GPU 0, and give every replica the same share of the batch (a global "
-    "batch divisible by the number of GPUs)."
+    "batch size divisible by the number of GPUs)."
 )
 _SLOWER = (
-    "Compare its clocks, temperature, power and processes with the others' while the job runs, in gputop or "
-    "nvidia-smi: heat, a power limit, fixed clocks or another process can slow it down, or it is faulty."
+    "Compare the clocks, temperature, power and processes of this GPU with those of the others while the job runs, in "
+    "gputop or nvidia-smi. Heat, a power limit, locked clocks or another process may slow it down, or it is faulty."
 )
 _OWN_OPS_SHARE = 0.5  # share of what it takes longer, in ops that the others do not run: these alone are named
-_OTHER = "Give every replica the same share of the work: equal batches, and equally long sequences or graphs in them."
+_OTHER = "Give every replica the same share of the work: equal batches, with equally long sequences or graphs."
 # -- replica_imbalance, gpu0_oversubscribed ---------------------------------------------------------
 
 class Imbalance(Verdict, frozen=True, kw_only=True):
@@ -91,9 +91,9 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
     return Imbalance(
         events=events, longer_alike=excess.alike if excess is not None else None,
         blocks_ratio=excess.blocks if excess is not None else None, alike=alike,
-        cure=Cure(scaled=evened, assumes=f"GPU {heavy} is as fast as the others." if slower else
-                  f"GPU {heavy} has as little to do as the others." if has_own_work else
-                  "The same work is spread evenly over the GPUs."),
+        cure=Cure(scaled=evened, assumes=f"Assumes that GPU {heavy} is as fast as the others." if slower else
+                  f"Assumes that GPU {heavy} has as little to do as the others." if has_own_work else
+                  "Assumes that the same work is spread evenly over the GPUs."),
         id="gpu0_oversubscribed" if heavy == 0 and not slower else "replica_imbalance", gpus=(heavy,), share=share,
         spans={worst.gpu: waited},
         others_wait={timeline.gpu: waited for timeline in facts.gpu_timelines if timeline is not worst},
@@ -130,35 +130,35 @@ def _alike(excess: Excess, kernels_ratio: float) -> str:
 
 def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
     ratio = v.compute_s / v.others_compute_s
-    why = (f"GPU {v.heavy} (by the job's numbers) computes {seconds(v.compute_s)} per {job.basis}, the others "
-           f"{seconds(v.others_compute_s)} (median). The others wait for it at every synchronization.")
+    why = (f"GPU {v.heavy} of the job computes for {seconds(v.compute_s)} per {job.basis}, compared with a median of "
+           f"{seconds(v.others_compute_s)} on the other GPUs, which wait for GPU {v.heavy} at every synchronization.")
     if v.own_work:
-        why += f" It runs {v.kernels_ratio:.2f}× as many kernels, so it has work that the others do not have."
+        why += f" GPU {v.heavy} runs {v.kernels_ratio:.2f}× as many kernels, so it has work that the others lack."
     evidence = known({
         "compute_s": v.compute_s, "others_compute_s": v.others_compute_s, "ratio": ratio,
         "kernels_count_ratio": v.kernels_ratio, "share_ratio": v.share, f"{job.basis}_s": job.period_s,
         "longer_alike_ratio": v.longer_alike, "blocks_ratio": v.blocks_ratio})
     if v.alike == "slower":
-        why += (" All its kernels take longer by the same factor, not those of one layer, and their number and size "
-                "are the same as on the others. The GPU itself is slower, or shared with another process.")
+        why += (f" All kernels of GPU {v.heavy}, not only those of one layer, take longer by the same factor, but have "
+                "the same number and size as on the others. The GPU itself is slower, or shared with another process.")
         return Explanation(
-            title=f"GPU {v.heavy} of the job takes {ratio:.2f}× the others' time for the same work", why=why,
+            title=f"GPU {v.heavy} of the job takes {ratio:.2f}× as long as the others for the same work", why=why,
             evidence=evidence, action=_SLOWER, snippet=code("replica_imbalance", "clocks"),
-            gain="if this GPU were as fast as the others, and the step takes as long as its slowest GPU",
+            gain="assumes that this GPU is as fast as the others, and that a step takes as long as its slowest GPU",
             source=source("replica_imbalance.ratio", "replica_imbalance.share", "replica_imbalance.alike",
                           "replica_imbalance.same_work"))
     if v.alike in ("larger", "unknown"):
-        why += (" All its kernels take longer by the same factor, not those of one layer. "
-                + ("They are larger: this GPU has a larger part of each batch." if v.alike == "larger" else
-                   "This GPU has a larger part of each batch, or it is slower (clocks): the trace does not show it."))
+        why += (f" All kernels of GPU {v.heavy}, not only those of one layer, take longer by the same factor. "
+                + ("These kernels are larger, so this GPU has a larger part of each batch." if v.alike == "larger" else
+                   "This GPU has a larger part of each batch or a lower clock; the trace does not show which."))
     return Explanation(
-        title=f"GPU {v.heavy} of the job does {ratio:.1f}× the others' work", why=why, evidence=evidence,
+        title=f"GPU {v.heavy} of the job does {ratio:.1f}× as much work as the others", why=why, evidence=evidence,
         action=_GPU0 if v.heavy == 0 else _OTHER,
         snippet=code("replica_imbalance", *(("alone",) if job.framework == "tensorflow" and not job.strategy else ()),
                      *job.keys),
-        gain="if this GPU had as little to do as the others, and the step takes as long as its slowest "
-             "GPU" if v.own_work
-        else "if the same work were spread evenly and the step takes as long as its slowest GPU",
+        gain="assumes that this GPU has as little to do as the others, and that a step takes as long as its slowest GPU"
+        if v.own_work
+        else "assumes that the same work is spread evenly, and that a step takes as long as its slowest GPU",
         source=source("replica_imbalance.ratio", "replica_imbalance.share"),
     )
 
@@ -187,7 +187,7 @@ def judge_serial_gpus(facts: TraceFacts) -> SerialGpus | Missing | None:
         return None
     compute = replicas.compute
     if compute is None:
-        return Missing(f"the GPUs' work on one clock: {replicas.missing.get('compute', 'unknown')}")
+        return Missing(f"the work of all GPUs on one clock: {replicas.missing.get('compute', 'unknown')}")
     if compute.serial is None or compute.serial_by_chance is None or compute.serial_by_chance >= 1:
         return None
     overlap = (1 - compute.serial) / (1 - compute.serial_by_chance)
@@ -209,14 +209,14 @@ def judge_serial_gpus(facts: TraceFacts) -> SerialGpus | Missing | None:
 def describe_serial_gpus(v: SerialGpus, job: Job) -> Explanation:
     return Explanation(
         title=f"GPUs {ranges(v.gpus)} work one after the other",
-        why=f"Only one GPU computes in {percent(v.one_alone)} of the time in which any GPU does; with independent GPUs "
-            f"it would be {percent(v.one_alone_by_chance)}. Each GPU waits for the one before it.",
+        why=f"Only one GPU computes for {percent(v.one_alone)} of the time in which any GPU computes; for independent "
+            f"GPUs, the share would be {percent(v.one_alone_by_chance)}. Each GPU waits for the previous one.",
         evidence={"one_alone_ratio": v.one_alone, "one_alone_by_chance_ratio": v.one_alone_by_chance,
                   "any_active_ratio": v.any_active, "share_ratio": v.share, "most_work_s": v.most_work_s},
-        action="Give every GPU the whole model and a part of each batch; if the model does not fit one GPU, pipeline "
+        action="Give every GPU the whole model and a part of each batch. If one GPU cannot hold the model, pipeline "
                "micro-batches through its parts.",
         snippet=None if job.strategy else code("serial_gpus", job.framework),
-        gain="if the same work ran in parallel and the step took as long as the GPU with the most work",
+        gain="assumes that the same work runs in parallel, and that a step takes as long as the GPU with the most work",
         source=source("serial_gpus.overlap", "serial_gpus.share"),
     )
 
@@ -243,7 +243,7 @@ def judge_staggered_launch(facts: TraceFacts) -> StaggeredLaunch | Missing | Non
     if launches is None or launches.delay_median_s is None or launches.span_median_s is None:
         reason = (replicas.missing.get("launches") or replicas.missing.get("first_kernel")
                   or "launches by step are unknown")
-        return Missing(f"when each GPU's work was launched in each step: {reason}")
+        return Missing(f"the launch times of each GPU's work by step: {reason}")
     delay = {w.gpu: launches.delay_median_s[w.gpu] for w in work if w.gpu in launches.delay_median_s}
     ordered = sorted(delay, key=lambda gpu: delay[gpu])
     if len(ordered) < 2:
@@ -296,9 +296,9 @@ def _even(delay: dict[int, float], launches: LaunchOrder) -> bool:
 
 def describe_staggered_launch(v: StaggeredLaunch, job: Job) -> Explanation:
     why = (f"On GPU {v.last}, the first kernel of a step is launched {seconds(v.last_launched_s)} later than on GPU "
-           f"{v.first} (median), and on each GPU about {seconds(v.per_gpu_s)} later than on the one before.")
+           f"{v.first} (median), and on each GPU about {seconds(v.per_gpu_s)} later than on the previous GPU.")
     if v.in_turns:
-        why += " One thread launches a GPU's step before it turns to the next GPU."
+        why += " One thread launches the step of one GPU before it turns to the next GPU."
     turn = v.launches.launches_per_turn
     evidence = known({
         "last_begins_late_s": v.late_s, "share_ratio": v.share, "per_gpu_s": v.per_gpu_s,
@@ -306,11 +306,11 @@ def describe_staggered_launch(v: StaggeredLaunch, job: Job) -> Explanation:
         "launches_per_turn": None if turn is None else float(turn)})
     return Explanation(
         title=f"GPU {v.last} begins its step {seconds(v.late_s)} after GPU {v.first}", why=why, evidence=evidence,
-        action="Launch on all GPUs at the same time, with one thread or process for each GPU, instead of a loop over "
-               "the GPUs.",
+        action="Launch on all GPUs at the same time, with one thread or process per GPU instead of a loop over the "
+               "GPUs.",
         snippet=joined(None if job.strategy else code("serial_gpus", "strategy"),
                        code("staggered_launch", "tensorflow"))
         if job.framework == "tensorflow" and not job.keras else None,
-        gain="if the last GPU began at the same time as the first one, as far as it is idle now",
+        gain="assumes that the last GPU, which is idle now, begins at the same time as the first GPU",
         source=source("staggered_launch.share", "staggered_launch.turn", "staggered_launch.jump"),
     )

@@ -108,4 +108,4 @@ def may_be_others(facts: TraceFacts, share: float, *, silent: bool, least: float
         if share * left / max(1 - lost_share(facts, cpus), left) >= least:
             return None
     return (f"CPUs for the job: other processes kept {cpus.programs:.2g} of {cpus.allowed:.3g} CPUs busy and no CPU "
-            "was idle, which also makes steps longer; capture again when they are not running")
+            "was idle, which also makes steps longer; capture again when those processes are not running")

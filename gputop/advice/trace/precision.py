@@ -115,7 +115,8 @@ def _kernels(facts: TraceFacts, names: Sequence[str], what: str, factor: float) 
     rows = kernels_named(facts, names)
     return {"events": Events(rows), "claim": "about", "cure": Cure(
         scaled=((rows, 1 / factor),),
-        assumes=f"{what} take 1/{factor:g} of their time; kernels bound by memory gain less.")}
+        assumes=f"Assumes that these matrix kernels take {percent(1 / factor)} of the time {what}; memory-bound "
+                "kernels gain less.")}
 
 
 def _aligned_bytes(row: KernelRow, dtype: str) -> int | None:
@@ -178,7 +179,7 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
     if not part or capability is False:
         return None
     if capability is None:
-        return Missing("the GPUs' compute capability, which neither the trace nor a kernel's name shows")
+        return Missing("the compute capability of the GPUs, which neither the trace nor any kernel name shows")
     assert not isinstance(capability, bool)
     compute_s = _compute_s(facts)
     share = savings.faster((plain + matmuls.attention_32) * compute_s, limit("precision.speedup"), facts.period_s)
@@ -197,39 +198,41 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
         matmuls=matmuls, mixed=mixed, plain_fp32=plain, fp32_s=part * compute_s, tf32=capability >= _TF32,
         events=Events(np.concatenate((slow, tf32))), cure=Cure(
             scaled=((slow, 1 / limit("precision.speedup")), (tf32, 1 / limit("precision.tf32_speedup"))),
-            assumes=f"I{_assumed(bool(len(slow)), bool(len(tf32)))[1:]}."))
+            assumes=f"Assumes that {_assumed(bool(len(slow)), bool(len(tf32)))}."))
 
 
 def _assumed(fp32: bool, tf32: bool) -> str:
     """Assumption of the estimate for 16 bits, in words."""
-    parts = ([f"FP32 kernels take 1/{limit('precision.speedup'):g}"] if fp32 else []) + (
-        [f"TF32 kernels take 1/{limit('precision.tf32_speedup'):g}"] if tf32 else [])
-    return f"in 16 bits {' and '.join(parts)} of their time; kernels bound by memory gain less, large products more"
+    parts = ([f"FP32 kernels take about {percent(1 / limit('precision.speedup'))}"] if fp32 else []) + (
+        [f"TF32 kernels take about {percent(1 / limit('precision.tf32_speedup'))}"] if tf32 else [])
+    return (f"in 16-bit precision, {' and '.join(parts)} of the time; memory-bound kernels gain less, large matmuls "
+            "gain more")
 
 
 def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
     attention, products = v.matmuls.attention_32, v.matmuls.tensor_32
-    kinds = [f"{percent(part)} of the kernel time is {what}" for part, what in (
-        (v.plain_fp32, "matrix multiplication in FP32 on the ordinary cores (FFMA)"),
-        (attention, "attention in FP32"), (products, "matrix multiplication in TF32"))
+    listed = [f"{what} take {percent(part)}" for part, what in (
+        (v.plain_fp32, "FP32 matmuls on CUDA cores (FFMA)"),
+        (attention, "FP32 attention kernels"), (products, "TF32 matmuls"))
         if not reads_zero(part)]
+    kinds = f"{' and '.join(listed)} of the kernel time"
     sixteen = "BF16" if v.tf32 else "FP16"
     if v.id is None:
         title = f"FP32 without tensor cores takes {percent(v.plain_fp32)} of the kernel time"
-        why = (f"{', '.join(kinds)}; these GPUs' tensor cores are several times as fast with "
+        why = (f"{kinds}. The tensor cores of these GPUs are several times as fast in "
                f"{'TF32 or BF16' if v.tf32 else 'FP16'}.")
         if v.tf32 and job.framework == "tensorflow":
-            why += " TensorFlow uses TF32 by default, so something turned it off or set the type."
+            why += " TensorFlow uses TF32 by default, so a setting disabled it or fixed the type."
     else:
         title = (f"Attention in FP32 takes {percent(attention)}" if attention >= products else
                  f"Matrix kernels in TF32 take {percent(products)}") + " of the kernel time"
-        why = f"{', '.join(kinds)}. In {sixteen} these kernels read half the bytes and multiply faster."
+        why = f"{kinds}. In {sixteen}, these kernels read half the bytes and multiply faster."
         if v.mixed:
-            why += " Other matrix kernels run in 16 bits already, so these layers are left out of mixed precision."
-    why += " Only a test shows how much of that 16 bits save."
+            why += " Other matmuls already run in 16-bit precision, so mixed precision does not cover these layers."
+    why += " Only a test shows how much 16-bit precision saves."
     kind = "fp16" if not v.tf32 else "tf32" if v.id is None else "bf16"
     if job.trains is False:
-        action = f"Run the model in {sixteen}, and compare its outputs with today's."
+        action = f"Run the model in {sixteen}, and compare its outputs with the current outputs."
         kind = "run" if job.framework == "pytorch" else kind
     elif not v.tf32:
         action = "Train in mixed precision with FP16 and dynamic loss scaling; keep the softmax in FP32."
@@ -269,7 +272,7 @@ def judge_fp16_fallback(facts: TraceFacts) -> Fp16Fallback | None:
         return None
     return Fp16Fallback(gpus=facts.active_numbers, share=share, matmuls=matmuls, fallback_s=fallback_s,
                         **_kernels(facts, matmuls.names.get("plain_16", ()) + matmuls.names.get("plain_fp32", ()),
-                                   "These matrix kernels, on tensor cores,", limit("precision.speedup")))
+                                   "on tensor cores", limit("precision.speedup")))
 
 
 def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
@@ -277,13 +280,14 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
     part = plain_16 + plain_fp32
     return Explanation(
         title=f"Mixed precision is on, but {percent(part)} of the kernel time does not use tensor cores",
-        why=f"Matrix kernels in 16 bits take {percent(sixteen_bit)} of the kernel time. Those on the ordinary "
-            f"cores take {percent(part)} of it ({percent(plain_16)} in 16 bits, {percent(plain_fp32)} in FP32).",
+        why=f"16-bit matrix kernels take {percent(sixteen_bit)} of the kernel time. Matrix kernels on CUDA cores take "
+            f"{percent(part)} of the kernel time ({percent(plain_16)} in 16-bit precision, {percent(plain_fp32)} in "
+            "FP32).",
         evidence={"fallback_of_kernels_ratio": part, "fallback_16_bit_ratio": plain_16,
                   "fallback_fp32_ratio": plain_fp32, "sixteen_bit_ratio": sixteen_bit,
                   "share_ratio": v.fallback_s / job.period_s},
-        action="Find the layers behind these kernels. Give them channels and units in multiples of 8, NHWC layout, "
-               "ordinary instead of depthwise convolutions, and inputs in the compute type.",
+        action="In the layers that run these kernels, use channels and units in multiples of 8, NHWC layout, regular "
+               "instead of depthwise convolutions, and inputs in the compute type.",
         snippet=code("fp16_fallback", job.framework),
         source=source("precision.share", "precision.sixteen_bit", "precision.speedup")
         + "; DLProf: eligible ops without tensor cores",
@@ -295,15 +299,15 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
 _SMALL_PART = 0.1  # share of these kernels' time
 _CONVOLUTION = re.compile(r"conv|fprop|dgrad|wgrad|implicit", re.IGNORECASE)
 _DIMENSIONS = {
-    "attention": "the sequence length or the size of a head",
+    "attention": "the sequence length or the head size",
     "convolutions": "the number of channels",
-    "other products": "the units, the vocabulary or the batch size",
+    "other matmuls": "the units, the vocabulary size or the batch size",
 }
 _PAD = {
-    "attention": "Pad sequences to a multiple of {0} (64 is better still) and mask the padding; give each head a "
-                 "size that is a multiple of {0}. Padding the vocabulary does not change attention.",
+    "attention": "Pad sequences to a multiple of {0} (64 is even better) and mask the padding; use a head size that is "
+                 "a multiple of {0}. Padding the vocabulary does not change attention.",
     "convolutions": "Give convolutions, including the input images, a number of channels that is a multiple of {0}.",
-    "other products": "Pad batch size, vocabulary and units to multiples of {0} (64 is better still).",
+    "other matmuls": "Pad batch size, vocabulary and units to multiples of {0} (64 is even better).",
 }
 
 
@@ -322,7 +326,7 @@ def judge_dims_unaligned(facts: TraceFacts) -> DimsUnaligned | Missing | None:
     if matmuls is None or not matmuls.tensor:
         return None
     if not matmuls.known:
-        return Missing("kernel names that show the operands' alignment (CUTLASS: align8, align1)")
+        return Missing("kernel names that show the alignment of the operands (CUTLASS: align8, align1)")
     unaligned_s = matmuls.unaligned * _compute_s(facts)
     share = savings.faster(unaligned_s, limit("dims_unaligned.speedup"), facts.period_s)
     if share < limit("precision.share"):
@@ -330,7 +334,7 @@ def judge_dims_unaligned(facts: TraceFacts) -> DimsUnaligned | Missing | None:
     return DimsUnaligned(gpus=facts.active_numbers, share=share, matmuls=matmuls, unaligned_s=unaligned_s,
                          multiple=_ALIGNED_BYTES // matmuls.unaligned_bytes,
                          products=_products(facts, matmuls.names.get("unaligned", ())),
-                         **_kernels(facts, matmuls.names.get("unaligned", ()), "These matrix kernels, aligned,",
+                         **_kernels(facts, matmuls.names.get("unaligned", ()), "with aligned operands",
                                     limit("dims_unaligned.speedup")))
 
 
@@ -346,18 +350,19 @@ def _products(facts: TraceFacts, names: Sequence[str]) -> tuple[str, ...]:
         attention |= batched_products(trace, rows)
     length = trace.device.end_ns[rows] - trace.device.start_ns[rows]
     times = {"attention": int(length[attention & ~convolution].sum()), "convolutions": int(length[convolution].sum()),
-             "other products": int(length[~(attention | convolution)].sum())}
+             "other matmuls": int(length[~(attention | convolution)].sum())}
     return tuple(sorted((kind for kind, time in times.items() if time >= _SMALL_PART * length.sum()),
                         key=lambda kind: -times[kind]))
 
 
 def describe_dims_unaligned(v: DimsUnaligned, job: Job) -> Explanation:
-    matmuls, dimensions = v.matmuls, "".join(f" In {kind} it is {_DIMENSIONS[kind]}." for kind in v.products)
+    matmuls = v.matmuls
+    dimensions = "".join(f" In {kind}, the dimension is {_DIMENSIONS[kind]}." for kind in v.products)
     return Explanation(
         title=f"Unaligned dimensions slow down kernels that take {percent(matmuls.unaligned)} of the kernel time",
-        why=f"Matrix kernels that take {percent(matmuls.unaligned)} of the kernel time use tensor cores in slower "
-            f"variants, for operands that are aligned only to {matmuls.least_bytes} bytes. The reason is a dimension "
-            f"that is not a multiple of {v.multiple} (16 bytes).{dimensions}",
+        why=f"Matrix kernels that take {percent(matmuls.unaligned)} of the kernel time use slower tensor core variants "
+            f"because their operands are aligned to only {matmuls.least_bytes} bytes. The reason is a dimension that "
+            f"is not a multiple of {v.multiple} (16 bytes).{dimensions}",
         evidence={"unaligned_of_kernels_ratio": matmuls.unaligned, "unaligned_s": v.unaligned_s,
                   "aligned_bytes": float(matmuls.least_bytes or 0), "tensor_core_of_kernels_ratio": matmuls.tensor,
                   "share_ratio": v.unaligned_s / job.period_s},

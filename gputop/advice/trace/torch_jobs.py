@@ -87,14 +87,14 @@ def judge_accumulation_sync(facts: TraceFacts) -> AccumulationSync | None:
 
 def describe_accumulation_sync(v: AccumulationSync, job: Job) -> Explanation:
     return Explanation(
-        title=f"Gradients are reduced {v.passes} times for one update",
-        why=(f"The optimizer runs once in {v.passes} backward passes, and DistributedDataParallel reduces the "
-             f"gradients after each of them ({v.reductions:.0f} AllReduces each time). The reductions take "
-             f"{percent(v.communication)} of the {job.basis}. Only the last one is needed."),
+        title=f"Gradients are reduced {v.passes} times per update",
+        why=(f"The optimizer runs once every {v.passes} backward passes, but DistributedDataParallel reduces the "
+             f"gradients after each pass ({v.reductions:.0f} AllReduces each time). The reductions take "
+             f"{percent(v.communication)} of the {job.basis}, although only the last reduction is needed."),
         evidence={"accumulated_passes_count": float(v.passes), "reducing_ratio": v.communication},
-        action="Reduce gradients only after the last backward pass: run the others within no_sync().",
+        action="Reduce gradients only after the last backward pass: run the other passes within no_sync().",
         snippet=code("accumulation_sync", "pytorch"),
-        gain="all reductions except the last one of each update",
+        gain="assumes that only the last reduction of each update remains",
         source=source("accumulation_sync.share", "accumulation_sync.updates", "accumulation_sync.reduced"),
     )
 
@@ -140,13 +140,13 @@ def _work(facts: TraceFacts, rows: I64) -> float:
 def describe_gradients_zeroed(v: GradientsZeroed, job: Job) -> Explanation:
     return Explanation(
         title=f"Gradients are filled with zeros at each update: {percent(v.share)} of the {job.basis}",
-        why=(f"zero_grad() writes zeros into all gradients, which takes {seconds(v.zeroing_s)} of each {job.basis}. "
-             f"The backward pass then adds to them{f', which takes {seconds(v.adding_s)}' if v.adding_s else ''}. With "
-             "set_to_none it writes its results without either."),
+        why=(f"zero_grad() fills all gradients with zeros, which takes {seconds(v.zeroing_s)} of each {job.basis}, and "
+             f"the backward pass adds to them{f', which takes {seconds(v.adding_s)}' if v.adding_s else ''}. With "
+             "set_to_none, the backward pass writes its results directly."),
         evidence={"zeroing_s": v.zeroing_s, "adding_zeros_s": v.adding_s, "share_ratio": v.share},
-        action="Drop the gradients instead, as PyTorch 2 does by default. That also frees their memory between steps.",
+        action="Drop the gradients instead, as PyTorch 2 does by default. This also frees memory between steps.",
         snippet=code("gradients_zeroed", "pytorch"),
-        gain="the time of both" if v.adding_s else "at most: the time of the zeros",
+        gain="assumes that writing zeros" + (" and adding to them take no time" if v.adding_s else " takes no time"),
         source=source("gradients_zeroed.share"),
     )
 
@@ -189,14 +189,14 @@ def judge_ops_without_gradient(facts: TraceFacts) -> OpsOutsideModel | None:
 def describe_ops_without_gradient(v: OpsOutsideModel, job: Job) -> Explanation:
     return Explanation(
         title=f"Ops outside the model take {percent(v.share)} of the {job.basis}: {v.names}",
-        why=("No gradient passes through these ops, and they are not the optimizer's. They and Python between them "
-             f"take {seconds(v.ops_s)} of each {job.basis}. Usual causes are metrics, histograms and other logging, or "
-             "masks and tables that are computed again each time."),
+        why=("No gradient passes through these ops, and they do not belong to the optimizer. Together with the Python "
+             f"code between them, these ops take {seconds(v.ops_s)} of each {job.basis}. Typical causes are metrics, "
+             "histograms and other logging, or masks and tables that are recomputed each time."),
         evidence={"ops_without_gradient_s": v.ops_s, "share_ratio": v.share},
-        action=("Compute metrics and logging every hundred steps. Compute what does not change once, before the loop. "
-                "Prepare the batch in the DataLoader's workers."),
+        action=("Compute metrics and logging every hundred steps. Compute constant data once, before the loop. Prepare "
+                "the batch in DataLoader workers."),
         snippet=code("ops_without_gradient", "pytorch"),
-        gain="the time of these ops",
+        gain="assumes that these ops take no time",
         source=source("ops_without_gradient.share", "ops_without_gradient.products"),
     )
 
@@ -298,16 +298,17 @@ def _after_checks(facts: TraceFacts, rows: I64, line: int) -> Spans:
 
 def describe_anomaly_mode(v: AnomalyMode, job: Job) -> Explanation:
     return Explanation(
-        title="Autograd's anomaly detection is on",
-        why=(f"{percent(v.checked)} of the {v.nodes:,.0f} nodes of the backward pass look for NaN in their results. "
-             f"That takes {seconds(v.checks_s)} of each {job.basis}. Anomaly detection also keeps a Python stack for "
-             "each op of the forward pass, " + (f"which takes {seconds(v.stacks_s)} or more." if v.stacks_s else
-                                                "which the trace cannot separate from the op.")),
+        title="Autograd anomaly detection is enabled",
+        why=(f"{percent(v.checked)} of the {v.nodes:,.0f} backward nodes check their results for NaN, which takes "
+             f"{seconds(v.checks_s)} of each {job.basis}. Anomaly detection also keeps a Python stack for each op of "
+             "the forward pass, " + (f"which takes at least {seconds(v.stacks_s)}." if v.stacks_s else
+                                     "which the trace cannot separate from the op itself.")),
         evidence={"nodes_per_step": v.nodes, "checked_ratio": v.checked, "checks_s": v.checks_s,
                   "share_ratio": v.share, **({"stacks_s": v.stacks_s} if v.stacks_s else {})},
-        action="Switch anomaly detection off: it is for finding a NaN, not for training.",
+        action="Disable anomaly detection, which is for finding a NaN, not for training.",
         snippet=code("anomaly_mode", "pytorch"),
-        gain="the time of these checks" + (" and stacks" if v.stacks_s else "; the forward pass also becomes faster"),
+        gain="assumes that these checks" + (" and stacks take no time" if v.stacks_s else
+                                            " take no time; the forward pass also becomes faster"),
         source=source("anomaly_mode.checked"),
     )
 
@@ -342,14 +343,13 @@ def judge_double_precision(facts: TraceFacts) -> DoublePrecision | None:
 
 def describe_double_precision(v: DoublePrecision, job: Job) -> Explanation:
     return Explanation(
-        title=f"Products in 64 bits take {percent(v.ratio)} of the {job.basis}",
-        why=(f"{percent(v.of_products)} of the time of matrix products and convolutions has inputs of 64 bits "
-             "(torch.float64). 32 bits take half of the time and of the memory. NumPy makes arrays of 64 bits by "
-             "default."),
+        title=f"64-bit matmuls and convolutions take {percent(v.ratio)} of the {job.basis}",
+        why=(f"64-bit inputs (torch.float64) account for {percent(v.of_products)} of the time of matmuls and "
+             "convolutions. 32-bit inputs need half the time and memory. NumPy creates 64-bit arrays by default."),
         evidence={"float64_ratio": v.ratio, "float64_products_ratio": v.of_products},
-        action="Make model and batches torch.float32, unless the computation needs 64 bits.",
+        action="Use torch.float32 for the model and batches, unless the computation needs 64-bit precision.",
         snippet=code("double_precision", "pytorch"),
-        gain="half of these products' time; other ops also move half of the bytes",
+        gain="assumes that these ops take half the time; other ops also move half the bytes",
         source=source("double_precision.saved", "double_precision.share"),
     )
 
@@ -384,11 +384,11 @@ def judge_onednn_off(facts: TraceFacts) -> OnednnOff | None:
 def describe_onednn_off(v: OnednnOff, job: Job) -> Explanation:
     return Explanation(
         title=f"Convolutions without oneDNN take {percent(v.ratio)} of the {job.basis}",
-        why=(f"Convolutions of 16 samples and more run as {v.op}, forward and backward. PyTorch runs these by oneDNN, "
-             "which is faster, unless it is switched off or not built in."),
+        why=(f"Convolutions of at least 16 samples run as {v.op} in the forward and backward passes. Unless oneDNN is "
+             "disabled or not built in, PyTorch runs such convolutions with oneDNN, which is faster."),
         evidence={"slow_convolutions_ratio": v.ratio},
-        action="Switch oneDNN on, or install a build of PyTorch that has it.",
+        action="Enable oneDNN, or install a PyTorch build that includes it.",
         snippet=code("onednn_off", "pytorch"),
-        gain="the time of these convolutions",
+        gain="assumes that these convolutions take no time",
         source=source("onednn_off.batch", "onednn_off.share"),
     )

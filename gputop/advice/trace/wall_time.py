@@ -29,10 +29,10 @@ _STEPS = "steps"
 _UNNAMED = ("python", "silent", "unknown")  # kinds of host work of which no event tells more
 _LINE = re.compile(r":\d+ ")  # "train.py:11 Save.on_epoch_end"; a known kind of work may be named by an op
 _WORK_OF_KIND: dict[str, KnownWork] = {kind.kind: kind for kind in (*WORK, *SELDOM_WORK)}
-_CALLBACKS = ("Do it less often, move it to a thread, or make epochs longer (steps_per_epoch): callbacks "
-              "(on_train_batch_end, on_epoch_end) delay the training, as do the starts of epochs.")
+_CALLBACKS = ("Do this work less often, move it to a thread, or make epochs longer (steps_per_epoch): callbacks "
+              "(on_train_batch_end, on_epoch_end) and epoch starts delay the training.")
 _SLOW_START = ("Give the DataLoader worker processes that run ahead (num_workers, persistent_workers=True), and move "
-               "logging and saving out of the loop or do them every hundred steps.")
+               "logging and saving out of the loop or do this work every hundred steps.")
 
 
 class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):
@@ -50,31 +50,31 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     it saves, in the pause between two ranges."""
     wall, steps = facts.analysis.wall_time, facts.analysis.steps
     if wall is None or wall.recorded_s <= 0:
-        return Missing("the time of a recording")
+        return Missing("the total time of a recording")
     if steps is not None and (steps.count < limit("host.steps") or steps.phase in (EVALUATION, PREDICTION)):
-        return Missing("two whole training steps, to see what lies between them: capture longer")
+        return Missing("two whole training steps, to see what happens between steps: capture longer")
     if steps is None and not facts.active:
-        return Missing("training steps, because the rule judges the time outside of them")
+        return Missing("training steps, because the rule judges the time outside of steps")
     if steps is not None and steps.unit != "step":
-        return Missing("marked steps: what repeats may be a layer, and the rest belong to the same step")
+        return Missing("marked steps, because the repeated part may be a layer and the rest part of the same step")
     ids = (_OUTSIDE,) if steps is not None else (_NO_STEPS,)
     parts = [part for part in wall.parts if part.id in ids]
     # What has the same name at an edge of the recording is the same work, of which the end was not seen.
     names = {same_work(part.kind, part.what) for part in parts if part.kind not in ("unknown", "input")}
     parts += [part for part in wall.parts if part.id == _OPEN and same_work(part.kind, part.what) in names]
     if steps is None and trains(facts) is False and all(part.kind in (*_UNNAMED, "line", "op") for part in parts):
-        return Missing(f"whether the job had work to do: {NO_TRAINING}")
+        return Missing(f"to know whether the job had work to do: {NO_TRAINING}")
     share = sum(part.time_s for part in parts) / wall.recorded_s
     if share < limit("time_outside_steps.share"):
         return None
     # But for its longest stretch it is no more than any loop has.
     once = share - max(part.longest_s for part in parts) / wall.recorded_s < limit("time_outside_steps.share")
     if steps is None and facts.hardly_any_kernels and (once or all(part.kind in _UNNAMED for part in parts)):
-        return Missing("more work of the GPUs: they run hardly any kernel here; capture while the job trains")
+        return Missing("more GPU work, because hardly any kernels run here: capture while the job trains")
     if steps is None and all(part.kind == "unknown" for part in parts):
-        return Missing(f"what the host does while no GPU works{HOST_EVENTS}")
+        return Missing(f"host activity while no GPU works{HOST_EVENTS}")
     if steps is None and facts.framework == "unknown":
-        return Missing("a training loop: neither steps nor a framework's work are in this trace")
+        return Missing("a training loop: this trace contains neither steps nor framework activity")
     if once and max(part.longest_s for part in parts) < limit("time_outside_steps.once"):
         return Missing("a second pause of that length, because one can be chance: capture longer")
     others = _of_others(facts, max(parts, key=lambda part: part.time_s), share)
@@ -118,10 +118,11 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
     first = v.parts[0]
     what = NEW_WORKERS if v.new_workers and job.loop == PYTORCH and first.kind in _UNNAMED else _what(first)
     between = "between training steps" if v.steps else "while no GPU works and no step is found"
-    why = f"{seconds(time_s)} of the {seconds(v.recorded_s)} recorded ({percent(v.share)}) pass {between}: "
-    why += "; ".join(f"{seconds(part.time_s)} {_what(part)}{_often(part)}" for part in v.parts[:3]) + "."
+    why = f"{seconds(time_s)} of the {seconds(v.recorded_s)} recorded ({percent(v.share)}) pass {between}. "
+    why += "Host activity during this time: " + "; ".join(
+        f"{_what(part)} for {seconds(part.time_s)}{_often(part)}" for part in v.parts[:3]) + "."
     if v.per_step_s is not None and v.pauses_show:
-        why += f" With it a training step takes {seconds(v.per_step_s)} of wall time."
+        why += f" Including this time, a training step takes {seconds(v.per_step_s)} of wall time."
     action, snippet = _fix(first, job) if what != NEW_WORKERS else (KEEP_WORKERS, code("input_bound", "torch"))
     evidence = known({
         "outside_s": time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
@@ -130,10 +131,10 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
         "every_training_steps": float(first.every_steps) if first.every_steps else None,
         "per_training_step_s": v.per_step_s, "between_per_step_s": v.between_per_step_s})
     return Explanation(
-        title=(f"Once in this recording {seconds(longest_s)} pass {between}: {what}" if v.claim is None else
+        title=(f"Once in this recording, {seconds(longest_s)} pass {between}: {what}" if v.claim is None else
                f"{percent(v.share)} of the time passes {between}: {what}"), why=why, evidence=evidence, action=action,
         snippet=snippet, gain=ONCE if v.claim is None else
-        "all of this time, if the work overlapped with the training or were not done at all",
+        "assumes that this work overlaps with the training or is removed",
         per="recording", source=source("time_outside_steps.share"))
 
 
@@ -147,8 +148,8 @@ def _what(part: WallPart) -> str:
 
 def _often(part: WallPart) -> str:
     if part.every_steps:
-        return f" (every {counted(part.every_steps, 'step')}, at most {seconds(part.longest_s)})"
-    return f" ({part.count} times, at most {seconds(part.longest_s)})" if part.count > 1 else ""
+        return f" (every {counted(part.every_steps, 'step')}, at most {seconds(part.longest_s)} each)"
+    return f" ({part.count} times, at most {seconds(part.longest_s)} each)" if part.count > 1 else ""
 
 
 def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
@@ -161,12 +162,12 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
     if part.id == _OUTSIDE and job.loop in KERAS:
         return _CALLBACKS, None
     if part.id == _OPEN and part.kind == "op" and job.framework == "pytorch":  # an op that any step may run
-        return "Capture longer: that shows whether such a step comes again, and what takes longer in it.", None
+        return "Capture longer, to see whether such a step comes again and what takes longer in it.", None
     if part.kind == "line" and "/" in part.what.partition(":")[0]:  # its package is shown of a library alone
-        return "Find out what the library waits for there; its other threads may show it.", stacks
+        return "Find out what the library waits for here; its other threads may show it.", stacks
     if part.what:
         return "Move this work out of the training loop, to a thread, or do it less often.", None
-    return "Find out what the host does there; then move it out of the loop, or do it less often.", stacks
+    return "Find out what the host does during this time, and move it out of the loop or do it less often.", stacks
 
 
 # -- evaluation_share -------------------------------------------------------------------------------
@@ -183,9 +184,9 @@ def judge_evaluation_share(facts: TraceFacts) -> EvaluationShare | Missing | Non
     """A good part of the recorded time evaluates, beside training."""
     wall, steps = facts.analysis.wall_time, facts.analysis.steps
     if wall is None or steps is None:
-        return Missing("training steps next to the evaluation")
+        return Missing("training steps in addition to the evaluation")
     if steps.phase in (EVALUATION, PREDICTION):
-        return Missing("training steps: all steps of this window are " + steps.phase)
+        return Missing("training steps: all steps in this window are " + steps.phase)
     parts = [part for part in wall.parts if part.id in (EVALUATION, PREDICTION)]
     time_s = sum(part.time_s for part in parts)
     if not parts or time_s < limit("evaluation_share.share") * wall.recorded_s:
@@ -201,24 +202,24 @@ def judge_evaluation_share(facts: TraceFacts) -> EvaluationShare | Missing | Non
         training_s=sum(part.time_s for part in wall.parts if part.id == _STEPS))
 
 
-_VALIDATE_LESS = ("Validate less often or on fewer batches, as far as the results allow it: validation_freq, "
+_VALIDATE_LESS = ("Validate less often or on fewer batches, if the results allow it: validation_freq, "
                   "validation_steps.")
 
 
 def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
     often = f", every {counted(v.every_steps, 'step')}" if v.every_steps else ""
     why = (f"Evaluation took {seconds(v.evaluation_s)} of the {seconds(v.recorded_s)} recorded ({percent(v.share)}"
-           f"{often}); training steps took {seconds(v.training_s)}.")
+           f"{often}), and training steps took {seconds(v.training_s)}.")
     evidence = known({
         "evaluation_s": v.evaluation_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
         "evaluations_count": float(v.loops), "every_training_steps": float(v.every_steps) if v.every_steps else None})
     action = _VALIDATE_LESS if job.loop in KERAS else (
-        "Evaluate less often, or on fewer batches, as far as the results allow it (validation frequency and size).")
+        "Evaluate less often or on fewer batches, if the results allow it (validation frequency and size).")
     return Explanation(
         title=(f"One evaluation (validation) of {seconds(v.evaluation_s)} in this recording" if v.claim is None else
                f"Evaluation (validation) takes {percent(v.share)} of the time{often}"), why=why, evidence=evidence,
         action=action, snippet=code("evaluation_share", *job.keys),
-        gain=ONCE if v.claim is None else "all of the evaluation time",
+        gain=ONCE if v.claim is None else "assumes that no evaluation runs",
         per="recording", source=source("evaluation_share.share"))
 
 
@@ -235,7 +236,7 @@ def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
     before, or that had not ended. Waits for a batch are those of input_bound."""
     wall, steps = facts.analysis.wall_time, facts.analysis.steps
     if wall is None or steps is None or steps.unit != "step" or steps.count < limit("unfinished_step.steps"):
-        return Missing(f"{limit('unfinished_step.steps'):.0f} whole training steps, to know how long one takes")
+        return Missing(f"{limit('unfinished_step.steps'):.0f} whole training steps, to know how long a step takes")
     between = {same_work(part.kind, part.what) for part in wall.parts if part.id == _OUTSIDE}
     parts = [part for part in wall.parts if part.id == _OPEN and (
         part.kind == "unknown" or same_work(part.kind, part.what) not in between)]
@@ -257,14 +258,14 @@ def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
 
 def describe_unfinished_step(v: UnfinishedStep, job: Job) -> Explanation:
     part, what = v.part, _what(v.part)
-    meanwhile = (f"Meanwhile the host shows {what}." if part.kind not in (*_UNNAMED, "line") else
-                 f"Meanwhile Python runs {part.what}." if part.kind == "line" else
-                 "The training loop's thread shows no event meanwhile.")
+    meanwhile = (f"Host activity during this time: {what}." if part.kind not in (*_UNNAMED, "line") else
+                 f"Python runs {part.what} during this time." if part.kind == "line" else
+                 "The thread of the training loop shows no event during this time.")
     action, snippet = _fix(part, job)
     return Explanation(
         title=f"No step ends for {seconds(part.longest_s)}, once in this recording: {what}",
-        why=(f"At the start or end of the recording, no step ends for {seconds(part.longest_s)}; a usual step takes "
-             f"{seconds(v.usual_s)}. A step or a wait takes at least that long, and its start or its end was not "
+        why=(f"At the start or end of the recording, no step ends for {seconds(part.longest_s)}, while a usual step "
+             f"takes {seconds(v.usual_s)}. A step or a wait takes at least this long, but its start or end was not "
              f"recorded. {meanwhile}"),
         evidence={"unfinished_s": part.time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
                   "usual_step_s": v.usual_s},

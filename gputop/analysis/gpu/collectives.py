@@ -90,9 +90,9 @@ def no_collectives(trace: Trace) -> str | None:
     computing = len(distinct(device.gpu[device.kind == Kind.COMPUTE]))
     if computing < 2 or ((device.kind == Kind.COLLECTIVE) | (device.kind == Kind.P2P)).any():
         return None
-    return (f"{computing} GPUs compute, and none ran a collective or a copy to another GPU. Either each works on its "
-            "own, or they exchange data another way: through the host, or by kernels that gputop does not know as "
-            "collectives.")
+    return (f"{computing} GPUs compute, but none of them ran a collective or a copy to another GPU. Either each GPU "
+            "works independently, or the GPUs exchange data through the host or through kernels that gputop does not "
+            "recognize as collectives.")
 
 
 def by_operation(trace: Trace, rows: Sequence[I64]) -> dict[str, list[I64]]:
@@ -164,16 +164,16 @@ def matched(trace: Trace, rows: Sequence[I64]) -> I64 | str:
     """
     device = trace.device
     if len(rows) < 2:
-        return "only one GPU of the job is in the trace" if len(trace.gpus) < 2 else "only one GPU ran any"
+        return "only one GPU of the job is in the trace" if len(trace.gpus) < 2 else "only one GPU ran collectives"
     if any(note.id == "no_common_clock" for note in trace.quality):
-        return "the files are not on one clock"
+        return "the files do not share one clock"
     for slack_ns in _EDGE_SLACKS_NS:
         seen = _seen_by_all(trace, rows, slack_ns)
         counts = sorted({len(r) for r in seen})
         if len(counts) == 1:
             break
     else:
-        return f"the GPUs ran different numbers of them, {counts[0]} to {counts[-1]}"
+        return f"the GPUs ran different numbers of collectives ({counts[0]} to {counts[-1]})"
     rows = seen
     # By start: every GPU issues them in the same order. Of several that start together the file's order says nothing.
     names = alphabetical(trace.names, device.name)
@@ -182,7 +182,7 @@ def matched(trace: Trace, rows: Sequence[I64]) -> I64 | str:
     end = device.end_ns[by_start]
     apart = int((end.max(axis=1) - end.min(axis=1)).max())
     if apart > _END_TOLERANCE_NS:
-        return f"matched by order their ends lie up to {apart / 1e6:.1f} ms apart, so the order differs"
+        return f"the ends of collectives matched by order are up to {apart / 1e6:.1f} ms apart, so the order differs"
     return by_start
 
 

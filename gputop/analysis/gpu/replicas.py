@@ -42,11 +42,10 @@ def replicas(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | 
     ratio = next((w.compute_ratio for w in work if w.gpu == 0), None)
     missing: dict[str, str] = {}
     if any(note.id == "no_common_clock" for note in trace.quality):
-        missing = dict.fromkeys(parts[1:], "the files are not on one clock")
+        missing = dict.fromkeys(parts[1:], "the files do not share one clock")
         return Replicas(basis, work, ratio, missing=missing)
     windows = [timeline.window_ns for timeline in gpu_timelines]
-    within = (union([min(a for a, _ in windows)], [max(b for _, b in windows)])
-              if steps is None else steps.spans)
+    within = (union([min(a for a, _ in windows)], [max(b for _, b in windows)]) if steps is None else steps.spans)
     numbers = [gpu_number(trace, timeline.gpu) for timeline in gpu_timelines]
     launched = [_launched(trace, timeline.computing) for timeline in gpu_timelines]
     by_launch = all(len(rows) for rows in launched)
@@ -58,7 +57,7 @@ def replicas(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | 
     else:
         missing["launches"] = "the trace does not show which host calls launched the kernels of every GPU"
     if steps is None or steps.count < _MIN_STEPS:
-        missing["first_kernel"] = "no steps were found" if steps is None else "it has only one step"
+        missing["first_kernel"] = "no steps were found" if steps is None else "the trace has only one step"
     elif len(first.start_ns) < _MIN_STEPS:
         missing["first_kernel"] = "fewer than two steps have compute kernels on every GPU"
     else:

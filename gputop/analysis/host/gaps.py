@@ -42,10 +42,10 @@ def step_gaps(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
     within = steps.spans
     busy = [timeline.busy for timeline in gpu_timelines]
     if busy:
-        gaps, what = subtract(within, merge(EMPTY, *busy)), "no GPU busy within the step"
+        gaps, what = subtract(within, merge(EMPTY, *busy)), "while no GPU is busy within the step"
     elif len(calls) and not trace.gpus and not name_mask(trace, _MARKER)[trace.host.name[calls]].any():
         gaps = subtract(within, spans_of(trace, calls))
-        what = "from the end of a step's call to the start of the next"
+        what = "from the end of a step's call to the start of the next call"
     else:
         return None
     launching = launching_lines(trace)

@@ -42,16 +42,16 @@ def limits(
     kinds = {replace(gpu, host="", ordinal=0, rank=0) for gpu in gpus}
     peak = peak_of(gpus[0]) if len(kinds) == 1 else None
     if peak is None:
-        reason = "The GPUs differ." if len(kinds) > 1 else (
-            "The peak of this GPU is unknown: it is not in gputop's table, or the trace does not name the GPU.")
+        reason = "The GPUs are of different models." if len(kinds) > 1 else (
+            "The peak of this GPU is unknown because gputop's table does not list it, or the trace does not name it.")
     elif given_flops is not None and steps.times.unit != "step":
-        reason = "You gave the FLOPs of a step, but the part that repeats in this trace may be a layer."
+        reason = "You gave the FLOPs of a step, but the repeated part of this trace may be a layer."
     elif given_flops is not None:
         return _of_given(parts, known_steps, peak, given_flops * steps.times.iterations_per_step / len(gpus), uses)
     elif times is not None and times.ops:
         return _of_ops(parts, known_steps, peak, times)
     else:
-        reason = ("No kernel of this trace has its FLOPs. --flops-per-step N gives those of a step.")
+        reason = "The trace has no FLOPs for its kernels. Use --flops-per-step N to set the FLOPs of a step."
     return Limits(step_s=parts.total, steps=(*known_steps, LimitStep("unknown", parts.compute)), reason=reason)
 
 
@@ -78,8 +78,8 @@ def _of_given(
         peaks=(Peak(used, peak.flops[used], peak.source),), bytes_per_s=peak.bytes_per_s, flops=flops,
         flops_source="given", coverage=1.0, mfu=mfu if sound else None,
         reason="" if sound else (
-            f"{flops:.3g} FLOPs per step and GPU would take longer at the {used} peak than the kernels took: the "
-            "given number is too large, or is for more GPUs than the trace has."))
+            f"{flops:.3g} FLOPs per step and GPU would take longer at the {used} peak than the kernels took, so the "
+            "given number is too large or covers more GPUs than the trace."))
 
 
 def _of_ops(parts: Breakdown, known_steps: list[LimitStep], peak: GpuPeak, times: LayerTimes) -> Limits:

@@ -42,8 +42,8 @@ def accumulation_note(trace: Trace, steps: Steps) -> list[TraceNote]:
     if count is None:
         return []
     return [TraceNote("accumulation", (
-        f"The optimizer runs in one of {count} steps: the job accumulates gradients. Each step is a micro-batch. An "
-        f"update takes {count} of them, {seconds(count * steps.times.mean_s)} on average."))]
+        f"The optimizer runs in one of {count} steps, so the job accumulates gradients. Each step is a micro-batch, "
+        f"and an update takes {count} steps ({seconds(count * steps.times.mean_s)} on average)."))]
 
 
 def _on_gpus(trace: Trace, begin: I64, end: I64) -> I64:

@@ -48,7 +48,7 @@ def kernel_sequence(trace: Trace) -> Anchors | None:
     optimizer = optimizer_names(trace)
     is_step = bool((optimizer[names] | optimizer[device.tf_op[kernels]]).any())
     name = f"a sequence of {period} kernels that GPU {trace.gpus[gpu].ordinal} repeats"
-    return Anchors(f"{name}, the optimizer's among them" if is_step else name, "low", start_ns, start_ns, start_ns,
+    return Anchors(f"{name}, including optimizer kernels" if is_step else name, "low", start_ns, start_ns, start_ns,
                    unit="step" if is_step else "period")
 
 

@@ -71,17 +71,18 @@ def evaluation_note(steps: StepTimes) -> list[TraceNote]:
     """Note for a window that holds something else than training."""
     if steps.phase in (EVALUATION, PREDICTION):
         return [TraceNote("evaluation", (
-            f"The steps of this window are {steps.phase}, not training: nothing here shows how training runs. Capture "
+            f"The steps in this window are {steps.phase}, not training, so they do not show how training runs. Capture "
             "while the job trains."))]
     if UNKNOWN in steps.left_out_s:
         return [TraceNote("evaluation", (
-            f"The window holds another step function of Keras as well ({seconds(steps.left_out_s[UNKNOWN])}), and no "
-            "op shows which of them trains and which evaluates: the steps may be either. Capture while only fit "
-            "runs."))]
+            "The window also contains another Keras step function "
+            f"({seconds(steps.left_out_s[UNKNOWN])}). No op shows which function trains and which one evaluates, so "
+            "the steps may be either. Capture while only fit runs."))]
     if steps.left_out_s:
         parts = " and ".join(f"{seconds(time)} of {phase}" for phase, time in sorted(steps.left_out_s.items()))
         return [TraceNote("evaluation", (
-            f"The window also holds {parts}. The steps leave that out; values by GPU are of the whole window."))]
+            f"The window also contains {parts}. The steps leave this time out, but values per GPU cover the whole "
+            "window."))]
     return []
 
 

@@ -257,7 +257,7 @@ def op_sequence(trace: Trace) -> Anchors | None:
         return None
     trains = bool((ops.backward_nodes(start[:-1], start[1:]) > 0).all())
     name = f"a sequence of {period} ops that the loop's thread repeats"
-    return Anchors(f"{name}, a backward pass among them" if trains else name, "medium" if trains else "low",
+    return Anchors(f"{name}, including a backward pass" if trains else name, "medium" if trains else "low",
                    start, start, start, unit="step" if trains else "period")
 
 

@@ -53,11 +53,11 @@ _FEW_STEPS = 3  # of fewer each may be the first
 START_UP_SHARE = 0.5  # share of a step: such work, or compilation alone, that fills it. gputop's own figure
 _NAME_CHARS = 48
 _TEXTS = {
-    LOADING: "loading of libraries and modules", COMPILING: "compilation by XLA", TRACED: "tracing by Python",
+    LOADING: "loading of libraries and modules", COMPILING: "XLA compilation", TRACED: "Python tracing",
     TORCH_COMPILING: "compilation by torch.compile", SCRIPT: "compilation by TorchScript",
     KERNELS: "compilation and autotuning of kernels (NVRTC, Triton)",
-    AUTOTUNING: "autotuning, in which cuDNN tries out its algorithms", GRAPHS: "recording of CUDA graphs",
-    UPLOAD: "copying of the model to the GPU",
+    AUTOTUNING: "cuDNN autotuning", GRAPHS: "recording of CUDA graphs",
+    UPLOAD: "copying the model to the GPU",
 }
 
 
@@ -261,7 +261,7 @@ def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
     if past_start(trace):
         return ""
     if len(bounds_ns) == 1 and _one_after_the_other(trace, *bounds_ns[0].tolist()):
-        return "replicas that begin one after the other"
+        return "replicas that start one after the other"
     may_be_first = len(bounds_ns) < _FEW_STEPS and not rebuilt(trace)
     rows = host_rows(trace, COMPILE)
     compiling = spans_of(trace, rows)

@@ -75,8 +75,8 @@ def critical_path(replay: Replay | None, steps: Steps | None) -> CriticalPath | 
         return None
     if replay.error > TOLERANCE:
         return CriticalPath(step, lo, hi, reason=(
-            f"A replay of the unchanged {steps.times.unit}s misses their time by {percent(replay.error)}: the trace "
-            "does not show everything that the GPUs wait for."))
+            f"Replaying the unmodified {steps.times.unit}s gives a time that is {percent(replay.error)} off, so the "
+            "trace does not show everything that the GPUs wait for."))
     walk = _Walk(graph, lo, hi)
     path = walk.back_from(int(ends[np.argmax(graph.events.end[ends])]))
     rest, room = _off_path(graph, walk, lo, hi, ends)
@@ -85,8 +85,8 @@ def critical_path(replay: Replay | None, steps: Steps | None) -> CriticalPath | 
         step, lo, hi, tuple(_by_kind(path, rest, room)), tuple(_segments(path, places, names, lo, hi)),
         tuple(_slack_rows(rest, room, places, names)),
         reason="" if not replay.ambiguous_wait_ratio else (
-            f"In {percent(replay.ambiguous_wait_ratio)} of the time it is unclear whether the host waits for the GPUs "
-            "or is busy: the path counts it as busy."))
+            f"For {percent(replay.ambiguous_wait_ratio)} of the time it is unclear whether the host waits for the GPUs "
+            "or is busy; the path counts this time as busy."))
 
 
 def _typical(graph: Graph, steps: Steps) -> tuple[int, int, int, int]:

@@ -134,9 +134,8 @@ def _offset(
             return other, 0
         else:
             builder.note("clocks", f"The clock of {other.name} was {seconds(abs(result.offset_ns) / 1e9)} "
-                                   f"{'ahead of' if result.offset_ns > 0 else 'behind'} that of {first.name}. gputop "
-                                   f"corrected this to within {seconds(result.error_ns / 1e9)}, based on "
-                                   f"{result.matched} collectives.")
+                         f"{'ahead of' if result.offset_ns > 0 else 'behind'} that of {first.name}, measured with "
+                         f"{result.matched} collectives to {seconds(result.error_ns / 1e9)}. gputop corrected it.")
             return other, result.offset_ns
     if notes:
         builder.note("clocks", notes[0])

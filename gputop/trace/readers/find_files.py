@@ -143,7 +143,7 @@ def _newest(runs: list[Run], folder: Path, notes: list[TraceNote]) -> Run:
     if len(runs) > 1:
         notes.append(TraceNote(
             "newest_run", f"{folder} contains {len(runs)} profile runs; this is the newest, {runs[0].name}. Older "
-                          f"runs: {_names(runs[1:])}. To analyze one of them, use --run NAME; for all, use --all."))
+                          f"runs: {_names(runs[1:])}. Use --run NAME to analyze one run, or --all for all runs."))
     return runs[0]
 
 
@@ -170,8 +170,8 @@ def _newest_of_each_worker(format_: Format, files: list[Path], notes: list[Trace
         newest[worker] = max(newest.get(worker, (0, file)), (time, file))
     if len(newest) < len(files):
         notes.append(TraceNote(
-            "newest_run", f"{files[0].parent} contains several captures of a worker; gputop uses the newest, "
-                          f"{len(newest)} of {len(files)} files."))
+            "newest_run", f"{files[0].parent} contains several captures of a worker; these are the newest "
+                          f"({len(newest)} of {len(files)} files)."))
     return [file for _, file in newest.values()]
 
 

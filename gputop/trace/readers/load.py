@@ -45,7 +45,7 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
             unread.append(error)
     if not formats:
         raise unread[0]
-    notes += [TraceNote("unreadable_file", f"{error.message} gputop leaves out this file.") for error in unread]
+    notes += [TraceNote("unreadable_file", f"{error.message} gputop leaves the file out.") for error in unread]
     _leave_out_copies(formats, notes)
     _count_files_once(formats, notes)
     if len({format_.id for format_ in formats.values()}) > 1:
@@ -88,7 +88,7 @@ def _leave_out_copies(formats: dict[Path, Format], notes: list[TraceNote]) -> No
         del formats[file]
     if copies:
         notes.append(TraceNote("same_capture", f"{listed(copies)}: left out, because the XSpace next to it contains "
-                                               "the same capture."))
+                                                 "the same capture."))
 
 
 def _count_files_once(formats: dict[Path, Format], notes: list[TraceNote]) -> None:
@@ -102,8 +102,8 @@ def _count_files_once(formats: dict[Path, Format], notes: list[TraceNote]) -> No
             same = first.setdefault(digest(file), file)
             if same is not file:
                 del formats[file]
-                notes.append(TraceNote("same_file", f"{file}: left out, because it is identical to {same} and not a "
-                                                    "separate rank."))
+                notes.append(TraceNote("same_file", f"{file}: left out, because it contains the same bytes as {same} "
+                                                      "and is not a separate rank."))
 
 
 def _format_of(path: Path) -> Format:

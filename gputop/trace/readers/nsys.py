@@ -228,8 +228,8 @@ class _Report:
         if len(graph):
             out.name[c:] = names["CUDA graph"]
             self._builder.note("whole_graphs", (
-                f"The report shows {len(graph):,} launches of whole CUDA graphs without their kernels. To see the "
-                "kernels, record with --cuda-graph-trace=node."))
+                f"The report has {len(graph):,} launches of whole CUDA graphs, without their kernels. Record with "
+                "--cuda-graph-trace=node to see the kernels."))
         out.bytes[a:b], out.bytes[b:c] = copy[:, 6], memset[:, 6]
         out.src[a:b], out.dst[a:b], out.dst[b:c] = memory(copy[:, 8]), memory(copy[:, 9]), memory(memset[:, 7])
         migrated = a + np.flatnonzero(np.isin(copy[:, 7], _MIGRATIONS))

@@ -61,7 +61,7 @@ def test_of_gpus_without_samples_for_a_part_of_the_time_nothing_is_said(idle: in
     findings, abstained = fleet_advice(fleet(job(idle_gpus=idle, idle=IdleGpus(quiet=quiet, seen=watched),
                                                  median=0.0)))
     assert {finding.id for finding in findings} == ids
-    assert any("no samples for a part" in own.missing for own in abstained) == (quiet > idle and watched < 32)
+    assert any("lack samples for a part" in own.missing for own in abstained) == (quiet > idle and watched < 32)
 
 
 def test_a_job_that_uses_some_of_its_gpus() -> None:
@@ -78,12 +78,12 @@ def test_a_job_that_uses_some_of_its_gpus() -> None:
     ({"sm_clock_hz": 1.1e9, "temperature_c": 85.0, "clock_reasons": 4.0}, "power is limited"),
     ({"sm_clock_hz": 1.1e9, "clock_reasons": 64.0}, "too hot"),
     ({"sm_clock_hz": 1.1e9}, "1100 MHz; the others run at 1980 MHz."),
-    ({"sm_clock_hz": 1.98e9, "pcie_width": 4.0}, "4 lanes; the others have 16"),
+    ({"sm_clock_hz": 1.98e9, "pcie_width": 4.0}, "4 lanes, and the others with 16"),
     ({"sm_clock_hz": 3.45e8, "clock_reasons": 1.0}, "shows the reason"),  # low because it has nothing to do
     ({"rows_remap_failed": 1.0, "sm_clock_hz": 1.1e9}, "1100 MHz"),  # what slows it now, before what may be old
     ({"rows_remap_failed": 1.0, "sm_clock_hz": 1.98e9}, "could not be replaced"),
-    ({"ecc_uncorrected": 2.0}, "2 memory errors"),
-    ({"xid": 79.0}, "Xid event is 79"),
+    ({"ecc_uncorrected": 2.0}, "2 uncorrectable memory errors"),
+    ({"xid": 79.0}, "Xid of this GPU is 79"),
     ({"sm_clock_hz": 1.98e9, "pcie_width": 16.0, "xid": 0.0, "temperature_c": 88.0}, "shows the reason"),
 ])
 def test_a_straggler_has_its_reason(figures: dict[str, float], word: str) -> None:
@@ -110,13 +110,14 @@ def low_clock(activity: float = 0.97, clock_hz: float = 1.29e9, **changes: float
 
 
 @pytest.mark.parametrize(("figures", "word"), [
-    ({"clock_reasons": 4.0}, "The reason: its power is limited."),
-    ({"clock_reasons": 64.0}, "The reason: it is too hot."),
+    ({"clock_reasons": 4.0}, "The reason is that its power is limited."),
+    ({"clock_reasons": 64.0}, "The reason is that it is too hot."),
     ({"clock_reasons": 2.0}, "application clocks are set low"),
-    ({"power_w": 399.0, "power_limit_w": 400.0}, "The reason: its power limit is lower than theirs."),
-    ({"power_w": 300.0, "power_limit_w": 400.0, "power_violation": 5e9}, "The reason: its power is limited."),
-    ({"thermal_violation": 5e9}, "The reason: it is too hot."), ({"power_violation": 0.0, "xid": 79.0}, "event is 79"),
-    ({"pcie_width": 4.0}, "4 lanes; the others have 16"),
+    ({"power_w": 399.0, "power_limit_w": 400.0}, "that its power limit is lower than that of the others."),
+    ({"power_w": 300.0, "power_limit_w": 400.0, "power_violation": 5e9}, "The reason is that its power is limited."),
+    ({"thermal_violation": 5e9}, "The reason is that it is too hot."),
+    ({"power_violation": 0.0, "xid": 79.0}, "GPU is 79"),
+    ({"pcie_width": 4.0}, "4 lanes, and the others with 16"),
 ])
 def test_a_busy_gpu_with_a_low_clock_is_what_the_others_wait_for(figures: dict[str, float], word: str) -> None:
     finding = only(job(low_clocks=(low_clock(**figures),), peers={"power_limit_w": 700.0, "pcie_width": 16.0}))

@@ -84,7 +84,7 @@ def test_starting_up_is_not_low_activity() -> None:
     _, advices = play(two(compiling, Job(memory=3e10), interval_s=2.0), 360)
     assert all("low_sm_active" not in ids(a) for a in advices)
     young = after(Scene(dict.fromkeys(range(8), 0.2), jobs=[Job(since_s=150)]), 260)
-    assert "start-up" in abstained(young)["low_sm_active"]
+    assert "startup" in abstained(young)["low_sm_active"]
 
 
 def training_with_pauses(t: float) -> float:

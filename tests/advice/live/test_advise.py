@@ -34,7 +34,7 @@ def test_a_node_without_processes_is_normally_idle() -> None:
     advice = after(Scene(jobs=()), 200)
     assert ids(advice) == []
     for rule in ("idle_gpu", "unused_gpu", "gpu0_oversubscribed", "shared_gpu", "memory_preallocated"):
-        assert "no compute process" in abstained(advice)[rule]
+        assert "a compute process that holds a GPU" in abstained(advice)[rule]
 
 
 def test_the_first_tick_abstains_and_says_for_what() -> None:

@@ -31,8 +31,8 @@ def test_gpus_that_differ_are_shown_as_a_span() -> None:
 
 def test_no_problem_is_said_only_with_evidence() -> None:
     assert after(Scene(fine=False), 200).limit == "", "a finding says so"
-    assert after(Scene(), 3).limit == "Nothing judged yet: 2 s of samples, the rules need 30 s to 7 min."
-    assert after(Scene(), 20).limit.startswith("Nothing judged yet: 19 s of samples")
+    assert after(Scene(), 3).limit == "Nothing judged yet: gputop has 2 s of samples, and the rules need 30 s to 7 min."
+    assert after(Scene(), 20).limit.startswith("Nothing judged yet: gputop has 19 s of samples")
     young = after(Scene(jobs=[Job(started_s=START_S)]), 60).limit
     assert young == "Nothing judged yet: the job is in its first 120 s."
     silent = after(Scene(other={"sm_active": None, "gpu_util": None}), 200).limit
@@ -56,7 +56,7 @@ def test_a_job_that_works_much_less_than_before_is_not_called_well() -> None:
     stops = Scene(dict.fromkeys(range(8), lambda t: 0.9 if t < 260 else 0.18))
     assert after(stops, 300).limit == (
         "SM activity of GPUs 0-7 fell from 90% to 18% 40 s ago. An evaluation or a checkpoint ends by itself; after "
-        "120 s gputop looks for a hang.")
+        "120 s, gputop checks for a hang.")
     idles = Scene(dict.fromkeys(range(8), lambda t: 0.9 if t < 260 else 0.0))
     assert "fell from 90% to 0% 40 s ago" in after(idles, 300).limit
 

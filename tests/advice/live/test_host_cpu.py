@@ -96,8 +96,8 @@ def test_compiling_and_checkpoints_fill_a_core_too() -> None:
 
 def test_without_figures_it_abstains() -> None:
     assert "the test says so" in abstained(after(Scene(WAITING, cpu=None), 200))["host_cpu_saturated"]
-    assert "no compute process" in abstained(after(Scene(jobs=(), cpu=0.99), 200))["host_cpu_saturated"]
-    assert "start-up" in abstained(after(Scene(WAITING, cpu=0.99), 60))["host_cpu_saturated"]
+    assert "a compute process that holds a GPU" in abstained(after(Scene(jobs=(), cpu=0.99), 200))["host_cpu_saturated"]
+    assert "startup" in abstained(after(Scene(WAITING, cpu=0.99), 60))["host_cpu_saturated"]
     busy = after(Scene(cpu=0.99), 200)  # the GPUs have no time left: nothing to say
     assert "host_cpu_saturated" not in ids(busy) and "host_cpu_saturated" not in abstained(busy)
     no_cores = after(Scene(WAITING, jobs=[Job(cores=1.0)], full_cores=None), 200)

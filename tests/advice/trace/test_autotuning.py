@@ -39,9 +39,9 @@ def trace(tried: set[int], by: str = CUDNN, events: bool = True) -> Trace:
 @pytest.mark.parametrize(("by", "words"), [(CUDNN, "cudnn.benchmark = False"), (TRITON, "triton.autotune")])
 def test_trials_that_come_back_are_found(by: str, words: str) -> None:
     found = findings(trace({2, 4, 5, 7, 8}, by))["retracing"]
-    assert found.title.startswith(f"The choice of kernels by {by} is made again and again: ")
+    assert found.title.startswith(f"Kernel selection by {by} is repeated: ")
     assert words in (found.snippet or "") and found.evidence["retracings_count"] == 5
-    assert "made again 5 times" in found.why and "wait" not in found.why
+    assert "repeated 5 times" in found.why and "wait" not in found.why
     assert found.evidence["share_ratio"] == pytest.approx(0.2, abs=0.03)
     assert found.gain.step_time == pytest.approx(0.2, abs=0.04)
 

@@ -254,7 +254,7 @@ def test_waits_per_step_and_gpu_do_not_depend_on_the_number_of_ranks(ranks):
     found = analyze([str(SHARED / "cases" / "ddp_sigterm" / f"rank{i}.pt.trace.json.gz") for i in range(ranks)])
     first = found.findings[0]
     assert first.id == "sync_copies" and first.evidence["syncs_per_step"] == pytest.approx(1.0)
-    assert first.why.startswith("1 call per step and GPU that synchronizes makes the host wait")
+    assert first.why.startswith("1 synchronizing call per step and GPU makes the host wait")
 
 
 def waiting_for(*copies: tuple[Kind, int]) -> Builder:
@@ -301,5 +301,5 @@ def test_a_loop_of_pageable_copies_alone_is_judged_and_large_results_have_their_
                   src=MemoryKind.DEVICE if way is Kind.D2H else MemoryKind.PAGEABLE,
                   dst=MemoryKind.PAGEABLE if way is Kind.D2H else MemoryKind.DEVICE)
     f = findings(b)["copies_pageable"]
-    assert f.severity == "high" and f.gpus == (0,) and "into pinned memory" in f.action
+    assert f.severity == "high" and f.gpus == (0,) and "to pinned memory" in f.action
     assert "non_blocking=True" in (f.snippet or "")

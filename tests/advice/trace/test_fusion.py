@@ -103,7 +103,7 @@ def test_attention_that_has_fallen_back():
     b = model(attention(), call="aten::bmm")
     b.host("aten::_scaled_dot_product_attention_math", 5, 3, line="launch 0")
     found = findings(b)["attention_unfused"]
-    assert found.snippet is None and "scaled_dot_product_attention runs here as separate kernels" in found.action
+    assert found.snippet is None and "scaled_dot_product_attention runs as separate kernels here" in found.action
 
 
 # -- layouts ----------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_calls_that_rise_by_a_constant_are_what_is_carried_on(noise, pytorch):
 def test_few_long_steps_show_what_is_carried_on_if_each_makes_as_many_calls_more():
     """As of a job whose hidden state is carried on for hundreds of steps: 3 of them are in a recording of a second."""
     f = grown(job([5000, 5020, 5040], [220_000.0] * 3))
-    assert f is not None and f.evidence["more_calls_per_step"] == pytest.approx(20) and "in all 3" in f.why
+    assert f is not None and f.evidence["more_calls_per_step"] == pytest.approx(20) and "each of the 3" in f.why
 
 
 @pytest.mark.parametrize("calls", [

@@ -37,7 +37,7 @@ def test_of_two_stages_with_as_much_self_time_none_is_blamed():
         return findings(b)["input_bound"]
 
     little, much = beside(3_000), beside(14_000)
-    assert "stage Map" in little.why and "num_parallel_calls" in (little.snippet or "")
+    assert "Map stage" in little.why and "num_parallel_calls" in (little.snippet or "")
     assert "stage" not in much.why and "slowest_stage_s" not in much.evidence
 
 

@@ -61,7 +61,7 @@ def test_long_steps_that_are_unlike_are_told_as_a_range_and_the_longest_is_named
 def test_one_long_step_is_told_and_may_be_an_accident(more, severity):
     f = findings(job({7: more}))["long_steps"]
     assert f.severity == severity and f.title.startswith("Step 8 of 30 takes") and "once in this recording" in f.title
-    assert f.gain.step_time is None and "how often it comes is unknown" in f.gain.how
+    assert f.gain.step_time is None and "how often it occurs" in f.gain.how
 
 
 def test_few_steps_are_not_judged():

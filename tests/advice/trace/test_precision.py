@@ -95,7 +95,7 @@ def test_alignment_is_read_from_names(align, there):
 
 
 @pytest.mark.parametrize(("name", "op", "products"), [
-    ("nt_align1", None, ("other products",)), ("nt_align1", "model/dense/MatMul:MatMul", ("other products",)),
+    ("nt_align1", None, ("other matmuls",)), ("nt_align1", "model/dense/MatMul:MatMul", ("other matmuls",)),
     ("nt_align1", "model/self_attention/einsum/Einsum:Einsum", ("attention",)),
     ("nt_align1", "model/scores:BatchMatMulV2", ("attention",)), ("nt_align1", "model/conv1:Conv2D", ("convolutions",)),
     ("fprop_nhwc_align1", None, ("convolutions",)), ("fmha_align1", None, ("attention",))])

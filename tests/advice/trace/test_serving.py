@@ -98,7 +98,7 @@ def test_prefill_and_decode_are_judged_apart(prefill: str, decode: str) -> None:
         times = {part.id: part.time_s for part in found.wall_time.parts}
         assert times["steps"] == pytest.approx(count * step_s, rel=0.02)
         assert times[other] == pytest.approx(other_s, rel=0.02)
-        assert any(f"also holds {seconds(found.steps.left_out_s[other])} of {other}" in note.message
+        assert any(f"also contains {seconds(found.steps.left_out_s[other])} of {other}" in note.message
                    for note in found.trace.quality)
 
 

@@ -70,7 +70,7 @@ def test_last_waves_are_told_and_no_finding_of_their_own() -> None:
 def test_without_grids_or_sms_it_abstains() -> None:
     for missing in (trace(None), trace(24, sms=None)):
         assert isinstance(verdict(missing, "small_grids"), Missing)
-        assert "grids" in abstained(missing)["small_grids"]
+        assert "grid sizes" in abstained(missing)["small_grids"]
     assert verdict(trace(None, until=STEP / 8), "small_grids") is None
 
 
@@ -81,4 +81,4 @@ def test_one_kernel_of_one_block_is_enough_to_judge_its_grid() -> None:
     built.gpus = [TraceGpu("node", 0, compute_capability=(8, 0), sms=108)]
     found = findings(built)["small_grids"]
     assert found.severity == "medium" and found.title == "Kernels use less than 1% of the GPU while they run"
-    assert found.action.startswith("Start kernels with more blocks and threads.")
+    assert found.action.startswith("Launch kernels with more blocks and threads.")

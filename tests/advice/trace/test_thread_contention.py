@@ -37,4 +37,4 @@ def test_functions_of_tf_data_on_the_threads_of_the_model():
             b.host("InstantiatedCapturedFunction::RunAsync", i * STEP, 5, line="tf_data_iterator/1", id=90 + thread)
             b.host("ExecutorState::Process", i * STEP + 10, STEP * 0.9, line=f"tf_Compute/{thread}", id=90 + thread)
     f = found(b)["thread_contention"]
-    assert "TF_GPU_THREAD_MODE=gpu_private" in (f.snippet or "") and "belong to that pool" in f.why
+    assert "TF_GPU_THREAD_MODE=gpu_private" in (f.snippet or "") and "belong to the shared pool" in f.why

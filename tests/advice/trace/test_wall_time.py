@@ -64,8 +64,8 @@ def test_one_pause_is_told_as_one():
     evaluate(b, end + 100, 2)
     train(b, end + 300 * MS, 20)
     finding = findings(b)["time_outside_steps"]
-    assert finding.evidence["stretches_count"] == 1 and finding.title.startswith("Once in this recording 290 ms pass")
-    assert finding.severity == "medium" and finding.gain.step_time is None and "came once" in finding.gain.how
+    assert finding.evidence["stretches_count"] == 1 and finding.title.startswith("Once in this recording, 290 ms pass")
+    assert finding.severity == "medium" and finding.gain.step_time is None and "occurred once" in finding.gain.how
 
 
 def few_steps(pause: float, gap: float) -> Builder:
@@ -170,7 +170,7 @@ def test_few_steps_are_no_clean_bill_and_many_are():
         analysis = analyze_trace(healthy(steps=steps).build())
         assert not [f for f in analysis.findings if f.severity != "low"]
         assert limit_of(analysis).startswith("NO PROBLEM FOUND") == enough
-        assert ("steps seen, 20 show" in limit_of(analysis)) != enough
+        assert ("steps seen, 20 needed" in limit_of(analysis)) != enough
 
 
 def test_many_steps_in_a_small_part_of_the_recording_are_no_clean_bill():

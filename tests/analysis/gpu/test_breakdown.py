@@ -129,8 +129,8 @@ def test_a_large_part_of_the_steps_before_the_first_event_that_has_no_cause_is_n
             b.run(0, i * 10_000 + first_us, 5_000, launch=i * 10_000 + first_us - 10)
         return [note.message for note in analyze_trace(b.build()).trace.quality if note.id == "unseen_head"]
 
-    assert notes(4_900) == ["GPU 0 has no events in the first 4.9 ms of the steps. The GPU may have run work launched "
-                            "before the recording, so gputop reports no cause for that time."]
+    assert notes(4_900) == ["GPU 0 has no event in the first 4.9 ms of the steps. The GPU may have run work "
+                            "launched before the recording, so gputop names no cause for that time."]
     assert notes(1_000) == []
 
 

@@ -111,7 +111,7 @@ def test_one_operation_that_does_not_match_leaves_the_others_their_figures():
     by_name = {op.operation: op for op in c.operations}
     assert by_name["AllReduce"].transfer_s == pytest.approx(2 * 80e-6) and by_name["AllReduce"].reason is None
     assert "2 to 3" in (by_name["Broadcast"].reason or "") and by_name["Broadcast"].waiting is None
-    assert by_name["SendRecv"].reason == "only one GPU ran any" and by_name["SendRecv"].exposed_s == {1: 50e-6}
+    assert by_name["SendRecv"].reason == "only one GPU ran collectives" and by_name["SendRecv"].exposed_s == {1: 50e-6}
 
 
 def test_ranks_on_different_clocks_are_not_matched():

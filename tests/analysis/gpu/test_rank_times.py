@@ -65,7 +65,7 @@ def test_a_rank_that_its_host_holds_up_is_found_by_its_waiting() -> None:
     assert extremes.by == "waiting"
     assert [(word, r.gpu) for word, r in extremes.ranks] == [("least", 1), ("median", 3), ("most", 2)]
     text = text_report(analyze_trace(b.build()), 80)
-    assert "Ranks wait for the one with the least waiting." in " ".join(text.split())
+    assert "The other ranks wait for the rank that waits least." in " ".join(text.split())
     assert "  by waiting  rank " in text and "  least       GPU 1 " in text
 
 

@@ -57,7 +57,7 @@ def test_operations_of_dlrm_and_its_replicas():
     assert [w.gpu for w in a.replicas.work if (w.kernels_ratio or 0) > 1.2] == [1, 3]
     assert all(0.8 < (w.compute_ratio or 0) < 1.3 for w in a.replicas.work)
     assert a.replicas.launches is not None and a.replicas.launches.shared_launches == 0
-    assert a.replicas.missing == {"first_kernel": "it has only one step"}
+    assert a.replicas.missing == {"first_kernel": "the trace has only one step"}
 
 
 @needs_data

@@ -141,7 +141,7 @@ def test_first_kernels_need_two_steps_with_all_gpus():
     b = each_step(job(2), 0, 50, 20).run(1, 60, 20)
     assert "fewer than two" in compared(b).missing["first_kernel"]
     one = Builder(gpus=2).host("train", 0, 100, step_num=1).run(0, 10, 20).run(1, 30, 20)
-    assert compared(one).missing["first_kernel"] == "it has only one step"
+    assert compared(one).missing["first_kernel"] == "the trace has only one step"
 
 
 def test_ranks_of_several_hosts_keep_their_names():

@@ -79,11 +79,11 @@ def test_the_finding_the_report_and_the_gaps_say_who_recorded_it():
     (finding,) = [f for f in analysis.findings if f.id == "step_gap_host"]
     assert finding.culprits[0].name == "metrics.py:4 confusion" and finding.culprits[0].traced
     text = text_report(analysis, 100)
-    assert "In Python, by the trace's own tracer: metrics.py:4 confusion" in text
-    assert "which names a function by its first line" in text and "$metrics" not in text
+    assert "In Python, from the trace's own tracer: metrics.py:4 confusion" in text
+    assert "which identifies a function by its first line" in text and "$metrics" not in text
     assert Analysis.from_json(analysis.to_json()) == analysis
     gaps = rank_idle_gaps(facts, 3)
-    assert "metrics.py:4 confusion, mostly in time.sleep (built-in), by the trace's own tracer" in " ".join(
+    assert "metrics.py:4 confusion, mostly in time.sleep (built-in), from the trace's own tracer" in " ".join(
         text_of(gaps, facts, 0, 300).split())
     assert all(own.python[0].line == "metrics.py:4 confusion" for own in find_idle_gaps(facts, 3))
     assert IdleGapRow.of(find_idle_gaps(facts, 1)[0], facts, 0).python[0].traced

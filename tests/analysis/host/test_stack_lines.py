@@ -184,7 +184,7 @@ def test_of_gaps_too_short_for_samples_the_loop_tells_what_it_calls_below_its_st
     assert found.lines[0].s_per_step == pytest.approx(5e-3 * 4 / 12, rel=0.25)
     finding = next(f for f in analysis.findings if f.id == "step_gap_host")
     assert finding.action.startswith("Move keep (best.py:8) out of the training loop")
-    assert "Across all samples" in text_report(analysis, 100)
+    assert "Over all samples" in text_report(analysis, 100)
 
 
 def test_the_line_that_runs_the_step_is_none_of_the_gaps_in_which_its_thread_has_no_cpu():

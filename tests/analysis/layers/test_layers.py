@@ -70,7 +70,7 @@ def test_copies_on_the_gpu_without_an_op_are_no_kernels_without_one() -> None:
 
 
 @pytest.mark.parametrize(("program", "graphs", "said", "switch"), [
-    (True, True, "XLA runs these kernels as CUDA graphs", True), (True, False, "If XLA runs them as", True),
+    (True, True, "XLA runs these kernels in CUDA graphs", True), (True, False, "If XLA runs them in", True),
     (False, False, "the trace does not show", False), (False, True, "XLA runs these kernels", True)])
 def test_why_kernels_name_no_op(program: bool, graphs: bool, said: str, switch: bool) -> None:
     op = "jit_step/dot" if program else "m/d/MatMul:MatMul"

@@ -229,7 +229,7 @@ def test_a_function_made_anew_in_the_loop_is_traced_anew():
     trace = b.build()
     assert functions(trace) == [("step", 11, 12)] and rebuilt(trace)[0].made == 12
     f = analyze_trace(trace).findings[0]
-    assert f.id == "retracing" and "outside of the loop" in f.action and "step" in f.title
+    assert f.id == "retracing" and "outside the loop" in f.action and "step" in f.title
 
 
 def test_two_functions_of_one_name_are_each_traced_once():

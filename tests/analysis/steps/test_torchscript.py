@@ -53,7 +53,7 @@ def test_other_pauses_are_not_torchscripts(job):
 
 def test_what_is_compiled_in_call_after_call_is_told_with_its_fix():
     f = findings(scripted([80] * 9, inside=True))["retracing"]
-    assert "Function delta of TorchScript is compiled again and again" in f.title
+    assert "Function delta of TorchScript is compiled repeatedly" in f.title
     assert "set_fusion_strategy" in (f.snippet or "") and f.gain.step_time == pytest.approx(0.8, abs=0.02)
     assert "retracing" not in findings(scripted([80, 80, 80] + [0.1] * 9, inside=True))
 

@@ -28,7 +28,7 @@ def program(copies: int, src: MemoryKind = MemoryKind.PAGEABLE, kernel_at: int =
 def test_the_model_that_comes_to_the_gpu_before_its_first_kernel_is_the_start(b, start):
     analysis = analyze_trace(b.build())
     notes = [note.message for note in analysis.trace.quality if note.id == "start"]
-    assert bool(notes) == start and all("copying of the model to the GPU" in note for note in notes)
+    assert bool(notes) == start and all("copying the model to the GPU" in note for note in notes)
     if start:
         assert not {f.id for f in analysis.findings} & {"copies_pageable", "copies_excessive", "time_outside_steps"}
         assert {part.id: part.time_s for part in analysis.wall_time.parts}["start"] == pytest.approx(1.4, abs=0.02)

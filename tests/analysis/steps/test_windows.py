@@ -73,7 +73,7 @@ def test_a_sequence_that_may_be_a_layer_is_called_a_period():
     assert find_steps(trace).times.unit == "period"
     a = analyze_trace(trace)
     said = {note.id: note.message for note in a.trace.quality}
-    assert "either a layer of the model or a step" in said["no_steps"]
+    assert "a layer of the model or a step" in said["no_steps"]
     assert not any("of the step" in f.title for f in a.findings)
 
 

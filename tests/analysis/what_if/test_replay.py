@@ -92,7 +92,7 @@ def test_a_pause_that_may_be_a_wait_is_told_both_ways() -> None:
     assert found.saved_if_waiting(Cure(assumes="")) == 0.0
     verdict = Verdict(gpus=(0,), share=0.5, cure=kernels(trace, 0.5))
     saved, why = Cures(analyze_to_facts(trace)).saved(verdict)
-    assert saved is None and "37% if it does and 0% if it is busy" in why
+    assert saved is None and "37% if the host waits and 0% if it is busy" in why
 
 
 def test_what_saves_more_than_its_bound_is_an_upper_bound() -> None:

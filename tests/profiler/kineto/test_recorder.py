@@ -114,10 +114,10 @@ def _capture_workers(processes, logdir: Path):
     ("no-file", "wrote no trace", "_WRITE_TIMEOUT_S"), ("busy", "busy with another recording", "_BUILD_TIMEOUT_S"),
     ("dies", "ended with status 1 while it was recorded", ""),
     ("aborts", "by SIGABRT .* the likely cause", ""),
-    ("unguarded", "nothing guards recordings", ""), ("cycles", "starts again in 12 steps", ""),
-    ("profiling", "often takes two to three times", "_BETWEEN_TRIES_S"),
-    ("ending", "is exiting", ""), ("ends", "is exiting", ""),
-    ("silent", "is not polling for requests", "_POLL_TIMEOUT_S")])
+    ("unguarded", "nothing guards recordings", ""), ("cycles", "begins again in 12 steps", ""),
+    ("profiling", "often take two to three times", "_BETWEEN_TRIES_S"),
+    ("ending", "is ending", ""), ("ends", "is ending", ""),
+    ("silent", "does not ask for work", "_POLL_TIMEOUT_S")])
 def test_what_is_no_trace_is_not_taken(folder, tmp_path, loses_patience, monkeypatch, mode, message, limit):
     if limit:  # that passes, however long it is
         monkeypatch.setattr(guard if limit == "_BETWEEN_TRIES_S" else recorder, limit, 0.3)

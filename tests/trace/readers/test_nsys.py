@@ -234,5 +234,5 @@ def test_events_that_nsight_and_gputop_miss_are_told(tmp_path):
     database.commit()
     assert [note.message for note in read_nsys(path).quality] == [
         "The profiler reported: No NVTX events collected. Does the process use NVTX?",
-        "The profiler dropped events: Not all CUDA events might have been collected. Counts and sums are too low. "
-        "Capture for a shorter time."]
+        "The profiler dropped events: Not all CUDA events might have been collected. Counts and sums are too low, "
+        "so capture for a shorter time."]

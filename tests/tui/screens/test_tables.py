@@ -38,7 +38,7 @@ def test_every_table_tells_what_the_analysis_holds() -> None:
         "80%", "100 ms", "5", "20.0 ms", "bf16", "100%", "0-1", "25%", "gemm_[bold]x"]
     assert kernels.rows[1][-1] == "and 7 more" and kernels.rows[1][4:8] == (None, None, "0", None)
     assert kernels.rows[1][1] == pytest.approx(0.05), "of the one GPU that runs them"
-    assert kernels.note.startswith("Times and counts per step, for a GPU that runs the kernel.")
+    assert kernels.note.startswith("Times and counts per step for each GPU that runs the kernel.")
     assert by_op.rows == () and "name no op" in by_op.empty
     assert collectives.rows[0][:4] == ("AllReduce", 1.0, 0.5 / 5, pytest.approx(0.1 / 5)), "each as long as the mean"
     assert "per step and GPU." in collectives.note and "(GPU 1 last at 3, GPU 0 last at 1)" in collectives.note
@@ -50,12 +50,12 @@ def test_every_table_tells_what_the_analysis_holds() -> None:
     assert functions.rows[0][:3] == (5 / 4, 1.0 / 4, 2) and functions.rows[0][5] == "yes"
     assert "tracings in the window. XLA compiled once, in 2.00 s" in functions.note
     assert pipeline.rows[0][:4] == (0.2, 0.25, 0.9 / 4, 2.5)
-    assert "waits 100 ms for its batch, 40% of it" in pipeline.note and "Prefetch/Map" in pipeline.note
+    assert "waits 100 ms for its batch (40% of the step)" in pipeline.note and "Prefetch/Map" in pipeline.note
 
 
 def test_without_steps_the_figures_are_those_of_the_window_and_say_so() -> None:
     kernels = tables(found(steps=None))[0]
-    assert kernels.rows[0][1] == pytest.approx(0.4) and kernels.note.startswith("Times and counts in the window, of a")
+    assert kernels.rows[0][1] == pytest.approx(0.4) and kernels.note.startswith("Times and counts in the window for")
     # Twice as much work as the whole steps and the two that the window cuts can be: an evaluation, for example.
     assert "in the window" in tables(found(trace={"window_s": 8.0}))[0].note
     # Their work tells better than the window, of which half was a pause.
@@ -89,7 +89,7 @@ def test_layers_unfold_and_the_limit_is_in_order() -> None:
         ("host work", 0.08, pytest.approx(0.8), 0.0, 0.0), ("kernels", 0.02, pytest.approx(0.2), 0.01, 0.05),
         ("kernels", 0.0, 0.0, 0.01, float("inf"))]
     assert path.columns[4].text(path.rows[2][4]) == "any" and path.rows[2][5:] == ("GPU 0 stream 7", 4, "gemm")
-    assert "Step 3, 100 ms" in path.note and path.note.endswith("Not sure.")
+    assert "Step 3 takes 100 ms" in path.note and path.note.endswith("Not sure.")
 
 
 def test_the_ranks_with_least_median_and_most_load_stand_first() -> None:
@@ -101,14 +101,14 @@ def test_the_ranks_with_least_median_and_most_load_stand_first() -> None:
         ("least", "GPU 2"), ("median", "GPU 0"), ("most", "GPU 1"), ("", "GPU 3")]
     assert table.rows[0][2:] == (0.05, 0.01, 0.05, 0.0, 0.0, "n1") and table.rows[3][4] is None
     assert "mean of 4" in table.note
-    assert "no other rank" in tables(found(ranks=ranks[:1]))[10].empty
+    assert "nothing to compare" in tables(found(ranks=ranks[:1]))[10].empty
     assert "by step" in tables(found(ranks=ranks, steps=None))[10].empty
 
 
 def test_empty_tables_say_why() -> None:
     for table in tables(EMPTY):
         assert (table.rows == ()) == (table.name != "GPUs") and table.empty.endswith(".")
-    assert "no GPU to exchange data with" in tables(EMPTY)[2].empty
+    assert "no other GPU to exchange data with" in tables(EMPTY)[2].empty
     assert all("could not be analyzed" in t.empty for t in tables(None))
 
 

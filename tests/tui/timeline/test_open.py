@@ -309,7 +309,7 @@ def test_the_place_of_a_row_of_the_tables() -> None:
     path = next(row for row in timeline.rows if row.kind == "path")
     segments = timeline.ranges(path.key, *timeline.window_ns)
     longest = max((r for r in segments if r.name.startswith("host work")), key=lambda r: r.end_ns - r.start_ns)
-    assert place_of_row(timeline, "Path", ("host work", 1.0, "Python and ops of the host")) == longest
+    assert place_of_row(timeline, "Path", ("host work", 1.0, "Python and ops on the host")) == longest
     kernel = place_of_row(timeline, "Kernels", (0.5, 12, "sgemm_1"))
     assert kernel is not None and kernel.name == "sgemm_1"
     assert place_of_row(timeline, "Kernels", (0.5, "none of this name")) is None

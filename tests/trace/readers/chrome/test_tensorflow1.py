@@ -84,8 +84,8 @@ def test_the_first_run_in_which_cudnn_chooses_is_a_start():
     timeline = Timeline().model(460_000)
     timeline.op(GPU, "conv-5/Conv2D", "Conv2D", 0, 440_000)
     analysis = analyze_trace(timeline.trace())
-    assert analysis.steps is not None and "cuDNN tries out" in analysis.steps.start_up
-    assert not analysis.findings and "only job startup in the" in short_report(analysis)
+    assert analysis.steps is not None and "cuDNN autotuning" in analysis.steps.start_up
+    assert not analysis.findings and "are only job startup" in short_report(analysis)
 
 
 def test_runs_that_were_joined_into_one_file_are_steps():
