@@ -128,15 +128,11 @@ def _head(a: Analysis, width: int) -> Iterator[str]:
         yield from wrap(_SIMULATED, width)
     yield from _files(a)
     trace = a.trace
+    # Of a damaged file, which may hold events of more GPUs, their number is not told.
+    gpus = "" if trace.is_damaged else f", {counted(len(a.gpus), 'GPU')}"
     yield from wrap(f"{WRITERS.get(trace.format, trace.format)}, {trace.events:,} events over "
-                    f"{seconds(trace.window_s)}{_gpu_count(a)}"
-                    + (f", host {', '.join(trace.hosts)}" if trace.hosts else ""),
+                    f"{seconds(trace.window_s)}{gpus}" + (f", host {', '.join(trace.hosts)}" if trace.hosts else ""),
                     width, "         ")
-
-
-def _gpu_count(a: Analysis) -> str:
-    """", 2 GPUs"; "" of a damaged file, which may hold events of more."""
-    return "" if a.trace.is_damaged else f", {counted(len(a.gpus), 'GPU')}"
 
 
 def _quality(a: Analysis, width: int) -> Iterator[str]:

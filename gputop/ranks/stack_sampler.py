@@ -1,10 +1,10 @@
 """The Python stacks of a process sampled over some seconds by ``py-spy record``, with the time of each.
 
 py-spy reads the memory of the process while it runs on. Of its formats only "chrometrace" has times: microseconds since
-the recorder was made, and no origin. That is had from outside. py-spy makes the recorder and, with nothing between,
-starts the thread that samples: gputop starts the program before, and the kernel knows the start of the thread to a tick
-of 10 ms. The recorder makes its file just before it takes the time of the last events, which gives one more lower
-bound. The bounds were 10 to 22 ms apart, on two CPUs with up to six threads at work.
+the recorder was made, and no origin. py-spy makes the recorder and, with nothing between, starts the thread that
+samples: gputop starts the program before, and the kernel knows the start of the thread to a tick of 10 ms. The file
+comes just before the time of the last events, which gives one more lower bound. The bounds were 14 to 40 ms apart on
+two CPUs with 15 to 22 threads at work.
 """
 
 from __future__ import annotations

@@ -101,14 +101,10 @@ def _function_of(line: str) -> tuple[str, str] | None:
     return (location.rpartition(":")[0], ".".join(names)) if names else None
 
 
-def saving_lines(lines: Iterable[StackLine]) -> tuple[GapWork, ...]:
-    """Lines of Python in which a library saves a checkpoint, as work."""
-    return tuple(GapWork(line.line, line.s_per_step, 1.0) for line in lines if line.saves)
-
-
-def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork], most: float, saving: Sequence[GapWork] = (),
+def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork], most: float, lines: Sequence[StackLine] = (),
                ) -> tuple[KnownWork, list[GapWork]] | None:
-    """The first of these kinds that takes so many seconds, and its work; ``saving`` is known to save a checkpoint."""
+    """The first of these kinds that takes so many seconds, and its work: events, and lines that save a checkpoint."""
+    saving = [GapWork(line.line, line.s_per_step, 1.0) for line in lines if line.saves]
     for kind in kinds:
         named = [*(saving if kind.kind == "checkpoint" else ()), *(item for item in work if kind.fits(item.name))]
         if named and sum(item.s_per_step for item in named) >= most:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec import structs
@@ -13,15 +13,7 @@ from gputop.advice.trace.facts import NO_GPU, TraceFacts, new_workers, on_host, 
 from gputop.advice.trace.growing_steps import StepsGrow, describe_growing_steps, growing_steps
 from gputop.advice.trace.input_fixes import KEEP_WORKERS
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.known_work import (
-    NEW_WORKERS,
-    SELDOM_WORK,
-    WORK,
-    KnownWork,
-    UserFunction,
-    known_work,
-    saving_lines,
-)
+from gputop.advice.trace.known_work import NEW_WORKERS, SELDOM_WORK, WORK, KnownWork, UserFunction, known_work
 from gputop.advice.trace.other_programs import may_be_others
 from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.breakdown import breakdown_by_step
@@ -72,7 +64,7 @@ class LongStepsFound(Verdict, frozen=True, kw_only=True):
     parts: Mapping[str, float]  # seconds more by part of the step, mean of the long ones
     work: Sequence[GapWork]  # what the host did more, per long step
     kernel: str | None  # whose time grew most
-    saving_work: Sequence[GapWork] = ()  # lines of Python in which a library saves a checkpoint, per long step
+    lines: Sequence[StackLine] = ()  # of Python, per long step
     new_workers: bool = False  # PyTorch's DataLoader starts its workers anew in most of the extra time
     loader_unseen: bool = False  # Nsight records no wait of PyTorch's for a batch
 
@@ -114,7 +106,7 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
     work = _host_work(facts, long.indices, usual)
     named = [item for item in work if item.s_per_step >= _WORTH_NAMING * work[0].s_per_step]
     most = max(parts, key=parts.__getitem__, default="host")
-    lines = [*_lines(facts, long.indices, usual)]
+    lines = _lines(facts, long.indices, usual)
     verdict = LongStepsFound(
         gpus=facts.active_numbers, share=share, steps=tuple((long.indices + 1).tolist()), of=steps.count,
         # A single long step may be an accident, and how often it comes is unknown.
@@ -125,7 +117,7 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
         longest=int(long.indices[np.argmax(long.more_s)]) + 1, usual_s=long.usual_s, parts=parts, of_parts=parts,
         spans=_spans(facts, long.indices, most), work=work,
         culprits=on_host(facts, named, _outside_work(facts, long.indices), "long step"),
-        kernel=_kernel(facts, long.indices, usual), saving_work=saving_lines(lines[0]),
+        kernel=_kernel(facts, long.indices, usual), lines=lines[0],
         new_workers=intersect(new_workers(facts), union(edges[long.indices, 0], edges[long.indices, 1])).total >= (
             limit("long_steps.named") * long.more_s.sum() * 1e9),
         loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
@@ -139,12 +131,12 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
     return verdict
 
 
-def _lines(facts: TraceFacts, *several: I64) -> Iterator[tuple[StackLine, ...]]:
+def _lines(facts: TraceFacts, *several: I64) -> list[tuple[StackLine, ...]]:
     """Lines of Python outside of calls in each of these sets of steps, seconds per step."""
     spans = [_outside_work(facts, chosen) for chosen in several]
     processes = process_lines(python_of(facts.trace), facts.analyzed_spans, [merge(EMPTY, *spans)])
-    for gaps, chosen in zip(spans, several, strict=True):
-        yield gap_lines("gap", [gaps], gaps.total / 1e9 / len(chosen), processes).lines
+    return [gap_lines("gap", [gaps], gaps.total / 1e9 / len(chosen), processes).lines
+            for gaps, chosen in zip(spans, several, strict=True)]
 
 
 def _line_of_their_own(verdict: LongStepsFound, of_long: Sequence[StackLine], of_usual: Sequence[StackLine]) -> bool:
@@ -272,7 +264,7 @@ def less_often(words: Explanation, function: UserFunction) -> Explanation:
 
 def _known_work(v: LongStepsFound) -> tuple[KnownWork, list[GapWork]] | None:
     """The kind of work that fills most of the extra time."""
-    return known_work((*WORK, *SELDOM_WORK), v.work, limit("long_steps.named") * v.more_s, v.saving_work)
+    return known_work((*WORK, *SELDOM_WORK), v.work, limit("long_steps.named") * v.more_s, v.lines)
 
 
 def _ordinal(n: int) -> str:

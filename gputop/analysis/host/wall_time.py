@@ -420,11 +420,12 @@ def _loop_setups(trace: Trace, stretches: Sequence[_Stretch], divided: Mapping[s
     if steps is None or _KERAS not in steps.times.anchor or not len(loops.start):
         return EMPTY
     around_loops = [s for s in stretches if s.idle.total and (s.end_ns in loops.start or s.start_ns in loops.end)]
-    named = [one for one in _named(trace, rank, around_loops)
-             if not _line(_first_line(rank, one.stretch.idle), user=True)]
-    return _spans((one.stretch.start_ns, one.stretch.end_ns) for one in named if one.kind in (
-        _SETS_UP if one.stretch.end_ns in loops.start else _CLEANS_UP) or (
-            one.kind == "python" and _in_wrapper(rank, one.stretch.idle)))
+    named = [(one.stretch, one.kind, _first_line(rank, one.stretch.idle)) for one in _named(trace, rank, around_loops)]
+    # Python in a library's wrapper around a call is no code of the user's, and no callback of the library.
+    return _spans((stretch.start_ns, stretch.end_ns) for stretch, kind, first in named
+                  if not _line(first, user=True) and (
+                      kind in (_SETS_UP if stretch.end_ns in loops.start else _CLEANS_UP) or (
+                          kind == "python" and first is not None and PurePosixPath(first.file).name in PASS_ON)))
 
 
 def _unrecorded(trace: Trace, rank: _Rank) -> Spans:
@@ -575,13 +576,6 @@ def _line(first: StackLine | None, *, user: bool = False) -> str:
         return ""
     library = is_library(first.file) if "/" in first.file else is_library_file(first.file)
     return "" if library and (user or PurePosixPath(first.file).name in PASS_ON) else first.line
-
-
-def _in_wrapper(rank: _Rank, idle: Spans) -> bool:
-    """Return whether Python was in a library's wrapper around a call for most of this time: no code of the user's, and
-    no callback of the library."""
-    first = _first_line(rank, idle)
-    return first is not None and PurePosixPath(first.file).name in PASS_ON
 
 
 def _first_line(rank: _Rank, idle: Spans) -> StackLine | None:
