@@ -173,9 +173,9 @@ def _folded(lines: list[tuple[list[str], Binding]]) -> list[tuple[str, str]]:
             out[-1] = (" ".join(both[:_MAX_KEYS]), _both(before[1].tooltip, binding.tooltip))
             before = None
         else:
-            told = binding.tooltip  # Textual's own sentences begin with a capital
+            text = binding.tooltip  # Textual's own sentences begin with a capital
             out.append((" ".join(keys[:_MAX_KEYS // 2]),
-                        told[:1].lower() + told[1:] if told[1:2].islower() else told))
+                        text[:1].lower() + text[1:] if text[1:2].islower() else text))
             before = keys, binding
     return out
 
