@@ -4,7 +4,7 @@ py-spy reads the memory of the process while it runs on. Of its formats only "ch
 the recorder was made, and no origin. py-spy makes the recorder and, with nothing between, starts the thread that
 samples: gputop starts the program before, and the kernel knows the start of the thread to a tick of 10 ms. The file
 comes just before the time of the last events, which gives one more lower bound. The bounds were 14 to 40 ms apart on
-two CPUs with 15 to 22 threads at work.
+two CPUs with 15 to 22 threads at work. There single samples have a late time besides: py-spy waits for a CPU, too.
 """
 
 from __future__ import annotations

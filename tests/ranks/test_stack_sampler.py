@@ -66,7 +66,8 @@ def test_the_stacks_of_a_real_process_have_the_time_at_which_they_ran(tmp_path: 
     # No stack was seen before it ran, as far as the clock is known. How late it is seen is up to the node's load.
     turns = [(name, float(at)) for name, at in begins]
     for (_, before), (name, began), (_, ended) in zip(turns, turns[1:], turns[2:], strict=False):
-        early = [t for t in seen[name] if before + 2 * samples.error_s < t < began - 2 * samples.error_s]
+        # One of the turn before comes late where py-spy has to wait for a CPU.
+        early = [t for t in seen[name] if before + max(0.04, 2 * samples.error_s) < t < began - 2 * samples.error_s]
         assert not early, (name, began, ended, samples.error_s)
     assert 0 < samples.error_s < 0.5 and 0 < samples.cpu_s < 30 and samples.rate_hz <= 100
 
