@@ -68,9 +68,7 @@ class Rule(Struct, frozen=True, kw_only=True):
 
     def function(self, verb: Literal["judge", "describe"]) -> Any:
         """The rule's function of that name; imports its module."""
-        return getattr(_module(self.module), f"{verb}_{self.id}")
+        return getattr(_module(f"gputop.advice.{self.module}"), f"{verb}_{self.id}")
 
 
-@cache  # of a module that is there, too, importlib takes ten times as long
-def _module(name: str) -> Any:
-    return import_module(f"gputop.advice.{name}")
+_module = cache(import_module)  # of a module that is there, too, importlib takes ten times as long

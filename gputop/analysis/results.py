@@ -1005,7 +1005,8 @@ class StackLine(Struct, frozen=True):
     It is the innermost line of the user's own code, without those that every step runs in, or else of a library.
     ``inner`` is the library's line that it most waits for, "" where it runs itself. ``traced``: the profiler's own
     tracer recorded it (:class:`HostStacks`). ``loader``: what makes batches and calls it: grain, keras, torch, datasets
-    (of Hugging Face), or a function of the user's own ("user") by its name; "": none of these.
+    (of Hugging Face), or a function of the user's own ("user") by its name; "": none of these. ``saves``: a library
+    saves a checkpoint in most of it.
     """
 
     line: str
@@ -1015,6 +1016,7 @@ class StackLine(Struct, frozen=True):
     inner: str = ""
     traced: bool = False
     loader: str = ""
+    saves: bool = False
 
 
 class GapLines(Struct, frozen=True):

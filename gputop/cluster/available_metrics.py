@@ -78,11 +78,6 @@ class AvailableMetrics(Struct, frozen=True):
         return tuple(dict.fromkeys(label for schema in self.schemas() for label in schema.mig_labels))
 
     @property
-    def group_labels(self) -> tuple[str, ...]:
-        """The labels that say which group a GPU is in."""
-        return self.labels_of_job if self.by_job else self.node_labels
-
-    @property
     def labels_of_job(self) -> tuple[str, ...]:
         """The labels that say which job a GPU is held by."""
         pods = [label for label in self.job_labels if label in POD_LABELS]
@@ -137,7 +132,9 @@ def find_metrics(client: Client) -> AvailableMetrics:
     counted = sorted(names & {name for name, figure in figure_of_name.items() if figure in _COUNTED})
     counts: dict[str, int] = {}
     scrape_jobs: dict[str, None] = {}
-    for series in client.instant(metric_counts(counted)) if counted else ():
+    # Without what DCGM prints in place of a missing value: a GPU with that alone has another figure.
+    each = f"count by (__name__, job) ({any_name(counted)} < {LARGEST:g})"
+    for series in client.instant(each) if counted else ():
         name = series.labels.get("__name__", "")
         if series.value >= 1:
             counts[name] = counts.get(name, 0) + int(series.value)
@@ -162,12 +159,6 @@ def find_metrics(client: Client) -> AvailableMetrics:
         split=bool(job_labels) and ("split" in counted_labels or len(metrics.schemas()) > 1),
         # Of a Prometheus that is young it is too much, and at most what a newest sample stays for.
         scrape_s=_SCRAPES_S / max(4.0, counted_labels.get("scrapes", _SCRAPES_S)))
-
-
-def metric_counts(names: Sequence[str]) -> str:
-    """Count the series of metrics by name and scrape job."""
-    # Without what DCGM prints in place of a missing value: a GPU with that alone has another figure.
-    return f"count by (__name__, job) ({any_name(names)} < {LARGEST:g})"
 
 
 def label_counts(metrics: AvailableMetrics) -> str:

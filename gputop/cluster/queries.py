@@ -36,7 +36,7 @@ class Queries:
     def __init__(self, metrics: AvailableMetrics, limits: FleetLimits) -> None:
         self._metrics, self._limits = metrics, limits
         self._values = GpuValues(metrics)
-        self._group = metrics.group_labels
+        self._group = metrics.labels_of_job if metrics.by_job else metrics.node_labels
         self._kind = () if metrics.common_kind() else ("kind",)
 
     def figures(self) -> Figures:

@@ -101,7 +101,10 @@ class Comparison(Struct, frozen=True):
         step, wall = self.step, self.wall
         if step is None or wall is None:
             return step
-        return wall if wall.verdict in _SURE or (step.verdict in _SURE and not _agree(step, wall)) else step
+        # It bears it out where it went the same way, by half as much at least, and by its interval as far.
+        bears_out = (_may_agree(step, wall) and _same_way(step, wall)
+                     and abs(wall.change or 0.0) >= abs(step.change or 0.0) / 2)
+        return wall if wall.verdict in _SURE or (step.verdict in _SURE and not bears_out) else step
 
     @property
     def repeat(self) -> ComparedRow | None:
@@ -217,12 +220,6 @@ class Comparison(Struct, frozen=True):
 
 def signed(share: float) -> str:
     return f"{100 * share:+.1f}%".replace("-", "−")
-
-
-def _agree(step: ComparedRow, wall: ComparedRow) -> bool:
-    """Return whether the wall time bears out what the step's time did: it went the same way, by half as much at least,
-    and by its interval as far."""
-    return _may_agree(step, wall) and _same_way(step, wall) and abs(wall.change or 0.0) >= abs(step.change or 0.0) / 2
 
 
 def _same_way(step: ComparedRow, wall: ComparedRow) -> bool:

@@ -49,8 +49,8 @@ def drift_of(a: Side, b: Side) -> Drift:
         return Drift(_deviation(a), _deviation(b))
     loads = tuple(y - x for x, y in zip(first, second, strict=True))
     by_threads = len(first) > 1
-    spreads = (min(LOAD_SPREAD * max(loaded), _threads_spread(side) if by_threads else LOAD_SPREAD_MOST) / _runs(side)
-               for side, loaded in ((a, first), (b, second)))
+    spreads = (min(LOAD_SPREAD * max(loaded), threads_spread(side.steps.count if side.steps is not None else 1)
+                   if by_threads else LOAD_SPREAD_MOST) / _runs(side) for side, loaded in ((a, first), (b, second)))
     spread = math.hypot(*spreads, UNEVEN_LOAD * max(map(abs, loads)) if by_threads else 0.0)
     return Drift(_deviation(a), _deviation(b), loads, spread, by_threads)
 
@@ -78,10 +78,6 @@ def _slowdowns(a: Side, b: Side) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return by_threads
     by_waits = one.stretch is not None and other.stretch is not None
     return (_most(one, by_waits=by_waits),), (_most(other, by_waits=by_waits),)
-
-
-def _threads_spread(side: Side) -> float:
-    return threads_spread(side.steps.count if side.steps is not None else 1)
 
 
 def _covers(side: Side) -> bool:

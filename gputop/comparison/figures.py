@@ -262,19 +262,15 @@ def breakdown_rows(a: Side, b: Side) -> list[ComparedRow]:
 
 
 def _part_shares(a: Side, b: Side) -> list[ComparedRow]:
-    pairs = {name: _pair(a, b, partial(_part_share, name=name)) for name in PART_ORDER}
+    pairs = {name: _pair(a, b, partial(_part, name=name, of_step=True)) for name in PART_ORDER}
     interval, reason = _tested(a, b, pairs)
     return [_judged(ComparedRow("breakdown", name, RATIO, float(pair[0].mean()), float(pair[1].mean())), -1,
                     _Test(MIN_EFFECT, interval.get(name), reason=reason))
             for name, pair in pairs.items() if pair is not None]
 
 
-def _part(series: StepArrays, name: str) -> F64 | None:
-    return series.parts.get(name)
-
-
-def _part_share(series: StepArrays, name: str) -> F64 | None:
-    return series.parts[name] / series.step_s if name in series.parts else None
+def _part(series: StepArrays, name: str, of_step: bool = False) -> F64 | None:
+    return series.parts[name] / series.step_s if of_step and name in series.parts else series.parts.get(name)
 
 
 def gpu_rows(a: Side, b: Side) -> list[ComparedRow]:

@@ -17,6 +17,7 @@ Claim = Literal["measured", "at most", "at least", "about"]
 
 # Share of it by which a fix brings more or less than "about" so much: 22 of 22 measured (benchmarks/about.md).
 ABOUT = 1 / 3
+_NEARLY = 0.75
 MIN_SHARE = 0.01  # what a replay shows to save less is not raised
 LARGE_SHARE = 0.1  # share of the step: what a rule judged so large does not vanish because a replay saves less of it
 
@@ -218,13 +219,22 @@ _LEAST = {"high": HIGH_SHARE, "medium": MEDIUM_SHARE, "low": 0.0}  # what a find
 
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Findings in the order of the time they save, remarks (of low severity) last. One without a figure stands behind
-    all that save as much as its severity says."""
+    all that save as much as its severity says, and an upper bound behind what saves nearly as much of the same parts of
+    the account and is none."""
+    several = tuple(findings)
+
     def order(finding: Finding) -> tuple[bool, float, bool, int, str]:
-        share = finding.gain.step_time
-        return (finding.severity == "low", -(_LEAST[finding.severity] if share is None else share), share is None,
+        share, behind = finding.gain.step_time, finding.gain.step_time is None
+        if share is not None and finding.gain.claim == "at most":
+            least, claimed_s = _NEARLY * share, _NEARLY * sum(finding.claims.values())
+            surer = [f.gain.step_time for f in several if f.severity != "low" and f.gain.claim not in (None, "at most")
+                     and least <= (f.gain.step_time or 0.0) <= share
+                     and 0 < claimed_s <= sum(min(s, f.claims.get(part, 0.0)) for part, s in finding.claims.items())]
+            share, behind = min([share, *filter(None, surer)]), bool(surer)
+        return (finding.severity == "low", -(_LEAST[finding.severity] if share is None else share), behind,
                 _ORDER[finding.severity], finding.id)
 
-    return tuple(sorted(findings, key=order))
+    return tuple(sorted(several, key=order))
 
 
 def collect(outcomes: Iterable[Finding | Abstained | None]) -> Advice:

@@ -26,8 +26,9 @@ class JobCpus(Struct, frozen=True):
     its threads were so, on average. ``asleep`` is the share of the recording in which none of its threads ran or was
     ready to run, reckoned as if each slept whatever the others did. The profiler's own threads count for neither of the
     two. ``threads`` is how many ran or were ready to run for a tenth of the recording or more, ``main`` the CPUs that
-    its main thread kept busy, ``cores`` how many cores the allowed CPUs are. ``age_s`` is for how long the process had
-    run when it began.
+    its main thread kept busy, ``cores`` how many cores the allowed CPUs are. ``children_waited`` is the share of the
+    recording in which the one of the processes that the job started that waited most was ready to run and had no CPU.
+    ``age_s`` is for how long the process had run when it began.
     """
 
     allowed: float
@@ -45,6 +46,7 @@ class JobCpus(Struct, frozen=True):
     cores: int | None = None
     main: float | None = None
     asleep: float | None = None
+    children_waited: float | None = None
 
     @property
     def busy(self) -> float | None:

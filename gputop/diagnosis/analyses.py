@@ -70,11 +70,6 @@ def _has_gpus(given: Given) -> bool:
     return bool(given.gpu_timelines)
 
 
-def _tells_parts(given: Given) -> bool:
-    """Return whether the parts of the step are known: a GPU trace whose device planes are empty does not say."""
-    return bool(given.gpu_timelines) or not given.trace.gpus
-
-
 def _copies(given: Given) -> Any:
     rows_by_gpu = {gpu_number(given.trace, timeline.gpu): timeline.rows for timeline in given.gpu_timelines}
     return copy_table(given.trace, rows_by_gpu, given.of_steps)
@@ -101,7 +96,8 @@ def _account(given: Given, division: Any, parts: Any) -> Any:
 
 # The long ones first. A new analysis is a row here; its result is that field of Analysis (FIELDS).
 ANALYSES = (
-    AnalysisEntry("parts", _parts, when=_tells_parts),
+    # A GPU trace whose device planes are empty tells no parts of the step.
+    AnalysisEntry("parts", _parts, when=lambda given: bool(given.gpu_timelines) or not given.trace.gpus),
     AnalysisEntry("launch_threads", lambda given: launch_threads(given.trace, given.gpu_timelines)),
     AnalysisEntry("gaps", lambda given: step_gaps(given.trace, given.gpu_timelines, given.steps)),
     AnalysisEntry("causes", lambda given: host_causes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
 
 from msgspec.structs import replace
 
@@ -90,6 +91,7 @@ def short_report(analysis: Analysis, width: int = 80) -> str:
     return "\n".join(line.rstrip() for line in (*lines, *below)) + "\n"
 
 
+_OVERVIEW_STEPS, _SHORTER = 5, 0.9  # gputop's own figures
 _NOTE_LINES, _WHY_LINES, _SHORT_LINES = 3, 2, 24  # of the short report
 _SIMULATED = "SIMULATED: gputop generated this trace; it was not recorded on real GPUs."
 
@@ -103,12 +105,16 @@ def _step_in_short(a: Analysis, width: int) -> Iterator[str]:
 def _provenance(a: Analysis) -> str:
     """Basis of the verdict: "17 steps in 1.95 s, confidence low; no GPU in the trace"."""
     recorded = seconds(a.wall_time.recorded_s if a.wall_time is not None else a.trace.window_s)
+    ended = _ended(a)
     what = "a damaged file" if a.trace.is_damaged else f"{recorded} without steps"
     if a.steps is not None:
         unsure = "" if a.steps.confidence == "high" else (f" (from {a.steps.anchor}, confidence {a.steps.confidence})")
         what = f"{counted(a.steps.count, a.steps.unit)} in {recorded}{unsure}"
+        rare = a.wall_time.overview.durations_s if a.wall_time is not None and a.wall_time.overview is not None else ()
+        if len(rare) >= _OVERVIEW_STEPS and (without_s := median(rare)) < _SHORTER * a.steps.median_s:
+            ended = (f"Recording in detail makes a step longer: {seconds(a.steps.median_s)}, and {seconds(without_s)} "
+                     f"while only rare events are recorded. {ended}").rstrip()
     gpus = "" if a.trace.is_damaged else f"; {counted(len(a.gpus), 'GPU') if a.gpus else 'no GPU'} in the trace"
-    ended = _ended(a)
     return what + gpus + (f". {ended}" if ended else "")
 
 
@@ -128,15 +134,11 @@ def _head(a: Analysis, width: int) -> Iterator[str]:
         yield from wrap(_SIMULATED, width)
     yield from _files(a)
     trace = a.trace
+    # Of a damaged file, which may hold events of more GPUs, their number is not told.
+    gpus = "" if trace.is_damaged else f", {counted(len(a.gpus), 'GPU')}"
     yield from wrap(f"{WRITERS.get(trace.format, trace.format)}, {trace.events:,} events over "
-                    f"{seconds(trace.window_s)}{_gpu_count(a)}"
-                    + (f", host {', '.join(trace.hosts)}" if trace.hosts else ""),
+                    f"{seconds(trace.window_s)}{gpus}" + (f", host {', '.join(trace.hosts)}" if trace.hosts else ""),
                     width, "         ")
-
-
-def _gpu_count(a: Analysis) -> str:
-    """", 2 GPUs"; "" of a damaged file, which may hold events of more."""
-    return "" if a.trace.is_damaged else f", {counted(len(a.gpus), 'GPU')}"
 
 
 def _quality(a: Analysis, width: int) -> Iterator[str]:

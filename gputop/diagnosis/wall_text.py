@@ -154,13 +154,10 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     for enough, least in ((_untold_share(untold) < WORTH_SAYING, untold),
                           (share >= _MIN_SHARE_IN_STEPS, min(ranks, key=steps_share))):
         if not enough:
-            only = f"whole steps take only {percent(steps_share(least))} of the {recorded}{_whose(least)}"
+            whose = f" by rank {least.rank}" if isinstance(least, RankWallTime) else ""
+            only = f"whole steps take only {percent(steps_share(least))} of the {recorded}{whose}"
             return no_verdict(only, CAPTURE_LONGER, _seen(least), limit)
     return None
-
-
-def _whose(wall: WallTime | RankWallTime) -> str:
-    return f" by rank {wall.rank}" if isinstance(wall, RankWallTime) else ""
 
 
 def _seen(wall: WallTime | RankWallTime, what: str = "the rest") -> str:

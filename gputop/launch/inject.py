@@ -207,7 +207,8 @@ def _at_work(pid: int, tracee: Tracee, memory: int, thread: _Thread, deadline: D
 
     In Python's own code the thread may hold the lock of the pending calls, in the C library or the loader one of
     theirs, and in code without a file a restartable sequence may be under way."""
-    code = [mapping for mapping in _mappings(pid) if _is_of_framework(mapping)]
+    code = [mapping for mapping in _mappings(pid)
+            if mapping.permissions == "r-xp" and _FRAMEWORK_LIBRARY.search(mapping.path)]
     search = deadline.within(_AT_WORK_S)
     if not tracee.interrupt(deadline.within(ptrace.STOP_S)):
         return None
@@ -228,10 +229,6 @@ def _at_work(pid: int, tracee: Tracee, memory: int, thread: _Thread, deadline: D
         with contextlib.suppress(TooLate):
             tracee.next_syscall_stop(search.within(_SLICE_S))
         tracee.stop(deadline.after(ptrace.STOP_S))
-
-
-def _is_of_framework(mapping: Mapping) -> bool:
-    return mapping.permissions == "r-xp" and _FRAMEWORK_LIBRARY.search(mapping.path) is not None
 
 
 def _is_at_call(pid: int, memory: int, thread: _Thread, registers: Registers) -> bool:

@@ -97,15 +97,12 @@ def odd_ones(groups: Sequence[StackGroup]) -> tuple[ProcessStacks, ...]:
         return ()
     total = sum(len(stack_group.processes) for stack_group in groups)
     if len(groups[0].processes) * 2 <= total:
-        outside = [stack_group for stack_group in groups if not _in_collective(stack_group.stack)]
+        outside = [stack_group for stack_group in groups if not any(
+            _COLLECTIVE.search(frame.function) or _COLLECTIVE_FILE.search(frame.file)
+            for frame in stack_group.stack.frames if not frame.native)]
         return tuple(process for stack_group in outside for process in stack_group.processes) if (
             0 < len(outside) < len(groups)) else ()
     return tuple(process for stack_group in groups[1:] for process in stack_group.processes)
-
-
-def _in_collective(thread: ThreadStack) -> bool:
-    return any(_COLLECTIVE.search(frame.function) or _COLLECTIVE_FILE.search(frame.file) for frame in thread.frames
-               if not frame.native)
 
 
 def jobs(processes: Sequence[ProcessStacks]) -> list[list[ProcessStacks]]:

@@ -1,11 +1,10 @@
 """The Python stacks of a process sampled over some seconds by ``py-spy record``, with the time of each.
 
 py-spy reads the memory of the process while it runs on. Of its formats only "chrometrace" has times: microseconds since
-the recorder was made, which is soon after its start, and no origin. That is had from outside: the recorder makes its
-file just before it takes the time of the last events and writes them just after, so that the time at which the file
-came into its folder and the one at which it was last written to, less the time of the last events, are a lower and an
-upper bound. Both are stamped by the kernel and not by a program that may have to wait for a CPU: on a node with twice
-as many threads at work as CPUs the bounds were 4 to 12 ms apart.
+the recorder was made, and no origin. py-spy makes the recorder and, with nothing between, starts the thread that
+samples: gputop starts the program before, and the kernel knows the start of the thread to a tick of 10 ms. The file
+comes just before the time of the last events, which gives one more lower bound. The bounds were 14 to 40 ms apart on
+two CPUs with 15 to 22 threads at work. There single samples have a late time besides: py-spy waits for a CPU, too.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from gputop.core.host_stacks import (
     StackSamples,
     ThreadStacks,
 )
-from gputop.core.proc import owner
+from gputop.core.proc import owner, read_stat
 from gputop.ranks.stacks import INSTALL, py_spy
 from gputop.ranks.tracing_rights import check_rights
 from gputop.text.redaction import command as redacted
@@ -52,8 +51,6 @@ _MAX_BYTES = 64 << 20
 _WRITES_S = 20.0  # at most, from the signal to the end of the program
 _POLL_S = 0.01
 _OUTPUT_BYTES = 1 << 16
-_COARSE_CLOCK = 5  # CLOCK_REALTIME_COARSE of linux/time.h, by which files are stamped
-_TICKS_LATE = 2  # of that clock: in a virtual machine stamps were 1.3 to 6.4 ms old, its tick is 4 ms
 _COUNTS = re.compile(rb"Samples: (\d+) Errors: (\d+)")
 _THREAD = re.compile(r"thread \((\w+)\)(?:: (.*))?$", re.S)
 _MAX_LINE = 10_000_000
@@ -74,21 +71,20 @@ class _Event(msgspec.Struct):
 
 
 class Clock(Struct, frozen=True):
-    """Bounds in Unix nanoseconds: when the program was started and had ended, when its file came and was last written.
-    ``tick_ns``: a file's time may be so much too early."""
+    """Times in Unix nanoseconds: just before the program was started, after its thread was at the latest, before its
+    file came, and after its end."""
 
     started: int
+    sampling: int
     made: int
-    written: int
     ended: int
-    tick_ns: int
 
     def origin(self, last_ns: int) -> tuple[int, int]:
         """Time at which the recorder was made, and its error; ``last_ns`` is the time of its last events.
 
         Raises GputopError where the node's clock was set meanwhile.
         """
-        lower, upper = max(self.started, self.made - last_ns), min(self.ended, self.written + self.tick_ns) - last_ns
+        lower, upper = max(self.started, self.made - last_ns), min(self.sampling, self.ended - last_ns)
         if lower > upper:  # files are stamped by another machine's clock
             lower, upper = self.started, self.ended - last_ns
         if lower > upper:
@@ -143,8 +139,18 @@ class StackSampler:
     def stop(self) -> None:
         """Have it write what it has; does not wait."""
         if not self._stopped:
-            self._stopped = True
+            self._stopped, self._sampling = True, self._thread_started()
             os.kill(self._process.pid, signal.SIGINT)  # not reaped yet, so the number is its own
+
+    def _thread_started(self) -> int:
+        """Unix nanoseconds, at most a tick too late; now where its thread has ended, as it does with the process."""
+        tasks, now = Path(f"/proc/{self._process.pid}/task"), time.time_ns()
+        with contextlib.suppress(OSError, ValueError):
+            first = min(read_stat(task.name, tasks).start for task in tasks.iterdir()
+                        if task.name != str(self._process.pid))
+            since_boot = (first + 1) * 10 ** 9 // os.sysconf("SC_CLK_TCK")
+            return now - time.clock_gettime_ns(time.CLOCK_BOOTTIME) + since_boot
+        return now
 
     def samples(self) -> StackSamples:
         """Samples that were taken; waits for the end. Raises GputopError."""
@@ -166,15 +172,14 @@ class StackSampler:
                 raise GputopError(f"py-spy could not sample process {self._pid}: "
                                   f"{printable(output)[-300:] or f'status {self._process.returncode}'}", "")
             try:
-                made, written = (self._folder.stat().st_mtime_ns, (self._folder / "samples").stat().st_mtime_ns)
+                made = self._folder.stat().st_mtime_ns
                 data = read_regular(self._folder / "samples", _MAX_BYTES)
             except OSError as error:
                 raise GputopError(f"cannot read py-spy's output: {error.strerror or error}", "") from None
         finally:
             self.discard()
-        tick = round(_TICKS_LATE * time.clock_getres(_COARSE_CLOCK) * 1e9)
         counts = _COUNTS.search(output)
-        return read_record(data, self._pid, Clock(self._started, made, written, ended, tick), self._rate_hz,
+        return read_record(data, self._pid, Clock(self._started, self._sampling, made, ended), self._rate_hz,
                            (int(counts[1]), int(counts[2])) if counts else None, used.ru_utime + used.ru_stime)
 
     def discard(self) -> None:

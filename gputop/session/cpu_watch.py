@@ -80,6 +80,15 @@ class _ThreadTimes(Struct, frozen=True):
                 for thread, last in self.threads.items()}
 
 
+def _thread_time(folder: str) -> _ThreadTime | None:
+    """The first two figures of its schedstat, a process's main thread or any; None where the kernel does not count."""
+    try:
+        ran, waited, *_ = proc_files.read(f"{folder}/schedstat").split()
+        return _ThreadTime(int(ran), int(waited))
+    except (OSError, ValueError):
+        return None
+
+
 class _Job:
     """One process, sampled at the beginning of its recording and again and again until its end."""
 
@@ -99,25 +108,19 @@ class _Job:
         stat, node = stat_of(self._pid, self._root / "proc"), read_times(self._root)
         if stat is None or isinstance(node, str):
             return None
-        return _Sample(time.monotonic(), stat.cpu_ticks, node, self._thread_time(), self._age_s(stat.start))
-
-    def _thread_time(self, thread: str = "") -> _ThreadTime | None:
-        """The first two figures of /proc/PID/schedstat, or of a thread's; None where the kernel does not count them."""
-        folder = f"{self._root}/proc/{self._pid}" + (f"/task/{thread}" if thread else "")
-        try:
-            ran, waited, *_ = proc_files.read(f"{folder}/schedstat").split()
-            return _ThreadTime(int(ran), int(waited))
-        except (OSError, ValueError):
-            return None
+        return _Sample(time.monotonic(), stat.cpu_ticks, node, _thread_time(f"{self._root}/proc/{self._pid}"),
+                       self._age_s(stat.start))
 
     def _thread_times(self) -> _ThreadTimes:
+        folder = f"{self._root}/proc/{self._pid}/task"
         try:
-            threads = [task.name for task in Path(f"{self._root}/proc/{self._pid}/task").iterdir()]
+            threads = [task.name for task in Path(folder).iterdir()]
         except OSError:
             threads = []
         if not 0 < len(threads) <= _MAX_THREADS:
             return _ThreadTimes(time.monotonic(), None)
-        times = {thread: thread_time for thread in threads if (thread_time := self._thread_time(thread)) is not None}
+        times = {thread: thread_time for thread in threads
+                 if (thread_time := _thread_time(f"{folder}/{thread}")) is not None}
         return _ThreadTimes(time.monotonic(), times or None)
 
     def _thread_shares(self) -> list[_ThreadShare] | None:
@@ -173,7 +176,7 @@ class _Job:
             age_s=None if first is None else first.age_s,
             children=users and users.children, ranks=users and users.ranks, gputop=users and users.gputop,
             busiest=users.busiest if users else (), threads=threads, cores=_cores(allowed, self._root), main=main,
-            asleep=asleep)
+            asleep=asleep, children_waited=users and users.children_waited)
 
 
 def _cores(cpus: Collection[int], root: Path) -> int | None:
@@ -191,19 +194,24 @@ def _cores(cpus: Collection[int], root: Path) -> int | None:
 
 class Users(NamedTuple):
     """CPUs, as means over the recording: those of the job's child processes, of its other ranks and what they started,
-    of gputop and what it started, and the processes that used most beside all these ranks and gputop."""
+    of gputop and what it started, and the processes that used most beside all these ranks and gputop; of the child that
+    waited most for a CPU the share of the time (its main thread), None: not known."""
 
     children: float
     ranks: float
     gputop: float
     busiest: tuple[CpuUser, ...]
+    children_waited: float | None = None
 
 
 class CpuUsers:
-    """Samples all processes at the beginning of a recording and again and again until its end."""
+    """Samples all processes at the beginning of a recording and again and again until its end, and how long the
+    children of these ``jobs`` waited for a CPU."""
 
-    def __init__(self, root: Path) -> None:
-        self._proc = root / "proc"
+    def __init__(self, root: Path, jobs: Collection[int] = ()) -> None:
+        self._proc, self._jobs = root / "proc", set(jobs)
+        self._first_times: dict[int, _ThreadTime] = {}
+        self._last_times: dict[int, _ThreadTime] = {}
         self._first: Mapping[int, Stat] = {}
         self._last: Mapping[int, Stat] = {}
         self._first_s = self._last_s = self._cost_s = 0.0
@@ -214,9 +222,11 @@ class CpuUsers:
             return
         began_s = time.thread_time()
         self._last, self._last_s = self._read(), now_s
+        self._last_times = {pid: thread_time for pid in self._started_by(self._jobs) - self._jobs
+                            if (thread_time := _thread_time(f"{self._proc}/{pid}")) is not None}
         self._cost_s = time.thread_time() - began_s
         if begin:
-            self._first, self._first_s = self._last, now_s
+            self._first, self._first_s, self._first_times = self._last, now_s, self._last_times
 
     def _read(self) -> dict[int, Stat]:
         try:
@@ -240,8 +250,11 @@ class CpuUsers:
                   if of != pid and of not in ranks and of not in gputop and used >= _WORTH_NAMING}
         most = heapq.nsmallest(_NAMED, others, key=lambda of: (-others[of], of))
         of_children, of_ranks, of_gputop = (sum(cpus.get(of, 0.0) for of in some) for some in (children, ranks, gputop))
+        waited = [min((self._last_times[of].waited_ns - self._first_times[of].waited_ns) / 1e9 / time_s, 1.0)
+                  for of in children & self._first_times.keys() & self._last_times.keys() & cpus.keys()]
         return Users(of_children, of_ranks, of_gputop, tuple([
-            CpuUser(of, printable(last[of].name), others[of], of in children) for of in most]))
+            CpuUser(of, printable(last[of].name), others[of], of in children) for of in most]),
+            max(waited, default=None))
 
     def _started_by(self, pids: Collection[int]) -> set[int]:
         return with_descendants(pids, children_by_parent((pid, stat.parent) for pid, stat in self._last.items()))
@@ -269,7 +282,7 @@ class JobCpusWatch:
         """``pids``: addresses of servers and the process of each on this machine, where that is known."""
         self._pids = {address: pid for address, pid in pids if pid is not None and pid != os.getpid()}
         self._jobs = {address: _Job(pid, root) for address, pid in self._pids.items()}
-        self._users = CpuUsers(root)
+        self._users = CpuUsers(root, self._pids.values())
         self._report = report
         self._phase = ""
 

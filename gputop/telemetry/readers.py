@@ -123,15 +123,13 @@ class HostReader:
             if not host.pending or call is host:  # processes behind a host that hangs are not waited for
                 workers.wait_for([call], timeout_s)
                 batch.collect()  # what it made before a call that hangs
-        return (self._host_sample(host.poll_or_last(host in awaited)),
+        sample = host.poll_or_last(host in awaited)
+        return (sample if isinstance(sample, HostSample) else self.missing(_reason(sample)),
                 self._process_samples(processes.poll_or_last(processes in awaited and not host.pending), gpus))
 
     def missing(self, reason: str) -> HostSample:
         """A sample of the host without values."""
         return HostSample.missing(self._hostname, reason)
-
-    def _host_sample(self, result: object) -> HostSample:
-        return result if isinstance(result, HostSample) else self.missing(_reason(result))
 
     def _process_samples(self, result: object, gpus: tuple[GpuSample, ...]) -> tuple[ProcessSample, ...]:
         if isinstance(result, tuple):

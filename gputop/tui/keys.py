@@ -173,14 +173,11 @@ def _folded(lines: list[tuple[list[str], Binding]]) -> list[tuple[str, str]]:
             out[-1] = (" ".join(both[:_MAX_KEYS]), _both(before[1].tooltip, binding.tooltip))
             before = None
         else:
-            out.append((" ".join(keys[:_MAX_KEYS // 2]), _lower(binding.tooltip)))
+            text = binding.tooltip  # Textual's own sentences begin with a capital
+            out.append((" ".join(keys[:_MAX_KEYS // 2]),
+                        text[:1].lower() + text[1:] if text[1:2].islower() else text))
             before = keys, binding
     return out
-
-
-def _lower(sentence: str) -> str:
-    """Textual's own sentences begin with a capital."""
-    return sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence
 
 
 def _function(binding: Binding) -> str:

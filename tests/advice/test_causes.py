@@ -7,7 +7,7 @@ import pytest
 from gputop.advice.causes import Claimed, fold_consequences
 from gputop.advice.merge import merge_findings
 from gputop.core.codec import convert, to_document
-from gputop.core.findings import Finding, Gain, severity_of
+from gputop.core.findings import Finding, Gain, ranked, severity_of
 from gputop.trace.intervals import union
 from tests.records import replace
 
@@ -142,3 +142,12 @@ def test_a_live_finding_that_a_trace_has_folded_is_not_listed_again():
     main, = tops((made("serial_gpus", 0.4), at(0, 40)), (made("gpu0_oversubscribed", 0.2), at(0, 20)))
     assert [f.id for f in merge_findings([main], [made("gpu0_oversubscribed", None), made("idle_gpu", None)])] == [
         "serial_gpus", "idle_gpu"]
+
+
+@pytest.mark.parametrize(("claim", "share", "part", "first"), [
+    ("about", 0.25, "launch", "launch_bound"), ("about", 0.19, "launch", "batch_size_headroom"),
+    ("at most", 0.25, "launch", "batch_size_headroom"), ("about", 0.25, "compute", "batch_size_headroom")])
+def test_an_upper_bound_stands_behind_what_saves_nearly_as_much_of_the_same_part_and_is_none(claim, share, part, first):
+    bound = replace(made("batch_size_headroom", 0.26), claims={"host": 0.1, "launch": 0.8})
+    other = replace(LAUNCH, gain=Gain(share, "how", by="replay", claim=claim), claims={part: 0.9})
+    assert ranked([bound, other])[0].id == first == ranked([other, bound])[0].id

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ while True:
         turn(time.time() + 0.08)
 """
 NOW = 1_700_000_000 * 10 ** 9
-CLOCK = Clock(NOW, NOW + 2 * 10 ** 9, NOW + 2 * 10 ** 9 + 10 ** 6, NOW + 3 * 10 ** 9, 8 * 10 ** 6)
+CLOCK = Clock(NOW, NOW + 2 * 10 ** 9, NOW + 2 * 10 ** 9, NOW + 2009 * 10 ** 6)
 
 
 @needs_py_spy
@@ -65,7 +66,8 @@ def test_the_stacks_of_a_real_process_have_the_time_at_which_they_ran(tmp_path: 
     # No stack was seen before it ran, as far as the clock is known. How late it is seen is up to the node's load.
     turns = [(name, float(at)) for name, at in begins]
     for (_, before), (name, began), (_, ended) in zip(turns, turns[1:], turns[2:], strict=False):
-        early = [t for t in seen[name] if before + 2 * samples.error_s < t < began - 2 * samples.error_s]
+        # One of the turn before comes late where py-spy has to wait for a CPU.
+        early = [t for t in seen[name] if before + max(0.04, 2 * samples.error_s) < t < began - 2 * samples.error_s]
         assert not early, (name, began, ended, samples.error_s)
     assert 0 < samples.error_s < 0.5 and 0 < samples.cpu_s < 30 and samples.rate_hz <= 100
 
@@ -145,22 +147,42 @@ def test_a_frame_that_changed_while_it_was_read_has_no_line(line: int) -> None:
 
 def test_the_clock_holds_the_truth_between_its_bounds() -> None:
     assert CLOCK.origin(10 ** 9) == (NOW + 10 ** 9 + 4_500_000, 4_500_000)
-    other = Clock(NOW, NOW + 60 * 10 ** 9, NOW + 60 * 10 ** 9, NOW + 3 * 10 ** 9, 0)  # a file server an hour ahead
-    assert other.origin(2 * 10 ** 9) == (NOW + 5 * 10 ** 8, 5 * 10 ** 8)
+    # The thread that samples began 2 ms after the recorder could have been made.
+    assert Clock(NOW, NOW + 1002 * 10 ** 6, CLOCK.made, CLOCK.ended).origin(10 ** 9) == (NOW + 1001 * 10 ** 6, 10 ** 6)
+    # A file server an hour ahead; a thread that began before the recorder was made.
+    for other in (Clock(NOW, NOW + 10 ** 9, NOW + 3600 * 10 ** 9, NOW + 3 * 10 ** 9),
+                  Clock(NOW, NOW + 10 ** 8, NOW + 25 * 10 ** 8, NOW + 3 * 10 ** 9)):
+        assert other.origin(2 * 10 ** 9) == (NOW + 5 * 10 ** 8, 5 * 10 ** 8)
     with pytest.raises(GputopError, match="clock"):
         CLOCK.origin(10 * 10 ** 9)
 
 
 @settings(max_examples=100, deadline=None)
 @given(start=st.integers(0, 10 ** 9), before=st.integers(0, 10 ** 8), length=st.integers(1, 10 ** 11),
-       delays=st.lists(st.integers(0, 10 ** 8), min_size=3, max_size=3), stale=st.integers(0, 8 * 10 ** 6))
+       delays=st.lists(st.integers(0, 10 ** 8), min_size=3, max_size=3), stale=st.integers(0, 8 * 10 ** 6),
+       tick=st.integers(0, 10 ** 7))
 def test_whatever_is_late_the_true_origin_is_in_bounds(
-        start: int, before: int, length: int, delays: list[int], stale: int) -> None:
+        start: int, before: int, length: int, delays: list[int], stale: int, tick: int) -> None:
     truth = start + before
-    made, last, written, ended = itertools.accumulate((truth + length, *delays))
-    clock = Clock(start, made - stale, written - stale, ended, 8 * 10 ** 6)
-    origin, error = clock.origin(last - truth)
+    made, last, ended = itertools.accumulate((truth + length, *delays[1:]))
+    origin, error = Clock(start, truth + delays[0] + tick, made - stale, ended).origin(last - truth)
     assert abs(origin - truth) <= error + 1
+
+
+@needs_py_spy
+def test_a_file_that_takes_long_to_write_leaves_the_clock_as_it_is(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import time\ndef f(n):\n    return f(n - 1) if n else time.sleep(0.001)\nwhile True: f(250)\n")
+    with subprocess.Popen([sys.executable, str(script)]) as job:
+        sampler = StackSampler(job.pid, rate_hz=500)
+        assert sampler.wait_for_samples(30.0)
+        time.sleep(3.0)
+        sampler.stop()
+        started, sampling = sampler._started, sampler._sampling
+        samples = sampler.samples()
+        job.kill()
+    assert started < sampling < started + 10 ** 9
+    assert samples.error_s <= (sampling - started) / 2e9 + 1e-6
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[", b"[]", b"[1]", b'[{"ph": "B"}]', b"[" * 10 ** 5,
@@ -189,6 +211,6 @@ def test_any_record_is_read_or_refused(events: list[dict[str, object]]) -> None:
 
 
 def test_a_very_large_record_is_bounded() -> None:
-    events = [event(ph, f"f{n}", n * 100, line=n) for n in range(30_000) for ph in "BE"]
+    events = [event(ph, f"f{n}", n * 60, line=n) for n in range(30_000) for ph in "BE"]
     samples = record(*events)
     assert len(samples.frames) == 20_000 and len(samples.threads[0].times_us) < 70_000

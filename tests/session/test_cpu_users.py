@@ -20,6 +20,7 @@ def process(root: Path, pid: int, parent: int, cpu_s: float, name: str = "python
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "stat").write_text(
         f"{pid} ({name}) R {parent} 1 1 0 0 0 0 0 0 0 {round(cpu_s * TICK)} 0 0 0 20 0 9 0 5 0 7 0 0 0\n")
+    (folder / "schedstat").write_text(f"{round(cpu_s * 1e9)} {round(cpu_s * 0.5e9)} 9\n")
     (folder / "cmdline").write_bytes((command or f"{name} {pid}").replace(" ", "\0").encode())
 
 
@@ -38,7 +39,7 @@ def test_children_ranks_gputop_and_others_are_told_apart(tmp_path: Path, monkeyp
     now_s = 0.0
     monkeypatch.setattr(job_cpus.time, "monotonic", lambda: now_s)
     node(tmp_path, 0.0)
-    users = CpuUsers(tmp_path)
+    users = CpuUsers(tmp_path, [JOB])
     users.sample(begin=True)
     assert users.of(JOB, [JOB]) is None, "no time has passed"
     now_s = 4.0
@@ -47,6 +48,7 @@ def test_children_ranks_gputop_and_others_are_told_apart(tmp_path: Path, monkeyp
     found = users.of(JOB, [JOB])
     assert found is not None
     assert found[:3] == pytest.approx((0.4, 0.4, 0.25), abs=0.01)
+    assert found.children_waited == pytest.approx(0.1), "half of what each ran"
     assert [(user.pid, user.child) for user in found.busiest] == [
         (OTHER, False), (CHILD, True), (GRANDCHILD, True), (SIBLING, False)]
     assert found.busiest[0].cpus == pytest.approx(0.3, abs=0.01) and "\x1b" not in found.busiest[0].name
@@ -66,7 +68,7 @@ def test_a_pid_that_was_given_again_is_another_process(tmp_path: Path, monkeypat
     stat = tmp_path / "proc" / str(OTHER) / "stat"
     stat.write_text(stat.read_text().replace(" 5 0 7 ", " 99 0 7 "))
     users.sample(begin=False)
-    assert users.of(JOB, [JOB]) == (0.0, 0.0, 0.0, ())
+    assert users.of(JOB, [JOB]) == (0.0, 0.0, 0.0, (), None)
 
 
 def test_the_main_threads_wait_and_the_age_of_the_job_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, WORK, UserF
 from gputop.advice.trace.other_programs import may_be_others
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.host_spans import PYTHON_CALLBACK
-from gputop.analysis.results import GapWork
+from gputop.analysis.results import GapWork, StackLine
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, seconds
@@ -53,6 +53,7 @@ class StepGapHost(Verdict, frozen=True, kw_only=True):
     loader_unseen: bool = False  # Nsight records no wait of PyTorch's for a batch
     inside: tuple[str, ...] = ()  # phases of Keras's that each step holds, in its callbacks
     new_workers: bool = False  # PyTorch's DataLoader starts its workers anew in most of the gaps
+    lines: Sequence[StackLine] = ()  # of Python
     slow_host: str | None = None  # the rank whose gaps these are, where the others' are far shorter
 
 
@@ -65,15 +66,18 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     host, steps = facts.host, facts.steps
     assert host is not None and host.gap_s is not None
     # Of one step the gap is in its middle, and only a tracer of Python shows what of it is work.
-    traced = facts.analysis.stacks is not None and facts.analysis.stacks.source.startswith("tracer")
+    stacks = facts.analysis.stacks
+    traced = stacks is not None and stacks.source.startswith("tracer")
     if steps is None or steps.count < (1 if traced else limit("host.steps")):
         return Missing("two whole steps, because the gap is between steps: capture longer, or mark steps with "
                        f"{how_to_mark_steps(facts.trace)}")
     if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
         return None
     share = host.gap_s / facts.period_s
-    if known_work(WORK, (*host.gap_main, *host.gap_executor), limit("step_gap_host.named") * host.gap_s) is None:
-        silent = (host.gap_silent_s or 0.0) >= limit("step_gap_host.named") * host.gap_s
+    lines = [line for gaps in (stacks.gaps if stacks else ()) if gaps.gap == "gap" for line in gaps.lines]
+    named_s = limit("step_gap_host.named") * host.gap_s
+    if known_work(WORK, (*host.gap_main, *host.gap_executor), named_s, lines) is None:
+        silent = (host.gap_silent_s or 0.0) >= named_s
         others = may_be_others(facts, share, silent=silent, least=limit("step_gap_host.share"))
         if others is not None:
             return Missing(others)
@@ -91,7 +95,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     return StepGapHost(gpus=facts.active_numbers, share=share, gap_s=host.gap_s,
                        severity="low" if paced else None, claim=None if paced else facts.on_cpus("about"),
                        input_s=input_s if paced else None,
-                       silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
+                       silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor, lines=lines,
                        culprits=on_host(facts, work, gaps),
                        new_workers=intersect(gaps, new_workers(facts)).total >= limit("step_gap_host.named") * max(
                            gaps.total, 1),
@@ -143,7 +147,8 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
 def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunction) -> Explanation:
     """The words with the fix for the function that takes most of the gap; those of a prediction in each step have a
     better one."""
-    if verdict.inside or verdict.new_workers:
+    if verdict.inside or verdict.new_workers or known_work(
+            WORK[:1], (), limit("step_gap_host.named") * verdict.gap_s, verdict.lines):
         return words
     if function.loader:
         action, snippet = fix_of_loader(function.loader)
@@ -164,7 +169,7 @@ def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
     """Content of the gap, the action, and the code."""
     loop, seldom = job.loop, code("step_gap_host", "seldom")
     most = limit("step_gap_host.named") * v.gap_s
-    recognized = known_work(WORK, (*v.work, *v.executor_work), most)
+    recognized = known_work(WORK, (*v.work, *v.executor_work), most, v.lines)
     if v.new_workers and loop == PYTORCH:
         return NEW_WORKERS, KEEP_WORKERS, code("input_bound", "torch")
     if v.inside and (recognized is None or recognized[0].kind == "iterator"):

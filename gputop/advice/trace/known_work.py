@@ -10,7 +10,7 @@ from msgspec import Struct
 from gputop.advice.fix_code import code
 from gputop.advice.trace.job import Job
 from gputop.analysis.host.work_kinds import PATTERN_OF_KIND
-from gputop.analysis.results import GapWork, HostStacks
+from gputop.analysis.results import GapWork, HostStacks, StackLine
 from gputop.core.findings import Culprit
 from gputop.render.step_parts import HOST_KINDS
 from gputop.text.units import seconds
@@ -101,11 +101,12 @@ def _function_of(line: str) -> tuple[str, str] | None:
     return (location.rpartition(":")[0], ".".join(names)) if names else None
 
 
-def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork],
-               most: float) -> tuple[KnownWork, list[GapWork]] | None:
-    """The first of these kinds that takes so many seconds, and its work."""
+def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork], most: float, lines: Sequence[StackLine] = (),
+               ) -> tuple[KnownWork, list[GapWork]] | None:
+    """The first of these kinds that takes so many seconds, and its work: events, and lines that save a checkpoint."""
+    saving = [GapWork(line.line, line.s_per_step, 1.0) for line in lines if line.saves]
     for kind in kinds:
-        named = [item for item in work if kind.fits(item.name)]
+        named = [*(saving if kind.kind == "checkpoint" else ()), *(item for item in work if kind.fits(item.name))]
         if named and sum(item.s_per_step for item in named) >= most:
             return kind, named
     return None

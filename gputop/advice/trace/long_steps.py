@@ -20,7 +20,7 @@ from gputop.analysis.gpu.breakdown import breakdown_by_step
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.stack_lines import gap_lines, process_lines, python_of
 from gputop.analysis.host.work_kinds import MANY_VARIABLES, READ_VARIABLE
-from gputop.analysis.results import GapWork
+from gputop.analysis.results import GapWork, StackLine
 from gputop.analysis.steps.accumulation import steps_per_update
 from gputop.analysis.steps.long_steps import MIN_STEPS, long_steps
 from gputop.analysis.steps.membership import step_of
@@ -64,6 +64,7 @@ class LongStepsFound(Verdict, frozen=True, kw_only=True):
     parts: Mapping[str, float]  # seconds more by part of the step, mean of the long ones
     work: Sequence[GapWork]  # what the host did more, per long step
     kernel: str | None  # whose time grew most
+    lines: Sequence[StackLine] = ()  # of Python, per long step
     new_workers: bool = False  # PyTorch's DataLoader starts its workers anew in most of the extra time
     loader_unseen: bool = False  # Nsight records no wait of PyTorch's for a batch
 
@@ -105,6 +106,7 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
     work = _host_work(facts, long.indices, usual)
     named = [item for item in work if item.s_per_step >= _WORTH_NAMING * work[0].s_per_step]
     most = max(parts, key=parts.__getitem__, default="host")
+    lines = _lines(facts, long.indices, usual)
     verdict = LongStepsFound(
         gpus=facts.active_numbers, share=share, steps=tuple((long.indices + 1).tolist()), of=steps.count,
         # A single long step may be an accident, and how often it comes is unknown.
@@ -115,7 +117,7 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
         longest=int(long.indices[np.argmax(long.more_s)]) + 1, usual_s=long.usual_s, parts=parts, of_parts=parts,
         spans=_spans(facts, long.indices, most), work=work,
         culprits=on_host(facts, named, _outside_work(facts, long.indices), "long step"),
-        kernel=_kernel(facts, long.indices, usual),
+        kernel=_kernel(facts, long.indices, usual), lines=lines[0],
         new_workers=intersect(new_workers(facts), union(edges[long.indices, 0], edges[long.indices, 1])).total >= (
             limit("long_steps.named") * long.more_s.sum() * 1e9),
         loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
@@ -124,17 +126,22 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
         shown_s = sum(item.s_per_step for item in work)
         silent = most != "input" and shown_s < limit("long_steps.named") * verdict.more_s
         others = may_be_others(facts, share, silent=silent)
-        if others is not None and not _line_of_their_own(facts, verdict, long.indices, usual):
+        if others is not None and not _line_of_their_own(verdict, *lines):
             return Missing(others)
     return verdict
 
 
-def _line_of_their_own(facts: TraceFacts, verdict: LongStepsFound, indices: I64, usual: I64) -> bool:
+def _lines(facts: TraceFacts, *several: I64) -> list[tuple[StackLine, ...]]:
+    """Lines of Python outside of calls in each of these sets of steps, seconds per step."""
+    spans = [_outside_work(facts, chosen) for chosen in several]
+    processes = process_lines(python_of(facts.trace), facts.analyzed_spans, [merge(EMPTY, *spans)])
+    return [gap_lines("gap", [gaps], gaps.total / 1e9 / len(chosen), processes).lines
+            for gaps, chosen in zip(spans, several, strict=True)]
+
+
+def _line_of_their_own(verdict: LongStepsFound, of_long: Sequence[StackLine], of_usual: Sequence[StackLine]) -> bool:
     """Return whether one line of Python takes most of these steps' time outside of calls, and little of the others'. A
     thread without a CPU stops at any line; where the other steps' lines are not known, it does so for less time."""
-    spans = [_outside_work(facts, chosen) for chosen in (indices, usual)]
-    processes = process_lines(python_of(facts.trace), facts.analyzed_spans, [merge(EMPTY, *spans)])
-    of_long, of_usual = (gap_lines("gap", [gaps], 1.0, processes).lines for gaps in spans)
     if not of_long or (not of_usual and verdict.range_s[0] < _NO_TIME_SLICE_S):
         return False
     elsewhere = next((line.share for line in of_usual if line.line == of_long[0].line), 0.0)
@@ -257,7 +264,7 @@ def less_often(words: Explanation, function: UserFunction) -> Explanation:
 
 def _known_work(v: LongStepsFound) -> tuple[KnownWork, list[GapWork]] | None:
     """The kind of work that fills most of the extra time."""
-    return known_work((*WORK, *SELDOM_WORK), v.work, limit("long_steps.named") * v.more_s)
+    return known_work((*WORK, *SELDOM_WORK), v.work, limit("long_steps.named") * v.more_s, v.lines)
 
 
 def _ordinal(n: int) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from gputop.advice.registry import limit
-from gputop.advice.trace.facts import TraceFacts, loads_itself
+from gputop.advice.trace.facts import TraceFacts, loads_itself, waits_for_input
+from gputop.analysis.steps.training_loops import LOADER
 from gputop.core.job_cpus import JobCpus
 from gputop.trace.intervals import coverage, union
+from gputop.trace.lookups import name_mask
 from gputop.trace.threads import INPUT, lines_of
 
 _OF_HOST = ("input", "launch", "host")  # parts of the step in which GPUs wait for a CPU's work
@@ -38,7 +40,9 @@ def lost_share(facts: TraceFacts, cpus: JobCpus) -> float:
     1. what the main thread does itself, as far as it was seen to wait for a CPU, and the others' part of the rest;
     2. all waits for a CPU, and all time in which not every thread slept, where no child process works for the job;
     3. the main thread's waits for a CPU, and the time that it sleeps while no batch is loaded, where it loads them;
-    4. what is left beside the input pipeline's calls, did each take as long as most do.
+    4. what is left beside the input pipeline's calls, did each take as long as most do;
+    5. beside the steps that wait for a batch of a DataLoader's workers the waits of these: they set the pace, whatever
+       the main thread waits for meanwhile.
     """
     host = host_share(facts)
     bounds = [host * taken(cpus), 1 - _undisturbed(facts)]
@@ -49,10 +53,23 @@ def lost_share(facts: TraceFacts, cpus: JobCpus) -> float:
         if cpus.main is not None and loads_itself(facts):
             asleep = 1 - cpus.main - cpus.held_up
             bounds.append(cpus.held_up + max(asleep - (facts.shares or {}).get("input", 0.0), 0.0))
+        elif cpus.main is not None and cpus.children_waited is not None:
+            bounds.append(1 - _paced_by_workers(facts, 1 - cpus.main - cpus.held_up) * (1 - cpus.children_waited))
     recorded = facts.trace.job_cpus
     if recorded is not None and not recorded.children:
         bounds += [lost for lost in (cpus.waited, None if cpus.asleep is None else 1 - cpus.asleep) if lost is not None]
     return max(min(bounds), 0.0)
+
+
+def _paced_by_workers(facts: TraceFacts, asleep: float) -> float:
+    """Share of the time in steps that wait for a batch of PyTorch's workers. In such a wait the main thread is asleep:
+    ``asleep`` is the share of the time in which it was, and what is beyond it were waits for a CPU."""
+    input_share = (facts.shares or {}).get("input", 0.0)
+    if facts.steps is None or not input_share or not name_mask(facts.trace, LOADER).any():
+        return 0.0
+    begin, end = facts.steps.edges_ns[:, 0], facts.steps.edges_ns[:, 1]
+    waits = coverage(waits_for_input(facts), begin, end) >= limit("input_bound.share") * (end - begin)
+    return float((end - begin)[waits].sum() / (end - begin).sum()) * min(max(asleep, 0.0) / input_share, 1.0)
 
 
 def _undisturbed(facts: TraceFacts) -> float:

@@ -43,7 +43,10 @@ def function_name(kernel: str) -> str:
 
 def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kernels | None:
     """The table with a command line of ``ncu`` for the compute kernels that take most time."""
-    if kernels is None or _of_amd(trace):
+    # Nsight Compute knows no GPUs of AMD. XSpaces tell no number of SMs of them; other files may tell nothing of their
+    # GPUs, but have calls of HIP and kernels of Tensile and MIOpen.
+    if kernels is None or any(gpu.compute_capability is not None and gpu.sms is None for gpu in trace.gpus) or (
+            name_mask(trace, r"hip[A-Z]\w*(?:Launch|Mem)|Cijk_A|[Mm][Ii][Oo]pen|__amd_rocclr_").any()):
         return kernels
     device = trace.device
     launched, counts = np.where(device.launch_ns >= 0, device.launch_ns, device.start_ns), device.kind == Kind.COMPUTE
@@ -88,13 +91,6 @@ def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kern
     worth = [row.name for row in kernels.by_name if not row.collective][:_MAX_KERNELS]
     return replace(kernels, by_name=tuple(
         replace(row, ncu=line(row)) if row.name in worth else row for row in kernels.by_name))
-
-
-def _of_amd(trace: Trace) -> bool:
-    """Return whether the kernels ran on GPUs of AMD, which Nsight Compute does not know. XSpaces tell no number of SMs
-    of them; other files may tell nothing of their GPUs, but have calls of HIP and kernels of Tensile and MIOpen."""
-    return any(gpu.compute_capability is not None and gpu.sms is None for gpu in trace.gpus) or bool(
-        name_mask(trace, r"hip[A-Z]\w*(?:Launch|Mem)|Cijk_A|[Mm][Ii][Oo]pen|__amd_rocclr_").any())
 
 
 def _skipped(launched_ns: I64, length_ns: I64, edges_ns: I64 | None) -> int:

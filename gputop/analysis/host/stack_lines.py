@@ -106,6 +106,11 @@ class Lines:
         self.python, self.within, loop = python, merge(outside, gaps), python.loop
         self._loader_of = [next((name for name, path in _LOADERS.items() if library and path.search(frame.file)), "")
                            for frame, library in zip(python.frames, python.of_library, strict=True)]
+        saves = [library is not False and SAVES_CHECKPOINT.match(f"{frame.file} {frame.function}") is not None
+                 for frame, library in zip(python.frames, python.of_library, strict=True)]
+        # The outermost function of a library that saves a checkpoint in each stack; -1: none.
+        self._saves = np.array([next((frame for frame in stack if saves[frame]), -1) for stack in python.stacks],
+                               np.int64)
         self._around = self._frames_around(outside)
         within = (gaps, outside)
         begun = [self._by_stack(coverage(spans, loop.seen, loop.seen + 1)) for spans in within]
@@ -183,9 +188,10 @@ class Lines:
         count = len(self.python.stacks)
         return np.bincount(self.python.loop.stack + 1, times, count + 1)[1:].astype(np.int64)  # the first is of none
 
-    def of(self, gaps: Spans, kind: str = "gap") -> list[tuple[StackFrame, int, StackFrame, str]]:
-        """The lines that ran most in these gaps with nanoseconds, most first, the innermost line of most of each, and
-        what makes batches in most of it. Where none takes a good part of them, those that called so many others."""
+    def of(self, gaps: Spans, kind: str = "gap") -> list[tuple[StackFrame, int, StackFrame, str, bool]]:
+        """The lines that ran most in these gaps with nanoseconds, most first, the innermost line of most of each, what
+        makes batches in most of it, and whether a library saves a checkpoint in most of it. Where none takes a good
+        part of them, those that called so many others."""
         frames = self.python.frames
         parts = []
         for whole, worker in self._threads(kind):
@@ -212,7 +218,8 @@ class Lines:
             time = intersect(union(start[of_frame], end[of_frame]), gaps).total
             if time:
                 out.append((frames[frame], time, frames[_most(leaf[of_frame], inside[of_frame])],
-                            self._loader(_most(stack[of_frame], inside[of_frame]))))
+                            self._loader(_most(stack[of_frame], inside[of_frame])),
+                            bool(_most(self._saves[stack[of_frame]] >= 0, inside[of_frame]))))
         return sorted(out, key=lambda row: (-row[1], row[0].file, row[0].line))
 
     def _loader(self, stack: int) -> str:
@@ -228,11 +235,10 @@ class Lines:
         code alone, and nothing while it waits for work."""
         python = self.python
         line, outer, leaf = (np.full(len(python.stacks), -1, np.int64) for _ in range(3))
-        saves = [SAVES_CHECKPOINT.match(f"{frame.file} {frame.function}") is not None for frame in python.frames]
         for number, stack in enumerate(python.stacks):
             users = [frame for frame in python.own(number) if frame not in around]
             if stack and (users or not worker) and not (worker and python.waits(number)):
-                library = next((frame for frame in stack if saves[frame]), stack[-1])
+                library = int(self._saves[number]) if self._saves[number] >= 0 else stack[-1]
                 line[number], outer[number] = (users[-1], users[0]) if users else (library, library)
                 leaf[number] = stack[-1]
         return _Telling(line, outer, leaf, np.zeros(len(python.frames), bool))
@@ -294,7 +300,7 @@ class Lines:
         return tuple(out)
 
 
-def _most(values: I64, times: I64) -> int:
+def _most(values: npt.NDArray[np.generic], times: I64) -> int:
     """The value of most of the time."""
     several, which = np.unique(values, return_inverse=True)
     return int(several[np.argmax(np.bincount(which, times))])
@@ -375,7 +381,7 @@ def gap_spans(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
 def gap_lines(kind: str, gaps: Sequence[Spans], s_per_step: float, processes: Sequence[Lines]) -> GapLines:
     """The mean of the processes, each by the time of its gaps; ``gaps`` are of each, or one of all, and ``s_per_step``
     is the time of all gaps of this kind."""
-    shares: dict[tuple[str, str], tuple[float, str, str]] = {}
+    shares: dict[tuple[str, str], tuple[float, str, str, bool]] = {}
     traced = bool(processes) and processes[0].python.exact
     count, each = sum(len(spans.start) for spans in gaps), _of_each(gaps, processes)
     total = sum(spans.total for spans in each)
@@ -386,18 +392,18 @@ def gap_lines(kind: str, gaps: Sequence[Spans], s_per_step: float, processes: Se
         lines = process.of(covered, kind)
         if kind == "gap" and covered.total < _MOST * asked.total:
             below = process.of(process.within, _BELOW)
-            if sum(time for _, time, _, _ in below) >= _MOST * asked.total:
+            if sum(time for _, time, *_ in below) >= _MOST * asked.total:
                 lines, covered, seen_ns = below, asked, total
-        for frame, time, leaf, loader in lines:
+        for frame, time, leaf, loader, saves in lines:
             key = line_text(frame), frame.file
-            before, inner, by = shares.get(key, (0.0, "" if leaf == frame else line_text(leaf), loader))
-            shares[key] = before + time / covered.total * asked.total / total, inner, by
+            before, inner, by, saved = shares.get(key, (0.0, "" if leaf == frame else line_text(leaf), loader, saves))
+            shares[key] = before + time / covered.total * asked.total / total, inner, by, saved
     first = sorted(shares.items(), key=lambda item: (-item[1][0], item[0]))[:TOP]
     seen = -(-seen * len(gaps) // max(len(processes), 1))
     few = seen < min(_FEW_GAPS, count) and seen_ns < _MOST * total
     return GapLines(kind, s_per_step, count, seen, () if few else tuple(
-        StackLine(line, file, share * s_per_step, min(share, 1.0), inner, traced, loader)
-        for (line, file), (share, inner, loader) in first if share >= _MIN_SHARE))
+        StackLine(line, file, share * s_per_step, min(share, 1.0), inner, traced, loader, saves)
+        for (line, file), (share, inner, loader, saves) in first if share >= _MIN_SHARE))
 
 
 def lines_of_gaps(processes: Sequence[Lines], gaps: Iterable[tuple[int, int, str]]) -> list[tuple[StackLine, ...]]:

@@ -46,7 +46,6 @@ from gputop.analysis.host.work_kinds import (
     MANY_VARIABLES,
     PATTERN_OF_KIND,
     READ_VARIABLE,
-    SAVES_CHECKPOINT,
     WORK_KINDS,
 )
 from gputop.analysis.results import Account, HostWork, RankWallTime, StackLine, StepSeries, WallPart, WallTime
@@ -420,10 +419,12 @@ def _loop_setups(trace: Trace, stretches: Sequence[_Stretch], divided: Mapping[s
     if steps is None or _KERAS not in steps.times.anchor or not len(loops.start):
         return EMPTY
     around_loops = [s for s in stretches if s.idle.total and (s.end_ns in loops.start or s.start_ns in loops.end)]
-    named = [one for one in _named(trace, rank, around_loops) if not _line(rank, one.stretch.idle, user=True)]
-    return _spans((one.stretch.start_ns, one.stretch.end_ns) for one in named if one.kind in (
-        _SETS_UP if one.stretch.end_ns in loops.start else _CLEANS_UP) or (
-            one.kind == "python" and _in_wrapper(rank, one.stretch.idle)))
+    named = [(one.stretch, one.kind, _first_line(rank, one.stretch.idle)) for one in _named(trace, rank, around_loops)]
+    # Python in a library's wrapper around a call is no code of the user's, and no callback of the library.
+    return _spans((stretch.start_ns, stretch.end_ns) for stretch, kind, first in named
+                  if not _line(first, user=True) and (
+                      kind in (_SETS_UP if stretch.end_ns in loops.start else _CLEANS_UP) or (
+                          kind == "python" and first is not None and PurePosixPath(first.file).name in PASS_ON)))
 
 
 def _unrecorded(trace: Trace, rank: _Rank) -> Spans:
@@ -530,7 +531,8 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
     total = idle.total
     if coverage(rank.waits, idle.start, idle.end).sum() >= _MAIN_SHARE * total:
         return "input", ""
-    line, user = _line(rank, idle), _line(rank, idle, user=True)
+    first = _first_line(rank, idle)
+    line, user = _line(first), _line(first, user=True)
     names = sorted(work, key=lambda name: -work[name][0])
     for kind, pattern in WORK_KINDS:
         alike = [name for name in names if re.match(pattern, name)]
@@ -546,8 +548,8 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
         return "checkpoint", line or READ_VARIABLE
     if not silent and sum(count for name, (_, count) in work.items() if re.match(_SUMMARY, name)) >= many:
         return "summary", line or names[0]  # ops make histograms and images of what they write
-    if line and not user and SAVES_CHECKPOINT.match(line):
-        return "checkpoint", line
+    if first is not None and first.saves:
+        return "checkpoint", first.line
     if user or line:
         return "line", user or line
     if names and work[names[0]][0] >= _MAIN_SHARE * total:
@@ -566,21 +568,13 @@ def _runs_python(trace: Trace) -> bool:
         line.gpu < 0 and _PYTHON.match(line.name) for line in trace.lines)
 
 
-def _line(rank: _Rank, idle: Spans, *, user: bool = False) -> str:
+def _line(first: StackLine | None, *, user: bool = False) -> str:
     """The line of Python that ran in most of this time, or the line of the ``user``'s own code; "" where none did, or
     nobody knows. Lines of libraries that only pass a call on name nothing."""
-    first = _first_line(rank, idle)
     if first is None:
         return ""
     library = is_library(first.file) if "/" in first.file else is_library_file(first.file)
     return "" if library and (user or PurePosixPath(first.file).name in PASS_ON) else first.line
-
-
-def _in_wrapper(rank: _Rank, idle: Spans) -> bool:
-    """Return whether Python was in a library's wrapper around a call for most of this time: no code of the user's, and
-    no callback of the library."""
-    first = _first_line(rank, idle)
-    return first is not None and PurePosixPath(first.file).name in PASS_ON
 
 
 def _first_line(rank: _Rank, idle: Spans) -> StackLine | None:

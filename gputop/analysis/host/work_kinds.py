@@ -23,9 +23,10 @@ WORK_KINDS: tuple[tuple[str, str], ...] = (
 )
 PATTERN_OF_KIND = dict(WORK_KINDS)
 # File and function of a library that saves a checkpoint, as torch.save, Lightning's ModelCheckpoint, Trainer's
-# _save_checkpoint. Activation checkpointing saves nothing to a file.
+# _save_checkpoint, Flax's to_bytes. Activation checkpointing saves nothing to a file.
 SAVES_CHECKPOINT = re.compile(
-    r"(?!.*utils/checkpoint\.py)(?=.*(?:[Cc]heckpoint|serialization\.py|pretrained|saving)).* \S*(?:save|dump)")
+    r"(?!.*utils/checkpoint\.py)(?=.*(?:[Cc]heckpoint|serialization\.py|pretrained|saving|safetensors))"
+    r".* \S*(?:save|dump|to_bytes)")
 READ_VARIABLE = "ReadVariableOp"
 # So many variables a model that is saved reads, and TensorBoard's histograms write; a metric or two are fewer. gputop's
 # own figure.

@@ -4,7 +4,7 @@ Keras's step functions are told by their names. Of other functions those of a lo
 (:func:`repeating_calls`):
 
 1. Keep the functions that are called ``_MIN_LOOP_CALLS`` times or more.
-2. Of those that are known to train, or of all where none is, take the one whose calls take most time.
+2. Of those that are known to train, or of all where no function is, take the one whose calls take most time.
 3. Of its calls keep those on the thread that makes most of them, and of calls within each other the outer one: one call
    can be recorded twice.
 4. Far more calls of the other functions than usual between two steps are another loop, which ends the step.
@@ -226,7 +226,7 @@ def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str,
     host = trace.host
     functions, counts = np.unique(function, return_counts=True)
     often = np.isin(function, functions[counts >= _MIN_LOOP_CALLS])
-    if not often.any():
+    if not often.any() or (trains is not None and trains[function].any() and not trains[function[often]].any()):
         return None
     rows, function = rows[often], function[often]
     length = host.end_ns[rows] - host.start_ns[rows]

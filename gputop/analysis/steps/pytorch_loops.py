@@ -31,7 +31,7 @@ from gputop.analysis.steps.phases import EVALUATION, UNKNOWN
 from gputop.analysis.steps.pytorch_ops import Ops, outer_ops, thread_of_ops
 from gputop.analysis.steps.sequence_period import FEWEST, sequence_period
 from gputop.analysis.steps.training_loops import LOADER
-from gputop.trace.intervals import Spans, union
+from gputop.trace.intervals import union
 from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, busiest_line, lines_of
@@ -123,7 +123,9 @@ def _steps_of_calls(ops: Ops, calls: _StepCalls) -> Anchors:
     tail = _tail(ops, int(calls.next_op[-1]), usually, by_batch=by_batch)
     edges = np.concatenate((start_ns[recorded], ops.start[[first for _, first, _ in loops]], ops.start[tail]))
     return Anchors("calls of Optimizer.step", "medium", start_ns[recorded], calls.last_end_ns[recorded], edges,
-                   other_loops=_spans_by_phase(ops, loops))
+                   other_loops={phase: union([int(ops.start[first]) for other, first, _ in loops if other == phase],
+                                             [int(ops.end[stop - 1]) for other, _, stop in loops if other == phase])
+                                for phase in dict.fromkeys(phase for phase, _, _ in loops)})
 
 
 def _begins_by_batch(ops: Ops, calls: _StepCalls, usual: int) -> list[int]:
@@ -200,13 +202,6 @@ def _phase(ops: Ops, first: int, stop: int) -> str | None:
     if ops.backward_nodes(begin_ns, end_ns)[0]:
         return UNKNOWN
     return EVALUATION if ops.runs_model(begin_ns, end_ns)[0] else None
-
-
-def _spans_by_phase(ops: Ops, loops: list[tuple[str, int, int]]) -> dict[str, Spans]:
-    """Spans by phase of loops, each given by its phase, its first op and the op behind its last."""
-    return {phase: union([int(ops.start[first]) for other, first, _ in loops if other == phase],
-                         [int(ops.end[stop - 1]) for other, _, stop in loops if other == phase])
-            for phase in dict.fromkeys(phase for phase, _, _ in loops)}
 
 
 def _tail(ops: Ops, next_op: int, usually: int, *, by_batch: bool) -> I64:

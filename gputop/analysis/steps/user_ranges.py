@@ -223,7 +223,7 @@ def _families(trace: Trace, rows: I64, rank: int) -> list[_Family]:
         if len(ranges) < _FEWEST or (start[1:] < end[:-1]).any():
             continue
         steps, first_name = None, trace.names[host.name[ranges[0]]]
-        by_name, rise = names_parts(first_name), _rise(counted)
+        by_name, rise = names_parts(first_name), all(a < b for a, b in itertools.pairwise(counted))
         if by_name or not rise:
             if not _counts_up(counted):
                 continue
@@ -248,10 +248,6 @@ def _counts_up(counted: Sequence[tuple[int, ...]]) -> bool:
     """Return whether half of the numbers follow the one before: in rounds of two as many start over."""
     ups = sum(after[-1] - before[-1] == 1 for before, after in itertools.pairwise(counted))
     return 2 * ups >= len(counted) - 1
-
-
-def _rise(counted: Sequence[tuple[int, ...]]) -> bool:
-    return all(before < after for before, after in itertools.pairwise(counted))
 
 
 def repeated_steps(trace: Trace, ranges: I64, counted: Sequence[tuple[int, ...]], rank: int, *,

@@ -39,11 +39,6 @@ class Cost(Struct, frozen=True):
             return None
         return max(0, self.memory_peak_bytes - self.memory_before_bytes)
 
-    @property
-    def kept_bytes(self) -> int:
-        """Memory that the job has more than before, 0 where that is unknown."""
-        return max(0, (self.memory_after_bytes or 0) - (self.memory_before_bytes or 0))
-
     def text(self) -> str:
         """Return a text for people: "the call took 8.0 s for 4.1 s of trace …; the job grew by 1.2 GiB meanwhile"."""
         gathering_s = self.call_s - self.recorded_s

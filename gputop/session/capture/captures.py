@@ -317,7 +317,8 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
         sampled = on_progress.samples()
     costs = {o.address: o.cost for o in record.workers} or {answering[0].address: record.cost}
     _have_returned({pid for address, cost in costs.items() if (pid := pids.get(address)) in run.attached
-                    and pid is not None and cost is not None and cost.kept_bytes > _MAX_KEPT_BYTES})
+                    and pid is not None and cost is not None
+                    and (cost.memory_after_bytes or 0) - (cost.memory_before_bytes or 0) > _MAX_KEPT_BYTES})
     cpus = {address: job_cpus.cpus(address) for address in pids}
     if others is None:
         record = replace(record, notices=(*record.notices, *_ranks_elsewhere(pids)))

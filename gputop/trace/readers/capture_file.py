@@ -102,4 +102,5 @@ def _plausible(cpus: JobCpus | None) -> bool:
             and 0 <= (cpus.held_up or 0.0) <= 1 and 0 <= (cpus.waited or 0.0) <= _MAX_THREADS
             and 0 <= (cpus.age_s or 0.0) < _MAX_TIME_S and 0 <= (cpus.threads or 0) <= _MAX_THREADS
             and 0 <= (cpus.cores or 0) <= _MAX_CPUS and 0 <= (cpus.main or 0.0) <= 1 and 0 <= (cpus.asleep or 0.0) <= 1
+            and 0 <= (cpus.children_waited or 0.0) <= 1
             and len(cpus.busiest) <= _MAX_USERS)

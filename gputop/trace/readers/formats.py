@@ -92,12 +92,6 @@ def _is_xspace(path: Path, begin: bytes) -> bool:
     return (named and planes) or ((named or planes) and not _is_json(path, begin) and not _is_sqlite(path, begin))
 
 
-def _is_other_json(path: Path, begin: bytes) -> bool:
-    """Return whether a .json is, say, a configuration; an empty prefix counts as a trace."""
-    return bool(begin) and not (
-        b"traceEvents" in begin or begin.lstrip().startswith(b"[") or b"schemaVersion" in begin)
-
-
 class OtherFile(Struct, frozen=True):
     """Files that are no trace gputop reads, though they look like one or stand for one."""
 
@@ -124,7 +118,10 @@ FORMATS = (
     Format(
         id="chrome", writer="Chrome/kineto trace",
         accepted="Chrome or kineto traces (.json, .json.gz)", accepted_brief="Chrome/kineto .json[.gz]",
-        pattern="*.json", compressed=True, in_run_folders=True, recognizes=_is_json, skipped=_is_other_json,
+        pattern="*.json", compressed=True, in_run_folders=True, recognizes=_is_json,
+        # A configuration, say; an empty file counts as a trace.
+        skipped=lambda _, begin: bool(begin) and not (
+            b"traceEvents" in begin or begin.lstrip().startswith(b"[") or b"schemaVersion" in begin),
         reader="gputop.trace.readers.chrome.reader",
         # JAX writes perfetto_trace.json.gz beside its own file, of the same capture.
         duplicate=re.compile(r"perfetto_trace\.json(\.gz)?"),

@@ -54,14 +54,11 @@ class SignalList(DrawnLines, can_focus=True):
         self.process = process
         self.index = 0
         self.asked = False
-        self._at: dict[int, int] = {}  # line of each visible signal, by its index
+        self.line_of: dict[int, int] = {}  # line of each visible signal, by its index
 
     @property
     def number(self) -> Signals:
         return SIGNALS[self.index][0]
-
-    def signal_at(self, line: int) -> int | None:
-        return next((i for i, signal_line in self._at.items() if signal_line == line), None)
 
     def _head(self, width: int) -> list[str]:
         p = self.process
@@ -94,10 +91,10 @@ class SignalList(DrawnLines, can_focus=True):
         first = min(max(0, self.index - shown // 2), len(SIGNALS) - shown)
         lines: list[list[StyledText]] = [[(text, BOLD)] for text in head]
         lines += [[]] * (blank > 1)
-        self._at = {}
+        self.line_of = {}
         for i, (number, what) in list(enumerate(SIGNALS))[first:first + shown]:
             chosen = i == self.index
-            self._at[i] = len(lines)
+            self.line_of[i] = len(lines)
             name = f"{number.value:>2} {number.name:<8} "
             lines.append([("› " if chosen else "  ", ACCENT), (name, BOLD if chosen else PLAIN),
                           (fit(what, width - 14) if width >= 24 else "", DIM)])
@@ -160,7 +157,7 @@ class SignalScreen(WheelMoves, ModalScreen[Signals | None]):
         """A click on a signal selects it, on the selected one it asks; only the key sends it."""
         signals = self.query_one(SignalList)
         offset = event.get_content_offset(signals)
-        chosen = signals.signal_at(offset.y) if offset is not None else None
+        chosen = next((i for i, line in signals.line_of.items() if offset is not None and line == offset.y), None)
         if chosen is None or signals.asked:
             return
         if chosen == signals.index:

@@ -37,6 +37,22 @@ def test_other_programs_are_named_with_their_cpus():
     assert 0.7 < (f.gain.step_time or 0.0) <= 0.8
 
 
+@pytest.mark.parametrize(("waits_ms", "main", "held_up", "most"), [
+    (40, 0.1, 0.4, 0.1), (40, 0.1, 0.7, 0.64),  # three fifths of these waits are waits for a CPU
+    (2, 0.1, 0.4, 0.8)])  # the workers are ahead
+def test_at_the_pace_of_workers_that_sleep_others_cost_no_more_than_the_workers_wait_for_a_cpu(
+        waits_ms, main, held_up, most):
+    b = Builder(gpus=0, format="chrome")
+    for i in range(20):
+        b.host("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", i * 80_000, waits_ms * 1000)
+        b.host("aten::mm", i * 80_000 + waits_ms * 1000, 79_000 - waits_ms * 1000)
+        b.host("Optimizer.step#SGD.step", i * 80_000 + 79_000, 990, annotation=1)
+    cpus = JobCpus(2.0, used=0.2, others=1.8, children=0.2, ranks=0.0, gputop=0.0, held_up=held_up, main=main,
+                   waited=1.0, asleep=0.1, children_waited=0.1)
+    judged = verdict(recorded(b, cpus), "cpu_contention")
+    assert judged.share == pytest.approx(most, abs=0.02)
+
+
 @pytest.mark.parametrize("cpus", [
     JobCpus(2.0, used=1.7, others=0.2),  # a shell and a monitor
     JobCpus(8.0, used=0.4, others=1.6),  # CPUs are idle

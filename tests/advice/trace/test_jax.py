@@ -149,10 +149,10 @@ def test_large_ops_one_by_one_are_the_jobs_own_computing():
     assert f is None or f.evidence["share_ratio"] < 0.1
 
 
-def learner(ops: bool = True) -> Builder:
+def learner(ops: bool = True, updates: int = 12) -> Builder:
     """A reinforcement learner: sixteen calls of its policy, which together take longer, then an update."""
     b = Builder(gpus=0)
-    for i in range(12):
+    for i in range(updates):
         at = i * 20_000.0
         for k in range(16):
             b.host("PjitFunction(policy)", at + k * 1_000, 600)
@@ -173,3 +173,5 @@ def test_the_step_of_a_learner_is_its_update_and_not_a_call_of_the_policy():
     assert steps.times.median_s == pytest.approx(20e-3) and not steps.other_loops
     overview = find_overview_steps(trace, learner(ops=False).build(), steps)  # which has no ops
     assert overview is not None and overview.times.anchor == steps.times.anchor and overview.count == steps.count
+    # One update is no loop, and what is called more often beside it marks no steps.
+    assert find_steps(replace(learner(updates=1).build(), hlo_ops=trace.hlo_ops)) is None

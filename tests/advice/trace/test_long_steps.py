@@ -11,6 +11,7 @@ from gputop.advice.verdict import Explanation
 from gputop.analysis.steps.long_steps import long_steps, period_of
 from tests.advice.trace.long_step_traces import COUNT, STEP, job
 from tests.advice.trace.traces import abstained, findings
+from tests.analysis.host.stack_samples import sampled
 from tests.trace.build import Builder
 
 
@@ -27,6 +28,21 @@ def test_work_every_so_many_steps_is_told_with_its_steps(name, words):
     # It is in no other step: no finding speaks of each step.
     assert "step_gap_host" not in found and {c.id for c in f.consequences} <= {
         "step_gap_host", "time_outside_steps", "batch_size_headroom"}
+
+
+def test_long_steps_in_which_a_library_saves_are_told_by_the_line_that_calls_it():
+    trace, begin = job(dict.fromkeys(range(2, COUNT, 5), 60_000.0)).build(), 0.0
+    fit, changes = "train.py:90 <module> > keras/src/trainer.py:371 fit", list[tuple[float, str]]()
+    for i in range(COUNT + 1):
+        changes.append((begin, f"{fit} > tensorflow/python/execute.py:53 quick_execute"))
+        begin += 0.0092
+        if i % 5 == 2:
+            changes.append((begin, f"{fit} > train.py:12 keep > torch/serialization.py:900 save"))
+            begin += 0.06
+        begin += 0.0008
+    trace.origin_ns, trace.stacks = 1000 * 10 ** 9, (sampled({"MainThread": changes}, begin, rate_hz=1000.0),)
+    f = findings(trace)["long_steps"]
+    assert f.title.endswith("saving checkpoints (train.py:12 keep)") and f.action.startswith("Save less often")
 
 
 def test_odd_steps_are_listed_with_what_is_different_in_them():

@@ -110,6 +110,19 @@ def test_what_calls_a_line_to_make_a_batch_is_told(caller, loader):
     assert (found.lines[0].line, found.lines[0].loader) == ("data.py:6 burn", loader)
 
 
+@pytest.mark.parametrize(("called", "saves"), [
+    ("orbax/checkpoint/checkpointer.py:306 Checkpointer.save > etils/epath.py:9 mkdir", True),
+    ("safetensors/torch.py:286 save_file", True), ("flax/serialization.py:60 to_bytes", True),
+    ("keras/src/saving/saving_api.py:90 save_model", True), ("torch/serialization.py:900 save", True),
+    ("torch/serialization.py:1500 load", False), ("numpy/lib/npyio.py:500 save", False),
+    ("saving.py:9 save_figure", False)])
+def test_a_line_that_has_a_library_save_a_checkpoint_is_told_as_that(called, saves):
+    found = analysis_of({"MainThread": loop(f"{FIT} > train.py:12 keep > {called}")})
+    first, host_work = gap(found).lines[0], {f.id: f for f in found.findings}["step_gap_host"]
+    assert first.saves == saves
+    assert ("saving checkpoints (train.py:12 keep" in host_work.why) == saves == host_work.action.startswith("Save")
+
+
 def test_where_only_a_library_ran_its_innermost_line_is_named():
     assert gap(analysis_of({"MainThread": loop(LOGS)})).lines[0].line == "keras/…/progbar.py:93 update"
 

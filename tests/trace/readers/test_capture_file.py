@@ -61,7 +61,7 @@ def test_the_analysis_of_a_captured_trace_tells_its_cpus(tmp_path: Path) -> None
     assert json.loads(json.dumps(found.to_json()))["trace"]["job_cpus"] == {
         "allowed": 8.0, "quota": None, "used": 1.5, "others": 2.0, "children": None, "ranks": None, "gputop": None,
             "busiest": [], "held_up": None, "waited": None, "age_s": None,
-            "threads": None, "cores": None, "main": None, "asleep": None}
+            "threads": None, "cores": None, "main": None, "asleep": None, "children_waited": None}
 
 
 def test_of_several_workers_the_one_with_the_fewest_cpus_counts() -> None:

@@ -95,17 +95,14 @@ def _spelled(match: re.Match[str]) -> str:
     return match[1] + "null"
 
 
-def _whole_number(text: str) -> float:
-    return int(text) if len(text) < _MAX_DIGITS else math.inf
-
-
 class _Text:
     """The loaded text and the position in it. Every method raises Damaged where it cannot go on."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
-        json_decoder = json.JSONDecoder(parse_constant=lambda _: None, parse_int=_whole_number)
+        json_decoder = json.JSONDecoder(parse_constant=lambda _: None, parse_int=lambda text: (
+            int(text) if len(text) < _MAX_DIGITS else math.inf))
         self._scan = json_decoder.scan_once  # type: ignore[attr-defined]  # public in name, absent in the stubs
         self._text, self._at, self._whole = "", 0, False
         self._ones = 0  # constants spelled one by one
