@@ -142,3 +142,13 @@ def test_a_live_finding_that_a_trace_has_folded_is_not_listed_again():
     main, = tops((made("serial_gpus", 0.4), at(0, 40)), (made("gpu0_oversubscribed", 0.2), at(0, 20)))
     assert [f.id for f in merge_findings([main], [made("gpu0_oversubscribed", None), made("idle_gpu", None)])] == [
         "serial_gpus", "idle_gpu"]
+
+
+@pytest.mark.parametrize(("saved", "apart"), [(0.02, True), (0.5, False)])
+def test_a_wait_for_late_gpus_is_not_explained_by_a_fix_that_saves_little_of_it(saved, apart):
+    """Each rank's host is slow: a GPU that always has work leaves the others to wait for the next host."""
+    waiting = made("collective_waiting", 0.5)
+    launch = replace(made("launch_bound", 0.1), gain=Gain(saved, "how", by="replay"))
+    found = folded((waiting, at(0, 50)), (launch, at(0, 50)))
+    assert found == ({"launch_bound": (), "collective_waiting": ()} if apart else
+                     {"launch_bound": ("collective_waiting",)})

@@ -45,7 +45,7 @@ LAUNCHING_GAP_NS = 1_000_000
 # The first event of a GPU that begins so long after its call waited in a queue. gputop's own figure.
 _QUEUED_NS = 1_000_000
 SLOTS = 400  # of a typical step: more cannot be told apart on a page
-_WAITS_FOR_ALL = r"(?:cuda|hip)DeviceSynchronize|cuCtxSynchronize"
+_WAITS_FOR_ALL = r"(?:cuda|hip)(?:Device|Thread)Synchronize|cuCtxSynchronize"
 _LAUNCHES = r"(?:cu|cuda|hip(?:Ext)?)(?:Module)?(?:Graph)?(?:Launch|Mem(?:cpy|set))"
 
 # By GPU (index into ``Trace.gpus``) and part, when the part holds.

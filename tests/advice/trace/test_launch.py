@@ -106,3 +106,15 @@ def test_a_jitted_function_is_not_told_to_be_jitted():
     fill(b, 0, 50, STEP, 10, 30)
     f = findings(b)["launch_bound"]
     assert "jax.jit" not in (f.snippet or "") and "scan" in (f.snippet or "") and "compiled already" in f.action
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_program_of_cuda_alone_is_told_of_graphs_and_of_its_waits(waits):
+    b = Builder(format="nsys")
+    for i in range(500):
+        b.run(0, i * 60 + 10, 20, "Fan1(float *, int)", launch=i * 60)
+        if waits:
+            b.host("cudaThreadSynchronize_v3020", i * 60 + 6, 26, line="launch 0")
+    f = findings(b)["launch_bound"]
+    assert "CUDA graph" in f.action and "compile" not in f.action and "batch" not in f.action
+    assert f.action.startswith("Do not wait for the GPU") == waits
