@@ -31,6 +31,7 @@ _OPTIMIZER_WORDS = ("multi_tensor_apply", "adam", "adagrad", "rmsprop", "rm_spro
                     "resourceapply", "applygradient", "apply_gradient", "optax")
 TORCH_HOST_MEMORY = "host memory of PyTorch"  # in the name of an allocator, behind the rank
 APPLE_OPS = r"aten::(?:linear_backward|_?mps_)"  # that PyTorch runs on Apple's GPUs, which its profiler does not record
+_GPU_OPS = r"aten::(?:_?cudnn_|miopen_)"
 LAUNCH_CALLS = r"(?:cuda|cu|hip)(?:Graph)?Launch(?!HostFunc)"
 OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 
@@ -155,7 +156,7 @@ def outermost_rows(trace: Trace, rows: I64) -> I64:
 
 def computes_on_cpu(trace: Trace) -> bool:
     """Return whether the job of a trace without GPUs uses none: it launches no kernels that were not recorded."""
-    return not trace.gpus and not len(host_rows(trace, rf"{LAUNCH_CALLS}|{APPLE_OPS}"))
+    return not trace.gpus and not len(host_rows(trace, rf"{LAUNCH_CALLS}|{APPLE_OPS}|{_GPU_OPS}"))
 
 
 def migrations(device: DeviceEvents) -> Mask:
@@ -202,7 +203,7 @@ def detect_framework(trace: Trace) -> str:
     for framework, pattern in (
         ("pytorch", r"aten::|ProfilerStep#|autograd::engine"),
         ("jax", r"PjitFunction\(|jit\(|PJRT_LoadedExecutable|\$api\.py"),
-        ("tensorflow", r"TFE_Py_|EagerExecute|FunctionRun|ExecutorState::|Iterator::|IteratorGetNext"),
+        ("tensorflow", r"TFE_Py_|EagerExecute|FunctionRun|ExecutorState::|Iterator::|IteratorGetNext|_SOURCE:"),
         ("pytorch", r".*\b(?:at::native|at::cuda|at::BatchNorm|c10)::|_ZN2at6native|.*PyTorchMemEffAttention|"
                     r".*\bpytorch_flash::|triton_(?:poi|per|red|tem|for)_fused"),
         ("jax", r".*\bjax(?:lib)?::"),

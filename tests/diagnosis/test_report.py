@@ -266,6 +266,7 @@ def test_a_trace_of_the_host_alone_says_what_its_profiler_missed() -> None:
     assert "3 calls that launch kernels" in note(launching) and "ProfilerActivity.CUDA" in note(launching)
     assert "--trace=cuda,nvtx" in note(Builder(gpus=0, format="nsys").host("forward", 0, 100))
     assert note(Builder(gpus=0).host("aten::mm", 0, 100)).startswith("No GPU in this trace. Time")
+    assert "ops that run on one" in note(Builder(gpus=0).host("aten::cudnn_convolution", 0, 100))
     apple = Builder(gpus=0).host("aten::linear_backward", 0, 100)
     assert "Apple's GPUs" in note(apple) and analyze_trace(apple.build()).cpu_layers is None
     assert limit_of(analyze_trace(apple.build())).startswith("NO VERDICT: the GPU's work was not recorded")

@@ -9,6 +9,7 @@ import pytest
 
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.report import short_report
+from gputop.trace.lookups import detect_framework
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.chrome.reader import read_chrome
 from gputop.trace.threads import EXECUTOR, role
@@ -102,5 +103,7 @@ def test_a_run_that_was_drawn_several_times_is_one_step():
     timeline = Timeline()
     for _ in range(3):
         timeline.op(CPU, "_SOURCE", "NoOp", 0, 1).op(CPU, "random", "RandomStandardNormal", 10, 700)
-    steps = analyze_trace(timeline.trace()).steps
+    trace = timeline.trace()
+    assert detect_framework(trace) == "tensorflow"
+    steps = analyze_trace(trace).steps
     assert steps is not None and steps.count == 1
