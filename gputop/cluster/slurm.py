@@ -52,8 +52,7 @@ def parse_squeue(text: bytes) -> tuple[SlurmJob, ...]:
         if not isinstance(jobs, list):
             raise TypeError
     except (ValueError, TypeError, KeyError):
-        raise GputopError("squeue --json answers in an unknown form",
-                          "Slurm 22.05 and newer can print JSON.") from None
+        raise GputopError("squeue --json answers in an unknown form", "Slurm 22.05 and newer can print JSON.") from None
     parsed = (_job(job) for job in jobs[:_MAX_JOBS] if isinstance(job, dict))
     return tuple(job for job in parsed if job is not None)
 

@@ -220,8 +220,7 @@ def _outcome(entry: FollowedAdvice, gain: Gain, measured_by: _Measured, promises
     if several:  # each alone; together no less than the largest, no more than all
         promised = [one for one in promises if one is not None]
         least, most = max(promised), min(sum(promised), 1.0)
-        entry = replace(entry, together=(least, most),
-                        reason=f"measured for {len(promises)} fixed causes together")
+        entry = replace(entry, together=(least, most), reason=f"measured for {len(promises)} fixed causes together")
     if low is None or high is None:
         return replace(entry, reason=step.reason)
     if low <= min(0.0, least) and max(0.0, least) <= high:

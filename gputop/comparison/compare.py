@@ -34,8 +34,7 @@ _LEAST = 1e-9
 MAX_REPEATS = 10  # captures of each job: nobody makes more
 _SURE = ("better", "worse")
 _LENGTH = {"better": "shorter", "worse": "longer"}
-_MOVED = {"better": "; the work moved between the steps",
-          "worse": "; the work moved from between the steps into them"}
+_MOVED = {"better": "; the work moved between the steps", "worse": "; the work moved from between the steps into them"}
 METHOD = (
     "A change is called better or worse under two conditions. Its interval excludes 0 (Welch 1947, with "
     f"{percent(1 - STEP_ERROR)} confidence for a step time and {percent(1 - ERROR)} for each table as a whole). And it "

@@ -236,8 +236,7 @@ class Folder:
             raise
         except OSError:  # a file system without hard links
             if self.has(to):
-                raise FileExistsError(
-                    errno.EEXIST, "a file of that name already exists", str(self.path / to)) from None
+                raise FileExistsError(errno.EEXIST, "a file of that name already exists", str(self.path / to)) from None
             os.replace(name, to, src_dir_fd=self.fd, dst_dir_fd=self.fd)
             return
         os.unlink(name, dir_fd=self.fd)

@@ -39,7 +39,7 @@ from gputop.diagnosis.analyses import FIELDS, Given, start_analyses
 from gputop.render.step_parts import PART_IDS
 from gputop.text.units import counted, seconds
 from gputop.trace.complete_part import part_of
-from gputop.trace.lookups import APPLE_OPS, LAUNCH_CALLS, computes_on_cpu, detect_framework, host_rows, how_to_mark_steps
+from gputop.trace.lookups import LAUNCH_CALLS, computes_on_cpu, detect_framework, host_rows, how_to_mark_steps
 from gputop.trace.model import Trace
 from gputop.trace.parallel import pool
 from gputop.trace.quality import is_cut_off
@@ -227,11 +227,9 @@ def _no_gpu(trace: Trace) -> str:
     if launches:
         return (f"No GPU in this trace, but {counted(launches, 'call')} that launch{'es' if launches == 1 else ''} "
                 f"kernels: the profiler recorded none of them. {_RECORD_GPU.get(trace.format, _RECORD_GPU[''])}")
-    if len(host_rows(trace, APPLE_OPS)):
-        return ("No GPU in this trace, but ops of Apple's GPUs (MPS), which PyTorch's profiler does not record: an op "
-                "lasts here as long as it waits. torch.mps.profiler and Xcode's Instruments show the GPU.")
     if not computes_on_cpu(trace):
-        return f"No GPU in this trace, but ops that run on one. {_RECORD_GPU['chrome']}"
+        return (f"No GPU in this trace, but ops that run on one. {_RECORD_GPU['chrome']} Apple's GPUs are recorded by "
+                "torch.mps.profiler and Xcode's Instruments only.")
     return f"No GPU in this trace.{' ' + _RECORD_GPU['nsys'] if trace.format == 'nsys' else ''}"
 
 

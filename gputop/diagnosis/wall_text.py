@@ -44,8 +44,7 @@ def wall_rows(wall: WallTime | RankWallTime) -> Iterator[WallRow]:
         share = part.time_s / wall.total_s
         if share >= _WORTH_A_ROW:
             name, meaning = WALL_PARTS.get(part.id, (part.id, ""))
-            yield WallRow(name, part.time_s, share, _often(part), printable(host_words(part)), meaning,
-                          part.longest_s)
+            yield WallRow(name, part.time_s, share, _often(part), printable(host_words(part)), meaning, part.longest_s)
 
 
 def host_words(part: WallPart) -> str:

@@ -75,8 +75,7 @@ _ADAPTER = {m.id: _of_metric("rdma", m, ("adapter",)) for m in ADAPTER_METRICS.v
 
 _ADAPTER_UP = Family("gputop_rdma_up", "gauge", "1: the link of the RDMA adapter's port works (state ACTIVE)",
                      ("adapter",))
-_BUILD = Family("gputop_build_info", "info", "Version of gputop, and where the values come from",
-                ("version", "source"))
+_BUILD = Family("gputop_build_info", "info", "Version of gputop, and where the values come from", ("version", "source"))
 _SAMPLE_TIME = Family("gputop_sample_timestamp_seconds", "gauge", "Unix time of the newest sample of the node",
                       unit="seconds")
 _INTERVAL = Family("gputop_sample_interval_seconds", "gauge", "Time between two samples", unit="seconds")

@@ -237,8 +237,7 @@ def _is_of_framework(mapping: Mapping) -> bool:
 def _is_at_call(pid: int, memory: int, thread: _Thread, registers: Registers) -> bool:
     """Return whether a thread is at a system call, and usable. The memory is that of the process as it was found. One
     that has called exec, or another one that has got its number, does not have it."""
-    return _is_usable(pid, thread, registers) and (
-        os.pread(memory, 2, max(0, registers["rip"] - 2)) == _SYSCALL_CODE)
+    return _is_usable(pid, thread, registers) and (os.pread(memory, 2, max(0, registers["rip"] - 2)) == _SYSCALL_CODE)
 
 
 def _is_usable(pid: int, thread: _Thread, registers: Registers) -> bool:
@@ -273,8 +272,7 @@ def _call(
     tracee.next_syscall_stop(deadline)
     page = tracee.registers()["rax"]
     if _signed(page) < 0:
-        raise GputopError(f"the process cannot get memory: {os.strerror(-_signed(page))}",
-                          "Its limits may be reached.")
+        raise GputopError(f"the process cannot get memory: {os.strerror(-_signed(page))}", "Its limits may be reached.")
     os.pwrite(memory, call.text + b"\0", page)
     tracee.set_registers({**no_restart, "rip": call.function, "rsp": frame.calls if gadgets.store else frame.back,
                           "rbx": frame.result, "rdi": call.first, "rsi": page, "rax": 0})

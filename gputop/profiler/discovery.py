@@ -165,8 +165,7 @@ class Finder:
 
     def _listening(self, wanted: set[int] | None) -> tuple[dict[Listener, list[str]], list[str]]:
         """Listening sockets with the hosts where they can be reached, and notes on processes of others."""
-        networks, refused = sockets.networks(
-            self._proc, sorted(process_ids(self._proc) if wanted is None else wanted))
+        networks, refused = sockets.networks(self._proc, sorted(process_ids(self._proc) if wanted is None else wanted))
         notes = [f"process {pid} belongs to {self._user(pid) or 'another user'}: its sockets may not be read. "
                  "Run gputop as that user or root, or attach to HOST:PORT." for pid in refused if wanted is not None]
         here = sockets.network_namespace(self._proc, os.getpid())

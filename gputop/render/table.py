@@ -139,8 +139,7 @@ def arranged(table: Table, pattern: str, by: int | None, reverse: bool) -> list[
     Numbers go from the largest, text from A; ``reverse`` turns both.
     """
     wanted = pattern.casefold()
-    rows = [r for r in table.rows
-            if not wanted or any(wanted in v.casefold() for v in r if isinstance(v, str))]
+    rows = [r for r in table.rows if not wanted or any(wanted in v.casefold() for v in r if isinstance(v, str))]
     if by is None:
         return rows[::-1] if reverse else rows
     with_value = [r for r in rows if r[by] is not None]

@@ -30,8 +30,7 @@ _OPTIMIZER = (rf"(?!{PYTHON_FUNCTION})"
 _OPTIMIZER_WORDS = ("multi_tensor_apply", "adam", "adagrad", "rmsprop", "rm_sprop", "momentum", "lamb_", "lars", "sgd",
                     "resourceapply", "applygradient", "apply_gradient", "optax")
 TORCH_HOST_MEMORY = "host memory of PyTorch"  # in the name of an allocator, behind the rank
-APPLE_OPS = r"aten::(?:linear_backward|_?mps_)"  # that PyTorch runs on Apple's GPUs, which its profiler does not record
-_GPU_OPS = r"aten::(?:_?cudnn_|miopen_)"
+_GPU_OPS = r"aten::(?:_?cudnn_|miopen_|linear_backward|_?mps_)"  # the last two: of Apple's
 LAUNCH_CALLS = r"(?:cuda|cu|hip)(?:Graph)?Launch(?!HostFunc)"
 OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 
@@ -156,7 +155,7 @@ def outermost_rows(trace: Trace, rows: I64) -> I64:
 
 def computes_on_cpu(trace: Trace) -> bool:
     """Return whether the job of a trace without GPUs uses none: it launches no kernels that were not recorded."""
-    return not trace.gpus and not len(host_rows(trace, rf"{LAUNCH_CALLS}|{APPLE_OPS}|{_GPU_OPS}"))
+    return not trace.gpus and not len(host_rows(trace, f"{LAUNCH_CALLS}|{_GPU_OPS}"))
 
 
 def migrations(device: DeviceEvents) -> Mask:

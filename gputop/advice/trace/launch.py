@@ -133,8 +133,7 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         action = (f"A part of the model is compiled already: {graphs}find what breaks its graph and what is compiled "
                   f"again, and compile the rest. Then {job.larger} if memory allows.")
     elif job.framework == "unknown":
-        start = "Launch" if not v.waits else (
-            "Do not wait for the GPU after each kernel: a stream keeps their order. Then launch")
+        start = "Let the host wait for the GPU only where it uses a result. Then launch" if v.waits else "Launch"
         action = f"{start} fewer, larger kernels: fuse them, or record them as a CUDA graph once and launch that."
     else:
         action = ("Launch fewer, larger kernels: compile the step so that kernels are fused. Then "

@@ -26,7 +26,7 @@ _MOMENT = 0.1  # share of the recording: gputop's own figure
 # Below, gaps between launches coincide with other GPUs' kernels by chance. gputop's own figures.
 _WAIT_NS, _WAIT_SHARE = 1_000_000, 0.8
 # What an idle GPU starts later than this after its launching call is not held up by its host: another program's work
-# runs, or its power state changes. gputop's own figure: Windows' driver hands over launches in batches of less.
+# runs, or the driver hands launches over in batches, as on Windows (HTA's cut-off of launch delays).
 _STARTS_NS = 100_000
 NO_LAUNCH = np.iinfo(np.int64).min  # the launch of a device event is not known
 

@@ -45,8 +45,7 @@ def replicas(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | 
         missing = dict.fromkeys(parts[1:], "the files are not on one clock")
         return Replicas(basis, work, ratio, missing=missing)
     windows = [timeline.window_ns for timeline in gpu_timelines]
-    within = (union([min(a for a, _ in windows)], [max(b for _, b in windows)])
-              if steps is None else steps.spans)
+    within = (union([min(a for a, _ in windows)], [max(b for _, b in windows)]) if steps is None else steps.spans)
     numbers = [gpu_number(trace, timeline.gpu) for timeline in gpu_timelines]
     launched = [_launched(trace, timeline.computing) for timeline in gpu_timelines]
     by_launch = all(len(rows) for rows in launched)

@@ -346,8 +346,7 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
     out = [(_loop_part(id_, spans, steps), spans) for id_, spans in divided.items() if spans.total]
     out += [(WallPart("gpu_work", of_gpu.total / 1e9, len(of_gpu.start)), of_gpu)] if of_gpu.total else []
     out += [(WallPart("edges", edges.total / 1e9, sum(s.id == "edges" for s in stretches)), edges)] * bool(edges.total)
-    return (*out, *_named_parts(
-        _named(trace, rank, [s for s in stretches if s.id != "edges" and s.idle.total]), steps))
+    return (*out, *_named_parts(_named(trace, rank, [s for s in stretches if s.id != "edges" and s.idle.total]), steps))
 
 
 def _long_pauses(steps: Steps, rank: _Rank) -> tuple[Spans, Spans]:

@@ -65,8 +65,7 @@ def cpu_layers(trace: Trace, steps: Steps | None) -> Layers | None:
     if ops is None:
         return None
     start, end = trace.host.start_ns[ops.rows], trace.host.end_ns[ops.rows]
-    within = steps.spans if steps is not None else union(
-        [start.min()], [max(end.max(), ops.done_ns.max())])
+    within = steps.spans if steps is not None else union([start.min()], [max(end.max(), ops.done_ns.max())])
     if not within.total:
         return None
     time_ns, active_ns = _shared(trace, ops, within)

@@ -68,8 +68,7 @@ def layer_times(
     begins, ends = zip(*(timeline.window_ns for timeline in gpu_timelines), strict=True)
     within = steps.spans if steps is not None else union([min(begins)], [max(ends)])
     count = steps.count if steps is not None else 1
-    shares = [share for timeline in gpu_timelines
-              if (share := device_share(trace, timeline, within)).busy_ns.any()]
+    shares = [share for timeline in gpu_timelines if (share := device_share(trace, timeline, within)).busy_ns.any()]
     calls = call_scopes(trace)
     if not shares or not ((device.tf_op >= 0).any() or trace.hlo_ops or calls is not None or trace.cuda_graphs):
         return None

@@ -59,8 +59,7 @@ def ops_without_gradient(trace: Trace) -> OpsWithoutGradient | None:
     counts &= ~read | np.append(False, counts[:-1])  # a loss that is read is the model's
     start, end = host.start_ns[ops], host.end_ns[ops]
     passes_on = counts[1:] & counts[:-1] & (start[1:] - end[:-1] <= PAUSE_NS)
-    ops, spans = ops[counts], merge(union(start[counts], end[counts]),
-                                    union(end[:-1][passes_on], start[1:][passes_on]))
+    ops, spans = ops[counts], merge(union(start[counts], end[counts]), union(end[:-1][passes_on], start[1:][passes_on]))
     products = host_rows(trace, _PRODUCT)
     products = products[host.line[products] == line]
     computing = spans_of(trace, products)

@@ -394,8 +394,7 @@ def _of_engine(trace: Trace, rows: I64, launched_ns: I64) -> NamedRanges:
     decodes = np.array([_DECODES.search(trace.names[name]) is not None for name in host.name[rows].tolist()])
     kinds = {phase: rows[decodes == (phase == "decode")] for phase in SERVES}
     steps = max(kinds, key=lambda phase: int((host.end_ns[kinds[phase]] - host.start_ns[kinds[phase]]).sum()))
-    others = {phase: spans_of(trace, of_phase) for phase, of_phase in kinds.items()
-              if phase != steps and len(of_phase)}
+    others = {phase: spans_of(trace, of_phase) for phase, of_phase in kinds.items() if phase != steps and len(of_phase)}
     chosen, name = kinds[steps], f"{_OF_ENGINE} that {steps}"
     return NamedRanges(name, host.start_ns[chosen], host.end_ns[chosen], chosen,
                        _launches(launched_ns, host.start_ns[rows], host.end_ns[rows]), others)

@@ -203,8 +203,7 @@ def _pauses(lane: int, events: ReplayEvents, lanes: HostLanes, launches: EventLa
     end = next_launch.copy()
     end[drained] = np.minimum(next_launch[drained], work_end[drained] + LATENCY_NS)
     held[drained] = True
-    return (LaneTimes(np.full(int(held.sum()), lane), called[held], end[held]),
-            union(called[unsure], work_end[unsure]))
+    return (LaneTimes(np.full(int(held.sum()), lane), called[held], end[held]), union(called[unsure], work_end[unsure]))
 
 
 def _kernel_pairs(events: ReplayEvents, launched: I64, drained: I64) -> I64:

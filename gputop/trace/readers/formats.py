@@ -94,8 +94,7 @@ def _is_xspace(path: Path, begin: bytes) -> bool:
 
 def _is_other_json(path: Path, begin: bytes) -> bool:
     """Return whether a .json is, say, a configuration; an empty prefix counts as a trace."""
-    return bool(begin) and not (
-        b"traceEvents" in begin or begin.lstrip().startswith(b"[") or b"schemaVersion" in begin)
+    return bool(begin) and not (b"traceEvents" in begin or begin.lstrip().startswith(b"[") or b"schemaVersion" in begin)
 
 
 class OtherFile(Struct, frozen=True):

@@ -132,8 +132,7 @@ class _Report:
         if self._damage and not self._columns:
             raise GputopError(f"{path} is damaged: {self._damage[0]}.", f"Export it again. {_EXPORT}")
         if not set(self._columns) & {*_ACTIVITIES, "StringIds", "TARGET_INFO_GPU"}:
-            raise GputopError(f"{path} is an SQLite file, but not an export of Nsight Systems.",
-                              _EXPORT)
+            raise GputopError(f"{path} is an SQLite file, but not an export of Nsight Systems.", _EXPORT)
         self._strings = {i: s for i, s in self._select("StringIds", ("id", "value"))
                          if isinstance(i, int) and isinstance(s, str)}
 

@@ -117,7 +117,7 @@ def test_a_program_of_cuda_alone_is_told_of_graphs_and_of_its_waits(waits):
             b.host("cudaThreadSynchronize_v3020", i * 60 + 6, 26, line="launch 0")
     f = findings(b)["launch_bound"]
     assert "CUDA graph" in f.action and "compile" not in f.action and "batch" not in f.action
-    assert f.action.startswith("Do not wait for the GPU") == waits
+    assert f.action.startswith("Let the host wait") == waits
 
 
 @pytest.mark.parametrize("before", [0, 400_000])

@@ -270,8 +270,8 @@ class _Rank:
             gpu = _GPU_PROCESS.search(self._file.processes.get(pid, ""))
             if pid == _TIMED_OPS:
                 self._builder.note("lost_kernels", (
-                    "The file has no kernels, only how long ops took on the GPU, as torch.autograd.profiler measured "
-                    "it in early versions of PyTorch. Record with torch.profiler.profile."))
+                    "The file has no kernels, only times of ops on the GPU, as early versions of PyTorch measured. "
+                    "Record with torch.profiler.profile."))
             elif gpu is None or self._executor(pid):
                 out[row] = _ON_HOST
             elif name == STEPS:
