@@ -228,8 +228,9 @@ def _no_gpu(trace: Trace) -> str:
         return (f"No GPU in this trace, but {counted(launches, 'call')} that launch{'es' if launches == 1 else ''} "
                 f"kernels: the profiler recorded none of them. {_RECORD_GPU.get(trace.format, _RECORD_GPU[''])}")
     if not computes_on_cpu(trace):
-        return (f"No GPU in this trace, but ops that run on one. {_RECORD_GPU['chrome']} Apple's GPUs are recorded by "
-                "torch.mps.profiler and Xcode's Instruments only.")
+        apple = len(host_rows(trace, r"aten::(?:linear_backward|_?mps_)"))
+        how = "torch.mps.profiler and Xcode's Instruments record Apple's GPUs." if apple else _RECORD_GPU["chrome"]
+        return f"No GPU in this trace, but ops that run on one. {how}"
     return f"No GPU in this trace.{' ' + _RECORD_GPU['nsys'] if trace.format == 'nsys' else ''}"
 
 

@@ -270,7 +270,7 @@ class _Rank:
             gpu = _GPU_PROCESS.search(self._file.processes.get(pid, ""))
             if pid == _TIMED_OPS:
                 self._builder.note("lost_kernels", (
-                    "The file has no kernels, only times of ops on the GPU, as early versions of PyTorch measured. "
+                    "The file has no kernels, only times of ops on the GPU, which early versions of PyTorch took. "
                     "Record with torch.profiler.profile."))
             elif gpu is None or self._executor(pid):
                 out[row] = _ON_HOST
