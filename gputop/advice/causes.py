@@ -84,7 +84,11 @@ def _explained(effect: Finding, cause: Finding, claimed: Mapping[str, Claimed]) 
             return 0.0
         case "small_kernels" | "launch_bound", "batch_size_headroom" if "capacity_bytes" in effect.evidence:
             return 0.0  # memory is known to have room: another fix, and worth its place
-    return _covered(claimed[effect.id], claimed[cause.id])
+    covered = _covered(claimed[effect.id], claimed[cause.id])
+    if effect.id == "collective_waiting" and cause.gain.by == "replay" and effect.gain.step_time:
+        # What its fix saves says how much of the others' wait it is: their own hosts may be as late.
+        covered *= min((cause.gain.step_time or 0.0) / effect.gain.step_time, 1.0)
+    return covered
 
 
 def _covered(effect: Claimed, cause: Claimed) -> float:

@@ -114,8 +114,7 @@ class _Parts(Struct, frozen=True):
         alone = all(self.series.nodes[node].gpus <= gpus for node, gpus in held.items())
         mapped: Mapped = "node" if alone else "shared node"
         keys = [("", node) for node in sorted(held)]
-        nodes = [replace(self.series.nodes[key[1]], history=_since(self._history([key]), job.start_s))
-                 for key in keys]
+        nodes = [replace(self.series.nodes[key[1]], history=_since(self._history([key]), job.start_s)) for key in keys]
         each = tuple(self._with_gpus(node, job.id, None) for node in nodes) if job.id in self.view.open_jobs else ()
         of_nodes = Job(
             **{**fields_of(together(nodes)), "gpus": sum(job.gpus.values())}, id=job.id, number=job.number,

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "custom rules", "the screen")
-    parser.add_argument("paths", nargs="+", metavar="PATH",
-                        help=ACCEPTED_BRIEF)
+    parser.add_argument("paths", nargs="+", metavar="PATH", help=ACCEPTED_BRIEF)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--run", default=None, metavar="NAME",
                        help="profile run of the logdir to analyze (default: the newest)")
@@ -85,8 +84,7 @@ def _all_runs(args: argparse.Namespace, gates: Sequence[str], results: list[Gate
 
     runs = [run for path in args.paths for run in runs_at(Path(path))]
     if not runs:
-        raise GputopError("The path holds only one profile run.", "Give a TensorBoard logdir.",
-                          EXIT_USAGE)
+        raise GputopError("The path holds only one profile run.", "Give a TensorBoard logdir.", EXIT_USAGE)
     documents: dict[str, AnalyzeDocument | None] = {}
     unread: dict[str, GputopError] = {}
     for run in runs:

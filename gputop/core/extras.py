@@ -6,12 +6,7 @@ import sys
 from pathlib import Path
 
 # By extra. The plain package is named, not gputop's extra: no index has gputop's distribution.
-PACKAGES = {
-    "export": "prometheus-client",
-    "parquet": "pyarrow",
-    "stacks": "py-spy",
-    "xprof": "xprof",
-}
+PACKAGES = {"export": "prometheus-client", "parquet": "pyarrow", "stacks": "py-spy", "xprof": "xprof"}
 # By the file that pipx and uv leave in the environment that they make for a program. None of these has pip.
 _TOOLS = {"pipx_metadata.json": "pipx inject gputop-tf {package}",
           "uv-receipt.toml": "uv pip install --python '{prefix}' {package}"}

@@ -39,7 +39,7 @@ from gputop.diagnosis.analyses import FIELDS, Given, start_analyses
 from gputop.render.step_parts import PART_IDS
 from gputop.text.units import counted, seconds
 from gputop.trace.complete_part import part_of
-from gputop.trace.lookups import LAUNCH_CALLS, detect_framework, host_rows, how_to_mark_steps
+from gputop.trace.lookups import LAUNCH_CALLS, computes_on_cpu, detect_framework, host_rows, how_to_mark_steps
 from gputop.trace.model import Trace
 from gputop.trace.parallel import pool
 from gputop.trace.quality import is_cut_off
@@ -227,6 +227,10 @@ def _no_gpu(trace: Trace) -> str:
     if launches:
         return (f"The trace has no GPU but {counted(launches, 'kernel launch', 'es')}, so the profiler did not record "
                 f"the kernels. {_RECORD_GPU.get(trace.format, _RECORD_GPU[''])}")
+    if not computes_on_cpu(trace):
+        apple = len(host_rows(trace, r"aten::(?:linear_backward|_?mps_)"))
+        how = "Use torch.mps.profiler or Xcode's Instruments to record Apple GPUs." if apple else _RECORD_GPU["chrome"]
+        return f"The trace has no GPU, but ops that run on a GPU. {how}"
     return f"The trace has no GPU.{' ' + _RECORD_GPU['nsys'] if trace.format == 'nsys' else ''}"
 
 
@@ -257,6 +261,6 @@ def _notes(
             "The trace lists GPUs but no GPU events, because the profiler had no permission for CUPTI or nothing ran. "
             "`gputop doctor` shows how to grant the permission.")))
     if not trace.gpus:
-        id_ = "lost_kernels" if len(host_rows(trace, LAUNCH_CALLS)) else "no_gpu"
+        id_ = "no_gpu" if computes_on_cpu(trace) else "lost_kernels"
         notes.append(TraceNote(id_, f"{_no_gpu(trace)} All time except input wait counts as host time."))
     return notes

@@ -282,6 +282,7 @@ def _limit_of_host(a: Analysis) -> tuple[bool, str, str]:
                        "because the trace shows no GPU work"), ""
     work = "kernel" if any(gpu.busy for gpu in a.gpus) else "GPU work"
     shows = (f"the trace shows no {work} and no input pipeline" if a.input is None else
+             f"the trace shows no {work}" if a.steps is None or a.steps.unit == "period" else
              f"the trace shows no {work}, and the loop hardly waits for its input")
     table = a.cpu_layers
     if table is None or table.total_s <= 0:

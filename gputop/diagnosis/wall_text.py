@@ -131,7 +131,7 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     recorded = f"{seconds(wall.recorded_s)} recorded"
     if steps is None:
         if starts(a):
-            return no_verdict(f"the {recorded} are mostly job startup", _LATER, _seen(wall, "recorded time"), limit)
+            return no_verdict(f"the {recorded} are mostly job startup", _LATER, _seen(wall, "recorded time"))
         longer = f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop"
         return no_verdict(f"no whole step in the {recorded}", longer, _seen(wall, "recorded time"), limit)
     if steps.start_up:
@@ -143,7 +143,8 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
         work = "kernels" if a.gpus else "ops"
         return no_verdict(
             f"no steps are marked in the {recorded}", "mark the steps in the loop and capture again",
-            f"a sequence of {work} repeats {counted(steps.count, 'time')}, which may be a step or a layer", limit)
+            f"a sequence of {work} repeats {counted(steps.count, 'time')}, which may be a step or a layer", limit,
+                _seen(wall))
     ranks: tuple[WallTime | RankWallTime, ...] = wall.ranks or (wall,)
     share = min(map(steps_share, ranks))
     untold = max(ranks, key=_untold_share)
@@ -162,7 +163,7 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
 
 def _seen(wall: WallTime | RankWallTime, what: str = "the rest") -> str:
     """The largest parts besides the steps, as shares of what was recorded."""
-    apart = (WALL_PARTS[_STEPS][0], WALL_PARTS["unrecorded"][0])
+    apart = [WALL_PARTS[id_][0] for id_ in (_STEPS, "periods", "unrecorded")]
     rows = [row for row in sorted(wall_rows(wall), key=lambda row: -row.time_s) if row.name not in apart]
     large = [row for row in rows if row.time_s >= WORTH_SAYING * wall.recorded_s] or rows
     listed = "; ".join(f"{row.name} {percent(row.time_s / wall.recorded_s)}{f' ({row.what})' if row.what else ''}"

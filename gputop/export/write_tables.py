@@ -170,8 +170,7 @@ def _write_parquet(table: SqlTable, batches: Iterator[Batch], names: Any, file: 
     import pyarrow
     import pyarrow.parquet
 
-    schema = pyarrow.schema([pyarrow.field(c.name, _arrow_type(c), nullable=c.may_be_null)
-                             for c in table.columns])
+    schema = pyarrow.schema([pyarrow.field(c.name, _arrow_type(c), nullable=c.may_be_null) for c in table.columns])
     texts = np.asarray(names, object)
     with pyarrow.parquet.ParquetWriter(file, schema, compression=_COMPRESSION) as writer:
         for batch in batches:

@@ -234,8 +234,7 @@ def _at_work(pid: int, tracee: Tracee, memory: int, thread: _Thread, deadline: D
 def _is_at_call(pid: int, memory: int, thread: _Thread, registers: Registers) -> bool:
     """Return whether a thread is at a system call, and usable. The memory is that of the process as it was found. One
     that has called exec, or another one that has got its number, does not have it."""
-    return _is_usable(pid, thread, registers) and (
-        os.pread(memory, 2, max(0, registers["rip"] - 2)) == _SYSCALL_CODE)
+    return _is_usable(pid, thread, registers) and (os.pread(memory, 2, max(0, registers["rip"] - 2)) == _SYSCALL_CODE)
 
 
 def _is_usable(pid: int, thread: _Thread, registers: Registers) -> bool:

@@ -208,8 +208,7 @@ class Sampler:
         """The call of the samples of the time before ``time_s`` (Unix time). Only a simulated source has any, and
         computes them for a third of a second: sampling goes on meanwhile."""
         if self._backfill is None:
-            call = self._backfill = self._workers.call(
-                lambda: tuple(self._source.backfill(time_s, self.interval_s)))
+            call = self._backfill = self._workers.call(lambda: tuple(self._source.backfill(time_s, self.interval_s)))
             call.prepare(self._workers.clock(), 0.0)
             self._opener.submit(Batch([call]))
         return self._backfill

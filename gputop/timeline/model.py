@@ -16,8 +16,7 @@ from gputop.text.units import percent
 RowKind = Literal["path", "layer", "gpu", "stream", "counter", "thread", "stage"]
 
 # What a range is; its place in here is its code in the arrays of ``Timeline.picture``. 0: nothing.
-KINDS = ("", "compute", "collective", "h2d", "d2h", "d2d", "p2p", "copy", "memset", "host", "input",
-         "counter")
+KINDS = ("", "compute", "collective", "h2d", "d2h", "d2d", "p2p", "copy", "memset", "host", "input", "counter")
 
 PER = {"step": " per step", "period": " per period"}  # by the basis; without steps: in the window
 

@@ -28,8 +28,7 @@ _OF_DEVICE = {
 }
 # Where ranges of several kinds overlap an instant belongs to the first of these, in the order of the step's
 # breakdown; the host's work for input goes before the call around it.
-_KIND_PRECEDENCE = ("compute", "d2d", "memset", "copy", "collective", "p2p", "h2d", "d2h", "input", "host",
-                    "counter")
+_KIND_PRECEDENCE = ("compute", "d2d", "memset", "copy", "collective", "p2p", "h2d", "d2h", "input", "host", "counter")
 _ROLES = (MAIN, EXECUTOR, INPUT, POOL)
 
 
@@ -103,8 +102,7 @@ def rows_of(trace: Trace, steps: Steps | None = None) -> Rows:
     first = len(out.of_device) + len(out.of_host) + len(out.of_stage)
     if len(layers.start):
         gpu = gpu_number(trace, layers.gpu) if layers.gpu >= 0 else None  # None: of the CPU
-        out.add("layer", "phase", "Model", gpu, first, first + len(layers.start),
-                int(layers.depth.max()))
+        out.add("layer", "phase", "Model", gpu, first, first + len(layers.start), int(layers.depth.max()))
         first += len(layers.start)
     out.spans = layers.followed_by(NamedSpans())
     for key, spans in of_counter:
@@ -131,8 +129,7 @@ def _kinds(trace: Trace) -> tuple[U8, U8]:
     """The kinds of the device events and of the host events, as indices into KINDS."""
     of_kind = np.array([KINDS.index(_OF_DEVICE[kind]) for kind in Kind], np.uint8)
     is_input = name_mask(trace, _INPUT_CALL).take(trace.host.name) | lines_of(trace, INPUT).take(trace.host.line)
-    return (of_kind[trace.device.kind],
-            np.where(is_input, KINDS.index("input"), KINDS.index("host")).astype(np.uint8))
+    return (of_kind[trace.device.kind], np.where(is_input, KINDS.index("input"), KINDS.index("host")).astype(np.uint8))
 
 
 def _device_order(trace: Trace) -> list[int]:

@@ -28,7 +28,7 @@ _OUTLIERS = 4  # launches that may be joined wrongly
 _IDLE_NS = 50_000  # a pause of the GPU
 _LAUNCH_NS = 5_000  # from a launching call to the event, at least
 _MIN_WAITS = 3  # that agree
-_WAITS = re.compile(r"(?:cuda|hip)(?:Device|(Stream))Synchronize|cuCtxSynchronize|cu(Stream)Synchronize|"
+_WAITS = re.compile(r"(?:cuda|hip)(?:Device|Thread|(Stream))Synchronize|cuCtxSynchronize|cu(Stream)Synchronize|"
                     r"((?:cuda|hip)Memcpy|cuMemcpyDtoH)(?:_v\d+)?$")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.trace.intervals import Spans, contains, union
-from gputop.trace.model import I64, HostEvents, Trace, once
+from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, MemoryKind, Trace, once
 
 Mask = npt.NDArray[np.bool_]
 _SORTED_BELOW, _TABLE_BELOW = 1000, 1 << 20  # rows, and ids: a table for more is larger than what it spares
@@ -30,6 +30,7 @@ _OPTIMIZER = (rf"(?!{PYTHON_FUNCTION})"
 _OPTIMIZER_WORDS = ("multi_tensor_apply", "adam", "adagrad", "rmsprop", "rm_sprop", "momentum", "lamb_", "lars", "sgd",
                     "resourceapply", "applygradient", "apply_gradient", "optax")
 TORCH_HOST_MEMORY = "PyTorch host memory"  # in the name of an allocator, behind the rank
+_GPU_OPS = r"aten::(?:_?cudnn_|miopen_|linear_backward|_?mps_)"  # the last two: of Apple's
 LAUNCH_CALLS = r"(?:cuda|cu|hip)(?:Graph)?Launch(?!HostFunc)"
 OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 
@@ -154,7 +155,13 @@ def outermost_rows(trace: Trace, rows: I64) -> I64:
 
 def computes_on_cpu(trace: Trace) -> bool:
     """Return whether the job of a trace without GPUs uses none: it launches no kernels that were not recorded."""
-    return not trace.gpus and not name_mask(trace, LAUNCH_CALLS).take(trace.host.name).any()
+    return not trace.gpus and not len(host_rows(trace, f"{LAUNCH_CALLS}|{_GPU_OPS}"))
+
+
+def migrations(device: DeviceEvents) -> Mask:
+    """Mask of the moves of managed memory's pages: no call launched them, as it did copies with managed memory."""
+    return (((device.kind == Kind.H2D) | (device.kind == Kind.D2H)) & (device.launch_ns < 0) & (
+        (device.src == MemoryKind.MANAGED) & (device.dst == MemoryKind.MANAGED)))
 
 
 def host_stat(host: HostEvents, name: str) -> tuple[I64, I64]:
@@ -195,7 +202,7 @@ def detect_framework(trace: Trace) -> str:
     for framework, pattern in (
         ("pytorch", r"aten::|ProfilerStep#|autograd::engine"),
         ("jax", r"PjitFunction\(|jit\(|PJRT_LoadedExecutable|\$api\.py"),
-        ("tensorflow", r"TFE_Py_|EagerExecute|FunctionRun|ExecutorState::|Iterator::|IteratorGetNext"),
+        ("tensorflow", r"TFE_Py_|EagerExecute|FunctionRun|ExecutorState::|Iterator::|IteratorGetNext|_SOURCE:"),
         ("pytorch", r".*\b(?:at::native|at::cuda|at::BatchNorm|c10)::|_ZN2at6native|.*PyTorchMemEffAttention|"
                     r".*\bpytorch_flash::|triton_(?:poi|per|red|tem|for)_fused"),
         ("jax", r".*\bjax(?:lib)?::"),

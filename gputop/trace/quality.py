@@ -22,6 +22,7 @@ INSUFFICIENT_RIGHTS = (
     "/etc/modprobe.d/nvidia-profiling.conf and reload the driver or reboot. A container also needs CAP_SYS_ADMIN.",
 )
 _RIGHTS = re.compile(r"INSUFFICIENT_PRIVILEGES|RestrictProfiling|insufficient privilege", re.IGNORECASE)
+_NO_CUPTI = re.compile(r"libcupti|CUPTI could not be loaded")
 _DROPPED = re.compile(r"\bdropp|not all .{1,40} events might have been collected", re.IGNORECASE)
 _LAUNCH = re.compile(r"^(cu|cuda|hip(Ext)?)(Module)?(Graph)?(Launch|Mem(cpy|set))")
 
@@ -61,6 +62,10 @@ def note_empty_planes(
     where = f"{host or 'This host'}: no events of its {len(events)} GPUs were recorded"
     if any(_RIGHTS.search(m) for m in messages):
         builder.note("empty_device_plane", f"{where}: {INSUFFICIENT_RIGHTS[0]}. {INSUFFICIENT_RIGHTS[1]}")
+        return
+    if any(_NO_CUPTI.search(m) for m in messages):
+        builder.note("empty_device_plane", f"{where}: the job could not use CUPTI, which traces GPUs. Put the folder "
+                                           "of CUDA's libcupti (extras/CUPTI/lib64) into its LD_LIBRARY_PATH.")
         return
     names, counts = (column.tolist() for column in np.unique(call_names, return_counts=True))
     launched = sum(count for i, count in zip(names, counts, strict=True) if _LAUNCH.match(builder.names.list[i]))

@@ -151,3 +151,13 @@ def test_an_upper_bound_stands_behind_what_saves_nearly_as_much_of_the_same_part
     bound = replace(made("batch_size_headroom", 0.26), claims={"host": 0.1, "launch": 0.8})
     other = replace(LAUNCH, gain=Gain(share, "how", by="replay", claim=claim), claims={part: 0.9})
     assert ranked([bound, other])[0].id == first == ranked([other, bound])[0].id
+
+
+@pytest.mark.parametrize(("saved", "apart"), [(0.02, True), (0.5, False)])
+def test_a_wait_for_late_gpus_is_not_explained_by_a_fix_that_saves_little_of_it(saved, apart):
+    """Each rank's host is slow: a GPU that always has work leaves the others to wait for the next host."""
+    waiting = made("collective_waiting", 0.5)
+    launch = replace(made("launch_bound", 0.1), gain=Gain(saved, "how", by="replay"))
+    found = folded((waiting, at(0, 50)), (launch, at(0, 50)))
+    assert found == ({"launch_bound": (), "collective_waiting": ()} if apart else
+                     {"launch_bound": ("collective_waiting",)})

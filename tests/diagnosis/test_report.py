@@ -266,6 +266,10 @@ def test_a_trace_of_the_host_alone_says_what_its_profiler_missed() -> None:
     assert "3 kernel launches" in note(launching) and "ProfilerActivity.CUDA" in note(launching)
     assert "--trace=cuda,nvtx" in note(Builder(gpus=0, format="nsys").host("forward", 0, 100))
     assert note(Builder(gpus=0).host("aten::mm", 0, 100)).startswith("The trace has no GPU. All time")
+    assert "ops that run on a GPU" in note(Builder(gpus=0).host("aten::cudnn_convolution", 0, 100))
+    apple = Builder(gpus=0).host("aten::linear_backward", 0, 100)
+    assert "Apple GPUs" in note(apple) and analyze_trace(apple.build()).cpu_layers is None
+    assert limit_of(analyze_trace(apple.build())).startswith("NO VERDICT: the GPU's work was not recorded")
 
 
 def test_a_job_whose_kernels_were_not_recorded_has_no_other_verdict() -> None:
@@ -306,3 +310,12 @@ def test_nsight_records_programs_that_are_not_python(thread: str, framework: str
         at = 200_000 * i + 10
         b.run(0, at + 10, 30, launch=at, thread=thread)
     assert {part.id: host_words(part) for part in analyze_trace(b.build()).wall_time.parts}["no_steps"] == words
+
+
+def test_a_loader_beside_a_repeated_sequence_of_ops_is_named() -> None:
+    b = Builder(gpus=0, format="chrome").host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 5_000)
+    for i in range(12):
+        for k in range(20):
+            b.host(f"aten::op{k}", 6_000 + i * 1_000 + k * 50, 45)
+    text = limit_of(analyze_trace(b.build()))
+    assert "hardly waits" not in text and "(waiting for a batch)" in text

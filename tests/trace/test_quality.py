@@ -108,6 +108,9 @@ def test_no_steps_and_no_gpu_are_said_once():
     assert [q.id for q in analyze_trace(b.read()).trace.quality] == ["no_steps", "no_gpu"]
     b.plane("/device:GPU:0")
     assert [q.id for q in analyze_trace(b.read()).trace.quality] == ["no_device_events", "no_steps"]
+    b.space.errors.append("node: Failed to load libcupti (is it installed and accessible?)")
+    assert "LD_LIBRARY_PATH" in next(q.message for q in b.read().quality if q.id == "empty_device_plane")
+    del b.space.errors[:]
     b.event("/host:CPU", b.line("/host:CPU", "t2"), "cuLaunchKernel", 1, 1, correlation_id=1)
     assert [q.id for q in analyze_trace(b.read()).trace.quality] == ["empty_device_plane", "no_steps"]
 

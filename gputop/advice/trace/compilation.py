@@ -266,7 +266,7 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     calls = intersect(spans_of(trace, host_rows(trace, OPTIMIZER_CALL)), facts.analyzed_spans)
     ratio = intersect(spans, calls).total / spans.total
     # Of the usual step: another program may hold up a single call for long.
-    begin, end = facts.steps.edges_ns.T if facts.steps is not None else facts.trace.window_ns
+    begin, end = np.reshape(facts.trace.window_ns if facts.steps is None else facts.steps.edges_ns, (-1, 2)).T
     usual = float(np.median(coverage(calls, begin, end) / np.maximum(np.subtract(end, begin), 1)))
     updates, _ = without_recorder(facts, usual * facts.period_s * (1 - held_up), calls, held_up)
     ran_s = facts.period_s * (1 - held_up)

@@ -18,7 +18,7 @@ from gputop.analysis.results import GpuUse
 from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.text.units import percent
 from gputop.trace.intervals import coverage, intersect, union
-from gputop.trace.lookups import distinct, name_mask, spans_of
+from gputop.trace.lookups import distinct, migrations, name_mask, spans_of
 from gputop.trace.model import Kind, MemoryKind
 
 _H2D = (
@@ -76,6 +76,8 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
     share = ways["d2d"] if worst == "d2d" else ways["h2d"] + ways["d2h"]
     if share < limit("copies_excessive.share"):
         return None
+    if worst != "d2d" and migrations(facts.trace.device)[_copies(facts, ["h2d", "d2h"]).rows].all():
+        return None  # they are judge_managed_memory's
     return CopiesExcessive(
         gpus=tuple(gpu.gpu for gpu in gpus), share=share, ways=ways, worst=worst, rates=_rates(gpus, worst, facts),
         pageable=_pageable(gpus), compute=facts.shares["compute"],

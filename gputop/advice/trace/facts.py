@@ -36,6 +36,7 @@ HOST_EVENTS = " (recorded at host_tracer_level 2, which gputop uses, if the job 
 TORCH_HOST = ", which torch.profiler records with ProfilerActivity.CPU"  # PyTorch's
 
 OF_ONE_KERNEL = ("small_grids",)  # a grid is a fact of its kernel, however few there are
+_MOMENT = 0.1  # share of the recording. gputop's own figure
 NO_GPU = -1  # of spans by GPU: those of a job without one
 
 T = TypeVar("T")
@@ -113,7 +114,10 @@ class TraceFacts(Struct, frozen=True):
 
     def severest(self, rule: Rule) -> Severity:
         """Return the gravest severity that a finding of the rule can have in so short a window."""
-        steps = self.steps.count if self.steps else 0
+        steps, wall = self.steps.count if self.steps else 0, self.analysis.wall_time
+        moment_ns = _MOMENT * wall.recorded_s * 1e9 if wall is not None and self.basis == "period" else 0.0
+        if rule.costs_time and self.analyzed_spans.total < moment_ns:
+            return "low"  # shares of a layer, which runs for a moment of the recording
         if not rule.costs_time or steps >= limit("few.steps"):
             return "high"
         few_kernels = self._kernels_per_gpu < limit("few.kernels") and rule.severity == "by_share_capped"

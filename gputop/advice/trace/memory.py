@@ -21,8 +21,8 @@ from gputop.analysis.what_if.cure import Calls, Cure
 from gputop.core.findings import Culprit, Severity
 from gputop.text.units import count, percent, seconds, size
 from gputop.trace.intervals import coverage, union
-from gputop.trace.lookups import TORCH_HOST_MEMORY, host_rows, how_to_mark_steps
-from gputop.trace.model import I64, AllocatorEvents, Kind, MemoryKind
+from gputop.trace.lookups import TORCH_HOST_MEMORY, host_rows, how_to_mark_steps, migrations
+from gputop.trace.model import I64, AllocatorEvents, Kind
 
 # -- allocation_in_steps ----------------------------------------------------------------------------
 
@@ -131,10 +131,7 @@ def judge_managed_memory(facts: TraceFacts) -> ManagedMemory | Missing | None:
     """Pages of managed memory move between host and GPU while the job trains: kernels that touch them wait."""
     trace = facts.trace
     device = trace.device
-    # Migrations have no call that launched them, and copies with managed memory that a call made are none.
-    migrations = ((device.kind == Kind.H2D) | (device.kind == Kind.D2H)) & (device.launch_ns < 0) & (
-        (device.src == MemoryKind.MANAGED) & (device.dst == MemoryKind.MANAGED))
-    rows = np.flatnonzero(migrations)
+    rows = np.flatnonzero(migrations(device))
     if not len(rows):
         return None
     judged, per = facts.analyzed_spans, len(facts.gpu_timelines) * facts.steps_or_window

@@ -11,7 +11,7 @@ parts are averaged over those GPUs:
 6. ``launch``: the event that ends the gap was launched after the gap began, or its launching call is not done
    yet, and the host was launching work meanwhile (launches close together, inside a tf.function where one is traced);
 7. ``host``: the same, but the host was doing something else;
-8. ``idle``: the rest (work was queued, or the launch is not in the trace).
+8. ``idle``: the rest (work was queued, the launch is not in the trace, or the GPU started long after it).
 
 The time before a GPU's first event may be such a gap, unless that event waited in a queue. What was launched before the
 recording may have no event in it: the gap begins later than the process' events by the longest time that recorded work
@@ -45,7 +45,7 @@ LAUNCHING_GAP_NS = 1_000_000
 # The first event of a GPU that begins so long after its call waited in a queue. gputop's own figure.
 _QUEUED_NS = 1_000_000
 SLOTS = 400  # of a typical step: more cannot be told apart on a page
-_WAITS_FOR_ALL = r"(?:cuda|hip)DeviceSynchronize|cuCtxSynchronize"
+_WAITS_FOR_ALL = r"(?:cuda|hip)(?:Device|Thread)Synchronize|cuCtxSynchronize"
 _LAUNCHES = r"(?:cu|cuda|hip(?:Ext)?)(?:Module)?(?:Graph)?(?:Launch|Mem(?:cpy|set))"
 
 # By GPU (index into ``Trace.gpus``) and part, when the part holds.

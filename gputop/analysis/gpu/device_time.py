@@ -25,6 +25,9 @@ _MOMENT = 0.1  # share of the recording: gputop's own figure
 # A stretch of idle time this long in which one other GPU is busy for this share is spent waiting for that GPU.
 # Below, gaps between launches coincide with other GPUs' kernels by chance. gputop's own figures.
 _WAIT_NS, _WAIT_SHARE = 1_000_000, 0.8
+# What an idle GPU starts later than this after its launching call is not held up by its host: another program's work
+# runs, or the driver hands launches over in batches, as on Windows (HTA's cut-off of launch delays).
+_STARTS_NS = 100_000
 NO_LAUNCH = np.iinfo(np.int64).min  # the launch of a device event is not known
 
 
@@ -50,8 +53,9 @@ class GpuTimeline(Struct, frozen=True):
     ``kernel_places`` are the places among ``rows`` of compute kernels and collectives, ``computing_places`` those of
     the former.
     ``other`` is what the GPU does on its own account: copies within it and memsets.
-    ``late`` is the idle time that the host could have filled: the ``gaps`` whose launch began in them, and where the
-    launching call began before the gap, but was not done yet, the gap up to its end.
+    ``late`` is the idle time that the host could have filled: the ``gaps`` whose launch began in them, up to the end of
+    its call where the start is long after that, and where the call began before the gap, but was not done yet, the
+    gap up to its end.
     """
 
     gpu: int  # index into Trace.gpus
@@ -169,8 +173,9 @@ def _last_to_end(end: I64, by: I64) -> I64:
 def _late(trace: Trace, gaps: Spans, before: I64, after: I64) -> Spans:
     """See :class:`GpuTimeline`. ``before`` and ``after``: the events between which each gap lies."""
     device = trace.device
-    launch = device.launch_ns[after]
-    until = np.where(launch > gaps.start, gaps.end, gaps.start)
+    launch, launched = device.launch_ns[after], device.launch_end_ns[after]
+    until = np.where(gaps.end - launched <= _STARTS_NS, gaps.end, np.maximum(launched, gaps.start))
+    until = np.where(launch > gaps.start, until, gaps.start)
     # The kernels of one launch (a CUDA graph's) follow each other as they depend, however long its call lasts.
     called = np.where(device.launch_ns[before] != launch, device.launch_end_ns[after], gaps.start)
     until = np.maximum(until, np.minimum(called, gaps.end))

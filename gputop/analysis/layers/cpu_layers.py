@@ -35,7 +35,7 @@ from gputop.analysis.layers.tree import (
 from gputop.analysis.results import Layers
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, at_or_before, contains, in_order, union
-from gputop.trace.lookups import host_stat, name_mask
+from gputop.trace.lookups import computes_on_cpu, host_stat, name_mask
 from gputop.trace.model import F64, I64, Trace
 from gputop.trace.nesting import nest
 
@@ -59,8 +59,8 @@ class _Ops(Struct, frozen=True):
 
 
 def cpu_layers(trace: Trace, steps: Steps | None) -> Layers | None:
-    """The mean step by layer, or without steps the time from the first op to the last. None where the trace has a GPU,
-    or no op that took time."""
+    """The mean step by layer, or without steps the time from the first op to the last. None where the job uses a GPU,
+    or no op took time."""
     ops = _ops(trace)
     if ops is None:
         return None
@@ -136,9 +136,9 @@ def _training(trace: Trace) -> set[int]:
 
 
 def _ops(trace: Trace) -> _Ops | None:
-    """The model's ops of any framework. What only runs others is none. None where the trace has a GPU, or no op."""
+    """The model's ops of any framework. What only runs others is none. None where the job uses a GPU, or has no op."""
     host, many = trace.host, len(trace.hlo_ops)
-    if trace.gpus or not len(host):
+    if not len(host) or not computes_on_cpu(trace):
         return None
     if (pytorch := op_scopes(trace)) is not None:
         rows, scopes = pytorch

@@ -36,7 +36,8 @@ def session_run(trace: Trace) -> Anchors | None:
         return None
     (begin, end), sources = trace.window_ns, host_rows(trace, "_SOURCE:")
     sources = sources[[devices[i] == devices[trace.host.line[sources[0]]] for i in trace.host.line[sources].tolist()]]
-    start = trace.host.start_ns[sources] if len(sources) > 1 else np.array([begin])
+    start = np.unique(trace.host.start_ns[sources])  # a run may have been drawn several times
+    start = start if len(start) > 1 else np.array([begin])
     return Anchors(SESSION_RUN, "medium", start, start, start,
                    bounds_ns=np.stack((start, np.append(start[1:], end)), axis=1))
 

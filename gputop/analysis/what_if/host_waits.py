@@ -18,7 +18,7 @@ from gputop.trace.intervals import EMPTY, Spans
 from gputop.trace.lookups import host_rows
 from gputop.trace.model import I64, Kind, MemoryKind, Trace
 
-SYNCHRONIZE = r"(cu|cuda|hip)(Stream|Event|Device|Ctx)Synchronize"
+SYNCHRONIZE = r"(cu|cuda|hip)(Stream|Event|Device|Thread|Ctx)Synchronize"
 _LEFT_OUT = -2
 _CLOCK_ERROR_NS = 100_000  # between host and GPU; a wait was seen to return 5 µs before its copy ended
 _NEAR_STEP_NS = 100_000  # what marks a step may be an event somewhat after its first launch

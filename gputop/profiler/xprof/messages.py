@@ -73,9 +73,7 @@ _SCHEMA: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 # descriptor.proto's numbers for the scalar types used above.
-_SCALARS = {
-    "double": 1, "int64": 3, "uint64": 4, "int32": 5, "bool": 8, "string": 9, "bytes": 12, "uint32": 13,
-}
+_SCALARS = {"double": 1, "int64": 3, "uint64": 4, "int32": 5, "bool": 8, "string": 9, "bytes": 12, "uint32": 13}
 _MESSAGE = 11
 _OPTIONAL, _REPEATED = 1, 3
 

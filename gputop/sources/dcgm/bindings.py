@@ -20,10 +20,7 @@ from msgspec import Struct
 
 from gputop.core.errors import GputopError
 
-FOLDERS = {
-    4: "usr/share/datacenter-gpu-manager-4/bindings/python3",
-    3: "usr/local/dcgm/bindings/python3",
-}
+FOLDERS = {4: "usr/share/datacenter-gpu-manager-4/bindings/python3", 3: "usr/local/dcgm/bindings/python3"}
 INSTALL = "sudo apt-get install datacenter-gpu-manager-4-core   # from NVIDIA's CUDA repository; dnf on RHEL"
 
 _MODULES = ("dcgm_structs", "dcgm_fields", "dcgm_agent")

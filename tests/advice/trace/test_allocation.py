@@ -70,4 +70,5 @@ def test_managed_memory_that_moves():
 def test_what_is_no_fault_of_managed_memory():
     assert "managed_memory" not in findings(migrating(call=10))  # copies that somebody asked for
     assert "managed_memory" not in findings(migrating(length=20))
-    assert "prefetched" in abstained(migrating(length=100, prefetch=True))["managed_memory"]
+    prefetched = migrating(length=600, prefetch=True)
+    assert "prefetched" in abstained(prefetched)["managed_memory"] and "copies_excessive" not in findings(prefetched)

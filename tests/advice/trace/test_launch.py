@@ -106,3 +106,28 @@ def test_a_jitted_function_is_not_told_to_be_jitted():
     fill(b, 0, 50, STEP, 10, 30)
     f = findings(b)["launch_bound"]
     assert "jax.jit" not in (f.snippet or "") and "scan" in (f.snippet or "") and "already compiled" in f.action
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_program_of_cuda_alone_is_told_of_graphs_and_of_its_waits(waits):
+    b = Builder(format="nsys")
+    for i in range(500):
+        b.run(0, i * 60 + 10, 20, "Fan1(float *, int)", launch=i * 60)
+        if waits:
+            b.host("cudaThreadSynchronize_v3020", i * 60 + 6, 26, line="launch 0")
+    f = findings(b)["launch_bound"]
+    assert "CUDA graph" in f.action and "compile" not in f.action and "batch" not in f.action
+    assert f.action.startswith("Let the host wait") == waits
+
+
+@pytest.mark.parametrize("before", [0, 400_000])
+def test_layers_that_run_for_a_moment_of_the_recording_bring_no_verdict(before):
+    b = Builder(format="chrome").host("aten::randperm", 0, 100, line="launch 0")
+    for i in range(12):
+        for k in range(20):
+            at = before + 500 + (i * 20 + k) * 100
+            b.host(f"aten::op{k}", at, 30, line="launch 0").run(0, at + 20, 10, f"kernel_{k}", launch=at + 5)
+    analysis = analyze_trace(b.build())
+    assert analysis.steps is not None and analysis.steps.unit == "period"
+    found = findings(analysis)["launch_bound"]
+    assert found.severity == ("low" if before else "high")

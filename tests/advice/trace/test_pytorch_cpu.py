@@ -50,6 +50,13 @@ def captured(b: Builder, cpus: JobCpus | None) -> Trace:
 
 # -- small ops --------------------------------------------------------------------------------------
 
+def test_small_ops_of_a_recording_without_steps_are_judged_as_a_whole() -> None:
+    b = Builder(gpus=0, format="chrome")
+    for i in range(3_000):
+        b.host(f"aten::op{i}", i * 8, 4)
+    assert findings(b)["eager_execution"].evidence["small_ops_per_step"] == 3_000
+
+
 def test_a_loop_of_small_ops_is_found_with_its_figures() -> None:
     job = loop(ops=1500)
     v = verdict(job, "eager_execution")

@@ -189,3 +189,12 @@ def test_parts_sum_to_the_step(device, waiting):
 def test_the_order_of_events_lines_and_names_does_not_matter(device, waiting, seed):
     b = made(device, waiting)
     assert analyze_trace(b.build()).to_json() == analyze_trace(b.build(shuffle=seed)).to_json()
+
+
+def test_what_an_idle_gpu_starts_long_after_its_launch_is_not_held_up_by_its_host():
+    """As where programs share a GPU by turns."""
+    b = Builder().run(0, 0, 10, launch=0)
+    for i in range(1, 5):
+        b.run(0, i * 2000, 10, launch=(i - 1) * 2000 + 15)
+    found = parts(b, 0, 8010)
+    assert found["idle"] == 4 * 1980 and found["launch"] + found["host"] == 4 * 10

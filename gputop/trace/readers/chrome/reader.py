@@ -34,6 +34,7 @@ _PROCESS_STREAM = re.compile(r"/(?:stream:(\w+)|memcpy Compute$)")
 # drawing. What its GPUs do is there three times: by stream, of all streams, and copies apart.
 _EXECUTOR = re.compile(r"/(?:device:)?([cg]pu:\d+) Compute$", re.IGNORECASE)
 _TAKES_BATCH = re.compile(r"IteratorGetNext|QueueDequeue|Unstage")
+_TIMED_OPS = "CUDA functions"  # a process of PyTorch before 1.8: each op of the host again, between two events of CUDA
 _REPEATED = frozenset(("stream all", "stream memcpy"))
 _AMD = re.compile(r"AMD|Radeon|Instinct|\bMI\d{3}", re.IGNORECASE)  # whose grids may be in threads, not in blocks
 _NO_THREAD = re.compile(r"thread 0 \(")  # where kineto writes the Python functions of threads that run no op
@@ -269,7 +270,11 @@ class _Rank:
             pid, tid = self._file.rows[row]
             name = self._row_name(pid, tid)
             gpu = _GPU_PROCESS.search(self._file.processes.get(pid, ""))
-            if gpu is None or self._executor(pid):
+            if pid == _TIMED_OPS:
+                self._builder.note("lost_kernels", (
+                    "The file has no kernels, only times of ops on the GPU, which early versions of PyTorch took. "
+                    "Record with torch.profiler.profile."))
+            elif gpu is None or self._executor(pid):
                 out[row] = _ON_HOST
             elif name == STEPS:
                 out[row] = _STEPS

@@ -37,8 +37,7 @@ def hlo_op(program: Program, name: str) -> HloOp | None:
     if "/" not in name and (other := program.made_for(op)) is not None:  # none, or an argument's
         name, near = program.metadata(other)
         source = source or near
-    return HloOp(name, source, None if flops is None else tuple(sorted(flops.items())), _bytes(program, op),
-                 op.opcode)
+    return HloOp(name, source, None if flops is None else tuple(sorted(flops.items())), _bytes(program, op), op.opcode)
 
 
 # -- FLOPs -------------------------------------------------------------------------------------------------------------

@@ -435,3 +435,11 @@ def test_asynchronous_spans_next_to_complete_events_are_left_out():
     usual = len(read(document).host)
     document["traceEvents"] += [span("b", "request", 0.0, id=1), span("e", "request", 9.0, id=1), span(["b"], "x", 0.0)]
     assert len(read(document).host) == usual
+
+
+def test_ops_that_early_pytorch_timed_on_the_gpu_are_no_kernels_and_no_ops_of_the_host():
+    rows = [("CPU functions", 10), ("CUDA functions", 90)]
+    trace = read([{"name": "aten::conv2d", "ph": "X", "ts": 1000.0, "dur": dur, "tid": 1, "pid": pid, "args": {}}
+                  for pid, dur in rows])
+    assert not len(trace.device) and (trace.host.end_ns - trace.host.start_ns).tolist() == [10_000]
+    assert [note.id for note in trace.quality] == ["lost_kernels"]

@@ -9,6 +9,7 @@ import pytest
 
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.report import short_report
+from gputop.trace.lookups import detect_framework
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.chrome.reader import read_chrome
 from gputop.trace.threads import EXECUTOR, role
@@ -95,3 +96,14 @@ def test_runs_that_were_joined_into_one_file_are_steps():
         timeline.model(run * 20_000 + 200)
     analysis = analyze_trace(timeline.trace())
     assert analysis.steps is not None and analysis.steps.count == 6 and abs(analysis.steps.median_s - 0.02) < 1e-3
+
+
+def test_a_run_that_was_drawn_several_times_is_one_step():
+    """As by ``generate_chrome_trace_format`` of several timelines of the same ``step_stats``."""
+    timeline = Timeline()
+    for _ in range(3):
+        timeline.op(CPU, "_SOURCE", "NoOp", 0, 1).op(CPU, "random", "RandomStandardNormal", 10, 700)
+    trace = timeline.trace()
+    assert detect_framework(trace) == "tensorflow"
+    steps = analyze_trace(trace).steps
+    assert steps is not None and steps.count == 1
