@@ -26,6 +26,11 @@ from gputop.profiler.storage import TRACE, RunFolder
 from gputop.trace.readers.capture_file import OVERVIEW
 
 
+# So many times its budget a part may have if it does: the harm is bounded, and most jobs have one part more. gputop's own
+# figure.
+_MOST_BUDGETS = 4.0
+
+
 class OverviewMade(NamedTuple):
     """The plan as it was carried out, with the reason where the overview is shorter or in looks; the time of its calls,
     and the seconds that these recorded."""
@@ -95,6 +100,8 @@ def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watc
     assert chosen.probe is not None
     most_events, most_marks = plan.overview_events(chosen.asked_s, workers)
     rate, mark_rate = plan.OVERVIEW_SHARE * chosen.probe.host_events / chosen.probe.seconds, 0.0
+    # A part may begin in a quiet phase of the job and reach into one like the probe's.
+    most_s = max(_MOST_BUDGETS * most_events / rate, plan.MIN_OVERVIEW_S) if rate else chosen.overview_s
     while (left_s := chosen.overview_s - made.seconds) >= plan.MIN_OVERVIEW_S and not watch.stop.is_set():
         part_s = min(left_s, *((most - so_far) / per_s for most, so_far, per_s in (
             (most_events, made.events, rate), (most_marks, made.marks, mark_rate)) if per_s))
@@ -102,7 +109,7 @@ def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watc
             made.why_ended = f"{plan.count(rate + mark_rate)} events a second"
             _look(made, recorder, chosen, watch, scratch, workers)
             return
-        part_s = max(part_s, min(left_s, plan.MIN_OVERVIEW_S))
+        part_s = min(max(part_s, min(left_s, plan.MIN_OVERVIEW_S)), most_s)
         recorded_s, events, marks = _record(made, recorder, chosen, watch, RecordingOrder(
             part_s, scratch, overview=True))
         made.seconds += recorded_s
