@@ -13,6 +13,9 @@ from gputop.core.findings import Culprit
 from gputop.text.units import counted, percent, seconds
 from gputop.trace.intervals import EMPTY, merge
 
+_EACH_EPOCH = "Each epoch makes a new iterator, which fills its buffer."
+_IF_EACH_EPOCH = "If each epoch makes a new iterator, each fills its buffer."
+
 
 class ShuffleRefill(Verdict, frozen=True, kw_only=True):
     times: int  # fills that were seen, in the detail or by looks
@@ -71,7 +74,7 @@ def describe_shuffle_refill(v: ShuffleRefill, job: Job) -> Explanation:
     if v.looks:
         why += (f" In {v.filling} of {v.looks} looks over {seconds(v.looked_s)} after that the buffer was filling.")
     if v.times > 1:
-        why += f" It was filled {counted(v.times, 'time')}."
+        why += f" In all that was seen {counted(v.times, 'time')}."
     return Explanation(
         title=(f"Once in this recording the training waits {seconds(v.fill_s or 0.0)} for a shuffle buffer to fill"
                if v.claim is None and v.fill_s else
@@ -81,7 +84,7 @@ def describe_shuffle_refill(v: ShuffleRefill, job: Job) -> Explanation:
             "elements_count": float(v.elements) if v.elements is not None else None,
             "looks_count": float(v.looks) if v.looks else None,
             "filling_looks_count": float(v.filling) if v.looks else None}),
-        action="Each epoch makes a new iterator, and fills its buffer. Make one for all epochs: call repeat right after "
+        action=f"{_EACH_EPOCH if v.times > 1 else _IF_EACH_EPOCH} Make one for all epochs: call repeat right after "
                "shuffle, and set the steps of an epoch. Or make a fill cheaper: a smaller buffer; shuffle file names or "
                "indices before they are read; cache before shuffle, or store what the stages before it make.",
         snippet=code("shuffle_refill", "keras" if job.loop in KERAS else "tensorflow"),

@@ -100,12 +100,18 @@ def waits_for_fills(trace: Trace, busy: Spans = EMPTY) -> Spans:
     return subtract(merge(intersect(filled, waits), subtract(filled, runs)), busy)
 
 
-def looks_of(overview: Trace) -> Looks:
-    """The looks of an overview; none of one in one piece."""
-    unrecorded = union([edge for edge, _ in overview.unrecorded_ns], [edge for _, edge in overview.unrecorded_ns])
-    pieces = complement(unrecorded, *(overview.profile_window_ns or overview.window_ns))
+def look_spans(overview: Trace) -> Spans:
+    """When the looks of an overview are; none of one in one piece, or of a trace."""
+    if not overview.unrecorded_ns:
+        return EMPTY
+    begin, end = np.array(overview.unrecorded_ns, np.int64).T
+    pieces = complement(union(begin, end), *(overview.profile_window_ns or overview.window_ns))
     short = pieces.end - pieces.start <= _MOST_OF_LOOK_NS
-    spans = Spans(pieces.start[short], pieces.end[short])
-    waits = waits_for_fills(overview)
+    return Spans(pieces.start[short], pieces.end[short])
+
+
+def looks_of(overview: Trace) -> Looks:
+    """The looks of an overview, and what they saw."""
+    spans, waits = look_spans(overview), waits_for_fills(overview)
     filled = coverage(waits, spans.start, spans.end)
     return Looks(spans, tuple((filled >= _MOST_OF_IT * (spans.end - spans.start)).tolist()))
