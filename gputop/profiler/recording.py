@@ -44,8 +44,8 @@ class RecordingOrder(Struct, frozen=True):
     ``start_ns`` is when to begin, in Unix time by the *server's* clock: it waits for it, its profiler
     taken meanwhile, and nothing but the end of the job ends that wait. TensorFlow 2.15 and 2.21 and JAX
     0.10 begin within a tenth of a millisecond of it; a moment that has passed counts as now.
-    ``overview``: only the coarsest events of the host, at little cost, or with ``operations`` all that the detail has of
-    it. ``shapes``: of the operations' inputs, where the way can leave them out.
+    ``overview``: only the coarsest events of the host, at little cost, or with ``operations`` all that the detail has
+    of it. ``shapes``: of the operations' inputs, where the way can leave them out.
     """
 
     seconds: float

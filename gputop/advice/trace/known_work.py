@@ -40,10 +40,10 @@ WORK: tuple[KnownWork, ...] = (
 # What also makes steps long, or runs between them.
 SELDOM_WORK: tuple[KnownWork, ...] = (
     KnownWork("compilation", "Call functions with the same shapes and types each time."),
-    # TensorFlow 2.21 may free an iterator only when its autotuning thread wakes up, after 10 ms, 20 ms and so on: the
-    # iterator of an epoch of 2.65 s at 5.10 s, of 1.6 s at 2.54 s. It was so in 27 of 60 epochs, in none without autotuning.
-    KnownWork("freeing", "Make one iterator for all epochs: repeat the dataset, and set the steps of an epoch. Freeing an "
-                         "iterator can wait for tf.data's autotuning thread, longer than the epoch took; without "
+    # TensorFlow 2.21 may free an iterator only when its autotuning thread wakes up, after 10 ms, 20 ms and so on: that
+    # of an epoch of 2.65 s at 5.10 s, of 1.6 s at 2.54 s. So it was in 27 of 60 epochs, in none without autotuning.
+    KnownWork("freeing", "Make one iterator for all epochs: repeat the dataset, and set the steps of an epoch. Freeing "
+                         "one can wait for tf.data's autotuning thread, for as long as the epoch took; without "
                          "autotuning it does not (options.autotune.enabled = False: set prefetch and "
                          "num_parallel_calls yourself)."),
     KnownWork("datasets", "Call fit() once, over one dataset that is repeated, not again for each epoch or piece of "

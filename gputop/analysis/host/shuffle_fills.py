@@ -1,4 +1,4 @@
-"""When the shuffle buffers of tf.data fill: a new iterator's first element comes once the buffer is full.
+"""Shuffle buffers of tf.data that fill: a new iterator's first element comes once the buffer is full.
 
 A call of a Shuffle draws as many elements from the stage below it as its buffer lacks: all of them at first, then one
 for each that it gives (tensorflow/core/kernels/data/shuffle_dataset_op.cc). Both stages run on one thread. TensorFlow
@@ -9,6 +9,7 @@ seen, in no call.
 from __future__ import annotations
 
 import re
+
 import numpy as np
 from msgspec import Struct
 
@@ -21,10 +22,10 @@ from gputop.trace.model import I64, Trace, once
 _SHUFFLE = re.compile(r"Shuffle(?:AndRepeat)?$")
 # A full buffer draws one element for each that it gives; at the edges of a recording one may be in no call.
 _WHOLE, _CUT = 8, 4
-# Looks of an overview are far shorter than its parts in one piece (LOOK_EVERY_S and MIN_OVERVIEW_S of
+# Samples of an overview are far shorter than its parts in one piece (SAMPLE_EVERY_S and MIN_OVERVIEW_S of
 # gputop.profiler.capture.plan).
-_MOST_OF_LOOK_NS = 200_000_000
-_MOST_OF_IT = 0.5  # share of a look
+_MOST_OF_SAMPLE_NS = 200_000_000
+_MOST_OF_IT = 0.5  # share of a sample
 # Calls of the training loop: in none of them, and without its work on a GPU, it waits for the fill.
 _LOOP_RUNS = r"EagerExecute$|EagerLocalExecute|PjitFunction"
 _MAX_SHUFFLES = 32  # more than any job has; a damaged file may have any number
@@ -41,21 +42,21 @@ class ShuffleFill(Struct, frozen=True):
     stage: str
 
 
-class Looks(Struct, frozen=True):
-    """Looks of an overview: begin and end of each, and in which of them a buffer filled for most of it."""
+class OverviewSamples(Struct, frozen=True):
+    """Short recordings of an overview: begin and end of each, and in which of them a buffer filled for most of it."""
 
     spans: Spans
     filling: tuple[bool, ...]
 
     @property
     def rounds(self) -> int:
-        """Number of times that a look in which it fills follows one in which it does not."""
+        """Number of times that a sample in which it fills follows one in which it does not."""
         return sum(now and not before for before, now in zip((True, *self.filling), self.filling, strict=False))
 
 
 @once
 def shuffle_fills(trace: Trace) -> tuple[ShuffleFill, ...]:
-    """The fills in a trace, in the order of their begin; none where no iterator is traced."""
+    """Fills in a trace, in the order of their begin; none where no iterator is traced."""
     rows, path, paths = iterator_paths(trace)
     host, out = trace.host, []
     above = [text.rpartition("::")[0] for text in paths]
@@ -91,8 +92,8 @@ def _of_line(trace: Trace, calls: I64, draws: I64, stage: str) -> list[ShuffleFi
 
 
 def waits_for_fills(trace: Trace, busy: Spans = EMPTY) -> Spans:
-    """When the training loop waits while a buffer fills: in a call for a batch, or in no call at all, as that one was
-    cut off. ``busy``: a GPU works."""
+    """Spans in which the training loop waits while a buffer fills: in a call for a batch, or in no call at all, as that
+    one was cut off. ``busy``: a GPU works."""
     fills = shuffle_fills(trace)
     filled = union([fill.start_ns for fill in fills], [fill.end_ns for fill in fills])
     waits = merge(EMPTY, *(loop.waits for loop in training_loops(trace)))
@@ -100,18 +101,18 @@ def waits_for_fills(trace: Trace, busy: Spans = EMPTY) -> Spans:
     return subtract(merge(intersect(filled, waits), subtract(filled, runs)), busy)
 
 
-def look_spans(overview: Trace) -> Spans:
-    """When the looks of an overview are; none of one in one piece, or of a trace."""
+def sample_spans(overview: Trace) -> Spans:
+    """Spans of an overview's samples; none of one in one piece, or of a trace."""
     if not overview.unrecorded_ns:
         return EMPTY
     begin, end = np.array(overview.unrecorded_ns, np.int64).T
     pieces = complement(union(begin, end), *(overview.profile_window_ns or overview.window_ns))
-    short = pieces.end - pieces.start <= _MOST_OF_LOOK_NS
+    short = pieces.end - pieces.start <= _MOST_OF_SAMPLE_NS
     return Spans(pieces.start[short], pieces.end[short])
 
 
-def looks_of(overview: Trace) -> Looks:
-    """The looks of an overview, and what they saw."""
-    spans, waits = look_spans(overview), waits_for_fills(overview)
+def samples_of(overview: Trace) -> OverviewSamples:
+    """The samples of an overview, and what they saw."""
+    spans, waits = sample_spans(overview), waits_for_fills(overview)
     filled = coverage(waits, spans.start, spans.end)
-    return Looks(spans, tuple((filled >= _MOST_OF_IT * (spans.end - spans.start)).tolist()))
+    return OverviewSamples(spans, tuple((filled >= _MOST_OF_IT * (spans.end - spans.start)).tolist()))

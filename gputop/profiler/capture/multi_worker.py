@@ -187,8 +187,8 @@ def _with_overviews(chosen: Plan, workers: Sequence[_Worker]) -> Plan:
     if not recorded:
         return replace(chosen, overview_s=0.0)
     shortest = min(recorded, key=lambda w: w.overview_s)
-    said = shortest.overview.plan.ended if shortest.overview is not None else ""
-    ended = f"{shortest.address}: {said}" if said else ""
+    reason = shortest.overview.plan.ended if shortest.overview is not None else ""
+    ended = f"{shortest.address}: {reason}" if reason else ""
     return replace(chosen, overview_s=shortest.overview_s, ended=also(chosen.ended, ended))
 
 

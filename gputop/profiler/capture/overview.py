@@ -1,8 +1,8 @@
 """The overview of a capture: the rest of the time that was asked for, recorded at little cost after the detail.
 
 The second Profile request of the same server asks for the host's coarsest events alone. Where there may be many of
-them it is made in parts: the first shows how many there are. What they are too many for is looked at: for some
-milliseconds twice a second. Nothing that goes wrong here harms the detail.
+them it is made in parts: the first shows how many there are. Where they are too many, the rest is sampled:
+some milliseconds four times a second. Nothing that goes wrong here harms the detail.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import shutil
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -25,15 +24,13 @@ from gputop.profiler.recording import EmptyTrace, JoinsOverviews, Progress, Reco
 from gputop.profiler.storage import TRACE, RunFolder
 from gputop.trace.readers.capture_file import OVERVIEW
 
-
-# So many times its budget a part may have if it does: the harm is bounded, and most jobs have one part more. gputop's own
-# figure.
+# So many times its budget a part may have if it does: the harm is bounded. gputop's own figure.
 _MOST_BUDGETS = 4.0
 
 
-class OverviewMade(NamedTuple):
-    """The plan as it was carried out, with the reason where the overview is shorter or in looks; the time of its calls,
-    and the seconds that these recorded."""
+class OverviewMade(Struct, frozen=True):
+    """The plan as it was carried out, with the reason where the overview is shorter or in samples; the time of its
+    calls, and the seconds that these recorded."""
 
     plan: Plan
     call_s: float = 0.0
@@ -42,7 +39,7 @@ class OverviewMade(NamedTuple):
 
 class _Overview(Struct):
     """Recording so far, the parts oldest first. ``marks`` are those of thread pools, which ``events`` are not.
-    ``seconds`` is the time that parts in one piece took; the ``looks``, of ``looks_s`` together, are spread over
+    ``seconds`` is the time that parts in one piece took; the ``samples``, of ``samples_s`` together, are spread over
     ``spread_s`` after it."""
 
     parts: list[Path] = field(default_factory=list)
@@ -51,8 +48,8 @@ class _Overview(Struct):
     call_s: float = 0.0
     events: int = 0
     marks: int = 0
-    looks: int = 0
-    looks_s: float = 0.0
+    samples: int = 0
+    samples_s: float = 0.0
     spread_s: float = 0.0
     why_ended: str = ""
     guarded: bool = False  # the guard ended it
@@ -78,15 +75,16 @@ def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch
         except (GputopError, OSError) as error:
             made.parts, made.why_ended = [], str(error)
     if not made.parts:
-        made.seconds = made.spread_s = made.looks = 0
+        made.seconds = made.spread_s = made.samples = 0
     ended = ""
     if made.why_ended:
-        ended = f"Rare events were watched for {round(made.seconds, 1):g} of {chosen.overview_s:g} s ({made.why_ended})."
-    if made.looks:
-        ended += (f" For {made.spread_s:.1f} s after that gputop looked {made.looks} times for "
-                  f"{made.looks_s / made.looks * 1000:.0f} ms: what ran between these looks was not seen.")
+        done_s = round(made.seconds, 1)
+        ended = f"Rare events were watched for {done_s:g} of {chosen.overview_s:g} s ({made.why_ended})."
+    if made.samples:
+        ended += (f" For {made.spread_s:.1f} s after that gputop took {made.samples} samples of "
+                  f"{made.samples_s / made.samples * 1000:.0f} ms: what ran between them was not seen.")
     done = replace(chosen, overview_s=round(made.seconds + made.spread_s, 1), ended=also(chosen.ended, ended))
-    return OverviewMade(done, made.call_s, made.seconds + made.looks_s)
+    return OverviewMade(done, made.call_s, made.seconds + made.samples_s)
 
 
 def also(ended: str, overview: str) -> str:
@@ -107,7 +105,7 @@ def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watc
             (most_events, made.events, rate), (most_marks, made.marks, mark_rate)) if per_s))
         if part_s < plan.MIN_OVERVIEW_S and made.has_events:
             made.why_ended = f"{plan.count(rate + mark_rate)} events a second"
-            _look(made, recorder, chosen, watch, scratch, workers)
+            _sample(made, recorder, chosen, watch, scratch, workers)
             return
         part_s = min(max(part_s, min(left_s, plan.MIN_OVERVIEW_S)), most_s)
         recorded_s, events, marks = _record(made, recorder, chosen, watch, RecordingOrder(
@@ -120,18 +118,18 @@ def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watc
             rate, mark_rate = events / recorded_s, marks / recorded_s
 
 
-def _look(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch, scratch: Path, workers: int) -> None:
-    """Record the rest of the time in looks. Raises GputopError as above."""
+def _sample(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch, scratch: Path, workers: int) -> None:
+    """Record the rest of the time in samples. Raises GputopError as above."""
     assert chosen.probe is not None
     whole_s, rate, begun_s = chosen.overview_s - made.seconds, chosen.probe.host_events_per_s, time.monotonic()
-    looks = max(round(whole_s / plan.LOOK_EVERY_S), 1)
-    while not watch.stop.wait(plan.LOOK_EVERY_S - (time.monotonic() - begun_s) % plan.LOOK_EVERY_S):
+    samples = max(round(whole_s / plan.SAMPLE_EVERY_S), 1)
+    while not watch.stop.wait(plan.SAMPLE_EVERY_S - (time.monotonic() - begun_s) % plan.SAMPLE_EVERY_S):
         if made.spread_s >= whole_s:
             return
-        look_s = plan.look_s(chosen.asked_s, looks, rate, workers)
+        sample_s = plan.sample_s(chosen.asked_s, samples, rate, workers)
         recorded_s, events, marks = _record(made, recorder, chosen, watch, RecordingOrder(
-            look_s, scratch, overview=True, operations=True))
-        made.looks, made.looks_s = made.looks + 1, made.looks_s + recorded_s
+            sample_s, scratch, overview=True, operations=True))
+        made.samples, made.samples_s = made.samples + 1, made.samples_s + recorded_s
         made.spread_s = min(time.monotonic() - begun_s, whole_s)
         if made.guarded:
             return

@@ -47,12 +47,12 @@ _OVERVIEW_EVENTS, _MAX_OVERVIEW_EVENTS = 18_000, 4 * TARGET_EVENTS
 # The overview makes 1 to 10 times fewer events than the detail: so the length of its first part is a guess.
 OVERVIEW_SHARE = 1 / 4
 MIN_OVERVIEW_S = 0.5
-# What the overview's budget does not bear in one piece is recorded in looks: short recordings spread over the time,
-# with the operations, as these say what the job does when no step ends in a look. An event costs the job 5 to 8 µs
-# then (TensorFlow 2.21, two busy cores; 20 looks of 2 ms cost nothing that could be measured), so that so many for each
-# ten seconds cost 0.4 s of CPU at most, as much as the half second in one piece that they follow.
-LOOK_EVERY_S, _LOOK_EVENTS = 0.5, 50_000
-_LOOK_S = (0.01, 0.1)
+# What the overview's budget does not bear in one piece is recorded in samples: short recordings spread over the time,
+# with the operations, as these say what the job does when no step ends in one. An event costs the job 5 to 8 µs
+# then (TensorFlow 2.21, two busy cores; 20 of them of 2 ms cost nothing that could be measured), so that so many for
+# each ten seconds cost 0.4 s of CPU at most, as much as the half second in one piece that they follow.
+SAMPLE_EVERY_S, _SAMPLE_EVENTS = 0.25, 50_000
+_SAMPLE_S = (0.005, 0.05)
 # Of so many events of the host shapes are left out: with them a job of 263 k events/s (PyTorch 2.11, H200, 126 GiB
 # free) grew by 1.9 GiB in 1.9 s, and its steps took seven times as long for the 18 s in which that became a trace.
 _SHAPES_EVENTS = 250_000
@@ -205,11 +205,11 @@ def overview_events(asked_s: float, workers: int = 1) -> tuple[float, float]:
     return events, most - events
 
 
-def look_s(asked_s: float, looks: int, rate: float, workers: int = 1) -> float:
-    """Return the seconds of each of so many looks at a job of ``rate`` events a second, in a capture of ``asked_s``."""
-    events = min(_LOOK_EVENTS * max(1.0, asked_s / 10), _MAX_OVERVIEW_EVENTS / workers)
-    least, most = _LOOK_S
-    return min(max(events / max(looks * rate, 1.0), least), most)
+def sample_s(asked_s: float, samples: int, rate: float, workers: int = 1) -> float:
+    """Return the seconds of each of so many samples, of a job of ``rate`` events/s, in a capture of ``asked_s``."""
+    events = min(_SAMPLE_EVENTS * max(1.0, asked_s / 10), _MAX_OVERVIEW_EVENTS / workers)
+    least, most = _SAMPLE_S
+    return min(max(events / max(samples * rate, 1.0), least), most)
 
 
 def _enough(probe: Probe) -> float:

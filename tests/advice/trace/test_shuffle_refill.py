@@ -6,9 +6,9 @@ import pytest
 
 from gputop.trace.model import Trace
 from tests.advice.trace.traces import findings, verdict
-from tests.analysis.host.test_shuffle_fills import MS, fill, looked
-from tests.analysis.host.test_shuffle_fills import train as full_buffer
 from tests.analysis.host.traces_of_epochs import train
+from tests.analysis.host.traces_of_shuffles import MS, fill, sampled
+from tests.analysis.host.traces_of_shuffles import train as full_buffer
 from tests.trace.build import Builder
 
 
@@ -30,7 +30,7 @@ def test_each_epoch_of_the_recording_fills_it():
     found = verdict(with_fills(3, 4000), "shuffle_refill")
     assert (found.times, found.elements, found.whole, found.stage) == (3, 4000, True, "ParallelMapV2")
     assert found.fill_s == pytest.approx(0.2, abs=1e-4) and found.share == pytest.approx(0.6 / 1.2, rel=0.02)
-    assert found.claim == "at most" and found.looks == 0
+    assert found.claim == "at most" and found.samples == 0
     finding = findings(with_fills(3, 4000))["shuffle_refill"]
     assert finding.severity == "high" and "4,000 elements" in finding.why and ".repeat()" in (finding.snippet or "")
 
@@ -45,10 +45,10 @@ def test_a_short_fill_is_no_finding():
 
 
 def test_looks_alone_name_it():
-    found = verdict(with_fills(0, 0, looked(False, True, False, False, True, False, True, False)), "shuffle_refill")
-    assert (found.times, found.looks, found.filling, found.fill_s, found.elements) == (3, 8, 3, None, None)
-    assert found.looked_s == pytest.approx(4.0) and found.share == pytest.approx(1.5 / 4.4, rel=0.02)
-    none = with_fills(0, 0, looked(*[False] * 8))
+    found = verdict(with_fills(0, 0, sampled(False, True, False, False, True, False, True, False)), "shuffle_refill")
+    assert (found.times, found.samples, found.filling, found.fill_s, found.elements) == (3, 8, 3, None, None)
+    assert found.sampled_s == pytest.approx(4.0) and found.share == pytest.approx(1.5 / 4.4, rel=0.02)
+    none = with_fills(0, 0, sampled(*[False] * 8))
     assert "shuffle_refill" not in findings(none)
 
 
