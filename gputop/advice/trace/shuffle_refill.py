@@ -46,7 +46,7 @@ def judge_shuffle_refill(facts: TraceFacts) -> ShuffleRefill | Missing | None:
     share = (waits.total / 1e9 + ratio * sampled_s) / (recorded_s + sampled_s)
     if share < limit("shuffle_refill.share"):
         return None
-    times = len(fills) + (seen.rounds if seen is not None else 0)
+    times = max(len(fills) + (seen.rounds if seen is not None else 0), 1)
     longest = max(fills, key=lambda fill: fill.end_ns - fill.start_ns, default=None)
     return ShuffleRefill(
         gpus=facts.active_numbers, share=share, claim="at most" if times > 1 else None,
@@ -73,7 +73,8 @@ def describe_shuffle_refill(v: ShuffleRefill, job: Job) -> Explanation:
                 f"{seconds(v.fill_s)}: {v.elements:,} elements of the stage {v.stage}"
                 f"{'' if v.whole else ', its begin or its end was not recorded'}. Recording them makes it longer.")
     if v.samples:
-        why += f" In {v.filling} of {v.samples} samples over {seconds(v.sampled_s)} after that the buffer was filling."
+        why += (f" In {v.filling} of {v.samples} samples over {seconds(v.sampled_s)} after the detail the buffer was "
+                f"filling: about {seconds(v.sampled_s * v.filling / v.samples)}.")
     if v.times > 1:
         why += f" In all that was seen {counted(v.times, 'time')}."
     return Explanation(

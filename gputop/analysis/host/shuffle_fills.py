@@ -43,15 +43,21 @@ class ShuffleFill(Struct, frozen=True):
 
 
 class OverviewSamples(Struct, frozen=True):
-    """Short recordings of an overview: begin and end of each, and in which of them a buffer filled for most of it."""
+    """Short recordings of an overview: begin and end of each, in which of them a buffer filled for most of it, and in
+    which the training loop ran."""
 
     spans: Spans
     filling: tuple[bool, ...]
+    running: tuple[bool, ...]
 
     @property
     def rounds(self) -> int:
-        """Number of times that a sample in which it fills follows one in which it does not."""
-        return sum(now and not before for before, now in zip((True, *self.filling), self.filling, strict=False))
+        """Number of times that a buffer filled after the loop had run: a fill may rest in a sample."""
+        rounds, ran = 0, False
+        for filling, running in zip(self.filling, self.running, strict=True):
+            rounds += filling and ran
+            ran = not filling and (ran or running)
+        return rounds
 
 
 @once
@@ -115,4 +121,6 @@ def samples_of(overview: Trace) -> OverviewSamples:
     """The samples of an overview, and what they saw."""
     spans, waits = sample_spans(overview), waits_for_fills(overview)
     filled = coverage(waits, spans.start, spans.end)
-    return OverviewSamples(spans, tuple((filled >= _MOST_OF_IT * (spans.end - spans.start)).tolist()))
+    runs = coverage(spans_of(overview, host_rows(overview, _LOOP_RUNS)), spans.start, spans.end)
+    return OverviewSamples(spans, tuple((filled >= _MOST_OF_IT * (spans.end - spans.start)).tolist()),
+                           tuple((runs > 0).tolist()))

@@ -51,4 +51,5 @@ def test_looks_tell_how_often_it_fills():
     assert samples.filling == (True, True, False, False, False, True, False, False) and samples.rounds == 1
     assert {int(t) for t in samples.spans.end - samples.spans.start} == {20_000_000}
     assert samples_of(sampled(False, True, False, True)).rounds == 2
+    assert samples_of(sampled(False, True, None, True)).rounds == 1, "a thread without a CPU draws nothing"
     assert samples_of(Builder(gpus=0).host("EagerExecute", 0, 400 * MS, MAIN).build()).filling == ()

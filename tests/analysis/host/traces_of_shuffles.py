@@ -32,8 +32,9 @@ def train(b: Builder, begin: float, steps: int, batch: int = 16) -> float:
     return begin
 
 
-def sampled(*fills: bool) -> Trace:
-    """An overview of a part in one piece, and samples of 20 ms, in some of which a buffer fills."""
+def sampled(*fills: bool | None) -> Trace:
+    """An overview of a part in one piece, and samples of 20 ms, in some of which a buffer fills,
+    and nothing happens in those that are None."""
     b = Builder(gpus=0).host("EagerExecute", 0, 400 * MS, MAIN)
     unrecorded, last = [], 500 * MS
     for number, filling in enumerate(fills):
@@ -42,7 +43,7 @@ def sampled(*fills: bool) -> Trace:
         last = begin + 20 * MS
         if filling:
             fill(b, begin, 390, call=False)
-        else:
+        elif filling is not None:
             train(b, begin, 40)
     trace = b.build()
     return replace(trace, unrecorded_ns=tuple(unrecorded), profile_window_ns=(0, round(last * 1e3)))
