@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gputop.analysis.host.shuffle_fills import samples_of, shuffle_fills, waits_for_fills
+from gputop.trace.readers.load import load
 from tests.analysis.host.traces_of_shuffles import BELOW, MAIN, MS, PRODUCER, fill, sampled, train
 from tests.trace.build import Builder
+
+DATA = Path(__file__).resolve().parents[2] / "data"
 
 
 def test_a_fill_has_as_many_elements_as_the_buffer():
@@ -53,3 +58,11 @@ def test_looks_tell_how_often_it_fills():
     assert samples_of(sampled(False, True, False, True)).rounds == 2
     assert samples_of(sampled(False, True, None, True)).rounds == 1, "a thread without a CPU draws nothing"
     assert samples_of(Builder(gpus=0).host("EagerExecute", 0, 400 * MS, MAIN).build()).filling == ()
+
+
+def test_a_real_fill_is_whole_in_its_call():
+    trace = load([DATA / "keras3_shuffle.xplane.pb.gz"])  # shuffle(400) behind a map of single elements
+    (one,) = shuffle_fills(trace)
+    assert (one.elements, one.whole, one.stage) == (400, True, "ParallelMapV2")
+    assert waits_for_fills(trace).total == pytest.approx(one.end_ns - one.start_ns, rel=0.01)
+    assert shuffle_fills(load([DATA / "keras3_slow_input.xplane.pb.gz"])) == ()
