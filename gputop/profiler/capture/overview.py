@@ -2,7 +2,7 @@
 
 The second Profile request of the same server asks for the host's coarsest events alone. Where there may be many of
 them it is made in parts: the first shows how many there are. Where they are too many, the rest is sampled:
-some milliseconds four times a second. Nothing that goes wrong here harms the detail.
+some milliseconds every 0.4 s. Nothing that goes wrong here harms the detail.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from gputop.trace.readers.capture_file import OVERVIEW
 
 # So many times its budget a part may have if it does: the harm is bounded. gputop's own figure.
 _MOST_BUDGETS = 4.0
+_WORTH = 0.25  # share of the rest of the time: a shorter part shows less than samples of all of it. gputop's own figure
 
 
 class OverviewMade(Struct, frozen=True):
@@ -103,7 +104,7 @@ def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watc
     while (left_s := chosen.overview_s - made.seconds) >= plan.MIN_OVERVIEW_S and not watch.stop.is_set():
         part_s = min(left_s, *((most - so_far) / per_s for most, so_far, per_s in (
             (most_events, made.events, rate), (most_marks, made.marks, mark_rate)) if per_s))
-        if part_s < plan.MIN_OVERVIEW_S and made.has_events:
+        if part_s < max(plan.MIN_OVERVIEW_S, _WORTH * left_s) and made.has_events:
             made.why_ended = f"{plan.count(rate + mark_rate)} events a second"
             _sample(made, recorder, chosen, watch, scratch, workers)
             return

@@ -71,7 +71,7 @@ def test_a_job_that_makes_as_many_events_even_then_is_looked_at_for_the_rest(log
         _, plan, cost = capture_with_probe(server.address, seconds=5, logdir=logdir, on_progress=progress.append)
     levels = [(r.opts.host_tracer_level, r.opts.device_tracer_level) for r in server.requests]
     samples = levels.count((2, 0))
-    assert levels == [(2, 1)] * 2 + [(1, 0)] * (len(levels) - 2 - samples) + [(2, 0)] * samples and 4 <= samples <= 20
+    assert levels == [(2, 1)] * 2 + [(1, 0)] * (len(levels) - 2 - samples) + [(2, 0)] * samples and 4 <= samples <= 13
     assert {r.duration_ms for r in server.requests[-samples:]} == {5}, "of so many events as little as shows anything"
     assert plan.overview_s == pytest.approx(4.9, abs=0.11) and 0.1 < cost.recorded_s < 2
     assert "Rare events were watched for 0.1 of 4.9 s (" in plan.ended
