@@ -49,8 +49,8 @@ OVERVIEW_SHARE = 1 / 4
 MIN_OVERVIEW_S = 0.5
 # What the overview's budget does not bear in one piece is recorded in samples: short recordings spread over the time,
 # with the operations, as these say what the job does when no step ends in one. An event costs the job 5 to 8 µs
-# then, and a sample 0.03 s of CPU besides (TensorFlow 2.21, two busy cores): 16 to 24 samples of 5 ms cost 0.6 s of CPU,
-# as much as 0.7 s in one piece.
+# then, and a sample 0.03 s of CPU besides (TensorFlow 2.21, two busy cores): 16 to 24 samples of 5 ms cost 0.6 s of
+# CPU, as much as 0.7 s in one piece.
 SAMPLE_EVERY_S, _SAMPLE_EVENTS = 0.4, 50_000
 _SAMPLE_S = (0.005, 0.05)
 # Of so many events of the host shapes are left out: with them a job of 263 k events/s (PyTorch 2.11, H200, 126 GiB

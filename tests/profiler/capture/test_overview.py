@@ -65,7 +65,7 @@ def test_the_rest_of_the_time_is_an_overview_beside_the_detail(logdir):
     assert all(p.more for p in progress if p.phase in ("recording", "receiving", "saving"))
 
 
-def test_a_job_that_makes_as_many_events_even_then_is_looked_at_for_the_rest(logdir):
+def test_a_job_that_makes_as_many_events_even_then_is_sampled_for_the_rest(logdir):
     progress: list[Progress] = []
     with serve(FakeProfiler(xspace=DETAIL)) as server:
         _, plan, cost = capture_with_probe(server.address, seconds=5, logdir=logdir, on_progress=progress.append)
@@ -77,7 +77,7 @@ def test_a_job_that_makes_as_many_events_even_then_is_looked_at_for_the_rest(log
     assert "Rare events were watched for 0.1 of 4.9 s (" in plan.ended
     assert f"gputop took {samples} samples of 5 ms: what ran between them was not seen." in plan.ended
     elapsed = [p.elapsed_s for p in progress if p.phase == "overview"]
-    assert 4 < max(elapsed) <= 4.9
+    assert 3 < max(elapsed) <= 4.9
 
 
 def test_memory_that_runs_short_ends_the_looks(logdir, monkeypatch):
