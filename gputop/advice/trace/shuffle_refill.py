@@ -46,6 +46,8 @@ def judge_shuffle_refill(facts: TraceFacts) -> ShuffleRefill | Missing | None:
     share = (waits.total / 1e9 + ratio * sampled_s) / (recorded_s + sampled_s)
     if share < limit("shuffle_refill.share"):
         return None
+    if not fills and seen is not None and sum(seen.filling) < limit("shuffle_refill.samples"):
+        return Missing("a second sample in which the shuffle buffer fills, because one can be chance: capture longer")
     times = max(len(fills) + (seen.rounds if seen is not None else 0), 1)
     longest = max(fills, key=lambda fill: fill.end_ns - fill.start_ns, default=None)
     return ShuffleRefill(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.trace.model import Trace
-from tests.advice.trace.traces import findings, verdict
+from tests.advice.trace.traces import abstained, findings, verdict
 from tests.analysis.host.traces_of_epochs import train
 from tests.analysis.host.traces_of_shuffles import MS, fill, sampled
 from tests.analysis.host.traces_of_shuffles import train as full_buffer
@@ -48,6 +48,7 @@ def test_looks_alone_name_it():
     found = verdict(with_fills(0, 0, sampled(False, True, False, False, True, False, True, False)), "shuffle_refill")
     assert (found.times, found.samples, found.filling, found.fill_s, found.elements) == (3, 8, 3, None, None)
     assert found.sampled_s == pytest.approx(4.0) and found.share == pytest.approx(1.5 / 4.4, rel=0.02)
+    assert "shuffle_refill" in abstained(with_fills(0, 0, sampled(*[False] * 7, True)))
     none = with_fills(0, 0, sampled(*[False] * 8))
     assert "shuffle_refill" not in findings(none)
 
