@@ -37,8 +37,8 @@ NARROWEST_FIRST = (
     "managed_memory", "copies_pageable", "default_stream", "host_placement", "thread_contention", "gradients_zeroed",
     "ops_without_gradient", "eager_execution", "sync_copies", "accumulation_sync", "allreduce_slow", "allreduce_count",
     "communication_exposed", "gpu0_oversubscribed", "replica_imbalance", "staggered_launch", "optimizer_unfused",
-    "small_kernels", "launch_bound", "copies_excessive", "collective_waiting", "input_bound", "long_steps",
-    "time_outside_steps", "step_gap_host", "unfinished_step", "batch_size_headroom",
+    "small_kernels", "launch_bound", "copies_excessive", "collective_waiting", "shuffle_refill", "input_bound",
+    "long_steps", "time_outside_steps", "step_gap_host", "unfinished_step", "batch_size_headroom",
 )
 # Parts of wholes that have one fix for all of it: they stand under one that claims far more.
 _PARTS = (("small_kernels", "launch_bound"), ("optimizer_unfused", "launch_bound"),

@@ -26,6 +26,14 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        id="shuffle_refill", module="trace.shuffle_refill", origin="trace", severity="by_share_capped",
+        parts=("input", "open", "between", "no_steps"), needs_training=True, silent_for=("pytorch",),
+        limits=(
+            Limit("shuffle_refill.share", 0.05, "ratio", "same as input_bound.share"),
+            Limit("shuffle_refill.samples", 2, "count", f"{OWN}one sample alone names nothing"),
+        ),
+    ),
+    Rule(
         id="launch_bound", module="trace.launch", origin="trace", severity="by_share_capped",
         needs=("gpu_activity", "launch_calls"), shared_limits=("copies_pageable.bytes",),
         parts=("launch", "collectives"), gaps=("dispatch",),

@@ -44,8 +44,8 @@ class RecordingOrder(Struct, frozen=True):
     ``start_ns`` is when to begin, in Unix time by the *server's* clock: it waits for it, its profiler
     taken meanwhile, and nothing but the end of the job ends that wait. TensorFlow 2.15 and 2.21 and JAX
     0.10 begin within a tenth of a millisecond of it; a moment that has passed counts as now.
-    ``overview``: only the coarsest events of the host, at little cost. ``shapes``: of the operations' inputs, where the
-    way can leave them out.
+    ``overview``: only the coarsest events of the host, at little cost, or with ``operations`` all that the detail has
+    of it. ``shapes``: of the operations' inputs, where the way can leave them out.
     """
 
     seconds: float
@@ -54,6 +54,7 @@ class RecordingOrder(Struct, frozen=True):
     run: str | None = None
     start_ns: int | None = None
     overview: bool = False
+    operations: bool = False
     shapes: bool = True
 
 
@@ -80,11 +81,11 @@ class CaptureResult(Struct, frozen=True):
 
 
 class EmptyTrace(NoDataError):
-    """The trace holds no events. ``took_s`` is request to answer."""
+    """The trace holds no events. ``took_s`` is request to answer; its file is kept at ``path``, if there is one."""
 
-    def __init__(self, message: str, fix: str, took_s: float) -> None:
+    def __init__(self, message: str, fix: str, took_s: float, path: Path | None = None) -> None:
         super().__init__(message, fix)
-        self.took_s = took_s
+        self.took_s, self.path = took_s, path
 
 
 class TraceLost(GputopError):

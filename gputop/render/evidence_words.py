@@ -10,6 +10,11 @@ from gputop.text.units import figure
 # By the name in documents, without what it is per or of ("_per_step", "_of_window"). Live rules make further names of
 # metrics, which are words already.
 LABELS = {
+    "fill_s": "longest fill of the shuffle buffer",
+    "elements_count": "elements drawn meanwhile",
+    "fills_count": "fills",
+    "filling_samples_count": "samples in which it filled",
+    "samples_count": "samples of the job",
     "absent_ranks_count": "ranks that are missing",
     "activity_ratio": "its activity",
     "after_ratio": "activity since then",

@@ -41,6 +41,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import grouped_work, step_calls
 from gputop.analysis.host.python_libraries import PASS_ON, is_library, is_library_file
 from gputop.analysis.host.python_stacks import PythonStacks
+from gputop.analysis.host.shuffle_fills import sample_spans
 from gputop.analysis.host.stack_lines import Lines, gap_lines, process_lines
 from gputop.analysis.host.work_kinds import (
     MANY_VARIABLES,
@@ -334,7 +335,7 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
     take("start", intersect(start, _spans([(int(rank.window.start[0]), first)]) if steps is not None else rank.window))
     if len(rank.busy.end):
         take("end", tear_down(trace, rank.lines, int(rank.busy.end[-1])))
-    stretches = _stretches(left, rank, steps, (first, last))
+    stretches = _stretches(left, rank, steps, (first, last), unrecorded, sample_spans(trace))
     setups = _loop_setups(trace, stretches, divided, steps, rank)
     if len(setups.start):
         take(EVALUATION, setups)
@@ -434,8 +435,10 @@ def _unrecorded(trace: Trace, rank: _Rank) -> Spans:
     return spans
 
 
-def _stretches(left: Spans, rank: _Rank, steps: Steps | None, recorded_ns: tuple[int, int]) -> list[_Stretch]:
-    """Stretches of what is left, each up to the next step or loop."""
+def _stretches(left: Spans, rank: _Rank, steps: Steps | None, recorded_ns: tuple[int, int],
+               unrecorded: Spans, samples: Spans) -> list[_Stretch]:
+    """Stretches of what is left, each up to the next step or loop. What begins or ends with a pause of the recorder is
+    at an edge, too; no sample is long enough for a step that did not end."""
     if steps is None:
         return [_Stretch(_NO_STEPS, int(left.start[0]), int(left.end[-1]), subtract(left, rank.busy))] if len(
             left.start) else []
@@ -446,9 +449,11 @@ def _stretches(left: Spans, rank: _Rank, steps: Steps | None, recorded_ns: tuple
     last = steps.last_call_ns if steps.last_call_ns is not None else recorded_ns[1]
     cuts = (*recorded_ns, last) if last - recorded_ns[1] <= OPEN_STEPS * usual_ns else recorded_ns
     for start, end in _cut(left, cuts):
-        at_edge = end <= recorded_ns[0] or start >= recorded_ns[1]
+        at_edge = (end <= recorded_ns[0] or start >= recorded_ns[1] or start in unrecorded.end
+                   or end in unrecorded.start)
         longer = "open" if steps.times.unit == "step" else "no_steps"
-        id_ = "between" if not at_edge else longer if end - start > OPEN_STEPS * usual_ns else "edges"
+        in_sample = len(samples.start) and coverage(samples, [start], [end]).any()
+        id_ = "between" if not at_edge else longer if end - start > OPEN_STEPS * usual_ns and not in_sample else "edges"
         out.append(_Stretch(id_, start, end, intersect(idle, _spans([(start, end)]))))
     return out
 

@@ -24,7 +24,7 @@ from gputop.profiler.addresses import machine_name, split_address, unix_name
 from gputop.profiler.capture.footprint import free_resources
 from gputop.profiler.capture.job_memory import JobMemory, MemoryGuard, Watch, with_more
 from gputop.profiler.capture.outcomes import MultiWorkerCapture, Outcome
-from gputop.profiler.capture.overview import also, record_overview
+from gputop.profiler.capture.overview import OverviewMade, also, record_overview
 from gputop.profiler.capture.plan import FreeResources, MemoryLimits, Plan, Probe, memory_limits, needs_probe, plan
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.capture.requirements import check_limits
@@ -60,8 +60,7 @@ class _Worker:
         self.limits = MemoryLimits()
         self.free: Callable[[], FreeResources] = FreeResources
         self.guard: MemoryGuard | None = None
-        self.overview_s = self.overview_call_s = 0.0
-        self.overview_ended = ""
+        self.overview: OverviewMade | None = None
 
     def attempt(self, step: Callable[[], None]) -> None:
         """Run a phase; what goes wrong is this worker's own."""
@@ -95,10 +94,9 @@ class _Worker:
 
     def record_overview(self, chosen: Plan, workers: int, scratch: Path, stop: threading.Event) -> None:
         assert self.result is not None
-        done, self.overview_call_s = record_overview(
+        self.overview = record_overview(
             self.recorder, self.result.path, replace(chosen, probe=self.probe, ended=""), self.watch(stop), scratch,
             workers)
-        self.overview_s, self.overview_ended = done.overview_s, done.ended
 
     def outcome(self, length_s: float) -> Outcome:
         result, clock, began_s, cost = self.result, None, None, None
@@ -114,9 +112,14 @@ class _Worker:
             cost = self.memory.cost(result.took_s, length_s)
             if self.start_s is not None and began_s is not None:  # the wait for the common start took nothing
                 cost = replace(cost, call_s=max(cost.recorded_s, result.took_s - max(0.0, began_s - result.sent_s)))
-            cost = replace(cost, call_s=cost.call_s + self.overview_call_s,
-                           recorded_s=cost.recorded_s + self.overview_s)
+            if self.overview is not None:
+                cost = replace(cost, call_s=cost.call_s + self.overview.call_s,
+                               recorded_s=cost.recorded_s + self.overview.recorded_s)
         return Outcome(self.address, self.name, result, self.plan, cost, self.error, clock, began_s, self.overview_s)
+
+    @property
+    def overview_s(self) -> float:
+        return self.overview.plan.overview_s if self.overview is not None else 0.0
 
     def _bounds(self, result: CaptureResult) -> ClockBounds | None:
         window_ns = self.recorder.window_ns(result.path)
@@ -184,7 +187,8 @@ def _with_overviews(chosen: Plan, workers: Sequence[_Worker]) -> Plan:
     if not recorded:
         return replace(chosen, overview_s=0.0)
     shortest = min(recorded, key=lambda w: w.overview_s)
-    ended = f"{shortest.address}: {shortest.overview_ended}" if shortest.overview_ended else ""
+    reason = shortest.overview.plan.ended if shortest.overview is not None else ""
+    ended = f"{shortest.address}: {reason}" if reason else ""
     return replace(chosen, overview_s=shortest.overview_s, ended=also(chosen.ended, ended))
 
 

@@ -1,13 +1,15 @@
 """The overview of a capture: the rest of the time that was asked for, recorded at little cost after the detail.
 
 The second Profile request of the same server asks for the host's coarsest events alone. Where there may be many of
-them it is made in parts: the first shows how many there are. Nothing that goes wrong here harms the detail.
+them it is made in parts: the first shows how many there are. Where they are too many, the rest is sampled:
+some milliseconds every 0.4 s. Nothing that goes wrong here harms the detail.
 """
 
 from __future__ import annotations
 
 import shutil
 import threading
+import time
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -18,27 +20,46 @@ from gputop.core.files import write_file
 from gputop.profiler.capture import plan
 from gputop.profiler.capture.job_memory import MemoryGuard, Watch
 from gputop.profiler.capture.plan import Plan
-from gputop.profiler.recording import JoinsOverviews, Progress, Recorder, RecordingOrder
+from gputop.profiler.recording import EmptyTrace, JoinsOverviews, Progress, Recorder, RecordingOrder
 from gputop.profiler.storage import TRACE, RunFolder
 from gputop.trace.readers.capture_file import OVERVIEW
 
+# So many times its budget a part may have if it does: the harm is bounded. gputop's own figure.
+_MOST_BUDGETS = 4.0
+_WORTH = 0.25  # share of the rest of the time: a shorter part shows less than samples of all of it. gputop's own figure
+
+
+class OverviewMade(Struct, frozen=True):
+    """The plan as it was carried out, with the reason where the overview is shorter or in samples; the time of its
+    calls, and the seconds that these recorded."""
+
+    plan: Plan
+    call_s: float = 0.0
+    recorded_s: float = 0.0
+
 
 class _Overview(Struct):
-    """Recording so far, the parts oldest first. ``marks`` are those of thread pools, which ``events`` are not."""
+    """Recording so far, the parts oldest first. ``marks`` are those of thread pools, which ``events`` are not.
+    ``seconds`` is the time that parts in one piece took; the ``samples``, of ``samples_s`` together, are spread over
+    ``spread_s`` after it."""
 
     parts: list[Path] = field(default_factory=list)
+    has_events: bool = False
     seconds: float = 0.0
     call_s: float = 0.0
     events: int = 0
     marks: int = 0
+    samples: int = 0
+    samples_s: float = 0.0
+    spread_s: float = 0.0
     why_ended: str = ""
+    guarded: bool = False  # the guard ended it
 
 
 def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch, scratch: Path,
-                    workers: int = 1) -> tuple[Plan, float]:
+                    workers: int = 1) -> OverviewMade:
     """Record ``chosen.overview_s`` beside the detail, as far as that goes; blocks. Raises nothing of its own.
 
-    Returns the plan as it was carried out, with the reason where the overview is shorter, and the time of the calls.
     ``detail`` is its trace. ``scratch``: a folder of this overview's own, removed by its owner. ``workers``: so many
     share what an analysis bears.
     """
@@ -47,16 +68,24 @@ def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch
         _record_parts(made, recorder, chosen, watch, scratch / "overview", workers)
     except GputopError as error:
         made.why_ended = error.message
+    if made.parts and not made.has_events:
+        made.parts, made.why_ended = [], made.why_ended or "the job made no events"
     if made.parts:
         try:
             _save(made.parts, recorder, detail, scratch)
         except (GputopError, OSError) as error:
-            made.seconds, made.why_ended = 0.0, str(error)
-    done_s = round(made.seconds, 1)
+            made.parts, made.why_ended = [], str(error)
+    if not made.parts:
+        made.seconds = made.spread_s = made.samples = 0
     ended = ""
     if made.why_ended:
+        done_s = round(made.seconds, 1)
         ended = f"gputop watched for rare events for {done_s:g} of {chosen.overview_s:g} s ({made.why_ended})."
-    return replace(chosen, overview_s=done_s, ended=also(chosen.ended, ended)), made.call_s
+    if made.samples:
+        ended += (f" For the next {made.spread_s:.1f} s, gputop took {made.samples} samples of "
+                  f"{made.samples_s / made.samples * 1000:.0f} ms and did not see what ran between them.")
+    done = replace(chosen, overview_s=round(made.seconds + made.spread_s, 1), ended=also(chosen.ended, ended))
+    return OverviewMade(done, made.call_s, made.seconds + made.samples_s)
 
 
 def also(ended: str, overview: str) -> str:
@@ -67,37 +96,74 @@ def also(ended: str, overview: str) -> str:
 def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch, scratch: Path,
                   workers: int) -> None:
     """Raises GputopError where a part cannot be recorded; those before it are kept."""
-    def as_overview(progress: Progress) -> Progress:  # whatever the part's phase
-        return Progress("overview", min(chosen.overview_s, made.seconds + progress.elapsed_s), chosen.overview_s)
-
     assert chosen.probe is not None
     most_events, most_marks = plan.overview_events(chosen.asked_s, workers)
     rate, mark_rate = plan.OVERVIEW_SHARE * chosen.probe.host_events / chosen.probe.seconds, 0.0
+    # A part may begin in a quiet phase of the job and reach into one like the probe's.
+    most_s = max(_MOST_BUDGETS * most_events / rate, plan.MIN_OVERVIEW_S) if rate else chosen.overview_s
     while (left_s := chosen.overview_s - made.seconds) >= plan.MIN_OVERVIEW_S and not watch.stop.is_set():
         part_s = min(left_s, *((most - so_far) / per_s for most, so_far, per_s in (
             (most_events, made.events, rate), (most_marks, made.marks, mark_rate)) if per_s))
-        if part_s < plan.MIN_OVERVIEW_S and made.parts:
+        if part_s < max(plan.MIN_OVERVIEW_S, _WORTH * left_s) and made.has_events:
             made.why_ended = f"{plan.count(rate + mark_rate)} events a second"
+            _sample(made, recorder, chosen, watch, scratch, workers)
             return
-        part_s = max(part_s, min(left_s, plan.MIN_OVERVIEW_S))
-        guard = MemoryGuard(watch, threading.Event(), label=as_overview)
-        result = recorder.record(RecordingOrder(part_s, scratch, overview=True), guard, guard.halt)
-        if not result.path.is_relative_to(scratch):
-            shutil.rmtree(result.path.parents[3], ignore_errors=True)
-            raise GputopError("the disk of the logdir is full", "Free some space.")
-        recorded_s = min(part_s, result.took_s)
-        made.parts.append(result.path)
-        made.call_s += result.took_s
+        part_s = min(max(part_s, min(left_s, plan.MIN_OVERVIEW_S)), most_s)
+        recorded_s, events, marks = _record(made, recorder, chosen, watch, RecordingOrder(
+            part_s, scratch, overview=True))
         made.seconds += recorded_s
-        if guard.ended is not None:
-            made.why_ended = guard.ended[1]
+        if made.guarded or chosen.overview_s - made.seconds < plan.MIN_OVERVIEW_S:
             return
-        if chosen.overview_s - made.seconds < plan.MIN_OVERVIEW_S:
-            return
-        events, marks = _counted(recorder, result.path)
         made.events, made.marks = made.events + events, made.marks + marks
-        if recorded_s:
+        if recorded_s and events + marks:  # what does nothing for once, as TensorFlow does for seconds, tells no rate
             rate, mark_rate = events / recorded_s, marks / recorded_s
+
+
+def _sample(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch, scratch: Path, workers: int) -> None:
+    """Record the rest of the time in samples. Raises GputopError as above."""
+    assert chosen.probe is not None
+    whole_s, rate, begun_s = chosen.overview_s - made.seconds, chosen.probe.host_events_per_s, time.monotonic()
+    samples = max(round(whole_s / plan.SAMPLE_EVERY_S), 1)
+    while not watch.stop.wait(plan.SAMPLE_EVERY_S - (time.monotonic() - begun_s) % plan.SAMPLE_EVERY_S):
+        if made.spread_s >= whole_s:
+            return
+        sample_s = plan.sample_s(chosen.asked_s, samples, rate, workers)
+        recorded_s, events, marks = _record(made, recorder, chosen, watch, RecordingOrder(
+            sample_s, scratch, overview=True, operations=True))
+        made.samples, made.samples_s = made.samples + 1, made.samples_s + recorded_s
+        made.spread_s = min(time.monotonic() - begun_s, whole_s)
+        if made.guarded:
+            return
+        if recorded_s:
+            rate = max(rate, (events + marks) / recorded_s)
+
+
+def _record(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch,
+            order: RecordingOrder) -> tuple[float, int, int]:
+    """Make one recording, a part of the overview: its seconds, its events, and the marks of thread pools. Raises
+    GputopError."""
+    def as_overview(progress: Progress) -> Progress:  # whatever the part's phase
+        done_s = made.seconds + made.spread_s + progress.elapsed_s
+        return Progress("overview", min(chosen.overview_s, done_s), chosen.overview_s)
+
+    scratch = Path(order.logdir)
+    guard = MemoryGuard(watch, threading.Event(), label=as_overview)
+    try:
+        result = recorder.record(order, guard, guard.halt)
+        path, took_s, made.has_events = result.path, result.took_s, True
+    except EmptyTrace as empty:  # nothing happened in it: that was seen, too
+        if empty.path is None:
+            raise
+        path, took_s = empty.path, empty.took_s
+    if not path.is_relative_to(scratch):
+        shutil.rmtree(path.parents[3], ignore_errors=True)
+        raise GputopError("the disk of the logdir is full", "Free some space.")
+    made.parts.append(path)
+    made.call_s += took_s
+    if guard.ended is not None:  # nor is memory spent on counting
+        made.why_ended, made.guarded = guard.ended[1], True
+        return min(order.seconds, took_s), 0, 0
+    return min(order.seconds, took_s), *_counted(recorder, path)
 
 
 def _counted(recorder: Recorder, path: Path) -> tuple[int, int]:

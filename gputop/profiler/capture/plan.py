@@ -47,6 +47,12 @@ _OVERVIEW_EVENTS, _MAX_OVERVIEW_EVENTS = 18_000, 4 * TARGET_EVENTS
 # The overview makes 1 to 10 times fewer events than the detail: so the length of its first part is a guess.
 OVERVIEW_SHARE = 1 / 4
 MIN_OVERVIEW_S = 0.5
+# What the overview's budget does not bear in one piece is recorded in samples: short recordings spread over the time,
+# with the operations, as these say what the job does when no step ends in one. An event costs the job 5 to 8 µs
+# then, and a sample 0.03 s of CPU besides (TensorFlow 2.21, two busy cores): 16 to 24 samples of 5 ms cost 0.6 s of
+# CPU, as much as 0.7 s in one piece.
+SAMPLE_EVERY_S, _SAMPLE_EVENTS = 0.4, 50_000
+_SAMPLE_S = (0.005, 0.05)
 # Of so many events of the host shapes are left out: with them a job of 263 k events/s (PyTorch 2.11, H200, 126 GiB
 # free) grew by 1.9 GiB in 1.9 s, and its steps took seven times as long for the 18 s in which that became a trace.
 _SHAPES_EVENTS = 250_000
@@ -197,6 +203,13 @@ def overview_events(asked_s: float, workers: int = 1) -> tuple[float, float]:
     most = _MAX_OVERVIEW_EVENTS / workers
     events = min(_OVERVIEW_EVENTS * max(1.0, asked_s / 10), most)
     return events, most - events
+
+
+def sample_s(asked_s: float, samples: int, rate: float, workers: int = 1) -> float:
+    """Return the seconds of each of so many samples, of a job of ``rate`` events/s, in a capture of ``asked_s``."""
+    events = min(_SAMPLE_EVENTS * max(1.0, asked_s / 10), _MAX_OVERVIEW_EVENTS / workers)
+    least, most = _SAMPLE_S
+    return min(max(events / max(samples * rate, 1.0), least), most)
 
 
 def _enough(probe: Probe) -> float:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.footprint import free_resources
 from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGuard, Watch, with_more
-from gputop.profiler.capture.overview import record_overview
+from gputop.profiler.capture.overview import OverviewMade, record_overview
 from gputop.profiler.capture.plan import (
     PROBE_S,
     FreeResources,
@@ -76,11 +76,11 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
             kept = keep_probe(recorder, probed, logdir).path
             raise GputopError(f"{error.message}; only the probe of {probe.seconds:g} s was saved",
                               f"{error.fix} To analyze the probe: gputop analyze {kept}") from None
-        chosen, call_s = guard.plan_as_recorded(chosen, overview=recorder.limits.overview), result.took_s
-        if chosen.overview_s:
-            chosen, overview_call_s = record_overview(recorder, result.path, chosen, watch, folder)
-            call_s += overview_call_s
-    return result, chosen, memory.cost(call_s, chosen.chosen_s + chosen.overview_s)
+        made = OverviewMade(guard.plan_as_recorded(chosen, overview=recorder.limits.overview))
+        if made.plan.overview_s:
+            made = record_overview(recorder, result.path, made.plan, watch, folder)
+    chosen = made.plan
+    return result, chosen, memory.cost(result.took_s + made.call_s, chosen.chosen_s + made.recorded_s)
 
 
 def full_length(request: CaptureRequest) -> Plan:

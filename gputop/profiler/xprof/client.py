@@ -43,8 +43,8 @@ _PROGRESS_PERIOD_S = 0.125  # between two reports of progress
 _TERMINATE_TIMEOUT_S = 5.0
 _MAX_SECONDS = 3600.0
 _TRACER_LEVELS = (2, 1, 0)  # host, device, Python: the Python tracer slows the job down
-# Steps and calls of the host alone (docs/contributing/trace-notes.md, "The profiler server").
-_OVERVIEW_LEVELS = (1, 0, 0)
+# Steps and calls of the host alone, and with its operations (docs/contributing/trace-notes.md, "The profiler server").
+_OVERVIEW_LEVELS, _HOST_LEVELS = (1, 0, 0), (2, 0, 0)
 # Gathering what was recorded took three times as long as recording it on a job of tiny
 # operations (TensorFlow 2.21); both limits below leave room for that.
 _DEADLINE_FACTOR, _DEADLINE_EXTRA_S = 5.0, 60.0
@@ -101,16 +101,16 @@ def _request(run: RunFolder, disk: ServerDisk, recording: RecordingOrder) -> Any
         duration_ms=duration_ms, repository_root=disk.root, session_id=run.path.name, host_name=run.host,
         emit_xspace=True,
     )
-    set_options(request.opts, overview=recording.overview)
+    set_options(request.opts, overview=recording.overview, operations=recording.operations)
     request.opts.duration_ms = duration_ms
     if recording.start_ns is not None:
         request.opts.start_timestamp_ns = recording.start_ns
     return request
 
 
-def set_options(options: Any, *, overview: bool = False) -> None:
-    """Set what is to be recorded, the same in every request of either grain."""
-    levels = _OVERVIEW_LEVELS if overview else _TRACER_LEVELS
+def set_options(options: Any, *, overview: bool = False, operations: bool = False) -> None:
+    """Set what is to be recorded, the same in every request of a grain."""
+    levels = _TRACER_LEVELS if not overview else _HOST_LEVELS if operations else _OVERVIEW_LEVELS
     options.version = 1  # without it servers fall back to their own defaults
     options.host_tracer_level, options.device_tracer_level, options.python_tracer_level = levels
     options.include_dataset_ops = True
@@ -322,5 +322,5 @@ def _empty(address: str, path: Path | None, messages: tuple[str, ...], took_s: f
     return EmptyTrace(
         f"the trace from {address} contains no events{kept}{words}",
         "The job did nothing, or its tracers are disabled. Capture for longer while the job trains.",
-        took_s,
+        took_s, path,
     )

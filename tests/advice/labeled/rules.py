@@ -12,7 +12,7 @@ NOT_SIMULATED = frozenset(("elementwise_unfused", "managed_memory", "default_str
                            "time_outside_steps", "evaluation_share", "unfinished_step", "sixteen_bit_unused",
                            "graph_recapture", "threads_unused", "thread_oversubscription", "anomaly_mode",
                            "double_precision", "onednn_off", "memory_growth", "embedding_dense", "accumulation_sync",
-                           "gradients_zeroed", "ops_without_gradient"))
+                           "gradients_zeroed", "ops_without_gradient", "shuffle_refill"))
 
 
 def ids_with_rules() -> frozenset[str]:

@@ -134,7 +134,7 @@ def open_wait(steps: int) -> Builder:
         b.host("IteratorGetNextOp::DoCompute", i * 10 * MS + 30, 20, line="tf_data_iterator_get_next/1")
     train(b, 0, steps)
     for i in range(200):
-        b.host("Iterator::Shuffle::Map", (steps * 10 + 5 + i * 10) * MS, 9.9 * MS, line="tf_data_private_threadpool/1")
+        b.host("Iterator::BatchV2::Map", (steps * 10 + 5 + i * 10) * MS, 9.9 * MS, line="tf_data_private_threadpool/1")
     return b
 
 

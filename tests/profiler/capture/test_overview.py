@@ -65,12 +65,41 @@ def test_the_rest_of_the_time_is_an_overview_beside_the_detail(logdir):
     assert all(p.more for p in progress if p.phase in ("recording", "receiving", "saving"))
 
 
-def test_a_job_that_makes_as_many_events_even_then_has_a_shorter_one(logdir):
+def test_a_job_that_makes_as_many_events_even_then_is_sampled_for_the_rest(logdir):
+    progress: list[Progress] = []
     with serve(FakeProfiler(xspace=DETAIL)) as server:
+        _, plan, cost = capture_with_probe(server.address, seconds=5, logdir=logdir, on_progress=progress.append)
+    levels = [(r.opts.host_tracer_level, r.opts.device_tracer_level) for r in server.requests]
+    samples = levels.count((2, 0))
+    assert levels == [(2, 1)] * 2 + [(1, 0)] * (len(levels) - 2 - samples) + [(2, 0)] * samples and 4 <= samples <= 13
+    assert {r.duration_ms for r in server.requests[-samples:]} == {5}, "of so many events as little as shows anything"
+    assert plan.overview_s == pytest.approx(4.9, abs=0.11) and 0.1 < cost.recorded_s < 2
+    assert "gputop watched for rare events for 0.1 of 4.9 s (" in plan.ended
+    assert f"gputop took {samples} samples of 5 ms and did not see what ran between them." in plan.ended
+    elapsed = [p.elapsed_s for p in progress if p.phase == "overview"]
+    assert 3 < max(elapsed) <= 4.9
+
+
+def test_memory_that_runs_short_ends_the_looks(logdir, monkeypatch):
+    monkeypatch.setattr(safe_capture, "memory_limits", lambda *_: MemoryLimits(6e9))
+    with serve(FakeProfiler(xspace=DETAIL)) as server:
+        monkeypatch.setattr(job_memory, "resident_bytes",
+                            lambda pid: 10**10 * sum((r.opts.host_tracer_level, r.opts.device_tracer_level) == (2, 0)
+                                                     for r in server.requests))
+        monkeypatch.setattr("gputop.profiler.capture.plan._SAMPLE_S", (0.3, 0.3))
         _, plan, _ = capture_with_probe(server.address, seconds=5, logdir=logdir)
-    assert sum(r.duration_ms for r in server.requests) < 3000
-    assert 0.1 <= plan.overview_s < 3
-    assert f"gputop watched for rare events for {plan.overview_s:g} of 4.9 s (" in plan.ended
+    assert plan.overview_s < 2 and "(the job's memory had grown by 9.3 GiB). For the next" in plan.ended
+
+
+@pytest.mark.parametrize("silent_from", [2, 3])
+def test_a_part_in_which_nothing_happens_was_watched_as_well(logdir, silent_from):
+    def silent(server: FakeProfiler, number: int) -> None:
+        two_grains(server, number)
+        server.xspace = make_xspace(events=0) if number == silent_from else server.xspace
+
+    with serve(FakeProfiler(on_call=silent)) as server:
+        _, plan, _ = capture_with_probe(server.address, seconds=0.4, logdir=logdir)
+    assert plan.overview_s == 0.3 and not plan.ended and len(names_below(logdir)) == 2
 
 
 def test_the_marks_of_thread_pools_do_not_end_it(logdir, monkeypatch):
@@ -83,7 +112,7 @@ def test_the_marks_of_thread_pools_do_not_end_it(logdir, monkeypatch):
     monkeypatch.setattr("gputop.profiler.capture.plan._MAX_OVERVIEW_EVENTS", 120_000)  # for memory and the analysis
     with serve(FakeProfiler(on_call=marks)) as server:
         _, plan, _ = capture_with_probe(server.address, seconds=5, logdir=logdir)
-    assert plan.overview_s < 3 and " events a second)." in plan.ended
+    assert " events a second). For" in plan.ended and "gputop took " in plan.ended
 
 
 def test_stopped_in_the_overview_keeps_both(logdir):
@@ -131,7 +160,7 @@ def test_an_overview_without_events_is_said(logdir):
 
     with serve(FakeProfiler(on_call=silent)) as server:
         result, plan, _ = capture_with_probe(server.address, seconds=0.4, logdir=logdir)
-    assert names_below(logdir) == [result.path.name] and plan.overview_s == 0 and "contains no events" in plan.ended
+    assert names_below(logdir) == [result.path.name] and plan.overview_s == 0 and "the job made no events" in plan.ended
 
 
 @pytest.mark.parametrize("chosen_s", [0.1, 30.0, 60.0])
