@@ -42,10 +42,9 @@ SELDOM_WORK: tuple[KnownWork, ...] = (
     KnownWork("compilation", "Call functions with the same shapes and types each time."),
     # TensorFlow 2.21 may free an iterator only when its autotuning thread wakes up, after 10 ms, 20 ms and so on: that
     # of an epoch of 2.65 s at 5.10 s, of 1.6 s at 2.54 s. So it was in 27 of 60 epochs, in none without autotuning.
-    KnownWork("freeing", "Create one iterator for all epochs: repeat the dataset and set the steps per epoch. Freeing an "
-                         "iterator can wait for tf.data's autotuning thread for as long as the epoch took. Without "
-                         "autotuning, it does not wait (options.autotune.enabled = False: then set prefetch and "
-                         "num_parallel_calls yourself)."),
+    KnownWork("freeing", "Create one iterator for all epochs: repeat the dataset and set the steps per epoch. Freeing "
+                         "an iterator can wait for tf.data's autotuning thread for as long as the epoch took. To avoid "
+                         "this wait, set options.autotune.enabled = False, prefetch and num_parallel_calls yourself."),
     KnownWork("datasets", "Call fit() once, over one repeated dataset, not again for each epoch or piece of data: each "
                           "call creates datasets and their iterators and frees them."),
     KnownWork("garbage", "Freeze long-lived objects and control when garbage is collected: call gc.freeze() and "
