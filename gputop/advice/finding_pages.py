@@ -21,9 +21,9 @@ _SCALES = {  # the largest first; one that divides the value goes before
     "B/s": ((1e9, "GB/s"), (1e6, "MB/s")),
 }
 _SEVERITY = {
-    "by_share": "Severity is high from 15% of the step, medium from 5%, and otherwise low.",
-    "by_share_capped": "Severity is high from 15% of the step, medium from 5%, and otherwise low. "
-                       "For small samples, severity is at most medium.",
+    "by_share": "Severity is high at 15% of the step or more, medium at 5% or more, and low otherwise.",
+    "by_share_capped": "Severity is high at 15% of the step or more, medium at 5% or more, and low otherwise. "
+                       "For small samples, severity is medium at most.",
     "own": "The rule itself determines the severity.",
 }
 
@@ -67,7 +67,7 @@ def _threshold(row: Limit) -> str:
 
 def _ids(ids: Iterable[str]) -> str:
     *first, last = (f"`{id_}`" for id_ in ids)
-    return f"{', '.join(first)} or {last}" if first else last
+    return f"{', '.join(first)}{',' * (len(first) > 1)} or {last}" if first else last
 
 
 def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
