@@ -66,8 +66,7 @@ def _threshold(row: Limit) -> str:
 
 
 def _ids(ids: Iterable[str]) -> str:
-    *first, last = (f"`{id_}`" for id_ in ids)
-    return f"{', '.join(first)}{',' * (len(first) > 1)} or {last}" if first else last
+    return ", ".join(f"`{id_}`" for id_ in ids)
 
 
 def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
@@ -80,9 +79,9 @@ def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
     if rule.silent_for:
         yield f"- Not evaluated for {' or '.join(LABELS[name] for name in rule.silent_for)}."
     if rule.follows_from:
-        yield f"- Listed below {_ids(rule.follows_from)} if that finding is the cause."
+        yield f"- Listed below another finding if that finding is the cause: {_ids(rule.follows_from)}."
     if rule.yields_to:
-        yield f"- Excludes GPUs that already have the finding {_ids(rule.yields_to)}."
+        yield f"- Excludes GPUs that already have another finding: {_ids(rule.yields_to)}."
     if rule.needs or rule.silent_for or rule.follows_from or rule.yields_to:
         yield ""
     limits = [limit(id_) for id_ in (*(rule_limit.id for rule_limit in rule.limits), *rule.shared_limits)]

@@ -75,11 +75,12 @@ FLEET_RULES: tuple[Rule, ...] = (
     Rule(
         id="activity_drop", module="fleet.idle", origin="fleet", yields_to=("held_idle",),
         limits=(
-            Limit("activity_drop.before_s", 1800.0, "s", "gputop: excludes warm-up from the earlier activity"),
+            Limit("activity_drop.before_s", 1800.0, "s",
+                  "gputop: the activity before the drop must not include warm-up"),
             Limit("activity_drop.after_s", 900.0, "s", "gputop: allows a validation or a checkpoint to finish"),
             Limit("activity_drop.before", 0.20, "ratio", "gputop: excludes GPUs that were almost idle before the drop"),
             Limit("activity_drop.ratio", 0.60, "ratio",
-                  "gputop: ignores smaller drops, for example those caused by another data set"),
+                  "gputop: ignores smaller drops, for example those caused by another dataset"),
             Limit("activity_drop.steady", 0.75, "ratio", "gputop: does not treat work that comes and goes as a drop"),
         ),
     ),

@@ -16,8 +16,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("input", "open"), gaps=("input",), events=frozenset({"input"}),
         limits=(
             Limit("input_bound.share", 0.05, "ratio",
-                  "XProf: rates input as moderate at 5% of the step (high at 20%); PyTorch's plugin: flags loading "
-                  "above 5%"),
+                  "XProf: rates input as moderate at 5% of the step (high at 20%); PyTorch's plugin: flags data "
+                  "loading above 5%"),
             Limit("input_bound.steps", 2, "count", "TraceML: warns after 2 steps, with full confidence after 20"),
             Limit("input_bound.empty", 0.9, "ratio",
                   "gputop: blames the input pipeline if its buffer is empty in nine out of ten calls"),
@@ -67,7 +67,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("replica_imbalance.ratio", 1.10, "ratio", "TraceML: warns about stragglers at 10% (critical at 20%)"),
             Limit("replica_imbalance.share", 0.03, "ratio",
-                  "XProf: rates other categories as moderate at 3% of the step"),
+                  "XProf: rates most time categories as moderate at 3% of the step"),
             Limit("replica_imbalance.own_kernels", 0.5, "ratio",
                   "gputop: attributes the extra time to extra work if extra kernels account for half of it"),
             Limit("replica_imbalance.alike", 0.9, "ratio",
@@ -98,7 +98,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("staggered_launch.turn", 0.5, "ratio",
                   "gputop: a thread serves GPUs in turn if it launches half a step before it switches to another GPU"),
             Limit("staggered_launch.jump", 0.6, "ratio",
-                  "gputop: excludes a single late GPU, for which most of the delay is a single jump"),
+                  "gputop: excludes cases in which a single late GPU causes most of the delay"),
         ),
     ),
     Rule(
@@ -115,7 +115,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("allreduce_count.bucket_bytes", 25e6, "bytes",
                   "PyTorch's DistributedDataParallel: uses 25 MB buckets (TensorFlow: one pack for all)"),
             Limit("allreduce_count.message_bytes", 4e6, "bytes",
-                  "gputop: treats messages that use the links well as merged (NCCL's bandwidth saturates at a few MB)"),
+                  "gputop: treats messages of this size as already merged (NCCL's bandwidth saturates at a few MB)"),
             Limit("allreduce_count.latency_s", 250e-6, "s",
                   "gputop: treats short AllReduces of unknown size as latency-bound on any link (NCCL: 15-200 µs)"),
         ),
@@ -125,7 +125,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("gpu_activity",), shared_limits=("collectives.share",), training_only=True, needs_training=True,
         parts=("collectives",), events=_COLLECTIVE,
         limits=(
-            Limit("allreduce_slow.factor", 2.0, "ratio", "gputop: ignores NCCL's own overhead of tens of percent"),
+            Limit("allreduce_slow.factor", 2.0, "ratio",
+                  "gputop: ignores NCCL's own overhead, which can reach tens of percent"),
             Limit("allreduce_slow.latency_s", 50e-6, "s",
                   "gputop: adds this latency to the transfer time of each AllReduce (NCCL within a node: 15-50 µs)"),
         ),
@@ -189,8 +190,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute",), events=_COMPUTE,
         limits=(
             Limit("dims_unaligned.speedup", 2.0, "ratio",
-                  "NVIDIA, Matrix Multiplication Background: dimensions that are multiples of 16 bytes can be "
-                  "several times faster; gputop: uses a conservative estimate"),
+                  "NVIDIA, Matrix Multiplication Background: kernels can be several times faster if dimensions are "
+                  "multiples of 16 bytes; gputop: uses a conservative estimate"),
             Limit("dims_unaligned.bytes", 4, "bytes",
                   "NVIDIA: tensor cores need operands that are aligned to 16 bytes; gputop: ignores 8-byte "
                   "alignment, which costs little"),
@@ -238,9 +239,11 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("trace_memory.warn", 0.92, "ratio", "TraceML: issues a memory warning at 92%"),
             Limit("trace_memory.critical", 0.97, "ratio", "TraceML: rates memory use as critical at 97%"),
-            Limit("trace_memory.full", 0.99, "ratio", "gputop: leaves no room for another tensor of typical size"),
+            Limit("trace_memory.full", 0.99, "ratio",
+                  "gputop: the remaining memory cannot hold another tensor of typical size"),
             Limit("trace_memory.fragmented", 0.25, "ratio",
-                  "gputop: a quarter of the free memory is fragmented (TensorFlow reports 0 for a single block)"),
+                  "gputop: at least a quarter of the free memory is fragmented (TensorFlow reports 0 for a single "
+                  "block)"),
         ),
     ),
     Rule(
@@ -323,8 +326,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("host",), gaps=("gap",),
         limits=(
             Limit("step_gap_host.share", 0.05, "ratio",
-                  "XProf: rates other categories as moderate at 3% of the step; gputop: excludes the time of Keras's "
-                  "own loop"),
+                  "XProf: rates most time categories as moderate at 3% of the step; gputop: excludes the time of "
+                  "Keras's own loop"),
             Limit("step_gap_host.named", 0.5, "ratio", "gputop: the main cause must fill at least half of the gap"),
         ),
     ),
@@ -333,8 +336,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         shared_limits=("cpu_contention.full", "cpu_contention.others"),
         parts=PART_IDS, gaps=("gap",),
         limits=(
-            Limit("long_steps.share", 0.03, "ratio", "XProf: rates other categories as moderate at 3% of the step"),
-            Limit("long_steps.named", 0.4, "ratio", "gputop: names only work that fills much of the extra time"),
+            Limit("long_steps.share", 0.03, "ratio", "XProf: rates most time categories as moderate at 3% of the step"),
+            Limit("long_steps.named", 0.4, "ratio", "gputop: names only work that causes much of the extra time"),
         ),
     ),
     Rule(
@@ -364,8 +367,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("unfinished_step.steps", 3, "count", "gputop: requires enough steps to know the typical step time"),
             Limit("unfinished_step.medium", 0.5, "ratio",
-                  "gputop: keeps the severity of a single recorded wait low unless it fills most of the recording, "
-                  "because the job may have stopped"),
+                  "gputop: uses low severity for a single recorded wait unless it fills most of the recording, which "
+                  "may mean that the job has stopped"),
         ),
     ),
     Rule(
@@ -377,8 +380,8 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("thread_contention.busy", 0.5, "ratio",
                   "gputop: requires tf.data's threads to fill the physical cores (most cores have two logical CPUs)"),
             Limit("thread_contention.stalled", 0.5, "ratio",
-                  "gputop: requires individual launches that are far later than others, as for a thread without a "
-                  "CPU; slow launching delays all launches"),
+                  "gputop: counts individual launches that are far later than others, as if the thread had no CPU; a "
+                  "slow host delays all launches"),
             Limit("thread_contention.together", 0.5, "ratio",
                   "gputop: requires tf.data activity during most of the late launches (its work may come in bursts)"),
         ),
@@ -391,8 +394,8 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("threads_unused.share", 0.1, "ratio",
                   "gputop: excludes ops that do not parallelize well and cores that other processes occasionally use"),
             Limit("threads_unused.main", 0.8, "ratio",
-                  "gputop: requires that no other thread computes ops; such threads are about as busy as the main "
-                  "thread, while loader and recorder threads are less busy"),
+                  "gputop: requires that only the main thread computes ops (other compute threads would be about as "
+                  "busy, while loader and recorder threads are less busy)"),
             Limit("threads_unused.idle", 0.25, "CPUs",
                   "gputop: treats a CPU that is busy for only a quarter of the time as idle"),
         ),
@@ -414,7 +417,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("cpu_contention.share", 0.05, "ratio",
                   "XProf: rates input as moderate at 5% of the step; at a smaller share, GPUs rarely wait for CPUs"),
             Limit("cpu_contention.full", 0.9, "ratio",
-                  "gputop: treats the CPUs as full only if none is free for long (same as in comparisons of runs)"),
+                  "gputop: treats the CPUs as full only if no CPU is free for long (same as in comparisons of runs)"),
             Limit("cpu_contention.others", 0.15, "ratio",
                   "gputop: ignores a monitor, a shell, and the operating system's own work"),
             Limit("cpu_contention.named", 0.1, "ratio", "gputop: names only processes that use a lot of CPU time"),
@@ -436,7 +439,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("retracing.count", 2, "count",
                   "gputop: ignores a function that is traced once for another shape, such as an epoch's last batch"),
-            Limit("retracing.share", 0.03, "ratio", "XProf: rates other categories as moderate at 3% of the step"),
+            Limit("retracing.share", 0.03, "ratio", "XProf: rates most time categories as moderate at 3% of the step"),
             Limit("retracing.age_s", 120.0, "s",
                   "gputop: notes that a younger job may still be starting (same as idle_gpu.age_s)"),
         ),
@@ -457,13 +460,13 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("gpu_activity",), parts=("compute",), events=_COMPUTE,
         limits=(
             Limit("attention_unfused.share", 0.03, "ratio",
-                  "XProf: rates other categories as moderate at 3% of the step"),
+                  "XProf: rates most time categories as moderate at 3% of the step"),
             Limit("attention_unfused.in_memory_s", 50e-6, "s",
-                  "gputop: a longer softmax moves more bytes than fit in a cache (75 MB on an A100, 200 MB on an "
-                  "H100), as do the matrix products"),
+                  "gputop: a longer softmax moves more data than fits in a cache (75 MB on an A100, 200 MB on an "
+                  "H100), as do the matrix multiplications"),
             Limit("attention_unfused.count", 2, "count",
-                  "gputop: ignores a single softmax per step, which may belong to the output layer; FlashAttention "
-                  "paper: describes the memory traffic of unfused attention"),
+                  "gputop: ignores a single softmax per step, which may belong to the output layer (FlashAttention "
+                  "paper: memory traffic of unfused attention)"),
         ),
     ),
     Rule(
@@ -472,8 +475,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute",), events=_COMPUTE,
         limits=(
             Limit("layout_conversions.share", 0.03, "ratio",
-                  "XProf: rates other categories as moderate at 3% of the step; NVIDIA, Convolutional Layers guide: "
-                  "tensor cores prefer NHWC, and conversions take time"),
+                  "XProf: rates most time categories as moderate at 3% of the step; NVIDIA, Convolutional Layers "
+                  "guide: tensor cores prefer NHWC, and conversions take time"),
         ),
     ),
     Rule(
@@ -556,7 +559,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="host_placement", module="trace.host_work", origin="trace", severity="by_share_capped",
         parts=("host", "launch"), gaps=("placement",),
         limits=(
-            Limit("host_placement.share", 0.03, "ratio", "XProf: rates other categories as moderate at 3% of the step"),
+            Limit("host_placement.share", 0.03, "ratio",
+                  "XProf: rates most time categories as moderate at 3% of the step"),
         ),
     ),
 )
