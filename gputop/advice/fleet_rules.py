@@ -47,8 +47,7 @@ FLEET_RULES: tuple[Rule, ...] = (
             Limit("straggler_gpu.clock", 0.90, "ratio", "same as power_capped.clock_enter"),
             Limit("straggler_gpu.hot_c", 83.0, "°C",
                   "gputop: data-center GPUs stay below this value unless their cooling fails"),
-            Limit("straggler_gpu.power", 0.95, "ratio",
-                  "gputop: considers only power at the limit, allowing for noise"),
+            Limit("straggler_gpu.power", 0.95, "ratio", "gputop: considers power at the limit, allowing for noise"),
         ),
     ),
     Rule(
@@ -75,8 +74,7 @@ FLEET_RULES: tuple[Rule, ...] = (
     Rule(
         id="activity_drop", module="fleet.idle", origin="fleet", yields_to=("held_idle",),
         limits=(
-            Limit("activity_drop.before_s", 1800.0, "s",
-                  "gputop: the activity before the drop must not include warm-up"),
+            Limit("activity_drop.before_s", 1800.0, "s", "gputop: excludes warm-up before the drop"),
             Limit("activity_drop.after_s", 900.0, "s", "gputop: allows a validation or a checkpoint to finish"),
             Limit("activity_drop.before", 0.20, "ratio", "gputop: excludes GPUs that were almost idle before the drop"),
             Limit("activity_drop.ratio", 0.60, "ratio",

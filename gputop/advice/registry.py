@@ -24,7 +24,7 @@ SHARED_LIMITS: tuple[Limit, ...] = (
           "gputop: about as many kernels as the forward and backward passes of a single layer; with fewer, the trace "
           "shows script startup or a microbenchmark, and severity is low at most"),
     Limit("few.judged_kernels", 10, "count", "gputop: does not evaluate kernels if the trace contains almost none"),
-    Limit("precision.share", 0.03, "ratio", "XProf: rates most time categories as moderate at 3% of the step"),
+    Limit("precision.share", 0.03, "ratio", "XProf: rates most categories as moderate at 3% of the step"),
     Limit("precision.speedup", 3.0, "ratio",
           "NVIDIA, Mixed-Precision Training guide: up to 3x overall, although hardware peak rates differ by 8x"),
     Limit("precision.tf32_speedup", 1.5, "ratio",

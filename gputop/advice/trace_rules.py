@@ -67,7 +67,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("replica_imbalance.ratio", 1.10, "ratio", "TraceML: warns about stragglers at 10% (critical at 20%)"),
             Limit("replica_imbalance.share", 0.03, "ratio",
-                  "XProf: rates most time categories as moderate at 3% of the step"),
+                  "XProf: rates most categories as moderate at 3% of the step"),
             Limit("replica_imbalance.own_kernels", 0.5, "ratio",
                   "gputop: attributes the extra time to extra work if extra kernels account for half of it"),
             Limit("replica_imbalance.alike", 0.9, "ratio",
@@ -125,8 +125,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("gpu_activity",), shared_limits=("collectives.share",), training_only=True, needs_training=True,
         parts=("collectives",), events=_COLLECTIVE,
         limits=(
-            Limit("allreduce_slow.factor", 2.0, "ratio",
-                  "gputop: ignores NCCL's own overhead, which can reach tens of percent"),
+            Limit("allreduce_slow.factor", 2.0, "ratio", "gputop: ignores NCCL's overhead of up to tens of percent"),
             Limit("allreduce_slow.latency_s", 50e-6, "s",
                   "gputop: adds this latency to the transfer time of each AllReduce (NCCL within a node: 15-50 µs)"),
         ),
@@ -207,8 +206,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("small_grids.high", 0.5, "ratio",
                   "gputop: high severity requires that most of the GPU is empty while it appears busy"),
             Limit("small_grids.known", 0.8, "ratio",
-                  "gputop: requires known grid sizes for most of the kernel time; assumes that other kernels fill "
-                  "the GPU"),
+                  "gputop: grid sizes must be known for most of the kernel time; other kernels count as full"),
         ),
     ),
     Rule(
@@ -239,11 +237,9 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("trace_memory.warn", 0.92, "ratio", "TraceML: issues a memory warning at 92%"),
             Limit("trace_memory.critical", 0.97, "ratio", "TraceML: rates memory use as critical at 97%"),
-            Limit("trace_memory.full", 0.99, "ratio",
-                  "gputop: the remaining memory cannot hold another tensor of typical size"),
+            Limit("trace_memory.full", 0.99, "ratio", "gputop: no further tensor of typical size fits"),
             Limit("trace_memory.fragmented", 0.25, "ratio",
-                  "gputop: at least a quarter of the free memory is fragmented (TensorFlow reports 0 for a single "
-                  "block)"),
+                  "gputop: at least a quarter of the free memory is fragmented (TensorFlow: 0 for a single block)"),
         ),
     ),
     Rule(
@@ -259,8 +255,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="double_precision", module="trace.torch_jobs", origin="trace", severity="by_share_capped",
         silent_for=("tensorflow", "jax"), parts=("host",),
         limits=(
-            Limit("double_precision.saved", 0.5, "ratio",
-                  "a CPU register holds twice as many 32-bit as 64-bit numbers"),
+            Limit("double_precision.saved", 0.5, "ratio", "CPU registers hold twice as many 32-bit numbers"),
             Limit("double_precision.products", 0.8, "ratio",
                   "gputop: excludes models that intentionally use 64-bit precision only in one part, such as a loss"),
             Limit("double_precision.share", 0.05, "ratio", "same as time_outside_steps.share"),
@@ -326,8 +321,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("host",), gaps=("gap",),
         limits=(
             Limit("step_gap_host.share", 0.05, "ratio",
-                  "XProf: rates most time categories as moderate at 3% of the step; gputop: excludes the time of "
-                  "Keras's own loop"),
+                  "XProf: rates most categories as moderate at 3% of the step; gputop: excludes the time of Keras's "
+                  "own loop"),
             Limit("step_gap_host.named", 0.5, "ratio", "gputop: the main cause must fill at least half of the gap"),
         ),
     ),
@@ -336,7 +331,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         shared_limits=("cpu_contention.full", "cpu_contention.others"),
         parts=PART_IDS, gaps=("gap",),
         limits=(
-            Limit("long_steps.share", 0.03, "ratio", "XProf: rates most time categories as moderate at 3% of the step"),
+            Limit("long_steps.share", 0.03, "ratio", "XProf: rates most categories as moderate at 3% of the step"),
             Limit("long_steps.named", 0.4, "ratio", "gputop: names only work that causes much of the extra time"),
         ),
     ),
@@ -355,10 +350,9 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("evaluation_share.share", 0.05, "ratio", "same as time_outside_steps.share"),
             Limit("evaluation_share.medium", 0.2, "ratio",
-                  "gputop: keeps severity low for intended evaluation until it takes a fifth of the time"),
+                  "gputop: keeps severity low up to a fifth of the time, because evaluation may be intentional"),
             Limit("evaluation_share.high", 0.5, "ratio",
-                  "gputop: high severity requires that evaluation takes longer than training, which is rarely "
-                  "intended"),
+                  "gputop: high severity requires more evaluation than training, which is rarely intentional"),
         ),
     ),
     Rule(
@@ -380,8 +374,8 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("thread_contention.busy", 0.5, "ratio",
                   "gputop: requires tf.data's threads to fill the physical cores (most cores have two logical CPUs)"),
             Limit("thread_contention.stalled", 0.5, "ratio",
-                  "gputop: counts individual launches that are far later than others, as if the thread had no CPU; a "
-                  "slow host delays all launches"),
+                  "gputop: counts only individual late launches, which indicate a thread without a CPU; a slow host "
+                  "delays all launches"),
             Limit("thread_contention.together", 0.5, "ratio",
                   "gputop: requires tf.data activity during most of the late launches (its work may come in bursts)"),
         ),
@@ -419,7 +413,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("cpu_contention.full", 0.9, "ratio",
                   "gputop: treats the CPUs as full only if no CPU is free for long (same as in comparisons of runs)"),
             Limit("cpu_contention.others", 0.15, "ratio",
-                  "gputop: ignores a monitor, a shell, and the operating system's own work"),
+                  "gputop: ignores monitors, shells, and the operating system's own work"),
             Limit("cpu_contention.named", 0.1, "ratio", "gputop: names only processes that use a lot of CPU time"),
         ),
     ),
@@ -439,7 +433,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("retracing.count", 2, "count",
                   "gputop: ignores a function that is traced once for another shape, such as an epoch's last batch"),
-            Limit("retracing.share", 0.03, "ratio", "XProf: rates most time categories as moderate at 3% of the step"),
+            Limit("retracing.share", 0.03, "ratio", "XProf: rates most categories as moderate at 3% of the step"),
             Limit("retracing.age_s", 120.0, "s",
                   "gputop: notes that a younger job may still be starting (same as idle_gpu.age_s)"),
         ),
@@ -460,7 +454,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("gpu_activity",), parts=("compute",), events=_COMPUTE,
         limits=(
             Limit("attention_unfused.share", 0.03, "ratio",
-                  "XProf: rates most time categories as moderate at 3% of the step"),
+                  "XProf: rates most categories as moderate at 3% of the step"),
             Limit("attention_unfused.in_memory_s", 50e-6, "s",
                   "gputop: a longer softmax moves more data than fits in a cache (75 MB on an A100, 200 MB on an "
                   "H100), as do the matrix multiplications"),
@@ -475,8 +469,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute",), events=_COMPUTE,
         limits=(
             Limit("layout_conversions.share", 0.03, "ratio",
-                  "XProf: rates most time categories as moderate at 3% of the step; NVIDIA, Convolutional Layers "
-                  "guide: tensor cores prefer NHWC, and conversions take time"),
+                  "XProf: rates most categories as moderate at 3% of the step; NVIDIA, Convolutional Layers guide: "
+                  "tensor cores prefer NHWC, and conversions take time"),
         ),
     ),
     Rule(
@@ -559,8 +553,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="host_placement", module="trace.host_work", origin="trace", severity="by_share_capped",
         parts=("host", "launch"), gaps=("placement",),
         limits=(
-            Limit("host_placement.share", 0.03, "ratio",
-                  "XProf: rates most time categories as moderate at 3% of the step"),
+            Limit("host_placement.share", 0.03, "ratio", "XProf: rates most categories as moderate at 3% of the step"),
         ),
     ),
 )
