@@ -154,7 +154,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         id="unprotected_profiler", module="live.unprotected_profiler", origin="live", costs_time=False,
         limits=(
             Limit("unprotected_profiler.processes", 1, "count",
-                  "unix(7): an abstract socket name has no owner; any user can control a process that uses one"),
+                  "unix(7): an abstract socket name has no owner; any user can control a process that listens on one"),
         ),
     ),
     Rule(
@@ -308,7 +308,8 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("dram_bound.dram_enter", 0.60, "ratio",
                   "NVIDIA, DCGM profiling metrics: at most about 80% of the peak memory bandwidth is achievable"),
             Limit("dram_bound.dram_leave", 0.50, "ratio", _STEP_BELOW),
-            Limit("dram_bound.tensor_enter", 0.30, "ratio", "gputop: the tensor cores are clearly not the limit"),
+            Limit("dram_bound.tensor_enter", 0.30, "ratio",
+                  "gputop: requires that the tensor cores have spare capacity"),
             Limit("dram_bound.tensor_leave", 0.40, "ratio", _STEP_ABOVE),
         ),
     ),

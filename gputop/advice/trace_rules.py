@@ -12,7 +12,7 @@ _COMPUTE = frozenset({"compute"})
 TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="input_bound", module="trace.input_wait", origin="trace", severity="by_share_capped",
-        needs=("batch_waits", "idle_gpus_in_waits"), shared_limits=("cpu_contention.full", "cpu_contention.others"),
+        needs=("batch_waits", "gpu_idle_time"), shared_limits=("cpu_contention.full", "cpu_contention.others"),
         parts=("input", "open"), gaps=("input",), events=frozenset({"input"}),
         limits=(
             Limit("input_bound.share", 0.05, "ratio",
@@ -255,7 +255,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="double_precision", module="trace.torch_jobs", origin="trace", severity="by_share_capped",
         silent_for=("tensorflow", "jax"), parts=("host",),
         limits=(
-            Limit("double_precision.saved", 0.5, "ratio", "CPU registers hold twice as many 32-bit numbers"),
+            Limit("double_precision.saved", 0.5, "ratio", "CPU registers hold twice as many 32-bit as 64-bit numbers"),
             Limit("double_precision.products", 0.8, "ratio",
                   "gputop: excludes models that intentionally use 64-bit precision only in one part, such as a loss"),
             Limit("double_precision.share", 0.05, "ratio", "same as time_outside_steps.share"),
