@@ -75,7 +75,8 @@ def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
         yield "This finding does not count as lost time."
     yield ""
     if rule.needs:
-        yield f"- Required data: {', '.join(need.replace('_', ' ').replace('gpu', 'GPU').replace('xla', 'XLA') for need in rule.needs)}."
+        needs = ", ".join(rule.needs).replace("_", " ").replace("gpu", "GPU").replace("xla", "XLA")
+        yield f"- Required data: {needs}."
     if rule.silent_for:
         yield f"- Not evaluated for {' or '.join(LABELS[name] for name in rule.silent_for)}."
     if rule.follows_from:
