@@ -101,7 +101,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("thermal_throttled.near_c_leave", 8.0, "°C",
                   "gputop: keeps the finding if the GPU cools down slightly during the slowdown"),
             Limit("thermal_throttled.high_enter", 0.75, "ratio",
-                  "gputop: high severity starts at 15%; allows for kernels that do not depend on the clock"),
+                  "gputop: high severity starts at 15%, but some kernels do not depend on the clock"),
             Limit("thermal_throttled.high_leave", 0.80, "ratio", _STEP_ABOVE),
         ),
     ),
@@ -355,7 +355,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         shared_limits=("window_s", "idle_gpu.age_s", "unused_gpu.peer_busy"),
         yields_to=(*_LITTLE_WORK, "low_sm_active", "recurring_idle", "shared_gpu"),
         limits=(
-            Limit("below_own_best.window_s", 3600.0, "s", "gputop: includes the job's activity of an hour ago"),
+            Limit("below_own_best.window_s", 3600.0, "s", "gputop: includes the job's activity from an hour ago"),
             Limit("below_own_best.before_s", 300.0, "s", "gputop: requires activity that was sustained for minutes"),
             Limit("below_own_best.after_s", 300.0, "s", "gputop: ignores an evaluation that takes a few minutes"),
             Limit("below_own_best.steady", 0.9, "ratio",
