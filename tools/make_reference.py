@@ -72,7 +72,7 @@ def _findings() -> Iterator[str]:
     yield ("The page of each finding explains what it means, how to confirm it, how to fix it, and when it is wrong. "
            "`gputop rules explain ID` prints the same page.")
     yield ""
-    yield "[How gputop decides](../concepts/how-it-decides.md) explains how gputop determines severity and savings."
+    yield "See [How gputop decides](../concepts/how-it-decides.md) for details on severity, savings, and abstaining."
     yield ""
     for origin, heading, text in ORIGINS:
         yield f"## {heading}"
