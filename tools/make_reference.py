@@ -32,7 +32,7 @@ from gputop.tui import keys
 DOCS = Path(__file__).parents[1] / "docs"
 _MADE = "<!-- Made from the code by tools/make_reference.py: make reference. -->\n\n"
 ORIGINS = (
-    ("trace", "From a trace", "`gputop capture`, `gputop analyze` and `c` in the monitor report these findings."),
+    ("trace", "From a trace", "`gputop capture`, `gputop analyze`, and `c` in the monitor report these findings."),
     ("live", "Live", "The monitor reports these findings without a trace, based on recent samples."),
     ("fleet", "In a cluster", "`gputop cluster` reports these findings for jobs on many nodes."),
 )
@@ -69,10 +69,10 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Iterato
 def _findings() -> Iterator[str]:
     yield "# Findings"
     yield ""
-    yield ("Each finding has a page: what it means, how to confirm it, the fix, an example, and when it is wrong. "
-           "`gputop rules explain ID` prints the same information.")
+    yield ("The page of each finding explains what it means, how to confirm it, how to fix it, and when it is wrong. "
+           "`gputop rules explain ID` prints the same page.")
     yield ""
-    yield "[How gputop decides](../concepts/how-it-decides.md) explains severity, savings, and when gputop abstains."
+    yield "See [How gputop decides](../concepts/how-it-decides.md) for details on severity, savings, and abstaining."
     yield ""
     for origin, heading, text in ORIGINS:
         yield f"## {heading}"

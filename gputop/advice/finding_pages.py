@@ -21,9 +21,9 @@ _SCALES = {  # the largest first; one that divides the value goes before
     "B/s": ((1e9, "GB/s"), (1e6, "MB/s")),
 }
 _SEVERITY = {
-    "by_share": "Severity is high from 15% of the step, medium from 5%, and otherwise low.",
-    "by_share_capped": "Severity is high from 15% of the step, medium from 5%, and otherwise low. "
-                       "For small samples, severity is at most medium.",
+    "by_share": "Severity is high at 15% of the step or more, medium at 5% or more, and low otherwise.",
+    "by_share_capped": "Severity is high at 15% of the step or more, medium at 5% or more, and low otherwise. "
+                       "For small samples, severity is medium at most.",
     "own": "The rule itself determines the severity.",
 }
 
@@ -65,8 +65,7 @@ def _threshold(row: Limit) -> str:
 
 
 def _ids(ids: Iterable[str]) -> str:
-    *first, last = (f"`{id_}`" for id_ in ids)
-    return f"{', '.join(first)} or {last}" if first else last
+    return ", ".join(f"`{id_}`" for id_ in ids)
 
 
 def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
@@ -75,13 +74,14 @@ def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
         yield "This finding does not count as lost time."
     yield ""
     if rule.needs:
-        yield f"- Required data: {', '.join(need.replace('_', ' ').replace('gpu', 'GPU') for need in rule.needs)}."
+        needs = ", ".join(rule.needs).replace("_", " ").replace("gpu", "GPU").replace("xla", "XLA")
+        yield f"- Required data: {needs}."
     if rule.silent_for:
         yield f"- Not evaluated for {' or '.join(LABELS[name] for name in rule.silent_for)}."
     if rule.follows_from:
-        yield f"- Listed below {_ids(rule.follows_from)} if that finding is the cause."
+        yield f"- Listed below another finding if that finding is the cause: {_ids(rule.follows_from)}."
     if rule.yields_to:
-        yield f"- Excludes GPUs that already have the finding {_ids(rule.yields_to)}."
+        yield f"- Excludes GPUs that already have another finding: {_ids(rule.yields_to)}."
     if rule.needs or rule.silent_for or rule.follows_from or rule.yields_to:
         yield ""
     limits = [limit(id_) for id_ in (*(rule_limit.id for rule_limit in rule.limits), *rule.shared_limits)]

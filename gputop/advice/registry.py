@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.live_rules import LIVE_RULES
-from gputop.advice.rule import OWN, Limit, Origin, Rule
+from gputop.advice.rule import Limit, Origin, Rule
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.user_registry import user_rules
 
@@ -17,34 +17,34 @@ RULES: tuple[Rule, ...] = (*TRACE_RULES, *LIVE_RULES, *FLEET_RULES)
 
 # Limits of no single rule.
 SHARED_LIMITS: tuple[Limit, ...] = (
-    Limit("few.steps", 3, "count", f"{OWN}one unusual step in a short capture does not cause high severity"),
+    Limit("few.steps", 3, "count", "gputop: prevents one unusual step in a short capture from causing high severity"),
     Limit("few.kernels", 200, "count",
-          f"{OWN}without steps, a finding has high severity only if the GPUs worked for at least a few milliseconds"),
+          "gputop: without steps, high severity requires at least a few milliseconds of GPU work"),
     Limit("few.hardly_any_kernels", 20, "count",
-          "gputop's choice: the forward and backward passes of a single layer launch about as many; with fewer, the "
-          "trace shows a script's start or a micro benchmark, and severity is at most low"),
-    Limit("few.judged_kernels", 10, "count", f"{OWN}a report with almost no kernels gives no verdict on them"),
-    Limit("precision.share", 0.03, "ratio", "XProf: other categories are moderate from 3% of the step"),
+          "gputop: about as many kernels as the forward and backward passes of a single layer; with fewer, the trace "
+          "shows script startup or a microbenchmark, and severity is low at most"),
+    Limit("few.judged_kernels", 10, "count", "gputop: does not evaluate kernels if the trace contains almost none"),
+    Limit("precision.share", 0.03, "ratio", "XProf: rates most categories as moderate at 3% of the step"),
     Limit("precision.speedup", 3.0, "ratio",
-          "NVIDIA, Mixed-Precision Training guide: up to 3x overall; the hardware's peaks are 8x apart"),
+          "NVIDIA, Mixed-Precision Training guide: up to 3x overall, although hardware peak rates differ by 8x"),
     Limit("precision.tf32_speedup", 1.5, "ratio",
-          f"{OWN}TF32 products, which are already partly memory-bound, do not count with the full speedup"),
-    Limit("precision.sixteen_bit", 0.03, "ratio", f"{OWN}a few stray 16-bit kernels do not count as mixed precision"),
-    Limit("collectives.share", 0.03, "ratio", "XProf: collectives are moderate from 3% of the step (high from 15%)"),
-    Limit("causes.rest", 0.4, "ratio", f"{OWN}a consequence is listed under a cause that explains most of it"),
+          "gputop: TF32 matrix multiplications are already partly memory-bound and do not gain the full speedup"),
+    Limit("precision.sixteen_bit", 0.03, "ratio", "gputop: ignores a few stray 16-bit kernels"),
+    Limit("collectives.share", 0.03, "ratio", "XProf: rates collectives as moderate at 3% of the step (high at 15%)"),
+    Limit("causes.rest", 0.4, "ratio", "gputop: lists a consequence under a cause that explains most of it"),
     Limit("causes.late_by_host", 0.5, "ratio",
-          f"{OWN}during most of the delay, the late GPU had no launch while the other GPUs had one"),
+          "gputop: blames the host if only the late GPU had no launched kernels for most of the delay"),
     Limit("host.steps", 2, "count", "same as input_bound.steps"),
     Limit("window_s", 30.0, "s",
-          f"{OWN}the window contains dozens of typical steps (0.1-1 s), and one unusual step does not decide"),
-    Limit("coverage", 0.8, "ratio", f"{OWN}a rule evaluates a window only if samples cover most of it"),
-    Limit("slice_s", 5.0, "s", f"{OWN}a slice contains several steps, and a rule can require that most slices agree"),
-    Limit("min_readings", 5.0, "count", f"{OWN}a mean is based on more than a few samples, even at long intervals"),
-    Limit("live_limit.work", 0.8, "ratio", f"{OWN}GPUs with less SM activity do not count as fully busy"),
-    Limit("live_limit.tensor", 0.4, "ratio", f"{OWN}matrix kernels of ordinary efficiency reach this value"),
-    Limit("live_limit.fell", 0.3, "ratio", f"{OWN}the usual variation between steps does not count"),
-    Limit("unexplained.share", 0.1, "ratio", f"{OWN}the sum of many small waits is not shown"),
-    Limit("merge.fresh_s", 900.0, "s", f"{OWN}a trace describes the job that is running now, not an earlier job"),
+          "gputop: covers dozens of typical steps (0.1-1 s each), so one unusual step is not decisive"),
+    Limit("coverage", 0.8, "ratio", "gputop: evaluates a window only if samples cover most of it"),
+    Limit("slice_s", 5.0, "s", "gputop: spans several steps, so that a rule can require most slices to agree"),
+    Limit("min_readings", 5.0, "count", "gputop: averages more than a few samples, even at long intervals"),
+    Limit("live_limit.work", 0.8, "ratio", "gputop: does not treat GPUs with less SM activity as fully busy"),
+    Limit("live_limit.tensor", 0.4, "ratio", "gputop: matrix kernels of ordinary efficiency reach this value"),
+    Limit("live_limit.fell", 0.3, "ratio", "gputop: ignores the usual variation between steps"),
+    Limit("unexplained.share", 0.1, "ratio", "gputop: does not report the sum of many small waits"),
+    Limit("merge.fresh_s", 900.0, "s", "gputop: ensures that a trace describes the running job, not an earlier one"),
 )
 
 LIMITS: Mapping[str, Limit] = {

@@ -13,8 +13,6 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-OWN = "gputop: chosen so that "  # begins the source of a limit that nobody else states
-
 Origin = Literal["trace", "live", "fleet"]
 # by_share: by what the fix saves of the step. by_share_capped: the same, medium at most on a small sample.
 # own: the rule's own judgment.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.advice.rule import OWN, Limit, Rule
+from gputop.advice.rule import Limit, Rule
 from gputop.render.step_parts import PART_IDS
 
 _COLLECTIVE = frozenset({"collective"})
@@ -12,17 +12,18 @@ _COMPUTE = frozenset({"compute"})
 TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="input_bound", module="trace.input_wait", origin="trace", severity="by_share_capped",
-        needs=("batch_waits", "idle_gpus_in_waits"), shared_limits=("cpu_contention.full", "cpu_contention.others"),
+        needs=("batch_waits", "gpu_idle_time"), shared_limits=("cpu_contention.full", "cpu_contention.others"),
         parts=("input", "open"), gaps=("input",), events=frozenset({"input"}),
         limits=(
             Limit("input_bound.share", 0.05, "ratio",
-                  "XProf: input is moderate from 5% of the step (high from 20%); PyTorch's plugin: loader > 5%"),
+                  "XProf: rates input as moderate at 5% of the step (high at 20%); PyTorch's plugin: flags data "
+                  "loading above 5%"),
             Limit("input_bound.steps", 2, "count", "TraceML: warns after 2 steps, with full confidence after 20"),
             Limit("input_bound.empty", 0.9, "ratio",
-                  f"{OWN}an input pipeline counts as the bottleneck if its buffer is empty at nine of ten calls"),
+                  "gputop: blames the input pipeline if its buffer is empty in nine out of ten calls"),
             Limit("input_bound.second_stage", 0.8, "ratio",
-                  f"{OWN}no stage is blamed if another one takes nearly as long (in one real job, stages took 1.33 s "
-                  "and 1.31 s, and only one was slow)"),
+                  "gputop: does not blame a stage if another one takes nearly as long (in a real job, two stages "
+                  "took 1.33 s and 1.31 s, but only one was slow)"),
         ),
     ),
     Rule(
@@ -39,19 +40,19 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("launch", "collectives"), gaps=("dispatch",),
         limits=(
             Limit("launch_bound.share", 0.03, "ratio",
-                  "XProf: kernel launch is moderate from 3% of the step (high from 15%)"),
+                  "XProf: rates kernel launches as moderate at 3% of the step (high at 15%)"),
             Limit("launch_bound.deep_queue_s", 0.01, "s",
-                  f"{OWN}a queue of tens of milliseconds, as on a V100 that is 98% busy, counts as healthy"),
+                  "gputop: treats a queue of tens of milliseconds as healthy (example: a V100 that is 98% busy)"),
             Limit("launch_bound.short_kernel_s", 40e-6, "s",
-                  "launch latency in TensorFlow is 20-40 µs: shorter kernels leave the GPU waiting"),
+                  "launch latency in TensorFlow is 20-40 µs, so shorter kernels leave the GPU waiting"),
             Limit("launch_bound.recording_s", 0.4e-6, "s",
-                  "measured with PyTorch 2.13: its profiler takes 0.3-0.6 µs of host time per op (0.5-1.1 µs with "
+                  "measured with PyTorch 2.13: the profiler adds 0.3-0.6 µs of host time per op (0.5-1.1 µs with "
                   "shapes) and 0.3-0.5 µs per Python function"),
             Limit("launch_bound.recorded_launch_s", 14e-6, "s",
-                  "measured with PyTorch 2.11 on an H200: while the profiler recorded, the steps of five jobs took "
-                  "14 to 23 µs longer per launch or copy"),
+                  "measured with PyTorch 2.11 on an H200: recording added 14 to 23 µs per launch or copy to the "
+                  "steps of five jobs"),
             Limit("launch_bound.recording_share", 0.1, "ratio",
-                  f"{OWN}a smaller share, which changes no verdict, is not mentioned"),
+                  "gputop: does not mention a smaller share, because it does not change any verdict"),
         ),
     ),
     Rule(
@@ -60,11 +61,11 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("launch", "idle"),
         limits=(
             Limit("small_kernels.kernel_s", 20e-6, "s",
-                  "a launch takes 20-40 µs in TensorFlow: shorter kernels, one by one, cannot keep the GPU busy"),
-            Limit("small_kernels.count", 0.5, "ratio", f"{OWN}the rule applies only if most kernels are short"),
+                  "a launch takes 20-40 µs in TensorFlow, so a series of shorter kernels cannot keep the GPU busy"),
+            Limit("small_kernels.count", 0.5, "ratio", "gputop: applies the rule only if most kernels are short"),
             Limit("small_kernels.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("small_kernels.pace_s", 20e-6, "s",
-                  "a launch takes 20-40 µs in TensorFlow: if launches are faster, the host is not the bottleneck"),
+                  "a launch takes 20-40 µs in TensorFlow; if launches are faster, the host is not the bottleneck"),
         ),
     ),
     Rule(
@@ -72,16 +73,17 @@ TRACE_RULES: tuple[Rule, ...] = (
         severity="by_share", needs=("gpu_activity",),
         parts=("collectives", "idle", "compute"), events=_COMPUTE,
         limits=(
-            Limit("replica_imbalance.ratio", 1.10, "ratio", "TraceML: straggler, warning at 10% (critical at 20%)"),
-            Limit("replica_imbalance.share", 0.03, "ratio", "XProf: other categories are moderate from 3% of the step"),
+            Limit("replica_imbalance.ratio", 1.10, "ratio", "TraceML: warns about stragglers at 10% (critical at 20%)"),
+            Limit("replica_imbalance.share", 0.03, "ratio",
+                  "XProf: rates most categories as moderate at 3% of the step"),
             Limit("replica_imbalance.own_kernels", 0.5, "ratio",
-                  f"{OWN}extra time counts as extra work if extra kernels account for half of it"),
+                  "gputop: attributes the extra time to extra work if extra kernels account for half of it"),
             Limit("replica_imbalance.alike", 0.9, "ratio",
-                  f"{OWN}no layer is blamed if nearly all layers take longer by the same factor"),
+                  "gputop: does not blame a layer if nearly all layers are slower by the same factor"),
             Limit("replica_imbalance.same_work", 0.02, "ratio",
-                  f"{OWN}kernels of the same number and size as on the other GPUs count as the same work"),
+                  "gputop: treats GPUs that run the same number of kernels of the same size as doing the same work"),
             Limit("replica_imbalance.took_part", 0.10, "ratio",
-                  f"{OWN}GPUs with less than a tenth of the busiest GPU's work count as unused, not as replicas"),
+                  "gputop: treats GPUs with less than 10% of the busiest GPU's work as unused, not as replicas"),
         ),
     ),
     Rule(
@@ -90,8 +92,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("launch", "host", "idle"),
         limits=(
             Limit("serial_gpus.overlap", 0.4, "ratio",
-                  f"{OWN}GPUs count as serial only if they overlap far less than independent GPUs would"),
-            Limit("serial_gpus.share", 0.05, "ratio", "gputop's severities: 5% is medium"),
+                  "gputop: treats GPUs as serial only if they overlap far less than independent GPUs would"),
+            Limit("serial_gpus.share", 0.05, "ratio", "gputop: medium severity starts at 5%"),
         ),
     ),
     Rule(
@@ -102,9 +104,9 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("staggered_launch.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("staggered_launch.turn", 0.5, "ratio",
-                  f"{OWN}a thread counts as serving GPUs in turn if it launches half a step before it switches"),
+                  "gputop: a thread serves GPUs in turn if it launches half a step before it switches to another GPU"),
             Limit("staggered_launch.jump", 0.6, "ratio",
-                  f"{OWN}a single late GPU, with most of the delay in one jump, is not reported"),
+                  "gputop: excludes cases in which a single late GPU causes most of the delay"),
         ),
     ),
     Rule(
@@ -117,13 +119,13 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("gpu_activity",), shared_limits=("collectives.share",), training_only=True, needs_training=True,
         parts=("collectives",), events=_COLLECTIVE,
         limits=(
-            Limit("allreduce_count.many", 32, "count", f"{OWN}jobs that fuse their gradients stay below this value"),
+            Limit("allreduce_count.many", 32, "count", "gputop: jobs that fuse their gradients stay below this value"),
             Limit("allreduce_count.bucket_bytes", 25e6, "bytes",
-                  "PyTorch's DistributedDataParallel: buckets of 25 MB (TensorFlow: one pack for all)"),
+                  "PyTorch's DistributedDataParallel: uses 25 MB buckets (TensorFlow: one pack for all)"),
             Limit("allreduce_count.message_bytes", 4e6, "bytes",
-                  f"{OWN}messages that use the links well count as merged (NCCL's bandwidth saturates at a few MB)"),
+                  "gputop: treats messages of this size as already merged (NCCL's bandwidth saturates at a few MB)"),
             Limit("allreduce_count.latency_s", 250e-6, "s",
-                  f"{OWN}short AllReduces of unknown size count as latency, whatever the link (NCCL: 15-200 µs)"),
+                  "gputop: treats short AllReduces of unknown size as latency-bound on any link (NCCL: 15-200 µs)"),
         ),
     ),
     Rule(
@@ -131,9 +133,9 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("gpu_activity",), shared_limits=("collectives.share",), training_only=True, needs_training=True,
         parts=("collectives",), events=_COLLECTIVE,
         limits=(
-            Limit("allreduce_slow.factor", 2.0, "ratio", f"{OWN}NCCL's own losses of tens of percent are not reported"),
+            Limit("allreduce_slow.factor", 2.0, "ratio", "gputop: ignores NCCL's overhead of up to tens of percent"),
             Limit("allreduce_slow.latency_s", 50e-6, "s",
-                  f"{OWN}each AllReduce has this latency in addition to its transfer (NCCL in a node: 15-50 µs)"),
+                  "gputop: adds this latency to the transfer time of each AllReduce (NCCL within a node: 15-50 µs)"),
         ),
     ),
     Rule(
@@ -142,7 +144,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("collectives", "idle", "host", "launch", "input", "compute"), events=_COLLECTIVE,
         limits=(
             Limit("collective_waiting.one", 2 / 3, "ratio",
-                  f"{OWN}a single GPU is named only if it causes most waiting"),
+                  "gputop: names a single GPU only if it causes most of the waiting"),
         ),
     ),
     Rule(
@@ -150,9 +152,9 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("h2d", "d2h", "compute"), events=_COPIES,
         limits=(
             Limit("copies_excessive.share", 0.05, "ratio",
-                  "XProf: input (including H2D) and output are moderate from 5% of the step (high from 20%)"),
+                  "XProf: rates input (including H2D) and output as moderate at 5% of the step (high at 20%)"),
             Limit("copies_excessive.pageable", 0.5, "ratio",
-                  f"{OWN}pinning is recommended only if most of the copy time is known to be pageable"),
+                  "gputop: recommends pinning only if most of the copy time is known to involve pageable memory"),
         ),
     ),
     Rule(
@@ -161,10 +163,10 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("h2d", "d2h", "host", "launch", "idle"), events=_COPIES,
         limits=(
             Limit("copies_pageable.share", 0.03, "ratio",
-                  "same as small_kernels.share; nsys rule: pageable async copies"),
+                  "same as small_kernels.share; nsys has an expert rule for pageable async copies"),
             Limit("copies_pageable.part", 0.5, "ratio", "same as copies_excessive.pageable"),
             Limit("copies_pageable.bytes", 65536, "bytes",
-                  "CUDA C++ Programming Guide: copies to the device of up to 64 KB are always asynchronous"),
+                  "CUDA C++ Programming Guide: copies of up to 64 KB to the device are always asynchronous"),
         ),
     ),
     Rule(
@@ -172,9 +174,9 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("gpu_activity",), shared_limits=("copies_pageable.bytes",),
         parts=("host", "launch", "idle"), events=_COPIES,
         limits=(
-            Limit("sync_copies.share", 0.02, "ratio", "nsys-ai: reports synchronization from 2% of the time"),
+            Limit("sync_copies.share", 0.02, "ratio", "nsys-ai: reports synchronization above 2% of the time"),
             Limit("sync_copies.one_by_one", 16, "count",
-                  f"{OWN}reading a loss, metrics or gradient norms is not reported as reading one by one"),
+                  "gputop: does not report loops that only read a loss, metrics, or gradient norms"),
         ),
     ),
     Rule(
@@ -195,11 +197,11 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute",), events=_COMPUTE,
         limits=(
             Limit("dims_unaligned.speedup", 2.0, "ratio",
-                  "NVIDIA, Matrix Multiplication Background: dimensions that are multiples of 16 bytes run fastest, "
-                  f"up to several times; {OWN}the estimate is conservative"),
+                  "NVIDIA, Matrix Multiplication Background: kernels can be several times faster if dimensions are "
+                  "multiples of 16 bytes; gputop: uses a conservative estimate"),
             Limit("dims_unaligned.bytes", 4, "bytes",
-                  f"NVIDIA: tensor cores need operands that are aligned to 16 bytes; {OWN}an alignment of 8 bytes, "
-                  "which costs little, is not reported"),
+                  "NVIDIA: tensor cores need operands that are aligned to 16 bytes; gputop: ignores 8-byte "
+                  "alignment, which costs little"),
         ),
     ),
     Rule(
@@ -207,12 +209,12 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute",), events=_COMPUTE,
         limits=(
             Limit("small_grids.share", 0.15, "ratio",
-                  f"{OWN}typical training with some small kernels is not reported (2% of the step on a V100)"),
-            Limit("small_grids.medium", 0.3, "ratio", f"{OWN}an unused third of the GPU is worth a test"),
+                  "gputop: excludes typical training jobs with a few small kernels (2% of the step on a V100)"),
+            Limit("small_grids.medium", 0.3, "ratio", "gputop: an unused third of the GPU is worth investigating"),
             Limit("small_grids.high", 0.5, "ratio",
-                  f"{OWN}severity is high only if most of the GPU is empty while the GPU counts as busy"),
+                  "gputop: high severity requires that most of the GPU is empty while it appears busy"),
             Limit("small_grids.known", 0.8, "ratio",
-                  f"{OWN}the grid sizes are known for most of the kernel time; other kernels count as full"),
+                  "gputop: grid sizes must be known for most of the kernel time; other kernels count as full"),
         ),
     ),
     Rule(
@@ -220,7 +222,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("gpu_activity",), training_only=True, needs_training=True, shared_limits=("copies_pageable.bytes",),
         parts=("host", "launch", "idle", "compute"),
         limits=(
-            Limit("loss_scaling.share", 0.02, "ratio", f"{OWN}static scaling (about 0.1%) is not reported"),
+            Limit("loss_scaling.share", 0.02, "ratio", "gputop: ignores static scaling (about 0.1% of the step)"),
         ),
     ),
     Rule(
@@ -229,24 +231,23 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute",),
         limits=(
             Limit("batch_size_headroom.memory", 0.9, "ratio",
-                  "PyTorch's TensorBoard plugin: memory above 90% is a risk; TraceML warns at 92%"),
+                  "PyTorch's TensorBoard plugin: treats memory use above 90% as a risk; TraceML: warns at 92%"),
             Limit("batch_size_headroom.factor", 2.0, "ratio",
-                  f"{OWN}the batch can at least double even if all used memory grows with it"),
+                  "gputop: ensures that the batch size can at least double, even if all used memory grows with it"),
             Limit("batch_size_headroom.factor_max", 8.0, "ratio",
-                  f"{OWN}a single change of the batch size does not change the training too much"),
+                  "gputop: prevents a single change in the batch size from affecting training too much"),
             Limit("batch_size_headroom.share", 0.05, "ratio",
-                  f"gputop's severities: 5% is medium; {OWN}a smaller saving, which does not justify changing the "
-                  "training, is not reported"),
+                  "gputop: medium severity starts at 5%; smaller savings do not justify changing the training setup"),
         ),
     ),
     Rule(
         id="memory_pressure", module="trace.memory", origin="trace", needs=("allocators",), training_only=True,
         limits=(
-            Limit("trace_memory.warn", 0.92, "ratio", "TraceML: memory warning at 92%"),
-            Limit("trace_memory.critical", 0.97, "ratio", "TraceML: memory critical at 97%"),
-            Limit("trace_memory.full", 0.99, "ratio", f"{OWN}no further tensor of typical size fits"),
+            Limit("trace_memory.warn", 0.92, "ratio", "TraceML: issues a memory warning at 92%"),
+            Limit("trace_memory.critical", 0.97, "ratio", "TraceML: rates memory use as critical at 97%"),
+            Limit("trace_memory.full", 0.99, "ratio", "gputop: no further tensor of typical size fits"),
             Limit("trace_memory.fragmented", 0.25, "ratio",
-                  f"{OWN}a quarter of the free memory is fragmented (TensorFlow reports 0 for a single block)"),
+                  "gputop: at least a quarter of the free memory is fragmented (TensorFlow: 0 for a single block)"),
         ),
     ),
     Rule(
@@ -255,16 +256,16 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("host", "launch"), gaps=("dispatch",),
         limits=(
             Limit("anomaly_mode.checked", 0.5, "ratio",
-                  f"{OWN}a loss function that checks for NaN itself is not reported"),
+                  "gputop: excludes loss functions that check for NaN themselves"),
         ),
     ),
     Rule(
         id="double_precision", module="trace.torch_jobs", origin="trace", severity="by_share_capped",
         silent_for=("tensorflow", "jax"), parts=("host",),
         limits=(
-            Limit("double_precision.saved", 0.5, "ratio", "CPU registers hold twice as many 32-bit numbers"),
+            Limit("double_precision.saved", 0.5, "ratio", "CPU registers hold twice as many 32-bit as 64-bit numbers"),
             Limit("double_precision.products", 0.8, "ratio",
-                  f"{OWN}a part of the model that is meant to use 64-bit precision, such as a loss, is not reported"),
+                  "gputop: excludes models that intentionally use 64-bit precision only in one part, such as a loss"),
             Limit("double_precision.share", 0.05, "ratio", "same as time_outside_steps.share"),
         ),
     ),
@@ -274,7 +275,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("onednn_off.batch", 16, "count",
                   "PyTorch's Convolution.cpp: smaller batches may run without oneDNN on one thread"),
-            Limit("onednn_off.share", 0.1, "ratio", f"{OWN}a convolution that takes little time is not reported"),
+            Limit("onednn_off.share", 0.1, "ratio", "gputop: ignores convolutions that take little time"),
         ),
     ),
     Rule(
@@ -283,10 +284,10 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("collectives", "host"), events=_COLLECTIVE,
         limits=(
             Limit("accumulation_sync.updates", 2, "count",
-                  f"{OWN}the backward passes between two updates are observed at least twice"),
+                  "gputop: requires that the backward passes between two updates are observed at least twice"),
             Limit("accumulation_sync.reduced", 0.9, "ratio",
-                  f"{OWN}models with passes without a backward pass, such as a GAN's generator, are not reported"),
-            Limit("accumulation_sync.share", 0.05, "ratio", "gputop's severities: 5% is medium"),
+                  "gputop: excludes models with forward passes that have no backward pass, such as a GAN's generator"),
+            Limit("accumulation_sync.share", 0.05, "ratio", "gputop: medium severity starts at 5%"),
         ),
     ),
     Rule(
@@ -294,7 +295,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         silent_for=("tensorflow", "jax"), training_only=True, needs_training=True,
         parts=("compute", "host"),
         limits=(
-            Limit("gradients_zeroed.share", 0.05, "ratio", "gputop's severities: 5% is medium"),
+            Limit("gradients_zeroed.share", 0.05, "ratio", "gputop: medium severity starts at 5%"),
         ),
     ),
     Rule(
@@ -302,11 +303,11 @@ TRACE_RULES: tuple[Rule, ...] = (
         silent_for=("tensorflow", "jax"), training_only=True, needs_training=True,
         parts=("host",),
         limits=(
-            Limit("ops_without_gradient.steps", 3, "count", f"{OWN}the ops of a single step do not count as typical"),
-            Limit("ops_without_gradient.share", 0.1, "ratio", f"{OWN}a metric of a few percent is not reported"),
+            Limit("ops_without_gradient.steps", 3, "count", "gputop: does not consider a single step typical"),
+            Limit("ops_without_gradient.share", 0.1, "ratio", "gputop: ignores metrics that take a few percent"),
             Limit("ops_without_gradient.products", 0.3, "ratio",
-                  f"{OWN}a second model that runs without training, such as a teacher, is not reported"),
-            Limit("ops_without_gradient.named", 0.1, "ratio", f"{OWN}only ops that take much time are named"),
+                  "gputop: excludes a second model that runs without training, such as a teacher"),
+            Limit("ops_without_gradient.named", 0.1, "ratio", "gputop: names only ops that take a lot of time"),
         ),
     ),
     Rule(
@@ -314,11 +315,11 @@ TRACE_RULES: tuple[Rule, ...] = (
         costs_time=False,
         limits=(
             Limit("memory_growth.steps", 8, "count",
-                  f"{OWN}growth in the first steps, in which caches and optimizers fill, does not count as a leak"),
-            Limit("memory_growth.rising", 0.9, "ratio", f"{OWN}an occasional garbage collection does not hide a leak"),
+                  "gputop: ignores growth in the first steps, in which caches and optimizer states fill up"),
+            Limit("memory_growth.rising", 0.9, "ratio", "gputop: finds leaks despite occasional garbage collection"),
             Limit("memory_growth.halves", 0.6, "ratio",
-                  "same as in gputop's report on recordings: both halves grow at about the overall rate"),
-            Limit("memory_growth.bytes_per_hour", 1 << 28, "bytes", "same as in gputop's report on recordings"),
+                  "same as in gputop's reports on recordings: both halves grow at about the overall rate"),
+            Limit("memory_growth.bytes_per_hour", 1 << 28, "bytes", "same as in gputop's reports on recordings"),
         ),
     ),
     Rule(
@@ -328,9 +329,9 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("host",), gaps=("gap",),
         limits=(
             Limit("step_gap_host.share", 0.05, "ratio",
-                  f"XProf: other categories are moderate from 3% of the step (high from 15%); {OWN}the time of "
-                  "Keras's own loop is not reported"),
-            Limit("step_gap_host.named", 0.5, "ratio", f"{OWN}the main cause fills at least half of the gap"),
+                  "XProf: rates most categories as moderate at 3% of the step; gputop: excludes the time of Keras's "
+                  "own loop"),
+            Limit("step_gap_host.named", 0.5, "ratio", "gputop: the main cause must fill at least half of the gap"),
         ),
     ),
     Rule(
@@ -338,8 +339,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         shared_limits=("cpu_contention.full", "cpu_contention.others"),
         parts=PART_IDS, gaps=("gap",),
         limits=(
-            Limit("long_steps.share", 0.03, "ratio", "XProf: other categories are moderate from 3% of the step"),
-            Limit("long_steps.named", 0.4, "ratio", f"{OWN}work is named only if it fills most of the extra time"),
+            Limit("long_steps.share", 0.03, "ratio", "XProf: rates most categories as moderate at 3% of the step"),
+            Limit("long_steps.named", 0.4, "ratio", "gputop: names only work that causes much of the extra time"),
         ),
     ),
     Rule(
@@ -348,8 +349,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("between", "open", "no_steps"),
         limits=(
             Limit("time_outside_steps.share", 0.05, "ratio",
-                  f"gputop's severities: 5% is medium; {OWN}the small pauses of any loop are not reported"),
-            Limit("time_outside_steps.once", 0.2, "s", f"{OWN}a single shorter pause is not reported"),
+                  "gputop: medium severity starts at 5%; the small pauses of an ordinary loop take less"),
+            Limit("time_outside_steps.once", 0.2, "s", "gputop: ignores a single shorter pause"),
         ),
     ),
     Rule(
@@ -357,19 +358,19 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("evaluation_share.share", 0.05, "ratio", "same as time_outside_steps.share"),
             Limit("evaluation_share.medium", 0.2, "ratio",
-                  f"{OWN}an intended evaluation has low severity until it takes a fifth of the time"),
+                  "gputop: keeps severity low up to a fifth of the time, because evaluation may be intentional"),
             Limit("evaluation_share.high", 0.5, "ratio",
-                  f"{OWN}severity is high only if evaluation takes longer than training, which is rarely intended"),
+                  "gputop: high severity requires more evaluation than training, which is rarely intentional"),
         ),
     ),
     Rule(
         id="unfinished_step", module="trace.wall_time", origin="trace", parts=("open",),
         shared_limits=("time_outside_steps.share", "cpu_contention.full", "cpu_contention.others"),
         limits=(
-            Limit("unfinished_step.steps", 3, "count", f"{OWN}the length of a typical step is known"),
+            Limit("unfinished_step.steps", 3, "count", "gputop: requires enough steps to know the typical step time"),
             Limit("unfinished_step.medium", 0.5, "ratio",
-                  f"{OWN}a single recorded wait has low severity unless it takes most of the recording, in which "
-                  "case the job may have stopped"),
+                  "gputop: uses low severity for a single recorded wait unless it fills most of the recording, which "
+                  "may mean that the job has stopped"),
         ),
     ),
     Rule(
@@ -379,12 +380,12 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("thread_contention.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("thread_contention.busy", 0.5, "ratio",
-                  f"{OWN}tf.data's threads fill the physical cores (most cores have two logical CPUs)"),
+                  "gputop: requires tf.data's threads to fill the physical cores (most cores have two logical CPUs)"),
             Limit("thread_contention.stalled", 0.5, "ratio",
-                  f"{OWN}only individual launches that are far later than others count, as for a thread without a "
-                  "CPU; slow launching delays all launches"),
+                  "gputop: counts only individual late launches, which indicate a thread without a CPU; a slow host "
+                  "delays all launches"),
             Limit("thread_contention.together", 0.5, "ratio",
-                  f"{OWN}tf.data is working during most of the late launches (its work may come in bursts)"),
+                  "gputop: requires tf.data activity during most of the late launches (its work may come in bursts)"),
         ),
     ),
     Rule(
@@ -393,12 +394,12 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("host",),
         limits=(
             Limit("threads_unused.share", 0.1, "ratio",
-                  f"{OWN}ops that do not parallelize well, or cores that others use at times, are not reported"),
+                  "gputop: excludes ops that do not parallelize well and cores that other processes occasionally use"),
             Limit("threads_unused.main", 0.8, "ratio",
-                  f"{OWN}no other thread computes ops: such threads have about as much work as the main thread, "
-                  "while loader and recorder threads have less"),
+                  "gputop: requires that only the main thread computes ops (other compute threads would be about as "
+                  "busy, while loader and recorder threads are less busy)"),
             Limit("threads_unused.idle", 0.25, "CPUs",
-                  f"{OWN}a CPU that is busy for only a quarter of the time still counts as idle"),
+                  "gputop: treats a CPU that is busy for only a quarter of the time as idle"),
         ),
     ),
     Rule(
@@ -407,7 +408,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("host",),
         limits=(
             Limit("thread_oversubscription.threads", 1.5, "ratio",
-                  f"{OWN}one or two threads that wait for the main thread are not reported"),
+                  "gputop: ignores one or two threads that wait for the main thread"),
             Limit("thread_oversubscription.held_up", 0.05, "ratio", "same as time_outside_steps.share"),
         ),
     ),
@@ -416,12 +417,12 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("host", "launch", "input"),
         limits=(
             Limit("cpu_contention.share", 0.05, "ratio",
-                  "XProf: input is moderate from 5% of the step; with a smaller share, GPUs rarely wait for CPUs"),
+                  "XProf: rates input as moderate at 5% of the step; at a smaller share, GPUs rarely wait for CPUs"),
             Limit("cpu_contention.full", 0.9, "ratio",
-                  f"{OWN}the CPUs count as full only if none is free for long, same as in comparisons of runs"),
+                  "gputop: treats the CPUs as full only if no CPU is free for long (same as in comparisons of runs)"),
             Limit("cpu_contention.others", 0.15, "ratio",
-                  f"{OWN}a monitor, a shell and the operating system's own work are not reported"),
-            Limit("cpu_contention.named", 0.1, "ratio", f"{OWN}only processes that use much CPU time are named"),
+                  "gputop: ignores monitors, shells, and the operating system's own work"),
+            Limit("cpu_contention.named", 0.1, "ratio", "gputop: names only processes that use a lot of CPU time"),
         ),
     ),
     Rule(
@@ -429,7 +430,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("eager_ops",), shared_limits=("launch_bound.recording_s",),
         parts=("host", "launch"), gaps=("eager", "dispatch"),
         limits=(
-            Limit("eager_execution.share", 0.10, "ratio", "XProf: eager execution above 10%"),
+            Limit("eager_execution.share", 0.10, "ratio", "XProf: flags eager execution above 10%"),
             Limit("eager_execution.cost", 0.03, "ratio", "same as launch_bound.share"),
         ),
     ),
@@ -439,10 +440,10 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("host", "launch"), gaps=("tracing",),
         limits=(
             Limit("retracing.count", 2, "count",
-                  f"{OWN}a function that is traced once for another shape (an epoch's last batch) is not reported"),
-            Limit("retracing.share", 0.03, "ratio", "XProf: other categories are moderate from 3% of the step"),
+                  "gputop: ignores a function that is traced once for another shape, such as an epoch's last batch"),
+            Limit("retracing.share", 0.03, "ratio", "XProf: rates most categories as moderate at 3% of the step"),
             Limit("retracing.age_s", 120.0, "s",
-                  f"{OWN}the finding mentions that a younger job may still be starting, same as idle_gpu.age_s"),
+                  "gputop: notes that a younger job may still be starting (same as idle_gpu.age_s)"),
         ),
     ),
     Rule(
@@ -451,22 +452,23 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute",),
         limits=(
             Limit("xla_off.share", 0.02, "ratio",
-                  f"{OWN}savings that are smaller than the usual variation between steps are not estimated"),
+                  "gputop: does not estimate savings that are smaller than the usual variation between steps"),
             Limit("xla_off.chain", 3, "count",
-                  f"{OWN}a bias followed by an activation, which libraries and graph optimizers fuse, does not count"),
+                  "gputop: ignores a bias followed by an activation, which libraries and graph optimizers fuse"),
         ),
     ),
     Rule(
         id="attention_unfused", module="trace.fusion", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), parts=("compute",), events=_COMPUTE,
         limits=(
-            Limit("attention_unfused.share", 0.03, "ratio", "XProf: other categories are moderate from 3% of the step"),
+            Limit("attention_unfused.share", 0.03, "ratio",
+                  "XProf: rates most categories as moderate at 3% of the step"),
             Limit("attention_unfused.in_memory_s", 50e-6, "s",
-                  "gputop's choice: a longer softmax moves more bytes than a cache holds (75 MB on an A100, 200 MB "
-                  "on an H100), and so do the matrix products"),
+                  "gputop: a longer softmax moves more data than fits in a cache (75 MB on an A100, 200 MB on an "
+                  "H100), as do the matrix multiplications"),
             Limit("attention_unfused.count", 2, "count",
-                  f"{OWN}a single softmax per step, which may belong to the output layer, is not reported; "
-                  "FlashAttention paper: memory traffic of unfused attention"),
+                  "gputop: ignores a single softmax per step, which may belong to the output layer (FlashAttention "
+                  "paper: memory traffic of unfused attention)"),
         ),
     ),
     Rule(
@@ -475,7 +477,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute",), events=_COMPUTE,
         limits=(
             Limit("layout_conversions.share", 0.03, "ratio",
-                  "XProf: other categories are moderate from 3% of the step; NVIDIA, Convolutional Layers guide: "
+                  "XProf: rates most categories as moderate at 3% of the step; NVIDIA, Convolutional Layers guide: "
                   "tensor cores prefer NHWC, and conversions take time"),
         ),
     ),
@@ -485,7 +487,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute",), events=_COMPUTE,
         limits=(
             Limit("elementwise_unfused.share", 0.05, "ratio",
-                  f"{OWN}a saving that only a test can confirm is reported only if its severity may be medium"),
+                  "gputop: requires a saving large enough for medium severity, because only a test can confirm it"),
         ),
     ),
     Rule(
@@ -495,9 +497,9 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("optimizer_unfused.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("optimizer_unfused.count", 50, "count",
-                  f"{OWN}fused optimizers, which update hundreds of variables per kernel, stay below this value"),
+                  "gputop: fused optimizers, which update hundreds of variables per kernel, stay below this value"),
             Limit("optimizer_unfused.kernel_s", 5e-6, "s",
-                  f"{OWN}only kernels that do little work count: an empty kernel takes 2 µs, and a kernel of 5 µs "
+                  "gputop: considers only kernels that do little work: an empty kernel takes 2 µs, and a 5 µs kernel "
                   "moves at most a few megabytes"),
         ),
     ),
@@ -507,10 +509,9 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute", "host"), events=_COMPUTE,
         limits=(
             Limit("embedding_dense.share", 0.05, "ratio",
-                  f"gputop's severities: 5% is medium; {OWN}a smaller saving, which does not justify changing the "
-                  "optimizer, is not reported"),
+                  "gputop: medium severity starts at 5%; smaller savings do not justify changing the optimizer"),
             Limit("embedding_dense.used", 0.25, "ratio",
-                  f"{OWN}sorting and merging indices does not cancel the saving"),
+                  "gputop: ensures that the cost of sorting and merging indices does not outweigh the savings"),
         ),
     ),
     Rule(
@@ -519,10 +520,10 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("host", "launch"),
         limits=(
             Limit("allocation_in_steps.share", 0.03, "ratio",
-                  "same as launch_bound.share; CUDA Programming Guide: cudaMalloc and cudaFree implicitly synchronize"),
+                  "same as launch_bound.share; CUDA Programming Guide: cudaMalloc and cudaFree synchronize implicitly"),
             Limit("allocation_in_steps.recurring", 0.5, "ratio",
-                  f"{OWN}a caching allocator, which fills in the first steps, is not reported"),
-            Limit("allocation_in_steps.steps", 3, "count", f"{OWN}the trace includes steps after the first one"),
+                  "gputop: excludes a caching allocator, which fills up in the first steps"),
+            Limit("allocation_in_steps.steps", 3, "count", "gputop: the trace must include steps after the first one"),
         ),
     ),
     Rule(
@@ -532,8 +533,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("graph_recapture.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("graph_recapture.recurring", 0.5, "ratio",
-                  f"{OWN}graphs that are recorded only once, or occasionally for a new shape, are not reported"),
-            Limit("graph_recapture.steps", 3, "count", f"{OWN}the trace includes steps after the first one"),
+                  "gputop: ignores graphs that are recorded only once, or occasionally for a new shape"),
+            Limit("graph_recapture.steps", 3, "count", "gputop: the trace must include steps after the first one"),
         ),
     ),
     Rule(
@@ -543,7 +544,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("managed_memory.share", 0.03, "ratio", "same as copies_pageable.share"),
             Limit("managed_memory.back", 0.25, "ratio",
-                  f"{OWN}results that are read once at the end of a step do not count as oversubscription"),
+                  "gputop: does not treat results that are read once at the end of a step as oversubscription"),
         ),
     ),
     Rule(
@@ -560,7 +561,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="host_placement", module="trace.host_work", origin="trace", severity="by_share_capped",
         parts=("host", "launch"), gaps=("placement",),
         limits=(
-            Limit("host_placement.share", 0.03, "ratio", "XProf: other categories are moderate from 3% of the step"),
+            Limit("host_placement.share", 0.03, "ratio", "XProf: rates most categories as moderate at 3% of the step"),
         ),
     ),
 )

@@ -68,7 +68,7 @@ MISSING: Mapping[str, Callable[[TraceFacts], str | None]] = {
     "busy_gpus": lambda facts: None if facts.shares is not None and any(gpu.busy for gpu in facts.analysis.gpus) else (
         _GPU_ACTIVITY),
     "batch_waits": _batch_waits,
-    "idle_gpus_in_waits": lambda facts: None if facts.shares is not None else (
+    "gpu_idle_time": lambda facts: None if facts.shares is not None else (
         "GPU activity, to see whether GPUs are idle while the loop waits for a batch; `gputop doctor` checks the "
         "permission to profile"),
     "launch_calls": launch_calls,
