@@ -286,7 +286,7 @@ def _steps() -> Iterator[str]:
     yield "# How gputop finds steps"
     yield ""
     yield "To show times per step and to compare two captures, gputop needs to know where a training step begins."
-    yield "gputop tries these methods in order and uses the first one that finds complete steps. The report names the method."
+    yield "gputop tries these methods in order and uses the first that finds complete steps. Reports name the method."
     yield ""
     yield from _table(("what marks the steps", "which jobs", "what the trace needs"), (
         (detector.name, detector.applies, detector.needs) for detector in STEP_DETECTORS))
