@@ -286,13 +286,13 @@ def _steps() -> Iterator[str]:
     yield "# How gputop finds steps"
     yield ""
     yield "To show times per step and to compare two captures, gputop needs to know where a training step begins."
-    yield "gputop tries these methods in order and uses the first that finds complete steps. The report names it."
+    yield "gputop tries these methods in order and uses the first that finds complete steps. Reports name the method."
     yield ""
     yield from _table(("what marks the steps", "which jobs", "what the trace needs"), (
         (detector.name, detector.applies, detector.needs) for detector in STEP_DETECTORS))
     yield "If no method finds steps, gputop reports times as shares of the recording."
     yield "[PyTorch](../tasks/pytorch.md) and [TensorFlow and JAX](../tasks/tensorflow-jax.md) show how to mark steps."
-    yield "[Trace notes](../contributing/trace-notes.md) give the definition of a step."
+    yield "For the definition of a step, see [Trace notes](../contributing/trace-notes.md)."
     yield ""
 
 
