@@ -194,6 +194,6 @@ def test_gpus_that_compute_without_any_collective_are_worth_a_word():
     b = Builder(gpus=8)
     for gpu in range(8):
         b.run(gpu, 0, 100)
-    assert no_collectives(b.build()).startswith("8 GPUs compute, and none ran a collective")
+    assert no_collectives(b.build()).startswith("8 GPUs compute, but none of them ran a collective")
     assert no_collectives(b.run(1, 200, 10, "MemcpyP2P", kind=Kind.P2P).build()) is None
     assert no_collectives(Builder(gpus=2).run(0, 0, 100).build()) is None

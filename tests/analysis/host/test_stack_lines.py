@@ -120,7 +120,7 @@ def test_a_line_that_has_a_library_save_a_checkpoint_is_told_as_that(called, sav
     found = analysis_of({"MainThread": loop(f"{FIT} > train.py:12 keep > {called}")})
     first, host_work = gap(found).lines[0], {f.id: f for f in found.findings}["step_gap_host"]
     assert first.saves == saves
-    assert ("saving checkpoints (train.py:12 keep" in host_work.why) == saves == host_work.action.startswith("Save")
+    assert ("saving checkpoints, train.py:12 keep (" in host_work.why) == saves == host_work.action.startswith("Save")
 
 
 def test_where_only_a_library_ran_its_innermost_line_is_named():
@@ -133,7 +133,7 @@ def test_the_finding_names_the_lines_and_the_report_says_how_they_were_had():
     assert finding.culprits[0].kind == "line" and finding.culprits[0].name == "metrics.py:112 confusion_matrix"
     text = text_report(analysis, 100)
     assert re.search(r"Line +metrics\.py:112 confusion_matrix", text)
-    assert "of each step: metrics.py:112 confusion" in text and "100 times per second" in text
+    assert "of each step: metrics.py:112 confusion" in text and "100 times a second" in text
     assert Analysis.from_json(analysis.to_json()) == analysis
 
 
@@ -279,7 +279,7 @@ def test_without_samples_the_reason_stands_where_they_would_help():
     trace.no_stacks = "py-spy is not installed"
     analysis = analyze_trace(trace)
     assert analysis.stacks == HostStacks(reason="py-spy is not installed")
-    assert "unknown: py-spy is not installed" in text_report(analysis, 100)
+    assert "py-spy is not installed" in text_report(analysis, 100)
 
 
 def test_the_flame_graph_adds_up():

@@ -199,7 +199,7 @@ def test_of_a_young_job_without_steps_it_is_said_that_this_may_be_the_start(age_
     assert functions(trace) == [("step", 2, 2)]
     trace.job_cpus = JobCpus(2.0, age_s=age_s)
     (f,) = analyze_trace(trace).findings
-    assert f.id == "retracing" and ("its start" in f.why) == hedged
+    assert f.id == "retracing" and ("job startup" in f.why) == hedged
 
 
 @pytest.mark.parametrize("whole", [1, 2])
