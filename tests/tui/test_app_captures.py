@@ -258,9 +258,9 @@ async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:
         await pilot.pause()
         assert "a short test capture of 127.0.0.1:6009" in text_of(job)
         session.control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0, chosen_s=4.1,
-                                          why="this job produces 240 k events/s"))
+                                          why="the job emits 240 k events/s"))
         await pilot.pause()
-        assert "2.0 of 4.1 s" in text_of(job) and "(this job produces 240 k events/s)" in text_of(job)
+        assert "2.0 of 4.1 s" in text_of(job) and "(the job emits 240 k events/s)" in text_of(job)
         both = CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0, chosen_s=2.2, overview_s=7.8,
                              why="about 810 steps are enough, at 44 k events/s")
         session.control.set_status(both)
@@ -289,17 +289,17 @@ async def test_the_cost_of_a_capture_is_shown_when_it_is_done(key: str, force: b
         assert asked == [force]
         assert session.results.last_capture is not None
         session.results.last_capture = replace(
-            session.results.last_capture, plan=Plan(10.0, 4.1, "this job produces 240 k events/s"), cost=Cost(8.0, 4.1))
+            session.results.last_capture, plan=Plan(10.0, 4.1, "the job emits 240 k events/s"), cost=Cost(8.0, 4.1))
         session.control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 8.0, "/logs/trace"))
         await pilot.pause()
         (message,) = messages(app)
-        assert "4.1 s: this job produces 240 k events/s" in message and "the capture call took" not in message
+        assert "4.1 s: the job emits 240 k events/s" in message and "the capture call took" not in message
         session.results.last_capture = replace(session.results.last_capture, plan=Plan(10.0, 10.0, "as asked"))
         session.control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 10.1, "/logs/trace"))
         await pilot.pause()
         assert messages(app) == [message], "no word of a capture as asked: the panel has its findings"
         assert "t: timeline   T: tables   B: compare" in str(app.query_one(ActionsPanel).border_subtitle)
-        plan = Plan(10.0, 4.1, "this job produces 240 k events/s")
+        plan = Plan(10.0, 4.1, "the job emits 240 k events/s")
         session.results.last_capture = replace(session.results.last_capture, plan=plan)
         assert "240 k events/s" in str(capture_text(session.results.last_capture))
 
@@ -415,7 +415,7 @@ def test_the_verdict_on_an_earlier_job_is_not_said_of_the_one_that_runs() -> Non
     session.watch.servers = (replace(server, pid=server.pid + 1, started_s=2.0),)
     said = " ".join(panel_intro(session))
     assert "89%" not in said and "Press c to see" in said
-    assert earlier_verdict(session) == ("The earlier job: No problem found: busy 89%.",)
+    assert earlier_verdict(session) == ("Earlier job: No problem found: busy 89%.",)
 
 
 def test_what_else_runs_covers_no_verdict() -> None:

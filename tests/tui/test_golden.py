@@ -103,7 +103,7 @@ class Screen:
 
 def capturing(app: GputopApp) -> None:
     app.session.control.set_status(CaptureStatus("recording", ADDRESS, 10.0, 3.2, chosen_s=4.1,
-                                          why="this job produces 240 k events/s"))
+                                          why="the job emits 240 k events/s"))
 
 
 def compared() -> Scene:

@@ -156,7 +156,7 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
     rate = probe.events_per_s
     if rate <= 0:
         return Plan(asked_s, asked_s, "full length, because the probe contains no events", probe, free.unknown)
-    makes = f"this job produces {count(rate)} events/s"
+    makes = f"the job emits {count(rate)} events/s"
     chosen_s, reason = asked_s, f"full length, at {count(rate)} events/s"
     enough_s = TARGET_EVENTS / rate - probe.seconds
     if enough_s < asked_s:

@@ -157,7 +157,7 @@ def test_the_busiest_job_decides_for_all(logdir):
     with serving(FakeProfiler(xspace=make_xspace(events=100_000)), FakeProfiler()) as servers:
         done = capture_workers(addresses(servers), seconds=0.5, logdir=logdir, on_plan=plans.append)
     assert plans == [replace(done.plan, overview_s=0.3)] and done.plan.chosen_s == 0.2
-    assert done.plan.why == f"{servers[0].address}: this job produces 2.0 M events/s"
+    assert done.plan.why == f"{servers[0].address}: the job emits 2.0 M events/s"
     assert [s.requests[1].duration_ms for s in servers] == [200, 200]
 
 
@@ -219,7 +219,7 @@ def test_the_room_on_this_node_is_shared():
 
 
 def test_the_shortest_plan_names_its_worker():
-    quiet, busy = Plan(10, 10, "as asked, 1"), Plan(10, 4.1, "this job produces 240 k events/s", notes=("n",))
+    quiet, busy = Plan(10, 10, "as asked, 1"), Plan(10, 4.1, "the job emits 240 k events/s", notes=("n",))
     assert shortest_plan(10, [("a:1", quiet), ("b:2", busy)]) == Plan(10, 4.1, f"b:2: {busy.why}", notes=("n",))
     assert shortest_plan(10, [("a:1", quiet)]) == quiet and shortest_plan(10, []).chosen_s == 10
 

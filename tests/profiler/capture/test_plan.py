@@ -31,21 +31,21 @@ def probe(host: float = 0, device: float = 0, step_s: float | None = None, mb_pe
     [
         (10, probe(3_200), 10, "full length, at 3.2 k events/s"),
         (10, probe(45_000), 10, "full length, at 45 k events/s"),
-        (10, probe(120_000), 3.6, "this job produces 120 k events/s"),
+        (10, probe(120_000), 3.6, "the job emits 120 k events/s"),
         (1.5, probe(240_000), 1.5, "full length, at 240 k events/s"),
-        (60, probe(20_000), 24.5, "this job produces 20 k events/s"),
+        (60, probe(20_000), 24.5, "the job emits 20 k events/s"),
         # Twenty steps, where their length is known and they fit in twice the target, ten within four times.
-        (10, probe(100_000, step_s=0.01), 4.5, "this job produces 100 k events/s"),
-        (10, probe(100_000, step_s=0.3), 6.0, "for 20 steps: this job produces 100 k events/s"),
+        (10, probe(100_000, step_s=0.01), 4.5, "the job emits 100 k events/s"),
+        (10, probe(100_000, step_s=0.3), 6.0, "for 20 steps: the job emits 100 k events/s"),
         (10, probe(100_000, step_s=0.8), 10, "full length, at 100 k events/s"),
-        (20, probe(100_000, step_s=0.8), 10, "for 12 steps: this job produces 100 k events/s"),
-        (10, probe(500_000, step_s=0.25), 2.5, "for 10 steps: this job produces 500 k events/s"),
-        (10, probe(1_000_000, step_s=0.5), 2.0, "for 4 steps: this job produces 1.0 M events/s"),
+        (20, probe(100_000, step_s=0.8), 10, "for 12 steps: the job emits 100 k events/s"),
+        (10, probe(500_000, step_s=0.25), 2.5, "for 10 steps: the job emits 500 k events/s"),
+        (10, probe(1_000_000, step_s=0.5), 2.0, "for 4 steps: the job emits 1.0 M events/s"),
         (2, probe(1_000_000, step_s=0.25), 2, "full length, at 1.0 M events/s"),
         # Where GPUs work and no steps show, they may be too long for the probe.
-        (10, probe(140_000, 100_000), 4.1, "for steps longer than the probe: this job produces 240 k events/s"),
+        (10, probe(140_000, 100_000), 4.1, "for steps longer than the probe: the job emits 240 k events/s"),
         # A second, whatever it makes.
-        (10, probe(2_400_000), 1.0, "the shortest possible: this job produces 2.4 M events/s"),
+        (10, probe(2_400_000), 1.0, "the shortest possible: the job emits 2.4 M events/s"),
         (10, probe(0, 0), 10, "full length, because the probe contains no events"),
     ],
 )
@@ -74,12 +74,12 @@ def test_about_half_a_million_events_or_steps(asked_s, probed, chosen_s, why):
         (10, probe(25_000, step_s=0.02, sure=True), 4.0, "about 200 steps are enough, at 25 k events/s"),
         (10, probe(9_000, step_s=0.02, sure=True), 10, "full length, at 9.0 k events/s"),
         # Steps that a hundred of would cost too much, or are longer than asked.
-        (10, probe(240_000, step_s=0.05, sure=True), 1.5, "this job produces 240 k events/s"),
+        (10, probe(240_000, step_s=0.05, sure=True), 1.5, "the job emits 240 k events/s"),
         (10, probe(40_000, step_s=0.15, sure=True), 10, "full length, at 40 k events/s"),
         (1.5, probe(60_000, step_s=0.0025, sure=True), 1.5, "full length, at 60 k events/s"),
         # No ground for less: what repeats may be a part of a step, or there is nothing that does.
-        (10, probe(60_000, step_s=0.0025), 7.8, "this job produces 60 k events/s"),
-        (10, probe(60_000, sure=True), 7.8, "this job produces 60 k events/s"),
+        (10, probe(60_000, step_s=0.0025), 7.8, "the job emits 60 k events/s"),
+        (10, probe(60_000, sure=True), 7.8, "the job emits 60 k events/s"),
     ],
 )
 def test_a_hundred_steps_will_do(asked_s, probed, chosen_s, why):

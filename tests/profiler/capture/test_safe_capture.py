@@ -66,7 +66,7 @@ def test_a_busy_job_is_recorded_for_less_with_the_reason(logdir):
     with serve(FakeProfiler(xspace=make_xspace(events=100_000))) as server:
         result, plan, _ = capture_with_probe(server.address, seconds=0.5, logdir=logdir)
     assert durations_ms(server)[:2] == [50, 200]
-    assert (plan.asked_s, plan.chosen_s, plan.why) == (0.5, 0.2, "this job produces 2.0 M events/s")
+    assert (plan.asked_s, plan.chosen_s, plan.why) == (0.5, 0.2, "the job emits 2.0 M events/s")
     assert result.asked_s == 0.2
 
 

@@ -126,7 +126,7 @@ def test_a_job_of_tiny_ops_is_recorded_for_less_and_the_reason_is_its_rate(tmp_p
         job.wait_steps(2)  # it goes on as if nothing had been
     assert plan.probe is not None and plan.probe.device_events == 0
     assert plan.probe.events_per_s > most_events / asked_s
-    assert plan.chosen_s < asked_s / 2 and "this job produces " in plan.why
+    assert plan.chosen_s < asked_s / 2 and "the job emits " in plan.why
     # A fast machine makes more than these in the shortest recording, a second. The rate may change while other work
     # shares the machine; its order of magnitude does not.
     planned = plan.probe.events_per_s * plan.chosen_s
@@ -171,7 +171,7 @@ def test_the_rest_of_the_time_is_an_overview_with_the_jobs_steps(tf_fast_job, tm
 
 def test_a_job_of_large_steps_is_recorded_in_full(tf_slow_job, tmp_path):
     _, plan, _ = capture_with_probe(tf_slow_job.address, seconds=2, logdir=tmp_path, pid=tf_slow_job.pid)
-    assert plan.chosen_s == 2 and plan.why.startswith("full length, this job produces ")
+    assert plan.chosen_s == 2 and plan.why.startswith("full length, the job emits ")
     assert plan.probe is not None
     ends = tf_slow_job.step_times()
     slowest_s = max(b - a for a, b in itertools.pairwise(ends[-60:]))

@@ -22,7 +22,7 @@ from tests.analyses import make_analysis
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 from tests.records import replace
 
-SHORT = Plan(10.0, 4.1, "this job produces 240 k events/s", Probe(0.5, 0.8, 2_000_000, 120_000, 0), ("a note",))
+SHORT = Plan(10.0, 4.1, "the job emits 240 k events/s", Probe(0.5, 0.8, 2_000_000, 120_000, 0), ("a note",))
 
 
 def record(durations_s: list[float] | None = None, *, plan: Plan | None = SHORT) -> CaptureRecord:
@@ -34,7 +34,7 @@ def record(durations_s: list[float] | None = None, *, plan: Plan | None = SHORT)
 
 def test_remarks_give_reason_and_cost() -> None:
     assert record([0.1] * 8).remarks == (
-        "4.1 s: this job produces 240 k events/s", "a note",
+        "4.1 s: the job emits 240 k events/s", "a note",
         "the capture call took 8.0 s to record 4.1 s: the profiler spent 3.9 s collecting the trace, which slowed the "
         "job; the job's memory grew by 20 B at most")
     assert CaptureRecord("a:1", Path("x"), 0.0, 10.0, 5.0).remarks == ()

@@ -50,5 +50,5 @@ def test_an_answer_that_cannot_be_used_is_told_and_is_not_the_last(monkeypatch: 
     finally:
         asker.close()
     assert [str(answer).partition("(")[0].partition("\n")[0] for answer in told[:3]] == [
-        "not there", "an answer could not be used, internal error in gputop: OverflowError",
-        "an answer could not be used, internal error in gputop: KeyError"]
+        "not there", "processing an answer failed with an internal error in gputop: OverflowError",
+        "processing an answer failed with an internal error in gputop: KeyError"]

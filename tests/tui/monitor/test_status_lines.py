@@ -77,7 +77,7 @@ def test_the_period_gives_way_on_a_narrow_line_but_the_captured_step_stays() -> 
 
 def test_a_replay_shows_the_period_of_the_recording() -> None:
     assert "period 2.40 s" in "".join(text for text, _ in replay_line(160, (200.0, 400.0), FOUND))
-    assert "the minutes before" in "".join(text for text, _ in replay_line(160))
+    assert "earlier minutes" in "".join(text for text, _ in replay_line(160))
 
 
 @pytest.mark.parametrize("width", [40, 80, 160])

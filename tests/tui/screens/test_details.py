@@ -356,7 +356,7 @@ async def test_help_is_broken_at_its_key_column(width: int) -> None:
         await pilot.press("question_mark")
         lines = box_text(app).splitlines()
         at = next(i for i, line in enumerate(lines) if line.lstrip().startswith("C  "))
-        column = lines[at].index("capture the")
+        column = lines[at].index("capture at")
         assert lines[at + 1].startswith(" " * column)
         assert (" h  host" in lines[1]) == (width >= 80), "two columns where there is room"
         text = app.screen.query_one(WrappedText).text
@@ -434,4 +434,4 @@ def test_the_job_on_a_node_without_gpus_has_no_step_period_of_them() -> None:
     assert session.feed.sample is not None
     session.feed.sample = replace(session.feed.sample, gpus=())
     text = str(job_text(session))
-    assert "there are none here. In the last capture, a step took 412 ms." in text and "GPUs' load" not in text
+    assert "there are no GPUs here. In the last capture, a step took 412 ms." in text and "GPUs' load" not in text

@@ -189,7 +189,7 @@ async def test_without_a_capture_the_key_says_what_to_do() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("T")
         await pilot.pause()
-        assert any("press c" in message for message in messages(app))
+        assert any("Press c" in message for message in messages(app))
 
 
 async def test_names_of_tables_stay_whole_where_they_need_several_lines() -> None:

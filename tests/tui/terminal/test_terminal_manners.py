@@ -212,7 +212,7 @@ def test_a_fault_is_told_in_three_messages_with_a_file_to_attach(tmp_path: Path)
         there.press("m")
         assert there.ended() == 1
         assert there.given_back()
-        output = bytes(there.raw[there.raw.index(b"gputop: a bug in gputop"):]).decode()
+        output = bytes(there.raw[there.raw.index(b"gputop: internal error in gputop"):]).decode()
         assert "\x1b[?1049l" not in output, "it stands on the terminal's screen"
     lines = output.strip().replace("\r\n  ", " ").splitlines()  # wrapped at the terminal's width
     assert len(lines) == 3 and all(line.startswith("gputop: ") and line.isprintable() for line in lines), output

@@ -95,7 +95,7 @@ async def test_reading_can_be_given_up() -> None:
 
 async def test_what_cannot_be_read_says_why() -> None:
     for error, words in ((GputopError("The file is [b]cut[/b] off.", "Capture again."), "[b]cut[/b]"),
-                         (ValueError("odd"), "a bug in gputop")):
+                         (ValueError("odd"), "internal error in gputop")):
         def read(paths: Sequence[str], stop: threading.Event, *_: object, error: Exception = error) -> Timeline:
             raise error
 
