@@ -43,14 +43,14 @@ def test_a_whole_file() -> None:
     (RULE + 'titel = "x"\n', "6:1: “titel” is not allowed in a rule (did you mean title?)"),
     (RULE + "for = 4000\n", '6:7: for must be a time of up to 1h'), (RULE + 'severity = "bad"\n', "6:13: severity must "
                                                                                                   "be one of"),
-    (RULE.replace("live", "both"), '3:7: on is one of live, trace'),
+    (RULE.replace("live", "both"), '3:7: on must be one of live, trace'),
     (RULE.replace('id = "a_rule"', ""), "1:1: a rule needs id"),
-    (RULE.replace("a_rule", "A rule"), "2:7: id has only a-z"), ('[[rule]]\n"""x"""=1', "2:"),
+    (RULE.replace("a_rule", "A rule"), "2:7: id can contain only a-z"), ('[[rule]]\n"""x"""=1', "2:"),
     ("rule = 3", "1:1: write [[rule]] with double brackets"),
-    ("[limit]\nx = 1", "1:1: there is no “limit” here (did you mean limits?)"), ("x = 1", "1:1: there is no “x” here"),
+    ("[limit]\nx = 1", "1:1: “limit” is not allowed here (did you mean limits?)"), ("x = 1", "1:1: “x” is not allowed here"),
     ("[limits]\na = [1]\nb = inf", "2:5: write a number with its unit"), ('[budget]\nA = "1>0"', "2:6: a budget's "
                                                                                                  "name"),
-    ('[budget]\na = "sm_active > 0"', '2:6: sm_active is a name of rules with on = "live"'),
+    ('[budget]\na = "sm_active > 0"', '2:6: sm_active works only in rules with on = "live"'),
     ("a = [", "1:1: this is not TOML"),
     # a header inside a text is none
     ('t = """\n[[rule]]\n"""\n' + RULE.replace("sm_", "sm"), "7:9: the name smactive does not exist"),
