@@ -35,7 +35,7 @@ def test_what_has_nothing_to_analyze_is_none_for_those_that_need_it() -> None:
 
 @pytest.mark.parametrize("needs", [("one",), ("unknown",)])
 def test_a_circle_and_an_unknown_need_are_said(needs: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="no analysis gives what one needs"):
+    with pytest.raises(ValueError, match="no analysis provides what one needs"):
         results_of(AnalysisEntry("one", lambda *_: 1, needs))
 
 

@@ -205,7 +205,7 @@ def test_the_table_of_the_recorded_time_leaves_no_part_out():
     b = Builder(gpus=0).host("EagerExecute", 0, 990_000, is_func=1, eager_op=TRAIN)  # a start
     train(b, 1_000_000, 20)
     text = text_report(analyze_trace(b.build()))
-    table = re.search(r"^Time     Where the recorded .* went.\n((?:  .*\n)+)", text, re.MULTILINE)
+    table = re.search(r"^Time     Where the .* recorded went.\n((?:  .*\n)+)", text, re.MULTILINE)
     assert table is not None and re.search(r" 1\.00 s +start", table[1])
     assert sum(map(int, re.findall(r"^ +(\d+)% ", table[1], re.MULTILINE))) == pytest.approx(100, abs=1)
 
@@ -269,7 +269,7 @@ def test_a_trace_of_the_host_alone_says_what_its_profiler_missed() -> None:
     assert "ops that run on a GPU" in note(Builder(gpus=0).host("aten::cudnn_convolution", 0, 100))
     apple = Builder(gpus=0).host("aten::linear_backward", 0, 100)
     assert "Apple GPUs" in note(apple) and analyze_trace(apple.build()).cpu_layers is None
-    assert limit_of(analyze_trace(apple.build())).startswith("NO VERDICT: the GPU's work was not recorded")
+    assert limit_of(analyze_trace(apple.build())).startswith("NO VERDICT: the GPU work was not recorded")
 
 
 def test_a_job_whose_kernels_were_not_recorded_has_no_other_verdict() -> None:
@@ -288,7 +288,7 @@ def test_no_cause_found_is_not_said_above_a_cause() -> None:
         b.run(0, 91_100 + 100_000 * i, 9_000, launch=91_050 + 100_000 * i, thread="gemm/17")
     analysis = analyze_trace(b.build())
     assert [f.id for f in analysis.findings] == ["copies_pageable"] and analysis.findings[0].severity == "low"
-    assert limit_of(analysis).startswith("NO VERDICT: no complete step in the")
+    assert limit_of(analysis).startswith("NO VERDICT: no whole step in the")
 
 
 def test_what_fills_less_than_half_is_named_with_its_share() -> None:

@@ -58,7 +58,7 @@ def test_launch_threads_and_what_contends_with_them():
     b.host("Iterator::Root", 0, 3, CALLER, cpu_budget=16)
     text = words(b.build())
     assert "Launches by 2 host threads, 1 per GPU; TF_GPU_THREAD_MODE gpu_private" in text
-    assert "threads busy during launches on 16 CPUs; tf.data works for 86% of the time in which GPUs wait" in text
+    assert "during launches on 16 CPUs; tf.data works for 86% of the time in which GPUs wait" in text
     b = Builder().run(0, 10, 30, launch=1, thread="python/7").run(0, 50, 30, launch=45, thread="python/7")
     one = words(b.build())
     assert "Launches by one thread, python/7" in one and "MODE" not in one and "busy during" not in one

@@ -135,5 +135,5 @@ def test_it_does_not_run_for_ever(monkeypatch):
 
 def test_no_interpreter_to_start(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    with pytest.raises(GputopError, match="could not be started"):
+    with pytest.raises(GputopError, match="Could not start the analysis"):
         analyze_in_worker(["x"])
