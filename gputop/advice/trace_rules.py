@@ -30,7 +30,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("input", "open", "between", "no_steps"), needs_training=True, silent_for=("pytorch",),
         limits=(
             Limit("shuffle_refill.share", 0.05, "ratio", "same as input_bound.share"),
-            Limit("shuffle_refill.samples", 2, "count", f"{OWN}one sample alone names nothing"),
+            Limit("shuffle_refill.samples", 2, "count", f"{OWN}a single sample of a filling buffer can be chance"),
         ),
     ),
     Rule(

@@ -151,7 +151,6 @@ def step_rows(a: Side, b: Side) -> list[ComparedRow]:
 
 
 def _no_steps(a: Side, b: Side) -> str:
-    """Return why there are no steps to compare."""
     damaged = [name for name, side in (("A", a), ("B", b)) if is_damaged(side)]
     if damaged:
         return f"the file of {' and of '.join(damaged)} is damaged"
@@ -404,7 +403,6 @@ def _tested(a: Side, b: Side, pairs: Mapping[Any, tuple[F64, F64] | None], *, ti
 
 
 def all_rows(a: Side, b: Side) -> list[ComparedRow]:
-    """Every figure that both sides can have."""
     rows: list[ComparedRow] = []
     if a.analysis is not None and b.analysis is not None:
         for table in (step_rows, breakdown_rows, gpu_rows, collective_rows, memory_rows):

@@ -26,8 +26,6 @@ class TomlPlace(NamedTuple):
 
 
 class TomlMistake(ValueError):
-    """The document is no TOML."""
-
     def __init__(self, message: str, position: TomlPlace) -> None:
         super().__init__(message)
         self.message, self.place = message, position
@@ -67,7 +65,6 @@ class Places:
         self._scan()
 
     def table(self, name: str, number: int = 0) -> TomlPlace:
-        """The header of a table."""
         return self._at(self._tables.get((name, number), 0))
 
     def value(self, table: str, number: int, key: str, value: object = None, offset: int = 0) -> TomlPlace:
@@ -84,7 +81,6 @@ class Places:
         return self._at(start)
 
     def key(self, table: str, number: int, key: str) -> TomlPlace:
-        """The key of a value."""
         start = self._keys.get((table, number, key))
         return self.table(table, number) if start is None else self._at(start)
 

@@ -152,7 +152,6 @@ def simulate(job: SimulatedJob, lead: int | None = None, programs: list[StepProg
 
 
 def job_programs(job: SimulatedJob) -> list[StepProgram]:
-    """The kernels of a step, per GPU."""
     count = 1 if job.cpu_only else job.gpus
     first = build_program(job)
     others = build_program(job, 1) if job.across.gpu0_extra_kernels and count > 1 else first

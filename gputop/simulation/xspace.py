@@ -110,7 +110,6 @@ class _Recorder:
             yield environment.finish()
 
     def _timestamp(self) -> int:
-        """Timestamp of every line."""
         return self.origin + self.begin if self.absolute else 0
 
     def _thread(self, key: str) -> str:
@@ -127,7 +126,6 @@ class _Recorder:
         return f"{pool}/{number}"
 
     def _launch_thread(self, gpu: int) -> str:
-        """The thread that launches a GPU's work."""
         if self.job.style == "eager" or (self.job.jax and self.job.gpus == 1):
             return "python"
         return "compute0" if self.job.across.one_thread else f"compute{gpu}"

@@ -31,7 +31,6 @@ _LONGEST_NS = 86_400 * 10**9
 
 
 def replicas(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> Replicas:
-    """All comparisons that the trace allows."""
     gpu_timelines = [timeline for timeline in gpu_timelines if timeline.compute.total]
     basis = "window" if steps is None else steps.times.unit
     parts = ("work", "compute", "busy", "first_kernel", "launches")

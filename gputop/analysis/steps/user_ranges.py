@@ -348,7 +348,6 @@ def _may_name_a_step(name: str) -> bool:
 
 
 def _loops(trace: Trace, rows: I64, rank: int) -> list[NamedRanges]:
-    """The loops that ranges on one thread show."""
     launched_ns = _launches_of_rank(trace, rank)
     loops = [*_families_of_words(trace, rows, launched_ns), *_parts_in_turn(trace, rows, launched_ns)]
     return [loop for loop in loops if _are_iterations(trace, loop, launched_ns)]

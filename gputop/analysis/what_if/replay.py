@@ -43,7 +43,6 @@ class Replay(Struct, frozen=True, dict=True):
 
     @property
     def spans(self) -> Spans:
-        """The time that is replayed."""
         return self.graph.spans
 
     @property

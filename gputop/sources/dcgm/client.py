@@ -90,7 +90,6 @@ class Backoff:
         self._connected_s = 0.0
 
     def due(self, now_s: float) -> bool:
-        """Return whether it is time to try to connect."""
         return now_s >= self._due_s
 
     def connected(self, now_s: float) -> None:
