@@ -77,7 +77,11 @@ class Places:
             if begin >= 0:
                 start = begin + offset
             elif _ONE_LINE.match(self._text, start):
-                start = _behind_escapes(self._text, start + 1, offset)
+                start += 1
+                for _ in range(offset):
+                    escape = _ESCAPE.match(self._text, start)
+                    start = escape.end() if escape else start + 1
+                start = min(start, len(self._text))
         return self._at(start)
 
     def key(self, table: str, number: int, key: str) -> TomlPlace:
@@ -117,14 +121,6 @@ def _header(line: str) -> tuple[str, str] | None:
     marks = "[[" if text.startswith("[[") else "[" if text.startswith("[") else ""
     name, closed, _ = text[len(marks):].partition("]")
     return (marks, _plain(name.strip())) if marks and closed and name.strip() else None
-
-
-def _behind_escapes(text: str, start: int, count: int) -> int:
-    """Position of the character ``count`` (from 0) of a text that begins at ``start``."""
-    for _ in range(count):
-        escape = _ESCAPE.match(text, start)
-        start = escape.end() if escape else start + 1
-    return min(start, len(text))
 
 
 def _plain(key: str) -> str:
