@@ -59,16 +59,16 @@ def describe_shuffle_refill(v: ShuffleRefill, job: Job) -> Explanation:
     why = "A shuffle returns its first element only after tf.data has filled its buffer, and training waits until then."
     if fill is not None:
         why += (f" In the {seconds(v.recorded_s)} recorded in detail, a fill takes {'' if fill.whole else 'at least '}"
-                f"{seconds(fill.seconds)}: {fill.elements:,} elements of the {fill.stage} stage"
+                f"{seconds(fill.seconds)} for {fill.elements:,} elements of the {fill.stage} stage"
                 f"{'' if fill.whole else ' (the start or end of the fill was not recorded)'}. Recording the elements "
                 "slows the fill down.")
     if seen.samples:
-        why += (f" In the next {seconds(seen.seconds)}, the buffer was filling in {seen.filling} of "
-                f"{counted(seen.samples, 'sample')}, or for about {seconds(seen.filled_s)}.")
+        why += (f" In the {seconds(seen.seconds)} after the detailed recording, the buffer was filling in "
+                f"{seen.filling} of {counted(seen.samples, 'sample')} (about {seconds(seen.filled_s)}).")
     if v.times > 1:
         why += f" The recording shows {v.times} fills."
     return Explanation(
-        title=(f"Training waits {seconds(fill.seconds)} for a shuffle buffer to fill, once in this recording"
+        title=(f"Training waits {seconds(fill.seconds)} for a shuffle buffer to fill (once in this recording)"
                if v.claim is None and fill is not None else
                f"Filling the shuffle buffer takes {percent(v.share)} of the time"), why=why,
         evidence=known({

@@ -38,7 +38,7 @@ def test_each_epoch_of_the_recording_fills_it():
 
 def test_one_fill_is_told_as_once():
     finding = findings(with_fills(1, 4000))["shuffle_refill"]
-    assert finding.title.startswith("Training waits 200 ms for a shuffle buffer to fill, once")
+    assert finding.title.startswith("Training waits 200 ms for a shuffle buffer to fill (once")
     assert finding.severity != "high"
 
 
