@@ -32,7 +32,7 @@ _PYTHON_MAP = ("The map function is Python (py_function or numpy_function), whos
 _WAITING = 16  # calls that wait at once, to begin with
 _MAP_WAITS = ("The map function is Python that mostly waits for storage or network: let its calls wait in parallel "
               "(num_parallel_calls, with more threads than CPUs) and prefetch.")
-_MAIN_SHARE = 0.5  # share of the time waited, or of a function's
+_MAIN_SHARE = 0.5  # share of a function's time
 _MAX_THREADS_PER_CPU = 2  # threads for each CPU, from which they are said to be too many
 # Times the slowest segment's own times: a longer wait has a cause that they do not show, such as tf.data's own time for
 # each of many small elements.
