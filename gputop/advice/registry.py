@@ -67,7 +67,6 @@ def limit_record(limit_id: str) -> Limit:
 
 
 def source(*limit_ids: str) -> str:
-    """Sources of these limits, in one line."""
     return "; ".join(dict.fromkeys(limit_record(id_).source for id_ in limit_ids))
 
 

@@ -104,7 +104,6 @@ _BESIDES = {
 
 
 def finding(rule: Rule, verdict: Verdict, words: Explanation, basis: Basis = _VERDICT_ALONE) -> Finding:
-    """Make the finding of a rule."""
     gain = _gain(verdict, words, basis)
     by_gain = severity_of(verdict.share if gain.step_time is None else gain.step_time)
     severity = verdict.severity or by_gain

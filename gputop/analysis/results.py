@@ -256,7 +256,6 @@ class Breakdown(Struct, frozen=True):
 
     @property
     def known(self) -> dict[str, float]:
-        """The parts that are known, by name."""
         parts = {name: getattr(self, name) for name in self.__struct_fields__}
         return {name: seconds for name, seconds in parts.items() if seconds is not None}
 
@@ -1071,8 +1070,6 @@ class HostStacks(Struct, frozen=True):
 
 
 class Analysis(Struct, frozen=True, kw_only=True):
-    """Everything found in one trace."""
-
     schema: str = SCHEMA
     simulated: bool = False
     trace: TraceSummary

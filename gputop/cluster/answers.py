@@ -114,7 +114,6 @@ class Outliers(Struct, frozen=True):
 
     @property
     def asked_gpus(self) -> tuple[Series, ...]:
-        """Return the GPUs of which everything is asked for."""
         return (*self.low_gpus[:MOST_LOW_GPUS], *self.low_clocks)
 
 
@@ -153,7 +152,6 @@ class FleetSeries(Struct, frozen=True, dict=True):
 
     @cached_property
     def groups(self) -> dict[Key, GroupFigures]:
-        """The figures of each group."""
         by_group: dict[Key, list[Series]] = {}
         for series in self.figure_series:
             by_group.setdefault(self.key(series.labels), []).append(series)
@@ -191,7 +189,6 @@ class FleetSeries(Struct, frozen=True, dict=True):
 
     @cached_property
     def outliers(self) -> Outliers:
-        """Return what stands out."""
         middles: dict[Key, dict[str, float]] = {}
         idle: dict[Key, dict[str, float]] = {}
         for series in self.outlier_series:
@@ -227,7 +224,6 @@ class FleetSeries(Struct, frozen=True, dict=True):
 
     @cached_property
     def gpus(self) -> GpuDetails:
-        """The single GPUs that were asked for."""
         gpus: dict[str, Gpu] = {}
         groups: dict[str, set[Key]] = {}
         clocks: dict[tuple[Key, str], dict[str, float]] = {}

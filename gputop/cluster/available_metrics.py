@@ -184,7 +184,6 @@ def label_counts(metrics: AvailableMetrics) -> str:
 
 
 def selector_of_targets(scrape_jobs: Sequence[str]) -> str:
-    """Select the targets of these."""
     return f'up{{job=~"{"|".join(map(regex, scrape_jobs))}"}}'
 
 

@@ -242,7 +242,6 @@ def _sums(members: Sequence[_Member], *labels: str) -> Iterator[_Rows]:
 
 
 def _figures(members: Sequence[_Member], idle: float) -> Iterator[_Rows]:
-    """The present figures of all groups."""
     yield from _sums(members)
     yield "gpus", _by((each for each in members if each.activity is None), "one", sum, "kind")
     for level, does_nothing in ((0, True), (LEVELS, False)):
@@ -310,7 +309,6 @@ def _low_clocks(busy: Sequence[_Member], limits: FleetLimits) -> list[_Member]:
 
 
 def _lowest(rows: Iterable[_Row]) -> Iterator[_Row]:
-    """Return the lowest few of each group."""
     counts: Counter[Key] = Counter()
     for labels, value in sorted(rows, key=lambda row: row[1]):
         counts[_key(labels)] += 1

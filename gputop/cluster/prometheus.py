@@ -64,8 +64,6 @@ def figure_of(series: Series) -> str:
 
 
 class QueryCost(Struct):
-    """Cost of what was asked of the server."""
-
     queries: int = 0
     bytes: int = 0  # of the answers as they came
     plain_bytes: int = 0  # unpacked

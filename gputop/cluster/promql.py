@@ -22,12 +22,10 @@ def matchers(values: Mapping[str, Collection[str]]) -> str:
 
 
 def has(label: str) -> str:
-    """Matches the series that have this label."""
     return f'{label}!=""'
 
 
 def lacks(label: str) -> str:
-    """Matches the series that do not have this label."""
     return f'{label}=""'
 
 

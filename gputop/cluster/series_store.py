@@ -48,7 +48,6 @@ class SlotGrid(Struct, frozen=True):
         return self.last - self.first + 1
 
     def history(self, value: Callable[[int], float | None]) -> History:
-        """The ``value`` of each slot."""
         return History(self.first * self.step_s, self.step_s, tuple(map(value, range(self.first, self.last + 1))))
 
 
@@ -109,7 +108,6 @@ class SeriesStore:
         self._points.setdefault((figure, series_id), {})[slot] = value
 
     def grid(self, view: FleetView, now_s: float) -> SlotGrid:
-        """The slots of a view at a time."""
         return SlotGrid.of(view, now_s + view.step_s if self._live else now_s)
 
     def fit(self, grid: SlotGrid) -> None:

@@ -125,14 +125,12 @@ class Wanted:
     def _gpu_subjects(self) -> list[GpuSubject]:
         outliers = self._series.outliers
         gpus = [gpu_selection(gpu.labels) for gpu in outliers.asked_gpus]
-        nodes = [self._node_selection(node) for _, node in self.view.open_nodes]
+        rows = (*self._series.job_nodes.values(), self._series.nodes)
+        nodes = [next((node_selection(row[node].labels) for row in rows if node in row), ())
+                 for _, node in self.view.open_nodes]
         clocks = [gpu_selection(gpu.labels) for gpu in outliers.low_clocks]
         return [(figure, selection) for figure, selections in ((ACTIVITY, [*gpus, *nodes]), (CLOCK, clocks))
                 for selection in dict.fromkeys(selections) if selection]
-
-    def _node_selection(self, name: str) -> Selection:
-        rows = (*self._series.job_nodes.values(), self._series.nodes)
-        return next((node_selection(nodes[name].labels) for nodes in rows if name in nodes), ())
 
     def _with_peers(self, keys: set[Key]) -> list[Key]:
         """Return these groups; where groups are nodes, also other nodes of their jobs, some of them."""

@@ -192,7 +192,6 @@ class _Parser(argparse.ArgumentParser):
         return parsed
 
     def add_commands(self, **settings: Any) -> Any:
-        """Subparsers, one for each command."""
         self._commands = self.add_subparsers(**settings)
         return self._commands
 

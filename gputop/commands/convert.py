@@ -66,7 +66,6 @@ def _recording(paths: list[str], *, whole: bool = False) -> Iterator[SqlTables]:
 
 @contextmanager
 def _tables(paths: list[str]) -> Iterator[SqlTables]:
-    """Tables of a recording or a trace."""
     from gputop.replay.reader import is_recording
 
     if is_recording(paths[0]):

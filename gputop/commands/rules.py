@@ -66,8 +66,6 @@ class ListedBudget(Struct, frozen=True):
 
 
 class RulesDocument(Struct, frozen=True, tag_field="schema", tag="gputop.rules/1"):
-    """gputop rules list --json."""
-
     rules: tuple[ListedRule, ...]
     limits: tuple[ListedLimit, ...]
     budgets: tuple[ListedBudget, ...]

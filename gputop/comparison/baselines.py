@@ -36,8 +36,6 @@ class SavedBaseline(Struct, frozen=True):
 
 
 class BaselinesDocument(Struct, frozen=True, tag_field="schema", tag="gputop.baselines/1"):
-    """gputop compare --baselines --json."""
-
     baselines: tuple[SavedBaseline, ...]
 
 

@@ -87,8 +87,6 @@ class CompareMethod(Struct, frozen=True):
 
 
 class CompareDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag="gputop.compare/1"):
-    """gputop compare --json."""
-
     gputop: str
     a: CompareSide
     b: CompareSide

@@ -151,7 +151,6 @@ def step_rows(a: Side, b: Side) -> list[ComparedRow]:
 
 
 def _no_steps(a: Side, b: Side) -> str:
-    """Return why there are no steps to compare."""
     damaged = [name for name, side in (("A", a), ("B", b)) if is_damaged(side)]
     if damaged:
         return f"the file of {' and of '.join(damaged)} is damaged"
@@ -242,7 +241,11 @@ def step_scale(a: Side, b: Side) -> float:
 def breakdown_rows(a: Side, b: Side) -> list[ComparedRow]:
     """Each part of the mean step: in seconds per iteration or, where the steps are other work, as a share of it."""
     if _not_alike(a, b) is not None:
-        return _part_shares(a, b)
+        pairs = {name: _pair(a, b, partial(_part, name=name, of_step=True)) for name in PART_ORDER}
+        interval, reason = _tested(a, b, pairs)
+        return [_judged(ComparedRow("breakdown", name, RATIO, float(pair[0].mean()), float(pair[1].mean())), -1,
+                        _Test(MIN_EFFECT, interval.get(name), reason=reason))
+                for name, pair in pairs.items() if pair is not None]
     breakdowns = [side.analysis.breakdown if side.analysis is not None else None for side in (a, b)]
     if breakdowns == [None, None]:
         return []
@@ -259,14 +262,6 @@ def breakdown_rows(a: Side, b: Side) -> list[ComparedRow]:
         test = _Test(minimum, interval.get(name), _within(pairs[name], minimum), reason)
         rows.append(_judged(ComparedRow("breakdown", name, SECONDS, first, second, work=work), -1, test))
     return rows
-
-
-def _part_shares(a: Side, b: Side) -> list[ComparedRow]:
-    pairs = {name: _pair(a, b, partial(_part, name=name, of_step=True)) for name in PART_ORDER}
-    interval, reason = _tested(a, b, pairs)
-    return [_judged(ComparedRow("breakdown", name, RATIO, float(pair[0].mean()), float(pair[1].mean())), -1,
-                    _Test(MIN_EFFECT, interval.get(name), reason=reason))
-            for name, pair in pairs.items() if pair is not None]
 
 
 def _part(series: StepArrays, name: str, of_step: bool = False) -> F64 | None:
@@ -404,7 +399,6 @@ def _tested(a: Side, b: Side, pairs: Mapping[Any, tuple[F64, F64] | None], *, ti
 
 
 def all_rows(a: Side, b: Side) -> list[ComparedRow]:
-    """Every figure that both sides can have."""
     rows: list[ComparedRow] = []
     if a.analysis is not None and b.analysis is not None:
         for table in (step_rows, breakdown_rows, gpu_rows, collective_rows, memory_rows):

@@ -67,7 +67,6 @@ class Connection(http.client.HTTPConnection):
         self.response_class = self._response  # type: ignore[assignment]  # a function that returns one
 
     def bound(self, end_s: float, most_bytes: int) -> None:
-        """Limits of the next request, and of its answer."""
         self.limits.end_s, self.limits.left_bytes = end_s, most_bytes
 
     def connect(self) -> None:

@@ -481,8 +481,6 @@ def remove_empty(folders: list[Path]) -> None:
 
 
 class Readable(Protocol):
-    """Source of bytes."""
-
     def read(self, size: int, /) -> bytes: ...
 
 

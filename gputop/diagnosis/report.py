@@ -72,7 +72,9 @@ def short_report(analysis: Analysis, width: int = 80) -> str:
     verdict = replace(verdict, rows=(*verdict.rows, VerdictRow("From", _provenance(a))))
     lines += plain_lines(verdict, width, loud=True, most=_WHY_LINES)
     notes = list(_quality(a, width))
-    below = ["", *_step_in_short(a, width), *notes[:_NOTE_LINES], *["         …"] * (len(notes) > _NOTE_LINES)]
+    parts = a.breakdown.known if a.breakdown is not None else {}
+    below = ["", *(plain_step_lines(parts, width, a.steps.median_s) if a.steps is not None else ()),
+             *notes[:_NOTE_LINES], *["         …"] * (len(notes) > _NOTE_LINES)]
     if a.wall_time is not None and worth_saying(a.wall_time):
         below += wrap(wall_sentence(a.wall_time), width)
     below += wrap(unexplained_text(a), width)
@@ -94,12 +96,6 @@ def short_report(analysis: Analysis, width: int = 80) -> str:
 _OVERVIEW_STEPS, _SHORTER = 5, 0.9  # gputop's own figures
 _NOTE_LINES, _WHY_LINES, _SHORT_LINES = 3, 2, 24  # of the short report
 _SIMULATED = "SIMULATED: gputop generated this trace; it was not recorded on real GPUs."
-
-
-def _step_in_short(a: Analysis, width: int) -> Iterator[str]:
-    """Yield a bar of the mean step; nothing without steps."""
-    if a.steps is not None:
-        yield from plain_step_lines(a.breakdown.known if a.breakdown is not None else {}, width, a.steps.median_s)
 
 
 def _provenance(a: Analysis) -> str:

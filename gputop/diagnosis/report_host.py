@@ -32,7 +32,6 @@ def gaps(a: Analysis, width: int) -> Iterator[str]:
 
 
 def stacks(a: Analysis, width: int) -> Iterator[str]:
-    """The lines of Python that ran in the gaps."""
     if a.stacks is None:
         return
     period_s = a.steps.mean_s if a.steps is not None else a.trace.window_s

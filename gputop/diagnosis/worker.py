@@ -46,8 +46,6 @@ class WorkerFailed(GputopError):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A GputopError of the subprocess."""
-
     message: str
     fix: str
     exit_code: int
@@ -230,7 +228,6 @@ def answer(work: Callable[[], object]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Analyze and print the :class:`Diagnosis`."""
     from gputop.diagnosis.diagnose import analyze_to_facts
     from gputop.trace.readers.load import load
 

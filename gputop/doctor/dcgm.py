@@ -93,7 +93,6 @@ def _unreachable(error: OSError, target: Address, root: Path, env: Mapping[str, 
 
 
 def _answers(connection: Engine, target: Address, facts: DriverFacts, now_s: float) -> Result:
-    """Check what an engine that answers provides."""
     entities = [gpu.entity for gpu in (*connection.gpus, *connection.instances)]
     detail = f"DCGM {connection.version or 'of unknown version'} answers at {target}, with {len(connection.gpus)} GPUs"
     if not entities:

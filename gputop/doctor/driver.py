@@ -54,7 +54,6 @@ def in_container(root: Path) -> bool:
 
 
 def nvml_library(facts: DriverFacts, root: Path) -> Result:
-    """Check whether libnvidia-ml.so.1 can be loaded."""
     if facts.nvml_path or not facts.load_error:
         version = f", from driver {facts.nvml_version}" if facts.nvml_version else ""
         if not facts.nvml_path and facts.died:
@@ -85,7 +84,6 @@ def module_version(root: Path) -> str:
 
 
 def kernel_module(facts: DriverFacts, root: Path) -> Result:
-    """Check whether the driver's kernel module is loaded."""
     text = text_of(root / "proc/driver/nvidia/version").partition("\n")[0]
     if text:
         return Result("ok", " ".join(printable(text.removeprefix("NVRM version:")).split()))

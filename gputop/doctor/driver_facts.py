@@ -185,11 +185,6 @@ def child() -> None:
     except (ImportError, AttributeError) as error:
         _say(import_error=f"{type(error).__name__}: {error}")
         return
-    _ask_all(nvml, count)
-    _say(done=True)
-
-
-def _ask_all(nvml: Any, count: int) -> None:
     with contextlib.suppress(nvml.NVMLError):
         _say(cuda=nvml.nvmlSystemGetCudaDriverVersion() // 1000)
     threads = [threading.Thread(target=_ask_gpu, args=(nvml, index)) for index in range(count)]
@@ -197,6 +192,7 @@ def _ask_all(nvml: Any, count: int) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    _say(done=True)
 
 
 def _ask_gpu(nvml: Any, index: int) -> None:

@@ -29,8 +29,6 @@ _ORDER = ("python", "dependencies", "driver_library", "kernel_module", "device_f
 
 
 class DoctorDocument(Struct, frozen=True, tag_field="schema", tag="gputop.doctor/1"):
-    """gputop doctor --json."""
-
     checks: tuple[Check, ...]
 
 

@@ -34,7 +34,6 @@ _PIP = shlex.join(pip_command())
 
 
 def python() -> Result:
-    """gputop's version and the interpreter's."""
     return Result("ok", f"gputop {__version__} on Python {platform.python_version()} ({sys.executable})")
 
 

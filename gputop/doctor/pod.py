@@ -66,7 +66,6 @@ def rights(facts: DriverFacts, root: Path, env: Mapping[str, str]) -> Result | N
 
 
 def manifest_lines(grants: Iterable[_Grant]) -> str:
-    """The lines to add to gputop's pod, in YAML."""
     grants = list(grants)
     lines = ["spec:", *(f"  {line}" for grant in grants for line in grant.spec)]
     container = [line for grant in grants for line in grant.container]

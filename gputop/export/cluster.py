@@ -122,7 +122,6 @@ def shown_span_s(jobs: Sequence[Job]) -> float | None:
 
 
 def lane(history: History | None, span_s: float | None) -> Lane:
-    """The values of the last ``span_s`` of a history."""
     if history is None or not history.values or span_s is None:
         return () if history is None else history.values
     count = max(1, round(span_s / history.step_s))

@@ -50,7 +50,6 @@ _HEIGHT = 100
 
 
 def to_html(report: Report) -> str:
-    """The page of a report."""
     title = f"gputop report: {report.host}"
     parts = [_header(report), BANNER if report.simulated else "", _total(report), _days(report), _worst(report),
              _list("Growing host memory", map(creep_sentence, report.creep)),

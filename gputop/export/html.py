@@ -88,7 +88,6 @@ def _lane(g: GpuSample, track: Track, grid: Grid, many: str) -> str:
 
 
 def _xids(g: GpuSample, grid: Grid) -> str:
-    """Marks at the times of Xid errors."""
     places = [(x, (x.time_s - grid.start_s) / grid.slice_s) for x in g.xids]
     return "".join(f'<path fill="#ff6b7a" d="M{x:.1f} 0h.7v{pictures.BANDS}h-.7z"><title>Xid {event.xid}</title></path>'
                    for event, x in places if 0 <= x < grid.slices)

@@ -29,7 +29,6 @@ _CELLS = tuple(_cells())
 
 
 def analysis(s: Snapshot) -> Analysis | None:
-    """Return what the trace of the last capture says."""
     return s.capture.analysis if s.capture is not None else None
 
 
@@ -145,7 +144,6 @@ def _command(command: str) -> str:
 
 
 def node(s: Snapshot) -> str:
-    """The host and its profiler servers."""
     h = s.sample.host
     rows = []
     if h.cpu_count is not None:

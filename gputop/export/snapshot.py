@@ -210,7 +210,6 @@ def _not_judged_lines(abstained: Iterable[Abstained]) -> Iterator[str]:
 
 
 def _gpu_lines(sample: NodeSample) -> Iterator[str]:
-    """The table of GPUs."""
     columns = [column for column in COLUMNS if column.text]
 
     def line(cells: Iterable[str]) -> str:

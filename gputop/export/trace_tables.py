@@ -61,7 +61,9 @@ def trace_tables(facts: TraceFacts) -> SqlTables:
 def _tables(facts: TraceFacts) -> Iterator[tuple[SqlTable, Iterator[Batch]]]:
     trace = facts.trace
     host, allocator = trace.host, trace.allocator
-    yield ABOUT, _columns(_about(facts))
+    yield ABOUT, _columns([
+        ("gputop", __version__), ("format", trace.format), ("simulated", "yes" if trace.simulated else "no"),
+        ("origin_unix_ns", str(trace.origin_ns)), ("analysis", json.dumps(facts.analysis.to_json()))])
     yield GPUS, _columns([(i, g.host, g.ordinal, g.rank, g.name or None, g.sms, g.memory_bytes)
                           for i, g in enumerate(trace.gpus)])
     yield LINES, _columns([(i, line.host, None if line.gpu < 0 else line.gpu, line.name)
@@ -78,12 +80,6 @@ def _tables(facts: TraceFacts) -> Iterator[tuple[SqlTable, Iterator[Batch]]]:
     yield STEPS, _columns([(i, start, end) for i, (start, end) in enumerate(bounds)])
     yield FINDINGS, _columns([(i, f.id, f.severity, f.title, f.why, f.action, f.gain.step_time, f.gain.by or None)
                               for i, f in enumerate(facts.analysis.findings)])
-
-
-def _about(facts: TraceFacts) -> list[tuple[str, str]]:
-    trace = facts.trace
-    return [("gputop", __version__), ("format", trace.format), ("simulated", "yes" if trace.simulated else "no"),
-            ("origin_unix_ns", str(trace.origin_ns)), ("analysis", json.dumps(facts.analysis.to_json()))]
 
 
 def _device(trace: Trace) -> Iterator[Batch]:

@@ -70,14 +70,11 @@ class MemorySeries:
         extremes = self._slices.get(number, MemorySlice(value, value))
         self._slices[number] = MemorySlice(min(value, extremes.low), max(value, extremes.high))
         if len(self._slices) > MAX_POINTS:
-            self._widen()
-
-    def _widen(self) -> None:
-        slices: dict[int, MemorySlice] = {}
-        for number, extremes in self._slices.items():
-            other = slices.get(number // 2, extremes)
-            slices[number // 2] = MemorySlice(min(extremes.low, other.low), max(extremes.high, other.high))
-        self._slices, self._width_s = slices, 2 * self._width_s
+            slices: dict[int, MemorySlice] = {}  # twice as wide
+            for number, extremes in self._slices.items():
+                other = slices.get(number // 2, extremes)
+                slices[number // 2] = MemorySlice(min(extremes.low, other.low), max(extremes.high, other.high))
+            self._slices, self._width_s = slices, 2 * self._width_s
 
     def peak(self, bytes_per_s: float) -> float:
         """The highest value to be expected now of a series with that slope, by its last eighth: a limit is met by the

@@ -48,7 +48,6 @@ _HOURS_A_DAY = 24
 
 
 def to_text(report: Report, width: int = 100) -> str:
-    """All of it, in lines of ``width``."""
     sections = (_header(report), _states(report, width), *(table_text(table, width) for table in tables(report)),
                 _grid(report.hours), _worst(report.worst_hours), _own_rules(report.own_rules), _memory(report.creep),
                 closing_sentences(report))

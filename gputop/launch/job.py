@@ -112,7 +112,6 @@ class StartedJob:
         self._on_change = on_change
 
     def set_server(self, address: str | None, line: str) -> None:
-        """Keep what the job announced about its profiler server."""
         if address is None:
             self.problem = line
         else:

@@ -118,8 +118,6 @@ class Discovery(Struct, frozen=True):
 
 
 class _SocketState(Struct):
-    """State of one listening socket."""
-
     holders: tuple[int, ...]  # pids, the oldest first
     relevant: bool | None = None  # whether a holder may be a training job; None: not examined yet
     framework: Framework | None = None

@@ -60,7 +60,6 @@ class Listener(Struct, frozen=True):
 
 
 def with_children(proc: Path, pids: Iterable[int]) -> set[int]:
-    """``pids`` and all their descendants."""
     return with_descendants(pids, children_by_parent(
         (pid, stat.parent) for pid in process_ids(proc) if (stat := stat_of(pid, proc)) is not None))
 

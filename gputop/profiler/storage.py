@@ -128,7 +128,6 @@ class RunFolder(Struct):
 
     @property
     def file(self) -> Path:
-        """Path where the trace will be."""
         return self.path / self.name
 
     @property

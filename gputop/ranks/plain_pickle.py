@@ -72,7 +72,6 @@ class _Machine:
         raise _Damaged(f"it has more than {MAX_OPCODES:,} instructions")
 
     def take(self, count: int) -> bytes:
-        """The next bytes of the file."""
         end = self._next + count
         if end > len(self._data):
             raise _Damaged("it is cut")

@@ -16,7 +16,6 @@ _PROC = Path("/proc")
 
 
 def local_addresses() -> frozenset[str]:
-    """The IP addresses of this node."""
     import psutil
 
     local = set()

@@ -157,8 +157,6 @@ class StacksProcess(Struct, frozen=True):
 
 
 class StacksDocument(Struct, frozen=True, tag_field="schema", tag="gputop.stacks/1"):
-    """gputop stacks --json."""
-
     nccl: StacksNccl
     flight_recorder: tuple[StacksDumps, ...]
     jobs: tuple[StacksJob, ...]

@@ -34,7 +34,8 @@ def check_rights(pid: int, folder: Path, uid: int, command: str, alternative: st
         raise GputopError(f"process {pid} belongs to {user_name(uid)}",
                           f"Run gputop as that user, or {again}. {alternative}")
     if os.geteuid() == 0:
-        if not _may_trace(proc):
+        capabilities = effective_capabilities("self", proc)
+        if capabilities is not None and not capabilities & CAP_SYS_PTRACE:
             raise GputopError("this container lacks the capability SYS_PTRACE",
                               "Start the container with --cap-add=SYS_PTRACE (Kubernetes: "
                               f"securityContext.capabilities.add), or run gputop {command} on the host. {alternative}")
@@ -56,8 +57,3 @@ def _ptrace_scope(yama: Path) -> int:
         return int(yama.read_text())
     except (OSError, ValueError):  # a kernel without Yama
         return 0
-
-
-def _may_trace(proc: Path) -> bool:
-    capabilities = effective_capabilities("self", proc)
-    return capabilities is None or bool(capabilities & CAP_SYS_PTRACE)

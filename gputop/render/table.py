@@ -205,7 +205,6 @@ def lane_means(lane: Lane, columns: int) -> list[float | None]:
 
 
 def bars(lane: Lane, columns: int) -> str:
-    """A lane as text."""
     return "".join(BLANK if v is None else BARS[min(7, max(0, round(8 * v) - 1))] for v in lane_means(lane, columns))
 
 

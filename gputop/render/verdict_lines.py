@@ -33,8 +33,6 @@ class VerdictRow(Struct, frozen=True):
 
 
 class VerdictLines(Struct, frozen=True):
-    """The lines of a verdict."""
-
     head: str  # what is wrong, with its share: "Input wait takes 48% of the step"; or "NO VERDICT"
     about: str = ""  # behind a head that is no sentence: "10 steps seen, 20 needed"
     fix: str = ""  # what the fix brings: "fix: 95 → 49 ms at best"

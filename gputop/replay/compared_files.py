@@ -62,7 +62,8 @@ def read_side(path: str | os.PathLike[str]) -> Side:
     text = os.fspath(path)
     saved = _saved(Path(text))
     if saved is None:
-        return _from_trace(text)
+        facts = analyze_to_facts(load([text]))
+        return side_of_trace(text, facts.analysis, compared_trace(facts))
     schema = saved["schema"]
     if schema == ANALYSIS:
         return Side(text, "analysis", Analysis.from_json(saved, text))
@@ -84,11 +85,6 @@ def _live(snapshot: Snapshot) -> LiveFigures:
             if measured := tuple(value for value in track.mean if value is not None):
                 means.setdefault((gpu.info.index, track.metric), measured)
     return LiveFigures(snapshot.sample.simulated, len(gpus), means, snapshot.findings, snapshot.live.abstained)
-
-
-def _from_trace(path: str) -> Side:
-    facts = analyze_to_facts(load([path]))
-    return side_of_trace(path, facts.analysis, compared_trace(facts))
 
 
 def _saved(path: Path) -> dict[str, Any] | None:

@@ -67,7 +67,6 @@ class Encoder:
         self._streams: list[zlib._Compress] = []
 
     def encode(self, sample: NodeSample) -> bytes:
-        """The records that add ``sample`` to the file."""
         begin = b""
         if self._samples % SEGMENT_SAMPLES == 0:
             self._streams = []

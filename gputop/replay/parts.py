@@ -85,8 +85,9 @@ class PartsWriter:
 
     def append(self, sample: NodeSample) -> None:
         """Add one sample, to a new part where it is time. Raises GputopError as a RecordingWriter does."""
-        part = self._part
-        if part is not None and self._is_over(part.size_bytes, sample.time_s - self._begun_s):
+        part, age_s, most_s = self._part, sample.time_s - self._begun_s, self._rotation.part.age_s
+        if part is not None and (part.size_bytes >= self._rotation.part_bytes or age_s < 0
+                                 or (most_s is not None and age_s >= most_s)):
             self._end_part()
         try:
             self._append(sample)
@@ -112,10 +113,6 @@ class PartsWriter:
             finally:
                 if self._lock is not None:
                     os.close(self._lock)
-
-    def _is_over(self, size_bytes: int, age_s: float) -> bool:
-        allowed_s = self._rotation.part.age_s
-        return size_bytes >= self._rotation.part_bytes or age_s < 0 or (allowed_s is not None and age_s >= allowed_s)
 
     def _new_part(self, time_s: float) -> RecordingWriter:
         stamp = time.strftime("gputop-%Y%m%dT%H%M%SZ", time.gmtime(time_s))

@@ -130,7 +130,6 @@ class Player:
             self._changed.notify_all()
 
     def change_speed(self, by: int) -> None:
-        """``by`` steps faster, or slower."""
         with self._changed:
             nearest = min(range(len(SPEEDS)), key=lambda i: abs(min(SPEEDS[i], 1e6) - min(self.speed, 1e6)))
             self.speed = SPEEDS[min(len(SPEEDS) - 1, max(0, nearest + by))]

@@ -125,7 +125,6 @@ class Recording:
     # -- records ------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Bring the decoder to its next sample."""
         while True:
             kind, payload, self._next = self._read(self._next)
             if self._decoder.take(kind, payload):

@@ -37,8 +37,6 @@ class Trial(Struct, kw_only=True):
 
 
 class TrialsDocument(Struct, frozen=True, tag_field="schema", tag="gputop.rule-trials/1"):
-    """gputop rules test --json."""
-
     trials: tuple[Trial, ...]
 
 

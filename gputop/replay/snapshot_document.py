@@ -245,8 +245,6 @@ class Capture(CaptureFacts, frozen=True, kw_only=True):
 
 
 class Document(Struct, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
-    """gputop snapshot --format json."""
-
     gputop: str
     simulated: bool
     time_s: UnixTime

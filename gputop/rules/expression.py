@@ -138,7 +138,6 @@ class Condition(Struct, frozen=True):
 
     @property
     def references(self) -> tuple[Reference, ...]:
-        """The names that it uses."""
         return tuple(meaning for meaning in self.meanings.values() if isinstance(meaning, Reference))
 
     @property

@@ -27,8 +27,6 @@ _MAX_HOLD_S = 3600.0
 
 
 class FileProblem(Struct, frozen=True):
-    """A mistake in a file, for people."""
-
     file: str
     place: TomlPlace
     message: str

@@ -26,8 +26,6 @@ class TomlPlace(NamedTuple):
 
 
 class TomlMistake(ValueError):
-    """The document is no TOML."""
-
     def __init__(self, message: str, position: TomlPlace) -> None:
         super().__init__(message)
         self.message, self.place = message, position
@@ -67,7 +65,6 @@ class Places:
         self._scan()
 
     def table(self, name: str, number: int = 0) -> TomlPlace:
-        """The header of a table."""
         return self._at(self._tables.get((name, number), 0))
 
     def value(self, table: str, number: int, key: str, value: object = None, offset: int = 0) -> TomlPlace:
@@ -80,11 +77,14 @@ class Places:
             if begin >= 0:
                 start = begin + offset
             elif _ONE_LINE.match(self._text, start):
-                start = _behind_escapes(self._text, start + 1, offset)
+                start += 1
+                for _ in range(offset):
+                    escape = _ESCAPE.match(self._text, start)
+                    start = escape.end() if escape else start + 1
+                start = min(start, len(self._text))
         return self._at(start)
 
     def key(self, table: str, number: int, key: str) -> TomlPlace:
-        """The key of a value."""
         start = self._keys.get((table, number, key))
         return self.table(table, number) if start is None else self._at(start)
 
@@ -121,14 +121,6 @@ def _header(line: str) -> tuple[str, str] | None:
     marks = "[[" if text.startswith("[[") else "[" if text.startswith("[") else ""
     name, closed, _ = text[len(marks):].partition("]")
     return (marks, _plain(name.strip())) if marks and closed and name.strip() else None
-
-
-def _behind_escapes(text: str, start: int, count: int) -> int:
-    """Position of the character ``count`` (from 0) of a text that begins at ``start``."""
-    for _ in range(count):
-        escape = _ESCAPE.match(text, start)
-        start = escape.end() if escape else start + 1
-    return min(start, len(text))
 
 
 def _plain(key: str) -> str:

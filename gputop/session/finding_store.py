@@ -89,7 +89,6 @@ class FindingStore:
         self.refresh()
 
     def keep_capture(self, record: CaptureRecord) -> None:
-        """Add a capture to those that can be compared."""
         if record.compared is not None:
             self._compared = (*(path for path in self._compared if path != record.path), record.path)[-MAX_COMPARED:]
         others = (one for one in self.captures if one.path != record.path)

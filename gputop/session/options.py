@@ -35,8 +35,6 @@ class AutoCaptureOptions(Struct, frozen=True):
 
 
 class Options(Struct, frozen=True):
-    """Options of a session from the command line."""
-
     interval_s: float = 1.0
     attach: tuple[str, ...] = ()
     logdir: Path = field(default_factory=lambda: Path(DEFAULT_LOGDIR))

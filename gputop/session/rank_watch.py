@@ -85,7 +85,6 @@ class RankWatch:
 
 
 def following(before: RasReport | None, answer: RasAnswer, hosts: frozenset[str]) -> RasReport:
-    """The report with one more answer."""
     if before is None or before.first is None or not unchanged(before.first, answer):
         return RasReport(answer, answer, hosts=hosts)
     return replace(before, last=answer)

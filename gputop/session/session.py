@@ -225,7 +225,6 @@ class Session:
         self.results.baseline = a
 
     def drop_capture(self, record: CaptureRecord) -> None:
-        """Forget a capture whose files are deleted."""
         self.results.drop_capture(record.path)
         self._notify("capture")
 
@@ -256,7 +255,6 @@ class Session:
 
     @property
     def watched_node(self) -> WatchedNode:
-        """State of the node now."""
         return WatchedNode(self.feed.sample, self.feed.history, self.feed.interval_s, self.results.live.findings,
                            self.results.rules_ran_s)
 

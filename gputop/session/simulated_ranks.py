@@ -39,7 +39,6 @@ class SimulatedRanks:
         return tuple(hanging[1]) if hanging is not None else ()
 
     def hosts(self) -> frozenset[str]:
-        """The addresses of the simulated node."""
         return _HOSTS
 
     def ask(self, pids: Iterable[int], hosts: frozenset[str]) -> RasAnswer:

@@ -58,15 +58,11 @@ def _of_this_node(servers: Sequence[Server], sample: NodeSample | None,
     if history is None or sample is None:
         return {}
     host_pids = {pid: process.pid for process in sample.processes for pid in (process.pid, process.local_pid)}
-    by_pid = _by_pid(answer_of(sample, history, _WINDOW_S), _seen_s(history, _WINDOW_S))
+    times = history.windows("sm_active", _WINDOW_S)[0]
+    seen_s = max(1.0, float(times[-1] - times[0])) if len(times) else _WINDOW_S
+    by_pid = _by_pid(answer_of(sample, history, _WINDOW_S), seen_s)
     return {server.address: by_pid[pid] for server in servers
             if server.pid is not None and (pid := host_pids.get(server.pid)) in by_pid}
-
-
-def _seen_s(history: History, window_s: float) -> float:
-    """Seconds of the window of which there are samples."""
-    times = history.windows("sm_active", window_s)[0]
-    return max(1.0, float(times[-1] - times[0])) if len(times) else window_s
 
 
 def _by_pid(answer: NodeAnswer, seconds: float) -> dict[int | None, WorkerFigures]:

@@ -183,7 +183,6 @@ class Plane:
         return field_bytes(4, body)
 
     def add_line(self, line_id: int, name: str, timestamp_ns: int, event_bytes: Sequence[bytes]) -> None:
-        """A line, if it has events."""
         data = b"".join(event_bytes)
         if data:
             head = field_varint(1, line_id) + field_bytes(2, name) + field_varint(3, timestamp_ns)

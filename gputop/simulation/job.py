@@ -62,8 +62,6 @@ class MidStepWork(Struct, frozen=True):
 
 
 class KernelWork(Struct, frozen=True):
-    """Kernels of one GPU in a step."""
-
     family: str = "transformer"  # transformer, cnn, mlp, rnn
     dtype: str = "bf16"
     compute_ms: float = 60.0
@@ -102,8 +100,6 @@ class Launching(Struct, frozen=True):
 
 
 class BatchMaking(Struct, frozen=True):
-    """The input pipeline."""
-
     produce_ms: float = 20.0  # one batch, by all workers together
     prefetch: int = 2
     buffer_full: bool = True  # at the first step
@@ -149,8 +145,6 @@ class AllocatorShares(Struct, frozen=True):
 
 
 class Recorded(Struct, frozen=True):
-    """Parts of the job that the capture records."""
-
     seen_gpus: int = 0  # GPUs of the captured process; 0: all
     host_plane: bool = True
     launches: bool = True  # the host's launch calls, which CUPTI records apart from the kernels

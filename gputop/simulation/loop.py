@@ -103,7 +103,6 @@ class _Epoch(Struct, frozen=True):
 
 
 def step_templates(scenario: Scenario, kind: StepKind, seed: int, programs: list[StepProgram]) -> list[StepTemplate]:
-    """Simulated steps of that kind."""
     if kind is StepKind.CHECKPOINT:
         return [_checkpoint_template(scenario, programs)]
     job = scenario.job.replace(seed=seed + kind, steps=_VARIANTS[kind], training=kind is StepKind.TRAIN)

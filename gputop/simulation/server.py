@@ -104,7 +104,11 @@ class SimulatedProfilerServer:
             with self._lock:
                 self._session = None
         if request.opts.version and not request.opts.device_tracer_level:
-            xspace = _without_gpus(xspace)
+            space = messages.XSpace.FromString(xspace)  # with the device tracer off, as in an overview
+            planes = [plane for plane in space.planes if not plane.name.startswith("/device:")]
+            del space.planes[:]
+            space.planes.extend(planes)
+            xspace = bytes(space.SerializeToString())
         if request.emit_xspace:
             response = messages.RawProfileResponse(xspace=xspace)
         else:
@@ -129,12 +133,3 @@ class SimulatedProfilerServer:
         self._parse(messages.MonitorRequest, data, context)
         context.abort(self._grpc.StatusCode.UNIMPLEMENTED, "unimplemented.")
         return b""
-
-
-def _without_gpus(xspace: bytes) -> bytes:
-    """Recording with the device tracer off, as in an overview."""
-    space = messages.XSpace.FromString(xspace)
-    planes = [plane for plane in space.planes if not plane.name.startswith("/device:")]
-    del space.planes[:]
-    space.planes.extend(planes)
-    return bytes(space.SerializeToString())

@@ -152,7 +152,6 @@ def simulate(job: SimulatedJob, lead: int | None = None, programs: list[StepProg
 
 
 def job_programs(job: SimulatedJob) -> list[StepProgram]:
-    """The kernels of a step, per GPU."""
     count = 1 if job.cpu_only else job.gpus
     first = build_program(job)
     others = build_program(job, 1) if job.across.gpu0_extra_kernels and count > 1 else first
@@ -210,7 +209,10 @@ class _Simulation:
             now = last.issued + int(self._vary(0.1 * MS, "host"))
             if job.host.run_ahead == 0:
                 now = max(now, last.device_end + 25 * US)
-                self._fetch_loss(last, now)
+                if self.copies:  # the loss
+                    copy = Copy("D2H", 4, 0.002, "device", "pageable")
+                    self.copies[0].append(CopyEvent(copy, "Mean:Mean", last.device_end + 2 * US,
+                                                    last.device_end + 4 * US, last.issued + 5 * US, now - 5 * US))
             for step in self.steps[-per:]:
                 step.back = now
             gap = int(self._vary((job.host.gap_ms if n % job.host.gap_every == 0 else 0.3) * MS, "host", 0.1))
@@ -440,10 +442,3 @@ class _Simulation:
         begin, host = host, host + int(self._vary(0.06 * MS, "host"))
         self.host.append(HostEvent(f"compute{gpu}", "loss_scale_optimizer/cond:If", begin, host))
         return host
-
-    def _fetch_loss(self, step: Step, now: int) -> None:
-        """The loss comes to the host at the end of a step that waits for it."""
-        if self.copies:
-            copy = Copy("D2H", 4, 0.002, "device", "pageable")
-            self.copies[0].append(CopyEvent(copy, "Mean:Mean", step.device_end + 2 * US, step.device_end + 4 * US,
-                                            step.issued + 5 * US, now - 5 * US))

@@ -110,7 +110,6 @@ class _Recorder:
             yield environment.finish()
 
     def _timestamp(self) -> int:
-        """Timestamp of every line."""
         return self.origin + self.begin if self.absolute else 0
 
     def _thread(self, key: str) -> str:
@@ -127,7 +126,6 @@ class _Recorder:
         return f"{pool}/{number}"
 
     def _launch_thread(self, gpu: int) -> str:
-        """The thread that launches a GPU's work."""
         if self.job.style == "eager" or (self.job.jax and self.job.gpus == 1):
             return "python"
         return "compute0" if self.job.across.one_thread else f"compute{gpu}"
@@ -190,7 +188,9 @@ class _Recorder:
         if job.jax or job.work.xla:
             hlo = [o.rsplit("/", 1)[-1].split(":")[0].lower().replace("_", "-") for o in kernels.ops]
             stats.append(StatColumn(plane.stat_id("hlo_op"), REF, plane.ref_ids(hlo)[op]))
-            constants.append(stat_ref(plane.stat_id("hlo_module"), plane.stat_id(_module_name(job))))
+            constants.append(stat_ref(plane.stat_id("hlo_module"), plane.stat_id(
+                "jit_train_step" if job.jax else
+                "a_inference_train_step_2501__XlaMustCompile_true_config_proto_3175580994766145631_.17")))
             shown = ["XlaModule:" if job.jax else "cluster_0/xla_run:_XlaRun"] * len(kernels.ops)
         stats.append(StatColumn(plane.stat_id("tf_op"), REF, plane.ref_ids(shown)[op]))
         ids = np.array([plane.event_id(x) for x in kernels.names], np.int64)
@@ -318,12 +318,6 @@ def _collective_name(job: SimulatedJob) -> str:
     if job.version >= (2, 19):
         return "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
     return "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"
-
-
-def _module_name(job: SimulatedJob) -> str:
-    if job.jax:
-        return "jit_train_step"
-    return "a_inference_train_step_2501__XlaMustCompile_true_config_proto_3175580994766145631_.17"
 
 
 def _symbol(name: str) -> str:

@@ -106,7 +106,6 @@ def _has_period(correlogram: Correlogram, fundamental: float | None, lag: float)
 
 
 def _peak(gpus: tuple[int, ...], mean: Correlogram, lag: float) -> SharedPeak:
-    """The peak of these GPUs' mean at a lag."""
     height = max(_value_at(mean.r, lag), _MIN_HEIGHT)
     return SharedPeak(_refined_lag(mean, lag), height, max(0.0, 1 - (_value_at(mean.noise, lag) / height) ** 2), gpus)
 

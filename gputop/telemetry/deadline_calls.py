@@ -129,7 +129,6 @@ class Workers:
         self._late: deque[tuple[float, float]] = deque(maxlen=256)  # when a wait ended late, by how many seconds
 
     def worker(self, name: str) -> Worker:
-        """One more thread."""
         self._workers.append(Worker(name, self._results, self.clock))
         return self._workers[-1]
 
@@ -139,7 +138,6 @@ class Workers:
         worker.stop()
 
     def call(self, function: Callable[..., Any]) -> Call:
-        """One more call for the threads to make."""
         self._calls.append(Call(function))
         return self._calls[-1]
 

@@ -100,7 +100,11 @@ class History:
         if not math.isfinite(sample.time_s):
             raise ValueError(f"the time of a sample must be finite, not {sample.time_s}")
         with self._lock:
-            self._add_new_gpus(sample)
+            new = list(dict.fromkeys(g.info.uuid for g in sample.gpus if g.info.uuid not in self._slots))
+            if new:  # rings of their own, so that no old array is copied
+                rings = Rings(len(new), self._columns, self._raw_samples, self._tiers)
+                self._rings.append(rings)
+                self._slots.update((uuid, _RingSlot(rings, i)) for i, uuid in enumerate(new))
             for rings in self._rings:
                 self._append_to(rings, sample)
             for gpu in sample.gpus:
@@ -110,14 +114,6 @@ class History:
             self._append_host(sample)
             self.newest_s = sample.time_s
             self.version += 1
-
-    def _add_new_gpus(self, sample: NodeSample) -> None:
-        """Allocate rings for GPUs not seen before; rings of their own, so that no old array is copied."""
-        new = list(dict.fromkeys(g.info.uuid for g in sample.gpus if g.info.uuid not in self._slots))
-        if new:
-            rings = Rings(len(new), self._columns, self._raw_samples, self._tiers)
-            self._rings.append(rings)
-            self._slots.update((uuid, _RingSlot(rings, i)) for i, uuid in enumerate(new))
 
     def _append_to(self, rings: Rings, sample: NodeSample) -> None:
         columns = self._columns

@@ -128,7 +128,6 @@ class HostReader:
                 self._process_samples(processes.poll_or_last(processes in awaited and not host.pending), gpus))
 
     def missing(self, reason: str) -> HostSample:
-        """A sample of the host without values."""
         return HostSample.missing(self._hostname, reason)
 
     def _process_samples(self, result: object, gpus: tuple[GpuSample, ...]) -> tuple[ProcessSample, ...]:

@@ -159,14 +159,19 @@ def estimate(times_s: Sequence[float], values: Sequence[Sequence[float]],
     if reason is not None:
         return replace(none, reason=reason)
     short_lag = min(_SHORT_LAG, max_lag)
-    short, long = (_varying(samples, 2 * lag + 1, min_deviation) for lag in (short_lag, max_lag))
+    short, long = ({gpu: signal for gpu, column in enumerate(samples.columns)
+                    if (signal := normalize(column, 2 * lag + 1, min_deviation)) is not None}
+                   for lag in (short_lag, max_lag))
     if not short and not long:
         return replace(none, reason=FLAT)
     peaks = [peak for search in _SEARCHES
              if (peak := _search(search, *(short, short_lag) if search.short else (long, max_lag))) is not None]
     if not peaks:
         return replace(none, reason="nothing repeats")
-    best = _best(peaks)
+    most_gpus = max(len(peak.gpus) for peak in peaks)
+    shared = [peak for peak in peaks if len(peak.gpus) == most_gpus]
+    highest = max(peak.height for peak in shared)
+    best = next(peak for peak in shared if peak.height >= min_peak_ratio(peak.lag) * highest)  # (5)
     if best.confidence < MIN_CONFIDENCE:
         return replace(none, reason="the repetition barely stands out from the noise")
     if best.lag < SAMPLES_PER_PERIOD:
@@ -187,22 +192,8 @@ def _unusable(samples: EvenSamples, min_deviation: float) -> str | None:
     return None if varies else FLAT
 
 
-def _varying(samples: EvenSamples, width: int, min_deviation: float) -> dict[int, Signal]:
-    """Columns by GPU that vary, normalized over ``width`` slots."""
-    signals = ((gpu, normalize(column, width, min_deviation)) for gpu, column in enumerate(samples.columns))
-    return {gpu: signal for gpu, signal in signals if signal is not None}
-
-
 def _search(search: _Search, signals: Mapping[int, Signal], longest: int) -> SharedPeak | None:
     """The peak of the period that most GPUs share by one way to correlate (3, 4), if it is in its range."""
     by_gpu = dict(zip(signals, correlograms([*signals.values()], longest, smooth=search.smooth), strict=True))
     peak = shared_peak(by_gpu, longest)
     return peak if peak is not None and peak.lag < search.below else None
-
-
-def _best(peaks: Sequence[SharedPeak]) -> SharedPeak:
-    """First peak of the searches that most GPUs share and that is about as high as the highest (5)."""
-    most_gpus = max(len(peak.gpus) for peak in peaks)
-    shared = [peak for peak in peaks if len(peak.gpus) == most_gpus]
-    highest = max(peak.height for peak in shared)
-    return next(peak for peak in shared if peak.height >= min_peak_ratio(peak.lag) * highest)

@@ -37,8 +37,6 @@ class Extent(NamedTuple):
 
 
 class Description(Struct):
-    """Description of a timeline besides its columns."""
-
     window_ns: tuple[int, int]
     paths: tuple[str, ...]
     simulated: bool
@@ -84,7 +82,6 @@ class Writer:
         self._put(bytes(room * kind.itemsize))
 
     def count(self, name: str) -> int:
-        """Number of elements in a column."""
         return self._columns[name][2]
 
     def extend(self, name: str, piece: npt.NDArray) -> None:

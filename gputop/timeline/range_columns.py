@@ -100,7 +100,6 @@ class RangeColumns:
             for event, start, end, name, code, deep, op in zip(events.tolist(), *columns, ops, strict=True)]
 
     def range(self, row: int, event: int) -> Range:
-        """One event of a row."""
         return self.ranges(row, np.array([event]))[0]
 
     def linked(self, row: int, index: int) -> tuple[int, int] | None:

@@ -19,7 +19,6 @@ _OFFSET_TOLERANCE = 0.2  # by which the offsets of single collectives may differ
 
 
 def clock_notes(trace: Trace) -> list[TraceNote]:
-    """Faults of the trace's times, one note each."""
     return [TraceNote("clock", message) for message in (*_launches(trace), *_collectives(trace), *_jumps(trace))]
 
 

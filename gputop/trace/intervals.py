@@ -25,7 +25,6 @@ class Spans(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Length of the set."""
         return int((self.end - self.start).sum())
 
 

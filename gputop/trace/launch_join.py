@@ -109,7 +109,6 @@ class _Table(Struct, frozen=True):
 
 
 def _usable(correlation: I64, device_id: I64 | None) -> Mask:
-    """Mask of these ids that can be joined."""
     usable: Mask = (correlation > 0) & (correlation < _MAX_CORRELATION)
     return usable if device_id is None else usable & (device_id >= 0) & (device_id < _DEVICES)
 

@@ -119,7 +119,6 @@ class Columns(Struct):
 
 @cache
 def column_types(kind: type[Columns]) -> dict[str, np.dtype]:
-    """The columns of a kind of events, by name."""
     hints = {name: hint for name, hint in get_type_hints(kind).items() if name != "stats"}
     return {name: np.dtype(*get_args(get_args(hint)[1])) for name, hint in hints.items()}
 

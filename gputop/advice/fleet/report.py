@@ -23,8 +23,6 @@ class FleetReport(Struct, frozen=True):
 
 
 class ClusterDocument(Fleet, frozen=True, kw_only=True, tag_field="schema", tag="gputop.cluster/1"):
-    """gputop cluster --json."""
-
     version: str
     findings: tuple[FleetFinding, ...]
     abstained: tuple[Abstained, ...]

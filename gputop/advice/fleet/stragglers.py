@@ -29,11 +29,6 @@ _ONE_KIND = Missing("one kind of activity for all GPUs of the job: SM activity o
                     "DCGM_FI_PROF_SM_UTIL_RATIO, to its counters on all nodes)")
 
 
-def _threshold(median: float, mad: float | None) -> float:
-    spread = limit("straggler_gpu.mads") * _TO_SIGMA * (mad or 0.0)
-    return median - max(limit("straggler_gpu.below"), spread)
-
-
 def _lasts(view: JobView, histories: Sequence[History | None]) -> tuple[float, bool]:
     """Seconds for which these have been below the mean of those GPUs of the job that worked."""
     idle, busy = (dict(view.past(history)) for history in (view.job.idle_history, view.job.idle.busy_history))
@@ -123,7 +118,7 @@ def judge_straggler_gpu(view: JobView) -> Straggler | Missing | None:
     peers = job.gpus - (job.idle.quiet or 0)  # a GPU that does nothing is no peer of those that work
     if job.median is None or peers <= limit("straggler_gpu.peers"):
         return None
-    most = _threshold(job.median, job.mad)
+    most = job.median - max(limit("straggler_gpu.below"), limit("straggler_gpu.mads") * _TO_SIGMA * (job.mad or 0.0))
     low = [gpu for gpu in job.low_gpus if gpu.node not in view.explained and gpu.activity is not None
            and limit("held_idle.activity") < gpu.activity < most]
     if not low or 2 * len(low) >= peers or view.is_younger(limit("straggler_gpu.age_s")):

@@ -64,17 +64,13 @@ def describe_hardware_error(v: HardwareError) -> Explanation:
                     if not (fault.evidence.get("xid") == _OFF_BUS and {*fault.gpus} <= {*worst.gpus}
                             and f"Xid {_OFF_BUS}" in worst.why))
     resets = worst.gpus if worst.reset else ()  # of the GPUs that the title names and the action means
+    stop = "" if worst.why.endswith(".") else "."  # what a driver says may lack it
     return Explanation(
-        title=f"{gpus_text(worst.gpus)} {worst.what}", why=_sentences(worst.why, also), evidence=evidence,
+        title=f"{gpus_text(worst.gpus)} {worst.what}", why=f"{worst.why}{stop} {also}".rstrip(), evidence=evidence,
         action=worst.action,
         snippet="\n".join([worst.snippet, *(f"sudo nvidia-smi --gpu-reset -i {index}" for index in resets)]),
         gain="none: the job on this GPU fails or hangs, so there is no step to shorten", source=worst.source,
     )
-
-
-def _sentences(first: str, rest: str) -> str:
-    """One after the other; what a driver says may lack its full stop."""
-    return f"{first}{'' if first.endswith('.') else '.'} {rest}".rstrip()
 
 
 def _begun(message: str) -> str:

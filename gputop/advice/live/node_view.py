@@ -127,7 +127,6 @@ class NodeView:
     # -- what is shown ------------------------------------------------------------------------
 
     def shown(self, finding_id: str) -> frozenset[int]:
-        """The GPUs for which this finding is on screen."""
         if finding_id not in self._shown:
             self._shown[finding_id] = frozenset(g for f in self.previous if f.id == finding_id for g in f.gpus)
         return self._shown[finding_id]
@@ -166,7 +165,6 @@ class NodeView:
         return _window(times, values, seconds, end_s)
 
     def column(self, gpu: GpuSample) -> int:
-        """The place of the GPU in a :class:`Window`."""
         return self._column[gpu.info.uuid]
 
     def all_values(self, gpu: GpuSample, metric: str, seconds: float) -> Series:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import median
 
 from gputop.advice.live.falls import Fall, falls
@@ -10,7 +9,6 @@ from gputop.advice.live.frameworks import NO_FIGURE
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import source
 from gputop.advice.verdict import Explanation, Missing, Verdict
-from gputop.core.samples import GpuSample
 from gputop.text.units import percent
 
 
@@ -23,7 +21,9 @@ def judge_below_own_best(view: NodeView) -> BelowOwnBest | Missing | None:
     at_work = [gpu for gpu in view.warmed_up_gpus if view.age_on_s(gpu) < float("inf")]
     fine = [gpu for gpu in at_work if view.mean(gpu, "sm_active", view.seconds("window_s")) is not None]
     if not fine:
-        return _unknown(at_work) or view.not_at_work(view.seconds("window_s"))
+        reason = next((gpu["sm_active"].reason for gpu in at_work if gpu["sm_active"].reason), None)
+        return (Missing(f"SM activity of {gpus_text(at_work)}: {reason}") if reason else
+                view.not_at_work(view.seconds("window_s")))
     left_out = view.gpus_left_out("below_own_best")
     listed = {gpu.info.index for gpu in fine}
     fallen = {index: fall for index, fall in falls(view).items() if index in listed and index not in left_out}
@@ -32,11 +32,6 @@ def judge_below_own_best(view: NodeView) -> BelowOwnBest | Missing | None:
     return BelowOwnBest(
         gpus=tuple(sorted(fallen)), severity="low",
         fall=Fall(*(median([getattr(fall, name) for fall in fallen.values()]) for name in ("best", "now", "lasts_s"))))
-
-
-def _unknown(at_work: Sequence[GpuSample]) -> Missing | None:
-    reason = next((gpu["sm_active"].reason for gpu in at_work if gpu["sm_active"].reason), None)
-    return Missing(f"SM activity of {gpus_text(at_work)}: {reason}") if reason else None
 
 
 def describe_below_own_best(v: BelowOwnBest) -> Explanation:

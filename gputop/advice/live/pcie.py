@@ -62,7 +62,13 @@ def judge_pcie_link_degraded(view: NodeView) -> PcieLinkDegraded | Missing | Non
         if below and share >= view.limit(rule, "share_", info.index):
             slow.append(_SlowLink(gpu, share, median(below), full))
     if slow:
-        return _degraded(view, slow, window_s)
+        slow = [replace(link, traffic=_traffic(view, link.gpu, link.bytes_per_s, window_s)) for link in slow]
+        used = [link.traffic for link in slow if link.traffic is not None]
+        leave = "leave" if view.was_shown_as(rule, "medium") else "enter"
+        medium = bool(used) and max(used) >= limit(f"pcie_link_degraded.traffic_{leave}")
+        return PcieLinkDegraded(
+            gpus=tuple(sorted(link.gpu.info.index for link in slow)), severity="medium" if medium else "low",
+            window_s=window_s, worst=min(slow, key=lambda link: link.bytes_per_s / link.max_bytes_per_s))
     return None if judged else Missing(
         missing or f"{limit('min_readings'):.0f} readings of a GPU at work in the last {window_s:.0f} s, because idle "
                    "links run slower on purpose")
@@ -74,17 +80,6 @@ def _rates_at_work(view: NodeView, gpu: GpuSample, window_s: float) -> list[floa
     rates, util, active = (view.all_values(gpu, metric, window_s) for metric in (_LINK, "gpu_util", "sm_active"))
     return [rate for rate, u, a in zip(rates, util, active, strict=True)
             if rate == rate and (u >= busy or a >= busy)]  # NaN is not
-
-
-def _degraded(view: NodeView, slow: list[_SlowLink], window_s: float) -> PcieLinkDegraded:
-    slow = [replace(link, traffic=_traffic(view, link.gpu, link.bytes_per_s, window_s)) for link in slow]
-    used = [link.traffic for link in slow if link.traffic is not None]
-    leave = "leave" if view.was_shown_as("pcie_link_degraded", "medium") else "enter"
-    medium = bool(used) and max(used) >= limit(f"pcie_link_degraded.traffic_{leave}")
-    return PcieLinkDegraded(
-        gpus=tuple(sorted(link.gpu.info.index for link in slow)), severity="medium" if medium else "low",
-        window_s=window_s, worst=min(slow, key=lambda link: link.bytes_per_s / link.max_bytes_per_s),
-    )
 
 
 def _traffic(view: NodeView, gpu: GpuSample, link: float, window_s: float) -> float | None:

@@ -24,8 +24,6 @@ _EVEN_WORK = {
 # -- idle_gpu ---------------------------------------------------------------------------------------
 
 class _Holder(Struct, frozen=True):
-    """A process and what it does with its GPUs."""
-
     process: ProcessSample
     idle: tuple[int, ...]
     busy_activity: float | None  # mean of its other GPUs; None: none of them works

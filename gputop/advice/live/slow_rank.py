@@ -40,7 +40,13 @@ def judge_slow_rank(view: NodeView) -> SlowRank | Missing | None:
         if isinstance(outcome, str):
             reason = reason or outcome
         elif outcome is not None:
-            return _verdict(view, gpus, outcome, window_s)
+            gpu = gpus[outcome.number]
+            on_gpu = [process for process in view.processes if gpu in view.compute_gpus(process)]
+            alone = [process for process in on_gpu if len(view.compute_gpus(process)) == 1]
+            return SlowRank(
+                gpus=(gpu.info.index,), severity="medium" if outcome.late else "low", window_s=window_s, rank=outcome,
+                peers=tuple(sorted(other.info.index for other in gpus if other is not gpu)),
+                host=view.sample.host.hostname, process=alone[0] if len(alone) == 1 else None)
         else:
             judged = True
     return Missing(reason) if reason and not judged else None
@@ -70,16 +76,6 @@ def _slow(view: NodeView, gpus: list[GpuSample], window_s: float) -> Rank | str 
     shown = view.shown("slow_rank") & {gpu.info.index for gpu in gpus}
     edge = "leave" if shown else "enter"
     return slow_rank(ranks, DelayLimits(*(limit(f"slow_rank.{name}_{edge}") for name in ("gap", "slices", "alike"))))
-
-
-def _verdict(view: NodeView, gpus: list[GpuSample], rank: Rank, window_s: float) -> SlowRank:
-    gpu = gpus[rank.number]
-    on_gpu = [process for process in view.processes if gpu in view.compute_gpus(process)]
-    alone = [process for process in on_gpu if len(view.compute_gpus(process)) == 1]
-    return SlowRank(
-        gpus=(gpu.info.index,), severity="medium" if rank.late else "low", window_s=window_s, rank=rank,
-        peers=tuple(sorted(other.info.index for other in gpus if other is not gpu)), host=view.sample.host.hostname,
-        process=alone[0] if len(alone) == 1 else None)
 
 
 def describe_slow_rank(v: SlowRank) -> Explanation:

@@ -37,8 +37,6 @@ HeldConditions = dict[tuple[str, int | None], Held]
 
 
 class LiveValues:
-    """The values of names on one sample."""
-
     def __init__(self, view: NodeView) -> None:
         self._view = view
 

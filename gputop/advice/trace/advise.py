@@ -256,8 +256,6 @@ _MAX_COST = 4_000_000  # about 0.3 s
 
 
 class Cures:
-    """The cures of one trace's findings."""
-
     def __init__(self, facts: TraceFacts) -> None:
         self._facts = facts
         self._replay = facts.replay

@@ -257,7 +257,9 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
         return None
     # The step is shorter without the profiler's own part; other programs hold up ops as much as the rest of the step,
     # and an op that was held up is not counted as small.
-    held_up = _held_up(facts)
+    cpus = facts.trace.job_cpus
+    held_up = cpus.held_up if cpus is not None and cpus.held_up is not None else 0.0
+    held_up = held_up if held_up < _MOSTLY_HELD_UP else 0.0  # hardly any time is left
     share, _ = without_recorder(facts, host.eager_s, spans, held_up)
     if share < limit("eager_execution.share"):
         return None
@@ -311,13 +313,6 @@ def _claim(facts: TraceFacts, ops: I64) -> Claim:
     if name_mask(facts.trace, _LSTM)[forward].any():
         return "about"
     return "at most" if name_mask(facts.trace, _PRODUCTS)[forward].sum() >= _LOOP_PRODUCTS * parameters else "at least"
-
-
-def _held_up(facts: TraceFacts) -> float:
-    """The share of the time in which the main thread had no CPU; 0 where that is not known, or hardly any is left."""
-    cpus = facts.trace.job_cpus
-    held_up = cpus.held_up if cpus is not None else None
-    return held_up if held_up is not None and held_up < _MOSTLY_HELD_UP else 0.0
 
 
 def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:

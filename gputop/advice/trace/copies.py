@@ -71,7 +71,9 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
     if facts.steps is None and not facts.active:
         return Missing("kernels: a trace with only copies shows job startup, so capture while the job trains")
     gpus = [gpu for gpu in facts.analysis.gpus if gpu.busy]
-    ways = {"h2d": facts.shares["h2d"], "d2h": facts.shares["d2h"], "d2d": _within_gpu(gpus)}
+    # Those within a GPU are no more than the copies that nothing hides.
+    within = [min(gpu.copies_s.get("d2d", 0.0) / gpu.window_s, gpu.copies_exposed or 0.0) for gpu in gpus]
+    ways = {"h2d": facts.shares["h2d"], "d2h": facts.shares["d2h"], "d2d": sum(within) / len(gpus)}
     worst = max(ways, key=lambda way: ways[way])
     share = ways["d2d"] if worst == "d2d" else ways["h2d"] + ways["d2h"]
     if share < limit("copies_excessive.share"):
@@ -168,11 +170,6 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
         gain="assumes that all exposed copies are avoided" + how,
         source=source("copies_excessive.share"),
     )
-
-
-def _within_gpu(gpus: list[GpuUse]) -> float:
-    """Mean share of the device window that copies within the GPU take, no more than the copies that nothing hides."""
-    return sum(min(gpu.copies_s.get("d2d", 0.0) / gpu.window_s, gpu.copies_exposed or 0.0) for gpu in gpus) / len(gpus)
 
 
 def _rates(gpus: list[GpuUse], way: str, facts: TraceFacts) -> dict[str, float]:

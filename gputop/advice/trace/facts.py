@@ -71,7 +71,6 @@ class TraceFacts(Struct, frozen=True):
 
     @property
     def active(self) -> list[GpuUse]:
-        """The GPUs that ran kernels."""
         return [gpu for gpu in self.analysis.gpus if gpu.kernels]
 
     def on_cpus(self, claim: Claim, on_gpus: Claim = "measured") -> Claim:

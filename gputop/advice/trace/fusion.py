@@ -334,7 +334,12 @@ def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | Missing | N
         return Missing("steps, to count the optimizer's kernels in each step")
     length = device.end_ns[rows] - device.start_ns[rows]
     short_ns = int(length[length < limit("optimizer_unfused.kernel_s") * 1e9].sum())
-    pauses = _pauses(facts, rows)
+    pauses, chosen = {}, np.zeros(len(device), bool)
+    chosen[rows] = True
+    for timeline in facts.gpu_timelines:  # idle time between two of these kernels, with nothing else in between
+        gaps, after = timeline.gaps, timeline.resumes
+        both = chosen[timeline.rows[after]] & chosen[timeline.rows[after - 1]]
+        pauses[timeline.gpu] = intersect(facts.analyzed_spans, Spans(gaps.start[both], gaps.end[both]))
     pauses_ns = sum(spans.total for spans in pauses.values())
     share = savings.removed((short_ns + pauses_ns) / _per(facts) / 1e9, facts.period_s)
     if share < limit("optimizer_unfused.share"):
@@ -342,17 +347,6 @@ def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | Missing | N
     return OptimizerUnfused(gpus=facts.active_numbers, share=share, count=count, kernels_s=_seconds(facts, rows),
                             pauses_s=pauses_ns / _per(facts) / 1e9, names=_longest(facts, rows),
                             events=Events(rows), spans=pauses)
-
-
-def _pauses(facts: TraceFacts, rows: I64) -> dict[int, Spans]:
-    """Idle time of each GPU between two kernels of these, with nothing else in between, within the steps."""
-    out, chosen = {}, np.zeros(len(facts.trace.device), bool)
-    chosen[rows] = True
-    for timeline in facts.gpu_timelines:
-        after = timeline.resumes
-        both = chosen[timeline.rows[after]] & chosen[timeline.rows[after - 1]]
-        out[timeline.gpu] = intersect(facts.analyzed_spans, Spans(timeline.gaps.start[both], timeline.gaps.end[both]))
-    return out
 
 
 def describe_optimizer_unfused(v: OptimizerUnfused, job: Job) -> Explanation:

@@ -32,7 +32,7 @@ _PYTHON_MAP = ("The map function is Python (py_function or numpy_function), whos
 _WAITING = 16  # calls that wait at once, to begin with
 _MAP_WAITS = ("The map function is Python that mostly waits for storage or network: let its calls wait in parallel "
               "(num_parallel_calls, with more threads than CPUs) and prefetch.")
-_MAIN_SHARE = 0.5  # share of the time waited, or of a function's
+_MAIN_SHARE = 0.5  # share of a function's time
 _MAX_THREADS_PER_CPU = 2  # threads for each CPU, from which they are said to be too many
 # Times the slowest segment's own times: a longer wait has a cause that they do not show, such as tf.data's own time for
 # each of many small elements.
@@ -222,14 +222,7 @@ def _bottleneck(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
 
 def _fill_buffers(slow: _Bottleneck) -> InputFix | None:
     """Fix of a pipeline that is fast enough on average, but whose buffers do not bridge the slow batches."""
-    pipeline, last = slow.pipeline, slow.prefetch
-    refill_s = max((stage.refill_s or 0.0 for stage in pipeline.stages), default=0.0)
-    if pipeline.wait_s > 0 and refill_s >= _MAIN_SHARE * pipeline.wait_s and slow.pipeline_s <= slow.step_s:
-        return slow.fix(
-            f"The shuffle buffer is refilled at the start of each epoch ({seconds(refill_s)} in this window). Call "
-            "repeat right after shuffle, and set the number of steps per epoch.", "one-iterator",
-            _Effect(left_s=min(slow.cost_s, slow.rest_s), how="the buffer is never refilled",
-                    most_s=slow.wait_s * min(1.0, refill_s / pipeline.wait_s)))
+    last = slow.prefetch
     if last is not None and slow.apart and slow.pipeline_s <= slow.rest_s and (last.buffer_empty or 0.0) < 0.5:
         return replace(slow.fix(
             "The pipeline is fast enough on average, but its buffer is sometimes empty. Prefetch more batches.",

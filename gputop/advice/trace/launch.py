@@ -190,7 +190,11 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
     short = sum(sum(size.count) * (size.below_20us or 0.0) for size in sizes) / sum(sum(size.count) for size in sizes)
     if short < limit("small_kernels.count"):
         return None
-    pauses = _pauses(facts)
+    pauses = {}
+    for timeline in facts.gpu_timelines:
+        brief = timeline.gaps.end - timeline.gaps.start <= _PAUSE_NS
+        pauses[timeline.gpu] = intersect(Spans(timeline.gaps.start[brief], timeline.gaps.end[brief]),
+                                         facts.analyzed_spans)
     pauses_s = sum(spans.total for spans in pauses.values()) / len(pauses) / facts.steps_or_window / 1e9
     share = savings.removed(pauses_s, facts.period_s)
     if share < limit("small_kernels.share"):
@@ -220,15 +224,6 @@ def _short(facts: TraceFacts) -> Events:
     length = coverage(facts.analyzed_spans, device.start_ns[rows], device.end_ns[rows])
     length += np.where(length > 0, time[rows], 0)
     return Events(rows, length)
-
-
-def _pauses(facts: TraceFacts) -> dict[int, Spans]:
-    """Pauses between kernels in the steps (or the window), by GPU (index into ``Trace.gpus``)."""
-    pauses, judged = {}, facts.analyzed_spans
-    for timeline in facts.gpu_timelines:
-        brief = timeline.gaps.end - timeline.gaps.start <= _PAUSE_NS
-        pauses[timeline.gpu] = intersect(Spans(timeline.gaps.start[brief], timeline.gaps.end[brief]), judged)
-    return pauses
 
 
 def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:

@@ -16,7 +16,7 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.text.units import percent, reads_zero
 from gputop.trace.intervals import intersect, union
-from gputop.trace.lookups import Mask, name_mask
+from gputop.trace.lookups import name_mask
 from gputop.trace.model import Kind
 
 _CHECK = r"(?is).*(?:loss_?scal|amp_update_scale|amp_non_finite|multi_tensor_unscale)"
@@ -35,10 +35,13 @@ class LossScaling(Verdict, frozen=True, kw_only=True):
 
 def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
     """Dynamic loss scaling checks and scales every gradient, and makes the host wait for the verdict."""
-    hit = _scaling_events(facts)
+    device, judged, table = facts.trace.device, facts.analyzed_spans, facts.analysis.kernels
+    mask = name_mask(facts.trace, _CHECK, _CHECK_WORDS)
+    if mask.take(device.tf_op).any() or (table is not None and any(row.types.get("fp16") for row in table.by_name)):
+        mask = mask | name_mask(facts.trace, _FINITE, ("finite",))
+    hit = np.asarray(mask.take(device.tf_op) | mask.take(device.name), bool)
     if not hit.any():
         return None
-    device, judged = facts.trace.device, facts.analyzed_spans
     # The predicate's copy: what the GPU stands still for after it.
     copied = np.flatnonzero(hit & (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER))
     waits = host_waits(facts.trace, limit("copies_pageable.bytes")).chosen(copied)
@@ -59,15 +62,6 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
         has_bf16=None if capability is None else capability >= _HAVE_BF16,
         cure=Cure(scaled=((np.flatnonzero(hit), 0.0),), calls=waits.calls, assumes=(
             "Assumes that gradients are neither scaled nor checked, and the host does not wait for the result.")))
-
-
-def _scaling_events(facts: TraceFacts) -> Mask:
-    """The device events of loss scaling, by their names and their ops' names."""
-    device, named = facts.trace.device, name_mask(facts.trace, _CHECK, _CHECK_WORDS)
-    table = facts.analysis.kernels
-    half = table is not None and any(row.types.get("fp16") for row in table.by_name)
-    mask = named | name_mask(facts.trace, _FINITE, ("finite",)) if half or named.take(device.tf_op).any() else named
-    return np.asarray(mask.take(device.tf_op) | mask.take(device.name), bool)
 
 
 def describe_loss_scaling(v: LossScaling, job: Job) -> Explanation:

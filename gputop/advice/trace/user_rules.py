@@ -152,7 +152,6 @@ def user_outcome(rule: RuleText, analysis: Analysis) -> Finding | Abstained | No
 
 
 def missing(outcomes: dict[int | None, ConditionOutcome]) -> str:
-    """Figures that would be needed to judge."""
     return in_words(text for outcome in outcomes.values() for text in outcome.missing) or "GPUs in the trace"
 
 

@@ -199,7 +199,6 @@ def event_after(trace: Trace, rows: I64, gaps: Spans) -> I64:
 
 
 def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
-    """The figures of one GPU."""
     window = _window_ns(trace, timeline, steps)
     length = timeline.end_ns[timeline.kernel_places] - timeline.start_ns[timeline.kernel_places]
     copied = timeline.copies

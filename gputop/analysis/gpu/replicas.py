@@ -31,7 +31,6 @@ _LONGEST_NS = 86_400 * 10**9
 
 
 def replicas(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> Replicas:
-    """All comparisons that the trace allows."""
     gpu_timelines = [timeline for timeline in gpu_timelines if timeline.compute.total]
     basis = "window" if steps is None else steps.times.unit
     parts = ("work", "compute", "busy", "first_kernel", "launches")
@@ -61,7 +60,13 @@ def replicas(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | 
     elif len(first.start_ns) < _MIN_STEPS:
         missing["first_kernel"] = "fewer than two steps have compute kernels on every GPU"
     else:
-        skew = _skew(numbers, first.start_ns)
+        behind = first.start_ns - first.start_ns.min(axis=1, keepdims=True)
+        worst = behind.max(axis=1)
+        last = np.bincount(np.argmax(behind, axis=1)[worst > 0], minlength=len(numbers)).tolist()
+        skew = StepSkew(
+            steps=len(worst), median_s=float(np.median(worst)) / 1e9, p95_s=float(np.percentile(worst, 95)) / 1e9,
+            behind_median_s={n: float(m) / 1e9 for n, m in zip(numbers, np.median(behind, axis=0), strict=True)},
+            last={n: count for n, count in zip(numbers, last, strict=True) if count})
     compute, busy = (concurrency(spans, within, numbers) for spans in (
         [timeline.compute for timeline in gpu_timelines], [timeline.busy for timeline in gpu_timelines]))
     if compute is None:
@@ -208,17 +213,6 @@ def _first_kernels(trace: Trace, rows: Sequence[I64], by: I64, steps: Steps | No
         for column, values in zip(columns, (trace.device.start_ns[first], by[first], by[last]), strict=True):
             column.append(values)
     return _First(*(np.stack(column, axis=1)[on_all_gpus] for column in columns))
-
-
-def _skew(numbers: Sequence[int], start_ns: I64) -> StepSkew:
-    behind = start_ns - start_ns.min(axis=1, keepdims=True)
-    worst = behind.max(axis=1)
-    last = np.bincount(np.argmax(behind, axis=1)[worst > 0], minlength=len(numbers))
-    return StepSkew(
-        steps=len(worst), median_s=float(np.median(worst)) / 1e9, p95_s=float(np.percentile(worst, 95)) / 1e9,
-        behind_median_s={n: float(m) / 1e9 for n, m in zip(numbers, np.median(behind, axis=0), strict=True)},
-        last={n: int(c) for n, c in zip(numbers, last, strict=True) if c},
-    )
 
 
 def _typical(lengths: I64) -> int:

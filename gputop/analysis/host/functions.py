@@ -28,7 +28,9 @@ _NUMBERED = re.compile(r"(?:__|a_)inference_(.+?)_\d+$")
 def functions(trace: Trace, steps: Steps | None = None) -> Functions | None:
     """Calls of tf.functions in the window; None where none is traced and XLA neither compiles nor runs."""
     compile_, runs = spans_of(trace, host_rows(trace, COMPILE)), spans_of(trace, host_rows(trace, XLA_RUN))
-    modules = _modules(trace)
+    mask = name_mask(trace, _MODULE.pattern)
+    names = np.union1d(trace.device.tf_op[mask.take(trace.device.tf_op)], trace.host.name[mask.take(trace.host.name)])
+    modules = {m[1] for i in names.tolist() if (m := _MODULE.match(trace.names[i]))}  # of XLA, which ran on a GPU
     used = _functions(trace, {m[1] for name in modules if (m := _NUMBERED.match(name))}, runs, steps)
     if not used and not len(compile_.start) and not len(runs.start) and not modules:
         return None
@@ -91,10 +93,3 @@ def _within(trace: Trace, calls: I64, inner: I64) -> I64:
     around = holder[len(calls):]
     counted = is_call[around]
     return np.bincount(around[counted], weights=self_ns[counted], minlength=len(calls)).astype(np.int64)
-
-
-def _modules(trace: Trace) -> set[str]:
-    """XLA modules that ran on a GPU."""
-    mask = name_mask(trace, _MODULE.pattern)
-    names = np.union1d(trace.device.tf_op[mask.take(trace.device.tf_op)], trace.host.name[mask.take(trace.host.name)])
-    return {m[1] for i in names.tolist() if (m := _MODULE.match(trace.names[i]))}

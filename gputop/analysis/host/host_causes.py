@@ -181,7 +181,12 @@ def late_by_cause(
         knows_calls = bool(len(spans.calls.start))
         in_calls = spans.calls if knows_calls else left
         if steps is not None and line is None and spans.short_ops is not None:
-            behind = _behind_calls(trace, steps)
+            # From the end of each step's call to the step's end; of marked steps from that of the optimizer's last.
+            begin, ends = steps.edges_ns.T
+            called = np.minimum(steps.call_ends_ns, ends) if steps.call_ends_ns else ends
+            updates = in_order(trace.host.end_ns[host_rows(trace, OPTIMIZER_CALL)])
+            last = np.append(updates, 0)[np.searchsorted(updates, called, side="right") - 1]  # 0: none is before
+            behind = union(np.where(last > begin, last, called), ends)
             in_calls = subtract(in_calls, merge(intersect(spans.short_ops, behind), _without_model(trace, behind)))
             recurring = recurring_pauses(trace, steps, spans.short_pauses, process)
             in_calls = subtract(in_calls, recurring[0]) if recurring is not None else in_calls
@@ -195,15 +200,6 @@ def late_by_cause(
         by_cause["dispatch"] = intersect(left, in_calls) if knows_calls else left
         out.append(Late(process, line, by_cause))
     return out, hosts
-
-
-def _behind_calls(trace: Trace, steps: Steps) -> Spans:
-    """Spans from the end of each step's call to the step's end; of marked steps from that of the optimizer's last."""
-    begin, ends = steps.edges_ns.T
-    called = np.minimum(steps.call_ends_ns, ends) if steps.call_ends_ns else ends
-    updates = in_order(trace.host.end_ns[host_rows(trace, OPTIMIZER_CALL)])
-    last = np.append(updates, 0)[np.searchsorted(updates, called, side="right") - 1]  # 0: none is before
-    return union(np.where(last > begin, last, called), ends)
 
 
 def _without_model(trace: Trace, behind: Spans) -> Spans:

@@ -28,7 +28,7 @@ def host_ops(trace: Trace, steps: Steps | None) -> HostOps | None:
     """
     host = trace.host
     is_op = name_mask(trace, OP)
-    within = _within(trace, steps)
+    within = steps.spans if steps is not None else union([trace.window_ns[0]], [trace.window_ns[1] + 1])
     rows = np.flatnonzero(is_op.take(host.name) & ~of_input_pipeline(trace)) if len(host) else np.empty(0, np.int64)
     rows = rows[contains(within, host.start_ns[rows])]
     eager_rows, eager_op = eager_calls(trace, within)
@@ -74,13 +74,6 @@ def _types(trace: Trace, rows: I64, on_gpu: I64) -> list[OpType]:
         out.append(OpType(type_, placement, int(count[members].sum()), int(host_ns[members].sum()) / 1e9,
                           int(device_ns[members].sum()) / 1e9, trace.names[longest].rsplit(":", 1)[0]))
     return sorted(out, key=lambda op: (-max(op.host_s, op.device_s), op.type, op.placement or ""))
-
-
-def _within(trace: Trace, steps: Steps | None) -> Spans:
-    if steps is None:
-        low, high = trace.window_ns
-        return union([low], [high + 1])
-    return steps.spans
 
 
 def _launches(trace: Trace, rows: I64) -> npt.NDArray[np.bool_]:

@@ -134,8 +134,6 @@ def _calls(trace: Trace, rows: I64) -> _Calls:
 
 
 class _Frames:
-    """Frames and stacks, each once."""
-
     def __init__(self, trace: Trace) -> None:
         self._names = trace.names
         self.frames: list[StackFrame] = []

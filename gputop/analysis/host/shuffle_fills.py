@@ -41,23 +41,24 @@ class ShuffleFill(Struct, frozen=True):
     whole: bool
     stage: str
 
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e9
+
 
 class OverviewSamples(Struct, frozen=True):
-    """Short recordings of an overview: begin and end of each, in which of them a buffer filled for most of it, and in
-    which the training loop ran."""
+    """Number of short recordings of an overview, of those in which a buffer filled for most of the time, and of the
+    times that one filled after the training loop had run. They stand for ``seconds``: the time from the first to the
+    last, and the distance of two."""
 
-    spans: Spans
-    filling: tuple[bool, ...]
-    running: tuple[bool, ...]
+    samples: int = 0
+    filling: int = 0
+    rounds: int = 0
+    seconds: float = 0.0
 
     @property
-    def rounds(self) -> int:
-        """Number of times that a buffer filled after the loop had run: a fill may rest in a sample."""
-        rounds, ran = 0, False
-        for filling, running in zip(self.filling, self.running, strict=True):
-            rounds += filling and ran
-            ran = not filling and (ran or running)
-        return rounds
+    def filled_s(self) -> float:
+        return self.seconds * self.filling / max(self.samples, 1)
 
 
 @once
@@ -86,10 +87,8 @@ def _of_line(trace: Trace, calls: I64, draws: I64, stage: str) -> list[ShuffleFi
            for i in np.flatnonzero(last - first >= _WHOLE).tolist()]
     # What is in no call, in runs that no call and no pause of the recorder divides.
     before = np.searchsorted(begin, start, side="right") - 1
-    in_none = np.flatnonzero((before < 0) | (start >= end[np.maximum(before, 0)])) if len(calls) else np.arange(
-        len(start))
-    gaps = np.array([edge for edge, _ in trace.unrecorded_ns], np.int64)
-    piece = np.searchsorted(np.sort(gaps), start[in_none])
+    in_none = np.flatnonzero(start >= np.append(start[0], end)[before + 1])
+    piece = np.searchsorted(sorted(edge for edge, _ in trace.unrecorded_ns), start[in_none])
     cuts = np.flatnonzero((np.diff(in_none) > 1) | (np.diff(before[in_none]) > 0) | (np.diff(piece) > 0)) + 1
     for run in np.split(in_none, cuts):
         if len(run) >= _CUT:
@@ -118,9 +117,14 @@ def sample_spans(overview: Trace) -> Spans:
 
 
 def samples_of(overview: Trace) -> OverviewSamples:
-    """The samples of an overview, and what they saw."""
-    spans, waits = sample_spans(overview), waits_for_fills(overview)
-    filled = coverage(waits, spans.start, spans.end)
-    runs = coverage(spans_of(overview, host_rows(overview, _LOOP_RUNS)), spans.start, spans.end)
-    return OverviewSamples(spans, tuple((filled >= _MOST_OF_IT * (spans.end - spans.start)).tolist()),
-                           tuple((runs > 0).tolist()))
+    begin, end = sample_spans(overview)
+    if not len(begin):
+        return OverviewSamples()
+    filling = coverage(waits_for_fills(overview), begin, end) >= _MOST_OF_IT * (end - begin)
+    running = coverage(spans_of(overview, host_rows(overview, _LOOP_RUNS)), begin, end) > 0
+    rounds, ran = 0, False
+    for fills, runs in zip(filling.tolist(), running.tolist(), strict=True):
+        rounds += fills and ran
+        ran = not fills and (ran or runs)  # a sample without either may be a pause of the fill
+    return OverviewSamples(len(begin), int(filling.sum()), rounds,
+                           int(begin[-1] - begin[0]) / 1e9 * len(begin) / max(len(begin) - 1, 1))

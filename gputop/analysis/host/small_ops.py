@@ -30,7 +30,6 @@ class SmallOps(Struct, frozen=True):
 
 
 def small_ops(trace: Trace, lines: Mask) -> SmallOps:
-    """Small ops of these threads."""
     host, rows_of_lines, spans, count = trace.host, [], EMPTY, 0
     ops = host_rows(trace, _OP, lines)
     for line in np.unique(host.line[ops]).tolist():

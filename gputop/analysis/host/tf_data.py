@@ -264,13 +264,16 @@ def _pipeline(
         workers = _workers(stages.get(above), parallelism if PARALLEL_STAGE.search(name) else None)
         limit, empty = _buffer(trace, rows) if name.startswith("Prefetch") else (None, None)
         cost = _cost(name, float(self_ns[i]) / 1e9, function, workers)
+        length = host.end_ns[rows] - host.start_ns[rows]
+        # A call of a Shuffle takes as many elements as its buffer lacks: all of them, or one.
+        refill_ns = length[length > _REFILL_FACTOR * np.median(length)].sum() if name.startswith("Shuffle") else None
         iterators = np.unique(calls.iterator[of[path == i]])
         stages[text] = Stage(
             path=text, name=name, parent=above if above in stages else None, calls=int(count[i]),
             self_s=float(self_ns[i]) / 1e9, function_s=function, workers=workers,
             cost_s_per_batch=cost / batches if batches else None, parallelism=parallelism,
             iterators=int((iterators >= 0).sum()) or 1, buffer_limit=limit, buffer_empty=empty,
-            refill_s=_refill_s(trace, rows) if name.startswith("Shuffle") else None,
+            refill_s=None if refill_ns is None else int(refill_ns) / 1e9,
         )
     bounding, cost_s = _bounding(stages) if batches else (None, None)
     return Pipeline(
@@ -278,13 +281,6 @@ def _pipeline(
         wait_s=int((host.end_ns[at_root] - host.start_ns[at_root]).sum()) / 1e9,
         stages=tuple(stages.values()), bounding=bounding, bounding_s_per_batch=cost_s,
     )
-
-
-def _refill_s(trace: Trace, rows: I64) -> float:
-    """Seconds in the calls of a Shuffle in which it fills its buffer: one call then takes as many elements as the
-    buffer has, any other takes one."""
-    length = trace.host.end_ns[rows] - trace.host.start_ns[rows]
-    return int(length[length > _REFILL_FACTOR * np.median(length)].sum()) / 1e9
 
 
 def python_s(trace: Trace) -> float:

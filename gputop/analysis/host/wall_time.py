@@ -139,7 +139,10 @@ class RankDivision(Struct, frozen=True):
 
     def rank_time(self) -> RankWallTime:
         parts = _ordered(part for part, _ in self.parts)
-        return _of_rank(self.number, self.host, _summed((*parts, *self.overview)) if self.overview else parts)
+        parts = _summed((*parts, *self.overview)) if self.overview else parts
+        total_s = math.fsum(part.time_s for part in parts)
+        missing_s = math.fsum(part.time_s for part in parts if part.id == "unrecorded")
+        return RankWallTime(self.number, self.host, total_s, total_s - missing_s, parts)
 
 
 class Division(Struct, frozen=True):
@@ -214,12 +217,6 @@ def _of_process(python: Sequence[T], index: int, ranks: int) -> Sequence[T]:
     if ranks == 1:
         return python
     return python[index:index + 1] if len(python) == ranks else ()
-
-
-def _of_rank(number: int, host: str, parts: tuple[WallPart, ...]) -> RankWallTime:
-    total_s = math.fsum(part.time_s for part in parts)
-    missing_s = math.fsum(part.time_s for part in parts if part.id == "unrecorded")
-    return RankWallTime(number, host, total_s, total_s - missing_s, parts)
 
 
 def _series(trace: Trace, steps: Steps | None) -> StepSeries | None:
@@ -626,7 +623,10 @@ def _named_parts(named: Sequence[_Named], steps: Steps | None) -> list[tuple[Wal
         silent = [one.silent_ns for one in stretches if one.silent_ns is not None]
         count, longest_ns, start_ns = len(stretches), longest.stretch.idle.total, longest.stretch.start_ns
         if id_ == _NO_STEPS:
-            count, longest_ns, start_ns = _longest_gaps(longest.stretch.idle)
+            gaps = longest.stretch.idle
+            length = gaps.end - gaps.start
+            longest_ns, start_ns = int(length.max()), int(gaps.start[length.argmax()])
+            count = int((length >= _HALF * longest_ns).sum())
         out.append((WallPart(
             id_, sum(one.stretch.idle.total for one in stretches) / 1e9, count, kind, longest.what, longest_ns / 1e9,
             start_ns / 1e9,
@@ -634,13 +634,6 @@ def _named_parts(named: Sequence[_Named], steps: Steps | None) -> list[tuple[Wal
             tuple(HostWork(name, time / 1e9, count) for name, (time, count) in most),
             sum(silent) / 1e9 if silent else None), merge(EMPTY, *(one.stretch.idle for one in stretches))))
     return out
-
-
-def _longest_gaps(idle: Spans) -> tuple[int, int, int]:
-    """Number of gaps at least half as long as the longest one, and the length and begin of the longest."""
-    length = idle.end - idle.start
-    longest = int(length.argmax())
-    return int((length >= _HALF * length[longest]).sum()), int(length[longest]), int(idle.start[longest])
 
 
 def _mean(ranks: Sequence[RankWallTime]) -> tuple[WallPart, ...]:

@@ -109,5 +109,4 @@ def _fits(row: _Row, gpu: TraceGpu) -> bool:
 
 
 def best_type(peak: GpuPeak) -> str:
-    """The 16-bit type of this GPU's matrix units."""
     return next(dtype for dtype in _BEST if dtype in peak.flops)

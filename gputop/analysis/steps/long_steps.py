@@ -54,7 +54,8 @@ def long_steps(durations_s: F64, judged_s: F64 | None = None) -> LongSteps | Non
     usual_s, usual = float(np.median(np.delete(durations_s, all_long))), float(np.median(np.delete(judged, all_long)))
     if len(long) >= _MIN_PERIODIC and long[-1] < _AT_THE_HEAD * len(long):
         return None
-    long, every = _periodic(long, len(durations_s))
+    every, periodic = period_of(long, len(durations_s))
+    long = long if every is None else long[periodic]  # without steps that are long for other reasons
     return LongSteps(long, judged[long] - usual, usual_s, every)
 
 
@@ -62,12 +63,6 @@ def usual_limit(times: F64) -> float:
     """The longest of these times, of one for each step, that their usual spread explains."""
     usual = float(np.median(times))
     return usual + _DEVIATIONS * _MAD * float(np.median(np.abs(times - usual)))
-
-
-def _periodic(long: I64, count: int) -> tuple[I64, int | None]:
-    """Long steps that come every so many steps, none missing, and that number; all where few do so."""
-    every, periodic = period_of(long, count)
-    return (long, None) if every is None else (long[periodic], every)
 
 
 def period_of(places: I64, count: int) -> tuple[int | None, I64]:

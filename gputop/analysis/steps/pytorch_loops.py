@@ -120,8 +120,9 @@ def _steps_of_calls(ops: Ops, calls: _StepCalls) -> Anchors:
     between = [(int(calls.next_op[i]) + usually, begins[i + 1])
                for i in np.flatnonzero(ops_between > 2 * usually + 2).tolist()]
     loops = [(phase, *span) for span in between if (phase := _phase(ops, *span)) is not None]
-    tail = _tail(ops, int(calls.next_op[-1]), usually, by_batch=by_batch)
-    edges = np.concatenate((start_ns[recorded], ops.start[[first for _, first, _ in loops]], ops.start[tail]))
+    after = int(calls.next_op[-1])  # what follows the last step begins with the first of these
+    tail = after + np.flatnonzero(ops.is_batch[after:]) if by_batch else np.arange(after + usually, len(ops.start))
+    edges = np.concatenate((start_ns[recorded], ops.start[[first for _, first, _ in loops]], ops.start[tail[:1]]))
     return Anchors("calls of Optimizer.step", "medium", start_ns[recorded], calls.last_end_ns[recorded], edges,
                    other_loops={phase: union([int(ops.start[first]) for other, first, _ in loops if other == phase],
                                              [int(ops.end[stop - 1]) for other, _, stop in loops if other == phase])
@@ -146,8 +147,11 @@ def _begins_by_sequence(ops: Ops, calls: _StepCalls) -> list[int]:
     """Each step's first op, by the sequence of names that most steps have; of the first step -1 where that was not
     recorded."""
     first, begin, stop = int(calls.first_op[0]), calls.next_op[:-1], calls.first_op[1:]
-    usual = _usual_sequence(ops, begin, stop)
-    zeroing = _leading(ops.is_zero_grad, begin, stop)
+    sequences = [ops.name[low:high].tobytes() for low, high in zip(begin.tolist(), stop.tolist(), strict=True)]
+    common, often = Counter(sequences).most_common(1)[0]
+    usual = np.frombuffer(common, ops.name.dtype) if common and 2 * often >= len(sequences) else ops.name[:0]
+    others = np.append(np.flatnonzero(~ops.is_zero_grad), len(ops.is_zero_grad))
+    zeroing = np.minimum(others[np.searchsorted(others, begin)], stop) - begin  # ops that begin each sequence
     lead = int(np.median(zeroing))
     # The pause between two steps is before the gradients are zeroed, or after.
     kept = lead if lead and _pauses_after_zeroing(ops, calls, zeroing == lead, lead) else 0
@@ -156,13 +160,6 @@ def _begins_by_sequence(ops: Ops, calls: _StepCalls) -> list[int]:
     return [first - ahead if recorded else -1, *(
         _begin_in(ops.name[low:high], usual, lead, kept) + low
         for low, high in zip(begin.tolist(), stop.tolist(), strict=True))]
-
-
-def _usual_sequence(ops: Ops, begin: I64, stop: I64) -> npt.NDArray:
-    """The names of the ops between two steps' calls, as half of the steps or more have them; else none."""
-    sequences = [ops.name[low:high].tobytes() for low, high in zip(begin.tolist(), stop.tolist(), strict=True)]
-    common, often = Counter(sequences).most_common(1)[0]
-    return np.frombuffer(common, ops.name.dtype) if common and 2 * often >= len(sequences) else ops.name[:0]
 
 
 def _pauses_after_zeroing(ops: Ops, calls: _StepCalls, usual: Mask, lead: int) -> bool:
@@ -189,12 +186,6 @@ def _begin_in(names: npt.NDArray, usual: npt.NDArray, lead: int, kept: int) -> i
     return min(kept, len(names))
 
 
-def _leading(mask: Mask, begin: I64, stop: I64) -> I64:
-    """Number of ops at the begin of each of these sequences that are in ``mask``."""
-    others = np.append(np.flatnonzero(~mask), len(mask))
-    return np.minimum(others[np.searchsorted(others, begin)], stop) - begin
-
-
 def _phase(ops: Ops, first: int, stop: int) -> str | None:
     """Phase of the ops from ``first`` to before ``stop``, between two steps: an evaluation, a loop that trains
     otherwise, or none."""
@@ -202,13 +193,6 @@ def _phase(ops: Ops, first: int, stop: int) -> str | None:
     if ops.backward_nodes(begin_ns, end_ns)[0]:
         return UNKNOWN
     return EVALUATION if ops.runs_model(begin_ns, end_ns)[0] else None
-
-
-def _tail(ops: Ops, next_op: int, usually: int, *, by_batch: bool) -> I64:
-    """The op with which begins what follows the last step; none where nothing does."""
-    if by_batch:
-        return next_op + np.flatnonzero(ops.is_batch[next_op:])[:1]
-    return np.arange(next_op + usually, len(ops.start))[:1]
 
 
 # -- without one ----------------------------------------------------------------------------------------

@@ -87,7 +87,8 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     compiled, traced = _built(trace)
     by_torch = compiling(trace, lines_of(trace, MAIN))
     if len(by_torch.start):  # parts of it are called as XLA's are
-        compiled = _outside(compiled, by_torch)
+        outside = coverage(by_torch, compiled[0], compiled[0] + 1) == 0
+        compiled = compiled[0][outside], compiled[1][outside], compiled[2][outside]
     loaded = _joined(_loading(trace), _set_up(trace))
     for kind, calls in ((LOADING, loaded), (UPLOAD, _uploads(trace)), (AUTOTUNING, _found(trials(trace)[CUDNN])),
                         (GRAPHS, _found(_recorded(trace))), (TORCH_COMPILING, _by_torch(trace, by_torch)),
@@ -233,12 +234,6 @@ def _by_script(trace: Trace) -> _Found:
     """Compilations of TorchScript's functions, without those that are compiled again and again."""
     once = [one for one in script_builds(trace) if not built_again(trace, one)]
     return _found(merge(EMPTY, *(union(one.start_ns, one.end_ns) for one in once)))
-
-
-def _outside(calls: _Found, spans: Spans) -> _Found:
-    begin, end, name = calls
-    outside = coverage(spans, begin, begin + 1) == 0
-    return begin[outside], end[outside], name[outside]
 
 
 def _joined(a: _Found, b: _Found) -> _Found:

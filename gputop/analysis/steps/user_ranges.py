@@ -225,7 +225,8 @@ def _families(trace: Trace, rows: I64, rank: int) -> list[_Family]:
         steps, first_name = None, trace.names[host.name[ranges[0]]]
         by_name, rise = names_parts(first_name), all(a < b for a, b in itertools.pairwise(counted))
         if by_name or not rise:
-            if not _counts_up(counted):
+            ups = sum(after[-1] - before[-1] == 1 for before, after in itertools.pairwise(counted))
+            if 2 * ups < len(counted) - 1:  # in rounds of two as many start over
                 continue
             steps = repeated_steps(trace, ranges, counted, rank, by_name=by_name)
             if steps is None and not (rise and _names_iteration(first_name)):
@@ -242,12 +243,6 @@ def _families(trace: Trace, rows: I64, rank: int) -> list[_Family]:
     return [family for family in out if not any(
         _within_one(trace, family.rows, np.array(holder)) for name, holder in holders.items() if name != family.name)
         and (family.repeated is None or not any(_mostly_within(trace, family.rows, other) for other in rising))]
-
-
-def _counts_up(counted: Sequence[tuple[int, ...]]) -> bool:
-    """Return whether half of the numbers follow the one before: in rounds of two as many start over."""
-    ups = sum(after[-1] - before[-1] == 1 for before, after in itertools.pairwise(counted))
-    return 2 * ups >= len(counted) - 1
 
 
 def repeated_steps(trace: Trace, ranges: I64, counted: Sequence[tuple[int, ...]], rank: int, *,
@@ -348,7 +343,6 @@ def _may_name_a_step(name: str) -> bool:
 
 
 def _loops(trace: Trace, rows: I64, rank: int) -> list[NamedRanges]:
-    """The loops that ranges on one thread show."""
     launched_ns = _launches_of_rank(trace, rank)
     loops = [*_families_of_words(trace, rows, launched_ns), *_parts_in_turn(trace, rows, launched_ns)]
     return [loop for loop in loops if _are_iterations(trace, loop, launched_ns)]

@@ -51,7 +51,9 @@ def whole_steps(trace: Trace, anchors: Anchors, start_up: Sequence[StartUpSpan],
     rule 5 may leave out, None: any number."""
     bounds = anchors.bounds_ns if anchors.bounds_ns is not None else _between_edges(anchors, last_too=one_is_enough)
     incomplete = len(anchors.start_ns) - len(bounds)
-    bounds = _without_profilers_end(trace, _recorded_whole(trace, bounds))
+    for begin, end in trace.unrecorded_ns:
+        bounds = bounds[(bounds[:, 1] <= begin) | (bounds[:, 0] >= end)]
+    bounds = _without_profilers_end(trace, bounds)
     start = _count_start_up(trace, bounds, start_up)
     warm_up = start + _count_warm_up(bounds[start:], max_warm_up)
     return WholeSteps(bounds[warm_up:], bounds[:warm_up], incomplete)
@@ -81,13 +83,6 @@ def _last_event(anchors: Anchors) -> I64:
     begin, end = int(anchors.start_ns[last]), int(anchors.end_ns[last])
     contiguous = not len(gaps) or abs(float(np.median(gaps))) <= _CONTIGUOUS_SHARE * (end - begin)
     return np.array([[begin, end]] if end > begin and contiguous else [], np.int64).reshape(-1, 2)
-
-
-def _recorded_whole(trace: Trace, bounds: I64) -> I64:
-    """The steps without those that touch ``Trace.unrecorded_ns`` (2)."""
-    for begin, end in trace.unrecorded_ns:
-        bounds = bounds[(bounds[:, 1] <= begin) | (bounds[:, 0] >= end)]
-    return bounds
 
 
 def _without_profilers_end(trace: Trace, bounds: I64) -> I64:

@@ -47,7 +47,6 @@ AS_RECORDED = Cure(assumes="")
 
 
 def combined(cures: Iterable[Cure]) -> Cure:
-    """All of them at once."""
     several = list(cures)
     gpus = {gpu for cure in several for gpu in cure.host}
     return Cure(

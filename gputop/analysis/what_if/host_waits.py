@@ -40,7 +40,6 @@ class HostWaits(NamedTuple):
         return Calls(self.line, self.start_ns, self.end_ns)
 
     def chosen(self, rows: I64) -> HostWaits:
-        """Waits for one of these copies."""
         keep = np.isin(self.copy, rows)
         return HostWaits(*(column[keep] for column in self))
 

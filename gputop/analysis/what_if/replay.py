@@ -21,7 +21,7 @@ from msgspec import Struct
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.what_if.cure import AS_RECORDED, Cure
-from gputop.analysis.what_if.dependencies import LATENCY_NS, NEG_INF, RETURNS_NS, Flags
+from gputop.analysis.what_if.dependencies import LATENCY_NS, NEG_INF, RETURNS_NS
 from gputop.analysis.what_if.graph import Graph, build_graph, with_ambiguous_waits
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.model import I64, Trace
@@ -43,7 +43,6 @@ class Replay(Struct, frozen=True, dict=True):
 
     @property
     def spans(self) -> Spans:
-        """The time that is replayed."""
         return self.graph.spans
 
     @property
@@ -154,7 +153,11 @@ def run_replay(graph: Graph, cure: Cure, *, exact: bool = True) -> ReplayRun:
     work, added, elapsed, by_launch, since_source = durations
     head, tail = pieces.head, pieces.tail
     launched = np.maximum.reduceat(by_launch, head) + elapsed[tail]
-    canceled = _canceled(graph, cure)
+    canceled = np.zeros(len(waits.lane), bool)  # those that end in a call that is no longer made
+    for lane, _, call_begin, call_end in _canceled_calls(graph, cure):
+        of_lane = np.flatnonzero((waits.lane == lane) & (waits.on >= 0))
+        within = union(call_begin, call_end + LATENCY_NS)
+        canceled[of_lane] = coverage(within, waits.end[of_lane] - 1, waits.end[of_lane]) > 0
     begin = waits.begin - _removed_before(removed, waits.lane, waits.begin)
     end = waits.end - _removed_before(removed, waits.lane, waits.end)
     begin = np.where(canceled, np.minimum(begin + graph.launches.usual_call_ns, end), begin)
@@ -392,17 +395,6 @@ def _canceled_calls(graph: Graph, cure: Cure) -> Iterator[tuple[int, I64, I64, I
         of_lane = np.flatnonzero(lanes == lane)
         of_lane = of_lane[np.argsort(end[of_lane], kind="stable")]
         yield lane, line[of_lane], start[of_lane], end[of_lane]
-
-
-def _canceled(graph: Graph, cure: Cure) -> Flags:
-    """Mask of the waits that end in a call that is no longer made."""
-    waits = graph.waits
-    out = np.zeros(len(waits.lane), bool)
-    for lane, _, begin, end in _canceled_calls(graph, cure):
-        of_lane = np.flatnonzero((waits.lane == lane) & (waits.on >= 0))
-        within = union(begin, end + LATENCY_NS)
-        out[of_lane] = coverage(within, waits.end[of_lane] - 1, waits.end[of_lane]) > 0
-    return out
 
 
 def _removed_before(removed: _Removed, lane: I64, t: I64) -> I64:

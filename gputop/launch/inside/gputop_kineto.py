@@ -326,7 +326,6 @@ class _Guard:
         self._over.set()
 
     def _stop_operators(self) -> None:
-        """Have operators no longer recorded."""
         with self._without_warnings():  # of what this does to other kinds of recordings
             self._toggle(False, {self._torch.profiler.ProfilerActivity.CPU})
 
@@ -455,7 +454,6 @@ def _listen_in_new_folder(announce: Any) -> None:
 
 
 def _remove(folder: str) -> None:
-    """Remove the folder of this process's socket."""
     try:
         for name in os.listdir(folder):  # noqa: PTH208
             os.unlink(f"{folder}/{name}")  # noqa: PTH108

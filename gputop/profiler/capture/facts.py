@@ -66,7 +66,6 @@ class CaptureFacts(Struct, frozen=True, kw_only=True):
 
 
 def facts_of(record: CaptureRecord) -> CaptureFacts:
-    """Return what documents say of a finished capture."""
     plan, cost = record.plan, record.cost
     facts = CaptureFacts(
         address=record.address, path=str(record.path), time_s=record.time_s, asked_s=record.asked_s,

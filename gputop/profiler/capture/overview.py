@@ -70,9 +70,16 @@ def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch
         made.why_ended = error.message
     if made.parts and not made.has_events:
         made.parts, made.why_ended = [], made.why_ended or "the job made no events"
-    if made.parts:
+    elif made.parts:
         try:
-            _save(made.parts, recorder, detail, scratch)
+            source = made.parts[0]
+            if len(made.parts) > 1:
+                assert isinstance(recorder, JoinsOverviews)
+                source = scratch / "joined"
+                write_file(source, recorder.join(made.parts))
+            with RunFolder.create(detail.parents[3], detail.name.removesuffix(TRACE), detail.parent.name,
+                                  OVERVIEW) as folder:
+                folder.take_over(source)
         except (GputopError, OSError) as error:
             made.parts, made.why_ended = [], str(error)
     if not made.parts:
@@ -178,14 +185,3 @@ def _counted(recorder: Recorder, path: Path) -> tuple[int, int]:
     except OSError as error:
         raise GputopError(f"cannot read {path}: {error.strerror or error}", "Check the file system.") from None
     return events, max(0, total - events)
-
-
-def _save(parts: list[Path], recorder: Recorder, trace: Path, scratch: Path) -> None:
-    """One file of the parts beside the trace. Raises GputopError, OSError."""
-    source = parts[0]
-    if len(parts) > 1:
-        assert isinstance(recorder, JoinsOverviews)
-        source = scratch / "joined"
-        write_file(source, recorder.join(parts))
-    with RunFolder.create(trace.parents[3], trace.name.removesuffix(TRACE), trace.parent.name, OVERVIEW) as folder:
-        folder.take_over(source)

@@ -45,8 +45,6 @@ def usable(servers: Iterable[Server]) -> tuple[Server, ...]:
 
 
 class CaptureStatus(Struct, frozen=True):
-    """State of the current or last capture."""
-
     phase: Literal["starting", "waiting", "connecting", "probing", "recording", "overview", "receiving",
                    "saving", "analyzing", "done", "failed"]
     address: str

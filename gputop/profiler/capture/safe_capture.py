@@ -84,7 +84,6 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
 
 
 def full_length(request: CaptureRequest) -> Plan:
-    """The plan without a probe."""
     reason = "full length, no probe" if request.force else "full length, too short for a probe"
     return Plan(request.seconds, request.seconds, reason)
 

@@ -51,8 +51,8 @@ def _in_thread(pid: int, uid: int, call: Callable[[], T], *, elsewhere: bool, ca
             os.chroot(f"/proc/{pid}/root")
         if other_user:
             _take_file_rights(uid, gid, groups)
-        if not capable:
-            _drop_capabilities()
+        if not capable:  # a user or a container's root may not follow /proc/PID/root of others, as this machine's may
+            _call("capset", (ctypes.c_uint * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint * 6)())
         return call()
 
     with ThreadPoolExecutor(1, "gputop-as-process") as thread:
@@ -86,12 +86,6 @@ def _take_file_rights(uid: int, gid: int, groups: list[int]) -> None:
     libc.setfsuid(uid)
     if (libc.setfsgid(-1), libc.setfsuid(-1)) != (gid, uid):  # they return the one before, and no errors
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-
-def _drop_capabilities() -> None:
-    """Drop the capabilities of this thread: a user or a container's root may not follow /proc/PID/root of others, as
-    this machine's root may (ptrace(2))."""
-    _call("capset", (ctypes.c_uint * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint * 6)())
 
 
 def _call(function: str, *arguments: object) -> None:

@@ -115,7 +115,6 @@ class SocketFolder:
         return folder
 
     def unlock(self) -> None:
-        """End :meth:`lock`."""
         if self._lock >= 0:
             self.folder.remove(_LOCK_NAME)
             os.close(self._lock)

@@ -60,7 +60,6 @@ def guard_of(client: DaemonClient) -> str:
 
 
 def is_guarded(client: DaemonClient) -> bool:
-    """Return whether a guard runs in a process."""
     if client.folder is None:
         return False
     with contextlib.suppress(GputopError), SocketFolder.open(client.pid, client.folder, client.uid) as folder:

@@ -29,7 +29,6 @@ class Jobs(Struct, frozen=True):
 
 
 def find_jobs(proc: Path = _PROC) -> Jobs:
-    """Find the jobs that there are now."""
     clients = find_clients(proc)
     servers = (ProfilerServer(
         f"pid:{client.pid}", client.pid, user_name(client.uid), command_of(client.pid, proc), "PyTorch",

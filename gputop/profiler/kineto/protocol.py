@@ -78,7 +78,6 @@ def decode(datagram: bytes) -> Message | None:
 
 
 def encode(type: str, body: bytes) -> bytes:
-    """A datagram of a message."""
     return _HEADER.pack(len(body), type.encode("ascii")) + body
 
 

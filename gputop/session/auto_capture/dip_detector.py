@@ -62,8 +62,6 @@ class Dip(Struct, frozen=True):
 
 
 class _Gpu(Struct):
-    """State that is kept of one GPU."""
-
     armed: bool = True
     low_since_s: float | None = None
     median: float | None = None

@@ -111,7 +111,6 @@ class CaptureControl:
 
     @property
     def running(self) -> bool:
-        """Return whether a capture is under way."""
         return self.status is not None and self.status.running
 
     def profiled(self) -> Mapping[int, float] | None:

@@ -40,8 +40,6 @@ class Installed(Struct, frozen=True):
 
 
 class Bindings(Struct, frozen=True):
-    """The loaded modules."""
-
     major: int
     agent: Any
     structs: Any

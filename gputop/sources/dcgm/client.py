@@ -90,7 +90,6 @@ class Backoff:
         self._connected_s = 0.0
 
     def due(self, now_s: float) -> bool:
-        """Return whether it is time to try to connect."""
         return now_s >= self._due_s
 
     def connected(self, now_s: float) -> None:
@@ -120,16 +119,11 @@ class TickPace:
             return False
         if self._tick_s is not None:
             self._gaps_s = [*self._gaps_s[-2:], tick_s - self._tick_s]
-            self._follow(self._gaps_s)
+            least_s, most_s, pace_s = min(self._gaps_s), max(self._gaps_s), max(MIN_WATCH_S, sum(self._gaps_s) / 3)
+            if len(self._gaps_s) == 3 and 0 < most_s < 1.3 * least_s and not 0.7 < pace_s / self.interval_s < 1.4:
+                self.interval_s = round(pace_s, 1)
         self._tick_s = tick_s
         return True
-
-    def _follow(self, gaps_s: list[float]) -> None:
-        if len(gaps_s) == 3 and min(gaps_s) > 0 and max(gaps_s) < 1.3 * min(gaps_s):
-            pace_s = max(MIN_WATCH_S, sum(gaps_s) / 3)
-            if not 0.7 < pace_s / self.interval_s < 1.4:
-                self.interval_s = round(pace_s, 1)
-
 
 class DcgmClient:
     """Thread-safe. ``bindings`` is the folder of ``--dcgm-bindings``; without it ``root`` and ``env`` are searched."""

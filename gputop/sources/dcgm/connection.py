@@ -329,7 +329,6 @@ class Engine:
                 self._call("dcgmGroupDestroy", group)
 
     def unwatch(self) -> None:
-        """End all watches of this connection."""
         watches, self._watches = self._watches, []
         for group, field_group in watches:
             with contextlib.suppress(EngineError):

@@ -132,6 +132,5 @@ class _GpuWithDcgmFallback:
         return readings
 
     def _key(self) -> str:
-        """The key of the device in DCGM's values."""
         instance = getattr(getattr(self._probe, "probe", None), "gpu_instance", None)
         return self.info.uuid if instance is None else instance_key(self.info.index, instance)

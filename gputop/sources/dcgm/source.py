@@ -95,8 +95,9 @@ class DcgmSource(LiveSource):
         self.gpus_present = len(snapshot.gpus)
         chosen = select_gpus(self._wanted, infos)
         self.gpus = tuple(
-            _DcgmGpu(client, info, keys[info], _divided_reason(info, infos), _xid(snapshot, keys[info]),
-                     self._follow_gpm)
+            _DcgmGpu(client, info, keys[info], "" if not info.mig_mode else divided_reason(
+                [one.label for one in infos if one.index == info.index and one.mig is not None]),
+                     _xid(snapshot, keys[info]), self._follow_gpm)
             for info in chosen)
         wanted = [keys[info] for info in chosen]
         profiled = self._profiled = wanted if self._watch else _read_through_gpm(snapshot, wanted)
@@ -165,7 +166,9 @@ class _DcgmGpu:
         self._on_answer(snapshot)
         xid = None if self.info.mig is not None else _xid(snapshot, self.key)
         if xid is not None and xid.value:
-            self._note_xid(int(xid.value), xid.time_us)
+            if xid.time_us != self._last_xid_us:  # the engine keeps the last one only
+                self._xids = (*self._xids[1 - _XIDS_KEPT:], XidEvent(xid.time_us / 1e6, int(xid.value)))
+            self._last_xid_us = xid.time_us
         codes = {value.code for value in values.values()}
         if fields.SILENT in codes:
             since = next(value.reason for value in values.values() if value.code == fields.SILENT)
@@ -206,12 +209,6 @@ class _DcgmGpu:
 
     def xids(self) -> tuple[tuple[XidEvent, ...], str | None]:
         return self._xids, self._xids_reason
-
-    def _note_xid(self, number: int, time_us: int) -> None:
-        """The engine keeps the last one only."""
-        if time_us != self._last_xid_us:
-            self._xids = (*self._xids[1 - _XIDS_KEPT:], XidEvent(time_us / 1e6, number))
-        self._last_xid_us = time_us
 
     def _without(self, state: str, reason: str) -> GpuSample:
         return GpuSample(self.info, {}, processes_reason=reason, clock_events_reason=reason, state=state,
@@ -270,13 +267,6 @@ def _infos(snapshot: EngineAnswer) -> dict[GpuInfo, str]:
             profile = f" {part.slices}g.{math.ceil(memory_mib / 1024)}gb" if memory_mib and part.slices else ""
             key_of[GpuInfo(info.index, uuid, f"{gpu.name} MIG{profile}", gpu.pci_bus_id, mig=part.number)] = key
     return key_of
-
-
-def _divided_reason(info: GpuInfo, infos: Sequence[GpuInfo]) -> str:
-    """Reason why a GPU in MIG mode has no activity of its own; empty for others."""
-    if not info.mig_mode:
-        return ""
-    return divided_reason([one.label for one in infos if one.index == info.index and one.mig is not None])
 
 
 def _read_through_gpm(snapshot: EngineAnswer, keys: Sequence[str]) -> list[str]:

@@ -30,7 +30,6 @@ _VARIABLE_CHARS = 4096
 
 
 def reason_of(error: OSError) -> str:
-    """The reason to show for an error."""
     if error.errno in (errno.ENOENT, errno.ESRCH):
         return ENDED
     if error.errno in (errno.EACCES, errno.EPERM):

@@ -104,6 +104,5 @@ def _inherited(before: Mapping[Member, Counts], ended: set[Member]) -> dict[int,
 
 
 def no_rates(reason: str) -> Rates:
-    """All rates missing, with that reason."""
     missing = Reading.missing(BYTES_PER_S, reason, SOURCE)
     return Rates(Reading.missing(COUNT, reason, SOURCE), missing, missing)

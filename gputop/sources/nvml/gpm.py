@@ -113,7 +113,6 @@ class Gpm:
         return next((self._refused[metric].reason or "" for metric in sorted(metrics) if metric in self._refused), "")
 
     def _request_metrics(self) -> None:
-        """Request the metrics that are not refused."""
         request, metrics = self._request, [entry for entry in METRICS if entry[1] not in self._refused]
         request.numMetrics = len(metrics)
         self._requested = []

@@ -108,7 +108,10 @@ class NvmlGpu(WithGpm):
         self._read_gpm(readings)
         gpm = self._gpm
         if gpm is None or not gpm.supports(NVLINK):
-            readings.update(self._nvlink_traffic().read())
+            if self._nvlink is None:
+                before = self._no_gpm_reason if gpm is None else gpm.missing_reason(NVLINK)
+                self._nvlink = NvlinkTraffic(self._nvml, self.handle, self._clock, before, self._mig)
+            readings.update(self._nvlink.read())
         events, events_reason = self._read_clock_events()
         processes, processes_reason = ((), self._divided_reason) if self._mig else self._processes.read()
         if gpm is None or not gpm.supports(PCIE):  # last: one of its methods blocks for 40 ms
@@ -166,12 +169,6 @@ class NvmlGpu(WithGpm):
             return self._link_rate
         self._link, self._link_rate = link, link_rate(generation, lanes, "NVML")
         return self._link_rate
-
-    def _nvlink_traffic(self) -> NvlinkTraffic:
-        if self._nvlink is None:
-            before = self._no_gpm_reason if self._gpm is None else self._gpm.missing_reason(NVLINK)
-            self._nvlink = NvlinkTraffic(self._nvml, self.handle, self._clock, before, self._mig)
-        return self._nvlink
 
     def _pcie_traffic(self) -> PcieTraffic:
         if self._pcie is None:

@@ -173,7 +173,9 @@ class StallProofDriver(OpenLinuxDriver):
 
     def write(self, data: str) -> None:
         with self._lock:
-            self._fit()
+            size = self._heard_size  # taken between two updates: a signal may come in the middle of one
+            if size is not None and (self.cells.width, self.cells.height) != (size.width, size.height):
+                self.cells.resize(size.width, size.height)
             self.cells.feed(data)
             if self._scheduled:
                 return
@@ -283,9 +285,3 @@ class StallProofDriver(OpenLinuxDriver):
                 self._heard_size = Size(size.columns, size.lines)
                 return size.columns, size.lines
         return super().terminal_size()
-
-    def _fit(self) -> None:
-        """Give the grid the terminal's size: between two updates, for a signal may come in the middle of one."""
-        size = self._heard_size
-        if size is not None and (self.cells.width, self.cells.height) != (size.width, size.height):
-            self.cells.resize(size.width, size.height)

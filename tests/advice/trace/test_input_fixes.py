@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from gputop.advice.trace.input_fixes import InputFix, keras_workers, suggest_fix, suggest_fix_by_name
 from gputop.analysis.results import Pipeline, Stage
@@ -80,18 +79,6 @@ def test_without_a_buffer_prefetching_is_enough_where_the_pipeline_is_faster_tha
     c = cured(pipeline(("Map", 0.04, 1)), 0.1, 0.04)
     assert c.step_s == pytest.approx(0.06) and c.numbers is not None and "buffer_empty_ratio" not in c.numbers
     assert c.snippet.startswith("ds = ds.prefetch(")
-
-
-def test_a_shuffle_buffer_that_is_filled_anew_needs_no_deeper_prefetch():
-    p = pipeline(("Prefetch", 0, 1), ("Shuffle", 0.0, 1), ("Map", 0.03, 1), empty=0.2)
-    stages = tuple(replace(s, refill_s=0.8) if s.name == "Shuffle" else s for s in p.stages)
-    filled = cured(replace(p, stages=stages), 0.1, 0.06)
-    assert "refilled at the start of each epoch (800 ms in this window)" in filled.action
-    assert "shuffle(buffer_size).repeat()" in filled.snippet
-    assert filled.step_s == pytest.approx(0.052), "four fifths of the wait"
-    assert "prefetch(16)" not in filled.snippet
-    little = tuple(replace(s, refill_s=0.4) if s.name == "Shuffle" else s for s in p.stages)
-    assert "refilled" not in cured(replace(p, stages=little), 0.1, 0.06).action
 
 
 def test_python_in_a_map_gets_no_more_parallel_calls():

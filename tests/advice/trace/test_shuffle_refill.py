@@ -28,16 +28,18 @@ def with_fills(times: int, elements: int, overview: Trace | None = None) -> Trac
 
 def test_each_epoch_of_the_recording_fills_it():
     found = verdict(with_fills(3, 4000), "shuffle_refill")
-    assert (found.times, found.elements, found.whole, found.stage) == (3, 4000, True, "ParallelMapV2")
-    assert found.fill_s == pytest.approx(0.2, abs=1e-4) and found.share == pytest.approx(0.6 / 1.2, rel=0.02)
-    assert found.claim == "at most" and found.samples == 0
+    fill = found.longest
+    assert (found.times, fill.elements, fill.whole, fill.stage) == (3, 4000, True, "ParallelMapV2")
+    assert fill.seconds == pytest.approx(0.2, abs=1e-4) and found.share == pytest.approx(0.6 / 1.2, rel=0.02)
+    assert found.claim == "at most" and found.seen.samples == 0
     finding = findings(with_fills(3, 4000))["shuffle_refill"]
     assert finding.severity == "high" and "4,000 elements" in finding.why and ".repeat()" in (finding.snippet or "")
 
 
 def test_one_fill_is_told_as_once():
     finding = findings(with_fills(1, 4000))["shuffle_refill"]
-    assert finding.title.startswith("Once in this recording the training waits 200 ms") and finding.severity != "high"
+    assert finding.title.startswith("Training waits 200 ms for a shuffle buffer to fill (once")
+    assert finding.severity != "high"
 
 
 def test_a_short_fill_is_no_finding():
@@ -46,8 +48,8 @@ def test_a_short_fill_is_no_finding():
 
 def test_looks_alone_name_it():
     found = verdict(with_fills(0, 0, sampled(False, True, False, False, True, False, True, False)), "shuffle_refill")
-    assert (found.times, found.samples, found.filling, found.fill_s, found.elements) == (3, 8, 3, None, None)
-    assert found.sampled_s == pytest.approx(4.0) and found.share == pytest.approx(1.5 / 4.4, rel=0.02)
+    assert (found.times, found.seen.samples, found.seen.filling, found.longest) == (3, 8, 3, None)
+    assert found.seen.seconds == pytest.approx(4.0) and found.share == pytest.approx(1.5 / 4.4, rel=0.02)
     assert "shuffle_refill" in abstained(with_fills(0, 0, sampled(*[False] * 7, True)))
     none = with_fills(0, 0, sampled(*[False] * 8))
     assert "shuffle_refill" not in findings(none)

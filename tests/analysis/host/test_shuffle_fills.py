@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.analysis.host.shuffle_fills import samples_of, shuffle_fills, waits_for_fills
+from gputop.analysis.host.shuffle_fills import OverviewSamples, sample_spans, samples_of, shuffle_fills, waits_for_fills
 from gputop.trace.readers.load import load
 from tests.analysis.host.traces_of_shuffles import BELOW, MAIN, MS, PRODUCER, fill, sampled, train
 from tests.trace.build import Builder
@@ -52,12 +52,13 @@ def test_a_full_buffer_and_a_pipeline_without_a_shuffle_fill_nothing():
 
 
 def test_looks_tell_how_often_it_fills():
-    samples = samples_of(sampled(True, True, False, False, False, True, False, False))
-    assert samples.filling == (True, True, False, False, False, True, False, False) and samples.rounds == 1
-    assert {int(t) for t in samples.spans.end - samples.spans.start} == {20_000_000}
+    overview = sampled(True, True, False, False, False, True, False, False)
+    samples, spans = samples_of(overview), sample_spans(overview)
+    assert (samples.samples, samples.filling, samples.rounds) == (8, 3, 1)
+    assert {int(t) for t in spans.end - spans.start} == {20_000_000}
     assert samples_of(sampled(False, True, False, True)).rounds == 2
     assert samples_of(sampled(False, True, None, True)).rounds == 1, "a thread without a CPU draws nothing"
-    assert samples_of(Builder(gpus=0).host("EagerExecute", 0, 400 * MS, MAIN).build()).filling == ()
+    assert samples_of(Builder(gpus=0).host("EagerExecute", 0, 400 * MS, MAIN).build()) == OverviewSamples()
 
 
 def test_a_real_fill_is_whole_in_its_call():

@@ -268,7 +268,6 @@ class _Events(Struct):
             self.unread.add(event)
 
     def _spans(self, spans: list[Event]) -> None:
-        """Append complete events."""
         spans, groups, ts, dur = self._kept(spans)
         names = [event.name for event in spans]
         args = [event.args or NO_ARGS for event in spans]

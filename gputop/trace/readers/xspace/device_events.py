@@ -55,7 +55,10 @@ class Gpus:
         names, references = lookups(plane, builder.names)
         nvidia = builder.gpus[number].compute_capability if stats.get("device_vendor") == "Nvidia" else None
         source = PlaneLines(plane, self._streams(plane), names, _DEVICE_STATS, together=together)
-        return _Gpu(number, references, self._shapes_of(nvidia), source)
+        builder = self._builder
+        shapes = self._shape_of.setdefault(nvidia, LazyTable(lambda details: builder.shape(  # ROCm has similar numbers
+            kernel_names.launch_shape(builder.names.list[details], nvidia))))
+        return _Gpu(number, references, shapes, source)
 
     def _described(self, plane: XPlane) -> TraceGpu:
         stats = plane.stats
@@ -69,12 +72,6 @@ class Gpus:
             sms=sm_count(stats.get("core_count")) if stats.get("device_vendor", "Nvidia") == "Nvidia" else None,
             clock_hz=1e3 * kilohertz if isinstance(kilohertz, int) and 0 < kilohertz < 1 << 24 else None,
         )
-
-    def _shapes_of(self, nvidia: tuple[int, int] | None) -> LazyTable:
-        """``nvidia``: the compute capability, of a GPU of NVIDIA's (ROCm has similar numbers)."""
-        builder = self._builder
-        return self._shape_of.setdefault(nvidia, LazyTable(lambda details: builder.shape(
-            kernel_names.launch_shape(builder.names.list[details], nvidia))))
 
     def _streams(self, plane: XPlane) -> list[XLine]:
         lines = [xline for xline in plane.lines if not is_derived(xline.name, xline.id)]

@@ -189,7 +189,6 @@ class Program:
         return Shape(shape.values.get(_ELEMENT_TYPE, 0), sizes, tuple(parts))
 
     def target(self, instruction: Instruction) -> str:
-        """Target that a custom call calls."""
         return self.text(self._fields(*instruction.span, (_TARGET,)), _TARGET)
 
     def config(self, instruction: Instruction) -> bytes:
