@@ -24,7 +24,7 @@ _TO_SIGMA = 1.4826  # of the median absolute deviation, for a normal distributio
 # NVML's clock event reasons, by bit (nvml.h): those that somebody can mend.
 _THERMAL, _POWER, _SET = 0x20 | 0x40, 0x04 | 0x80, 0x02
 _IDLE = 0x01  # the clocks are low because the GPU has nothing to do: no cause of that
-_ONE_KIND = Missing("one kind of activity for all GPUs of the job: SM activity of some GPUs cannot be compared with "
+_ONE_KIND = Missing("one kind of activity for all GPUs of the job; SM activity of some GPUs cannot be compared with "
                     "utilization of others (dcgm-exporter: add DCGM_FI_PROF_SM_ACTIVE, since 4.9 "
                     "DCGM_FI_PROF_SM_UTIL_RATIO, to its counters on all nodes)")
 

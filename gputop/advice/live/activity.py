@@ -216,7 +216,7 @@ def describe_spinning(v: Spinning) -> Explanation:
               "the GPUs may wait in a collective." if "sm_active_ratio" in figures else
               f"{percent(figures['power_of_limit_ratio'])} of the power limit, almost constant: the GPUs may wait in a "
               "collective.",
-        unknown="the line where each rank is.",
+        unknown="the line that each rank is executing",
         action="Look at the stacks of the ranks: the rank that is not in a collective delays the others. NCCL 2.24 "
                "and newer report that rank if the RAS service answers on this node, and gputop keeps querying it.",
         snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else code(
@@ -290,9 +290,9 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
     evidence = {"window_s": v.window_s, f"{v.metric}_ratio": v.activity}
     how, brief, unknown = "", "Which kernels run is not visible in live samples", "what fills the time?"
     if v.gpu_util is not None and v.gpu_util < limit("low_sm_active.gaps"):
-        how = (f" No kernel ran for {percent(1 - v.gpu_util)} of the time, because the GPU waited for input, launches "
-               "or the host.")
-        brief, unknown = f"Idle {percent(1 - v.gpu_util)} of the time", "input, launches or the host?"
+        how = (f" For {percent(1 - v.gpu_util)} of the time, no kernel was running because the GPU was waiting for "
+               "input, launches, or the host.")
+        brief, unknown = f"Idle {percent(1 - v.gpu_util)} of the time", "input, launches, or the host?"
     elif v.gpu_util is not None:
         how = " Kernels run almost all the time but fill few SMs: small kernels, a small batch, or waiting in NCCL."
         brief, unknown = "Kernels run all the time but fill few SMs", "small kernels, a small batch or NCCL?"
@@ -395,7 +395,7 @@ def describe_dram_bound(v: TensorSpare) -> Explanation:
                "operations, keep activations in 16-bit precision, and use fused attention and optimizers. A larger "
                "batch changes little.",
         snippet=code_for(v.framework, "dram_bound"),
-        gain="depends on how many bytes fusion and precision save; " + NO_FIGURE,
+        gain="depends on how many bytes fusion and lower precision save; " + NO_FIGURE,
         source="GPM/DCGM DRAM and tensor pipe activity; " + source("dram_bound.dram_enter"),
     )
 

@@ -47,8 +47,8 @@ def judge_host_cpu_saturated(view: NodeView) -> HostCpuSaturated | Missing | Non
         return None  # full or not, it holds up no GPU
     cpu = view.host_mean(lambda point: point.cpu_ratio, window_s)
     if cpu is None:
-        return Missing(f"{window_s:.0f} s of CPU use: "
-                       f"{view.sample.host['cpu_ratio'].reason or 'not yet seen for that long'}")
+        return Missing(f"{window_s:.0f} s of CPU use "
+                       f"({view.sample.host['cpu_ratio'].reason or 'not yet seen for that long'})")
     held = [p for p in jobs if p.pid in waiting]
     gpus = {i: activity for p in held for i, activity in waiting[p.pid].items()}
     bound, least_active = view.limit(_RULE, "cpu_", min(gpus)), min(gpus.values())

@@ -36,7 +36,7 @@ def judge_below_own_best(view: NodeView) -> BelowOwnBest | Missing | None:
 
 def _unknown(at_work: Sequence[GpuSample]) -> Missing | None:
     reason = next((gpu["sm_active"].reason for gpu in at_work if gpu["sm_active"].reason), None)
-    return Missing(f"SM activity of {gpus_text(at_work)}: {reason}") if reason else None
+    return Missing(f"data on SM activity of {gpus_text(at_work)} ({reason})") if reason else None
 
 
 def describe_below_own_best(v: BelowOwnBest) -> Explanation:
@@ -45,9 +45,9 @@ def describe_below_own_best(v: BelowOwnBest) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)} {work} at {percent(fall.now)} SM activity, down from {percent(fall.best)} "
               f"{minutes} min ago",
-        why=f"The same job kept {percent(fall.best)} SM activity for minutes, then stayed at {percent(fall.now)} for "
-            f"{minutes} min, so these GPUs can reach more with this job. Another phase of the job, such as evaluation, "
-            "longer sequences or another data set, looks the same.",
+        why=f"This job sustained {percent(fall.best)} SM activity for several minutes, then stayed at "
+            f"{percent(fall.now)} for {minutes} min, so higher utilization is possible with this job on these GPUs. "
+            "Another phase of the job, such as evaluation, longer sequences, or another data set, looks the same.",
         evidence={"before_ratio": fall.best, "after_ratio": fall.now, "lasts_s": fall.lasts_s},
         brief="Another phase of the job, such as evaluation or longer sequences, looks the same.",
         action="Look in the job's log for what changed at that time. On the host, look at storage, other programs "

@@ -126,7 +126,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
             "held_gpus_count" if v.complete else "held_gpus_watched_count": float(len(idle)), "cpu_cores": cores}),
         action=action, snippet=f"gputop stacks {process.pid}",
         brief=f"{name_of(process)} compiles, loads, waits or is stuck." if v.complete else "",
-        unknown="the line where it is." if v.complete else "",
+        unknown="the line that it is executing" if v.complete else "",
         gain="no step runs" if v.complete else NO_FIGURE,
         source="gputop's own limits",
     )
@@ -191,7 +191,7 @@ def judge_gpu0_oversubscribed(view: NodeView) -> Gpu0Oversubscribed | Missing | 
     watched = {gpu.info.index for gpu in view.sample.gpus}
     processes = [p for p in processes if view.complete or set(range(view.compute_gpus(p)[0].info.index)) <= watched]
     if not processes:
-        return Missing("the first GPU of the job: omit --gpus, or also watch GPU 0")
+        return Missing("the first GPU of the job; omit --gpus, or also watch GPU 0")
     judged = False
     for process in processes:
         gpus = view.compute_gpus(process)
@@ -288,7 +288,7 @@ def judge_shared_gpu(view: NodeView) -> SharedGpu | Missing | None:
         if pairs:
             shared[gpu.info.index] = pairs[0]
     if not shared:
-        return Missing(f"the command of pid {unread[0].pid}: {unread[0].reason or 'not readable'}") if unread else None
+        return Missing(f"the command of pid {unread[0].pid} ({unread[0].reason or 'not readable'})") if unread else None
     by_index = {g.info.index: g for g in view.whole_gpus}
     index, pair = max(shared.items(), key=lambda s: _sm(s[1][1], by_index[s[0]]))
     gpu = by_index[index]
@@ -329,16 +329,17 @@ def _sharing(second_sm: float, before: Severity | None) -> Severity:
 
 def describe_shared_gpu(v: SharedGpu) -> Explanation:
     a, b = v.processes
+    first, second = (f"{name_of(one)[:-1]}, user {one.user or 'unknown'})" for one in (a, b))
     return Explanation(
         title=f"{gpus_text(v.gpus)} shared by two jobs",
-        why=f"{name_of(a)} of {a.user or 'an unknown user'} and {name_of(b)} of {b.user or 'an unknown user'} both use "
-            f"GPU {v.gpu}. Their kernels take turns, and neither job can use all of the GPU memory.",
+        why=f"{first} and {second} are both using GPU {v.gpu}. Their kernels take turns, and neither job can use all "
+            "of the GPU memory.",
         evidence=known({
             "together_s": v.together_s, "shared_gpus_count": float(v.shared),
             "first_sm_ratio": a.gpus[v.gpu].sm_ratio.value, "second_sm_ratio": b.gpus[v.gpu].sm_ratio.value}),
         brief=f"{name_of(a)} and {name_of(b)} take turns on GPU {v.gpu}.",
         action="Give each job its own GPUs.",
         snippet=code("shared_gpu", "jobs"),
-        gain="depends on how much the other job uses; " + NO_FIGURE,
+        gain="depends on how much GPU time the other job uses; " + NO_FIGURE,
         source="NVML process list and process utilization; CUDA time-slices contexts of different processes",
     )

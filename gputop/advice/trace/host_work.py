@@ -69,8 +69,8 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     stacks = facts.analysis.stacks
     traced = stacks is not None and stacks.source.startswith("tracer")
     if steps is None or steps.count < (1 if traced else limit("host.steps")):
-        return Missing("two whole steps, because the gap is between steps: capture longer, or mark steps with "
-                       f"{how_to_mark_steps(facts.trace)}")
+        return Missing("two complete steps, because the gap is between steps; capture a longer trace, or mark the "
+                       f"steps with {how_to_mark_steps(facts.trace)}")
     if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
         return None
     share = host.gap_s / facts.period_s
@@ -82,10 +82,10 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
         if others is not None:
             return Missing(others)
         if not facts.active and steps.times.unit == "period":
-            return Missing(f"whether the loop had work to do: {NO_TRAINING}")
+            return Missing(f"to know whether the loop had work to do; {NO_TRAINING}")
         recurring = 1.0 if host.gap_recurring is None or facts.trace.job_cpus is not None else host.gap_recurring
         if recurring * host.gap_s < limit("step_gap_host.share") * facts.period_s:
-            return Missing("the cause of the pauses, which occur in a different part of each step, as if a thread had "
+            return Missing("to know the cause of the pauses, which occur in a different part of each step, as if a thread had "
                            "no CPU. gputop records CPU use when it captures a job on its own machine")
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
@@ -153,7 +153,8 @@ def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunc
     if function.loader:
         action, snippet = fix_of_loader(function.loader)
         return structs.replace(
-            words, title=f"Making batches between steps takes {percent(verdict.share)} of the step", snippet=snippet,
+            words, title=f"Batch preparation between steps takes {percent(verdict.share)} of the step time",
+            snippet=snippet,
             action=f"The loop waits while {function.name} ({function.location}) makes its batch. {action}")
     if function.holds_loop:
         return structs.replace(
@@ -258,7 +259,7 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     if not facts.active and facts.framework != "jax" and (host is None or not host.placement):
         return Missing("GPU activity in the trace, because all ops run on the host without a GPU")
     if host is None or host.placement_s is None:
-        return Missing("the model's ops on the host threads" + (
+        return Missing("data on the model's ops on the host threads" + (
             TORCH_HOST if facts.framework == "pytorch" else HOST_EVENTS))
     if facts.period_s <= 0 or host.placement_s < limit("host_placement.share") * facts.period_s or not host.placement:
         return None
@@ -276,7 +277,7 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
 
 def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
     evidence = {"host_ops_s": v.wait_s, "share_ratio": v.share}
-    held_up = "The GPU waits" if v.gpus else "The compiled function waits"
+    held_up = "The GPU is idle" if v.gpus else "The compiled function waits"
     python = job.framework != "pytorch" and re.match(PYTHON_CALLBACK, v.work[0].name) is not None
     run = "Python callbacks run" if job.framework == "jax" else "Python code runs" if python else "ops run on the CPU"
     why = f"{held_up} for {percent(v.share)} of the {job.basis} while {run} in the middle of the step."

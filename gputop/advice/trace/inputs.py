@@ -69,13 +69,13 @@ MISSING: Mapping[str, Callable[[TraceFacts], str | None]] = {
         _GPU_ACTIVITY),
     "batch_waits": _batch_waits,
     "gpu_idle_time": lambda facts: None if facts.shares is not None else (
-        "GPU activity, to see whether GPUs are idle while the loop waits for a batch; `gputop doctor` checks the "
+        "data on GPU activity to see whether GPUs are idle while the loop waits for a batch; `gputop doctor` checks the "
         "permission to profile"),
     "launch_calls": launch_calls,
     "allocators": _allocators,
     "step_calls": _step_calls,
     "launch_threads": lambda facts: None if facts.analysis.launch_threads is not None and facts.host is not None else (
-        f"the host threads and the launches on them{HOST_EVENTS}"),
+        f"data on the host threads and their launches{HOST_EVENTS}"),
     "eager_ops": _eager_ops,
     "xla_events": lambda facts: None if facts.framework == "tensorflow" and (
         facts.analysis.functions is not None or facts.analysis.ops is not None) else (
