@@ -84,7 +84,7 @@ def _collectives(analysis: Analysis) -> Table:
                   max(op.exposed_s.values(), default=None), op.reason or "") for op in of_step)
     note = (f"{seconds(sum(row.time_s for row in of_step))} {by.basis}"
             f"{_waiting(collectives, sum(row.transfer_s or 0.0 for row in of_step))}. "
-            f"Times, counts and bytes {by.text()}.")
+            f"Times, counts, and bytes {by.text()}.")
     return Table("Collectives", columns, rows, empty, note)
 
 
@@ -137,9 +137,9 @@ def _copies(analysis: Analysis) -> Table:
     rows += [("mean" if by.gpus > 1 else "", r.direction, "", r.count, r.bytes, r.time_s,
               r.bytes / r.time_s if r.bytes and r.time_s else None, r.op)
              for r in of_ops]
-    note = f"Times, counts and bytes {by.text()}." if rows else ""
+    note = f"Times, counts, and bytes {by.text()}." if rows else ""
     note += " The copies in this trace do not name their ops." if rows and not of_ops else ""
-    return Table("Copies", columns, tuple(rows), "No copies to, from or between GPUs in the window.", note)
+    return Table("Copies", columns, tuple(rows), "No copies to, from, or between GPUs in the window.", note)
 
 
 def _other_end(source: str, target: str) -> str:

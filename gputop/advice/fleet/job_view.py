@@ -89,4 +89,4 @@ def evidence(verdict: FleetVerdict, more: Mapping[str, float | None]) -> dict[st
 
 
 NO_PAST = Missing("data on the job's activity in the previous hours")
-NO_STEP = "unknown, because cluster metrics show no steps; the evidence includes the lost GPU hours"
+NO_STEP = "unknown, because cluster metrics contain no step boundaries; the evidence includes the lost GPU hours"

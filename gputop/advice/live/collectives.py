@@ -63,7 +63,7 @@ def describe_collective_hang(v: CollectiveHang) -> Explanation:
                if not a.silent else
                "Look at the process on its node: the process has exited or is stopped, or the node is lost. The job "
                "cannot continue without this rank.",
-        snippet="\n".join(_commands(v)) or "gputop stacks", gain="no step ends while the ranks wait",
+        snippet="\n".join(_commands(v)) or "gputop stacks", gain="no step completes while the ranks are waiting",
         source=f"RAS of NCCL {v.nccl}; " + source("collective_hang.unchanged_s"),
     )
 

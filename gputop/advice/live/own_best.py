@@ -40,7 +40,7 @@ def _unknown(at_work: Sequence[GpuSample]) -> Missing | None:
 
 
 def describe_below_own_best(v: BelowOwnBest) -> Explanation:
-    fall, work = v.fall, "works" if len(v.gpus) == 1 else "work"
+    fall, work = v.fall, "runs" if len(v.gpus) == 1 else "run"
     minutes = round(fall.lasts_s / 60)
     return Explanation(
         title=f"{gpus_text(v.gpus)} {work} at {percent(fall.now)} SM activity, down from {percent(fall.best)} "
@@ -51,7 +51,7 @@ def describe_below_own_best(v: BelowOwnBest) -> Explanation:
         evidence={"before_ratio": fall.best, "after_ratio": fall.now, "lasts_s": fall.lasts_s},
         brief="Another phase of the job, such as evaluation or longer sequences, looks the same.",
         action="Look in the job's log for what changed at that time. On the host, look at storage, other programs "
-               "that use the CPUs, and memory that runs out.",
+               "that use the CPUs, and free memory.",
         gain=NO_FIGURE,
         source="GPM/DCGM SM activity by the minute; " + source("below_own_best.ratio", "below_own_best.before_s"),
     )

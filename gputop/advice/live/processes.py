@@ -14,7 +14,7 @@ from gputop.core.samples import GpuSample, ProcessSample
 from gputop.text.units import percent
 
 _EVEN_WORK = {
-    "": "put metrics, summaries and evaluation on the CPU, and mirror variables.",
+    "": "put metrics, summaries, and evaluation on the CPU, and mirror variables.",
     "jax": "work that is not sharded, such as metrics outside the jitted step, runs on the first GPU.",
     "pytorch": "DataParallel gathers the outputs and computes the loss on the first GPU, but DistributedDataParallel "
                "does not.",
@@ -111,7 +111,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
     process, idle = v.worst.process, v.worst.idle
     cores = process.cpu_cores.value
     doing = "" if cores is None else f" The process uses {cores:.1f} CPU cores."
-    cause = ", because it compiles, loads, waits or is stuck"
+    cause = ", because it compiles, loads, waits, or is stuck"
     action = "Look at what its Python threads do. If the process is a forgotten notebook, stop it to free the GPUs."
     if not v.complete:
         cause = ". The work of this process on unwatched GPUs is unknown"
@@ -125,7 +125,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
             "window_s": v.window_s, "idle_gpus_count": float(len(idle)),
             "held_gpus_count" if v.complete else "held_gpus_watched_count": float(len(idle)), "cpu_cores": cores}),
         action=action, snippet=f"gputop stacks {process.pid}",
-        brief=f"{name_of(process)} compiles, loads, waits or is stuck." if v.complete else "",
+        brief=f"{name_of(process)} compiles, loads, waits, or is stuck." if v.complete else "",
         unknown="the line that it is executing" if v.complete else "",
         gain="no step runs" if v.complete else NO_FIGURE,
         source="gputop's own limits",

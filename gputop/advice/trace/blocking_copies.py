@@ -20,7 +20,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Calls, Cure
 from gputop.analysis.what_if.host_waits import HostWaits, host_waits
-from gputop.text.units import count, percent, size
+from gputop.text.units import count, listed, percent, size
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import host_rows
 from gputop.trace.model import I64, Kind, MemoryKind
@@ -29,7 +29,7 @@ _WAYS = {"h2d": "copies to the GPU", "d2h": "copies to the host"}
 _ACTIONS = {
     "h2d": "Do not send small values to the GPU within the step: create them on the GPU, keep them there, or copy them "
            "asynchronously from pinned memory.",
-    "d2h": "Do not read values back within the step: keep losses, metrics and conditions on the GPU, and fetch them "
+    "d2h": "Do not read values back within the step: keep losses, metrics, and conditions on the GPU, and fetch them "
            "every hundred steps.",
     "sync": "Do not synchronize within the step: work on a stream stays in order without it, and CUDA events measure "
             "time without blocking.",
@@ -177,7 +177,8 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | ReadsOneByOne | Missing
     copies = (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER)
     waits = host_waits(facts.trace, limit("copies_pageable.bytes"))
     if copies.any() and not (device.launch_ns[copies] >= 0).any():
-        return Missing("data on the host calls that issued the copies (correlation IDs); capture with host tracing enabled")
+        return Missing("data on the host calls that issued the copies (correlation IDs); capture with host tracing "
+                       "enabled")
     cost, one_by_one = cost_of_calls(facts, waits.calls), reads_one_by_one(facts, waits)
     if one_by_one is not None and one_by_one.idle_s > cost.seconds(facts):
         return one_by_one
@@ -246,12 +247,11 @@ def describe_sync_copies(v: SyncCopies | ReadsOneByOne, job: Job) -> Explanation
         evidence[f"syncs_per_{job.basis}"] = v.syncs
         made.append(f"{count(v.syncs)} synchronizing call{'' if v.syncs == 1 else 's'}")
     what = "the GPU" if v.way == "sync" else "copies"
-    listed = (" and " if len(made) < 3 else ", and ").join(filter(None, (", ".join(made[:-1]), made[-1])))
     large = of_way is not None and of_way.mean_bytes > limit("copies_pageable.bytes")
     return Explanation(
         title=f"Waiting for {what} in the middle of the step costs {percent(v.share)} of the {job.basis}",
-        why=f"In {job.each}, the host waits for all earlier work on the GPU at these calls (per GPU): {listed}. When "
-            "the host launches again, the GPU's queue is empty. The GPU is idle until the host gets ahead again, for "
+        why=f"In {job.each}, the host waits for all earlier work on the GPU at these calls (per GPU): {listed(made)}. "
+            "When the host launches again, the GPU's queue is empty. The GPU is idle until the host gets ahead again, for "
             f"{percent(v.share)} of the {job.basis} in total.",
         evidence=evidence, action=(_ACTIONS_IF_LARGE if large else _ACTIONS).get(v.way, _ACTIONS["d2h"]),
         snippet=code("sync_copies", f"{'large-' if large else ''}{v.way}-{job.framework}"),

@@ -81,8 +81,8 @@ def _missing(facts: TraceFacts) -> Missing | None:
     unmatched = facts.waits.unmatched if facts.waits else {}
     reason = next(iter(unmatched.values()), "")
     return Missing(
-        f"data on the collectives of all GPUs of the job to separate waiting from transfer; {reason} (gputop can analyze the "
-        "files of several ranks together)") if reason else None
+        f"data on the collectives of all GPUs of the job to separate waiting from transfer; {reason} (gputop can "
+        "analyze the files of several ranks together)") if reason else None
 
 
 def _judged(facts: TraceFacts) -> CollectiveWaits | Missing | None:
@@ -446,7 +446,7 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
                   "thread. Work that only one rank does (logging, saving, evaluation) delays all ranks.")
         snippet = code("collective_waiting", "stack")
     return structs.replace(
-        words, title=f"{title} {percent(v.share)} of the {job.basis}", why=why, action=action, snippet=snippet,
+        words, title=f"{title} for {percent(v.share)} of the {job.basis}", why=why, action=action, snippet=snippet,
         evidence={**words.evidence, "held_up_s": held_up.held_up_s, "no_event_s": held_up.silent_s},
         gain="assumes that the hosts of these GPUs launch as early as the others")
 
@@ -467,8 +467,8 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
     if v.of_collectives is not None:
         why += f" Waiting takes {percent(v.of_collectives)} of all time in collectives."
     return Explanation(
-        title=(f"The {others} {percent(v.share)} of the {job.basis} for GPU {v.latest} in collectives" if v.alone else
-               f"GPUs wait {percent(v.share)} of the {job.basis} for each other in collectives"),
+        title=(f"The {others} for GPU {v.latest}" if v.alone else "GPUs wait for each other")
+        + f" in collectives for {percent(v.share)} of the {job.basis}",
         why=why,
         evidence=known({
             "late_s": v.late_s, "share_ratio": v.share, "exposed_waiting_s": v.waiting_s, "late_gpu": float(v.latest),
@@ -596,7 +596,8 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
         return Missing("data on the bandwidth between the hosts of this job")
     rate = pinned_rate(facts)
     if rate is None:
-        return Missing("data on the bandwidth of the links; the trace has no large pinned copy that shows the PCIe rate")
+        return Missing("data on the bandwidth of the links; the trace has no large pinned copy that shows the PCIe "
+                       "rate")
     count = len(waits.durations_s) / steps
     wanted_s = 2 * (gpus - 1) / gpus * moved[0] / rate + count * limit("allreduce_slow.latency_s")
     if transfer_s < limit("allreduce_slow.factor") * wanted_s:

@@ -351,7 +351,7 @@ def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
         evidence["recording_s"] = v.recording_s
         why += (f" About {seconds(v.recording_s)} of the {seconds(v.wait_s)} is profiler overhead, which is "
                 "not counted.")
-    action, snippet = ("Replace loops over rows, elements or layers with one op on the whole tensor, and compile the "
+    action, snippet = ("Replace loops over rows, elements, or layers with one op on the whole tensor, and compile the "
                        "rest: torch.compile fuses small ops."), code("eager_execution", "pytorch")
     gain = "assumes that a few ops on whole tensors replace these ops, in almost no time"
     if v.optimizer_ratio:

@@ -157,7 +157,7 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     if not within and v.ways[other] >= limit("copies_excessive.share"):
         action += f" {fetch if other == 'd2h' else _H2D}"
     if within:
-        how = " or overlap with compute; the share of the device window is used as that of the step"
+        how = " or overlap with compute; the share of the device window is used as the share of the step"
     else:  # copies hide behind no more compute than there is
         how = " or overlap with compute" if v.compute >= v.share else (
             f"; overlap with the existing compute saves {percent(v.compute)}")

@@ -42,8 +42,8 @@ def judge_cpu_contention(facts: TraceFacts) -> CpuContention | Missing | None:
     """No CPU is idle, other processes take a good part of them, and the job's host has work that takes time."""
     cpus = _with_few_workers(facts.trace.job_cpus)
     if cpus is None or cpus.used is None or cpus.programs is None:
-        return Missing("data on the CPU time of the job and of other programs, which gputop records when it captures a job on "
-                       "its own machine")
+        return Missing("data on the CPU time of the job and of other programs, which gputop records when it captures a "
+                       "job on its own machine")
     if len(facts.trace.paths) > 1 and cpus.ranks is None:
         return Missing("to know which processes on the node belong to other ranks of the job")
     if not others_take(cpus) or host_share(facts) < limit("cpu_contention.share"):
@@ -161,7 +161,8 @@ def judge_threads_unused(facts: TraceFacts) -> ThreadsUnused | Missing | None:
 def describe_threads_unused(v: ThreadsUnused, job: Job) -> Explanation:
     op = v.culprits[0].name if v.culprits else "an op"
     return Explanation(
-        title=f"One thread computes {percent(v.large_ratio)} of the {job.basis} while {v.idle_cpus:.2g} CPUs are idle",
+        title=f"One thread computes for {percent(v.large_ratio)} of the {job.basis} while {v.idle_cpus:.2g} CPUs are "
+              "idle",
         why=(f"The job kept {v.used:.2g} of {v.allowed:.3g} CPUs busy, almost entirely with its main thread, and "
              f"{v.idle_cpus:.2g} CPUs were idle. Ops that PyTorch can split across threads, mainly {op}, take "
              f"{percent(v.large_ratio)} of the {job.basis}."),
@@ -287,7 +288,7 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
     limited = code("thread_contention", "pool", THREADS=min(workers, max(v.cpus // 2, 1)))
     why = (f"For {percent(v.launch_wait_s / job.period_s)} of the {job.basis}, the GPU waits for launches within the "
            f"step. Single launches that come much later than the others cause {percent(v.held_up)} of this "
-           f"wait, during which {v.threads_at_work:.0f} tf.data threads work on {v.cpus} CPUs."
+           f"wait, during which {v.threads_at_work:.0f} tf.data threads are running on {v.cpus} CPUs."
            + " Launches come from the thread pool that all of TensorFlow shares." * (v.pool == "global" and tensorflow))
     if tensorflow and v.shared >= 0.5:
         why += f" {v.shared:.0f} of these threads belong to the shared pool, and the model's ops wait for a free one."

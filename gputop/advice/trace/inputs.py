@@ -48,7 +48,7 @@ def _allocators(facts: TraceFacts) -> str | None:
 def _step_calls(facts: TraceFacts) -> str | None:
     if facts.host is not None and facts.host.gap_s is not None:
         return None
-    return "the host calls of the step's function and, on a GPU, the work they launched" + (
+    return "data on the host calls of the step's function and, on a GPU, the work they launched" + (
         TORCH_HOST if facts.framework == "pytorch" else
         "; TensorFlow and JAX record them at host_tracer_level 2, which gputop uses for captures")
 
@@ -59,7 +59,7 @@ def _eager_ops(facts: TraceFacts) -> str | None:
     if facts.framework in ("jax", "pytorch"):
         return None
     return None if ops is not None and facts.host is not None and ops.eager_share is not None else (
-        "eager ops and tf.function calls (EagerExecute): capture with host_tracer_level 2, as gputop does")
+        "eager ops and tf.function calls (EagerExecute); capture with host_tracer_level 2, as gputop does")
 
 
 # By the name of an input: what is missing of it, None where nothing is.
@@ -69,8 +69,8 @@ MISSING: Mapping[str, Callable[[TraceFacts], str | None]] = {
         _GPU_ACTIVITY),
     "batch_waits": _batch_waits,
     "gpu_idle_time": lambda facts: None if facts.shares is not None else (
-        "data on GPU activity to see whether GPUs are idle while the loop waits for a batch; `gputop doctor` checks the "
-        "permission to profile"),
+        "data on GPU activity to see whether GPUs are idle while the loop waits for a batch; `gputop doctor` checks "
+        "the permission to profile"),
     "launch_calls": launch_calls,
     "allocators": _allocators,
     "step_calls": _step_calls,

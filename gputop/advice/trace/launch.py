@@ -139,7 +139,7 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         action = ("Launch fewer, larger kernels: compile the step so that kernels are fused. Then "
                   f"{job.larger} if memory allows.")
     return Explanation(
-        title=f"GPU waits {percent(v.share)} of the {job.basis} for launches", why=why, evidence=evidence,
+        title=f"GPU waits for launches for {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=action,
         snippet=None if job.graphs else server if server is not None else (
             job.xla if job.framework == "tensorflow" else code("launch_bound", job.framework + kind, job.framework)),

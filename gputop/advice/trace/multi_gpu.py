@@ -24,11 +24,11 @@ from gputop.text.units import percent, ranges, seconds
 from gputop.trace.intervals import EMPTY, Spans, intersect, merge, subtract, union
 
 _GPU0 = (
-    "Keep metrics, evaluation and variables off GPU 0, and give every replica the same share of the batch (a global "
+    "Keep metrics, evaluation, and variables off GPU 0, and give every replica the same share of the batch (a global "
     "batch size divisible by the number of GPUs)."
 )
 _SLOWER = (
-    "Compare the clocks, temperature, power and processes of this GPU with those of the others while the job runs, in "
+    "Compare the clocks, temperature, power, and processes of this GPU with those of the others while the job runs, in "
     "gputop or nvidia-smi. Heat, a power limit, locked clocks or another process may slow it down, or it is faulty."
 )
 _OWN_OPS_SHARE = 0.5  # share of what it takes longer, in ops that the others do not run: these alone are named

@@ -23,7 +23,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import KernelRow
 from gputop.analysis.what_if.cure import Cure
-from gputop.text.units import percent, reads_zero
+from gputop.text.units import listed, percent, reads_zero
 from gputop.trace.kernel_names import short_kernel
 
 _HAVE_TENSOR_CORES = (7, 0)
@@ -211,11 +211,11 @@ def _assumed(fp32: bool, tf32: bool) -> str:
 
 def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
     attention, products = v.matmuls.attention_32, v.matmuls.tensor_32
-    listed = [f"{what} take {percent(part)}" for part, what in (
+    taking = [f"{what} take {percent(part)}" for part, what in (
         (v.plain_fp32, "FP32 matmuls on CUDA cores (FFMA)"),
         (attention, "FP32 attention kernels"), (products, "TF32 matmuls"))
         if not reads_zero(part)]
-    kinds = f"{' and '.join(listed)} of the kernel time"
+    kinds = f"{listed(taking)} of the kernel time"
     sixteen = "BF16" if v.tf32 else "FP16"
     if v.id is None:
         title = f"FP32 without tensor cores takes {percent(v.plain_fp32)} of the kernel time"

@@ -191,7 +191,7 @@ def describe_ops_without_gradient(v: OpsOutsideModel, job: Job) -> Explanation:
         title=f"Ops outside the model take {percent(v.share)} of the {job.basis}: {v.names}",
         why=("No gradient passes through these ops, and they do not belong to the optimizer. Together with the Python "
              f"code between them, these ops take {seconds(v.ops_s)} of {job.each}. Typical causes are metrics, "
-             "histograms and other logging, or masks and tables that are recomputed each time."),
+             "histograms, and other logging, or masks and tables that are recomputed each time."),
         evidence={"ops_without_gradient_s": v.ops_s, "share_ratio": v.share},
         action=("Compute metrics and logging every hundred steps. Compute constant data once, before the loop. Prepare "
                 "the batch in DataLoader workers."),
