@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from gputop.advice.trace.facts import HOST_EVENTS, TORCH_HOST, TraceFacts
 from gputop.analysis.results import AllocatorUse
 
-_GPU_ACTIVITY = "GPU activity in the trace"
+_GPU_ACTIVITY = "data on GPU activity"
 GPU_ALLOCATOR = re.compile(r"GPU_(\d{1,4})_bfc$", re.IGNORECASE)
-_ALLOCATOR_RECORDS = ("the records of the GPU allocators (GPU_<n>_bfc: in use, available), which only captures of "
-                      "TensorFlow and JAX contain")
-_TORCH_MEMORY = "the GPU memory in use, which this trace does not show but torch.cuda.max_memory_reserved() does"
+_ALLOCATOR_RECORDS = ("data on the GPU allocators (GPU_<n>_bfc: in use, available), which only captures of TensorFlow and "
+                      "JAX contain")
+_TORCH_MEMORY = "data on the GPU memory in use, which this trace does not show but torch.cuda.max_memory_reserved() does"
 
 
 def gpu_allocators(facts: TraceFacts, gpus: set[int]) -> dict[int, AllocatorUse]:
@@ -28,7 +28,7 @@ def gpu_allocators(facts: TraceFacts, gpus: set[int]) -> dict[int, AllocatorUse]
 def _batch_waits(facts: TraceFacts) -> str | None:
     if facts.analysis.input is not None:
         return None
-    return "the training loop's calls for a batch " + (
+    return "data on the training loop's calls for a batch " + (
         f"(enumerate(DataLoader)){TORCH_HOST}"
         if facts.framework == "pytorch" else f"(tf.data's IteratorGetNext){HOST_EVENTS}")
 
@@ -36,7 +36,7 @@ def _batch_waits(facts: TraceFacts) -> str | None:
 def launch_calls(facts: TraceFacts) -> str | None:
     if any(gpu.idle_host_fault is not None for gpu in facts.active) or min(gpu.busy for gpu in facts.active) >= 1:
         return None
-    return "the host calls that launched the kernels (correlation IDs): capture with host tracing enabled"
+    return "data on the host calls that launched the kernels (correlation IDs); capture with host tracing enabled"
 
 
 def _allocators(facts: TraceFacts) -> str | None:
