@@ -14,7 +14,7 @@ from gputop.advice.rule import Rule
 from gputop.core.findings import Claim, Culprit, Finding, Gain, Severity, at_most, severity_of
 from gputop.text.units import percent
 
-ONCE = "this occurred once in the recording, so capture longer to see how often it occurs"
+ONCE = "this occurred once in the recording, so capture a longer trace to see how often it occurs"
 # The same in saved analyses of earlier versions.
 ONCE_TEXTS = (ONCE, "it came once in this recording, and how often it comes is unknown: a longer capture shows that")
 

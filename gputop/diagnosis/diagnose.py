@@ -243,13 +243,13 @@ def _notes(
     if steps is None:
         notes.append(TraceNote("no_steps", (
             "No steps found: the trace has no step markers, no calls of a step function, and no clearly repeated "
-            "kernel sequence. Shares are of the whole window. Capture more than two steps, or mark steps with "
-            f"{how_to_mark_steps(trace)}.")))
+            "kernel sequence. Shares are of the whole window. Capture more than two steps, or mark the steps "
+            f"with {how_to_mark_steps(trace)}.")))
     elif steps.count < _FEW_STEPS:
         more = ("trace more runs, because a timeline holds one run" if steps.times.anchor == SESSION_RUN else
-                "capture longer")
-        notes.append(TraceNote("few_steps", f"Only {steps.count} whole step{'' if steps.count == 1 else 's'} in "
-                                              f"the window, so the numbers are rough: {more}."))
+                "capture a longer trace")
+        notes.append(TraceNote("few_steps", f"The window contains only {counted(steps.count, 'complete step')}, so the "
+                                            f"numbers are rough; {more}."))
     if steps is not None:
         notes += evaluation_note(steps.times) + accumulation_note(trace, steps)
         notes += _steps_that_are_none(trace, steps)

@@ -36,15 +36,15 @@ class PerStep(NamedTuple):
         return in_step or 0.0 if self.whole else total / self.steps
 
     def text(self, by_gpu: bool = True) -> str:
-        """Words for the quotients: "per step and GPU"."""
+        """Words for the quotients: "per GPU in each step"."""
         gpu = by_gpu and self.gpus > 1
         if self.unit == "window":
             return "per GPU in the window" if gpu else "in the window"
-        return f"per {self.unit}{' and GPU' if gpu else ''}"
+        return f"per GPU in each {self.unit}" if gpu else f"per {self.unit}"
 
     @property
     def basis(self) -> str:
-        """The same with how it was had: "per step and GPU (mean of the window)"."""
+        """The same with how it was had: "per GPU in each step (mean of the window)"."""
         return self.text() + (" (mean of the window)" if self.unit != "window" and not self.whole else "")
 
 

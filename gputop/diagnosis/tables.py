@@ -84,7 +84,7 @@ def _collectives(analysis: Analysis) -> Table:
                   max(op.exposed_s.values(), default=None), op.reason or "") for op in of_step)
     note = (f"{seconds(sum(row.time_s for row in of_step))} {by.basis}"
             f"{_waiting(collectives, sum(row.transfer_s or 0.0 for row in of_step))}. "
-            f"Times, counts and bytes {by.text()}.")
+            f"Times, counts, and bytes {by.text()}.")
     return Table("Collectives", columns, rows, empty, note)
 
 
@@ -137,9 +137,9 @@ def _copies(analysis: Analysis) -> Table:
     rows += [("mean" if by.gpus > 1 else "", r.direction, "", r.count, r.bytes, r.time_s,
               r.bytes / r.time_s if r.bytes and r.time_s else None, r.op)
              for r in of_ops]
-    note = f"Times, counts and bytes {by.text()}." if rows else ""
+    note = f"Times, counts, and bytes {by.text()}." if rows else ""
     note += " The copies in this trace do not name their ops." if rows and not of_ops else ""
-    return Table("Copies", columns, tuple(rows), "No copies to, from or between GPUs in the window.", note)
+    return Table("Copies", columns, tuple(rows), "No copies to, from, or between GPUs in the window.", note)
 
 
 def _other_end(source: str, target: str) -> str:
@@ -233,7 +233,8 @@ def _layers(source: Analysis) -> Table:
                   r.name + (f"  ({r.source})" if r.source else f": {r.reason}" if r.reason else ""))
                  for r in table.rows)
     note = (f"CPU time per {table.basis}, because the trace has no GPU. Overlapping ops share the time."
-            if on_cpu else f"Times and counts per {table.basis} and GPU. idle: GPU idle time before these kernels.")
+            if on_cpu else f"Times and counts per GPU in {'the' if table.basis == 'window' else 'each'} {table.basis}. "
+            "Idle is the GPU idle time before these kernels.")
     return Table("Layers", columns, rows, "Nothing ran in the steps.", note, table.parents)
 
 
@@ -290,8 +291,8 @@ def _critical_path(analysis: Analysis) -> Table:
     rows += [(path_kind(row.kind)[0], 0.0, 0.0, row.time_s, _ANY if row.slack_s is None else row.slack_s, row.place,
               row.count, short_kernel(row.name)) for row in path.slack]
     return Table("Path", columns, tuple(rows), "", (
-        f"Step {path.step} takes {seconds(path.step_s)}. slack: how much longer work off the critical path could take "
-        "without delaying the step. " + path.reason).rstrip())
+        f"Step {path.step} takes {seconds(path.step_s)}. Slack is how much longer work off the critical path could "
+        "take without delaying the step. " + path.reason).rstrip())
 
 
 _ANY = float("inf")  # a slack: nothing that ran until the end of the next step waited for it

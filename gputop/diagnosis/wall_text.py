@@ -133,9 +133,9 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
         if starts(a):
             return no_verdict(f"the {recorded} are mostly job startup", _LATER, _seen(wall, "recorded time"))
         longer = f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop"
-        return no_verdict(f"no whole step in the {recorded}", longer, _seen(wall, "recorded time"), limit)
+        return no_verdict(f"no complete step in the {recorded}", longer, _seen(wall, "recorded time"), limit)
     if steps.start_up:
-        return no_verdict(f"the {recorded} are only job startup", _LATER, steps.start_up, limit)
+        return no_verdict(f"the {recorded} are only job startup", _LATER, f"the steps include {steps.start_up}", limit)
     if steps.phase not in ("training", "unknown"):
         return no_verdict(f"{steps.phase} but no training in the {recorded}", "capture again while the job trains",
                           limit)

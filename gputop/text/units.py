@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, HERTZ, RATIO, WATTS
 from gputop.core.samples import CgroupSample, ProcessSample, Reading
@@ -73,6 +73,11 @@ def count(value: float) -> str:
 def counted(n: int, what: str, ending: str = "s") -> str:
     """A noun with its number: 1 step, 3 steps."""
     return f"{n:,} {what}" if n == 1 else f"{n:,} {what}{ending}"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """The parts as a list in a sentence: "a", "a and b", "a, b, and c"."""
+    return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])}, and {parts[-1]}"
 
 
 def rate_gb(value: float) -> str:

@@ -186,7 +186,7 @@ class TraceBuilder(Struct):
         gpus = sorted({self.gpus[i].ordinal for i in np.unique(device.gpu[~keep]).tolist()})
         self.note("duplicate_events", (
             f"{int((~keep).sum()):,} events of GPU {', '.join(map(str, gpus))} are in the trace more than once (same "
-            "stream, name, times and launch), and each event is counted once."))
+            "stream, name, times, and launch), and each event is counted once."))
         for name in device.__struct_fields__:
             setattr(device, name, getattr(device, name)[keep])
 

@@ -57,8 +57,9 @@ def set_right(device: DeviceEvents, host: HostEvents, names: Sequence[str], gpus
             of_gpu = np.flatnonzero(device.gpu == gpu)
             device.start_ns[of_gpu] -= offset
             device.end_ns[of_gpu] -= offset
-            yield (f"The clock of GPU {about.ordinal} is {seconds(abs(offset) / 1e9)} "
-                   f"{'ahead of' if offset > 0 else 'behind'} the host's: {evidence}. gputop corrected this offset.")
+            yield (f"GPU {about.ordinal}'s clock is {seconds(abs(offset) / 1e9)} "
+                   f"{'ahead of' if offset > 0 else 'behind'} the host clock; gputop corrected for this offset. After "
+                   f"the correction, {evidence}.")
 
 
 def _offset(device: DeviceEvents, rows: I64, delay: I64, highest: int, waits: I64) -> tuple[int | None, str]:
@@ -67,9 +68,9 @@ def _offset(device: DeviceEvents, rows: I64, delay: I64, highest: int, waits: I6
         lowest = int(waits.max())
         after = "calls that wait for the GPU return right after its last event"
         if -JITTER_NS <= highest - lowest <= OFF_NS:
-            return (lowest + highest) // 2, f"with that offset, events begin right after their launches, and {after}"
+            return (lowest + highest) // 2, f"events begin right after their launches, and {after}"
         if highest >= lowest - JITTER_NS and (waits > lowest - JITTER_NS).sum() >= _MIN_WAITS:
-            return lowest, f"with that offset, {after}"
+            return lowest, after
         return None, "Launches and calls that wait for the GPU disagree on the offset, so gputop corrects nothing."
     order = rows[np.argsort(device.start_ns[rows], kind="stable")]
     idle_ns = np.append(0, device.start_ns[order[1:]] - np.maximum.accumulate(device.end_ns[order])[:-1])
@@ -80,7 +81,7 @@ def _offset(device: DeviceEvents, rows: I64, delay: I64, highest: int, waits: I6
     likely = alike if highest < 0 else alike & (delays > idle_ns[idle_ns >= _IDLE_NS])
     halves = np.array_split(likely, 2)
     if len(first) >= MIN_EVENTS and all(half.mean() >= 0.5 for half in halves):
-        return highest - _LAUNCH_NS, "with that offset, an idle GPU begins right after each launch"
+        return highest - _LAUNCH_NS, "an idle GPU begins right after each launch"
     return None, "No call waits for the GPU, and launch delays differ, so gputop corrects nothing."
 
 

@@ -20,7 +20,8 @@ from tests.advice.golden_words import FOLDER, JOBS, example, same_as_golden, ver
 
 
 def text(words: Explanation) -> str:
-    lines = [words.title, f"why: {words.why}", f"action: {words.action}", f"gain: {words.gain} (per {words.per})",
+    per = "" if words.gain.startswith("none") else f" (per {words.per})"
+    lines = [words.title, f"why: {words.why}", f"action: {words.action}", f"gain: {words.gain}{per}",
              f"evidence: {', '.join(words.evidence)}", f"source: {words.source}"]
     lines += [f"brief: {words.brief}"] * bool(words.brief) + [f"unknown: {words.unknown}"] * bool(words.unknown)
     return "\n".join([*lines, *(["snippet:", words.snippet] if words.snippet else [])])

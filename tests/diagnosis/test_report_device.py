@@ -85,7 +85,7 @@ def test_what_could_not_be_compared_says_why():
 def test_operations_of_collectives():
     whole = text(job())
     assert "  AllReduce      1  50.0 µs   50.0 µs       0%   1.0M\n" in whole
-    assert "Collectives 50.0 µs per step and GPU: 50.0 µs transfer, 0% waiting for the last GPU to arrive." in whole
+    assert "Collectives 50.0 µs per GPU in each step: 50.0 µs transfer, 0% waiting for the last GPU to arrive." in whole
 
 
 def test_many_kernels_and_ways_are_cut_short():

@@ -20,9 +20,9 @@ from gputop.cluster.model import Job
 from gputop.text.units import percent, seconds
 
 _SOURCE = "Princeton's jobstats: GPUs that a job holds without using them; gputop's own limits"
-_NOTHING_YET = Missing("activity of all GPUs of the job")
-_GAPS = Missing("activity of all GPUs of the job over the last quarter of an hour: some GPUs lack samples for "
-                "a part of this time and do nothing now")
+_NOTHING_YET = Missing("data on the activity of all GPUs of the job")
+_GAPS = Missing("activity of all GPUs of the job over the last 15 minutes; some GPUs lack samples for part "
+                "of this time and are doing nothing now")
 
 
 class HeldIdle(FleetVerdict, frozen=True, kw_only=True):

@@ -88,5 +88,5 @@ def evidence(verdict: FleetVerdict, more: Mapping[str, float | None]) -> dict[st
     return known({**more, "lasts_s": verdict.lasts_s, "gpu_hours_lost": verdict.gpu_hours_lost})
 
 
-NO_PAST = Missing("the job's activity in the previous hours")
-NO_STEP = "unknown, because cluster metrics show no steps; the evidence includes the lost GPU hours"
+NO_PAST = Missing("data on the job's activity in the previous hours")
+NO_STEP = "unknown, because cluster metrics contain no step boundaries; the evidence includes the lost GPU hours"

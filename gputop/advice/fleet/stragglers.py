@@ -24,7 +24,7 @@ _TO_SIGMA = 1.4826  # of the median absolute deviation, for a normal distributio
 # NVML's clock event reasons, by bit (nvml.h): those that somebody can mend.
 _THERMAL, _POWER, _SET = 0x20 | 0x40, 0x04 | 0x80, 0x02
 _IDLE = 0x01  # the clocks are low because the GPU has nothing to do: no cause of that
-_ONE_KIND = Missing("one kind of activity for all GPUs of the job: SM activity of some GPUs cannot be compared with "
+_ONE_KIND = Missing("one kind of activity for all GPUs of the job; SM activity of some GPUs cannot be compared with "
                     "utilization of others (dcgm-exporter: add DCGM_FI_PROF_SM_ACTIVE, since 4.9 "
                     "DCGM_FI_PROF_SM_UTIL_RATIO, to its counters on all nodes)")
 
@@ -209,8 +209,8 @@ def _because(v: Straggler | LowClockGpu) -> tuple[str, str]:
         "xid": (f"No exported metric shows the reason. The last Xid of this GPU is {value:.0f}, at an unknown time.",
                 f"Look up Xid {value:.0f} in the kernel log of its node (dmesg)."),
     }.get(v.cause, ("No exported metric shows the reason.",
-                  "Look at the process and host of this GPU: the CPU may be shared or far from the GPU, the input of "
-                  "the rank may be slow, or the rank may have less work."))
+                  "Look at the process and host of this GPU: the CPU may be shared or far from the GPU, the "
+                  "rank's input pipeline may be slow, or the rank may have less work."))
 
 
 def describe_straggler_gpu(v: Straggler) -> FleetWords:
@@ -304,10 +304,10 @@ def describe_low_clock_gpu(v: LowClockGpu) -> FleetWords:
     first = v.places[0] if v.places else "?"
     return FleetWords(
         title=f"GPU {first} runs at a lower clock than the other GPUs of job {v.job}",
-        why=f"SM clock {v.clock_hz / 1e6:,.0f} MHz (5-minute mean)"
-            f"{f', low{lasting(v)}' if v.lasts_s else ''}. The median of the {v.count} busy GPUs of the "
+        why=f"Its SM clock is {v.clock_hz / 1e6:,.0f} MHz (5-minute mean)"
+            f"{f' and has been low{lasting(v)}' if v.lasts_s else ''}. The median of the {v.count} busy GPUs of the "
             f"same model is {v.median_hz / 1e6:.0f} MHz.{f' The reason is that {reason}.' if reason else ''} This GPU "
-            f"is active for {percent(v.activity)} of the time. In synchronous training, the others wait for this GPU."
+            f"is active for {percent(v.activity)} of the time. In synchronous training, the others wait for it."
             f"{fault}{also}",
         evidence=evidence(v, {"sm_clock_hz": v.clock_hz, "median_sm_clock_hz": v.median_hz,
                               "activity_ratio": v.activity}),

@@ -197,12 +197,12 @@ def _for_long(view: NodeView, gpu: GpuSample) -> bool:
 
 def describe_spinning(v: Spinning) -> Explanation:
     figures = v.figures
-    idle = "tensor pipe, memory and NVLink" if "nvlink_bytes_per_s" in figures else "tensor pipe and memory"
+    idle = "tensor pipe, memory, and NVLink" if "nvlink_bytes_per_s" in figures else "tensor pipe and memory"
     low = (f"{percent(figures['sm_active_ratio'])} SM activity ({idle} idle) " if "sm_active_ratio" in figures else "")
     lasts = f" This state has lasted for {v.minutes} min." if v.minutes > 1 else ""
     wait = (f"The GPUs may wait for {gpus_text(v.faulty_gpus)}, which reported a fault." if v.faulty_gpus else
             f"The GPUs may wait for {gpus_text(v.busy_gpus)} of the same job, which "
-            f"{'works' if len(v.busy_gpus) == 1 else 'work'}." if v.busy_gpus else
+            f"{'is' if len(v.busy_gpus) == 1 else 'are'} busy." if v.busy_gpus else
             "Such values are typical of a collective that one GPU or rank never joined, or of a polling kernel.")
     if not v.sure:
         wait += " Many very small kernels, run one at a time, can look the same."
@@ -216,12 +216,12 @@ def describe_spinning(v: Spinning) -> Explanation:
               "the GPUs may wait in a collective." if "sm_active_ratio" in figures else
               f"{percent(figures['power_of_limit_ratio'])} of the power limit, almost constant: the GPUs may wait in a "
               "collective.",
-        unknown="the line where each rank is.",
+        unknown="the line that each rank is executing",
         action="Look at the stacks of the ranks: the rank that is not in a collective delays the others. NCCL 2.24 "
                "and newer report that rank if the RAS service answers on this node, and gputop keeps querying it.",
         snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else code(
             "spinning", "log"),
-        gain="no step ends while the ranks wait" if v.stuck else NO_FIGURE,
+        gain="no step completes while the ranks are waiting" if v.stuck else NO_FIGURE,
         source="NVML utilization against GPM/DCGM SM, tensor and DRAM activity and power; "
                + source("spinning.sm_enter", "spinning.varies_enter"),
     )
@@ -290,29 +290,30 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
     evidence = {"window_s": v.window_s, f"{v.metric}_ratio": v.activity}
     how, brief, unknown = "", "Which kernels run is not visible in live samples", "what fills the time?"
     if v.gpu_util is not None and v.gpu_util < limit("low_sm_active.gaps"):
-        how = (f" No kernel ran for {percent(1 - v.gpu_util)} of the time, because the GPU waited for input, launches "
-               "or the host.")
-        brief, unknown = f"Idle {percent(1 - v.gpu_util)} of the time", "input, launches or the host?"
+        how = (f" For {percent(1 - v.gpu_util)} of the time, no kernel was running because the GPU was waiting for "
+               "input, launches, or the host.")
+        brief, unknown = f"Idle {percent(1 - v.gpu_util)} of the time", "input, launches, or the host?"
     elif v.gpu_util is not None:
         how = " Kernels run almost all the time but fill few SMs: small kernels, a small batch, or waiting in NCCL."
-        brief, unknown = "Kernels run all the time but fill few SMs", "small kernels, a small batch or NCCL?"
+        brief, unknown = "Kernels run all the time but fill few SMs", "small kernels, a small batch, or NCCL?"
     if v.gpu_util is not None:
         evidence["gpu_util_ratio"] = v.gpu_util
     if v.busier_peers:
-        how += (f" {gpus_text(v.busier_peers)} of the same job {'works' if len(v.busier_peers) == 1 else 'work'} more "
+        how += (f" {gpus_text(v.busier_peers)} of the same job {'is' if len(v.busier_peers) == 1 else 'are'} busier "
                 "and may delay the others.")
-        brief += f"; {gpus_text(v.busier_peers)} {'works' if len(v.busier_peers) == 1 else 'work'} more"
+        brief += f"; {gpus_text(v.busier_peers)} {'is' if len(v.busier_peers) == 1 else 'are'} busier"
     if v.full_cores >= 1:
         evidence["full_cpu_cores"] = v.full_cores
         how += f" {counted(round(v.full_cores), 'CPU core')} {'are' if round(v.full_cores) != 1 else 'is'} fully busy."
         brief += f"; {counted(round(v.full_cores), 'CPU core')} full"
     if v.fall is not None:
         evidence |= {"before_ratio": v.fall.best, "lasts_s": v.fall.lasts_s}
-        how += f" Until {v.fall.lasts_s / 60:.0f} min ago, the same job kept {percent(v.fall.best)} for minutes."
+        how += (f" Until {v.fall.lasts_s / 60:.0f} min ago, the same job sustained {percent(v.fall.best)} for several "
+                "minutes.")
     fine = v.metric == "sm_active"
     what = "SM activity" if fine else "coarse utilization, an upper bound of SM activity,"
     return Explanation(
-        title=f"{gpus_text(v.gpus)} {'works' if len(v.gpus) == 1 else 'work'} at {percent(v.activity)} "
+        title=f"{gpus_text(v.gpus)} {'runs' if len(v.gpus) == 1 else 'run'} at {percent(v.activity)} "
               + ("SM activity" if fine else "utilization"),
         why=f"On GPU {v.gpu}, {what} was {percent(v.activity)} over the last {v.window_s:.0f} s.{how}",
         evidence=evidence, brief=f"{brief}.", unknown=unknown,
@@ -395,7 +396,7 @@ def describe_dram_bound(v: TensorSpare) -> Explanation:
                "operations, keep activations in 16-bit precision, and use fused attention and optimizers. A larger "
                "batch changes little.",
         snippet=code_for(v.framework, "dram_bound"),
-        gain="depends on how many bytes fusion and precision save; " + NO_FIGURE,
+        gain="depends on how many bytes fusion and lower precision save; " + NO_FIGURE,
         source="GPM/DCGM DRAM and tensor pipe activity; " + source("dram_bound.dram_enter"),
     )
 

@@ -58,12 +58,12 @@ def describe_collective_hang(v: CollectiveHang) -> Explanation:
         title=title(a), why=f"{counts_text(a)} No rank has launched a collective for {seconds(v.unchanged_s)}. "
                             + (f"{where}." if where else f"NCCL does not name {who}."),
         evidence=evidence, brief=counts_text(a),
-        unknown="" if a.silent else f"the line where {who} {'is' if a.absent_count == 1 else 'are'}.",
+        unknown="" if a.silent else f"the line that {who} {'is' if a.absent_count == 1 else 'are'} executing",
         action="Compare the stack of the absent rank with those of the others: its line of code shows why they wait."
                if not a.silent else
                "Look at the process on its node: the process has exited or is stopped, or the node is lost. The job "
                "cannot continue without this rank.",
-        snippet="\n".join(_commands(v)) or "gputop stacks", gain="no step ends while the ranks wait",
+        snippet="\n".join(_commands(v)) or "gputop stacks", gain="no step completes while the ranks are waiting",
         source=f"RAS of NCCL {v.nccl}; " + source("collective_hang.unchanged_s"),
     )
 

@@ -247,15 +247,15 @@ def describe_thermal_throttled(v: ThermalThrottled) -> Explanation:
     degrees = "" if worst.temperature_c is None else f" at {worst.temperature_c:.0f} °C"
     degrees += "" if worst.slowdown_c is None else f" (slowdown begins at {worst.slowdown_c:.0f} °C)"
     return Explanation(
-        title=f"{gpus_text(v.gpus)} slowed down by heat",
-        why=f"GPU {worst.gpu}{degrees} ran at {percent(worst.clock)} of its highest SM clock and was slowed down by "
-            f"heat for {percent(worst.share)} of the last {v.window_s:.0f} s. In synchronous training, all GPUs wait "
-            "for the slowest one.",
+        title=f"{gpus_text(v.gpus)} thermally throttled",
+        why=f"GPU {worst.gpu}{degrees} ran at {percent(worst.clock)} of its maximum SM clock and was thermally "
+            f"throttled for {percent(worst.share)} of the last {v.window_s:.0f} s. In synchronous training, all GPUs "
+            "wait for the slowest one.",
         evidence=known({"window_s": v.window_s, "sm_clock_of_max_ratio": worst.clock,
                         "thermal_share_ratio": worst.share, "temperature_c": worst.temperature_c,
                         "temperature_slowdown_c": worst.slowdown_c}),
-        brief=f"GPU {worst.gpu}{degrees} runs at {percent(worst.clock)} of its highest SM clock.",
-        action="Have the cooling checked: fans, dust, air flow, inlet temperature, neighbors in the rack. Until "
+        brief=f"GPU {worst.gpu}{degrees} runs at {percent(worst.clock)} of its maximum SM clock.",
+        action="Have the cooling checked: fans, dust, air flow, inlet temperature, and neighbors in the rack. Until "
                "then, a lower power limit keeps the clock stable.",
         snippet=(code("thermal_throttled", "state") or "") + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),
         gain="unknown, because live samples do not show how much of the time is compute-bound and speeds up with the "
@@ -317,11 +317,11 @@ def describe_power_capped(v: PowerCapped) -> Explanation:
     cap = f"the power limit of {worst.limit_w:.0f} W" if worst.limit_w is not None else "the power limit"
     return Explanation(
         title=f"{gpus_text(v.gpus)} slowed down by the power limit",
-        why=f"GPU {worst.gpu} ran at {percent(worst.clock)} of its highest SM clock over the last {v.window_s:.0f} s "
-            f"because of {cap}. Compute-bound kernels slow down with the clock, and memory-bound kernels hardly do.",
+        why=f"GPU {worst.gpu} ran at {percent(worst.clock)} of its maximum SM clock over the last {v.window_s:.0f} s "
+            f"because of {cap}. Compute-bound kernels slow down with the clock, but memory-bound kernels hardly do.",
         evidence=known({"window_s": v.window_s, "sm_clock_of_max_ratio": worst.clock,
                         "power_cap_share_ratio": worst.share, "power_of_limit_ratio": worst.power}),
-        brief=f"GPU {worst.gpu} runs at {percent(worst.clock)} of its highest SM clock.",
+        brief=f"GPU {worst.gpu} runs at {percent(worst.clock)} of its maximum SM clock.",
         action="Compare the limit with the card's default. If somebody lowered the limit, have it raised. At the "
                "default limit, the card runs at full speed, and only fewer or cheaper operations help.",
         snippet="nvidia-smi -q -d POWER" + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),

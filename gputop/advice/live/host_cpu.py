@@ -47,8 +47,8 @@ def judge_host_cpu_saturated(view: NodeView) -> HostCpuSaturated | Missing | Non
         return None  # full or not, it holds up no GPU
     cpu = view.host_mean(lambda point: point.cpu_ratio, window_s)
     if cpu is None:
-        return Missing(f"{window_s:.0f} s of CPU use: "
-                       f"{view.sample.host['cpu_ratio'].reason or 'not yet seen for that long'}")
+        return Missing(f"{window_s:.0f} s of CPU use "
+                       f"({view.sample.host['cpu_ratio'].reason or 'not yet seen for that long'})")
     held = [p for p in jobs if p.pid in waiting]
     gpus = {i: activity for p in held for i, activity in waiting[p.pid].items()}
     bound, least_active = view.limit(_RULE, "cpu_", min(gpus)), min(gpus.values())
@@ -166,7 +166,7 @@ def _full(v: HostCpuSaturated, evidence: dict[str, float], what: str, title: str
     return Explanation(
         title=f"{title} while {gpus_text(v.gpus)} {'waits' if len(v.gpus) == 1 else 'wait'}",
         why=f"Over the last {v.window_s:.0f} s, {what}. The least active GPU was active for only "
-            f"{percent(min(v.waiting.values()))} of this time. Input, launches and Python compete for cores.",
+            f"{percent(min(v.waiting.values()))} of this time. Input, launches, and Python compete for cores.",
         evidence=evidence, brief=f"{what[:1].upper()}{what[1:]}.", unknown="which thread waits?",
         action="Give the job more cores or less CPU work: cache or prepare the input, decode fewer pixels, and keep "
                "other programs off the node. A capture shows which thread waits.",
@@ -181,10 +181,10 @@ def _thread_full(v: HostCpuSaturated, process: ProcessSample, evidence: dict[str
     return Explanation(
         title=f"One CPU thread delays {gpus_text(v.gpus)}",
         why=f"{name_of(process)} used {cores:.1f} CPU cores over the last {v.window_s:.0f} s, and one core was full in "
-            f"{percent(full)} of the samples. No kernel ran for {percent(1 - util)} of this time, because the main "
-            "thread is too slow (Python runs one thread at a time).",
+            f"{percent(full)} of the samples. For {percent(1 - util)} of this time, no kernel was running because the "
+            "main thread is too slow (Python runs one thread at a time).",
         evidence=evidence | {"process_cpu_cores": cores, "full_core_share_ratio": full, "gpu_util_ratio": util},
-        brief=f"No kernel ran for {percent(1 - util)} of the time, and one CPU core is full.",
+        brief=f"For {percent(1 - util)} of the time, no kernel was running; one CPU core is fully used.",
         unknown="what does that thread do?",
         action="Give the main thread less work: "
                + ("compile the model to reduce launches" if v.framework == "pytorch" else
@@ -237,7 +237,7 @@ def describe_numa_remote(v: NumaRemote) -> Explanation:
         title=f"{gpus_text(v.gpus)}: {'its' if len(v.gpus) == 1 else 'their'} "
               f"{'processes run' if v.others else 'process runs'} on another NUMA node",
         why=f"{name_of(v.process)} may use only CPUs of NUMA node {ranges(v.bound_nodes, ', ')}, but "
-            f"{gpus_text(v.far)} {'is' if len(v.far) == 1 else 'are'} on another node. Launches, copies and input "
+            f"{gpus_text(v.far)} {'is' if len(v.far) == 1 else 'are'} on another node. Launches, copies, and input "
             f"cross the link between the sockets.{more}",
         evidence={"bound_nodes_count": float(len(v.bound_nodes)), "far_gpus_count": float(len(v.far))},
         action=f"Let the process use the CPUs and the memory of NUMA node{plural} {nodes}"

@@ -93,10 +93,10 @@ def _tight(view: NodeView, gpu: GpuSample, used: float, total: float, window_s: 
 def describe_memory_pressure(v: MemoryPressure) -> Explanation:
     tight = v.tightest
     return Explanation(
-        title=f"{gpus_text(v.gpus)}: processes compete for the last memory",
+        title=f"{gpus_text(v.gpus)}: processes compete for the remaining memory",
         why=f"{tight.processes} processes hold GPU {tight.gpu}. Only {percent(tight.free)} of the GPU memory was free "
             f"over the last {v.window_s:.0f} s, while the memory in use kept changing. The next process that needs "
-            "memory fails with an out-of-memory error.",
+            "more memory will fail with an out-of-memory error.",
         evidence={"window_s": v.window_s, "free_of_total_ratio": tight.free,
                   "processes_count": float(tight.processes), "memory_span_bytes": tight.span_bytes},
         brief=f"{percent(tight.free)} of GPU {tight.gpu}'s memory is free for {tight.processes} processes.",

@@ -100,10 +100,10 @@ def describe_network_bound(v: NetworkBound) -> Explanation:
         evidence["retransmits_count"] = v.retransmits
         again = f" The adapters retransmitted data {v.retransmits:.0f} times."
     some = "" if v.full_adapters == v.adapters else (
-        f" {v.full_adapters} of {v.adapters} adapters {'is' if v.full_adapters == 1 else 'are'} full, and the others "
-        "could carry part of the traffic.")
+        f" {v.full_adapters} of {v.adapters} adapters {'is' if v.full_adapters == 1 else 'are'} saturated, and the "
+        "others could carry part of the traffic.")
     return Explanation(
-        title=f"The network is full while {gpus_text(v.gpus)} {'waits' if len(v.gpus) == 1 else 'wait'}",
+        title=f"The network is saturated while {gpus_text(v.gpus)} {'waits' if len(v.gpus) == 1 else 'wait'}",
         why=f"RDMA adapter {v.adapter} {v.way} {rate(v.rdma_bytes_per_s)} on average over {v.window_s:.0f} s, or "
             f"{percent(share)} of its link rate. The least active GPU was active for only "
             f"{percent(min(v.waiting.values()))} of this time.{some}{again}",

@@ -316,16 +316,16 @@ class NodeView:
 
     def unlisted(self, gpus: Sequence[GpuSample]) -> Missing:
         """GPUs at work without a process: who uses them is not known."""
-        return Missing(f"the processes on {gpus_text(gpus)}: the GPU works, but the driver lists no process; a "
+        return Missing(f"data on the processes on {gpus_text(gpus)}; the GPU works, but the driver lists no process; a "
                        "container sees other processes only with --pid=host")
 
     def no_process(self) -> Missing:
         """Abstention because there is no process to judge."""
         if self.readable_gpus and not self.whole_gpus:
-            return Missing("a whole GPU: live samples cannot judge jobs on MIG instances")
+            return Missing("a whole GPU; live samples cannot judge jobs on MIG instances")
         unread = [g for g in self.sample.gpus if g.processes_reason is not None]
         if unread:
-            return Missing(f"the processes on {gpus_text(unread)}: {unread[0].processes_reason}")
+            return Missing(f"data on the processes on {gpus_text(unread)} ({unread[0].processes_reason})")
         at_work = self.without_process(self.seconds("unused_gpu.window_s"))[1]
         if at_work:
             return self.unlisted(at_work)

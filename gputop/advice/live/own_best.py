@@ -22,7 +22,7 @@ def judge_below_own_best(view: NodeView) -> BelowOwnBest | Missing | None:
     fine = [gpu for gpu in at_work if view.mean(gpu, "sm_active", view.seconds("window_s")) is not None]
     if not fine:
         reason = next((gpu["sm_active"].reason for gpu in at_work if gpu["sm_active"].reason), None)
-        return (Missing(f"SM activity of {gpus_text(at_work)}: {reason}") if reason else
+        return (Missing(f"data on SM activity of {gpus_text(at_work)}: {reason}") if reason else
                 view.not_at_work(view.seconds("window_s")))
     left_out = view.gpus_left_out("below_own_best")
     listed = {gpu.info.index for gpu in fine}
@@ -35,18 +35,18 @@ def judge_below_own_best(view: NodeView) -> BelowOwnBest | Missing | None:
 
 
 def describe_below_own_best(v: BelowOwnBest) -> Explanation:
-    fall, work = v.fall, "works" if len(v.gpus) == 1 else "work"
+    fall, work = v.fall, "runs" if len(v.gpus) == 1 else "run"
     minutes = round(fall.lasts_s / 60)
     return Explanation(
         title=f"{gpus_text(v.gpus)} {work} at {percent(fall.now)} SM activity, down from {percent(fall.best)} "
               f"{minutes} min ago",
-        why=f"The same job kept {percent(fall.best)} SM activity for minutes, then stayed at {percent(fall.now)} for "
-            f"{minutes} min, so these GPUs can reach more with this job. Another phase of the job, such as evaluation, "
-            "longer sequences or another data set, looks the same.",
+        why=f"This job sustained {percent(fall.best)} SM activity for several minutes, then stayed at "
+            f"{percent(fall.now)} for {minutes} min, so higher utilization is possible with this job on these GPUs. "
+            "Another phase of the job, such as evaluation, longer sequences, or another data set, looks the same.",
         evidence={"before_ratio": fall.best, "after_ratio": fall.now, "lasts_s": fall.lasts_s},
         brief="Another phase of the job, such as evaluation or longer sequences, looks the same.",
         action="Look in the job's log for what changed at that time. On the host, look at storage, other programs "
-               "that use the CPUs, and memory that runs out.",
+               "that use the CPUs, and free memory.",
         gain=NO_FIGURE,
         source="GPM/DCGM SM activity by the minute; " + source("below_own_best.ratio", "below_own_best.before_s"),
     )

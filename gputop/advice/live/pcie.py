@@ -97,14 +97,14 @@ def describe_pcie_link_degraded(v: PcieLinkDegraded) -> Explanation:
                    f"{gpu.info.pcie_gen_max} × {gpu.info.pcie_width_max})")
     return Explanation(
         title=f"{gpus_text(v.gpus)}: PCIe link below its full rate",
-        why=f"While GPU {gpu.info.index} worked in the last {v.window_s:.0f} s, its link ran at "
-            f"{rate(link.bytes_per_s)}{trained}. GPU and board support {rate(link.max_bytes_per_s)}, so copies and "
-            "input take longer than necessary.",
+        why=f"While GPU {gpu.info.index} was busy in the last {v.window_s:.0f} s, its link ran at "
+            f"{rate(link.bytes_per_s)}{trained}. The GPU and the board support {rate(link.max_bytes_per_s)}, so "
+            "copies and input take longer than necessary.",
         evidence=known({
             "window_s": v.window_s, "slow_share_ratio": link.slow_share, "link_max_bytes_per_s": link.max_bytes_per_s,
             "link_bytes_per_s": link.bytes_per_s, "traffic_of_link_ratio": link.traffic}),
         brief=f"The link runs at {rate(link.bytes_per_s)} but supports {rate(link.max_bytes_per_s)}.",
-        action="Have the card reseated, and have its slot, riser and BIOS settings checked. Some virtual machines and "
+        action="Have the card reseated, and have its slot, riser, and BIOS settings checked. Some virtual machines and "
                "shared slots have fewer lanes on purpose.",
         snippet=code("pcie_link_degraded", "link", INDEX=gpu.info.index),
         gain="depends on how much is copied; " + NO_FIGURE,
@@ -171,7 +171,7 @@ def describe_pcie_saturated(v: PcieSaturated) -> Explanation:
             waits = f" The GPU was active for {percent(v.activity[1])} of the time."
     coarse = " (from samples of 20 ms)" if reading.coarse else ""
     return Explanation(
-        title=f"{gpus_text(v.gpus)}: PCIe link full",
+        title=f"{gpus_text(v.gpus)}: PCIe link saturated",
         why=f"On GPU {worst.gpu.info.index}, {_WAYS[worst.metric]} traffic was {rate(worst.bytes_per_s)}{coarse} over "
             f"the last {worst.window_s:.0f} s. The raw link rate is {rate(worst.link_bytes_per_s)}, of which 80-90% is "
             f"achievable.{waits}",

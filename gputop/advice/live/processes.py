@@ -14,7 +14,7 @@ from gputop.core.samples import GpuSample, ProcessSample
 from gputop.text.units import percent
 
 _EVEN_WORK = {
-    "": "put metrics, summaries and evaluation on the CPU, and mirror variables.",
+    "": "put metrics, summaries, and evaluation on the CPU, and mirror variables.",
     "jax": "work that is not sharded, such as metrics outside the jitted step, runs on the first GPU.",
     "pytorch": "DataParallel gathers the outputs and computes the loss on the first GPU, but DistributedDataParallel "
                "does not.",
@@ -109,7 +109,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
     process, idle = v.worst.process, v.worst.idle
     cores = process.cpu_cores.value
     doing = "" if cores is None else f" The process uses {cores:.1f} CPU cores."
-    cause = ", because it compiles, loads, waits or is stuck"
+    cause = ", because it compiles, loads, waits, or is stuck"
     action = "Look at what its Python threads do. If the process is a forgotten notebook, stop it to free the GPUs."
     if not v.complete:
         cause = ". The work of this process on unwatched GPUs is unknown"
@@ -123,8 +123,8 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
             "window_s": v.window_s, "idle_gpus_count": float(len(idle)),
             "held_gpus_count" if v.complete else "held_gpus_watched_count": float(len(idle)), "cpu_cores": cores}),
         action=action, snippet=f"gputop stacks {process.pid}",
-        brief=f"{name_of(process)} compiles, loads, waits or is stuck." if v.complete else "",
-        unknown="the line where it is." if v.complete else "",
+        brief=f"{name_of(process)} compiles, loads, waits, or is stuck." if v.complete else "",
+        unknown="the line that it is executing" if v.complete else "",
         gain="no step runs" if v.complete else NO_FIGURE,
         source="gputop's own limits",
     )
@@ -189,7 +189,7 @@ def judge_gpu0_oversubscribed(view: NodeView) -> Gpu0Oversubscribed | Missing | 
     watched = {gpu.info.index for gpu in view.sample.gpus}
     processes = [p for p in processes if view.complete or set(range(view.compute_gpus(p)[0].info.index)) <= watched]
     if not processes:
-        return Missing("the first GPU of the job: omit --gpus, or also watch GPU 0")
+        return Missing("the first GPU of the job; omit --gpus, or also watch GPU 0")
     judged = False
     for process in processes:
         gpus = view.compute_gpus(process)
@@ -286,7 +286,7 @@ def judge_shared_gpu(view: NodeView) -> SharedGpu | Missing | None:
         if pairs:
             shared[gpu.info.index] = pairs[0]
     if not shared:
-        return Missing(f"the command of pid {unread[0].pid}: {unread[0].reason or 'not readable'}") if unread else None
+        return Missing(f"the command of pid {unread[0].pid} ({unread[0].reason or 'not readable'})") if unread else None
     by_index = {g.info.index: g for g in view.whole_gpus}
     index, pair = max(shared.items(), key=lambda s: _sm(s[1][1], by_index[s[0]]))
     gpu = by_index[index]
@@ -327,16 +327,17 @@ def _sharing(second_sm: float, before: Severity | None) -> Severity:
 
 def describe_shared_gpu(v: SharedGpu) -> Explanation:
     a, b = v.processes
+    first, second = (f"{name_of(one)[:-1]}, user {one.user or 'unknown'})" for one in (a, b))
     return Explanation(
         title=f"{gpus_text(v.gpus)} shared by two jobs",
-        why=f"{name_of(a)} of {a.user or 'an unknown user'} and {name_of(b)} of {b.user or 'an unknown user'} both use "
-            f"GPU {v.gpu}. Their kernels take turns, and neither job can use all of the GPU memory.",
+        why=f"{first} and {second} are both using GPU {v.gpu}. Their kernels take turns, and neither job can use all "
+            "of the GPU memory.",
         evidence=known({
             "together_s": v.together_s, "shared_gpus_count": float(v.shared),
             "first_sm_ratio": a.gpus[v.gpu].sm_ratio.value, "second_sm_ratio": b.gpus[v.gpu].sm_ratio.value}),
         brief=f"{name_of(a)} and {name_of(b)} take turns on GPU {v.gpu}.",
         action="Give each job its own GPUs.",
         snippet=code("shared_gpu", "jobs"),
-        gain="depends on how much the other job uses; " + NO_FIGURE,
+        gain="depends on how much GPU time the other job uses; " + NO_FIGURE,
         source="NVML process list and process utilization; CUDA time-slices contexts of different processes",
     )

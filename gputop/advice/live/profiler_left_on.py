@@ -48,8 +48,8 @@ def describe_profiler_left_on(v: ProfilerLeftOn) -> Explanation:
     what = f"all that process {v.pid} does" if always else f"{share} of the steps of process {v.pid}"
     return Explanation(
         title=f"torch.profiler records {what}",
-        why=f"gputop saw that the job's own profiler {'was on' if always else 'is on in cycles'} when it was about to "
-            "record the job. Steps that torch.profiler records often take two to three times as long. Two recordings "
+        why=f"When gputop was about to record the job, the job's own profiler "
+            f"{'was on' if always else 'ran in cycles'}. Steps that torch.profiler records often take two to three times as long. Two recordings "
             "at the same time would end the job, so gputop recorded nothing.",
         evidence={"recorded_ratio": v.recorded},
         action="Remove the profiler from the script, or let it record a few steps only once.",

@@ -79,10 +79,10 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
             return Abstained(rule.id, missing)
     of_kernels = _COMPUTE in rule.events or rule.parts == (_COMPUTE,)
     if of_kernels and facts.hardly_a_kernel and (rule.id not in OF_ONE_KERNEL or facts.of_recorded < LARGE_SHARE):
-        return Abstained(rule.id, f"at least {limit('few.judged_kernels'):.0f} kernels: capture longer")
+        return Abstained(rule.id, f"at least {limit('few.judged_kernels'):.0f} kernels; capture a longer trace")
     steps = facts.analysis.steps
     if steps is not None and steps.start_up and rule.costs_time:
-        return Abstained(rule.id, f"steps after startup: the steps in this window include {steps.start_up}")
+        return Abstained(rule.id, f"steps after startup; the steps in this window include {steps.start_up}")
     verdict = rule.function("judge")(facts)
     if verdict is None:
         return None
@@ -95,7 +95,7 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     if replayed is not None and replayed < MIN_SHARE and rule.costs_time:
         most = most or 0.0
         return None if most < LARGE_SHARE else Abstained(
-            rule.id, f"proof that this cause delays the {facts.basis}: it takes {percent(most)} of the {facts.basis}, "
+            rule.id, f"proof that this cause delays the {facts.basis}; it takes {percent(most)} of the {facts.basis}, "
                      f"but replaying the {facts.basis} without it saves {percent(replayed)}")
     words = rule.function("describe")(verdict, job)
     # Lines and events of the gaps within steps are no culprits of what lies around the steps.
@@ -239,7 +239,7 @@ def with_evaluation_caveat(outcome: Finding | Abstained | None, steps: StepTimes
     if steps.phase in (EVALUATION, PREDICTION):
         rule = rule_of(outcome.id, "trace")
         if rule is not None and rule.training_only:
-            return Abstained(outcome.id, f"training steps: the steps in this window are {steps.phase}; {_CAPTURE}")
+            return Abstained(outcome.id, f"training steps. The steps in this window are {steps.phase}; {_CAPTURE}")
         return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(
             f"{outcome.why} This window shows {steps.phase}, not training: {_CAPTURE} before you change the training "
             "job."))
@@ -279,8 +279,8 @@ class Cures:
             return None, (f"The trace does not show whether the host waits for the GPUs during its pauses: replaying "
                           f"saves {percent(if_waiting)} if the host waits and {percent(saved)} if it is busy.")
         if saved - most >= MIN_SHARE:
-            return None, (f"Replaying the recorded {self._facts.basis} with this fix predicts a larger saving "
-                          f"({percent(saved)}), part of which belongs to other findings.")
+            return None, (f"Replaying the recorded {self._facts.basis} with this fix predicts larger savings "
+                          f"({percent(saved)}), part of which is attributable to other findings.")
         return saved, ""
 
     def together(self, findings: Iterable[Finding]) -> tuple[tuple[Finding, ...], tuple[CombinedGain, ...]]:

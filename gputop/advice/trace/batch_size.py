@@ -235,7 +235,7 @@ def judge_small_grids(facts: TraceFacts) -> SmallGrids | Missing | None:
         return None
     judged = [use for use in widths if use.used_s is not None and use.known >= limit("small_grids.known")]
     if not judged:
-        return Missing("the grid sizes of the kernels, or the number of SMs of the GPU")
+        return Missing("data on the grid sizes of the kernels, or the number of SMs of the GPU")
     empty_by_gpu = [use.compute_s - (use.used_s or 0.0) for use in judged]
     empty_s = fmean(empty_by_gpu)
     share = savings.removed(empty_s, facts.period_s)

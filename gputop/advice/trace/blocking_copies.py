@@ -20,16 +20,16 @@ from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Calls, Cure
 from gputop.analysis.what_if.host_waits import HostWaits, host_waits
-from gputop.text.units import count, percent, size
+from gputop.text.units import count, listed, percent, size
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import host_rows
 from gputop.trace.model import I64, Kind, MemoryKind
 
-_WAYS = {"h2d": "copies to the GPU", "d2h": "copies back to the host"}
+_WAYS = {"h2d": "copies to the GPU", "d2h": "copies to the host"}
 _ACTIONS = {
     "h2d": "Do not send small values to the GPU within the step: create them on the GPU, keep them there, or copy them "
            "asynchronously from pinned memory.",
-    "d2h": "Do not read values back within the step: keep losses, metrics and conditions on the GPU, and fetch them "
+    "d2h": "Do not read values back within the step: keep losses, metrics, and conditions on the GPU, and fetch them "
            "every hundred steps.",
     "sync": "Do not synchronize within the step: work on a stream stays in order without it, and CUDA events measure "
             "time without blocking.",
@@ -69,7 +69,7 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
         return None
     gpus = [gpu for gpu in facts.analysis.gpus if gpu.busy]
     if all(gpu.copies_pageable_s is None for gpu in gpus):
-        return Missing("the memory type (pinned or pageable) of the copies" + (
+        return Missing("data on the memory type (pinned or pageable) of the copies" + (
             " (kind_src, kind_dst: TensorFlow 2.11 or newer)" if facts.framework == "tensorflow" else ""))
     device, judged = facts.trace.device, facts.analyzed_spans
     copies = []
@@ -149,7 +149,7 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
         title=f"Pageable memory copies take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=fetch if down else (
             f"Copy from pinned memory{_PINNED_BY.get(job.framework, '')}, and copy the next batch while the current "
-            "one is computed."),
+            "one is being processed."),
         snippet=fetch_snippet if down else code("copies_pageable", *job.keys),
         source=source("copies_pageable.share", "copies_pageable.bytes"),
     )
@@ -177,7 +177,8 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | ReadsOneByOne | Missing
     copies = (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER)
     waits = host_waits(facts.trace, limit("copies_pageable.bytes"))
     if copies.any() and not (device.launch_ns[copies] >= 0).any():
-        return Missing("the host calls that issued the copies (correlation IDs): capture with host tracing enabled")
+        return Missing("data on the host calls that issued the copies (correlation IDs); capture with host tracing "
+                       "enabled")
     cost, one_by_one = cost_of_calls(facts, waits.calls), reads_one_by_one(facts, waits)
     if one_by_one is not None and one_by_one.idle_s > cost.seconds(facts):
         return one_by_one
@@ -241,20 +242,17 @@ def describe_sync_copies(v: SyncCopies | ReadsOneByOne, job: Job) -> Explanation
         evidence |= {f"copies_per_{job.basis}": sum(copies.count for copies in v.copies.values()),
                      "mean_bytes": main.mean_bytes}
     for way, copies in sorted(v.copies.items(), key=lambda item: -item[1].count):
-        made.append(f"{count(copies.count)} {_WAYS[way]} per {job.basis} and GPU ({size(copies.mean_bytes)} each on "
-                    "average)")
+        made.append(f"{count(copies.count)} {_WAYS[way]} ({size(copies.mean_bytes)} each on average)")
     if v.syncs:
         evidence[f"syncs_per_{job.basis}"] = v.syncs
-        made.append(f"{count(v.syncs)} synchronizing call{'' if v.syncs == 1 else 's'} per {job.basis} and GPU")
+        made.append(f"{count(v.syncs)} synchronizing call{'' if v.syncs == 1 else 's'}")
     what = "the GPU" if v.way == "sync" else "copies"
-    listed = " and ".join(filter(None, (", ".join(made[:-1]), made[-1])))
-    make = "makes" if v.syncs == 1 and not v.copies else "make"
     large = of_way is not None and of_way.mean_bytes > limit("copies_pageable.bytes")
     return Explanation(
         title=f"Waiting for {what} in the middle of the step costs {percent(v.share)} of the {job.basis}",
-        why=f"{listed} {make} the host wait for all earlier work on the GPU. When the host launches again, the GPU's "
-            f"queue is empty. The GPU is idle until the host gets ahead again, for {percent(v.share)} of the "
-            f"{job.basis} in total.",
+        why=f"In {job.each}, the host waits for all earlier work on the GPU at these calls (per GPU): "
+            f"{listed(made)}. When the host launches again, the GPU's queue is empty. The GPU is idle until the host gets ahead again, for "
+            f"{percent(v.share)} of the {job.basis} in total.",
         evidence=evidence, action=(_ACTIONS_IF_LARGE if large else _ACTIONS).get(v.way, _ACTIONS["d2h"]),
         snippet=code("sync_copies", f"{'large-' if large else ''}{v.way}-{job.framework}"),
         source=source("sync_copies.share") + "; nsys expert rules: synchronous copies, blocking calls",
@@ -334,7 +332,7 @@ def describe_one_by_one(v: ReadsOneByOne, job: Job) -> Explanation:
     by = " with .item()" if v.item else ""
     return Explanation(
         title=f"Reading {count(v.reads)} values one by one costs {percent(v.share)} of the {job.basis}",
-        why=f"The host reads {count(v.reads)} single values per {job.basis} and GPU{by}. At each read, the host waits "
+        why=f"In {job.each}, the host reads {count(v.reads)} scalars per GPU{by}. At each read, the host waits "
             f"for all earlier work before it prepares the next op. The GPU is idle during these waits, for "
             f"{percent(v.share)} of the {job.basis}.",
         evidence={"idle_after_copies_s": v.idle_s, "share_ratio": v.share, f"copies_per_{job.basis}": v.reads,

@@ -37,13 +37,13 @@ _GRADIENTS = "AllReduce"
 _HIDE = {
     _GRADIENTS: "Reduce gradients in a few buckets while the backward pass is still running, or communicate less often "
                 "by accumulating gradients.",
-    "AllToAll": "Split the batch in two, so that one half is computed while the tokens of the other half are "
+    "AllToAll": "Split the batch in two so that one half is processed while the tokens of the other half are "
                 "exchanged. Send tokens in FP8, and place experts so that more tokens stay on their GPU or node.",
     "AllGather": "Gather the parameters of the next layer while the current layer computes, in larger units. With "
                  "enough memory, keep gathered parameters, or shard them over fewer GPUs.",
     # NCCL's kernels of all-to-all have this name, too.
-    "SendRecv": "Exchange one batch or micro-batch while another one is computed: use a pipelined all-to-all, or more "
-                "and smaller micro-batches.",
+    "SendRecv": "Exchange one batch or micro-batch while another one is being processed: use a pipelined all-to-all, "
+                "or more and smaller micro-batches.",
 }
 _HIDE["ReduceScatter"] = _HIDE[_GRADIENTS]
 _HIDE_SERVING = ("Spread the model over fewer GPUs and run more replicas of it, or let the server use a fused or "
@@ -81,8 +81,8 @@ def _missing(facts: TraceFacts) -> Missing | None:
     unmatched = facts.waits.unmatched if facts.waits else {}
     reason = next(iter(unmatched.values()), "")
     return Missing(
-        f"the collectives of all GPUs of the job, to separate waiting from transfer: {reason} (gputop can analyze the "
-        "files of several ranks together)") if reason else None
+        f"data on the collectives of all GPUs of the job to separate waiting from transfer; {reason} (gputop can "
+        "analyze the files of several ranks together)") if reason else None
 
 
 def _judged(facts: TraceFacts) -> CollectiveWaits | Missing | None:
@@ -242,17 +242,17 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
     what = "Gathering the full logits" if v.logits else "Exposed communication"
     why = (f"{gpus[:1].upper()}{gpus[1:]} spend{'s' if alone else ''} {percent(exposed)} of the {job.basis} in "
            f"collectives without overlapping compute{'' if alone else ', not counting the wait for late GPUs'}. ")
-    gain = "assumes that the exposed transfer overlaps with compute, if there is enough compute"
+    gain = "assumes that the exposed transfer overlaps with compute as far as there is compute to overlap with"
     if v.logits:
-        why += ("Each rank computes the logits of a part of the vocabulary, and an AllGather after the last matmul "
+        why += ("Each rank computes the logits for part of the vocabulary, and an AllGather after the last matmul "
                 "assembles the full logits on all ranks.")
         gain = ("assumes that the logits stay sharded, which saves the gather" +
                 " but not the wait for other ranks" * alone)
     else:
         why += (f"{seconds(v.free_compute_s)} of compute per {job.basis} runs without communication and could overlap "
                 "with these transfers.")
-        gain = ("assumes that this rank's exposed collectives overlap with compute, if there is enough compute; "
-                "overlapping does not reduce waiting") if alone else gain
+        gain = ("assumes that this rank's exposed collectives overlap with compute as far as there is compute to "
+                "overlap with; overlap does not reduce the time spent waiting for other ranks") if alone else gain
     if alone:
         why += (" The trace covers only one rank, so it does not show how much of this time moves data and how much is "
                 "waiting for other ranks.")
@@ -328,7 +328,7 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
     numbers = tuple(sorted(waits.held_up_s)) if not alone else (latest,)
     held_up, culprits = _held_up(facts, waits, late, numbers)
     fix = Cure(together=True, assumes=(
-        "Assumes that the last GPU reaches each collective at the same time as the other GPUs (their median)."))
+        "Assumes that the slowest GPU reaches each collective at the same time as the other GPUs (their median)."))
     by_number = {gpu_number(facts.trace, timeline.gpu): timeline.gpu for timeline in facts.gpu_timelines}
     others_wait = merge(EMPTY, *waits.waiting.values())
     spans = {by_number[gpu]: subtract(others_wait, waits.waiting.get(gpu, EMPTY)) for gpu in gpus}
@@ -432,8 +432,8 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
     action, snippet, host_work = words.action, words.snippet, known_work((*WORK, *SELDOM_WORK), held_up.work, most)
     late = who or "this process"
     if held_up.input:
-        action = (f"Make the input of {late} as fast as that of the other ranks: use more workers, and give each rank "
-                  "an equal share of the data.")
+        action = (f"Make the input pipeline of {late} as fast as those of the other ranks: use more workers, and give "
+                  "each rank an equal share of the data.")
         snippet = code("input_bound", "torch") if job.framework == "pytorch" else None
     elif host_work is not None:
         action, snippet = host_work[0].action, host_work[0].code(job)
@@ -446,7 +446,7 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
                   "thread. Work that only one rank does (logging, saving, evaluation) delays all ranks.")
         snippet = code("collective_waiting", "stack")
     return structs.replace(
-        words, title=f"{title} {percent(v.share)} of the {job.basis}", why=why, action=action, snippet=snippet,
+        words, title=f"{title} for {percent(v.share)} of the {job.basis}", why=why, action=action, snippet=snippet,
         evidence={**words.evidence, "held_up_s": held_up.held_up_s, "no_event_s": held_up.silent_s},
         gain="assumes that the hosts of these GPUs launch as early as the others")
 
@@ -463,12 +463,12 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
     who = f"GPU {v.latest} arrives last" if v.alone else f"GPUs {ranges(v.gpus)} take turns arriving last"
     others = "other GPU waits" if v.waiting_gpus == 2 else "other GPUs wait"
     why = (f"{who}{f' at {v.last_to_arrive} of {v.collectives} collectives' if v.alone else ''}, and the {others} "
-           f"in collectives for {seconds(v.waiting_s)} per {job.basis} and GPU without overlapping compute.")
+           f"in collectives for {seconds(v.waiting_s)} per GPU in {job.each} without overlapping compute.")
     if v.of_collectives is not None:
         why += f" Waiting takes {percent(v.of_collectives)} of all time in collectives."
     return Explanation(
-        title=(f"The {others} {percent(v.share)} of the {job.basis} for GPU {v.latest} in collectives" if v.alone else
-               f"GPUs wait {percent(v.share)} of the {job.basis} for each other in collectives"),
+        title=(f"The {others} for GPU {v.latest}" if v.alone else "GPUs wait for each other")
+        + f" in collectives for {percent(v.share)} of the {job.basis}",
         why=why,
         evidence=known({
             "late_s": v.late_s, "share_ratio": v.share, "exposed_waiting_s": v.waiting_s, "late_gpu": float(v.latest),
@@ -480,7 +480,8 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
                "Make the GPUs arrive together: give them equal shapes and batches, have the input ready on all of "
                "them, and avoid work that only one process does.",
         snippet=code("collective_waiting", "numa") if v.alone else None,
-        gain="" if v.cure is not None else "assumes that the last GPU reaches each collective with the others",
+        gain="" if v.cure is not None else (
+            "assumes that the slowest GPU reaches each collective at the same time as the others"),
         source=source("collectives.share") + "; HTA: stragglers by late start; the shortest duration over the GPUs is "
                                              "the transfer time",
     )
@@ -511,7 +512,7 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
     if waits is None or facts.waits is None or op is None or _of_activations(facts, _allreduces(facts)):
         return unmatched
     if steps is None or op.count_per_step is None:
-        return unmatched or Missing("training steps, to count AllReduces per step")
+        return unmatched or Missing("training steps to count AllReduces per step")
     count = op.count_per_step / steps.times.iterations_per_step
     if count <= limit("allreduce_count.many"):
         return unmatched
@@ -525,7 +526,7 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
             return None
         moved = per = None  # a bound shows no size
     if per is None and typical > limit("allreduce_count.latency_s"):
-        return Missing("the number of model parameters (--params N), to decide whether "
+        return Missing("the number of model parameters (--params N) to decide whether "
                        f"{count:.0f} AllReduces per step of {seconds(typical)} are too small")
     needed = 1 if moved is None else max(
         1, math.ceil(moved[0] / steps.times.iterations_per_step / limit("allreduce_count.bucket_bytes")))
@@ -583,19 +584,20 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
     if op is None or op.transfer_s is None:
         return None if op is None else _missing(facts)
     if op.bytes is None and _of_activations(facts, _allreduces(facts)):
-        return Missing("the sizes of the activations that are reduced")
+        return Missing("data on the sizes of the activations that are reduced")
     gpus, steps = len(op.exposed_s), facts.steps.count if facts.steps else 1
     transfer_s = sum(waits.durations_s) / steps
     if transfer_s * waits.allreduce_exposed < limit("collectives.share") * facts.period_s:
         return None
     moved = _moved(facts, op, gpus)
     if moved is None:
-        return Missing("the number of model parameters (--params N), to know how long an AllReduce should take")
+        return Missing("the number of model parameters (--params N) to know how long an AllReduce should take")
     if len({gpu.host for gpu in facts.trace.gpus}) > 1:
-        return Missing("the bandwidth between the hosts of this job")
+        return Missing("data on the bandwidth between the hosts of this job")
     rate = pinned_rate(facts)
     if rate is None:
-        return Missing("the bandwidth of the links: the trace has no large pinned copy that shows the PCIe rate")
+        return Missing("data on the bandwidth of the links; the trace has no large pinned copy that shows the PCIe "
+                       "rate")
     count = len(waits.durations_s) / steps
     wanted_s = 2 * (gpus - 1) / gpus * moved[0] / rate + count * limit("allreduce_slow.latency_s")
     if transfer_s < limit("allreduce_slow.factor") * wanted_s:
@@ -616,9 +618,9 @@ def describe_allreduce_slow(v: AllReduceSlow, job: Job) -> Explanation:
         title=f"AllReduces take {v.transfer_s / v.wanted_s:.1f}× as long as their size requires",
         why=f"AllReduces of {v.moved_bytes / 1e6:,.1f} MB per {job.basis} ({v.basis}) take {seconds(v.transfer_s)} "
             f"excluding waiting, or {rate(v.moved_bytes / v.transfer_s)}. Even over PCIe, at the "
-            f"{v.link_bytes_per_s / 1e9:.1f} GB/s of this trace's pinned copies, a ring AllReduce would take "
-            f"{seconds(v.wanted_s)}: 2 × {len(v.gpus) - 1}/{len(v.gpus)} of the bytes at that rate, plus "
-            f"{v.calls:,.0f} × {seconds(limit('allreduce_slow.latency_s'))}.",
+            f"{v.link_bytes_per_s / 1e9:.1f} GB/s measured for pinned copies in this trace, ring AllReduces would take "
+            f"{seconds(v.wanted_s)}: 2 × {len(v.gpus) - 1}/{len(v.gpus)} of the bytes at that rate, plus a latency of "
+            f"{seconds(limit('allreduce_slow.latency_s'))} for each of {v.calls:,.0f} AllReduces.",
         evidence={"transfer_s": v.transfer_s, "wanted_s": v.wanted_s, f"bytes_per_{job.basis}": v.moved_bytes,
                   "bytes_per_s": v.moved_bytes / v.transfer_s, "link_bytes_per_s": v.link_bytes_per_s,
                   "exposed_ratio": v.exposed, "share_ratio": v.share},

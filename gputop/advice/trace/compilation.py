@@ -58,7 +58,7 @@ _SCRIPTED = ("Call the scripted function with the same shapes and types, let Tor
              "the second on, or replace TorchScript with torch.compile.")
 _ALREADY = "Assumes that all calls use a function that was already created."
 _MADE_ONCE = ("Create the function once, outside the loop, and call it in the loop: a new tf.function is always traced "
-              "at its first call.")
+              "on its first call.")
 
 
 # -- retracing --------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
         return Missing(f"calls of tf.functions or jitted functions, which show whether they traced{HOST_EVENTS}")
     again = next((one for one in rebuilt(facts.trace) if one.built >= limit("retracing.count")), None)
     if again is None and (steps is None or steps.count < limit("host.steps")):
-        return Missing("two whole steps, because a single tracing may be the first one: capture longer")
+        return Missing("two complete steps, because a single tracing may be the first one; capture a longer trace")
     share = host.tracing_s / facts.period_s if facts.period_s > 0 else 0.0
     if again is None or share < limit("retracing.share"):
         return None
@@ -346,7 +346,7 @@ def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
         evidence["recording_s"] = v.recording_s
         why += (f" About {seconds(v.recording_s)} of the {seconds(v.wait_s)} is profiler overhead, which is "
                 "not counted.")
-    action, snippet = ("Replace loops over rows, elements or layers with one op on the whole tensor, and compile the "
+    action, snippet = ("Replace loops over rows, elements, or layers with one op on the whole tensor, and compile the "
                        "rest: torch.compile fuses small ops."), code("eager_execution", "pytorch")
     gain = "assumes that a few ops on whole tensors replace these ops, in almost no time"
     if v.optimizer_ratio:
@@ -376,9 +376,9 @@ def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) ->
         why=f"{ops} ({most}) run one by one from Python, each as a separate program, and {waits} {percent(v.share)} of "
             f"the {job.basis}.",
         evidence=evidence,
-        action=("Put the whole function that the loop calls into one jax.jit, because each JAX op is compiled "
-                "separately now." if everything else "Put the whole update into one jax.jit: gradients, optimizer "
-                "update, apply_updates and metrics."),
+        action=("Wrap the whole function that the loop calls in a single jax.jit; currently each JAX op is compiled "
+                "separately." if everything else "Wrap the whole update in a single jax.jit: gradients, optimizer "
+                "update, apply_updates, and metrics."),
         snippet=code("eager_execution", "jax" if everything else "jax-update"),
         source=source("eager_execution.share"),
     )
@@ -413,9 +413,9 @@ def describe_xla_off(v: ChainedKernels, job: Job) -> Explanation:
     chained = v.chained_s / job.period_s
     return Explanation(
         title=f"XLA is off and could fuse kernels that take {percent(chained)} of the {job.basis}",
-        why=f"XLA does not compile any function. Chains of element-wise kernels ({v.chains:.0f} chains) that run one "
-            f"after the other over the same tensors take {percent(chained)} of the {job.basis}. Only a test shows "
-            "whether XLA fuses these kernels for this model.",
+        why=f"XLA does not compile any function. {v.chains:.0f} chains of element-wise kernels that run back to back "
+            f"on the same tensors take {percent(chained)} of the {job.basis}. Only a test shows whether "
+            "XLA fuses these kernels for this model.",
         evidence={"chained_s": v.chained_s, "chained_ratio": chained, "chains_count": v.chains,
                   "share_ratio": v.share},
         action="Try XLA: compile the step, and compare the step time after the slow first step.",

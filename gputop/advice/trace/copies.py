@@ -22,8 +22,8 @@ from gputop.trace.lookups import distinct, migrations, name_mask, spans_of
 from gputop.trace.model import Kind, MemoryKind
 
 _H2D = (
-    "Move fewer bytes to the GPU: send the compact type (uint8, bfloat16) and convert it on the GPU, keep tables and "
-    "constants on the GPU, and copy the next batch during the current one."
+    "Move fewer bytes to the GPU: send data in a compact type (uint8, bfloat16), convert it on the GPU, and keep "
+    "tables and constants there. Copy the next batch while the current one is being processed."
 )
 _OFFLOADED = ("Keep the parameters on the GPU instead of in host memory (CPU offload), in 16-bit precision or sharded "
               "over more GPUs if they do not fit. Or copy the next layer's parameters while this layer computes.")
@@ -69,7 +69,7 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
     """
     assert facts.shares is not None
     if facts.steps is None and not facts.active:
-        return Missing("kernels: a trace with only copies shows job startup, so capture while the job trains")
+        return Missing("kernels; a trace with only copies shows job startup, so capture while the job trains")
     gpus = [gpu for gpu in facts.analysis.gpus if gpu.busy]
     # Those within a GPU are no more than the copies that nothing hides.
     within = [min(gpu.copies_s.get("d2d", 0.0) / gpu.window_s, gpu.copies_exposed or 0.0) for gpu in gpus]
@@ -159,7 +159,7 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     if not within and v.ways[other] >= limit("copies_excessive.share"):
         action += f" {fetch if other == 'd2h' else _H2D}"
     if within:
-        how = " or overlap with compute; the share of the device window is used as that of the step"
+        how = " or overlap with compute; the share of the device window is used as the share of the step"
     else:  # copies hide behind no more compute than there is
         how = " or overlap with compute" if v.compute >= v.share else (
             f"; overlap with the existing compute saves {percent(v.compute)}")
@@ -248,7 +248,7 @@ def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
             f"copies between host and GPU take {percent(v.exposed_s / job.period_s)} of the {job.basis}, at "
             f"{v.bytes_per_s / 1e9:.1f} GB/s, and could overlap with compute.",
         evidence={"exposed_copies_s": v.exposed_s, "bytes_per_s": v.bytes_per_s, "share_ratio": v.share},
-        action="Copy the next batch on a separate stream while the current one is computed.",
+        action="Copy the next batch on a separate stream while the current one is being processed.",
         snippet=code("default_stream", job.framework),
         source=source("default_stream.share"),
     )

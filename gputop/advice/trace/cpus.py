@@ -42,8 +42,8 @@ def judge_cpu_contention(facts: TraceFacts) -> CpuContention | Missing | None:
     """No CPU is idle, other processes take a good part of them, and the job's host has work that takes time."""
     cpus = _with_few_workers(facts.trace.job_cpus)
     if cpus is None or cpus.used is None or cpus.programs is None:
-        return Missing("the CPU time of the job and of other programs, which gputop records when it captures a job on "
-                       "its own machine")
+        return Missing("data on the CPU time of the job and of other programs, which gputop records when it captures a "
+                       "job on its own machine")
     if len(facts.trace.paths) > 1 and cpus.ranks is None:
         return Missing("to know which processes on the node belong to other ranks of the job")
     if not others_take(cpus) or host_share(facts) < limit("cpu_contention.share"):
@@ -100,7 +100,7 @@ def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
 _PARALLEL = (r"aten::(?:addmm|mm|bmm|baddbmm|mkldnn_\w+|thnn_conv2d|_slow_conv2d\w*|_?convolution\w*|linear|matmul|"
              r"_?scaled_dot_product\w*|lstm|gru|conv\w+)$")
 _LARGE_NS = 1_000_000  # of such an op: dividing it takes some 10 µs. gputop's own figure
-_NOT_KNOWN = Missing("the number of job threads with work and of idle CPUs, which gputop records when it captures a "
+_NOT_KNOWN = Missing("the numbers of runnable job threads and idle CPUs, which gputop records when it captures a "
                      "job on its own machine")
 
 
@@ -161,7 +161,8 @@ def judge_threads_unused(facts: TraceFacts) -> ThreadsUnused | Missing | None:
 def describe_threads_unused(v: ThreadsUnused, job: Job) -> Explanation:
     op = v.culprits[0].name if v.culprits else "an op"
     return Explanation(
-        title=f"One thread computes {percent(v.large_ratio)} of the {job.basis} while {v.idle_cpus:.2g} CPUs are idle",
+        title=f"One thread computes for {percent(v.large_ratio)} of the {job.basis} while {v.idle_cpus:.2g} CPUs are "
+              "idle",
         why=(f"The job kept {v.used:.2g} of {v.allowed:.3g} CPUs busy, almost entirely with its main thread, and "
              f"{v.idle_cpus:.2g} CPUs were idle. Ops that PyTorch can split across threads, mainly {op}, take "
              f"{percent(v.large_ratio)} of the {job.basis}."),
@@ -207,10 +208,11 @@ def judge_thread_oversubscription(facts: TraceFacts) -> ThreadOversubscription |
 
 
 def describe_thread_oversubscription(v: ThreadOversubscription, job: Job) -> Explanation:
-    of_ranks = f" in each of about {v.ranks} processes" if v.ranks > 1 else ""
+    of_ranks = f"in each of about {v.ranks} processes" if v.ranks > 1 else ""
     return Explanation(
-        title=f"{v.working} threads{of_ranks} share {v.allowed:.3g} CPUs",
-        why=(f"{v.working} threads had work{of_ranks}, and {v.waiting:.2g} of them waited for a CPU on average. "
+        title=f"{v.working} threads{of_ranks and ' ' + of_ranks} share {v.allowed:.3g} CPUs",
+        why=(f"{of_ranks[:1].upper()}{of_ranks[1:]}{of_ranks and ', '}{v.working} threads were runnable; on average, "
+             f"{v.waiting:.2g} of those threads were waiting for a CPU. "
              f"The main thread had no CPU for {percent(v.held_up)} of the time. An op is done when its last "
              "thread is done, so each op waits for threads without a CPU."),
         evidence={"working_threads": float(v.working), "waiting_threads": v.waiting, "allowed_cpus": v.allowed,
@@ -256,7 +258,7 @@ def judge_thread_contention(facts: TraceFacts) -> ThreadContention | Missing | N
     # Where tf.data takes the threads that launch, their number is the limit, whatever CPUs there are.
     cpus = pool if host.input_shared_threads >= limit("thread_contention.busy") * pool > 0 else threads.cpus
     if cpus is None:
-        return Missing("the number of CPUs that the job may use (cpu_budget in tf.data's iterator events): launches "
+        return Missing("the number of CPUs that the job may use (cpu_budget in tf.data's iterator events); launches "
                        "are late while tf.data works, but the trace does not show whether tf.data uses all CPUs")
     at_work = host.input_threads or 0.0
     if at_work < limit("thread_contention.busy") * cpus:
@@ -286,7 +288,7 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
     limited = code("thread_contention", "pool", THREADS=min(workers, max(v.cpus // 2, 1)))
     why = (f"For {percent(v.launch_wait_s / job.period_s)} of the {job.basis}, the GPU waits for launches within the "
            f"step. Single launches that come much later than the others cause {percent(v.held_up)} of this "
-           f"wait, during which {v.threads_at_work:.0f} tf.data threads work on {v.cpus} CPUs."
+           f"wait, during which {v.threads_at_work:.0f} tf.data threads are running on {v.cpus} CPUs."
            + " Launches come from the thread pool that all of TensorFlow shares." * (v.pool == "global" and tensorflow))
     if tensorflow and v.shared >= 0.5:
         why += f" {v.shared:.0f} of these threads belong to the shared pool, and the model's ops wait for a free one."

@@ -113,7 +113,7 @@ def _judge_pytorch(facts: TraceFacts) -> EmbeddingDense | Missing | None:
     if not len(calls):
         return _without_calls(facts)
     if facts.steps is None:
-        return Missing("steps, to measure how much of a step is spent on embedding tables")
+        return Missing("steps to measure how much of a step is spent on embedding tables")
     calls = calls[in_steps(trace.host.start_ns[calls], facts.steps)]
     if not len(calls):
         return None

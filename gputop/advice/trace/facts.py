@@ -25,6 +25,7 @@ from gputop.analysis.steps.pytorch_ops import workers_started_anew
 from gputop.analysis.steps.training_loops import SINGLE_PROCESS, training_loops
 from gputop.analysis.what_if.replay import Replay
 from gputop.core.findings import Claim, Culprit, Severity
+from gputop.text.units import counted
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, union
 from gputop.trace.kernel_names import op_of_annotation, split_op
 from gputop.trace.lookups import host_stat, name_mask
@@ -105,11 +106,11 @@ class TraceFacts(Struct, frozen=True):
         few_kernels = kernels < limit("few.kernels")
         if steps >= limit("few.steps") or (not steps and not few_kernels):
             return None
-        about = f"{steps} whole step{'' if steps == 1 else 's'}" if steps else ""
+        about = counted(steps, "complete step") if steps else ""
         if self.active and few_kernels:
             about += f"{' and ' if about else ''}{kernels:.0f} kernels per GPU"
-        only = f"Only {about} {'is' if about == '1 whole step' else 'are'}" if about else "No whole step is"
-        return f"{only} in this window, so capture longer to be sure."
+        only = f"only {about}" if about else "no complete step"
+        return f"This window contains {only}; capture a longer trace to be sure."
 
     def severest(self, rule: Rule) -> Severity:
         """Return the gravest severity that a finding of the rule can have in so short a window."""
@@ -286,8 +287,8 @@ def idle_before(facts: TraceFacts, part: str) -> I64:
         # Each lies in one gap, or before the first event; what comes after the last event is before none.
         before = np.concatenate((timeline.rows[:1], timeline.gaps.after))
         which = np.searchsorted(timeline.gaps.end, waits.start, side="right") + (waits.start >= timeline.window_ns[0])
-        counted = np.flatnonzero(which < len(before))
-        time = np.bincount(which[counted], (waits.end - waits.start)[counted], len(before)).astype(np.int64)
+        chosen = np.flatnonzero(which < len(before))
+        time = np.bincount(which[chosen], (waits.end - waits.start)[chosen], len(before)).astype(np.int64)
         out[before] = time
     return out
 

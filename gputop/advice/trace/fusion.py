@@ -182,12 +182,12 @@ def _batched_pairs(trace: Trace, first: I64, last: I64) -> Mask:
 
 def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
     part = v.between_s / job.period_s
-    action = ("Use fused attention, which computes softmax, scale, mask and dropout in one kernel and keeps the scores "
-              "on the chip.")
+    action = ("Use fused attention, which does the scaling, masking, softmax, and dropout in one kernel and keeps the "
+              "scores on chip.")
     return Explanation(
-        title=f"Unfused attention takes {percent(part)} of the {job.basis} between its two matmuls",
-        why=f"Softmax, scaling and masks run as separate kernels between two batched matmuls, {count(v.count)} "
-            f"times per {job.basis} and GPU, and take {percent(part)} of the {job.basis}. Each of these kernels reads "
+        title=f"Kernels between the two matmuls of unfused attention take {percent(part)} of the {job.basis}",
+        why=f"Scaling, masking, and softmax run as separate kernels between two batched matmuls, {count(v.count)} "
+            f"times per GPU in {job.each}, and take {percent(part)} of the {job.basis}. Each of these kernels reads "
             "and writes all scores, whose number grows with the square of the sequence length."
             + (" Fused attention also saves the reads and writes of scores in the two matmuls." if v.in_memory else "")
             + _named(v.names),
@@ -240,8 +240,9 @@ def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
     part, norms = v.conversions_s / job.period_s, v.norms_s / job.period_s
     return Explanation(
         title=f"Conversions between NCHW and NHWC take {percent(part)} of the {job.basis}",
-        why=f"{count(v.count)} kernels per {job.basis} and GPU only transpose tensors between the model's layout and "
-            f"the layout that its convolution kernels need, which takes {percent(part)} of the {job.basis}."
+        why=f"In {job.each}, {count(v.count)} kernels per GPU do nothing but transpose tensors between the model's "
+            "layout and the one that its convolution kernels need. These kernels take "
+            f"{percent(part)} of the {job.basis}."
             + (f" Batch normalization in NCHW takes another {percent(norms)} and would be faster in NHWC."
                if norms >= limit("layout_conversions.share") else "") + _named(v.names),
         evidence={"conversions_s": v.conversions_s, "conversions_count": v.count, "share_ratio": part},
@@ -296,11 +297,11 @@ def describe_elementwise_unfused(v: ChainedKernels, job: Job) -> Explanation:
     part = v.chained_s / job.period_s
     return Explanation(
         title=f"A compiler could fuse element-wise kernels that take {percent(part)} of the {job.basis}",
-        why=f"Chains of element-wise kernels ({v.chains:.0f} chains) that run one after the other over the same "
-            f"tensors take {percent(part)} of the {job.basis}. Only a test shows how much fusion saves for this model.",
+        why=f"{v.chains:.0f} chains of element-wise kernels that run back to back on the same tensors take "
+            f"{percent(part)} of the {job.basis}. Only a test shows how much fusion saves for this model.",
         evidence={"chained_s": v.chained_s, "chained_ratio": part, "chains_count": v.chains, "share_ratio": v.share},
-        action="Use the inductor backend and find what breaks the graph, because part of the model is compiled, but "
-               "with a backend that does not fuse these kernels, or without them." if job.compiled else
+        action="Part of the model is compiled, but without these kernels or with a backend that does not fuse them. "
+               "Use the inductor backend, and find what breaks the graph." if job.compiled else
                "Try torch.compile on the model, and compare the step time after the slow first steps.",
         snippet=code("elementwise_unfused", "pytorch-compiled" if job.compiled else "pytorch"),
         gain=UNCERTAIN,
@@ -331,7 +332,7 @@ def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | Missing | N
     if count < limit("optimizer_unfused.count"):
         return None
     if facts.steps is None:
-        return Missing("steps, to count the optimizer's kernels in each step")
+        return Missing("steps to count the optimizer's kernels in each step")
     length = device.end_ns[rows] - device.start_ns[rows]
     short_ns = int(length[length < limit("optimizer_unfused.kernel_s") * 1e9].sum())
     pauses, chosen = {}, np.zeros(len(device), bool)
@@ -352,13 +353,13 @@ def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | Missing | N
 def describe_optimizer_unfused(v: OptimizerUnfused, job: Job) -> Explanation:
     return Explanation(
         title=f"The optimizer's {v.count:,.0f} kernels cost {percent(v.share)} of the {job.basis}",
-        why=f"The optimizer updates each variable with separate kernels: {v.count:,.0f} per {job.basis} and GPU. The "
-            f"pauses between these kernels take {percent(v.pauses_s / job.period_s)} of the {job.basis}."
+        why=f"The optimizer updates each variable with separate kernels: {v.count:,.0f} per GPU in {job.each}. The "
+            f"gaps between these kernels take {percent(v.pauses_s / job.period_s)} of the {job.basis}."
             + _named(v.names),
         evidence={"kernels_per_step": v.count, "optimizer_kernels_s": v.kernels_s, "pauses_s": v.pauses_s,
                   "share_ratio": v.share},
         action="Update all variables in a few kernels, with a fused or compiled optimizer.",
         snippet=job.xla if job.framework == "tensorflow" else code("optimizer_unfused", job.framework),
-        gain="assumes that the pauses and the kernels that are too short to do much work disappear",
+        gain="assumes that the gaps and the kernels that are too short to do much work disappear",
         source=source("optimizer_unfused.share", "optimizer_unfused.count", "optimizer_unfused.kernel_s"),
     )

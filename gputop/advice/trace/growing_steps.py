@@ -26,7 +26,7 @@ _SHOWN = 3
 _FIX = {
     "pytorch": ("Detach whatever is carried from step to step: a hidden state, a sum of losses, a list of outputs. "
                 "Otherwise its graph holds all earlier steps, and each backward pass goes through these steps again."),
-    "tensorflow": "Create functions, variables and ops once, before the loop, because those created in a step remain.",
+    "tensorflow": "Create functions, variables, and ops once, before the loop, because those created in a step remain.",
     "": "Look for data that grows: a list that each step iterates over, a history, a cache without a limit.",
 }
 

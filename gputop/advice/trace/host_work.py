@@ -69,8 +69,8 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     stacks = facts.analysis.stacks
     traced = stacks is not None and stacks.source.startswith("tracer")
     if steps is None or steps.count < (1 if traced else limit("host.steps")):
-        return Missing("two whole steps, because the gap is between steps: capture longer, or mark steps with "
-                       f"{how_to_mark_steps(facts.trace)}")
+        return Missing("two complete steps, because the gap is between steps; capture a longer trace, or mark the "
+                       f"steps with {how_to_mark_steps(facts.trace)}")
     if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
         return None
     share = host.gap_s / facts.period_s
@@ -82,11 +82,11 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
         if others is not None:
             return Missing(others)
         if not facts.active and steps.times.unit == "period":
-            return Missing(f"whether the loop had work to do: {NO_TRAINING}")
+            return Missing(f"to know whether the loop had work to do; {NO_TRAINING}")
         recurring = 1.0 if host.gap_recurring is None or facts.trace.job_cpus is not None else host.gap_recurring
         if recurring * host.gap_s < limit("step_gap_host.share") * facts.period_s:
-            return Missing("the cause of the pauses, which occur in a different part of each step, as if a thread had "
-                           "no CPU. gputop records CPU use when it captures a job on its own machine")
+            return Missing("to know the cause of the pauses, which occur in a different part of each step, as if a "
+                           "thread had no CPU. gputop records CPU use when it captures a job on its own machine")
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
@@ -153,7 +153,8 @@ def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunc
     if function.loader:
         action, snippet = fix_of_loader(function.loader)
         return structs.replace(
-            words, title=f"Making batches between steps takes {percent(verdict.share)} of the step", snippet=snippet,
+            words, title=f"Batch preparation between steps takes {percent(verdict.share)} of the step time",
+            snippet=snippet,
             action=f"The loop waits while {function.name} ({function.location}) makes its batch. {action}")
     if function.holds_loop:
         return structs.replace(
@@ -183,10 +184,10 @@ def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
                       "metrics and on_train_batch_* callbacks."), code("step_gap_host", "keras")
     if loop == PYTORCH and v.loader_unseen:
         return what, ("Give the DataLoader worker processes that run ahead. If it already has workers, move logging, "
-                      "metrics, gc.collect() and saving out of the loop, or do this work every hundred steps."), code(
+                      "metrics, gc.collect(), and saving out of the loop, or do this work every hundred steps."), code(
                           "input_bound", "torch")
     if loop == PYTORCH:
-        return what, ("Move logging, metrics, gc.collect() and saving out of the loop, or do this work every hundred "
+        return what, ("Move logging, metrics, gc.collect(), and saving out of the loop, or do this work every hundred "
                       "steps. Prepare data in DataLoader workers. Do not read results at each step."), seldom
     if loop in (CUSTOM, EAGER, JAX):
         return what, ("Move the work between the steps into the step's function, or do it every hundred steps. Do not "
@@ -211,7 +212,7 @@ def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
     silent, shown = v.silent_s or 0.0, named_work(v.work)
     if silent >= most or not shown:
         python = ("mainly the wait for the DataLoader, which Nsight does not record; otherwise logging and metrics"
-                  if v.loader_unseen and loop == PYTORCH else "typically callbacks, logging or data handling")
+                  if v.loader_unseen and loop == PYTORCH else "typically callbacks, logging, or data handling")
         what = f"Python without events for {seconds(silent)} ({python})"
         return what + (f"; the rest is {shown}" if shown else "")
     return f"mainly {shown}" + (f", and Python without events for {seconds(silent)}" if silent >= 0.1 * v.gap_s else "")
@@ -258,7 +259,7 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     if not facts.active and facts.framework != "jax" and (host is None or not host.placement):
         return Missing("GPU activity in the trace, because all ops run on the host without a GPU")
     if host is None or host.placement_s is None:
-        return Missing("the model's ops on the host threads" + (
+        return Missing("data on the model's ops on the host threads" + (
             TORCH_HOST if facts.framework == "pytorch" else HOST_EVENTS))
     if facts.period_s <= 0 or host.placement_s < limit("host_placement.share") * facts.period_s or not host.placement:
         return None
@@ -276,10 +277,11 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
 
 def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
     evidence = {"host_ops_s": v.wait_s, "share_ratio": v.share}
-    held_up = "The GPU waits" if v.gpus else "The compiled function waits"
+    held_up = "The GPU is idle" if v.gpus else "The compiled function waits"
     python = job.framework != "pytorch" and re.match(PYTHON_CALLBACK, v.work[0].name) is not None
     run = "Python callbacks run" if job.framework == "jax" else "Python code runs" if python else "ops run on the CPU"
-    why = f"{held_up} for {percent(v.share)} of the {job.basis} while {run} in the middle of the step."
+    why = (f"{held_up} for {percent(v.share)} of the {job.basis} while {run} in the middle of "
+           f"{'it' if job.basis == 'step' else 'a step'}.")
     if job.framework in _NOT_TENSORFLOW:
         (kind, action), snippet = _NOT_TENSORFLOW[job.framework], code("host_placement", job.framework)
     else:
@@ -288,8 +290,8 @@ def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
         action, key = _placement_fix(v.work[0].name.rsplit(":", 1)[-1])
         snippet = code("host_placement", key)
     return Explanation(
-        title=f"{'GPU' if v.gpus else 'Compiled function'} waits {percent(v.share)} of the {job.basis} for {kind} on "
-              "the host", why=why, evidence=evidence, action=action, snippet=snippet,
+        title=f"{'GPU' if v.gpus else 'Compiled function'} waits for {kind} on the host for {percent(v.share)} of the "
+              f"{job.basis}", why=why, evidence=evidence, action=action, snippet=snippet,
         gain=_CALLBACK_GAIN if job.framework == "jax" else _PLACEMENT_GAIN,
         source=source("host_placement.share"),
     )

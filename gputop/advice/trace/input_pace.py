@@ -114,8 +114,8 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
         tells = (f" The DataLoader workers keep {children:.2g} of {cpus.allowed:.3g} CPUs busy, and no CPU is idle."
                  if children >= 0.5 * (cpus.programs or 0.0) > 0 else f" None of the {cpus.allowed:.3g} CPUs is idle.")
         return InputFix(
-            "Make samples cheaper (decode, tokenize and resize once, and store the result), or give the job more CPUs. "
-            "More workers would only wait for CPUs and cost memory and context switches.", snippet,
+            "Make samples cheaper (decode, tokenize, and resize once, and store the result), or give the job more "
+            "CPUs. More workers would only wait for CPUs and cost memory and context switches.", snippet,
             None, "", tells=tells)
     return InputFix("Give the DataLoader more workers and let them run ahead.", snippet, None, "")
 

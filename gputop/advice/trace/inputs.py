@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from gputop.advice.trace.facts import HOST_EVENTS, TORCH_HOST, TraceFacts
 from gputop.analysis.results import AllocatorUse
 
-_GPU_ACTIVITY = "GPU activity in the trace"
+_GPU_ACTIVITY = "data on GPU activity"
 GPU_ALLOCATOR = re.compile(r"GPU_(\d{1,4})_bfc$", re.IGNORECASE)
-_ALLOCATOR_RECORDS = ("the records of the GPU allocators (GPU_<n>_bfc: in use, available), which only captures of "
-                      "TensorFlow and JAX contain")
-_TORCH_MEMORY = "the GPU memory in use, which this trace does not show but torch.cuda.max_memory_reserved() does"
+_ALLOCATOR_RECORDS = ("data on the GPU allocators (GPU_<n>_bfc: in use, available), which only captures of TensorFlow and "
+                      "JAX contain")
+_TORCH_MEMORY = "data on the GPU memory in use, which this trace does not show but torch.cuda.max_memory_reserved() does"
 
 
 def gpu_allocators(facts: TraceFacts, gpus: set[int]) -> dict[int, AllocatorUse]:
@@ -28,7 +28,7 @@ def gpu_allocators(facts: TraceFacts, gpus: set[int]) -> dict[int, AllocatorUse]
 def _batch_waits(facts: TraceFacts) -> str | None:
     if facts.analysis.input is not None:
         return None
-    return "the training loop's calls for a batch " + (
+    return "data on the training loop's calls for a batch " + (
         f"(enumerate(DataLoader)){TORCH_HOST}"
         if facts.framework == "pytorch" else f"(tf.data's IteratorGetNext){HOST_EVENTS}")
 
@@ -36,7 +36,7 @@ def _batch_waits(facts: TraceFacts) -> str | None:
 def launch_calls(facts: TraceFacts) -> str | None:
     if any(gpu.idle_host_fault is not None for gpu in facts.active) or min(gpu.busy for gpu in facts.active) >= 1:
         return None
-    return "the host calls that launched the kernels (correlation IDs): capture with host tracing enabled"
+    return "data on the host calls that launched the kernels (correlation IDs); capture with host tracing enabled"
 
 
 def _allocators(facts: TraceFacts) -> str | None:
@@ -48,7 +48,7 @@ def _allocators(facts: TraceFacts) -> str | None:
 def _step_calls(facts: TraceFacts) -> str | None:
     if facts.host is not None and facts.host.gap_s is not None:
         return None
-    return "the host calls of the step's function and, on a GPU, the work they launched" + (
+    return "data on the host calls of the step's function and, on a GPU, the work they launched" + (
         TORCH_HOST if facts.framework == "pytorch" else
         "; TensorFlow and JAX record them at host_tracer_level 2, which gputop uses for captures")
 
@@ -59,7 +59,7 @@ def _eager_ops(facts: TraceFacts) -> str | None:
     if facts.framework in ("jax", "pytorch"):
         return None
     return None if ops is not None and facts.host is not None and ops.eager_share is not None else (
-        "eager ops and tf.function calls (EagerExecute): capture with host_tracer_level 2, as gputop does")
+        "eager ops and tf.function calls (EagerExecute); capture with host_tracer_level 2, as gputop does")
 
 
 # By the name of an input: what is missing of it, None where nothing is.
@@ -69,13 +69,13 @@ MISSING: Mapping[str, Callable[[TraceFacts], str | None]] = {
         _GPU_ACTIVITY),
     "batch_waits": _batch_waits,
     "gpu_idle_time": lambda facts: None if facts.shares is not None else (
-        "GPU activity, to see whether GPUs are idle while the loop waits for a batch; `gputop doctor` checks the "
-        "permission to profile"),
+        "data on GPU activity to see whether GPUs are idle while the loop waits for a batch; `gputop doctor` checks "
+        "the permission to profile"),
     "launch_calls": launch_calls,
     "allocators": _allocators,
     "step_calls": _step_calls,
     "launch_threads": lambda facts: None if facts.analysis.launch_threads is not None and facts.host is not None else (
-        f"the host threads and the launches on them{HOST_EVENTS}"),
+        f"data on the host threads and their launches{HOST_EVENTS}"),
     "eager_ops": _eager_ops,
     "xla_events": lambda facts: None if facts.framework == "tensorflow" and (
         facts.analysis.functions is not None or facts.analysis.ops is not None) else (

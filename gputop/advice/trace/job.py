@@ -54,6 +54,11 @@ class Job(Struct, frozen=True):
         return "run more requests or samples together" if self.trains is False else "raise the batch size"
 
     @property
+    def each(self) -> str:
+        """Words for what figures are of: "each step", "the window"."""
+        return "the window" if self.basis == "window" else f"each {self.basis}"
+
+    @property
     def keras(self) -> bool:
         """Return whether Keras' fit runs the loop."""
         return self.loop in KERAS

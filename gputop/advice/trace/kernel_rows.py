@@ -18,7 +18,8 @@ from gputop.trace.model import I64, Kind, Trace
 
 _FUSED = ("Assumes that a fused chain of element-wise kernels reads two tensors and writes one; a compiler may fuse "
           "less or more.")
-UNCERTAIN = "uncertain: assumes that a fused chain reads two tensors and writes one, unlike separate kernels"
+UNCERTAIN = ("uncertain: assumes that a fused chain reads two tensors and writes one in total, whereas now each kernel "
+             "reads and writes its own")
 _PLAIN_NAME = re.compile(r"(?:void )?(?:[\w:]*::)?(\w+)")
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 

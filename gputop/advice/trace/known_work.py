@@ -49,7 +49,7 @@ SELDOM_WORK: tuple[KnownWork, ...] = (
                           "call creates datasets and their iterators and frees them."),
     KnownWork("garbage", "Freeze long-lived objects and control when garbage is collected: call gc.freeze() and "
                          "gc.disable(), and gc.collect() every few hundred steps."),
-    KnownWork("files", "Read and write files outside the loop, in the input pipeline or in a thread."),
+    KnownWork("files", "Read and write files outside the loop, in the input pipeline, or in a thread."),
 )
 NEW_WORKERS = "the DataLoader restarting its workers"
 NO_TRAINING = "nothing trains here, so a pause may be the wait for the next request"

@@ -139,7 +139,7 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         action = ("Launch fewer, larger kernels: compile the step so that kernels are fused. Then "
                   f"{job.larger} if memory allows.")
     return Explanation(
-        title=f"GPU waits {percent(v.share)} of the {job.basis} for launches", why=why, evidence=evidence,
+        title=f"GPU waits for launches for {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=action,
         snippet=None if job.graphs else server if server is not None else (
             job.xla if job.framework == "tensorflow" else code("launch_bound", job.framework + kind, job.framework)),
@@ -207,7 +207,7 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus), pace_s=launch_pace_s(facts),
         kernels_per_step=sum(per_step) / len(per_step) if per_step else None,
         events=_short(facts), cure=Cure(launching=True, pauses=True, assumes=(
-            "Assumes that a few large kernels do the same work in the same time, without pauses between kernels and "
+            "Assumes that a few large kernels do the same work in the same time, without gaps between kernels and "
             "without launch time.")),
     )
 
@@ -229,7 +229,7 @@ def _short(facts: TraceFacts) -> Events:
 def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
     median = f"{seconds(v.kernel_median_s)}"
     launch = "" if job.graphs else ", about the time that one launch takes"
-    why = (f"{percent(v.short_ratio)} of the kernels run for less than 20 µs (median {median}){launch}. The pauses "
+    why = (f"{percent(v.short_ratio)} of the kernels run for less than 20 µs (median {median}){launch}. The gaps "
            f"between kernels take {percent(v.share)} of the {job.basis}.")
     if v.pace_s is not None:
         why += f" The host launches one kernel every {seconds(v.pace_s)}."
@@ -240,7 +240,7 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
     else:
         start = "Do the same work in fewer, larger kernels"
     return Explanation(
-        title=f"Pauses between short kernels (median {median}) take {percent(v.share)} of the {job.basis}", why=why,
+        title=f"Gaps between short kernels (median {median}) take {percent(v.share)} of the {job.basis}", why=why,
         evidence=known({
             "below_20us_ratio": v.short_ratio, "kernel_median_s": v.kernel_median_s, "pauses_s": v.pauses_s,
             "share_ratio": v.share, "kernels_per_s": v.kernels_per_s, "launch_pace_s": v.pace_s,
@@ -274,7 +274,7 @@ def judge_graph_recapture(facts: TraceFacts) -> GraphRecapture | Missing | None:
     if steps is None or steps.count < limit("graph_recapture.steps"):
         return None
     if steps.times.unit != "step":  # each layer may have a graph of its own
-        return Missing("marked steps, to see whether the same graph is recorded again")
+        return Missing("marked steps to see whether the same graph is recorded again")
     recorded, made_ns = recordings(facts.trace)
     in_step = step_of(made_ns, steps)
     in_step = in_step[in_step >= 0]

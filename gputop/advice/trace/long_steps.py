@@ -76,7 +76,8 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
     if (growing := growing_steps(facts)) is not None:
         return growing
     if steps is None or steps.count < MIN_STEPS:
-        return Missing(f"{MIN_STEPS} whole steps, to distinguish long steps from the usual variation: capture longer")
+        return Missing(f"{MIN_STEPS} complete steps to distinguish long steps from the usual variation; capture a "
+                       "longer trace")
     if facts.basis == "period":
         return Missing("to know which of the repeated op sequences are steps, because the layers of one pass differ in "
                        f"length. Mark steps with {how_to_mark_steps(facts.trace)}")
@@ -98,7 +99,7 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
     if share < limit("long_steps.share"):
         return None
     if long.every is not None and long.every == steps_per_update(facts.trace, steps):
-        return Missing(f"whole updates as steps: the optimizer runs only in one of {long.every} steps, which takes "
+        return Missing(f"complete updates as steps; the optimizer runs only in one of {long.every} steps, which takes "
                        "longer as a result")
     usual = np.delete(np.arange(steps.count), long.indices)
     parts = {part: float(times[long.indices].mean() - np.median(times[usual])) for part, times in by_part.items()}

@@ -50,7 +50,7 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
     if not len(rows):
         return None
     if steps is None or steps.count < limit("allocation_in_steps.steps"):
-        return Missing(f"three steps, to distinguish recurring calls ({_call_names(facts, rows)[0]}) from calls at job "
+        return Missing(f"three steps to distinguish recurring calls ({_call_names(facts, rows)[0]}) from calls at job "
                        "startup")
     if facts.basis == "period":
         return Missing("to know which of the repeated sequences are steps, because the layers of a first pass fill the "
@@ -102,7 +102,7 @@ def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
     frees = (f"{count(v.frees)} of these calls free memory, and freeing can wait for all work on the GPU. " if v.frees
              else "")
     return Explanation(
-        title=f"Allocating device memory in the steps costs {percent(v.share)} of the {job.basis}",
+        title=f"Allocating device memory during steps costs {percent(v.share)} of the {job.basis}",
         why=f"{count(v.count)} calls per {job.basis} ({', '.join(v.names)}) allocate or free memory through the driver "
             f"and take {seconds(v.calls_s)} on the host. {frees}These calls leave the GPU idle for {percent(v.share)} "
             f"of the {job.basis}.",
@@ -159,7 +159,7 @@ def describe_managed_memory(v: ManagedMemory, job: Job) -> Explanation:
         back = " Memory moves both ways, so either the host also uses the memory, or it does not fit on the GPU."
     return Explanation(
         title=f"Managed memory moves between host and GPU for {percent(v.share)} of the {job.basis}",
-        why=f"{count(v.count)} migrations per {job.basis} and GPU move {size(v.to_gpu_bytes)} of memory to the GPU and "
+        why=f"In {job.each}, {count(v.count)} migrations per GPU move {size(v.to_gpu_bytes)} of memory to the GPU and "
             f"{size(v.to_host_bytes)} to the host, because a kernel or the host uses pages that are elsewhere. Kernels "
             f"wait for these migrations for {percent(v.share)} of the {job.basis}.{back}",
         evidence={"migrations_s": v.migration_s, "migrations_count": v.count, "to_gpu_bytes": v.to_gpu_bytes,
@@ -253,10 +253,11 @@ def judge_memory_growth(facts: TraceFacts) -> MemoryGrowth | Missing | None:
     events, steps = facts.trace.allocator, facts.steps
     complete = (events.allocator >= 0) & (events.in_use_bytes >= 0)
     if not complete.any():
-        return Missing("the memory held by PyTorch's allocators, which torch.profiler records with "
-                       "profile_memory=True; `gputop record` shows host memory growth over hours without it")
+        return Missing("data on the memory held by PyTorch's allocators, which torch.profiler records with "
+                       "profile_memory=True. Without that option, `gputop record` can still show host memory growth "
+                       "over hours")
     if steps is None or steps.count < limit("memory_growth.steps") or facts.period_s <= 0:
-        return Missing(f"{limit('memory_growth.steps'):.0f} whole steps: capture longer")
+        return Missing(f"{limit('memory_growth.steps'):.0f} complete steps; capture a longer trace")
     if facts.basis == "period":
         return Missing("to know which of the repeated op sequences are steps, because the layers of one pass keep "
                        f"their activations. Mark steps with {how_to_mark_steps(facts.trace)}")
@@ -307,7 +308,7 @@ def describe_memory_growth(v: MemoryGrowth, job: Job) -> Explanation:
         why=(f"Over {v.steps} steps of {seconds(job.period_s)}, the {v.allocator} grew from each step to the next, by "
              f"{size(v.per_step_bytes)} per step (median). The program keeps references to tensors of earlier steps."),
         evidence={"grows_bytes_per_step": v.per_step_bytes, "grows_bytes_per_s": v.bytes_per_s},
-        action=("Keep numbers from past steps, not tensors with their graphs. Look for lists, dicts and attributes "
+        action=("Keep numbers from past steps, not tensors with their graphs. Look for lists, dicts, and attributes "
                 "that grow in the loop: losses, outputs, a sum of losses."),
         snippet=code("memory_growth", "pytorch"), gain=_NO_GAIN,
         source=source("memory_growth.rising", "memory_growth.steps"),

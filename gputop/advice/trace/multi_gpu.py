@@ -24,15 +24,16 @@ from gputop.text.units import percent, ranges, seconds
 from gputop.trace.intervals import EMPTY, Spans, intersect, merge, subtract, union
 
 _GPU0 = (
-    "Keep metrics, evaluation and variables off GPU 0, and give every replica the same share of the batch (a global "
+    "Keep metrics, evaluation, and variables off GPU 0, and give every replica the same share of the batch (a global "
     "batch size divisible by the number of GPUs)."
 )
 _SLOWER = (
-    "Compare the clocks, temperature, power and processes of this GPU with those of the others while the job runs, in "
+    "Compare the clocks, temperature, power, and processes of this GPU with those of the others while the job runs, in "
     "gputop or nvidia-smi. Heat, a power limit, locked clocks or another process may slow it down, or it is faulty."
 )
 _OWN_OPS_SHARE = 0.5  # share of what it takes longer, in ops that the others do not run: these alone are named
-_OTHER = "Give every replica the same share of the work: equal batches, with equally long sequences or graphs."
+_OTHER = ("Give every replica the same share of the work: batches of equal size, with sequences of equal length or "
+          "graphs of equal size.")
 # -- replica_imbalance, gpu0_oversubscribed ---------------------------------------------------------
 
 class Imbalance(Verdict, frozen=True, kw_only=True):
@@ -187,7 +188,7 @@ def judge_serial_gpus(facts: TraceFacts) -> SerialGpus | Missing | None:
         return None
     compute = replicas.compute
     if compute is None:
-        return Missing(f"the work of all GPUs on one clock: {replicas.missing.get('compute', 'unknown')}")
+        return Missing(f"data on the work of all GPUs on one clock; {replicas.missing.get('compute', 'unknown')}")
     if compute.serial is None or compute.serial_by_chance is None or compute.serial_by_chance >= 1:
         return None
     overlap = (1 - compute.serial) / (1 - compute.serial_by_chance)
@@ -208,7 +209,7 @@ def judge_serial_gpus(facts: TraceFacts) -> SerialGpus | Missing | None:
 
 def describe_serial_gpus(v: SerialGpus, job: Job) -> Explanation:
     return Explanation(
-        title=f"GPUs {ranges(v.gpus)} work one after the other",
+        title=f"GPUs {ranges(v.gpus)} work one after another",
         why=f"Only one GPU computes for {percent(v.one_alone)} of the time in which any GPU computes; for independent "
             f"GPUs, the share would be {percent(v.one_alone_by_chance)}. Each GPU waits for the previous one.",
         evidence={"one_alone_ratio": v.one_alone, "one_alone_by_chance_ratio": v.one_alone_by_chance,
@@ -243,7 +244,7 @@ def judge_staggered_launch(facts: TraceFacts) -> StaggeredLaunch | Missing | Non
     if launches is None or launches.delay_median_s is None or launches.span_median_s is None:
         reason = (replicas.missing.get("launches") or replicas.missing.get("first_kernel")
                   or "launches by step are unknown")
-        return Missing(f"the launch times of each GPU's work by step: {reason}")
+        return Missing(f"data on the launch times of each GPU's work by step; {reason}")
     delay = {w.gpu: launches.delay_median_s[w.gpu] for w in work if w.gpu in launches.delay_median_s}
     ordered = sorted(delay, key=lambda gpu: delay[gpu])
     if len(ordered) < 2:

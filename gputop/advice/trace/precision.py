@@ -23,7 +23,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import KernelRow
 from gputop.analysis.what_if.cure import Cure
-from gputop.text.units import percent, reads_zero
+from gputop.text.units import listed, percent, reads_zero
 from gputop.trace.kernel_names import short_kernel
 
 _HAVE_TENSOR_CORES = (7, 0)
@@ -179,7 +179,7 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
     if not part or capability is False:
         return None
     if capability is None:
-        return Missing("the compute capability of the GPUs, which neither the trace nor any kernel name shows")
+        return Missing("to know the compute capability of the GPUs, which neither the trace nor any kernel name shows")
     assert not isinstance(capability, bool)
     compute_s = _compute_s(facts)
     share = savings.faster((plain + matmuls.attention_32) * compute_s, limit("precision.speedup"), facts.period_s)
@@ -211,11 +211,11 @@ def _assumed(fp32: bool, tf32: bool) -> str:
 
 def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
     attention, products = v.matmuls.attention_32, v.matmuls.tensor_32
-    listed = [f"{what} take {percent(part)}" for part, what in (
+    taking = [f"{what} take {percent(part)}" for part, what in (
         (v.plain_fp32, "FP32 matmuls on CUDA cores (FFMA)"),
         (attention, "FP32 attention kernels"), (products, "TF32 matmuls"))
         if not reads_zero(part)]
-    kinds = f"{' and '.join(listed)} of the kernel time"
+    kinds = f"{listed(taking)} of the kernel time"
     sixteen = "BF16" if v.tf32 else "FP16"
     if v.id is None:
         title = f"FP32 without tensor cores takes {percent(v.plain_fp32)} of the kernel time"
@@ -286,8 +286,8 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
         evidence={"fallback_of_kernels_ratio": part, "fallback_16_bit_ratio": plain_16,
                   "fallback_fp32_ratio": plain_fp32, "sixteen_bit_ratio": sixteen_bit,
                   "share_ratio": v.fallback_s / job.period_s},
-        action="In the layers that run these kernels, use channels and units in multiples of 8, NHWC layout, regular "
-               "instead of depthwise convolutions, and inputs in the compute type.",
+        action="In the layers that run these kernels, use channel and unit counts that are multiples of 8, the NHWC "
+               "layout, regular rather than depthwise convolutions, and inputs in the compute type.",
         snippet=code("fp16_fallback", job.framework),
         source=source("precision.share", "precision.sixteen_bit", "precision.speedup")
         + "; DLProf: eligible ops without tensor cores",
@@ -301,13 +301,13 @@ _CONVOLUTION = re.compile(r"conv|fprop|dgrad|wgrad|implicit", re.IGNORECASE)
 _DIMENSIONS = {
     "attention": "the sequence length or the head size",
     "convolutions": "the number of channels",
-    "other matmuls": "the units, the vocabulary size or the batch size",
+    "other matmuls": "the number of units, the vocabulary size, or the batch size",
 }
 _PAD = {
     "attention": "Pad sequences to a multiple of {0} (64 is even better) and mask the padding; use a head size that is "
                  "a multiple of {0}. Padding the vocabulary does not change attention.",
-    "convolutions": "Give convolutions, including the input images, a number of channels that is a multiple of {0}.",
-    "other matmuls": "Pad batch size, vocabulary and units to multiples of {0} (64 is even better).",
+    "convolutions": "Use channel counts that are multiples of {0} in convolutions and in the input images.",
+    "other matmuls": "Pad the batch size, the vocabulary, and the units to multiples of {0} (64 is even better).",
 }
 
 

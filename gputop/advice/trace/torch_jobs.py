@@ -140,7 +140,7 @@ def _work(facts: TraceFacts, rows: I64) -> float:
 def describe_gradients_zeroed(v: GradientsZeroed, job: Job) -> Explanation:
     return Explanation(
         title=f"Gradients are filled with zeros at each update: {percent(v.share)} of the {job.basis}",
-        why=(f"zero_grad() fills all gradients with zeros, which takes {seconds(v.zeroing_s)} of each {job.basis}, and "
+        why=(f"zero_grad() fills all gradients with zeros, which takes {seconds(v.zeroing_s)} of {job.each}, and "
              f"the backward pass adds to them{f', which takes {seconds(v.adding_s)}' if v.adding_s else ''}. With "
              "set_to_none, the backward pass writes its results directly."),
         evidence={"zeroing_s": v.zeroing_s, "adding_zeros_s": v.adding_s, "share_ratio": v.share},
@@ -190,8 +190,8 @@ def describe_ops_without_gradient(v: OpsOutsideModel, job: Job) -> Explanation:
     return Explanation(
         title=f"Ops outside the model take {percent(v.share)} of the {job.basis}: {v.names}",
         why=("No gradient passes through these ops, and they do not belong to the optimizer. Together with the Python "
-             f"code between them, these ops take {seconds(v.ops_s)} of each {job.basis}. Typical causes are metrics, "
-             "histograms and other logging, or masks and tables that are recomputed each time."),
+             f"code between them, these ops take {seconds(v.ops_s)} of {job.each}. Typical causes are metrics, "
+             "histograms, and other logging, or masks and tables that are recomputed each time."),
         evidence={"ops_without_gradient_s": v.ops_s, "share_ratio": v.share},
         action=("Compute metrics and logging every hundred steps. Compute constant data once, before the loop. Prepare "
                 "the batch in DataLoader workers."),
@@ -300,7 +300,7 @@ def describe_anomaly_mode(v: AnomalyMode, job: Job) -> Explanation:
     return Explanation(
         title="Autograd anomaly detection is enabled",
         why=(f"{percent(v.checked)} of the {v.nodes:,.0f} backward nodes check their results for NaN, which takes "
-             f"{seconds(v.checks_s)} of each {job.basis}. Anomaly detection also keeps a Python stack for each op of "
+             f"{seconds(v.checks_s)} of {job.each}. Anomaly detection also keeps a Python stack for each op of "
              "the forward pass, " + (f"which takes at least {seconds(v.stacks_s)}." if v.stacks_s else
                                      "which the trace cannot separate from the op itself.")),
         evidence={"nodes_per_step": v.nodes, "checked_ratio": v.checked, "checks_s": v.checks_s,

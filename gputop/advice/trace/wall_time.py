@@ -50,9 +50,9 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     it saves, in the pause between two ranges."""
     wall, steps = facts.analysis.wall_time, facts.analysis.steps
     if wall is None or wall.recorded_s <= 0:
-        return Missing("the total time of a recording")
+        return Missing("data on the total time of a recording")
     if steps is not None and (steps.count < limit("host.steps") or steps.phase in (EVALUATION, PREDICTION)):
-        return Missing("two whole training steps, to see what happens between steps: capture longer")
+        return Missing("two complete training steps to see what happens between steps; capture a longer trace")
     if steps is None and not facts.active:
         return Missing("training steps, because the rule judges the time outside of steps")
     if steps is not None and steps.unit != "step":
@@ -63,20 +63,20 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     names = {same_work(part.kind, part.what) for part in parts if part.kind not in ("unknown", "input")}
     parts += [part for part in wall.parts if part.id == _OPEN and same_work(part.kind, part.what) in names]
     if steps is None and trains(facts) is False and all(part.kind in (*_UNNAMED, "line", "op") for part in parts):
-        return Missing(f"to know whether the job had work to do: {NO_TRAINING}")
+        return Missing(f"to know whether the job had work to do; {NO_TRAINING}")
     share = sum(part.time_s for part in parts) / wall.recorded_s
     if share < limit("time_outside_steps.share"):
         return None
     # But for its longest stretch it is no more than any loop has.
     once = share - max(part.longest_s for part in parts) / wall.recorded_s < limit("time_outside_steps.share")
     if steps is None and facts.hardly_any_kernels and (once or all(part.kind in _UNNAMED for part in parts)):
-        return Missing("more GPU work, because hardly any kernels run here: capture while the job trains")
+        return Missing("more GPU work, because hardly any kernels run here; capture while the job trains")
     if steps is None and all(part.kind == "unknown" for part in parts):
-        return Missing(f"host activity while no GPU works{HOST_EVENTS}")
+        return Missing(f"data on host activity while no GPU works{HOST_EVENTS}")
     if steps is None and facts.framework == "unknown":
-        return Missing("a training loop: this trace contains neither steps nor framework activity")
+        return Missing("a training loop; this trace contains neither steps nor framework activity")
     if once and max(part.longest_s for part in parts) < limit("time_outside_steps.once"):
-        return Missing("a second pause of that length, because one can be chance: capture longer")
+        return Missing("a second pause of that length, because one can be chance; capture a longer trace")
     others = _of_others(facts, max(parts, key=lambda part: part.time_s), share)
     if others is not None:
         return Missing(others)
@@ -134,7 +134,7 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
         title=(f"Once in this recording, {seconds(longest_s)} pass {between}: {what}" if v.claim is None else
                f"{percent(v.share)} of the time passes {between}: {what}"), why=why, evidence=evidence, action=action,
         snippet=snippet, gain=ONCE if v.claim is None else
-        "assumes that this work overlaps with the training or is removed",
+        "assumes that this work overlaps with training or is removed",
         per="recording", source=source("time_outside_steps.share"))
 
 
@@ -162,11 +162,11 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
     if part.id == _OUTSIDE and job.loop in KERAS:
         return _CALLBACKS, None
     if part.id == _OPEN and part.kind == "op" and job.framework == "pytorch":  # an op that any step may run
-        return "Capture longer, to see whether such a step comes again and what takes longer in it.", None
+        return "Capture a longer trace to see whether such a step occurs again and what takes longer in it.", None
     if part.kind == "line" and "/" in part.what.partition(":")[0]:  # its package is shown of a library alone
         return "Find out what the library waits for here; its other threads may show it.", stacks
     if part.what:
-        return "Move this work out of the training loop, to a thread, or do it less often.", None
+        return "Move this work out of the training loop to a background thread, or do it less often.", None
     return "Find out what the host does during this time, and move it out of the loop or do it less often.", stacks
 
 
@@ -186,7 +186,7 @@ def judge_evaluation_share(facts: TraceFacts) -> EvaluationShare | Missing | Non
     if wall is None or steps is None:
         return Missing("training steps in addition to the evaluation")
     if steps.phase in (EVALUATION, PREDICTION):
-        return Missing("training steps: all steps in this window are " + steps.phase)
+        return Missing(f"training steps; all steps in this window are {steps.phase}")
     parts = [part for part in wall.parts if part.id in (EVALUATION, PREDICTION)]
     time_s = sum(part.time_s for part in parts)
     if not parts or time_s < limit("evaluation_share.share") * wall.recorded_s:
@@ -236,7 +236,7 @@ def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
     before, or that had not ended. Waits for a batch are those of input_bound."""
     wall, steps = facts.analysis.wall_time, facts.analysis.steps
     if wall is None or steps is None or steps.unit != "step" or steps.count < limit("unfinished_step.steps"):
-        return Missing(f"{limit('unfinished_step.steps'):.0f} whole training steps, to know how long a step takes")
+        return Missing(f"{limit('unfinished_step.steps'):.0f} complete training steps to know how long a step takes")
     between = {same_work(part.kind, part.what) for part in wall.parts if part.id == _OUTSIDE}
     parts = [part for part in wall.parts if part.id == _OPEN and (
         part.kind == "unknown" or same_work(part.kind, part.what) not in between)]

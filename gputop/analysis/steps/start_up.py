@@ -256,7 +256,7 @@ def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
     if past_start(trace):
         return ""
     if len(bounds_ns) == 1 and _one_after_the_other(trace, *bounds_ns[0].tolist()):
-        return "replicas that start one after the other"
+        return "replicas that start one after another"
     may_be_first = len(bounds_ns) < _FEW_STEPS and not rebuilt(trace)
     rows = host_rows(trace, COMPILE)
     compiling = spans_of(trace, rows)

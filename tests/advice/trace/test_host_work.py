@@ -183,7 +183,7 @@ def test_the_gap_abstains_without_calls_and_on_a_single_step():
     assert "host_tracer_level 2" in missing(Builder(gpus=1).run(0, 0, 100, launch=0))["step_gap_host"]
     one = keras_steps(Builder(gpus=1), 2, STEP, STEP / 2)
     kernels(one, 0, 20, STEP / 2)
-    assert "two whole steps" in missing(one)["step_gap_host"]
+    assert "two complete steps" in missing(one)["step_gap_host"]
 
 
 @pytest.mark.parametrize(("share", "severity"), [(0.02, None), (0.08, "medium"), (0.3, "high")])
@@ -345,4 +345,4 @@ def test_of_a_single_step_a_tracer_of_python_shows_what_ran_in_its_pause():
     f = found(one_traced_step(python=True))["step_gap_host"]
     assert f.evidence["share_ratio"] == pytest.approx(0.53, abs=0.02) and f.severity == "medium"
     assert "serve.py:55 preprocess" in [culprit.name for culprit in f.culprits]
-    assert "two whole steps" in missing(one_traced_step(python=False))["step_gap_host"]
+    assert "two complete steps" in missing(one_traced_step(python=False))["step_gap_host"]

@@ -81,7 +81,7 @@ def test_one_long_step_is_told_and_may_be_an_accident(more, severity):
 
 
 def test_few_steps_are_not_judged():
-    assert "8 whole steps" in abstained(job({2: 20_000.0, 4: 20_000.0}, count=6))["long_steps"]
+    assert "8 complete steps" in abstained(job({2: 20_000.0, 4: 20_000.0}, count=6))["long_steps"]
 
 
 def test_steps_that_vary_are_not_called_long():

@@ -123,4 +123,4 @@ def test_findings_from_fewer_than_three_steps_say_so(kernels):
             b.run(0, i * 20_000 + k * 45, 5, launch=i * 20_000 + k * 45 - 1 if i + k else 0, launch_length=1)
     a = analyze_trace(b.build())
     assert a.steps is not None and a.steps.count == 2
-    assert a.findings and "2 whole steps" in a.findings[0].why
+    assert a.findings and "2 complete steps" in a.findings[0].why

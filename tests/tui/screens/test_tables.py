@@ -41,7 +41,7 @@ def test_every_table_tells_what_the_analysis_holds() -> None:
     assert kernels.note.startswith("Times and counts per step for each GPU that runs the kernel.")
     assert by_op.rows == () and "name no op" in by_op.empty
     assert collectives.rows[0][:4] == ("AllReduce", 1.0, 0.5 / 5, pytest.approx(0.1 / 5)), "each as long as the mean"
-    assert "per step and GPU." in collectives.note and "(GPU 1 last at 3, GPU 0 last at 1)" in collectives.note
+    assert "per GPU in each step." in collectives.note and "(GPU 1 last at 3, GPU 0 last at 1)" in collectives.note
     assert [row[-1] for row in memory.rows][2] == "Conv2D" and memory.rows[2][2] == pytest.approx(0.75)
     assert memory.rows[0][3] == pytest.approx(0.5) and "Allocated before" in str(memory.rows[3][-1])
     assert copies.rows[0][:5] == (" 0", "h2d", "pageable", 3 / 4, 250) and copies.rows[1][6] is None
