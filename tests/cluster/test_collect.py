@@ -277,7 +277,8 @@ def test_open_nodes_have_their_gpus() -> None:
     assert replace(view) == view
 
 
-@pytest.mark.parametrize(("own_s", "words"), [(-1800.0, "30 min behind the clock of Prom"), (1800.0, "30 min ahead of the clock")])
+@pytest.mark.parametrize(("own_s", "words"), [
+    (-1800.0, "30 min behind the clock of Prom"), (1800.0, "30 min ahead of the clock")])
 def test_where_the_clocks_differ_the_time_is_that_of_prometheus(own_s: float, words: str) -> None:
     client = by_label()
     own = Collector(client, LIMITS, None, clock=lambda: NOW + own_s)  # type: ignore[arg-type]

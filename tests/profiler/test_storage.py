@@ -63,7 +63,7 @@ class TestRunFolder:
         run.partial.symlink_to(secret)
         path = run.save(b"trace")
         assert secret.read_bytes() == b"for root alone" and not run.file.exists()
-        assert path.read_bytes() == b"trace" and "exchanged" in run.save_error
+        assert path.read_bytes() == b"trace" and "replaced while gputop" in run.save_error
 
     def test_a_link_at_the_name_of_the_trace(self, run, secret):
         run.file.symlink_to(secret)

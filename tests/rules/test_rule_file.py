@@ -47,7 +47,8 @@ def test_a_whole_file() -> None:
     (RULE.replace('id = "a_rule"', ""), "1:1: a rule needs id"),
     (RULE.replace("a_rule", "A rule"), "2:7: id can contain only a-z"), ('[[rule]]\n"""x"""=1', "2:"),
     ("rule = 3", "1:1: write [[rule]] with double brackets"),
-    ("[limit]\nx = 1", "1:1: “limit” is not allowed here (did you mean limits?)"), ("x = 1", "1:1: “x” is not allowed here"),
+    ("[limit]\nx = 1", "1:1: “limit” is not allowed here (did you mean limits?)"),
+    ("x = 1", "1:1: “x” is not allowed here"),
     ("[limits]\na = [1]\nb = inf", "2:5: write a number with its unit"), ('[budget]\nA = "1>0"', "2:6: a budget's "
                                                                                                  "name"),
     ('[budget]\na = "sm_active > 0"', '2:6: sm_active works only in rules with on = "live"'),

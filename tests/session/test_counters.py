@@ -64,7 +64,7 @@ def test_why_there_are_none() -> None:
         "no GPU was sampled": (captured(0), (SERVER,), session.feed.sample, None),
         "cannot read any GPU": (captured(0), (SERVER,), replace(session.feed.sample, gpus=()), session.feed.history),
         "several workers": (captured(0), (SERVER, SERVER), session.feed.sample, session.feed.history),
-        "was not found": (captured(0), (Server("node:1", pid=7),), session.feed.sample, session.feed.history),
+        "not among the processes": (captured(0), (Server("node:1", pid=7),), session.feed.sample, session.feed.history),
         "no GPU was sampled during the capture": (captured(0, end_s=START_S - 1e6), (SERVER,), visible(session, "0"),
                                          session.feed.history),
     }.items():
@@ -145,7 +145,7 @@ def test_work_that_the_trace_lacks_is_told_by_the_gpus_activity() -> None:
 
     sampled = _sampled(None, *(0.92,) * 8)
     (said,) = remarks_of_activity(sampled, recorded(0.37), START_S + 4)
-    assert said.startswith("GPU 0 was active 92% of the time by its driver, and busy 37% by the trace")
+    assert said.startswith("GPU 0 was active 92% of the time according to the driver but only 37% according to the trace")
     assert remarks_of_activity(sampled, recorded(0.9), START_S + 4) == ()
     assert remarks_of_activity(sampled, recorded(0.37, seconds=1.6), START_S + 4) == ()  # one sample within it
     assert remarks_of_activity(GpuCounters(reason="no driver"), recorded(0.37), START_S + 4) == ()

@@ -59,13 +59,13 @@ def test_mig_by_uuid_of_either_form_but_not_by_number() -> None:
 
 def test_in_a_container_only_what_the_driver_confirms_is_believed() -> None:
     renumbered = gpu_numbers(process([2, 3], "0,1", container="docker 0123"), LIKE, [0, 1])
-    assert renumbered.by_ordinal == {0: 2, 1: 3} and "Assumed" in renumbered.text()
+    assert renumbered.by_ordinal == {0: 2, 1: 3} and "Assumes" in renumbered.text()
     assert gpu_numbers(process([3], "0,1", container="docker 0123"), LIKE, [0, 1]).reason is not None
     assert gpu_numbers(process([0, 1], "0,1", container="docker 0123"), LIKE, [0, 1]).same
 
 
 def test_what_the_driver_says_overrules_the_environment() -> None:
-    assert "not give" in (gpu_numbers(process([5, 6], "1"), LIKE, [0]).reason or "")
+    assert "not match" in (gpu_numbers(process([5, 6], "1"), LIKE, [0]).reason or "")
     assert "contains GPU 1" in (gpu_numbers(process([4], "4"), LIKE, [0, 1]).reason or "")
 
 
@@ -73,7 +73,7 @@ def test_unreadable_environment_watched_part_and_no_process() -> None:
     denied = {"cuda_visible_devices": "permission denied"}
     assert "permission denied" in gpu_numbers(process([1], reasons=denied), MIXED, [0, 1]).text()
     assert gpu_numbers(process([4, 5], reasons=denied), LIKE, [0, 1]).by_ordinal == {0: 4, 1: 5}
-    assert "watched" in (gpu_numbers(process([2]), LIKE[2:4], [0, 1], whole_node=False).reason or "")
+    assert "not watch all" in (gpu_numbers(process([2]), LIKE[2:4], [0, 1], whole_node=False).reason or "")
     assert gpu_numbers(process([3], "1,3"), LIKE[2:4], [0, 1], whole_node=False).by_ordinal == {0: 1, 1: 3}
     assert "not found" in (gpu_numbers(None, LIKE, [0]).reason or "")
     assert "no GPU" in (gpu_numbers(process([0]), LIKE, []).reason or "")

@@ -214,7 +214,7 @@ def test_what_is_told_last_is_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("way", "says"), [
     ("mail", "does not support"), ("command:", "does not support"), ("command:'x", "No closing quotation"),
-    ("command:cat >> log", "'>>' needs a shell"), ("command:cat; ls", "'cat;' needs one"),
+    ("command:cat >> log", "'>>' needs a shell"), ("command:cat; ls", "'cat;' needs a shell"),
     ("webhook", "needs an address in GPUTOP_WEBHOOK_URL"),
 ])
 def test_what_is_no_way_is_wrong_usage(way: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_a_node_without_such_a_rank_says_so(folder, tmp_path, monkeypatch):
     _ssh(tmp_path, monkeypatch, 'exec sh -c "$command"')
     with fake_job(folder) as here:
         _, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], _gputop_of(tmp_path, []))
-    assert outcomes == () and "no rank of the job that meets at n1:29500 runs here" in missing
+    assert outcomes == () and "no rank of the job with rendezvous address n1:29500 runs here" in missing
 
 
 @pytest.mark.parametrize(("script", "reason"), [

@@ -127,6 +127,6 @@ def test_what_ras_says_is_read_in_another_process(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(GputopError, match=r"not NCCL's RAS"):
         ras_worker.read_in_worker(b"SSH-2.0\n", False, 7.0)
     monkeypatch.setattr(ras_worker, "_TIMEOUT_S", 0.0)
-    with pytest.raises(GputopError, match="parsing of NCCL's answer was not finished") as late:
+    with pytest.raises(GputopError, match="parsing of NCCL's answer did not finish") as late:
         ras_worker.read_in_worker(data, True, 7.0)
     assert "trace" not in str(late.value)

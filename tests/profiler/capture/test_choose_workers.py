@@ -22,4 +22,4 @@ def test_without_figures_the_order_decides_and_it_is_said() -> None:
     for figures in ({}, dict.fromkeys(MANY[:2], 0.5)):
         choice = choose_workers(MANY, figures)
         assert choice.chosen == (MANY[0], MANY[31], MANY[63]) and "no live samples" in choice.by
-    assert "61 have no figure" in choose_workers(MANY, dict.fromkeys(MANY[:3], 0.5), "power").by
+    assert "61 have no value" in choose_workers(MANY, dict.fromkeys(MANY[:3], 0.5), "power").by

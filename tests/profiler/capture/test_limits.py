@@ -131,7 +131,7 @@ def test_a_process_at_its_limit_is_refused_with_number_and_way_out_and_not_touch
     monkeypatch.setattr(limits, "loaded_frameworks", lambda maps: frozenset({"jax"}))
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"\n"
-        with pytest.raises(GputopError, match=r"JAX may need 24 file descriptors .* has \d+ left") as caught:
+        with pytest.raises(GputopError, match=r"JAX may need 24 file descriptors, .* has \d+ left") as caught:
             check_limits(process.pid)
         process.kill()
     assert "gputop did not touch it" in caught.value.message

@@ -165,7 +165,7 @@ def test_how_much_a_job_may_grow_where_its_memory_is_unknown():
 @pytest.mark.parametrize(("now", "said"), [
     # A tenth of what was free, and what gathering five seconds will take: 20 and 3 times 1 MB for each.
     (FreeResources(shared_bytes=1120 * MB), ""),
-    (FreeResources(shared_bytes=1110 * MB), f"only {size(1110 * MB)} of memory is free"),
+    (FreeResources(shared_bytes=1110 * MB), f"only {size(1110 * MB)} of memory are free"),
     (FreeResources(job_bytes=205 * MB), ""),
     (FreeResources(job_bytes=195 * MB), f"only {size(195 * MB)} of memory are left within the job's limit"),
 ])

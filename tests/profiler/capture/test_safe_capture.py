@@ -145,7 +145,7 @@ def test_a_server_that_dies_after_the_probe_leaves_the_probe(logdir):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             address = process.stdout.readline().strip()
-            with pytest.raises(GputopError, match=r"by SIGKILL.* the only data is the probe of 0.05 s") as caught:
+            with pytest.raises(GputopError, match=r"by SIGKILL.* only the probe of 0.05 s was saved") as caught:
                 capture_with_probe(address, seconds=60, logdir=logdir, pid=process.pid,
                                 on_progress=lambda p: p.phase == "recording" and process.kill())
         finally:
@@ -297,12 +297,12 @@ class TestDisksThatFill:
 
     def test_nowhere_to_go(self, logdir, full, tmp_path, monkeypatch):
         monkeypatch.setattr(storage, "_fallback_folders", lambda *_: [tmp_path / "gone"])
-        with serve() as server, pytest.raises(GputopError, match=r"No space left.*nor in .*gone"):
+        with serve() as server, pytest.raises(GputopError, match=r"No space left.*or in .*no partial files"):
             capture(server.address, seconds=0.05, logdir=logdir)
         assert not logdir.exists()
 
     def test_a_probe_is_not_left_elsewhere(self, logdir, full, tmp_path):
-        with serve() as server, pytest.raises(GputopError, match=r"is full: .* not hold even the probe"):
+        with serve() as server, pytest.raises(GputopError, match=r"is full: .* even the probe"):
             capture_with_probe(server.address, seconds=0.3, logdir=logdir)
         assert files_below(tmp_path) == [] and len(server.requests) == 1
 

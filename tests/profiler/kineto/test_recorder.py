@@ -114,10 +114,10 @@ def _capture_workers(processes, logdir: Path):
     ("no-file", "wrote no trace", "_WRITE_TIMEOUT_S"), ("busy", "busy with another recording", "_BUILD_TIMEOUT_S"),
     ("dies", "ended with status 1 while it was recorded", ""),
     ("aborts", "by SIGABRT .* the likely cause", ""),
-    ("unguarded", "nothing guards recordings", ""), ("cycles", "begins again in 12 steps", ""),
-    ("profiling", "often take two to three times", "_BETWEEN_TRIES_S"),
-    ("ending", "is ending", ""), ("ends", "is ending", ""),
-    ("silent", "does not ask for work", "_POLL_TIMEOUT_S")])
+    ("unguarded", "nothing guards recordings", ""), ("cycles", "starts again in 12 steps", ""),
+    ("profiling", "often takes two to three times", "_BETWEEN_TRIES_S"),
+    ("ending", "is exiting", ""), ("ends", "is exiting", ""),
+    ("silent", "is not polling for requests", "_POLL_TIMEOUT_S")])
 def test_what_is_no_trace_is_not_taken(folder, tmp_path, loses_patience, monkeypatch, mode, message, limit):
     if limit:  # that passes, however long it is
         monkeypatch.setattr(guard if limit == "_BETWEEN_TRIES_S" else recorder, limit, 0.3)
@@ -279,7 +279,7 @@ def test_what_a_killed_gputop_left_is_removed_once_kineto_has_written_it(folder,
 def test_a_job_that_ended_before_is_told(folder, tmp_path):
     with fake_job(folder) as process:
         pass
-    with pytest.raises(GputopError, match="waits for gputop"):
+    with pytest.raises(GputopError, match="is waiting for gputop"):
         _record(process, tmp_path)
 
 

@@ -63,9 +63,9 @@ def test_a_server_is_recognized_without_the_grpc_package():
 
 @pytest.mark.parametrize(("reply", "cause"), [
     (answer(b"\x40\x0bgrpc-status\x0212"), "without the profiler service"),
-    (answer(b"\x88", flags=4), "answers UNAVAILABLE|did not answer"),
-    (GREETING + frame(bare_call.GOAWAY, 0, 0, bytes(8)), "answers UNAVAILABLE|did not answer"),
-    (GREETING + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01", "answers UNAVAILABLE|did not answer|INTERNAL"),
+    (answer(b"\x88", flags=4), "answered UNAVAILABLE|did not answer"),
+    (GREETING + frame(bare_call.GOAWAY, 0, 0, bytes(8)), "answered UNAVAILABLE|did not answer"),
+    (GREETING + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01", "answered UNAVAILABLE|did not answer|INTERNAL"),
 ])
 def test_what_is_no_answer_of_a_profiler_is_told(reply, cause):
     with talking(reply) as (address, _), pytest.raises(GputopError, match=cause):
@@ -81,7 +81,7 @@ def test_another_status_is_told_in_the_words_of_the_server():
     server = grpc.server(futures.ThreadPoolExecutor(1), handlers=[Refuse()])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    with pytest.raises(GputopError, match="answers PERMISSION_DENIED: not you"):
+    with pytest.raises(GputopError, match="answered PERMISSION_DENIED: not you"):
         probe(f"127.0.0.1:{port}")
     server.stop(None).wait()
 

@@ -122,7 +122,7 @@ def test_without_a_server_the_dip_is_reported(tmp_path):
     session.go(120, 0.9)
     session.go(10, 0.2)
     auto_capture = session.control.auto_capture
-    assert auto_capture.count == 0 and "not captured, no profiler server found" in auto_capture.note
+    assert auto_capture.count == 0 and "not captured: no profiler server found" in auto_capture.note
 
 
 def test_a_recording_has_none(tmp_path):

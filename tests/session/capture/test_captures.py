@@ -36,16 +36,16 @@ def test_remarks_give_reason_and_cost() -> None:
     assert record([0.1] * 8).remarks == (
         "4.1 s: the job emits 240 k events/s", "a note",
         "the capture call took 8.0 s to record 4.1 s: the profiler spent 3.9 s collecting the trace, which slowed the "
-        "job; the job's memory grew by 20 B at most")
+        "job; the job's memory grew by at most 20 B")
     assert CaptureRecord("a:1", Path("x"), 0.0, 10.0, 5.0).remarks == ()
 
 
-@pytest.mark.parametrize(("durations", "reason"), [(None, "no whole steps in it"), ([1.3, 1.3], "2 whole steps in it")])
+@pytest.mark.parametrize(("durations", "reason"), [(None, "no complete steps"), ([1.3, 1.3], "2 complete steps")])
 def test_too_few_steps_after_a_shortening_name_the_way_out(durations: list[float] | None, reason: str) -> None:
-    (line,) = [r for r in record(durations).remarks if "whole steps" in r]
-    assert line == f"{reason}; to capture longer: gputop capture --seconds 10 --force"
+    (line,) = [r for r in record(durations).remarks if "complete steps" in r]
+    assert line == f"the trace has {reason}; to capture longer: gputop capture --seconds 10 --force"
     full = replace(SHORT, chosen_s=10.0)
-    assert not any("whole steps" in r for r in record(durations, plan=full).remarks), "it was as long as asked"
+    assert not any("complete steps" in r for r in record(durations, plan=full).remarks), "it was as long as asked"
 
 
 def test_a_trace_that_could_have_been_longer_names_what_it_may_miss() -> None:
