@@ -10,9 +10,9 @@ from gputop.analysis.results import AllocatorUse
 
 _GPU_ACTIVITY = "data on GPU activity"
 GPU_ALLOCATOR = re.compile(r"GPU_(\d{1,4})_bfc$", re.IGNORECASE)
-_ALLOCATOR_RECORDS = ("data on the GPU allocators (GPU_<n>_bfc: in use, available), which only captures of TensorFlow and "
-                      "JAX contain")
-_TORCH_MEMORY = "data on the GPU memory in use, which this trace does not show but torch.cuda.max_memory_reserved() does"
+_ALLOCATOR_RECORDS = ("data on the GPU allocators (GPU_<n>_bfc: in use, available), which only captures of TensorFlow "
+                      "and JAX contain")
+_TORCH_MEMORY = "data on GPU memory in use, which this trace does not show but torch.cuda.max_memory_reserved() does"
 
 
 def gpu_allocators(facts: TraceFacts, gpus: set[int]) -> dict[int, AllocatorUse]:
