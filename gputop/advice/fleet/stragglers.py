@@ -299,7 +299,7 @@ def describe_low_clock_gpu(v: LowClockGpu) -> FleetWords:
     fault = f" {_because(v)[0]}" if v.cause else ""
     named = ", ".join(v.places[1:])
     unnamed = v.others - len(v.places) + 1
-    also = (f" Also low: {named}{f' and {unnamed} more' if unnamed > 0 else ''}." if named
+    also = (f" The clock is also low on {named}{f' and {unnamed} more' if unnamed > 0 else ''}." if named
             else f" The clocks of {counted(v.others, 'other GPU')} are also low." if v.others else "")
     first = v.places[0] if v.places else "?"
     return FleetWords(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gputop.advice.fix_code import code
 
-NO_FIGURE = "live samples contain no step boundaries, so capture a trace to get an estimate per step"  # for the gain
+NO_FIGURE = "live samples contain no step boundaries, so capture a trace to get a per-step estimate"  # for the gain
 
 
 def code_for(framework: str, finding_id: str, kind: str = "", **values: object) -> str:

@@ -153,7 +153,7 @@ def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunc
     if function.loader:
         action, snippet = fix_of_loader(function.loader)
         return structs.replace(
-            words, title=f"Batch preparation between steps takes {percent(verdict.share)} of the step time",
+            words, title=f"Preparing batches between steps takes {percent(verdict.share)} of the step time",
             snippet=snippet,
             action=f"The loop waits while {function.name} ({function.location}) makes its batch. {action}")
     if function.holds_loop:

@@ -65,7 +65,7 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
 
 
 def describe_loss_scaling(v: LossScaling, job: Job) -> Explanation:
-    why = (f"Scaling, unscaling, and checking gradients takes {percent(v.checks_s / job.period_s)} of the "
+    why = (f"Scaling, unscaling, and checking gradients take {percent(v.checks_s / job.period_s)} of the "
            f"{job.basis} on the GPU")
     why += (f", and the GPU waits another {percent(v.verdict_wait_s / job.period_s)} for the host to read the result."
             if not reads_zero(v.verdict_wait_s / job.period_s) else ".")

@@ -112,7 +112,7 @@ def test_replicas_that_set_up_in_turn_are_a_start():
     for gpu in range(2):
         for i in range(20):
             b.run(gpu, 10 + gpu * 500 + i * 10, 8, launch=5 + gpu * 500 + i * 10, launch_length=1)
-    assert "one after the other" in find_steps(b.build()).times.start_up
+    assert "one after another" in find_steps(b.build()).times.start_up
 
 
 @pytest.mark.parametrize("kernels", [100, 400])
