@@ -75,7 +75,7 @@ def test_unreadable_environment_watched_part_and_no_process() -> None:
     assert gpu_numbers(process([4, 5], reasons=denied), LIKE, [0, 1]).by_ordinal == {0: 4, 1: 5}
     assert "not watch all" in (gpu_numbers(process([2]), LIKE[2:4], [0, 1], whole_node=False).reason or "")
     assert gpu_numbers(process([3], "1,3"), LIKE[2:4], [0, 1], whole_node=False).by_ordinal == {0: 1, 1: 3}
-    assert "not found" in (gpu_numbers(None, LIKE, [0]).reason or "")
+    assert "not among the processes" in (gpu_numbers(None, LIKE, [0]).reason or "")
     assert "no GPU" in (gpu_numbers(process([0]), LIKE, []).reason or "")
 
 

@@ -29,7 +29,7 @@ def test_a_worker_without_readings_does_not_hide_the_others() -> None:
     sample = replace(sample, gpus=tuple(g for g in sample.gpus if g.info.index != 2))
     choice = choose(servers, sample, history)
     assert choice.chosen[0] == "127.0.0.1:6005" and "127.0.0.1:6002" not in choice.chosen
-    assert choice.by.startswith("SM active in the last ") and choice.by.endswith("(1 has no figure)")
+    assert choice.by.startswith("SM active in the last ") and choice.by.endswith("(1 has no value)")
     assert "last 60 s" not in choice.by  # there are samples of a part of it
 
 

@@ -297,12 +297,12 @@ class TestDisksThatFill:
 
     def test_nowhere_to_go(self, logdir, full, tmp_path, monkeypatch):
         monkeypatch.setattr(storage, "_fallback_folders", lambda *_: [tmp_path / "gone"])
-        with serve() as server, pytest.raises(GputopError, match=r"No space left.*or in .*no partial files"):
+        with serve() as server, pytest.raises(GputopError, match=r"No space left.*or in .*gone"):
             capture(server.address, seconds=0.05, logdir=logdir)
         assert not logdir.exists()
 
     def test_a_probe_is_not_left_elsewhere(self, logdir, full, tmp_path):
-        with serve() as server, pytest.raises(GputopError, match=r"is full: .* even the probe"):
+        with serve() as server, pytest.raises(GputopError, match=r"is full: even the probe"):
             capture_with_probe(server.address, seconds=0.3, logdir=logdir)
         assert files_below(tmp_path) == [] and len(server.requests) == 1
 
