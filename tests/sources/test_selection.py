@@ -58,7 +58,7 @@ def test_a_gpu_that_does_not_respond_may_be_the_one_with_that_uuid() -> None:
         labels("GPU-cc", present=SILENT)
     with pytest.raises(GputopError, match=r"CUDA_VISIBLE_DEVICES=GPU-cc matches none .* GPU 3"):
         visible("GPU-cc", present=SILENT)
-    with pytest.raises(GputopError, match="--gpus 7: no such GPU"):
+    with pytest.raises(GputopError, match="--gpus 7: there is no such GPU"):
         labels("7", present=SILENT)
     with pytest.raises(GputopError, match="--gpus index"):
         labels("index", present=SILENT)
