@@ -109,7 +109,7 @@ def test_its_end_is_that_of_what_its_shell_started(tmp_path):
 def test_a_signal_that_ends_it_is_named(tmp_path):
     job = _job(tmp_path, "kill -KILL $$")
     assert job.ended.wait(60)
-    assert (job.returncode, job.state()) == (-9, "was ended by SIGKILL")
+    assert (job.returncode, job.state()) == (-9, "was terminated by SIGKILL")
 
 
 def test_what_keeps_it_from_starting(tmp_path):
