@@ -132,7 +132,7 @@ def test_after_the_monitor_the_rest_of_its_output_comes(tmp_path, capfdbinary):
 
     def say(line: str) -> None:
         lines.append(line)
-        if "the job goes on" in line:
+        if "the job is still running" in line:
             (tmp_path / "go").touch()
 
     wait_for_exit(job, say)
@@ -147,7 +147,7 @@ def test_signals_are_passed_on_while_it_is_waited_for(tmp_path):
     of_textual = signal.signal(signal.SIGCONT, lambda *_: None)
 
     def say(line: str) -> None:
-        if "the job goes on" in line:
+        if "the job is still running" in line:
             assert signal.getsignal(signal.SIGCONT) == signal.SIG_DFL  # fg is not to bring the screen back
             threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR1)).start()
 
