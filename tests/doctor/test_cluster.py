@@ -45,7 +45,7 @@ def test_without_chrony_the_kernel_tells(tmp_path: Path) -> None:
     assert cluster.clock(tmp_path, lambda: None).status in ("ok", "warn")  # this machine's kernel
     (tmp_path / "proc/7").mkdir(parents=True)
     (tmp_path / "proc/7/comm").write_text("ptp4l\n")
-    assert "PTP (ptp4l run)" in kernel(16_000_000, 0x40).detail
+    assert "PTP (ptp4l) is running" in kernel(16_000_000, 0x40).detail
 
 
 def test_a_real_chrony_is_understood(tmp_path: Path) -> None:

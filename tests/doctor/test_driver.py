@@ -91,7 +91,7 @@ def test_json_document_and_success(configured: Configured, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("settings", "code", "words"), [
-    (["init 18"], 1, "different"), (["init 9"], 3, "kernel module"), (["gpus 0"], 3, "shows no GPU"),
+    (["init 18"], 1, "different"), (["init 9"], 3, "kernel module"), (["gpus 0"], 3, "cannot see any GPU"),
     (["gpus 2", "refuse nvmlDeviceGetUUID 16 1"], 1, "nvidia-smi --gpu-reset -i 1"),
 ])
 def test_exit_status_over_the_fake(configured: Configured, settings: list[str], code: int, words: str,

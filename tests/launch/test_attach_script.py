@@ -61,6 +61,6 @@ def test_a_link_for_tmp_does_not_lead_out_of_the_job_s_root(
     host.mkdir()
     host.chmod(0o1777)  # a folder such as the host's /tmp: that user's rights alone would do
     (root / "tmp").symlink_to(target.format(host=str(host).lstrip("/")))
-    with pytest.raises(GputopError, match="no script can be put into /tmp") as caught, _script(job, "text"):
+    with pytest.raises(GputopError, match="cannot write a script to /tmp") as caught, _script(job, "text"):
         pass
     assert "must not be a link" in caught.value.fix and list(host.iterdir()) == []

@@ -116,7 +116,7 @@ def test_memory_that_never_answers_is_given_up(monkeypatch):
         return os.read(reading, 1)
 
     try:
-        with memory_of(os.getpid()) as memory, pytest.raises(deadline.TooLate, match="does not answer"):
+        with memory_of(os.getpid()) as memory, pytest.raises(deadline.TooLate, match="is not responding"):
             deadline.in_time(os.getpid(), memory, read, 0.05)
         os.fstat(*descriptors)  # stays the thread's own until it has read
     finally:

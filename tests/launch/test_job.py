@@ -109,7 +109,7 @@ def test_its_end_is_that_of_what_its_shell_started(tmp_path):
 def test_a_signal_that_ends_it_is_named(tmp_path):
     job = _job(tmp_path, "kill -KILL $$")
     assert job.ended.wait(60)
-    assert (job.returncode, job.state()) == (-9, "was ended by SIGKILL")
+    assert (job.returncode, job.state()) == (-9, "was terminated by SIGKILL")
 
 
 def test_what_keeps_it_from_starting(tmp_path):
@@ -132,7 +132,7 @@ def test_after_the_monitor_the_rest_of_its_output_comes(tmp_path, capfdbinary):
 
     def say(line: str) -> None:
         lines.append(line)
-        if "the job goes on" in line:
+        if "the job is still running" in line:
             (tmp_path / "go").touch()
 
     wait_for_exit(job, say)
@@ -147,7 +147,7 @@ def test_signals_are_passed_on_while_it_is_waited_for(tmp_path):
     of_textual = signal.signal(signal.SIGCONT, lambda *_: None)
 
     def say(line: str) -> None:
-        if "the job goes on" in line:
+        if "the job is still running" in line:
             assert signal.getsignal(signal.SIGCONT) == signal.SIG_DFL  # fg is not to bring the screen back
             threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR1)).start()
 

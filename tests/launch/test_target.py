@@ -63,10 +63,10 @@ def test_a_launcher_names_the_processes_that_train(tmp_path):
             lines = {process.stdout.readline().strip(), process.stdout.readline().strip()}
             (child,) = lines - {"up"}
             refusal = _refusal(process.pid)
-            with pytest.raises(GputopError, match=f"process {child} of it trains"):
+            with pytest.raises(GputopError, match=f"process {child} that it started trains"):
                 serve.examine(process.pid)
             process.communicate()
-        assert f"starts the job; process {child} of it trains: train.py" in refusal.message
+        assert f"is a launcher; process {child} that it started trains: train.py" in refusal.message
         assert refusal.fix == f"gputop capture {child}" and "4f8a9c2d" not in refusal.message
 
 

@@ -26,7 +26,7 @@ def test_trace_run_and_logdir_are_all_understood(logdir):
 
 
 def test_what_is_no_logdir(tmp_path):
-    with pytest.raises(NoDataError, match="there is no"):
+    with pytest.raises(NoDataError, match="does not exist"):
         xprof.logdir_of(tmp_path / "none")
     with pytest.raises(NoDataError, match="no traces in TensorBoard's layout"):
         xprof.logdir_of(tmp_path)
@@ -66,7 +66,7 @@ def test_a_port_that_is_taken(logdir, monkeypatch):
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
-        with pytest.raises(GputopError, match="is taken"):
+        with pytest.raises(GputopError, match="is in use"):
             xprof.serve(logdir, taken.getsockname()[1])
 
 

@@ -56,9 +56,9 @@ def test_a_gpu_that_does_not_respond_may_be_the_one_with_that_uuid() -> None:
     assert labels("3", present=SILENT) == ["3"]
     with pytest.raises(GputopError, match="may be GPU 3, which does not respond"):
         labels("GPU-cc", present=SILENT)
-    with pytest.raises(GputopError, match=r"CUDA_VISIBLE_DEVICES=GPU-cc: .* GPU 3"):
+    with pytest.raises(GputopError, match=r"CUDA_VISIBLE_DEVICES=GPU-cc matches none .* GPU 3"):
         visible("GPU-cc", present=SILENT)
-    with pytest.raises(GputopError, match="--gpus 7: no such GPU"):
+    with pytest.raises(GputopError, match="--gpus 7: there is no such GPU"):
         labels("7", present=SILENT)
     with pytest.raises(GputopError, match="--gpus index"):
         labels("index", present=SILENT)
@@ -93,7 +93,7 @@ def test_a_variable_that_hides_all_gpus_leaves_nothing_to_show(value: str) -> No
 
 
 def test_numbers_are_ambiguous_among_different_models_only() -> None:
-    with pytest.raises(GputopError, match="fastest first") as caught:
+    with pytest.raises(GputopError, match="the fastest GPU first") as caught:
         visible("0", present=MIXED)
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in caught.value.fix
     assert visible("0", present=MIXED, CUDA_DEVICE_ORDER="PCI_BUS_ID") == ["0"]

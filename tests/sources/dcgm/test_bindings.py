@@ -62,7 +62,7 @@ def test_a_folder_given_counts_alone_and_tells_its_major_itself(tmp_path: Path) 
         find_installed(tmp_path, {}, mine)
     install_library(mine, 3)
     assert find_installed(tmp_path, {}, mine)[0].shared_object == mine / "libdcgm.so.3"
-    with pytest.raises(GputopError, match=r"--dcgm-bindings .*: no bindings"):
+    with pytest.raises(GputopError, match=r"--dcgm-bindings .* does not contain DCGM's bindings"):
         find_installed(tmp_path, {}, tmp_path / "empty")
 
 

@@ -176,7 +176,7 @@ def test_a_group_that_vanishes_and_comes_back(tmp_path: Path) -> None:
     tree.cgroups.read(b"0::/a\n")
     (tree.root / "sys/fs/cgroup/a/cpu.stat").write_text("usage_usec x\n")
     tree.ticking.now_s += 2.0
-    assert "could not be read" in (tree.cgroups.read(b"0::/a\n")["cpu_used_cores"].reason or "")
+    assert "could not read" in (tree.cgroups.read(b"0::/a\n")["cpu_used_cores"].reason or "")
     # Made anew, its counters begin again: no rate goes below zero.
     group = tree.later("0::/a\n", {"a/cpu.stat": "usage_usec 10\nnr_periods 1\nnr_throttled 0"})
     assert group["cpu_used_cores"].reason == cg.FIRST and group["cpu_throttled_ratio"].value is None

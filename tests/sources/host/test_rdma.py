@@ -64,8 +64,8 @@ def test_an_adapter_without_the_files_has_reasons(tmp_path: Path) -> None:
     for file in (*(folder / "counters").iterdir(), *(folder / "hw_counters").iterdir()):
         file.unlink()  # as rxe has them
     port, = RdmaPorts(Ticking(), tmp_path).read()
-    assert "no port_rcv_data" in (port["rdma_rx_bytes_per_s"].reason or "")
-    assert "no packet_seq_err" in (port["rdma_retransmits"].reason or "")
+    assert "does not report port_rcv_data" in (port["rdma_rx_bytes_per_s"].reason or "")
+    assert "does not report packet_seq_err" in (port["rdma_retransmits"].reason or "")
 
 
 def test_an_adapter_that_is_slow_to_answer_is_asked_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

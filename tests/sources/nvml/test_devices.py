@@ -103,7 +103,7 @@ def test_a_divided_gpu_that_answers_late_shows_its_instances_after_a_restart(hun
     hung.release(0)
     sample = read_in_thread(source.gpus[0]).get(timeout=PATIENCE_S)
     assert isinstance(sample, GpuSample)
-    assert sample.info.mig_mode and "restart" in (sample["sm_active"].reason or "")
+    assert sample.info.mig_mode and "Restart gputop" in (sample["sm_active"].reason or "")
     assert [device.info.label for device in source.gpus] == ["0", "1", "2"]
 
 

@@ -73,7 +73,7 @@ def test_an_instance_that_is_destroyed_says_so_and_the_rest_goes_on(fake: FakeNv
     clock.advance(1)
     samples = [probe.read(0.0) for probe in source.gpus]
     assert [s.state for s in samples] == [OK, FAILED, OK, OK]
-    assert "0:0 is gone" in samples[1].message and "Restart gputop" in samples[1].message
+    assert "0:0 no longer exists" in samples[1].message and "Restart gputop" in samples[1].message
     assert source.gpus[1].read(0.0) is samples[1]
     source.close()
 

@@ -174,7 +174,7 @@ def test_a_driver_that_cannot_be_opened(
 
 def test_a_driver_without_gpus(fake: FakeNvml, clock: Clock) -> None:
     fake.configure("gpus 0")
-    with pytest.raises(NoDataError, match="no GPU"):
+    with pytest.raises(NoDataError, match="cannot see any GPU"):
         opened(clock)
 
 

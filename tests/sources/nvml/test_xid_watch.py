@@ -245,4 +245,4 @@ def test_nothing_to_watch_costs_no_thread(fake: FakeNvml, clock: Clock) -> None:
     watch = XidWatch(pynvml, clock)
     watch.start()
     assert threads() == [] and watch.log("GPU-1") == ()
-    assert "not asked" in (watch.reason("GPU-1") or "")
+    assert "not registered" in (watch.reason("GPU-1") or "")
