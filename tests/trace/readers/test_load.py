@@ -310,7 +310,7 @@ def test_runs_at_any_depth_are_listed_and_the_newest_is_taken(tmp_path):
     assert trace.hosts == ["a/b/d/validation-last"]
     note, = trace.quality
     assert note.id == "newest_run" and "4 profile runs" in note.message
-    assert "a/b/d/validation/last. Older ones: a/b/c/train/second, train/second, first." in note.message
+    assert "a/b/d/validation/last. Older runs: a/b/c/train/second, train/second, first." in note.message
     assert [run.name for run in runs_at(tmp_path)] == [
         "a/b/d/validation/last", "a/b/c/train/second", "train/second", "first"]
     assert runs_at(tmp_path / "plugins/profile/first") == []
