@@ -83,7 +83,7 @@ def test_decoding_stops_where_it_takes_too_much_or_others_leave_too_little(monke
     with pytest.raises(GputopError, match="a needs more than"):
         watch.check("a")
     used[0], free[0] = 200, 50.0
-    with pytest.raises(GputopError, match="memory ran short while a was read"):
+    with pytest.raises(GputopError, match="memory ran low while gputop read a"):
         watch.check("a")
     content.MemoryWatch(float("inf")).check("a")
 

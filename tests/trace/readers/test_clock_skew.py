@@ -108,7 +108,7 @@ class TestInATrace:
         trace, apart = two(250 * MS)
         assert apart < 10_000
         (note,) = [n for n in trace.quality if n.id == "clocks"]
-        assert "The clock of b was 250 ms ahead of that of a by 40 collectives" in note.message
+        assert "The clock of b was 250 ms ahead of that of a, measured with 40 collectives" in note.message
         lo, hi = trace.profile_window_ns
         assert hi - lo == pytest.approx(10**10, abs=10_000), "the window is moved with its events"
 

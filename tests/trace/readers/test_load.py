@@ -75,16 +75,16 @@ def test_a_report(tmp_path):
     assert load([tmp_path]).format == "nsys"
     assert load([tmp_path / "r.sqlite", tmp_path / "r.sqlite"]).format == "nsys"
     put(tmp_path / "s.sqlite", report(tmp_path / "t.sqlite", ("ThreadNames",)).read_bytes())
-    with pytest.raises(GputopError, match="as one") as caught:
+    with pytest.raises(GputopError, match="cannot combine several") as caught:
         load([tmp_path / "r.sqlite", tmp_path / "s.sqlite"])
     assert caught.value.exit_code == EXIT_USAGE
 
 
 @pytest.mark.parametrize(("name", "content", "message", "fix"), [
-    ("x.xplane.pb", b"", "is empty", "again"),
+    ("x.xplane.pb", b"", "is empty", "Repeat it"),
     ("x.bin", b"\x7fELF" * 20, "format that gputop does not know", ".xplane.pb"),
     ("x.nsys-rep", b"whatever", "only Nsight Systems", "nsys export --type sqlite -o x.sqlite"),
-    ("x.json", b"{]", "not a Chrome trace", "copy it again"),
+    ("x.json", b"{]", "not a Chrome trace", "copy the file again"),
     ("x.json.gz", b"\x1f\x8bgarbage", "cannot be decompressed", "again"),
     ("x.sqlite", b"SQLite format 3\0" + b"\1" * 200, "x.sqlite", "nsys export"),
     ("x.xplane.pb", b"certainly no protobuf", "not an XSpace", "profiler wrote"),
@@ -131,7 +131,7 @@ def test_an_xspace_without_events(tmp_path):
         load([put(tmp_path / "a.xplane.pb", Builder().bytes())])
     assert caught.value.exit_code == 3
     cut = put(tmp_path / "b.xplane.pb", Builder().bytes() + b"\x0a\x7f/device")
-    with pytest.raises(NoDataError, match="cut off") as caught:
+    with pytest.raises(NoDataError, match="truncated") as caught:
         load([cut])
     assert caught.value.message.count(str(cut)) == 1, "the file is named once"
 
@@ -310,7 +310,7 @@ def test_runs_at_any_depth_are_listed_and_the_newest_is_taken(tmp_path):
     assert trace.hosts == ["a/b/d/validation-last"]
     note, = trace.quality
     assert note.id == "newest_run" and "4 profile runs" in note.message
-    assert "a/b/d/validation/last. Older ones: a/b/c/train/second, train/second, first." in note.message
+    assert "a/b/d/validation/last. Older runs: a/b/c/train/second, train/second, first." in note.message
     assert [run.name for run in runs_at(tmp_path)] == [
         "a/b/d/validation/last", "a/b/c/train/second", "train/second", "first"]
     assert runs_at(tmp_path / "plugins/profile/first") == []

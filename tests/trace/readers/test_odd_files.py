@@ -70,9 +70,10 @@ def perfetto() -> bytes:
 @pytest.mark.parametrize(("name", "data", "what", "fix"), [
     ("trace.pftrace", perfetto(), "a Perfetto trace", "traceconv json"),
     ("host.xplane.pb", perfetto(), "a Perfetto trace", "traceconv json"),
-    ("host.xplane.pb", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "git-lfs",
+    ("host.xplane.pb", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "Git LFS pointer",
      "git lfs pull"),
-    ("r.sqlite", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "git-lfs", "git lfs pull"),
+    ("r.sqlite", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "Git LFS pointer",
+     "git lfs pull"),
     ("host.xplane.pb", b"\n\xef\xbf\xbd\xef\xbf\xbd\x06\x08\x02\x12\x0a/host:CPU", "by copying it as text", "binary"),
     ("r.nsys-rep", b"NVIDIA Tegra Profiler Report", "Nsight Systems report", "2024 and later"),
 ])

@@ -90,8 +90,9 @@ def test_a_worker_without_an_overview_is_said(tmp_path: Path, other: bytes | Non
     trace = two_workers(tmp_path, other, OVERVIEW)
     assert list(trace.overviews) == [1]
     note, *more = notes_of(trace)
-    assert note.startswith("Rare events are missing for 1 of 2 workers: ") and trace.hosts[0] in note
-    assert len(more) == (other is not None) and all(f"next to the trace of {trace.hosts[0]} cannot" in m for m in more)
+    assert note.startswith("Rare events are missing for 1 of 2 workers, ") and trace.hosts[0] in note
+    assert len(more) == (other is not None) and all(
+        f"cannot use the rare events recorded next to the trace of {trace.hosts[0]}: " in m for m in more)
     assert note in " ".join(text_report(analyze_trace(trace), 10_000).split())
 
 

@@ -42,7 +42,7 @@ def test_damage_is_said_and_what_is_no_xspace_refused() -> None:
     assert read(whole + whole[:-1]).damaged
     with pytest.raises(GputopError, match=r"/run/node\.xplane\.pb is not an XSpace"):
         read(b"\x00\x01 text")
-    with pytest.raises(GputopError, match="is of 2 TPUs, which gputop does not read"):
+    with pytest.raises(GputopError, match="is a trace of 2 TPUs, which gputop does not read"):
         read(plane(b"/device:TPU:0", 1) + plane(b"/device:TPU:1", 1) + plane(b"/device:TPU:2"))
     with pytest.raises(GputopError, match="memory"):
         read(whole, limit_bytes=len(whole) + 100)
