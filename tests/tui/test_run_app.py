@@ -57,7 +57,8 @@ async def _until(pilot, condition) -> None:
 async def test_the_job_line_tells_of_the_job_until_it_serves(job):
     app = RunApp(StillSession(), job)
     async with app.run_test(size=(160, 40)) as pilot:
-        await _until(pilot, lambda: f"pid {job.pid} is running, no TensorFlow, JAX or PyTorch imported yet" in _line(app))
+        state = f"pid {job.pid} is running, no TensorFlow, JAX or PyTorch imported yet"
+        await _until(pilot, lambda: state in _line(app))
         job.set_server(None, "no profiler server in process 1: RuntimeError: why")
         await _until(pilot, lambda: "RuntimeError: why" in _line(app))
         job.set_server("127.0.0.1:6009", "")

@@ -166,7 +166,8 @@ async def test_two_jobs_are_named_and_compared_only_if_they_are_chosen() -> None
         await pilot.press("B")
         await pilot.pause()
         shown = " ".join(str(app.screen.query_one(WrappedText).text).split())
-        assert "two different jobs: A is from train.py --lr 1 (TensorFlow 2.21.0), B from evaluate.py (PyTorch 2.13.0)." in shown
+        assert ("two different jobs: A is from train.py --lr 1 (TensorFlow 2.21.0), "
+                "B from evaluate.py (PyTorch 2.13.0).") in shown
         assert isinstance(app.screen, CompareScreen) and app.screen._shown is None
         await pilot.press("tab", "b")
         screen = app.screen
