@@ -191,7 +191,7 @@ def test_rules_of_ones_own_are_judged_over_all_of_the_time(write: Write, tmp_pat
     assert main(["report", str(path), "--rules", str(rules)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "GPUs draw little power: " in text and "2 times" in text and "GPUs draw too much: never in" in text
-    assert "GPUs are hot: N/A, not judged without" in text
+    assert "GPUs are hot: N/A, because gputop lacks" in text
 
 
 def test_recordings_of_two_nodes_are_refused(write: Write, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,8 +63,8 @@ def test_events_of_the_slice_take_the_place_of_those_of_now() -> None:
 
 def test_the_title_says_how_long_a_mean_it_is() -> None:
     assert Slice(START_S, 5.0, 5.0).title("SM active", 80) == "SM active at 08:00:00, mean over 5 s (esc: now)"
-    assert Slice(START_S, 0.5, 0.5).title("SM active", 40) == "SM active 08:00:00, mean of 0.5 s"
-    assert Slice(START_S, 5.0, 600.0).title("SM active", 30) == "08:00:00, mean of 10 min"
+    assert Slice(START_S, 0.5, 0.5).title("SM active", 40) == "SM active 08:00:00, mean over 0.5 s"
+    assert Slice(START_S, 5.0, 600.0).title("SM active", 30) == "08:00:00, mean over 10 min"
     assert Slice(START_S, 5.0, 5.0).title("SM active", 10) == "08:00:00"
 
 
