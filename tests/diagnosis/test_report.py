@@ -288,7 +288,7 @@ def test_no_cause_found_is_not_said_above_a_cause() -> None:
         b.run(0, 91_100 + 100_000 * i, 9_000, launch=91_050 + 100_000 * i, thread="gemm/17")
     analysis = analyze_trace(b.build())
     assert [f.id for f in analysis.findings] == ["copies_pageable"] and analysis.findings[0].severity == "low"
-    assert limit_of(analysis).startswith("NO VERDICT: no whole step in the")
+    assert limit_of(analysis).startswith("NO VERDICT: no complete step in the")
 
 
 def test_what_fills_less_than_half_is_named_with_its_share() -> None:

@@ -61,7 +61,7 @@ def test_of_gpus_without_samples_for_a_part_of_the_time_nothing_is_said(idle: in
     findings, abstained = fleet_advice(fleet(job(idle_gpus=idle, idle=IdleGpus(quiet=quiet, seen=watched),
                                                  median=0.0)))
     assert {finding.id for finding in findings} == ids
-    assert any("lack samples for a part" in own.missing for own in abstained) == (quiet > idle and watched < 32)
+    assert any("lack samples for part" in own.missing for own in abstained) == (quiet > idle and watched < 32)
 
 
 def test_a_job_that_uses_some_of_its_gpus() -> None:
@@ -122,7 +122,7 @@ def low_clock(activity: float = 0.97, clock_hz: float = 1.29e9, **changes: float
 def test_a_busy_gpu_with_a_low_clock_is_what_the_others_wait_for(figures: dict[str, float], word: str) -> None:
     finding = only(job(low_clocks=(low_clock(**figures),), peers={"power_limit_w": 700.0, "pcie_width": 16.0}))
     assert (finding.id, finding.severity, finding.label) == ("low_clock_gpu", "high", "low clock n4:3")
-    assert "SM clock 1,290 MHz (5-minute mean), low for 30 min." in finding.why
+    assert "Its SM clock is 1,290 MHz (5-minute mean) and has been low for 30 min." in finding.why
     assert word in finding.why and finding.places == ("n4:3",)
     assert NOW - finding.since_s == pytest.approx(1800, abs=1) and finding.since_exact
     assert finding.gpu_hours_lost == pytest.approx(0.5 * (1 - 1.29 / 1.98))

@@ -136,7 +136,7 @@ def test_an_update_outside_of_jit_is_the_finding(jitted):
     f = found(eager(jitted=jitted))["eager_execution"]
     assert f.severity == ("high" if jitted else "medium")  # without steps it is of the window
     assert not jitted or f.evidence["eager_ops_per_step"] == pytest.approx(60, abs=1)
-    assert "one jax.jit" in f.action and "tf." not in f"{f.action}{f.snippet}{f.why}"
+    assert "a single jax.jit" in f.action and "tf." not in f"{f.action}{f.snippet}{f.why}"
     assert f.culprits[0].name in ("PjitFunction(multiply)", "multiply")
     assert f.evidence["share_ratio"] == pytest.approx(6.0 / 8.0, abs=0.03)
 

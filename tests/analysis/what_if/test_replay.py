@@ -100,7 +100,7 @@ def test_what_saves_more_than_its_bound_is_an_upper_bound() -> None:
     cures = Cures(analyze_to_facts(trace))
     assert cures.saved(Verdict(gpus=(0,), share=0.6, cure=kernels(trace, 0.5)))[0] == pytest.approx(0.45, abs=0.02)
     saved, why = cures.saved(Verdict(gpus=(0,), share=0.2, cure=kernels(trace, 0.5)))
-    assert saved is None and "a larger saving (45%)" in why
+    assert saved is None and "larger savings (45%)" in why
 
 
 def test_what_is_judged_large_does_not_vanish_because_a_replay_saves_nothing() -> None:

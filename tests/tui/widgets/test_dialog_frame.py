@@ -145,7 +145,7 @@ async def test_a_signal_can_be_chosen_and_sent_on_every_terminal(size: tuple[int
             assert f"Send {number.name} to 41231?" in shown and "y: send" in shown and len(signals._lines) == \
                 signals.size.height
             await pilot.press("n", "down")
-        await pilot.click(SignalList, offset=(3, signals._at[len(SIGNALS) - 2]))
+        await pilot.click(SignalList, offset=(3, signals.line_of[len(SIGNALS) - 2]))
         await pilot.press("enter", "y")
         await pilot.pause()
         assert [number for _, number in session.sent] == [SIGNALS[-2][0]]
