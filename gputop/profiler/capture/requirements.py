@@ -21,7 +21,7 @@ from gputop.core.errors import GputopError
 from gputop.core.framework import LABELS, loaded_frameworks
 from gputop.core.job_limits import LimitFacts, read_limits
 from gputop.core.proc import read_maps
-from gputop.text.units import size
+from gputop.text.units import counted, size
 
 _MIB = 1 << 20
 
@@ -82,7 +82,7 @@ def shortage(facts: LimitFacts, need: Need, pid: int, jobs: int = 1) -> Shortage
     for path, most, now in facts.groups:
         raised = f"echo {now + 2 * jobs * need.threads} > {path}/pids.max"
         shortages.append(Shortage("threads", most - now, jobs * need.threads,
-                              f"pids.max of {path} is {most:,}, and {now:,} threads are running there",
+                              f"pids.max of {path} is {most:,}, and the group holds {counted(now, 'thread')}",
                               f"Raise the limit as root: {raised} (Docker: --pids-limit)"))
     stacks_bytes = need.threads * min(limits.get(job_limits.STACK, _USUAL_STACK_BYTES), _USUAL_STACK_BYTES)
     for name, used, option, what in (

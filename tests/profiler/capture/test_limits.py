@@ -28,7 +28,7 @@ ALL = 64 * MIB + 6 * 8 * MIB  # with the stacks
     (LimitFacts(limits={"Max processes": 100}, user="ana", user_threads=400), "threads", -300, "ulimit -u is 100"),
     (LimitFacts(limits={"Max processes": 10}, user_threads=None), None, 0, ""),  # root: that limit does not hold
     (LimitFacts(groups=(("/g", 500, 100), ("/g/slurm/step_0", 64, 60))), "threads", 4,
-     "pids.max of /g/slurm/step_0 is 64, and 60 threads are running there"),
+     "pids.max of /g/slurm/step_0 is 64, and the group holds 60 threads"),
     (LimitFacts(groups=(("/g", 106, 100),)), None, 0, ""),
     (LimitFacts(limits={"Max address space": 1000 * MIB}, size_bytes=1000 * MIB - ALL + 1),
      "address space (ulimit -v)", ALL - 1, "the limit is 1.0 GiB, and the job uses 888 MiB"),
