@@ -182,7 +182,8 @@ class _Parser(argparse.ArgumentParser):
             parsed.attach += [word for word in unknown if not _PID.fullmatch(word)]
             parsed.pids, unknown = [int(word) for word in unknown if _PID.fullmatch(word)], []
         if unknown:
-            word = unknown[0].partition("=")[0]
+            # What stands before an unknown option is often right without it.
+            word = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
             of = f"gputop {parsed.command}" if parsed.command else "gputop"
             subparser = self._commands.choices[parsed.command] if parsed.command else self
             if word.startswith("-"):
@@ -223,7 +224,9 @@ def _meant(word: str, words: Iterable[str]) -> str:
 
     if word in _GONE:
         return f" {_GONE[word]}"
-    close = get_close_matches(word, [candidate for candidate in words if candidate != "-h"], 1)
+    words = [candidate for candidate in words if candidate != "-h"]
+    begins = [candidate for candidate in words if len(word) == 2 and candidate.startswith(f"-{word}")]
+    close = begins if len(begins) == 1 else get_close_matches(word, words, 1)
     return f" Did you mean {close[0]}?" if close else ""
 
 

@@ -56,6 +56,7 @@ def test_numbers_in_their_units():
     (["localhost:6009"], "Did you mean gputop --attach localhost:6009?"),
     (["snapshot", "node1:6009"], "gputop snapshot does not accept node1:6009. Did you mean --attach node1:6009?"),
     (["capture", "node1:6009", "trace"], "gputop capture does not accept node1:6009."),
+    (["capture", "node1:6009", "-y"], "gputop capture has no option -y. Did you mean --yes?"),
     (["export", "9810"], "Did you mean --listen 9810?"),
     (["snapshot", "node.html"], "Did you mean --output node.html?"),
     (["cluster", "http://p:9090"], "Did you mean --prometheus http://p:9090?"), (["cluster", "7"], "--job 7?"),
