@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from gputop.analysis.gpu.breakdown import PartsByGpu
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
-from gputop.analysis.host.wall_time import Division, RankDivision
+from gputop.analysis.host.wall_time import SAMPLED, Division, RankDivision
 from gputop.analysis.results import Account, AccountLine, AccountPart, WallPart
 from gputop.analysis.steps.model import Steps
 from gputop.render.step_parts import PART_IDS
@@ -21,7 +21,7 @@ from gputop.trace.model import Trace
 _UNRECORDED = "unrecorded"
 _LEFT_OUT = (_UNRECORDED, "start", "end", "profiler", "edges")
 _INFERRED = ("python", "silent", "unknown")  # kinds of host work of which no event tells
-_BY_STACKS = "line"
+_BY_STACKS = ("line", SAMPLED)
 
 
 def account(trace: Trace, division: Division | None, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
@@ -70,6 +70,6 @@ def _line(rank: RankDivision, in_steps: Mapping[str, Spans], within: Spans) -> t
 
 
 def _part(rank: RankDivision, part: WallPart, id_: str, time_ns: int) -> AccountPart:
-    sampled = part.kind == _BY_STACKS and rank.sampled
+    sampled = part.kind in _BY_STACKS and rank.sampled
     known_by = "sampled" if sampled else "inferred" if part.kind in _INFERRED or id_ == "idle" else "recorded"
     return AccountPart(id_, time_ns / 1e9, part.id, part.kind, part.what, known_by, rank.error_s if sampled else 0.0)

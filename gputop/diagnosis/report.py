@@ -105,6 +105,8 @@ def _provenance(a: Analysis) -> str:
     what = "a damaged file" if a.trace.is_damaged else f"{recorded} without steps"
     if a.steps is not None:
         unsure = "" if a.steps.confidence == "high" else (f" (from {a.steps.anchor}, confidence {a.steps.confidence})")
+        if a.wall_time is not None and a.trace.window_s < _SHORTER * a.wall_time.recorded_s:  # the rest is an overview
+            recorded = f"{seconds(a.trace.window_s)} of the {recorded} recorded"
         what = f"{counted(a.steps.count, a.steps.unit)} in {recorded}{unsure}"
         rare = a.wall_time.overview.durations_s if a.wall_time is not None and a.wall_time.overview is not None else ()
         if len(rare) >= _OVERVIEW_STEPS and (without_s := median(rare)) < _SHORTER * a.steps.median_s:

@@ -67,7 +67,8 @@ def _share_of_op(part: WallPart) -> float | None:
 
 def _often(part: WallPart) -> str:
     if part.id in (_STEPS, _PERIODS):
-        return counted(part.count, "step" if part.id == _STEPS else "period")
+        about = "about " if part.kind == "sampled" else ""
+        return about + counted(part.count, "step" if part.id == _STEPS else "period")
     if part.every_steps:
         return f"{part.count:,}×, every {counted(part.every_steps, 'step')}"
     return f"{part.count:,}×" if part.count > 1 else ""

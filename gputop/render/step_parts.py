@@ -129,6 +129,7 @@ HOST_KINDS: dict[str, str] = {
     "line": "Python",
     "op": "host ops",
     "python": "Python without events",
+    "sampled": "number estimated from Python stacks",
     "silent": "host without events",
     "unknown": "host not recorded",
 }

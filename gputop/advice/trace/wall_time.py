@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, new_workers, recorded_spans, severity_by_limits
@@ -17,7 +19,7 @@ from gputop.advice.trace.job import KERAS, PYTORCH, Job, trains
 from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, SELDOM_WORK, WORK, KnownWork
 from gputop.advice.trace.other_programs import may_be_others
 from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict, known
-from gputop.analysis.host.wall_time import same_work
+from gputop.analysis.host.wall_time import same_work, summed
 from gputop.analysis.results import WallPart
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
 from gputop.core.findings import Culprit
@@ -36,7 +38,7 @@ _SLOW_START = ("Give the DataLoader worker processes that run ahead (num_workers
 
 
 class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):
-    parts: Sequence[WallPart]  # between steps, or open and of the same name; those of most time first
+    parts: Sequence[WallPart]  # between steps, with the open ones of the same name; those of most time first
     recorded_s: float
     steps: int  # 0: none were found
     per_step_s: float | None  # time from step to step, with what lies between
@@ -83,7 +85,7 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     return TimeOutsideSteps(
         gpus=facts.active_numbers, share=share, claim=None if once else "measured",
         severest="medium" if once else "high",
-        parts=sorted(parts, key=lambda part: -part.time_s),
+        parts=summed(structs.replace(part, id=ids[0]) for part in parts),
         new_workers=new_workers(facts).total / 1e9 >= limit("step_gap_host.named") * share * wall.recorded_s,
         spans=recorded_spans(facts, parts),
         recorded_s=wall.recorded_s, steps=steps.count if steps is not None else 0, per_step_s=wall.per_step_s,

@@ -14,6 +14,7 @@ what a function calls below the line from which it calls the optimizer.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 
@@ -52,6 +53,10 @@ _FEW_GAPS, _MOST = 3, 0.5  # that were seen: of fewer no lines are told, unless 
 _GAP_RATIO = 2.0
 _PASSES_ON = 0.98  # share of a line's time in the one line that it calls
 _FLAME_SHARE, _FLAME_NODES, _FLAME_DEPTH = 0.005, 400, 60
+# Stacks that a step hardly has: each less than this share of its samples, all together less than half. So many samples
+# of them in a row come in steps by chance once in a million times. gputop's own figures.
+_SELDOM, _CHANCE, _FEW_SAMPLES = 0.05, 1e-6, 20
+_SHORTEST_PAUSE_NS = 250_000_000
 
 
 def seen_gaps(gaps: Spans, spans: StackSpans, rate_hz: float) -> Spans:
@@ -111,6 +116,7 @@ class Lines:
         # The outermost function of a library that saves a checkpoint in each stack; -1: none.
         self._saves = np.array([next((frame for frame in stack if saves[frame]), -1) for stack in python.stacks],
                                np.int64)
+        self._in_steps = self._by_stack(coverage(outside, loop.start, loop.end))
         self._around = self._frames_around(outside)
         within = (gaps, outside)
         begun = [self._by_stack(coverage(spans, loop.seen, loop.seen + 1)) for spans in within]
@@ -182,6 +188,21 @@ class Lines:
         above = [bool(frames) and frames[-1].line <= last.get((frames[-1].file, frames[-1].function), -1)
                  for frames in users]
         return runs & np.array(above, bool), ~runs & np.array(below, bool)
+
+    def pauses(self, within: Spans, least_ns: float) -> tuple[Spans, Spans]:
+        """Pauses of the training loop, each of ``least_ns`` or more, by its stacks alone, and the rest of this time;
+        none of either where samples show too little of the steps."""
+        loop, total, interval = self.python.loop, float(self._in_steps.sum()), 1e9 / self.python.rate_hz
+        seldom = np.append(self._in_steps < _SELDOM * total, False)  # the last one is of no stack
+        share = (self._in_steps[seldom[:-1]].sum() + interval) / (total + interval)
+        if total < _FEW_SAMPLES * interval or share >= _MOST:
+            return EMPTY, EMPTY
+        least_ns = max(least_ns, _SHORTEST_PAUSE_NS, math.log(_CHANCE) / math.log(share) * interval)
+        rare = np.flatnonzero(seldom[loop.stack])
+        runs = union(loop.start[rare], loop.end[rare])
+        long = runs.end - runs.start >= least_ns
+        pauses = intersect(within, Spans(runs.start[long], runs.end[long]))
+        return pauses, subtract(intersect(within, union(loop.start[:1], loop.end[-1:])), pauses)
 
     def _by_stack(self, times: I64) -> I64:
         """Times of the loop's stacks, added up."""

@@ -44,6 +44,7 @@ from gputop.analysis.host.python_stacks import PythonStacks
 from gputop.analysis.host.shuffle_fills import sample_spans
 from gputop.analysis.host.stack_lines import Lines, gap_lines, process_lines
 from gputop.analysis.host.work_kinds import (
+    FREES_ITERATOR,
     MANY_VARIABLES,
     PATTERN_OF_KIND,
     READ_VARIABLE,
@@ -79,6 +80,7 @@ _CLIPPED = "clipped"  # the note of a trace whose GPU events stop before the rec
 _AT_WORK = 0.5  # share of a wait that had not ended: tf.data's threads work meanwhile
 _PHASES = (EVALUATION, PREDICTION)
 _OF_STEPS = ("steps", "periods")  # their parts come first
+SAMPLED = "sampled"  # kind of the steps that Python's stacks alone show: their number is estimated
 _NO_STEPS = "no_steps"
 _HALF = 0.5  # factor of the longest gap from which another one is of its kind
 _KERAS = "Keras"  # in the anchor of steps that are its
@@ -139,7 +141,7 @@ class RankDivision(Struct, frozen=True):
 
     def rank_time(self) -> RankWallTime:
         parts = _ordered(part for part, _ in self.parts)
-        parts = _summed((*parts, *self.overview)) if self.overview else parts
+        parts = summed((*parts, *self.overview)) if self.overview else parts
         total_s = math.fsum(part.time_s for part in parts)
         missing_s = math.fsum(part.time_s for part in parts if part.id == "unrecorded")
         return RankWallTime(self.number, self.host, total_s, total_s - missing_s, parts)
@@ -176,7 +178,8 @@ def divide(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
         if overview is not None and in_overview is not None:
             if longest is None or in_overview.count > longest[1].count:
                 longest = overview, in_overview
-            seldom = _of_overview(rank.window, overview, in_overview, stacks)
+            seldom = _of_overview(rank.window, overview, in_overview, stacks,
+                                  steps.spans if steps is not None else EMPTY)
         divided.append(RankDivision(
             rank.number, rank.host, rank.waits, _parts(trace, steps, rank, start), seldom,
             any(not one.exact for one in stacks), max((one.error_ns for one in stacks), default=0) / 1e9))
@@ -200,9 +203,11 @@ def wall_time(division: Division | None, account: Account | None = None) -> Wall
         division.in_overview, account=account)
 
 
-def _of_overview(window: Spans, overview: Trace, steps: Steps, python: Sequence[PythonStacks]) -> tuple[WallPart, ...]:
-    """Parts of a rank's overview, and what lies between it and the detail's ``window``."""
-    (rank,) = _ranks(overview, (), steps, python)[:1]
+def _of_overview(window: Spans, overview: Trace, steps: Steps, python: Sequence[PythonStacks],
+                 in_detail: Spans) -> tuple[WallPart, ...]:
+    """Parts of a rank's overview, and what lies between it and the detail's ``window``. The stacks of the steps
+    ``in_detail`` tell what a step runs."""
+    (rank,) = _ranks(overview, (), steps, python, in_detail)[:1]
     if not rank.window.total:
         return ()
     begin, end = (int(edge[0]) for edge in (window.start, window.end))
@@ -236,7 +241,7 @@ def _spans(pairs: Iterable[tuple[int, int]]) -> Spans:
 # -- the ranks ------------------------------------------------------------------------------------------
 
 def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
-           python: Sequence[PythonStacks]) -> list[_Rank]:
+           python: Sequence[PythonStacks], more_steps: Spans = EMPTY) -> list[_Rank]:
     of_line = np.array([line.rank for line in trace.lines], np.int64)
     of_gpu = {timeline.gpu: trace.gpus[timeline.gpu].rank for timeline in gpu_timelines}
     numbers = sorted({int(of_line[line]) for line in np.unique(trace.host.line).tolist()} | set(of_gpu.values()))
@@ -257,7 +262,7 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
     within = steps.spans if steps is not None else _spans((trace.window_ns,))
     gaps = [complement(subtract(within, _long_pauses(steps, rank)[0]), *trace.window_ns) if steps is not None else EMPTY
             for rank in out]
-    processes = process_lines(python, within, gaps) if gaps else []
+    processes = process_lines(python, merge(within, more_steps), gaps) if gaps else []
     return [structs.replace(rank, python=_of_process(processes, index, len(out))) for index, rank in enumerate(out)]
 
 
@@ -311,7 +316,9 @@ def _loop_lines(trace: Trace, lines: npt.NDArray[np.bool_], calls: I64) -> npt.N
 def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tuple[tuple[WallPart, Spans], ...]:
     unrecorded = intersect(rank.window, _unrecorded(trace, rank))
     left = subtract(rank.window, unrecorded)
-    divided: dict[str, Spans] = {"unrecorded": unrecorded}
+    samples = sample_spans(trace)
+    pauses_by_stacks, rest = _told_by_stacks(unrecorded, samples, rank, steps)
+    divided: dict[str, Spans] = {"unrecorded": subtract(unrecorded, merge(pauses_by_stacks, rest))}
 
     def take(id_: str, spans: Spans) -> None:
         nonlocal left
@@ -332,7 +339,9 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
     take("start", intersect(start, _spans([(int(rank.window.start[0]), first)]) if steps is not None else rank.window))
     if len(rank.busy.end):
         take("end", tear_down(trace, rank.lines, int(rank.busy.end[-1])))
-    stretches = _stretches(left, rank, steps, (first, last), unrecorded, sample_spans(trace))
+    pauses_by_stacks = subtract(pauses_by_stacks, merge(EMPTY, *divided.values()))
+    left = subtract(left, pauses_by_stacks)
+    stretches = _stretches(left, rank, steps, (first, last), unrecorded, samples)
     setups = _loop_setups(trace, stretches, divided, steps, rank)
     if len(setups.start):
         take(EVALUATION, setups)
@@ -341,9 +350,22 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
     edges = _spans((s.start_ns, s.end_ns) for s in stretches if s.id == "edges")
     of_gpu = subtract(subtract(left, idle), edges)
     out = [(_loop_part(id_, spans, steps), spans) for id_, spans in divided.items() if spans.total]
+    if steps is not None and (in_steps := intersect(unrecorded, rest)).total:
+        out.append((WallPart(_id_of_steps(steps), in_steps.total / 1e9,
+                             round(in_steps.total / 1e9 / steps.times.mean_s), SAMPLED), in_steps))
+    stretches += [_Stretch("between", *edges, _spans([edges])) for edges in _cut(pauses_by_stacks, ())]
     out += [(WallPart("gpu_work", of_gpu.total / 1e9, len(of_gpu.start)), of_gpu)] if of_gpu.total else []
     out += [(WallPart("edges", edges.total / 1e9, sum(s.id == "edges" for s in stretches)), edges)] * bool(edges.total)
     return (*out, *_named_parts(_named(trace, rank, [s for s in stretches if s.id != "edges" and s.idle.total]), steps))
+
+
+def _told_by_stacks(unrecorded: Spans, samples: Spans, rank: _Rank, steps: Steps | None) -> tuple[Spans, Spans]:
+    """Pauses between steps while an overview is sampled, as Python's stacks show them, and the rest of that time, in
+    which the stacks are those of steps."""
+    if steps is None or not len(samples.start) or not rank.python:
+        return EMPTY, EMPTY
+    return rank.python[0].pauses(_spans([(int(unrecorded.start[0]), int(samples.end[-1]))]),
+                                 OPEN_STEPS * steps.times.median_s * 1e9)
 
 
 def _long_pauses(steps: Steps, rank: _Rank) -> tuple[Spans, Spans]:
@@ -552,6 +574,8 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
         return "summary", line or names[0]  # ops make histograms and images of what they write
     if first is not None and first.saves:
         return "checkpoint", first.line
+    if first is not None and silent and FREES_ITERATOR.search(f"{first.file} {first.line}"):
+        return "freeing", first.line
     if user or line:
         return "line", user or line
     if names and work[names[0]][0] >= _MAIN_SHARE * total:
@@ -642,14 +666,14 @@ def _mean(ranks: Sequence[RankWallTime]) -> tuple[WallPart, ...]:
     most: dict[tuple[str, ...], int] = {}
     for part in (part for rank in ranks for part in rank.parts):
         most[_key(part)] = max(most.get(_key(part), 0), part.count)
-    return tuple(structs.replace(part, count=most[_key(part)]) for part in _summed(parts))
+    return tuple(structs.replace(part, count=most[_key(part)]) for part in summed(parts))
 
 
 def _key(part: WallPart) -> tuple[str, ...]:
     return part.id, *same_work(part.kind, part.what)
 
 
-def _summed(parts: Iterable[WallPart]) -> tuple[WallPart, ...]:
+def summed(parts: Iterable[WallPart]) -> tuple[WallPart, ...]:
     """Parts of one name as one, as they are of the longest of them."""
     groups: dict[tuple[str, ...], list[WallPart]] = {}
     for part in parts:

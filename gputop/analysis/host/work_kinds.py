@@ -22,6 +22,8 @@ WORK_KINDS: tuple[tuple[str, str], ...] = (
     ("files", r".*(?:ReadFile|WriteFile|OpenFile|posix_fs|FileSystem)"),
 )
 PATTERN_OF_KIND = dict(WORK_KINDS)
+# Python's line in Keras' own loops, where nothing is recorded: the loop drops an epoch's iterator there.
+FREES_ITERATOR = re.compile(r"keras/\S*(?:trainer|engine/training)\.py \S* ?\S*\b(?:fit|evaluate|predict)$")
 # File and function of a library that saves a checkpoint, as torch.save, Lightning's ModelCheckpoint, Trainer's
 # _save_checkpoint, Flax's to_bytes. Activation checkpointing saves nothing to a file.
 SAVES_CHECKPOINT = re.compile(

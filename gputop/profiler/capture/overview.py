@@ -90,7 +90,7 @@ def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch
         ended = f"gputop watched for rare events for {done_s:g} of {chosen.overview_s:g} s ({made.why_ended})."
     if made.samples:
         ended += (f" For the next {made.spread_s:.1f} s, gputop took {made.samples} samples of "
-                  f"{made.samples_s / made.samples * 1000:.0f} ms and did not see what ran between them.")
+                  f"{made.samples_s / made.samples * 1000:.0f} ms and did not see which ops ran between them.")
     done = replace(chosen, overview_s=round(made.seconds + made.spread_s, 1), ended=also(chosen.ended, ended))
     return OverviewMade(done, made.call_s, made.seconds + made.samples_s)
 

@@ -7,11 +7,12 @@ import pytest
 
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.host.stack_lines import python_of
-from gputop.analysis.host.wall_time import divide, wall_time
+from gputop.analysis.host.wall_time import SAMPLED, divide, wall_time
 from gputop.analysis.results import WallTime
 from gputop.analysis.steps.judged import detect_steps
 from gputop.core.findings import TraceNote
 from gputop.trace.model import Trace
+from tests.analysis.host.stack_samples import sampled
 from tests.analysis.host.traces_of_epochs import MS, TEST, TRAIN, epochs, evaluate, train, with_stacks
 from tests.analysis.host.wall_time_traces import overview_of, two_grains
 from tests.diagnosis.real_traces import needs_data, trace_of
@@ -422,6 +423,51 @@ def test_steps_that_only_the_overview_shows():
     early = Builder(gpus=0).host("convert_to_tensor", 0, 10).host("convert_to_tensor", 2000 * MS, 10)
     parts = seconds_by(divided(two_grains(early, long, by_s=2.1)))
     assert parts["steps"] == pytest.approx(16.0, rel=0.01) and parts["edges"] > 2.0 and "no_steps" not in parts
+
+
+def in_samples(line: str, pause: tuple[float, float] = (3.0, 5.0), each: tuple[str, ...] = ()) -> Trace:
+    """Detail of 0.3 s; an overview of 0.25 s, and every 0.4 s one of 20 ms, with steps in all but the pause.
+    Stacks are of all of it, in turns with those of ``each`` while steps run."""
+    detail, overview = Builder(gpus=0), Builder(gpus=0)
+    train(detail, 0, 30)
+    train(overview, 0, 25)
+    begins = [0.4 * n for n in range(2, 20)]
+    for begin in begins:
+        if not pause[0] <= begin + 0.5 < pause[1]:
+            train(overview, begin * 1e3 * MS, 2)
+    cuts = [0.75, *(edge + 0.5 for begin in begins for edge in (begin, begin + 0.02))][:-1]
+    trace = two_grains(detail, overview, by_s=0.5)
+    (rare,) = trace.overviews.values()
+    rare = replace(rare, unrecorded_ns=tuple((round(a * 1e9), round(b * 1e9)) for a, b in zip(
+        cuts[::2], cuts[1::2], strict=True)))
+    steps = [(t / 100, each[t % len(each)] if each else "train.py:3 main > tensorflow/execute.py:53 quick_execute")
+             for t in range(820)]
+    stacks = [one for one in steps if not pause[0] <= one[0] < pause[1]] + [(pause[0], line)]
+    return replace(trace, overviews={0: rare}, origin_ns=1000 * 10**9,
+                   stacks=(sampled({"MainThread": sorted(stacks)}, 8.2),))
+
+
+def test_stacks_tell_of_the_time_between_an_overviews_samples():
+    wall = divided(in_samples("train.py:3 main > train.py:11 Save.on_epoch_end"))
+    (pause,) = (part for part in wall.parts if part.id == "between")
+    assert (pause.what, pause.count) == ("train.py:11 Save.on_epoch_end", 1)
+    assert pause.time_s == pytest.approx(2.0, abs=0.02)
+    (seen,) = (part for part in wall.parts if part.kind == SAMPLED)
+    assert seen.id == "steps" and seen.time_s == pytest.approx(seen.count * 0.01, rel=0.1) and 4.8 < seen.time_s < 5.3
+    assert wall.recorded_s == pytest.approx(wall.total_s - 0.2, abs=0.01)
+    assert wall.total_s == pytest.approx(sum(part.time_s for part in wall.parts), abs=1e-12)
+    between = [part for part in divided(in_samples("train.py:3 main > keras/src/backend/tensorflow/trainer.py:397 "
+                                                   "TensorFlowTrainer.fit")).parts if part.id == "between"]
+    assert [part.kind for part in between] == ["freeing"]
+
+
+@pytest.mark.parametrize("changes", [
+    {"pause": (3.0, 3.2)},  # too short to be sure
+    {"each": tuple(f"train.py:{n} main" for n in range(3, 43))},  # no stack is that of most steps
+    {"line": "train.py:3 main > tensorflow/execute.py:53 quick_execute"}])  # a step that takes longer
+def test_stacks_that_steps_have_too_tell_of_no_pause(changes):
+    wall = divided(in_samples(**{"line": "train.py:3 main > train.py:11 Save.on_epoch_end", **changes}))
+    assert "between" not in seconds_by(wall)
 
 
 def test_an_overview_without_a_step_is_open():
