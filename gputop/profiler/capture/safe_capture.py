@@ -35,6 +35,8 @@ from gputop.profiler.stale_files import probe_name
 from gputop.profiler.storage import RunFolder
 from gputop.text.units import size
 
+_PROBES = 3  # at most: a job may pause for longer than one takes
+
 
 def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress: Callable[[Progress], None],
                        on_plan: Callable[[Plan], None], stop: threading.Event) -> tuple[CaptureResult, Plan, Cost]:
@@ -90,14 +92,14 @@ def full_length(request: CaptureRequest) -> Plan:
 
 def probe_job(recorder: Recorder, logdir: Path, memory: JobMemory,
               stop: threading.Event) -> tuple[CaptureResult | None, Probe]:
-    """The probe's trace, None where it holds no events, and what it says. A short one without events is made again and
-    longer, if nothing could end the recording that it would allow. Raises GputopError."""
-    limits = recorder.limits
+    """The probe's trace, None where it holds no events, and what it says. One without events is made again: the job may
+    pause, as at the start of an epoch. Raises GputopError."""
     threading.Thread(target=_steps_of, name="gputop-imports", daemon=True).start()  # the job is waited for meanwhile
-    probed, first = _probe_once(recorder, logdir, memory, stop, min(PROBE_S, limits.probe_s))
-    if probed is not None or limits.stoppable or stop.is_set():
-        return probed, first
-    return _probe_once(recorder, logdir, memory, stop, PROBE_S)
+    for probe_s in (min(PROBE_S, recorder.limits.probe_s), *(PROBE_S,) * (_PROBES - 1)):
+        probed, probe = _probe_once(recorder, logdir, memory, stop, probe_s)
+        if probed is not None or stop.is_set():
+            break
+    return probed, probe
 
 
 def _probe_once(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threading.Event,

@@ -162,6 +162,10 @@ def test_how_much_a_job_may_grow_where_its_memory_is_unknown():
     assert limits.growth_bytes == 2**30 and not limits.excess(99.0, 2**30, FreeResources())
 
 
+def test_a_job_that_paused_during_the_probe_may_grow_by_little():
+    assert memory_limits(probe(0, 0), FreeResources(200 * GB, 200 * GB), RecorderLimits()).growth_bytes == 256 * 2**20
+
+
 @pytest.mark.parametrize(("now", "said"), [
     # A tenth of what was free, and what gathering five seconds will take: 20 and 3 times 1 MB for each.
     (FreeResources(shared_bytes=1120 * MB), ""),
