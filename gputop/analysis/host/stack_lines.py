@@ -277,10 +277,10 @@ class Lines:
 
     def _frames_around(self, outside: Spans) -> frozenset[int]:
         """Lines that run while the step does: the call of the training loop and what calls it. Of samples only what was
-        seen there counts: between samples a gap's stack seems to go on in a short call."""
+        first seen there counts, if anything was: between samples a gap's stack seems to go on in a short call."""
         loop = self.python.loop
-        inside = coverage(outside, loop.start, loop.end) if self.python.exact else coverage(
-            outside, loop.seen, loop.seen + 1)
+        seen = coverage(outside, loop.seen, loop.seen + 1)
+        inside = coverage(outside, loop.start, loop.end) if self.python.exact or not seen.any() else seen
         by_stack = self._by_stack(inside)
         times: dict[int, int] = {}
         for stack in np.flatnonzero(by_stack).tolist():

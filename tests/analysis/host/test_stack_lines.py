@@ -100,6 +100,16 @@ def test_a_gap_names_the_user_s_line_that_every_step_does_not_run_in(gpus):
     assert (found.gaps, found.seen) == (STEPS - 1, STEPS - 1)
 
 
+def test_a_stack_that_all_steps_have_is_around_them():
+    """No change is seen in steps that run one stack: the line that calls fit names no pause before them."""
+    changes = [(0.0, f"{FIT} > keras/src/backend.py:5 wait"), (1.0, STEP)]
+    process = sampled_stacks(sampled({"MainThread": changes}, 4.0),
+                             1000 * 10**9)
+    wait, steps = (union([round(begin * 1e9)], [round(end * 1e9)]) for begin, end in ((0.2, 0.9), (2.0, 3.0)))
+    ((line, *_),) = Lines(process, steps).of(wait)
+    assert line_text(line) == "keras/…/backend.py:5 wait"
+
+
 @pytest.mark.parametrize(("caller", "loader"), [
     ("keras/src/trainers/data_adapters/py_dataset_adapter.py:7 get", "keras"), ("grain/dataset/map.py:7 next", "grain"),
     ("torch/utils/data/dataloader.py:7 __next__", "torch"), ("datasets/arrow_dataset.py:7 __getitem__", "datasets"),
