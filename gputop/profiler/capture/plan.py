@@ -255,8 +255,10 @@ def memory_limits(probe: Probe, free: FreeResources, recorder: RecorderLimits) -
         return MemoryLimits()
     job_per_s = _job_bytes_per_s(probe, recorder) if free.job_here else 0.0
     received_per_s = _RECEIVE_MULTIPLE * probe.bytes / probe.seconds
-    return MemoryLimits(  # what a probe without events did not show: all growth may be that of the trace
-        _most_growth(free) if probe.events_per_s else _PLANNED_BYTES, _RESERVED_SHARE * (free.shared_bytes or 0.0), job_per_s + received_per_s,
+    # Where a probe shows no events, all growth may be that of the trace.
+    growth = _most_growth(free) if probe.events_per_s else _PLANNED_BYTES
+    return MemoryLimits(
+        growth, _RESERVED_SHARE * (free.shared_bytes or 0.0), job_per_s + received_per_s,
         _RESERVED_SHARE * (free.job_bytes or 0.0), job_per_s)
 
 
