@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -53,8 +54,8 @@ _FEW_GAPS, _MOST = 3, 0.5  # that were seen: of fewer no lines are told, unless 
 _GAP_RATIO = 2.0
 _PASSES_ON = 0.98  # share of a line's time in the one line that it calls
 _FLAME_SHARE, _FLAME_NODES, _FLAME_DEPTH = 0.005, 400, 60
-# Stacks that a step hardly has: each less than this share of its samples, all together less than half. So many samples
-# of them in a row come in steps by chance once in a million times. gputop's own figures.
+# Calls that a step hardly makes: each takes less than this share of it, all together less than half. So many samples of
+# them in a row come in steps by chance once in a million times. gputop's own figures.
 _SELDOM, _CHANCE, _FEW_SAMPLES = 0.05, 1e-6, 20
 _SHORTEST_PAUSE_NS = 250_000_000
 
@@ -193,7 +194,12 @@ class Lines:
         """Pauses of the training loop, each of ``least_ns`` or more, by its stacks alone, and the rest of this time;
         none of either where samples show too little of the steps."""
         loop, total, interval = self.python.loop, float(self._in_steps.sum()), 1e9 / self.python.rate_hz
-        seldom = np.append(self._in_steps < _SELDOM * total, False)  # the last one is of no stack
+        calls: dict[tuple[int, ...], int] = {}  # what a step does, whatever that calls in turn
+        call = np.array([calls.setdefault((*takewhile(self._around.__contains__, stack), next(
+            (frame for frame in stack if frame not in self._around), -1)), len(calls)) for stack in self.python.stacks],
+            np.int64)
+        in_steps = np.bincount(call, self._in_steps, len(calls))
+        seldom = np.append((in_steps < _SELDOM * total)[call], False)  # the last one is of no stack
         share = (self._in_steps[seldom[:-1]].sum() + interval) / (total + interval)
         if total < _FEW_SAMPLES * interval or share >= _MOST:
             return EMPTY, EMPTY

@@ -447,8 +447,10 @@ def in_samples(line: str, pause: tuple[float, float] = (3.0, 5.0), each: tuple[s
                    stacks=(sampled({"MainThread": sorted(stacks)}, 8.2),))
 
 
-def test_stacks_tell_of_the_time_between_an_overviews_samples():
-    wall = divided(in_samples("train.py:3 main > train.py:11 Save.on_epoch_end"))
+@pytest.mark.parametrize("each", [
+    (), tuple(f"train.py:{3 + n % 2} main > jax/ufunc_api.py:{n} call" for n in range(40))])
+def test_stacks_tell_of_the_time_between_an_overviews_samples(each):
+    wall = divided(in_samples("train.py:5 main > train.py:11 Save.on_epoch_end", each=each))
     (pause,) = (part for part in wall.parts if part.id == "between")
     assert (pause.what, pause.count) == ("train.py:11 Save.on_epoch_end", 1)
     assert pause.time_s == pytest.approx(2.0, abs=0.02)
@@ -456,9 +458,11 @@ def test_stacks_tell_of_the_time_between_an_overviews_samples():
     assert seen.id == "steps" and seen.time_s == pytest.approx(seen.count * 0.01, rel=0.1) and 4.8 < seen.time_s < 5.3
     assert wall.recorded_s == pytest.approx(wall.total_s - 0.2, abs=0.01)
     assert wall.total_s == pytest.approx(sum(part.time_s for part in wall.parts), abs=1e-12)
-    between = [part for part in divided(in_samples("train.py:3 main > keras/src/backend/tensorflow/trainer.py:397 "
-                                                   "TensorFlowTrainer.fit")).parts if part.id == "between"]
-    assert [part.kind for part in between] == ["freeing"]
+
+
+def test_keras_own_line_without_an_event_frees_an_iterator():
+    wall = divided(in_samples("train.py:3 main > keras/src/backend/tensorflow/trainer.py:397 TensorFlowTrainer.fit"))
+    assert [part.kind for part in wall.parts if part.id == "between"] == ["freeing"]
 
 
 @pytest.mark.parametrize("changes", [
