@@ -210,6 +210,13 @@ class Lines:
         pauses = intersect(within, Spans(runs.start[long], runs.end[long]))
         return pauses, subtract(intersect(within, union(loop.start[:1], loop.end[-1:])), pauses)
 
+    def runs(self, function: re.Pattern[str], within: Spans) -> bool:
+        """Return whether a function of such a name runs in most of this time on the training loop's thread."""
+        python, times = self.python, self._by_stack(coverage(within, self.python.loop.start, self.python.loop.end))
+        calls = [any(function.fullmatch(python.frames[frame].function.rpartition(".")[2]) for frame in stack)
+                 for stack in python.stacks]
+        return bool(times[np.array(calls, bool)].sum() > _MOST * times.sum())
+
     def _by_stack(self, times: I64) -> I64:
         """Times of the loop's stacks, added up."""
         count = len(self.python.stacks)

@@ -44,9 +44,11 @@ from gputop.analysis.host.python_stacks import PythonStacks
 from gputop.analysis.host.shuffle_fills import sample_spans
 from gputop.analysis.host.stack_lines import Lines, gap_lines, process_lines
 from gputop.analysis.host.work_kinds import (
+    EVALUATES,
     FREES_ITERATOR,
     MANY_VARIABLES,
     PATTERN_OF_KIND,
+    PREDICTS,
     READ_VARIABLE,
     WORK_KINDS,
 )
@@ -341,6 +343,10 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
         take("end", tear_down(trace, rank.lines, int(rank.busy.end[-1])))
     pauses_by_stacks = subtract(pauses_by_stacks, merge(EMPTY, *divided.values()))
     left = subtract(left, pauses_by_stacks)
+    for phase, function in ((EVALUATION, EVALUATES), (PREDICTION, PREDICTS)):
+        loops = _spans(edges for edges in _cut(pauses_by_stacks, ()) if rank.python[0].runs(function, _spans([edges])))
+        divided[phase] = merge(divided.get(phase, EMPTY), loops)
+        pauses_by_stacks = subtract(pauses_by_stacks, loops)
     stretches = _stretches(left, rank, steps, (first, last), unrecorded, samples)
     setups = _loop_setups(trace, stretches, divided, steps, rank)
     if len(setups.start):

@@ -460,6 +460,15 @@ def test_stacks_tell_of_the_time_between_an_overviews_samples(each):
     assert wall.total_s == pytest.approx(sum(part.time_s for part in wall.parts), abs=1e-12)
 
 
+@pytest.mark.parametrize(("called", "phase"), [
+    ("keras/src/backend/tensorflow/trainer.py:510 TensorFlowTrainer.evaluate", "evaluation"),
+    ("train.py:40 validate", "evaluation"), ("train.py:50 Report.predict_on_batch", "prediction"),
+    ("train.py:60 evaluate_cost", "between")])
+def test_loops_of_evaluations_between_samples_are_told_by_their_functions(called, phase):
+    parts = seconds_by(divided(in_samples(f"train.py:3 main > {called} > tensorflow/execute.py:53 quick_execute")))
+    assert parts[phase] == pytest.approx(2.0, abs=0.02)
+
+
 def test_keras_own_line_without_an_event_frees_an_iterator():
     wall = divided(in_samples("train.py:3 main > keras/src/backend/tensorflow/trainer.py:397 TensorFlowTrainer.fit"))
     assert [part.kind for part in wall.parts if part.id == "between"] == ["freeing"]
