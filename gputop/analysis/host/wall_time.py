@@ -360,6 +360,7 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
         out.append((WallPart(_id_of_steps(steps), in_steps.total / 1e9,
                              round(in_steps.total / 1e9 / steps.times.mean_s), SAMPLED), in_steps))
     stretches += [_Stretch("between", *edges, _spans([edges])) for edges in _cut(pauses_by_stacks, ())]
+    stretches.sort(key=lambda stretch: stretch.start_ns)
     out += [(WallPart("gpu_work", of_gpu.total / 1e9, len(of_gpu.start)), of_gpu)] if of_gpu.total else []
     out += [(WallPart("edges", edges.total / 1e9, sum(s.id == "edges" for s in stretches)), edges)] * bool(edges.total)
     return (*out, *_named_parts(_named(trace, rank, [s for s in stretches if s.id != "edges" and s.idle.total]), steps))

@@ -469,6 +469,25 @@ def test_loops_of_evaluations_between_samples_are_told_by_their_functions(called
     assert parts[phase] == pytest.approx(2.0, abs=0.02)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_parts_of_a_sampled_overview_sum_to_it(seed):
+    rng = random.Random(seed)
+    begin = rng.uniform(0.2, 7.5)
+    trace = in_samples(rng.choice((
+        "train.py:3 main > train.py:11 Save.on_epoch_end", "train.py:3 main > train.py:40 validate > x/y.py:3 f", "",
+        "train.py:3 main > keras/src/backend/tensorflow/trainer.py:397 TensorFlowTrainer.fit")),
+        (begin, begin + rng.uniform(0.05, 4.0)),
+        tuple(f"train.py:{3 + n % 3} main > x/y.py:{n} f" for n in range(rng.choice((0, 2, 10, 40)))))
+    if rng.random() < 0.7:
+        (overview,) = trace.overviews.values()
+        cuts = sorted(rng.randrange(500_000_000, 8_300_000_000) for _ in range(2 * rng.randrange(1, 12)))
+        trace = replace(trace, overviews={0: replace(overview, unrecorded_ns=tuple(zip(
+            cuts[::2], cuts[1::2], strict=True)))})
+    wall = divided(trace)
+    assert sum(part.time_s for part in wall.parts) == pytest.approx(wall.total_s, rel=1e-12)
+    assert all(part.time_s > 0 for part in wall.parts)
+
+
 def test_keras_own_line_without_an_event_frees_an_iterator():
     wall = divided(in_samples("train.py:3 main > keras/src/backend/tensorflow/trainer.py:397 TensorFlowTrainer.fit"))
     assert [part.kind for part in wall.parts if part.id == "between"] == ["freeing"]
