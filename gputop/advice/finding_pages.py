@@ -23,7 +23,7 @@ _SCALES = {  # the largest first; one that divides the value goes before
 _SEVERITY = {
     "by_share": "Severity is high at 15% of the step or more, medium at 5% or more, and low otherwise.",
     "by_share_capped": "Severity is high at 15% of the step or more, medium at 5% or more, and low otherwise. "
-                       "For small samples, severity is medium at most.",
+                       "If the trace has only a few steps and kernels, severity is at most medium.",
     "own": "The rule itself determines the severity.",
 }
 

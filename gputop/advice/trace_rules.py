@@ -31,7 +31,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("input", "open", "between", "no_steps"), needs_training=True, silent_for=("pytorch",),
         limits=(
             Limit("shuffle_refill.share", 0.05, "ratio", "same as input_bound.share"),
-            Limit("shuffle_refill.samples", 2, "count", "gputop: ignores a single sample, which can be chance"),
+            Limit("shuffle_refill.samples", 2, "count", "gputop: ignores a single sample, which may be a coincidence"),
         ),
     ),
     Rule(
@@ -284,7 +284,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("collectives", "host"), events=_COLLECTIVE,
         limits=(
             Limit("accumulation_sync.updates", 2, "count",
-                  "gputop: requires that the backward passes between two updates are observed at least twice"),
+                  "gputop: requires the backward passes of at least two complete updates"),
             Limit("accumulation_sync.reduced", 0.9, "ratio",
                   "gputop: excludes models with forward passes that have no backward pass, such as a GAN's generator"),
             Limit("accumulation_sync.share", 0.05, "ratio", "gputop: medium severity starts at 5%"),
@@ -340,7 +340,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=PART_IDS, gaps=("gap",),
         limits=(
             Limit("long_steps.share", 0.03, "ratio", "XProf: rates most categories as moderate at 3% of the step"),
-            Limit("long_steps.named", 0.4, "ratio", "gputop: names only work that causes much of the extra time"),
+            Limit("long_steps.named", 0.4, "ratio", "gputop: names only work that causes a large part of the extra time"),
         ),
     ),
     Rule(
@@ -419,7 +419,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("cpu_contention.share", 0.05, "ratio",
                   "XProf: rates input as moderate at 5% of the step; at a smaller share, GPUs rarely wait for CPUs"),
             Limit("cpu_contention.full", 0.9, "ratio",
-                  "gputop: treats the CPUs as full only if no CPU is free for long (same as in comparisons of runs)"),
+                  "gputop: treats the CPUs as full if at most 10% of their time is idle (same as in comparisons)"),
             Limit("cpu_contention.others", 0.15, "ratio",
                   "gputop: ignores monitors, shells, and the operating system's own work"),
             Limit("cpu_contention.named", 0.1, "ratio", "gputop: names only processes that use a lot of CPU time"),
