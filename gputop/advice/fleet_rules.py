@@ -27,7 +27,7 @@ FLEET_RULES: tuple[Rule, ...] = (
         id="slow_node", module="fleet.stragglers", origin="fleet", yields_to=("held_idle",),
         shared_limits=("straggler_gpu.below", "straggler_gpu.high", "straggler_gpu.age_s"),
         limits=(
-            Limit("slow_node.nodes", 3, "count", "gputop: does not compare two nodes, because either of them may be the slow one"),
+            Limit("slow_node.nodes", 3, "count", "gputop: does not compare two nodes: either may be the slow one"),
         ),
     ),
     Rule(

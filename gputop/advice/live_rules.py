@@ -359,7 +359,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("below_own_best.before_s", 300.0, "s", "gputop: requires activity that was sustained for minutes"),
             Limit("below_own_best.after_s", 300.0, "s", "gputop: ignores an evaluation that takes a few minutes"),
             Limit("below_own_best.steady", 0.9, "ratio",
-                  "gputop: activity varies little between the minutes of steady training, and more between alternating phases"),
+                  "gputop: activity varies little during steady training, and more between alternating phases"),
             Limit("below_own_best.ratio", 0.75, "ratio",
                   "gputop: ignores the usual variation from minute to minute in a training run"),
         ),

@@ -22,7 +22,7 @@ SHARED_LIMITS: tuple[Limit, ...] = (
           "gputop: without steps, high severity requires at least a few milliseconds of GPU work"),
     Limit("few.hardly_any_kernels", 20, "count",
           "gputop: about as many kernels as the forward and backward passes of a single layer; with fewer, the trace "
-          "shows script startup or a microbenchmark, and severity is low at most"),
+          "shows script startup or a microbenchmark, and severity is at most low"),
     Limit("few.judged_kernels", 10, "count", "gputop: does not evaluate kernels if the trace contains almost none"),
     Limit("precision.share", 0.03, "ratio", "XProf: rates most categories as moderate at 3% of the step"),
     Limit("precision.speedup", 3.0, "ratio",

@@ -340,7 +340,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=PART_IDS, gaps=("gap",),
         limits=(
             Limit("long_steps.share", 0.03, "ratio", "XProf: rates most categories as moderate at 3% of the step"),
-            Limit("long_steps.named", 0.4, "ratio", "gputop: names only work that causes a large part of the extra time"),
+            Limit("long_steps.named", 0.4, "ratio", "gputop: names only work that causes much of the extra time"),
         ),
     ),
     Rule(

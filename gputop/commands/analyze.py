@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--all", action="store_true", dest="all_runs",
                        help="analyze all profile runs of the logdir, newest first")
     parser.add_argument("--params", type=parameter_count, default=None, metavar="N",
-                        help="number of model parameters: shows whether AllReduces are too many or too slow")
+                        help="number of model parameters: shows whether AllReduces are too numerous or too slow")
     work = parser.add_mutually_exclusive_group()
     work.add_argument("--flops-per-step", type=amount, default=None, metavar="N",
                       help="FLOPs of one training step, summed over the GPUs of the trace; used to report the MFU and "

@@ -61,7 +61,7 @@ COMMANDS: Mapping[str, Command] = {
                        "Find what slows the GPUs down in a trace from TensorFlow, JAX, PyTorch or Nsight Systems.",
                        "gputop analyze gputop-traces"),
     "compare": Command("compare two traces, analyses or snapshots: show what changed beyond noise",
-                       "Show whether B is better than A, what the advice saved, and what changed.",
+                       "Show whether B is better than A, how much the fixes saved, and what changed.",
                        "gputop compare before.xplane.pb after.xplane.pb"),
     "rules": Command("check, explain and test custom rules; list all rules and limits",
                      "Check, explain and test rules written in TOML; list all rules and limits.",
@@ -131,7 +131,8 @@ _GONE: Mapping[str, str] = {
     "version": "To print the version: gputop --version.",
     "--dip-before": "gputop no longer records the time before a dip. --on-dip captures right after a dip.",
     **dict.fromkeys(("--low-bandwidth", "--no-low-bandwidth"),
-                    "gputop skips frames on a slow connection by itself. To sample less often: gputop --interval 5."),
+                    "gputop automatically skips frames on a slow connection. To sample less often: gputop --interval "
+                    "5."),
     "--worker-figures": "Name the workers to capture: --attach n1:6009,n7:6009. gputop cluster shows their activity.",
     "serve": "gputop no longer serves web pages. To show the monitor in a web terminal: ttyd -W -i lo gputop.",
 }
@@ -248,10 +249,10 @@ def _watch(watch: argparse._ActionsContainer) -> None:
                        help="NVIDIA's Python bindings for DCGM (default: where DCGM 4 and 3 install them)")
     watch.add_argument("--dcgm-watch", action="store_true", default=False,
                        help="let the DCGM host engine read the profiling fields (SM, tensor, DRAM activity) for gputop "
-                            "until gputop exits. This is off by default before Hopper because it occupies the GPU's "
-                            "counters, so ncu, nsys and other profilers fail. On A10 and A40 it has made GPUs hang "
-                            "until a reboot (Xid 119). On Hopper and newer, the engine reads the fields through GPM, "
-                            "which uses no counters; --source dcgm then reads them without this option")
+                            "until gputop exits. On GPUs older than Hopper, this is off by default because it occupies "
+                            "the GPU's counters, so ncu, nsys and other profilers fail. On A10 and A40 it has made "
+                            "GPUs hang until a reboot (Xid 119). On Hopper and newer, the engine reads the fields "
+                            "through GPM, which uses no counters; --source dcgm then reads them without this option")
 
 
 def _server(servers: argparse._ActionsContainer) -> None:

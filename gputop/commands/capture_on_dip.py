@@ -75,7 +75,7 @@ def _check(args: argparse.Namespace, max_captures: int) -> None:
         raise GputopError("--json prints one document, so it requires --dip-max 1", "Leave out --dip-max or --json.",
                           EXIT_USAGE)
     if args.force:
-        raise GputopError("--force cannot be combined with --on-dip: nobody may be there to accept its cost",
+        raise GputopError("--force cannot be combined with --on-dip, because nobody may be present to accept its cost",
                           "Leave out --force or --on-dip.", EXIT_USAGE)
 
 

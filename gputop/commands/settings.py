@@ -249,7 +249,7 @@ def apply_settings(args: argparse.Namespace, config: Config) -> None:
 
 def document(config: Config) -> str:
     """All settings as a file: those that are set, and the others as comments with their defaults."""
-    head = f"# {config.path or 'a user without a home has no file of settings'}"
+    head = f"# {config.path or 'a user without a home folder has no settings file'}"
     return "\n".join([head, *(part for _, part in _parts(config))]) + "\n"
 
 

@@ -210,7 +210,7 @@ def _outcome(entry: FollowedAdvice, gain: Gain, measured_by: _Measured, promises
         return replace(entry, reason="no saving was estimated")
     estimated = measured_by.estimated(gain, gain)
     if estimated is None:
-        return replace(entry, reason="how much of the recording its steps are is unknown")
+        return replace(entry, reason="the share of the recording that its steps take is unknown")
     if per != "sample" and step.work == 1.0 and batch is not None and other_batch(batch):
         sample = 1 - step.b / step.a / batch
         return replace(entry, reason=f"a step of B copies {batch:.3g} times the bytes of A's to the GPUs; if that is "
@@ -244,12 +244,12 @@ def _once(entry: FollowedAdvice, before: Finding, after: Finding | None, a: Live
     once_s = sum(before.claims.values())
     entry = replace(entry, outcome="cannot be told", once_s=(once_s, sum(after.claims.values()) if after else 0.0))
     if a is None or a.idle_period_s is None or not 1 / _ALIKE <= once_s / max(a.idle_s, 1e-9) <= _ALIKE:
-        return replace(entry, reason="how often it came is unknown: gputop's monitor knows it if the GPUs were idle "
-                                     "several times before the capture")
-    every, enough_s = f"it came every {seconds(a.idle_period_s)}", _PERIODS * a.idle_period_s
+        return replace(entry, reason="how often it occurred is unknown; the monitor knows this only if the GPUs were "
+                                     "idle several times before the capture")
+    every, enough_s = f"it occurred every {seconds(a.idle_period_s)}", _PERIODS * a.idle_period_s
     if b is None or b.seen_s < enough_s:
         return replace(entry, reason=f"{every}, and B was watched for {seconds(b.seen_s if b else 0.0)} before its "
-                                     f"capture: capture it again when it has run for {seconds(enough_s)}")
+                                     f"capture; capture B again after it has run for {seconds(enough_s)}")
     share, left = once_s / a.idle_period_s, b.idle_s / b.idle_period_s if b.idle_period_s else 0.0
     now = f"{seconds(b.idle_s)} every {seconds(b.idle_period_s)}" if b.idle_period_s else (
         f"not in the {seconds(b.seen_s)} before B's capture")

@@ -87,13 +87,13 @@ def _work(a: Side, b: Side) -> Iterator[Note]:
                                     "kernels.")
     factor = batch_factor(a, b)
     if factor is not None and other_batch(factor):
-        copies = f"A step of B copies {factor:.3g} times the bytes of A's to the GPUs"
+        copies = f"A step of B copies {factor:.3g} times as many bytes to the GPUs as a step of A"
         if work_ratio(a, b) != 1.0:
-            text = (f"{copies}, and the time of its kernels changes in proportion: the batch size is different. Times "
-                    f"are compared per sample, those of B divided by {factor:.3g}.")
+            text = (f"{copies}, and the time of its kernels changes in proportion, so the batch sizes differ. gputop "
+                    f"compares times per sample: B's times are divided by {factor:.3g}.")
         else:
-            text = (f"{copies}, but the time of its kernels does not change in proportion: the batch size or the data "
-                    "may differ. Compare the shares of the step.")
+            text = (f"{copies}, but the time of its kernels does not change in proportion, so the batch size or the "
+                    "data may differ. Compare the shares of the step.")
         yield Note("other_batch", text)
 
 
@@ -184,8 +184,8 @@ def _steps(a: Side, b: Side) -> Iterator[Note]:
         yield Note("per_iteration", f"A step has {per[0]:.4g} iterations in A and {per[1]:.4g} in B: times and kernels "
                                     "are per iteration.")
     if not same_phase(a, b):
-        yield Note("other_phase", f"A's steps are {steps[0].phase}, B's {steps[1].phase}: not the same work. Only the "
-                                  "parts' shares of the step are compared.")
+        yield Note("other_phase", f"A's steps are {steps[0].phase}, B's {steps[1].phase}: not the same work. gputop "
+                                  "compares only the parts' shares of the step.")
     if (functions := other_functions(a, b)) is not None:
         yield Note("other_functions", f"A's steps are calls of {functions[0]}, B's of {functions[1]}: one may be a "
                                       "part of the other. Mark the steps (jax.profiler.StepTraceAnnotation, "

@@ -34,23 +34,25 @@ _LEAST = 1e-9
 MAX_REPEATS = 10  # captures of each job: nobody makes more
 _SURE = ("better", "worse")
 _LENGTH = {"better": "shorter", "worse": "longer"}
-_MOVED = {"better": "; the work moved between the steps", "worse": "; the work moved from between the steps into them"}
+_MOVED = {"better": "; the work moved to the time between the steps",
+          "worse": "; the work moved from between the steps into them"}
 METHOD = (
-    "A change is called better or worse under two conditions. Its interval excludes 0 (Welch 1947, with "
-    f"{percent(1 - STEP_ERROR)} confidence for a step time and {percent(1 - ERROR)} for each table as a whole). And it "
-    f"is at least {percent(MIN_EFFECT)} of the step, or a percentage point of a share. Everything else is noise. "
-    "gputop compares times by the logarithm of their ratio, because disturbances multiply a job's time. Three things "
-    f"widen the interval. First, the spread over time, by {BLOCKS} blocks of each capture. Second, the spread between "
-    f"runs of an unchanged job: a standard deviation of {percent(CPU_DRIFT)} on CPUs (measured) and of "
-    f"{percent(GPU_DRIFT)} with GPUs (assumed), or the spread of the live step period in the minutes before. Third, if "
-    "the CPUs were full, the delay by other processes. A step without it is the time in which all threads of the job "
-    "sleep, and their CPU time. Captures without these figures have a bound, by the CPUs that were left and the waits "
-    "of all threads. The interval holds the change as recorded, and the change without that load. The latter has a "
-    f"standard deviation of up to {percent(THREADS_SPREAD_MOST)} per side (measured), more for few steps, and more if "
-    "one side met more load. A change that the live step period of those minutes excludes is also noise. The wall time "
-    "per training step has the interval of the steps and that of the long pauses between them, by how much their "
-    "lengths and distances vary (a renewal process, Cox 1962). With fewer than three pauses, the recording may hold "
-    "one more or less by chance."
+    "gputop calls a change better or worse only under two conditions. First, its confidence interval excludes 0 "
+    f"(Welch 1947, with {percent(1 - STEP_ERROR)} confidence for a step time and {percent(1 - ERROR)} for each table "
+    f"as a whole). Second, it is at least {percent(MIN_EFFECT)} of the step, or a percentage point of a share. "
+    "Everything else is noise. gputop compares times by the logarithm of their ratio, because disturbances multiply a "
+    f"job's time. Three things widen the interval. First, the variation over time, measured in {BLOCKS} blocks of each "
+    f"capture. Second, the variation between runs of an unchanged job: a standard deviation of {percent(CPU_DRIFT)} on "
+    f"CPUs (measured) and of {percent(GPU_DRIFT)} with GPUs (assumed), or the variation of the live step period in the "
+    "minutes before. Third, if the CPUs were full, the delay by other processes. Without this delay, a step takes the "
+    "time during which all threads of the job sleep, plus their CPU time. For captures without these values, gputop "
+    "uses a bound based on the CPUs that were left and the waits of all threads. The interval contains the change as "
+    "recorded and the change without that load. The latter has a standard deviation of up to "
+    f"{percent(THREADS_SPREAD_MOST)} per side (measured), more for few steps, and more if one side had more load. If "
+    "the live step period of those minutes excludes a change, the change is also noise. The interval of the wall time "
+    "per training step combines the interval of the steps with that of the long pauses between them. The latter "
+    "depends on how much the pauses' lengths and distances vary (a renewal process, Cox 1962). With fewer than three "
+    "pauses, the recording may contain one more or less by chance."
 )
 
 
@@ -264,7 +266,7 @@ def _although(step: ComparedRow, wall: ComparedRow) -> str:
     if step.verdict == "noise":
         sure = "" if step.reason == SMALL or step.a == step.b_alike else " for certain"
         return f"; the {what} itself did not change{sure}: {''.join(_change(step))}"
-    return f"; whether the {what} itself changed cannot be told"
+    return f"; gputop cannot tell whether the {what} itself changed"
 
 
 def _beside(wall: ComparedRow | None, step: ComparedRow) -> str:
@@ -272,17 +274,19 @@ def _beside(wall: ComparedRow | None, step: ComparedRow) -> str:
     if wall is None or wall.reason is None or wall.reason == step.reason or (
             step.verdict == "noise" == wall.verdict):
         return ""
-    return f" Whether the wall time per training step changed cannot be told: {''.join(_change(wall))}; {wall.reason}."
+    return (f" gputop cannot tell whether the wall time per training step changed: {''.join(_change(wall))}; "
+            f"{wall.reason}.")
 
 
 def _not_borne_out(step: ComparedRow, wall: ComparedRow) -> str:
     """The step certainly changed, and the wall time per training step did not, or nobody knows."""
     became = f"the step became {_LENGTH[step.verdict]} ({_change(step)[0]}),"
     if _may_agree(step, wall):
-        return (f"CANNOT BE TOLD: {became} but whether the wall time per training step did cannot be told: "
+        return (f"CANNOT BE TOLD: {became} but gputop cannot tell whether the wall time per training step did: "
                 f"{''.join(_change(wall))}; {wall.reason}.")
-    text = (f"{'NO CHANGE' if wall.reason == SMALL else 'NOT PROVEN'}: {became} the wall time per training step "
-            f"did not{' for certain' if _same_way(step, wall) else ''}: {''.join(_change(wall))}")
+    text = (f"{'NO CHANGE' if wall.reason == SMALL else 'NOT PROVEN'}: {became} but "
+            f"{'it is not certain that ' * (same := _same_way(step, wall))}the wall time per training step "
+            f"did{'' if same else ' not'}: {''.join(_change(wall))}")
     return f"{text}{_MOVED[step.verdict] if _moved(step, wall) else ''}."
 
 

@@ -47,13 +47,13 @@ _GPU_UNITS = {"launch_delay_s": SECONDS, "kernels": COUNT}
 _LANES = {"sm_active": 1, "gpu_util": 1, "tensor_active": 1}
 _NO_STEPS = "no training steps were found in {}"
 _NO_SERIES = "no values of single steps from {}: compare the traces themselves"
-REPEAT = "within the usual difference of one job over time and between runs"
+REPEAT = "within the usual variation of a job over time and between runs"
 _WITHIN_RERUNS = f"the difference of {{}} is {REPEAT}"
 _NOT_LIVE = f"the live step period in the minutes before changed by only {{:+.1%}}: the difference is {REPEAT}"
 SMALL = "a change too small to matter"
 _WITHIN_PAUSES = "the difference of {} is within the usual variation of the pauses between steps, in length and number"
-_FEW_PAUSES = ("few long pauses between steps were recorded ({} in A, {} in B), and one more or less would change it: "
-               "a longer capture holds more")
+_FEW_PAUSES = ("only a few long pauses between steps were recorded ({} in A, {} in B), so one more or less would "
+               "change the result; a longer capture contains more")
 _OTHER_WORK = "a step of A and one of B do different work"
 _OTHER_FUNCTIONS = "the steps of A are calls of {}, those of B of {}: one may be a part of the other"
 _TOO_FEW_STEPS = f"too few steps: each side needs {MIN_STEPS}"

@@ -112,8 +112,8 @@ def _how_often(c: Comparison) -> str:
     if count is None:
         return ""
     if count > MAX_REPEATS:
-        return f"Even {MAX_REPEATS} captures of each would not decide it."
-    return f"{count} captures of each would decide."
+        return f"Even {MAX_REPEATS} captures of each would not be enough."
+    return f"{count} captures of each would be enough."
 
 
 def _notes(c: Comparison, width: int) -> Iterator[ReportLine]:
@@ -270,7 +270,7 @@ def _gpus(c: Comparison, shown: list[ComparedRow], width: int) -> Iterator[Repor
     yield from _reasons(rows.values(), width)
     if c.verdict == "better" and any(row.verdict == "worse" and row.id in ("busy", "compute", "idle")
                                      for row in rows.values()):
-        yield from _wrapped("Shares are of each side's own step: the same idle time is a larger share of a shorter "
+        yield from _wrapped("Shares refer to each side's own step: the same idle time is a larger share of a shorter "
                             "step. Compare the parts in seconds above.", width)
 
 

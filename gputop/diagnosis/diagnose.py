@@ -209,13 +209,13 @@ def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
     notes = []
     if steps.times.unit == "period":
         notes.append(TraceNote("no_steps", (
-            f"Nothing marks steps, but there is {steps.times.anchor} ({steps.count} times). The trace does not show "
+            f"No event marks steps, but there is {steps.times.anchor} ({steps.count} times). The trace does not show "
             "whether this sequence is a layer of the model or a step, so values are per period. To find steps, mark "
             f"them with {how_to_mark_steps(trace)}.")))
     if steps.times.start_up:
         which = "The only step" if steps.count == 1 else f"All {steps.count} steps"
         notes.append(TraceNote("start_up", (
-            f"{which} of this window {'is' if steps.count == 1 else 'are'} part of job startup: "
+            f"{which} in this recording {'is' if steps.count == 1 else 'are'} part of job startup: "
             f"{steps.times.start_up}. Later steps are shorter and not represented here, so capture again when the job "
             "runs steadily.")))
     return notes
@@ -243,13 +243,13 @@ def _notes(
     if steps is None:
         notes.append(TraceNote("no_steps", (
             "No steps found: the trace has no step markers, no calls of a step function, and no clearly repeated "
-            "kernel sequence. Shares are of the whole window. Capture more than two steps, or mark the steps "
+            "kernel sequence. Shares refer to the whole recording. Capture more than two steps, or mark the steps "
             f"with {how_to_mark_steps(trace)}.")))
     elif steps.count < _FEW_STEPS:
-        more = ("trace more runs, because a timeline holds one run" if steps.times.anchor == SESSION_RUN else
+        more = ("trace more runs, because a timeline contains only one run" if steps.times.anchor == SESSION_RUN else
                 "capture a longer trace")
-        notes.append(TraceNote("few_steps", f"The window contains only {counted(steps.count, 'complete step')}, so the "
-                                            f"numbers are rough; {more}."))
+        notes.append(TraceNote("few_steps", f"The recording contains only {counted(steps.count, 'complete step')}, so "
+                                            f"the numbers are rough; {more}."))
     if steps is not None:
         notes += evaluation_note(steps.times) + accumulation_note(trace, steps)
         notes += _steps_that_are_none(trace, steps)

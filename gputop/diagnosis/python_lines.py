@@ -13,7 +13,7 @@ GAP_NAMES = {
     "gap": "between two step calls", "input": "input wait", "tracing": "a function is traced or compiled",
     "eager": "Python runs ops one by one", "placement": "an op runs on the host", "dispatch": "the next launch is late",
 }
-_NO_LINES = {"input": "Other threads ran no Python in these gaps, so the input pipeline does not wait for it."}
+_NO_LINES = {"input": "Other threads ran no Python in these gaps, so the input pipeline does not wait for Python."}
 
 
 def per_basis(basis: str) -> str:

@@ -57,7 +57,7 @@ def _kernels(analysis: Analysis, by_op: bool) -> Table:
     rows = tuple((r.share, r.time_s, r.count, r.mean_s, _type(r.types), r.tensor_core, ranges(r.by_gpu), r.occupancy,
                   r.name.removeprefix("void ") or f"and {r.names} more") for r in of_step)
     empty = (f"No kernel ran in the {'steps' if table else 'window'}." if table is not None else
-             "The kernels in this trace name no op, so the op of each kernel is unknown.")
+             "The kernels in this trace have no op names, so the op of each kernel is unknown.")
     each = " for each GPU that runs the kernel" if by.gpus > 1 else ""
     note = f"Times and counts {by.text(by_gpu=False)}{each}. tensor: share of the time on tensor cores."
     note += f" occup.: occupancy, {kernels.occupancy_is}." if kernels.occupancy_is else ""
@@ -74,7 +74,8 @@ def _collectives(analysis: Analysis) -> Table:
     columns = (Column("operation"), Column("count", count), Column("time", seconds), Column("transfer", seconds),
                Column("waiting", portion), Column("bytes", bytes_, spare=True),
                Column("exposed", seconds, spare=True), Column("remark", wide=True))
-    empty = ("The trace has one GPU, which has no other GPU to exchange data with." if len(analysis.gpus) == 1 else
+    empty = ("The trace has only one GPU, so there is no other GPU to exchange data "
+             "with." if len(analysis.gpus) == 1 else
              "No collectives in the window: the GPUs do not exchange gradients through NCCL here.")
     collectives = analysis.collectives
     if collectives is None:
@@ -138,7 +139,7 @@ def _copies(analysis: Analysis) -> Table:
               r.bytes / r.time_s if r.bytes and r.time_s else None, r.op)
              for r in of_ops]
     note = f"Times, counts, and bytes {by.text()}." if rows else ""
-    note += " The copies in this trace do not name their ops." if rows and not of_ops else ""
+    note += " The copies in this trace have no op names." if rows and not of_ops else ""
     return Table("Copies", columns, tuple(rows), "No copies to, from, or between GPUs in the window.", note)
 
 
@@ -224,7 +225,7 @@ def _layers(source: Analysis) -> Table:
     columns = (Column("share", portion), Column("CPU time" if on_cpu else "GPU time", seconds), Column("idle", seconds),
                Column("ops" if on_cpu else "kernels", count), Column("FLOPs", _flops, spare=True),
                Column("FLOP/s", _flops, spare=True), Column("bytes", bytes_, spare=True), Column("layer", wide=True))
-    empty = ("The kernels in this trace name no op, so the layer of each kernel is unknown." if source.gpus else
+    empty = ("The kernels in this trace have no op names, so the layer of each kernel is unknown." if source.gpus else
              "The trace has neither kernels nor ops, so it does not show where the time goes.")
     if table is None:
         return Table("Layers", columns, (), empty)

@@ -218,7 +218,8 @@ def creep_sentence(creep: Creep) -> str:
     limit = f"{size(creep.limit_bytes or 0.0)} of the {'control group' if creep.limit == 'cgroup' else 'node'}"
     low, high = duration(creep.full_in_low_s), duration(creep.full_in_high_s)
     between = f" ({low} to {high}, based on the faster and the slower half of the trend)" if low != high else ""
-    return (f"{text} At this rate, the {limit} are full {duration(creep.full_in_s)} after the last sample{between}.")
+    return (f"{text} At this rate, the {limit} will be full {duration(creep.full_in_s)} after the last "
+            f"sample{between}.")
 
 
 def closing_sentences(report: Report) -> Iterator[str]:

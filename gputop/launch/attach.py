@@ -87,8 +87,8 @@ def give_back(process: target.Target) -> None:
 def no_answer(pid: int, waited_s: float) -> GputopError:
     """The error of a process that has not run what it was requested to, with what it does now. Blocks for a second."""
     return GputopError(
-        f"Process {pid} did not answer within {waited_s:.0f} s: its main thread runs native code or is idle, or the "
-        f"job may not open a socket (seccomp). {state_now(pid)}",
+        f"Process {pid} did not answer within {waited_s:.0f} s: its main thread runs native code or is idle, or it is "
+        f"not allowed to open a socket (seccomp). {state_now(pid)}",
         f"py-spy dump --pid {pid} shows where the thread is. The request is no longer valid.")
 
 

@@ -25,7 +25,7 @@ WHAT_SWITCHING_ON_DOES = (
     "recording: the job's exit and its own torch.profiler wait until the recording ends. In our tests on CPUs, no such "
     "recording crashed a job. The first recording leaves about 240 MB and NVIDIA's CUPTI in the process. A host-bound "
     "job is then slower until it ends. Two such jobs took 12.4 and 11.2 ms per step before, 22.3 and 26.0 ms during a "
-    "recording, and 15.8 and 17 to 19 ms afterwards. A job that keeps its GPU busy does not become slower. Before "
+    "recording, and 15.8 and 17 to 19 ms afterward. A job that keeps its GPU busy does not become slower. Before "
     "Python 3.14, this pauses one idle thread for about 1 ms.")
 _PERIOD_S = 0.2
 FRAMEWORKS = frozenset({"pytorch"})

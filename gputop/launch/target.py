@@ -33,9 +33,9 @@ from gputop.text.units import printable
 WHAT_STARTING_DOES = (
     "gputop makes the job's Python start the profiler server of TensorFlow or JAX, once, between two steps. The server "
     "stays until the process ends and costs nothing until it is used. Before Python 3.14, this pauses one idle thread "
-    "for about 1 ms. In a job of many small operations, a 10 s capture cost about 0.7 s of training. In our tests on "
-    "CPUs, no capture crashed a job. After a capture, the job gives back free memory if there is much of it, which "
-    "takes 0.1 to 0.3 s of its main thread.")
+    "for about 1 ms. In a job with many small operations, a 10 s capture cost about 0.7 s of training time. In our "
+    "tests on CPUs, no capture crashed a job. After a capture, a job with a lot of free memory returns it to the "
+    "system, which takes 0.1 to 0.3 s of the main thread's time.")
 _ALTERNATIVE = "Or restart the job with gputop run."
 MAX_TRAINING = 64  # processes of one launcher that are named
 SERVED = frozenset({"tensorflow", "jax"})  # whose profiler server gputop can start

@@ -45,13 +45,13 @@ def _job(job: Dumps, now_s: float) -> Iterator[str]:
 
 
 def sentence(state: GroupState) -> str:
-    """ "Rank 1 did not launch all_reduce 4 of default_pg. Rank 0 waits in it at train.py:10." """
+    """ "Rank 1 did not launch all_reduce 4 of default_pg. Rank 0 is waiting in this collective at train.py:10." """
     what = f"{state.operation or 'collective'} {state.seq} of {_group(state)}"
     apart = _names(state.apart)
     if state.verdict == "absent":
         many = len(state.others) > 1
         return (f"{apart.capitalize()} did not launch {what}. {_names(state.others).capitalize()} "
-                f"wait{'' if many else 's'} in it{_lines_at(state.others)}.")
+                f"{'are' if many else 'is'} waiting in this collective{_lines_at(state.others)}.")
     if state.verdict == "mismatch":
         if state.others:
             return (f"the ranks launched different collectives at position {state.seq} of {_group(state)}. "
@@ -59,8 +59,9 @@ def sentence(state: GroupState) -> str:
         return f"the ranks launched different collectives at position {state.seq} of {_group(state)}."
     if state.verdict == "inactive":
         many, more = len(state.apart) > 1, len(state.others) > 1
-        return (f"{_names(state.others).capitalize()} wait{'' if more else 's'} in {what}{_lines_at(state.others)}. "
-                f"{apart.capitalize()} {'are' if many else 'is'} not in a collective of this group.")
+        return (f"{_names(state.others).capitalize()} {'are' if more else 'is'} waiting in "
+                f"{what}{_lines_at(state.others)}. {apart.capitalize()} {'are' if many else 'is'} not in a collective "
+                "of this group.")
     if state.verdict == "inside":
         return (f"no rank is missing in these dumps. All ranks launched {what}{_lines_at(state.others)}, but not all "
                 "have finished it.")
@@ -89,7 +90,7 @@ def _not_asked(job: Dumps) -> Iterator[str]:
     if missing := named - {dump.rank for dump in job.dumps}:
         many = len(missing) > 1
         yield (f"Not asked: rank{'s' * many} {ranges(missing, ', ')}, because gputop read no dump for "
-               f"{'them' if many else 'it'}. The other ranks may wait for {'them' if many else 'it'}.")
+               f"{'them' if many else 'it'}. The other ranks may be waiting for {'them' if many else 'it'}.")
     for problem in job.problems[:_MAX_LINES]:
         yield f"Not read: {problem}."
     if groups := not_compared(job.dumps):

@@ -143,7 +143,7 @@ def _job(processes: Sequence[ProcessStacks], threads: bool) -> Iterator[str]:
     if odd and not halted:
         whom = "it" if len(odd) == 1 else "them"
         where = "most ranks are elsewhere" if len(odd) * 2 < len(processes) else "the others are in a collective"
-        yield f"Check {_labels(odd)} first: {where} and may wait for {whom}."
+        yield f"Check {_labels(odd)} first: {where} and may be waiting for {whom}."
     for stack_group in reversed(groups) if odd else groups:
         yield ""
         yield f"{_labels(stack_group.processes)}: {stack_group.place}"

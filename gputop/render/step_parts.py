@@ -106,8 +106,8 @@ WALL_PARTS: dict[str, tuple[str, str]] = {
     "gpu_work": ("GPU work", "GPU work that belongs to no known step."),
     "start": ("start", "Tracing, compilation, loading of libraries, autotuning, and the steps that include this work."),
     "end": ("end", "The time after the last GPU work, in which the program unloads modules and frees resources."),
-    "open": ("unfinished step", "A step or wait at the start or end of the recording that is longer than a usual step "
-                                "and was recorded only in part."),
+    "open": ("unfinished step", "A step or wait at the start or end of the recording that is longer than a typical "
+                                "step and was recorded only in part."),
     "profiler": ("profiler", "The profiler starts or stops recording, which the job does not do otherwise."),
     "edges": ("incomplete steps", "Steps before the first and after the last whole step, recorded only in part."),
     "no_steps": ("time without steps", "Host activity while no GPU works, in a trace that shows no step starts."),

@@ -77,6 +77,6 @@ def _jumps(trace: Trace) -> Iterator[str]:
     longest = int(pause.max(initial=0))
     if longest > _JUMP_NS and longest > (end - begin) / 2:
         after = int(np.argmax(pause)) + 1
-        yield (f"The trace has no GPU or host events for {seconds(longest / 1e9)}, and all its events are in the "
-               f"other {seconds((end - begin - longest) / 1e9)} ({after:,} before and "
-               f"{len(order) - after:,} after the pause). The clock jumped, so shares of the window are not reliable.")
+        yield (f"The trace has no GPU or host events for {seconds(longest / 1e9)}, and all its events are in the other "
+               f"{seconds((end - begin - longest) / 1e9)} ({after:,} before and {len(order) - after:,} after the "
+               "pause). The clock jumped, so shares of the recording are not reliable.")

@@ -40,17 +40,17 @@ def watched(of: Side, seen_s: float, idle_s: float = 0.0, period_s: float | None
 
 
 @pytest.mark.parametrize(("before", "after", "fulfilled", "words"), [
-    ((300, 5.3, 41), (70,), "kept", "5.22 s once in A, none in B; REACHED: it came every 41.0 s before, 13% of the "
+    ((300, 5.3, 41), (70,), "kept", "5.22 s once in A, none in B; REACHED: it occurred every 41.0 s before, 13% of the "
                                     "run, and not in the 70.0 s before B's capture"),
     ((300, 5.3, 41), (300, 0.3, 41), "kept", "REACHED"),
     ((300, 5.3, 41), (300, 1.5, 41), "partly kept", "PARTLY REACHED"),
-    ((300, 5.3, 41), (300, 5.0, 41), "broken", "NOT REACHED: it came every 41.0 s before, 13% of the run, and 5.00 s "
-                                               "every 41.0 s"),
+    ((300, 5.3, 41), (300, 5.0, 41), "broken", "NOT REACHED: it occurred every 41.0 s before, 13% of the run, and 5.00 "
+                                               "s every 41.0 s"),
     # B holds none by chance, or may: what A shows is not what came again and again, or B has only begun.
-    ((300, 5.3, 41), (50,), None, "B was watched for 50.0 s before its capture: capture it again when it has run for "
+    ((300, 5.3, 41), (50,), None, "B was watched for 50.0 s before its capture; capture B again after it has run for "
                                   "61.5 s"),
-    ((300, 12.0, 41), (70,), None, "how often it came is unknown"),
-    ((300,), (300,), None, "how often it came is unknown"),
+    ((300, 12.0, 41), (70,), None, "how often it occurred is unknown"),
+    ((300,), (300,), None, "how often it occurred is unknown"),
 ])
 def test_what_came_once_is_gone_where_the_live_signal_shows_that_it_no_longer_returns(before, after, fulfilled, words):
     once = finding("long_steps", None) | {"gain": {"step_time": None, "how": ONCE}, "claims": {"host": 5.22}}

@@ -132,7 +132,7 @@ def test_another_batch_size_is_said_and_reckoned(node):
     text = " ".join(text_report(c).split())
     # The kernels of a batch 1.6 times as large take longer to match: times are compared per sample.
     assert "FASTER, certain: 343 → 184 ms on average for as many samples as a step of A has (−" in text
-    assert "those of B divided by 1.6" in text
+    assert "B's times are divided by 1.6" in text
     assert verdict(c, "steps", "mean_s") == "better" and verdict(c, "breakdown", "compute") != "worse"
     row = c.to_json()["rows"][0]
     assert row["per"] == "sample" and row["change"] == row["b"] - row["a"] != row["change_for_same_work"]
@@ -355,7 +355,7 @@ def test_a_folder_of_ranks_is_one_side():
 def test_the_command_prints_text_or_one_document(capsys):
     assert main(["compare", str(SLOW), str(FAST)]) == 0
     output = capsys.readouterr()
-    assert "3 captures of each would decide." in " ".join(output.out.split()) and output.err == ""
+    assert "3 captures of each would be enough." in " ".join(output.out.split()) and output.err == ""
     assert "--again-a A2 --again-b B2" in output.out
     assert "GONE: Input wait takes" in output.out and "Welch" not in output.out
     assert main(["compare", str(SLOW), str(FAST), "--verbose"]) == 0

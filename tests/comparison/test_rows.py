@@ -144,7 +144,7 @@ def test_what_two_recordings_differ_by_may_be_no_more_than_reruns_do():
     assert "difference of 2%" in row.reason and "between runs" in row.reason
     found = compare_sides(a, b)
     assert found.verdict == "noise" and found.repeat is not None and found.to_json()["repeat"] is True
-    assert "captures of each would decide" in " ".join(text_report(found).split())
+    assert "captures of each would be enough" in " ".join(text_report(found).split())
     runs = [side(n, 400, mean_s=0.204, spread=0.002) for n in (2, 3, 4)]
     more = compare_sides(replace(a, repeats=tuple(side(n, 400, spread=0.002) for n in (5, 6, 7))),
                          replace(b, repeats=tuple(runs)))

@@ -70,7 +70,7 @@ def test_what_comes_from_outside_stays_text(days: Report) -> None:
     page = Page(text)
     assert page.count("img") == 0 and page.count("script") == 2 and "\x1b" not in text
     assert unescape(text).count("<img src=x") >= 8
-    assert "the 8.0 GiB of the node are full 2.0 h after" in unescape(text)
+    assert "the 8.0 GiB of the node will be full 2.0 h after" in unescape(text)
 
 
 def test_of_no_time_it_says_so(days: Report) -> None:

@@ -70,7 +70,7 @@ def test_several_recordings_are_one_time_line(write: Write, capsys: pytest.Captu
     assert main(["report", str(late), str(early)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for words in ("Not recorded: 2.8 h (28%", "waiting 1.0 7%", "train.py (ana, GPU 0,1)",
-                  "At this rate, the 256 GiB of the node are full", "Findings: N/A"):
+                  "At this rate, the 256 GiB of the node will be full", "Findings: N/A"):
         assert words in text
 
 

@@ -88,7 +88,7 @@ def test_other_signals_arrive_meanwhile():
 def test_a_process_that_computes_in_python_alone_is_told_what_it_needs(monkeypatch):
     monkeypatch.setattr(inject, "SEARCH_S", 0.1)
     with _python("print('ready', flush=True)\nwhile True: pass\n") as process:
-        with pytest.raises(GputopError, match=r"process \d+ computes without a system call") as caught:
+        with pytest.raises(GputopError, match=r"process \d+ is computing without system calls") as caught:
             _ask(process.pid, "print('asked')")
         assert "gputop run" in caught.value.fix
         assert process.poll() is None

@@ -29,8 +29,8 @@ def test_the_rank_that_is_behind_and_its_line() -> None:
     waiting, behind = state.others[0], state.apart[0]
     assert (waiting.scheduled, waiting.started, waiting.completed) == (4, 4, 3)
     assert (behind.scheduled, behind.started, behind.completed) == (3, 3, 3) and behind.at is None
-    assert sentence(state) == ("Rank 1 did not launch all_reduce 4 of the group of all ranks. "
-                               "Rank 0 waits in it at train.py:20.")
+    assert sentence(state) == ("Rank 1 did not launch all_reduce 4 of the group of all ranks. Rank 0 is waiting in "
+                               "this collective at train.py:20.")
     assert "Rank 1 last launched all_reduce 3 at train.py:10." in report(
         dump(0, history(3, then=[WAITS])), dump(1, history(3)))
 
@@ -126,7 +126,7 @@ def test_what_was_not_asked_is_said() -> None:
     text = report(dump(0, [*history(3, then=[WAITS]), message], 4), dump(1, history(3, then=[WAITS]), 4),
                   problems=("process 7: no dump at /tmp/x_2",))
     assert "no rank is missing in these dumps" in text
-    assert "Not asked: ranks 2-3, because gputop read no dump for them. The other ranks may wait for them." in text
+    assert "Not asked: ranks 2-3, because gputop read no dump for them. The other ranks may be waiting" in text
     assert "Not read: process 7: no dump at /tmp/x_2." in text and "sends and receives, 1 in" in text
     assert "Dumps read: ranks 0-1, written 60.0 s ago." in text
     assert "a single dump" in report(dump(0, history(3)))

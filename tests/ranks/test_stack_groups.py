@@ -38,7 +38,7 @@ def test_of_two_that_differ_the_one_outside_of_the_collective_is_the_odd_one() -
     groups = group([rank(0, WAITS), rank(1, LOADS)])
     assert len(groups) == 2 and [p.pid for p in odd_ones(groups)] == [101]
     text = list(report([[rank(0, WAITS), rank(1, LOADS)]]))
-    assert text[1] == "Check rank 1 (pid 101) first: the others are in a collective and may wait for it."
+    assert text[1] == "Check rank 1 (pid 101) first: the others are in a collective and may be waiting for it."
     elsewhere = (Frame("save", "/home/ana/data.py", 50), OUTER)
     assert odd_ones(group([rank(0, elsewhere), rank(1, LOADS)])) == ()  # neither is in one
     assert odd_ones(groups[:1]) == () and odd_ones(()) == ()

@@ -17,8 +17,8 @@ from gputop.core.findings import Abstained, Finding, ranked
 _NOT_ITS_OWN = ("the GPUs of the job: other jobs hold GPUs of the same nodes, and only a job label on the metrics "
                 "shows which job holds which GPU (dcgm-exporter --hpc-job-mapping-dir, or gputop export on the nodes)")
 # What a user runs by one program may be several jobs: their GPUs need not do the same.
-_NOT_ONE_JOB = ("GPUs that clearly belong to one job: Slurm names no job here, and several jobs can share a user and "
-                "program")
+_NOT_ONE_JOB = ("GPUs that clearly belong to one job: Slurm does not name a job here, and several jobs can have the "
+                "same user and program")
 _NO_PAST = "samples from 15 minutes ago, which this Prometheus does not have"
 _COMPARE_PEERS = ("slow_node", "straggler_gpu", "low_clock_gpu")
 

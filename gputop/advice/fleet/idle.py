@@ -21,8 +21,8 @@ from gputop.text.units import percent, seconds
 
 _SOURCE = "Princeton's jobstats: GPUs that a job holds without using them; gputop's own limits"
 _NOTHING_YET = Missing("data on the activity of all GPUs of the job")
-_GAPS = Missing("activity of all GPUs of the job over the last 15 minutes; some GPUs lack samples for part "
-                "of this time and are doing nothing now")
+_GAPS = Missing("activity of all GPUs of the job over the last 15 minutes; some GPUs have no samples for part of this "
+                "time and are idle now")
 
 
 class HeldIdle(FleetVerdict, frozen=True, kw_only=True):
@@ -153,7 +153,7 @@ def describe_activity_drop(v: ActivityDrop) -> FleetWords:
         why=f"The job's {v.count} GPUs were {percent(v.before)} active before and have been only {percent(v.after)} "
             f"active{lasting(v)}.",
         evidence=evidence(v, {"before_ratio": v.before, "after_ratio": v.after}),
-        action="Look in the job's log for what changed at that time: another training phase, another data set, or "
+        action="Look in the job's log for what changed at that time: another training phase, another dataset, or "
                "slower storage. gputop compare shows what differs between two captures.",
         gain=NO_STEP, source=source("activity_drop.ratio", "activity_drop.after_s"),
         label=f"fell {percent(v.before)} → {percent(v.after)}",

@@ -182,12 +182,13 @@ def _fault(figures: Mapping[str, float], job: Job) -> tuple[str, float | None, f
 _HELD = {
     "thermal": ("it is too hot", "Check the cooling: air flow, fans, room temperature."),
     "power": ("its power is limited",
-              "Compare its power limit with that of the others (nvidia-smi -q -d POWER), and look at the node's "
+              "Compare its power limit with those of the other GPUs (nvidia-smi -q -d POWER), and look at the node's "
               "power supply."),
-    "power limit": ("its power limit is lower than that of the others",
-                    "Compare the power limits (nvidia-smi -q -d POWER), and set this one with nvidia-smi -pl."),
+    "power limit": ("its power limit is lower than those of the other GPUs",
+                    "Compare the power limits (nvidia-smi -q -d POWER), and raise this GPU's limit with nvidia-smi "
+                    "-pl."),
     "set": ("its application clocks are set low",
-            "Compare the clocks (nvidia-smi -q -d CLOCK), and reset these with nvidia-smi -rac."),
+            "Compare the clocks (nvidia-smi -q -d CLOCK), and reset this GPU's clocks with nvidia-smi -rac."),
     "clock": ("", "Run nvidia-smi -q -d PERFORMANCE on its node to see what limits the clocks. nvidia-smi -rgc "
                   "removes a clock lock."),
 }
@@ -261,8 +262,7 @@ def judge_low_clock_gpu(view: JobView) -> LowClockGpu | Missing | None:
     worst = min(low, key=lambda low_clock: low_clock.clock_hz / low_clock.median_hz)
     if worst.mad_hz > limit("low_clock_gpu.spread") * worst.median_hz \
             or worst.low > limit("low_clock_gpu.share") * worst.gpus:
-        return Missing("similar clocks on most GPUs of the job, whose SM clocks differ so much that none of them is "
-                       "an outlier")
+        return Missing("similar clocks on most GPUs of the job; the SM clocks differ so much that no GPU is an outlier")
     worst_gpu = worst.gpu
     lasts_s, seen = _lasts_low(view, worst)
     held = _limiter(worst_gpu.figures, job.peers)

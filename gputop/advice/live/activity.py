@@ -80,7 +80,7 @@ def judge_spinning(view: NodeView) -> Spinning | Missing | None:
 
     def spin(gpu: GpuSample) -> _Spin | str | None:
         if gpu.info.index in serving:
-            return (f"a training job: {gpus_text(serving)} belong to an inference server, whose ranks wait for "
+            return (f"a training job; {gpus_text(serving)} belong to an inference server, whose ranks wait for "
                     "requests in a collective")
         return _spin(view, gpu, window_s)
 
@@ -214,8 +214,8 @@ def describe_spinning(v: Spinning) -> Explanation:
         evidence=known({**figures, "lasts_s": v.minutes * SLICE_S if v.minutes > 1 else None}),
         brief=f"SM activity {percent(figures['sm_active_ratio'])} at {percent(figures['gpu_util_ratio'])} utilization: "
               "the GPUs may wait in a collective." if "sm_active_ratio" in figures else
-              f"{percent(figures['power_of_limit_ratio'])} of the power limit, almost constant: the GPUs may wait in a "
-              "collective.",
+              f"Power is almost constant at {percent(figures['power_of_limit_ratio'])} of the limit: the GPUs may wait "
+              "in a collective.",
         unknown="the line that each rank is executing",
         action="Look at the stacks of the ranks: the rank that is not in a collective delays the others. NCCL 2.24 "
                "and newer report that rank if the RAS service answers on this node, and gputop keeps querying it.",
@@ -288,9 +288,9 @@ def _low(view: NodeView, low: list[tuple[GpuSample, str, float]], rest: dict[int
 
 def describe_low_sm_active(v: LowSmActive) -> Explanation:
     evidence = {"window_s": v.window_s, f"{v.metric}_ratio": v.activity}
-    how, brief, unknown = "", "Which kernels run is not visible in live samples", "what fills the time?"
+    how, brief, unknown = "", "Live samples do not show which kernels run", "which kernels fill the time?"
     if v.gpu_util is not None and v.gpu_util < limit("low_sm_active.gaps"):
-        how = (f" For {percent(1 - v.gpu_util)} of the time, no kernel was running because the GPU was waiting for "
+        how = (f" No kernel was running for {percent(1 - v.gpu_util)} of the time, because the GPU was waiting for "
                "input, launches, or the host.")
         brief, unknown = f"Idle {percent(1 - v.gpu_util)} of the time", "input, launches, or the host?"
     elif v.gpu_util is not None:
@@ -387,8 +387,8 @@ def describe_dram_bound(v: TensorSpare) -> Explanation:
         title=f"{gpus_text(v.gpus)} limited by memory bandwidth",
         why=f"On GPU {v.worst.gpu}, device memory moved data in {percent(v.worst.busy)} of its cycles over the last "
             f"{v.window_s:.0f} s (at most about 80% is achievable). Tensor cores were busy for "
-            f"{percent(v.worst.tensor)} of the time. The kernels wait for memory, not for arithmetic, which is a limit "
-            "of these kernels and not a fault.",
+            f"{percent(v.worst.tensor)} of the time. The kernels wait for memory, not for arithmetic. This is a limit "
+            "of these kernels, not a fault.",
         evidence={"window_s": v.window_s, "dram_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},
         brief=f"Memory is busy in {percent(v.worst.busy)} of its cycles, and tensor cores for "
               f"{percent(v.worst.tensor)} of the time.",
@@ -413,8 +413,8 @@ def describe_tensor_idle(v: TensorSpare) -> Explanation:
             f"tensor cores were active for only {v.worst.tensor * 100:.1f}% of the time. If the model has matmuls or "
             "convolutions, they run on CUDA cores at a fraction of the speed. Otherwise, nothing is wrong.",
         evidence={"window_s": v.window_s, "sm_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},
-        brief=f"SM activity {percent(v.worst.busy)}, tensor cores {v.worst.tensor * 100:.1f}%: fine only without "
-              "matmuls.", unknown="matmuls on CUDA cores?",
+        brief=f"SM activity is {percent(v.worst.busy)}, but tensor core activity is only {v.worst.tensor * 100:.1f}%, "
+              "which is fine only without matmuls.", unknown="matmuls on CUDA cores?",
         action="If the model has matmuls, use mixed precision or keep TF32 enabled, and give layers sizes that are "
                "multiples of 8. A capture names the kernels.",
         snippet=code_for(v.framework, "tensor_idle"),

@@ -135,7 +135,7 @@ def _fallen(view: NodeView) -> str | None:
         return None
     slice_s = window_s / view.slices(window_s)
     return (f"SM activity of {gpus_text(gpus)} fell from {percent(before)} to {percent(now)} "
-            f"{(len(slices) - last - 1) * slice_s:.0f} s ago. An evaluation or a checkpoint ends by itself; after "
+            f"{(len(slices) - last - 1) * slice_s:.0f} s ago. This may be an evaluation or a checkpoint. After "
             f"{window_s:.0f} s, gputop checks for a hang.")
 
 
@@ -145,7 +145,7 @@ def _bound(view: NodeView, sm: list[float], tensor: list[float]) -> str:
     if view.found("power_capped"):
         return "limited by the power limit"
     if sum(sm) / len(sm) < limit("live_limit.work"):
-        return "partly busy, at no limit"
+        return "partly busy and not at any limit"
     if tensor and sum(tensor) / len(tensor) >= limit("live_limit.tensor"):
         return "compute bound"
     return "busy"

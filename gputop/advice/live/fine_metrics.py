@@ -34,13 +34,13 @@ def _only_coarse(view: NodeView, gpu: GpuSample, window_s: float) -> bool:
 def describe_no_fine_metrics(v: NoFineMetrics) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)}: only coarse utilization",
-        why="Coarse utilization is the share of time in which any kernel ran: 100% may mean one busy SM, or GPUs that "
-            f"wait for each other. SM activity is missing: {v.reason}.",
+        why="Coarse utilization is the share of time during which any kernel ran: 100% may mean that only one SM was "
+            f"busy, or that GPUs waited for each other. SM activity is missing: {v.reason}.",
         evidence={"window_s": v.window_s, "coarse_gpus_count": float(len(v.gpus))},
         brief=f"SM activity is missing: {v.reason}.", unknown="what do the kernels do?",
-        action="Press c to see what the kernels do. Live SM activity needs a Hopper or newer GPU "
-               "(GPM), or a DCGM host engine that watches it on a data-center card from Volta on (dcgm-exporter, "
-               "or gputop --dcgm-watch; gputop --help describes its cost).",
+        action="Press c to see what the kernels do. Live SM activity needs a Hopper or newer GPU (GPM), or a DCGM host "
+               "engine that watches it on a Volta or newer data-center GPU (dcgm-exporter, or gputop --dcgm-watch; "
+               "gputop --help describes its cost).",
         gain="none: this finding is about what gputop can measure, not about the job",
         source="NVML: definition of utilization; GPM: Hopper and newer; DCGM field 1002",
     )

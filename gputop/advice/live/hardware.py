@@ -105,7 +105,8 @@ def _gone(view: NodeView) -> Iterable[_Fault]:
     yield _Fault(
         "high", indices, f"{'is' if len(indices) == 1 else 'are'} {what}",
         _begun(sick[0].message or "") or f"NVML reports the state {sick[0].state!r}.",
-        "Stop the jobs on that GPU, and find the Xid in the kernel log before you train on it again.", evidence, _NVML,
+        "Stop the jobs on that GPU, and find the Xid in the kernel log before you train on the GPU "
+        "again.", evidence, _NVML,
     )
 
 
@@ -156,7 +157,7 @@ _ROWS: Mapping[str, tuple[Severity, str, str, str, bool]] = {
         "Take the GPU out of service and have the board examined: NVIDIA replaces boards for this failure.", False),
     "row_remap_pending": (
         "medium", "will replace a bad row of device memory at the next reset",
-        "Row remapping is pending: until the reset, the bad row stays in use, or its page is retired.",
+        "Row remapping is pending: until the reset, the bad row stays in use or its page is retired.",
         "Reset the GPU when the job is done.", True),
 }
 

@@ -168,8 +168,8 @@ def _full(v: HostCpuSaturated, evidence: dict[str, float], what: str, title: str
         why=f"Over the last {v.window_s:.0f} s, {what}. The least active GPU was active for only "
             f"{percent(min(v.waiting.values()))} of this time. Input, launches, and Python compete for cores.",
         evidence=evidence, brief=f"{what[:1].upper()}{what[1:]}.", unknown="which thread waits?",
-        action="Give the job more cores or less CPU work: cache or prepare the input, decode fewer pixels, and keep "
-               "other programs off the node. A capture shows which thread waits.",
+        action="Give the job more cores or less CPU work: cache the input or prepare it in advance, decode fewer "
+               "pixels, and keep other programs off the node. A capture shows which thread waits.",
         snippet=code_for(v.framework, _RULE, WORKERS="no_more_than_cores"), gain=NO_FIGURE,
         source="/proc/stat, control groups; " + source(
             f"{_RULE}.{'throttled' if v.throttled is not None else 'cpu'}_enter", f"{_RULE}.waiting_enter"),
@@ -228,8 +228,8 @@ def judge_numa_remote(view: NodeView) -> NumaRemote | Missing | None:
 
 
 def describe_numa_remote(v: NumaRemote) -> Explanation:
-    more = f" The same applies to {v.others} more processes." if v.others > 1 else (
-        " The same applies to one more process." if v.others else "")
+    more = f" The same applies to {v.others} other processes." if v.others > 1 else (
+        " The same applies to one other process." if v.others else "")
     nodes = ",".join(map(str, v.gpu_nodes))
     several = len(v.gpu_nodes) > 1
     plural = "s" if several else ""

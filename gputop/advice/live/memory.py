@@ -17,7 +17,7 @@ from gputop.text.units import percent
 # What makes memory stay in use that the job may not need, and how to see what it needs.
 _PEAK = "Capture a trace: the allocator's peak shows whether a larger batch fits. "
 _TENSORFLOW = (f"{_PEAK}TF_FORCE_GPU_ALLOW_GROWTH=true makes TensorFlow take only the memory it needs.",
-               "TensorFlow GPU guide: memory is mapped at start")
+               "TensorFlow GPU guide: memory is mapped at startup")
 _RESERVES = {
     "": ("TensorFlow reserves nearly all memory at startup (JAX 75%)", *_TENSORFLOW),
     "tensorflow": ("TensorFlow reserves nearly all memory at startup", *_TENSORFLOW),
@@ -140,9 +140,9 @@ def judge_memory_preallocated(view: NodeView) -> MemoryPreallocated | Missing | 
 def describe_memory_preallocated(v: MemoryPreallocated) -> Explanation:
     reserves, action, guide = _RESERVES.get(v.framework, _RESERVES[""])
     return Explanation(
-        title=f"{gpus_text(v.gpus)}: memory in use is not what the job needs",
-        why=f"{percent(v.used)} of the memory is held and has not changed for {v.window_s:.0f} s. {reserves}, so this "
-            "value does not show how much memory the job really needs.",
+        title=f"{gpus_text(v.gpus)}: memory in use does not show what the job needs",
+        why=f"{percent(v.used)} of the memory is reserved, and this has not changed for {v.window_s:.0f} s. "
+            f"{reserves}, so this value does not show how much memory the job really needs.",
         evidence={"window_s": v.window_s, "memory_used_of_total_ratio": v.used},
         action=action, snippet=code("memory_preallocated", v.framework, "tensorflow"),
         gain="none: nothing is wrong, and this finding only explains a value",

@@ -41,10 +41,10 @@ def describe_below_own_best(v: BelowOwnBest) -> Explanation:
         title=f"{gpus_text(v.gpus)} {work} at {percent(fall.now)} SM activity, down from {percent(fall.best)} "
               f"{minutes} min ago",
         why=f"This job sustained {percent(fall.best)} SM activity for several minutes, then stayed at "
-            f"{percent(fall.now)} for {minutes} min, so higher utilization is possible with this job on these GPUs. "
-            "Another phase of the job, such as evaluation, longer sequences, or another data set, looks the same.",
+            f"{percent(fall.now)} for {minutes} min, so these GPUs can run this job at higher utilization. A change in "
+            "the job's work, such as evaluation, longer sequences, or another dataset, looks the same.",
         evidence={"before_ratio": fall.best, "after_ratio": fall.now, "lasts_s": fall.lasts_s},
-        brief="Another phase of the job, such as evaluation or longer sequences, looks the same.",
+        brief="A change in the job's work, such as evaluation or longer sequences, looks the same.",
         action="Look in the job's log for what changed at that time. On the host, look at storage, other programs "
                "that use the CPUs, and free memory.",
         gain=NO_FIGURE,

@@ -71,7 +71,7 @@ def judge_pcie_link_degraded(view: NodeView) -> PcieLinkDegraded | Missing | Non
             window_s=window_s, worst=min(slow, key=lambda link: link.bytes_per_s / link.max_bytes_per_s))
     return None if judged else Missing(
         missing or f"{limit('min_readings'):.0f} readings of a GPU at work in the last {window_s:.0f} s, because idle "
-                   "links run slower on purpose")
+                   "links run slower by design")
 
 
 def _rates_at_work(view: NodeView, gpu: GpuSample, window_s: float) -> list[float]:
@@ -105,7 +105,7 @@ def describe_pcie_link_degraded(v: PcieLinkDegraded) -> Explanation:
             "link_bytes_per_s": link.bytes_per_s, "traffic_of_link_ratio": link.traffic}),
         brief=f"The link runs at {rate(link.bytes_per_s)} but supports {rate(link.max_bytes_per_s)}.",
         action="Have the card reseated, and have its slot, riser, and BIOS settings checked. Some virtual machines and "
-               "shared slots have fewer lanes on purpose.",
+               "shared slots have fewer lanes by design.",
         snippet=code("pcie_link_degraded", "link", INDEX=gpu.info.index),
         gain="depends on how much is copied; " + NO_FIGURE,
         source="NVML current and maximum PCIe generation and width; " + source("pcie_link_degraded.busy"),

@@ -109,12 +109,14 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
     process, idle = v.worst.process, v.worst.idle
     cores = process.cpu_cores.value
     doing = "" if cores is None else f" The process uses {cores:.1f} CPU cores."
-    cause = ", because it compiles, loads, waits, or is stuck"
-    action = "Look at what its Python threads do. If the process is a forgotten notebook, stop it to free the GPUs."
+    cause = ", because it is compiling, loading, waiting, or stuck"
+    action = ("Look at what its Python threads are doing. If the process is a forgotten notebook, stop it to free the "
+              "GPUs.")
     if not v.complete:
         cause = ". The work of this process on unwatched GPUs is unknown"
         action = ("Look at all GPUs of the node, without --gpus. If the process works on other GPUs, spread the "
-                  "training over all GPUs, or hide the idle GPUs from it. Otherwise, look at what its threads do.")
+                  "training over all GPUs, or hide the idle GPUs from the process. Otherwise, look at what its threads "
+                  "are doing.")
     return Explanation(
         title=f"{gpus_text(v.gpus)} held but not used for {v.window_s:.0f} s",
         why=f"{name_of(process)} holds {gpus_text(idle)} and has not used {'it' if len(idle) == 1 else 'them'} for "
@@ -123,7 +125,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
             "window_s": v.window_s, "idle_gpus_count": float(len(idle)),
             "held_gpus_count" if v.complete else "held_gpus_watched_count": float(len(idle)), "cpu_cores": cores}),
         action=action, snippet=f"gputop stacks {process.pid}",
-        brief=f"{name_of(process)} compiles, loads, waits, or is stuck." if v.complete else "",
+        brief=f"{name_of(process)} is compiling, loading, waiting, or stuck." if v.complete else "",
         unknown="the line that it is executing" if v.complete else "",
         gain="no step runs" if v.complete else NO_FIGURE,
         source="gputop's own limits",
@@ -161,7 +163,7 @@ def describe_unused_gpu(v: UnusedGpu) -> Explanation:
                   "gpus_count": float(v.gpus_count), "busiest_activity_ratio": v.busiest},
         action="If these GPUs belong to your allocation, make them visible to the job and distribute the training over "
                "them.",
-        gain="unknown, because this may be on purpose; " + NO_FIGURE,
+        gain="unknown, because this may be intentional; " + NO_FIGURE,
         source="NVML process lists; gputop's own limits",
     )
 
@@ -276,7 +278,7 @@ class SharedGpu(Verdict, frozen=True, kw_only=True):
 def judge_shared_gpu(view: NodeView) -> SharedGpu | Missing | None:
     """Processes of different jobs compute on one GPU."""
     if any("nvidia-cuda-mps" in (p.command or "") for p in view.sample.processes):
-        return Missing("to know how MPS divides the GPU, because sharing through MPS is on purpose")
+        return Missing("to know how MPS divides the GPU, because sharing through MPS is intentional")
     unread = [p for p in view.processes if p.command is None]
     shared: dict[int, tuple[ProcessSample, ProcessSample]] = {}
     for gpu in view.whole_gpus:

@@ -45,16 +45,16 @@ def _judged(profiled: Mapping[int, float], gpus: Mapping[int | None, tuple[int, 
 
 def describe_profiler_left_on(v: ProfilerLeftOn) -> Explanation:
     always, share = v.recorded == 1.0, percent(v.recorded)
-    what = f"all that process {v.pid} does" if always else f"{share} of the steps of process {v.pid}"
+    what = f"everything in process {v.pid}" if always else f"{share} of the steps of process {v.pid}"
     return Explanation(
         title=f"torch.profiler records {what}",
-        why=f"When gputop was about to record the job, the job's own profiler "
-            f"{'was on' if always else 'ran in cycles'}. Steps that torch.profiler records often take two to three "
-            "times as long. Two recordings at the same time would end the job, so gputop recorded nothing.",
+        why="When gputop was about to record the job, the job's own profiler "
+            f"{'was on' if always else 'was running in cycles'}. Steps that torch.profiler records often take two to "
+            "three times as long. Two recordings at the same time would terminate the job, so gputop did not record.",
         evidence={"recorded_ratio": v.recorded},
         action="Remove the profiler from the script, or let it record a few steps only once.",
         snippet=code("profiler_left_on", "once"),
-        gain="depends on how much of its time the job records",
+        gain="depends on how many of its steps the job records",
         brief=f"The job's torch.profiler records {share} of its steps, which often take two to three times as long.",
         source=source("profiler_left_on.recorded"),
     )

@@ -83,16 +83,16 @@ def describe_slow_rank(v: SlowRank) -> Explanation:
     minutes, where = round(v.window_s / 60), f" on {v.host}" if v.host else ""
     who = f"{name_of(v.process)} with {gpu}" if v.process is not None else gpu
     evidence = {"window_s": v.window_s, "slices_share_ratio": rank.slices}
-    same = "All these GPUs do the same work on their tensor cores"
+    same = "All these GPUs do the same amount of work on their tensor cores"
     if rank.late:
         evidence |= {"idle_ratio": rank.own, "peers_idle_ratio": rank.others}
         why = (f"{who}{where} was idle for {percent(rank.own)} of the last {minutes} min, and {others} of the same job "
                f"for {percent(rank.others)}. {same}. The other GPUs spend that time waiting for this rank.")
         action = ("Look at this rank's host: its input pipeline, work that only this rank does (logging, checkpoints), "
                   "and whether its CPUs are shared or far from the GPU. Compare its stack with those of others.")
-        brief = (f"Idle for {percent(rank.own)} of the time, and {percent(rank.others)} on the others, which wait for "
+        brief = (f"Idle for {percent(rank.own)} of the time (the others: {percent(rank.others)}). The others wait for "
                  "this host.")
-        gain = f"at most the {percent(rank.own)} in which this rank is idle while the others wait"
+        gain = f"at most the {percent(rank.own)} of the time during which this rank is idle while the others wait"
     else:
         evidence |= {"sm_active_ratio": rank.own, "peers_sm_active_ratio": rank.others, "clock_of_peers_ratio":
                      rank.clock}
@@ -100,9 +100,10 @@ def describe_slow_rank(v: SlowRank) -> Explanation:
         why = (f"{who}{where} had {percent(rank.own)} SM activity in the last {minutes} min, and {others} of the same "
                f"job had {percent(rank.others)}. {same}, and none of them is idle. The other GPUs spend the difference "
                f"in kernels that wait for this GPU.{clock}")
-        action = ("Run nvidia-smi -q -d PERFORMANCE to see what limits this GPU's clocks. If they are like those of "
+        action = ("Run nvidia-smi -q -d PERFORMANCE to see what limits this GPU's clocks. If its clocks match those of "
                   "the others, look for work that only this rank does on its GPU.")
-        brief = f"SM activity {percent(rank.own)}, and {percent(rank.others)} on the others, which wait for this GPU."
+        brief = (f"SM activity is {percent(rank.own)} (the others: {percent(rank.others)}). The others wait for this "
+                 "GPU.")
         gain = "unknown, because live samples do not show how long a step is without this wait"
     return Explanation(
         title=f"{gpu} is always last: the other GPUs of the job wait for it",

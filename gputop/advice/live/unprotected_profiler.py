@@ -30,10 +30,10 @@ def describe_unprotected_profiler(v: UnprotectedProfiler) -> Explanation:
     processes = f"process {v.pids[0]}" if one else f"{len(v.pids)} processes"
     listed = "" if one else f" ({', '.join(map(str, v.pids[:_NAMED]))}{', …' if len(v.pids) > _NAMED else ''})"
     return Explanation(
-        title=f"Any local user can command the profiler of {processes}",
+        title=f"Any local user can control the profiler of {processes}",
         why=f"{processes[:1].upper()}{processes[1:]}{listed} {'runs' if one else 'run'} with KINETO_USE_DAEMON but "
             "without KINETO_IPC_SOCKET_DIR. PyTorch's profiler then takes commands from whoever binds an abstract "
-            "socket name first. That user can overwrite files of the job's user or end the job.",
+            "socket name first. That user can then end the job or overwrite files of the job's user.",
         evidence={"processes_count": float(len(v.pids))},
         action="Start the job without KINETO_USE_DAEMON, which gputop does not need. If another daemon such as dynolog "
                "needs it, set KINETO_IPC_SOCKET_DIR for both to a folder with mode 0700.",

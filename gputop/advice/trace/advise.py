@@ -82,7 +82,7 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
         return Abstained(rule.id, f"at least {limit('few.judged_kernels'):.0f} kernels; capture a longer trace")
     steps = facts.analysis.steps
     if steps is not None and steps.start_up and rule.costs_time:
-        return Abstained(rule.id, f"steps after startup; the steps in this window include {steps.start_up}")
+        return Abstained(rule.id, f"steps after startup; the recorded steps include {steps.start_up}")
     verdict = rule.function("judge")(facts)
     if verdict is None:
         return None
@@ -239,9 +239,9 @@ def with_evaluation_caveat(outcome: Finding | Abstained | None, steps: StepTimes
     if steps.phase in (EVALUATION, PREDICTION):
         rule = rule_of(outcome.id, "trace")
         if rule is not None and rule.training_only:
-            return Abstained(outcome.id, f"training steps. The steps in this window are {steps.phase}; {_CAPTURE}")
+            return Abstained(outcome.id, f"training steps. The recorded steps are {steps.phase}; {_CAPTURE}")
         return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(
-            f"{outcome.why} This window shows {steps.phase}, not training: {_CAPTURE} before you change the training "
+            f"{outcome.why} The recording shows {steps.phase}, not training: {_CAPTURE} before you change the training "
             "job."))
     if steps.phase == UNKNOWN and UNKNOWN in steps.left_out_s:
         return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(
@@ -268,9 +268,9 @@ class Cures:
         if verdict.cure is None or most is None or self._replay is None:
             return None, ""
         if self._replay.error > TOLERANCE:
-            return None, (f"The saving was not estimated by replay: replaying the unmodified {self._facts.basis} gives "
-                          f"a time that is {percent(self._replay.error)} off, so the trace does not show everything "
-                          "that the GPUs wait for.")
+            return None, ("The saving was not estimated by replay: the replayed time of the unmodified "
+                          f"{self._facts.basis} is off by {percent(self._replay.error)}, so the trace does not show "
+                          "everything that the GPUs wait for.")
         saved = max(self._replay.saved(verdict.cure), 0.0)
         if_waiting = saved
         if self._replay.ambiguous_wait_ratio:

@@ -162,7 +162,7 @@ def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
               + (f", and {much} the batch size fits in memory" if v.memory else ""),
         why=" ".join([*([fixed] if named else []), *_empty(v, job), _memory(v)]),
         evidence=evidence,
-        action=f"Raise the batch size per GPU, {f'up to {much}' if v.memory else 'if memory allows'}. An epoch then "
+        action=f"Increase the batch size per GPU, {f'up to {much}' if v.memory else 'if memory allows'}. An epoch then "
                "has fewer updates: scale the learning rate with the batch size for SGD or its square root for Adam, "
                "add a warmup, and watch the validation loss. Beyond the gradient noise scale, more samples per step "
                "help little.",

@@ -55,7 +55,7 @@ _KEEP_SHARDED = "Keep the logits sharded by vocabulary, "
 _HIDE_LOGITS = {
     True: f"{_KEEP_SHARDED}and compute the loss on the shards (loss parallel): the ranks then exchange only a few "
           "numbers per token.",
-    False: f"{_KEEP_SHARDED}take the argmax or top-k of each shard, and gather only those few numbers per token. In a "
+    False: f"{_KEEP_SHARDED}take the argmax or top-k of each shard, and gather only those few numbers per token. For a "
            "prompt, only the last token needs logits.",
 }
 _AT_MOST = "at most"  # how the words of a bound begin
@@ -617,7 +617,7 @@ def describe_allreduce_slow(v: AllReduceSlow, job: Job) -> Explanation:
     return Explanation(
         title=f"AllReduces take {v.transfer_s / v.wanted_s:.1f}× as long as their size requires",
         why=f"AllReduces of {v.moved_bytes / 1e6:,.1f} MB per {job.basis} ({v.basis}) take {seconds(v.transfer_s)} "
-            f"excluding waiting, or {rate(v.moved_bytes / v.transfer_s)}. Even over PCIe, at the "
+            f"without waiting ({rate(v.moved_bytes / v.transfer_s)}). Even over PCIe, at the "
             f"{v.link_bytes_per_s / 1e9:.1f} GB/s measured for pinned copies in this trace, ring AllReduces would take "
             f"{seconds(v.wanted_s)}: 2 × {len(v.gpus) - 1}/{len(v.gpus)} of the bytes at that rate, plus a latency of "
             f"{seconds(limit('allreduce_slow.latency_s'))} for each of {v.calls:,.0f} AllReduces.",

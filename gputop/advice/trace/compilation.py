@@ -54,8 +54,8 @@ _SAME_SHAPES = {
     TRITON: "Keep values that change with each batch out of the autotuner's key, or round them to a few values. "
             "TRITON_PRINT_AUTOTUNING=1 logs each choice.",
 }
-_SCRIPTED = ("Call the scripted function with the same shapes and types, let TorchScript compile for any shape from "
-             "the second on, or replace TorchScript with torch.compile.")
+_SCRIPTED = ("Call the scripted function with the same shapes and types, let TorchScript compile the second version "
+             "for any shape, or replace TorchScript with torch.compile.")
 _ALREADY = "Assumes that all calls use a function that was already created."
 _MADE_ONCE = ("Create the function once, outside the loop, and call it in the loop: a new tf.function is always traced "
               "on its first call.")
@@ -91,7 +91,7 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
         return Missing(f"calls of tf.functions or jitted functions, which show whether they traced{HOST_EVENTS}")
     again = next((one for one in rebuilt(facts.trace) if one.built >= limit("retracing.count")), None)
     if again is None and (steps is None or steps.count < limit("host.steps")):
-        return Missing("two complete steps, because a single tracing may be the first one; capture a longer trace")
+        return Missing("two complete steps, because the first tracing is normal; capture a longer trace")
     share = host.tracing_s / facts.period_s if facts.period_s > 0 else 0.0
     if again is None or share < limit("retracing.share"):
         return None
@@ -328,7 +328,7 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
         title=f"Eager ops cost {percent(v.share)} of the {job.basis}",
         why=f"{each} one by one from Python, and {waits} {percent(v.share)} of the {job.basis}.",
         evidence=evidence,
-        action="Put the whole training step into a tf.function.",
+        action="Put the whole training step into one tf.function.",
         snippet=code("eager_execution", *job.keys),
         source=source("eager_execution.share"),
     )

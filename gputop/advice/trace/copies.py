@@ -131,7 +131,7 @@ def _snippet(way: str, job: Job) -> str | None:
 
 def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     within = v.worst == "d2d"
-    basis = "device window" if within else job.basis
+    basis = "GPU's recorded time" if within else job.basis
     evidence = {f"{way}_of_{'window' if way == 'd2d' else job.basis}_ratio": value
                 for way, value in v.ways.items() if value}
     evidence.update(v.rates)
@@ -159,7 +159,7 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     if not within and v.ways[other] >= limit("copies_excessive.share"):
         action += f" {fetch if other == 'd2h' else _H2D}"
     if within:
-        how = " or overlap with compute; the share of the device window is used as the share of the step"
+        how = " or overlap with compute; the share of the GPU's recorded time is used as the share of the step"
     else:  # copies hide behind no more compute than there is
         how = " or overlap with compute" if v.compute >= v.share else (
             f"; overlap with the existing compute saves {percent(v.compute)}")

@@ -91,7 +91,7 @@ def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
         action=action,
         snippet=None if mostly_children else code("cpu_contention", "others", PIDS=pids),
         gain="unknown, because the trace has no steps" if v.claim is None else
-             f"assumes that threads that the {job.basis} waits for always get a CPU when they are ready to run",
+             f"assumes that the threads that delay the {job.basis} always get a CPU when they are ready to run",
         source=source("cpu_contention.full", "cpu_contention.others"),
     )
 
@@ -287,8 +287,8 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
     workers = max(v.cpus - 2 * max(len(v.gpus), 1) - 1, 1)
     limited = code("thread_contention", "pool", THREADS=min(workers, max(v.cpus // 2, 1)))
     why = (f"For {percent(v.launch_wait_s / job.period_s)} of the {job.basis}, the GPU waits for launches within the "
-           f"step. Single launches that come much later than the others cause {percent(v.held_up)} of this "
-           f"wait, during which {v.threads_at_work:.0f} tf.data threads are running on {v.cpus} CPUs."
+           f"step. Individual launches that are much later than the others cause {percent(v.held_up)} of this wait, "
+           f"during which {v.threads_at_work:.0f} tf.data threads are running on {v.cpus} CPUs."
            + " Launches come from the thread pool that all of TensorFlow shares." * (v.pool == "global" and tensorflow))
     if tensorflow and v.shared >= 0.5:
         why += f" {v.shared:.0f} of these threads belong to the shared pool, and the model's ops wait for a free one."

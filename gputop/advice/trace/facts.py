@@ -33,7 +33,7 @@ from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
 
 # Of what TensorFlow and JAX record on the host; a job may also have none of it.
-HOST_EVENTS = " (recorded at host_tracer_level 2, which gputop uses, if the job has any)"
+HOST_EVENTS = "; if the job has any, gputop's captures contain them (host_tracer_level 2)"
 TORCH_HOST = ", which torch.profiler records with ProfilerActivity.CPU"  # PyTorch's
 
 OF_ONE_KERNEL = ("small_grids",)  # a grid is a fact of its kernel, however few there are
@@ -110,7 +110,7 @@ class TraceFacts(Struct, frozen=True):
         if self.active and few_kernels:
             about += f"{' and ' if about else ''}{kernels:.0f} kernels per GPU"
         only = f"only {about}" if about else "no complete step"
-        return f"This window contains {only}; capture a longer trace to be sure."
+        return f"The recording contains {only}; capture a longer trace to be sure."
 
     def severest(self, rule: Rule) -> Severity:
         """Return the gravest severity that a finding of the rule can have in so short a window."""

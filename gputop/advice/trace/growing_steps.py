@@ -25,8 +25,9 @@ _LEAST_STEPS, _LITTLE = 3, 0.02
 _SHOWN = 3
 _FIX = {
     "pytorch": ("Detach whatever is carried from step to step: a hidden state, a sum of losses, a list of outputs. "
-                "Otherwise its graph holds all earlier steps, and each backward pass goes through these steps again."),
-    "tensorflow": "Create functions, variables, and ops once, before the loop, because those created in a step remain.",
+                "Otherwise, its graph keeps all earlier steps, and each backward pass goes through these steps again."),
+    "tensorflow": "Create functions, variables, and ops once, before the loop, because anything created in a step "
+                  "stays in memory.",
     "": "Look for data that grows: a list that each step iterates over, a history, a cache without a limit.",
 }
 
@@ -103,8 +104,8 @@ def describe_growing_steps(v: StepsGrow, job: Job) -> Explanation:
     if v.more_calls:
         title = f"Each step makes {count(v.more_calls)} more calls than the previous one: something grows"
         why = (f"The host makes {count(v.calls)} calls per {job.basis}, and this number grew by {count(v.more_calls)} "
-               f"with each of the {v.steps} recorded steps. {percent(v.share)} of the calls are of kinds that grow. "
-               "The job gets slower and slower, and needs more and more memory.")
+               f"with each of the {v.steps} recorded steps. {percent(v.share)} of the calls belong to the kinds whose "
+               "number grows. The job gets slower and slower, and needs more and more memory.")
         gain = "assumes that the number of calls stays that of one step"
     else:
         title = f"Each step is longer than the one before: {seconds(v.first_s)} grew to {seconds(v.last_s)}"

@@ -82,7 +82,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
         if others is not None:
             return Missing(others)
         if not facts.active and steps.times.unit == "period":
-            return Missing(f"to know whether the loop had work to do; {NO_TRAINING}")
+            return Missing(f"to know whether the loop had any work; {NO_TRAINING}")
         recurring = 1.0 if host.gap_recurring is None or facts.trace.job_cpus is not None else host.gap_recurring
         if recurring * host.gap_s < limit("step_gap_host.share") * facts.period_s:
             return Missing("to know the cause of the pauses, which occur in a different part of each step, as if a "
@@ -155,11 +155,11 @@ def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunc
         return structs.replace(
             words, title=f"Preparing batches between steps takes {percent(verdict.share)} of the step time",
             snippet=snippet,
-            action=f"The loop waits while {function.name} ({function.location}) makes its batch. {action}")
+            action=f"The loop waits while {function.name} ({function.location}) prepares its batch. {action}")
     if function.holds_loop:
         return structs.replace(
             words, action=f"Move the work at {function.location} out of the loop, or do it every N steps. If this work "
-                          "makes batches, make them ahead of time in workers or a thread.",
+                          "prepares batches, prepare them ahead of time in workers or a thread.",
             snippet=code("step_gap_host", "line", WHERE=function.location))
     return structs.replace(
         words, action=f"Move {function.name} ({function.location}) out of the training loop, or run it every N steps.",
@@ -183,8 +183,9 @@ def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
                       "metrics and on_train_batch_* callbacks."), code("step_gap_host", "keras")
     if loop == PYTORCH and v.loader_unseen:
-        return what, ("Give the DataLoader worker processes that run ahead. If it already has workers, move logging, "
-                      "metrics, gc.collect(), and saving out of the loop, or do this work every hundred steps."), code(
+        return what, ("Give the DataLoader worker processes that prepare batches ahead of time. If it already has "
+                      "workers, move logging, metrics, gc.collect(), and saving out of the loop, or do this work every "
+                      "hundred steps."), code(
                           "input_bound", "torch")
     if loop == PYTORCH:
         return what, ("Move logging, metrics, gc.collect(), and saving out of the loop, or do this work every hundred "
@@ -203,7 +204,8 @@ def _work_inside(v: StepGapHost, loop: str, most: float) -> tuple[str, str, str 
     verbs = ("run", "create") if len(calls) > 1 else ("runs", "creates")
     return (f"{names} {verbs[0]} in each step and {verbs[1]} a dataset and its iterator every time; "
             + _gap_content(v, loop, most),
-            f"Call {names} every hundred steps. For a single batch use {without_iterator}, which creates no dataset.",
+            f"Call {names} every hundred steps. For a single batch, use {without_iterator}, which does not create a "
+            "dataset.",
             code("step_gap_host", "inside", CALL=without_iterator))
 
 

@@ -62,7 +62,7 @@ def _code(key: str, threads: int = _WAITING) -> str | None:
     if key != "once-or-whole":
         return code("input_bound", key, THREADS=threads)
     return joined("# work that is the same in every epoch:", _code("cache"),
-                  "# work that is not, such as augmentation:", _code("whole"))
+                  "# work that differs between epochs, such as augmentation:", _code("whole"))
 
 
 class InputFix(Struct, frozen=True):
@@ -178,7 +178,7 @@ class _Bottleneck(Struct, frozen=True):
             most_s = self.cost_s - left_s if self.apart else self.cost_s
             if self.wait_s > _EXPLAINS * self.pipeline_s:
                 most_s, left_s, floor_s, claim = self.wait_s, 0.0, 0.0, best
-                how += "; the times of the stages do not explain the wait, so all of it may disappear"
+                how += "; the stages' times do not explain the wait, so the whole wait may disappear"
         expected_s = max(self.rest_s, left_s, self.others_s, floor_s, self.step_s - most_s)
         return InputFix(action, _code(key, threads), min(expected_s, self.step_s), how, self._sentences(),
                         self._evidence(), self.stage.path, claim, self.pipeline_s if self.apart else None)
@@ -226,11 +226,11 @@ def _fill_buffers(slow: _Bottleneck) -> InputFix | None:
     if last is not None and slow.apart and slow.pipeline_s <= slow.rest_s and (last.buffer_empty or 0.0) < 0.5:
         return replace(slow.fix(
             "The pipeline is fast enough on average, but its buffer is sometimes empty. Prefetch more batches.",
-            "deeper", _Effect(left_s=slow.cost_s, how="the buffer has enough batches while slow ones are made",
+            "deeper", _Effect(left_s=slow.cost_s, how="the buffer has enough batches while slow ones are prepared",
                              most_s=slow.wait_s)), fast_enough=True)
     if not slow.apart and slow.cost_s <= slow.rest_s:
-        return slow.fix("Prefetch: make the next batch while the step runs.", "prefetch",
-                        _Effect(left_s=slow.cost_s, how="each batch is made while the previous step runs"))
+        return slow.fix("Prefetch: prepare the next batch while the step runs.", "prefetch",
+                        _Effect(left_s=slow.cost_s, how="each batch is prepared while the previous step runs"))
     return None
 
 
@@ -326,27 +326,29 @@ def keras_workers(fix: InputFix, pipeline: Pipeline | None, keras: int) -> Input
         return fix
     what = "PyDataset" if keras == 3 else "Sequence"
     return replace(
-        fix, action=f"Give the {what} workers: without workers, one Python thread makes the batches one by one. A "
+        fix, action=f"Give the {what} workers: without workers, one Python thread prepares the batches one by one. A "
                     f"generator cannot have workers, so convert it to a {what} first. Threads help if Python waits for "
                     "storage, and processes (use_multiprocessing) help if it computes.",
         snippet=code("input_bound", f"keras{keras}-workers"), claim="at most",
-        how="workers make the batches ahead of the steps")
+        how="workers prepare the batches ahead of the steps")
 
 
 # By what makes batches outside of tf.data (LOADERS of gputop.analysis.host.stack_lines): what to do, and its
 # code's key.
 _OF_LOADER = {
     "grain": (
-        "Give grain's loader workers, which make batches ahead of time (worker_count): the loop makes each batch now.",
+        "Give grain's loader workers, which prepare batches ahead of time (worker_count). Currently, the loop prepares "
+        "each batch itself.",
         "grain"),
-    "keras": ("Give the PyDataset workers, which make batches ahead of time: threads help if Python waits for storage, "
-              "and processes (use_multiprocessing) help if it computes. Convert a generator to a PyDataset first.",
+    "keras": ("Give the PyDataset workers, which prepare batches ahead of time: threads help if Python waits for "
+              "storage, and processes (use_multiprocessing) help if it computes. Convert a generator to a PyDataset "
+              "first.",
                "keras3-workers"),
     "torch": ("Give the DataLoader worker processes, which load batches while the model runs.", "torch"),
     "datasets": ("Run the dataset's transform ahead of time: in DataLoader workers, or once for all data with map.",
                  "datasets"),
 }
-_AHEAD = ("Make the next batch while the step runs: in loader workers, or in a thread that fills a queue.", "ahead")
+_AHEAD = ("Prepare the next batch while the step runs: in loader workers, or in a thread that fills a queue.", "ahead")
 
 
 KEEP_WORKERS = ("Create the DataLoader once and keep its workers between passes over the data "

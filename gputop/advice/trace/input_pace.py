@@ -71,7 +71,8 @@ def input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     if facts.framework == "pytorch":
         return _loader_fix(facts)
     if any(loop.line >= 0 for loop in training_loops(facts.trace)):
-        return InputFix(*fix_of_loader("grain"), None, "", tells=" grain makes each batch when the loop asks for it.")
+        return InputFix(*fix_of_loader("grain"), None, "", tells=" grain prepares each batch only when the loop asks "
+                                                                 "for it.")
     waited, steps = facts.analysis.input, facts.steps
     if waited is None:
         return suggest_fix_by_name(None)
@@ -117,7 +118,7 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
             "Make samples cheaper (decode, tokenize, and resize once, and store the result), or give the job more "
             "CPUs. More workers would only wait for CPUs and cost memory and context switches.", snippet,
             None, "", tells=tells)
-    return InputFix("Give the DataLoader more workers and let them run ahead.", snippet, None, "")
+    return InputFix("Give the DataLoader more workers, and let them prepare batches ahead of time.", snippet, None, "")
 
 
 def _rows_per_batch(facts: TraceFacts) -> float:

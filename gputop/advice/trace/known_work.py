@@ -45,8 +45,8 @@ SELDOM_WORK: tuple[KnownWork, ...] = (
     KnownWork("freeing", "Create one iterator for all epochs: repeat the dataset and set the steps per epoch. Freeing "
                          "an iterator can wait for tf.data's autotuning thread for as long as the epoch took. To avoid "
                          "this wait, set options.autotune.enabled = False, prefetch and num_parallel_calls yourself."),
-    KnownWork("datasets", "Call fit() once, over one repeated dataset, not again for each epoch or piece of data: each "
-                          "call creates datasets and their iterators and frees them."),
+    KnownWork("datasets", "Call fit() once, with one repeated dataset, instead of once for each epoch or piece of "
+                          "data: each call creates and frees datasets and their iterators."),
     KnownWork("garbage", "Freeze long-lived objects and control when garbage is collected: call gc.freeze() and "
                          "gc.disable(), and gc.collect() every few hundred steps."),
     KnownWork("files", "Read and write files outside the loop, in the input pipeline, or in a thread."),

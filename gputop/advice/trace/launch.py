@@ -133,8 +133,8 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         action = (f"Part of the model is already compiled: {graphs}find out what breaks the graph and what is "
                   f"recompiled, and compile the rest. Then {job.larger} if memory allows.")
     elif job.framework == "unknown":
-        start = "Let the host wait for the GPU only where it uses a result. Then launch" if v.waits else "Launch"
-        action = f"{start} fewer, larger kernels: fuse them, or record them as a CUDA graph once and launch that."
+        start = "Let the host wait for the GPU only when it uses a result. Then launch" if v.waits else "Launch"
+        action = f"{start} fewer, larger kernels: fuse them, or record them once as a CUDA graph and launch the graph."
     else:
         action = ("Launch fewer, larger kernels: compile the step so that kernels are fused. Then "
                   f"{job.larger} if memory allows.")

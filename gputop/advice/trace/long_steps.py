@@ -48,7 +48,7 @@ _PARTS = {
                                       "garbage collection), and do this work less often or in the background."),
 }
 _IN_ROUNDS = ("Batches of a DataLoader with {} workers come in such rounds, and Nsight does not record the wait for "
-              "batches: if it has this many workers, add workers or make samples cheaper.")
+              "batches: if the loader has this many workers, add workers or make samples cheaper.")
 _HOST = ("host", "launch", "idle")
 _PARTS["launch"] = _PARTS["idle"] = _PARTS["host"]
 

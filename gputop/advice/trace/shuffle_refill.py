@@ -36,14 +36,15 @@ def judge_shuffle_refill(facts: TraceFacts) -> ShuffleRefill | Missing | None:
     if not fills and not seen.filling:
         return None if len(iterator_paths(trace)[0]) else Missing("calls to tf.data iterators")
     if facts.steps is not None and facts.steps.times.phase in (EVALUATION, PREDICTION):
-        return Missing("training steps: all steps of this window are " + facts.steps.times.phase)
+        return Missing("training steps; all recorded steps are " + facts.steps.times.phase)
     waits = waits_for_fills(trace, merge(EMPTY, *(timeline.busy for timeline in facts.gpu_timelines)))
     recorded_s, ranks = (trace.window_ns[1] - trace.window_ns[0]) / 1e9, max(len(trace.hosts), 1)
     share = (waits.total / 1e9 + seen.filled_s) / (recorded_s + seen.seconds)
     if share < limit("shuffle_refill.share"):
         return None
     if not fills and seen.filling < limit("shuffle_refill.samples"):
-        return Missing("a second sample in which the shuffle buffer fills, because one can be chance: capture longer")
+        return Missing("a second sample in which the shuffle buffer fills, because a single one may be a coincidence; "
+                       "capture a longer trace")
     times = max(len(fills) + seen.rounds, 1)
     longest = max(fills, key=lambda fill: fill.seconds, default=None)
     return ShuffleRefill(

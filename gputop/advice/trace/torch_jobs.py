@@ -305,7 +305,7 @@ def describe_anomaly_mode(v: AnomalyMode, job: Job) -> Explanation:
                                      "which the trace cannot separate from the op itself.")),
         evidence={"nodes_per_step": v.nodes, "checked_ratio": v.checked, "checks_s": v.checks_s,
                   "share_ratio": v.share, **({"stacks_s": v.stacks_s} if v.stacks_s else {})},
-        action="Disable anomaly detection, which is for finding a NaN, not for training.",
+        action="Disable anomaly detection, which is meant for finding NaNs, not for training.",
         snippet=code("anomaly_mode", "pytorch"),
         gain="assumes that these checks" + (" and stacks take no time" if v.stacks_s else
                                             " take no time; the forward pass also becomes faster"),

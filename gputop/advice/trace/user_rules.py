@@ -40,7 +40,7 @@ class TraceValues:
     def read(self, reference: Reference, gpu: int | None) -> tuple[Value, str]:
         quantity, steps = reference.quantity, self._analysis.steps
         if steps is not None and steps.start_up and quantity.name.startswith("step."):
-            return None, f"steps after startup; the steps in this window include {steps.start_up}"
+            return None, f"steps after startup; the recorded steps include {steps.start_up}"
         if reference.finding:
             return self._finding(reference.finding)
         if reference.table is not None:

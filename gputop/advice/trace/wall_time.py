@@ -33,8 +33,9 @@ _LINE = re.compile(r":\d+ ")  # "train.py:11 Save.on_epoch_end"; a known kind of
 _WORK_OF_KIND: dict[str, KnownWork] = {kind.kind: kind for kind in (*WORK, *SELDOM_WORK)}
 _CALLBACKS = ("Do this work less often, move it to a thread, or make epochs longer (steps_per_epoch): callbacks "
               "(on_train_batch_end, on_epoch_end) and epoch starts delay the training.")
-_SLOW_START = ("Give the DataLoader worker processes that run ahead (num_workers, persistent_workers=True), and move "
-               "logging and saving out of the loop or do this work every hundred steps.")
+_SLOW_START = ("Give the DataLoader worker processes that prepare batches ahead of time (num_workers, "
+               "persistent_workers=True), and move logging and saving out of the loop or do this work every hundred "
+               "steps.")
 
 
 class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):
@@ -58,14 +59,15 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     if steps is None and not facts.active:
         return Missing("training steps, because the rule judges the time outside of steps")
     if steps is not None and steps.unit != "step":
-        return Missing("marked steps, because the repeated part may be a layer and the rest part of the same step")
+        return Missing("marked steps, because the repeated part may be a layer, and the rest may be part of the same "
+                       "step")
     ids = (_OUTSIDE,) if steps is not None else (_NO_STEPS,)
     parts = [part for part in wall.parts if part.id in ids]
     # What has the same name at an edge of the recording is the same work, of which the end was not seen.
     names = {same_work(part.kind, part.what) for part in parts if part.kind not in ("unknown", "input")}
     parts += [part for part in wall.parts if part.id == _OPEN and same_work(part.kind, part.what) in names]
     if steps is None and trains(facts) is False and all(part.kind in (*_UNNAMED, "line", "op") for part in parts):
-        return Missing(f"to know whether the job had work to do; {NO_TRAINING}")
+        return Missing(f"to know whether the job had any work; {NO_TRAINING}")
     share = sum(part.time_s for part in parts) / wall.recorded_s
     if share < limit("time_outside_steps.share"):
         return None
@@ -78,7 +80,8 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     if steps is None and facts.framework == "unknown":
         return Missing("a training loop; this trace contains neither steps nor framework activity")
     if once and max(part.longest_s for part in parts) < limit("time_outside_steps.once"):
-        return Missing("a second pause of that length, because one can be chance; capture a longer trace")
+        return Missing("a second pause of that length, because a single one may be a coincidence; capture a longer "
+                       "trace")
     others = _of_others(facts, max(parts, key=lambda part: part.time_s), share)
     if others is not None:
         return Missing(others)
@@ -166,7 +169,7 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
     if part.id == _OPEN and part.kind == "op" and job.framework == "pytorch":  # an op that any step may run
         return "Capture a longer trace to see whether such a step occurs again and what takes longer in it.", None
     if part.kind == "line" and "/" in part.what.partition(":")[0]:  # its package is shown of a library alone
-        return "Find out what the library waits for here; its other threads may show it.", stacks
+        return "Find out what the library is waiting for here; its other threads may show that.", stacks
     if part.what:
         return "Move this work out of the training loop to a background thread, or do it less often.", None
     return "Find out what the host does during this time, and move it out of the loop or do it less often.", stacks
@@ -188,7 +191,7 @@ def judge_evaluation_share(facts: TraceFacts) -> EvaluationShare | Missing | Non
     if wall is None or steps is None:
         return Missing("training steps in addition to the evaluation")
     if steps.phase in (EVALUATION, PREDICTION):
-        return Missing(f"training steps; all steps in this window are {steps.phase}")
+        return Missing(f"training steps; all recorded steps are {steps.phase}")
     parts = [part for part in wall.parts if part.id in (EVALUATION, PREDICTION)]
     time_s = sum(part.time_s for part in parts)
     if not parts or time_s < limit("evaluation_share.share") * wall.recorded_s:
@@ -266,7 +269,7 @@ def describe_unfinished_step(v: UnfinishedStep, job: Job) -> Explanation:
     action, snippet = _fix(part, job)
     return Explanation(
         title=f"No step ends for {seconds(part.longest_s)}, once in this recording: {what}",
-        why=(f"At the start or end of the recording, no step ends for {seconds(part.longest_s)}, while a usual step "
+        why=(f"At the start or end of the recording, no step ends for {seconds(part.longest_s)}, while a typical step "
              f"takes {seconds(v.usual_s)}. A step or a wait takes at least this long, but its start or end was not "
              f"recorded. {meanwhile}"),
         evidence={"unfinished_s": part.time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,

@@ -16,33 +16,33 @@ LOCAL_COPIES = "copies on the GPU, no op named"
 AFTER, ITSELF = "after the last kernel", "ops of its own"
 EAGER, COMPILED, NO_OP_RUNS = "run eagerly", "compiled functions", "no op runs"
 REASONS = {
-    "other ops": ("These ops belong to no phase: mostly counters and metrics of the training loop, or work on the next "
-                  "batch."),
-    NO_OP: "These kernels name no op, so the trace does not show where they belong.",
-    LOCAL_COPIES: ("Copies within GPU memory, memsets, and copies of unknown direction that name no op. The framework "
-                   "makes such copies, for example for program arguments."),
+    "other ops": ("These ops do not belong to a phase. They are mostly counters and metrics of the training loop, or "
+                  "work on the next batch."),
+    NO_OP: "These kernels have no op name, so the trace does not show where they belong.",
+    LOCAL_COPIES: ("Copies within GPU memory, memsets, and copies of unknown direction that have no op name. The "
+                   "framework makes such copies, for example for program arguments."),
     NO_PROGRAM: "The capture does not include the compiled program of these ops, which names their layers.",
-    NO_SCOPE: "XLA created these ops itself (layouts, copies, constants), so they name no layer.",
+    NO_SCOPE: "XLA created these ops itself (layouts, copies, constants), so they have no layer name.",
     NO_CALL: ("The launches of these kernels are outside PyTorch ops or not in the trace, for example because a CUDA "
               "graph launched them."),
-    AFTER: "Idle time after the last kernel of the window.",
-    EAGER: ("Ops that Python runs one by one name no layer. Put the step into a tf.function (without run_eagerly) to "
-            "see the layers."),
+    AFTER: "Idle time after the last recorded kernel.",
+    EAGER: ("Ops that Python runs one by one have no layer name. Put the step into a tf.function (without run_eagerly) "
+            "to see the layers."),
     COMPILED: ("The trace includes the times of these XLA functions (jit_compile) but not their ops. TensorFlow 2.21 "
                "and newer record the ops, and so does a run without jit_compile."),
-    NO_OP_RUNS: "Time in which the CPU runs no model op: input, Python, or the time between two ops.",
+    NO_OP_RUNS: "Time during which the CPU runs no op of the model: input, Python, or the time between two ops.",
 }
 _SWITCHED_OFF = "a capture with XLA_FLAGS=--xla_gpu_enable_command_buffer= disables them and shows the ops."
 # Why kernels name no op, where XLA's do: as the trace says, and where it says nothing.
-IN_GRAPHS = {NO_OP: f"XLA runs these kernels in CUDA graphs, where they name no op: {_SWITCHED_OFF}"}
-MAYBE_IN_GRAPHS = {NO_OP: f"These kernels name no op. If XLA runs them in CUDA graphs, {_SWITCHED_OFF}"}
+IN_GRAPHS = {NO_OP: f"XLA runs these kernels in CUDA graphs, which hide their op names: {_SWITCHED_OFF}"}
+MAYBE_IN_GRAPHS = {NO_OP: f"These kernels have no op name. If XLA runs them in CUDA graphs, {_SWITCHED_OFF}"}
 # Where ops stand for layers: how to have the layers named, by what wrote the trace.
 NO_LAYERS = {
-    "jax": ("The program names no layers. Put jax.named_scope around parts of the model to see them here (Flax Linen "
-            "modules do this, NNX modules do not). Until then, see the source lines."),
-    "pytorch": ("The trace names no modules. Use torch.profiler.profile(with_stack=True, with_modules=True) to record "
-                "modules, or torch.profiler.record_function to name parts of the model."),
-    "nsys": "The trace names no modules. Use torch.cuda.nvtx.range to name parts of the model.",
+    "jax": ("The program has no layer names. Put jax.named_scope around parts of the model to see them here (Flax "
+            "Linen modules do this, NNX modules do not). Until then, see the source lines."),
+    "pytorch": ("The trace has no module names. Use torch.profiler.profile(with_stack=True, with_modules=True) to "
+                "record modules, or torch.profiler.record_function to name parts of the model."),
+    "nsys": "The trace has no module names. Use torch.cuda.nvtx.range to name parts of the model.",
 }
 _ORDER = (*PHASES, "collectives", "copies", LOCAL_COPIES, NO_SCOPE, NO_PROGRAM, NO_OP, NO_CALL, EAGER,
           COMPILED, AFTER, NO_OP_RUNS)

@@ -71,18 +71,18 @@ def evaluation_note(steps: StepTimes) -> list[TraceNote]:
     """Note for a window that holds something else than training."""
     if steps.phase in (EVALUATION, PREDICTION):
         return [TraceNote("evaluation", (
-            f"The steps in this window are {steps.phase}, not training, so they do not show how training runs. Capture "
-            "while the job trains."))]
+            f"The recorded steps are {steps.phase}, not training, so they do not show how training performs. Capture "
+            "while the job is training."))]
     if UNKNOWN in steps.left_out_s:
         return [TraceNote("evaluation", (
-            "The window also contains another Keras step function "
-            f"({seconds(steps.left_out_s[UNKNOWN])}). No op shows which function trains and which one evaluates, so "
-            "the steps may be either. Capture while only fit runs."))]
+            f"The recording also contains another Keras step function ({seconds(steps.left_out_s[UNKNOWN])}). No op "
+            "shows which function trains and which one evaluates, so the steps may be of either kind. Capture while "
+            "only fit runs."))]
     if steps.left_out_s:
         parts = " and ".join(f"{seconds(time)} of {phase}" for phase, time in sorted(steps.left_out_s.items()))
         return [TraceNote("evaluation", (
-            f"The window also contains {parts}. The steps leave this time out, but values per GPU cover the whole "
-            "window."))]
+            f"The recording also contains {parts}. The steps exclude this time, but values per GPU cover the whole "
+            "recording."))]
     return []
 
 

@@ -75,8 +75,8 @@ def critical_path(replay: Replay | None, steps: Steps | None) -> CriticalPath | 
         return None
     if replay.error > TOLERANCE:
         return CriticalPath(step, lo, hi, reason=(
-            f"Replaying the unmodified {steps.times.unit}s gives a time that is {percent(replay.error)} off, so the "
-            "trace does not show everything that the GPUs wait for."))
+            f"The replayed time of the unmodified {steps.times.unit}s is off by {percent(replay.error)}, so the trace "
+            "does not show everything that the GPUs wait for."))
     walk = _Walk(graph, lo, hi)
     path = walk.back_from(int(ends[np.argmax(graph.events.end[ends])]))
     rest, room = _off_path(graph, walk, lo, hi, ends)

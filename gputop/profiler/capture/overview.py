@@ -69,7 +69,7 @@ def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch
     except GputopError as error:
         made.why_ended = error.message
     if made.parts and not made.has_events:
-        made.parts, made.why_ended = [], made.why_ended or "the job made no events"
+        made.parts, made.why_ended = [], made.why_ended or "the job produced no events"
     elif made.parts:
         try:
             source = made.parts[0]

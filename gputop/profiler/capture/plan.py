@@ -242,8 +242,8 @@ class MemoryLimits(Struct, frozen=True):
         """Return what is wrong with a job that grew by ``grown`` bytes in ``seconds`` of recording, as the rest of a
         sentence; "" for nothing."""
         for left, least, per_s, where in (
-                (free.shared_bytes, self.shared_bytes, self.shared_bytes_per_s, "are free"),
-                (free.job_bytes, self.job_bytes, self.job_bytes_per_s, "are left within the job's limit")):
+                (free.shared_bytes, self.shared_bytes, self.shared_bytes_per_s, "is free"),
+                (free.job_bytes, self.job_bytes, self.job_bytes_per_s, "is left within the job's limit")):
             if left is not None and left < least + seconds * per_s:
                 return f"only {size(left)} of memory {where}"
         return f"the job's memory had grown by {size(grown)}" if grown > self.growth_bytes else ""

@@ -159,7 +159,8 @@ def read_all(path: Path, damaged: set[str], limit_bytes: float) -> Data:
 
 
 def too_big(path: Path | str, limit_bytes: float) -> GputopError:
-    return GputopError(f"{path} needs more than {limit_bytes / 1e9:.1f} GB of memory to read, half of what is free.",
+    return GputopError(f"Reading {path} needs more than {limit_bytes / 1e9:.1f} GB of memory, which is half of the "
+                       "free memory.",
                        "Analyze the trace on a machine with more memory, or capture for a shorter time.")
 
 

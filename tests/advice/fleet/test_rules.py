@@ -61,7 +61,7 @@ def test_of_gpus_without_samples_for_a_part_of_the_time_nothing_is_said(idle: in
     findings, abstained = fleet_advice(fleet(job(idle_gpus=idle, idle=IdleGpus(quiet=quiet, seen=watched),
                                                  median=0.0)))
     assert {finding.id for finding in findings} == ids
-    assert any("lack samples for part" in own.missing for own in abstained) == (quiet > idle and watched < 32)
+    assert any("have no samples for part" in own.missing for own in abstained) == (quiet > idle and watched < 32)
 
 
 def test_a_job_that_uses_some_of_its_gpus() -> None:
@@ -113,7 +113,7 @@ def low_clock(activity: float = 0.97, clock_hz: float = 1.29e9, **changes: float
     ({"clock_reasons": 4.0}, "The reason is that its power is limited."),
     ({"clock_reasons": 64.0}, "The reason is that it is too hot."),
     ({"clock_reasons": 2.0}, "application clocks are set low"),
-    ({"power_w": 399.0, "power_limit_w": 400.0}, "that its power limit is lower than that of the others."),
+    ({"power_w": 399.0, "power_limit_w": 400.0}, "that its power limit is lower than those of the other GPUs."),
     ({"power_w": 300.0, "power_limit_w": 400.0, "power_violation": 5e9}, "The reason is that its power is limited."),
     ({"thermal_violation": 5e9}, "The reason is that it is too hot."),
     ({"power_violation": 0.0, "xid": 79.0}, "GPU is 79"),

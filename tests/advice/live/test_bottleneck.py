@@ -21,7 +21,7 @@ def test_other_limits() -> None:
     assert "limited by the power limit" in limit_text(power_w=699.0, sm_clock_hz=1.6e9)
     assert "limited by memory bandwidth" in limit_text(dram_active=0.7, tensor_active=0.2)
     assert "are busy (SM 90%" in limit_text(tensor_active=0.2)
-    assert "are partly busy, at no limit (SM 70%" in after(Scene(dict.fromkeys(range(8), 0.7)), 200).limit
+    assert "are partly busy and not at any limit (SM 70%" in after(Scene(dict.fromkeys(range(8), 0.7)), 200).limit
 
 
 def test_gpus_that_differ_are_shown_as_a_span() -> None:
@@ -55,7 +55,7 @@ def test_a_job_that_works_much_less_than_before_is_not_called_well() -> None:
     """A hang cannot be told from a pause in its first minutes; what is seen is said, and from when on."""
     stops = Scene(dict.fromkeys(range(8), lambda t: 0.9 if t < 260 else 0.18))
     assert after(stops, 300).limit == (
-        "SM activity of GPUs 0-7 fell from 90% to 18% 40 s ago. An evaluation or a checkpoint ends by itself; after "
+        "SM activity of GPUs 0-7 fell from 90% to 18% 40 s ago. This may be an evaluation or a checkpoint. After "
         "120 s, gputop checks for a hang.")
     idles = Scene(dict.fromkeys(range(8), lambda t: 0.9 if t < 260 else 0.0))
     assert "fell from 90% to 0% 40 s ago" in after(idles, 300).limit

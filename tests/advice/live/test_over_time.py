@@ -210,7 +210,7 @@ def test_a_job_that_waits_works_little_and_a_trace_is_to_say_why(scenario: str) 
 
 def test_a_job_that_works_half_of_the_time_has_no_alarm_and_the_rest_is_for_a_trace() -> None:
     for advice in simulated("slow-callback", 140):
-        assert ids(advice) == ["memory_preallocated"] and "partly busy, at no limit" in advice.limit
+        assert ids(advice) == ["memory_preallocated"] and "partly busy and not at any limit" in advice.limit
 
 
 def test_gpu_0_is_the_one_cause() -> None:

@@ -169,9 +169,9 @@ def test_a_job_that_paused_during_the_probe_may_grow_by_little():
 @pytest.mark.parametrize(("now", "said"), [
     # A tenth of what was free, and what gathering five seconds will take: 20 and 3 times 1 MB for each.
     (FreeResources(shared_bytes=1120 * MB), ""),
-    (FreeResources(shared_bytes=1110 * MB), f"only {size(1110 * MB)} of memory are free"),
+    (FreeResources(shared_bytes=1110 * MB), f"only {size(1110 * MB)} of memory is free"),
     (FreeResources(job_bytes=205 * MB), ""),
-    (FreeResources(job_bytes=195 * MB), f"only {size(195 * MB)} of memory are left within the job's limit"),
+    (FreeResources(job_bytes=195 * MB), f"only {size(195 * MB)} of memory is left within the job's limit"),
 ])
 def test_memory_that_runs_short_ends_a_recording_however_little_the_job_grew(now, said):
     limits = memory_limits(probe(3_000, mb_per_s=1), FreeResources(10 * GB, GB), RecorderLimits())

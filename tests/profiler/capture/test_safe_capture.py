@@ -171,8 +171,8 @@ def test_the_job_s_memory_is_watched(logdir):
 
 @pytest.mark.parametrize(("limits", "cause"), [
     (MemoryLimits(6e9), "the job's memory had grown by "),
-    (MemoryLimits(shared_bytes=3e9), "only 2.8 GiB of memory are free"),
-    (MemoryLimits(job_bytes=3e9), "only 2.8 GiB of memory are left within the job's limit"),
+    (MemoryLimits(shared_bytes=3e9), "only 2.8 GiB of memory is free"),
+    (MemoryLimits(job_bytes=3e9), "only 2.8 GiB of memory is left within the job's limit"),
     (MemoryLimits(9e12), ""),
 ])
 def test_memory_that_runs_short_ends_the_recording(logdir, monkeypatch, limits, cause):

@@ -180,11 +180,11 @@ class _UnreadSpans(Struct):
         """Return what the file is, for one in which nothing else takes time; None without such spans."""
         if self.writer == "NCCL":
             return NoDataError(f"{path} is a dump of NCCL's profiler plugin: it shows collectives and network "
-                               "transfers, but no work of a GPU or a thread.",
+                               "transfers, but no GPU or thread activity.",
                                f"{_RECORD_AGAIN}; both show NCCL's kernels along with all others.")
         if self.writer == "Horovod":
-            return NoDataError(f"{path} is a Horovod timeline: it shows when each tensor was reduced, but no work of a "
-                               "GPU or a thread.", f"{_RECORD_AGAIN}.")
+            return NoDataError(f"{path} is a Horovod timeline: it shows when each tensor was reduced, but no GPU or "
+                               "thread activity.", f"{_RECORD_AGAIN}.")
         if self.asynchronous:
             example = f', such as "{encodable(self.first_name[:_EXAMPLE_CHARS])}"' if self.first_name else ""
             return NoDataError(f"{path} has only asynchronous spans ({self.asynchronous:,} events{example}). These are "
