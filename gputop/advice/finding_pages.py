@@ -20,11 +20,11 @@ _SCALES = {  # the largest first; one that divides the value goes before
     "bytes": ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1e9, "GB"), (1e6, "MB"), (1, "B")),
     "B/s": ((1e9, "GB/s"), (1e6, "MB/s")),
 }
+_BY_SHARE = "Severity is high if at least 15% of the step is lost, medium if at least 5% is lost, and low otherwise."
 _SEVERITY = {
-    "by_share": "Severity is high at 15% of the step or more, medium at 5% or more, and low otherwise.",
-    "by_share_capped": "Severity is high at 15% of the step or more, medium at 5% or more, and low otherwise. "
-                       "If the trace has only a few steps and kernels, severity is at most medium.",
-    "own": "The rule itself determines the severity.",
+    "by_share": _BY_SHARE,
+    "by_share_capped": f"{_BY_SHARE} If the trace has only a few steps and kernels, severity is at most medium.",
+    "own": "This rule sets the severity itself.",
 }
 
 
@@ -71,7 +71,7 @@ def _ids(ids: Iterable[str]) -> str:
 def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
     yield f"gputop evaluates this rule on {_WHERE[rule.origin]}. {_SEVERITY[rule.severity]}"
     if not rule.costs_time:
-        yield "This finding does not count as lost time."
+        yield "gputop does not count any time as lost because of this finding."
     yield ""
     if rule.needs:
         needs = ", ".join(rule.needs).replace("_", " ").replace("gpu", "GPU").replace("xla", "XLA")
@@ -79,14 +79,14 @@ def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
     if rule.silent_for:
         yield f"- Not evaluated for {' or '.join(LABELS[name] for name in rule.silent_for)}."
     if rule.follows_from:
-        yield f"- Listed below another finding if that finding is the cause: {_ids(rule.follows_from)}."
+        yield f"- If one of these findings is the cause, gputop lists this finding below it: {_ids(rule.follows_from)}."
     if rule.yields_to:
-        yield f"- Excludes GPUs that already have another finding: {_ids(rule.yields_to)}."
+        yield f"- Excludes GPUs that already have one of these findings: {_ids(rule.yields_to)}."
     if rule.needs or rule.silent_for or rule.follows_from or rule.yields_to:
         yield ""
     limits = [limit(id_) for id_ in (*(rule_limit.id for rule_limit in rule.limits), *rule.shared_limits)]
     if limits:
-        yield "| threshold | value | source |"
+        yield "| threshold | value | source and reason |"
         yield "|---|---|---|"
         yield from (f"| `{row.id}` | {_threshold(row)} | {row.source} |" for row in limits)
         yield ""

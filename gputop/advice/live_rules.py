@@ -62,8 +62,8 @@ LIVE_RULES: tuple[Rule, ...] = (
         holds_up_job=True,
         limits=(
             Limit("gpu0_oversubscribed.ratio_enter", 1.5, "ratio",
-                  "gputop: far above the 20% at which HTA and TraceML call a rank a straggler, because SM activity "
-                  "includes more than useful work"),
+                  "gputop: far above the 20% at which HTA and TraceML call a rank a straggler, because not all SM "
+                  "activity is useful work"),
             Limit("gpu0_oversubscribed.ratio_leave", 1.2, "ratio", "TraceML: rates a straggler as critical at 20%"),
             Limit("gpu0_oversubscribed.gap_enter", 0.15, "ratio",
                   "gputop: avoids comparing two nearly idle GPUs by ratio alone"),

@@ -39,7 +39,7 @@ SHARED_LIMITS: tuple[Limit, ...] = (
           "gputop: covers dozens of typical steps (0.1-1 s each), so one unusual step is not decisive"),
     Limit("coverage", 0.8, "ratio", "gputop: evaluates a window only if samples cover most of it"),
     Limit("slice_s", 5.0, "s", "gputop: spans several steps, so that a rule can require most slices to agree"),
-    Limit("min_readings", 5.0, "count", "gputop: averages more than a few samples, even at long intervals"),
+    Limit("min_readings", 5.0, "count", "gputop: averages at least this many samples, even at long sampling intervals"),
     Limit("live_limit.work", 0.8, "ratio", "gputop: does not treat GPUs with less SM activity as fully busy"),
     Limit("live_limit.tensor", 0.4, "ratio", "gputop: matrix kernels of ordinary efficiency reach this value"),
     Limit("live_limit.fell", 0.3, "ratio", "gputop: ignores the usual variation between steps"),

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         except NodeProblem:  # whoever asked is gone
             return EXIT_OK
         if request.schema != SCHEMA:
-            raise GputopError(f"gputop {__version__} on that node differs from the version that asks",
+            raise GputopError(f"gputop {__version__} on that node is not the version that sent the request",
                               "Install the same version on all nodes.", EXIT_USAGE)
         if request.ranks_of:
             from gputop.commands import capture_ranks

@@ -201,7 +201,7 @@ def _how_long(status: CaptureStatus) -> str:
     if status.phase != "recording":
         return ""
     overview = f" in detail, then {status.overview_s:g} s of rare events" if status.overview_s else ""
-    stop = "ctrl-c stops it and keeps the data" if status.stoppable else "it cannot be stopped before"
+    stop = "ctrl-c stops it and keeps the data" if status.stoppable else "it cannot be stopped earlier"
     return f" for {status.chosen_s:g} s ({status.why}){overview}; {stop}"
 
 

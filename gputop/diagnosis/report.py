@@ -212,7 +212,7 @@ def unexplained_text(a: Analysis) -> str:
         return ""
     named = {id_: name for id_, (name, _) in WALL_PARTS.items()} | {id_: part.name for id_, part in PART_BY_ID.items()}
     if not a.gpus:
-        named["host"] = "no model op runs, so Python runs or the loop waits"
+        named["host"] = "no op of the model runs, so Python runs or the loop waits"
     parts = sorted((part for part in u.parts.items() if part[1] >= _WORTH_A_NAME * u.time_s), key=lambda part: -part[1])
     text = f"{seconds(u.time_s)} of the {seconds(u.of_s)} {u.per} ({percent(u.time_s / u.of_s)}) is unexplained: "
     text += named[parts[0][0]] if len(parts) == 1 else ", ".join(f"{named[id_]} {seconds(s)}" for id_, s in parts)
@@ -288,7 +288,7 @@ def _limit_of_host(a: Analysis) -> tuple[bool, str, str]:
     phases = {row.name: (row.device_s + row.wait_s) / table.total_s for row in table.rows if row.parent is None}
     idle = phases.pop(NO_OP_RUNS, 0.0)
     if idle >= HIGH_SHARE:
-        return False, f"the CPU runs no model op for {percent(idle)} of the {table.basis}", ""
+        return False, f"the CPU runs no op of the model for {percent(idle)} of the {table.basis}", ""
     most = [f"{name} {percent(share)}" for name, share in sorted(phases.items(), key=lambda item: -item[1])[:3]
             if share >= _WORTH_NAMING]
     return True, f"{shows}; shares of the {table.basis}: {', '.join(most)}", ""

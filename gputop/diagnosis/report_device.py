@@ -80,7 +80,7 @@ def _launches(launches: LaunchOrder | None) -> str:
     most = max(launches.threads.values())
     if launches.launches_per_turn is not None:
         text = (f"{percent(launches.shared_launches)} of the launches come from host threads that serve several GPUs, "
-                f"half of them in series of at least {launches.launches_per_turn} to one GPU")
+                f"half of them in runs of at least {launches.launches_per_turn} to one GPU")
     else:
         text = "each GPU has its own host thread" if most == 1 else f"each GPU has up to {most} host threads of its own"
     if launches.delay_median_s:

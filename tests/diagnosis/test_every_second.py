@@ -97,7 +97,7 @@ def test_a_cpu_that_runs_no_op_for_a_good_part_of_the_step_gets_no_clean_bill(
     if clean_bill:
         assert text.startswith(CLEAN) and text.endswith("step: forward 54%, backward 36%")
     else:
-        assert text == "NO CAUSE FOUND: the CPU runs no model op for 20% of the step"
+        assert text == "NO CAUSE FOUND: the CPU runs no op of the model for 20% of the step"
 
 
 def test_what_ended_the_recording_is_said_in_the_verdict() -> None:

@@ -161,8 +161,8 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     why += " while no GPU has work." if v.gpus else " (the trace has no GPU)."
     if v.open_s:
         evidence["unfinished_s"] = v.open_s
-        why += (f" The wait includes {seconds(v.open_s)} at the start or end of the recording, when no batch arrived "
-                "while gputop recorded, so the actual wait is longer.")
+        why += (f" The wait includes {seconds(v.open_s)} at the start or end of the recording, during which no batch "
+                "arrived, so the actual wait is longer.")
     why += v.fix.tells
     if v.recording_s:
         evidence["recording_s"] = v.recording_s
