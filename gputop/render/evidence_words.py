@@ -286,7 +286,7 @@ LABELS = {
     "under_one_wave_s": "kernels with less than one full wave",
     "unfinished_s": "minimum time without a finished step or batch",
     "unused_gpus_count": "GPUs that no process holds",
-    "usual_step_s": "usual step time",
+    "usual_step_s": "typical step time",
     "verdict_wait_s": "GPU idle time until the host has the result",
     "wait_s": "wait for the next batch",
     "waiting_ranks_count": "ranks that wait",

@@ -122,10 +122,9 @@ def _slow_rank(trace: Trace, host: str | None, rank: int | None) -> str | None:
 def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     what, action, snippet = _gap_fix(v, job)
     where = "Python runs no ops" if job.framework == "pytorch" else "The host is between two steps"
-    if v.gpus:
-        where += " and no GPU has work"
-    elif job.framework == "pytorch":
-        where += f", apart from small ops after the {'model' if job.trains is False else 'optimizer'}'s call"
+    where, but = f"{where} and no GPU has work" if v.gpus else where, ""
+    if not v.gpus and job.framework == "pytorch":
+        but = f", apart from small ops after the {'model' if job.trains is False else 'optimizer'}'s call"
     of_rank = "" if v.slow_host is None else f" on rank {v.slow_host}"
     others = "" if v.slow_host is None else " The other ranks have no such gaps and wait for this rank."
     gain = "assumes that the host work between two calls overlaps with compute or is removed"
@@ -137,8 +136,8 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
         gain = "unknown, because the input pipeline is slower: speed up the pipeline, then capture again"
     return Explanation(
         title=f"Host work between steps takes {percent(v.share)} of the step{of_rank}",
-        why=f"{where} for {seconds(v.gap_s)} of each step ({percent(v.share)}){of_rank}. Host activity during this "
-            f"time: {what}.{others}{later}",
+        why=f"{where} for {seconds(v.gap_s)} of each step ({percent(v.share)}){of_rank}{but}. Host activity "
+            f"during this time: {what}.{others}{later}",
         evidence=known({"gap_s": v.gap_s, "share_ratio": v.share, "no_event_s": v.silent_s, "pipeline_s": v.input_s}),
         action=action, snippet=snippet, gain=gain, source=source("step_gap_host.share"),
     )

@@ -357,7 +357,9 @@ def _products(facts: TraceFacts, names: Sequence[str]) -> tuple[str, ...]:
 
 def describe_dims_unaligned(v: DimsUnaligned, job: Job) -> Explanation:
     matmuls = v.matmuls
-    dimensions = "".join(f" In {kind}, the dimension is {_DIMENSIONS[kind]}." for kind in v.products)
+    kinds = v.products if len(v.products) > 1 else [kind.removeprefix("other ") for kind in v.products]
+    dimensions = "".join(f" In {kind}, the dimension is {_DIMENSIONS[of]}."
+                         for kind, of in zip(kinds, v.products, strict=True))
     return Explanation(
         title=f"Unaligned dimensions slow down kernels that take {percent(matmuls.unaligned)} of the kernel time",
         why=f"Matrix kernels that take {percent(matmuls.unaligned)} of the kernel time use slower tensor core variants "
