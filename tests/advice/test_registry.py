@@ -57,7 +57,7 @@ CHECKS = (
     ("tensor cores by the kernels' names", "tensor_cores_unused", ""),
     ("loss scaling of FP16", "loss_scaling", ""),
     ("eager execution", "eager_execution", "tf.while_loop"),
-    ("XLA, its levels, and 1 if memory is short", "xla_off", "memory is short"),
+    ("XLA, its levels, and 1 if memory is scarce", "xla_off", "memory is scarce"),
     ("functions traced or compiled anew", "retracing", "TorchScript"),
     ("launches: threads of a GPU's own", "thread_contention", "gpu_private"),
     ("launches: gaps between short kernels", "launch_bound", ""),

@@ -72,7 +72,7 @@ def test_gpus_against_each_other():
     assert "only one GPU computes for 60% of the time in which any GPU computes" in uneven
     assert "each GPU has its own host thread; the first launch of a step on GPU 2 comes 10.0 µs after" in uneven
     shared = " ".join(text(job(thread="python")).split())
-    assert "100% of the launches come from host threads that serve several GPUs, half of them in series of" in shared
+    assert "100% of the launches come from host threads that serve several GPUs, half of them in runs of" in shared
 
 
 def test_what_could_not_be_compared_says_why():

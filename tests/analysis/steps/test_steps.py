@@ -43,7 +43,7 @@ def test_validation_is_a_function_of_its_own():
     assert steps is not None and steps.count == 6  # the last training step ends where validation begins
     assert steps.times.mean_s == pytest.approx(100e-6)
     assert steps.times.phase == "unknown" and steps.times.left_out_s == pytest.approx({"unknown": 60e-6})
-    assert "may be either" in evaluation_note(steps.times)[0].message
+    assert "may be of either kind" in evaluation_note(steps.times)[0].message
 
 
 def test_functions_on_tf_data_threads_are_no_steps():

@@ -39,7 +39,7 @@ def test_every_table_tells_what_the_analysis_holds() -> None:
     assert kernels.rows[1][-1] == "and 7 more" and kernels.rows[1][4:8] == (None, None, "0", None)
     assert kernels.rows[1][1] == pytest.approx(0.05), "of the one GPU that runs them"
     assert kernels.note.startswith("Times and counts per step for each GPU that runs the kernel.")
-    assert by_op.rows == () and "name no op" in by_op.empty
+    assert by_op.rows == () and "have no op names" in by_op.empty
     assert collectives.rows[0][:4] == ("AllReduce", 1.0, 0.5 / 5, pytest.approx(0.1 / 5)), "each as long as the mean"
     assert "per GPU in each step." in collectives.note and "(GPU 1 last at 3, GPU 0 last at 1)" in collectives.note
     assert [row[-1] for row in memory.rows][2] == "Conv2D" and memory.rows[2][2] == pytest.approx(0.75)
@@ -145,7 +145,7 @@ async def test_keys_and_mouse_of_the_tables() -> None:
         await pilot.press("escape", "tab")
         assert screen.table.name == "By op"
         await pilot.pause()
-        assert not grid.display and "name no op" in text_of(screen.query_one("#tables-empty", LinesWidget))
+        assert not grid.display and "have no op names" in text_of(screen.query_one("#tables-empty", LinesWidget))
         await pilot.press("shift+tab", "shift+tab")
         assert screen.table.name == "GPUs"
         await pilot.press("escape")
