@@ -160,7 +160,8 @@ def test_an_overview_without_events_is_said(logdir):
 
     with serve(FakeProfiler(on_call=silent)) as server:
         result, plan, _ = capture_with_probe(server.address, seconds=0.4, logdir=logdir)
-    assert names_below(logdir) == [result.path.name] and plan.overview_s == 0 and "the job produced no events" in plan.ended
+    assert names_below(logdir) == [result.path.name] and plan.overview_s == 0
+    assert "the job produced no events" in plan.ended
 
 
 @pytest.mark.parametrize("chosen_s", [0.1, 30.0, 60.0])
