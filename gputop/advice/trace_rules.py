@@ -133,8 +133,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("gpu_activity",), shared_limits=("collectives.share",), training_only=True, needs_training=True,
         parts=("collectives",), events=_COLLECTIVE,
         limits=(
-            Limit("allreduce_slow.factor", 2.0, "ratio", "gputop: allows for NCCL's overhead, which can be tens of "
-                                                         "percent"),
+            Limit("allreduce_slow.factor", 2.0, "ratio", "gputop: NCCL's overhead can be tens of percent"),
             Limit("allreduce_slow.latency_s", 50e-6, "s",
                   "gputop: adds this latency to the transfer time of each AllReduce (NCCL within a node: 15-50 µs)"),
         ),

@@ -131,8 +131,7 @@ _GONE: Mapping[str, str] = {
     "version": "To print the version: gputop --version.",
     "--dip-before": "gputop no longer records the time before a dip. --on-dip captures right after a dip.",
     **dict.fromkeys(("--low-bandwidth", "--no-low-bandwidth"),
-                    "gputop automatically skips frames on a slow connection. To sample less often: gputop --interval "
-                    "5."),
+                    "gputop now skips frames on a slow connection. To sample less often: gputop --interval 5."),
     "--worker-figures": "Name the workers to capture: --attach n1:6009,n7:6009. gputop cluster shows their activity.",
     "serve": "gputop no longer serves web pages. To show the monitor in a web terminal: ttyd -W -i lo gputop.",
 }

@@ -34,8 +34,7 @@ _LEAST = 1e-9
 MAX_REPEATS = 10  # captures of each job: nobody makes more
 _SURE = ("better", "worse")
 _LENGTH = {"better": "shorter", "worse": "longer"}
-_MOVED = {"better": "; the work moved to the time between the steps",
-          "worse": "; the work moved from between the steps into them"}
+_MOVED = {"better": "; the work moved out of the steps", "worse": "; the work moved from between the steps into them"}
 METHOD = (
     "gputop calls a change better or worse only under two conditions. First, its confidence interval excludes 0 "
     f"(Welch 1947, with {percent(1 - STEP_ERROR)} confidence for a step time and {percent(1 - ERROR)} for each table "
@@ -274,8 +273,7 @@ def _beside(wall: ComparedRow | None, step: ComparedRow) -> str:
     if wall is None or wall.reason is None or wall.reason == step.reason or (
             step.verdict == "noise" == wall.verdict):
         return ""
-    return (f" gputop cannot tell whether the wall time per training step changed: {''.join(_change(wall))}; "
-            f"{wall.reason}.")
+    return (f" gputop cannot tell if the wall time per training step changed: {''.join(_change(wall))}; {wall.reason}.")
 
 
 def _not_borne_out(step: ComparedRow, wall: ComparedRow) -> str:

@@ -216,8 +216,8 @@ def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
         which = "The only step" if steps.count == 1 else f"All {steps.count} steps"
         notes.append(TraceNote("start_up", (
             f"{which} in this recording {'is' if steps.count == 1 else 'are'} part of job startup: "
-            f"{steps.times.start_up}. Later steps are shorter and not represented here, so capture again when the job "
-            "runs steadily.")))
+            f"{steps.times.start_up}. Later steps are shorter and not shown here, so capture again when the job runs "
+            "steadily.")))
     return notes
 
 

@@ -74,8 +74,7 @@ def _collectives(analysis: Analysis) -> Table:
     columns = (Column("operation"), Column("count", count), Column("time", seconds), Column("transfer", seconds),
                Column("waiting", portion), Column("bytes", bytes_, spare=True),
                Column("exposed", seconds, spare=True), Column("remark", wide=True))
-    empty = ("The trace has only one GPU, so there is no other GPU to exchange data "
-             "with." if len(analysis.gpus) == 1 else
+    empty = ("The trace has only one GPU, so no GPUs exchange data." if len(analysis.gpus) == 1 else
              "No collectives in the window: the GPUs do not exchange gradients through NCCL here.")
     collectives = analysis.collectives
     if collectives is None:

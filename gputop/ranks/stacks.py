@@ -202,8 +202,7 @@ def _run(command: list[str], timeout_s: float) -> Ended:
     except OSError as error:
         raise GputopError(f"cannot start py-spy: {error.strerror or error}", INSTALL) from None
     if not ended.in_time:
-        raise GputopError(f"py-spy did not finish within {timeout_s:.0f} s", "gputop stopped it; the process "
-                                                                             "continues.")
+        raise GputopError(f"py-spy did not finish within {timeout_s:.0f} s", "gputop stopped py-spy, not the process.")
     if not ended.in_bounds:
         raise GputopError(f"py-spy printed more than {_MAX_BYTES >> 20} MB", "It was ended.")
     return ended

@@ -185,8 +185,7 @@ _HELD = {
               "Compare its power limit with those of the other GPUs (nvidia-smi -q -d POWER), and look at the node's "
               "power supply."),
     "power limit": ("its power limit is lower than those of the other GPUs",
-                    "Compare the power limits (nvidia-smi -q -d POWER), and raise this GPU's limit with nvidia-smi "
-                    "-pl."),
+                    "Compare the limits (nvidia-smi -q -d POWER), and raise this GPU's limit with nvidia-smi -pl."),
     "set": ("its application clocks are set low",
             "Compare the clocks (nvidia-smi -q -d CLOCK), and reset this GPU's clocks with nvidia-smi -rac."),
     "clock": ("", "Run nvidia-smi -q -d PERFORMANCE on its node to see what limits the clocks. nvidia-smi -rgc "

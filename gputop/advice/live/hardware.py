@@ -105,8 +105,7 @@ def _gone(view: NodeView) -> Iterable[_Fault]:
     yield _Fault(
         "high", indices, f"{'is' if len(indices) == 1 else 'are'} {what}",
         _begun(sick[0].message or "") or f"NVML reports the state {sick[0].state!r}.",
-        "Stop the jobs on that GPU, and find the Xid in the kernel log before you train on the GPU "
-        "again.", evidence, _NVML,
+        "Stop the jobs on that GPU, and find the Xid in the kernel log before you use the GPU again.", evidence, _NVML,
     )
 
 

@@ -110,13 +110,11 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
     cores = process.cpu_cores.value
     doing = "" if cores is None else f" The process uses {cores:.1f} CPU cores."
     cause = ", because it is compiling, loading, waiting, or stuck"
-    action = ("Look at what its Python threads are doing. If the process is a forgotten notebook, stop it to free the "
-              "GPUs.")
+    action = ("Look at what its Python threads are doing. If this is a forgotten notebook, stop it to free the GPUs.")
     if not v.complete:
         cause = ". The work of this process on unwatched GPUs is unknown"
         action = ("Look at all GPUs of the node, without --gpus. If the process works on other GPUs, spread the "
-                  "training over all GPUs, or hide the idle GPUs from the process. Otherwise, look at what its threads "
-                  "are doing.")
+                  "training over all GPUs, or hide the idle GPUs from it. Otherwise, see what its threads are doing.")
     return Explanation(
         title=f"{gpus_text(v.gpus)} held but not used for {v.window_s:.0f} s",
         why=f"{name_of(process)} holds {gpus_text(idle)} and has not used {'it' if len(idle) == 1 else 'them'} for "

@@ -90,8 +90,8 @@ def describe_slow_rank(v: SlowRank) -> Explanation:
                f"for {percent(rank.others)}. {same}. The other GPUs spend that time waiting for this rank.")
         action = ("Look at this rank's host: its input pipeline, work that only this rank does (logging, checkpoints), "
                   "and whether its CPUs are shared or far from the GPU. Compare its stack with those of others.")
-        brief = (f"Idle for {percent(rank.own)} of the time (the others: {percent(rank.others)}). The others wait for "
-                 "this host.")
+        brief = (f"Idle for {percent(rank.own)} of the time (others: {percent(rank.others)}). The others wait for this "
+                 "host.")
         gain = f"at most the {percent(rank.own)} of the time during which this rank is idle while the others wait"
     else:
         evidence |= {"sm_active_ratio": rank.own, "peers_sm_active_ratio": rank.others, "clock_of_peers_ratio":
@@ -102,8 +102,7 @@ def describe_slow_rank(v: SlowRank) -> Explanation:
                f"in kernels that wait for this GPU.{clock}")
         action = ("Run nvidia-smi -q -d PERFORMANCE to see what limits this GPU's clocks. If its clocks match those of "
                   "the others, look for work that only this rank does on its GPU.")
-        brief = (f"SM activity is {percent(rank.own)} (the others: {percent(rank.others)}). The others wait for this "
-                 "GPU.")
+        brief = (f"SM activity is {percent(rank.own)} (others: {percent(rank.others)}). The others wait for this GPU.")
         gain = "unknown, because live samples do not show how long a step is without this wait"
     return Explanation(
         title=f"{gpu} is always last: the other GPUs of the job wait for it",

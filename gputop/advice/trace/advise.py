@@ -241,8 +241,7 @@ def with_evaluation_caveat(outcome: Finding | Abstained | None, steps: StepTimes
         if rule is not None and rule.training_only:
             return Abstained(outcome.id, f"training steps. The recorded steps are {steps.phase}; {_CAPTURE}")
         return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(
-            f"{outcome.why} The recording shows {steps.phase}, not training: {_CAPTURE} before you change the training "
-            "job."))
+            f"{outcome.why} The recording shows {steps.phase}, not training: {_CAPTURE} before you change the job."))
     if steps.phase == UNKNOWN and UNKNOWN in steps.left_out_s:
         return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(
             f"{outcome.why} The trace does not show whether these steps train or evaluate: {_CAPTURE}."))

@@ -164,8 +164,8 @@ def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
         evidence=evidence,
         action=f"Increase the batch size per GPU, {f'up to {much}' if v.memory else 'if memory allows'}. An epoch then "
                "has fewer updates: scale the learning rate with the batch size for SGD or its square root for Adam, "
-               "add a warmup, and watch the validation loss. Beyond the gradient noise scale, more samples per step "
-               "help little.",
+               "add warmup, and watch the validation loss. Beyond the gradient noise scale, larger batches help "
+               "little.",
         snippet=code("batch_size_headroom", "larger" if v.memory else job.framework, FACTOR=f"{v.factor:.0f}"),
         gain=f"assumes that, with {much} the batch size, {', '.join(assumed[:-1])}{' and ' * (len(assumed) > 1)}"
              f"{assumed[-1]}. Each step takes longer"

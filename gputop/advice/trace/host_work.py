@@ -184,8 +184,7 @@ def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
     if loop == PYTORCH and v.loader_unseen:
         return what, ("Give the DataLoader worker processes that prepare batches ahead of time. If it already has "
                       "workers, move logging, metrics, gc.collect(), and saving out of the loop, or do this work every "
-                      "hundred steps."), code(
-                          "input_bound", "torch")
+                      "hundred steps."), code("input_bound", "torch")
     if loop == PYTORCH:
         return what, ("Move logging, metrics, gc.collect(), and saving out of the loop, or do this work every hundred "
                       "steps. Prepare data in DataLoader workers. Do not read results at each step."), seldom
@@ -203,8 +202,7 @@ def _work_inside(v: StepGapHost, loop: str, most: float) -> tuple[str, str, str 
     verbs = ("run", "create") if len(calls) > 1 else ("runs", "creates")
     return (f"{names} {verbs[0]} in each step and {verbs[1]} a dataset and its iterator every time; "
             + _gap_content(v, loop, most),
-            f"Call {names} every hundred steps. For a single batch, use {without_iterator}, which does not create a "
-            "dataset.",
+            f"Call {names} every hundred steps. For a single batch, use {without_iterator}, which creates no dataset.",
             code("step_gap_host", "inside", CALL=without_iterator))
 
 

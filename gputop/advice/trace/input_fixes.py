@@ -341,8 +341,7 @@ _OF_LOADER = {
         "each batch itself.",
         "grain"),
     "keras": ("Give the PyDataset workers, which prepare batches ahead of time: threads help if Python waits for "
-              "storage, and processes (use_multiprocessing) help if it computes. Convert a generator to a PyDataset "
-              "first.",
+              "storage, and processes (use_multiprocessing) if it computes. Convert a generator to a PyDataset first.",
                "keras3-workers"),
     "torch": ("Give the DataLoader worker processes, which load batches while the model runs.", "torch"),
     "datasets": ("Run the dataset's transform ahead of time: in DataLoader workers, or once for all data with map.",

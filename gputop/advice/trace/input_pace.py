@@ -71,8 +71,7 @@ def input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     if facts.framework == "pytorch":
         return _loader_fix(facts)
     if any(loop.line >= 0 for loop in training_loops(facts.trace)):
-        return InputFix(*fix_of_loader("grain"), None, "", tells=" grain prepares each batch only when the loop asks "
-                                                                 "for it.")
+        return InputFix(*fix_of_loader("grain"), None, "", tells=" grain prepares batches only when the loop asks.")
     waited, steps = facts.analysis.input, facts.steps
     if waited is None:
         return suggest_fix_by_name(None)

@@ -57,14 +57,13 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     open_s = sum(part.time_s for part in wall.parts if part.id == "open" and part.kind == "input") if wall else 0.0
     is_open = wall is not None and open_s >= limit("input_bound.share") * wall.recorded_s
     if _is_odd_batch(facts, is_open=is_open):
-        return Missing("a second long wait for a batch, because a single one may be a coincidence; capture a longer "
-                       "trace")
+        return Missing("a second long wait for a batch, because the first may be coincidence; capture a longer trace")
     if wall is not None and is_open:
         return _open_wait(facts, wall, open_s)
     # A single wait may be an accident; several in one long step, or one more in a step that is not whole, are none.
     if steps is not None and steps.times.anchor != SESSION_RUN and max(
             steps.count, _waits_like(facts, share)) < limit("input_bound.steps"):
-        return Missing("a second wait for a batch, because a single one may be a coincidence; capture a longer trace")
+        return Missing("a second wait for a batch, because the first may be coincidence; capture a longer trace")
     if steps is not None and steps.inside and steps.call_ends_ns:  # predict() in each step waits for its own batches
         of_training = intersect(waits_for_input(facts), steps.call_spans)
         share = min(share, of_training.total / facts.analyzed_spans.total)

@@ -209,9 +209,8 @@ def describe_long_steps(v: LongStepsFound | StepsGrow, job: Job) -> Explanation:
     steps, take = ("Step", "takes") if len(v.steps) == 1 else ("Steps", "take")
     alike = v.range_s[1] <= _EQUAL_LENGTH_FACTOR * v.range_s[0]
     more = seconds(v.more_s) if alike else f"{seconds(v.range_s[0])} to {seconds(v.range_s[1])}"
-    why = (f"{steps} {listed} of {v.of} {take} {more} longer than the typical {seconds(v.usual_s)}, "
-           f"due to {what}. {'On average' if alike else 'In total'}, the extra time is {percent(v.share)} of all step "
-           "time.")
+    why = (f"{steps} {listed} of {v.of} {take} {more} longer than the typical {seconds(v.usual_s)}, due to {what}. "
+           f"{'On average' if alike else 'In total'}, the extra time is {percent(v.share)} of all step time.")
     if not alike:
         why += f" Step {v.longest} is the longest."
     if len(v.steps) == 1:

@@ -28,9 +28,8 @@ _GPU0 = (
     "batch size divisible by the number of GPUs)."
 )
 _SLOWER = (
-    "Compare the clocks, temperature, power, and processes of this GPU with those of the others while the job runs, in "
-    "gputop or nvidia-smi. Heat, a power limit, locked clocks, or another process may slow the GPU down, or the GPU is "
-    "faulty."
+    "Compare this GPU's clocks, temperature, power, and processes with those of the others while the job runs, in "
+    "gputop or nvidia-smi. Heat, a power limit, locked clocks, or another process may slow it down, or it is faulty."
 )
 _OWN_OPS_SHARE = 0.5  # share of what it takes longer, in ops that the others do not run: these alone are named
 _OTHER = ("Give every replica the same share of the work: batches of equal size, with sequences of equal length or "
@@ -135,8 +134,7 @@ def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
     why = (f"GPU {v.heavy} of the job computes for {seconds(v.compute_s)} per {job.basis}, compared with a median of "
            f"{seconds(v.others_compute_s)} on the other GPUs, which wait for GPU {v.heavy} at every synchronization.")
     if v.own_work:
-        why += (f" GPU {v.heavy} runs {v.kernels_ratio:.2f}× as many kernels, so it has work that the others do not "
-                "have.")
+        why += (f" GPU {v.heavy} runs {v.kernels_ratio:.2f}× as many kernels, so it does work that the others do not.")
     evidence = known({
         "compute_s": v.compute_s, "others_compute_s": v.others_compute_s, "ratio": ratio,
         "kernels_count_ratio": v.kernels_ratio, "share_ratio": v.share, f"{job.basis}_s": job.period_s,

@@ -34,8 +34,7 @@ _WORK_OF_KIND: dict[str, KnownWork] = {kind.kind: kind for kind in (*WORK, *SELD
 _CALLBACKS = ("Do this work less often, move it to a thread, or make epochs longer (steps_per_epoch): callbacks "
               "(on_train_batch_end, on_epoch_end) and epoch starts delay the training.")
 _SLOW_START = ("Give the DataLoader worker processes that prepare batches ahead of time (num_workers, "
-               "persistent_workers=True), and move logging and saving out of the loop or do this work every hundred "
-               "steps.")
+               "persistent_workers=True), and move logging and saving out of the loop or do this every hundred steps.")
 
 
 class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):
@@ -59,8 +58,7 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     if steps is None and not facts.active:
         return Missing("training steps, because the rule judges the time outside of steps")
     if steps is not None and steps.unit != "step":
-        return Missing("marked steps, because the repeated part may be a layer, and the rest may be part of the same "
-                       "step")
+        return Missing("marked steps: the repeated part may be a layer, and the rest may be part of the same step")
     ids = (_OUTSIDE,) if steps is not None else (_NO_STEPS,)
     parts = [part for part in wall.parts if part.id in ids]
     # What has the same name at an edge of the recording is the same work, of which the end was not seen.
@@ -80,8 +78,7 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     if steps is None and facts.framework == "unknown":
         return Missing("a training loop; this trace contains neither steps nor framework activity")
     if once and max(part.longest_s for part in parts) < limit("time_outside_steps.once"):
-        return Missing("a second pause of that length, because a single one may be a coincidence; capture a longer "
-                       "trace")
+        return Missing("a second pause of that length, because the first may be coincidence; capture a longer trace")
     others = _of_others(facts, max(parts, key=lambda part: part.time_s), share)
     if others is not None:
         return Missing(others)

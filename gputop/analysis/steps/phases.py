@@ -76,13 +76,11 @@ def evaluation_note(steps: StepTimes) -> list[TraceNote]:
     if UNKNOWN in steps.left_out_s:
         return [TraceNote("evaluation", (
             f"The recording also contains another Keras step function ({seconds(steps.left_out_s[UNKNOWN])}). No op "
-            "shows which function trains and which one evaluates, so the steps may be of either kind. Capture while "
-            "only fit runs."))]
+            "shows which of the two trains, so the steps may be of either kind. Capture while only fit runs."))]
     if steps.left_out_s:
         parts = " and ".join(f"{seconds(time)} of {phase}" for phase, time in sorted(steps.left_out_s.items()))
         return [TraceNote("evaluation", (
-            f"The recording also contains {parts}. The steps exclude this time, but values per GPU cover the whole "
-            "recording."))]
+            f"The recording also contains {parts}. The steps exclude this time, but values per GPU include it."))]
     return []
 
 

@@ -159,8 +159,7 @@ def read_all(path: Path, damaged: set[str], limit_bytes: float) -> Data:
 
 
 def too_big(path: Path | str, limit_bytes: float) -> GputopError:
-    return GputopError(f"Reading {path} needs more than {limit_bytes / 1e9:.1f} GB of memory, which is half of the "
-                       "free memory.",
+    return GputopError(f"Reading {path} needs more than {limit_bytes / 1e9:.1f} GB of memory, half of the free memory.",
                        "Analyze the trace on a machine with more memory, or capture for a shorter time.")
 
 

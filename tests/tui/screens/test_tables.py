@@ -108,7 +108,7 @@ def test_the_ranks_with_least_median_and_most_load_stand_first() -> None:
 def test_empty_tables_say_why() -> None:
     for table in tables(EMPTY):
         assert (table.rows == ()) == (table.name != "GPUs") and table.empty.endswith(".")
-    assert "no other GPU to exchange data with" in tables(EMPTY)[2].empty
+    assert "no GPUs exchange data" in tables(EMPTY)[2].empty
     assert all("could not be analyzed" in t.empty for t in tables(None))
 
 
