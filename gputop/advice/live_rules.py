@@ -295,7 +295,7 @@ LIVE_RULES: tuple[Rule, ...] = (
                   "gputop: half of the share at which HTA and TraceML call a rank a straggler"),
             Limit("slow_rank.gap_leave", 0.05, "ratio", "gputop: half of the enter threshold"),
             Limit("slow_rank.slices_enter", 0.9, "ratio", "gputop: ignores a rank that is last only by chance"),
-            Limit("slow_rank.slices_leave", 0.7, "ratio", "gputop: keeps the finding despite a few on-time slices"),
+            Limit("slow_rank.slices_leave", 0.7, "ratio", "gputop: allows a few slices without a delay"),
             Limit("slow_rank.alike_enter", 0.10, "ratio",
                   "gputop: treats only replicas of a model as equal; pipeline stages rarely match this well"),
             Limit("slow_rank.alike_leave", 0.15, "ratio", _STEP_ABOVE),

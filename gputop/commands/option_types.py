@@ -77,7 +77,7 @@ def pid(text: str) -> int:
 
 def replay_speed(text: str) -> float:
     value = math.inf if text == "max" else _number(text)
-    return _checked(value, text == "max" or 0.01 <= value <= 1000, f"{text!r} is not between 0.01 and 1000, or max")
+    return _checked(value, text == "max" or 0.01 <= value <= 1000, f"{text!r} is neither between 0.01 and 1000 nor max")
 
 
 def parsed_bounds(text: str) -> dict[str, float]:

@@ -70,8 +70,8 @@ def clock(root: Path, ask: Callable[[], str | None] | None = None,
         return Result("unknown", "neither chrony nor the kernel reports the clock error")
     max_error_us, status = answer
     if status & _STA_UNSYNC:
-        return Result("warn", "not synchronized: without collectives, times from different nodes cannot be compared, "
-                              "such as in a capture of many workers", _SYNCHRONIZE)
+        return Result("warn", "not synchronized: in a capture of several workers, gputop needs collectives to compare "
+                              "times from different nodes", _SYNCHRONIZE)
     return _judged(max_error_us / 1e6, "synchronized, according to the kernel")
 
 

@@ -14,8 +14,8 @@ from gputop.core.version import __version__
 @pytest.mark.parametrize(("words", "message"), [
     (["replay", "f", "--start", "x"], "'x' is not a number of seconds"),
     (["replay", "f", "--start", "-1"], "-1 is not a non-negative number of seconds"),
-    (["replay", "f", "--speed", "x"], "'x' is not between 0.01 and 1000, or max"),
-    (["replay", "f", "--speed", "0"], "'0' is not between 0.01 and 1000, or max"),
+    (["replay", "f", "--speed", "x"], "'x' is neither between 0.01 and 1000 nor max"),
+    (["replay", "f", "--speed", "0"], "'0' is neither between 0.01 and 1000 nor max"),
     (["--on-dip", "--dip-every", "0"], "'0' is not a number of minutes above 0"),
     (["--on-dip", "--dip-every", "x"], "'x' is not a number of minutes above 0"),
     (["--interval", "nan"], "nan is not between 0.1 and 3600 seconds"),

@@ -242,7 +242,7 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
     what = "Gathering the full logits" if v.logits else "Exposed communication"
     why = (f"{gpus[:1].upper()}{gpus[1:]} spend{'s' if alone else ''} {percent(exposed)} of the {job.basis} in "
            f"collectives without overlapping compute{'' if alone else ', not counting the wait for late GPUs'}. ")
-    gain = "assumes that the exposed transfer overlaps with compute as far as there is compute to overlap with"
+    gain = "assumes that compute hides as much of the exposed transfer as possible"
     if v.logits:
         why += ("Each rank computes the logits for part of the vocabulary, and an AllGather after the last matmul "
                 "assembles the full logits on all ranks.")
@@ -251,8 +251,8 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
     else:
         why += (f"{seconds(v.free_compute_s)} of compute per {job.basis} runs without communication and could overlap "
                 "with these transfers.")
-        gain = ("assumes that this rank's exposed collectives overlap with compute as far as there is compute to "
-                "overlap with; overlap does not reduce the time spent waiting for other ranks") if alone else gain
+        gain = ("assumes that compute hides as much of this rank's exposed collectives as possible; overlap does not "
+                "reduce the time spent waiting for other ranks") if alone else gain
     if alone:
         why += (" The trace covers only one rank, so it does not show how much of this time moves data and how much is "
                 "waiting for other ranks.")

@@ -143,7 +143,7 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         action=action,
         snippet=None if job.graphs else server if server is not None else (
             job.xla if job.framework == "tensorflow" else code("launch_bound", job.framework + kind, job.framework)),
-        source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle by fault of the host",
+        source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle time caused by the host",
     )
 
 
