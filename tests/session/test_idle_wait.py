@@ -79,7 +79,7 @@ def test_what_becomes_known_moves_it() -> None:
     for now_s in range(1001, 1093):
         assert not late.over(float(now_s), replace(NEXT, begin_s=now_s + 62.0))
     assert late.over(1093.0, replace(NEXT, begin_s=1155.0)), "one period and a half have gone by"
-    assert "none came" in late.missed
+    assert "none occurred" in late.missed
 
 
 # -- the session ------------------------------------------------------------------------------------------

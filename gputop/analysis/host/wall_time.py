@@ -319,7 +319,7 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
     unrecorded = intersect(rank.window, _unrecorded(trace, rank))
     left = subtract(rank.window, unrecorded)
     samples = sample_spans(trace)
-    pauses_by_stacks, rest = _told_by_stacks(unrecorded, samples, rank, steps)
+    pauses_by_stacks, rest = _shown_by_stacks(unrecorded, samples, rank, steps)
     divided: dict[str, Spans] = {"unrecorded": subtract(unrecorded, merge(pauses_by_stacks, rest))}
 
     def take(id_: str, spans: Spans) -> None:
@@ -366,7 +366,7 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
     return (*out, *_named_parts(_named(trace, rank, [s for s in stretches if s.id != "edges" and s.idle.total]), steps))
 
 
-def _told_by_stacks(unrecorded: Spans, samples: Spans, rank: _Rank, steps: Steps | None) -> tuple[Spans, Spans]:
+def _shown_by_stacks(unrecorded: Spans, samples: Spans, rank: _Rank, steps: Steps | None) -> tuple[Spans, Spans]:
     """Pauses between steps while an overview is sampled, as Python's stacks show them, and the rest of that time, in
     which the stacks are those of steps."""
     if steps is None or not len(samples.start) or not rank.python:
