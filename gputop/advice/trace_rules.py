@@ -28,7 +28,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="shuffle_refill", module="trace.shuffle_refill", origin="trace", severity="by_share_capped",
-        parts=("input", "open", "between", "no_steps"), needs_training=True, silent_for=("pytorch",),
+        parts=("input", "open", "between", "no_steps", "steps"), needs_training=True, silent_for=("pytorch",),
         limits=(
             Limit("shuffle_refill.share", 0.05, "ratio", "same as input_bound.share"),
             Limit("shuffle_refill.samples", 2, "count", "gputop: ignores a single sample, which may be a coincidence"),

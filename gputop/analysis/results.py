@@ -201,6 +201,9 @@ class Account(Struct, frozen=True):
         return out
 
 
+_OVERVIEW_STEPS, _SHORTER = 5, 0.9  # gputop's own figures
+
+
 class WallTime(Struct, frozen=True):
     """Division of the recorded time (:mod:`gputop.analysis.host.wall_time`): ``parts`` sum to ``total_s``, from its
     begin to its end, the mean of the ``ranks``, which are listed where there are several. ``recorded_s`` is that
@@ -229,6 +232,13 @@ class WallTime(Struct, frozen=True):
     def steps(self) -> int:
         """The whole steps in detail and overview together, of the rank with most of them."""
         return sum(part.count for part in self.parts if part.id in ("steps", "periods"))
+
+    def recording_s(self, median_step_s: float) -> float:
+        """Time by which recording in detail makes a step longer than an overview does; 0 where that is little, or the
+        overview shows too few steps."""
+        rare_s = sorted(self.overview.durations_s if self.overview is not None else ())
+        usual_s = rare_s[len(rare_s) // 2] if len(rare_s) >= _OVERVIEW_STEPS else median_step_s
+        return median_step_s - usual_s if usual_s < _SHORTER * median_step_s else 0.0
 
     def pauses_show(self, mean_step_s: float) -> bool:
         """Return whether ``per_step_s`` is longer than the steps alone by 2% and more: of a recording in which no

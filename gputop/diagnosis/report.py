@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from statistics import median
 
 from msgspec.structs import replace
 
@@ -93,7 +92,7 @@ def short_report(analysis: Analysis, width: int = 80) -> str:
     return "\n".join(line.rstrip() for line in (*lines, *below)) + "\n"
 
 
-_OVERVIEW_STEPS, _SHORTER = 5, 0.9  # gputop's own figures
+_MOST = 0.9  # share of the recorded time
 _NOTE_LINES, _WHY_LINES, _SHORT_LINES = 3, 2, 24  # of the short report
 _SIMULATED = "SIMULATED: gputop generated this trace; it was not recorded on real GPUs."
 
@@ -105,13 +104,12 @@ def _provenance(a: Analysis) -> str:
     what = "a damaged file" if a.trace.is_damaged else f"{recorded} without steps"
     if a.steps is not None:
         unsure = "" if a.steps.confidence == "high" else (f" (from {a.steps.anchor}, confidence {a.steps.confidence})")
-        if a.wall_time is not None and a.trace.window_s < _SHORTER * a.wall_time.recorded_s:  # the rest is an overview
+        if a.wall_time is not None and a.trace.window_s < _MOST * a.wall_time.recorded_s:  # the rest is an overview
             recorded = f"{seconds(a.trace.window_s)} of the {recorded} recorded"
         what = f"{counted(a.steps.count, a.steps.unit)} in {recorded}{unsure}"
-        rare = a.wall_time.overview.durations_s if a.wall_time is not None and a.wall_time.overview is not None else ()
-        if len(rare) >= _OVERVIEW_STEPS and (without_s := median(rare)) < _SHORTER * a.steps.median_s:
-            ended = (f"Recording in detail makes a step longer: {seconds(a.steps.median_s)}, and {seconds(without_s)} "
-                     f"while only rare events are recorded. {ended}").rstrip()
+        if a.wall_time is not None and (more_s := a.wall_time.recording_s(a.steps.median_s)):
+            ended = (f"Recording in detail makes a step longer: {seconds(a.steps.median_s)}, and "
+                     f"{seconds(a.steps.median_s - more_s)} while only rare events are recorded. {ended}").rstrip()
     gpus = "" if a.trace.is_damaged else f"; {counted(len(a.gpus), 'GPU') if a.gpus else 'no GPU'} in the trace"
     return what + gpus + (f". {ended}" if ended else "")
 

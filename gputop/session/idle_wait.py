@@ -72,7 +72,8 @@ class IdleWait:
         """Note on a capture that began at the end of its patience; empty for one that began in time."""
         if self.start_s <= self._until_s:
             return ""
-        return (f"gputop expected idle time every {seconds(self._period_s)}, but none occurred; the capture may show none")
+        return (f"gputop expected idle time every {seconds(self._period_s)}, but none occurred; the capture may show "
+                "none")
 
 
 _BUSY_S = 10.0  # of GPUs at work, after which tracing, compilation and autotuning are mostly over

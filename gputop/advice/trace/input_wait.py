@@ -33,7 +33,7 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import MEDIUM_SHARE, Claim, Culprit
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import EMPTY, coverage, intersect, merge
-from gputop.trace.threads import EXECUTOR, MAIN, lines_of
+from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the waits
 _CERTAIN = 0.95  # of a share, if the profiler's work is that little of it
@@ -70,6 +70,13 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     least, waited_s = share, share * facts.period_s
     if facts.framework == "pytorch" and not facts.active and loads_itself(facts):
         share, least = without_recorder(facts, waited_s, waits_for_input(facts))
+    more_s = wall.recording_s(steps.times.median_s) if wall is not None and steps is not None and _records_elements(
+        facts) else 0.0
+    if more_s and share >= limit("input_bound.share"):
+        share = least = max(waited_s - more_s, 0.0) / (facts.period_s - more_s)
+        if share < limit("input_bound.share"):
+            return Missing(f"a wait for batches that is longer than the {seconds(more_s)} which recording in detail "
+                           "adds to a step")
     if share < limit("input_bound.share"):
         return None
     fix = input_fix(facts, share * facts.period_s)
@@ -84,12 +91,19 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         assumes = f"Assumes that {fix.how}. The wait for batches then falls by {percent(1 - left)}."
     claim = facts.on_cpus(fix.claim, _ON_GPUS.get(fix.claim, "measured"))
     counted = recorder_s(facts, waits_for_input(facts)) if least < _CERTAIN * share else 0.0
+    counted = counted or min(more_s, waited_s)
     if counted:
         claim = "about"  # as the profiler's part is
     return replace(
         _verdict(facts, fix, share), saving=saving, claim=claim, cure=Cure(input_left=left, assumes=assumes),
         severest="low" if least < MEDIUM_SHARE else "high", recording_s=counted,
         waited_s=waited_s)
+
+
+def _records_elements(facts: TraceFacts) -> bool:
+    """Return whether most of what was recorded of the host are single elements of tf.data: what recording costs is in
+    the pipeline then."""
+    return bool(2 * lines_of(facts.trace, INPUT)[facts.trace.host.line].sum() > len(facts.trace.host))
 
 
 def _is_odd_batch(facts: TraceFacts, *, is_open: bool) -> bool:

@@ -8,7 +8,8 @@ from gputop.advice.trace_rules import TRACE_RULES
 from gputop.core.findings import Finding
 from gputop.core.job_cpus import JobCpus
 from gputop.diagnosis.diagnose import analyze_trace
-from tests.advice.trace.traces import STEP, STEPS, abstained, findings, healthy, input_bound
+from tests.advice.trace.traces import STEP, STEPS, abstained, findings, healthy, input_bound, verdict
+from tests.analysis.host.wall_time_traces import two_grains
 from tests.trace.build import Builder, keras_steps
 
 
@@ -62,6 +63,26 @@ def test_input_on_the_cpu_alone():
     judged = {rule.id for rule in TRACE_RULES if "tensorflow" not in rule.silent_for}
     assert judged - set(abstained(a)) == {"input_bound", "time_outside_steps", "evaluation_share", "unfinished_step",
                                          "embedding_dense"}
+
+
+@pytest.mark.parametrize(("rare_ms", "share"), [(20.0, 0.4), (17.0, (8 - 3) / 17), (11.0, None)])
+@pytest.mark.parametrize("elements", [0, 40])
+def test_what_recording_single_elements_adds_to_a_step_is_no_wait(rare_ms, share, elements):
+    """Steps of 20 ms wait for 8 ms; an overview of the same job shows how long they take without the elements."""
+    detail, rare = keras_steps(Builder(gpus=0), 12, 20_000, 19_900), Builder(gpus=0)
+    for i in range(12):
+        detail.host("IteratorGetNextOp::DoCompute", i * 20_000 + 100, 8_000, line="tf_Compute/1")
+        for n in range(elements):
+            detail.host("Iterator::Root::BatchV2::ParallelMapV2", i * 20_000 + n * 200, 150,
+                        line="tf_data_private_threadpool/2")
+    keras_steps(rare, 12, rare_ms * 1000, rare_ms * 1000 - 100)
+    trace = two_grains(detail, rare, by_s=0.3)
+    if share is None and elements:
+        assert "9.0 ms" in abstained(trace)["input_bound"]
+    else:
+        found = verdict(trace, "input_bound")
+        assert found.share == pytest.approx(share if elements else 0.4, rel=0.02)
+        assert (found.recording_s == pytest.approx(0.003, rel=0.05)) == bool(elements and rare_ms == 17.0)
 
 
 def test_input_abstains_without_its_events_without_gpu_data_and_on_a_single_step():

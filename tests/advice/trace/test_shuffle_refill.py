@@ -6,6 +6,7 @@ import pytest
 
 from gputop.trace.model import Trace
 from tests.advice.trace.traces import abstained, findings, verdict
+from tests.analysis.host.stack_samples import sampled as stacks_of
 from tests.analysis.host.traces_of_epochs import train
 from tests.analysis.host.traces_of_shuffles import MS, fill, sampled
 from tests.analysis.host.traces_of_shuffles import train as full_buffer
@@ -53,6 +54,18 @@ def test_looks_alone_name_it():
     assert "shuffle_refill" in abstained(with_fills(0, 0, sampled(*[False] * 7, True)))
     none = with_fills(0, 0, sampled(*[False] * 8))
     assert "shuffle_refill" not in findings(none)
+
+
+def test_fills_between_samples_are_saved_as_those_of_the_detail():
+    """Python's stacks are those of steps all the time: a step waits for the fill."""
+    b = Builder(gpus=0)
+    train(b, 5000 * MS, 40)
+    trace = b.build()
+    trace.overviews = {0: sampled(False, True, False, False, True, False, True, False)}
+    trace.origin_ns = 1000 * 10**9
+    trace.stacks = (stacks_of({"MainThread": [(0.0, "train.py:3 main > tensorflow/execute.py:53 call")]}, 6.0),)
+    finding = findings(trace)["shuffle_refill"]
+    assert finding.gain.step_time == pytest.approx(finding.evidence["share_ratio"], rel=0.01)
 
 
 def test_without_a_shuffle_a_slow_first_batch_is_none():
