@@ -33,7 +33,7 @@ from gputop.analysis.results import FlameNode, GapLines, HostStacks, StackLine
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import GRAIN, SINGLE_PROCESS, training_loops
 from gputop.core.host_stacks import StackFrame
-from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, joined, merge, subtract, union
 from gputop.trace.lookups import name_mask
 from gputop.trace.model import I64, Trace
 
@@ -54,8 +54,8 @@ _FEW_GAPS, _MOST = 3, 0.5  # that were seen: of fewer no lines are told, unless 
 _GAP_RATIO = 2.0
 _PASSES_ON = 0.98  # share of a line's time in the one line that it calls
 _FLAME_SHARE, _FLAME_NODES, _FLAME_DEPTH = 0.005, 400, 60
-# Calls that a step hardly makes: each takes less than this share of it, all together less than half. So many samples of
-# them in a row come in steps by chance once in a million times. gputop's own figures.
+# A call that steps hardly make takes less than this share of them. So many samples of it in a row come by chance
+# once in a million steps. gputop's own figures.
 _SELDOM, _CHANCE, _FEW_SAMPLES = 0.05, 1e-6, 20
 _SHORTEST_PAUSE_NS = 250_000_000
 
@@ -191,24 +191,26 @@ class Lines:
         return runs & np.array(above, bool), ~runs & np.array(below, bool)
 
     def pauses(self, within: Spans, least_ns: float) -> tuple[Spans, Spans]:
-        """Pauses of the training loop, each of ``least_ns`` or more, by its stacks alone, and the rest of this time;
-        none of either where samples show too little of the steps."""
+        """Pauses of the training loop, each one call of ``least_ns`` or more, by its stacks alone, and the rest of this
+        time; none of either where samples show too little of the steps."""
         loop, total, interval = self.python.loop, float(self._in_steps.sum()), 1e9 / self.python.rate_hz
-        calls: dict[tuple[int, ...], int] = {}  # what a step does, whatever that calls in turn
+        if total < _FEW_SAMPLES * interval:
+            return EMPTY, EMPTY
+        calls: dict[tuple[int, ...], int] = {}  # what the loop calls, whatever that calls in turn
         call = np.array([calls.setdefault((*takewhile(self._around.__contains__, stack), next(
             (frame for frame in stack if frame not in self._around), -1)), len(calls)) for stack in self.python.stacks],
             np.int64)
-        in_steps = np.bincount(call, self._in_steps, len(calls))
-        seldom = np.append((in_steps < _SELDOM * total)[call], False)  # the last one is of no stack
-        share = (self._in_steps[seldom[:-1]].sum() + interval) / (total + interval)
-        if total < _FEW_SAMPLES * interval or share >= _MOST:
-            return EMPTY, EMPTY
-        least_ns = max(least_ns, _SHORTEST_PAUSE_NS, math.log(_CHANCE) / math.log(share) * interval)
-        rare = np.flatnonzero(seldom[loop.stack])
-        runs = union(loop.start[rare], loop.end[rare])
-        long = runs.end - runs.start >= least_ns
-        pauses = intersect(within, Spans(runs.start[long], runs.end[long]))
-        return pauses, subtract(intersect(within, union(loop.start[:1], loop.end[-1:])), pauses)
+        in_steps, times = (np.bincount(call, column, len(calls)) for column in (
+            self._in_steps, self._by_stack(coverage(within, loop.start, loop.end))))
+        pauses = [EMPTY]
+        for seldom in np.flatnonzero((in_steps < _SELDOM * total) & (times >= _SHORTEST_PAUSE_NS)).tolist():
+            rows = np.flatnonzero((loop.stack >= 0) & (call[loop.stack] == seldom))
+            runs = joined(union(loop.start[rows], loop.end[rows]), round(2 * interval))  # a torn stack ends none
+            by_chance = math.log(_CHANCE) / math.log((in_steps[seldom] + interval) / (total + interval)) * interval
+            long = runs.end - runs.start >= max(least_ns, _SHORTEST_PAUSE_NS, by_chance)
+            pauses.append(Spans(runs.start[long], runs.end[long]))
+        long_ones = intersect(within, merge(*pauses))
+        return long_ones, subtract(intersect(within, union(loop.start[:1], loop.end[-1:])), long_ones)
 
     def runs(self, function: re.Pattern[str], within: Spans) -> bool:
         """Return whether a function of such a name runs in most of this time on the training loop's thread."""

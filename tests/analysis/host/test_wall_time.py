@@ -448,7 +448,8 @@ def in_samples(line: str, pause: tuple[float, float] = (3.0, 5.0), each: tuple[s
 
 
 @pytest.mark.parametrize("each", [
-    (), tuple(f"train.py:{3 + n % 2} main > jax/ufunc_api.py:{n} call" for n in range(40))])
+    (), tuple(f"train.py:{3 + n % 2} main > jax/ufunc_api.py:{n} call" for n in range(40)),
+    tuple(f"train.py:{20 + n} main" for n in range(40))])
 def test_stacks_tell_of_the_time_between_an_overviews_samples(each):
     wall = divided(in_samples("train.py:5 main > train.py:11 Save.on_epoch_end", each=each))
     (pause,) = (part for part in wall.parts if part.id == "between")
@@ -467,6 +468,15 @@ def test_stacks_tell_of_the_time_between_an_overviews_samples(each):
 def test_loops_of_evaluations_between_samples_are_told_by_their_functions(called, phase):
     parts = seconds_by(divided(in_samples(f"train.py:3 main > {called} > tensorflow/execute.py:53 quick_execute")))
     assert parts[phase] == pytest.approx(2.0, abs=0.02)
+
+
+def test_torn_stacks_of_short_steps_are_no_pause():
+    """Each sample of the stacks is of several moments: no two in a row have the same call."""
+    torn = [f"train.py:3 main > x/y.py:{n} f" for n in range(60)]
+    trace = in_samples(torn[0], each=tuple(torn))
+    stacks = [(t / 100, torn[t % 60] if t % 60 < 30 else torn[t * 7 % 60]) for t in range(820)]
+    wall = divided(replace(trace, stacks=(sampled({"MainThread": stacks}, 8.2),)))
+    assert "between" not in seconds_by(wall)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -495,7 +505,6 @@ def test_keras_own_line_without_an_event_frees_an_iterator():
 
 @pytest.mark.parametrize("changes", [
     {"pause": (3.0, 3.2)},  # too short to be sure
-    {"each": tuple(f"train.py:{n} main" for n in range(3, 43))},  # no stack is that of most steps
     {"line": "train.py:3 main > tensorflow/execute.py:53 quick_execute"}])  # a step that takes longer
 def test_stacks_that_steps_have_too_tell_of_no_pause(changes):
     wall = divided(in_samples(**{"line": "train.py:3 main > train.py:11 Save.on_epoch_end", **changes}))
