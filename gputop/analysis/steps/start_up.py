@@ -41,6 +41,7 @@ _WORTH_NAMING_NS = 20_000_000  # of all such calls together: a few time slices o
 _API = r"(?:cuda|hip|cu)(?=[A-Z])\w+$"
 _API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchronize|Query|Async|Prefetch|"
               r"Free(?!(?:_v\d+)?$)|Unregister|Unmap|Destroy|Unload|Reset|Release|Profiler)")
+_BEGINS = r"cu(?:ModuleGetLoadingMode|Init)$"  # what CUDA's runtime calls first of all
 _API_KEEPS = r"\w*(?:[Aa]lloc|Register|MemCreate|MemMap|Free)"  # it reserves or frees memory
 _PARAMETERS = 20  # copies. gputop's own figure
 _REPEATED = 0.5  # share of the launches that are not the first of their kernel, so that "the first" means something
@@ -89,7 +90,8 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     if len(by_torch.start):  # parts of it are called as XLA's are
         outside = coverage(by_torch, compiled[0], compiled[0] + 1) == 0
         compiled = compiled[0][outside], compiled[1][outside], compiled[2][outside]
-    loaded = _joined(_loading(trace), _set_up(trace))
+    set_up = _set_up(trace)
+    loaded = _joined(_loading(trace, set_up), set_up)
     for kind, calls in ((LOADING, loaded), (UPLOAD, _uploads(trace)), (AUTOTUNING, _found(trials(trace)[CUDNN])),
                         (GRAPHS, _found(_recorded(trace))), (TORCH_COMPILING, _by_torch(trace, by_torch)),
                         (SCRIPT, _by_script(trace)), (KERNELS, _found(compiling_kernels(trace))),
@@ -116,7 +118,7 @@ def _longest_names(spans: Spans, calls: _Found) -> I64:
     return names
 
 
-def _loading(trace: Trace) -> _Found:
+def _loading(trace: Trace, set_up: _Found) -> _Found:
     """Calls that load, and launch calls in which the first launch of a kernel loads its module."""
     host, device = trace.host, trace.device
     rows = np.concatenate((host_rows(trace, _LOADS), _first_convolutions(trace)))
@@ -129,20 +131,28 @@ def _loading(trace: Trace) -> _Found:
         return loads
     length = device.launch_end_ns[launched] - device.launch_ns[launched]
     long = length >= max(_FAR_LONGER * float(np.median(length)), _LOADING_NS)
-    if length[long].sum() < _WORTH_NAMING_NS:
-        return loads
     order = np.argsort(device.launch_ns[launched], kind="stable")
     launched, length, long = launched[order], length[order], long[order]
     _, which = numbered(device.gpu[launched].astype(np.int64) * len(trace.names) + device.name[launched])
     first = np.zeros(len(launched), bool)
     first[np.unique(which, return_index=True)[1]] = True
     in_first = int(length[long & first].sum())
+    events = launched[long & first]
     if ((~first).sum() < _REPEATED * len(launched) or in_first < _WORTH_NAMING_NS
             or in_first < _IN_FIRST * int(length[long].sum())):
-        return loads
-    events = launched[long & first]
+        alone = length[0] >= _IN_FIRST * length[long].sum()
+        events = launched[:1 if alone and _is_set_up(trace, launched[0], bool(long[0]), set_up) else 0]
     launches = device.launch_ns[events], device.launch_end_ns[events], device.name[events].astype(np.int64)
     return _joined(loads, launches)
+
+
+def _is_set_up(trace: Trace, event: int, far_longer: bool, set_up: _Found) -> bool:
+    """Return whether the first launch of all loads its module, right after calls that create the context (``set_up``),
+    or creates the context itself: then no work precedes its own, which runs as soon as the call returns."""
+    device = trace.device
+    begin, end, ran = (int(times[event]) for times in (device.launch_ns, device.launch_end_ns, device.start_ns))
+    return (far_longer and bool((set_up[1] <= begin).any())) or (
+        end - begin >= _WORTH_NAMING_NS and ran == device.start_ns.min() and ran - end < _LOADING_NS)
 
 
 def _first_convolutions(trace: Trace) -> I64:
@@ -159,23 +169,27 @@ def _set_up(trace: Trace) -> _Found:
     """Calls that take long before a rank's first event on a GPU, and later the first of a name that reserves and frees
     no memory: they create the context or load modules.
 
-    Calls that wait by their nature are left out: work that was launched before the recording leaves no event.
+    Calls that wait by their nature are left out: work that was launched before the recording leaves no event. Where
+    CUDA itself begins in it there is none, and they set up until the first event.
     """
     host, device = trace.host, trace.device
     rows = host_rows(trace, _API)
     if not len(rows) or not len(device):
         return _NOTHING
-    rows = rows[~name_mask(trace, _API_WAITS)[host.name[rows]]]
+    begins = bool(name_mask(trace, _BEGINS)[host.name[rows[0]]])  # then nothing was launched before
+    waits = name_mask(trace, _API_WAITS)[host.name[rows]]
+    rows, waits = rows[~waits | begins], waits[~waits | begins]
     of_gpu = np.array([gpu.rank for gpu in trace.gpus], np.int64)[device.gpu]
     first_ns = {rank: int(device.start_ns[of_gpu == rank].min()) for rank in np.unique(of_gpu).tolist()}
     until_ns = np.array([first_ns.get(line.rank, 0) for line in trace.lines], np.int64)[host.line[rows]]
     rank = np.array([line.rank for line in trace.lines], np.int64)[host.line[rows]]
     first = np.zeros(len(rows), bool)
     first[np.unique(rank * len(trace.names) + host.name[rows], return_index=True)[1]] = True
-    long = host.end_ns[rows] - host.start_ns[rows] >= _WORTH_NAMING_NS
+    end_ns = np.where(waits, np.minimum(host.end_ns[rows], until_ns), host.end_ns[rows])
+    long = end_ns - host.start_ns[rows] >= _WORTH_NAMING_NS
     keeps = name_mask(trace, _API_KEEPS)[host.name[rows]]
-    rows = rows[long & ((host.start_ns[rows] < until_ns) | (first & ~keeps))]
-    return host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
+    chosen = long & ((host.start_ns[rows] < until_ns) | (first & ~keeps & ~waits))
+    return host.start_ns[rows[chosen]], end_ns[chosen], host.name[rows[chosen]].astype(np.int64)
 
 
 def _found(spans: Spans) -> _Found:
