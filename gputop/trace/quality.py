@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gputop.core.findings import TraceNote
+from gputop.text.units import counted
 from gputop.trace.builder import TraceBuilder
 from gputop.trace.graph_captures import in_captures
 from gputop.trace.lookups import host_rows
@@ -123,6 +124,17 @@ def note_serialized(trace: Trace) -> None:
             "No two kernels of a GPU overlap, although they ran on several streams. Either the job orders them this "
             "way, or the profiler serialized them, as TensorFlow's older profilers do. Whether collectives could "
             "overlap with compute is unknown. Capture again with TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL=1.")))
+
+
+def note_launches_without_kernels(trace: Trace) -> None:
+    """Note that no launch ran a kernel, although the GPU copied later, by when the launches had their turn."""
+    rows, device = host_rows(trace, _KERNEL_LAUNCH), trace.device
+    rows = rows[~in_captures(trace, rows)]
+    launches = int((trace.host.end_ns[rows] < device.start_ns.max(initial=-1)).sum())
+    if launches and not (device.kind <= Kind.COLLECTIVE).any():
+        trace.quality.append(TraceNote("lost_kernels", (
+            f"None of {counted(launches, 'kernel launch', 'es')} ran a kernel in this trace, so they failed, or the "
+            "profiler did not record their kernels. Check for an error after each launch (cudaGetLastError).")))
 
 
 def leave_out_lost_kernels(trace: Trace) -> None:

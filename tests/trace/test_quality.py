@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from gputop.diagnosis.diagnose import analyze_trace
+from gputop.diagnosis.report import limit_of
 from gputop.trace import quality
+from gputop.trace.model import Kind
 from gputop.trace.readers.load import load
 from gputop.trace.readers.xspace.reader import read_xspaces
 from tests.trace import build
@@ -129,6 +131,19 @@ def launching(lost_s: float = 0.0, capture: bool = False, not_run: int = 0) -> b
     if capture:
         b.host("cudaStreamBeginCapture", 1, 1, line="backward").host("cudaStreamEndCapture", 9_999, 1, line="backward")
     return b
+
+
+@pytest.mark.parametrize(("copies", "kernels", "told"), [(1, 0, True), (0, 0, False), (1, 1, False)])
+def test_launches_that_run_nothing_before_a_later_copy_are_told(copies: int, kernels: int, told: bool) -> None:
+    b = build.Builder(format="nsys").host("cudaLaunchKernel", 0, 5).host("cudaLaunchKernel", 10, 5)
+    for i in range(kernels):
+        b.run(0, 20 + i, 1, launch=10)
+    for _ in range(copies):
+        b.run(0, 50, 5, kind=Kind.D2H, launch=40)
+    trace = b.build()
+    quality.note_launches_without_kernels(trace)
+    assert ids(trace) == ["lost_kernels"] * told
+    assert not told or limit_of(analyze_trace(trace)).startswith("NO VERDICT: the GPU work was not recorded")
 
 
 @pytest.mark.parametrize(("job", "lost"), [

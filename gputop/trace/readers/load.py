@@ -13,7 +13,7 @@ from gputop.text.units import printable
 from gputop.trace import limits
 from gputop.trace.complete_part import up_to_end_mark
 from gputop.trace.model import Trace
-from gputop.trace.quality import leave_out_lost_kernels
+from gputop.trace.quality import leave_out_lost_kernels, note_launches_without_kernels
 from gputop.trace.readers.capture_file import CaptureFile, capture_of, tightest
 from gputop.trace.readers.content import digest, listed, read_prefix, size_bytes
 from gputop.trace.readers.find_files import files_at
@@ -57,6 +57,7 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
     if format_.id == "chrome":
         trace = up_to_end_mark(trace)
         leave_out_lost_kernels(trace)
+    note_launches_without_kernels(trace)
     captured = capture_of(trace.paths)
     if captured.ended:
         trace.quality.append(TraceNote("ended_early", limits.cut_text(printable(captured.ended))))
