@@ -12,14 +12,14 @@ from msgspec import Struct
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.copy_costs import LARGE_BYTES, cost_of_calls
+from gputop.advice.trace.copy_costs import LARGE_BYTES, copied_back, cost_of_calls, keep_there
 from gputop.advice.trace.facts import TraceFacts, exposed_ns, removed_host_time
 from gputop.advice.trace.fetching import fetch_fix, fetching_ops
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Calls, Cure
-from gputop.analysis.what_if.host_waits import HostWaits, host_waits
+from gputop.analysis.what_if.host_waits import HostWaits, host_waits, waits_again
 from gputop.text.units import count, listed, percent, size
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import host_rows
@@ -49,6 +49,7 @@ _ACTIONS_IF_LARGE = {
 # an H200 (PCIe 5); of PCIe 3 and 4, with 15.8 and 31.5 GB/s, five sixths are usual.
 _LINKS = {7: 13e9, 8: 26e9}
 _FASTEST_LINK = 55e9
+_PINNED_AHEAD = "Assumes that pinned copies overlap with compute and the host does not wait for them."
 _PINNED_BY = {"tensorflow": " (tf.data does this)", "pytorch": " (a DataLoader with pin_memory=True)"}
 
 
@@ -60,6 +61,7 @@ class CopiesPageable(Verdict, frozen=True, kw_only=True):
     way: str  # "h2d" or "d2h": which of them take most time
     fetching: tuple[str, ...]  # ops whose results are copied to the host
     results_bytes: float  # mean of a copy to the host
+    back: int = 0  # times that they come back (:func:`copied_back`)
 
 
 def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
@@ -109,8 +111,8 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
         bytes_per_s=moved / pageable_ns * 1e9, pinned_bytes_per_s=pinned_rate,
         way="d2h" if 2 * down_ns > pageable_ns else "h2d", fetching=fetching_ops(facts),
         results_bytes=float(device.bytes[down].mean()) if len(down) else 0.0,
-        events=Events(rows, exposed_ns(facts, rows)), cure=Cure(scaled=((rows, left),), calls=calls, assumes=(
-            "Assumes that pinned copies overlap with compute and the host does not wait for them.")),
+        back=copied_back(facts), events=Events(rows, exposed_ns(facts, rows)),
+        cure=Cure(scaled=((rows, left),), calls=calls, assumes=_PINNED_AHEAD),
     )
 
 
@@ -127,6 +129,8 @@ def _staging_calls(facts: TraceFacts, rows: I64) -> Calls:
     if len(device.launch_end_ns) != len(device):
         return host_waits(trace, math.inf).chosen(rows).calls
     launched = rows[device.launch_ns[rows] >= 0]
+    lines = device.launch_line[launched].astype(np.int64)
+    launched = launched[~waits_again(trace, lines, device.launch_end_ns[launched])]
     made = Calls(device.launch_line[launched].astype(np.int64), device.launch_ns[launched],
                  device.launch_end_ns[launched])
     return Calls(*map(np.concatenate, zip(made, host_waits(trace, math.inf).chosen(rows).calls, strict=True)))
@@ -145,6 +149,8 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
     fetch, fetch_snippet = fetch_fix(v.fetching, job)
     if v.results_bytes >= LARGE_BYTES:
         fetch, fetch_snippet = _ACTIONS_IF_LARGE["d2h"], code("sync_copies", f"large-d2h-{job.framework}")
+    if v.back:
+        down, fetch, fetch_snippet = True, f"{keep_there(v.back)} Copy what has to move from pinned memory.", None
     return Explanation(
         title=f"Pageable memory copies take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=fetch if down else (

@@ -9,6 +9,7 @@ import numpy as np
 from gputop.advice import savings
 from gputop.advice.fix_code import code, joined
 from gputop.advice.registry import limit, source
+from gputop.advice.trace.copy_costs import copied_back, keep_there
 from gputop.advice.trace.facts import TraceFacts, exposed_ns, once_per_trace
 from gputop.advice.trace.fetching import fetch_fix, fetching_ops
 from gputop.advice.trace.job import Job
@@ -58,6 +59,7 @@ class CopiesExcessive(Verdict, frozen=True, kw_only=True):
     compute: float  # share of the step
     offloaded: bool | None = False  # most are parameters that lie in the host's memory; None: perhaps
     fetching: tuple[str, ...] = ()  # ops whose results are copied to the host, those of most time first
+    back: int = 0  # times that they come back (:func:`copied_back`)
 
 
 def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | None:
@@ -83,7 +85,7 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
     return CopiesExcessive(
         gpus=tuple(gpu.gpu for gpu in gpus), share=share, ways=ways, worst=worst, rates=_rates(gpus, worst, facts),
         pageable=_pageable(gpus), compute=facts.shares["compute"],
-        offloaded=offloaded(facts), fetching=fetching_ops(facts),
+        offloaded=offloaded(facts), fetching=fetching_ops(facts), back=copied_back(facts),
         events=_copies(facts, [worst]), cure=Cure(
             scaled=((_copies(facts, ["d2d"] if worst == "d2d" else ["h2d", "d2h"]).rows, 0.0),),
             assumes="Assumes that these copies are avoided or overlap with compute."),
@@ -155,8 +157,10 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
         action, snippet = _OFFLOADED, code("copies_excessive", "offload") if job.framework == "pytorch" else None
     elif v.offloaded is None and v.worst == "h2d":
         action = _MAYBE_OFFLOADED + action[:1].lower() + action[1:]
+    elif v.back and not within:
+        action, snippet = keep_there(v.back), None
     other = "d2h" if v.worst == "h2d" else "h2d"
-    if not within and v.ways[other] >= limit("copies_excessive.share"):
+    if not within and not v.back and v.ways[other] >= limit("copies_excessive.share"):
         action += f" {fetch if other == 'd2h' else _H2D}"
     if within:
         how = " or overlap with compute; the share of the GPU's recorded time is used as the share of the step"

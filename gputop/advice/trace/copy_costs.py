@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts, once_per_trace
 from gputop.analysis.what_if.cure import Calls, Cure
 from gputop.analysis.what_if.host_waits import before_steps
 from gputop.analysis.what_if.replay import idle_saved
@@ -14,6 +14,7 @@ from gputop.trace.intervals import EMPTY, Spans, intersect, merge, subtract
 from gputop.trace.model import Kind, MemoryKind
 
 LARGE_BYTES = 1_000_000  # copies that run at the link's rate
+_MOST, _ROUNDS = 0.5, 3  # share of the copied bytes; times
 
 
 class CostOfCalls(NamedTuple):
@@ -43,6 +44,30 @@ def cost_of_calls(facts: TraceFacts, calls: Calls) -> CostOfCalls:
         intersect(idle[timeline.gpu], replay.spans),
         merge(input_waits, before_steps(trace, timeline, facts.steps)))
         for timeline in facts.gpu_timelines if timeline.gpu in idle}, saved_ns)
+
+
+@once_per_trace
+def copied_back(facts: TraceFacts) -> int:
+    """Times that large arrays go to the host after a kernel and come back, as many and of the same bytes, before the
+    next one, where that is most of what is copied; else 0."""
+    device, best = facts.trace.device, 0
+    for timeline in facts.gpu_timelines:
+        kind, size = device.kind[timeline.rows], device.bytes[timeline.rows]
+        turn = np.cumsum(kind == Kind.COMPUTE)  # the rows are in order of time
+        large = size >= LARGE_BYTES
+        ways = [large & (kind == way) for way in (Kind.D2H, Kind.H2D)]
+        down, up = (np.bincount(turn[way], size[way], minlength=len(turn) + 1) for way in ways)
+        counts = [np.bincount(turn[way], minlength=len(turn) + 1) for way in ways]
+        back = (down > 0) & (down == up) & (counts[0] == counts[1])
+        if down[back].sum() + up[back].sum() >= _MOST * size[(kind == Kind.D2H) | (kind == Kind.H2D)].sum():
+            best = max(best, int(back.sum()))
+    return best if best >= _ROUNDS else 0
+
+
+def keep_there(rounds: int) -> str:
+    """Words for the fix of that."""
+    return (f"Keep the data on the GPU from kernel to kernel: what is copied to the host comes back before the next "
+            f"kernel, {rounds:,} times.")
 
 
 def pinned_rate(facts: TraceFacts) -> float | None:

@@ -19,6 +19,7 @@ from gputop.trace.lookups import host_rows
 from gputop.trace.model import I64, Kind, MemoryKind, Trace
 
 SYNCHRONIZE = r"(cu|cuda|hip)(Stream|Event|Device|Thread|Ctx)Synchronize"
+_FREES = r"(?:cuda|hip)Free(?:Array|Host)?(?:_v\d+)?$|(?:cu|hip)MemFree(?:Host)?(?:_v\d+)?$"
 _LEFT_OUT = -2
 _CLOCK_ERROR_NS = 100_000  # between host and GPU; a wait was seen to return 5 µs before its copy ended
 _NEAR_STEP_NS = 100_000  # what marks a step may be an event somewhat after its first launch
@@ -73,11 +74,28 @@ def host_waits(trace: Trace, staged_bytes: float) -> HostWaits:
     copy = _copies_of(trace, syncs, copies)
     copy[np.isin(copy, copies[waits_by_nature])] = _LEFT_OUT
     syncs, copy = syncs[copy != _LEFT_OUT], copy[copy != _LEFT_OUT]
-    return HostWaits(
-        np.concatenate((device.launch_line[held], host.line[syncs])).astype(np.int64),
-        np.concatenate((device.launch_ns[held], host.start_ns[syncs])),
-        np.concatenate((device.launch_end_ns[held], host.end_ns[syncs])),
-        np.concatenate((held, copy)))
+    line = np.concatenate((device.launch_line[held], host.line[syncs])).astype(np.int64)
+    end_ns = np.concatenate((device.launch_end_ns[held], host.end_ns[syncs]))
+    keep = ~waits_again(trace, line, end_ns)
+    return HostWaits(line[keep], np.concatenate((device.launch_ns[held], host.start_ns[syncs]))[keep], end_ns[keep],
+                     np.concatenate((held, copy))[keep])
+
+
+def waits_again(trace: Trace, line: I64, end_ns: I64) -> Flags:
+    """Mask of the calls after which their thread frees memory before it launches a kernel: that waits for the GPU, too.
+    """
+    device, host = trace.device, trace.host
+    frees, out = host_rows(trace, _FREES), np.zeros(len(line), bool)
+    for thread in np.unique(line).tolist() if len(frees) else ():
+        mine = np.flatnonzero(line == thread)
+        next_ns = []
+        for begins in (host.start_ns[frees[host.line[frees] == thread]],
+                       device.launch_ns[(device.launch_line == thread) & (device.launch_ns >= 0)
+                                        & (device.kind <= Kind.COLLECTIVE)]):
+            later = np.append(np.sort(begins), np.iinfo(np.int64).max)
+            next_ns.append(later[np.searchsorted(later[:-1], end_ns[mine])])
+        out[mine] = next_ns[0] < next_ns[1]
+    return out
 
 
 def _copies_of(trace: Trace, syncs: I64, copies: I64) -> I64:

@@ -132,3 +132,20 @@ def test_rounds_of_large_copies_may_be_those_of_micro_batches():
     assert "CPU offload" not in findings(layers(None, count=4))["copies_excessive"].action
     # The inputs of a sharded model are copied by what prepares it, once a step.
     assert "CPU offload" not in findings(layers("FSDP::root_pre_forward", count=4))["copies_excessive"].action
+
+
+@pytest.mark.parametrize("returned", [50_000_000, 40_000_000])
+@pytest.mark.parametrize("memory", [MemoryKind.PAGEABLE, MemoryKind.PINNED])
+def test_arrays_that_come_back_before_the_next_kernel_are_to_stay(returned: int, memory: MemoryKind) -> None:
+    """Data that goes to the host after each kernel and comes back, byte for byte, and a batch of another size."""
+    b = Builder(format="nsys")
+    for i in range(12):
+        at = 20_000 * i
+        b.run(0, at + 10, 6_000, "MemcpyH2D", kind=Kind.H2D, launch=at, size=returned, src=memory,
+              dst=MemoryKind.DEVICE, launch_length=6_000)
+        b.run(0, at + 6_100, 2_000, f"solve {i * i % 7}", launch=at + 6_050)
+        b.run(0, at + 8_200, 6_000, "MemcpyD2H", kind=Kind.D2H, launch=at + 8_150, size=50_000_000,
+              src=MemoryKind.DEVICE, dst=memory, launch_length=6_000)
+    f = findings(b)["copies_pageable" if memory == MemoryKind.PAGEABLE else "copies_excessive"]
+    assert f.action.startswith("Keep the data on the GPU") == (returned == 50_000_000)
+    assert "11 times" in f.action or returned != 50_000_000
