@@ -49,17 +49,19 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
     rows = host_rows(trace, _CALLS)
     if not len(rows):
         return None
-    if steps is None or steps.count < limit("allocation_in_steps.steps"):
+    again = steps is None and _again_and_again(facts, rows)
+    if not again and (steps is None or steps.count < limit("allocation_in_steps.steps")):
         return Missing(f"three steps to distinguish recurring calls ({_call_names(facts, rows)[0]}) from calls at job "
                        "startup")
     if facts.basis == "period":
         return Missing("to know which of the repeated sequences are steps, because the layers of a first pass fill the "
                        f"allocator's cache. Mark steps with {how_to_mark_steps(trace)}")
-    step = step_of(host.start_ns[rows], steps)
-    rows, step = rows[step >= 0], step[step >= 0]
-    # Caches of the frameworks fill in the first steps; what recurs is in most of them.
-    if len(np.unique(step)) <= limit("allocation_in_steps.recurring") * steps.count:
-        return None
+    if steps is not None:
+        step = step_of(host.start_ns[rows], steps)
+        rows, step = rows[step >= 0], step[step >= 0]
+        # Caches of the frameworks fill in the first steps; what recurs is in most of them.
+        if len(np.unique(step)) <= limit("allocation_in_steps.recurring") * steps.count:
+            return None
     calls = Calls(host.line[rows].astype(np.int64), host.start_ns[rows], host.end_ns[rows])
     cost = cost_of_calls(facts, calls)
     idle_s = cost.seconds(facts)
@@ -69,20 +71,30 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
     names = _call_names(facts, rows)
     return AllocationInSteps(
         culprits=tuple(_calls_of(facts, rows, name) for name in names),
-        gpus=facts.active_numbers, share=share, spans=cost.idle, idle_s=idle_s, count=len(rows) / steps.count,
-        calls_s=float((host.end_ns[rows] - host.start_ns[rows]).sum()) / steps.count / 1e9,
-        frees=float(np.isin(rows, host_rows(trace, _FREES)).sum()) / steps.count, names=names,
+        gpus=facts.active_numbers, share=share, spans=cost.idle, idle_s=idle_s, count=len(rows) / facts.steps_or_window,
+        calls_s=float((host.end_ns[rows] - host.start_ns[rows]).sum()) / facts.steps_or_window / 1e9,
+        frees=float(np.isin(rows, host_rows(trace, _FREES)).sum()) / facts.steps_or_window, names=names,
         cure=Cure(calls=calls, assumes=(
             "Assumes that memory comes from a pool, so that these calls take no longer than launches.")))
 
 
+_SLICES, _IN_MOST, _CALLS_MIN = 10, 8, 20  # of the window; so many of them have such calls, and each so many
+
+
+def _again_and_again(facts: TraceFacts, rows: I64) -> bool:
+    """Return whether a program without steps allocates and frees throughout: a cache that fills up frees nothing."""
+    host, (begin, end) = facts.trace.host, facts.trace.window_ns
+    frees = np.isin(rows, host_rows(facts.trace, _FREES))
+    slices = np.unique((host.start_ns[rows[frees]] - begin) * _SLICES // max(end - begin, 1))
+    return len(slices) >= _IN_MOST and int(frees.sum()) >= max(_CALLS_MIN, len(rows) // 4)
+
+
 def _calls_of(facts: TraceFacts, rows: I64, name: str) -> Culprit:
     """Culprit of these calls of that name, at the longest of them."""
-    assert facts.steps is not None
     host = facts.trace.host
     of_name = np.array([i for i in rows.tolist() if _plain(facts.trace.names[host.name[i]]) == name])
     length = host.end_ns[of_name] - host.start_ns[of_name]
-    return Culprit(name, "host", float(length.sum()) / facts.steps.count / 1e9, facts.basis,
+    return Culprit(name, "host", float(length.sum()) / facts.steps_or_window / 1e9, facts.basis,
                    at_s=int(host.start_ns[of_name[length.argmax()]]) / 1e9)
 
 
@@ -101,15 +113,16 @@ def _call_names(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
 def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
     frees = (f"{count(v.frees)} of these calls free memory, and freeing can wait for all work on the GPU. " if v.frees
              else "")
+    when = "during steps" if job.basis == "step" else "again and again"
     return Explanation(
-        title=f"Allocating device memory during steps costs {percent(v.share)} of the {job.basis}",
+        title=f"Allocating device memory {when} costs {percent(v.share)} of the {job.basis}",
         why=f"{count(v.count)} calls per {job.basis} ({', '.join(v.names)}) allocate or free memory through the driver "
             f"and take {seconds(v.calls_s)} on the host. {frees}These calls leave the GPU idle for {percent(v.share)} "
             f"of the {job.basis}.",
-        evidence={"idle_after_calls_s": v.idle_s, "calls_s": v.calls_s, "calls_per_step": v.count,
-                  "frees_per_step": v.frees, "share_ratio": v.share},
-        action="Reuse memory across steps, with a caching or pooling allocator. If the allocator already "
-               "has a cache, find out what empties it: full memory, or an explicit call.",
+        evidence={"idle_after_calls_s": v.idle_s, "calls_s": v.calls_s, f"calls_per_{job.basis}": v.count,
+                  f"frees_per_{job.basis}": v.frees, "share_ratio": v.share},
+        action=f"Reuse memory{' across steps' if job.basis == 'step' else ''}, with a caching or pooling allocator. If "
+               "the allocator already has a cache, find out what empties it: full memory, or an explicit call.",
         snippet=code("allocation_in_steps", job.framework),
         source=source("allocation_in_steps.share", "allocation_in_steps.recurring"),
     )

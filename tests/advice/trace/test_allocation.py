@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from gputop.analysis.what_if.host_waits import host_waits
 from gputop.trace.model import Kind, MemoryKind
 from tests.advice.trace.allocation_traces import allocating
 from tests.advice.trace.traces import STEP, STEPS, abstained, findings, healthy
@@ -44,6 +47,42 @@ def test_layers_of_a_first_pass_that_fill_the_cache_are_no_steps():
             b.run(0, layer * 330 + i * 10 + 200, 9.9, f"kernel{i}", launch=layer * 330 + i * 10 + 195)
         b.host("cudaMalloc", layer * 330, 190, line="launch 0")
     assert "first pass" in abstained(b)["allocation_in_steps"]
+
+
+def buffers(frees: bool, until: int = 60) -> Builder:
+    """A program without steps that makes and frees its buffers around each of its varied kernels; those after
+    ``until`` are made no more. Its results are read before they are freed, for which the host waits."""
+    b, at = Builder(format="nsys"), 0.0
+    for i in range(60):
+        if i < until:
+            b.host("cudaMallocPitch_v3020", at, 1_000, line="launch 0")
+            at += 1_010
+        length = 3_000 + 400 * (i * i % 11)
+        b.run(0, at + 20, length, f"distances {i * i % 7}", launch=at)
+        b.run(0, at + length + 30, 10, "MemcpyD2H", kind=Kind.D2H, launch=at + 10, launch_length=length + 31,
+              size=600_000, src=MemoryKind.DEVICE, dst=MemoryKind.PAGEABLE)
+        at += length + 50
+        if frees and i < until:
+            b.host("cudaFree_v3020", at, 500, line="launch 0")
+            at += 510
+    return b
+
+
+@pytest.mark.parametrize(("frees", "until", "there"), [(True, 60, True), (False, 60, False), (True, 20, False)])
+def test_a_program_without_steps_allocates_and_frees_throughout(frees: bool, until: int, there: bool) -> None:
+    found = findings(buffers(frees, until))
+    assert ("allocation_in_steps" in found) == there
+    if there:
+        f = found["allocation_in_steps"]
+        assert f.title.startswith("Allocating device memory again and again costs 2")
+        assert f.evidence["calls_per_window"] == 120 and f.evidence["frees_per_window"] == 60
+        assert f.gain.step_time == pytest.approx(0.22, abs=0.02)
+
+
+@pytest.mark.parametrize(("frees", "waits"), [(True, 0), (False, 60)])
+def test_a_wait_before_memory_is_freed_is_no_wait_that_can_be_spared(frees: bool, waits: int) -> None:
+    """cudaFree waits for the GPU as well."""
+    assert len(host_waits(buffers(frees).build(), math.inf).line) == waits
 
 
 def migrating(call: float | None = None, way: Kind = Kind.H2D, length: float = 60.0, prefetch: bool = False) -> Builder:
