@@ -11,7 +11,7 @@ from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding, ids_by_missing
 from gputop.diagnosis import report_device, report_host
 from gputop.diagnosis.tables import tables
-from gputop.diagnosis.wall_text import no_verdict, not_enough, starts, wall_sentence, worth_saying
+from gputop.diagnosis.wall_text import hardly_any_work, no_verdict, not_enough, starts, wall_sentence, worth_saying
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import gain_sentence
 from gputop.render.step_bar import plain_step_lines
@@ -24,7 +24,6 @@ from gputop.trace.readers.formats import WRITERS
 
 _WORTH_A_NAME = 0.1  # share of what is unexplained
 _BAR = 24
-_FEW_KERNELS = 20  # of a GPU, as few.hardly_any_kernels
 _NOT_RECORDED = ("lost_kernels", "empty_device_plane")  # notes on launches of which the profiler has no kernel
 _ENDED = "ended_early"  # the note on what ended the recording
 
@@ -216,8 +215,9 @@ def unexplained_text(a: Analysis) -> str:
     text += named[parts[0][0]] if len(parts) == 1 else ", ".join(f"{named[id_]} {seconds(s)}" for id_, s in parts)
     ran = [(work.time_s, printable(work.name)) for work in u.work]
     if u.silent_s is not None and u.silent_s >= _WORTH_A_NAME * u.time_s:
-        silent = any(part.kind == "silent" for part in a.wall_time.parts) if a.wall_time is not None else False
-        ran.append((u.silent_s, "no events" if silent else HOST_KINDS["python"]))
+        kinds = {part.kind for part in a.wall_time.parts} if a.wall_time is not None else set()
+        ran.append((u.silent_s, HOST_KINDS["managed"] if "managed" in kinds else
+                    "no events" if "silent" in kinds else HOST_KINDS["python"]))
     listed = ", ".join(f"{name} ({seconds(time_s)})" for time_s, name in sorted(ran, reverse=True))
     return f"{text}. Host activity during this time: {listed}." if ran else f"{text}."
 
@@ -254,9 +254,10 @@ def limit_lines(a: Analysis) -> VerdictLines:
     if unrecorded:
         return no_verdict("the GPU work was not recorded", "record again with GPU events", unrecorded)
     clean, about, do = _limit_of_gpus(a, active) if active else _limit_of_host(a)
-    # "No cause found" is not said above a cause that is small only because there are so few kernels.
-    few = not a.steps and sum(gpu.kernels for gpu in active) < _FEW_KERNELS * len(active) and any(
-        f.evidence.get("share_ratio", 0) >= HIGH_SHARE for f in a.findings)
+    # "No cause found" is not said above a cause that is small only because so little of the job was recorded.
+    caused = any(f.evidence.get("share_ratio", 0) >= HIGH_SHARE for f in a.findings)
+    few = caused or a.steps is None if hardly_any_work(a) else (
+        caused and a.steps is not None and a.steps.unit == "period")
     doubt = not_enough(a, about) if clean or few or not active or starts(a) else None
     if doubt is not None:
         return doubt

@@ -16,6 +16,8 @@ _WORTH_A_ROW = 0.0005
 _HALF = 0.5  # share of a part: what fills it, names it
 # Fewer steps show no rhythm of the job, and what is seldom not at all (TraceML: sure from 20 steps on).
 ENOUGH_STEPS = 20
+_FEW_STEPS, _FEW_KERNELS = 3, 20  # as few.steps, and few.hardly_any_kernels of a GPU
+_MOMENT = 0.01  # share of the recording in which the GPUs worked
 _MIN_SHARE_IN_STEPS = 0.5  # share of the recording in whole training steps: what is said of them is said of the job
 _SENTENCE_PARTS = 4
 _STEPS, _PERIODS = "steps", "periods"
@@ -24,6 +26,11 @@ _START = "start"
 _UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", _START)
 _UNRECORDED = WALL_PARTS["unrecorded"][0]
 _LATER = "capture again after the job has run for a while"
+_SAMPLE = ("find out what the host runs without events (py-spy record, or perf record for compiled code); in a loop, "
+           "mark the steps and capture several")
+_READ_AT_ONCE = ("bring results to the host at once before it reads them (prefetch to the CPU, or a copy), and look at "
+                 "what the host computes with them")
+_USE_A_GPU = "check that the program runs on a GPU, and record all of its processes: nsys profile --trace=cuda,nvtx"
 CAPTURE_LONGER = "gputop capture PID --seconds 60, or C in gputop's monitor"
 
 
@@ -117,10 +124,22 @@ def no_verdict(reason: str, do: str, *seen: str) -> VerdictLines:
 
 def starts(a: Analysis) -> bool:
     """Return whether the recording is that of a job's start, which is why its GPUs have so little to do."""
-    if a.steps is not None:
+    if a.steps is not None and (a.steps.start_up or a.steps.unit == "step"):
         return bool(a.steps.start_up)
     return a.wall_time is not None and sum(
         part.time_s for part in a.wall_time.parts if part.id == _START) >= _HALF * a.wall_time.recorded_s
+
+
+def hardly_any_work(a: Analysis) -> str:
+    """The little that the GPUs did, where it stands for no job: a few kernels, a moment's work; "" where it is more."""
+    active = [gpu for gpu in a.gpus if gpu.kernels]
+    if not active or (a.steps is not None and a.steps.count >= _FEW_STEPS):
+        return ""
+    kernels, busy_s = sum(gpu.kernels for gpu in active), max(gpu.busy * gpu.window_s for gpu in active)
+    if kernels < _FEW_KERNELS * len(active):
+        return f"only {counted(kernels, 'kernel')}"
+    moment = a.steps is None and a.wall_time is not None and busy_s < _MOMENT * a.wall_time.recorded_s
+    return f"GPU work of only {seconds(busy_s)}" if moment else ""
 
 
 def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
@@ -130,11 +149,17 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     if wall is None or wall.recorded_s <= 0:
         return no_verdict("the trace does not show how its time was spent", CAPTURE_LONGER, limit)
     recorded = f"{seconds(wall.recorded_s)} recorded"
+    if steps is None and not a.gpus and a.trace.format == "nsys":
+        return no_verdict(f"no GPU work in the {recorded}", _USE_A_GPU, _seen(wall, "recorded time"))
+    if starts(a) and (steps is None or not steps.start_up):
+        return no_verdict(f"the {recorded} are mostly job startup", _LATER, _seen(wall, "recorded time"))
     if steps is None:
-        if starts(a):
-            return no_verdict(f"the {recorded} are mostly job startup", _LATER, _seen(wall, "recorded time"))
+        recorded = f"{hardly_any_work(a) or 'no complete step'} in the {recorded}"
+        u = wall.unexplained
+        silent = u is not None and u.per == "recording" and (u.silent_s or 0.0) >= _HALF * wall.recorded_s
+        sample = _READ_AT_ONCE if any(part.kind == "managed" for part in wall.parts) else _SAMPLE
         longer = f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop"
-        return no_verdict(f"no complete step in the {recorded}", longer, _seen(wall, "recorded time"), limit)
+        return no_verdict(recorded, sample if silent else longer, _seen(wall, "recorded time"), limit)
     if steps.start_up:
         return no_verdict(f"the {recorded} are only job startup", _LATER, f"the steps include {steps.start_up}", limit)
     if steps.phase not in ("training", "unknown"):

@@ -131,5 +131,6 @@ HOST_KINDS: dict[str, str] = {
     "python": "Python without events",
     "sampled": "number estimated from Python stacks",
     "silent": "host without events",
+    "managed": "reading managed memory from the GPU",
     "unknown": "host not recorded",
 }

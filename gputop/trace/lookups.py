@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.intervals import Spans, contains, union
+from gputop.trace.intervals import Spans, contains, joined, subtract, union
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, MemoryKind, Trace, once
 
 Mask = npt.NDArray[np.bool_]
@@ -162,6 +162,21 @@ def migrations(device: DeviceEvents) -> Mask:
     """Mask of the moves of managed memory's pages: no call launched them, as it did copies with managed memory."""
     return (((device.kind == Kind.H2D) | (device.kind == Kind.D2H)) & (device.launch_ns < 0) & (
         (device.src == MemoryKind.MANAGED) & (device.dst == MemoryKind.MANAGED)))
+
+
+# Between the moves of pages that a host's loop asks for one after another. gputop's own figure: 6 ms were seen.
+_PAGE_PAUSE_NS = 20_000_000
+
+
+@once
+def page_reads(trace: Trace) -> Spans:
+    """Spans in which the host reads managed memory that lies on a GPU: no kernel runs, and its pages come one after
+    another. What was asked for ahead comes at once."""
+    device = trace.device
+    down = np.flatnonzero(migrations(device) & (device.kind == Kind.D2H))
+    kernels = device.kind <= Kind.COLLECTIVE
+    return subtract(joined(union(device.start_ns[down], device.end_ns[down]), _PAGE_PAUSE_NS),
+                    union(device.start_ns[kernels], device.end_ns[kernels]))
 
 
 def host_stat(host: HostEvents, name: str) -> tuple[I64, I64]:

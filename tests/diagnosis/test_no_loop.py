@@ -7,6 +7,7 @@ import pytest
 from gputop.analysis.results import Analysis
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.report import short_report
+from gputop.trace.model import Kind, LaunchShape, MemoryKind, TraceGpu
 from tests.trace.build import Builder
 
 
@@ -72,3 +73,80 @@ def test_a_framework_whose_gpus_pause_again_and_again_is_still_told():
             at += 900_100
     analysis, _ = judged(b)
     assert "time_outside_steps" in {f.id for f in analysis.findings}
+
+
+def test_what_follows_a_start_for_a_moment_has_no_causes_of_its_own():
+    """A share of a window that is a thousandth of the recording saves nothing."""
+    b = Builder(format="nsys").host("cudaHostAlloc", 0, 275_000, "launch 0")
+    for i in range(12):
+        b.run(0, 275_100 + 40 * i, 4, "add", launch=275_090 + 40 * i)
+    analysis, report = judged(b)
+    assert not analysis.findings and report.startswith("NO VERDICT  the 276 ms recorded are mostly job startup")
+    assert [gap.missing for gap in analysis.abstained if gap.id == "launch_bound"] == [
+        "more GPU work, which lasts only 444 µs of this recording"]
+
+
+def test_what_follows_a_start_for_a_moment_is_no_verdict():
+    b = Builder(format="nsys").host("cudaMalloc", 0, 65_000, "launch 0")
+    for i in range(90):
+        b.run(0, 65_100 + 30 * i, 28, "spread", launch=65_090 + 30 * i, shape=LaunchShape((1, 1, 1), (32, 1, 1)))
+    trace = b.build()
+    trace.gpus = [TraceGpu("node", 0, compute_capability=(9, 0), sms=132)]
+    analysis = analyze_trace(trace)
+    assert {f.id: f.severity for f in analysis.findings} == {"small_grids": "low"}
+    assert short_report(analysis, 1000).startswith("NO VERDICT  the 67.8 ms recorded are mostly job startup")
+
+
+def test_a_program_that_starts_cuda_and_launches_nothing_is_told_so():
+    _, report = judged(Builder(gpus=0, format="nsys").host("cuInit", 0, 8, "python3/17").host(
+        "cuMemGetInfo", 2_000_000, 30, "python3/17"))
+    assert report.startswith("NO VERDICT  no GPU work in the 2.00 s recorded")
+    assert "check that the program runs on a GPU" in report and "--seconds 60" not in report
+
+
+def test_time_without_events_is_to_be_sampled():
+    b = Builder(format="nsys").run(0, 10, 20_000, launch=0, thread="tool/17").host("cudaFree", 920_000, 500, "tool/17")
+    for i in range(30):
+        b.run(0, 20_020 + 300 * i, 280, f"add {i * i % 7}", launch=20_015 + 300 * i, thread="tool/17")
+    _, report = judged(b)
+    assert report.startswith("NO VERDICT  no complete step in the 920 ms recorded") and "perf record" in report
+
+
+def test_hardly_any_kernels_are_no_job_in_which_no_cause_is_found():
+    b = Builder(format="nsys").host("cudaFree", 0, 9_000, "python3/17")
+    for i in range(14):
+        b.run(0, 10_000 + 30_000 * i, 4, f"add {i}", launch=9_990 + 30_000 * i, thread="python3/17")
+    _, report = judged(b)
+    assert report.startswith("NO VERDICT  only 14 kernels in the 400 ms recorded")
+
+
+@pytest.mark.parametrize(("pause", "named"), [(3_000, True), (300_000, False)])
+def test_a_host_that_reads_managed_memory_is_named(pause, named):
+    b = Builder(format="nsys").host("cudaMallocManaged", 0, 1_000, "tool/17").run(0, 1_100, 5_000, launch=1_050,
+                                                                               thread="tool/17")
+    for i in range(200):
+        b.run(0, 6_200 + i * (pause + 400), 400, "MemcpyD2H", kind=Kind.D2H, size=2 << 20, src=MemoryKind.MANAGED,
+              dst=MemoryKind.MANAGED)
+    _, report = judged(b)
+    assert report.startswith("NO VERDICT  only 1 kernel in the ")
+    assert ("(reading managed memory from the GPU)" in report) == named
+    assert ("bring results to the host at once" in report) == named
+
+
+def test_what_repeats_after_a_start_for_a_moment_is_a_start():
+    b = Builder(format="nsys").host("cudaMalloc", 0, 200_000, "launch 0")
+    for i in range(10):
+        for k in range(24):
+            at = 200_100 + 1_300 * i + 40 * k
+            b.run(0, at + 10, 8, f"sort {k}", launch=at)
+    analysis, report = judged(b)
+    assert analysis.steps is not None and analysis.steps.unit == "period"
+    assert report.startswith("NO VERDICT  the 213 ms recorded are mostly job startup")
+
+
+def test_a_moment_of_gpu_work_is_no_job_in_which_no_cause_is_found():
+    b = Builder(format="nsys").host("cudaFree", 0, 9_000, "python3/17")
+    for i in range(72):
+        b.run(0, 10_000 + 20_000 * i, 4, f"add {i}", launch=9_990 + 20_000 * i, thread="python3/17")
+    _, report = judged(b)
+    assert report.startswith("NO VERDICT  GPU work of only 288 µs in the 1.43 s recorded")

@@ -46,7 +46,7 @@ from gputop.core.findings import (
     at_most,
     collect,
 )
-from gputop.text.units import percent, reads_zero
+from gputop.text.units import percent, reads_zero, seconds
 from gputop.trace.intervals import EMPTY, Spans, merge, union
 from gputop.trace.lookups import numbered
 from gputop.trace.model import Kind
@@ -93,11 +93,13 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
         return None
     replayed, reason = cures.saved(verdict)
     if replayed is not None and replayed < MIN_SHARE and rule.costs_time:
-        most = most or 0.0
-        return None if most < LARGE_SHARE else Abstained(
+        return None if not most or most < LARGE_SHARE else Abstained(
             rule.id, f"proof that this cause delays the {facts.basis}; it takes {percent(most)} of the {facts.basis}, "
                      f"but replaying the {facts.basis} without it saves {percent(replayed)}")
     words = rule.function("describe")(verdict, job)
+    if facts.of_recorded < 1 and rule.costs_time and words.per != "recording" and (
+            0 < max(verdict.share, most or 0.0) * facts.of_recorded < MIN_SHARE):
+        return Abstained(rule.id, f"more GPU work, which lasts only {seconds(facts.period_s)} of this recording")
     # Lines and events of the gaps within steps are no culprits of what lies around the steps.
     culprits = verdict.culprits if words.per == "recording" else _culprits(rule, verdict, facts)
     words, verdict = _with_function(words, verdict, culprits, facts)

@@ -60,7 +60,7 @@ from gputop.analysis.steps.start_up import tear_down
 from gputop.analysis.steps.steps import find_overview_steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.trace.intervals import EMPTY, Spans, complement, coverage, intersect, joined, merge, subtract, union
-from gputop.trace.lookups import detect_framework, host_rows, launching_lines, rows_of, spans_of
+from gputop.trace.lookups import detect_framework, host_rows, launching_lines, page_reads, rows_of, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 
@@ -589,6 +589,8 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
         return "op", names[0]
     if id_ == "open" and _input_works(trace, rank, idle):
         return "input", ""
+    if silent and coverage(page_reads(trace), idle.start, idle.end).sum() >= _MAIN_SHARE * total:
+        return "managed", ""
     if silent:
         return ("python" if _runs_python(trace) else "silent"), ""
     return ("op", names[0]) if names else ("unknown", "")
