@@ -21,7 +21,7 @@ from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtra
 from gputop.trace.kernel_names import short_kernel
 from gputop.trace.lookups import COMPILE, Mask, host_rows, name_mask, numbered, spans_of
 from gputop.trace.model import I64, Kind, MemoryKind, Trace, once
-from gputop.trace.threads import MAIN, lines_of
+from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
 LOADING, COMPILING, TRACED, AUTOTUNING, GRAPHS = "loading", "compilation", "tracing", "autotuning", "graphs"
 TORCH_COMPILING, SCRIPT = "torch_compilation", "torchscript"
@@ -34,6 +34,7 @@ _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain
 # thread has lost its CPU, may be that of any launch: most of the time of all such calls must be in first launches.
 _FAR_LONGER, _LOADING_NS, _IN_FIRST = 50.0, 1_000_000, 0.9
 _USUAL = 0.25
+_IDLE = 0.1  # share of the time in which a GPU works at most
 _WORTH_NAMING_NS = 20_000_000  # of all such calls together: a few time slices of a CPU
 # Calls of CUDA's and HIP's runtime and driver. The first one creates the context, whichever it is, and others load
 # modules or reserve memory. Those that wait for the GPU, or for room in its queue, may take long in any job. cudaFree
@@ -121,7 +122,7 @@ def _longest_names(spans: Spans, calls: _Found) -> I64:
 def _loading(trace: Trace, set_up: _Found) -> _Found:
     """Calls that load, and launch calls in which the first launch of a kernel loads its module."""
     host, device = trace.host, trace.device
-    rows = np.concatenate((host_rows(trace, _LOADS), _first_convolutions(trace)))
+    rows = np.concatenate((host_rows(trace, _LOADS), _first_convolutions(trace), _first_ops(trace)))
     loads = host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
     if len(device.launch_end_ns) != len(device):
         return loads
@@ -163,6 +164,21 @@ def _first_convolutions(trace: Trace) -> I64:
     usual = float(np.quantile(length, _USUAL)) if len(rows) else 0.0  # in a first pass most are the first of a shape
     long = np.flatnonzero(length >= max(_WORTH_NAMING_NS, _FAR_LONGER * usual))
     return rows[long] if len(long) and 2 * long[-1] < len(rows) else rows[:0]
+
+
+def _first_ops(trace: Trace) -> I64:
+    """Ops of a timeline of TensorFlow 1 that take far longer than usual before a GPU that has nothing to do: they load
+    libraries and kernels. Those that receive wait for others, and convolutions try algorithms."""
+    host, device = trace.host, trace.device
+    on_gpu = np.array([line.name.startswith(f"{GRAPH_EXECUTOR} GPU") for line in trace.lines], bool)
+    rows = np.flatnonzero(on_gpu.take(host.line)) if on_gpu.any() else np.empty(0, np.int64)
+    if not len(rows):
+        return rows
+    length = host.end_ns[rows] - host.start_ns[rows]
+    rows = rows[length >= max(_WORTH_NAMING_NS, _FAR_LONGER * float(np.median(length)))]
+    busy = coverage(union(device.start_ns, device.end_ns), host.start_ns[rows], host.end_ns[rows])
+    others = name_mask(trace, r"(?:.*:)?(?:_?(?:Host)?Recv|\w*Conv[23]D)")[host.name[rows]]
+    return rows[(busy < _IDLE * (host.end_ns[rows] - host.start_ns[rows])) & ~others]
 
 
 def _set_up(trace: Trace) -> _Found:
@@ -274,8 +290,9 @@ def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
     may_be_first = len(bounds_ns) < _FEW_STEPS and not rebuilt(trace)
     rows = host_rows(trace, COMPILE)
     compiling = spans_of(trace, rows)
-    for kind, spans in ((COMPILING, compiling), (KERNELS, compiling_kernels(trace)),
-                        (AUTOTUNING, trials(trace)[CUDNN]), (GRAPHS, _recorded(trace))):
+    for kind, spans in ((COMPILING, compiling), (LOADING, spans_of(trace, _first_ops(trace))),
+                        (KERNELS, compiling_kernels(trace)), (AUTOTUNING, trials(trace)[CUDNN]),
+                        (GRAPHS, _recorded(trace))):
         time = coverage(spans, bounds_ns[:, 0], bounds_ns[:, 1])
         # What is recorded into graphs that nothing launches yet are no steps, however often it repeats.
         if (may_be_first or kind == GRAPHS) and (time > START_UP_SHARE * (bounds_ns[:, 1] - bounds_ns[:, 0])).all():

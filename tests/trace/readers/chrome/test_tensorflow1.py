@@ -89,6 +89,18 @@ def test_the_first_run_in_which_cudnn_chooses_is_a_start():
     assert not analysis.findings and "are only job startup" in short_report(analysis)
 
 
+@pytest.mark.parametrize(("op", "busy", "loads"), [
+    ("MatMul", False, True), ("RandomUniform", False, True), ("_Recv", False, False), ("Unique", True, False)])
+def test_the_first_use_of_a_library_by_an_op_is_a_start(op: str, busy: bool, loads: bool):
+    """Unless the op receives, or waits for a GPU that works meanwhile."""
+    timeline = Timeline().model(460_000).op(GPU, f"dense/{op}", op, 0, 440_000)
+    if busy:
+        timeline.op(STREAM, "before", "Softmax", 5, 430_000)
+    analysis = analyze_trace(timeline.trace())
+    assert analysis.steps is not None
+    assert ("loading of libraries and modules (440 ms)" in analysis.steps.start_up) == loads
+
+
 def test_runs_that_were_joined_into_one_file_are_steps():
     timeline = Timeline()
     for run in range(6):
