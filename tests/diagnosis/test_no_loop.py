@@ -150,3 +150,14 @@ def test_a_moment_of_gpu_work_is_no_job_in_which_no_cause_is_found():
         b.run(0, 10_000 + 20_000 * i, 4, f"add {i}", launch=9_990 + 20_000 * i, thread="python3/17")
     _, report = judged(b)
     assert report.startswith("NO VERDICT  GPU work of only 288 µs in the 1.43 s recorded")
+
+
+def test_a_narrow_kernel_that_takes_little_of_a_recording_is_no_verdict_on_it():
+    b = Builder(format="nsys").host("cudaMalloc", 0, 127_000, "launch 0")
+    b.run(0, 137_000, 6_000, "add", launch=136_990, shape=LaunchShape((1, 1, 1), (256, 1, 1)))
+    b.run(0, 156_000, 100, "MemcpyD2H", kind=Kind.D2H, launch=155_990, size=1_000)
+    trace = b.build()
+    trace.gpus = [TraceGpu("node", 0, compute_capability=(9, 0), sms=132)]
+    analysis = analyze_trace(trace)
+    assert {f.id: f.severity for f in analysis.findings} == {"small_grids": "low"}
+    assert short_report(analysis, 1000).startswith("NO VERDICT  the 156 ms recorded are mostly job startup")

@@ -20,7 +20,8 @@ from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.sm_use import narrow_kernels
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import AllocatorUse, FewBlocks, NarrowKernel
-from gputop.text.units import percent, seconds, size
+from gputop.core.findings import MEDIUM_SHARE
+from gputop.text.units import counted, percent, seconds, size
 from gputop.trace.intervals import merge
 
 _PAPERS = ("learning rate and batch size: Goyal et al. 2017 and Malladi et al. 2022; gradient noise scale: McCandlish "
@@ -190,12 +191,13 @@ def _empty(v: BatchSizeHeadroom, job: Job) -> Iterable[str]:
 
 def _longest(kernels: Iterable[FewBlocks | NarrowKernel]) -> str:
     """Names of these kernels, those of one name and number of blocks together, with the times of the first ones."""
-    times: dict[tuple[str, int], float] = {}
+    times: dict[tuple[str, str], float] = {}
     for kernel in kernels:
-        key = plain_name(kernel.name), kernel.blocks
+        threads = kernel.threads if isinstance(kernel, NarrowKernel) else _WARP
+        few = f" of {counted(threads, 'thread')}" if threads < _WARP else ""
+        key = plain_name(kernel.name), f"{counted(kernel.blocks, 'block')}{few}"
         times[key] = times.get(key, 0.0) + kernel.time_s_per_step
-    return ", ".join(f"{name} ({blocks} block{'' if blocks == 1 else 's'}, {seconds(time_s)})"
-                     for (name, blocks), time_s in list(times.items())[:_SHOWN])
+    return ", ".join(f"{name} ({blocks}, {seconds(time_s)})" for (name, blocks), time_s in list(times.items())[:_SHOWN])
 
 
 def _memory(v: BatchSizeHeadroom) -> str:
@@ -208,7 +210,7 @@ def _memory(v: BatchSizeHeadroom) -> str:
 
 # -- small_grids --------------------------------------------------------------------------------------
 
-_SHOWN = 3
+_SHOWN, _WARP = 3, 32
 _GUIDES = ("Nsight Compute: small grid, tail effect; NVIDIA, Matrix Multiplication Background: wave and tile "
            "quantization; CUDA C++ Programming Guide: four schedulers per SM")
 
@@ -244,7 +246,8 @@ def judge_small_grids(facts: TraceFacts) -> SmallGrids | Missing | None:
     most = judged[empty_by_gpu.index(max(empty_by_gpu))]
     return SmallGrids(
         gpus=tuple(use.gpu for use in judged), share=share, claim=None,
-        severity=severity_by_limits("small_grids", share),
+        severity=severity_by_limits("small_grids", share), severest=(
+            "low" if share * facts.of_recorded < MEDIUM_SHARE else "high"),
         used=1 - empty_s / fmean(use.compute_s for use in judged),
         compute=fmean(use.compute_s for use in judged) / facts.period_s, empty_s=empty_s,
         tail_s=fmean(use.tail_s or 0.0 for use in judged), sms=most.sms or 0, kernels=most.narrow,
@@ -254,8 +257,8 @@ def judge_small_grids(facts: TraceFacts) -> SmallGrids | Missing | None:
 def describe_small_grids(v: SmallGrids, job: Job) -> Explanation:
     longest, used = _longest(v.kernels), percent(v.used) if v.used >= 0.01 else "less than 1%"
     text = (f"Kernels run for {percent(v.compute)} of the {job.basis} but keep only {used} of the GPU's {v.sms} SMs "
-            "busy on average, because they have too few blocks or warps. A monitor shows a GPU as busy while any block "
-            "runs.")
+            "busy on average, because they have too few blocks, warps or threads. A monitor shows a GPU as busy while "
+            "any block runs.")
     text += f" Most of the unused capacity is due to {longest}." if longest else ""
     if v.tail_s >= 0.01 * job.period_s:
         text += (" If all blocks of a kernel take equally long, partly filled last waves of other kernels waste SM "

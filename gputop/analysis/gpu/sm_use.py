@@ -8,7 +8,7 @@ A GPU counts as busy while any kernel runs, be it one block on one of 132 SMs. T
 2. An SM has four schedulers, each of which serves warps of its own (CUDA C++ Programming Guide, "Technical
    Specifications per Compute Capability", 7.0 to 9.0): with fewer than four warps some of them have none.
    ``width`` of a launch is the share of the GPU's schedulers (of its SMs, where ``r`` is not known) that have a warp in
-   its fullest wave. No assumption goes into it.
+   its fullest wave, of whose lanes a block of less than a warp uses its threads alone. No assumption goes into it.
 3. The last wave of a launch of several holds fewer blocks. ``tail`` is the width of all its waves, if they take equally
    long, as a share of that of a full one. Where blocks differ in length, or ``r`` is not known, it is 1 or too small.
 4. Launches that run at once share the GPU: at each instant their widths are added, up to 1.
@@ -82,14 +82,15 @@ def launch_width(shape: LaunchShape, gpu: TraceGpu) -> tuple[float, float]:
     assert gpu.sms is not None
     blocks, threads = math.prod(shape.grid), math.prod(shape.block)
     resident = resident_blocks(gpu.compute_capability, threads, shape.registers, shape.shared_bytes)
+    lanes = min(threads / _WARP, 1.0)
     if resident is None:
-        return min(blocks / gpu.sms, 1.0), 1.0
+        return min(blocks / gpu.sms, 1.0) * lanes, 1.0
     room, warps = resident * gpu.sms, -(-threads // _WARP)
     if blocks <= room:
-        return _width(blocks, warps, gpu.sms), 1.0
+        return _width(blocks, warps, gpu.sms) * lanes, 1.0
     waves, left = divmod(blocks, room)
     full = _width(room, warps, gpu.sms)
-    return full, (waves + _width(left, warps, gpu.sms) / full) / (waves + 1) if left else 1.0
+    return full * lanes, (waves + _width(left, warps, gpu.sms) / full) / (waves + 1) if left else 1.0
 
 
 def _width(blocks: int, warps: int, sms: int) -> float:

@@ -46,6 +46,7 @@ def test_kernels_of_24_blocks_on_132_sms() -> None:
 
 @pytest.mark.parametrize(("blocks", "threads", "severity"), [
     (80, 256, "medium"), (100, 256, "low"), (SMS, 32, "high"), (SMS, 64, "medium"),
+    (4096, 4, "high"), (4096, 16, "medium"),  # of each warp an eighth, a half
     (SMS, 128, None), (125, 256, None), (4096, 256, None), (8 * SMS + 1, 256, None),
 ])
 def test_how_much_of_the_gpu_is_empty(blocks: int, threads: int, severity: str | None) -> None:
