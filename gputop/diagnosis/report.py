@@ -11,7 +11,15 @@ from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding, ids_by_missing
 from gputop.diagnosis import report_device, report_host
 from gputop.diagnosis.tables import tables
-from gputop.diagnosis.wall_text import hardly_any_work, no_verdict, not_enough, starts, wall_sentence, worth_saying
+from gputop.diagnosis.wall_text import (
+    begins,
+    hardly_any_work,
+    no_verdict,
+    not_enough,
+    starts,
+    wall_sentence,
+    worth_saying,
+)
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import gain_sentence
 from gputop.render.step_bar import plain_step_lines
@@ -258,7 +266,7 @@ def limit_lines(a: Analysis) -> VerdictLines:
     caused = any(f.evidence.get("share_ratio", 0) >= HIGH_SHARE for f in a.findings)
     few = caused or a.steps is None if hardly_any_work(a) else (
         caused and a.steps is not None and a.steps.unit == "period")
-    doubt = not_enough(a, about) if clean or few or not active or starts(a) else None
+    doubt = not_enough(a, about) if clean or few or not active or starts(a) or begins(a) else None
     if doubt is not None:
         return doubt
     large = "LARGE " if a.findings else ""

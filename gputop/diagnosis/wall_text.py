@@ -126,8 +126,18 @@ def starts(a: Analysis) -> bool:
     """Return whether the recording is that of a job's start, which is why its GPUs have so little to do."""
     if a.steps is not None and (a.steps.start_up or a.steps.unit == "step"):
         return bool(a.steps.start_up)
-    return a.wall_time is not None and sum(
-        part.time_s for part in a.wall_time.parts if part.id == _START) >= _HALF * a.wall_time.recorded_s
+    return _start_share(a) >= _HALF
+
+
+def begins(a: Analysis) -> bool:
+    """Return whether a recording without steps begins with a job's start: it shows no loop, whatever it idles for."""
+    return a.steps is None and _start_share(a) >= WORTH_SAYING
+
+
+def _start_share(a: Analysis) -> float:
+    wall = a.wall_time
+    started_s = sum(part.time_s for part in wall.parts if part.id == _START) if wall is not None else 0.0
+    return started_s / wall.recorded_s if wall is not None and wall.recorded_s else 0.0
 
 
 def hardly_any_work(a: Analysis) -> str:

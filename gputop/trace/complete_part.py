@@ -38,7 +38,7 @@ def part_of(trace: Trace, begin: int, end: int) -> Trace:
         return (times >= begin) & (times < end)
 
     return replace(trace, device=_taken(trace.device, within(trace.device.start_ns)),
-                   host=_host_taken(trace.host, within(trace.host.start_ns)),
+                   host=host_taken(trace.host, within(trace.host.start_ns)),
                    allocator=_taken(trace.allocator, within(trace.allocator.time_ns)))
 
 
@@ -65,7 +65,7 @@ def up_to_last_gpu_event(trace: Trace) -> Trace:
         "times. The file is cut off, or the profiler's buffers were full. gputop analyzes only the time before the GPU "
         "events stop. Capture for a shorter time."))
     window = trace.profile_window_ns
-    return replace(trace, host=_host_taken(host, np.arange(len(host)) < first), quality=[*trace.quality, note],
+    return replace(trace, host=host_taken(host, np.arange(len(host)) < first), quality=[*trace.quality, note],
                    allocator=_taken(trace.allocator, trace.allocator.time_ns <= last),
                    profile_window_ns=window and (window[0], min(window[1], last)))
 
@@ -85,7 +85,7 @@ def up_to_end_mark(trace: Trace) -> Trace:
                    profile_window_ns=trace.profile_window_ns and clipped(trace.profile_window_ns))
 
 
-def _host_taken(events: HostEvents, keep: Mask) -> HostEvents:
+def host_taken(events: HostEvents, keep: Mask) -> HostEvents:
     """The events in ``keep`` with their stats."""
     taken = _taken(events, keep)
     taken.stats = events.stats_of(keep)

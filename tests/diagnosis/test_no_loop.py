@@ -161,3 +161,15 @@ def test_a_narrow_kernel_that_takes_little_of_a_recording_is_no_verdict_on_it():
     analysis = analyze_trace(trace)
     assert {f.id: f.severity for f in analysis.findings} == {"small_grids": "low"}
     assert short_report(analysis, 1000).startswith("NO VERDICT  the 156 ms recorded are mostly job startup")
+
+
+@pytest.mark.parametrize("length", [2_400_000, 1_200_000])
+def test_a_range_around_the_whole_program_names_no_work_and_a_start_shows_no_loop(length):
+    b = Builder(format="nsys").host("distributed_training", 0, length, "python3/17").host(
+        "cudaFree", 300_000, 220_000, "python3/17")
+    for i in range(300):
+        at = 600_000 + 6_000 * i
+        b.run(0, at + 10, 200 + 7 * (i * i % 11), f"void at::native::mul<{i * i % 7}>", launch=at, thread="python3/17")
+    analysis, report = judged(b)
+    assert "time_outside_steps" not in {f.id for f in analysis.findings}
+    assert report.startswith("NO VERDICT  no complete step in the 2.") and ("distributed" in report) == (length < 2e6)

@@ -19,13 +19,20 @@ from gputop.analysis.results import GpuUse
 from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.text.units import percent
 from gputop.trace.intervals import coverage, intersect, union
-from gputop.trace.lookups import distinct, migrations, name_mask, spans_of
+from gputop.trace.lookups import distinct, host_rows, migrations, name_mask, spans_of
 from gputop.trace.model import Kind, MemoryKind
 
 _H2D = (
     "Move fewer bytes to the GPU: send data in a compact type (uint8, bfloat16), convert it on the GPU, and keep "
     "tables and constants there. Copy the next batch while the current one is being processed."
 )
+_H2D_OF_A_PROGRAM = (
+    "Keep arrays on the GPU from kernel to kernel (in OpenACC and OpenMP, a data region around the loop). Copy only "
+    "what changes, and the next part while the current one is being processed."
+)
+_SWAPPED = ("The step swaps tensors to host memory and back. Swap fewer of them or earlier, use a smaller batch, or "
+            "compute activations again in the backward pass (gradient checkpointing).")
+_SWAPS = r".*:_CopyFrom(?:GpuToHost|HostToGpu)$"  # TensorFlow's Large Model Support
 _OFFLOADED = ("Keep the parameters on the GPU instead of in host memory (CPU offload), in 16-bit precision or sharded "
               "over more GPUs if they do not fit. Or copy the next layer's parameters while this layer computes.")
 _MAYBE_OFFLOADED = "If parameters are in host memory (CPU offload), keep them on the GPU. Otherwise: "
@@ -60,6 +67,7 @@ class CopiesExcessive(Verdict, frozen=True, kw_only=True):
     offloaded: bool | None = False  # most are parameters that lie in the host's memory; None: perhaps
     fetching: tuple[str, ...] = ()  # ops whose results are copied to the host, those of most time first
     back: int = 0  # times that they come back (:func:`copied_back`)
+    swapped: bool = False  # ops swap tensors to the host and back
 
 
 def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | None:
@@ -86,6 +94,7 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
         gpus=tuple(gpu.gpu for gpu in gpus), share=share, ways=ways, worst=worst, rates=_rates(gpus, worst, facts),
         pageable=_pageable(gpus), compute=facts.shares["compute"],
         offloaded=offloaded(facts), fetching=fetching_ops(facts), back=copied_back(facts),
+        swapped=len(host_rows(facts.trace, _SWAPS)) > 1,
         events=_copies(facts, [worst]), cure=Cure(
             scaled=((_copies(facts, ["d2d"] if worst == "d2d" else ["h2d", "d2h"]).rows, 0.0),),
             assumes="Assumes that these copies are avoided or overlap with compute."),
@@ -140,7 +149,8 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     if v.pageable is not None and not within:
         evidence["pageable_ratio"] = v.pageable
     fetch, fetch_snippet = fetch_fix(v.fetching, job)
-    action, pinned = {"h2d": _H2D, "d2h": fetch, "d2d": _D2D.format(_FUSED_AWAY.get(job.framework, ""))}[v.worst], ""
+    h2d = _H2D_OF_A_PROGRAM if job.framework == "unknown" else _H2D
+    action, pinned = {"h2d": h2d, "d2h": fetch, "d2d": _D2D.format(_FUSED_AWAY.get(job.framework, ""))}[v.worst], ""
     snippet = fetch_snippet if v.worst == "d2h" else _snippet(v.worst, job)
     if v.worst == "h2d" and v.pageable is not None:
         if v.pageable >= limit("copies_excessive.pageable"):
@@ -157,11 +167,11 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
         action, snippet = _OFFLOADED, code("copies_excessive", "offload") if job.framework == "pytorch" else None
     elif v.offloaded is None and v.worst == "h2d":
         action = _MAYBE_OFFLOADED + action[:1].lower() + action[1:]
-    elif v.back and not within:
-        action, snippet = keep_there(v.back), None
+    elif (v.back or v.swapped) and not within:
+        action, snippet = _SWAPPED if v.swapped else keep_there(v.back), None
     other = "d2h" if v.worst == "h2d" else "h2d"
-    if not within and not v.back and v.ways[other] >= limit("copies_excessive.share"):
-        action += f" {fetch if other == 'd2h' else _H2D}"
+    if not within and not v.back and not v.swapped and v.ways[other] >= limit("copies_excessive.share"):
+        action += f" {fetch if other == 'd2h' else h2d}"
     if within:
         how = " or overlap with compute; the share of the GPU's recorded time is used as the share of the step"
     else:  # copies hide behind no more compute than there is

@@ -73,6 +73,9 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     once = share - max(part.longest_s for part in parts) / wall.recorded_s < limit("time_outside_steps.share")
     if steps is None and facts.hardly_any_kernels and (once or all(part.kind in _UNNAMED for part in parts)):
         return Missing("more GPU work, because hardly any kernels run here; capture while the job trains")
+    if steps is None and any(part.id == "start" and part.time_s >= limit("time_outside_steps.share") * wall.recorded_s
+                             for part in wall.parts):
+        return Missing("training steps, because this recording begins with job startup")
     if steps is None and all(part.kind == "unknown" for part in parts):
         return Missing(f"data on host activity while no GPU works{HOST_EVENTS}")
     if steps is None and facts.framework == "unknown":

@@ -59,6 +59,7 @@ from gputop.analysis.steps.phases import EVALUATION, PREDICTION, SERVES
 from gputop.analysis.steps.start_up import tear_down
 from gputop.analysis.steps.steps import find_overview_steps
 from gputop.analysis.steps.training_loops import training_loops
+from gputop.trace.complete_part import host_taken
 from gputop.trace.intervals import EMPTY, Spans, complement, coverage, intersect, joined, merge, subtract, union
 from gputop.trace.lookups import detect_framework, host_rows, launching_lines, page_reads, rows_of, spans_of
 from gputop.trace.model import I64, Trace
@@ -69,6 +70,7 @@ from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 OPEN_STEPS = 2.5
 _STOPS_NS = 10**9  # time of TensorFlow's profiler to stop on busy CPUs; measured up to 0.6 s
 _MAIN_SHARE = 0.5  # share of a stretch: what fills it, names it
+_WHOLE = 0.9  # share of the recording: a range that lasts for so much of it is its program
 _KNOWN_STEPS = 5  # so many show how long a usual one takes
 _LULL = 0.5  # part of a usual step: what begins sooner after its call, or after more of its own work, belongs to it
 _ONE_BY_ONE = 16  # stretches that are named each by itself, the longest ones; all others together
@@ -521,7 +523,7 @@ def _named(trace: Trace, rank: _Rank, stretches: Sequence[_Stretch]) -> list[_Na
     order = sorted(range(len(stretches)), key=lambda i: -stretches[i].idle.total)
     alone = {i for i in order[:_ONE_BY_ONE] if stretches[i].idle.total >= least or stretches[i].id == "open"}
     group = np.array([i if i in alone else len(stretches) for i in range(len(stretches))])
-    work, silent = _work(trace, rank, stretches, group)
+    work, silent = _work(_without_whole(trace, rank.window), rank, stretches, group)
     out = []
     for number in sorted(alone):
         kind, what = _name(trace, rank, stretches[number].idle, work.get(number, {}), silent.get(number),
@@ -538,6 +540,14 @@ def _named(trace: Trace, rank: _Rank, stretches: Sequence[_Stretch]) -> list[_Na
             shared = {name: (round(time * part), 0) for name, (time, _) in work_times.items()}
             out.append(_Named(stretch, kind, what, shared, None if quiet is None else round(quiet * part)))
     return out
+
+
+def _without_whole(trace: Trace, window: Spans) -> Trace:
+    """The trace without ranges of NVTX that last for the whole recording: they name the program and not its work."""
+    whole = trace.host.end_ns - trace.host.start_ns >= _WHOLE * window.total
+    if trace.format != "nsys" or not whole.any():
+        return trace
+    return structs.replace(trace, host=host_taken(trace.host, ~whole))
 
 
 def _work(trace: Trace, rank: _Rank, stretches: Sequence[_Stretch], group: I64,

@@ -149,3 +149,11 @@ def test_arrays_that_come_back_before_the_next_kernel_are_to_stay(returned: int,
     f = findings(b)["copies_pageable" if memory == MemoryKind.PAGEABLE else "copies_excessive"]
     assert f.action.startswith("Keep the data on the GPU") == (returned == 50_000_000)
     assert "11 times" in f.action or returned != 50_000_000
+    assert memory == MemoryKind.PAGEABLE or (f.action.startswith("Keep") and "uint8" not in f.action)
+
+
+def test_tensors_that_are_swapped_to_the_host_are_told():
+    b = copying(Kind.H2D, 6_000)
+    assert findings(b)["copies_excessive"].action.startswith("Move fewer bytes to the GPU")
+    b.host("swap_out_a:_CopyFromGpuToHost", 0, 5).host("swap_in_a:_CopyFromHostToGpu", 10, 5)
+    assert findings(b)["copies_excessive"].action.startswith("The step swaps tensors to host memory")
