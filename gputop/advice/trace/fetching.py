@@ -10,6 +10,7 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 
 _D2H = "Read results back less often: keep losses and metrics on the GPU and fetch them every hundred steps."
+_D2H_OF_A_PROGRAM = "Read results back once, after the last kernel that changes them."
 _SUMMARIES = "Write summaries and histograms every few hundred steps, because each one fetches tensors from the GPU."
 _PLACED = ("Keep these ops on the GPU, or fetch their results once every many steps: an op on the host fetches its "
            "inputs from the GPU.")
@@ -33,4 +34,6 @@ def fetch_fix(ops: Sequence[str], job: Job) -> tuple[str, str | None]:
     for pattern, action, page, keys in _FETCHING:
         if ops and pattern.search(ops[0]):
             return action, None if job.framework != "tensorflow" else code(page, keys[0 if job.keras else 1])
+    if job.framework == "unknown":
+        return _D2H_OF_A_PROGRAM, None
     return _D2H, code("copies_excessive", "d2h-keras") if job.keras else code("sync_copies", f"d2h-{job.framework}")

@@ -19,7 +19,7 @@ from gputop.trace.complete_part import part_of
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
 from gputop.trace.kernel_names import short_kernel
-from gputop.trace.lookups import COMPILE, Mask, host_rows, name_mask, numbered, spans_of
+from gputop.trace.lookups import COMPILE, LAUNCH_CALLS, Mask, host_rows, name_mask, numbered, spans_of
 from gputop.trace.model import I64, Kind, MemoryKind, Trace, once
 from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
@@ -91,8 +91,7 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     if len(by_torch.start):  # parts of it are called as XLA's are
         outside = coverage(by_torch, compiled[0], compiled[0] + 1) == 0
         compiled = compiled[0][outside], compiled[1][outside], compiled[2][outside]
-    set_up = _set_up(trace)
-    loaded = _joined(_loading(trace, set_up), set_up)
+    loaded = _joined(_loading(trace), _set_up(trace))
     for kind, calls in ((LOADING, loaded), (UPLOAD, _uploads(trace)), (AUTOTUNING, _found(trials(trace)[CUDNN])),
                         (GRAPHS, _found(_recorded(trace))), (TORCH_COMPILING, _by_torch(trace, by_torch)),
                         (SCRIPT, _by_script(trace)), (KERNELS, _found(compiling_kernels(trace))),
@@ -119,7 +118,7 @@ def _longest_names(spans: Spans, calls: _Found) -> I64:
     return names
 
 
-def _loading(trace: Trace, set_up: _Found) -> _Found:
+def _loading(trace: Trace) -> _Found:
     """Calls that load, and launch calls in which the first launch of a kernel loads its module."""
     host, device = trace.host, trace.device
     rows = np.concatenate((host_rows(trace, _LOADS), _first_convolutions(trace), _first_ops(trace)))
@@ -132,28 +131,20 @@ def _loading(trace: Trace, set_up: _Found) -> _Found:
         return loads
     length = device.launch_end_ns[launched] - device.launch_ns[launched]
     long = length >= max(_FAR_LONGER * float(np.median(length)), _LOADING_NS)
+    if length[long].sum() < _WORTH_NAMING_NS:
+        return loads
     order = np.argsort(device.launch_ns[launched], kind="stable")
     launched, length, long = launched[order], length[order], long[order]
     _, which = numbered(device.gpu[launched].astype(np.int64) * len(trace.names) + device.name[launched])
     first = np.zeros(len(launched), bool)
     first[np.unique(which, return_index=True)[1]] = True
     in_first = int(length[long & first].sum())
-    events = launched[long & first]
     if ((~first).sum() < _REPEATED * len(launched) or in_first < _WORTH_NAMING_NS
             or in_first < _IN_FIRST * int(length[long].sum())):
-        alone = length[0] >= _IN_FIRST * length[long].sum()
-        events = launched[:1 if alone and _is_set_up(trace, launched[0], bool(long[0]), set_up) else 0]
+        return loads
+    events = launched[long & first]
     launches = device.launch_ns[events], device.launch_end_ns[events], device.name[events].astype(np.int64)
     return _joined(loads, launches)
-
-
-def _is_set_up(trace: Trace, event: int, far_longer: bool, set_up: _Found) -> bool:
-    """Return whether the first launch of all loads its module, right after calls that create the context (``set_up``),
-    or creates the context itself: then no work precedes its own, which runs as soon as the call returns."""
-    device = trace.device
-    begin, end, ran = (int(times[event]) for times in (device.launch_ns, device.launch_end_ns, device.start_ns))
-    return (far_longer and bool((set_up[1] <= begin).any())) or (
-        end - begin >= _WORTH_NAMING_NS and ran == device.start_ns.min() and ran - end < _LOADING_NS)
 
 
 def _first_convolutions(trace: Trace) -> I64:
@@ -198,13 +189,16 @@ def _set_up(trace: Trace) -> _Found:
     of_gpu = np.array([gpu.rank for gpu in trace.gpus], np.int64)[device.gpu]
     first_ns = {rank: int(device.start_ns[of_gpu == rank].min()) for rank in np.unique(of_gpu).tolist()}
     until_ns = np.array([first_ns.get(line.rank, 0) for line in trace.lines], np.int64)[host.line[rows]]
+    if begins:  # the first launch loads its module, also after a copy
+        launches = name_mask(trace, LAUNCH_CALLS)[host.name[rows]]
+        until_ns[launches] = device.start_ns[device.kind <= Kind.COLLECTIVE].min(initial=device.end_ns.max())
     rank = np.array([line.rank for line in trace.lines], np.int64)[host.line[rows]]
     first = np.zeros(len(rows), bool)
     first[np.unique(rank * len(trace.names) + host.name[rows], return_index=True)[1]] = True
     end_ns = np.where(waits, np.minimum(host.end_ns[rows], until_ns), host.end_ns[rows])
-    long = end_ns - host.start_ns[rows] >= _WORTH_NAMING_NS
-    keeps = name_mask(trace, _API_KEEPS)[host.name[rows]]
-    chosen = long & ((host.start_ns[rows] < until_ns) | (first & ~keeps & ~waits))
+    before, keeps = host.start_ns[rows] < until_ns, name_mask(trace, _API_KEEPS)[host.name[rows]]
+    long = end_ns - host.start_ns[rows] >= np.where(before & begins, _LOADING_NS, _WORTH_NAMING_NS)
+    chosen = long & (before | (first & ~keeps & ~waits))
     return host.start_ns[rows[chosen]], end_ns[chosen], host.name[rows[chosen]].astype(np.int64)
 
 

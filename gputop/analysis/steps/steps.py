@@ -57,6 +57,7 @@ from gputop.trace.intervals import coverage, union
 from gputop.trace.lookups import distinct, host_rows
 from gputop.trace.model import I64, Kind, Trace
 
+_MOMENT = 0.005  # share of the recording. gputop's own figure
 _BY_KERNELS = ", by their kernels: the host runs ahead"
 _REPLICA = re.compile(r"(?:^|/)replica_(\d{1,3})/")  # of the first no name tells: tf.distribute's MirroredStrategy
 _FORWARD_PASS = r"nn\.Module: |(?i:(?:\w+[_ ./:])?forward(?:[_ ]pass)?)$"
@@ -134,7 +135,8 @@ def find_steps(trace: Trace) -> Steps | None:
         max_warm_up = detector.max_warm_up and (0 if past_start(trace) else detector.max_warm_up)
         whole = whole_steps(trace, anchors, start_up, one_is_enough=detector.min_steps == 1, max_warm_up=max_warm_up)
         if _are_steps(detector, anchors, whole, rebuilt_functions) and not (
-                anchors.unit == "period" and _in_one_pass(trace, whole.bounds_ns)):
+                _of_a_moment(trace, whole.bounds_ns) or (
+                    anchors.unit == "period" and _in_one_pass(trace, whole.bounds_ns))):
             return _steps(trace, detector, anchors, whole)
     return None
 
@@ -173,6 +175,12 @@ def _are_steps(detector: StepDetector, anchors: Anchors, whole: WholeSteps, func
             functions[0].time_ns > int((bounds[:, 1] - bounds[:, 0]).sum())):
         return False
     return len(bounds) >= detector.min_steps and (surely_marked or len(whole.warm_up_ns) <= len(bounds))
+
+
+def _of_a_moment(trace: Trace, bounds_ns: I64) -> bool:
+    """Return whether the only step is a moment of the recording: its mark was set as the recording ended."""
+    begin, end = trace.window_ns
+    return len(bounds_ns) == 1 and int(bounds_ns[0, 1] - bounds_ns[0, 0]) < _MOMENT * (end - begin)
 
 
 def _in_one_pass(trace: Trace, bounds_ns: I64) -> bool:

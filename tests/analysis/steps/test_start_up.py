@@ -71,12 +71,6 @@ def test_a_recording_in_which_each_kernel_runs_once_tells_no_first_launch():
     assert not kinds(launches((5.0, 1_300_000.0), kernels=200).build())
 
 
-@pytest.mark.parametrize(("waits", "starts"), [(0.0, True), (5_000.0, False)])
-def test_a_first_launch_creates_the_context_unless_its_kernel_waits_for_others(waits, starts):
-    trace = Builder(format="nsys").run(0, 250_010 + waits, 50, launch=0, launch_length=250_000).build()
-    assert kinds(trace) == ({"loading": pytest.approx(0.25)} if starts else {})
-
-
 @pytest.mark.parametrize(("first", "starts"), [("cuModuleGetLoadingMode", True), ("cudaGetDevice", False)])
 def test_where_cuda_begins_its_first_call_creates_the_context_even_if_it_copies(first, starts):
     """Elsewhere the call may wait for kernels that were launched before the recording."""
@@ -87,14 +81,15 @@ def test_where_cuda_begins_its_first_call_creates_the_context_even_if_it_copies(
     assert kinds(b.build()) == ({"loading": pytest.approx(0.105, abs=0.001)} if starts else {})
 
 
-@pytest.mark.parametrize("context", [True, False])
-def test_the_launch_right_after_the_contexts_creation_loads_its_module(context):
-    b = Builder(format="nsys").host("cudaMalloc" if context else "step", 0, 50_000)
+@pytest.mark.parametrize("begins", [True, False])
+def test_where_cuda_begins_its_first_launch_loads_a_module_also_after_a_copy(begins):
+    b = Builder(format="nsys").host("cuModuleGetLoadingMode" if begins else "cudaGetDevice", 0, 5)
+    b.host("cudaMalloc", 10, 50_000).run(0, 50_050, 5, kind=Kind.H2D, launch=50_020)
     for i in range(90):
-        at = 50_000 + (15_000 + 25 * i if i else 0)
+        at = 50_100 + (15_000 + 25 * i if i else 0)
+        b.host("cudaLaunchKernel", at, 15_000 if not i else 4)
         b.run(0, at + (15_005 if not i else 5), 8, "spread", launch=at, launch_length=15_000 if not i else 4)
-    trace = b.build()
-    assert kinds(trace) == ({"loading": pytest.approx(0.065)} if context else {})
+    assert kinds(b.build()) == {"loading": pytest.approx(0.065 if begins else 0.05, abs=0.0002)}
 
 
 def after_a_call(name: str, first: float = 1_000.0, gpu_before: bool = False) -> Builder:
