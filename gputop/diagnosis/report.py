@@ -11,15 +11,7 @@ from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding, ids_by_missing
 from gputop.diagnosis import report_device, report_host
 from gputop.diagnosis.tables import tables
-from gputop.diagnosis.wall_text import (
-    begins,
-    hardly_any_work,
-    no_verdict,
-    not_enough,
-    starts,
-    wall_sentence,
-    worth_saying,
-)
+from gputop.diagnosis.wall_text import doubt, no_verdict, wall_sentence, worth_saying
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import gain_sentence
 from gputop.render.step_bar import plain_step_lines
@@ -262,13 +254,8 @@ def limit_lines(a: Analysis) -> VerdictLines:
     if unrecorded:
         return no_verdict("the GPU work was not recorded", "record again with GPU events", unrecorded)
     clean, about, do = _limit_of_gpus(a, active) if active else _limit_of_host(a)
-    # "No cause found" is not said above a cause that is small only because so little of the job was recorded.
-    caused = any(f.evidence.get("share_ratio", 0) >= HIGH_SHARE for f in a.findings)
-    few = caused or a.steps is None if hardly_any_work(a) else (
-        caused and a.steps is not None and a.steps.unit == "period")
-    doubt = not_enough(a, about) if clean or few or not active or starts(a) or begins(a) else None
-    if doubt is not None:
-        return doubt
+    if (doubted := doubt(a, clean, about)) is not None:
+        return doubted
     large = "LARGE " if a.findings else ""
     head = f"NO {large}PROBLEM FOUND" if clean else "NO CAUSE FOUND"
     return VerdictLines(head, about, rows=(VerdictRow(DO, do),) if do else ())

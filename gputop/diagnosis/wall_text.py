@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from gputop.analysis.results import Analysis, RankWallTime, WallPart, WallTime
+from gputop.core.findings import HIGH_SHARE
 from gputop.render.step_parts import HOST_KINDS, WALL_PARTS
 from gputop.render.verdict_lines import DO, VerdictLines, VerdictRow
 from gputop.text.units import counted, percent, printable, seconds
@@ -122,25 +123,31 @@ def no_verdict(reason: str, do: str, *seen: str) -> VerdictLines:
     return VerdictLines("NO VERDICT", reason, rows=tuple(row for row in rows if row.text))
 
 
-def starts(a: Analysis) -> bool:
+def doubt(a: Analysis, clean: bool, about: str) -> VerdictLines | None:
+    """The lines that say why a recording without large findings is not enough for a verdict; None where it is."""
+    # "No cause found" is not said above a cause that is small only because so little of the job was recorded.
+    caused = any(f.evidence.get("share_ratio", 0) >= HIGH_SHARE for f in a.findings)
+    few = caused or a.steps is None if _hardly_any_work(a) else (
+        caused and a.steps is not None and a.steps.unit == "period")
+    begins = a.steps is None and _start_share(a) >= WORTH_SAYING  # then it shows no loop, whatever it idles for
+    no_kernel = not any(gpu.kernels for gpu in a.gpus)
+    return not_enough(a, about) if clean or few or no_kernel or begins or _starts(a) else None
+
+
+def _starts(a: Analysis) -> bool:
     """Return whether the recording is that of a job's start, which is why its GPUs have so little to do."""
     if a.steps is not None and (a.steps.start_up or a.steps.unit == "step"):
         return bool(a.steps.start_up)
     return _start_share(a) >= _HALF
 
 
-def begins(a: Analysis) -> bool:
-    """Return whether a recording without steps begins with a job's start: it shows no loop, whatever it idles for."""
-    return a.steps is None and _start_share(a) >= WORTH_SAYING
-
-
 def _start_share(a: Analysis) -> float:
-    wall = a.wall_time
-    started_s = sum(part.time_s for part in wall.parts if part.id == _START) if wall is not None else 0.0
-    return started_s / wall.recorded_s if wall is not None and wall.recorded_s else 0.0
+    if a.wall_time is None or not a.wall_time.recorded_s:
+        return 0.0
+    return sum(part.time_s for part in a.wall_time.parts if part.id == _START) / a.wall_time.recorded_s
 
 
-def hardly_any_work(a: Analysis) -> str:
+def _hardly_any_work(a: Analysis) -> str:
     """The little that the GPUs did, where it stands for no job: a few kernels, a moment's work; "" where it is more."""
     active = [gpu for gpu in a.gpus if gpu.kernels]
     if not active or (a.steps is not None and a.steps.count >= _FEW_STEPS):
@@ -161,10 +168,10 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     recorded = f"{seconds(wall.recorded_s)} recorded"
     if steps is None and not a.gpus and a.trace.format == "nsys":
         return no_verdict(f"no GPU work in the {recorded}", _USE_A_GPU, _seen(wall, "recorded time"))
-    if starts(a) and (steps is None or not steps.start_up):
+    if _starts(a) and (steps is None or not steps.start_up):
         return no_verdict(f"the {recorded} are mostly job startup", _LATER, _seen(wall, "recorded time"))
     if steps is None:
-        recorded = f"{hardly_any_work(a) or 'no complete step'} in the {recorded}"
+        recorded = f"{_hardly_any_work(a) or 'no complete step'} in the {recorded}"
         u = wall.unexplained
         silent = u is not None and u.per == "recording" and (u.silent_s or 0.0) >= _HALF * wall.recorded_s
         sample = _READ_AT_ONCE if any(part.kind == "managed" for part in wall.parts) else _SAMPLE
@@ -177,10 +184,9 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
                           limit)
     if steps.unit == "period":
         work = "kernels" if a.gpus else "ops"
-        return no_verdict(
-            f"no steps are marked in the {recorded}", "mark the steps in the loop and capture again",
-            f"a sequence of {work} repeats {counted(steps.count, 'time')}, which may be a step or a layer", limit,
-                _seen(wall))
+        seen = f"a sequence of {work} repeats {counted(steps.count, 'time')}, which may be a step or a layer"
+        return no_verdict(f"no steps are marked in the {recorded}", "mark the steps in the loop and capture again",
+                          seen, limit, _seen(wall))
     ranks: tuple[WallTime | RankWallTime, ...] = wall.ranks or (wall,)
     share = min(map(steps_share, ranks))
     untold = max(ranks, key=_untold_share)

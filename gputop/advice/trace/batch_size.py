@@ -171,8 +171,7 @@ def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
         gain=f"assumes that, with {much} the batch size, {', '.join(assumed[:-1])}{' and ' * (len(assumed) > 1)}"
              f"{assumed[-1]}. Each step takes longer"
              + (". The saving overlaps with that of launch_bound" if "waiting for launches" in named else ""),
-        per="sample", source=f"{source('batch_size_headroom.memory', 'batch_size_headroom.share')}; {_PAPERS}",
-    )
+        per="sample", source=f"{source('batch_size_headroom.memory', 'batch_size_headroom.share')}; {_PAPERS}")
 
 
 def _empty(v: BatchSizeHeadroom, job: Job) -> Iterable[str]:
@@ -245,11 +244,10 @@ def judge_small_grids(facts: TraceFacts) -> SmallGrids | Missing | None:
         return None
     most = judged[empty_by_gpu.index(max(empty_by_gpu))]
     return SmallGrids(
-        gpus=tuple(use.gpu for use in judged), share=share, claim=None,
-        severity=severity_by_limits("small_grids", share), severest=(
-            "low" if share * facts.of_recorded < MEDIUM_SHARE else "high"),
+        gpus=tuple(use.gpu for use in judged), share=share, claim=None, empty_s=empty_s,
+        severity="low" if share * facts.of_recorded < MEDIUM_SHARE else severity_by_limits("small_grids", share),
         used=1 - empty_s / fmean(use.compute_s for use in judged),
-        compute=fmean(use.compute_s for use in judged) / facts.period_s, empty_s=empty_s,
+        compute=fmean(use.compute_s for use in judged) / facts.period_s,
         tail_s=fmean(use.tail_s or 0.0 for use in judged), sms=most.sms or 0, kernels=most.narrow,
         events=Events(narrow_kernels(facts.trace, facts.gpu_timelines, facts.steps)))
 
@@ -277,5 +275,4 @@ def describe_small_grids(v: SmallGrids, job: Job) -> Explanation:
         snippet=code("small_grids", *(["run-pytorch"] if job.framework == "pytorch" and job.trains is False else []),
                      *job.keys),
         gain="unknown, because only a test shows how far these kernels can be spread over the GPU",
-        source=f"{source('small_grids.share', 'small_grids.high')}; {_GUIDES}",
-    )
+        source=f"{source('small_grids.share', 'small_grids.high')}; {_GUIDES}")

@@ -12,7 +12,7 @@ from msgspec import Struct
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.copy_costs import LARGE_BYTES, copied_back, cost_of_calls, keep_there
+from gputop.advice.trace.copy_costs import KEEP_THERE, LARGE_BYTES, copied_back, cost_of_calls
 from gputop.advice.trace.facts import TraceFacts, exposed_ns, removed_host_time
 from gputop.advice.trace.fetching import fetch_fix, fetching_ops
 from gputop.advice.trace.job import Job
@@ -49,7 +49,6 @@ _ACTIONS_IF_LARGE = {
 # an H200 (PCIe 5); of PCIe 3 and 4, with 15.8 and 31.5 GB/s, five sixths are usual.
 _LINKS = {7: 13e9, 8: 26e9}
 _FASTEST_LINK = 55e9
-_PINNED_AHEAD = "Assumes that pinned copies overlap with compute and the host does not wait for them."
 _PINNED_BY = {"tensorflow": " (tf.data does this)", "pytorch": " (a DataLoader with pin_memory=True)"}
 
 
@@ -112,8 +111,8 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
         way="d2h" if 2 * down_ns > pageable_ns else "h2d", fetching=fetching_ops(facts),
         results_bytes=float(device.bytes[down].mean()) if len(down) else 0.0,
         back=copied_back(facts), events=Events(rows, exposed_ns(facts, rows)),
-        cure=Cure(scaled=((rows, left),), calls=calls, assumes=_PINNED_AHEAD),
-    )
+        cure=Cure(scaled=((rows, left),), calls=calls, assumes=(
+            "Assumes that pinned copies overlap with compute and the host does not wait for them.")))
 
 
 def _link_rate(facts: TraceFacts) -> float:
@@ -126,14 +125,13 @@ def _staging_calls(facts: TraceFacts, rows: I64) -> Calls:
     """The calls that copy these, which stage the bytes and return when the last are on their way, and the
     synchronizations for them."""
     trace, device = facts.trace, facts.trace.device
+    waits = host_waits(trace, math.inf).chosen(rows).calls
     if len(device.launch_end_ns) != len(device):
-        return host_waits(trace, math.inf).chosen(rows).calls
-    launched = rows[device.launch_ns[rows] >= 0]
-    lines = device.launch_line[launched].astype(np.int64)
-    launched = launched[~waits_again(trace, lines, device.launch_end_ns[launched])]
-    made = Calls(device.launch_line[launched].astype(np.int64), device.launch_ns[launched],
-                 device.launch_end_ns[launched])
-    return Calls(*map(np.concatenate, zip(made, host_waits(trace, math.inf).chosen(rows).calls, strict=True)))
+        return waits
+    rows = rows[device.launch_ns[rows] >= 0]
+    made = device.launch_line[rows].astype(np.int64), device.launch_ns[rows], device.launch_end_ns[rows]
+    keep = ~waits_again(trace, made[0], made[2])
+    return Calls(*(np.concatenate((call[keep], wait)) for call, wait in zip(made, waits, strict=True)))
 
 
 def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
@@ -150,15 +148,14 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
     if v.results_bytes >= LARGE_BYTES:
         fetch, fetch_snippet = _ACTIONS_IF_LARGE["d2h"], code("sync_copies", f"large-d2h-{job.framework}")
     if v.back:
-        down, fetch, fetch_snippet = True, f"{keep_there(v.back)} Copy what has to move from pinned memory.", None
+        down, fetch, fetch_snippet = True, f"{KEEP_THERE.format(v.back)} Copy the rest from pinned memory.", None
     return Explanation(
         title=f"Pageable memory copies take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=fetch if down else (
             f"Copy from pinned memory{_PINNED_BY.get(job.framework, '')}, and copy the next batch while the current "
             "one is being processed."),
         snippet=fetch_snippet if down else code("copies_pageable", *job.keys),
-        source=source("copies_pageable.share", "copies_pageable.bytes"),
-    )
+        source=source("copies_pageable.share", "copies_pageable.bytes"))
 
 
 # -- sync_copies ------------------------------------------------------------------------------------
@@ -261,8 +258,7 @@ def describe_sync_copies(v: SyncCopies | ReadsOneByOne, job: Job) -> Explanation
             f"gets ahead again, for {percent(v.share)} of the {job.basis} in total.",
         evidence=evidence, action=(_ACTIONS_IF_LARGE if large else _ACTIONS).get(v.way, _ACTIONS["d2h"]),
         snippet=code("sync_copies", f"{'large-' if large else ''}{v.way}-{job.framework}"),
-        source=source("sync_copies.share") + "; nsys expert rules: synchronous copies, blocking calls",
-    )
+        source=source("sync_copies.share") + "; nsys expert rules: synchronous copies, blocking calls")
 
 
 # -- values that a loop on the host reads one by one -------------------------------------------------
@@ -345,5 +341,4 @@ def describe_one_by_one(v: ReadsOneByOne, job: Job) -> Explanation:
                   "mean_bytes": v.mean_bytes},
         action="Compute the values of all samples together on the GPU, and read one result every hundred steps.",
         snippet=code("sync_copies", f"each-{job.framework}"),
-        source=source("sync_copies.share", "sync_copies.one_by_one"),
-    )
+        source=source("sync_copies.share", "sync_copies.one_by_one"))

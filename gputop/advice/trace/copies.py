@@ -9,7 +9,7 @@ import numpy as np
 from gputop.advice import savings
 from gputop.advice.fix_code import code, joined
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.copy_costs import copied_back, keep_there
+from gputop.advice.trace.copy_costs import KEEP_THERE, copied_back
 from gputop.advice.trace.facts import TraceFacts, exposed_ns, once_per_trace
 from gputop.advice.trace.fetching import fetch_fix, fetching_ops
 from gputop.advice.trace.job import Job
@@ -22,14 +22,10 @@ from gputop.trace.intervals import coverage, intersect, union
 from gputop.trace.lookups import distinct, host_rows, migrations, name_mask, spans_of
 from gputop.trace.model import Kind, MemoryKind
 
-_H2D = (
-    "Move fewer bytes to the GPU: send data in a compact type (uint8, bfloat16), convert it on the GPU, and keep "
-    "tables and constants there. Copy the next batch while the current one is being processed."
-)
-_H2D_OF_A_PROGRAM = (
-    "Keep arrays on the GPU from kernel to kernel (in OpenACC and OpenMP, a data region around the loop). Copy only "
-    "what changes, and the next part while the current one is being processed."
-)
+_H2D = ("Move fewer bytes to the GPU: send data in a compact type (uint8, bfloat16), convert it on the GPU, and keep "
+        "tables and constants there. Copy the next batch while the current one is being processed.")
+_H2D_OF_A_PROGRAM = ("Keep arrays on the GPU from kernel to kernel (in OpenACC and OpenMP, a data region around the "
+                     "loop). Copy only what changes, and the next part while the current one is being processed.")
 _SWAPPED = ("The step swaps tensors to host memory and back. Swap fewer of them or earlier, use a smaller batch, or "
             "compute activations again in the backward pass (gradient checkpointing).")
 _SWAPS = r".*:_CopyFrom(?:GpuToHost|HostToGpu)$"  # TensorFlow's Large Model Support
@@ -99,8 +95,7 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
             scaled=((_copies(facts, ["d2d"] if worst == "d2d" else ["h2d", "d2h"]).rows, 0.0),),
             assumes="Assumes that these copies are avoided or overlap with compute."),
         # JAX's host copies each array to pinned memory and back as well: that goes, too, and is not counted.
-        claim="about" if facts.framework == "jax" and worst != "d2d" else "measured",
-    )
+        claim="about" if facts.framework == "jax" and worst != "d2d" else "measured")
 
 
 @once_per_trace
@@ -160,15 +155,14 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
                 " The memory is already pinned, so only moving fewer bytes or overlapping with compute helps.")
     rate = v.rates.get(f"{v.worst}_bytes_per_s")
     name = {"h2d": "to the GPU", "d2h": "back to the host", "d2d": "within the GPU"}[v.worst]
-    why = f"The GPUs spend {percent(v.share)} of the {basis} only on copies"
-    why += f" {name}" if within else f", mostly {name}"
+    why = f"The GPUs spend {percent(v.share)} of the {basis} only on copies{'' if within else ', mostly'} {name}"
     why += f" at {rate / 1e9:.1f} GB/s." if rate else "."
     if v.offloaded and v.worst == "h2d":
         action, snippet = _OFFLOADED, code("copies_excessive", "offload") if job.framework == "pytorch" else None
     elif v.offloaded is None and v.worst == "h2d":
         action = _MAYBE_OFFLOADED + action[:1].lower() + action[1:]
     elif (v.back or v.swapped) and not within:
-        action, snippet = _SWAPPED if v.swapped else keep_there(v.back), None
+        action, snippet = _SWAPPED if v.swapped else KEEP_THERE.format(v.back), None
     other = "d2h" if v.worst == "h2d" else "h2d"
     if not within and not v.back and not v.swapped and v.ways[other] >= limit("copies_excessive.share"):
         action += f" {fetch if other == 'd2h' else h2d}"
@@ -178,12 +172,9 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
         how = " or overlap with compute" if v.compute >= v.share else (
             f"; overlap with the existing compute saves {percent(v.compute)}")
     return Explanation(
-        title=f"Copies{' within the GPU' if within else ''} take {percent(v.share)} of the {basis}",
-        why=why + pinned, evidence=evidence, action=action,
-        snippet=snippet,
-        gain="assumes that all exposed copies are avoided" + how,
-        source=source("copies_excessive.share"),
-    )
+        title=f"Copies{' within the GPU' if within else ''} take {percent(v.share)} of the {basis}", why=why + pinned,
+        evidence=evidence, action=action, snippet=snippet, source=source("copies_excessive.share"),
+        gain="assumes that all exposed copies are avoided" + how)
 
 
 def _rates(gpus: list[GpuUse], way: str, facts: TraceFacts) -> dict[str, float]:
@@ -264,5 +255,4 @@ def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
         evidence={"exposed_copies_s": v.exposed_s, "bytes_per_s": v.bytes_per_s, "share_ratio": v.share},
         action="Copy the next batch on a separate stream while the current one is being processed.",
         snippet=code("default_stream", job.framework),
-        source=source("default_stream.share"),
-    )
+        source=source("default_stream.share"))

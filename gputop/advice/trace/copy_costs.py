@@ -15,6 +15,8 @@ from gputop.trace.model import Kind, MemoryKind
 
 LARGE_BYTES = 1_000_000  # copies that run at the link's rate
 _MOST, _ROUNDS = 0.5, 3  # share of the copied bytes; times
+KEEP_THERE = ("Keep the data on the GPU from kernel to kernel: what is copied to the host comes back before the next "
+              "kernel, {:,} times.")
 
 
 class CostOfCalls(NamedTuple):
@@ -54,20 +56,13 @@ def copied_back(facts: TraceFacts) -> int:
     for timeline in facts.gpu_timelines:
         kind, size = device.kind[timeline.rows], device.bytes[timeline.rows]
         turn = np.cumsum(kind == Kind.COMPUTE)  # the rows are in order of time
-        large = size >= LARGE_BYTES
-        ways = [large & (kind == way) for way in (Kind.D2H, Kind.H2D)]
-        down, up = (np.bincount(turn[way], size[way], minlength=len(turn) + 1) for way in ways)
-        counts = [np.bincount(turn[way], minlength=len(turn) + 1) for way in ways]
-        back = (down > 0) & (down == up) & (counts[0] == counts[1])
-        if down[back].sum() + up[back].sum() >= _MOST * size[(kind == Kind.D2H) | (kind == Kind.H2D)].sum():
+        ways = [(size >= LARGE_BYTES) & (kind == way) for way in (Kind.D2H, Kind.H2D)]
+        (down, downs), (up, ups) = ([np.bincount(turn[way], weights, minlength=len(turn) + 1) for weights in (
+            size[way], None)] for way in ways)
+        back = (down > 0) & (down == up) & (downs == ups)
+        if 2 * down[back].sum() >= _MOST * size[(kind == Kind.D2H) | (kind == Kind.H2D)].sum():
             best = max(best, int(back.sum()))
     return best if best >= _ROUNDS else 0
-
-
-def keep_there(rounds: int) -> str:
-    """Words for the fix of that."""
-    return (f"Keep the data on the GPU from kernel to kernel: what is copied to the host comes back before the next "
-            f"kernel, {rounds:,} times.")
 
 
 def pinned_rate(facts: TraceFacts) -> float | None:

@@ -78,7 +78,7 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
             "Assumes that memory comes from a pool, so that these calls take no longer than launches.")))
 
 
-_SLICES, _IN_MOST, _CALLS_MIN = 10, 8, 20  # of the window; so many of them have such calls, and each so many
+_SLICES, _IN_MOST, _CALLS_MIN = 10, 8, 20  # of the window; so many of them have such calls; in all
 
 
 def _again_and_again(facts: TraceFacts, rows: I64) -> bool:
@@ -124,8 +124,7 @@ def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
         action=f"Reuse memory{' across steps' if job.basis == 'step' else ''}, with a caching or pooling allocator. If "
                "the allocator already has a cache, find out what empties it: full memory, or an explicit call.",
         snippet=code("allocation_in_steps", job.framework),
-        source=source("allocation_in_steps.share", "allocation_in_steps.recurring"),
-    )
+        source=source("allocation_in_steps.share", "allocation_in_steps.recurring"))
 
 
 # -- managed_memory ---------------------------------------------------------------------------------
@@ -157,19 +156,16 @@ def judge_managed_memory(facts: TraceFacts) -> ManagedMemory | Missing | None:
         return None
     if len(host_rows(trace, _PREFETCH)):
         return Missing("to know which migrations of managed memory were prefetched, and which ones a kernel waited for")
-    up = rows[device.kind[rows] == Kind.H2D]
-    down = rows[device.kind[rows] == Kind.D2H]
+    up, down = (int(np.maximum(device.bytes[rows[device.kind[rows] == way]], 0).sum()) for way in (Kind.H2D, Kind.D2H))
     return ManagedMemory(
         gpus=facts.active_numbers, share=share, migration_s=migration_s, count=len(rows) / per,
         spans=dict(zip((timeline.gpu for timeline in facts.gpu_timelines), spans, strict=True)),
-        to_gpu_bytes=float(np.maximum(device.bytes[up], 0).sum()) / per,
-        to_host_bytes=float(np.maximum(device.bytes[down], 0).sum()) / per)
+        to_gpu_bytes=up / per, to_host_bytes=down / per)
 
 
 def describe_managed_memory(v: ManagedMemory, job: Job) -> Explanation:
-    back = ""
-    if v.to_host_bytes >= limit("managed_memory.back") * v.to_gpu_bytes:
-        back = " Memory moves both ways, so either the host also uses the memory, or it does not fit on the GPU."
+    back = (" Memory moves both ways, so either the host also uses the memory, or it does not fit on the GPU."
+            if v.to_host_bytes >= limit("managed_memory.back") * v.to_gpu_bytes else "")
     return Explanation(
         title=f"Managed memory moves between host and GPU for {percent(v.share)} of the {job.basis}",
         why=f"In {job.each}, {count(v.count)} migrations per GPU move {size(v.to_gpu_bytes)} of memory to the GPU and "
@@ -179,10 +175,8 @@ def describe_managed_memory(v: ManagedMemory, job: Job) -> Explanation:
                   "to_host_bytes": v.to_host_bytes, "share_ratio": v.share},
         action="Prefetch the data that the next kernels read, or keep it in device memory. If the data does not fit, "
                "use a smaller batch.",
-        snippet=code("managed_memory", job.framework),
-        gain="assumes that the memory is already where it is used, without any migration",
-        source=source("managed_memory.share"),
-    )
+        snippet=code("managed_memory", job.framework), source=source("managed_memory.share"),
+        gain="assumes that the memory is already where it is used, without any migration")
 
 
 # -- memory_pressure ----------------------------------------------------------------------------------
@@ -220,8 +214,7 @@ def judge_memory_pressure(facts: TraceFacts) -> MemoryPressure | None:
     return MemoryPressure(
         gpus=tuple(sorted(gpu for gpu, part in share.items() if part >= limit("trace_memory.warn"))),
         severity=severity, fullest=worst, peak_bytes=use.peak_bytes, capacity_bytes=use.capacity_bytes,
-        fragmentation=pieces, in_pieces=in_pieces, holder=None if top is None else (top.op, top.bytes),
-    )
+        fragmentation=pieces, in_pieces=in_pieces, holder=None if top is None else (top.op, top.bytes))
 
 
 def describe_memory_pressure(v: MemoryPressure, job: Job) -> Explanation:
@@ -239,9 +232,8 @@ def describe_memory_pressure(v: MemoryPressure, job: Job) -> Explanation:
         action="Free memory before an allocation fails: use a smaller batch with gradient accumulation, mixed "
                "precision, or activation recomputation"
                + (". TensorFlow's asynchronous allocator reduces fragmentation." if fragments_less else "."),
-        snippet=code("memory_pressure", *job.keys),
-        gain=_NO_GAIN, source=source("trace_memory.warn", "trace_memory.critical"),
-    )
+        snippet=code("memory_pressure", *job.keys), gain=_NO_GAIN,
+        source=source("trace_memory.warn", "trace_memory.critical"))
 
 
 # -- memory_growth ----------------------------------------------------------------------------------
@@ -324,5 +316,4 @@ def describe_memory_growth(v: MemoryGrowth, job: Job) -> Explanation:
         action=("Keep numbers from past steps, not tensors with their graphs. Look for lists, dicts, and attributes "
                 "that grow in the loop: losses, outputs, a sum of losses."),
         snippet=code("memory_growth", "pytorch"), gain=_NO_GAIN,
-        source=source("memory_growth.rising", "memory_growth.steps"),
-    )
+        source=source("memory_growth.rising", "memory_growth.steps"))

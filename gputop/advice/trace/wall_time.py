@@ -87,11 +87,10 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
         return Missing(others)
     return TimeOutsideSteps(
         gpus=facts.active_numbers, share=share, claim=None if once else "measured",
-        severest="medium" if once else "high",
-        parts=summed(structs.replace(part, id=ids[0]) for part in parts),
+        severest="medium" if once else "high", parts=summed(structs.replace(part, id=ids[0]) for part in parts),
         new_workers=new_workers(facts).total / 1e9 >= limit("step_gap_host.named") * share * wall.recorded_s,
-        spans=recorded_spans(facts, parts),
-        recorded_s=wall.recorded_s, steps=steps.count if steps is not None else 0, per_step_s=wall.per_step_s,
+        spans=recorded_spans(facts, parts), recorded_s=wall.recorded_s, per_step_s=wall.per_step_s,
+        steps=steps.count if steps is not None else 0,
         pauses_show=steps is not None and wall.pauses_show(steps.mean_s),
         between_per_step_s=(sum(part.time_s for part in parts if part.id == _OUTSIDE) / (wall.steps or steps.count)
                             if steps is not None else None),
@@ -130,17 +129,15 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
         why += f" Including this time, a training step takes {seconds(v.per_step_s)} of wall time."
     action, snippet = _fix(first, job) if what != NEW_WORKERS else (KEEP_WORKERS, code("input_bound", "torch"))
     evidence = known({
-        "outside_s": time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
-        "longest_s": longest_s,
+        "outside_s": time_s, "share_ratio": v.share, "recorded_s": v.recorded_s, "longest_s": longest_s,
         "stretches_count": float(sum(part.count for part in v.parts)),
         "every_training_steps": float(first.every_steps) if first.every_steps else None,
         "per_training_step_s": v.per_step_s, "between_per_step_s": v.between_per_step_s})
     return Explanation(
         title=(f"Once in this recording, {seconds(longest_s)} pass {between}: {what}" if v.claim is None else
                f"{percent(v.share)} of the time passes {between}: {what}"), why=why, evidence=evidence, action=action,
-        snippet=snippet, gain=ONCE if v.claim is None else
-        "assumes that this work overlaps with training or is removed",
-        per="recording", source=source("time_outside_steps.share"))
+        snippet=snippet, per="recording", source=source("time_outside_steps.share"),
+        gain=ONCE if v.claim is None else "assumes that this work overlaps with training or is removed")
 
 
 def _what(part: WallPart) -> str:

@@ -526,9 +526,8 @@ def _named(trace: Trace, rank: _Rank, stretches: Sequence[_Stretch]) -> list[_Na
     work, silent = _work(_without_whole(trace, rank.window), rank, stretches, group)
     out = []
     for number in sorted(alone):
-        kind, what = _name(trace, rank, stretches[number].idle, work.get(number, {}), silent.get(number),
-                           stretches[number].id)
-        out.append(_Named(stretches[number], kind, what, work.get(number, {}), silent.get(number)))
+        one, did, quiet = stretches[number], work.get(number, {}), silent.get(number)
+        out.append(_Named(one, *_name(trace, rank, one.idle, did, quiet, one.id), did, quiet))
     rest = [stretch for i, stretch in enumerate(stretches) if i not in alone]
     if rest:
         together = merge(EMPTY, *(stretch.idle for stretch in rest))

@@ -57,9 +57,8 @@ _NAME_CHARS = 48
 _TEXTS = {
     LOADING: "loading of libraries and modules", COMPILING: "XLA compilation", TRACED: "Python tracing",
     TORCH_COMPILING: "compilation by torch.compile", SCRIPT: "compilation by TorchScript",
-    KERNELS: "compilation and autotuning of kernels (NVRTC, Triton)",
-    AUTOTUNING: "cuDNN autotuning", GRAPHS: "recording of CUDA graphs",
-    UPLOAD: "copying the model to the GPU",
+    KERNELS: "compilation and autotuning of kernels (NVRTC, Triton)", AUTOTUNING: "cuDNN autotuning",
+    GRAPHS: "recording of CUDA graphs", UPLOAD: "copying the model to the GPU",
 }
 
 
@@ -129,12 +128,9 @@ def _loading(trace: Trace) -> _Found:
                               & (device.kind <= Kind.COLLECTIVE) & (device.name >= 0))
     if not len(launched):
         return loads
+    launched = launched[np.argsort(device.launch_ns[launched], kind="stable")]
     length = device.launch_end_ns[launched] - device.launch_ns[launched]
     long = length >= max(_FAR_LONGER * float(np.median(length)), _LOADING_NS)
-    if length[long].sum() < _WORTH_NAMING_NS:
-        return loads
-    order = np.argsort(device.launch_ns[launched], kind="stable")
-    launched, length, long = launched[order], length[order], long[order]
     _, which = numbered(device.gpu[launched].astype(np.int64) * len(trace.names) + device.name[launched])
     first = np.zeros(len(launched), bool)
     first[np.unique(which, return_index=True)[1]] = True
@@ -161,8 +157,8 @@ def _first_ops(trace: Trace) -> I64:
     """Ops of a timeline of TensorFlow 1 that take far longer than usual before a GPU that has nothing to do: they load
     libraries and kernels. Those that receive wait for others, and convolutions try algorithms."""
     host, device = trace.host, trace.device
-    on_gpu = np.array([line.name.startswith(f"{GRAPH_EXECUTOR} GPU") for line in trace.lines], bool)
-    rows = np.flatnonzero(on_gpu.take(host.line)) if on_gpu.any() else np.empty(0, np.int64)
+    rows = np.flatnonzero(np.isin(host.line, [
+        number for number, line in enumerate(trace.lines) if line.name.startswith(f"{GRAPH_EXECUTOR} GPU")]))
     if not len(rows):
         return rows
     length = host.end_ns[rows] - host.start_ns[rows]
@@ -282,11 +278,9 @@ def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
     if len(bounds_ns) == 1 and _one_after_the_other(trace, *bounds_ns[0].tolist()):
         return "replicas that start one after another"
     may_be_first = len(bounds_ns) < _FEW_STEPS and not rebuilt(trace)
-    rows = host_rows(trace, COMPILE)
-    compiling = spans_of(trace, rows)
-    for kind, spans in ((COMPILING, compiling), (LOADING, spans_of(trace, _first_ops(trace))),
-                        (KERNELS, compiling_kernels(trace)), (AUTOTUNING, trials(trace)[CUDNN]),
-                        (GRAPHS, _recorded(trace))):
+    for kind, spans in ((COMPILING, spans_of(trace, host_rows(trace, COMPILE))),
+                        (LOADING, spans_of(trace, _first_ops(trace))), (KERNELS, compiling_kernels(trace)),
+                        (AUTOTUNING, trials(trace)[CUDNN]), (GRAPHS, _recorded(trace))):
         time = coverage(spans, bounds_ns[:, 0], bounds_ns[:, 1])
         # What is recorded into graphs that nothing launches yet are no steps, however often it repeats.
         if (may_be_first or kind == GRAPHS) and (time > START_UP_SHARE * (bounds_ns[:, 1] - bounds_ns[:, 0])).all():

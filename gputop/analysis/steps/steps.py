@@ -135,7 +135,7 @@ def find_steps(trace: Trace) -> Steps | None:
         max_warm_up = detector.max_warm_up and (0 if past_start(trace) else detector.max_warm_up)
         whole = whole_steps(trace, anchors, start_up, one_is_enough=detector.min_steps == 1, max_warm_up=max_warm_up)
         if _are_steps(detector, anchors, whole, rebuilt_functions) and not (
-                _of_a_moment(trace, whole.bounds_ns) or (
+                (anchors.confidence == "high" and _of_a_moment(trace, whole.bounds_ns)) or (
                     anchors.unit == "period" and _in_one_pass(trace, whole.bounds_ns))):
             return _steps(trace, detector, anchors, whole)
     return None
@@ -198,22 +198,17 @@ def _steps(trace: Trace, detector: StepDetector, anchors: Anchors, whole: WholeS
     times = StepTimes(
         anchor=anchors.name if on_gpu is None else f"{anchors.name}{_BY_KERNELS}",
         confidence=anchors.confidence if len(bounds) >= 2 else "low",
-        count=len(bounds),
-        median_s=float(np.median(length_s)),
-        mean_s=float(length_s.mean()),
-        p95_s=float(np.percentile(length_s, 95)),
-        durations_s=tuple(length_s.tolist()),
+        count=len(bounds), median_s=float(np.median(length_s)), mean_s=float(length_s.mean()),
+        p95_s=float(np.percentile(length_s, 95)), durations_s=tuple(length_s.tolist()),
         dropped=len(whole.warm_up_ns) + whole.incomplete,
         iterations_per_step=_iterations(trace, anchors, whole.bounds_ns) if detector.packs_iterations else 1.0,
-        phase=anchors.phase, left_out_s=anchors.left_out_s, unit=anchors.unit,
-        start_up=start_up_in_all(trace, bounds),
-    )
+        phase=anchors.phase, left_out_s=anchors.left_out_s, unit=anchors.unit, start_up=start_up_in_all(trace, bounds))
     # Where the host runs ahead its calls are no part of the steps.
     call_ends = _call_ends(anchors, bounds) if on_gpu is None else ()
     return Steps(tuple(map(tuple, bounds.tolist())), times, call_ends,
                  last_call_ns=int(anchors.end_ns.max()) if call_ends else None,
-                 warm_up_ns=tuple(map(tuple, whole.warm_up_ns.tolist())), other_loops=anchors.other_loops,
-                 inside=anchors.inside)
+                 warm_up_ns=tuple(map(tuple, whole.warm_up_ns.tolist())), inside=anchors.inside,
+                 other_loops=anchors.other_loops)
 
 
 def _call_ends(anchors: Anchors, bounds: I64) -> tuple[int, ...]:

@@ -82,19 +82,16 @@ def host_waits(trace: Trace, staged_bytes: float) -> HostWaits:
 
 
 def waits_again(trace: Trace, line: I64, end_ns: I64) -> Flags:
-    """Mask of the calls after which their thread frees memory before it launches a kernel: that waits for the GPU, too.
-    """
+    """Mask of the calls after which their thread frees memory before it launches a kernel: that waits, too."""
     device, host = trace.device, trace.host
     frees, out = host_rows(trace, _FREES), np.zeros(len(line), bool)
+    kernels = np.flatnonzero((device.kind <= Kind.COLLECTIVE) & (device.launch_ns >= 0))
     for thread in np.unique(line).tolist() if len(frees) else ():
-        mine = np.flatnonzero(line == thread)
-        next_ns = []
-        for begins in (host.start_ns[frees[host.line[frees] == thread]],
-                       device.launch_ns[(device.launch_line == thread) & (device.launch_ns >= 0)
-                                        & (device.kind <= Kind.COLLECTIVE)]):
-            later = np.append(np.sort(begins), np.iinfo(np.int64).max)
-            next_ns.append(later[np.searchsorted(later[:-1], end_ns[mine])])
-        out[mine] = next_ns[0] < next_ns[1]
+        sorted_ns = (np.sort(begin_ns[of == thread]) for begin_ns, of in (
+            (host.start_ns[frees], host.line[frees]), (device.launch_ns[kernels], device.launch_line[kernels])))
+        free, launch = (np.append(begin_ns, np.iinfo(np.int64).max)[np.searchsorted(begin_ns, end_ns[line == thread])]
+                        for begin_ns in sorted_ns)
+        out[line == thread] = free < launch
     return out
 
 
