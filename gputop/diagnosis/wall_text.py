@@ -171,12 +171,13 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     if _starts(a) and (steps is None or not steps.start_up):
         return no_verdict(f"the {recorded} are mostly job startup", _LATER, _seen(wall, "recorded time"))
     if steps is None:
-        recorded = f"{_hardly_any_work(a) or 'no complete step'} in the {recorded}"
+        little = _hardly_any_work(a)
         u = wall.unexplained
         silent = u is not None and u.per == "recording" and (u.silent_s or 0.0) >= _HALF * wall.recorded_s
         sample = _READ_AT_ONCE if any(part.kind == "managed" for part in wall.parts) else _SAMPLE
         longer = f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop"
-        return no_verdict(recorded, sample if silent else longer, _seen(wall, "recorded time"), limit)
+        return no_verdict(f"{little or 'no complete step'} in the {recorded}", sample if silent else longer,
+                          _seen(wall, "recorded time"), "" if little else limit)
     if steps.start_up:
         return no_verdict(f"the {recorded} are only job startup", _LATER, f"the steps include {steps.start_up}", limit)
     if steps.phase not in ("training", "unknown"):
