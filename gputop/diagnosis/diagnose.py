@@ -51,8 +51,7 @@ _RECORD_GPU = {
     "chrome": "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and call torch.cuda.synchronize() "
               "before the profiler ends. `gputop doctor` checks the permission to profile.",
     "nsys": "Record with `nsys profile --trace=cuda,nvtx`.",
-    "": "`gputop doctor` checks the permission to profile.",
-}
+    "": "`gputop doctor` checks the permission to profile."}
 _WHOLE_FILE = "an undamaged file, because events after the damage are missing"
 _MUCH_UNSEEN = 0.1  # share of the steps. gputop's own figure
 _FEW_STEPS = 5  # below, a mean is a mean of accidents (TraceML asks for 20 to be sure)

@@ -321,7 +321,6 @@ def _shares(a: Analysis, active: Sequence[GpuUse]) -> tuple[dict[str, float], st
     def mean(ratios: Iterable[float]) -> float:
         return sum(ratios) / len(active)
 
-    return {"compute": mean(gpu.compute for gpu in active),
+    return {"compute": mean(gpu.compute for gpu in active), "idle": 1 - mean(gpu.busy for gpu in active),
             "collectives": mean(gpu.collectives_exposed for gpu in active),
-            "copies": mean(gpu.copies_exposed or 0.0 for gpu in active),
-            "idle": 1 - mean(gpu.busy for gpu in active)}, "time"
+            "copies": mean(gpu.copies_exposed or 0.0 for gpu in active)}, "time"

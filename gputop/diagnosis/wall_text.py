@@ -31,7 +31,8 @@ _SAMPLE = ("find out what the host runs without events (py-spy record, or perf r
            "mark the steps and capture several")
 _READ_AT_ONCE = ("bring results to the host at once before it reads them (prefetch to the CPU, or a copy), and look at "
                  "what the host computes with them")
-_USE_A_GPU = "check that the program runs on a GPU, and record all of its processes: nsys profile --trace=cuda,nvtx"
+_USE_A_GPU = "check that the program runs on a GPU, and record "
+_RECORDED_BY = {"nsys": "all of its processes: nsys profile --trace=cuda,nvtx", "chrome": "with ProfilerActivity.CUDA"}
 CAPTURE_LONGER = "gputop capture PID --seconds 60, or C in gputop's monitor"
 
 
@@ -166,8 +167,10 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     if wall is None or wall.recorded_s <= 0:
         return no_verdict("the trace does not show how its time was spent", CAPTURE_LONGER, limit)
     recorded = f"{seconds(wall.recorded_s)} recorded"
-    if steps is None and not a.gpus and a.trace.format == "nsys":
-        return no_verdict(f"no GPU work in the {recorded}", _USE_A_GPU, _seen(wall, "recorded time"))
+    unused = a.trace.format == "nsys" or any(note.id == "unused_gpu" for note in a.trace.quality)
+    if steps is None and not a.gpus and unused:
+        return no_verdict(f"no GPU work in the {recorded}", _USE_A_GPU + _RECORDED_BY[a.trace.format],
+                          _seen(wall, "recorded time"))
     if _starts(a) and (steps is None or not steps.start_up):
         return no_verdict(f"the {recorded} are mostly job startup", _LATER, _seen(wall, "recorded time"))
     if steps is None:

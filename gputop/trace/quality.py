@@ -20,8 +20,7 @@ CUT_OFF = "truncated"  # the note of readers whose file ends early, or holds wha
 INSUFFICIENT_RIGHTS = (
     "the driver allows only root to trace GPUs (CUPTI_ERROR_INSUFFICIENT_PRIVILEGES)",
     "Set NVreg_RestrictProfilingToAdminUsers=0: put `options nvidia NVreg_RestrictProfilingToAdminUsers=0` into "
-    "/etc/modprobe.d/nvidia-profiling.conf and reload the driver or reboot. A container also needs CAP_SYS_ADMIN.",
-)
+    "/etc/modprobe.d/nvidia-profiling.conf and reload the driver or reboot. A container also needs CAP_SYS_ADMIN.")
 _RIGHTS = re.compile(r"INSUFFICIENT_PRIVILEGES|RestrictProfiling|insufficient privilege", re.IGNORECASE)
 _NO_CUPTI = re.compile(r"libcupti|CUPTI could not be loaded")
 _DROPPED = re.compile(r"\bdropp|not all .{1,40} events might have been collected", re.IGNORECASE)

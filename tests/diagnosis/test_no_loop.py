@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from gputop.analysis.results import Analysis
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.report import short_report
 from gputop.trace.model import Kind, LaunchShape, MemoryKind, TraceGpu
+from gputop.trace.readers.load import load
 from tests.trace.build import Builder
+from tests.trace.readers.chrome.kineto_file import event, kineto
 
 
 def program(kernels: int, *, name: str = "add(float*)", pause_at: int = -1, launch: bool = True) -> Builder:
@@ -173,3 +178,15 @@ def test_a_range_around_the_whole_program_names_no_work_and_a_start_shows_no_loo
     analysis, report = judged(b)
     assert "time_outside_steps" not in {f.id for f in analysis.findings}
     assert report.startswith("NO VERDICT  no complete step in the 2.") and ("distributed" in report) == (length < 2e6)
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_a_gpu_that_is_there_and_has_no_work_is_told(gpus: int, tmp_path: Path):
+    document = kineto()
+    document["deviceProperties"] = document["deviceProperties"][:gpus]
+    document["traceEvents"] = [event("cpu_op", "aten::addmm", 1e15 + 1e6 * i, 9e5) for i in range(5)]
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    analysis = analyze_trace(load([tmp_path / "a.json"]))
+    assert ("unused_gpu" in {note.id for note in analysis.trace.quality}) == bool(gpus)
+    reason = "no GPU work" if gpus else "no complete step"
+    assert short_report(analysis, 1000).startswith(f"NO VERDICT  {reason} in the 4.90 s recorded")

@@ -159,10 +159,9 @@ def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
     assumed.append(f"everything else takes {much} as long" + (
         ", if the input pipeline keeps up" if v.input_s is not None else ""))
     return Explanation(
-        title="A larger batch takes less time per sample"
-              + (f", and {much} the batch size fits in memory" if v.memory else ""),
-        why=" ".join([*([fixed] if named else []), *_empty(v, job), _memory(v)]),
-        evidence=evidence,
+        title="A larger batch takes less time per sample" + (
+            f", and {much} the batch size fits in memory" if v.memory else ""),
+        why=" ".join([*([fixed] if named else []), *_empty(v, job), _memory(v)]), evidence=evidence,
         action=f"Increase the batch size per GPU, {f'up to {much}' if v.memory else 'if memory allows'}. An epoch then "
                "has fewer updates: scale the learning rate with the batch size for SGD or its square root for Adam, "
                "add warmup, and watch the validation loss. Beyond the gradient noise scale, larger batches help "

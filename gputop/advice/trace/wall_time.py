@@ -199,13 +199,11 @@ def judge_evaluation_share(facts: TraceFacts) -> EvaluationShare | Missing | Non
     return EvaluationShare(
         gpus=facts.active_numbers, share=share, claim="measured" if loops > 1 else None,
         severity=severity_by_limits("evaluation_share", share) if loops > 1 else "low",
-        evaluation_s=time_s, recorded_s=wall.recorded_s, loops=loops,
-        every_steps=longest.every_steps,
+        evaluation_s=time_s, recorded_s=wall.recorded_s, loops=loops, every_steps=longest.every_steps,
         training_s=sum(part.time_s for part in wall.parts if part.id == _STEPS))
 
 
-_VALIDATE_LESS = ("Validate less often or on fewer batches, if the results allow it: validation_freq, "
-                  "validation_steps.")
+_VALIDATE_LESS = "Validate less often or on fewer batches, if the results allow it: validation_freq, validation_steps."
 
 
 def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
@@ -220,9 +218,8 @@ def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
     return Explanation(
         title=(f"One evaluation (validation) of {seconds(v.evaluation_s)} in this recording" if v.claim is None else
                f"Evaluation (validation) takes {percent(v.share)} of the time{often}"), why=why, evidence=evidence,
-        action=action, snippet=code("evaluation_share", *job.keys),
-        gain=ONCE if v.claim is None else "assumes that no evaluation runs",
-        per="recording", source=source("evaluation_share.share"))
+        action=action, snippet=code("evaluation_share", *job.keys), per="recording",
+        gain=ONCE if v.claim is None else "assumes that no evaluation runs", source=source("evaluation_share.share"))
 
 
 # -- unfinished_step --------------------------------------------------------------------------------
@@ -271,6 +268,5 @@ def describe_unfinished_step(v: UnfinishedStep, job: Job) -> Explanation:
              f"recorded. {meanwhile}"),
         evidence={"unfinished_s": part.time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
                   "usual_step_s": v.usual_s},
-        action=action, snippet=snippet, gain=ONCE,
-        per="recording", source=source("time_outside_steps.share"))
+        action=action, snippet=snippet, gain=ONCE, per="recording", source=source("time_outside_steps.share"))
 

@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.core.errors import GputopError
+from gputop.core.findings import TraceNote
 from gputop.trace import kernel_names, limits
 from gputop.trace.builder import MAX_GPUS, TraceBuilder
 from gputop.trace.derived_lines import STEPS, is_derived, streams
 from gputop.trace.launch_join import Launches, set_launches
-from gputop.trace.lookups import TORCH_HOST_MEMORY, Mask, distinct
+from gputop.trace.lookups import TORCH_HOST_MEMORY, Mask, computes_on_cpu, distinct
 from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, StepEvents, Trace, TraceGpu
 from gputop.trace.occupancy import sm_count, with_estimate
 from gputop.trace.readers.chrome.events import HOST, ChromeFile, read_file, text_of
@@ -57,9 +58,9 @@ def read_chrome(
     """One Trace from the JSON of one or several ranks, each given as its text in pieces.
 
     ``damaged`` names files known to be incomplete, by the time they have been read; ``known_clocks`` are, by path, what
-    the capture measured of the hosts' clocks. A file among
-    several that is no Chrome trace is left out with a note. Raises GputopError where none is one
-    or the events of each need more memory than ``limit_bytes``, NoDataError where none has a complete event.
+    the capture measured of the hosts' clocks. A file among several that is no Chrome trace is left out with a note.
+    Raises GputopError where none is one or the events of each need more memory than ``limit_bytes``, NoDataError where
+    none has a complete event.
     """
     builder = TraceBuilder()
     loaded = _loaded(files, builder, limit_bytes)
@@ -89,6 +90,9 @@ def read_chrome(
         trace.occupancy_is = "estimated"
         if all(gpu == gpus[0] for gpu in gpus):
             trace.launch_shapes = [with_estimate(shape, *gpus[0]) for shape in trace.launch_shapes]
+        if computes_on_cpu(trace):
+            trace.quality.append(TraceNote("unused_gpu", "This trace shows no work on any GPU of the machine: the job "
+                                                         "or the profiler used only the CPU."))
     return trace
 
 
@@ -120,9 +124,9 @@ def _common_clock(files: Sequence[ChromeFile], starts: Sequence[float], builder:
     last_us = {i: float((files[i].events["ts"] + files[i].events["dur"]).max()) for i in filled}
     ends = [first_ns[i] + round((last_us[i] - starts[i]) * _NS_PER_US) for i in filled]
     if filled and max(first_ns[i] for i in filled) >= min(ends):
-        builder.note("no_common_clock", "The files do not overlap in time: they do not share a clock or are not from "
-                                        "the same capture. gputop aligned their starts; do not compare times between "
-                                        "ranks.")
+        builder.note("no_common_clock", (
+            "The files do not overlap in time: they do not share a clock or are not from the same capture. gputop "
+            "aligned their starts; do not compare times between ranks."))
         return [0] * len(files)
     return first_ns
 
