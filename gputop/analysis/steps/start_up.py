@@ -42,7 +42,7 @@ _WORTH_NAMING_NS = 20_000_000  # of all such calls together: a few time slices o
 _API = r"(?:cuda|hip|cu)(?=[A-Z])\w+$"
 _API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchronize|Query|Async|Prefetch|"
               r"Free(?!(?:_v\d+)?$)|Unregister|Unmap|Destroy|Unload|Reset|Release|Profiler)")
-_BEGINS = r"cu(?:ModuleGetLoadingMode|Init)$"  # what CUDA's runtime calls first of all
+_BEGINS = r"cu(?:ModuleGetLoadingMode|Init|DevicePrimaryCtxSetFlags\w*)$"  # what CUDA's runtime or OpenMP calls first
 _API_KEEPS = r"\w*(?:[Aa]lloc|Register|MemCreate|MemMap|Free)"  # it reserves or frees memory
 _PARAMETERS = 20  # copies. gputop's own figure
 _REPEATED = 0.5  # share of the launches that are not the first of their kernel, so that "the first" means something
@@ -58,8 +58,7 @@ _TEXTS = {
     LOADING: "loading of libraries and modules", COMPILING: "XLA compilation", TRACED: "Python tracing",
     TORCH_COMPILING: "compilation by torch.compile", SCRIPT: "compilation by TorchScript",
     KERNELS: "compilation and autotuning of kernels (NVRTC, Triton)", AUTOTUNING: "cuDNN autotuning",
-    GRAPHS: "recording of CUDA graphs", UPLOAD: "copying the model to the GPU",
-}
+    GRAPHS: "recording of CUDA graphs", UPLOAD: "copying the model to the GPU"}
 
 
 class StartUpSpan(Struct, frozen=True):
@@ -84,8 +83,7 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     (imports, reading of a checkpoint) is not known.
     """
     out: list[StartUpSpan] = []
-    taken = EMPTY
-    compiled, traced = _built(trace)
+    taken, (compiled, traced) = EMPTY, _built(trace)
     by_torch = compiling(trace, lines_of(trace, MAIN))
     if len(by_torch.start):  # parts of it are called as XLA's are
         outside = coverage(by_torch, compiled[0], compiled[0] + 1) == 0
@@ -179,22 +177,27 @@ def _set_up(trace: Trace) -> _Found:
     rows = host_rows(trace, _API)
     if not len(rows) or not len(device):
         return _NOTHING
-    begins = bool(name_mask(trace, _BEGINS)[host.name[rows[0]]])  # then nothing was launched before
+    begin = name_mask(trace, _BEGINS)[host.name[rows]]  # of the first: then nothing was launched before
+    # A library with its own runtime begins CUDA again. Profilers leave out the call by which OpenMP makes the context.
+    follows = np.append(False, begin[:-1] & (host.line[rows[:-1]] == host.line[rows[1:]]))
+    silent_ns = host.start_ns[rows[1]] if "CtxSetFlags" in trace.names[host.name[rows[0]]] and follows[1:2].any() else 0
     waits = name_mask(trace, _API_WAITS)[host.name[rows]]
-    rows, waits = rows[~waits | begins], waits[~waits | begins]
+    kept = ~waits | begin[0]
+    rows, follows, waits = rows[kept], follows[kept], waits[kept]
     of_gpu = np.array([gpu.rank for gpu in trace.gpus], np.int64)[device.gpu]
     first_ns = {rank: int(device.start_ns[of_gpu == rank].min()) for rank in np.unique(of_gpu).tolist()}
     until_ns = np.array([first_ns.get(line.rank, 0) for line in trace.lines], np.int64)[host.line[rows]]
-    if begins:  # the first launch loads its module, also after a copy
+    if begin[0]:  # the first launch loads its module, also after a copy
         launches = name_mask(trace, LAUNCH_CALLS)[host.name[rows]]
         until_ns[launches] = device.start_ns[device.kind <= Kind.COLLECTIVE].min(initial=device.end_ns.max())
     rank = np.array([line.rank for line in trace.lines], np.int64)[host.line[rows]]
     first = np.zeros(len(rows), bool)
     first[np.unique(rank * len(trace.names) + host.name[rows], return_index=True)[1]] = True
     end_ns = np.where(waits, np.minimum(host.end_ns[rows], until_ns), host.end_ns[rows])
+    end_ns[:1] = np.maximum(end_ns[:1], silent_ns)
     before, keeps = host.start_ns[rows] < until_ns, name_mask(trace, _API_KEEPS)[host.name[rows]]
-    long = end_ns - host.start_ns[rows] >= np.where(before & begins, _LOADING_NS, _WORTH_NAMING_NS)
-    chosen = long & (before | (first & ~keeps & ~waits))
+    long = end_ns - host.start_ns[rows] >= np.where(before & begin[0], _LOADING_NS, _WORTH_NAMING_NS)
+    chosen = long & (before | follows | (first & ~keeps & ~waits))
     return host.start_ns[rows[chosen]], end_ns[chosen], host.name[rows[chosen]].astype(np.int64)
 
 

@@ -179,8 +179,7 @@ def _are_steps(detector: StepDetector, anchors: Anchors, whole: WholeSteps, func
 
 def _of_a_moment(trace: Trace, bounds_ns: I64) -> bool:
     """Return whether the only step is a moment of the recording: its mark was set as the recording ended."""
-    begin, end = trace.window_ns
-    return len(bounds_ns) == 1 and int(bounds_ns[0, 1] - bounds_ns[0, 0]) < _MOMENT * (end - begin)
+    return len(bounds_ns) == 1 and float(np.ptp(bounds_ns[0])) < _MOMENT * float(np.ptp(trace.window_ns))
 
 
 def _in_one_pass(trace: Trace, bounds_ns: I64) -> bool:

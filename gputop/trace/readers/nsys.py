@@ -32,7 +32,7 @@ _KERNELS, _COPIES, _MEMSETS, _GRAPHS = (
     f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"))
 _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _ACTIVITIES = (_KERNELS, _COPIES, _MEMSETS, _GRAPHS, _CALLS, "NVTX_EVENTS")
-_TABLES = frozenset((*_ACTIVITIES, "StringIds", "ThreadNames", "DIAGNOSTIC_EVENT", "ENUM_CUDA_MEM_KIND",
+_TABLES = frozenset((*_ACTIVITIES, "StringIds", "ThreadNames", "PROCESSES", "DIAGNOSTIC_EVENT", "ENUM_CUDA_MEM_KIND",
                      "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", "TARGET_INFO_SYSTEM_ENV",
                      "TARGET_INFO_SESSION_START_TIME"))
 # CUpti_ActivityMemcpyKind; copies to and from arrays are classified by direction.
@@ -132,8 +132,7 @@ class _Report:
         if self._damage and not self._columns:
             raise GputopError(f"{path} is damaged: {self._damage[0]}.", f"Export the report again. {_EXPORT}")
         if not set(self._columns) & {*_ACTIVITIES, "StringIds", "TARGET_INFO_GPU"}:
-            raise GputopError(f"{path} is an SQLite file but not an Nsight Systems export.",
-                              _EXPORT)
+            raise GputopError(f"{path} is an SQLite file but not an Nsight Systems export.", _EXPORT)
         self._strings = {i: s for i, s in self._select("StringIds", ("id", "value"))
                          if isinstance(i, int) and isinstance(s, str)}
 
@@ -208,9 +207,8 @@ class _Report:
         copy = self._integers(_COPIES, (*common, "bytes", "copyKind", "srcKind", "dstKind"))
         memset = self._integers(_MEMSETS, (*common, "bytes", "memKind"))
         graph = self._integers(_GRAPHS, common)
-        kernel, copy, memset, graph = (
-            rows[_sane(rows[:, 0], rows[:, 1]) & (rows[:, 2] >= 0) & (rows[:, 2] < MAX_GPUS)]
-            for rows in (kernel, copy, memset, graph))
+        kernel, copy, memset, graph = (rows[_sane(rows[:, 0], rows[:, 1]) & (rows[:, 2] >= 0) & (rows[:, 2] < MAX_GPUS)]
+                                       for rows in (kernel, copy, memset, graph))
         names, memory = self._builder.names, self._memory_kinds()
         a, b = len(kernel), len(kernel) + len(copy)
         c = b + len(memset)
@@ -301,11 +299,12 @@ class _Report:
 
     def _host_lines(self, global_tids: I64, host: str) -> npt.NDArray[np.int32]:
         if not self._thread_names:
-            self._thread_names = {tid: self._strings.get(i, "") for tid, i in self._select(
-                "ThreadNames", ("globalTid", "nameId"))} or {-1: ""}
+            self._thread_names = {-1: ""} | {
+                pid: str(name).rsplit("/", 1)[-1] for pid, name in self._select("PROCESSES", ("globalPid", "name"))} | {
+                tid: self._strings.get(i, "") for tid, i in self._select("ThreadNames", ("globalTid", "nameId"))}
         for tid in np.unique(global_tids).tolist():
             if tid not in self._thread_lines:
-                name = self._thread_names.get(tid) or "thread"
+                name = self._thread_names.get(tid) or self._thread_names.get(tid & _PROCESS) or "thread"
                 self._thread_lines[tid] = self._builder.add_line(Line(host, -1, f"{name}/{tid & 0xFFFFFF}"))
         return IntMap(self._thread_lines)(global_tids).astype(np.int32)
 

@@ -315,6 +315,20 @@ def test_a_context_is_made_before_the_first_kernel(name: str, starts: bool, begi
     assert kinds(b.build()) == ({"loading": pytest.approx(2.5)} if starts else {})
 
 
+@pytest.mark.parametrize(("begin", "starts"), [("cuInit", True), ("cudaGetDevice", False)])
+def test_a_library_with_its_own_runtime_begins_cuda_again(begin: str, starts: bool) -> None:
+    b = Builder(format="nsys").host("cudaMalloc", 0, 200_000).run(0, 200_100, 3, launch=200_050)
+    b.host(begin, 200_300, 1).host("cudaFree", 201_000, 1_200_000).run(0, 1_401_100, 3, launch=1_401_050)
+    assert kinds(b.build()) == {"loading": pytest.approx(1.4 if starts else 0.2)}
+
+
+@pytest.mark.parametrize(("begin", "starts"), [("cuDevicePrimaryCtxSetFlags_v2", True), ("cuDeviceGetCount", False)])
+def test_the_context_of_openmp_is_made_without_an_event(begin: str, starts: bool) -> None:
+    b = Builder(format="nsys").host(begin, 0, 2).host("cuStreamCreate", 72_000, 8)
+    b.run(0, 73_000, 200, launch=72_990).host("cuDevicePrimaryCtxRelease_v2", 73_300, 17_000)
+    assert kinds(b.build()) == ({"loading": pytest.approx(0.072)} if starts else {})
+
+
 def captures(launched: bool) -> Builder:
     """Twelve layers alike, each recorded as a graph, as a server of language models does at its start; ``launched``:
     each graph runs at once."""

@@ -33,6 +33,16 @@ def test_occupancy_is_reckoned_from_the_launch_shapes(tmp_path):
     assert trace.launch_shapes == [LaunchShape((264, 1, 1), (384, 1, 1), 168, 230_400, 12 / 64)]
 
 
+def test_a_thread_without_a_name_has_that_of_its_program(tmp_path):
+    path = report(tmp_path / "r.sqlite")
+    database = sqlite3.connect(path)
+    database.execute("CREATE TABLE PROCESSES (globalPid INTEGER, pid INTEGER, name TEXT)")
+    database.execute("INSERT INTO PROCESSES VALUES (?, 501, './build/solver')", (PROCESS[1],))
+    database.commit()
+    database.close()
+    assert {line.name for line in read_nsys(path).lines if line.gpu < 0} == {"python3/500", "solver/501"}
+
+
 def test_a_report_of_two_processes(tmp_path):
     trace = read_nsys(report(tmp_path / "r?port #1.sqlite"))
     d, names = trace.device, trace.names
