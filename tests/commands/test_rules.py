@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gputop.advice.registry import RULES as BUILT_IN
+from gputop.analysis.results import Analysis
 from gputop.cli import main
 from gputop.commands.rules import names_table
 from gputop.core.samples import GpuSample, NodeSample, Reading
@@ -81,11 +82,13 @@ def cookbook(tmp_path: Path) -> None:
 
 
 def test_each_rule_of_the_cookbook_on_traces_holds_where_it_should_alone(tmp_path: Path) -> None:
-    cookbook(tmp_path)
-    held: dict[str, set[str]] = {}
+    analyses: dict[str, Analysis | None] = {}  # made before the rules are in use: captures are kept for other tests
     for name in ("input-bound", "gpu0-oversubscribed", "launch-bound", "healthy", "tf_retracing", "keras3_slow_input"):
         recorded = DATA / f"{name}.xplane.pb.gz"
-        analysis = analyze_trace(load([str(recorded)])) if recorded.exists() else capture_of(name).analysis
+        analyses[name] = analyze_trace(load([str(recorded)])) if recorded.exists() else capture_of(name).analysis
+    cookbook(tmp_path)
+    held: dict[str, set[str]] = {}
+    for name, analysis in analyses.items():
         assert analysis is not None
         held[name] = {trial.id for trial in over_trace(analysis) if trial.outcome == "holds"}
     assert not held["healthy"]
