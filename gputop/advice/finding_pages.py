@@ -26,6 +26,13 @@ _SEVERITY = {
     "by_share_capped": f"{_BY_SHARE} If the trace has only a few steps and kernels, severity is at most medium.",
     "own": "This rule sets the severity itself.",
 }
+_NEEDS = {  # what a page calls the inputs of a rule
+    "processes": "the processes on each GPU", "gpu_activity": "GPU activity", "gpu_idle_time": "the GPUs' idle time",
+    "busy_gpus": "activity of GPUs that are busy", "batch_waits": "the training loop's waits for batches",
+    "launch_calls": "the host calls that launched the kernels", "allocators": "memory use by allocator",
+    "step_calls": "the host's calls to the step function", "launch_threads": "the host threads that launch work",
+    "eager_ops": "operations that Python starts one by one", "xla_events": "which operations XLA compiled",
+}
 
 
 def prose(finding_id: str) -> str:
@@ -74,8 +81,7 @@ def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
         yield "gputop does not count any time as lost because of this finding."
     yield ""
     if rule.needs:
-        needs = ", ".join(rule.needs).replace("_", " ").replace("gpu", "GPU").replace("xla", "XLA")
-        yield f"- Required data: {needs}."
+        yield f"- Required data: {', '.join(_NEEDS[need] for need in rule.needs)}."
     if rule.silent_for:
         yield f"- Not evaluated for {' or '.join(LABELS[name] for name in rule.silent_for)}."
     if rule.follows_from:

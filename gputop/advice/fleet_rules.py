@@ -47,7 +47,7 @@ FLEET_RULES: tuple[Rule, ...] = (
             Limit("straggler_gpu.clock", 0.90, "ratio", "same as power_capped.clock_enter"),
             Limit("straggler_gpu.hot_c", 83.0, "°C",
                   "gputop: data-center GPUs stay below this value unless their cooling fails"),
-            Limit("straggler_gpu.power", 0.95, "ratio", "gputop: considers power at the limit, allowing for noise"),
+            Limit("straggler_gpu.power", 0.95, "ratio", "gputop: treats power this close to the limit as at the limit"),
         ),
     ),
     Rule(

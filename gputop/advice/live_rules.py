@@ -92,7 +92,8 @@ LIVE_RULES: tuple[Rule, ...] = (
                   "gputop: reports only one finding for a GPU that alternately heats up and cools down"),
             Limit("thermal_throttled.share_enter", 0.25, "ratio", "gputop: ignores short temperature peaks"),
             Limit("thermal_throttled.share_leave", 0.10, "ratio", "gputop: keeps the finding during a short cooldown"),
-            Limit("thermal_throttled.clock_enter", 0.95, "ratio", "gputop: ignores a drop of a single boost step"),
+            Limit("thermal_throttled.clock_enter", 0.95, "ratio", "gputop: ignores a clock drop of one boost "
+                                                                  "increment"),
             Limit("thermal_throttled.clock_leave", 0.98, "ratio",
                   "gputop: ends the finding when the clock is back at its usual value"),
             Limit("thermal_throttled.near_c_enter", 5.0, "°C",
@@ -113,7 +114,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("power_capped.share_leave", 0.25, "ratio", "gputop: half of the enter threshold"),
             Limit("power_capped.power_enter", 0.98, "ratio", "gputop: requires a mean power close to the limit"),
             Limit("power_capped.power_leave", 0.95, "ratio", _STEP_BELOW),
-            Limit("power_capped.clock_enter", 0.90, "ratio", "gputop: ignores boost steps of a few percent"),
+            Limit("power_capped.clock_enter", 0.90, "ratio", "gputop: ignores clock drops of a few percent"),
             Limit("power_capped.clock_leave", 0.95, "ratio", "gputop: halfway back to the full clock"),
             Limit("power_capped.medium", 0.25, "ratio",
                   "gputop: at the card's full power limit, matrix kernels reduce the clock by less than a quarter"),

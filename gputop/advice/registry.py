@@ -33,7 +33,7 @@ SHARED_LIMITS: tuple[Limit, ...] = (
     Limit("collectives.share", 0.03, "ratio", "XProf: rates collectives as moderate at 3% of the step (high at 15%)"),
     Limit("causes.rest", 0.4, "ratio", "gputop: lists a consequence under a cause that explains most of it"),
     Limit("causes.late_by_host", 0.5, "ratio",
-          "gputop: blames the host if only the late GPU had no launched kernels for most of the delay"),
+          "gputop: blames the host if, for most of the delay, the late GPU was the only one without launched kernels"),
     Limit("host.steps", 2, "count", "same as input_bound.steps"),
     Limit("window_s", 30.0, "s",
           "gputop: covers dozens of typical steps (0.1-1 s each), so one unusual step is not decisive"),

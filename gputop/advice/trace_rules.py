@@ -121,7 +121,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("allreduce_count.many", 32, "count", "gputop: jobs that fuse their gradients stay below this value"),
             Limit("allreduce_count.bucket_bytes", 25e6, "bytes",
-                  "PyTorch's DistributedDataParallel: uses 25 MB buckets (TensorFlow: one pack for all)"),
+                  "PyTorch's DistributedDataParallel: uses 25 MB buckets (TensorFlow packs all gradients together)"),
             Limit("allreduce_count.message_bytes", 4e6, "bytes",
                   "gputop: treats messages of this size as already merged (NCCL's bandwidth saturates at a few MB)"),
             Limit("allreduce_count.latency_s", 250e-6, "s",
@@ -522,7 +522,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("allocation_in_steps.share", 0.03, "ratio",
                   "same as launch_bound.share; CUDA Programming Guide: cudaMalloc and cudaFree synchronize implicitly"),
             Limit("allocation_in_steps.recurring", 0.5, "ratio",
-                  "gputop: excludes a caching allocator, which fills up in the first steps"),
+                  "gputop: ignores a caching allocator that is still filling its cache in the first steps"),
             Limit("allocation_in_steps.steps", 3, "count", "gputop: the trace must include steps after the first one"),
         ),
     ),

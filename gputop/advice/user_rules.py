@@ -74,7 +74,7 @@ def _never_found(id_: str, source: Source) -> str | None:
     if any(rule.origin == source for rule in rules):
         return None
     if rules:
-        return f"{id_} is a finding of rules with on = \"{rules[0].origin}\""
+        return f"only rules with on = \"{rules[0].origin}\" can have the finding {id_}"
 
     near = get_close_matches(id_, FINDING_IDS, 1)
     return f"gputop has no rule {id_}" + (f": did you mean {near[0]}?" if near else ": gputop rules list shows all")

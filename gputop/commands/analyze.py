@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="also print the N idle gaps that cost the most GPU time, and the host's work during them")
     parser.add_argument("--full", action="store_true", help="print all values from the trace, not only the verdict")
     parser.add_argument("--verbose", action="store_true",
-                        help="like --full, and also list each cause that could not be judged, with the reason")
+                        help="like --full, and also list each cause that could not be checked, with the reason")
     parser.add_argument("--timeline", action="store_true", help="open the timeline of the trace")
     parser.add_argument("--fail-on", action="append", default=[], metavar="GATE",
                         help="exit with status 4 if there is a finding of this severity or higher (high, medium, low), "

@@ -125,8 +125,8 @@ def start(session: Session, seconds: float) -> None:
     timeout_s = max(seconds, 2 * session.feed.interval_s) + 30.0
     if not ready.wait(timeout_s):
         raise GputopError(f"no sample within {timeout_s:.0f} s", "This host has no CPU to spare."
-                          if session.feed.source.simulated else "If nvidia-smi does not return either, the driver "
-                                                                "hangs and needs a GPU reset or a reboot. Otherwise "
+                          if session.feed.source.simulated else "If nvidia-smi does not return either, the driver is "
+                                                                "hanging and needs a GPU reset or a reboot. Otherwise "
                                                                 "this host has no CPU to spare.")
     if session.failure is not None:
         raise session.failure

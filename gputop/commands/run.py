@@ -29,7 +29,7 @@ from gputop.text.console import say
 
 _EPILOG = """\
 The server starts in the first Python process of the job that imports TensorFlow or JAX, and in each rank
-(LOCAL_RANK, OMPI_COMM_WORLD_RANK, SLURM_PROCID, TF_CONFIG, …). With PyTorch, the job's profiler waits for gputop.
+(LOCAL_RANK, OMPI_COMM_WORLD_RANK, SLURM_PROCID, TF_CONFIG, …). With PyTorch, the job's profiler is waiting for gputop.
 To prepare a job without gputop run, set this variable:
   export PYTHONPATH=$(gputop run --print-path)${PYTHONPATH:+:$PYTHONPATH}
 and optionally GPUTOP_PORT=6009 and GPUTOP_LISTEN=all.

@@ -142,7 +142,7 @@ def followed(a: Side, b: Side, mean_step: ComparedRow | None, wall: ComparedRow 
         if id_ not in before_all:
             reason = _not_judged(finding, a)
             out.append(FollowedAdvice(id_, finding.title, "new", None, finding.severity, finding.gpus,
-                                reason=None if reason is None else f"not judged in A: {reason}"))
+                                reason=None if reason is None else f"not checked in A: {reason}"))
     return out
 
 

@@ -21,7 +21,7 @@ OTHER_BATCH_FACTOR = 1.25
 _BATCH_POWERS = (0.5, 1.5)
 # Logarithm of the ratio of the CPUs that were left to the job: a step that may differ by a tenth. gputop's own.
 OTHER_LOAD = 0.1
-_CALLS = re.compile(r"calls of (?:PjitFunction\((.+?)\)|the tf\.function (?:__inference_)?(\S+?))(?:,|$)")
+_CALLS = re.compile(r"calls (?:to|of) (?:PjitFunction\((.+?)\)|the tf\.function (?:__inference_)?(\S+?))(?:,|$)")
 _NUMBER = re.compile(r"_\d+$")
 
 
@@ -50,7 +50,7 @@ def _reality(a: Side, b: Side) -> Iterator[Note]:
 
     for which, side in (("A", a), ("B", b)):
         if is_damaged(side):
-            yield Note("damaged", f"{which}'s file is damaged, so gputop does not judge it. Copy it or capture again.")
+            yield Note("damaged", f"{which}'s file is damaged, so gputop does not use it. Copy it or capture again.")
 
 
 def is_damaged(side: Side) -> bool:
@@ -187,7 +187,7 @@ def _steps(a: Side, b: Side) -> Iterator[Note]:
         yield Note("other_phase", f"A's steps are {steps[0].phase}, B's {steps[1].phase}: not the same work. gputop "
                                   "compares only the parts' shares of the step.")
     if (functions := other_functions(a, b)) is not None:
-        yield Note("other_functions", f"A's steps are calls of {functions[0]}, B's of {functions[1]}: one may be a "
+        yield Note("other_functions", f"A's steps are calls to {functions[0]}, and B's to {functions[1]}: one may be "
                                       "part of the other. Mark the steps (jax.profiler.StepTraceAnnotation, "
                                       "tf.profiler.experimental.Trace) in both, then compare again.")
     if drift_of(a, b).load >= OTHER_LOAD:

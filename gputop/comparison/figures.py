@@ -55,7 +55,7 @@ _WITHIN_PAUSES = "the difference of {} is within the usual variation of the paus
 _FEW_PAUSES = ("only a few long pauses between steps were recorded ({} in A, {} in B), so one more or less would "
                "change the result; a longer capture contains more")
 _OTHER_WORK = "a step of A and one of B do different work"
-_OTHER_FUNCTIONS = "the steps of A are calls of {}, those of B of {}: one may be a part of the other"
+_OTHER_FUNCTIONS = "the steps of A are calls to {}, and those of B are calls to {}: one may be a part of the other"
 _TOO_FEW_STEPS = f"too few steps: each side needs {MIN_STEPS}"
 
 

@@ -70,8 +70,8 @@ def _severity(gate: str, analysis: Analysis) -> GateResult:
     # Explanations find no time, and rules that are silent for a framework may not have been asked.
     if all(rule.id in abstained for rule in TRACE_RULES if rule.costs_time and not rule.silent_for):
         lacks = Counter(rule.missing for rule in analysis.abstained).most_common(1)[0][0]
-        return GateResult(gate, "cannot be told", f"no rule could judge this trace: most need {lacks}")
-    unjudged = f"; {counted(len(abstained), 'cause')} could not be judged" if abstained else ""
+        return GateResult(gate, "cannot be told", f"no rule could evaluate this trace: most need {lacks}")
+    unjudged = f"; {counted(len(abstained), 'cause')} could not be checked" if abstained else ""
     return GateResult(gate, "passed", f"no finding is {gate} or higher{unjudged}")
 
 

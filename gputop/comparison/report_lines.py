@@ -305,7 +305,7 @@ def _advice(c: Comparison, width: int) -> Iterator[ReportLine]:
 
 
 _STATUS = {"gone": "GONE", "weaker": "WEAKER", "same": "STILL THERE", "stronger": "STRONGER", "new": "NEW IN B",
-           "not judged": "NOT JUDGED IN B"}
+           "not judged": "NOT CHECKED IN B"}
 _STATUS_TONES: dict[str, Tone] = {"gone": "good", "weaker": "good", "stronger": "bad", "new": "warn"}
 _FULFILLED = {"kept": "REACHED", "partly kept": "PARTLY REACHED", "broken": "NOT REACHED"}
 _FULFILLED_TONES: dict[str | None, Tone] = {"kept": "good", "partly kept": "warn", "broken": "bad"}

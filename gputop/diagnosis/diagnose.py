@@ -152,7 +152,7 @@ def _unjudged(trace: Trace, steps: Steps | None) -> TraceFacts:
     where the host runs ahead of the GPU."""
     notes = [*trace.quality]
     notes.append(TraceNote("incomplete", (
-        "gputop does not judge damaged files, because missing events look like idle time. Copy or capture again.")))
+        "gputop does not evaluate damaged files, because missing events look like idle time. Copy or capture again.")))
     analysis = Analysis(simulated=trace.simulated, trace=_summary(trace, notes),
                         abstained=tuple(Abstained(rule.id, _WHOLE_FILE) for rule in TRACE_RULES))
     basis = steps.times.unit if steps is not None else "window"
@@ -185,8 +185,8 @@ def _start_note(
         return ()
     time = seconds((over_ns - trace.window_ns[0]) / 1e9)
     return (TraceNote("start", f"The first {time} of the recording are job startup, with "
-                               f"{what_started(started, over_ns)}. gputop leaves the startup out and judges only the "
-                               "rest."),)
+                               f"{what_started(started, over_ns)}. gputop leaves the startup out and evaluates only "
+                               "the rest."),)
 
 
 def _unseen_note(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
@@ -241,9 +241,9 @@ def _notes(
     note_ids = {note.id for note in notes}
     if steps is None:
         notes.append(TraceNote("no_steps", (
-            "No steps found: the trace has no step markers, no calls of a step function, and no clearly repeated "
-            "kernel sequence. Shares refer to the whole recording. Capture more than two steps, or mark the steps "
-            f"with {how_to_mark_steps(trace)}.")))
+            "No steps found: the trace has no step markers, no calls to a step function, and no clearly repeated "
+            "kernel sequence. Shares refer to the whole recording. Capture more than two steps, or mark the steps with "
+            f"{how_to_mark_steps(trace)}.")))
     elif steps.count < _FEW_STEPS:
         more = ("trace more runs, because a timeline contains only one run" if steps.times.anchor == SESSION_RUN else
                 "capture a longer trace")

@@ -145,7 +145,7 @@ def _quality(a: Analysis, width: int) -> Iterator[str]:
 def _steps(a: Analysis, width: int) -> Iterator[str]:
     s = a.steps
     if s is None:
-        yield f"Step     {'not judged' if a.trace.is_damaged else 'not found'}"
+        yield f"Step     {'not evaluated' if a.trace.is_damaged else 'not found'}"
         return
     yield from wrap(f"{seconds(s.mean_s)} mean, {seconds(s.median_s)} median, {seconds(s.p95_s)} 95th percentile",
                     width, f"{s.unit.capitalize():<9}")
@@ -193,13 +193,13 @@ def _how_many_not_judged(a: Analysis, width: int) -> Iterator[str]:
 
 def _not_judged(a: Analysis, width: int) -> Iterator[str]:
     for what, ids in ids_by_missing(a.abstained).items():
-        yield from wrap(f"{', '.join(ids)}: needs {what}.", width, "Not judged  ")
+        yield from wrap(f"{', '.join(ids)}: needs {what}.", width, "Not checked ")
 
 
 def not_judged(a: Analysis) -> str:
     """Number of causes that this trace cannot show, in a sentence; empty where it can show all."""
     n = len(a.abstained)
-    return f"{counted(n, 'cause')} could not be judged from this trace." if n else ""
+    return f"{counted(n, 'cause')} could not be checked in this trace." if n else ""
 
 
 def unexplained_text(a: Analysis) -> str:
@@ -209,7 +209,7 @@ def unexplained_text(a: Analysis) -> str:
         return ""
     named = {id_: name for id_, (name, _) in WALL_PARTS.items()} | {id_: part.name for id_, part in PART_BY_ID.items()}
     if not a.gpus:
-        named["host"] = "no op of the model runs, so Python runs or the loop waits"
+        named["host"] = "no op of the model is running, so Python is running or the loop is waiting"
     parts = sorted((part for part in u.parts.items() if part[1] >= _WORTH_A_NAME * u.time_s), key=lambda part: -part[1])
     text = f"{seconds(u.time_s)} of the {seconds(u.of_s)} {u.per} ({percent(u.time_s / u.of_s)}) is unexplained: "
     text += named[parts[0][0]] if len(parts) == 1 else ", ".join(f"{named[id_]} {seconds(s)}" for id_, s in parts)

@@ -33,7 +33,7 @@ def across_gpus(a: Analysis, width: int) -> Iterator[str]:
                                 ("first kernel", "first_kernel", _skew(r.first_kernel)),
                                 ("launches", "launches", _launches(r.launches))):
         reason = r.missing.get(figure)
-        yield from _labeled(label, text or (f"not judged: {reason}" if reason else ""), width)
+        yield from _labeled(label, text or (f"not evaluated: {reason}" if reason else ""), width)
 
 
 def _work(r: Replicas) -> str:

@@ -99,6 +99,6 @@ class RunningTasks:
         checks: list[Check] = []
         for position, (task, thread) in enumerate(zip(self._tasks, self._threads, strict=True)):
             thread.join(max(0.0, self._ends_s - time.monotonic()))
-            late = f"no answer within {self._deadline_s:g} s: the call hangs"
+            late = f"no answer within {self._deadline_s:g} s: the call is hanging"
             checks += self._results.get(position, [Check(task.id, "unknown", task.title, late)])
         return checks

@@ -167,7 +167,7 @@ def ras(facts: DriverFacts, env: Mapping[str, str]) -> Result:
     except OSError as error:
         if not facts.pids:
             return Result("ok", "no process holds a GPU, and nothing answers; a job with NCCL 2.24 or newer provides "
-                                "RAS while it runs")
+                                "RAS while it is running")
         return Result("warn", f"nothing answers at {printable(where)} ({error.strerror or error}): if a collective "
                               "hangs, gputop cannot find the missing rank. NCCL 2.24 and newer provides RAS in jobs "
                               "with several ranks",
@@ -199,7 +199,7 @@ def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = tim
         age_s = clock() - sampled_s if sampled_s is not None and sampled_s >= 0 else 0.0
         if age_s > _STALE_S:
             problems.append(f"the values of {where} are {seconds(age_s)} old")
-            fixes.append("nvidia-smi   # check whether the driver hangs")
+            fixes.append("nvidia-smi   # check whether the driver is hanging")
         elif not not_blank:
             problems.append(f"{where} answers without GPU metrics")
             fixes.append("sudo systemctl restart nvidia-dcgm nvidia-dcgm-exporter   # or check its log"

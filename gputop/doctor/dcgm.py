@@ -84,8 +84,8 @@ def _unreachable(error: OSError, target: Address, root: Path, env: Mapping[str, 
         return Result("warn", f"this user is not allowed to connect to {target}", f"ls -l {target.path}")
     process = processes_by_name(root).get("nv-hostengine")
     if process:
-        return Result("warn", f"nv-hostengine runs (pid {process}), but {cause} at {target}: it uses a Unix socket or "
-                              "another port; name that with --dcgm",
+        return Result("warn", f"nv-hostengine is running (pid {process}), but {cause} at {target}: it uses a Unix "
+                              "socket or another port; name that with --dcgm",
                       f"tr '\\0' ' ' < /proc/{process}/cmdline")
     if find_bindings(root, folder) or find_libraries(root, env, folder):
         return Result("warn", f"not running: {cause} at {target}.", _START)

@@ -207,7 +207,7 @@ def to_text(report: FleetReport, width: int) -> str:
 
 def not_judged(report: FleetReport) -> list[str]:
     """Return what could not be judged, a sentence for each cause."""
-    return [f"{', '.join(ids)} cannot be judged without {missing}"
+    return [f"{', '.join(ids)} cannot be evaluated without {missing}"
             for missing, ids in ids_by_missing(report.abstained).items()]
 
 

@@ -206,7 +206,7 @@ def _capture_lines(record: CaptureRecord) -> Iterator[str]:
 def _not_judged_lines(abstained: Iterable[Abstained]) -> Iterator[str]:
     """The rules that could not judge, by what they would need."""
     for what, ids in ids_by_missing(abstained).items():
-        yield from wrap(f"Not judged: {', '.join(ids)} (needs {what}).", _COLUMNS, rest="  ")
+        yield from wrap(f"Not checked: {', '.join(ids)} (needs {what}).", _COLUMNS, rest="  ")
 
 
 def _gpu_lines(sample: NodeSample) -> Iterator[str]:

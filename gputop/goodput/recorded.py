@@ -194,7 +194,7 @@ def _notes(timeline: RecordedTime, survey: Survey) -> Iterator[str]:
     if timeline.overlapping:
         yield f"{timeline.overlapping} samples are left out because another recording covers the same time"
     if timeline.read_every > 1:
-        yield f"gputop judged one of every {timeline.read_every} samples"
+        yield f"gputop evaluated one of every {timeline.read_every} samples"
     if survey.processes_unread_s:
         yield ("for some time, gputop could not list a GPU's processes; during that time, a waiting GPU counts as idle")
 

@@ -192,7 +192,7 @@ def own_rule_sentence(rule: OwnRuleReport) -> str:
     if rule.missing is not None:
         return f"{title}: N/A, because gputop lacks {printable(rule.missing)}."
     if rule.last_s is None:
-        return f"{title}: never in the {duration(rule.judged_s)} judged."
+        return f"{title}: never in the {duration(rule.judged_s)} evaluated."
     gpus = f" on GPU {ranges(rule.gpus)}" if rule.gpus else ""
     often = "once" if rule.times == 1 else f"{rule.times} times, at most {duration(rule.longest_s)}"
     return (f"{title}: {duration(rule.held_s)}{gpus}, {share(rule.held_s, rule.judged_s)} of the time; {often}, last "

@@ -87,8 +87,8 @@ def give_back(process: target.Target) -> None:
 def no_answer(pid: int, waited_s: float) -> GputopError:
     """The error of a process that has not run what it was requested to, with what it does now. Blocks for a second."""
     return GputopError(
-        f"Process {pid} did not answer within {waited_s:.0f} s: its main thread runs native code or is idle, or it is "
-        f"not allowed to open a socket (seccomp). {state_now(pid)}",
+        f"Process {pid} did not answer within {waited_s:.0f} s: its main thread is running native code or is idle, or "
+        f"it is not allowed to open a socket (seccomp). {state_now(pid)}",
         f"py-spy dump --pid {pid} shows where the thread is. The request is no longer valid.")
 
 
@@ -103,11 +103,11 @@ def state_now(pid: int, watched_s: float = _WATCH_S) -> str:
     if stat.state in "Tt":
         return "The process is stopped (by SIGSTOP or a debugger)."
     if before_ns is None or now_ns is None:
-        return "The kernel does not show whether the process is still running; check its log."
+        return "The operating system does not show whether the process is still running; check its log."
     if now_ns == before_ns:
-        return (f"None of its threads ran in the last {watched_s:g} s: the process is waiting or hangs. gputop's "
+        return (f"None of its threads ran in the last {watched_s:g} s: the process is waiting or hanging. gputop's "
                 "request may be the cause; check the job's log.")
-    return (f"Its threads still run ({(now_ns - before_ns) / 1e6:.0f} ms of CPU time in the last {watched_s:g} s).")
+    return (f"Its threads are running ({(now_ns - before_ns) / 1e6:.0f} ms of CPU time in the last {watched_s:g} s).")
 
 
 def silent_text(source: str, name: str) -> str:
@@ -172,7 +172,7 @@ def _add_pending_call(process: target.Target, memory: int, text: str) -> None:
                             functions["PyRun_SimpleString"], text.encode())
     if status != 0:
         raise GputopError(f"process {process.pid} has a full queue of pending calls",
-                          "Its main thread has not run Python for a long time: it is in native code or hangs.")
+                          "Its main thread has not run Python for a long time: it is in native code or hanging.")
 
 
 def _wait_for_listener(pid: int, before: set[int]) -> Announcement | None:

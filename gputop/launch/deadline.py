@@ -55,7 +55,7 @@ class Deadline(Struct, frozen=True):
             raise TooLate(f"stopped before process {self.pid} received gputop's request", "")
         if self.over:
             raise TooLate(f"process {self.pid} did not let gputop finish in time",
-                          "The process is frozen, hangs in the kernel, or its code does not return.")
+                          "The process is frozen or hanging in the kernel, or its code does not return.")
 
 
 def in_time(pid: int, memory: int, do: Callable[[int, Deadline], T], seconds: float = MOST_S) -> T:
@@ -87,5 +87,5 @@ def in_time(pid: int, memory: int, do: Callable[[int, Deadline], T], seconds: fl
     if errors:
         raise errors[0]
     raise TooLate(f"process {pid} is not responding: gputop is waiting for its memory or one of its threads",
-                  "The process is frozen or hangs in the kernel. If gputop holds one of its threads, the thread "
+                  "The process is frozen or hanging in the kernel. If gputop holds one of its threads, the thread "
                   "resumes when gputop exits.")

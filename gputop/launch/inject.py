@@ -107,7 +107,7 @@ def _no_thread(pid: int, before_ns: int | None) -> GputopError:
     now_ns = cpu_time_ns(pid)
     if now_ns is not None and now_ns == before_ns:
         return GputopError(f"no thread of process {pid} has run for {SEARCH_S:g} s, and none is sleeping where gputop "
-                           "can use it", "The process is frozen (a paused container?) or waits for something external.")
+                           "can use it", "The process is frozen (a paused container?) or waiting for something else.")
     return GputopError(
         f"process {pid} is computing without system calls and outside its framework's libraries, so there is no safe "
         "point at which gputop can use one of its threads", "Start the job with gputop run, which needs no safe point.")

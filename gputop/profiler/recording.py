@@ -120,7 +120,7 @@ def end_of_recorded(pid: int | None, pidfd: int) -> TraceLost | None:
     if not ends.poll(_EXIT_S * 1000):
         return None
     how = end_of(pid, pidfd)
-    text = f"process {pid} ended{how and f' {how}'} while it was recorded"
+    text = f"process {pid} ended{how and f' {how}'} while it was being recorded"
     report = f"report this at {ISSUES}, with the versions of gputop and the job's framework."
     if how in _CRASHES:
         return TraceLost(f"{text}: the recording is the likely cause", f"Please {report}")

@@ -73,7 +73,7 @@ _TRACE = _by_name(
                          ("launch", "GPU idle while the host launches kernels"),
                          ("host", "GPU idle while the host does something else"), ("idle", "the rest"))),
     Quantity("gap.time", SECONDS, "time between the end of a step's call and the next call",
-             path="gaps.total_s_per_step", needs="calls of the step function on the host"),
+             path="gaps.total_s_per_step", needs="calls to the step function on the host"),
     *(Quantity(f"gpu.{name}", unit, text, True, path=path, needs=_GPU, ratio=text.startswith("share"))
       for name, unit, text, path in (
         ("index", NONE, "number of the GPU in the job", "gpu"),
@@ -105,7 +105,7 @@ _TRACE = _by_name(
     Quantity("xla.compile_time", SECONDS, "time that XLA spent compiling", path="functions.xla_compile_s",
              needs="TensorFlow functions on the host"),
     Quantity("ops.eager_share", NONE, "share of eagerly run ops in the time of all ops", path="ops.eager_share",
-             needs="eagerly run ops and calls of tf.functions", ratio=True),
+             needs="eagerly run ops and calls to tf.functions", ratio=True),
     Quantity("limits.mfu", NONE, "model FLOPs utilization", path="limits.mfu", needs=_WORK, ratio=True),
     Quantity("limits.hfu", NONE, "hardware FLOPs utilization", path="limits.hfu", needs=_WORK, ratio=True),
     Quantity("trace.window", SECONDS, "length of the trace", path="trace.window_s"),

@@ -167,8 +167,8 @@ class Sampler:
                 waited_s = workers.clock() - began_s
                 self._fail(GputopError(
                     f"{self._source.label} does not respond: opening it has taken {waited_s:.0f} s so far.",
-                    "Check whether `nvidia-smi` also hangs, and look for Xid errors in `dmesg`. If the driver hangs, "
-                    "reboot the node."))
+                    "Check whether `nvidia-smi` also hangs, and look for Xid errors in `dmesg`. If the driver is "
+                    "hanging, reboot the node."))
                 due_s = None
             if workers.stopping:
                 return False

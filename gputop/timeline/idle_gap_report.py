@@ -27,7 +27,7 @@ def text_of(ranking: IdleGaps, facts: TraceFacts, origin_ns: int, width: int = 8
     """A section for the report of the analysis; times count from ``origin_ns``, the trace's first event."""
     idle_gaps = [ranked.idle_gap for ranked in ranking.ranked]
     if is_cut_off(facts.trace):
-        return "Idle gaps: not judged, because the file is damaged.\n"
+        return "Idle gaps: not evaluated, because the file is damaged.\n"
     if not idle_gaps:
         reason = "because no GPU in this trace ran anything" if not any(gpu.busy for gpu in facts.analysis.gpus) else (
             "because no GPU is idle within the steps")

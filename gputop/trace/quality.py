@@ -164,7 +164,7 @@ def leave_out_lost_kernels(trace: Trace) -> None:
     trace.quality.append(TraceNote("lost_kernels", (
         f"The profiler lost the kernels of {missing:,} of {len(rows):,} launches, namely all launches of "
         f"{'one thread' if len(threads) == 1 else f'{len(threads)} threads'} of the job. gputop leaves out all GPU "
-        "events and does not judge idle time. Capture again.")))
+        "events and does not evaluate idle time. Capture again.")))
 
 
 def is_cut_off(trace: Trace) -> bool:

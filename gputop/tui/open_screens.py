@@ -388,7 +388,7 @@ def open_not_judged(app: MonitorApp) -> None:
     for what, ids in ids_by_missing(record.analysis.abstained).items():
         out.append(", ".join(ids) + "\n", "bold")
         out.append(f"  needs {printable(what)}\n")
-    app.push_screen(Popup("Causes that could not be judged", out))
+    app.push_screen(Popup("Causes that could not be checked", out))
 
 
 # By the name that the action ``open`` has in gputop.tui.keys.

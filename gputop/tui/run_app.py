@@ -40,7 +40,7 @@ class RunApp(GputopApp):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("l", "output", "output of the job", "show the last lines of the job's output"),
-        key("R", "restart", "restart the job", "restart the command and capture it once it trains")]
+        key("R", "restart", "restart the job", "restart the command and capture it once it is training")]
     has_output = True
 
     class JobChanged(Message):
@@ -101,7 +101,7 @@ class RunApp(GputopApp):
             line.show([job_line(self.job, self._terminal_size.width, self.restarting)])
 
     def coming_capture(self) -> str:
-        return "captured once it trains, x: cancel" if self._after_restart is not None else super().coming_capture()
+        return "captured when it trains, x: cancel" if self._after_restart is not None else super().coming_capture()
 
     def action_restart(self) -> None:
         """Ask, then end the job if it runs, start it again, and capture it once it trains."""
@@ -120,7 +120,7 @@ class RunApp(GputopApp):
             first = "" if job.ended.is_set() else "The job gets SIGTERM first. "
             self.push_screen(Confirm("Restart the job", f"{begin} y/N", (
                 f"{job.command}\n\n{first}Arguments, environment and folder stay the same, and output is appended to "
-                f"{job.log}. The capture begins once the job trains.")), lambda yes: self._restart() if yes else None)
+                f"{job.log}. The capture begins once it is training.")), lambda yes: self._restart() if yes else None)
 
     def _restart(self) -> None:
         job = self.job
@@ -151,8 +151,8 @@ class RunApp(GputopApp):
             self._after_restart = None
             open_screens.show_error(self, error)
         else:
-            self.notify(f"The job was restarted (pid {self.job.pid}). A capture begins once it trains. c: as soon as "
-                        "its server answers, x: no capture.")
+            self.notify(f"The job was restarted (pid {self.job.pid}). A capture begins as soon as it is training. c: "
+                        "as soon as its server answers, x: no capture.")
         self.on_run_app_job_changed()
 
     def _refresh_all(self) -> None:

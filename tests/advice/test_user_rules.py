@@ -162,7 +162,7 @@ def test_kernels_without_a_row_of_their_own_may_be_among_those_that_a_pattern_ch
     kernels = replace_row(analyzed(input_bound()).kernels, by_name=tuple(rows))
     found, outcomes = judged(condition(when, "trace"), make_analysis(kernels=kernels))
     assert found is holds
-    assert holds is not None or "a row for each kernel: 7 names with 20% of the time" in missing(outcomes)
+    assert holds is not None or "a row for each kernel: 7 kernels (20% of the time) share one row" in missing(outcomes)
 
 
 def test_what_several_figures_lack_is_said_once() -> None:
@@ -172,7 +172,7 @@ def test_what_several_figures_lack_is_said_once() -> None:
 
 @pytest.mark.parametrize(("on", "id_", "message"), [
     ("trace", "input_bond", "5:13: gputop has no rule input_bond: did you mean input_bound?"),
-    ("live", "input_bound", '5:13: input_bound is a finding of rules with on = "trace"'),
+    ("live", "input_bound", '5:13: only rules with on = "trace" can have the finding input_bound'),
     ("trace", "mine", "5:13: gputop has no rule mine"), ("live", "idle_gpu", None)])
 def test_a_rule_cannot_ask_for_what_is_never_found(on: str, id_: str, message: str | None) -> None:
     problems = use(live_rule(f'not finding("{id_}")').replace("live", on))

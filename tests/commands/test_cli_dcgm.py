@@ -91,4 +91,4 @@ def test_a_snapshot_of_a_host_engine_alone(tmp_path: Path) -> None:
 def test_a_snapshot_whose_host_engine_dies_meanwhile(tmp_path: Path) -> None:
     done = snapshot_of_an_engine(tmp_path, answers=3)
     assert done.returncode == EXIT_NO_DATA and re.search("no GPU returned values: .*DCGM", done.stderr)
-    assert re.search("failed: .*DCGM", done.stdout) and "No problem visible" not in done.stdout
+    assert re.search("failed: .*DCGM", done.stdout) and "No problem found so far" not in done.stdout

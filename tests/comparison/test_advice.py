@@ -114,7 +114,7 @@ def test_a_rule_that_abstains_cures_nothing():
     entry = advice(side(0, findings=[finding("input_bound")]), side(1, abstained=["input_bound"]))["input_bound"]
     assert entry.status == "not judged" and entry.reason == "it needs the trace" and entry.outcome is None
     back = advice(side(1, abstained=["input_bound"]), side(0, findings=[finding("input_bound")]))["input_bound"]
-    assert back.status == "new" and back.reason == "not judged in A: it needs the trace"
+    assert back.status == "new" and back.reason == "not checked in A: it needs the trace"
 
 
 def test_what_a_side_cannot_show_is_not_gone():
@@ -126,7 +126,7 @@ def test_what_a_side_cannot_show_is_not_gone():
     for b, statuses in ((only_trace, ["gone", "not judged"]), (only_live, ["not judged", "gone"])):
         assert [(e.id, e.status) for e in followed(seen, b, None)] == list(
             zip(["input_bound", "idle_gpu"], statuses, strict=True))
-    assert {e.reason for e in followed(only_trace, seen, None)} == {None, "not judged in A: it has no live samples"}
+    assert {e.reason for e in followed(only_trace, seen, None)} == {None, "not checked in A: it has no live samples"}
 
 
 def test_a_cause_that_another_one_explains_is_not_gone():

@@ -87,7 +87,7 @@ def test_gates_of_an_analysis() -> None:
 def test_a_severity_says_what_could_not_be_judged_and_is_not_passed_where_nothing_could() -> None:
     analysis = replace(analyzed(), findings=())
     (passed,) = gates_of_analysis(["high"], analysis)
-    assert passed.outcome == "passed" and f"{len(analysis.abstained)} causes could not be judged" in passed.why
+    assert passed.outcome == "passed" and f"{len(analysis.abstained)} causes could not be checked" in passed.why
     nothing = replace(analysis, abstained=tuple(Abstained(rule.id, "a whole step") for rule in TRACE_RULES))
     (unjudged,) = gates_of_analysis(["low"], nothing)
     assert unjudged.outcome == "cannot be told" and "a whole step" in unjudged.why

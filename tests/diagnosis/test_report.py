@@ -32,10 +32,10 @@ def test_report_names_the_cause_and_the_cure():
 
 def test_report_says_what_it_could_not_judge():
     text = text_report(analyze_trace(launch_bound().build()))
-    assert "causes could not be judged from this trace. To see which ones and why, run gputop" in flat(text)
+    assert "causes could not be checked in this trace. To see which ones and why, run gputop" in flat(text)
     assert "input_bound" not in text
     text = text_report(analyze_trace(launch_bound().build()), verbose=True)
-    assert "Not judged" in text and "input_bound" in text and "batch_size_headroom" in text
+    assert "Not checked" in text and "input_bound" in text and "batch_size_headroom" in text
 
 
 def test_the_findings_come_before_the_figures_and_each_once():

@@ -77,8 +77,8 @@ def test_gpus_against_each_other():
 
 def test_what_could_not_be_compared_says_why():
     whole = " ".join(text(Builder(gpus=2).run(0, 0, 10).run(1, 0, 10)).split())
-    assert "first kernel not judged: no steps were found" in whole
-    assert "launches not judged: the trace does not show which host calls" in whole
+    assert "first kernel not evaluated: no steps were found" in whole
+    assert "launches not evaluated: the trace does not show which host calls" in whole
     assert "GPUs compared" not in text(Builder(gpus=2).run(0, 0, 10))
 
 

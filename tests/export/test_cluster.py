@@ -40,7 +40,7 @@ def test_the_text_has_a_row_a_job_and_what_was_found() -> None:
     assert "● straggler n4:3" in text and "its power is limited" not in text and "1100 MHz" in text
     assert "! 1 exporter does not answer" in text and "GPU hours lost since" in text
     assert "~90%" in text and "values of whole nodes" in text
-    assert ("held_idle, low_clock_gpu, partly_used_job, slow_node, straggler_gpu cannot be judged"
+    assert ("held_idle, low_clock_gpu, partly_used_job, slow_node, straggler_gpu cannot be evaluated"
             in text.replace("\n  ", " "))
     assert all(len(line) <= 120 for line in text.splitlines())
 

@@ -261,7 +261,7 @@ def test_loader_workers_are_no_clients(fork_job, tmp_path):
 
 
 def test_a_job_that_ends_meanwhile_is_told(fork_job, tmp_path):
-    with pytest.raises(GputopError, match="ended by SIGKILL while it was recorded"):
+    with pytest.raises(GputopError, match="ended by SIGKILL while it was being recorded"):
         _capture(fork_job.pid, tmp_path, 0.9,
                  on_progress=lambda p: p.phase == "recording" and fork_job.process.kill())
 

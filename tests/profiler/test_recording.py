@@ -20,11 +20,11 @@ def ended(command: str) -> TraceLost | None:
 
 
 @pytest.mark.parametrize(("command", "how", "fix"), [
-    ("kill -ABRT $$", "ended by SIGABRT while it was recorded: the recording is the likely cause",
+    ("kill -ABRT $$", "ended by SIGABRT while it was being recorded: the recording is the likely cause",
      "Please report this at"),
-    ("kill -KILL $$", "ended by SIGKILL while it was recorded", "because memory ran out"),
-    ("kill -TERM $$", "ended by SIGTERM while it was recorded, before its trace arrived", "the job's output"),
-    ("exit 3", "ended with status 3 while it was recorded, before its trace arrived", "the job's output"),
+    ("kill -KILL $$", "ended by SIGKILL while it was being recorded", "because memory ran out"),
+    ("kill -TERM $$", "ended by SIGTERM while it was being recorded, before its trace arrived", "the job's output"),
+    ("exit 3", "ended with status 3 while it was being recorded, before its trace arrived", "the job's output"),
 ])
 def test_how_a_recorded_process_ended_is_said(command: str, how: str, fix: str) -> None:
     error = ended(command)
@@ -34,7 +34,7 @@ def test_how_a_recorded_process_ended_is_said(command: str, how: str, fix: str) 
 def test_what_is_not_known_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "end_of", lambda pid, pidfd: "")
     error = ended("exit 0")
-    assert error is not None and error.message.endswith("while it was recorded; how it ended is unknown")
+    assert error is not None and error.message.endswith("while it was being recorded; how it ended is unknown")
     assert "the recording is the likely cause" in error.fix
 
 

@@ -154,7 +154,7 @@ async def test_findings_that_do_not_fit_are_counted_as_long_as_there_are_any() -
 
 async def test_what_to_do_is_whole_before_the_others_have_a_line_and_spare_lines_unfold_them() -> None:
     app = GputopApp(FoundSession())
-    lead, step = ("No problem visible yet.", "Press c."), {"compute": 0.1, "host": 0.1}
+    lead, step = ("No problem found so far.", "Press c."), {"compute": 0.1, "host": 0.1}
     why, action = "The others wait. " * 9 + "So much.", "Keep metrics off GPU 0. " * 9
     long = replace(HEAVY, why=why, action=action, gain=replace(HEAVY.gain, by="replay"))
     async with app.run_test(size=(80, 24)) as pilot:
@@ -300,19 +300,19 @@ async def test_where_nothing_is_wrong_the_panel_says_what_the_limit_is() -> None
     session.results.last_capture = None
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)):
-        session.results.live = Advice(limit="No problem visible yet. GPUs 0-7 are busy.")
+        session.results.live = Advice(limit="No problem found so far. GPUs 0-7 are busy.")
         session.results.refresh()
         nothing, press = messages.panel_intro(session)
-        assert nothing == "No problem visible yet. GPUs 0-7 are busy." and "Press c" in press
+        assert nothing == "No problem found so far. GPUs 0-7 are busy." and "Press c" in press
         session.watch.earlier = EarlierCaptures(2)
         assert messages.panel_intro(session)[2].startswith("J: 2 captures from earlier, in ")
         session.watch.earlier = EarlierCaptures(0)
         session.control.status = CaptureStatus("analyzing", "run", 10.0)
         assert messages.panel_intro(session)[1].startswith("The trace is being analyzed")
         session.control.status = None
-        session.results.live = Advice((replace(SMALL, id="memory_preallocated", origin="live"),), limit="Not judged.")
+        session.results.live = Advice((replace(SMALL, id="memory_preallocated", origin="live"),), limit="Not checked.")
         session.results.refresh()
-        assert messages.panel_intro(session)[0] == "Not judged."
+        assert messages.panel_intro(session)[0] == "Not checked."
         session.results.live = Advice((replace(SMALL, id="low_sm_active", origin="live"),))
         session.results.refresh()
         assert messages.panel_intro(session) == (press,)  # time is lost: only why is not known

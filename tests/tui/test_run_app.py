@@ -162,7 +162,7 @@ async def test_a_restart_asks_keeps_the_command_and_goes_on_in_the_log(tmp_path,
             app.session.watch.servers = (Server("127.0.0.1:6010", "python train.py", started.pid, asked=True),)
             app.session.advance(2)
             app._refresh_all()
-            assert captures == [] and "captured once it trains, x: cancel" in _line(app)
+            assert captures == [] and "captured when it trains, x: cancel" in _line(app)
             app.session.advance(70)
             app._refresh_all()
             assert len(captures) == 1

@@ -19,7 +19,7 @@ from gputop.advice.verdict import Missing
 from gputop.cluster.model import Job
 from gputop.text.units import percent, seconds
 
-_SOURCE = "Princeton's jobstats: GPUs that a job holds without using them; gputop's own limits"
+_SOURCE = "Princeton's jobstats: reports GPUs that a job holds without using them; gputop's own thresholds"
 _NOTHING_YET = Missing("data on the activity of all GPUs of the job")
 _GAPS = Missing("activity of all GPUs of the job over the last 15 minutes; some GPUs have no samples for part of this "
                 "time and are idle now")
@@ -62,8 +62,8 @@ def describe_held_idle(v: HeldIdle) -> FleetWords:
                                        f"{v.count} GPUs but does not use them"),
         why=f"{'The GPU has' if v.count == 1 else 'The GPUs have'} been idle{lasting(v)}.{memory}",
         evidence=evidence(v, {"gpus_count": float(v.count), "memory_used_ratio": v.memory_used_ratio}),
-        action="Ask the job's owner whether the job hangs, waits for data, or is a forgotten session. Run gputop on a "
-               "node of the job to see the processes.",
+        action="Ask the job's owner whether the job is hanging, is waiting for data, or is a forgotten session. Run "
+               "gputop on a node of the job to see the processes.",
         gain=NO_STEP, source=_SOURCE,
         label=f"held, idle {'' if v.since_exact else '> '}{seconds(v.lasts_s or 0.0)}",
     )

@@ -200,29 +200,29 @@ def describe_spinning(v: Spinning) -> Explanation:
     idle = "tensor pipe, memory, and NVLink" if "nvlink_bytes_per_s" in figures else "tensor pipe and memory"
     low = (f"{percent(figures['sm_active_ratio'])} SM activity ({idle} idle) " if "sm_active_ratio" in figures else "")
     lasts = f" This state has lasted for {v.minutes} min." if v.minutes > 1 else ""
-    wait = (f"The GPUs may wait for {gpus_text(v.faulty_gpus)}, which reported a fault." if v.faulty_gpus else
-            f"The GPUs may wait for {gpus_text(v.busy_gpus)} of the same job, which "
+    wait = (f"The GPUs may be waiting for {gpus_text(v.faulty_gpus)}, which reported a fault." if v.faulty_gpus else
+            f"The GPUs may be waiting for {gpus_text(v.busy_gpus)} of the same job, which "
             f"{'is' if len(v.busy_gpus) == 1 else 'are'} busy." if v.busy_gpus else
             "Such values are typical of a collective that one GPU or rank never joined, or of a polling kernel.")
     if not v.sure:
         wait += " Many very small kernels, run one at a time, can look the same."
     return Explanation(
-        title=f"{gpus_text(v.gpus)}: a kernel runs all the time but does nothing",
+        title=f"{gpus_text(v.gpus)}: a kernel is running all the time but does nothing",
         why=f"Over the last {v.window_s:.0f} s, GPU {v.gpu} was almost constant at "
             f"{percent(figures['gpu_util_ratio'])} utilization{', ' if low else ' '}{low}and "
             f"{percent(figures['power_of_limit_ratio'])} of the power limit.{lasts} {wait}",
         evidence=known({**figures, "lasts_s": v.minutes * SLICE_S if v.minutes > 1 else None}),
         brief=f"SM activity {percent(figures['sm_active_ratio'])} at {percent(figures['gpu_util_ratio'])} utilization: "
-              "the GPUs may wait in a collective." if "sm_active_ratio" in figures else
-              f"Power is almost constant at {percent(figures['power_of_limit_ratio'])} of the limit: the GPUs may wait "
-              "in a collective.",
+              "the GPUs may be waiting in a collective." if "sm_active_ratio" in figures else
+              f"Power is almost constant at {percent(figures['power_of_limit_ratio'])} of the limit: the GPUs may be "
+              "waiting in a collective.",
         unknown="the line that each rank is executing",
         action="Look at the stacks of the ranks: the rank that is not in a collective delays the others. NCCL 2.24 "
                "and newer report that rank if the RAS service answers on this node, and gputop keeps querying it.",
         snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else code(
             "spinning", "log"),
         gain="no step completes while the ranks are waiting" if v.stuck else NO_FIGURE,
-        source="NVML utilization against GPM/DCGM SM, tensor and DRAM activity and power; "
+        source="NVML utilization, compared with power and with SM, tensor, and DRAM activity from GPM or DCGM; "
                + source("spinning.sm_enter", "spinning.varies_enter"),
     )
 
@@ -294,8 +294,9 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
                "input, launches, or the host.")
         brief, unknown = f"Idle {percent(1 - v.gpu_util)} of the time", "input, launches, or the host?"
     elif v.gpu_util is not None:
-        how = " Kernels run almost all the time but fill few SMs: small kernels, a small batch, or waiting in NCCL."
-        brief, unknown = "Kernels run all the time but fill few SMs", "small kernels, a small batch, or NCCL?"
+        how = (" Kernels are running almost all the time but fill only a few SMs. Typical causes are small kernels, a "
+               "small batch, or waiting in NCCL.")
+        brief, unknown = "Kernels are always running but fill few SMs", "small kernels, a small batch, or NCCL?"
     if v.gpu_util is not None:
         evidence["gpu_util_ratio"] = v.gpu_util
     if v.busier_peers:
@@ -319,7 +320,7 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
         evidence=evidence, brief=f"{brief}.", unknown=unknown,
         action="Press c to capture a trace, which shows the cause and what to change.",
         gain=NO_FIGURE,
-        source="GPM/DCGM SM activity. " + source("low_sm_active.active_enter", "low_sm_active.slices_enter"),
+        source="SM activity from GPM or DCGM; " + source("low_sm_active.active_enter", "low_sm_active.slices_enter"),
     )
 
 
@@ -397,7 +398,7 @@ def describe_dram_bound(v: TensorSpare) -> Explanation:
                "batch changes little.",
         snippet=code_for(v.framework, "dram_bound"),
         gain="depends on how many bytes fusion and lower precision save; " + NO_FIGURE,
-        source="GPM/DCGM DRAM and tensor pipe activity; " + source("dram_bound.dram_enter"),
+        source="DRAM and tensor pipe activity from GPM or DCGM; " + source("dram_bound.dram_enter"),
     )
 
 
@@ -414,10 +415,10 @@ def describe_tensor_idle(v: TensorSpare) -> Explanation:
             "convolutions, they run on CUDA cores at a fraction of the speed. Otherwise, nothing is wrong.",
         evidence={"window_s": v.window_s, "sm_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},
         brief=f"SM activity is {percent(v.worst.busy)}, but tensor core activity is only {v.worst.tensor * 100:.1f}%, "
-              "which is fine only without matmuls.", unknown="matmuls on CUDA cores?",
+              "which is fine only if the model has no matmuls.", unknown="matmuls on CUDA cores?",
         action="If the model has matmuls, use mixed precision or keep TF32 enabled, and give layers sizes that are "
                "multiples of 8. A capture names the kernels.",
         snippet=code_for(v.framework, "tensor_idle"),
         gain="depends on the share of matmuls; " + NO_FIGURE,
-        source="GPM/DCGM tensor pipe activity; " + source("tensor_idle.tensor_enter", "tensor_idle.window_s"),
+        source="tensor pipe activity from GPM or DCGM; " + source("tensor_idle.tensor_enter", "tensor_idle.window_s"),
     )

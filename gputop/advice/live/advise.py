@@ -67,7 +67,7 @@ _SLICES = 3  # before and after, at least: a pause that is shorter is ordinary
 
 
 def live_limit(view: NodeView) -> str | None:
-    """Text in the place of findings, since silence would look like a fault: "No problem visible yet. GPUs 0-7
+    """Text in the place of findings, since silence would look like a fault: "No problem found so far. GPUs 0-7
     are compute bound (SM 92%, tensor 61%, 540 of 700 W)."; or, without the evidence for that, why it is not known.
 
     None on a node without GPUs, and where a rule that ran before on this view found time lost.
@@ -75,7 +75,7 @@ def live_limit(view: NodeView) -> str | None:
     if view.found(*_HIDE_LIMIT) or not view.sample.gpus:
         return None
     return (_fallen(view) or _not_judged(view)
-            or " ".join(filter(None, ("No problem visible yet.", _what_bounds(view)))))
+            or " ".join(filter(None, ("No problem found so far.", _what_bounds(view)))))
 
 
 def _not_judged(view: NodeView) -> str | None:
@@ -84,21 +84,21 @@ def _not_judged(view: NodeView) -> str | None:
     window_s = view.seconds("window_s")
     for gpu in view.sample.gpus:
         if gpu.state != OK or not gpu.readings:
-            return f"Not judged: {gpus_text([gpu])} cannot be read now" + (f" ({gpu.message})." if gpu.message else ".")
+            return f"Not checked: {gpus_text([gpu])} cannot be read" + (f" ({gpu.message})." if gpu.message else ".")
     if not view.whole_gpus:
-        return "Not judged: live samples cannot judge jobs on MIG instances."
+        return "Not checked: gputop cannot evaluate jobs on MIG instances from live samples."
     times = view.window("gpu_util", window_s).times
     seen_s = view.sample.time_s - times[0] if times else 0.0
     if seen_s < limit("coverage") * window_s:
         longest_s = limit("idle_gpu.age_s") + limit("slow_rank.window_s")
-        return (f"Nothing judged yet: gputop has {seen_s:.0f} s of samples, and the rules need {window_s:.0f} s to "
+        return (f"No findings yet: gputop has {seen_s:.0f} s of samples, and the rules need {window_s:.0f} s to "
                 f"{longest_s / 60:.0f} min.")
     unseen = [gpu for gpu in view.whole_gpus if view.activity(gpu, window_s) is None]
     if unseen:
         reason = unseen[0].activity()[1].reason or f"too few values in {window_s:.0f} s"
-        return f"Not judged: no activity of {gpus_text(unseen)} ({reason})."
+        return f"Not checked: the activity of {gpus_text(unseen)} is unknown ({reason})."
     if not view.warmed_up_gpus:
-        return f"Nothing judged yet: the job is in its first {limit('idle_gpu.age_s'):.0f} s."
+        return f"No findings yet: the job started less than {limit('idle_gpu.age_s'):.0f} s ago."
     return None
 
 
@@ -143,7 +143,7 @@ def _bound(view: NodeView, sm: list[float], tensor: list[float]) -> str:
     if view.found("dram_bound"):
         return "limited by memory bandwidth"
     if view.found("power_capped"):
-        return "limited by the power limit"
+        return "slowed down by the power limit"
     if sum(sm) / len(sm) < limit("live_limit.work"):
         return "partly busy and not at any limit"
     if tensor and sum(tensor) / len(tensor) >= limit("live_limit.tensor"):

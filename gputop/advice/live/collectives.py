@@ -64,7 +64,7 @@ def describe_collective_hang(v: CollectiveHang) -> Explanation:
                "Look at the process on its node: the process has exited or is stopped, or the node is lost. The job "
                "cannot continue without this rank.",
         snippet="\n".join(_commands(v)) or "gputop stacks", gain="no step completes while the ranks are waiting",
-        source=f"RAS of NCCL {v.nccl}; " + source("collective_hang.unchanged_s"),
+        source=f"RAS service of NCCL {v.nccl}; " + source("collective_hang.unchanged_s"),
     )
 
 

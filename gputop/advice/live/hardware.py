@@ -218,8 +218,8 @@ def judge_thermal_throttled(view: NodeView) -> ThermalThrottled | Missing | None
            and heat.clock <= view.limit(rule, "clock_", heat.gpu)]
     if not hot:
         return None if judged else Missing(
-            f"{window_s:.0f} s of SM clock and its maximum, and clock event reasons or the core temperature and its "
-            "slowdown limit")
+            f"{window_s:.0f} s of the SM clock, its maximum, and either the clock event reasons or the core "
+            "temperature and its slowdown limit")
     worst = min(hot, key=lambda heat: heat.clock)
     leave = "leave" if view.was_shown_as(rule, "high") else "enter"
     return ThermalThrottled(
@@ -286,7 +286,8 @@ def judge_power_capped(view: NodeView) -> PowerCapped | Missing | None:
     by_heat = view.gpus_left_out(rule)
     judged = [cap for gpu in view.readable_gpus if (cap := _power_cap(view, gpu, window_s)) is not None]
     if not judged:
-        return Missing(f"{window_s:.0f} s of SM clock and its maximum, and power and its limit or clock event reasons")
+        return Missing(f"{window_s:.0f} s of the SM clock, its maximum, and either the power and its limit or the "
+                       "clock event reasons")
     capped = [cap for cap in judged if cap.gpu not in by_heat and _at_limit(view, cap)
               and cap.clock <= view.limit(rule, "clock_", cap.gpu)]
     if not capped:
@@ -326,5 +327,5 @@ def describe_power_capped(v: PowerCapped) -> Explanation:
                "default limit, the card runs at full speed, and only fewer or cheaper operations help.",
         snippet="nvidia-smi -q -d POWER" + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),
         gain="unknown, because live samples do not show how much of the step depends on the clock",
-        source="NVML clock event reason 'SW power cap', power against enforced limit; gputop's own limits",
+        source="NVML clock event reason 'SW power cap', power and its enforced limit; gputop's own thresholds",
     )

@@ -167,9 +167,9 @@ def _full(v: HostCpuSaturated, evidence: dict[str, float], what: str, title: str
         title=f"{title} while {gpus_text(v.gpus)} {'waits' if len(v.gpus) == 1 else 'wait'}",
         why=f"Over the last {v.window_s:.0f} s, {what}. The least active GPU was active for only "
             f"{percent(min(v.waiting.values()))} of this time. Input, launches, and Python compete for cores.",
-        evidence=evidence, brief=f"{what[:1].upper()}{what[1:]}.", unknown="which thread waits?",
+        evidence=evidence, brief=f"{what[:1].upper()}{what[1:]}.", unknown="which thread is waiting?",
         action="Give the job more cores or less CPU work: cache the input or prepare it in advance, decode fewer "
-               "pixels, and keep other programs off the node. A capture shows which thread waits.",
+               "pixels, and keep other programs off the node. A capture shows which thread is waiting.",
         snippet=code_for(v.framework, _RULE, WORKERS="no_more_than_cores"), gain=NO_FIGURE,
         source="/proc/stat, control groups; " + source(
             f"{_RULE}.{'throttled' if v.throttled is not None else 'cpu'}_enter", f"{_RULE}.waiting_enter"),
@@ -180,19 +180,19 @@ def _thread_full(v: HostCpuSaturated, process: ProcessSample, evidence: dict[str
     cores, full, util = v.cores or 0.0, v.full_core or 0.0, v.gpu_util or 0.0
     return Explanation(
         title=f"One CPU thread delays {gpus_text(v.gpus)}",
-        why=f"{name_of(process)} used {cores:.1f} CPU cores over the last {v.window_s:.0f} s, and one core was full in "
-            f"{percent(full)} of the samples. For {percent(1 - util)} of this time, no kernel was running because the "
-            "main thread is too slow (Python runs one thread at a time).",
+        why=f"{name_of(process)} used {cores:.1f} CPU cores over the last {v.window_s:.0f} s, and one core was fully "
+            f"used in {percent(full)} of the samples. For {percent(1 - util)} of this time, no kernel was running "
+            "because the main thread was too slow (Python runs one thread at a time).",
         evidence=evidence | {"process_cpu_cores": cores, "full_core_share_ratio": full, "gpu_util_ratio": util},
         brief=f"For {percent(1 - util)} of the time, no kernel was running; one CPU core is fully used.",
         unknown="what does that thread do?",
         action="Give the main thread less work: "
                + ("compile the model to reduce launches" if v.framework == "pytorch" else
-                  "run more steps per call of the compiled function")
+                  "run more steps in each call to the compiled function")
                + ", prepare input in parallel threads or worker processes, and run callbacks and metrics less often.",
         snippet=code_for(v.framework, _RULE, "thread-"),
         gain=NO_FIGURE,
-        source="/proc: CPU by core and by process; " + source(f"{_RULE}.thread_enter", f"{_RULE}.most_cores_enter"),
+        source="/proc: CPU use by core and by process; " + source(f"{_RULE}.thread_enter", f"{_RULE}.most_cores_enter"),
     )
 
 
@@ -245,5 +245,5 @@ def describe_numa_remote(v: NumaRemote) -> Explanation:
                   ". With Slurm, use --gpu-bind=closest and list the cores of each GPU in gres.conf."),
         snippet=code("numa_remote", "bind", NODES=nodes),
         gain="depends on how much the job copies and launches; " + NO_FIGURE,
-        source="Cpus_allowed_list of /proc/PID/status; numa_node of the GPU's PCI device",
+        source="Cpus_allowed_list in /proc/PID/status; numa_node of the GPU's PCI device",
     )

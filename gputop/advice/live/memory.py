@@ -19,7 +19,7 @@ _PEAK = "Capture a trace: the allocator's peak shows whether a larger batch fits
 _TENSORFLOW = (f"{_PEAK}TF_FORCE_GPU_ALLOW_GROWTH=true makes TensorFlow take only the memory it needs.",
                "TensorFlow GPU guide: memory is mapped at startup")
 _RESERVES = {
-    "": ("TensorFlow reserves nearly all memory at startup (JAX 75%)", *_TENSORFLOW),
+    "": ("TensorFlow reserves nearly all memory at startup (JAX: 75%)", *_TENSORFLOW),
     "tensorflow": ("TensorFlow reserves nearly all memory at startup", *_TENSORFLOW),
     "jax": (
         "JAX reserves 75% of the memory at startup, or the share set by XLA_PYTHON_CLIENT_MEM_FRACTION",
@@ -71,9 +71,9 @@ def judge_memory_pressure(view: NodeView) -> MemoryPressure | Missing | None:
         judged = True
     if not tight:
         if reserves:
-            return Missing(f"the allocator's peak on {gpus_text(reserves)}, because memory in use may only be "
+            return Missing(f"the allocator's peak on {gpus_text(reserves)}, because memory in use may merely be "
                            "reserved; a capture shows the peak")
-        return None if judged else Missing(f"{window_s:.0f} s of used and total memory of a held GPU")
+        return None if judged else Missing(f"{window_s:.0f} s of used and total memory of a GPU in use")
     return MemoryPressure(gpus=tuple(sorted(t.gpu for t in tight)), severity="medium", window_s=window_s,
                           tightest=min(tight, key=lambda t: t.free))
 
@@ -99,11 +99,11 @@ def describe_memory_pressure(v: MemoryPressure) -> Explanation:
             "more memory will fail with an out-of-memory error.",
         evidence={"window_s": v.window_s, "free_of_total_ratio": tight.free,
                   "processes_count": float(tight.processes), "memory_span_bytes": tight.span_bytes},
-        brief=f"{percent(tight.free)} of GPU {tight.gpu}'s memory is free for {tight.processes} processes.",
+        brief=f"{tight.processes} processes share GPU {tight.gpu}, with only {percent(tight.free)} of its memory free.",
         action="Give each process its own GPU, or a memory limit that leaves room for the others.",
         snippet=code_for(v.framework, "memory_pressure", "share-"),
         gain="none: a fix prevents a failure and saves no time",
-        source="NVML memory used, reserved and total, process list; " + source("memory_pressure.free_enter"),
+        source="memory use and processes from NVML; " + source("memory_pressure.free_enter"),
     )
 
 
@@ -130,7 +130,7 @@ def judge_memory_preallocated(view: NodeView) -> MemoryPreallocated | Missing | 
         if index not in pressed and flat and mean / total >= view.limit(rule, "", index):
             reserved[index] = mean / total
     if not judged:
-        return Missing(f"{window_s:.0f} s of used and total memory of a held GPU")
+        return Missing(f"{window_s:.0f} s of used and total memory of a GPU in use")
     if not reserved:
         return None
     return MemoryPreallocated(gpus=tuple(sorted(reserved)), severity="low", window_s=window_s,
@@ -146,5 +146,5 @@ def describe_memory_preallocated(v: MemoryPreallocated) -> Explanation:
         evidence={"window_s": v.window_s, "memory_used_of_total_ratio": v.used},
         action=action, snippet=code("memory_preallocated", v.framework, "tensorflow"),
         gain="none: nothing is wrong, and this finding only explains a value",
-        source=f"{guide}; gputop's own limits",
+        source=f"{guide}; gputop's own thresholds",
     )

@@ -115,5 +115,5 @@ def describe_network_bound(v: NetworkBound) -> Explanation:
                "A capture shows the collectives.",
         snippet=code("network_bound", "log"),
         gain="depends on how much of the communication is exposed; " + NO_FIGURE,
-        source="port counters of /sys/class/infiniband; " + source(f"{_RULE}.rate_enter", f"{_RULE}.waiting_enter"),
+        source="port counters in /sys/class/infiniband; " + source(f"{_RULE}.rate_enter", f"{_RULE}.waiting_enter"),
     )

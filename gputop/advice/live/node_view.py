@@ -20,7 +20,7 @@ from gputop.telemetry.history import History, HostHistoryPoint, Series
 from gputop.text.commands import program_name
 from gputop.text.units import ranges
 
-NO_PROCESS = "a compute process that holds a GPU: start the job, or look at the node it runs on"
+NO_PROCESS = "a compute process that holds a GPU: start the job, or run gputop on the node where the job is running"
 NO_PROCESS_WATCHED = "a compute process on the watched GPUs: omit --gpus to see all GPUs of the node"
 
 _LONGEST = {"sm_active": "recurring_idle.window_s", "tensor_active": "tensor_idle.window_s",
@@ -295,7 +295,7 @@ class NodeView:
     def not_at_work(self, seconds: float) -> Missing:
         """Abstention because no GPU could be judged by how it works."""
         if self.processes and self.warmed_up_gpus:
-            return Missing(f"{seconds:.0f} s of readings of a GPU at work")
+            return Missing(f"{seconds:.0f} s of readings from a working GPU")
         if self.processes:
             return Missing(f"a job that is past startup ({limit('idle_gpu.age_s'):.0f} s)")
         return self.no_process()
@@ -316,13 +316,13 @@ class NodeView:
 
     def unlisted(self, gpus: Sequence[GpuSample]) -> Missing:
         """GPUs at work without a process: who uses them is not known."""
-        return Missing(f"data on the processes on {gpus_text(gpus)}; the GPU works, but the driver lists no process; a "
-                       "container sees other processes only with --pid=host")
+        return Missing(f"data on the processes on {gpus_text(gpus)}; the GPU is working, but the driver lists no "
+                       "process; a container sees other processes only with --pid=host")
 
     def no_process(self) -> Missing:
         """Abstention because there is no process to judge."""
         if self.readable_gpus and not self.whole_gpus:
-            return Missing("a whole GPU; live samples cannot judge jobs on MIG instances")
+            return Missing("a whole GPU; gputop cannot evaluate jobs on MIG instances from live samples")
         unread = [g for g in self.sample.gpus if g.processes_reason is not None]
         if unread:
             return Missing(f"data on the processes on {gpus_text(unread)} ({unread[0].processes_reason})")

@@ -19,7 +19,7 @@ from gputop.sources.nvml.pcie import link_bytes_per_s
 from gputop.text.units import percent, rate
 
 _LINK = "pcie_max_bytes_per_s"
-_WAYS = {"pcie_rx_bytes_per_s": "host to device", "pcie_tx_bytes_per_s": "device to host"}
+_WAYS = {"pcie_rx_bytes_per_s": "host-to-device", "pcie_tx_bytes_per_s": "device-to-host"}
 
 
 # -- pcie_link_degraded -----------------------------------------------------------------------------
@@ -70,8 +70,8 @@ def judge_pcie_link_degraded(view: NodeView) -> PcieLinkDegraded | Missing | Non
             gpus=tuple(sorted(link.gpu.info.index for link in slow)), severity="medium" if medium else "low",
             window_s=window_s, worst=min(slow, key=lambda link: link.bytes_per_s / link.max_bytes_per_s))
     return None if judged else Missing(
-        missing or f"{limit('min_readings'):.0f} readings of a GPU at work in the last {window_s:.0f} s, because idle "
-                   "links run slower by design")
+        missing or f"{limit('min_readings'):.0f} readings from a working GPU in the last {window_s:.0f} s, because "
+                   "idle links run slower by design")
 
 
 def _rates_at_work(view: NodeView, gpu: GpuSample, window_s: float) -> list[float]:
@@ -108,7 +108,7 @@ def describe_pcie_link_degraded(v: PcieLinkDegraded) -> Explanation:
                "shared slots have fewer lanes by design.",
         snippet=code("pcie_link_degraded", "link", INDEX=gpu.info.index),
         gain="depends on how much is copied; " + NO_FIGURE,
-        source="NVML current and maximum PCIe generation and width; " + source("pcie_link_degraded.busy"),
+        source="current and maximum PCIe generation and width from NVML; " + source("pcie_link_degraded.busy"),
     )
 
 
@@ -176,8 +176,8 @@ def describe_pcie_saturated(v: PcieSaturated) -> Explanation:
             f"the last {worst.window_s:.0f} s. The raw link rate is {rate(worst.link_bytes_per_s)}, of which 80-90% is "
             f"achievable.{waits}",
         evidence=evidence, unknown="which copies?",
-        brief=f"{_WAYS[worst.metric].capitalize()} traffic is {rate(worst.bytes_per_s)} of "
-              f"{rate(worst.link_bytes_per_s)}.",
+        brief=f"{_WAYS[worst.metric].capitalize()} traffic is {rate(worst.bytes_per_s)} (raw link rate: "
+              f"{rate(worst.link_bytes_per_s)}).",
         action="Copy less: send input in its smallest type (uint8 images) and decode or cast it on the GPU. Keep "
                "reused data on the GPU, and stop offloading if there is enough memory. A capture names the copies.",
         snippet=code_for(v.framework, "pcie_saturated"),

@@ -65,7 +65,7 @@ def judge_idle_gpu(view: NodeView) -> IdleGpu | Missing | None:
         return IdleGpu(gpus=_all_idle(wholly), severity="medium", window_s=view.seconds("idle_gpu.all_window_s"),
                        worst=max(wholly, key=lambda holder: len(holder.idle)), complete=view.complete)
     return None if judged or left_out else Missing(
-        f"{window_s:.0f} s of activity readings of a process that is past startup ({limit('idle_gpu.age_s'):.0f} s)")
+        f"{window_s:.0f} s of activity readings from a process that is past startup ({limit('idle_gpu.age_s'):.0f} s)")
 
 
 def _all_idle(holders: list[_Holder]) -> tuple[int, ...]:
@@ -100,8 +100,8 @@ def _partly_idle(v: IdleGpu, busy: float) -> Explanation:
                "them.",
         snippet=code_for(v.framework, "idle_gpu", COUNT=held) + back,
         gain=f"at best, the work {spreads}; {NO_FIGURE}",
-        source="TensorFlow and JAX guides: a process takes memory of all visible GPUs but runs on one unless "
-               "distributed; gputop's own limits",
+        source="TensorFlow and JAX guides: a process reserves memory on all visible GPUs but runs on only one unless "
+               "the training is distributed; gputop's own thresholds",
     )
 
 
@@ -112,7 +112,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
     cause = ", because it is compiling, loading, waiting, or stuck"
     action = ("Look at what its Python threads are doing. If this is a forgotten notebook, stop it to free the GPUs.")
     if not v.complete:
-        cause = ". The work of this process on unwatched GPUs is unknown"
+        cause = ". The process may be using GPUs that gputop is not watching"
         action = ("Look at all GPUs of the node, without --gpus. If the process works on other GPUs, spread the "
                   "training over all GPUs, or hide the idle GPUs from it. Otherwise, see what its threads are doing.")
     return Explanation(
@@ -125,7 +125,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
         action=action, snippet=f"gputop stacks {process.pid}",
         brief=f"{name_of(process)} is compiling, loading, waiting, or stuck." if v.complete else "",
         unknown="the line that it is executing" if v.complete else "",
-        gain="no step runs" if v.complete else NO_FIGURE,
+        gain="no step is running" if v.complete else NO_FIGURE,
         source="gputop's own limits",
     )
 
@@ -162,7 +162,7 @@ def describe_unused_gpu(v: UnusedGpu) -> Explanation:
         action="If these GPUs belong to your allocation, make them visible to the job and distribute the training over "
                "them.",
         gain="unknown, because this may be intentional; " + NO_FIGURE,
-        source="NVML process lists; gputop's own limits",
+        source="NVML process lists; gputop's own thresholds",
     )
 
 
@@ -201,7 +201,7 @@ def judge_gpu0_oversubscribed(view: NodeView) -> Gpu0Oversubscribed | Missing | 
                 judged = True
                 break
             # Waiting in a collective counts as coarse utilization: that can show the fault, never exclude it.
-    return None if judged else Missing(f"{view.seconds('window_s'):.0f} s of SM activity of all GPUs of the job")
+    return None if judged else Missing(f"{view.seconds('window_s'):.0f} s of SM activity on all GPUs of the job")
 
 
 def _uneven(view: NodeView, gpus: list[GpuSample], metric: str) -> tuple[float, float, float] | tuple[()] | None:
@@ -259,8 +259,8 @@ def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:
                f"A capture shows which operations run only on GPU {index}.",
         snippet=code_for(v.framework, "gpu0_oversubscribed"),
         gain=NO_FIGURE,
-        source="the GPUs of one process compared; gputop's own limits, above the straggler limits of HTA and TraceML "
-               "(20%)",
+        source="comparison of the GPUs of one process; gputop's own thresholds, above the straggler thresholds of HTA "
+               "and TraceML (20%)",
     )
 
 

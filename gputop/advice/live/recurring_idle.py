@@ -60,7 +60,7 @@ def judge_recurring_idle(view: NodeView) -> ReturningIdle | Missing | None:
         if one.share >= view.limit(rule, "share_", gpus[0]) and (one.period_s is not None or not explained & set(gpus)):
             return _verdict(view, one, gpus, metric)
     if 0 < times < OCCURRENCES:
-        return Missing(f"{OCCURRENCES} idle times, which occurred only {'once' if times == 1 else 'twice'} so far")
+        return Missing(f"{OCCURRENCES} idle times, which have occurred only {'once' if times == 1 else 'twice'} so far")
     return None
 
 
@@ -120,7 +120,7 @@ def describe_recurring_idle(v: ReturningIdle) -> Explanation:
         action="Press c: a capture that contains such an idle time shows what the host does at that time. "
                "Do that work less often, or in the background while the GPUs run the next steps.",
         gain=f"at most {percent(v.idle_ratio)}, the share of idle time; {NO_FIGURE}",
-        source="GPM/DCGM SM activity, otherwise NVML utilization; "
+        source="SM activity from GPM or DCGM, otherwise NVML utilization; "
                + source("recurring_idle.share_enter", "recurring_idle.window_s"),
     )
 

@@ -25,8 +25,8 @@ def judge_slow_rank(view: NodeView) -> SlowRank | Missing | None:
     """The same GPU of a job is the last one in nearly all slices of some minutes, as the others wait in collectives."""
     jobs = _jobs(view)
     if not jobs:
-        return Missing(f"a training job with at least {round(limit('slow_rank.ranks'))} GPUs on this node that only it "
-                       "uses")
+        return Missing(f"a training job with at least {round(limit('slow_rank.ranks'))} GPUs on this node, which no "
+                       "other job uses")
     window_s = limit("slow_rank.window_s")
     left_out, reason = view.gpus_left_out("slow_rank"), ""
     judged = False
@@ -109,6 +109,6 @@ def describe_slow_rank(v: SlowRank) -> Explanation:
         why=why, evidence=evidence, brief=brief, unknown="why is this rank late?" if rank.late else
         "a lower clock, or more work?", action=action,
         snippet=f"gputop stacks {v.process.pid}" if v.process is not None else "gputop stacks", gain=gain,
-        source="utilization, SM and tensor activity and SM clocks of the job's GPUs compared; "
+        source="comparison of utilization, SM and tensor activity, and SM clocks across the job's GPUs; "
                + source("slow_rank.gap_enter", "slow_rank.alike_enter"),
     )

@@ -39,6 +39,6 @@ def describe_unprotected_profiler(v: UnprotectedProfiler) -> Explanation:
                "needs it, set KINETO_IPC_SOCKET_DIR for both to a folder with mode 0700.",
         snippet=code("unprotected_profiler", "folder"),
         gain="none: this finding is about security, not speed",
-        source="libkineto, DaemonConfigLoader; unix(7): an abstract name has no owner and no mode",
+        source="libkineto: DaemonConfigLoader; unix(7): an abstract socket name has no owner and no access mode",
     )
 

@@ -139,9 +139,9 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
         "pageable_s": v.pageable_s, "share_ratio": v.share, "pageable_of_copies_ratio": v.pageable_of_copies,
         "pageable_bytes_per_s": v.bytes_per_s, "pinned_bytes_per_s": v.pinned_bytes_per_s})
     down = v.way == "d2h"
-    why = (f"The GPUs spend {percent(v.share)} of the {job.basis} only on copies from or to pageable memory, mostly "
-           f"{'back to the host' if down else 'to the GPU'}, at {v.bytes_per_s / 1e9:.1f} GB/s. The driver moves such "
-           "copies through a staging buffer while the host waits.")
+    why = (f"For {percent(v.share)} of the {job.basis}, the GPUs do nothing but copy data to or from pageable memory, "
+           f"mostly {'back to the host' if down else 'to the GPU'}, at {v.bytes_per_s / 1e9:.1f} GB/s. The driver "
+           "moves such copies through a staging buffer while the host waits.")
     if v.pinned_bytes_per_s is not None:
         why += f" Pinned copies in this trace run at {v.pinned_bytes_per_s / 1e9:.1f} GB/s."
     fetch, fetch_snippet = fetch_fix(v.fetching, job)
@@ -304,7 +304,7 @@ def reads_one_by_one(facts: TraceFacts, waits: HostWaits) -> ReadsOneByOne | Non
         item=facts.framework == "pytorch" and bool(len(host_rows(facts.trace, r"aten::(?:item|_local_scalar_dense)$"))),
         events=Events(rows, np.full(len(rows), round(idle_s * 1e9 * per / len(rows)), np.int64)), cure=Cure(
             host=idle, calls=waits.chosen(rows).calls, scaled=((rows, 0.0),), assumes=(
-                "Assumes that the values are computed together and read once; kernels and calls stay the same.")))
+                "Assumes that the values are computed together and read once, and that nothing else changes.")))
 
 
 def _loops(facts: TraceFacts, waits: HostWaits) -> list[tuple[I64, int, int]]:

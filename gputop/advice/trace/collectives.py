@@ -125,7 +125,7 @@ def _moved(facts: TraceFacts, op: CollectiveOp, gpus: int) -> tuple[float, str] 
                 default=0)
     return min(held) / (1 + slots) * iterations, (
         f"{_AT_MOST} this much, because a GPU always holds {min(held) / 1e6:,.1f} MB"
-        + (f", of which the optimizer keeps {slots} of {slots + 1} parts" if slots else ""))
+        + (f", and {slots}/{slots + 1} of that is optimizer state" if slots else ""))
 
 
 def _gradient_elements(facts: TraceFacts, steps: Steps) -> float:
@@ -240,8 +240,8 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
     exposed, alone, (action, snippet) = v.exposed_s / job.period_s, v.waiting_s is None, _fix(v, job)
     gpus = f"GPU {ranges(v.gpus)}" if alone else "all GPUs"
     what = "Gathering the full logits" if v.logits else "Exposed communication"
-    why = (f"{gpus[:1].upper()}{gpus[1:]} spend{'s' if alone else ''} {percent(exposed)} of the {job.basis} in "
-           f"collectives without overlapping compute{'' if alone else ', not counting the wait for late GPUs'}. ")
+    why = (f"For {percent(exposed)} of the {job.basis}, {gpus} {'is' if alone else 'are'} in collectives and "
+           f"compute{'s' if alone else ''} nothing{'' if alone else '. The wait for late GPUs is not counted'}. ")
     gain = "assumes that compute hides as much of the exposed transfer as possible"
     if v.logits:
         why += ("Each rank computes the logits for part of the vocabulary, and an AllGather after the last matmul "
@@ -266,7 +266,7 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
         action=f"{_BOTH if alone else ''}{action}",
         snippet=snippet,
         gain=gain,
-        source=source("collectives.share") + "; nsys-ai: overlap below 30%",
+        source=source("collectives.share") + "; nsys-ai: reports overlap below 30%",
     )
 
 
@@ -328,7 +328,7 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
     numbers = tuple(sorted(waits.held_up_s)) if not alone else (latest,)
     held_up, culprits = _held_up(facts, waits, late, numbers)
     fix = Cure(together=True, assumes=(
-        "Assumes that the slowest GPU reaches each collective at the same time as the other GPUs (their median)."))
+        "Assumes that the slowest GPU reaches each collective at the median time of the other GPUs."))
     by_number = {gpu_number(facts.trace, timeline.gpu): timeline.gpu for timeline in facts.gpu_timelines}
     others_wait = merge(EMPTY, *waits.waiting.values())
     spans = {by_number[gpu]: subtract(others_wait, waits.waiting.get(gpu, EMPTY)) for gpu in gpus}
@@ -461,9 +461,10 @@ def _ranks(processes: Sequence[str]) -> str:
 
 def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
     who = f"GPU {v.latest} arrives last" if v.alone else f"GPUs {ranges(v.gpus)} take turns arriving last"
-    others = "other GPU waits" if v.waiting_gpus == 2 else "other GPUs wait"
-    why = (f"{who}{f' at {v.last_to_arrive} of {v.collectives} collectives' if v.alone else ''}, and the {others} "
-           f"in collectives for {seconds(v.waiting_s)} per GPU in {job.each} without overlapping compute.")
+    others, each = (("other GPU waits", "the other GPU") if v.waiting_gpus == 2 else
+                    ("other GPUs wait", "each of the other GPUs"))
+    why = (f"{who}{f' at {v.last_to_arrive} of {v.collectives} collectives' if v.alone else ''}. In {job.each}, {each} "
+           f"waits {seconds(v.waiting_s)} in collectives while none of its compute overlaps.")
     if v.of_collectives is not None:
         why += f" Waiting takes {percent(v.of_collectives)} of all time in collectives."
     return Explanation(
@@ -475,15 +476,15 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
             "late_gpu_part_ratio": v.latest_part, "late_by_host_ratio": v.late_by_host,
             "last_to_arrive_count": float(v.last_to_arrive), "collectives": float(v.collectives),
             "waiting_of_collectives_ratio": v.of_collectives}),
-        action=f"Find out what delays GPU {v.latest} before its collectives: look at the launches, the share of the "
-               "input, the CPU cores and the NUMA node of its process." if v.alone else
+        action=f"Find out what delays GPU {v.latest} before its collectives: look at its launches, its share of the "
+               "input, and the CPU cores and NUMA node of its process." if v.alone else
                "Make the GPUs arrive together: give them equal shapes and batches, have the input ready on all of "
                "them, and avoid work that only one process does.",
         snippet=code("collective_waiting", "numa") if v.alone else None,
         gain="" if v.cure is not None else (
             "assumes that the slowest GPU reaches each collective at the same time as the others"),
-        source=source("collectives.share") + "; HTA: stragglers by late start; the shortest duration over the GPUs is "
-                                             "the transfer time",
+        source=source("collectives.share") + "; HTA: finds stragglers by their late start, and takes the shortest "
+                                             "duration across the GPUs as the transfer time",
     )
 
 

@@ -56,7 +56,7 @@ _SAME_SHAPES = {
 }
 _SCRIPTED = ("Call the scripted function with the same shapes and types, let TorchScript compile the second version "
              "for any shape, or replace TorchScript with torch.compile.")
-_ALREADY = "Assumes that all calls use a function that was already created."
+_ALREADY = "Assumes that all calls use a function that has already been created."
 _MADE_ONCE = ("Create the function once, outside the loop, and call it in the loop: a new tf.function is always traced "
               "on its first call.")
 
@@ -88,7 +88,7 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
     if functions is None or host is None:
         if facts.analysis.ops is not None and facts.analysis.ops.eager_share == 1.0:
             return None  # nothing is a function
-        return Missing(f"calls of tf.functions or jitted functions, which show whether they traced{HOST_EVENTS}")
+        return Missing(f"calls to tf.functions or jitted functions, which show retracing{HOST_EVENTS}")
     again = next((one for one in rebuilt(facts.trace) if one.built >= limit("retracing.count")), None)
     if again is None and (steps is None or steps.count < limit("host.steps")):
         return Missing("two complete steps, because the first tracing is normal; capture a longer trace")
@@ -154,7 +154,7 @@ def _judge_trials(facts: TraceFacts) -> Retracing | None:
         tries=by,
         cure=Cure(host={timeline.gpu: spans for timeline in facts.gpu_timelines},
                   scaled=((np.flatnonzero(contains(spans, device.launch_ns)), 0.0),),
-                  assumes="Assumes that all calls use a kernel that was already selected."))
+                  assumes="Assumes that all calls use a kernel that has already been selected."))
 
 
 def describe_retracing(v: Retracing, job: Job) -> Explanation:
@@ -164,9 +164,9 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
         "compilations_count": float(v.compilations) if v.compilations else None,
         "compile_s": v.compile_s if v.compilations else None, "calls_count": float(v.calls) if v.calls else None})
     traced = "compiled" if job.framework in ("jax", "pytorch") else "traced"
-    how = f"{v.function} was {'repeated' if v.tries else f'{traced} again'} {v.count} times in the window"
+    how = f"{v.function} is {'repeated' if v.tries else f'{traced} again'} {v.count} times in the window"
     if v.made and job.framework != "pytorch":
-        how = f"The program created {v.function} again {v.made} times in the window and traced each new function"
+        how = f"The program re-creates {v.function} {v.made} times in the window and traces each new function"
     elif v.calls:
         how += f", in {v.count} of {v.calls} calls"
     keys = (v.tries,) if v.tries else job.keys
@@ -176,7 +176,7 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
     if v.scripted and job.framework == "pytorch":
         action, snippet = _SCRIPTED, code("retracing", "torchscript")
     return Explanation(
-        title=(f"{v.function} is created and traced again in the loop" if v.made and job.framework != "pytorch" else
+        title=(f"{v.function} is re-created and traced again in the loop" if v.made and job.framework != "pytorch" else
                f"{v.function} is {'repeated' if v.tries else f'{traced} repeatedly'}"
                ) + f": {percent(v.share)} of the {job.basis}",
         why=f"{how}, which takes {seconds(v.tracing_s)} ({percent(v.share)}) of the "

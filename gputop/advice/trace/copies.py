@@ -155,7 +155,7 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
                 " The memory is already pinned, so only moving fewer bytes or overlapping with compute helps.")
     rate = v.rates.get(f"{v.worst}_bytes_per_s")
     name = {"h2d": "to the GPU", "d2h": "back to the host", "d2d": "within the GPU"}[v.worst]
-    why = f"The GPUs spend {percent(v.share)} of the {basis} only on copies{'' if within else ', mostly'} {name}"
+    why = f"For {percent(v.share)} of the {basis}, the GPUs do nothing but copy data{'' if within else ', mostly'} {name}"
     why += f" at {rate / 1e9:.1f} GB/s." if rate else "."
     if v.offloaded and v.worst == "h2d":
         action, snippet = _OFFLOADED, code("copies_excessive", "offload") if job.framework == "pytorch" else None
@@ -167,7 +167,7 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     if not within and not v.back and not v.swapped and v.ways[other] >= limit("copies_excessive.share"):
         action += f" {fetch if other == 'd2h' else h2d}"
     if within:
-        how = " or overlap with compute; the share of the GPU's recorded time is used as the share of the step"
+        how = " or overlap with compute, and takes their share of the GPU's recorded time as that of the step"
     else:  # copies hide behind no more compute than there is
         how = " or overlap with compute" if v.compute >= v.share else (
             f"; overlap with the existing compute saves {percent(v.compute)}")

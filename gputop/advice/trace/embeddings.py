@@ -39,9 +39,9 @@ _KERNEL = (r".*\b(?:embedding_backward_feature_kernel|compute_grad_weight|sum_an
 _NODE = r"autograd::engine::evaluate_function: Embedding\w*Backward\d*$"
 _ADD = r"aten::add_?$"
 _GRADIENT = r"torch::autograd::AccumulateGrad$"
-_SHAPES = "the shapes of embedding tables and gradients: torch.profiler.profile(record_shapes=True)"
-_SIZES = ("the sizes of embedding tables, which kernels do not show: torch.profiler.profile(record_shapes=True), for "
-          "the model without torch.compile")
+_SHAPES = "the shapes of embedding tables and gradients, which torch.profiler.profile(record_shapes=True) records"
+_SIZES = ("the sizes of embedding tables, which kernels do not show: record the model without torch.compile, with "
+          "torch.profiler.profile(record_shapes=True)")
 _ROWS_ALONE = ("Assumes that looked-up rows cost only their share of the table's time, and that merging their indices "
                "takes no time.")
 _NS = 1e-9
@@ -219,10 +219,10 @@ def describe_embedding_dense(v: EmbeddingDense | TablesAsWhole | TablesInXla, jo
     spent = v.backward_s + v.optimizer_s
     return Explanation(
         title=_title(v.used),
-        why=f"Embedding tables (the largest: {count(v.rows)} rows of {v.width}) get gradients as large as the tables, "
-            "and the optimizer reads and writes all rows. These gradients and updates take "
-            f"{seconds(spent)} per {job.basis}: {seconds(v.backward_s)} for the gradients and "
-            f"{seconds(v.optimizer_s)} for the optimizer. A step needs to change only the rows that it looks up.",
+        why=f"Embedding tables (the largest: {count(v.rows)} × {v.width}) get gradients as large as the tables, and "
+            f"the optimizer reads and writes all rows. These gradients and updates take {seconds(spent)} per "
+            f"{job.basis}: {seconds(v.backward_s)} for the gradients and {seconds(v.optimizer_s)} for the optimizer. A "
+            "step needs to change only the rows that it looks up.",
         evidence={"table_rows_count": float(v.rows), "used_rows_ratio": v.used, "dense_gradients_s": v.backward_s,
                   "dense_optimizer_s": v.optimizer_s, "tables_of_gradients_ratio": v.tables_part,
                   "share_ratio": spent / job.period_s},

@@ -102,13 +102,13 @@ def _explained(numbers: F64) -> float:
 def describe_growing_steps(v: StepsGrow, job: Job) -> Explanation:
     action, snippet = _FIX.get(job.framework, _FIX[""]), code("long_steps", f"grows-{job.framework}")
     if v.more_calls:
-        title = f"Each step makes {count(v.more_calls)} more calls than the previous one: something grows"
-        why = (f"The host makes {count(v.calls)} calls per {job.basis}, and this number grew by {count(v.more_calls)} "
-               f"with each of the {v.steps} recorded steps. {percent(v.share)} of the calls belong to the kinds whose "
-               "number grows. The job gets slower and slower, and needs more and more memory.")
-        gain = "assumes that the number of calls stays that of one step"
+        title = f"Each step makes {count(v.more_calls)} more calls than the previous one: something keeps growing"
+        why = (f"The host makes {count(v.calls)} calls per {job.basis}, and this number grows by {count(v.more_calls)} "
+               f"with each of the {v.steps} recorded steps. {percent(v.share)} of the calls repeat those of earlier "
+               "steps. The job gets slower and slower, and needs more and more memory.")
+        gain = "assumes that each step makes only its own calls, not those of earlier steps"
     else:
-        title = f"Each step is longer than the one before: {seconds(v.first_s)} grew to {seconds(v.last_s)}"
+        title = f"Each step takes longer than the previous one: from {seconds(v.first_s)} to {seconds(v.last_s)}"
         why = (f"Within {v.steps} steps, the {job.basis} time grows from {seconds(v.first_s)} to {seconds(v.last_s)} "
                "while the number of host calls stays the same, so the data that each call processes grows.")
         action, snippet = _FIX[""], None

@@ -49,7 +49,7 @@ def _allocators(facts: TraceFacts) -> str | None:
 def _step_calls(facts: TraceFacts) -> str | None:
     if facts.host is not None and facts.host.gap_s is not None:
         return None
-    return "data on the host calls of the step's function and, on a GPU, the work they launched" + (
+    return "data on the host's calls to the step function and, with a GPU, on the work that these calls launched" + (
         TORCH_HOST if facts.framework == "pytorch" else
         "; TensorFlow and JAX record them at host_tracer_level 2, which gputop uses for captures")
 

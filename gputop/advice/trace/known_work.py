@@ -43,7 +43,7 @@ SELDOM_WORK: tuple[KnownWork, ...] = (
     # TensorFlow 2.21 may free an iterator only when its autotuning thread wakes up, after 10 ms, 20 ms and so on: that
     # of an epoch of 2.65 s at 5.10 s, of 1.6 s at 2.54 s. So it was in 27 of 60 epochs, in none without autotuning.
     KnownWork("freeing", "Create one iterator for all epochs: repeat the dataset and set the steps per epoch. Freeing "
-                         "an iterator can wait for tf.data's autotuning thread for as long as the epoch took. To avoid "
+                         "an iterator may block on tf.data's autotuning thread for as long as the epoch took. To avoid "
                          "this wait, set options.autotune.enabled = False, prefetch and num_parallel_calls yourself."),
     KnownWork("datasets", "Call fit() once, with one repeated dataset, instead of once for each epoch or piece of "
                           "data: each call creates and frees datasets and their iterators."),

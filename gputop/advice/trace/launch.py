@@ -71,7 +71,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         events=Events(late, idle_ns[late], idle=True),
         cure=Cure(host=waits, assumes=(
             "Assumes that each kernel is launched before its GPU waits for it, as with one call for many kernels, and "
-            "that kernels take as long as now.")),
+            "that kernels take as long as they do now.")),
     )
 
 
@@ -249,7 +249,7 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
                f"{job.larger} if memory allows.",
         snippet=job.xla if job.framework == "tensorflow" and not job.graphs else code(
             "small_kernels", job.framework + kind),
-        source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels below 10 µs",
+        source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels under 10 µs",
     )
 
 

@@ -41,7 +41,7 @@ _PARTS = {
     "input": ("waiting for a batch", "Look for work that only some batches need (opening a file, filling a shuffle "
                                      "buffer), and prefetch enough batches to cover that time."),
     "compute": ("longer kernels", "Keep the same shapes in all batches: pad longer examples or bucket them by length."),
-    "collectives": ("collectives", "Find out which GPU is late in these steps, and what it does before."),
+    "collectives": ("collectives", "Find out which GPU is late in these steps, and what it does beforehand."),
     "h2d": ("copies to the GPU", "Look at what these steps copy, and copy this data earlier."),
     "d2h": ("copies back to the host", "Read results back less often."),
     "host": ("Python without events", "Look at what the loop does only in some steps (callbacks, logging, saving, "

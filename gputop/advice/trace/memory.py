@@ -111,8 +111,8 @@ def _call_names(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
 
 
 def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
-    frees = (f"{count(v.frees)} of these calls free memory, and freeing can wait for all work on the GPU. " if v.frees
-             else "")
+    frees = (f"{count(v.frees)} of these calls free memory, and such a call may block until all work on the GPU is "
+             "done. " if v.frees else "")
     when = "during steps" if job.basis == "step" else "again and again"
     return Explanation(
         title=f"Allocating device memory {when} costs {percent(v.share)} of the {job.basis}",

@@ -243,8 +243,8 @@ def judge_staggered_launch(facts: TraceFacts) -> StaggeredLaunch | Missing | Non
     launches = replicas.launches
     if launches is None or launches.delay_median_s is None or launches.span_median_s is None:
         reason = (replicas.missing.get("launches") or replicas.missing.get("first_kernel")
-                  or "launches by step are unknown")
-        return Missing(f"data on the launch times of each GPU's work by step; {reason}")
+                  or "the launches in each step are unknown")
+        return Missing(f"data on the launch times of each GPU's work in each step; {reason}")
     delay = {w.gpu: launches.delay_median_s[w.gpu] for w in work if w.gpu in launches.delay_median_s}
     ordered = sorted(delay, key=lambda gpu: delay[gpu])
     if len(ordered) < 2:

@@ -222,7 +222,7 @@ def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
         why = (f"{kinds}. The tensor cores of these GPUs are several times as fast in "
                f"{'TF32 or BF16' if v.tf32 else 'FP16'}.")
         if v.tf32 and job.framework == "tensorflow":
-            why += " TensorFlow uses TF32 by default, so some setting disables it or fixes the type."
+            why += " TensorFlow uses TF32 by default, so a setting must be disabling it or forcing another type."
     else:
         title = (f"Attention in FP32 takes {percent(attention)}" if attention >= products else
                  f"Matrix kernels in TF32 take {percent(products)}") + " of the kernel time"
@@ -290,7 +290,7 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
                "layout, regular rather than depthwise convolutions, and inputs in the compute type.",
         snippet=code("fp16_fallback", job.framework),
         source=source("precision.share", "precision.sixteen_bit", "precision.speedup")
-        + "; DLProf: eligible ops without tensor cores",
+        + "; DLProf: reports eligible ops that do not use tensor cores",
     )
 
 

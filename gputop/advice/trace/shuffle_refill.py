@@ -43,7 +43,7 @@ def judge_shuffle_refill(facts: TraceFacts) -> ShuffleRefill | Missing | None:
     if share < limit("shuffle_refill.share"):
         return None
     if not fills and seen.filling < limit("shuffle_refill.samples"):
-        return Missing("a second sample in which the shuffle buffer fills, because the first may be coincidence; "
+        return Missing("a second sample in which the shuffle buffer is filling, because the first may be coincidence; "
                        "capture a longer trace")
     times = max(len(fills) + seen.rounds, 1)
     longest = max(fills, key=lambda fill: fill.seconds, default=None)

@@ -72,7 +72,7 @@ class TraceValues:
         """The figure of these rows, the rest of a table among them."""
         rest = rows[-1] if rows and isinstance(rows[-1], KernelRow) and not rows[-1].name else None
         if rest is not None and reference.pattern.strip("*"):
-            lacks = f"a row for each kernel: {rest.names:,} names with {percent(rest.share)} of the time are summed"
+            lacks = f"a row for each kernel: {rest.names:,} kernels ({percent(rest.share)} of the time) share one row"
             self.between[reference.text] = f"{reference.text}: {lacks}"
             if self._with_rest is None:
                 return None, lacks

@@ -56,7 +56,7 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     if steps is not None and (steps.count < limit("host.steps") or steps.phase in (EVALUATION, PREDICTION)):
         return Missing("two complete training steps to see what happens between steps; capture a longer trace")
     if steps is None and not facts.active:
-        return Missing("training steps, because the rule judges the time outside of steps")
+        return Missing("training steps, because the rule evaluates the time outside of steps")
     if steps is not None and steps.unit != "step":
         return Missing("marked steps: the repeated part may be a layer, and the rest may be part of the same step")
     ids = (_OUTSIDE,) if steps is not None else (_NO_STEPS,)

@@ -103,7 +103,7 @@ def announce_pytorch(version: str) -> None:
     """Tell that gputop can capture from this process without a server."""
     rank, pid = _rank(), os.getpid()
     about = f"PyTorch {version}" + (f", rank {rank}" if rank else "")
-    _tell(f"PyTorch's profiler in process {pid} waits for gputop ({about})", os.environ["GPUTOP_RUN"], f"pid:{pid}")
+    _tell(f"PyTorch's profiler in process {pid} is ready for gputop ({about})", os.environ["GPUTOP_RUN"], f"pid:{pid}")
 
 
 def socket_name(*parts: str) -> str:

@@ -152,9 +152,9 @@ def raise_unless(pid: int, expected: str, state: str, detail: str) -> None:
         "absent": (f"process {pid} has not imported torch", "Name the Python process that trains, not its launcher."),
         "importing": (f"process {pid} is importing torch", "Try again in a moment."),
         "no CUDA yet": (f"process {pid} is not using its GPU yet, and the profiler would initialize CUDA for the job",
-                        "Try again once it trains on the GPU."),
-        "left on": (f"torch.profiler records process {pid} all the time: training then often takes two to three times "
-                    "as long", f"Remove the profiler from the script, or record only a few steps. {own_traces}"),
+                        "Try again once it is training on the GPU."),
+        "left on": (f"torch.profiler is recording process {pid} continuously: training then often takes two to three "
+                    "times as long", f"Remove the profiler from the script, or record only a few steps. {own_traces}"),
         "profiling": (f"torch.profiler is recording process {pid} for {steps} more steps", own_traces),
         "cycles": (f"process {pid} profiles itself in cycles: torch.profiler starts again in {steps} steps, and two "
                    "simultaneous recordings would crash the job", own_traces),
@@ -165,8 +165,8 @@ def raise_unless(pid: int, expected: str, state: str, detail: str) -> None:
                  "the job for half a second per 25,000 events", f"gputop capture {pid} asks first. Or: {PASTE}"),
         "no threads": (f"process {pid} has used torch.profiler before, and PyTorch {detail} then does not allow "
                        "external recordings", PASTE),
-        "unsupported": (f"PyTorch {detail} in process {pid} cannot be prepared while it runs", "PyTorch 2.6 and "
-                        f"newer can. {PASTE}"),
+        "unsupported": (f"gputop cannot prepare PyTorch {detail} for recording while process {pid} is "
+                        "running", f"Update to PyTorch 2.6 or newer. {PASTE}"),
         "unguarded": (f"gputop cannot prevent a recording from crashing process {pid} (PyTorch {detail})", PASTE),
     }
     if state == "used":

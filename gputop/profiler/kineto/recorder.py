@@ -231,7 +231,7 @@ class _Take(Struct):
         if not self.polled and waited_s > _POLL_TIMEOUT_S:
             raise GputopError(
                 f"PyTorch's profiler in process {pid} is not polling for requests, although its socket is open",
-                f"The job is stopped, or the profiler's thread hangs: py-spy dump --pid {pid} --native shows where.")
+                f"The job is stopped, or the profiler's thread is hanging. Run py-spy dump --pid {pid} --native.")
 
     def _check_written(self, file: str) -> None:
         """Raises TraceLost where the file will not come."""

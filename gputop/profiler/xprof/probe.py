@@ -120,7 +120,7 @@ def _judge(address: str, first: bytes | None, timeout_s: float) -> None:
     if first is None:
         raise GputopError(
             f"{address} accepted the connection but sent nothing for {timeout_s:g} s: it is not a profiler server, or "
-            "its process hangs", _RIGHT_PORT,
+            "its process is hanging", _RIGHT_PORT,
         )
     if len(first) >= FRAME_HEADER_BYTES and first[3] == SETTINGS and first[5:9] == b"\0\0\0\0":
         return

@@ -212,7 +212,7 @@ class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
         keys = [f"{hidden} more: ↑ ↓"] if hidden > 0 else []
         keys += ["esc: close"] if self.answer else []
         not_judged = (self.capture or _NO_CAPTURE).not_judged
-        keys += ["enter: details"] if self.findings else ["enter: causes not judged"] if not_judged else []
+        keys += ["enter: details"] if self.findings else ["enter: causes not checked"] if not_judged else []
         keys += ["t: timeline", "T: tables", "B: compare"] if self.capture is not None else []
         keys += ["w: what if"] if self.check_action("choose", ()) else []
         while keys and len("   ".join(keys)) > width - 6:

@@ -44,7 +44,7 @@ class ChooseJob(Dialog[Server | None]):
         key("escape,q", "dismiss", "close", "close without capturing"),
         key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
     ]
-    HELP = "gputop remembers the choice while the job runs.\n"
+    HELP = "gputop remembers the choice while the job is running.\n"
 
     def __init__(self, servers: Sequence[Server], reason: str = "", processes: Sequence[ProcessSample] = (),
                  now_s: float = 0.0) -> None:

@@ -157,8 +157,8 @@ class CaptureAgain(Dialog[Name | None]):
     """Question which job runs now, whose further capture is to be taken; dismissed with its side, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("a,A", "answer('a')", "A's job", "the job runs without the change: capture it again"),
-        key("b,B", "answer('b')", "B's job", "the job runs with the change: capture it again"),
+        key("a,A", "answer('a')", "A's job", "the job is running without the change: capture it again"),
+        key("b,B", "answer('b')", "B's job", "the job is running with the change: capture it again"),
         key("escape,q,n", "dismiss", "no", "close without a capture"),
         key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
     ]

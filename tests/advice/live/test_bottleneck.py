@@ -10,7 +10,7 @@ from tests.records import replace
 def test_what_bounds_a_healthy_job() -> None:
     advice = after(Scene(dict.fromkeys(range(8), 0.92), other={"tensor_active": 0.61, "power_w": 540.0}), 200)
     assert ids(advice) == []
-    assert advice.limit == ("No problem visible yet. GPUs 0-7 are compute bound (SM 92%, tensor 61%, DRAM 32%, "
+    assert advice.limit == ("No problem found so far. GPUs 0-7 are compute bound (SM 92%, tensor 61%, DRAM 32%, "
                             "540 of 700 W).")
 
 
@@ -18,7 +18,7 @@ def test_other_limits() -> None:
     def limit_text(**other: float) -> str:
         return after(Scene(dict.fromkeys(range(8), 0.9), other=other), 200).limit
 
-    assert "limited by the power limit" in limit_text(power_w=699.0, sm_clock_hz=1.6e9)
+    assert "slowed down by the power limit" in limit_text(power_w=699.0, sm_clock_hz=1.6e9)
     assert "limited by memory bandwidth" in limit_text(dram_active=0.7, tensor_active=0.2)
     assert "are busy (SM 90%" in limit_text(tensor_active=0.2)
     assert "are partly busy and not at any limit (SM 70%" in after(Scene(dict.fromkeys(range(8), 0.7)), 200).limit
@@ -26,29 +26,29 @@ def test_other_limits() -> None:
 
 def test_gpus_that_differ_are_shown_as_a_span() -> None:
     scene = Scene({0: 0.95, 1: 0.8}, gpus=2, jobs=[Job(gpus=(0, 1))])
-    assert after(scene, 200).limit.startswith("No problem visible yet. GPUs 0-1 are busy (SM 80-95%")
+    assert after(scene, 200).limit.startswith("No problem found so far. GPUs 0-1 are busy (SM 80-95%")
 
 
 def test_no_problem_is_said_only_with_evidence() -> None:
     assert after(Scene(fine=False), 200).limit == "", "a finding says so"
-    assert after(Scene(), 3).limit == "Nothing judged yet: gputop has 2 s of samples, and the rules need 30 s to 7 min."
-    assert after(Scene(), 20).limit.startswith("Nothing judged yet: gputop has 19 s of samples")
+    assert after(Scene(), 3).limit == "No findings yet: gputop has 2 s of samples, and the rules need 30 s to 7 min."
+    assert after(Scene(), 20).limit.startswith("No findings yet: gputop has 19 s of samples")
     young = after(Scene(jobs=[Job(started_s=START_S)]), 60).limit
-    assert young == "Nothing judged yet: the job is in its first 120 s."
+    assert young == "No findings yet: the job started less than 120 s ago."
     silent = after(Scene(other={"sm_active": None, "gpu_util": None}), 200).limit
-    assert silent.startswith("Not judged: no activity of GPUs 0-7 (")
+    assert silent.startswith("Not checked: the activity of GPUs 0-7 is unknown (")
 
     def late(gpu: GpuSample, t: float) -> GpuSample:
         return replace(gpu, readings={}) if gpu.info.index == 3 and t >= 199 else gpu
 
-    assert after(Scene(change=late), 200).limit == "Not judged: GPU 3 cannot be read now."
+    assert after(Scene(change=late), 200).limit == "Not checked: GPU 3 cannot be read."
 
 
 def test_nothing_is_said_where_time_is_lost() -> None:
     assert after(Scene(dict.fromkeys(range(8), 0.3)), 200).limit == ""
     assert after(Scene({0: 0.95} | dict.fromkeys(range(1, 8), 0.3)), 200).limit == ""
     without_power = after(Scene(other={"power_w": None, "tensor_active": None}), 200).limit
-    assert without_power == "No problem visible yet. GPUs 0-7 are busy (SM 90%, DRAM 32%)."
+    assert without_power == "No problem found so far. GPUs 0-7 are busy (SM 90%, DRAM 32%)."
 
 
 def test_a_job_that_works_much_less_than_before_is_not_called_well() -> None:

@@ -76,5 +76,5 @@ def test_times_that_rise_all_the_time_are_growth(times, there):
     f = grown(job([50] * len(times), times))
     assert (f is not None) == there
     if f is not None:
-        assert "10.0 ms grew to 22.0 ms" in f.title and f.gain.step_time == pytest.approx(0.375, abs=0.01)
+        assert "from 10.0 ms to 22.0 ms" in f.title and f.gain.step_time == pytest.approx(0.375, abs=0.01)
         assert grown(job([50] * len(times), times), JobCpus(2.0, used=0.4, others=1.6)) is None, "others may take more"

@@ -112,7 +112,7 @@ def _capture_workers(processes, logdir: Path):
 @pytest.mark.parametrize(("mode", "message", "limit"), [
     ("link", "symbolic link", ""), ("pipe", "a pipe", ""), ("folder", "a folder", ""), ("sparse", "too large", ""),
     ("no-file", "wrote no trace", "_WRITE_TIMEOUT_S"), ("busy", "busy with another recording", "_BUILD_TIMEOUT_S"),
-    ("dies", "ended with status 1 while it was recorded", ""),
+    ("dies", "ended with status 1 while it was being recorded", ""),
     ("aborts", "by SIGABRT .* the likely cause", ""),
     ("unguarded", "nothing guards recordings", ""), ("cycles", "starts again in 12 steps", ""),
     ("profiling", "often takes two to three times", "_BETWEEN_TRIES_S"),
