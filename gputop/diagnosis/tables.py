@@ -242,7 +242,8 @@ def _ranks(analysis: Analysis) -> Table:
     """The ranks with least, median and most load or waiting first, then all of them by their numbers."""
     extremes = least_median_most(analysis.ranks)
     columns = (Column(f"by {extremes.by}"), Column("rank"), Column("load", seconds), Column("transfer", seconds),
-               Column("waiting", seconds, missing="no other rank has matching collectives to separate it"),
+               Column("waiting", seconds, missing="cannot be separated from transfer: no other rank has matching "
+                                                  "collectives"),
                Column("other", seconds), Column("steps with most load", _count, spare=True),
                Column("host", wide=True))
     if analysis.steps is None:

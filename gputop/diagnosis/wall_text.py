@@ -27,10 +27,10 @@ _START = "start"
 _UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", _START)
 _UNRECORDED = WALL_PARTS["unrecorded"][0]
 _LATER = "capture again after the job has run for a while"
-_SAMPLE = ("find out what the host runs without events (py-spy record, or perf record for compiled code); in a loop, "
-           "mark the steps and capture several")
-_READ_AT_ONCE = ("bring results to the host at once before it reads them (prefetch to the CPU, or a copy), and look at "
-                 "what the host computes with them")
+_SAMPLE = ("find out what the host does while the trace shows no events (py-spy record, or perf record for compiled "
+           "code); in a loop, mark the steps and capture several")
+_READ_AT_ONCE = ("copy all results to the host together before it reads them (prefetch to the CPU, or a copy), and "
+                 "look at what the host computes with them")
 _USE_A_GPU = "check that the program runs on a GPU, and record "
 _RECORDED_BY = {"nsys": "all of its processes: nsys profile --trace=cuda,nvtx", "chrome": "with ProfilerActivity.CUDA"}
 CAPTURE_LONGER = "gputop capture PID --seconds 60, or C in gputop's monitor"

@@ -132,8 +132,8 @@ def note_launches_without_kernels(trace: Trace) -> None:
     launches = int((trace.host.end_ns[rows] < device.start_ns.max(initial=-1)).sum())
     if launches and not (device.kind <= Kind.COLLECTIVE).any():
         trace.quality.append(TraceNote("lost_kernels", (
-            f"None of {counted(launches, 'kernel launch', 'es')} ran a kernel in this trace, so they failed, or the "
-            "profiler did not record their kernels. Check for an error after each launch (cudaGetLastError).")))
+            f"None of {counted(launches, 'kernel launch', 'es')} ran a kernel in this trace, so either they failed or "
+            "the profiler did not record their kernels. Check for an error after each launch (cudaGetLastError).")))
 
 
 def leave_out_lost_kernels(trace: Trace) -> None:

@@ -88,7 +88,7 @@ def test_what_follows_a_start_for_a_moment_has_no_causes_of_its_own():
     analysis, report = judged(b)
     assert not analysis.findings and report.startswith("NO VERDICT  the 276 ms recorded are mostly job startup")
     assert [gap.missing for gap in analysis.abstained if gap.id == "launch_bound"] == [
-        "more GPU work, which lasts only 444 µs of this recording"]
+        "more GPU work: it takes only 444 µs of this recording"]
 
 
 def test_what_follows_a_start_for_a_moment_is_no_verdict():
@@ -135,7 +135,7 @@ def test_a_host_that_reads_managed_memory_is_named(pause, named):
     _, report = judged(b)
     assert report.startswith("NO VERDICT  only 1 kernel in the ")
     assert ("(reading managed memory from the GPU)" in report) == named
-    assert ("bring results to the host at once" in report) == named
+    assert ("copy all results to the host together" in report) == named
 
 
 def test_what_repeats_after_a_start_for_a_moment_is_a_start():

@@ -286,8 +286,8 @@ def judge_power_capped(view: NodeView) -> PowerCapped | Missing | None:
     by_heat = view.gpus_left_out(rule)
     judged = [cap for gpu in view.readable_gpus if (cap := _power_cap(view, gpu, window_s)) is not None]
     if not judged:
-        return Missing(f"{window_s:.0f} s of the SM clock, its maximum, and either the power and its limit or the "
-                       "clock event reasons")
+        return Missing(f"{window_s:.0f} s of SM clock, its maximum, and either power with its limit or clock event "
+                       "reasons")
     capped = [cap for cap in judged if cap.gpu not in by_heat and _at_limit(view, cap)
               and cap.clock <= view.limit(rule, "clock_", cap.gpu)]
     if not capped:

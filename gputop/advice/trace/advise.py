@@ -99,7 +99,7 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     words = rule.function("describe")(verdict, job)
     if facts.of_recorded < 1 and rule.costs_time and words.per != "recording" and (
             0 < max(verdict.share, most or 0.0) * facts.of_recorded < MIN_SHARE):
-        return Abstained(rule.id, f"more GPU work, which lasts only {seconds(facts.period_s)} of this recording")
+        return Abstained(rule.id, f"more GPU work: it takes only {seconds(facts.period_s)} of this recording")
     # Lines and events of the gaps within steps are no culprits of what lies around the steps.
     culprits = verdict.culprits if words.per == "recording" else _culprits(rule, verdict, facts)
     words, verdict = _with_function(words, verdict, culprits, facts)

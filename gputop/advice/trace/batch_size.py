@@ -254,7 +254,7 @@ def judge_small_grids(facts: TraceFacts) -> SmallGrids | Missing | None:
 def describe_small_grids(v: SmallGrids, job: Job) -> Explanation:
     longest, used = _longest(v.kernels), percent(v.used) if v.used >= 0.01 else "less than 1%"
     text = (f"Kernels run for {percent(v.compute)} of the {job.basis} but keep only {used} of the GPU's {v.sms} SMs "
-            "busy on average, because they have too few blocks, warps or threads. A monitor shows a GPU as busy while "
+            "busy on average, because they have too few blocks, warps, or threads. A monitor shows a GPU as busy while "
             "any block runs.")
     text += f" Most of the unused capacity is due to {longest}." if longest else ""
     if v.tail_s >= 0.01 * job.period_s:

@@ -25,9 +25,9 @@ from gputop.trace.model import Kind, MemoryKind
 _H2D = ("Move fewer bytes to the GPU: send data in a compact type (uint8, bfloat16), convert it on the GPU, and keep "
         "tables and constants there. Copy the next batch while the current one is being processed.")
 _H2D_OF_A_PROGRAM = ("Keep arrays on the GPU from kernel to kernel (in OpenACC and OpenMP, a data region around the "
-                     "loop). Copy only what changes, and the next part while the current one is being processed.")
-_SWAPPED = ("The step swaps tensors to host memory and back. Swap fewer of them or earlier, use a smaller batch, or "
-            "compute activations again in the backward pass (gradient checkpointing).")
+                     "loop). Copy only what changes, and copy the next part while the current one is being processed.")
+_SWAPPED = ("The step swaps tensors to host memory and back. Swap fewer of them, or swap them earlier. Or use a "
+            "smaller batch, or recompute activations in the backward pass (gradient checkpointing).")
 _SWAPS = r".*:_CopyFrom(?:GpuToHost|HostToGpu)$"  # TensorFlow's Large Model Support
 _OFFLOADED = ("Keep the parameters on the GPU instead of in host memory (CPU offload), in 16-bit precision or sharded "
               "over more GPUs if they do not fit. Or copy the next layer's parameters while this layer computes.")
@@ -155,7 +155,7 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
                 " The memory is already pinned, so only moving fewer bytes or overlapping with compute helps.")
     rate = v.rates.get(f"{v.worst}_bytes_per_s")
     name = {"h2d": "to the GPU", "d2h": "back to the host", "d2d": "within the GPU"}[v.worst]
-    why = f"For {percent(v.share)} of the {basis}, the GPUs do nothing but copy data{'' if within else ', mostly'} {name}"
+    why = f"For {percent(v.share)} of the {basis}, the GPUs only copy data{'' if within else ', mostly'} {name}"
     why += f" at {rate / 1e9:.1f} GB/s." if rate else "."
     if v.offloaded and v.worst == "h2d":
         action, snippet = _OFFLOADED, code("copies_excessive", "offload") if job.framework == "pytorch" else None

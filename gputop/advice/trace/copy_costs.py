@@ -15,8 +15,8 @@ from gputop.trace.model import Kind, MemoryKind
 
 LARGE_BYTES = 1_000_000  # copies that run at the link's rate
 _MOST, _ROUNDS = 0.5, 3  # share of the copied bytes; times
-KEEP_THERE = ("Keep the data on the GPU from kernel to kernel: what is copied to the host comes back before the next "
-              "kernel, {:,} times.")
+KEEP_THERE = ("Keep the data on the GPU between kernels: {:,} times, data is copied to the host and back before the "
+              "next kernel.")
 
 
 class CostOfCalls(NamedTuple):

@@ -75,8 +75,8 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     if more_s and share >= limit("input_bound.share"):
         share = least = max(waited_s - more_s, 0.0) / (facts.period_s - more_s)
         if share < limit("input_bound.share"):
-            return Missing(f"a wait for batches that is longer than the {seconds(more_s)} which recording in detail "
-                           "adds to a step")
+            return Missing(f"a wait for batches that is longer than the {seconds(more_s)} that detailed recording adds "
+                           "to a step")
     if share < limit("input_bound.share"):
         return None
     fix = input_fix(facts, share * facts.period_s)

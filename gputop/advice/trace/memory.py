@@ -113,7 +113,7 @@ def _call_names(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
 def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
     frees = (f"{count(v.frees)} of these calls free memory, and such a call may block until all work on the GPU is "
              "done. " if v.frees else "")
-    when = "during steps" if job.basis == "step" else "again and again"
+    when = "during steps" if job.basis == "step" else "repeatedly"
     return Explanation(
         title=f"Allocating device memory {when} costs {percent(v.share)} of the {job.basis}",
         why=f"{count(v.count)} calls per {job.basis} ({', '.join(v.names)}) allocate or free memory through the driver "
