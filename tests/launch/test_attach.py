@@ -219,7 +219,7 @@ def test_a_request_of_remote_execution_is_taken_back_whatever_ends_gputop(monkey
 @pytest.mark.parametrize(("state", "cpu_ns", "words"), [
     ("R", (5_000_000, 47_000_000), "Its threads are running (42 ms of CPU time"),
     ("S", (5, 5), "the process is waiting or hanging. gputop's request may be the cause"),
-    ("S", (None, None), "The kernel does not show whether the process is still running"),
+    ("S", (None, None), "The operating system does not show whether the process is still running"),
     ("T", (5, 5), "is stopped"),
     ("Z", (5, None), "has since ended. If nothing else explains this, the request is the likely cause"),
 ])
