@@ -461,8 +461,8 @@ def _ranks(processes: Sequence[str]) -> str:
 
 def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
     who = f"GPU {v.latest} arrives last" if v.alone else f"GPUs {ranges(v.gpus)} take turns arriving last"
-    others, each = ("other GPU waits", "the other GPU") if v.waiting_gpus == 2 else ("other GPUs wait", "each other GPU")
-    why = (f"{who}{f' at {v.last_to_arrive} of {v.collectives} collectives' if v.alone else ''}. In {job.each}, {each} "
+    others, one = ("other GPU waits", "the other GPU") if v.waiting_gpus == 2 else ("other GPUs wait", "each other GPU")
+    why = (f"{who}{f' at {v.last_to_arrive} of {v.collectives} collectives' if v.alone else ''}. In {job.each}, {one} "
            f"waits {seconds(v.waiting_s)} in collectives while none of its compute overlaps.")
     if v.of_collectives is not None:
         why += f" Waiting takes {percent(v.of_collectives)} of all time in collectives."

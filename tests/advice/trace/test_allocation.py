@@ -74,7 +74,7 @@ def test_a_program_without_steps_allocates_and_frees_throughout(frees: bool, unt
     assert ("allocation_in_steps" in found) == there
     if there:
         f = found["allocation_in_steps"]
-        assert f.title.startswith("Allocating device memory again and again costs 2")
+        assert f.title.startswith("Allocating device memory repeatedly costs 2")
         assert f.evidence["calls_per_window"] == 120 and f.evidence["frees_per_window"] == 60
         assert f.gain.step_time == pytest.approx(0.22, abs=0.02)
 
