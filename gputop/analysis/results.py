@@ -138,7 +138,7 @@ class RankWallTime(Struct, frozen=True):
 class AccountPart(Struct, frozen=True):
     """Seconds of one line of the :class:`Account`.
 
-    ``id`` is a part of the step (:class:`Breakdown`) in the time that is judged, else that of the recording
+    ``id`` is a part of the step (:class:`Breakdown`) in the time that is evaluated, else that of the recording
     (:class:`WallPart`) which ``of``, ``kind`` and ``what`` name: a pause within a step's bounds has the ``id`` "host"
     and is ``of`` "between". ``known_by`` says what the name rests on: it is "recorded", "sampled" (a line of Python by
     samples of stacks, off by up to ``error_s``) or "inferred", as what no event shows.
@@ -166,8 +166,8 @@ class Account(Struct, frozen=True):
     """The one account of a recording (:mod:`gputop.analysis.account`): along each of the ``lines`` each nanosecond is
     in one part, and they sum to its window.
 
-    What is judged are the ``steps``, ``mean_s`` each; with ``basis`` "window" it is the time from the first device
-    event to the last, as one. ``left_out`` are the seconds that nothing judges, by reason, mean of the lines.
+    What is evaluated are the ``steps``, ``mean_s`` each; with ``basis`` "window" it is the time from the first device
+    event to the last, as one. ``left_out`` are the seconds that nothing evaluates, by reason, mean of the lines.
     """
 
     lines: tuple[AccountLine, ...]
@@ -804,7 +804,7 @@ class LaunchOrder(Struct, frozen=True):
 
 
 class Replicas(Struct, frozen=True):
-    """The GPUs that compute, against each other. What could not be judged is None and has its reason in ``missing``.
+    """The GPUs that compute, against each other. What could not be compared is None and has its reason in ``missing``.
 
     ``basis``: whether ``work`` is per "step" (or "period") or in the "window". ``gpu0_ratio`` is GPU 0's
     ``compute_ratio``.

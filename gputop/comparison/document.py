@@ -75,7 +75,7 @@ class CompareRow(Struct, frozen=True):
 
 
 class CompareMethod(Struct, frozen=True):
-    """Method of the judgment, in words and figures; ``drift_ratio``: by which standard deviation runs of each job
+    """Method of the comparison, in words and figures; ``drift_ratio``: by which standard deviation runs of each job
     differ."""
 
     text: str

@@ -147,14 +147,14 @@ class Problem(Struct, frozen=True):
 
 
 class Abstained(Struct, frozen=True):
-    """A rule that could not judge: what it would have needed, and how to get that."""
+    """A rule that abstained: what it would have needed, and how to get that."""
 
     id: str
     missing: str
 
 
 def ids_by_missing(abstained: Iterable[Abstained]) -> dict[str, list[str]]:
-    """The rules that could not judge, by what is missing for them."""
+    """The rules that abstained, by what is missing for them."""
     ids: dict[str, list[str]] = {}
     for rule in abstained:
         ids.setdefault(rule.missing, []).append(rule.id)

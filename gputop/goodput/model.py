@@ -54,7 +54,7 @@ class Hour(Struct, kw_only=True):
 
 
 class HourFinding(Struct, kw_only=True):
-    """A live finding, and in which share of the moments judged it held."""
+    """A live finding, and the share of the evaluated moments in which it held."""
 
     id: str
     title: str
@@ -93,8 +93,8 @@ class Creep(Struct, kw_only=True):
 
 
 class OwnRuleReport(Struct, kw_only=True):
-    """A live rule of the user's own: for how long it held, of the time in which it could be judged, and how often.
-    ``missing``: why it was not judged at all."""
+    """A live rule of the user's own: for how long it held, of the time in which it was evaluated, and how often.
+    ``missing``: why it was never evaluated."""
 
     id: str
     title: str
@@ -118,7 +118,7 @@ class RecordingPart(Struct, kw_only=True):
 
 class Report(Struct, kw_only=True):
     """gputop report --json. ``interval_s``: the median time between the samples; ``read_every``: of how many one was
-    judged."""
+    evaluated."""
 
     schema: Literal["gputop.report/1"] = "gputop.report/1"
     gputop: str

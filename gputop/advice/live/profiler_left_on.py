@@ -45,9 +45,9 @@ def _judged(profiled: Mapping[int, float], gpus: Mapping[int | None, tuple[int, 
 
 def describe_profiler_left_on(v: ProfilerLeftOn) -> Explanation:
     always, share = v.recorded == 1.0, percent(v.recorded)
-    what = f"is recording everything in process {v.pid}" if always else f"records {share} of the steps of process {v.pid}"
+    what = f"everything in process {v.pid}" if always else f"{share} of the steps of process {v.pid}"
     return Explanation(
-        title=f"torch.profiler {what}",
+        title=f"torch.profiler is recording {what}",
         why="When gputop was about to record the job, the job's own profiler "
             f"{'was on' if always else 'was running in cycles'}. Steps that torch.profiler records often take two to "
             "three times as long. Two recordings at the same time would terminate the job, so gputop did not record.",

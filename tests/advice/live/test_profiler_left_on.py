@@ -12,8 +12,8 @@ SCENE = Scene(jobs=(Job(pid=100, gpus=(0, 1)), Job(pid=200, gpus=(2,))), gpus=3)
 
 @pytest.mark.parametrize(("profiled", "gpus", "severity", "title"), [
     ({200: 1.0}, (2,), "high", "torch.profiler is recording everything in process 200"),
-    ({100: 0.3, 200: 0.06}, (0, 1), "medium", "torch.profiler records 30% of the steps of process 100"),
-    ({7: 0.6}, (), "high", "torch.profiler records 60% of the steps of process 7")])
+    ({100: 0.3, 200: 0.06}, (0, 1), "medium", "torch.profiler is recording 30% of the steps of process 100"),
+    ({7: 0.6}, (), "high", "torch.profiler is recording 60% of the steps of process 7")])
 def test_the_job_that_records_most_is_named_with_its_gpus(profiled: dict[int, float], gpus: tuple[int, ...],
                                                           severity: str, title: str) -> None:
     (finding,) = [f for f in after(SCENE, 5, profiled=profiled).findings if f.id == "profiler_left_on"]
