@@ -95,7 +95,8 @@ def _waiting(collectives: Collectives, moving_s: float) -> str:
     if collectives.transfer_s is not None and collectives.waiting is not None:
         return (f": {seconds(moving_s)} transfer, {percent(collectives.waiting)} waiting for the last GPU to arrive"
                 + last)
-    return last + (f"; the waiting part is unknown: {printable(collectives.reason)}" if collectives.reason else "")
+    return last + (f"; how much of this is waiting is unknown: {printable(collectives.reason)}"
+                   if collectives.reason else "")
 
 
 def _memory(analysis: Analysis) -> Table:

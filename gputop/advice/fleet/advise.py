@@ -14,7 +14,7 @@ from gputop.cluster.view import FleetLimits
 from gputop.core.codec import document_of
 from gputop.core.findings import Abstained, Finding, ranked
 
-_NOT_ITS_OWN = ("the GPUs of the job: other jobs hold GPUs of the same nodes, and only a job label on the metrics "
+_NOT_ITS_OWN = ("the GPUs of the job: other jobs hold GPUs on the same nodes, and only a job label on the metrics "
                 "shows which job holds which GPU (dcgm-exporter --hpc-job-mapping-dir, or gputop export on the nodes)")
 # What a user runs by one program may be several jobs: their GPUs need not do the same.
 _NOT_ONE_JOB = ("GPUs that clearly belong to one job: Slurm does not name a job here, and several jobs can have the "

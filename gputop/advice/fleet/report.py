@@ -33,7 +33,7 @@ def report_of(fleet: Fleet, job: str) -> FleetReport:
     if job:
         jobs = tuple(each for each in fleet.jobs if each.is_named(job))
         if not jobs:
-            raise NoDataError(f"job {job} has no GPU with metrics among the {len(fleet.jobs)} known jobs",
+            raise NoDataError(f"there is no job {job} among the {len(fleet.jobs)} jobs that have GPU metrics",
                               "gputop cluster --job all shows them.")
         fleet = replace(fleet, jobs=jobs, free=None, free_nodes=(), gpus=sum(each.gpus for each in jobs))
     return FleetReport(fleet, *fleet_advice(fleet))

@@ -218,7 +218,7 @@ def describe_spinning(v: Spinning) -> Explanation:
               "waiting in a collective.",
         unknown="the line that each rank is executing",
         action="Look at the stacks of the ranks: the rank that is not in a collective delays the others. NCCL 2.24 "
-               "and newer report that rank if the RAS service answers on this node, and gputop keeps querying it.",
+               "and newer can report that rank through the RAS service, which gputop keeps querying on this node.",
         snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else code(
             "spinning", "log"),
         gain="no step completes while the ranks are waiting" if v.stuck else NO_FIGURE,

@@ -106,18 +106,18 @@ def describe_recurring_idle(v: ReturningIdle) -> Explanation:
                      "next_idle_in_s": v.next_in_s or 0.0}
     if v.other_times:
         evidence |= {"other_idle_count": float(v.other_times), "other_idle_s": v.other_s}
-        how += (f" Another {counted(v.other_times, 'idle time')} ({_time(v.other_s)} in total) "
+        how += (f" Another {counted(v.other_times, 'idle period')} ({_time(v.other_s)} in total) "
                 f"{'does' if v.other_times == 1 else 'do'} not fit this interval.")
     what = "SM activity" if v.metric == "sm_active" else "Utilization"
     step = (f" If your step time is about {_time(v.period_s)}, this idle time recurs in every step."
             if v.period_s is not None and v.period_s < _LONG_STEP_S else "")
     return Explanation(
         title=title,
-        why=f"{what} is {percent(v.activity)} outside of the idle times. {how} Validation, checkpoints, epoch ends, "
+        why=f"{what} is {percent(v.activity)} outside of the idle periods. {how} Validation, checkpoints, epoch ends, "
             f"logging, and garbage collection make GPUs wait like this.{step}",
         evidence=evidence, unknown="validation, a checkpoint, logging, or garbage collection?",
         brief=f"{times} in {last}." if v.period_s is not None else f"{times}, at no regular interval.",
-        action="Press c: a capture that contains such an idle time shows what the host does at that time. "
+        action="Press c: a capture that covers one of these idle periods shows what the host is doing. "
                "Do that work less often, or in the background while the GPUs run the next steps.",
         gain=f"at most {percent(v.idle_ratio)}, the share of idle time; {NO_FIGURE}",
         source="SM activity from GPM or DCGM, otherwise NVML utilization; "

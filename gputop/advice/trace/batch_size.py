@@ -258,8 +258,8 @@ def describe_small_grids(v: SmallGrids, job: Job) -> Explanation:
             "any block runs.")
     text += f" Most of the unused capacity is due to {longest}." if longest else ""
     if v.tail_s >= 0.01 * job.period_s:
-        text += (" If all blocks of a kernel take equally long, partly filled last waves of other kernels waste SM "
-                 f"time worth up to {percent(v.tail_s / job.period_s)} of the {job.basis}.")
+        text += (" In other kernels, partly filled last waves waste SM time worth up to "
+                 f"{percent(v.tail_s / job.period_s)} of the {job.basis}, if all blocks of a kernel take equally long.")
     batch = ("Give each kernel more work: put several requests into one batch, or run them on several streams at the "
              "same time." if job.trains is False else
              "Launch kernels with more blocks and threads." if job.framework == "unknown" else

@@ -124,8 +124,8 @@ def _moved(facts: TraceFacts, op: CollectiveOp, gpus: int) -> tuple[float, str] 
     slots = max((count for words, count in _SLOTS.items() if any(word in name for name in names for word in words)),
                 default=0)
     return min(held) / (1 + slots) * iterations, (
-        f"{_AT_MOST} this much, because a GPU always holds {min(held) / 1e6:,.1f} MB"
-        + (f", and {slots}/{slots + 1} of that is optimizer state" if slots else ""))
+        f"{_AT_MOST}: the smallest memory use of a GPU was {min(held) / 1e6:,.1f} MB"
+        + (f", of which {slots}/{slots + 1} is optimizer state" if slots else ""))
 
 
 def _gradient_elements(facts: TraceFacts, steps: Steps) -> float:

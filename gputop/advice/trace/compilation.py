@@ -352,7 +352,7 @@ def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
     if v.optimizer_ratio:
         gain = "assumes that one call updates all parameters, in almost no time"
         action, snippet = (f"The optimizer takes {percent(v.optimizer_ratio)} of this time because it updates one "
-                           "parameter after the other: update all parameters in one call."), code(
+                           "parameter after another: update all parameters in one call."), code(
                                "eager_execution", "pytorch-optimizer")
     elif job.compiled:
         action, snippet = ("Find out what torch.compile leaves out, because it compiles only part of the job. Replace "

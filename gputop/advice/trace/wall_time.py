@@ -262,7 +262,7 @@ def describe_unfinished_step(v: UnfinishedStep, job: Job) -> Explanation:
                  "The thread of the training loop shows no event during this time.")
     action, snippet = _fix(part, job)
     return Explanation(
-        title=f"No step ends for {seconds(part.longest_s)}, once in this recording: {what}",
+        title=f"No step ends during one stretch of {seconds(part.longest_s)} in this recording: {what}",
         why=(f"At the start or end of the recording, no step ends for {seconds(part.longest_s)}, while a typical step "
              f"takes {seconds(v.usual_s)}. A step or a wait takes at least this long, but its start or end was not "
              f"recorded. {meanwhile}"),

@@ -94,7 +94,7 @@ def peak_of(gpu: TraceGpu) -> GpuPeak | None:
     """The peak of a GPU of a trace; None where it is not in the table or cannot be told from others."""
     for row in _ROWS:
         if re.search(row.pattern, gpu.name) if gpu.name else _fits(row, gpu):
-            source = f"NVIDIA's data sheet of the {row.name}, dense"
+            source = f"NVIDIA's data sheet for the {row.name}, dense"
             if row.name in _QUOTED:
                 source = f"the {row.name} as several lists quote it, dense; its data sheet was not found"
             return GpuPeak(row.name, row.tflops, row.bytes_per_s, source)

@@ -193,7 +193,7 @@ def test_on_shared_nodes_and_with_two_kinds_of_activity_nothing_is_judged() -> N
     findings, abstained = fleet_advice(fleet(job(mapped="shared node", idle_gpus=32), job(mapped="shared node")))
     assert findings == () and {a.id for a in abstained} == {"held_idle", "partly_used_job", "slow_node",
                                                             "straggler_gpu", "low_clock_gpu", "activity_drop"}
-    assert all("other jobs hold GPUs of the same nodes" in a.missing and "(2 jobs)" in a.missing for a in abstained)
+    assert all("other jobs hold GPUs on the same nodes" in a.missing and "(2 jobs)" in a.missing for a in abstained)
     findings, abstained = fleet_advice(fleet(job(kind="mixed", median=None, low_gpus=(gpu(0.3),))))
     assert findings == () and {a.id for a in abstained} == {"slow_node", "straggler_gpu"}
 

@@ -59,7 +59,7 @@ def test_the_bytes_of_an_allreduce_by_what_the_gpus_always_hold():
     f = findings(b)["allreduce_slow"]
     by_params = findings(reducing(4_000, link=True), 2_000_000)["allreduce_slow"]
     assert f.evidence["bytes_per_step"] == by_params.evidence["bytes_per_step"] == 8_000_000
-    assert ("AllReduces of 8.0 MB per step (at most this much, because a GPU always holds 24.0 MB, and 2/3 of that is "
+    assert ("AllReduces of 8.0 MB per step (at most: the smallest memory use of a GPU was 24.0 MB, of which 2/3 is "
             "optimizer state") in f.why
     assert "(2.0 million parameters × 4 bytes) take 4.0 ms" in by_params.why
     assert "2 × 3/4 of the bytes at that rate" in f.why
