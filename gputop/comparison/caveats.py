@@ -21,7 +21,7 @@ OTHER_BATCH_FACTOR = 1.25
 _BATCH_POWERS = (0.5, 1.5)
 # Logarithm of the ratio of the CPUs that were left to the job: a step that may differ by a tenth. gputop's own.
 OTHER_LOAD = 0.1
-_CALLS = re.compile(r"calls (?:to|of) (?:PjitFunction\((.+?)\)|the tf\.function (?:__inference_)?(\S+?))(?:,|$)")
+_CALLS = re.compile(r"calls of (?:PjitFunction\((.+?)\)|the tf\.function (?:__inference_)?(\S+?))(?:,|$)")
 _NUMBER = re.compile(r"_\d+$")
 
 

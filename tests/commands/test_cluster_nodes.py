@@ -54,7 +54,7 @@ def test_nodes_are_asked_and_those_that_fail_are_named(folder: Path, capsys: pyt
     job, = document["jobs"]  # by its control group, without squeue
     assert job["gpus"] == 16 and job["nodes"] == 2 and job["mapped"] == "label" and 0 < job["activity"] <= 1
     assert asked(folder, "closed", "--once") == 1
-    assert "no node answers. closed: the node refuses connections" in capsys.readouterr().err
+    assert "no node answered. closed: the node refuses connections" in capsys.readouterr().err
     assert main(["cluster", "--nodes", "gpu1", "--remote-command", "no-such-gputop", "--once"]) == 1
     assert "--remote-command /PATH/gputop" in capsys.readouterr().err
 

@@ -379,12 +379,11 @@ def test_the_package_offers_it_lazily():
 
 
 @pytest.mark.parametrize(("before", "after", "told"), [
-    ("calls to PjitFunction(add)", "calls to PjitFunction(step)", False),
-    ("calls to PjitFunction(loss)", "calls to PjitFunction(step), by their kernels: the host runs ahead", False),
-    ("calls of PjitFunction(step)", "calls to PjitFunction(step)", True),
-    ("calls to the tf.function __inference_train_12", "calls to the tf.function __inference_train_977", True),
-    ("calls to the tf.function __inference_train_12", "calls to the tf.function __inference_part_9", False),
-    ("calls to PjitFunction(step)", "train markers with step_num", True),
+    ("calls of PjitFunction(add)", "calls of PjitFunction(step)", False),
+    ("calls of PjitFunction(loss)", "calls of PjitFunction(step), by their kernels: the host runs ahead", False),
+    ("calls of the tf.function __inference_train_12", "calls of the tf.function __inference_train_977", True),
+    ("calls of the tf.function __inference_train_12", "calls of the tf.function __inference_part_9", False),
+    ("calls of PjitFunction(step)", "train markers with step_num", True),
     ('ranges "step N"', "ProfilerStep# markers", True),
 ])
 def test_steps_that_are_calls_of_other_functions_decide_nothing(before, after, told):

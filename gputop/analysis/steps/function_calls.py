@@ -104,10 +104,10 @@ def _calls_of_keras(trace: Trace) -> _KerasCalls:
     rows, function = calls_of_functions(trace)
     keras = name_mask(trace, _KERAS_OPS)[function]
     if keras.any():
-        return _KerasCalls(rows[keras], function[keras], "calls to Keras' step function (EagerExecute)")
+        return _KerasCalls(rows[keras], function[keras], "calls of Keras' step function (EagerExecute)")
     rows, _ = host_stat(host, "tf_function_call")
     rows = rows[name_mask(trace, _KERAS_EVENTS)[host.name[rows]]]
-    return _KerasCalls(rows, host.name[rows].astype(np.int64), "calls to Keras' step function (tf_function_call)")
+    return _KerasCalls(rows, host.name[rows].astype(np.int64), "calls of Keras' step function (tf_function_call)")
 
 
 def _loops_of_keras(trace: Trace, calls: _KerasCalls) -> tuple[SelectedLoop, dict[str, Spans]]:
@@ -142,7 +142,7 @@ def rebuilt_calls(trace: Trace) -> Anchors | None:
     if len(rows) < AGAIN:
         return None
     start = trace.host.start_ns[rows]
-    return Anchors(f"calls to {name}", "medium" if len(rows) >= _MIN_LOOP_CALLS else "low", start,
+    return Anchors(f"calls of {name}", "medium" if len(rows) >= _MIN_LOOP_CALLS else "low", start,
                    trace.host.end_ns[rows], start)
 
 
@@ -150,14 +150,14 @@ def jax_calls(trace: Trace) -> Anchors | None:
     """Calls from Python of the jitted function that takes most time, one that computes gradients before others
     (:mod:`gputop.analysis.steps.jax_calls`)."""
     rows = marking_calls(trace)
-    loop = "a loop of JAX's own ops" if own_ops(trace)[trace.host.name[rows]].any() else "calls to {}"
+    loop = "a loop of JAX's own ops" if own_ops(trace)[trace.host.name[rows]].any() else "calls of {}"
     return repeating_calls(trace, rows, trace.host.name[rows], loop, gradient_functions(trace))
 
 
 def function_calls(trace: Trace) -> Anchors | None:
     """Calls from Python of the tf.function that takes most time, one that trains before others."""
     rows, function = calls_of_functions(trace)
-    name = "calls to the tf.function {}"
+    name = "calls of the tf.function {}"
     anchors = repeating_calls(trace, rows, _merge_retraced(trace, rows, function), name)
     if anchors is None:  # traced anew at every call, it is another function each time
         rows, _ = host_stat(trace.host, "tf_function_call")
@@ -180,7 +180,7 @@ def long_calls(trace: Trace) -> Anchors | None:
         return None
     start = host.start_ns[calls]
     trains = phases(trace, calls, np.full(2, longest)).get(longest) == TRAINING
-    return Anchors(f"calls to the tf.function {trace.names[longest]}", "low", start, host.end_ns[calls], start,
+    return Anchors(f"calls of the tf.function {trace.names[longest]}", "low", start, host.end_ns[calls], start,
                    phase=TRAINING if trains else UNKNOWN)
 
 

@@ -123,7 +123,7 @@ def _steps_of_calls(ops: Ops, calls: _StepCalls) -> Anchors:
     after = int(calls.next_op[-1])  # what follows the last step begins with the first of these
     tail = after + np.flatnonzero(ops.is_batch[after:]) if by_batch else np.arange(after + usually, len(ops.start))
     edges = np.concatenate((start_ns[recorded], ops.start[[first for _, first, _ in loops]], ops.start[tail[:1]]))
-    return Anchors("calls to Optimizer.step", "medium", start_ns[recorded], calls.last_end_ns[recorded], edges,
+    return Anchors("calls of Optimizer.step", "medium", start_ns[recorded], calls.last_end_ns[recorded], edges,
                    other_loops={phase: union([int(ops.start[first]) for other, first, _ in loops if other == phase],
                                              [int(ops.end[stop - 1]) for other, _, stop in loops if other == phase])
                                 for phase in dict.fromkeys(phase for phase, _, _ in loops)})

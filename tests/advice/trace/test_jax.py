@@ -76,7 +76,7 @@ def eager(ops: int = 60, *, jitted: bool = True, steps: int = 12, logs: int = 0,
 def test_the_step_of_a_loop_with_eager_ops_is_its_period(logs):
     steps = find_steps(eager(logs=logs).build())
     assert steps is not None and steps.count == 11 and steps.times.median_s == pytest.approx(8e-3)
-    assert steps.times.anchor == "calls to PjitFunction(loss)"
+    assert steps.times.anchor == "calls of PjitFunction(loss)"
 
 
 def test_eager_ops_that_do_not_repeat_are_no_steps():
@@ -127,7 +127,7 @@ def test_a_loop_without_jit_is_told_whatever_the_number_of_its_ops(jitted, fires
 
 
 def test_a_jitted_step_beside_which_a_few_ops_run_stays_the_step():
-    assert find_steps(eager(ops=3).build()).times.anchor == "calls to PjitFunction(loss)"
+    assert find_steps(eager(ops=3).build()).times.anchor == "calls of PjitFunction(loss)"
     assert "eager_execution" not in found(eager(ops=3))
 
 
@@ -169,7 +169,7 @@ def test_the_step_of_a_learner_is_its_update_and_not_a_call_of_the_policy():
     trace = replace(learner().build(), hlo_ops=[HloOp(name, "", None, None) for name in names])
     steps = find_steps(trace)
     assert steps is not None and steps.times.phase == "training"
-    assert steps.times.anchor == "calls to PjitFunction(update)"
+    assert steps.times.anchor == "calls of PjitFunction(update)"
     assert steps.times.median_s == pytest.approx(20e-3) and not steps.other_loops
     overview = find_overview_steps(trace, learner(ops=False).build(), steps)  # which has no ops
     assert overview is not None and overview.times.anchor == steps.times.anchor and overview.count == steps.count

@@ -193,7 +193,7 @@ def test_an_optimizers_calls_mark_steps_where_nothing_else_does():
         b.host("Optimizer.step#AdamW.step", i * 100 + 80, 10)
         b.host("Optimizer.zero_grad#AdamW.zero_grad", i * 100 + 92, 2)
     steps = find_steps(b.build())
-    assert steps is not None and steps.times.anchor == "calls to Optimizer.step" and steps.count == 9
+    assert steps is not None and steps.times.anchor == "calls of Optimizer.step" and steps.count == 9
     assert steps.times.median_s == pytest.approx(100e-6) and steps.times.confidence == "medium"
     b.host("aten::mm", 0, 5, "other")
     for i in range(10):

@@ -183,7 +183,7 @@ def test_a_jitted_helper_that_takes_most_time_is_no_step(log_every):
     trace = b.build()
     trace.hlo_ops = [HloOp("jit(loss)/transpose(jvp(loss))/dot_general", "", None, None)]
     steps = find_steps(trace)
-    assert steps is not None and steps.times.anchor == "calls to PjitFunction(loss)"
+    assert steps is not None and steps.times.anchor == "calls of PjitFunction(loss)"
     assert steps.count == 11 and steps.times.mean_s == pytest.approx(1e-3)
 
 
@@ -362,7 +362,7 @@ def test_a_function_traced_anew_at_each_call_is_one_loop():
         b.host("train_step", i * 100, 80, tf_function_call="traced-nonXla", tracing_count=i)
         _call(b, i * 100 + 50, 20, f"__inference_train_step_{i}")
     steps = find_steps(b.build())
-    assert steps is not None and steps.times.anchor == "calls to the tf.function train_step" and steps.count == 5
+    assert steps is not None and steps.times.anchor == "calls of the tf.function train_step" and steps.count == 5
 
 
 def test_a_loop_without_functions_steps_by_its_batches():

@@ -40,7 +40,7 @@ def test_what_tensorflow_says_of_its_calls_is_read_from_exports_too():
     assert [v.tolist() for v in trace.host.stats["is_func"]] == [[0, 1, 3, 4, 5], [1] * 5]
     assert "tracing_count" not in trace.host.stats and [v.tolist() for v in trace.host.stats["id"]] == [[2], [77]]
     steps = find_steps(trace)
-    assert steps is not None and steps.count == 4 and steps.times.anchor.startswith("calls to Keras' step function")
+    assert steps is not None and steps.count == 4 and steps.times.anchor.startswith("calls of Keras' step function")
 
 
 def test_kineto():
