@@ -211,6 +211,10 @@ class StallProofDriver(OpenLinuxDriver):
                 self._answer_timeout_s = min(_ANSWER_TIMEOUT_MAX_S, 2 * self._answer_timeout_s)
                 self._answered.set()
             data = self.cells.update()
+            if self._writer is not writer:  # stopped and continued meanwhile: the grid forgot before this was done
+                self.cells.forget()
+                self._in_loop(self._send)
+                return
             if now_s - self._asked_s >= _CURSOR_QUERY_PERIOD_S:
                 data += _CURSOR_QUERY
                 self._asked_s, self._asked_at = now_s, self.cells.cursor

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -111,3 +112,38 @@ def test_a_size_heard_in_the_middle_of_an_update_waits_for_its_end(monkeypatch: 
     there.write("\x1b[3;1Hnow last")
     assert (there.cells.width, there.cells.height) == (10, 3)
     assert "now last" in there.cells.update()
+
+
+class Written:
+    """A writer that is never busy, and what it got."""
+
+    busy = False
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def send(self, data: bytes) -> None:
+        self.data += data
+
+
+def test_a_stop_in_the_middle_of_an_update_draws_the_whole_screen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    there, before, after = Drawing(20, 3), Written(), Written()
+    later: list[Callable[[], None]] = []
+    monkeypatch.setattr(there, "_in_loop", later.append)
+    there._leaving = there._keeps_first_frame = False
+    there._answered, there._asked_s, there._answers = threading.Event(), time.monotonic(), False
+    there._answered.set()
+    update, there._writer = there.cells.update, before  # type: ignore[assignment]
+
+    def interrupted() -> str:  # SIGTSTP and SIGCONT come within it
+        monkeypatch.setattr(there.cells, "update", update)
+        there._writer = after  # type: ignore[assignment]
+        there.cells.forget()
+        return update()
+
+    monkeypatch.setattr(there.cells, "update", interrupted)
+    there.write("\x1b[1;1Hfirst\x1b[3;1Hlast")
+    there._send()
+    assert not before.data and not after.data and len(later) == 1
+    later[0]()
+    assert b"first" in after.data and b"last" in after.data
