@@ -105,9 +105,10 @@ def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watc
     """Raises GputopError where a part cannot be recorded; those before it are kept."""
     assert chosen.probe is not None
     most_events, most_marks = plan.overview_events(chosen.asked_s, workers)
-    rate, mark_rate = plan.OVERVIEW_SHARE * chosen.probe.host_events / chosen.probe.seconds, 0.0
+    # Of a job that paused during the probe, the first part is as short as it may be.
+    rate, mark_rate = plan.OVERVIEW_SHARE * chosen.probe.host_events_per_s or most_events / plan.MIN_OVERVIEW_S, 0.0
     # A part may begin in a quiet phase of the job and reach into one like the probe's.
-    most_s = max(_MOST_BUDGETS * most_events / rate, plan.MIN_OVERVIEW_S) if rate else chosen.overview_s
+    most_s = max(_MOST_BUDGETS * most_events / rate, plan.MIN_OVERVIEW_S)
     while (left_s := chosen.overview_s - made.seconds) >= plan.MIN_OVERVIEW_S and not watch.stop.is_set():
         part_s = min(left_s, *((most - so_far) / per_s for most, so_far, per_s in (
             (most_events, made.events, rate), (most_marks, made.marks, mark_rate)) if per_s))

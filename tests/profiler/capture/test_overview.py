@@ -91,6 +91,18 @@ def test_memory_that_runs_short_ends_the_looks(logdir, monkeypatch):
     assert plan.overview_s < 2 and "(the job's memory had grown by 9.3 GiB). For the next" in plan.ended
 
 
+def test_a_job_that_pauses_in_all_probes_has_an_overview_after_the_guard_ended_the_detail(logdir, monkeypatch):
+    def wake(server: FakeProfiler, number: int) -> None:
+        server.xspace = make_xspace(events=0) if number < 3 else DETAIL if number == 3 else SPARSE
+
+    with serve(FakeProfiler(on_call=wake)) as server:
+        monkeypatch.setattr(job_memory, "resident_bytes", lambda pid: 2**29 * (len(server.requests) == 4))
+        _, plan, _ = capture_with_probe(server.address, seconds=4, logdir=logdir)
+        lengths = [r.duration_ms for r in server.requests]
+    assert "the job's memory had grown by 512 MiB" in plan.why and plan.overview_s > 1
+    assert lengths[:5] == [50, 50, 50, 4000, 100] and len(names_below(logdir)) == 2
+
+
 @pytest.mark.parametrize("silent_from", [2, 3])
 def test_a_part_in_which_nothing_happens_was_watched_as_well(logdir, silent_from):
     def silent(server: FakeProfiler, number: int) -> None:
