@@ -192,9 +192,9 @@ class Lines:
 
     def pauses(self, within: Spans, least_ns: float) -> tuple[Spans, Spans]:
         """Pauses of the training loop, each one call of ``least_ns`` or more, by its stacks alone, and the rest of this
-        time; none of either where samples show too little of the steps."""
+        time; none of either where samples show too little of the steps, or a tracer recorded every call."""
         loop, total, interval = self.python.loop, float(self._in_steps.sum()), 1e9 / self.python.rate_hz
-        if total < _FEW_SAMPLES * interval:
+        if self.python.exact or total < _FEW_SAMPLES * interval:
             return EMPTY, EMPTY
         calls: dict[tuple[int, ...], int] = {}  # what the loop calls, whatever that calls in turn
         call = np.array([calls.setdefault((*takewhile(self._around.__contains__, stack), next(

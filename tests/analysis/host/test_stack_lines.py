@@ -100,6 +100,13 @@ def test_a_gap_names_the_user_s_line_that_every_step_does_not_run_in(gpus):
     assert (found.gaps, found.seen) == (STEPS - 1, STEPS - 1)
 
 
+def test_a_tracer_shows_pauses_by_its_own_calls():
+    process = sampled_stacks(sampled({"MainThread": [(0.0, STEP), (2.0, LOGS)]}, 4.0), 1000 * 10**9)
+    within, steps = union([0], [4 * 10**9]), union([0], [2 * 10**9])
+    assert Lines(process, steps).pauses(within, 0.0)[0].total == pytest.approx(2e9, rel=0.01)
+    assert Lines(replace(process, rate_hz=float("inf")), steps).pauses(within, 0.0) == (EMPTY, EMPTY)
+
+
 def test_a_stack_that_all_steps_have_is_around_them():
     """No change is seen in steps that run one stack: the line that calls fit names no pause before them."""
     changes = [(0.0, f"{FIT} > keras/src/backend.py:5 wait"), (1.0, STEP)]
