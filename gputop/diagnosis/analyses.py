@@ -36,7 +36,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.start_up import UPLOAD, StartUpSpan
 from gputop.analysis.what_if.critical_path import critical_path
 from gputop.analysis.what_if.replay import replay_window
-from gputop.trace.clock_checks import clock_notes
+from gputop.trace.gpu_clocks import clock_notes
 from gputop.trace.intervals import union
 from gputop.trace.model import Trace
 

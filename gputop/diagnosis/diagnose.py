@@ -20,10 +20,9 @@ from gputop.analysis.gpu.step_series import step_series
 from gputop.analysis.host.host_ops import host_ops
 from gputop.analysis.layers.step_limits import limits
 from gputop.analysis.results import Analysis, TraceSummary
-from gputop.analysis.steps.accumulation import accumulation_note
-from gputop.analysis.steps.judged import detect_steps
 from gputop.analysis.steps.membership import work_of_steps
 from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.optimizer_calls import accumulation_note
 from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.start_up import (
     StartUpSpan,
@@ -34,6 +33,7 @@ from gputop.analysis.steps.start_up import (
     what_started,
 )
 from gputop.analysis.steps.step_marks import SESSION_RUN
+from gputop.analysis.steps.steps import detect_steps
 from gputop.core.findings import Abstained, TraceNote
 from gputop.diagnosis.analyses import FIELDS, Given, start_analyses
 from gputop.render.step_parts import PART_IDS
@@ -86,7 +86,7 @@ def analyze_to_facts(trace: Trace, params: int | None = None, flops_per_step: fl
 def analyze_with_steps(
     trace: Trace, steps: Steps | None, params: int | None = None, flops_per_step: float | None = None,
 ) -> TraceFacts:
-    """The same of what :func:`~gputop.analysis.steps.judged.detect_steps` has found."""
+    """The same of what :func:`~gputop.analysis.steps.steps.detect_steps` has found."""
     if is_cut_off(trace):
         return _unjudged(trace, steps)
     recording, started = trace, start_up_spans(trace)

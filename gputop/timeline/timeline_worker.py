@@ -55,7 +55,7 @@ def timeline_in_worker(
 def main(arguments: Sequence[str]) -> int:
     """Write the timeline to the open file of that number: its rows, then the rest; answers with what the trace says,
     where that is asked for."""
-    from gputop.analysis.steps.judged import detect_steps
+    from gputop.analysis.steps.steps import detect_steps
     from gputop.timeline.build import RowsWritten
     from gputop.trace.readers.load import load
 

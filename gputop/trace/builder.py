@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
@@ -14,7 +15,6 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.core.findings import TraceNote
 from gputop.trace import limits
 from gputop.trace.derived_lines import stream_key
-from gputop.trace.eager_calls import add_eager_stats
 from gputop.trace.gpu_clocks import set_right
 from gputop.trace.model import (
     I64,
@@ -30,6 +30,7 @@ from gputop.trace.model import (
     TraceGpu,
     column_types,
 )
+from gputop.trace.nesting import begun_within
 from gputop.trace.parallel import pool
 
 # The beginning of the names of host events that readers drop: up to 97% of a host's events
@@ -301,3 +302,41 @@ def _rows_after(stats: dict[str, tuple[I64, I64]], order: npt.NDArray[np.intp]) 
         by_row = np.argsort(rows, kind="stable")
         out[name] = (rows[by_row], values[by_row])
     return out
+
+
+# -- eager calls --------------------------------------------------------------------------------------
+#
+# Calls of ops from Python, by the names that each version of TensorFlow gives them.
+#
+# Newer versions write ``EagerExecute`` with the stats ``eager_op`` and ``is_func``. Older ones (seen in 2.2 to 2.4)
+# write ``EagerExecute: <op>``; others only ``EagerKernelExecute`` or ``TFE_Py_FastPathExecute_C``, which do not tell
+# the op.
+
+_NAMED = re.compile(r"EagerExecute: (\S+)")
+_UNNAMED = ("EagerKernelExecute", "TFE_Py_FastPathExecute_C")
+_FUNCTION = re.compile(r"__(?:inference|forward|backward)_")
+_RUNS_FUNCTION = "FunctionRun"
+
+
+def add_eager_stats(host: HostEvents, names: Sequence[str], number_of: Callable[[str], int]) -> None:
+    """Give such calls the stats of newer versions, where no event has them. ``host`` is sorted by start."""
+    if not len(host) or len(host.stats.get("eager_op", ((),))[0]):
+        return
+    op_of: dict[int, tuple[int, int]] = {}  # by name of the event: its op, and whether that is a function
+    for i, name in enumerate(list(names)):
+        if match := _NAMED.match(name):
+            op_of[i] = number_of(match[1]), int(_FUNCTION.match(match[1]) is not None)
+    if op_of:
+        rows = np.flatnonzero(np.isin(host.name, list(op_of)))
+        values = np.array([op_of[i] for i in host.name[rows].tolist()], np.int64).reshape(-1, 2)
+        host.stats["eager_op"], host.stats["is_func"] = (rows, values[:, 0]), (rows, values[:, 1])
+        return
+    numbers = {name: i for i, name in enumerate(names) if name in (*_UNNAMED, _RUNS_FUNCTION)}
+    for name in _UNNAMED:
+        if name in numbers:
+            rows = np.flatnonzero(host.name == numbers[name])
+            runs = np.flatnonzero(host.name == numbers.get(_RUNS_FUNCTION, -1))
+            host.stats["eager_op"] = rows, np.full(len(rows), numbers[name], np.int64)
+            holds = begun_within(host, rows, host.line[runs], host.start_ns[runs]) > 0
+            host.stats["is_func"] = rows, holds.astype(np.int64)
+            return

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gputop.analysis.host.executors import input_executors
+from gputop.analysis.host.host_ops import input_executors
 from gputop.analysis.results import Analysis
 from gputop.cli import main
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE

@@ -11,7 +11,7 @@ import pytest
 
 import gputop
 from gputop.analysis.results import Analysis
-from gputop.analysis.steps import judged
+from gputop.analysis.steps import steps
 from gputop.cli import main
 from gputop.comparison.compare import Comparison, compare_sides
 from gputop.comparison.figures import ComparedRow
@@ -80,9 +80,9 @@ def test_each_trace_is_read_and_analyzed_once(monkeypatch, tmp_path, capsys):
         path.write_bytes(trace.read_bytes())
     (tmp_path / "link").symlink_to(a)
     whole, analyzed = [], []
-    read_all, find_steps = reader.read_all, judged.find_steps
+    read_all, find_steps = reader.read_all, steps.find_steps
     monkeypatch.setattr(reader, "read_all", lambda path, *more: (whole.append(path), read_all(path, *more))[1])
-    monkeypatch.setattr(judged, "find_steps", lambda trace: (analyzed.extend(trace.paths), find_steps(trace))[1])
+    monkeypatch.setattr(steps, "find_steps", lambda trace: (analyzed.extend(trace.paths), find_steps(trace))[1])
     assert main(["compare", str(a), str(tmp_path / "logs"), "--fail-on", "regression", "--json"]) == 0
     assert whole == [a, b] and analyzed == [str(a), str(b)]
     assert main(["compare", str(a), str(b), "--again-a", str(tmp_path / "link")]) == EXIT_USAGE

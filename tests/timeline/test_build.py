@@ -12,7 +12,7 @@ import pytest
 
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.device_time import gpu_number, timelines
-from gputop.analysis.steps.judged import detect_steps
+from gputop.analysis.steps.steps import detect_steps
 from gputop.core.captured_samples import CounterLane, GpuCounters
 from gputop.core.errors import GputopError
 from gputop.diagnosis.diagnose import analyze_to_facts, analyze_with_steps

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.trace.clock_checks import clock_notes
 from gputop.trace.complete_part import up_to_last_gpu_event
+from gputop.trace.gpu_clocks import clock_notes
 from gputop.trace.model import Kind, Trace
 from tests.trace.build import Builder
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gputop.analysis.steps.judged import detect_steps
+from gputop.analysis.steps.steps import detect_steps
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.report import short_report
 from gputop.trace.complete_part import up_to_last_gpu_event

@@ -12,9 +12,8 @@ from msgspec import Struct
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.copy_costs import KEEP_THERE, LARGE_BYTES, copied_back, cost_of_calls
+from gputop.advice.trace.copy_costs import KEEP_THERE, LARGE_BYTES, copied_back, cost_of_calls, fetch_fix, fetching_ops
 from gputop.advice.trace.facts import TraceFacts, exposed_ns, removed_host_time
-from gputop.advice.trace.fetching import fetch_fix, fetching_ops
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.layers.culprits import Events

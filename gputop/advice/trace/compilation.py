@@ -24,14 +24,13 @@ from gputop.advice.trace.kernel_rows import UNCERTAIN, ChainedKernels, by_stream
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.gaps import longest_on_host, ranked_work, work_in
 from gputop.analysis.host.host_causes import EAGER_OPS
-from gputop.analysis.host.small_ops import small_ops
+from gputop.analysis.host.host_ops import small_ops
 from gputop.analysis.results import Functions
 from gputop.analysis.steps.autotuning import COMPILER, CUDNN, TRITON, trials, tried_again
 from gputop.analysis.steps.compilations import function_name, rebuilt
 from gputop.analysis.steps.phases import TRAINING
 from gputop.analysis.steps.pytorch_ops import BACKWARD_NODE
-from gputop.analysis.steps.torch_compilations import built_again, torch_builds
-from gputop.analysis.steps.torchscript import script_builds
+from gputop.analysis.steps.torch_compilations import built_again, script_builds, torch_builds
 from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.core.findings import Claim, Culprit
 from gputop.text.units import percent, seconds

@@ -9,9 +9,8 @@ import numpy as np
 from gputop.advice import savings
 from gputop.advice.fix_code import code, joined
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.copy_costs import KEEP_THERE, copied_back
+from gputop.advice.trace.copy_costs import KEEP_THERE, copied_back, fetch_fix, fetching_ops
 from gputop.advice.trace.facts import TraceFacts, exposed_ns, once_per_trace
-from gputop.advice.trace.fetching import fetch_fix, fetching_ops
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events

@@ -21,9 +21,9 @@ from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.stack_lines import gap_lines, process_lines, python_of
 from gputop.analysis.host.work_kinds import MANY_VARIABLES, READ_VARIABLE
 from gputop.analysis.results import GapWork, StackLine
-from gputop.analysis.steps.accumulation import steps_per_update
 from gputop.analysis.steps.long_steps import MIN_STEPS, long_steps
 from gputop.analysis.steps.membership import step_of
+from gputop.analysis.steps.optimizer_calls import steps_per_update
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.core.findings import HIGH_SHARE
 from gputop.text.units import percent, seconds

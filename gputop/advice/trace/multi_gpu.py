@@ -15,8 +15,7 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
-from gputop.analysis.layers.culprits import Events
-from gputop.analysis.layers.excess import Excess, excess_of
+from gputop.analysis.layers.culprits import Events, Excess, excess_of
 from gputop.analysis.results import LaunchOrder, Replicas, ReplicaWork
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
-from gputop.analysis.host.executors import of_input_pipeline
 from gputop.analysis.results import EagerOp, HostOps, OpType
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.analysis.steps.model import Steps
-from gputop.trace.intervals import Spans, contains, coverage, in_order, union
-from gputop.trace.lookups import Mask, host_stat, name_mask, spans_of
+from gputop.trace.intervals import EMPTY, Spans, contains, coverage, in_order, merge, subtract, union
+from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask, outermost_rows, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
-from gputop.trace.threads import MAIN, lines_of
+from gputop.trace.threads import INPUT, MAIN, lines_of
 
 TOP = 20
 # scope/name:Type, as tensorflow/core/framework/op_def_builder.cc and node_def_util.cc allow names.
@@ -139,3 +139,78 @@ def _eager(trace: Trace, within: Spans, rows: I64, op: I64) -> tuple[float | Non
         names.tolist(), np.bincount(which), np.bincount(which, weights=alone), strict=True)]
     share = eager / (eager + functions) if eager + functions else None
     return share, tuple(sorted(ops, key=lambda o: (-o.seconds, o.name)))
+
+
+# -- executors ----------------------------------------------------------------------------------------
+#
+# Owner of the ops on the threads that all of TensorFlow shares: the model, or functions of tf.data.
+
+# tf.data starts a stage's function under an id, and executors run it under the same one, on threads of tf.data's own
+# or on those that the model uses as well (tensorflow/core/data/captured_function.cc).
+STARTS_FUNCTION = r"InstantiatedCapturedFunction::Run"
+RUNS = r"ExecutorState::Process$"
+
+
+def input_executors(trace: Trace) -> I64:
+    """Rows of the executors' runs for functions of tf.data, on any thread."""
+    started, runs = host_rows(trace, STARTS_FUNCTION), host_rows(trace, RUNS)
+    having, ids = host_stat(trace.host, "id")
+    started_ids = ids[np.isin(having, started)]
+    keep = np.isin(having, runs) & np.isin(ids, started_ids[started_ids != 0])
+    return np.asarray(having[keep], np.int64)
+
+
+def of_input_pipeline(trace: Trace) -> Mask:
+    """Mask of the host events that belong to the input pipeline: all on tf.data's threads, and on others what begins
+    while their executor runs a function of tf.data."""
+    host = trace.host
+    out = lines_of(trace, INPUT).take(host.line) if len(host) else np.zeros(0, bool)
+    runs = input_executors(trace)
+    for line in np.unique(host.line[runs]).tolist():
+        of_line = runs[host.line[runs] == line]  # one after the other, in order of time
+        rows = np.flatnonzero(host.line == line)
+        out[rows] |= contains(Spans(host.start_ns[of_line], host.end_ns[of_line]), host.start_ns[rows])
+    return np.asarray(out, bool)
+
+
+# -- small ops ----------------------------------------------------------------------------------------
+#
+# Small ops of PyTorch that Python starts one by one on the CPU, and the pauses between them.
+#
+# An op of PyTorch takes 1 to 10 µs before it computes (dispatch, autograd, allocation), and Python some more until the
+# next one. What takes no longer than ``SMALL_NS``, and ``NESTED_NS`` for each op within it, hardly computes. Ops that
+# lie in another one count as that one's part, and what torch.compile has compiled is no op: its kernels have no
+# events.
+
+# An op that takes longer computes for most of its time; a longer pause is Python's own work. gputop's own figures.
+SMALL_NS, NESTED_NS, PAUSE_NS = 20_000, 5_000, 100_000
+_OP = r"(?!autograd::|c10d::|record_param_comms)[\w.]+::\S"
+_COMPILED = r"Torch-Compiled Region|CompiledFunction"
+
+
+class SmallOps(Struct, frozen=True):
+    """``rows`` are the host events of the ops, ``spans`` when they run and pass on to the next one; ``of`` how many ops
+    there are in all, small and large."""
+
+    rows: I64
+    spans: Spans
+    of: int
+
+
+def small_ops(trace: Trace, lines: Mask) -> SmallOps:
+    host, rows_of_lines, spans, count = trace.host, [], EMPTY, 0
+    ops = host_rows(trace, _OP, lines)
+    for line in np.unique(host.line[ops]).tolist():
+        every = ops[host.line[ops] == line]
+        rows = outermost_rows(trace, every)
+        start, end, count = host.start_ns[rows], host.end_ns[rows], count + len(rows)
+        begun = np.searchsorted(np.sort(host.start_ns[every]), (start, end))
+        small = end - start <= SMALL_NS + NESTED_NS * (begun[1] - begun[0] - 1)
+        pause = start[1:] - end[:-1]
+        passes_on = (pause <= PAUSE_NS) & (small[1:] | small[:-1])
+        rows_of_lines.append(rows[small])
+        spans = merge(spans, union(start[small], end[small]), union(end[:-1][passes_on], start[1:][passes_on]))
+    if not rows_of_lines:
+        return SmallOps(ops[:0], EMPTY, 0)
+    spans = subtract(spans, spans_of(trace, host_rows(trace, _COMPILED, lines)))
+    return SmallOps(np.sort(np.concatenate(rows_of_lines)), spans, count)

@@ -7,16 +7,13 @@ import re
 import numpy as np
 from msgspec import Struct
 
-from gputop.analysis.host.executors import RUNS, of_input_pipeline
 from gputop.analysis.host.functions import XLA_RUN
-from gputop.analysis.host.host_ops import OP, single_ops
+from gputop.analysis.host.host_ops import OP, PAUSE_NS, RUNS, of_input_pipeline, single_ops, small_ops
 from gputop.analysis.host.python_tracer import NAME as FUNCTION_NAME
-from gputop.analysis.host.small_ops import PAUSE_NS, small_ops
 from gputop.analysis.host.tf_data import PYTHON_OP
 from gputop.analysis.steps.compilations import PJIT, TRACING, holds
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
-from gputop.analysis.steps.torch_compilations import compiling, torch_builds
-from gputop.analysis.steps.torchscript import script_builds
+from gputop.analysis.steps.torch_compilations import compiling, script_builds, torch_builds
 from gputop.trace.intervals import EMPTY, Spans, complement, in_order, joined, merge, subtract, union
 from gputop.trace.lookups import COMPILE, Mask, distinct, host_rows, host_stat, name_mask, rows_of, spans_of
 from gputop.trace.model import I64, Kind, Trace

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
-from gputop.analysis.host.executors import input_executors
-from gputop.analysis.host.host_ops import OP
+from gputop.analysis.host.host_ops import OP, input_executors
 from gputop.analysis.results import LaunchThread, LaunchThreads
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import by_line, host_stat, launching_lines, name_mask, rows_of

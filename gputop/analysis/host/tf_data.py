@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gputop.analysis.host.executors import RUNS, STARTS_FUNCTION, of_input_pipeline
+from gputop.analysis.host.host_ops import RUNS, STARTS_FUNCTION, of_input_pipeline
 from gputop.analysis.results import InputPipeline, Pipeline, Stage
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import GET_NEXT, GRAIN, LOADER, training_loops

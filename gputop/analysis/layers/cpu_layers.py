@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gputop.analysis.host.executors import of_input_pipeline
-from gputop.analysis.host.host_ops import OP, eager_calls
+from gputop.analysis.host.host_ops import OP, eager_calls, of_input_pipeline
 from gputop.analysis.layers.layers import framework
 from gputop.analysis.layers.pytorch import op_scopes
 from gputop.analysis.layers.scopes import Scope, differentiates

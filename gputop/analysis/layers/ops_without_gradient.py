@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from gputop.analysis.host.small_ops import PAUSE_NS
+from gputop.analysis.host.host_ops import PAUSE_NS
 from gputop.analysis.layers.pytorch import linked_ops
 from gputop.analysis.steps.pytorch_ops import thread_of_ops
 from gputop.analysis.steps.training_loops import LOADER

@@ -12,8 +12,13 @@ from msgspec.structs import replace
 
 from gputop.analysis.steps.autotuning import CONVOLUTION, CUDNN, trials
 from gputop.analysis.steps.compilations import TRACING, builds, function_name, rebuilt
-from gputop.analysis.steps.torch_compilations import built_again, compiling, compiling_kernels, torch_builds
-from gputop.analysis.steps.torchscript import script_builds
+from gputop.analysis.steps.torch_compilations import (
+    built_again,
+    compiling,
+    compiling_kernels,
+    script_builds,
+    torch_builds,
+)
 from gputop.text.units import seconds
 from gputop.trace.complete_part import part_of
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings

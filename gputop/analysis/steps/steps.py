@@ -8,7 +8,7 @@
    that.
 4. Reject too few steps, and, unless events surely mark steps, calls of which most are warm-up: those whose lengths
    never settle are not of a loop. What repeats within one forward pass is a layer.
-5. Where the host runs ahead of the GPU take the steps by their kernels (:mod:`gputop.analysis.steps.host_ahead`).
+5. Where the host runs ahead of the GPU take the steps by their kernels (:mod:`gputop.analysis.steps.whole_steps`).
 6. Compute the figures of them all.
 
 Where nothing marks steps and nothing surely repeats, there are none: :func:`find_steps` returns None.
@@ -36,7 +36,6 @@ from gputop.analysis.steps.function_calls import (
     long_calls,
     rebuilt_calls,
 )
-from gputop.analysis.steps.host_ahead import steps_on_gpu
 from gputop.analysis.steps.jax_calls import gradient_functions
 from gputop.analysis.steps.kernel_sequence import kernel_sequence
 from gputop.analysis.steps.model import Steps
@@ -52,7 +51,9 @@ from gputop.analysis.steps.step_marks import (
     viewer_steps,
 )
 from gputop.analysis.steps.training_loops import GET_NEXT
-from gputop.analysis.steps.whole_steps import WholeSteps, whole_steps
+from gputop.analysis.steps.whole_steps import WholeSteps, steps_on_gpu, whole_steps
+from gputop.core.findings import TraceNote
+from gputop.trace.complete_part import longest_recording, up_to_last_gpu_event
 from gputop.trace.intervals import coverage, union
 from gputop.trace.lookups import distinct, host_rows
 from gputop.trace.model import I64, Kind, Trace
@@ -239,3 +240,14 @@ def _iterations(trace: Trace, anchors: Anchors, bounds: I64) -> float:
     if replicas > 1 and count % replicas == 0:
         count /= replicas
     return max(count, 1.0)
+
+
+def detect_steps(trace: Trace) -> tuple[Trace, Steps | None]:
+    """The trace up to the last event of a GPU, without steps only its longest recording; and the steps."""
+    trace = up_to_last_gpu_event(trace)
+    steps = find_steps(trace)
+    if steps is None and trace.unrecorded_ns:  # shares of the whole window would count what is missing as idle
+        trace = longest_recording(trace)
+        trace.quality = [*trace.quality, TraceNote("one_recording", "Without steps, gputop analyzes only the "
+                                                                      "longest part of the recording.")]
+    return trace, steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.diagnosis.diagnose import analyze_trace
-from gputop.trace.eager_calls import add_eager_stats
+from gputop.trace.builder import add_eager_stats
 from tests.advice.trace.host_jobs import chained, eager, found, gap, kernels, missing, retraced
 from tests.advice.trace.traces import STEP, STEPS, findings
 from tests.trace.build import Builder

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gputop.analysis.host.recurring_pauses import recurring_share
+from gputop.analysis.host.host_causes import recurring_share
 from gputop.analysis.steps.steps import find_steps
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.intervals import union

@@ -9,7 +9,7 @@ from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.host.stack_lines import python_of
 from gputop.analysis.host.wall_time import SAMPLED, divide, wall_time
 from gputop.analysis.results import WallTime
-from gputop.analysis.steps.judged import detect_steps
+from gputop.analysis.steps.steps import detect_steps
 from gputop.core.findings import TraceNote
 from gputop.trace.model import Trace
 from tests.analysis.host.stack_samples import sampled

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputop.analysis.gpu.device_time import timelines
-from gputop.analysis.layers.excess import excess_of
+from gputop.analysis.layers.culprits import excess_of
 from gputop.trace.intervals import union
 from tests.trace.build import Builder
 

@@ -17,8 +17,7 @@ import pytest
 
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.layers.layers import layer_times
-from gputop.analysis.layers.peaks import peak_of
-from gputop.analysis.layers.step_limits import limits
+from gputop.analysis.layers.step_limits import limits, peak_of
 from gputop.analysis.layers.tree import AFTER, EAGER, ITSELF, LOCAL_COPIES, NO_OP, NO_PROGRAM, NO_SCOPE
 from gputop.analysis.results import Breakdown, GpuUse, LayerRow, Peak, RooflinePoint, StepTimes
 from gputop.analysis.steps.model import Steps

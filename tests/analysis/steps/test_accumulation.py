@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gputop.analysis.steps.accumulation import accumulation_note, steps_per_update
+from gputop.analysis.steps.optimizer_calls import accumulation_note, steps_per_update
 from gputop.analysis.steps.steps import find_steps
 from gputop.trace.readers.load import load
 from tests.advice.trace.traces import abstained, findings

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from gputop.analysis.host.wall_time import divide, wall_time
-from gputop.analysis.steps.judged import detect_steps
 from gputop.analysis.steps.phases import EVALUATION
 from gputop.analysis.steps.pytorch_loops import batch_steps, op_sequence, optimizer_steps
-from gputop.analysis.steps.steps import find_steps
+from gputop.analysis.steps.steps import detect_steps, find_steps
 from gputop.analysis.steps.torch_compilations import torch_builds
 from gputop.diagnosis.diagnose import analyze
 from gputop.trace.readers.load import load

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gputop.analysis.steps.start_up import SCRIPT, start_up_spans
-from gputop.analysis.steps.torchscript import script_builds
+from gputop.analysis.steps.torch_compilations import script_builds
 from gputop.trace.readers.load import load
 from tests.advice.trace.traces import findings
 from tests.trace.build import Builder
