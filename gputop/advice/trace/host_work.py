@@ -74,7 +74,8 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
         return None
     share = host.gap_s / facts.period_s
-    lines = [line for gaps in (stacks.gaps if stacks else ()) if gaps.gap == "gap" for line in gaps.lines]
+    lines, of_ops = ([line for gaps in (stacks.gaps if stacks else ()) if gaps.gap == gap for line in gaps.lines]
+                     for gap in ("gap", "eager"))
     named_s = limit("step_gap_host.named") * host.gap_s
     if known_work(WORK, (*host.gap_main, *host.gap_executor), named_s, lines) is None:
         silent = (host.gap_silent_s or 0.0) >= named_s
@@ -83,6 +84,10 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
             return Missing(others)
         if not facts.active and steps.times.unit == "period":
             return Missing(f"to know whether the loop had any work; {NO_TRAINING}")
+        # Python's way from op to op, as tracing for a gradient, takes long at times; no work beside the model is seen.
+        if _seconds_at(lines, of_ops) > named_s:
+            return Missing("samples of Python at other lines than those that run the ops one by one, because the "
+                           "pauses between these ops are part of the step")
         recurring = 1.0 if host.gap_recurring is None or facts.trace.job_cpus is not None else host.gap_recurring
         if recurring * host.gap_s < limit("step_gap_host.share") * facts.period_s:
             return Missing("to know the cause of the pauses, which occur in a different part of each step, as if a "
@@ -104,6 +109,12 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                        inside=steps.inside, cure=Cure(
                            host=removed_host_time(facts, "gap"),
                           assumes="Assumes that the host work between two calls overlaps with compute or is removed."))
+
+
+def _seconds_at(lines: Sequence[StackLine], others: Sequence[StackLine]) -> float:
+    """Seconds per step of these lines that are among the others as well."""
+    places = {line.line for line in others}
+    return sum(line.s_per_step for line in lines if line.line in places)
 
 
 def _slow_rank(trace: Trace, host: str | None, rank: int | None) -> str | None:

@@ -5,8 +5,8 @@ Keras's step functions are told by their names. Of other functions those of a lo
 
 1. Keep the functions that are called ``_MIN_LOOP_CALLS`` times or more.
 2. Of those that are known to train, or of all where no function is, take the one whose calls take most time.
-3. Of its calls keep those on the thread that makes most of them, and of calls within each other the outer one: one call
-   can be recorded twice.
+3. Of its calls keep those on the thread that makes most of them, of calls within each other the outer one, as one call
+   can be recorded twice, and of those that a step makes at once the first.
 4. Far more calls of the other functions than usual between two steps are another loop, which ends the step.
 """
 
@@ -20,9 +20,10 @@ import numpy.typing as npt
 
 from gputop.analysis.steps.anchors import Anchors
 from gputop.analysis.steps.compilations import AGAIN, outermost, rebuilt
-from gputop.analysis.steps.jax_calls import gradient_functions, marking_calls, own_ops
+from gputop.analysis.steps.jax_calls import gradient_functions, marking_calls, outer_calls, own_ops
 from gputop.analysis.steps.loop_selection import (
     SelectedLoop,
+    first_calls,
     longest_function,
     other_loops,
     pauses_for_other_calls,
@@ -148,10 +149,17 @@ def rebuilt_calls(trace: Trace) -> Anchors | None:
 
 def jax_calls(trace: Trace) -> Anchors | None:
     """Calls from Python of the jitted function that takes most time, one that computes gradients before others
-    (:mod:`gputop.analysis.steps.jax_calls`)."""
-    rows = marking_calls(trace)
-    loop = "a loop of JAX's own ops" if own_ops(trace)[trace.host.name[rows]].any() else "calls of {}"
-    return repeating_calls(trace, rows, trace.host.name[rows], loop, gradient_functions(trace))
+    (:mod:`gputop.analysis.steps.jax_calls`). Where most of a step runs outside of it, as ops one by one, its calls are
+    instants: they do not hold the step."""
+    rows, own = marking_calls(trace), own_ops(trace)
+    host = trace.host
+    loop = "a loop of JAX's own ops" if own[host.name[rows]].any() else "calls of {}"
+    anchors = repeating_calls(trace, rows, host.name[rows], loop, gradient_functions(trace))
+    ops = outer_calls(trace)
+    ops = ops[own[host.name[ops]]]
+    if anchors is None or (anchors.end_ns - anchors.start_ns).sum() >= (host.end_ns[ops] - host.start_ns[ops]).sum():
+        return anchors
+    return anchors._replace(end_ns=anchors.start_ns)
 
 
 def function_calls(trace: Trace) -> Anchors | None:
@@ -237,12 +245,13 @@ def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str,
     loop = longest_function(trace, function[candidates], length[candidates])
     in_loop = function == loop
     steps, others = _outer_calls(trace, rows[in_loop]), rows[~in_loop]
-    start = host.start_ns[steps]
+    first = first_calls(host.start_ns[steps])
+    start, end = host.start_ns[steps][first], host.end_ns[steps][np.append(first[1:], len(steps)) - 1]
     pauses = pauses_for_other_calls(start, host.start_ns[others], host.end_ns[others])
     loops = {}
     if len(pauses.start):
         loops[phase_of_most(function[~in_loop], length[~in_loop], phase_of)] = pauses
-    return Anchors(name.format(trace.names[loop]), "medium", start, host.end_ns[steps],
+    return Anchors(name.format(trace.names[loop]), "medium", start, end,
                    np.concatenate((start, pauses.start)), phase=TRAINING if loop in training else UNKNOWN,
                    other_loops=loops)
 

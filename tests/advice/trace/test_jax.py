@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
+from gputop.advice.trace.host_work import StepGapHost, judge_step_gap_host
+from gputop.analysis.results import GapLines, HostStacks, StackLine
+from gputop.analysis.steps.loop_selection import first_calls
 from gputop.analysis.steps.steps import find_overview_steps, find_steps
+from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.trace.model import HloOp
 from tests.advice.trace.host_jobs import found
 from tests.records import replace
@@ -77,6 +82,53 @@ def test_the_step_of_a_loop_with_eager_ops_is_its_period(logs):
     steps = find_steps(eager(logs=logs).build())
     assert steps is not None and steps.count == 11 and steps.times.median_s == pytest.approx(8e-3)
     assert steps.times.anchor == "calls of PjitFunction(loss)"
+
+
+def helper(calls: int, *, steps: int = 12, missing: int = -1) -> Builder:
+    """Optax without jit: of the user's functions only a helper is compiled, which each step calls several times."""
+    b = Builder(gpus=0)
+    for i in range(steps):
+        names = ["dot_general", "add", "multiply", "sqrt"] * 10 + ["helper"] * (calls - (i == missing)) + ["subtract"]
+        for k, name in enumerate(names):
+            b.host(f"PjitFunction({name})", i * 8_000.0 + k * 100, 60)
+    return b
+
+
+@pytest.mark.parametrize("calls", [1, 2, 5])
+@pytest.mark.parametrize("missing", [-1, 6])
+def test_calls_that_a_step_makes_at_once_are_one_step(calls, missing):
+    """And as most of the step runs beside them, they do not hold it: what follows them is no pause."""
+    steps = find_steps(helper(calls, missing=missing).build())
+    assert steps is not None and steps.times.anchor == "calls of PjitFunction(helper)" and not steps.call_ends_ns
+    assert steps.count == (10 if calls == 1 and missing >= 0 else 11)
+    assert steps.times.median_s == pytest.approx(8e-3)
+
+
+def test_calls_in_groups_of_any_size_are_steps_of_their_own():
+    starts = np.cumsum([1, 1, 1, 100, 1, 100, 1, 1, 1, 1, 100, 100, 1, 1, 100])
+    assert len(first_calls(starts)) == len(starts)
+    pairs = np.cumsum([1, 100] * 6 + [1, 5_000])  # once there was a long pause
+    assert first_calls(pairs).tolist() == [0, *range(1, 14, 2)]
+
+
+def test_lines_that_run_the_ops_one_by_one_are_no_work_beside_the_model():
+    """Python takes more than a millisecond from one op to the next, as it traces for a gradient."""
+    b = Builder(gpus=0)
+    for i in range(12):
+        for k in range(40):
+            b.host(f"PjitFunction({('dot_general', 'add', 'multiply', 'sqrt')[k % 4]})",
+                   i * 20_000.0 + k * 300 + (k > 20) * 5_000, 200)
+        b.host("PjitFunction(helper)", i * 20_000.0 + 19_000, 60)
+    facts = analyze_to_facts(b.build())
+
+    def judged(line: str) -> object:
+        gaps = (GapLines("eager", 8e-3, 9, 9, (StackLine("t.py:6 forward", "/u/t.py", 8e-3, 1.0),)),
+                GapLines("gap", 9e-3, 9, 9, (StackLine(line, "/u/t.py", 9e-3, 1.0),)))
+        return judge_step_gap_host(replace(facts, analysis=replace(
+            facts.analysis, stacks=HostStacks(basis="step", gaps=gaps))))
+
+    assert isinstance(judged("t.py:9 log"), StepGapHost)
+    assert "one by one" in getattr(judged("t.py:6 forward"), "what", "")
 
 
 def test_eager_ops_that_do_not_repeat_are_no_steps():
