@@ -111,9 +111,13 @@ def state_now(pid: int, watched_s: float = _WATCH_S) -> str:
 
 
 def silent_text(source: str, name: str) -> str:
-    """Python's text that runs ``source``, in a namespace of its own, and silent; for both ways of running it."""
-    return (f"try:\n exec(compile(bytes.fromhex('{source.encode().hex()}'), '{name}', 'exec'), "
-            f"{{'__name__': '{name}'}})\nexcept Exception:\n pass\n")
+    """Python's text that runs ``source``, in a namespace of its own, and silent; for both ways of running it.
+
+    It runs in the job's main module, which may have names of its own for ``compile`` or ``exec``, as nanoGPT has, and
+    may be iterating over them: it looks them up elsewhere, and binds none.
+    """
+    return (f"try:\n (lambda b: b.exec(b.compile(b.bytes.fromhex('{source.encode().hex()}'), '{name}', 'exec'), "
+            f"{{'__name__': '{name}'}}))(__import__('builtins'))\nexcept Exception:\n pass\n")
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@ asked in another way. With real frameworks: in test_real.py."""
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import os
 import platform
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -29,6 +31,7 @@ from tests.launch.jobs import environment, frameworks, once_ready
 _JOB = """
 import os, sys, threading, time
 import jax
+compile = exec = bytes = False  # a job's main module may have such names
 if "LISTEN" in os.environ:
     import socket
     own = socket.create_server(("", 0))
@@ -194,6 +197,20 @@ def test_where_remote_execution_is_switched_off_it_refuses(packages, options, en
             attach.start_server(_target(process))
         assert process.communicate() == ("", "")
     assert _scripts() == before
+
+
+def test_the_text_runs_in_a_main_module_with_names_of_its_own_and_binds_none(capfd):
+    """nanoGPT has a setting ``compile``, and iterates over its own globals."""
+    ran = []
+    sys.modules["ran_in_main"] = SimpleNamespace(ran=ran)
+    namespace = {"compile": True, "exec": 1, "bytes": "b", "__builtins__": builtins}
+    try:
+        for source in ("import ran_in_main\nran_in_main.ran.append(compile)\n", "raise ValueError\n"):
+            exec(attach.silent_text(source, "text"), namespace)
+    finally:
+        del sys.modules["ran_in_main"]
+    assert ran == [compile] and set(namespace) == {"compile", "exec", "bytes", "__builtins__"}
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("ended", [KeyboardInterrupt, SystemExit])
