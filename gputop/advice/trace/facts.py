@@ -22,13 +22,13 @@ from gputop.analysis.layers.pytorch import CallScopes
 from gputop.analysis.results import Analysis, GapWork, GpuUse, WallPart
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.pytorch_ops import workers_started_anew
-from gputop.analysis.steps.training_loops import SINGLE_PROCESS, training_loops
+from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.replay import Replay
 from gputop.core.findings import Claim, Culprit, Severity
 from gputop.text.units import counted
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, union
 from gputop.trace.kernel_names import op_of_annotation, split_op
-from gputop.trace.lookups import host_stat, name_mask
+from gputop.trace.lookups import host_stat
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -202,11 +202,6 @@ def on_host(facts: TraceFacts, work: Sequence[GapWork], within: Spans, per: str 
     begins = longest_on_host(facts.trace, {item.name for item in work}, within)
     return tuple(Culprit(split_op(item.name)[0] if op_of_annotation(item.name) else item.name, "host", item.s_per_step,
                          per or facts.basis, at_s=begins.get(item.name)) for item in work)
-
-
-def loads_itself(facts: TraceFacts) -> bool:
-    """Return whether the training loop's own thread runs what makes PyTorch's batches (num_workers=0)."""
-    return bool(name_mask(facts.trace, SINGLE_PROCESS).any())
 
 
 @once_per_trace

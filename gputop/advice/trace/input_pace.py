@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit
-from gputop.advice.trace.facts import TraceFacts, loads_itself, new_workers, waits_for_input
+from gputop.advice.trace.facts import TraceFacts, new_workers, waits_for_input
 from gputop.advice.trace.input_fixes import (
     KEEP_WORKERS,
     InputFix,
@@ -20,7 +20,7 @@ from gputop.analysis.host.gaps import work_in
 from gputop.analysis.host.launch_threads import cpu_budget
 from gputop.analysis.host.tf_data import python_s
 from gputop.analysis.steps.membership import in_steps
-from gputop.analysis.steps.training_loops import training_loops
+from gputop.analysis.steps.training_loops import loads_itself, training_loops
 from gputop.text.units import seconds
 from gputop.trace.intervals import EMPTY, merge, subtract
 from gputop.trace.threads import MAIN, lines_of
@@ -92,7 +92,7 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
     cpus, anew = facts.trace.job_cpus, new_workers(facts)
     workers = _WORKERS if cpus is None else max(1, min(_WORKERS, int(cpus.limit)))
     snippet = code("input_bound", "torch" if facts.trace.gpus else "torch-cpu", WORKERS=workers)
-    if loads_itself(facts):
+    if loads_itself(facts.trace, facts.analyzed_spans):
         rows = _rows_per_batch(facts)
         if rows >= _MANY_ROWS:
             return InputFix(

@@ -11,7 +11,6 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import (
     TraceFacts,
     input_spans,
-    loads_itself,
     on_host,
     recorded_spans,
     recorder_s,
@@ -28,7 +27,7 @@ from gputop.analysis.host.tf_data import iterator_paths
 from gputop.analysis.results import WallTime
 from gputop.analysis.steps.long_steps import MIN_STEPS
 from gputop.analysis.steps.step_marks import SESSION_RUN
-from gputop.analysis.steps.training_loops import training_loops
+from gputop.analysis.steps.training_loops import loads_itself, training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import MEDIUM_SHARE, Claim, Culprit
 from gputop.text.units import percent, seconds
@@ -68,7 +67,7 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         of_training = intersect(waits_for_input(facts), steps.call_spans)
         share = min(share, of_training.total / facts.analyzed_spans.total)
     least, waited_s = share, share * facts.period_s
-    if facts.framework == "pytorch" and not facts.active and loads_itself(facts):
+    if facts.framework == "pytorch" and not facts.active and loads_itself(facts.trace, facts.analyzed_spans):
         share, least = without_recorder(facts, waited_s, waits_for_input(facts))
     more_s = wall.recording_s(steps.times.median_s) if wall is not None and steps is not None and _records_elements(
         facts) else 0.0

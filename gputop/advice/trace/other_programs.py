@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from gputop.advice.registry import limit
-from gputop.advice.trace.facts import TraceFacts, loads_itself, waits_for_input
-from gputop.analysis.steps.training_loops import LOADER
+from gputop.advice.trace.facts import TraceFacts, waits_for_input
+from gputop.analysis.steps.training_loops import LOADER, loads_itself
 from gputop.core.job_cpus import JobCpus
 from gputop.trace.intervals import coverage, union
 from gputop.trace.lookups import name_mask
@@ -50,7 +50,7 @@ def lost_share(facts: TraceFacts, cpus: JobCpus) -> float:
         main_s = facts.host.tracing_s + facts.host.eager_s + (facts.host.gap_s or 0.0)
         main = min(main_s / facts.period_s, host)
         bounds.append(main * min(cpus.held_up, taken(cpus)) + (host - main) * taken(cpus))
-        if cpus.main is not None and loads_itself(facts):
+        if cpus.main is not None and loads_itself(facts.trace, facts.analyzed_spans):
             asleep = 1 - cpus.main - cpus.held_up
             bounds.append(cpus.held_up + max(asleep - (facts.shares or {}).get("input", 0.0), 0.0))
         elif cpus.main is not None and cpus.children_waited is not None:

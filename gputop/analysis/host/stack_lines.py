@@ -31,7 +31,7 @@ from gputop.analysis.host.python_tracer import tells_lines, traced_stacks
 from gputop.analysis.host.work_kinds import SAVES_CHECKPOINT
 from gputop.analysis.results import FlameNode, GapLines, HostStacks, StackLine
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.steps.training_loops import GRAIN, SINGLE_PROCESS, training_loops
+from gputop.analysis.steps.training_loops import GRAIN, loads_itself, training_loops
 from gputop.core.host_stacks import StackFrame
 from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, joined, merge, subtract, union
 from gputop.trace.lookups import name_mask
@@ -372,7 +372,8 @@ def host_stacks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps
 def python_of(trace: Trace) -> list[PythonStacks]:
     """The Python of the trace's processes: as it was sampled, or else as the profiler's own tracer recorded it."""
     if trace.stacks:
-        loads = bool(name_mask(trace, f"{SINGLE_PROCESS}|{GRAIN}").any())
+        loads = bool(name_mask(trace, GRAIN).any()) or loads_itself(
+            trace, union(*([edge] for edge in trace.window_ns)))
         return [sampled_stacks(samples, trace.origin_ns, loads) for samples in trace.stacks] if trace.origin_ns else []
     return traced_stacks(trace)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from gputop.trace.intervals import Spans, union
-from gputop.trace.lookups import host_rows
+from gputop.trace.intervals import Spans, intersect, union
+from gputop.trace.lookups import host_rows, spans_of
 from gputop.trace.model import Trace, once
 
 # The step's own wait, the last two in TensorFlow 1. tf.data's stages run on other threads and cost nothing while a
 # batch lies ready.
 GET_NEXT = r"(?:(?:MultiDevice)?IteratorGetNext\w*|QueueDequeue\w*|Unstage)Op::DoCompute$"
 LOADER = r"enumerate\(DataLoader\)#"
-SINGLE_PROCESS = f"{LOADER}_SingleProcess"  # the loop's own thread loads, with num_workers=0
+_SINGLE_PROCESS = f"{LOADER}_SingleProcess"
 # grain's iterators, which a loop in JAX asks for its batches; those of its workers are on other threads.
 GRAIN = r"_?\w*DatasetIterator\.__next__$"
 BATCH_WAIT = f"{GET_NEXT}|{LOADER}|{GRAIN}"
@@ -53,3 +53,11 @@ def training_loops(trace: Trace) -> list[TrainingLoop]:
                 for i in np.unique(loop)
             ]
     return []
+
+
+def loads_itself(trace: Trace, within: Spans) -> bool:
+    """Return whether the training loop's own thread makes PyTorch's batches (num_workers=0): most of those that it
+    waits for ``within`` some time, as an evaluation may have a loader of its own; without such waits any."""
+    own, every = (spans_of(trace, host_rows(trace, pattern)) for pattern in (_SINGLE_PROCESS, LOADER))
+    waited_ns = intersect(every, within).total
+    return 2 * intersect(own, within).total > waited_ns if waited_ns else bool(len(own.start))

@@ -130,6 +130,7 @@ def test_what_to_do_about_pytorchs_loader(of: str, cpus: JobCpus | None, workers
         b.host("aten::addmm", i * 20_000 + 12_010, 6_000)
         b.host("autograd::engine::evaluate_function: AddmmBackward0", i * 20_000 + 18_020, 900)
         b.host("Optimizer.step#SGD.step", i * 20_000 + 19_000, 900, annotation=1)
+    b.host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 240_100, 9_000)  # of a validation
     trace = b.build()
     trace.job_cpus = cpus
     f = findings(trace)["input_bound"]
