@@ -43,6 +43,8 @@ STALL_FACTOR, STALL_NS = 5.0, 100_000
 # The model itself runs eagerly from this share of the host's time in TensorFlow (XProf's limit) and this
 # number of ops a step on: fewer are a callback's. gputop's own figure.
 EAGER_SHARE, EAGER_OPS = 0.10, 50
+# In JAX so few are the model's, where other functions hardly take part of the time in calls. gputop's own figures.
+_ALONE, _OPS_ALONE = 0.9, 20
 # One rank's gaps hold the others up where they are so many times as long as each other rank's. gputop's own figure.
 SLOW_HOST = 2.0
 
@@ -100,12 +102,12 @@ class HostCauses(Struct, frozen=True):
 def runs_eagerly(ops: HostOps | None) -> bool:
     """Return whether the model itself runs op by op, and not only a callback: then the ops are many in each step, or,
     in JAX, no function is called beside them."""
-    if ops is None or (ops.eager_share or 0.0) < EAGER_SHARE:
+    if ops is None or ops.eager_share is None or ops.eager_share < EAGER_SHARE:
         return False
-    alone = ops.eager_share == 1.0 and all(op.name.startswith("PjitFunction(") for op in ops.eager)
-    if alone or ops.eager_ops_per_step is None:
+    jax = all(op.name.startswith("PjitFunction(") for op in ops.eager)
+    if ops.eager_ops_per_step is None or (jax and ops.eager_share == 1.0):
         return sum(op.count for op in ops.eager) >= EAGER_OPS
-    return ops.eager_ops_per_step >= EAGER_OPS
+    return ops.eager_ops_per_step >= (_OPS_ALONE if jax and ops.eager_share >= _ALONE else EAGER_OPS)
 
 
 def host_causes(

@@ -5,9 +5,10 @@ of them a step, and one ``add`` is no step. Which is:
 
 1. the user's function that takes most time marks the steps, of those that compute gradients where the trace shows
    it: a library's helper or the policy of a reinforcement learner may take more, called many times for one update;
-2. without one the period of the sequence of names: the loop's, not that of an op; it begins with the function that
-   takes most time of those called once in a period. Where nothing repeats there is no step, nor where a shorter
-   sequence repeats within a longer one: an optimizer does the same for each parameter.
+2. without one, or where it is called several times in a step, as for each layer, the period of the sequence of names:
+   the loop's, not that of an op; it begins with the function that takes most time of those called once in a period.
+   Where nothing repeats there is no step, nor where a shorter sequence repeats within a longer one: an optimizer does
+   the same for each parameter.
 """
 
 from __future__ import annotations
@@ -80,10 +81,10 @@ def marking_calls(trace: Trace) -> I64:
     lines, counts = np.unique(host.line[rows], return_counts=True)
     rows = rows[host.line[rows] == lines[counts.argmax()]] if len(lines) else rows
     name, length = host.name[rows], host.end_ns[rows] - host.start_ns[rows]
-    users = ~is_own[name]
-    if len(rows) and np.unique(name[users], return_counts=True)[1].max(initial=0) >= FEWEST:
+    users, period = ~is_own[name], sequence_period(name)
+    _, counts = np.unique(name[users], return_counts=True)
+    if counts.max(initial=0) >= FEWEST and (period is None or _once(counts, period, len(name)).any()):
         return rows[users]
-    period = sequence_period(name)
     if period is None:
         return rows[:0]
     return rows[name == _first_of_period(trace, name, length, period)]
@@ -105,7 +106,12 @@ def _first_of_period(trace: Trace, name: npt.NDArray, length: I64, period: int) 
     """The function called once in a period that takes most time; of several the first in the alphabet."""
     kinds, which, counts = np.unique(name, return_inverse=True, return_counts=True)
     times = np.bincount(which, length, len(kinds))
-    once = np.flatnonzero(np.abs(counts * period - len(name)) <= period)
+    once = np.flatnonzero(_once(counts, period, len(name)))
     if not len(once):
         once = np.array([counts.argmin()])
     return int(min(kinds[once].tolist(), key=lambda kind: (-times[kinds == kind][0], trace.names[kind])))
+
+
+def _once(counts: I64, period: int, calls: int) -> npt.NDArray[np.bool_]:
+    """Mask of what is called so often as once in each period of so many ``calls``."""
+    return np.abs(counts * period - calls) <= period

@@ -84,12 +84,16 @@ def test_the_step_of_a_loop_with_eager_ops_is_its_period(logs):
     assert steps.times.anchor == "calls of PjitFunction(loss)"
 
 
-def helper(calls: int, *, steps: int = 12, missing: int = -1) -> Builder:
-    """Optax without jit: of the user's functions only a helper is compiled, which each step calls several times."""
+def helper(calls: int, *, missing: int = -1, ops: int = 40, regular: bool = True) -> Builder:
+    """Optax without jit: of the user's functions only a helper is compiled, which each step calls several times. It
+    does not repeat exactly, if not ``regular``."""
     b = Builder(gpus=0)
-    for i in range(steps):
-        names = ["dot_general", "add", "multiply", "sqrt"] * 10 + ["helper"] * (calls - (i == missing)) + ["subtract"]
-        for k, name in enumerate(names):
+    names = random.Random(3)
+    for i in range(12):
+        step = ["dot_general", "add", "multiply", "sqrt"] * (ops // 4) + ["helper"] * (calls - (i == missing))
+        if not regular:
+            step = names.choices(step[:ops], k=ops) + step[ops:]
+        for k, name in enumerate(step):
             b.host(f"PjitFunction({name})", i * 8_000.0 + k * 100, 60)
     return b
 
@@ -98,10 +102,21 @@ def helper(calls: int, *, steps: int = 12, missing: int = -1) -> Builder:
 @pytest.mark.parametrize("missing", [-1, 6])
 def test_calls_that_a_step_makes_at_once_are_one_step(calls, missing):
     """And as most of the step runs beside them, they do not hold it: what follows them is no pause."""
-    steps = find_steps(helper(calls, missing=missing).build())
+    steps = find_steps(helper(calls, missing=missing, regular=False).build())
     assert steps is not None and steps.times.anchor == "calls of PjitFunction(helper)" and not steps.call_ends_ns
     assert steps.count == (10 if calls == 1 and missing >= 0 else 11)
     assert steps.times.median_s == pytest.approx(8e-3)
+
+
+def test_a_function_called_for_each_layer_is_no_step():
+    """Spread evenly over a step that Python runs op by op: the step is the period of all calls."""
+    b = Builder(gpus=0)
+    for i in range(12):
+        for k, name in enumerate((*["layer", "dot_general", "tanh"] * 12, "subtract", "multiply")):
+            b.host(f"PjitFunction({name})", i * 8_000.0 + k * 210, 150)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.times.anchor == "a loop of JAX's own ops"
+    assert steps.count == 11 and steps.times.median_s == pytest.approx(8e-3)
 
 
 def test_calls_in_groups_of_any_size_are_steps_of_their_own():
@@ -159,6 +174,11 @@ def test_one_op_of_jaxs_own_in_a_loop_is_its_step():
         b.host("PjitFunction(matmul)", i * 1_000, 900)
     steps = find_steps(b.build())
     assert steps is not None and steps.times.anchor == "a loop of JAX's own ops" and steps.count == 19
+
+
+@pytest.mark.parametrize(("ops", "fires"), [(12, False), (24, True)])
+def test_a_helper_that_hardly_takes_time_makes_no_loop_a_compiled_one(ops, fires):
+    assert ("eager_execution" in found(helper(1, ops=ops))) == fires
 
 
 @pytest.mark.parametrize(("jitted", "fires"), [(False, True), (True, False)])
