@@ -27,6 +27,7 @@ from gputop.advice.trace.other_programs import may_be_others
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.host_spans import PYTHON_CALLBACK
 from gputop.analysis.results import GapWork, StackLine
+from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, seconds
@@ -78,20 +79,9 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                      for gap in ("gap", "eager"))
     named_s = limit("step_gap_host.named") * host.gap_s
     if known_work(WORK, (*host.gap_main, *host.gap_executor), named_s, lines) is None:
-        silent = (host.gap_silent_s or 0.0) >= named_s
-        others = may_be_others(facts, share, silent=silent, least=limit("step_gap_host.share"))
-        if others is not None:
-            return Missing(others)
-        if not facts.active and steps.times.unit == "period":
-            return Missing(f"to know whether the loop had any work; {NO_TRAINING}")
-        # Python's way from op to op, as tracing for a gradient, takes long at times; no work beside the model is seen.
-        if _seconds_at(lines, of_ops) > named_s:
-            return Missing("samples of Python at other lines than those that run the ops one by one, because the "
-                           "pauses between these ops are part of the step")
-        recurring = 1.0 if host.gap_recurring is None or facts.trace.job_cpus is not None else host.gap_recurring
-        if recurring * host.gap_s < limit("step_gap_host.share") * facts.period_s:
-            return Missing("to know the cause of the pauses, which occur in a different part of each step, as if a "
-                           "thread had no CPU. gputop records CPU use when it captures a job on its own machine")
+        unknown = _unknown_work(facts, steps, share, _seconds_at(lines, of_ops) > named_s)
+        if unknown is not None:
+            return unknown
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
@@ -109,6 +99,27 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                        inside=steps.inside, cure=Cure(
                            host=removed_host_time(facts, "gap"),
                           assumes="Assumes that the host work between two calls overlaps with compute or is removed."))
+
+
+def _unknown_work(facts: TraceFacts, steps: Steps, share: float, runs_ops: bool) -> Missing | None:
+    """Reason why gaps of this share, without known work, may be no work of the host's; ``runs_ops``: most of their
+    lines run ops one by one as well."""
+    host = facts.host
+    assert host is not None and host.gap_s is not None
+    silent = (host.gap_silent_s or 0.0) >= limit("step_gap_host.named") * host.gap_s
+    others = may_be_others(facts, share, silent=silent, least=limit("step_gap_host.share"))
+    if others is not None:
+        return Missing(others)
+    if not facts.active and steps.times.unit == "period":
+        return Missing(f"to know whether the loop had any work; {NO_TRAINING}")
+    if runs_ops:  # Python's way from op to op, as tracing for a gradient, takes long at times
+        return Missing("samples of Python at other lines than those that run the ops one by one, because the pauses "
+                       "between these ops are part of the step")
+    recurring = 1.0 if host.gap_recurring is None or facts.trace.job_cpus is not None else host.gap_recurring
+    if recurring * share < limit("step_gap_host.share"):
+        return Missing("to know the cause of the pauses, which occur in a different part of each step, as if a thread "
+                       "had no CPU. gputop records CPU use when it captures a job on its own machine")
+    return None
 
 
 def _seconds_at(lines: Sequence[StackLine], others: Sequence[StackLine]) -> float:

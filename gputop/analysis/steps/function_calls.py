@@ -151,12 +151,12 @@ def jax_calls(trace: Trace) -> Anchors | None:
     """Calls from Python of the jitted function that takes most time, one that computes gradients before others
     (:mod:`gputop.analysis.steps.jax_calls`). Where most of a step runs outside of it, as ops one by one, its calls are
     instants: they do not hold the step."""
-    rows, own = marking_calls(trace), own_ops(trace)
+    rows, is_op = marking_calls(trace), own_ops(trace)
     host = trace.host
-    loop = "a loop of JAX's own ops" if own[host.name[rows]].any() else "calls of {}"
+    loop = "a loop of JAX's own ops" if is_op[host.name[rows]].any() else "calls of {}"
     anchors = repeating_calls(trace, rows, host.name[rows], loop, gradient_functions(trace))
     ops = outer_calls(trace)
-    ops = ops[own[host.name[ops]]]
+    ops = ops[is_op[host.name[ops]]]
     if anchors is None or (anchors.end_ns - anchors.start_ns).sum() >= (host.end_ns[ops] - host.start_ns[ops]).sum():
         return anchors
     return anchors._replace(end_ns=anchors.start_ns)
