@@ -58,6 +58,6 @@ def training_loops(trace: Trace) -> list[TrainingLoop]:
 def loads_itself(trace: Trace, within: Spans) -> bool:
     """Return whether the training loop's own thread makes PyTorch's batches (num_workers=0): most of those that it
     waits for ``within`` some time, as an evaluation may have a loader of its own; without such waits any."""
-    own, every = (spans_of(trace, host_rows(trace, pattern)) for pattern in (_SINGLE_PROCESS, LOADER))
+    single, every = (spans_of(trace, host_rows(trace, pattern)) for pattern in (_SINGLE_PROCESS, LOADER))
     waited_ns = intersect(every, within).total
-    return 2 * intersect(own, within).total > waited_ns if waited_ns else bool(len(own.start))
+    return 2 * intersect(single, within).total > waited_ns if waited_ns else bool(len(single.start))
