@@ -121,7 +121,8 @@ def _slow_rank(trace: Trace, host: str | None, rank: int | None) -> str | None:
 
 def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     what, action, snippet = _gap_fix(v, job)
-    where = "Python runs no ops" if job.framework == "pytorch" else "The host is between two steps"
+    where = ("The host is between two steps" if job.framework != "pytorch" else
+             "The host makes no CUDA call" if v.loader_unseen else "Python runs no ops")
     where, but = f"{where} and no GPU has work" if v.gpus else where, ""
     if not v.gpus and job.framework == "pytorch":
         but = f", apart from small ops after the {'model' if job.trains is False else 'optimizer'}'s call"

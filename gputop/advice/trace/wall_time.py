@@ -34,7 +34,8 @@ _WORK_OF_KIND: dict[str, KnownWork] = {kind.kind: kind for kind in (*WORK, *SELD
 _CALLBACKS = ("Do this work less often, move it to a thread, or make epochs longer (steps_per_epoch): callbacks "
               "(on_train_batch_end, on_epoch_end) and epoch starts delay the training.")
 _SLOW_START = ("Give the DataLoader worker processes that prepare batches ahead of time (num_workers, "
-               "persistent_workers=True), and move logging and saving out of the loop or do this every hundred steps.")
+               "persistent_workers=True). If it already has workers, move logging and saving out of the loop, or do this "
+               "every hundred steps.")
 
 
 class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):

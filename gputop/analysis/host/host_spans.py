@@ -18,7 +18,17 @@ from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.analysis.steps.torch_compilations import compiling, torch_builds
 from gputop.analysis.steps.torchscript import script_builds
 from gputop.trace.intervals import EMPTY, Spans, complement, in_order, joined, merge, subtract, union
-from gputop.trace.lookups import COMPILE, Mask, distinct, host_rows, host_stat, name_mask, rows_of, spans_of
+from gputop.trace.lookups import (
+    COMPILE,
+    Mask,
+    detect_framework,
+    distinct,
+    host_rows,
+    host_stat,
+    name_mask,
+    rows_of,
+    spans_of,
+)
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.nesting import begun_within
 from gputop.trace.threads import MAIN, lines_of
@@ -83,7 +93,7 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     waiting = _rows(trace, name_mask(trace, _WAITS), main)
     calls = spans_of(trace, np.concatenate((called, runs, executing, waiting))) if len(called) else EMPTY
     short_ops, short_pauses = None, EMPTY
-    if not len(called) and host_rows(trace, _TORCH_OP).size:
+    if not len(called) and (host_rows(trace, _TORCH_OP).size or _only_runtime(trace)):
         called = _rows(trace, name_mask(trace, _TORCH_WORK), main)
         ops = _innermost(trace, _rows(trace, name_mask(trace, r"aten::"), main))
         calls, short_ops, short_pauses = _torch_calls(trace, here, called, ops)
@@ -112,6 +122,11 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
         placed_rows=placed_rows, calls=calls, call_rows=called, shows_ops=bool(len(ops)),
         short_ops=short_ops, short_pauses=short_pauses,
     )
+
+
+def _only_runtime(trace: Trace) -> bool:
+    """Whether a Nsight report of PyTorch shows no op, but the calls of the CUDA runtime in which each one ends."""
+    return trace.format == "nsys" and detect_framework(trace) == "pytorch" and bool(host_rows(trace, _RUNTIME).size)
 
 
 def _torch_calls(trace: Trace, here: Mask, called: I64, ops: I64) -> tuple[Spans, Spans | None, Spans]:
