@@ -280,9 +280,10 @@ def _limit_of_host(a: Analysis) -> tuple[bool, str, str]:
     if table is None or table.total_s <= 0:
         return True, shows, ""
     phases = {row.name: (row.device_s + row.wait_s) / table.total_s for row in table.rows if row.parent is None}
-    idle = phases.pop(NO_OP_RUNS, 0.0)
-    if idle >= HIGH_SHARE:
-        return False, f"the CPU runs no op of the model for {percent(idle)} of the {table.basis}", ""
+    idle, waits = phases.pop(NO_OP_RUNS, 0.0), phases.get("collectives", 0.0)
+    if max(idle, waits) >= HIGH_SHARE:
+        what = "the CPU runs no op of the model" if idle >= waits else "collectives, and no op of the model, run"
+        return False, f"{what} for {percent(max(idle, waits))} of the {table.basis}", ""
     most = [f"{name} {percent(share)}" for name, share in sorted(phases.items(), key=lambda item: -item[1])[:3]
             if share >= _WORTH_NAMING]
     return True, f"{shows}; shares of the {table.basis}: {', '.join(most)}", ""

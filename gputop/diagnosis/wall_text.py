@@ -155,7 +155,7 @@ def _hardly_any_work(a: Analysis) -> str:
         return ""
     kernels, busy_s = sum(gpu.kernels for gpu in active), max(gpu.busy * gpu.window_s for gpu in active)
     if kernels < _FEW_KERNELS * len(active):
-        return f"only {counted(kernels, 'kernel')}"
+        return f"only {counted(kernels, 'kernel' if any(gpu.compute for gpu in active) else 'collective')}"
     moment = a.steps is None and a.wall_time is not None and busy_s < _MOMENT * a.wall_time.recorded_s
     return f"GPU work of only {seconds(busy_s)}" if moment else ""
 

@@ -125,6 +125,12 @@ def test_hardly_any_kernels_are_no_job_in_which_no_cause_is_found():
     assert report.startswith("NO VERDICT  only 14 kernels in the 400 ms recorded") and "bound by" not in report
 
 
+def test_a_lone_collective_is_named():
+    _, report = judged(Builder(format="nsys").host("cudaDeviceSynchronize", 20, 186_000, "python3/17").run(
+        0, 30, 185_900, "ncclDevKernel_AllGather_RING_LL", kind=Kind.COLLECTIVE, launch=10, thread="python3/17"))
+    assert report.startswith("NO VERDICT  only 1 collective in the 186 ms recorded")
+
+
 @pytest.mark.parametrize(("pause", "named"), [(3_000, True), (300_000, False)])
 def test_a_host_that_reads_managed_memory_is_named(pause, named):
     b = Builder(format="nsys").host("cudaMallocManaged", 0, 1_000, "tool/17").run(0, 1_100, 5_000, launch=1_050,

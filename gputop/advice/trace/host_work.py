@@ -19,7 +19,7 @@ from gputop.advice.trace.facts import (
     removed_host_time,
     waits_for_host,
 )
-from gputop.advice.trace.input_fixes import KEEP_WORKERS, fix_of_loader
+from gputop.advice.trace.input_fixes import KEEP_WORKERS, WORKERS_OR_SELDOM, fix_of_loader
 from gputop.advice.trace.input_pace import paced_by_input
 from gputop.advice.trace.job import CUSTOM, EAGER, JAX, KERAS, PYTORCH, Job
 from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, WORK, UserFunction, known_work, named_work
@@ -143,7 +143,8 @@ def _slow_rank(trace: Trace, host: str | None, rank: int | None) -> str | None:
 
 def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     what, action, snippet = _gap_fix(v, job)
-    where = "Python runs no ops" if job.framework == "pytorch" else "The host is between two steps"
+    where = ("The host is between two steps" if job.framework != "pytorch" else
+             "The host makes no CUDA call" if v.loader_unseen else "Python runs no ops")
     where, but = f"{where} and no GPU has work" if v.gpus else where, ""
     if not v.gpus and job.framework == "pytorch":
         but = f", apart from small ops after the {'model' if job.trains is False else 'optimizer'}'s call"
@@ -204,9 +205,9 @@ def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
                       "metrics and on_train_batch_* callbacks."), code("step_gap_host", "keras")
     if loop == PYTORCH and v.loader_unseen:
-        return what, ("Give the DataLoader worker processes that prepare batches ahead of time. If it already has "
-                      "workers, move logging, metrics, gc.collect(), and saving out of the loop, or do this work every "
-                      "hundred steps."), code("input_bound", "torch")
+        return what, WORKERS_OR_SELDOM, code("input_bound", "torch")
+    if job.trains is False:
+        return (what, *fix_of_loader(""))
     if loop == PYTORCH:
         return what, ("Move logging, metrics, gc.collect(), and saving out of the loop, or do this work every hundred "
                       "steps. Prepare data in DataLoader workers. Do not read results at each step."), seldom
@@ -234,8 +235,7 @@ def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
     if silent >= most or not shown:
         python = ("mainly the wait for the DataLoader, which Nsight does not record; otherwise logging and metrics"
                   if v.loader_unseen and loop == PYTORCH else "typically callbacks, logging, or data handling")
-        what = f"Python without events for {seconds(silent)} ({python})"
-        return what + (f"; the rest is {shown}" if shown else "")
+        return f"Python without events for {seconds(silent)} ({python})" + (f"; the rest is {shown}" if shown else "")
     return f"mainly {shown}" + (f", and Python without events for {seconds(silent)}" if silent >= 0.1 * v.gap_s else "")
 
 

@@ -350,6 +350,9 @@ _OF_LOADER = {
 _AHEAD = ("Prepare the next batch while the step runs: in loader workers, or in a thread that fills a queue.", "ahead")
 
 
+WORKERS_OR_SELDOM = (
+    "Give the DataLoader worker processes that prepare batches ahead of time. If it already has workers, move logging, "
+    "metrics, gc.collect(), and saving out of the loop, or do this work every hundred steps.")
 KEEP_WORKERS = ("Create the DataLoader once and keep its workers between passes over the data "
                 "(persistent_workers=True), or make each pass longer.")
 

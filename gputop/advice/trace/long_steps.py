@@ -11,7 +11,7 @@ from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import NO_GPU, TraceFacts, new_workers, on_host, waits_for_input
 from gputop.advice.trace.growing_steps import StepsGrow, describe_growing_steps, growing_steps
-from gputop.advice.trace.input_fixes import KEEP_WORKERS
+from gputop.advice.trace.input_fixes import KEEP_WORKERS, WORKERS_OR_SELDOM
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.known_work import NEW_WORKERS, SELDOM_WORK, WORK, KnownWork, UserFunction, known_work
 from gputop.advice.trace.other_programs import may_be_others
@@ -241,8 +241,9 @@ def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None
         what = f"Python that reads {read:.0f} variables, as when saving a checkpoint"
         return what, WORK[0].action, WORK[0].code(job)
     what, action = _PARTS[part]
-    if part in _HOST and v.every and v.loader_unseen and job.framework == "pytorch":
-        what, action = f"{what}, or the wait for a batch", f"{_IN_ROUNDS.format(v.every)} {action}"
+    if part in _HOST and v.loader_unseen and job.framework == "pytorch":
+        what = f"{what}, or the wait for a batch"
+        action = f"{_IN_ROUNDS.format(v.every)} {action}" if v.every else WORKERS_OR_SELDOM
     if part in ("compute", "collectives") and v.kernel is not None:
         what = f"{what} ({v.kernel.split('(', 1)[0][:_NAME_CHARS]})"
     elif part in _HOST and sum(work.s_per_step for work in v.work) >= most:

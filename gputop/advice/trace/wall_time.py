@@ -14,7 +14,7 @@ from msgspec import structs
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, new_workers, recorded_spans, severity_by_limits
-from gputop.advice.trace.input_fixes import KEEP_WORKERS
+from gputop.advice.trace.input_fixes import KEEP_WORKERS, WORKERS_OR_SELDOM
 from gputop.advice.trace.job import KERAS, PYTORCH, Job, trains
 from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, SELDOM_WORK, WORK, KnownWork
 from gputop.advice.trace.other_programs import may_be_others
@@ -33,8 +33,6 @@ _LINE = re.compile(r":\d+ ")  # "train.py:11 Save.on_epoch_end"; a known kind of
 _WORK_OF_KIND: dict[str, KnownWork] = {kind.kind: kind for kind in (*WORK, *SELDOM_WORK)}
 _CALLBACKS = ("Do this work less often, move it to a thread, or make epochs longer (steps_per_epoch): callbacks "
               "(on_train_batch_end, on_epoch_end) and epoch starts delay the training.")
-_SLOW_START = ("Give the DataLoader worker processes that prepare batches ahead of time (num_workers, "
-               "persistent_workers=True), and move logging and saving out of the loop or do this every hundred steps.")
 
 
 class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):
@@ -160,7 +158,7 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
     if recognized is not None:
         return recognized.action, recognized.code(job)
     if part.kind == "input" or (job.loop == PYTORCH and part.kind in _UNNAMED and job.trains is not False):
-        return _SLOW_START, code("input_bound", "torch") if job.loop == PYTORCH else None
+        return WORKERS_OR_SELDOM, code("input_bound", "torch") if job.loop == PYTORCH else None
     if part.id == _OUTSIDE and job.loop in KERAS:
         return _CALLBACKS, None
     if part.id == _OPEN and part.kind == "op" and job.framework == "pytorch":  # an op that any step may run

@@ -15,7 +15,7 @@ from gputop.analysis.steps.compilations import PJIT, TRACING, holds
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.analysis.steps.torch_compilations import compiling, script_builds, torch_builds
 from gputop.trace.intervals import EMPTY, Spans, complement, in_order, joined, merge, subtract, union
-from gputop.trace.lookups import COMPILE, Mask, distinct, host_rows, host_stat, name_mask, rows_of, spans_of
+from gputop.trace.lookups import COMPILE, Mask, detect_framework, host_rows, host_stat, name_mask, rows_of, spans_of
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.nesting import begun_within
 from gputop.trace.threads import MAIN, lines_of
@@ -76,13 +76,15 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     traced, called = _calls(trace, main)
     begun = _first_runs(trace, here, ops, runs, not_input)
     xla = np.array([bool(_XLA_THREAD.match(line.name)) for line in trace.lines], bool)
-    executing = _rows(trace, np.ones(len(trace.names), bool), here & xla)
-    waiting = _rows(trace, name_mask(trace, _WAITS), main)
+    executing = np.flatnonzero((here & xla).take(trace.host.line))
+    waiting = host_rows(trace, _WAITS, main)
     calls = spans_of(trace, np.concatenate((called, runs, executing, waiting))) if len(called) else EMPTY
     short_ops, short_pauses = None, EMPTY
-    if not len(called) and host_rows(trace, _TORCH_OP).size:
-        called = _rows(trace, name_mask(trace, _TORCH_WORK), main)
-        ops = _innermost(trace, _rows(trace, name_mask(trace, r"aten::"), main))
+    torch = _TORCH_WORK if host_rows(trace, _TORCH_OP).size else (  # Nsight may show the runtime's calls and no op
+        "" if trace.format == "nsys" and detect_framework(trace) == "pytorch" else None)
+    if not len(called) and torch is not None:
+        called = host_rows(trace, torch, main)
+        ops = _innermost(trace, host_rows(trace, r"aten::", main))
         calls, short_ops, short_pauses = _torch_calls(trace, here, called, ops)
     elif not len(ops) and host_rows(trace, PJIT).size:
         ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK).take(trace.host.name) & not_input))
@@ -113,7 +115,7 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
 
 def _torch_calls(trace: Trace, here: Mask, called: I64, ops: I64) -> tuple[Spans, Spans | None, Spans]:
     """``calls``, ``short_ops`` and ``short_pauses`` of :class:`HostSpans` for PyTorch."""
-    waited_for = _rows(trace, name_mask(trace, COLLECTIVE), here)
+    waited_for = host_rows(trace, COLLECTIVE, here)
     at_work = spans_of(trace, np.concatenate((called, waited_for)))
     calls = joined(at_work, EAGER_PAUSE_NS)
     if trace.gpus:
@@ -129,13 +131,6 @@ def _of_long(trace: Trace, rows: I64) -> I64:
     return rows[trace.host.end_ns[rows] - trace.host.start_ns[rows] >= LONG_OP_NS]
 
 
-def _rows(trace: Trace, names: Mask, lines: Mask) -> I64:
-    host = trace.host
-    if not (names.any() and lines.any()):
-        return np.empty(0, np.int64)
-    return np.flatnonzero(names.take(host.name) & lines.take(host.line))
-
-
 def _calls(trace: Trace, main: Mask) -> tuple[I64, I64]:
     """Rows of calls that trace or compile their function, and of all calls, on threads of Python."""
     host = trace.host
@@ -145,7 +140,7 @@ def _calls(trace: Trace, main: Mask) -> tuple[I64, I64]:
     traces = name_mask(trace, "traced")[mode]
     functions, is_func = host_stat(host, "is_func")
     functions = functions[is_func == 1]
-    pjit = _rows(trace, name_mask(trace, PJIT), main)
+    pjit = host_rows(trace, PJIT, main)
     compiling = host.start_ns[host_rows(trace, COMPILE)]
     compiles = np.concatenate((tf_rows[holds(trace, tf_rows, compiling) & ~traces],
                                pjit[holds(trace, pjit, compiling)]))
@@ -183,8 +178,6 @@ def _tracing(trace: Trace, here: Mask, calls: I64, begun: I64) -> Spans:
 def _calls_of_jax(trace: Trace, here: Mask) -> tuple[I64, I64]:
     """Rows of calls of JAX's own ops, and of the user's jitted functions."""
     rows = outer_calls(trace)
-    if not len(rows):
-        return rows, rows
     rows = rows[here[trace.host.line[rows]]]
     is_op = own_ops(trace)[trace.host.name[rows]]
     return rows[is_op], rows[~is_op]
@@ -204,19 +197,18 @@ def _innermost(trace: Trace, rows: I64) -> I64:
 def _python_callbacks(trace: Trace, ops: I64) -> I64:
     """Long events among these in which a compiled function runs Python: without a GPU all other ops are its own
     computing, custom calls (LAPACK) among them."""
-    host = trace.host
-    long = ops[(host.end_ns[ops] - host.start_ns[ops]) >= LONG_OP_NS]
-    return long[name_mask(trace, PYTHON_CALLBACK)[host.name[long]]]
+    long = _of_long(trace, ops)
+    return long[name_mask(trace, PYTHON_CALLBACK)[trace.host.name[long]]]
 
 
 def _placed(trace: Trace, ops: I64) -> I64:
     """The host events of ops that take long and start no kernel, neither by name nor on their thread; PyTorch's that
     call the CUDA runtime at all work for the GPU or wait for it."""
     host, device = trace.host, trace.device
-    long = ops[(host.end_ns[ops] - host.start_ns[ops]) >= LONG_OP_NS]
+    long = _of_long(trace, ops)
     kernels = device.kind <= Kind.COLLECTIVE
     on_gpu = np.zeros(len(trace.names) + 1, bool)
-    on_gpu[distinct(device.tf_op[rows_of(kernels)])] = True
+    on_gpu[device.tf_op[rows_of(kernels)]] = True
     on_gpu[-1] = False
     long = long[~on_gpu[host.name[long]] & ~name_mask(trace, _NOT_ITS_OWN)[host.name[long]]]
     launched, runtime = rows_of(kernels & (device.launch_line >= 0)), host_rows(trace, _RUNTIME)

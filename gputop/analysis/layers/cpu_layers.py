@@ -4,7 +4,8 @@ TensorFlow's executors tell each op with its thread, from its beginning to its e
 ``jit_compile``) end on any thread: an event "end: " with the number of the start tells when (openxla/xla,
 ``xla/backends/cpu/runtime/thunk_executor.cc``). Of ops side by side, on several threads, each gets an equal part of the
 time: so the sum over all is the time in which any op runs, and an op that shares the CPU with another is not charged
-twice. The rest of the step is one row. An op's work on threads of a pool below it is in its time, as it waits for that.
+twice. The collectives beside which no op runs are one row, the rest of the step another. An op's work on threads of a
+pool below it is in its time, as it waits for that.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from gputop.analysis.host.host_ops import OP, eager_calls, of_input_pipeline
+from gputop.analysis.host.host_spans import COLLECTIVE
 from gputop.analysis.layers.layers import framework
 from gputop.analysis.layers.pytorch import op_scopes
 from gputop.analysis.layers.scopes import Scope, differentiates
@@ -33,8 +35,8 @@ from gputop.analysis.layers.tree import (
 )
 from gputop.analysis.results import Layers
 from gputop.analysis.steps.model import Steps
-from gputop.trace.intervals import Spans, at_or_before, contains, in_order, union
-from gputop.trace.lookups import computes_on_cpu, host_stat, name_mask
+from gputop.trace.intervals import Spans, at_or_before, contains, in_order, intersect, subtract, union
+from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import F64, I64, Trace
 from gputop.trace.nesting import nest
 
@@ -79,7 +81,10 @@ def cpu_layers(trace: Trace, steps: Steps | None) -> Layers | None:
         put(root, *_place(trace, ops, key, unnamed, training), node, hlo.source if hlo is not None else "")
     if not root.device_ns:
         return None
-    put(root, NO_OP_RUNS, (), ScopeSums(wait_ns=float(within.total - active_ns)))
+    alone = subtract(spans_of(trace, host_rows(trace, COLLECTIVE)), spans_of(trace, ops.rows))
+    if waits_ns := intersect(alone, within).total:
+        put(root, "collectives", (), ScopeSums(wait_ns=float(waits_ns)))
+    put(root, NO_OP_RUNS, (), ScopeSums(wait_ns=float(within.total - active_ns - waits_ns)))
     how = no_layers(root, framework(trace, bool(ops.scopes)))
     return Layers(basis=steps.times.unit if steps is not None else "window", total_s=within.total / count / 1e9, gpus=0,
                   rows=tuple(table_rows(root, count, how)), sources=source_lines(root, count))

@@ -346,3 +346,8 @@ def test_of_a_single_step_a_tracer_of_python_shows_what_ran_in_its_pause():
     assert f.evidence["share_ratio"] == pytest.approx(0.53, abs=0.02) and f.severity == "medium"
     assert "serve.py:55 preprocess" in [culprit.name for culprit in f.culprits]
     assert "two complete steps" in missing(one_traced_step(python=False))["step_gap_host"]
+    of_many = one_traced_step(python=False).host("serve.py(12): <module>", 10, 299_900)
+    for k in range(4):  # no function takes most of it, and a job that only runs a model has no loss
+        of_many.host(f"serve.py({60 + k}): part_{k}", 1_000 + 37_000 * k, 36_000)
+    f = found(of_many)["step_gap_host"]
+    assert "Prepare the next batch" in f.action and "loss" not in (f.snippet or "")

@@ -51,6 +51,17 @@ def test_odd_steps_are_listed_with_what_is_different_in_them():
     assert f.evidence["compute_more_s"] == pytest.approx(0.03)
 
 
+def test_where_nsight_records_no_wait_for_a_batch_a_late_one_may_be_that():
+    b, at = Builder(format="nsys"), 0.0
+    for i in range(30):
+        b.host(f"step {i}", at, 9_900, line="python/7")
+        for k in range(3):
+            b.run(0, at + 3_000 * k + 20, 2_900, "at::native::add", launch=at + 3_000 * k, thread="python/7")
+        at += 10_000 + (40_000 if i in (4, 9, 21) else 0)
+    f = findings(b)["long_steps"]
+    assert "or the wait for a batch" in f.title and f.action.startswith("Give the DataLoader worker processes")
+
+
 def test_batches_that_come_late_now_and_then_follow_from_the_input():
     found = findings(job({4: 50_000.0, 9: 50_000.0, 21: 50_000.0}, input_wait=True))
     assert "long_steps" in {f.id for f in found["input_bound"].consequences}

@@ -208,6 +208,17 @@ def test_a_cpu_s_ops_have_their_modules(tmp_path: Path) -> None:
     assert any(row.name.startswith("Block_0") for row in table.rows)
 
 
+def test_collectives_of_the_cpu_beside_which_no_op_runs_are_a_row(tmp_path: Path) -> None:
+    kineto = Kineto()
+    kineto.call("aten::linear", 0, 100)
+    kineto.call("aten::mm", 300, 400)
+    kineto.call("gloo:all_reduce", 50, 290, tid=7, cat="user_annotation")
+    table = cpu_layers(kineto.load(tmp_path), None)
+    assert table is not None
+    waits = {row.name: row.wait_s for row in table.rows if row.parent is None and row.wait_s}
+    assert waits == {"collectives": pytest.approx(190e-6), NO_OP_RUNS: pytest.approx(10e-6)}
+
+
 def test_before_1_9_autograd_s_functions_have_bare_names(tmp_path: Path) -> None:
     kineto = Kineto()
     kineto.call("aten::conv2d", 0, 50)

@@ -212,9 +212,9 @@ def test_two_optimizers_of_a_step_are_one_step():
     assert find_steps(b.build()).times.median_s == pytest.approx(100e-6)
 
 
-@pytest.mark.parametrize("mark", ["step {}", "iteration {}", "batch {}"])
-def test_in_an_nsight_report_the_pause_between_ranges_is_first_of_all_the_dataloader(tmp_path, mark):
-    path = numbered_report(tmp_path / "report.sqlite", mark)
+@pytest.mark.parametrize(("mark", "ops"), [("step {}", True), ("iteration {}", False), ("batch {}", True)])
+def test_in_an_nsight_report_the_pause_between_ranges_is_first_of_all_the_dataloader(tmp_path, mark, ops):
+    path = numbered_report(tmp_path / "report.sqlite", mark, ops=ops)
     steps = find_steps(read_nsys(path))
     assert steps is not None and steps.count == 29 and steps.times.median_s == pytest.approx(0.150)
     found = analyze([str(path)]).findings

@@ -21,9 +21,9 @@ _KERNELS = 20  # of each iteration
 
 
 def numbered_report(path: Path, mark: str, *, steps: int = 30, work: int = 60, pause: int = 90,
-                    restart: int = 1 << 30) -> Path:
+                    restart: int = 1 << 30, ops: bool = True) -> Path:
     """``mark`` names each iteration's range, as "step {}"; in each run "layer 0" to "layer 3" and kernels. The numbers
-    start over after ``restart`` iterations."""
+    start over after ``restart`` iterations. ``ops``: PyTorch's are recorded, else its kernels alone tell of it."""
     database = sqlite3.connect(path)
     for table, columns in _TABLES.items():
         database.execute(f"CREATE TABLE {table} ({columns})")
@@ -31,7 +31,8 @@ def numbered_report(path: Path, mark: str, *, steps: int = 30, work: int = 60, p
     def add(table: str, *row: object) -> None:
         database.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", row)
 
-    for number, text in ((1, "sm90_xmma_gemm_bf16bf16_bf16f32_tn"), (3, "cudaLaunchKernel"), (5, "python3")):
+    kernel = "sm90_xmma_gemm_bf16bf16_bf16f32_tn" if ops else "void at::native::elementwise_kernel<128, 4>"
+    for number, text in ((1, kernel), (3, "cudaLaunchKernel"), (5, "python3")):
         add("StringIds", number, text)
     add("TARGET_INFO_GPU", 0, "NVIDIA H100 80GB HBM3")
     add("ThreadNames", 5, _PROCESS + 500)
@@ -44,7 +45,8 @@ def numbered_report(path: Path, mark: str, *, steps: int = 30, work: int = 60, p
             add("NVTX_EVENTS", at, at + work * _MS // 4, 59, f"layer {layer}", _PROCESS + 500)
         for k in range(_KERNELS):
             at, correlation = begin + k * each, 1 + i * _KERNELS + k
-            add("NVTX_EVENTS", at, at + 200_000, 59, f"aten::mm, op_id = {correlation}", _PROCESS + 500)
+            if ops:
+                add("NVTX_EVENTS", at, at + 200_000, 59, f"aten::mm, op_id = {correlation}", _PROCESS + 500)
             add("CUPTI_ACTIVITY_KIND_RUNTIME", at + 1000, at + 9000, _PROCESS + 500, correlation, 3)
             add("CUPTI_ACTIVITY_KIND_KERNEL", at + 12_000, at + each - 5000, 0, 7, correlation, _PROCESS, 1, 1)
     database.commit()
