@@ -111,9 +111,9 @@ def offloaded(facts: TraceFacts) -> bool | None:
         return False
     rounds = 0
     for timeline in facts.gpu_timelines:
-        kernels = timeline.rows[device.kind[timeline.rows] == Kind.COMPUTE]
+        computing_ns = timeline.start_ns[timeline.computing_places]
         copied_ns = device.start_ns[rows[device.gpu[rows] == timeline.gpu]]
-        rounds = max(rounds, len(np.unique(np.searchsorted(device.start_ns[kernels], copied_ns))))
+        rounds = max(rounds, len(np.unique(np.searchsorted(computing_ns, copied_ns))))
     if rounds < _ROUNDS * facts.steps_or_window:
         return False
     fetches = spans_of(facts.trace, np.flatnonzero(name_mask(trace, _FETCHES, _FETCHES_WORDS).take(trace.host.name)))

@@ -20,7 +20,7 @@ from gputop.analysis.what_if.host_waits import host_waits
 from gputop.core.findings import Culprit
 from gputop.text.units import count, percent, seconds
 from gputop.trace.graph_captures import recordings
-from gputop.trace.intervals import Spans, coverage, distinct_times, intersect
+from gputop.trace.intervals import Spans, coverage, distinct_times, in_order, intersect
 from gputop.trace.lookups import by_line, launching_lines, rows_of
 from gputop.trace.model import I64, Kind
 
@@ -156,11 +156,11 @@ def launch_pace_s(facts: TraceFacts) -> float | None:
     launch = device.launch_ns[launched]
     if len(launch) < 2:
         return None
+    by_thread = [np.diff(in_order(launch[on_line])) for on_line in by_line(device.launch_line[launched]).values()]
     # The kernels of a CUDA graph have one launch: calls are counted, not kernels.
-    calls = [distinct_times(launch[on_line]) for on_line in by_line(device.launch_line[launched]).values()]
-    if sum(map(len, calls)) < _ONE_BY_ONE * len(launch):
+    apart = np.concatenate([since[rows_of(since > 0)] for since in by_thread])
+    if len(apart) + len(by_thread) < _ONE_BY_ONE * len(launch):
         return None
-    apart = np.concatenate([np.diff(starts) for starts in calls])
     return float(np.median(apart)) / 1e9 if len(apart) else None
 
 

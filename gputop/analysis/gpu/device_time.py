@@ -177,7 +177,7 @@ def _late(trace: Trace, gaps: Spans, before: I64, after: I64) -> Spans:
     until = np.where(gaps.end - launched <= _STARTS_NS, gaps.end, np.maximum(launched, gaps.start))
     until = np.where(launch > gaps.start, until, gaps.start)
     # The kernels of one launch (a CUDA graph's) follow each other as they depend, however long its call lasts.
-    called = np.where(device.launch_ns[before] != launch, device.launch_end_ns[after], gaps.start)
+    called = np.where(device.launch_ns[before] != launch, launched, gaps.start)
     until = np.maximum(until, np.minimum(called, gaps.end))
     chosen = np.flatnonzero((until > gaps.start) & (launch >= 0))
     return Spans(gaps.start[chosen], until[chosen])
