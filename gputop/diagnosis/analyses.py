@@ -71,7 +71,7 @@ def _has_gpus(given: Given) -> bool:
 
 
 def _copies(given: Given) -> Any:
-    rows_by_gpu = {gpu_number(given.trace, timeline.gpu): timeline.rows for timeline in given.gpu_timelines}
+    rows_by_gpu = {gpu_number(given.trace, timeline.gpu): timeline.moves for timeline in given.gpu_timelines}
     return copy_table(given.trace, rows_by_gpu, given.of_steps)
 
 

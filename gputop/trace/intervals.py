@@ -192,7 +192,9 @@ def coverage(a: Spans, start: npt.ArrayLike, end: npt.ArrayLike) -> I64:
     """Length of ``a`` in each ``[start[i], end[i])``; those may overlap."""
     s, e = np.asarray(start, np.int64), np.asarray(end, np.int64)
     if len(a.start) == 1:
-        return e.clip(a.start[0], a.end[0]) - s.clip(a.start[0], a.end[0])
+        covered = e.clip(a.start[0], a.end[0])
+        covered -= s.clip(a.start[0], a.end[0])
+        return covered
     # An empty interval before the first one answers for instants before it.
     ends = np.concatenate((np.array([_NEG_INF]), a.end))
     covered = np.zeros(len(ends), np.int64)

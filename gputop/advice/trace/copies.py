@@ -219,8 +219,7 @@ def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
     lines: dict[str, None] = {}
     rows = [NO_ROWS]
     for timeline in facts.gpu_timelines:
-        kind = device.kind[timeline.rows]
-        copied_rows = timeline.rows[np.flatnonzero((kind == Kind.H2D) | (kind == Kind.D2H))]
+        copied_rows = timeline.rows[np.flatnonzero((timeline.kind == Kind.H2D) | (timeline.kind == Kind.D2H))]
         host_end = np.where(device.kind[copied_rows] == Kind.H2D, device.src[copied_rows], device.dst[copied_rows])
         pinned = host_end == MemoryKind.PINNED
         copied_rows = copied_rows[pinned & (device.bytes[copied_rows] > limit("copies_pageable.bytes"))]

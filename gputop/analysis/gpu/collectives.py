@@ -49,7 +49,7 @@ class _Match(Struct, frozen=True):
 
 def of_gpus(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> tuple[list[GpuTimeline], list[I64]]:
     """The GPUs that ran collectives, and for each the rows of the device events that are some."""
-    by_gpu = [(timeline, timeline.rows[np.flatnonzero(trace.device.kind[timeline.rows] == Kind.COLLECTIVE)])
+    by_gpu = [(timeline, timeline.rows[np.flatnonzero(timeline.kind == Kind.COLLECTIVE)])
               for timeline in gpu_timelines]
     return [timeline for timeline, rows in by_gpu if len(rows)], [rows for _, rows in by_gpu if len(rows)]
 
