@@ -258,7 +258,8 @@ def _first_listed(device: DeviceEvents, lines: Sequence[Line]) -> npt.NDArray[np
     stream_of = np.array([streams.setdefault((line.host, line.gpu, stream_key(line.name)), len(streams))
                           for line in lines])
     launched = device.correlation[rows], device.start_ns[rows]
-    hashes = np.sort(row_hashes(launched))  # quicker than to sort the rows, and mostly none are equal
+    hashes = row_hashes(launched)
+    hashes.sort()  # quicker than to sort the rows, and mostly none are equal
     if not (hashes[1:] == hashes[:-1]).any():
         return None
     columns = (device.end_ns[rows], device.name[rows], stream_of[device.line[rows]], *launched)
@@ -275,7 +276,8 @@ def row_hashes(columns: Sequence[npt.NDArray]) -> I64:
     """A hash of each row of these columns of integers: equal rows have equal ones."""
     hashes = columns[0].astype(np.int64)
     for column in columns[1:]:
-        hashes = hashes * _MIX + column
+        hashes *= _MIX
+        hashes += column
     return hashes
 
 

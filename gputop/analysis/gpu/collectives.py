@@ -176,9 +176,8 @@ def matched(trace: Trace, rows: Sequence[I64]) -> I64 | str:
         return f"the GPUs ran different numbers of collectives ({counts[0]} to {counts[-1]})"
     rows = seen
     # By start: every GPU issues them in the same order. Of several that start together the file's order says nothing.
-    names = alphabetical(trace.names, device.name)
-    by_start = np.stack([r[np.lexsort((device.bytes[r], names[r], device.end_ns[r], device.start_ns[r]))]
-                         for r in rows], axis=1)
+    by_start = np.stack([r[np.lexsort((device.bytes[r], alphabetical(trace.names, device.name[r]), device.end_ns[r],
+                                       device.start_ns[r]))] for r in rows], axis=1)
     end = device.end_ns[by_start]
     apart = int((end.max(axis=1) - end.min(axis=1)).max())
     if apart > _END_TOLERANCE_NS:
