@@ -38,7 +38,7 @@ from gputop.analysis.what_if.critical_path import critical_path
 from gputop.analysis.what_if.replay import replay_window
 from gputop.trace.clock_checks import clock_notes
 from gputop.trace.intervals import union
-from gputop.trace.model import Trace
+from gputop.trace.model import Kind, Trace
 
 
 class Given(Struct, frozen=True):
@@ -71,7 +71,8 @@ def _has_gpus(given: Given) -> bool:
 
 
 def _copies(given: Given) -> Any:
-    rows_by_gpu = {gpu_number(given.trace, timeline.gpu): timeline.moves for timeline in given.gpu_timelines}
+    rows_by_gpu = {gpu_number(given.trace, timeline.gpu): timeline.rows[timeline.kind > Kind.COLLECTIVE]
+                   for timeline in given.gpu_timelines}
     return copy_table(given.trace, rows_by_gpu, given.of_steps)
 
 

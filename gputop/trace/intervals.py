@@ -163,13 +163,7 @@ def at_or_before(a: I64, t: I64) -> I64:
     if t.ndim != 1 or len(t) < 4 * len(a) or (t[1:] < t[:-1]).any():
         return np.searchsorted(a, t, side="right")
     # Many instants in order: searching for the few of ``a`` among them is faster.
-    first = np.searchsorted(t, a)
-    if len(t) < _LONG_RUN * len(a):
-        return np.repeat(np.arange(len(a) + 1), np.diff(first, prepend=0, append=len(t)))
-    count = np.empty(len(t), np.int64)
-    for n, (begin, end) in enumerate(pairwise((0, *first.tolist(), len(t)))):
-        count[begin:end] = n
-    return count
+    return np.repeat(np.arange(len(a) + 1), np.diff(np.searchsorted(t, a), prepend=0, append=len(t)))
 
 
 def _from(count: I64, a: I64, t: I64) -> I64:

@@ -45,12 +45,14 @@ class Launches:
         return exact if self._plain is None else np.where(exact >= 0, exact, row)
 
 
-def set_launches(
-    device: DeviceEvents, rows: I64 | slice, call: npt.NDArray, start_ns: I64, end_ns: I64, line: I32,
-) -> None:
-    """Set by which call each of these device events was launched. ``call`` has a row of the other columns for each."""
+def set_launches(device: DeviceEvents, call: I64, start_ns: I64, end_ns: I64, line: I32) -> I64:
+    """Set by which call each event was launched, and return the rows of those that have one. ``call`` is a row of the
+    other columns for each event, or -1."""
+    rows = np.flatnonzero(call >= 0)
+    call = call[rows]
     device.launch_ns[rows], device.launch_end_ns[rows] = start_ns[call], end_ns[call]
     device.launch_line[rows] = line[call]
+    return rows
 
 
 class _Keys:

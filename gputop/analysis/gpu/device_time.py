@@ -92,17 +92,8 @@ class GpuTimeline(Struct, frozen=True):
         return np.flatnonzero(self.kind == Kind.COMPUTE)
 
     @property
-    def kernels(self) -> I64:
-        return self.rows[self.kernel_places]
-
-    @property
     def computing(self) -> I64:
         return self.rows[self.computing_places]
-
-    @property
-    def moves(self) -> I64:
-        """Rows of copies and memsets."""
-        return self.rows[np.flatnonzero(self.kind > Kind.COLLECTIVE)]
 
     @property
     def copies(self) -> Spans:
@@ -211,11 +202,11 @@ def event_after(trace: Trace, rows: I64, gaps: Spans) -> I64:
 
 def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
     window = _window_ns(trace, timeline, steps)
-    kernels = timeline.kernel_places
-    length = timeline.end_ns[kernels] - timeline.start_ns[kernels]
+    length = (timeline.end_ns - timeline.start_ns)[timeline.kernel_places]
     copied = timeline.copies
     by_type, tensor = kernel_types(trace, timeline)
-    copies_s, copies_bytes, copies_count = copies(trace, moves := timeline.moves)
+    moves = timeline.rows[timeline.kind > Kind.COLLECTIVE]  # copies and memsets
+    copies_s, copies_bytes, copies_count = copies(trace, moves)
     per_step = None
     if steps is not None:
         bounds = steps.edges_ns

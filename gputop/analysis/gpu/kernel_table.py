@@ -228,7 +228,6 @@ def _medians(group: I64, of_gpu: Sequence[_KernelsOf], n: int) -> F64:
         parts[-1] |= (group[first:first + len(of_one.name)] << _MEDIAN_BITS)[of_one.which]
         first += len(of_one.name)
     both = np.concatenate(parts)
-    parts.clear()
     both.sort()
     begin = np.searchsorted(both, np.arange(n + 1) << _MEDIAN_BITS)
     size, last = np.diff(begin), len(both) - 1

@@ -287,9 +287,8 @@ class _Report:
         index = np.searchsorted(processes, calls.process)
         calls_of = Launches(np.where(on_gpus, calls.correlation, -1), np.where(on_gpus, index, -1), calls.start_ns,
                             range(len(processes)))
-        call = calls_of.find(out.correlation, np.searchsorted(processes, process))
-        rows = np.flatnonzero(call >= 0)
-        set_launches(out, rows, call[rows], calls.start_ns, calls.end_ns, calls.line)
+        set_launches(out, calls_of.find(out.correlation, np.searchsorted(processes, process)), calls.start_ns,
+                     calls.end_ns, calls.line)
 
     def _memory_kinds(self) -> Callable[[I64], npt.NDArray[np.uint8]]:
         """The report's own table of memory kinds, else the schema's documented numbers."""

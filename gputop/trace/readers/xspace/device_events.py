@@ -14,7 +14,6 @@ from gputop.trace.builder import Collected, TraceBuilder
 from gputop.trace.derived_lines import STEPS, is_derived, streams
 from gputop.trace.int_map import IntMap, LazyTable
 from gputop.trace.launch_join import Launches, set_launches
-from gputop.trace.lookups import rows_of
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, StepEvents, TraceGpu
 from gputop.trace.occupancy import sm_count
 from gputop.trace.readers.xspace.events import EventReader, LineNumbers
@@ -104,7 +103,8 @@ class DeviceReader:
                                       [ordinal(plane) or 0 for plane in recording.planes])
         pieces, whole = self._read_planes(planes, recording.base_ns)
         launches = sorted_calls.result()
-        list(threads.map(lambda events: self._join(events, launches, host, calls), chain.from_iterable(pieces)))
+        list(threads.map(lambda events: self._join(events, launches, host, calls),
+                         chain.from_iterable(pieces) if len(calls) else ()))
         if len(whole):
             self._builder.device.append(whole)
         return [sum(map(len, of_plane)) for of_plane in pieces]
@@ -151,18 +151,15 @@ class DeviceReader:
         names = self._builder.names
         ordinal = self._builder.gpus[int(device.gpu[0])].ordinal  # the events are those of one plane
         call = launches.find(device.correlation, np.full(len(device), ordinal))
-        rows = rows_of(call >= 0)
-        call = call[rows]
-        event = calls.event[call].astype(np.intp)
-        set_launches(device, rows, event, host.start_ns, host.end_ns, host.line)
+        event = np.where(call >= 0, calls.event[call], np.int64(-1))
+        rows = set_launches(device, event, host.start_ns, host.end_ns, host.line)
         is_copy = (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER) & (device.bytes < 0)
-        of_copies = np.flatnonzero(is_copy[rows])
-        rows, call = np.arange(len(device))[rows][of_copies], call[of_copies]
+        rows = rows[is_copy[rows]]
         copies = DeviceEvents.empty(len(rows))
-        set_copies(copies, calls.details[call], names)
+        set_copies(copies, calls.details[call[rows]], names)
         device.bytes[rows], device.src[rows], device.dst[rows] = copies.bytes, copies.src, copies.dst
         way_of = np.full(len(names.list), Kind.COPY_OTHER, np.uint8)
-        name = host.name[event[of_copies]]
+        name = host.name[event[rows]]
         for i in indices_in(name):
             way = kernel_names.copy_way(names.list[i])
             way_of[i] = Kind.COPY_OTHER if way is None else way
