@@ -192,9 +192,7 @@ class TraceBuilder(Struct):
 
 
 class Collected(Generic[_Collectable]):
-    """Events that come in pieces, in one set of columns from the beginning. ``room`` is the most that can come; memory
-    is taken for as many as do.
-    """
+    """Events that come in pieces, in one set of columns with ``room`` for the most that can come."""
 
     def __init__(self, kind: type[_Collectable], room: int) -> None:
         self._kind = kind
@@ -257,12 +255,12 @@ def _first_listed(device: DeviceEvents, lines: Sequence[Line]) -> npt.NDArray[np
     streams: dict[tuple[str, int, str], int] = {}
     stream_of = np.array([streams.setdefault((line.host, line.gpu, stream_key(line.name)), len(streams))
                           for line in lines])
-    launched = device.correlation[rows], device.start_ns[rows]
+    launched = device.correlation[rows], device.end_ns[rows], device.start_ns[rows]
     hashes = row_hashes(launched)
     hashes.sort()  # quicker than to sort the rows, and mostly none are equal
     if not (hashes[1:] == hashes[:-1]).any():
         return None
-    columns = (device.end_ns[rows], device.name[rows], stream_of[device.line[rows]], *launched)
+    columns = (device.name[rows], stream_of[device.line[rows]], *launched)
     order = np.lexsort(columns)  # stable: of equal events the first listed comes first
     same = np.logical_and.reduce([column[order][1:] == column[order][:-1] for column in columns])
     if not same.any():

@@ -38,8 +38,7 @@ EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Spans:
     """Merge intervals in any order; those of no or negative length are ignored."""
-    s = np.asarray(start, np.int64)
-    e = np.asarray(end, np.int64)
+    s, e = np.asarray(start, np.int64), np.asarray(end, np.int64)
     if not (long := e > s).all():
         keep = np.flatnonzero(long)
         s, e = s[keep], e[keep]

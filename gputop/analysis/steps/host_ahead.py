@@ -45,10 +45,9 @@ def _steps_done(trace: Trace, bounds_ns: I64) -> int:
         return len(bounds_ns)
     launch.sort()
     kernels = np.diff(np.searchsorted(launch, bounds_ns), axis=1)[:, 0]
-    begun = np.flatnonzero(kernels)
-    if not len(begun):
+    if not kernels.any():
         return len(kernels)
-    count = int(begun[-1]) + 1
+    count = int(np.flatnonzero(kernels)[-1]) + 1
     return count - 1 if kernels[count - 1] < np.median(kernels[:count]) else count
 
 

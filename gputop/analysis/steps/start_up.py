@@ -120,8 +120,6 @@ def _loading(trace: Trace) -> _Found:
     host, device = trace.host, trace.device
     rows = np.concatenate((host_rows(trace, _LOADS), _first_convolutions(trace), _first_ops(trace)))
     loads = host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
-    if len(device.launch_end_ns) != len(device):
-        return loads
     length = device.launch_end_ns - device.launch_ns
     if length[length >= _LOADING_NS].sum() < _WORTH_NAMING_NS:
         return loads

@@ -55,7 +55,6 @@ class Gpus:
         names, references = lookups(plane, builder.names)
         nvidia = builder.gpus[number].compute_capability if stats.get("device_vendor") == "Nvidia" else None
         source = PlaneLines(plane, self._streams(plane), names, _DEVICE_STATS, together=together)
-        builder = self._builder
         shapes = self._shape_of.setdefault(nvidia, LazyTable(lambda details: builder.shape(  # ROCm has similar numbers
             kernel_names.launch_shape(builder.names.list[details], nvidia))))
         return _Gpu(number, references, shapes, source)
