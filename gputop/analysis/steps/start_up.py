@@ -120,11 +120,11 @@ def _loading(trace: Trace) -> _Found:
     host, device = trace.host, trace.device
     rows = np.concatenate((host_rows(trace, _LOADS), _first_convolutions(trace), _first_ops(trace)))
     loads = host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
-    length = device.launch_end_ns - device.launch_ns
+    of_kernel = (device.kind <= Kind.COLLECTIVE) & (device.name >= 0) & (device.launch_ns >= 0)
+    length = np.where(of_kernel, device.launch_end_ns - device.launch_ns, 0)
     if length[length >= _LOADING_NS].sum() < _WORTH_NAMING_NS:
         return loads
-    launched = np.flatnonzero((device.launch_ns >= 0) & (length > 0)
-                              & (device.kind <= Kind.COLLECTIVE) & (device.name >= 0))
+    launched = np.flatnonzero(length > 0)
     launched = launched[np.argsort(device.launch_ns[launched], kind="stable")]
     length = length[launched]
     long = length >= max(_FAR_LONGER * float(np.median(length)), _LOADING_NS)
