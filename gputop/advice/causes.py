@@ -50,12 +50,14 @@ def fold_consequences(findings: Iterable[Finding], claimed: Mapping[str, Claimed
     """Findings with all that follow from each under it, directly or by another, ranked by what is left of each."""
     by_id, parent, rest = {f.id: f for f in findings}, dict[str, str](), limit("causes.rest")
     ordered = [id_ for id_ in NARROWEST_FIRST if id_ in by_id]
-    shares = {effect: {cause: _explained(by_id[effect], by_id[cause], claimed) for cause in ordered[:i]}
-              for i, effect in enumerate(ordered)}
-    for effect, by_cause in shares.items():
-        cause = next((cause for cause, share in by_cause.items() if share >= 1 - rest), None)
-        if cause is not None:
-            parent[effect] = cause
+    shares = dict[str, dict[str, float]]()
+    for i, effect in enumerate(ordered):
+        by_cause = shares[effect] = {}
+        for cause in ordered[:i]:
+            by_cause[cause] = _explained(by_id[effect], by_id[cause], claimed)
+            if by_cause[cause] >= 1 - rest:
+                parent[effect] = cause
+                break
     for part, whole in _PARTS:
         if {part, whole} <= by_id.keys() - parent.keys() and _covered(claimed[part], claimed[whole]) >= rest:
             parent[part] = whole

@@ -38,7 +38,7 @@ from gputop.analysis.what_if.critical_path import critical_path
 from gputop.analysis.what_if.replay import replay_window
 from gputop.trace.gpu_clocks import clock_notes
 from gputop.trace.intervals import union
-from gputop.trace.model import Trace
+from gputop.trace.model import Kind, Trace
 
 
 class Given(Struct, frozen=True):
@@ -71,7 +71,8 @@ def _has_gpus(given: Given) -> bool:
 
 
 def _copies(given: Given) -> Any:
-    rows_by_gpu = {gpu_number(given.trace, timeline.gpu): timeline.rows for timeline in given.gpu_timelines}
+    rows_by_gpu = {gpu_number(given.trace, timeline.gpu): timeline.rows[timeline.kind > Kind.COLLECTIVE]
+                   for timeline in given.gpu_timelines}
     return copy_table(given.trace, rows_by_gpu, given.of_steps)
 
 
@@ -111,7 +112,6 @@ ANALYSES = (
     AnalysisEntry("replicas", lambda given: replicas(given.trace, given.gpu_timelines, given.steps), when=_has_gpus),
     AnalysisEntry("kernel_table", lambda given: kernels(given.trace, given.gpu_timelines, given.of_steps)),
     AnalysisEntry("kernel_sizes", lambda given: kernel_sizes(given.trace, given.gpu_timelines, given.steps)),
-    AnalysisEntry("typical_step", lambda given: typical_step(given.trace, given.gpu_timelines, given.steps)),
     AnalysisEntry("functions", lambda given: functions(given.trace, given.steps)),
     AnalysisEntry("collectives", lambda given: collectives(given.trace, given.gpu_timelines, given.of_steps)),
     AnalysisEntry("input", lambda given: input_pipeline(given.trace, given.steps)),
@@ -122,6 +122,8 @@ ANALYSES = (
     AnalysisEntry("clocks", lambda given: clock_notes(given.trace)),
     AnalysisEntry("python", lambda given: python_of(given.trace)),
     AnalysisEntry("cpu_layers", lambda given: cpu_layers(given.trace, given.steps)),
+    AnalysisEntry("typical_step", lambda given, parts: typical_step(
+        given.trace, given.gpu_timelines, given.steps, parts), ("parts",)),
     AnalysisEntry("critical_path", lambda given, replay: critical_path(replay, given.steps), ("replay",), _has_gpus),
     AnalysisEntry("kernels", lambda given, table: with_ncu(table, given.trace, given.steps), ("kernel_table",)),
     AnalysisEntry("ranks", lambda given, waits: rank_times(

@@ -193,9 +193,7 @@ class TraceBuilder(Struct):
 
 
 class Collected(Generic[_Collectable]):
-    """Events in pieces, put together as each comes: nothing is copied in the end, and the memory of a piece serves the
-    next. ``room`` is the most that can come; memory is taken for as many as do.
-    """
+    """Events that come in pieces, in one set of columns with ``room`` for the most that can come."""
 
     def __init__(self, kind: type[_Collectable], room: int) -> None:
         self._kind = kind
@@ -205,11 +203,11 @@ class Collected(Generic[_Collectable]):
     def __len__(self) -> int:
         return self._count
 
-    def add(self, piece: _Collectable) -> _Collectable:
-        """The piece, without stats, as a part of the whole."""
-        begin, self._count = self._count, self._count + len(piece)
-        for name, column in self._columns.items():
-            column[begin:self._count] = getattr(piece, name)
+    def more(self, count: int) -> _Collectable:
+        """The part of the whole for so many further events, of which nothing is known (:meth:`Columns.empty`)."""
+        begin, self._count = self._count, self._count + count
+        for column in self._columns.values():
+            column[begin:self._count] = -int(column.dtype.kind == "i")
         return self._part(slice(begin, self._count))
 
     def whole(self) -> _Collectable:
@@ -258,11 +256,12 @@ def _first_listed(device: DeviceEvents, lines: Sequence[Line]) -> npt.NDArray[np
     streams: dict[tuple[str, int, str], int] = {}
     stream_of = np.array([streams.setdefault((line.host, line.gpu, stream_key(line.name)), len(streams))
                           for line in lines])
-    columns = (device.correlation[rows], device.end_ns[rows], device.name[rows], stream_of[device.line[rows]],
-               device.start_ns[rows])
-    hashes = np.sort(row_hashes(columns))  # quicker than to sort the rows, and mostly none are equal
+    launched = device.correlation[rows], device.end_ns[rows], device.start_ns[rows]
+    hashes = row_hashes(launched)
+    hashes.sort()  # quicker than to sort the rows, and mostly none are equal
     if not (hashes[1:] == hashes[:-1]).any():
         return None
+    columns = (device.name[rows], stream_of[device.line[rows]], *launched)
     order = np.lexsort(columns)  # stable: of equal events the first listed comes first
     same = np.logical_and.reduce([column[order][1:] == column[order][:-1] for column in columns])
     if not same.any():
@@ -276,7 +275,8 @@ def row_hashes(columns: Sequence[npt.NDArray]) -> I64:
     """A hash of each row of these columns of integers: equal rows have equal ones."""
     hashes = columns[0].astype(np.int64)
     for column in columns[1:]:
-        hashes = hashes * _MIX + column
+        hashes *= _MIX
+        hashes += column
     return hashes
 
 

@@ -38,9 +38,9 @@ def set_right(device: DeviceEvents, host: HostEvents, names: Sequence[str], gpus
 
     The events may be in any order. Where the evidence does not decide nothing is moved, and the note says so.
     """
-    launched = np.flatnonzero(device.launch_line >= 0)
+    launched = device.launch_line >= 0
     for gpu, about in enumerate(gpus):
-        rows = launched[np.flatnonzero(device.gpu[launched] == gpu)]
+        rows = np.flatnonzero(launched & (device.gpu == gpu))
         if len(rows) < MIN_EVENTS:
             continue
         delay = device.start_ns[rows] - device.launch_ns[rows]

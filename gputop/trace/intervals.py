@@ -25,7 +25,7 @@ class Spans(NamedTuple):
 
     @property
     def total(self) -> int:
-        return int((self.end - self.start).sum())
+        return int(self.end.sum() - self.start.sum())
 
 
 _NEG_INF, _POS_INF = -(1 << 62), np.iinfo(np.int64).max
@@ -38,8 +38,7 @@ EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Spans:
     """Merge intervals in any order; those of no or negative length are ignored."""
-    s = np.asarray(start, np.int64)
-    e = np.asarray(end, np.int64)
+    s, e = np.asarray(start, np.int64), np.asarray(end, np.int64)
     if not (long := e > s).all():
         keep = np.flatnonzero(long)
         s, e = s[keep], e[keep]
@@ -100,31 +99,29 @@ def intersect(a: Spans, b: Spans) -> Spans:
     if not len(a.start) or not len(b.start):
         return EMPTY
     if len(a.start) > len(b.start):
-        a, b = b, a  # fewer searches
+        a, b = b, a
     if len(a.start) == 1:
         return _part(b, int(a.start[0]), int(a.end[0]))
-    # Interval i of a meets the run of b's intervals from `first` up to `last`.
-    first = np.searchsorted(b.end, a.start, side="right")
-    last = _from(first, b.start, a.end - 1)
-    if not (meets := last > first).all():
-        i = np.flatnonzero(meets)
-        first, last, a = first[i], last[i], Spans(a.start[i], a.end[i])
-    if not len(first):
-        return EMPTY
-    # Positions of these runs in the result. Only the first and last of a run can extend beyond a's interval.
-    stop = np.cumsum(last - first)
-    begin = np.concatenate(([0], stop[:-1]))
-    if stop[-1] == len(first):  # runs of one
-        return Spans(np.maximum(b.start.take(first), a.start), np.minimum(b.end.take(first), a.end))
-    if stop[-1] >= _LONG_RUN * len(first):
-        runs = list(zip(first.tolist(), last.tolist(), strict=True))
-        start, end = (np.concatenate([column[i:j] for i, j in runs]) for column in b)
-    else:
-        which = np.repeat(first - begin, last - first) + np.arange(stop[-1])
-        start, end = b.start.take(which), b.end.take(which)
-    start[begin] = np.maximum(start[begin], a.start)
-    end[stop - 1] = np.minimum(end[stop - 1], a.end)
-    return Spans(start, end)
+    some = slice(np.searchsorted(b.end, a.start[0], side="right"), np.searchsorted(b.start, a.end[-1]))
+    b = Spans(b.start[some], b.end[some])
+    if len(b.start) >= _LONG_RUN * len(a.start):
+        # Interval i of a meets the run of b's intervals from `first` up to `last`.
+        first, last = np.searchsorted(b.end, a.start, side="right"), np.searchsorted(b.start, a.end)
+        meets = np.flatnonzero(last > first)
+        runs = [slice(i, j) for i, j in zip(first[meets].tolist(), last[meets].tolist(), strict=True)] or [slice(0)]
+        start, end = (np.concatenate([column[run] for run in runs]) for column in b)
+        stop = np.cumsum((last - first)[meets])
+        begin = np.append(0, stop)[:-1]  # only the first and last of a run can extend beyond a's interval
+        start[begin] = np.maximum(start[begin], a.start[meets])
+        end[stop - 1] = np.minimum(end[stop - 1], a.end[meets])
+        return Spans(start, end)
+    # Both are open from where the next one of either begins to where one ends, if it begins before.
+    start, end = np.concatenate((a.start, b.start)), np.concatenate((a.end, b.end))
+    start.sort(kind="stable")  # merges the two runs
+    end.sort(kind="stable")
+    start, end = start[1:], end[:-1]
+    both = np.flatnonzero(start < end)
+    return Spans(start[both], end[both])
 
 
 def _part(a: Spans, lo: int, hi: int) -> Spans:
@@ -154,8 +151,8 @@ def subtract(a: Spans, b: Spans) -> Spans:
 
 def contains(a: Spans, times: I64) -> npt.NDArray[np.bool_]:
     """Mask of the instants, in any order, that lie in ``a``."""
-    if not len(a.start):
-        return np.zeros(len(times), bool)
+    if len(a.start) <= 1:
+        return (times >= a.start[:1]) & (times < a.end[:1]) if len(a.start) else np.zeros(len(times), bool)
     last = np.searchsorted(a.start, times, side="right") - 1
     return np.asarray((last >= 0) & (times < a.end[np.maximum(last, 0)]), bool)
 
@@ -165,13 +162,7 @@ def at_or_before(a: I64, t: I64) -> I64:
     if t.ndim != 1 or len(t) < 4 * len(a) or (t[1:] < t[:-1]).any():
         return np.searchsorted(a, t, side="right")
     # Many instants in order: searching for the few of ``a`` among them is faster.
-    first = np.searchsorted(t, a)
-    if len(t) < _LONG_RUN * len(a):
-        return np.repeat(np.arange(len(a) + 1), np.diff(first, prepend=0, append=len(t)))
-    count = np.empty(len(t), np.int64)
-    for n, (begin, end) in enumerate(pairwise((0, *first.tolist(), len(t)))):
-        count[begin:end] = n
-    return count
+    return np.repeat(np.arange(len(a) + 1), np.diff(np.searchsorted(t, a), prepend=0, append=len(t)))
 
 
 def _from(count: I64, a: I64, t: I64) -> I64:
@@ -193,6 +184,10 @@ def _from(count: I64, a: I64, t: I64) -> I64:
 def coverage(a: Spans, start: npt.ArrayLike, end: npt.ArrayLike) -> I64:
     """Length of ``a`` in each ``[start[i], end[i])``; those may overlap."""
     s, e = np.asarray(start, np.int64), np.asarray(end, np.int64)
+    if len(a.start) == 1:
+        covered = e.clip(a.start[0], a.end[0])
+        covered -= s.clip(a.start[0], a.end[0])
+        return covered
     # An empty interval before the first one answers for instants before it.
     ends = np.concatenate((np.array([_NEG_INF]), a.end))
     covered = np.zeros(len(ends), np.int64)

@@ -26,7 +26,7 @@ class Launches:
     alone is the key, which is unique in a process.
     """
 
-    def __init__(self, correlation: I64, device_id: I64, start_ns: I64, devices: Iterable[int]) -> None:
+    def __init__(self, correlation: I64, device_id: I32 | I64, start_ns: I64, devices: Iterable[int]) -> None:
         numbers = set(distinct(np.maximum(device_id, -1)).tolist()) - {-1}
         by_device = bool(numbers) and numbers <= set(devices)
         self._exact = _Keys(correlation, device_id, start_ns) if by_device else None
@@ -45,16 +45,14 @@ class Launches:
         return exact if self._plain is None else np.where(exact >= 0, exact, row)
 
 
-def set_launches(
-    device: DeviceEvents, call: npt.NDArray[np.intp], start_ns: I64, end_ns: I64, line: I64 | I32,
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Set by which call each event was launched. ``call`` is a row of the other columns, as :meth:`Launches.find` has
-    found it for each event, or -1. Returns the rows of the events that have one, and theirs."""
+def set_launches(device: DeviceEvents, call: I64, start_ns: I64, end_ns: I64, line: I32) -> I64:
+    """Set by which call each event was launched, and return the rows of those that have one. ``call`` is a row of the
+    other columns for each event, or -1."""
     rows = np.flatnonzero(call >= 0)
     call = call[rows]
     device.launch_ns[rows], device.launch_end_ns[rows] = start_ns[call], end_ns[call]
     device.launch_line[rows] = line[call]
-    return rows, call
+    return rows
 
 
 class _Keys:
@@ -62,7 +60,7 @@ class _Keys:
     counts them; else as one sorted integer.
     """
 
-    def __init__(self, correlation: I64, device_id: I64 | None, start_ns: I64) -> None:
+    def __init__(self, correlation: I64, device_id: I32 | I64 | None, start_ns: I64) -> None:
         usable = _usable(correlation, device_id)
         self._device_id = device_id
         self._table = _Table.of(correlation, usable)
@@ -90,30 +88,31 @@ class _Table(Struct, frozen=True):
     """Row of each id from ``first`` on, -1 where there is none; the last entry answers for all ids outside."""
 
     first: int
-    rows: I64
+    rows: I32
 
     @classmethod
     def of(cls, ids: I64, usable: Mask) -> _Table | None:
         """None where ids lie far apart or are not distinct."""
-        usable_ids = ids[rows_of(usable)]
+        rows = rows_of(usable)
+        usable_ids = ids[rows]
         first, last = (int(usable_ids.min()), int(usable_ids.max())) if len(usable_ids) else (0, 0)
         if last - first >= _SPARSE * len(usable_ids):
             return None
-        table = np.full(last - first + 2, -1, np.int64)
-        table[usable_ids - first] = np.arange(len(ids)) if len(usable_ids) == len(ids) else np.flatnonzero(usable)
+        table = np.full(last - first + 2, -1, np.int32)
+        table[usable_ids - first] = np.arange(len(ids))[rows]
         return cls(first, table) if np.count_nonzero(table >= 0) == len(usable_ids) else None
 
     def find(self, ids: I64) -> npt.NDArray[np.intp]:
         outside = np.uint64(len(self.rows) - 1)
-        return self.rows.take(np.minimum((ids - self.first).view(np.uint64), outside).view(np.int64))
+        return self.rows.take(np.minimum((ids - self.first).view(np.uint64), outside).view(np.int64)).astype(np.intp)
 
 
-def _usable(correlation: I64, device_id: I64 | None) -> Mask:
+def _usable(correlation: I64, device_id: I32 | I64 | None) -> Mask:
     usable: Mask = (correlation > 0) & (correlation < _MAX_CORRELATION)
     return usable if device_id is None else usable & (device_id >= 0) & (device_id < _DEVICES)
 
 
-def _key(correlation: I64, device_id: I64 | None) -> I64:
+def _key(correlation: I64, device_id: I32 | I64 | None) -> I64:
     """-1 where there is no usable id."""
     keys = correlation if device_id is None else correlation * _DEVICES + device_id
     return np.where(_usable(correlation, device_id), keys, -1)

@@ -185,6 +185,7 @@ def host_stat(host: HostEvents, name: str) -> tuple[I64, I64]:
     return host.stats.get(name, (none, none))
 
 
+@once
 def launching_lines(trace: Trace) -> I64:
     """The lines of the host that launch device events, in order."""
     lines = distinct(trace.device.launch_line)

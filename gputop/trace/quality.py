@@ -127,10 +127,11 @@ def note_serialized(trace: Trace) -> None:
 
 def note_launches_without_kernels(trace: Trace) -> None:
     """Note that no launch ran a kernel, although the GPU copied later, by when the launches had their turn."""
-    rows, device = host_rows(trace, _KERNEL_LAUNCH), trace.device
+    if (trace.device.kind <= Kind.COLLECTIVE).any():
+        return
+    rows = host_rows(trace, _KERNEL_LAUNCH)
     rows = rows[~in_captures(trace, rows)]
-    launches = int((trace.host.end_ns[rows] < device.start_ns.max(initial=-1)).sum())
-    if launches and not (device.kind <= Kind.COLLECTIVE).any():
+    if launches := int((trace.host.end_ns[rows] < trace.device.start_ns.max(initial=-1)).sum()):
         trace.quality.append(TraceNote("lost_kernels", (
             f"None of {counted(launches, 'kernel launch', 'es')} ran a kernel in this trace, so either they failed or "
             "the profiler did not record their kernels. Check for an error after each launch (cudaGetLastError).")))

@@ -110,9 +110,9 @@ def offloaded(facts: TraceFacts) -> bool | None:
         return False
     rounds = 0
     for timeline in facts.gpu_timelines:
-        kernels = timeline.rows[device.kind[timeline.rows] == Kind.COMPUTE]
+        computing_ns = timeline.start_ns[timeline.computing_places]
         copied_ns = device.start_ns[rows[device.gpu[rows] == timeline.gpu]]
-        rounds = max(rounds, len(np.unique(np.searchsorted(device.start_ns[kernels], copied_ns))))
+        rounds = max(rounds, len(np.unique(np.searchsorted(computing_ns, copied_ns))))
     if rounds < _ROUNDS * facts.steps_or_window:
         return False
     fetches = spans_of(facts.trace, np.flatnonzero(name_mask(trace, _FETCHES, _FETCHES_WORDS).take(trace.host.name)))
@@ -218,8 +218,7 @@ def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
     lines: dict[str, None] = {}
     rows = [NO_ROWS]
     for timeline in facts.gpu_timelines:
-        kind = device.kind[timeline.rows]
-        copied_rows = timeline.rows[np.flatnonzero((kind == Kind.H2D) | (kind == Kind.D2H))]
+        copied_rows = timeline.rows[np.flatnonzero((timeline.kind == Kind.H2D) | (timeline.kind == Kind.D2H))]
         host_end = np.where(device.kind[copied_rows] == Kind.H2D, device.src[copied_rows], device.dst[copied_rows])
         pinned = host_end == MemoryKind.PINNED
         copied_rows = copied_rows[pinned & (device.bytes[copied_rows] > limit("copies_pageable.bytes"))]

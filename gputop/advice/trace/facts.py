@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
+from threading import RLock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,6 +42,7 @@ _MOMENT = 0.1  # share of the recording. gputop's own figure
 NO_GPU = -1  # of spans by GPU: those of a job without one
 
 T = TypeVar("T")
+_COMPUTING = RLock()  # of :func:`once_per_trace`
 
 
 class TraceFacts(Struct, frozen=True):
@@ -155,11 +157,12 @@ class TraceFacts(Struct, frozen=True):
 
 
 def once_per_trace(find: Callable[[TraceFacts], T]) -> Callable[[TraceFacts], T]:
-    """Compute what several rules ask of a trace once; two that ask at the same time may both compute it."""
+    """Compute what several rules ask of a trace once, whoever asks, also at the same time."""
     @wraps(find)
     def ask(facts: TraceFacts) -> T:
-        if find not in facts.cache:
-            facts.cache[find] = find(facts)
+        with _COMPUTING:
+            if find not in facts.cache:
+                facts.cache[find] = find(facts)
         result: T = facts.cache[find]
         return result
 

@@ -20,7 +20,7 @@ from gputop.analysis.what_if.host_waits import host_waits
 from gputop.core.findings import Culprit
 from gputop.text.units import count, percent, seconds
 from gputop.trace.graph_captures import recordings
-from gputop.trace.intervals import Spans, coverage, distinct_times, intersect
+from gputop.trace.intervals import Spans, coverage, distinct_times, in_order, intersect
 from gputop.trace.lookups import by_line, launching_lines, rows_of
 from gputop.trace.model import I64, Kind
 
@@ -59,14 +59,14 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         launches = _in_waits(facts, distinct_times(facts.trace.device.launch_ns), waits)
         recording_s = min(share * facts.period_s, (  # no more than the wait that it is in
             recorded * limit("launch_bound.recording_s") + launches * limit("launch_bound.recorded_launch_s")))
-    idle_ns = idle_before(facts, "launch")
+    pace_s, idle_ns = launch_pace_s(facts), idle_before(facts, "launch")
     late = np.flatnonzero(idle_ns)
     return LaunchBound(
         gpus=facts.active_numbers, share=share,
         kernel_median_s=median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None),
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus),
         launch_delay_s=median(delays) if delays else None,
-        idle_host_fault=sum(faults) / len(faults) if faults else None, pace_s=launch_pace_s(facts),
+        idle_host_fault=sum(faults) / len(faults) if faults else None, pace_s=pace_s,
         waits=_waits_within_steps(facts), recorded=recorded, recording_s=recording_s,
         events=Events(late, idle_ns[late], idle=True),
         cure=Cure(host=waits, assumes=(
@@ -152,16 +152,16 @@ def launch_pace_s(facts: TraceFacts) -> float | None:
     """Median time from one launch to the next on a thread; None where launches are not known, or most kernels are not
     launched one by one."""
     device = facts.trace.device
-    launched = rows_of((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
-    launch = device.launch_ns[launched]
-    if len(launch) < 2:
+    launched = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
+    if len(launched) < 2:
         return None
-    # The kernels of a CUDA graph have one launch: calls are counted, not kernels.
-    calls = [distinct_times(launch[on_line]) for on_line in by_line(device.launch_line[launched]).values()]
-    if sum(map(len, calls)) < _ONE_BY_ONE * len(launch):
+    places = by_line(device.launch_line[launched])
+    threads = len(places)
+    apart = np.concatenate([np.diff(in_order(device.launch_ns[launched[places.pop(line)]])) for line in list(places)])
+    apart = apart[rows_of(apart > 0)]  # the kernels of a CUDA graph have one launch: calls are counted, not kernels
+    if len(apart) + threads < _ONE_BY_ONE * len(launched):
         return None
-    apart = np.concatenate([np.diff(starts) for starts in calls])
-    return float(np.median(apart)) / 1e9 if len(apart) else None
+    return float(np.median(apart, overwrite_input=True)) / 1e9 if len(apart) else None
 
 
 # -- small_kernels ------------------------------------------------------------------------------------
@@ -217,13 +217,12 @@ def _short(facts: TraceFacts) -> Events:
     device = facts.trace.device
     time = np.zeros(len(device), np.int64)
     for timeline in facts.gpu_timelines:
-        gaps = timeline.gaps
-        time[gaps.after] = np.where(gaps.end - gaps.start <= _PAUSE_NS, gaps.end - gaps.start, 0)
+        time[timeline.rows] = coverage(facts.analyzed_spans, timeline.start_ns, timeline.end_ns)
+        after, pause = timeline.gaps.after, timeline.gaps.end - timeline.gaps.start
+        time[after] += np.where((pause <= _PAUSE_NS) & (time[after] > 0), pause, 0)
     rows = np.flatnonzero((device.kind == Kind.COMPUTE) & (
         device.end_ns - device.start_ns < limit("small_kernels.kernel_s") * 1e9))
-    length = coverage(facts.analyzed_spans, device.start_ns[rows], device.end_ns[rows])
-    length += np.where(length > 0, time[rows], 0)
-    return Events(rows, length)
+    return Events(rows, time[rows])
 
 
 def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:

@@ -51,8 +51,8 @@ def batch_scaling(
         running_ns = union(start, end).total
         gpu, sms = gpu_number(trace, timeline.gpu), trace.gpus[timeline.gpu].sms
         # The time in which no other kernels than the optimizer's run.
-        optimizer_ns = running_ns - union(start[~optimizes], end[~optimizes]).total
-        optimizer_s = optimizer_ns / unit if optimizes.any() else None
+        others = ~optimizes
+        optimizer_s = (running_ns - union(start[others], end[others]).total) / unit if optimizes.any() else None
         if sms is None or not (device.shape[rows] >= 0).any():
             out.append(BatchScaling(gpu, optimizer_s))
             continue

@@ -129,22 +129,24 @@ def idle_by_gpu(
     return IdleByGpu(starved, late)
 
 
-def typical_step(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> TypicalStep | None:
-    """Picture of one step as it went, GPU by GPU, for documents that outlive the trace. None where the trace has no
-    steps, or no GPU ran in the typical one."""
-    if steps is None:
+def typical_step(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
+                 by_gpu: PartsByGpu | None) -> TypicalStep | None:
+    """Picture of one step as it went, GPU by GPU, for documents that outlive the trace; ``by_gpu`` are the parts of all
+    steps. None where the trace has no steps, or no GPU ran in the typical one."""
+    if steps is None or by_gpu is None:
         return None
     durations = np.array([(end - begin) / 1e9 for begin, end in steps.bounds_ns])
     step = int(np.argmin(np.abs(durations - steps.times.median_s)))
     begin, end = steps.bounds_ns[step]
-    gpus = parts_by_gpu(trace, gpu_timelines, [(begin, end)])
+    whole = union([begin], [end])
+    gpus = {timeline.gpu: by_gpu[timeline.gpu] for timeline in gpu_timelines if intersect(timeline.busy, whole).total}
     if not gpus:
         return None
     edges = np.linspace(begin, end, SLOTS + 1).round().astype(np.int64)
     runs = []
     for gpu, parts in gpus.items():
         names = list(parts)
-        most = np.argmax([coverage(spans, edges[:-1], edges[1:]) for spans in parts.values()], axis=0)
+        most = np.argmax([coverage(intersect(spans, whole), edges[:-1], edges[1:]) for spans in parts.values()], axis=0)
         cuts = [0, *(np.flatnonzero(np.diff(most)) + 1).tolist(), SLOTS]
         runs.append(StepRuns(gpu_number(trace, gpu), tuple((names[most[a]], a, b) for a, b in pairwise(cuts))))
     return TypicalStep(step, float(durations[step]), SLOTS, tuple(sorted(runs, key=lambda r: r.gpu)))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec import Struct, field
 
-from gputop.analysis.gpu.breakdown import IdleByGpu, bounds_judged, idle_by_gpu
+from gputop.analysis.gpu.breakdown import IdleByGpu
 from gputop.analysis.gpu.collectives import by_operation, matched, of_gpus
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.steps.membership import step_of
@@ -64,7 +64,7 @@ class CollectiveWaits(Struct, frozen=True):
 
 
 def collective_waits(
-    trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, idle: IdleByGpu | None = None,
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, idle: IdleByGpu,
 ) -> CollectiveWaits | None:
     """None where no GPU ran a collective. ``idle``: of the steps' bounds or, without steps, the window."""
     device = trace.device
@@ -73,8 +73,6 @@ def collective_waits(
         return None
     if len(ran) == 1:
         return _of_one_rank(trace, ran[0], rows[0], steps)
-    if idle is None:
-        idle = idle_by_gpu(trace, gpu_timelines, bounds_judged(trace, gpu_timelines, steps))
     late = [idle.late.get(timeline.gpu, EMPTY) for timeline in ran]
     sums = _Sums(trace, ran, late, [
         merge(spans, idle.starved.get(timeline.gpu, EMPTY), _before_first_launch(trace, timeline, steps))

@@ -49,8 +49,8 @@ class _Match(Struct, frozen=True):
 
 def of_gpus(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> tuple[list[GpuTimeline], list[I64]]:
     """The GPUs that ran collectives, and for each the rows of the device events that are some."""
-    by_gpu = [(timeline, timeline.kernels[trace.device.kind[timeline.kernels] == Kind.COLLECTIVE])
-             for timeline in gpu_timelines]
+    by_gpu = [(timeline, timeline.rows[np.flatnonzero(timeline.kind == Kind.COLLECTIVE)])
+              for timeline in gpu_timelines]
     return [timeline for timeline, rows in by_gpu if len(rows)], [rows for _, rows in by_gpu if len(rows)]
 
 
@@ -176,9 +176,8 @@ def matched(trace: Trace, rows: Sequence[I64]) -> I64 | str:
         return f"the GPUs ran different numbers of collectives ({counts[0]} to {counts[-1]})"
     rows = seen
     # By start: every GPU issues them in the same order. Of several that start together the file's order says nothing.
-    names = alphabetical(trace.names, device.name)
-    by_start = np.stack([r[np.lexsort((device.bytes[r], names[r], device.end_ns[r], device.start_ns[r]))]
-                         for r in rows], axis=1)
+    by_start = np.stack([r[np.lexsort((device.bytes[r], alphabetical(trace.names, device.name[r]), device.end_ns[r],
+                                       device.start_ns[r]))] for r in rows], axis=1)
     end = device.end_ns[by_start]
     apart = int((end.max(axis=1) - end.min(axis=1)).max())
     if apart > _END_TOLERANCE_NS:

@@ -26,7 +26,6 @@ def copies(trace: Trace, rows: I64) -> tuple[dict[str, float], dict[str, int | N
     seconds: dict[str, float] = {}
     sizes: dict[str, int | None] = {}
     count: dict[str, int] = {}
-    rows = rows[np.flatnonzero(device.kind[rows] > Kind.COLLECTIVE)]
     for name, kind in DIRECTIONS.items():
         in_direction = rows[device.kind[rows] == kind]
         if len(in_direction):

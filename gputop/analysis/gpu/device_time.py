@@ -18,7 +18,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, joined, merge, subtract, union
 from gputop.trace.kernel_names import UNKNOWN, classify
 from gputop.trace.lookups import rows_of
-from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.model import I64, U8, Kind, Trace
 from gputop.trace.parallel import pool
 
 _MOMENT = 0.1  # share of the recording: gputop's own figure
@@ -49,9 +49,9 @@ class Gaps(Struct, frozen=True):
 class GpuTimeline(Struct, frozen=True):
     """One GPU's device events: their rows, and unions of them by what they are.
 
-    ``start_ns`` and ``end_ns`` are those of ``rows``; read here they lie side by side, in the trace among other GPUs'.
-    ``kernel_places`` are the places among ``rows`` of compute kernels and collectives, ``computing_places`` those of
-    the former.
+    ``start_ns``, ``end_ns`` and ``kind`` are those of ``rows``; read here they lie side by side, in the trace among
+    other GPUs'. ``kernel_places`` are the places among ``rows`` of compute kernels and collectives,
+    ``computing_places`` those of the former.
     ``other`` is what the GPU does on its own account: copies within it and memsets.
     ``late`` is the idle time that the host could have filled: the ``gaps`` whose launch began in them, up to the end of
     its call where the start is long after that, and where the call began before the gap, but was not done yet, the
@@ -62,8 +62,7 @@ class GpuTimeline(Struct, frozen=True):
     rows: I64
     start_ns: I64
     end_ns: I64
-    kernel_places: I64
-    computing_places: I64
+    kind: U8
     compute: Spans
     collectives: Spans
     h2d: Spans
@@ -85,8 +84,12 @@ class GpuTimeline(Struct, frozen=True):
         return np.arange(1, len(self.rows)) if each else np.searchsorted(self.start_ns, self.gaps.end)
 
     @property
-    def kernels(self) -> I64:
-        return self.rows[self.kernel_places]
+    def kernel_places(self) -> I64:
+        return np.flatnonzero(self.kind <= Kind.COLLECTIVE)
+
+    @property
+    def computing_places(self) -> I64:
+        return np.flatnonzero(self.kind == Kind.COMPUTE)
 
     @property
     def computing(self) -> I64:
@@ -132,9 +135,8 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
     else:
         after = rows[1:] if len(gaps.start) == len(rows) - 1 else rows[pauses.after]
     before = rows[_last_to_end(end, gaps.start) if pauses is None else pauses.before]
-    kernels, computing = np.flatnonzero(kind <= Kind.COLLECTIVE), np.flatnonzero(kind == Kind.COMPUTE)
     return GpuTimeline(
-        gpu, rows, start, end, kernels, computing,
+        gpu, rows, start, end, kind,
         of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
         of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy,
         Gaps(*gaps, after), _late(trace, gaps, before, after),
@@ -177,7 +179,7 @@ def _late(trace: Trace, gaps: Spans, before: I64, after: I64) -> Spans:
     until = np.where(gaps.end - launched <= _STARTS_NS, gaps.end, np.maximum(launched, gaps.start))
     until = np.where(launch > gaps.start, until, gaps.start)
     # The kernels of one launch (a CUDA graph's) follow each other as they depend, however long its call lasts.
-    called = np.where(device.launch_ns[before] != launch, device.launch_end_ns[after], gaps.start)
+    called = np.where(device.launch_ns[before] != launch, launched, gaps.start)
     until = np.maximum(until, np.minimum(called, gaps.end))
     chosen = np.flatnonzero((until > gaps.start) & (launch >= 0))
     return Spans(gaps.start[chosen], until[chosen])
@@ -200,10 +202,11 @@ def event_after(trace: Trace, rows: I64, gaps: Spans) -> I64:
 
 def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
     window = _window_ns(trace, timeline, steps)
-    length = timeline.end_ns[timeline.kernel_places] - timeline.start_ns[timeline.kernel_places]
+    length = (timeline.end_ns - timeline.start_ns)[timeline.kernel_places]
     copied = timeline.copies
     by_type, tensor = kernel_types(trace, timeline)
-    copies_s, copies_bytes, copies_count = copies(trace, timeline.rows)
+    moves = timeline.rows[timeline.kind > Kind.COLLECTIVE]  # copies and memsets
+    copies_s, copies_bytes, copies_count = copies(trace, moves)
     per_step = None
     if steps is not None:
         bounds = steps.edges_ns
@@ -224,7 +227,7 @@ def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
         kernel_median_s=float(np.median(length)) / 1e9 if len(length) else None,
         compute_s_per_step=per_step,
         copies_s=copies_s, copies_bytes=copies_bytes, copies_count=copies_count,
-        copies_pageable_s=pageable_s(trace, timeline.rows),
+        copies_pageable_s=pageable_s(trace, moves),
         tensor_core_time=tensor, kernel_time_by_type=by_type,
     )
 
@@ -274,7 +277,8 @@ def _launch_delay(trace: Trace, timeline: GpuTimeline) -> float | None:
 
     None where no launch is known, or where the clocks of host and GPU differ by more than such a delay.
     """
-    delay = launch_delays_ns(trace, timeline.kernels, timeline.start_ns[timeline.kernel_places])
+    kernels = timeline.kernel_places
+    delay = launch_delays_ns(trace, timeline.rows[kernels], timeline.start_ns[kernels])
     delay = delay[delay != NO_LAUNCH]
     median = float(np.median(delay)) / 1e9 if len(delay) else None
     return median if median is not None and median >= 0 else None
@@ -298,11 +302,12 @@ def kernel_types(trace: Trace, timeline: GpuTimeline) -> tuple[dict[str, float] 
 
     The latter is None where no kernel's name says anything either way.
     """
-    length = timeline.end_ns[timeline.computing_places] - timeline.start_ns[timeline.computing_places]
+    computing = timeline.computing_places
+    length = timeline.end_ns[computing] - timeline.start_ns[computing]
     total = int(length.sum())
     if total <= 0:
         return None, None
-    index = trace.device.name[timeline.computing].astype(np.int64) + 1
+    index = trace.device.name[timeline.rows[computing]].astype(np.int64) + 1
     times = np.bincount(index, weights=length)
     names = np.flatnonzero(np.bincount(index))
     by_type: dict[str, float] = {}

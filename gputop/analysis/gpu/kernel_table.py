@@ -90,8 +90,8 @@ class _KernelsOf(Struct, frozen=True):
 
 
 def _kernels_of(trace: Trace, timeline: GpuTimeline, of_steps: WorkOfSteps | None) -> _KernelsOf:
-    device, rows = trace.device, timeline.kernels
-    length = (timeline.end_ns - timeline.start_ns)[timeline.kernel_places]
+    device, places = trace.device, timeline.kernel_places
+    rows, length = timeline.rows[places], timeline.end_ns[places] - timeline.start_ns[places]
     which, (name, op, shape) = _combinations([device.name[rows], device.tf_op[rows], device.shape[rows]])
     weights: list[npt.NDArray] = [length]
     if of_steps is not None:
@@ -227,7 +227,8 @@ def _medians(group: I64, of_gpu: Sequence[_KernelsOf], n: int) -> F64:
         parts.append(np.minimum(of_one.length, mask))
         parts[-1] |= (group[first:first + len(of_one.name)] << _MEDIAN_BITS)[of_one.which]
         first += len(of_one.name)
-    both = np.sort(np.concatenate(parts))
+    both = np.concatenate(parts)
+    both.sort()
     begin = np.searchsorted(both, np.arange(n + 1) << _MEDIAN_BITS)
     size, last = np.diff(begin), len(both) - 1
     lower = both[np.minimum(begin[:-1] + np.maximum(size - 1, 0) // 2, last)] & mask

@@ -25,6 +25,7 @@ import numpy as np
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.results import NarrowKernel, SmUse
 from gputop.analysis.steps.model import Steps
+from gputop.trace.intervals import union
 from gputop.trace.lookups import Mask, numbered
 from gputop.trace.model import F64, I64, LaunchShape, Trace, TraceGpu
 from gputop.trace.occupancy import SCHEDULERS, resident_blocks
@@ -43,7 +44,7 @@ def sm_use(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
             continue
         gpu, unit = trace.gpus[timeline.gpu], 1e9 * (steps.count if steps is not None else 1)
         rows, start, end = timeline.rows[places], timeline.start_ns[places], timeline.end_ns[places]
-        number, compute_s = gpu_number(trace, timeline.gpu), _covered(start, end, np.ones(len(rows))) / unit
+        number, compute_s = gpu_number(trace, timeline.gpu), union(start, end).total / unit
         if gpu.sms is None or not trace.launch_shapes:
             out.append(SmUse(number, compute_s))
             continue

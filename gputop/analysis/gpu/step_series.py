@@ -103,8 +103,8 @@ def _of_gpu(trace: Trace, timeline: GpuTimeline, steps: Steps) -> dict[str, F64]
     shares = {name: coverage(spans, start, end) / length for name, spans in (
         ("busy", timeline.busy), ("compute", timeline.compute), ("collectives", timeline.collectives),
         ("collectives_exposed", subtract(timeline.collectives, timeline.compute)), ("copies", timeline.copies))}
-    step = step_of(trace.device.start_ns[timeline.kernels], steps)
-    kernels, step = timeline.kernels[step >= 0], step[step >= 0]
+    step = step_of(timeline.start_ns[places := timeline.kernel_places], steps)
+    kernels, step = timeline.rows[places][step >= 0], step[step >= 0]
     return {
         **shares, "idle": 1 - shares["busy"],
         "kernels": np.bincount(step, minlength=len(length)).astype(float),

@@ -157,21 +157,21 @@ def grouped_work(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_], loop_
     inside = coverage(gaps, host.start_ns[rows], host.end_ns[rows])
     within = rows_of(inside > 0)
     rows, inside = rows[within], inside[within]  # what holds such an event is such an event
-    of_row = group[np.minimum(np.searchsorted(ends, host.start_ns[rows], side="right"), len(ends) - 1)]
-    line, names = host.line[rows], len(trace.names)
-    sums: dict[int, tuple[float, float]] = {}  # by group and name
+    names, sums = len(trace.names), dict[int, tuple[float, float]]()  # by group and name
     with_event_ns = np.zeros(int(group.max(initial=0)) + 1)
-    for indices in lines_apart(line):
-        charged = charge(trace, rows[indices], inside[indices], line[indices])
-        holds = np.zeros(len(indices), bool)
+    for indices in lines_apart(host.line[rows]):
+        mine = rows[indices]
+        charged, of_row = charge(trace, mine, inside[indices], host.line[mine]), group[np.minimum(
+            np.searchsorted(ends, host.start_ns[mine], side="right"), len(ends) - 1)]
+        holds = np.zeros(len(mine), bool)
         holds[charged.holder[rows_of(charged.own_ns > 0)]] = True
-        keys, which = numbered(of_row[indices] * names + charged.name)
+        keys, which = numbered(of_row * names + charged.name)
         times, events = np.bincount(which, charged.own_ns, len(keys)), np.bincount(which, holds, len(keys))
         for key, time, count in zip(keys.tolist(), times.tolist(), events.tolist(), strict=True):
             before = sums.get(key, (0, 0))
             sums[key] = before[0] + time, before[1] + count
-        counted = rows_of(loop_lines[line[indices]])
-        with_event_ns += np.bincount(of_row[indices][counted], charged.outer_ns[counted], len(with_event_ns))
+        counted = rows_of(loop_lines[host.line[mine]])
+        with_event_ns += np.bincount(of_row[counted], charged.outer_ns[counted], len(with_event_ns))
     out: dict[int, dict[str, tuple[int, int]]] = {}
     for key, (time, count) in sorted(sums.items()):
         if time:

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from gputop.analysis.gpu.breakdown import IdleByGpu, bounds_judged, idle_by_gpu
+from gputop.analysis.gpu.breakdown import IdleByGpu
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.host_spans import COLLECTIVE, HostSpans, host_spans
@@ -112,7 +112,7 @@ def runs_eagerly(ops: HostOps | None) -> bool:
 
 def host_causes(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, ops: HostOps | None,
-    idle: IdleByGpu | None = None,
+    idle: IdleByGpu,
 ) -> HostCauses | None:
     """The division; None where the trace has no host event, or GPUs but nothing that ran on them. ``idle``: of the
     steps' bounds or, without steps, the window."""
@@ -166,12 +166,10 @@ def host_causes(
 
 def late_by_cause(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, ops: HostOps | None,
-    idle: IdleByGpu | None = None,
+    idle: IdleByGpu,
 ) -> tuple[list[Late], dict[tuple[str, int | None], HostSpans]]:
     """The same division instant by instant, of each GPU that took part (each process, where there is none), and what
     each of their processes was at. Empty where no GPU ran within the steps."""
-    if idle is None:
-        idle = idle_by_gpu(trace, gpu_timelines, bounds_judged(trace, gpu_timelines, steps))
     late = _late(trace, gpu_timelines, _bounds(trace, steps), idle)
     eagerly = runs_eagerly(ops)
     hosts = {process: host_spans(trace, process[0], runs_eagerly=eagerly, rank=process[1])

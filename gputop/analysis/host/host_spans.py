@@ -211,6 +211,8 @@ def _placed(trace: Trace, ops: I64) -> I64:
     on_gpu[device.tf_op[rows_of(kernels)]] = True
     on_gpu[-1] = False
     long = long[~on_gpu[host.name[long]] & ~name_mask(trace, _NOT_ITS_OWN)[host.name[long]]]
+    if not len(long):
+        return long
     launched, runtime = rows_of(kernels & (device.launch_line >= 0)), host_rows(trace, _RUNTIME)
     calls_gpu = begun_within(host, long, device.launch_line[launched], device.launch_ns[launched]) > 0
     torch = name_mask(trace, r"aten::")[host.name[long]]

@@ -10,7 +10,7 @@ import numpy as np
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.host.host_ops import OP, input_executors
 from gputop.analysis.results import LaunchThread, LaunchThreads
-from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, intersect, merge, subtract, union
 from gputop.trace.lookups import by_line, host_stat, launching_lines, name_mask, rows_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import GLOBAL_POOL, GPU_PRIVATE, GPU_SHARED, GRAPH_EXECUTOR, INPUT, MAIN, lines_of
@@ -35,7 +35,7 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
         by_gpu = {gpu_number(trace, gpu): n for gpu, n in enumerate(np.bincount(device.gpu[of_line]).tolist()) if n}
         threads.append(LaunchThread(
             name=trace.lines[line].name, pool=_pool(trace.lines[line].name), launches=dict(sorted(by_gpu.items())),
-            launch_s=calls.total / 1e9, other_s=(own_work.total - _overlap(calls, own_work)) / 1e9,
+            launch_s=calls.total / 1e9, other_s=subtract(own_work, calls).total / 1e9,
         ))
     threads.sort(key=lambda t: (-sum(t.launches.values()), t.name))
     per_gpu = Counter(gpu for thread in threads for gpu in thread.launches)
@@ -104,14 +104,7 @@ def _share(work: Spans | None, of: Spans) -> float | None:
 
 def _overlaps(work: dict[int, Spans], launching: Spans) -> dict[int, int]:
     """Time (ns) by line in which it is at work while a launch runs."""
-    return {line: _overlap(launching, spans) for line, spans in work.items()}
-
-
-def _overlap(a: Spans, b: Spans) -> int:
-    """The length of what lies in both, without finding out what that is."""
-    if np.array_equal(a.start, b.start) and np.array_equal(a.end, b.end):  # a thread that does nothing but launch
-        return a.total
-    return int(coverage(a, b.start, b.end).sum())
+    return {line: intersect(launching, spans).total for line, spans in work.items()}
 
 
 def cpu_budget(trace: Trace) -> int | None:

@@ -75,13 +75,11 @@ def named_events(
     """
     device, rows = trace.device, events.rows
     time = coverage(within, device.start_ns[rows], device.end_ns[rows]) if events.time_ns is None else events.time_ns
-    key = op_keys(trace, rows, calls)
     gpus = events.more_on or gpus
     if events.only_on:
-        keep = _only_on(trace, rows, key, events.only_on, calls)
-        rows, time, key, gpus = rows[keep], time[keep], key[keep], events.only_on
-    with_op = rows_of((key >= 0) & (time > 0))
-    root = _scopes(trace, _by_op(rows[with_op], time[with_op], key[with_op]), calls)
+        keep = _only_on(trace, rows, op_keys(trace, rows, calls), events.only_on, calls)
+        rows, time, gpus = rows[keep], time[keep], events.only_on
+    root = _scopes(trace, _by_op(trace, rows, time, calls), calls)
     if root.time_ns <= 0 or root.time_ns < _NAMED_PART * float(time.sum()):
         return ()
     unit = count * max(len(gpus), 1) * 1e9
@@ -170,18 +168,20 @@ def _stem(path: Sequence[str]) -> str:
     return _NUMBER.sub("", "/".join(path)).replace("_", "")
 
 
-def _by_op(rows: I64, time: I64, key: I64) -> Iterator[tuple[int, _Node]]:
-    longest = np.zeros(int(key.max(initial=-1)) + 1, np.int64)
-    np.maximum.at(longest, key, time)
-    total, at_once = np.zeros(len(longest)), max(AT_ONCE, len(longest))
-    for i in range(0, len(key), at_once):  # the weights are copied as floats
-        total += np.bincount(key[i:i + at_once], time[i:i + at_once], len(total))
-    at_longest = np.flatnonzero(time == longest[key])[::-1]
-    first = np.zeros(len(longest), np.int64)
-    first[key[at_longest]] = at_longest  # of equal ones the first
+def _by_op(trace: Trace, rows: I64, time_ns: I64, calls: CallScopes | None) -> Iterator[tuple[int, _Node]]:
+    size = len(trace.hlo_ops) + len(trace.names) if calls is None else len(calls.scopes)
+    total, longest, first = np.zeros(size), np.zeros(size, np.int64), np.zeros(size, np.int64)
+    for i in range(0, len(rows), at_once := max(AT_ONCE, size)):
+        row, time = rows[i:i + at_once], time_ns[i:i + at_once]
+        key = op_keys(trace, row, calls)
+        with_op = rows_of((key >= 0) & (time > 0))
+        row, time, key, before = row[with_op], time[with_op], key[with_op], longest.copy()
+        total += np.bincount(key, time, size)
+        np.maximum.at(longest, key, time)
+        at_longest = np.flatnonzero((time == longest[key]) & (time > before[key]))[::-1]
+        first[key[at_longest]] = row[at_longest]  # of equal ones the first
     for op in np.flatnonzero(total).tolist():
-        event = int(first[op])
-        yield op, _Node(float(total[op]), 1, (float(time[event]), int(rows[event])))
+        yield op, _Node(float(total[op]), 1, (float(longest[op]), int(first[op])))
 
 
 def _opened(root: _Node) -> list[tuple[str, _Node]]:

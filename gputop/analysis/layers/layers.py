@@ -68,7 +68,7 @@ def layer_times(
     begins, ends = zip(*(timeline.window_ns for timeline in gpu_timelines), strict=True)
     within = steps.spans if steps is not None else union([min(begins)], [max(ends)])
     count = steps.count if steps is not None else 1
-    shares = [share for timeline in gpu_timelines if (share := device_share(trace, timeline, within)).busy_ns.any()]
+    shares = [share for timeline in gpu_timelines if (share := device_share(timeline, within)).busy_ns.any()]
     calls = call_scopes(trace)
     if not shares or not ((device.tf_op >= 0).any() or trace.hlo_ops or calls is not None or trace.cuda_graphs):
         return None
@@ -143,7 +143,7 @@ class DeviceShare(Struct, frozen=True):
     rest_ns: int  # idle after the last of them
 
 
-def device_share(trace: Trace, timeline: GpuTimeline, within: Spans) -> DeviceShare:
+def device_share(timeline: GpuTimeline, within: Spans) -> DeviceShare:
     """Each instant of a GPU's time within ``within``, given to one of its events: the work to what does it, the wait to
     what ends it.
 
@@ -151,8 +151,7 @@ def device_share(trace: Trace, timeline: GpuTimeline, within: Spans) -> DeviceSh
     those before copies from and then to the host. Of two events of one kind that run at once, the instant counts for
     the one that began first. So the sums over all events are the parts of the step, whatever runs side by side.
     """
-    device, rows = trace.device, timeline.rows
-    start, end, kinds = timeline.start_ns, timeline.end_ns, device.kind[rows]
+    rows, start, end, kinds = timeline.rows, timeline.start_ns, timeline.end_ns, timeline.kind
     busy = np.zeros(len(rows), np.int64)
     kind = np.zeros(len(rows), np.uint8)
     sets = ((timeline.compute, timeline.other), (timeline.collectives, timeline.p2p), (timeline.h2d,))

@@ -24,7 +24,7 @@ from gputop.trace.complete_part import part_of
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
 from gputop.trace.kernel_names import short_kernel
-from gputop.trace.lookups import COMPILE, LAUNCH_CALLS, Mask, host_rows, name_mask, numbered, spans_of
+from gputop.trace.lookups import COMPILE, LAUNCH_CALLS, Mask, distinct, host_rows, name_mask, numbered, spans_of
 from gputop.trace.model import I64, Kind, MemoryKind, Trace, once
 from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
@@ -125,14 +125,13 @@ def _loading(trace: Trace) -> _Found:
     host, device = trace.host, trace.device
     rows = np.concatenate((host_rows(trace, _LOADS), _first_convolutions(trace), _first_ops(trace)))
     loads = host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
-    if len(device.launch_end_ns) != len(device):
+    of_kernel = (device.kind <= Kind.COLLECTIVE) & (device.name >= 0) & (device.launch_ns >= 0)
+    length = np.where(of_kernel, device.launch_end_ns - device.launch_ns, 0)
+    if length[length >= _LOADING_NS].sum() < _WORTH_NAMING_NS:
         return loads
-    launched = np.flatnonzero((device.launch_ns >= 0) & (device.launch_end_ns > device.launch_ns)
-                              & (device.kind <= Kind.COLLECTIVE) & (device.name >= 0))
-    if not len(launched):
-        return loads
+    launched = np.flatnonzero(length > 0)
     launched = launched[np.argsort(device.launch_ns[launched], kind="stable")]
-    length = device.launch_end_ns[launched] - device.launch_ns[launched]
+    length = length[launched]
     long = length >= max(_FAR_LONGER * float(np.median(length)), _LOADING_NS)
     _, which = numbered(device.gpu[launched].astype(np.int64) * len(trace.names) + device.name[launched])
     first = np.zeros(len(launched), bool)
@@ -190,7 +189,7 @@ def _set_up(trace: Trace) -> _Found:
     kept = ~waits | begin[0]
     rows, follows, waits = rows[kept], follows[kept], waits[kept]
     of_gpu = np.array([gpu.rank for gpu in trace.gpus], np.int64)[device.gpu]
-    first_ns = {rank: int(device.start_ns[of_gpu == rank].min()) for rank in np.unique(of_gpu).tolist()}
+    first_ns = {rank: int(device.start_ns[np.argmax(of_gpu == rank)]) for rank in distinct(of_gpu).tolist()}
     until_ns = np.array([first_ns.get(line.rank, 0) for line in trace.lines], np.int64)[host.line[rows]]
     if begin[0]:  # the first launch loads its module, also after a copy
         launches = name_mask(trace, LAUNCH_CALLS)[host.name[rows]]
@@ -215,7 +214,7 @@ def _uploads(trace: Trace) -> _Found:
     device, spans = trace.device, EMPTY
     for gpu in range(len(trace.gpus)):
         mine = np.flatnonzero(device.gpu == gpu)  # in order of time
-        before = mine[np.cumsum(device.kind[mine] <= Kind.COLLECTIVE) == 0]
+        before = mine[:np.argmax(np.append(device.kind[mine] <= Kind.COLLECTIVE, True))]
         before = before[(device.kind[before] == Kind.H2D) & (device.src[before] == MemoryKind.PAGEABLE)]
         if len(before) >= _PARAMETERS:
             spans = merge(spans, union(device.start_ns[before], device.end_ns[before]))

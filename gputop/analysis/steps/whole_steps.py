@@ -154,12 +154,14 @@ def steps_on_gpu(trace: Trace, bounds_ns: I64) -> I64 | None:
 def _steps_done(trace: Trace, bounds_ns: I64) -> int:
     """The number of steps but those at the end that the GPU did not do (0)."""
     device = trace.device
-    launch = np.sort(device.launch_ns[(device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE)])
+    launch = device.launch_ns[(device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE)]
+    if ((launch >= bounds_ns[-1, 0]) & (launch < bounds_ns[-1, 1])).any():
+        return len(bounds_ns)
+    launch.sort()
     kernels = np.diff(np.searchsorted(launch, bounds_ns), axis=1)[:, 0]
-    begun = np.flatnonzero(kernels)
-    if not len(begun) or begun[-1] + 1 == len(kernels):
+    if not kernels.any():
         return len(kernels)
-    count = int(begun[-1]) + 1
+    count = int(np.flatnonzero(kernels)[-1]) + 1
     return count - 1 if kernels[count - 1] < np.median(kernels[:count]) else count
 
 

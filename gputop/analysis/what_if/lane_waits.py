@@ -124,10 +124,10 @@ def _held_at_end(trace: Trace, lanes: HostLanes, launches: EventLaunches) -> Lan
     """Launching calls that may have waited and whose event is not in the trace: with a full queue, those of its last
     stretch."""
     host = trace.host
-    calls = host_rows(trace, _LAUNCHING)
+    calls = np.flatnonzero(name_mask(trace, _LAUNCHING).take(host.name) & (host.end_ns - host.start_ns >= HELD_NS))
     lane = lanes.of_line[host.line[calls]]
     last = np.array([of_lane[-1] if len(of_lane) else POS_INF for of_lane in launches.by_lane] + [POS_INF], np.int64)
-    held = (host.start_ns[calls] > last[lane]) & (host.end_ns[calls] - host.start_ns[calls] >= HELD_NS)
+    held = host.start_ns[calls] > last[lane]
     return LaneTimes(lane[held], host.start_ns[calls][held], host.end_ns[calls][held])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gputop.analysis.gpu.breakdown import IdleByGpu, bounds_judged, idle_by_gpu
 from gputop.analysis.gpu.collective_waits import CollectiveWaits, _holding_up, collective_waits
 from gputop.analysis.gpu.device_time import timelines
 from gputop.trace.intervals import union
@@ -15,7 +16,9 @@ from tests.trace.build import Builder
 
 def waits(b: Builder) -> CollectiveWaits:
     trace = b.build()
-    found = collective_waits(trace, timelines(trace), None)
+    gpu_timelines = timelines(trace)
+    idle = idle_by_gpu(trace, gpu_timelines, bounds_judged(trace, gpu_timelines, None))
+    found = collective_waits(trace, gpu_timelines, None, idle)
     assert found is not None
     return found
 
@@ -56,7 +59,7 @@ def test_what_cannot_be_matched_says_why_and_without_collectives_there_is_nothin
     w = waits(b)
     assert "different numbers" in w.unmatched["AllReduce"] and w.count == 0
     trace = Builder().run(0, 0, 10).build()
-    assert collective_waits(trace, timelines(trace), None) is None
+    assert collective_waits(trace, timelines(trace), None, IdleByGpu({}, {})) is None
 
 
 @pytest.mark.parametrize("held_up", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gputop.analysis.gpu.breakdown import bounds_judged, idle_by_gpu
 from gputop.analysis.gpu.collective_waits import collective_waits
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.gpu.rank_times import least_median_most, rank_times
@@ -31,7 +32,8 @@ def uneven() -> Builder:
 def ranks(b: Builder) -> tuple[RankTimes, ...]:
     trace = b.build()
     gpu_timelines, steps = timelines(trace), find_steps(trace)
-    return rank_times(trace, gpu_timelines, steps, collective_waits(trace, gpu_timelines, steps))
+    idle = idle_by_gpu(trace, gpu_timelines, bounds_judged(trace, gpu_timelines, steps))
+    return rank_times(trace, gpu_timelines, steps, collective_waits(trace, gpu_timelines, steps, idle))
 
 
 def test_load_communication_waiting_and_the_rest_are_the_step() -> None:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from gputop.analysis.gpu.breakdown import SLOTS, typical_step
+from gputop.analysis.gpu.breakdown import SLOTS, parts_by_gpu, typical_step
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.model import Steps
@@ -27,7 +27,8 @@ def _trace() -> Builder:
 
 def test_the_runs_say_when_each_gpu_did_what() -> None:
     trace = _trace().build()
-    step = typical_step(trace, timelines(trace), _steps((0, 400_000), (400_000, 1_400_000), (400_000, 1_400_000)))
+    bounds = (0, 400_000), (400_000, 1_400_000), (400_000, 1_400_000)
+    step = typical_step(trace, timelines(trace), _steps(*bounds), parts_by_gpu(trace, timelines(trace), bounds))
     assert step is not None and (step.step, step.duration_s) == (1, pytest.approx(1e-3))
     gpus = {gpu.gpu: gpu.runs for gpu in step.gpus}
     assert gpus[0][0] == ("compute", 0, SLOTS // 2) and gpus[1][-1] == ("compute", SLOTS // 2, SLOTS)
@@ -39,7 +40,7 @@ def test_the_runs_say_when_each_gpu_did_what() -> None:
 
 def test_without_steps_or_gpus_there_is_none() -> None:
     trace = _trace().build()
-    assert typical_step(trace, timelines(trace), None) is None
+    assert typical_step(trace, timelines(trace), None, {}) is None
     host = Builder(gpus=0).host("step", 0, 100).build()
-    assert typical_step(host, timelines(host), _steps((0, 100_000))) is None
+    assert typical_step(host, timelines(host), _steps((0, 100_000)), {}) is None
     assert analyze_trace(host).to_json()["typical_step"] is None

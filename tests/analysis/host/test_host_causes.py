@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gputop.analysis.gpu.breakdown import idle_by_gpu
+from gputop.analysis.gpu.breakdown import IdleByGpu, bounds_judged, idle_by_gpu
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.host.host_causes import HostCauses, host_causes
 from gputop.analysis.steps.steps import find_steps
@@ -24,7 +24,9 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 def causes(trace: Trace) -> tuple[HostCauses, float]:
     """The division, and the host's part of the breakdown in seconds."""
     a = analyze_trace(trace)
-    found = host_causes(trace, timelines(trace), find_steps(trace), a.ops)
+    gpu_timelines, steps = timelines(trace), find_steps(trace)
+    idle = idle_by_gpu(trace, gpu_timelines, bounds_judged(trace, gpu_timelines, steps))
+    found = host_causes(trace, gpu_timelines, steps, a.ops, idle)
     assert found is not None and a.breakdown is not None
     return found, (a.breakdown.launch or 0.0) + a.breakdown.host
 
@@ -65,9 +67,9 @@ def test_sound_jobs_have_next_to_no_gap(name):
 
 
 def test_no_host_or_no_device_events_no_division():
-    assert host_causes(Builder(gpus=1).run(0, 0, 10).build(), [], None, None) is None
+    assert host_causes(Builder(gpus=1).run(0, 0, 10).build(), [], None, None, IdleByGpu({}, {})) is None
     empty = Builder(gpus=1).host("train", 0, 10, step_num=1).build()
-    assert host_causes(empty, timelines(empty), None, None) is None
+    assert host_causes(empty, timelines(empty), None, None, IdleByGpu({}, {})) is None
 
 
 def test_what_one_rank_of_a_node_does_between_steps_is_its_own():

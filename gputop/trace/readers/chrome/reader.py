@@ -349,7 +349,7 @@ def _join(device: DeviceEvents, host: HostEvents, correlation: I64) -> None:
     calls = np.flatnonzero(correlation > 0)
     none = np.full(len(calls), -1, np.int64)
     call = Launches(correlation[calls], none, host.start_ns[calls], ()).find(device.correlation, device.correlation)
-    set_launches(device, call, host.start_ns[calls], host.end_ns[calls], host.line[calls])
+    set_launches(device, np.append(calls, -1)[call], host.start_ns, host.end_ns, host.line)
 
 
 def _join_nodes(device: DeviceEvents, host: HostEvents) -> None:

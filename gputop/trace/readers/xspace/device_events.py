@@ -14,7 +14,7 @@ from gputop.trace.builder import Collected, TraceBuilder
 from gputop.trace.derived_lines import STEPS, is_derived, streams
 from gputop.trace.int_map import IntMap, LazyTable
 from gputop.trace.launch_join import Launches, set_launches
-from gputop.trace.model import I64, DeviceEvents, Kind, StepEvents, TraceGpu
+from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, StepEvents, TraceGpu
 from gputop.trace.occupancy import sm_count
 from gputop.trace.readers.xspace.events import EventReader, LineNumbers
 from gputop.trace.readers.xspace.hlo_indices import HloIndices
@@ -55,7 +55,6 @@ class Gpus:
         names, references = lookups(plane, builder.names)
         nvidia = builder.gpus[number].compute_capability if stats.get("device_vendor") == "Nvidia" else None
         source = PlaneLines(plane, self._streams(plane), names, _DEVICE_STATS, together=together)
-        builder = self._builder
         shapes = self._shape_of.setdefault(nvidia, LazyTable(lambda details: builder.shape(  # ROCm has similar numbers
             kernel_names.launch_shape(builder.names.list[details], nvidia))))
         return _Gpu(number, references, shapes, source)
@@ -91,17 +90,20 @@ class DeviceReader:
         self._kind_of = LazyTable(lambda name: kernel_names.classify(builder.names.list[name]).kind)
         self._together = space.many_lines
 
-    def read(self, recording: FileRecording, calls: HostCalls, threads: ThreadPoolExecutor) -> list[int]:
-        """Read the events of a recording, which these ``calls`` launched; returns how many each plane of a GPU has."""
+    def read(self, recording: FileRecording, host: HostEvents, calls: HostCalls,
+             threads: ThreadPoolExecutor) -> list[int]:
+        """Read the events of a recording, which these ``calls``, events of ``host``, launched; returns how many each
+        plane of a GPU has."""
         planes = sorted((plane for plane in recording.planes if ordinal(plane) is not None),
                         key=lambda plane: ordinal(plane) or 0)
         if not planes:
             return []
-        sorted_calls = threads.submit(Launches, calls.correlation, calls.device_id, calls.start_ns,
+        sorted_calls = threads.submit(Launches, calls.correlation, calls.device_id, host.start_ns[calls.event],
                                       [ordinal(plane) or 0 for plane in recording.planes])
         pieces, whole = self._read_planes(planes, recording.base_ns)
         launches = sorted_calls.result()
-        list(threads.map(lambda events: self._join(events, launches, calls), chain.from_iterable(pieces)))
+        list(threads.map(lambda events: self._join(events, launches, host, calls),
+                         chain.from_iterable(pieces) if len(calls) else ()))
         if len(whole):
             self._builder.device.append(whole)
         return [sum(map(len, of_plane)) for of_plane in pieces]
@@ -115,8 +117,9 @@ class DeviceReader:
         for decoded in self._events.read([gpu.source for gpu in gpus], base_ns):
             index = index_of[id(decoded.source)]
             line = self._lines.of(decoded, gpus[index].number)
-            if len(decoded.chunk.name):
-                pieces[index].append(collected.add(self._device_chunk(decoded.chunk, gpus[index], line)))
+            if n := len(decoded.chunk.name):
+                pieces[index].append(collected.more(n))
+                self._set(pieces[index][-1], decoded.chunk, gpus[index], line)
             self._events.forget(decoded.lines)
         marked = [gpu.source._replace(lines=[xline for xline in plane.lines if xline.name == STEPS], stats=())
                   for gpu, plane in zip(gpus, planes, strict=True)]
@@ -125,42 +128,39 @@ class DeviceReader:
             self._builder.steps.append(StepEvents(steps.name.astype(np.int32), steps.start_ns, steps.end_ns))
         return pieces, collected.whole()
 
-    def _device_chunk(self, chunk: Chunk, gpu: _Gpu, line: int | I64) -> DeviceEvents:
-        references = gpu.references
-        names, n = self._builder.names, len(chunk.name)
-        out = DeviceEvents.empty(n)
+    def _set(self, out: DeviceEvents, chunk: Chunk, gpu: _Gpu, line: int | I64) -> None:
+        """Set what a chunk tells of its events."""
+        references, names, n = gpu.references, self._builder.names, len(out)
         out.gpu[:], out.line[:], out.name[:] = gpu.number, line, chunk.name
-        out.start_ns, out.end_ns = chunk.start_ns, chunk.end_ns
-        out.kind = self._kind_of(chunk.name).astype(np.uint8)
-        out.correlation = integers(chunk, "correlation_id", n)
+        out.start_ns[:], out.end_ns[:] = chunk.start_ns, chunk.end_ns
+        out.kind[:] = self._kind_of(chunk.name)
+        out.correlation[:] = integers(chunk, "correlation_id", n)
         set_copies(out, strings(chunk, "memcpy_details", n, names, references), names)
-        details = strings(chunk, "kernel_details", n, names, references)
-        out.shape = gpu.shape_of(details).astype(np.int32)
-        out.tf_op = op_names(chunk, n, names, references).astype(np.int32)
+        out.shape[:] = gpu.shape_of(strings(chunk, "kernel_details", n, names, references))
+        out.tf_op[:] = op_names(chunk, n, names, references)
         if "hlo_op" in chunk.stats and self._hlo.has_programs:
             op, module = (strings(chunk, stat, n, names, references) for stat in ("hlo_op", "hlo_module"))
-            out.hlo = self._hlo(op, module, integers(chunk, "program_id", n))
+            out.hlo[:] = self._hlo(op, module, integers(chunk, "program_id", n))
         if "cuda_graph_id" in chunk.stats and not self._builder.cuda_graphs:
             in_graph = integers(chunk, "cuda_graph_id", n) > 0
             self._builder.cuda_graphs = bool((in_graph & (out.tf_op < 0) & (out.kind <= Kind.COLLECTIVE)).any())
-        return out
 
-    def _join(self, device: DeviceEvents, launches: Launches, calls: HostCalls) -> None:
+    def _join(self, device: DeviceEvents, launches: Launches, host: HostEvents, calls: HostCalls) -> None:
         """Set the launches, and for copies what only the host's call contains (ROCm)."""
         names = self._builder.names
         ordinal = self._builder.gpus[int(device.gpu[0])].ordinal  # the events are those of one plane
-        rows, call = set_launches(
-            device, launches.find(device.correlation, np.full(len(device), ordinal)), calls.start_ns, calls.end_ns,
-            calls.line)
+        call = launches.find(device.correlation, np.full(len(device), ordinal))
+        event = np.where(call >= 0, calls.event[call], np.int64(-1))
+        rows = set_launches(device, event, host.start_ns, host.end_ns, host.line)
         is_copy = (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER) & (device.bytes < 0)
-        of_copies = np.flatnonzero(is_copy[rows])
-        rows, call = rows[of_copies], call[of_copies]
+        rows = rows[is_copy[rows]]
         copies = DeviceEvents.empty(len(rows))
-        set_copies(copies, calls.details[call], names)
+        set_copies(copies, calls.details[call[rows]], names)
         device.bytes[rows], device.src[rows], device.dst[rows] = copies.bytes, copies.src, copies.dst
         way_of = np.full(len(names.list), Kind.COPY_OTHER, np.uint8)
-        for i in indices_in(calls.name[call]):
+        name = host.name[event[rows]]
+        for i in indices_in(name):
             way = kernel_names.copy_way(names.list[i])
             way_of[i] = Kind.COPY_OTHER if way is None else way
         unknown = device.kind[rows] == Kind.COPY_OTHER
-        device.kind[rows[unknown]] = way_of[calls.name[call[unknown]]]
+        device.kind[rows[unknown]] = way_of[name[unknown]]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from gputop.trace.builder import IGNORED_EVENT, Collected, TraceBuilder, joined_stats
 from gputop.trace.derived_lines import is_derived
 from gputop.trace.int_map import IntMap
+from gputop.trace.lookups import Mask, rows_of
 from gputop.trace.model import I32, I64, TEXT_STATS, AllocatorEvents, Columns, HostEvents
 from gputop.trace.readers.xspace.events import EventReader, LineNumbers
 from gputop.trace.readers.xspace.hlo_indices import METADATA_PLANE, HloIndices
@@ -32,12 +33,9 @@ _END = "end: "
 class HostCalls(Columns):
     """Host events with a correlation id: the calls that launched device events."""
 
+    event: I32  # a row of the host events
     correlation: I64
-    device_id: I64
-    start_ns: I64
-    end_ns: I64
-    line: I32
-    name: I32
+    device_id: I32
     details: I32  # of copies, an index of the names
 
 
@@ -51,17 +49,22 @@ class HostPlanesReader:
         self._stats = _HOST_STATS if space.has_gpus else (*_HOST_STATS, *_CPU_STATS)
         self._together = space.many_lines
 
-    def read(self, recording: FileRecording) -> HostCalls:
-        """Read the events of a recording; returns those that may have launched something."""
+    def read(self, recording: FileRecording) -> tuple[HostEvents, HostCalls]:
+        """Read the events of a recording; returns them, and those that may have launched something."""
         planes = [plane for plane in recording.planes
                   if plane.name.startswith("/host:") and plane.name != METADATA_PLANE]
-        calls = Collected(HostCalls, sum(event_count(plane.lines) for plane in planes))
+        room = sum(event_count(plane.lines) for plane in planes)
+        host, calls = Collected(HostEvents, room), Collected(HostCalls, room)
         earlier: dict[tuple[str, int, str, int, int], tuple[XPlane, XLine]] = {}
-        for plane in planes:
-            self._read_plane(plane, self._without_repeated(plane, earlier), recording.base_ns, calls)
+        parts = [part for plane in planes for part in self._read_plane(
+            plane, self._without_repeated(plane, earlier), recording.base_ns, host, calls)]
         for plane in planes:  # a line may be compared with those of all planes before its own
             self._events.forget(plane.lines)
-        return calls.whole()
+        events = host.whole()
+        events.stats = joined_stats(parts)
+        if parts:
+            self._builder.host.append(events)
+        return events, calls.whole()
 
     def _without_repeated(
         self, plane: XPlane, earlier: dict[tuple[str, int, str, int, int], tuple[XPlane, XLine]],
@@ -86,34 +89,30 @@ class HostPlanesReader:
             return False
         return self._events.same_bytes(first, xline)
 
-    def _read_plane(self, plane: XPlane, lines: Sequence[XLine], base_ns: int, calls: Collected[HostCalls]) -> None:
+    def _read_plane(self, plane: XPlane, lines: Sequence[XLine], base_ns: int, host: Collected[HostEvents],
+                    calls: Collected[HostCalls]) -> Iterator[HostEvents]:
+        """Read the events of these lines; yields those of each chunk as a part of ``host``, with their stats."""
         builder = self._builder
         names, references = lookups(plane, builder.names)
         noise = {i: 1 for i, name in plane.event_names.items() if name.startswith(IGNORED_EVENT)}
         skip = IntMap(noise, 0) if noise else None
-        collected = Collected(HostEvents, event_count(lines))
-        parts: list[HostEvents] = []
         for decoded in self._events.read([PlaneLines(plane, lines, names, self._stats, skip, self._together)], base_ns):
             chunk, line = decoded.chunk, self._lines.of(decoded)
             is_allocator = np.logical_or.reduce([chunk.name == builder.names[name] for name in _ALLOCATOR])
             if is_allocator.any():
                 self._allocator_chunk(chunk, np.flatnonzero(is_allocator), references)
-            events = self._host_chunk(chunk, ~is_allocator, references, line, calls)
-            parts.append(collected.add(events))
-            parts[-1].stats = events.stats
-        if parts:
-            events = collected.whole()
-            events.stats = joined_stats(parts)
-            builder.host.append(events)
+            first = len(host)
+            events = host.more(int(np.count_nonzero(~is_allocator)))
+            events.line[:] = np.broadcast_to(line, len(chunk.name))[~is_allocator]
+            self._set(events, chunk, ~is_allocator, references)
+            self._add_calls(chunk, ~is_allocator, references, first, calls)
+            yield events
 
-    def _host_chunk(
-        self, chunk: Chunk, keep: np.ndarray, references: IntMap, line: int | I64, calls: Collected[HostCalls],
-    ) -> HostEvents:
-        """The events to ``keep``, and all that launch something among the ``calls``."""
-        names, n = self._builder.names, len(chunk.name)
-        kept, lines = np.flatnonzero(keep), np.broadcast_to(line, n)
-        events = HostEvents(lines[kept].astype(np.int32), chunk.name[kept].astype(np.int32),
-                            chunk.start_ns[kept], chunk.end_ns[kept])
+    def _set(self, events: HostEvents, chunk: Chunk, keep: Mask, references: IntMap) -> None:
+        """Set what a chunk tells of its events to ``keep``."""
+        names, kept = self._builder.names, rows_of(keep)
+        events.name[:], events.start_ns[:] = chunk.name[kept], chunk.start_ns[kept]
+        events.end_ns[:] = chunk.end_ns[kept]
         row_after = np.cumsum(keep) - 1
         for stat in (*_INTEGER_STATS, *TEXT_STATS):
             column = chunk.stats.get(stat)
@@ -126,16 +125,19 @@ class HostPlanesReader:
                 events.stats[stat] = (row_after[rows[of_kept]], values[of_kept])
         if "hlo_op" in chunk.stats or "_c" in chunk.stats:
             self._cpu_ops(events, chunk, kept, references)
-        correlation = integers(chunk, "correlation_id", n)
-        rows = np.flatnonzero(correlation > 0)
-        if len(rows):
-            calls.add(HostCalls(
-                correlation[rows], integers(chunk, "device_id", n)[rows], chunk.start_ns[rows], chunk.end_ns[rows],
-                lines[rows].astype(np.int32), chunk.name[rows].astype(np.int32),
-                strings(chunk, "memcpy_details", n, names, references)[rows].astype(np.int32)))
-        return events
 
-    def _cpu_ops(self, events: HostEvents, chunk: Chunk, kept: np.ndarray, references: IntMap) -> None:
+    def _add_calls(self, chunk: Chunk, keep: Mask, references: IntMap, first: int, calls: Collected[HostCalls]) -> None:
+        """Add those to ``keep``, of which the ``first`` has that row, that launch something."""
+        n, correlation = len(keep), integers(chunk, "correlation_id", len(keep))
+        chosen = (correlation > 0) & keep
+        added, rows = calls.more(int(np.count_nonzero(chosen))), rows_of(chosen)
+        if len(added):
+            added.event[:], added.correlation[:] = (first - 1 + np.cumsum(keep))[rows], correlation[rows]
+            # Of a number too large for a GPU another one is as good.
+            added.device_id[:] = np.clip(integers(chunk, "device_id", n)[rows], -1, np.iinfo(np.int32).max)
+            added.details[:] = strings(chunk, "memcpy_details", n, self._builder.names, references)[rows]
+
+    def _cpu_ops(self, events: HostEvents, chunk: Chunk, kept: I64 | slice, references: IntMap) -> None:
         """Add the identity of XLA's ops that ran on the CPU, and their ends, which another event shows."""
         names, n = self._builder.names, len(chunk.name)
         op, module = (strings(chunk, stat, n, names, references)[kept] for stat in ("hlo_op", "hlo_module"))

@@ -184,8 +184,8 @@ class _XSpace:
             builder.hosts.append(self.host)
         for recording in self.recordings.each:
             self._lines.begin_recording()
-            calls = self._host_reader.read(recording)
-            counts = self._device_reader.read(recording, calls, self._threads)
+            host, calls = self._host_reader.read(recording)
+            counts = self._device_reader.read(recording, host, calls, self._threads)
             if counts:
-                note_empty_planes(builder, self.host, counts, [*space.errors, *space.warnings], calls.name)
+                note_empty_planes(builder, self.host, counts, [*space.errors, *space.warnings], host.name[calls.event])
         note_messages(builder, space.errors, space.warnings)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,6 +14,8 @@ from gputop.trace.int_map import IntMap
 from gputop.trace.lookups import distinct
 from gputop.trace.model import F64, I32, I64, DeviceEvents
 from gputop.trace.readers.xspace.xplane import Chunk, Stats, XPlane
+
+_Column = TypeVar("_Column", I64, F64)
 
 
 def lookups(plane: XPlane, names: Names) -> tuple[IntMap, IntMap]:
@@ -27,27 +31,22 @@ def indices_in(column: I32 | I64) -> list[int]:
 
 def integers(chunk: Chunk, stat: str, n: int) -> I64:
     """A stat as a full column, -1 where absent."""
-    out = np.full(n, -1, np.int64)
-    if stat in chunk.stats:
-        rows, values = chunk.stats[stat].integers()
-        out[rows] = values
-    return out
+    return _set(np.full(n, -1, np.int64), chunk, stat, Stats.integers)
 
 
 def floats(chunk: Chunk, stat: str, n: int) -> F64:
     """A stat as a full column, NaN where absent."""
-    out = np.full(n, np.nan)
-    if stat in chunk.stats:
-        rows, values = chunk.stats[stat].floats()
-        out[rows] = values
-    return out
+    return _set(np.full(n, np.nan), chunk, stat, Stats.floats)
 
 
 def strings(chunk: Chunk, stat: str, n: int, names: Names, references: IntMap) -> I64:
     """A stat as indices of names, a full column, -1 where absent."""
-    out = np.full(n, -1, np.int64)
+    return _set(np.full(n, -1, np.int64), chunk, stat, lambda some: some.strings(names, references))
+
+
+def _set(out: _Column, chunk: Chunk, stat: str, read: Callable[[Stats], tuple[I64, _Column]]) -> _Column:
     if stat in chunk.stats:
-        rows, values = chunk.stats[stat].strings(names, references)
+        rows, values = read(chunk.stats[stat])
         out[rows] = values
     return out
 
