@@ -152,14 +152,14 @@ LIVE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="unprotected_profiler", module="live.unprotected_profiler", origin="live", costs_time=False,
+        id="unprotected_profiler", module="live.torch_profiler", origin="live", costs_time=False,
         limits=(
             Limit("unprotected_profiler.processes", 1, "count",
                   "unix(7): an abstract socket name has no owner; any user can control a process that listens on one"),
         ),
     ),
     Rule(
-        id="profiler_left_on", module="live.profiler_left_on", origin="live", hides_limit=True,
+        id="profiler_left_on", module="live.torch_profiler", origin="live", hides_limit=True,
         limits=(
             Limit("profiler_left_on.recorded", 0.05, "ratio",
                   "gputop: if a recorded step takes three times as long, recording one step in twenty slows the job "

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return _run(args)
     except GputopError as error:
-        from gputop.advice.live.profiler_left_on import refused_capture
+        from gputop.advice.live.torch_profiler import refused_capture
         from gputop.session.capture.captures import profiles_itself
 
         refusal = profiles_itself(error)

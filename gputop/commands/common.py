@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from gputop.commands.arguments import SIMULATED_DEFAULT
 from gputop.commands.settings import save_setting
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
-from gputop.core.extras import install_command
+from gputop.core.own_program import install_command
 from gputop.core.samples import OK
 from gputop.session.options import AutoCaptureOptions, Options
 from gputop.text import console

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gputop.advice.fleet.report import ClusterDocument
+from gputop.advice.fleet.advise import ClusterDocument
 from gputop.commands.rules import RulesDocument
 from gputop.comparison.baselines import BaselinesDocument
 from gputop.comparison.document import CompareDocument

@@ -25,7 +25,7 @@ from gputop.core.proc import (
 from gputop.launch.inside.gputop_kineto import is_launcher
 from gputop.profiler import sockets
 from gputop.profiler.capture.requirements import check_limits
-from gputop.ranks.tracing_rights import YAMA, check_rights
+from gputop.ranks.processes import YAMA, check_rights
 from gputop.text import redaction
 from gputop.text.commands import short_command
 from gputop.text.units import printable

@@ -9,14 +9,13 @@ from msgspec import Struct
 from gputop.core.codec import document_of
 from gputop.ranks.desync import GroupState, RankState, Verdict, compare, not_compared
 from gputop.ranks.flight_recorder import Collective, Dumps
-from gputop.ranks.hang import Absence
-from gputop.ranks.model import Rank
+from gputop.ranks.model import Absence, Rank
 from gputop.ranks.stack_groups import StackGroup, group, odd_ones, sentence
 from gputop.ranks.stacks import ProcessStacks, ThreadStack
 
 
 class StacksAbsence(Struct, frozen=True):
-    """A collective that some ranks have launched and others have not (gputop.ranks.hang)."""
+    """A collective that some ranks have launched and others have not (gputop.ranks.model)."""
 
     operation: str | None
     absent_at: int

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from gputop.core.job_cpus import CpuUser, JobCpus
+from gputop.core.captured_samples import CpuUser, JobCpus
 from gputop.core.proc import children_by_parent, process_ids, stat_of, with_descendants
 from gputop.sources.host import proc_files
 from gputop.sources.host.cgroups import Cgroups
-from gputop.sources.host.cpu import CpuTimes, read_times
-from gputop.sources.host.numa import parse_cpus
+from gputop.sources.host.cpu import CpuTimes, parse_cpus, read_times
 from gputop.sources.host.proc_files import Stat
 from gputop.text.units import printable
 

@@ -23,8 +23,7 @@ from gputop.core.errors import GputopError
 from gputop.core.metrics import BYTES
 from gputop.core.samples import OK, UNIFIED_MEMORY, GpuSample, HostSample, NodeSample, Reading
 from gputop.sources.base import Source
-from gputop.telemetry.deadline_calls import Batch, Call, Workers
-from gputop.telemetry.readers import GpuReader, HostReader
+from gputop.telemetry.deadline_calls import Batch, Call, GpuReader, HostReader, Workers
 
 MIN_INTERVAL_S = 0.1
 FIRST_DEADLINE_S = 1.0  # the first call of a GPU without persistence mode also starts it

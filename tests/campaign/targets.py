@@ -33,8 +33,7 @@ from gputop.diagnosis.rules_in_process import use_rules
 from gputop.export.snapshot import FORMATS, render
 from gputop.profiler.xprof import messages, probe
 from gputop.ranks import stack_groups
-from gputop.ranks.hang import find_absence
-from gputop.ranks.model import RasAnswer
+from gputop.ranks.model import RasAnswer, find_absence
 from gputop.ranks.ras_answers import read_json, read_text
 from gputop.ranks.stacks import ProcessStacks, read_dump
 from gputop.replay.read_snapshot import from_document

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from gputop.advice.fleet.advise import fleet_advice
-from gputop.advice.fleet.report import FleetReport
+from gputop.advice.fleet.advise import FleetReport, fleet_advice
 from gputop.advice.registry import limit
 from gputop.cli import main
 from gputop.commands.arguments import parser

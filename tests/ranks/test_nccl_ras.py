@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError
 from gputop.ranks import nccl_ras
-from gputop.ranks.hang import find_absence
-from gputop.ranks.model import Rank, RasAnswer
+from gputop.ranks.model import Rank, RasAnswer, find_absence
 from gputop.ranks.ras_answers import read_json, read_text
 from tests.listening import listening
 from tests.ranks.ras_double import Job, as_json, as_text, serving

@@ -8,8 +8,7 @@ from gputop.advice.live.node_view import NodeView, gpus_text, same_job
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import ProcessSample
-from gputop.ranks.hang import Absence, find_absence
-from gputop.ranks.model import Rank
+from gputop.ranks.model import Absence, Rank, find_absence
 from gputop.text.units import ranges, seconds
 
 _NAMED = 4  # ranks; of more the first ones stand for all

@@ -15,7 +15,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.core.findings import Severity
 from gputop.core.samples import GpuSample
-from gputop.sources.nvml.pcie import link_bytes_per_s
+from gputop.sources.nvml.traffic import link_bytes_per_s
 from gputop.text.units import percent, rate
 
 _LINK = "pcie_max_bytes_per_s"

@@ -39,10 +39,9 @@ from gputop.session.capture.captures import (
     too_many,
 )
 from gputop.session.capture.server_watch import ServerWatch
-from gputop.session.idle_wait import IdleWait
 from gputop.session.options import Options
 from gputop.session.stack_watch import StackChoice, simulated_stacks
-from gputop.session.watched_node import WatchedNode
+from gputop.session.watched_node import IdleWait, WatchedNode
 from gputop.sources.base import Source
 
 if TYPE_CHECKING:

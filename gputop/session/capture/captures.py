@@ -24,10 +24,8 @@ from gputop.text.commands import command_of
 from gputop.text.redaction import command
 
 if TYPE_CHECKING:
-    from gputop.core.captured_samples import GpuCounters
+    from gputop.core.captured_samples import GpuCounters, JobCpus, LiveSteps
     from gputop.core.host_stacks import StackSamples
-    from gputop.core.job_cpus import JobCpus
-    from gputop.core.live_steps import LiveSteps
     from gputop.profiler.capture.outcomes import MultiWorkerCapture
     from gputop.profiler.capture.plan import Plan
     from gputop.profiler.discovery import ProfilerServer

@@ -19,9 +19,8 @@ from msgspec.structs import replace
 from gputop.core.errors import GputopError
 from gputop.sources.dcgm.bindings import InstalledBindings
 from gputop.sources.dcgm.connection import MIN_WATCH_S, Address, Engine, EngineError
-from gputop.sources.dcgm.engine_reader import EngineAnswer, EngineReader
+from gputop.sources.dcgm.engine_reader import EngineAnswer, EngineReader, clock_text
 from gputop.sources.dcgm.fields import FUNCTION_NOT_FOUND
-from gputop.sources.dcgm.staleness import clock_text
 from gputop.sources.dcgm.watches import Subscription
 
 REACH_TIMEOUT_S = 0.5

@@ -37,8 +37,8 @@ from gputop.sources.dcgm.engine_reader import EngineAnswer
 from gputop.sources.dcgm.readings import dcgm_reading, engine_name, missing_reason, reads_through_gpm
 from gputop.sources.nvml.gpu import clock_events
 from gputop.sources.nvml.mig import divided_reason
-from gputop.sources.nvml.pcie import link_rate
 from gputop.sources.nvml.status import lost_message, unreadable_message
+from gputop.sources.nvml.traffic import link_rate
 from gputop.sources.selection import select_gpus
 
 if TYPE_CHECKING:

@@ -24,13 +24,20 @@ from gputop.core.proc import (
     with_descendants,
 )
 from gputop.core.samples import GpuProcess, GpuSample, ProcessSample, Reading
-from gputop.sources.host import numa, proc_files, process_match
+from gputop.sources.host import cpu, proc_files, process_match
 from gputop.sources.host.cgroups import Cgroups
-from gputop.sources.host.containers import container_of
-from gputop.sources.host.pods import PodContainers
+from gputop.sources.host.containers import PodContainers, container_of
 from gputop.sources.host.proc_files import DENIED, ENDED, UNPARSABLE, ZOMBIE, Stat
-from gputop.sources.host.process_rates import Counts, Family, FamilyRates, Member, Rates, no_rates
-from gputop.sources.host.process_table import MAX_COST, ProcessTable
+from gputop.sources.host.process_table import (
+    MAX_COST,
+    Counts,
+    Family,
+    FamilyRates,
+    Member,
+    ProcessTable,
+    Rates,
+    no_rates,
+)
 from gputop.sources.host.process_table import PERIOD_S as TABLE_PERIOD_S
 from gputop.text.units import printable
 
@@ -87,7 +94,7 @@ class GpuProcessTable:
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._rates = FamilyRates(self._ticks_per_s)
         self._boot_s = boot_time_s(proc)
-        self._cpus_by_node = numa.cpus_by_node(proc.parent)
+        self._cpus_by_node = cpu.cpus_by_node(proc.parent)
         self._due_s = self._table_due_s = clock()
         self._last: dict[int, ProcessSample] = {}
         try:
@@ -250,7 +257,7 @@ class GpuProcessTable:
             status = proc_files.parse_status(self._read(f"{folder}/status", proc_files.LARGE_BYTES))
             record.user = None if status.uid is None else printable(user_name(status.uid))
             record.container_pid = status.pids[-1] if len(status.pids) > 1 else None
-            record.numa_nodes = numa.bound_to(numa.parse_cpus(status.cpus), self._cpus_by_node)
+            record.numa_nodes = cpu.bound_to(cpu.parse_cpus(status.cpus), self._cpus_by_node)
             if record.user is None:
                 reasons["user"] = UNPARSABLE
         except OSError as error:

@@ -15,7 +15,7 @@ from gputop.core.samples import Reading
 from gputop.sources.host import gpu_processes as hp
 from gputop.sources.host.gpu_processes import GpuProcessTable, missing_process
 from gputop.sources.host.proc_files import DENIED, ENDED, ZOMBIE, parse_io, parse_stat
-from gputop.sources.host.process_rates import FIRST
+from gputop.sources.host.process_table import FIRST
 from tests.records import replace
 from tests.sources.host.proc_tree import SOME_NAMESPACE, TICKS_PER_S, ProcTree, Ticking, on_gpus
 
