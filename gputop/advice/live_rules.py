@@ -125,7 +125,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         Limit("profiler_left_on.high", 0.5, "ratio",
               "gputop: at this share, the job takes about twice as long or longer"),
     )),
-    Rule(id="pcie_link_degraded", module="live.pcie", shared_limits=("min_readings",), limits=(
+    Rule(id="pcie_link_degraded", module="live.links", shared_limits=("min_readings",), limits=(
         Limit("pcie_link_degraded.window_s", 60.0, "s", "gputop: covers at least a few seconds of work"),
         Limit("pcie_link_degraded.busy", 0.1, "ratio",
               "NVML: links run slower while the GPU is idle; gputop: considers only readings under load"),
@@ -137,7 +137,7 @@ LIVE_RULES: tuple[Rule, ...] = (
               "gputop: ignores links with little traffic, which lose little time at half their rate"),
         Limit("pcie_link_degraded.traffic_leave", 0.2, "ratio", _STEP_BELOW),
     )),
-    Rule(id="pcie_saturated", module="live.pcie", shared_limits=("window_s",), yields_to=("pcie_link_degraded",),
+    Rule(id="pcie_saturated", module="live.links", shared_limits=("window_s",), yields_to=("pcie_link_degraded",),
          hides_limit=True,
          follows_from=("copies_excessive", "copies_pageable", "sync_copies", "communication_exposed", "allreduce_slow"),
          limits=(
@@ -178,7 +178,7 @@ LIVE_RULES: tuple[Rule, ...] = (
               "gputop: the job must have almost no other active threads, so the full core belongs to this thread"),
         Limit("host_cpu_saturated.most_cores_leave", 2.0, "cores", _STEP_ABOVE),
     )),
-    Rule(id="network_bound", module="live.network", shared_limits=("window_s", "low_sm_active.pause"),
+    Rule(id="network_bound", module="live.links", shared_limits=("window_s", "low_sm_active.pause"),
          yields_to=("collective_hang", "idle_gpu", "gpu0_oversubscribed", "pcie_saturated", "host_cpu_saturated"),
          hides_limit=True, follows_from=("communication_exposed", "allreduce_slow", "allreduce_count"), limits=(
         Limit("network_bound.rate_enter", 0.75, "ratio",

@@ -266,8 +266,7 @@ def tell_capture(args: argparse.Namespace, outcome: CaptureRecord | GputopError,
     """Tells the end of a capture that no session makes: its record, or the error that ended it."""
     if not args.notify:
         return
-    from gputop.session.notifications import Notification, captured
-    from gputop.session.notifier import Teller, parse_ways
+    from gputop.session.notifier import Notification, Teller, captured, parse_ways
     from gputop.simulation.node import HOSTNAME
 
     news = ("the capture failed", outcome.in_one_line) if isinstance(outcome, GputopError) else (

@@ -24,7 +24,7 @@ from gputop.goodput.model import Report
 from gputop.ranks.stacks_document import StacksDocument
 from gputop.replay.rule_trials import TrialsDocument
 from gputop.replay.snapshot_document import Document as Snapshot
-from gputop.session.notifications import Notification
+from gputop.session.notifier import Notification
 from gputop.text import console
 
 # By the command that prints them.

@@ -21,7 +21,7 @@ from gputop.doctor.check import Check
 from gputop.doctor.examine import DoctorDocument
 from gputop.export import cluster, snapshot
 from gputop.profiler.capture.facts import facts_of
-from gputop.session.notifications import Notification
+from gputop.session.notifier import Notification
 from tests.cluster.fleets import fleet, gpu, job
 from tests.commands.schema_problems import problems
 from tests.tui.scenes import Scene, capture_of

@@ -33,8 +33,7 @@ from gputop.sources.base import HostProbe, LiveSource
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.client import DcgmClient
 from gputop.sources.dcgm.connection import EngineGpu
-from gputop.sources.dcgm.engine_reader import EngineAnswer
-from gputop.sources.dcgm.readings import dcgm_reading, engine_name, missing_reason, reads_through_gpm
+from gputop.sources.dcgm.engine_reader import EngineAnswer, dcgm_reading, engine_name, missing_reason, reads_through_gpm
 from gputop.sources.nvml.gpu import clock_events
 from gputop.sources.nvml.mig import divided_reason
 from gputop.sources.nvml.status import lost_message, unreadable_message

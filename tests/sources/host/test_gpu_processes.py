@@ -359,7 +359,7 @@ def test_in_a_container_another_users_process_may_be_it_or_not(
     def deny(proc: Path, pid: int) -> bool:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(hp.process_match, "opens_gpu", deny)  # as root no file of a test refuses to be read
+    monkeypatch.setattr(hp, "opens_gpu", deny)  # as root no file of a test refuses to be read
     proc = ProcTree(tmp_path, SOME_NAMESPACE)
     proc.add(10)
     (sample,) = GpuProcessTable(ticking, proc.root).read(on_gpus(10))
