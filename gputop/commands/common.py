@@ -75,7 +75,7 @@ def _auto_capture_options(args: argparse.Namespace) -> AutoCaptureOptions | None
         if args.dip_max is not None:
             raise GputopError("--dip-max needs --on-dip", "Add --on-dip.", EXIT_USAGE)
         return None
-    from gputop.session.auto_capture.dip_detector import parse_rule
+    from gputop.session.auto_capture import parse_rule
 
     most = args.dip_max or (1 if args.command == "capture" else 20)
     return AutoCaptureOptions(parse_rule(args.on_dip), 60 * args.dip_every, most)

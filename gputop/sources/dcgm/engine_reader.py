@@ -16,7 +16,7 @@ from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.connection import CallFailed, Engine, EngineGpu, Entity, Values
 from gputop.sources.dcgm.fields import BY_METRIC, FieldValue
 from gputop.sources.dcgm.watches import Subscription, Watches
-from gputop.sources.nvml.plausibility import plausible_reading
+from gputop.sources.nvml.status import plausible_reading
 
 _NO_ANSWER = FieldValue(None, "the host engine did not return this value", 0, fields.NO_DATA)
 

@@ -17,7 +17,6 @@ from msgspec import Struct
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import Reading
 from gputop.sources.nvml import status
-from gputop.sources.nvml.plausibility import plausible_reading
 
 Values = Sequence[float | None]  # one per metric; None: this call does not give it
 Query = Callable[[], Values]
@@ -339,7 +338,7 @@ class FieldReader:
             if value is None:
                 self.readings[metric] = Reading.missing(GPU_METRICS[metric].unit, _RESERVE_UNKNOWN, field.source)
             else:
-                self.readings[metric] = plausible_reading(metric, value, field.source, field.coarse)
+                self.readings[metric] = status.plausible_reading(metric, value, field.source, field.coarse)
 
     def _failed(self, state: _FieldState, code: int, among: list[_FieldState]) -> None:
         if code in status.DEVICE_GONE:

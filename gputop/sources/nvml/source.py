@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from gputop.sources.base import LiveSource
 from gputop.sources.nvml import status
-from gputop.sources.nvml.calls import import_pynvml, nvml_text
 from gputop.sources.selection import select_gpus
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class NvmlSource(LiveSource):
         a driver that cannot be talked to, or ``gpus`` that name a GPU which is not there.
         A GPU that is there but cannot be opened, or does not answer, raises nothing: its probe says why.
         """
-        nvml = import_pynvml()
+        nvml = status.import_pynvml()
         from gputop.sources.nvml.devices import Device, PendingDevice
         from gputop.sources.nvml.xid_watch import XidWatch
 
@@ -76,7 +75,7 @@ class NvmlSource(LiveSource):
             raise status.open_error(error.value) from error
         self._nvml = nvml
         try:
-            self._driver = nvml_text(nvml.nvmlSystemGetDriverVersion)
+            self._driver = status.nvml_text(nvml.nvmlSystemGetDriverVersion)
             count = nvml.nvmlDeviceGetCount()
             self._watch = watch = XidWatch(nvml, self._wall_clock)
             pending_devices = [

@@ -13,7 +13,6 @@ from gputop.core.metrics import BYTES_PER_S
 from gputop.core.samples import Reading
 from gputop.sources.nvml import status
 from gputop.sources.nvml.fields import FieldValues
-from gputop.sources.nvml.plausibility import MAX_COUNTER, implausible_text
 
 SOURCE = "NVML counter"
 PERIOD_S = 0.9  # 0.2 to 0.45 ms a call
@@ -68,7 +67,7 @@ class CounterPair:
         sent, received = (int(value) for value in self._values.read())
         counts = (sent, received)
         previous, self._previous = self._previous, (now_s, counts)
-        wrong = next((count for count in counts if count >= MAX_COUNTER or count == 0xFFFFFFFF), None)
+        wrong = next((count for count in counts if count >= status.MAX_COUNTER or count == 0xFFFFFFFF), None)
         if wrong is not None:
             self._previous = None
             return self._without(f"the driver reported an impossible count of {wrong}")
@@ -101,7 +100,7 @@ class CounterPair:
         if count < before and (self._bits == 64 or too_fast):
             return Reading.missing(BYTES_PER_S, "the counter was restarted", SOURCE)
         if too_fast:
-            return Reading.missing(BYTES_PER_S, implausible_text(rate, BYTES_PER_S), SOURCE)
+            return Reading.missing(BYTES_PER_S, status.implausible_text(rate, BYTES_PER_S), SOURCE)
         return Reading(rate, BYTES_PER_S, SOURCE)
 
     def _without(self, reason: str) -> dict[str, Reading]:
@@ -261,6 +260,6 @@ class PcieTraffic:
                 self._window[metric] = (
                     Reading(rate, BYTES_PER_S, WINDOW, coarse=True)
                     if rate <= self._link_max
-                    else Reading.missing(BYTES_PER_S, implausible_text(rate, BYTES_PER_S), WINDOW)
+                    else Reading.missing(BYTES_PER_S, status.implausible_text(rate, BYTES_PER_S), WINDOW)
                 )
         return self._window

@@ -9,7 +9,7 @@ import pytest
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
-from gputop.session.auto_capture.dip_detector import Dip, DipRule, Trigger, parse_rule
+from gputop.session.auto_capture import Dip, DipRule, Trigger, parse_rule
 from gputop.session.options import DEFAULT_RULE
 from gputop.telemetry.history import History
 
