@@ -8,7 +8,7 @@ import time
 
 from gputop.core.errors import GputopError
 from gputop.core.framework import loaded_frameworks
-from gputop.core.proc import read_maps
+from gputop.core.proc import MAPS_BYTES, read_or_empty
 from gputop.launch import attach, environment, target
 from gputop.launch.attach import ANSWER_TIMEOUT_S, Ready, no_answer, running_in, silent_text
 from gputop.profiler.kineto import clients, daemon
@@ -22,10 +22,7 @@ from gputop.text.units import printable
 def is_pytorch(pid: int) -> bool:
     """Return whether PyTorch is what is captured of a process: a job of TensorFlow or JAX may have it loaded for its
     data."""
-    try:
-        loaded = loaded_frameworks(read_maps(pid))
-    except OSError:
-        return False
+    loaded = loaded_frameworks(read_or_empty(f"/proc/{pid}/maps", MAPS_BYTES))
     return "pytorch" in loaded and not loaded & target.SERVED
 
 

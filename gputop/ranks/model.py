@@ -53,7 +53,6 @@ class RasAnswer(Struct, frozen=True):
     nccl: str
     communicators: tuple[Communicator, ...]
     counts_all: bool
-    timeouts: int = 0  # of ranks that were asked
 
 
 class RasReport(Struct, frozen=True):

@@ -15,9 +15,10 @@ from msgspec import Struct
 from gputop.core.errors import GputopError
 from gputop.core.proc import (
     CAP_SYS_PTRACE,
+    ENVIRON_BYTES,
     effective_capabilities,
     process_ids,
-    read,
+    read_or_empty,
     stat_of,
     status_fields,
     user_name,
@@ -41,10 +42,7 @@ def local_addresses() -> frozenset[str]:
 
 def environment(pid: int, names: Iterable[str], proc: Path = _PROC) -> Mapping[str, str]:
     """Values of these variables of a process, as far as they are set and may be read; nothing else of it is kept."""
-    try:
-        environ = proc_files.read(f"{proc}/{pid}/environ", proc_files.ENVIRON_BYTES)
-    except OSError:
-        return {}
+    environ = read_or_empty(f"{proc}/{pid}/environ", ENVIRON_BYTES)
     return {name: value for name in names if (value := proc_files.variable(environ, name.encode())) is not None}
 
 
@@ -124,10 +122,7 @@ def ended_siblings(pids: list[int], everybody: list[int], proc: Path = Path("/pr
 
 
 def _sleeps_in(pid: int, proc: Path) -> str:
-    try:
-        text = printable(read(f"{proc}/{pid}/wchan").decode("ascii", "replace"))[:_NAME_CHARS]
-    except OSError:
-        return ""
+    text = printable(read_or_empty(f"{proc}/{pid}/wchan").decode("ascii", "replace"))[:_NAME_CHARS]
     return "" if text == "0" else text
 
 

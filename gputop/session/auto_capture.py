@@ -240,7 +240,7 @@ _RECOVERED = 0.5  # part of the way from the threshold back to the median, befor
 
 
 class Dip(Struct, frozen=True):
-    """A GPU that meets the rule: since when (Unix time), its mean since then, its median, and the threshold. Of a
+    """A GPU that meets the rule: since when (Unix time), its mean since then, and its median. Of a
     condition ``metric`` is its text, and it has no figure of its own."""
 
     uuid: str
@@ -249,7 +249,6 @@ class Dip(Struct, frozen=True):
     now_s: float
     value: float | None
     median: float | None
-    threshold: float | None
 
     def text(self, gpu: str) -> str:
         """Text for people: "GPU 3: SM active 31% for 5 s, usually 92%"."""
@@ -304,7 +303,7 @@ class Trigger(Struct):
                 gpu.low_since_s = sample.time_s
             if gpu.armed and sample.time_s - gpu.low_since_s >= self.rule.hold_s:
                 gpu.armed = False
-                first = first or Dip(info.uuid, condition.text, gpu.low_since_s, sample.time_s, None, None, None)
+                first = first or Dip(info.uuid, condition.text, gpu.low_since_s, sample.time_s, None, None)
         return first
 
     def _check_gpu(self, history: History, uuid: str, gpu: _Gpu) -> Dip | None:
@@ -332,7 +331,7 @@ class Trigger(Struct):
             return None
         gpu.armed = False
         low = [v for time_s, v in zip(times, values, strict=True) if time_s >= gpu.low_since_s and v == v]
-        return Dip(uuid, gpu.metric, gpu.low_since_s, now_s, statistics.fmean(low), gpu.median, threshold)
+        return Dip(uuid, gpu.metric, gpu.low_since_s, now_s, statistics.fmean(low), gpu.median)
 
     def _threshold(self, median: float | None) -> float | None:
         if self.rule.level is not None:

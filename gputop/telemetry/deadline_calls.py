@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gputop.core.samples import FAILED, NOT_RESPONDING, OK, GpuProcess, GpuSample, HostSample, ProcessSample
+from gputop.core.samples import FAILED, NOT_RESPONDING, OK, GpuSample, HostSample, ProcessSample
 from gputop.sources.base import GpuProbe, Source
 
 _WAKEUP = object()  # a message that only ends the scheduler's wait
@@ -321,13 +321,10 @@ class HostReader:
     def _process_samples(self, result: object, gpus: tuple[GpuSample, ...]) -> tuple[ProcessSample, ...]:
         if isinstance(result, tuple):
             return result
-        from gputop.sources.host.gpu_processes import missing_process  # slow to import, not needed for the first GPUs
+        # Slow to import, and not needed for the first GPUs.
+        from gputop.sources.host.gpu_processes import holders, missing_process
 
-        held: dict[int, dict[int, GpuProcess]] = {}
-        for gpu in gpus:
-            for process in gpu.processes:
-                held.setdefault(process.pid, {})[gpu.info.index] = process
-        return tuple(missing_process(pid, on_gpus, _reason(result)) for pid, on_gpus in held.items())
+        return tuple(missing_process(pid, on_gpus, _reason(result)) for pid, on_gpus in holders(gpus).items())
 
 
 def _reason(result: object) -> str:

@@ -21,7 +21,7 @@ from gputop.core.proc import (
     children_by_parent,
     pid_namespace,
     process_ids,
-    read_maps,
+    read_or_empty,
     user_name,
     with_descendants,
 )
@@ -117,7 +117,7 @@ class GpuProcessTable:
         holds a GPU itself has its own entry and is not counted twice. Between the periods
         the last samples are joined with what the GPUs list now.
         """
-        held = _holders(gpus)
+        held = holders(gpus)
         for pid in watched:
             held.setdefault(pid, {})
         now_s = self._clock()
@@ -322,7 +322,7 @@ class GpuProcessTable:
         return Counts(stat.parent, stat.cpu_ticks, io_bytes, reason)
 
 
-def _holders(gpus: Iterable[GpuSample]) -> dict[int, dict[int, GpuProcess]]:
+def holders(gpus: Iterable[GpuSample]) -> dict[int, dict[int, GpuProcess]]:
     """PID → GPU index → the process there. A MIG instance knows more about it than its GPU."""
     held: dict[int, dict[int, GpuProcess]] = {}
     for gpu in gpus:
@@ -397,11 +397,7 @@ def mapped_devices(proc: Path, pids: Iterable[int]) -> dict[int, set[int]]:
     """PID → the N of each /dev/nvidiaN it has mapped; processes with none, or not visible, are left out."""
     out = {}
     for pid in pids:
-        try:
-            minors = {int(n) for n in _MAPPED.findall(read_maps(pid, proc))}
-        except OSError:
-            continue
-        if minors:
+        if minors := {int(n) for n in _MAPPED.findall(read_or_empty(f"{proc}/{pid}/maps", MAPS_BYTES))}:
             out[pid] = minors
     return out
 
