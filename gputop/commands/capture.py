@@ -211,7 +211,7 @@ def _with_other_nodes(args: argparse.Namespace, command: str,
     GputopError."""
     if not args.nodes:
         return args.pids, None
-    from gputop.launch.ranks import find_ranks, meeting_addresses
+    from gputop.launch.target import find_ranks, meeting_addresses
     from gputop.session.other_nodes import MAX_NODES, OtherNodes
     from gputop.telemetry.agents import parse_nodes
 

@@ -7,8 +7,6 @@ import threading
 import time
 
 from gputop.core.errors import GputopError
-from gputop.core.framework import loaded_frameworks
-from gputop.core.proc import MAPS_BYTES, read_or_empty
 from gputop.launch import attach, environment, target
 from gputop.launch.attach import ANSWER_TIMEOUT_S, Ready, no_answer, running_in, silent_text
 from gputop.profiler.kineto import clients, daemon
@@ -19,24 +17,17 @@ from gputop.profiler.kineto.recorder import unsafe
 from gputop.text.units import printable
 
 
-def is_pytorch(pid: int) -> bool:
-    """Return whether PyTorch is what is captured of a process: a job of TensorFlow or JAX may have it loaded for its
-    data."""
-    loaded = loaded_frameworks(read_or_empty(f"/proc/{pid}/maps", MAPS_BYTES))
-    return "pytorch" in loaded and not loaded & target.SERVED
-
-
 def examine(pid: int, started: int | None = None) -> target.Target:
     """Inspect a process without touching it; raises GputopError with the reason why it cannot be made ready.
 
     ``started``: see :func:`gputop.launch.target.examine`."""
-    frameworks = FRAMEWORKS if is_pytorch(pid) else target.SERVED
+    frameworks = FRAMEWORKS if target.is_pytorch(pid) else target.SERVED
     return target.examine(pid, frameworks=frameworks, started=started)
 
 
 def what_it_does(pid: int) -> str:
     """Words for what is done to the process, for the question."""
-    return WHAT_SWITCHING_ON_DOES if is_pytorch(pid) else target.WHAT_STARTING_DOES
+    return WHAT_SWITCHING_ON_DOES if target.is_pytorch(pid) else target.WHAT_STARTING_DOES
 
 
 def give_back(pid: int) -> None:
@@ -51,7 +42,7 @@ def make_ready(pid: int, stop: threading.Event | None = None, *, hold: bool = Fa
     ``hold``: see :func:`gputop.launch.serve.switch_on`; ``port`` 0 is any. ``started``: of the process that somebody
     agreed to, see :func:`gputop.launch.target.examine`.
     """
-    if is_pytorch(pid):
+    if target.is_pytorch(pid):
         client = switch_on(pid, stop, hold=hold, started=started)
         folder = printable(str(client.folder))
         return Ready(f"pid:{pid}", f"PyTorch's profiler in process {pid} is waiting for gputop in {folder}")

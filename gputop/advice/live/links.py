@@ -10,11 +10,10 @@ from statistics import median
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.advice.fix_code import code
-from gputop.advice.live.frameworks import NO_FIGURE, code_for
+from gputop.advice.fix_code import code, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
-from gputop.advice.verdict import Explanation, Missing, Verdict, known
+from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict, known
 from gputop.core.findings import Severity
 from gputop.core.samples import PORT_ACTIVE, AdapterSample, GpuSample
 from gputop.sources.nvml.traffic import link_bytes_per_s

@@ -11,10 +11,9 @@ from statistics import median
 
 from msgspec import Struct
 
-from gputop.advice.live.frameworks import NO_FIGURE
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict
 from gputop.core.findings import HIGH_SHARE, MEDIUM_SHARE, Severity
 from gputop.text.units import counted, percent
 

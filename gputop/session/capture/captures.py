@@ -342,7 +342,7 @@ def _have_returned(pids: Collection[int]) -> None:
 def _ranks_elsewhere(pids: Mapping[str, int | None]) -> tuple[str, ...]:
     """Line that names the ranks on other nodes, of the PyTorch jobs among these processes by address."""
     from gputop.core.proc import environ_of
-    from gputop.launch.ranks import ranks_elsewhere
+    from gputop.launch.target import ranks_elsewhere
     from gputop.profiler.addresses import process_of
 
     count = max((ranks_elsewhere(environ_of(pid)) for address in pids if (pid := process_of(address)) is not None),

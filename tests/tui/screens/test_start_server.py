@@ -83,7 +83,7 @@ async def test_a_job_of_pytorch_is_offered_its_own_way(session: StillSession, mo
         assert "start one" not in str(app.screen.query_one(DialogFrame).border_subtitle)
         await pilot.press("escape")
         session.holding(other)
-        monkeypatch.setattr(serve, "is_pytorch", lambda _: True)
+        monkeypatch.setattr(target, "is_pytorch", lambda _: True)
         await pilot.press("c")
         assert "has no profiler server. Start one? y/N" in text(app)
         assert "PyTorch's profiler" in text(app)
