@@ -50,7 +50,6 @@ class NvmlSource(LiveSource):
         self.gpus_present: int | None = None  # with those that --gpus leaves out; None before open()
         self.gpus: tuple[Device, ...] = ()
         self._watch: XidWatch | None = None
-        self._host: PsutilHost | None = None
 
     @property
     def label(self) -> str:
@@ -103,12 +102,7 @@ class NvmlSource(LiveSource):
 
     @property
     def host(self) -> PsutilHost:
-        if self._host is None:
-            # Imported late: psutil and the readers of /proc take longer to import than the GPUs to read.
-            from gputop.sources.host.source import PsutilHost
-
-            self._host = PsutilHost(clock=self._clock)
-        return self._host
+        return self.own_host(self._clock)
 
     def close(self) -> None:
         """Shut NVML down. Only while no probe is in a call."""
