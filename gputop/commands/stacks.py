@@ -181,8 +181,9 @@ def _ask(pids: Sequence[int], hosts: frozenset[str], doing: str) -> RasAnswer | 
 def _nccl(first: RasAnswer | GputopError, last: RasAnswer | GputopError) -> tuple[list[str], StacksNccl]:
     """Answer of NCCL, as lines and for the document."""
     from gputop.advice.live.collectives import counts_text, place_text, title
-    from gputop.ranks.model import find_absence, unchanged
-    from gputop.ranks.stacks_document import StacksAbsence, StacksNccl
+    from gputop.core.codec import document_of
+    from gputop.ranks.model import StacksAbsence, find_absence, unchanged
+    from gputop.ranks.stacks_document import StacksNccl
 
     if isinstance(first, GputopError) or isinstance(last, GputopError):
         error = first if isinstance(first, GputopError) else last
@@ -192,7 +193,7 @@ def _nccl(first: RasAnswer | GputopError, last: RasAnswer | GputopError) -> tupl
     absence = find_absence(first, last)
     still = unchanged(first, last)
     nccl = StacksNccl(version=last.nccl, apart_s=seconds, unchanged=still if last.counts_all else None,
-                      absence=None if absence is None else StacksAbsence.of(absence))
+                      absence=None if absence is None else document_of(StacksAbsence, absence))
     if absence is not None:
         places = [f"       {place_text(rank)}." for rank in absence.absent[:16]]
         moved = f"       {counts_text(absence)} No rank launched a collective for {seconds:.1f} s."

@@ -67,27 +67,32 @@ class RasReport(Struct, frozen=True):
 
 # -- the rank that did not come: two answers against each other -------------------------------------
 
-class Absence(Struct, frozen=True):
-    """A collective that some ranks have launched and others have not.
+class StacksAbsence(Struct, frozen=True):
+    """A collective that some ranks have launched and others have not (gputop.ranks.model)."""
 
-    ``operation`` is its name, "" where NCCL does not say which; ``absent_at`` is how many the absent ranks have
-    launched, ``waiting_at`` how many those that are furthest have. ``absent`` and ``waiting`` are those of them that
-    are named, each with its count of all. ``silent``: the absent ones did not even answer; then there are no counts.
-    ``also`` is in how many other communicators ranks wait. ``crossed``: the absent ranks have launched another
-    collective instead, which the others have not: the ranks run different code. ``circle``: they wait for each other.
-    """
-
-    operation: str
+    operation: str | None
     absent_at: int
     waiting_at: int
     absent: tuple[Rank, ...]
     absent_count: int
     waiting: tuple[Rank, ...]
     waiting_count: int
-    silent: bool = False
+    silent: bool
+    crossed: bool
+    circle: bool
+
+
+class Absence(StacksAbsence, frozen=True):
+    """An absence, with what the document ``gputop.stacks/1`` does not tell of it.
+
+    ``operation`` is its name, None where NCCL does not say which; ``absent_at`` is how many the absent ranks have
+    launched, ``waiting_at`` how many those that are furthest have. ``absent`` and ``waiting`` are those of them that
+    are named, each with its count of all. ``silent``: the absent ones did not even answer; then there are no counts.
+    ``also`` is in how many other communicators ranks wait. ``crossed``: the absent ranks have launched another
+    collective instead, which the others have not: the ranks run different code. ``circle``: they wait for each other.
+    """
+
     also: int = 0
-    crossed: bool = False
-    circle: bool = False
 
 
 def unchanged(before: RasAnswer, after: RasAnswer) -> bool:
@@ -124,7 +129,8 @@ def find_absence(first: RasAnswer, last: RasAnswer) -> Absence | None:
 def _absence(c: Communicator) -> Absence | None:
     if c.silent:
         size = c.size or sum(level.size for level in next(iter(c.levels.values()), ()))
-        return Absence("", 0, 0, c.silent, len(c.silent), (), max(0, size - len(c.silent)), silent=True)
+        return Absence(None, 0, 0, c.silent, len(c.silent), (), max(0, size - len(c.silent)), silent=True,
+                       crossed=False, circle=False)
     uneven = {name: levels for name, levels in c.levels.items() if len(levels) > 1}
     if not uneven:
         return None
@@ -133,9 +139,9 @@ def _absence(c: Communicator) -> Absence | None:
     ahead = levels[1:]
     crossed = any(_same(least, other[-1]) and _same(furthest, other[0])
                   for operation, other in uneven.items() if operation != name)
-    return Absence(name, least.count, furthest.count, least.ranks, least.size,
+    return Absence(name or None, least.count, furthest.count, least.ranks, least.size,
                    tuple(rank for level in ahead for rank in level.ranks), sum(level.size for level in ahead),
-                   crossed=crossed)
+                   silent=False, crossed=crossed, circle=False)
 
 
 def _same(a: Level, b: Level) -> bool:
