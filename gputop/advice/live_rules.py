@@ -19,7 +19,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         Limit("hardware_error.ecc", 1, "count",
               "NVIDIA, GPU memory error management: each uncorrectable error means lost data"),
     )),
-    Rule(id="collective_hang", module="live.collectives", hides_limit=True, limits=(
+    Rule(id="collective_hang", module="live.ranks", hides_limit=True, limits=(
         Limit("collective_hang.unchanged_s", 60.0, "s",
               "gputop: does not treat ranks as stuck while another rank saves a checkpoint or reads data slowly"),
     )),
@@ -219,7 +219,7 @@ LIVE_RULES: tuple[Rule, ...] = (
               "gputop: if SM activity is not available, considers only GPUs that draw little more than idle power"),
         Limit("spinning.coarse_power_leave", 0.40, "ratio", _STEP_ABOVE),
     )),
-    Rule(id="slow_rank", module="live.slow_rank", needs=("processes",), shared_limits=("idle_gpu.age_s",),
+    Rule(id="slow_rank", module="live.ranks", needs=("processes",), shared_limits=("idle_gpu.age_s",),
          yields_to=("collective_hang", "idle_gpu", "unused_gpu", "gpu0_oversubscribed", "shared_gpu", "spinning"),
          hides_limit=True, holds_up_job=True, limits=(
         Limit("slow_rank.window_s", 300.0, "s", "gputop: ignores phases in which one rank saves or logs data"),

@@ -180,7 +180,7 @@ def _ask(pids: Sequence[int], hosts: frozenset[str], doing: str) -> RasAnswer | 
 
 def _nccl(first: RasAnswer | GputopError, last: RasAnswer | GputopError) -> tuple[list[str], StacksNccl]:
     """Answer of NCCL, as lines and for the document."""
-    from gputop.advice.live.collectives import counts_text, place_text, title
+    from gputop.advice.live.ranks import counts_text, place_text, title
     from gputop.core.codec import document_of
     from gputop.ranks.model import StacksAbsence, find_absence, unchanged
     from gputop.ranks.stacks_document import StacksNccl

@@ -24,7 +24,7 @@ from typing import Any
 import grpc
 
 from gputop import cli
-from gputop.advice.live.collectives import counts_text, place_text, title
+from gputop.advice.live.ranks import counts_text, place_text, title
 from gputop.analysis.results import Analysis
 from gputop.commands import settings
 from gputop.core.samples import XidEvent
