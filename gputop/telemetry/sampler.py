@@ -1,7 +1,7 @@
 """The clock and the threads: reads every probe once per tick and delivers whole samples.
 
 One thread reads the GPUs one after the other. A driver call can block and a wedged one never
-returns: then another thread reads on, one for each GPU at most (:mod:`.readers`). There is one
+returns: then another thread reads on, one for each GPU at most (:mod:`.deadline_calls`). There is one
 for the host, one that opens the source, and the scheduler thread, which
 keeps time and assembles samples. All are daemon threads: none is joined while it may be inside
 the driver.
