@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from gputop.advice.causes import merge_findings
+from gputop.advice.merge import merge_findings
 from gputop.core.findings import Advice, Finding, ranked
 from gputop.core.samples import NodeSample
 from gputop.profiler.capture.records import CaptureRecord, Server

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.advice.causes import Claimed, fold_consequences, merge_findings
+from gputop.advice.causes import Claimed, fold_consequences
+from gputop.advice.merge import merge_findings
 from gputop.core.codec import convert, to_document
 from gputop.core.findings import Finding, Gain, ranked, severity_of
 from gputop.trace.intervals import union

@@ -9,9 +9,9 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from msgspec.structs import replace as replace_row
 
-from gputop.advice.causes import merge_findings
 from gputop.advice.live.advise import live_advice
 from gputop.advice.live.user_rules import KEPT_S, HeldConditions
+from gputop.advice.merge import merge_findings
 from gputop.advice.registry import LIMITS, limit
 from gputop.advice.trace.user_rules import judged, missing
 from gputop.advice.user_registry import UserRules, user_rules

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.advice.causes import merge_findings
+from gputop.advice.merge import merge_findings
 from gputop.core.codec import convert, to_document
 from gputop.core.findings import Abstained, Finding, Gain, at_most, collect, ranked, severity_of
 from tests.records import replace

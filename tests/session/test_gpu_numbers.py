@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gputop.advice.causes import merge_findings
+from gputop.advice.merge import merge_findings
 from gputop.core.findings import Finding, Gain
 from gputop.core.samples import GpuInfo, GpuProcess, ProcessSample, Reading
 from gputop.session.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown

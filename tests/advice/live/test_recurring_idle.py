@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from gputop.advice.causes import merge_findings
+from gputop.advice.merge import merge_findings
 from gputop.advice.verdict import Missing
 from gputop.core.findings import Advice, Finding, Gain
 from tests.advice.live.scene import Job, Level, Scene, abstained, after, get, ids, play, two, verdict
