@@ -28,11 +28,10 @@ import pynvml as nvml  # noqa: E402
 
 from gputop.core.errors import GputopError  # noqa: E402
 from gputop.sources.nvml import gpm, status  # noqa: E402
-from gputop.sources.nvml.calls import nvml_text  # noqa: E402
-from gputop.sources.nvml.counters import NVLINK_FIELDS, PCIE_FIELDS, PERIOD_S  # noqa: E402
 from gputop.sources.nvml.fields import FIELDS, FieldValues  # noqa: E402
-from gputop.sources.nvml.pcie import WINDOW_PERIOD_S  # noqa: E402
 from gputop.sources.nvml.processes import LIST_PERIOD_S, SHARE_PERIOD_S, ProcessReader  # noqa: E402
+from gputop.sources.nvml.status import nvml_text  # noqa: E402
+from gputop.sources.nvml.traffic import NVLINK_FIELDS, PCIE_FIELDS, PERIOD_S, WINDOW_PERIOD_S  # noqa: E402
 
 Call = Callable[[], Any]
 RATIOS = [number for number, _, _ in gpm.METRICS if number < 20]

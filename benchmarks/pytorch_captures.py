@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from gputop.core.own_memory import resident_bytes  # noqa: E402
-from gputop.launch.kineto import switch_on  # noqa: E402
+from gputop.launch.serve import switch_on  # noqa: E402
 from gputop.profiler.capture.request import CaptureRequest  # noqa: E402
 from gputop.profiler.capture.safe_capture import capture_with_probe  # noqa: E402
 from gputop.profiler.ways import recorder_of  # noqa: E402

@@ -24,7 +24,7 @@ import pytest
 from gputop.cli import main
 from gputop.commands.arguments import parse, parser
 from gputop.comparison.figures import Verdict
-from gputop.core.extras import PACKAGES
+from gputop.core.own_program import PACKAGES
 from gputop.doctor.pod import GRANTS, manifest_lines
 from gputop.export.openmetrics import families
 from tests import tool_modules
@@ -205,7 +205,7 @@ def test_each_install_line_can_be_had() -> None:
     for path in texts:
         text = re.sub(r"\s*\n\s*|\\|'\"'\"'", lambda found: " " if "\n" in found[0] else "", path.read_text())
         for words in re.findall(r"(?:pip|pipx|uv tool) install ((?:-\S+ )*(?:'[^']*'|[^\s'`\")]+))", text):
-            if "{" in words:  # of gputop/core/extras.py: its packages are held above
+            if "{" in words:  # of gputop/core/own_program.py: its packages are held above
                 continue
             (wanted,) = (word for word in shlex.split(words.rstrip(",;:")) if not word.startswith("-"))
             name, _, extras = wanted.rstrip("]").partition("[")

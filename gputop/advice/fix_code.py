@@ -58,6 +58,12 @@ def code(finding_id: str, *keys: str, **values: object) -> str | None:
     return None
 
 
+def code_for(framework: str, finding_id: str, kind: str = "", **values: object) -> str:
+    """The code of a fix for a job of this framework; where that is not known TensorFlow's, called so."""
+    return code(finding_id, kind + framework, **values) or (
+        f"# in TensorFlow:\n{code(finding_id, kind + 'tensorflow', **values)}")
+
+
 def joined(*codes: str | None) -> str | None:
     """Join pieces of code, one below the other, without those that are None or empty."""
     return "\n".join(filter(None, codes)) or None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from msgspec import Struct
 
@@ -30,12 +30,11 @@ class Limit(Struct, frozen=True):
 
 
 class Rule(Struct, frozen=True, kw_only=True):
-    """One rule. Its ``module``, below ``gputop.advice``, has a function ``judge_<id>``, which computes the verdict,
-    and ``describe_<id>``, which writes the finding from it."""
+    """One rule. Its ``module``, below ``gputop.advice`` and named from the package of its origin, has a function
+    ``judge_<id>``, which computes the verdict, and ``describe_<id>``, which writes the finding from it."""
 
     id: str
     module: str
-    origin: Origin
     limits: tuple[Limit, ...] = ()
     shared_limits: tuple[str, ...] = ()  # ids of limits it reads that are not its own
     also: tuple[str, ...] = ()  # further ids that its findings can have
@@ -58,6 +57,11 @@ class Rule(Struct, frozen=True, kw_only=True):
     same_as: tuple[str, ...] = ()  # ids under which a trace names the same cause
     hides_limit: bool = False  # where it is found, nothing is said about what bounds the job
     holds_up_job: bool = False  # it names one GPU, for which all GPUs of the job wait
+
+    @property
+    def origin(self) -> Origin:
+        """The input it judges: a trace, the live samples of a node, or a fleet."""
+        return cast(Origin, self.module.partition(".")[0])
 
     @property
     def ids(self) -> tuple[str, ...]:

@@ -13,10 +13,9 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from gputop.core.captured_samples import JobCpus, LiveSteps
 from gputop.core.codec import from_document, to_document
 from gputop.core.findings import Abstained, CombinedGain, Finding, TraceNote
-from gputop.core.job_cpus import JobCpus
-from gputop.core.live_steps import LiveSteps
 
 SCHEMA = "gputop.analysis/1"
 MAX_SEGMENTS = 2000  # of a critical path

@@ -28,8 +28,7 @@ from gputop.cluster.slurm import SlurmJob
 from gputop.cluster.slurm_nodes import SlurmNodes
 from gputop.cluster.view import FleetLimits, FleetView
 from gputop.cluster.wanted import ACTIVITY, CLOCK
-from gputop.telemetry.agents import NodeProblem
-from gputop.telemetry.node_answer import FIGURES, NodeAnswer, NodeGpu
+from gputop.telemetry.agents import FIGURES, NodeAnswer, NodeGpu, NodeProblem
 from gputop.text.units import printable
 
 MEAN_S = 300.0

@@ -13,8 +13,7 @@ from gputop.commands.common import options_of, source_of, start
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.version import __version__
 from gputop.session.session import Session
-from gputop.telemetry.agents import SCHEMA, NodeProblem, Request, read_line, write_line
-from gputop.telemetry.node_answer import NodeAnswer, answer_of
+from gputop.telemetry.agents import SCHEMA, NodeAnswer, NodeProblem, Request, answer_of, read_line, write_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from gputop.commands.option_types import count, interval_s, listen_address, minutes
 from gputop.core.errors import EXIT_USAGE
-from gputop.core.extras import install_command
+from gputop.core.own_program import install_command
 from gputop.core.version import __version__
 from gputop.session.options import DEFAULT_RULE
 from gputop.text import console

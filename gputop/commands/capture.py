@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return _run(args)
     except GputopError as error:
-        from gputop.advice.live.profiler_left_on import refused_capture
+        from gputop.advice.live.torch_profiler import refused_capture
         from gputop.session.capture.captures import profiles_itself
 
         refusal = profiles_itself(error)
@@ -211,7 +211,7 @@ def _with_other_nodes(args: argparse.Namespace, command: str,
     GputopError."""
     if not args.nodes:
         return args.pids, None
-    from gputop.launch.ranks import find_ranks, meeting_addresses
+    from gputop.launch.target import find_ranks, meeting_addresses
     from gputop.session.other_nodes import MAX_NODES, OtherNodes
     from gputop.telemetry.agents import parse_nodes
 

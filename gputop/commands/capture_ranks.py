@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.core.files import copy_bounded, open_regular, temporary_place
-from gputop.launch.ranks import find_ranks, is_meeting_address
 from gputop.launch.serve import make_ready
+from gputop.launch.target import find_ranks, is_meeting_address
 from gputop.profiler.capture.multi_worker import capture_workers
 from gputop.profiler.capture.outcomes import Outcome
 from gputop.profiler.capture.plan import Plan

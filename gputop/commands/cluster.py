@@ -20,7 +20,7 @@ from gputop.text import console
 from gputop.text.console import say
 
 if TYPE_CHECKING:
-    from gputop.advice.fleet.report import FleetReport
+    from gputop.advice.fleet.advise import FleetReport
     from gputop.cluster.collect import Collector
     from gputop.cluster.nodes import NodesCollector
     from gputop.cluster.view import FleetCollector
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.advice.fleet.report import report_of
+    from gputop.advice.fleet.advise import report_of
     from gputop.cluster.collect import complete_fleet
     from gputop.cluster.view import FleetView
     from gputop.commands.monitor import unfit_terminal

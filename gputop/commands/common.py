@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from gputop.commands.arguments import SIMULATED_DEFAULT
 from gputop.commands.settings import save_setting
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
-from gputop.core.extras import install_command
+from gputop.core.own_program import install_command
 from gputop.core.samples import OK
 from gputop.session.options import AutoCaptureOptions, Options
 from gputop.text import console
@@ -75,7 +75,7 @@ def _auto_capture_options(args: argparse.Namespace) -> AutoCaptureOptions | None
         if args.dip_max is not None:
             raise GputopError("--dip-max needs --on-dip", "Add --on-dip.", EXIT_USAGE)
         return None
-    from gputop.session.auto_capture.dip_detector import parse_rule
+    from gputop.session.auto_capture import parse_rule
 
     most = args.dip_max or (1 if args.command == "capture" else 20)
     return AutoCaptureOptions(parse_rule(args.on_dip), 60 * args.dip_every, most)
@@ -266,8 +266,7 @@ def tell_capture(args: argparse.Namespace, outcome: CaptureRecord | GputopError,
     """Tells the end of a capture that no session makes: its record, or the error that ended it."""
     if not args.notify:
         return
-    from gputop.session.notifications import Notification, captured
-    from gputop.session.notifier import Teller, parse_ways
+    from gputop.session.notifier import Notification, Teller, captured, parse_ways
     from gputop.simulation.node import HOSTNAME
 
     news = ("the capture failed", outcome.in_one_line) if isinstance(outcome, GputopError) else (

@@ -105,7 +105,7 @@ def _become(file: str, argv: list[str], environ: dict[str, str], output: Path | 
 
 def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> int:
     """Run the job beside the monitor; once the monitor is quit, show the job's own output."""
-    from gputop.launch.announcements import Announcement, Announcements
+    from gputop.launch.attach import Announcement, Announcements
     from gputop.launch.job import StartedJob, exit_like, forward_signals, log_path, wait_for_exit
     from gputop.session.session import Session
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gputop.advice.fleet.report import ClusterDocument
+from gputop.advice.fleet.advise import ClusterDocument
 from gputop.commands.rules import RulesDocument
 from gputop.comparison.baselines import BaselinesDocument
 from gputop.comparison.document import CompareDocument
@@ -24,7 +24,7 @@ from gputop.goodput.model import Report
 from gputop.ranks.stacks_document import StacksDocument
 from gputop.replay.rule_trials import TrialsDocument
 from gputop.replay.snapshot_document import Document as Snapshot
-from gputop.session.notifications import Notification
+from gputop.session.notifier import Notification
 from gputop.text import console
 
 # By the command that prints them.

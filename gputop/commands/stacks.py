@@ -43,9 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gputop.core.proc import process_ids
-    from gputop.ranks.flight_recorder_report import lines as report_lines
-    from gputop.ranks.halts import ended_siblings
-    from gputop.ranks.processes import training_processes
+    from gputop.ranks.desync import lines as report_lines
+    from gputop.ranks.processes import ended_siblings, training_processes
     from gputop.ranks.stack_groups import jobs
 
     if args.demo is not None:
@@ -132,8 +131,8 @@ def _simulated(args: argparse.Namespace) -> int:
 
 def _only_dumps(args: argparse.Namespace) -> int:
     """Write what the dumps alone say, of a job that may have ended or run elsewhere."""
+    from gputop.ranks.desync import lines
     from gputop.ranks.flight_recorder import read_files
-    from gputop.ranks.flight_recorder_report import lines
     from gputop.ranks.stacks_document import StacksNccl
 
     dumps = read_files(args.flight_recorder)
@@ -181,9 +180,10 @@ def _ask(pids: Sequence[int], hosts: frozenset[str], doing: str) -> RasAnswer | 
 
 def _nccl(first: RasAnswer | GputopError, last: RasAnswer | GputopError) -> tuple[list[str], StacksNccl]:
     """Answer of NCCL, as lines and for the document."""
-    from gputop.advice.live.collectives import counts_text, place_text, title
-    from gputop.ranks.hang import find_absence, unchanged
-    from gputop.ranks.stacks_document import StacksAbsence, StacksNccl
+    from gputop.advice.live.ranks import counts_text, place_text, title
+    from gputop.core.codec import document_of
+    from gputop.ranks.model import StacksAbsence, find_absence, unchanged
+    from gputop.ranks.stacks_document import StacksNccl
 
     if isinstance(first, GputopError) or isinstance(last, GputopError):
         error = first if isinstance(first, GputopError) else last
@@ -193,7 +193,7 @@ def _nccl(first: RasAnswer | GputopError, last: RasAnswer | GputopError) -> tupl
     absence = find_absence(first, last)
     still = unchanged(first, last)
     nccl = StacksNccl(version=last.nccl, apart_s=seconds, unchanged=still if last.counts_all else None,
-                      absence=None if absence is None else StacksAbsence.of(absence))
+                      absence=None if absence is None else document_of(StacksAbsence, absence))
     if absence is not None:
         places = [f"       {place_text(rank)}." for rank in absence.absent[:16]]
         moved = f"       {counts_text(absence)} No rank launched a collective for {seconds:.1f} s."

@@ -12,8 +12,8 @@ from gputop.advice.verdict import ONCE_TEXTS
 from gputop.comparison.caveats import batch_factor, other_batch
 from gputop.comparison.figures import ComparedRow
 from gputop.comparison.sides import Side
+from gputop.core.captured_samples import LiveSteps
 from gputop.core.findings import ABOUT, Finding, Gain
-from gputop.core.live_steps import LiveSteps
 from gputop.text.units import percent, seconds
 
 Status = Literal["gone", "weaker", "same", "stronger", "new", "not judged"]

@@ -13,8 +13,7 @@ import numpy as np
 
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import MIN_STEPS, Drift
-from gputop.core.job_cpus import JobCpus
-from gputop.core.live_steps import SURE, LiveSteps, is_undersampled, steps_per_period
+from gputop.core.captured_samples import SURE, JobCpus, LiveSteps, is_undersampled, steps_per_period
 from gputop.trace.model import F64
 
 # Standard deviation of the mean step between reruns of one unchanged job, as a share of it. On the CPU: measured with

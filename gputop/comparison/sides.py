@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from gputop.analysis.results import Analysis, StepTimes
+from gputop.core.captured_samples import LiveSteps
 from gputop.core.errors import GputopError
 from gputop.core.findings import Abstained, Finding
-from gputop.core.live_steps import LiveSteps
 
 if TYPE_CHECKING:
     from gputop.analysis.gpu.packed_series import ComparedTrace

@@ -42,6 +42,14 @@ def read(path: str, limit: int = 4096) -> bytes:
         os.close(fd)
 
 
+def read_or_empty(path: str, limit: int = 4096) -> bytes:
+    """Read the first ``limit`` bytes of a file; empty where it cannot be read."""
+    try:
+        return read(path, limit)
+    except OSError:
+        return b""
+
+
 def read_maps(pid: int | str, proc: Path = Path("/proc")) -> bytes:
     """Read /proc/PID/maps of a process up to a bound. Raises OSError."""
     return read(f"{proc}/{pid}/maps", MAPS_BYTES)
@@ -216,19 +224,13 @@ def owner(pid: int, proc: Path = Path("/proc")) -> int | None:
 
 def environ_of(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
     """The environment that a process was started with; empty where it may not be read."""
-    try:
-        text = read(f"{proc}/{pid}/environ", ENVIRON_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return {}
+    text = read_or_empty(f"{proc}/{pid}/environ", ENVIRON_BYTES).decode("utf-8", "replace")
     return {name: value for name, equals, value in (entry.partition("=") for entry in text.split("\0")) if equals}
 
 
 def command_of(pid: int, proc: Path = Path("/proc")) -> str:
     """The words of a process's command with spaces between them; "" where it may not be read."""
-    try:
-        text = read(f"{proc}/{pid}/cmdline", COMMAND_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
+    text = read_or_empty(f"{proc}/{pid}/cmdline", COMMAND_BYTES).decode("utf-8", "replace")
     return text.rstrip("\0").replace("\0", " ")
 
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from gputop.advice.causes import unexplained
 from gputop.advice.trace.advise import trace_advice
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace_rules import TRACE_RULES
-from gputop.advice.unexplained import unexplained
 from gputop.analysis.gpu.breakdown import PartsByGpu, bounds_judged, idle_by_gpu, unseen_before_first_event
 from gputop.analysis.gpu.collectives import no_collectives
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number, gpu_use, timelines, unused_gpu

@@ -14,8 +14,8 @@ from gputop.sources.dcgm import bindings
 from gputop.sources.dcgm import fields as dcgm_fields
 from gputop.sources.dcgm.bindings import INSTALL, find_bindings, find_libraries
 from gputop.sources.dcgm.connection import DEFAULT_ADDRESS, Address, CallFailed, Engine, EngineError, parse_address
+from gputop.sources.dcgm.engine_reader import reads_through_gpm
 from gputop.sources.dcgm.fields import COMPUTE_CAPABILITY, PROFILING_IDS, FieldValue
-from gputop.sources.dcgm.readings import reads_through_gpm
 from gputop.text.units import ranges
 
 _TIMEOUT_S = 1.0

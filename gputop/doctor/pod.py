@@ -11,7 +11,7 @@ from gputop.core import proc
 from gputop.doctor.check import Result
 from gputop.doctor.driver import no_gpu
 from gputop.doctor.driver_facts import DriverFacts
-from gputop.sources.host.pods import FOLDER, pod_container
+from gputop.sources.host.containers import FOLDER, pod_container
 
 _FILE_BYTES = 1 << 16
 

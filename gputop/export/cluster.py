@@ -17,8 +17,7 @@ from gputop.text.units import NA, figure, percent
 from gputop.text.wrapping import wrap
 
 if TYPE_CHECKING:
-    from gputop.advice.fleet.advise import FleetFinding
-    from gputop.advice.fleet.report import FleetReport
+    from gputop.advice.fleet.advise import FleetFinding, FleetReport
     from gputop.cluster.model import Fleet, Gpu, Group, History, Job
 
 _SPANS_S = (600.0, 1_800.0, 3_600.0, 7_200.0, 14_400.0, 28_800.0, 57_600.0)  # that a history is drawn for
@@ -155,7 +154,7 @@ def remark(job: Job) -> str:
 
 def to_document(report: FleetReport) -> dict[str, Any]:
     """docs/reference/cluster.md tells its keys."""
-    from gputop.advice.fleet.report import ClusterDocument
+    from gputop.advice.fleet.advise import ClusterDocument
     from gputop.core.codec import document_of
     from gputop.core.codec import to_document as plain
 

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from gputop.core.errors import GputopError
-from gputop.core.extras import install_command
 from gputop.core.files import Folder, temporary_place
+from gputop.core.own_program import install_command
 from gputop.text.units import printable
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 A job may answer late or never: its code, called, runs on; a page of its memory is filled by a program of its own
 (userfaultfd, FUSE), and whoever reads it waits for that. So another thread does it, which is left behind once the time
 is over. It ends with gputop; a thread of the job that it holds then goes back by itself
-(:mod:`gputop.launch.return_frame`).
+(:class:`gputop.launch.inject.ReturnFrame`).
 """
 
 from __future__ import annotations

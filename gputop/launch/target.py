@@ -1,10 +1,13 @@
-"""The process that ``gputop attach`` names, and why gputop may not or cannot start a profiler server in it."""
+"""The process that ``gputop attach`` names, why gputop may not or cannot start a profiler server in it, and the
+processes of a job: what a launcher has started, and its ranks."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -13,11 +16,15 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.core.framework import loaded_frameworks
 from gputop.core.proc import (
     COMMAND_BYTES,
+    MAPS_BYTES,
     children_by_parent,
     command_of,
+    environ_of,
+    owner,
     process_ids,
     read,
     read_maps,
+    read_or_empty,
     read_stat,
     stat_of,
     user_name,
@@ -25,7 +32,7 @@ from gputop.core.proc import (
 from gputop.launch.inside.gputop_kineto import is_launcher
 from gputop.profiler import sockets
 from gputop.profiler.capture.requirements import check_limits
-from gputop.ranks.tracing_rights import YAMA, check_rights
+from gputop.ranks.processes import YAMA, check_rights
 from gputop.text import redaction
 from gputop.text.commands import short_command
 from gputop.text.units import printable
@@ -107,6 +114,13 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA, *,
     return Target(pid, command, uid, user, process_started, same_network)
 
 
+def is_pytorch(pid: int) -> bool:
+    """Return whether PyTorch is what is captured of a process: a job of TensorFlow or JAX may have it loaded for its
+    data."""
+    loaded = loaded_frameworks(read_or_empty(f"/proc/{pid}/maps", MAPS_BYTES))
+    return "pytorch" in loaded and not loaded & SERVED
+
+
 def training(pid: int, proc: Path = Path("/proc")) -> list[int]:
     """The PIDs of the processes that a launcher has started and that train, as far as they can be read; not what
     these have started, such as DataLoader's workers."""
@@ -140,3 +154,60 @@ def check_machine() -> None:
     if platform.machine() != "x86_64":
         raise GputopError(f"before Python 3.14, gputop attach supports only x86-64, not {platform.machine()}",
                           _ALTERNATIVE)
+
+
+# -- the ranks of a PyTorch job on this node: they meet at one address, as torchrun and env:// have it ----
+
+MAX_RANKS = 64  # ranks of one node
+_MEETING = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}:[0-9]{1,5}")  # nothing that a shell or ssh reads otherwise
+_THIS_NODE = frozenset(("localhost", "127.0.0.1", "0.0.0.0"))
+_NUMBER = re.compile(r"[0-9]{1,7}")
+
+
+def is_meeting_address(text: str) -> bool:
+    """Return whether it can be the address at which the ranks of a job meet."""
+    return _MEETING.fullmatch(text) is not None
+
+
+def meeting_address(environ: Mapping[str, str]) -> str | None:
+    """Address where a rank meets the others (MASTER_ADDR and MASTER_PORT), the job's identity on all its nodes; None
+    where it is no rank, or no other node can reach that address."""
+    text = f"{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}"
+    is_rank = is_meeting_address(text) and _NUMBER.fullmatch(environ.get("RANK", "")) is not None
+    return text if is_rank and environ["MASTER_ADDR"] not in _THIS_NODE else None
+
+
+def ranks_elsewhere(environ: Mapping[str, str]) -> int:
+    """Number of ranks of a process's job on other nodes, as torchrun says; 0 where it does not."""
+    both = environ.get("WORLD_SIZE", ""), environ.get("LOCAL_WORLD_SIZE", "")
+    if not all(_NUMBER.fullmatch(text) for text in both):
+        return 0
+    everywhere, here = map(int, both)
+    return max(0, everywhere - here) if meeting_address(environ) is not None else 0
+
+
+def find_ranks(address: str, proc: Path = Path("/proc")) -> list[int]:
+    """The PIDs of the ranks on this node that meet at ``address``, by rank, as far as their environment may be read.
+
+    Raises GputopError where they are of several users: a job is one user's, and anybody can set these variables.
+    """
+    environs = {pid: environ_of(pid, proc) for pid in process_ids(proc)}
+    ranks = {pid: int(environ["RANK"]) for pid, environ in environs.items() if meeting_address(environ) == address}
+    rank_pids = []
+    for pid in ranks:
+        stat = stat_of(pid, proc)
+        # A rank's children, such as its DataLoader's workers, have its environment.
+        if stat is not None and ranks.get(stat.parent) != ranks[pid] and is_pytorch(pid):
+            rank_pids.append(pid)
+    users = {uid for pid in rank_pids if (uid := owner(pid, proc)) is not None}
+    if len(users) > 1:
+        uids = ", ".join(map(str, sorted(users)))
+        raise GputopError(f"processes of several users (uid {uids}) use the rendezvous address {address}, so gputop "
+                          "does not know whose job it is", "Run gputop as the job's user on that node.")
+    return sorted(rank_pids, key=ranks.__getitem__)[:MAX_RANKS]
+
+
+def meeting_addresses(pids: Sequence[int], proc: Path = Path("/proc")) -> set[str]:
+    """Addresses where the jobs of these processes meet; of all that may be read, if none is named."""
+    environs = (environ_of(pid, proc) for pid in pids or process_ids(proc))
+    return {address for environ in environs if (address := meeting_address(environ)) is not None}

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from gputop.core.errors import GputopError, NoDataError
-from gputop.core.extras import install_command
+from gputop.core.own_program import install_command
 from gputop.launch.inside.gputop_serve import confine, free_port, listening_sockets
 from gputop.text.console import say
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -36,7 +37,6 @@ _RANK = re.compile(r"  Rank (\d+)(?: has (?:launched up to operation (\d+)|(not 
                    r"|\[process information not found\])$")
 _MISSING_RANKS = re.compile(r"  The missing ranks?: ([\d,]+)$")  # up to 2.25, which name the processes apart from them
 _PROCESS = re.compile(r"  Process (\d+) on node (\S+) managing GPU (\d+)(?: \(NVML (\d+)\))?$")
-_TIMEOUTS = re.compile(r"  Encountered (\d+) communication timeout")
 
 
 class _Status(Struct):
@@ -64,14 +64,10 @@ class _Communicator(Struct):
     missing_ranks: list[_Rank] = field(default_factory=list)
 
 
-class _Ras(Struct):
-    timeouts_count: int = 0
-
-
 class _Document(Struct):
     nccl_version: str
     communicators: list[_Communicator]
-    ras: _Ras  # the last key: an answer without it is not whole
+    ras: dict[str, Any]  # the last key: an answer without it is not whole
 
 
 def read_json(data: bytes, time_s: float) -> RasAnswer:
@@ -86,8 +82,7 @@ def read_json(data: bytes, time_s: float) -> RasAnswer:
     answer = from_document(document, _Document, "NCCL's answer")
     _check(len(answer.communicators), sum(len(c.ranks) + len(c.missing_ranks) + sum(
         len(rank.collective_counts) for rank in c.ranks) for c in answer.communicators))
-    return RasAnswer(time_s, _short(answer.nccl_version), tuple(map(_communicator, answer.communicators)), True,
-                     _bounded(answer.ras.timeouts_count))
+    return RasAnswer(time_s, _short(answer.nccl_version), tuple(map(_communicator, answer.communicators)), True)
 
 
 def _communicator(c: _Communicator) -> Communicator:
@@ -129,15 +124,13 @@ def read_text(data: bytes, time_s: float) -> RasAnswer:
     sizes: dict[str, int] = {}  # ranks per communicator, by group
     blocks: dict[str, _Reader] = {}
     lost: dict[Rank, None] = {}  # processes that did not answer, of no number
-    timeouts, reader, named = 0, None, 0
+    reader, named = None, 0
     for line in lines:
         if (row := _GROUP_ROW.match(line)) is not None:
             sizes[row[1]] = _number(row[2])
         elif (block := _BLOCK.match(line)) is not None:
             reader = blocks.setdefault(block[2], _Reader(sizes.get(block[1])))
             reader.begin(block[3])
-        elif (waited := _TIMEOUTS.match(line)) is not None:
-            timeouts = _number(waited[1])
         elif (process := _PROCESS.match(line)) is not None:
             gpu = _number(process[4] if process[4] is not None else process[3])
             lost[Rank(-1, _short(process[2]), _number(process[1]) or None, gpu, "the rank does not answer")] = None
@@ -146,7 +139,7 @@ def read_text(data: bytes, time_s: float) -> RasAnswer:
         _check(len(blocks), named + len(lost))
     one = next(iter(lost)) if len(lost) == 1 else None
     communicators = tuple(reader.communicator(key, one) for key, reader in blocks.items())
-    return RasAnswer(time_s, _short(head[1]), communicators, False, timeouts)
+    return RasAnswer(time_s, _short(head[1]), communicators, False)
 
 
 class _Reader:

@@ -40,8 +40,8 @@ from gputop.core.host_stacks import (
     ThreadStacks,
 )
 from gputop.core.proc import owner, read_stat
+from gputop.ranks.processes import check_rights
 from gputop.ranks.stacks import INSTALL, py_spy
-from gputop.ranks.tracing_rights import check_rights
 from gputop.text.redaction import command as redacted
 from gputop.text.units import printable
 

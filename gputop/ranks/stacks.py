@@ -20,11 +20,9 @@ from msgspec.structs import replace
 
 from gputop.core.codec import from_document, parse
 from gputop.core.errors import GputopError, NoDataError
-from gputop.core.extras import install_command
+from gputop.core.own_program import install_command
 from gputop.core.proc import owner
-from gputop.ranks.halts import Halt, halt_of
-from gputop.ranks.processes import command_line, rank_label
-from gputop.ranks.tracing_rights import check_rights
+from gputop.ranks.processes import Halt, check_rights, command_line, halt_of, rank_label
 from gputop.text.programs import Ended, run_program
 from gputop.text.units import printable
 

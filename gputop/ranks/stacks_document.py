@@ -9,29 +9,9 @@ from msgspec import Struct
 from gputop.core.codec import document_of
 from gputop.ranks.desync import GroupState, RankState, Verdict, compare, not_compared
 from gputop.ranks.flight_recorder import Collective, Dumps
-from gputop.ranks.hang import Absence
-from gputop.ranks.model import Rank
+from gputop.ranks.model import StacksAbsence
 from gputop.ranks.stack_groups import StackGroup, group, odd_ones, sentence
 from gputop.ranks.stacks import ProcessStacks, ThreadStack
-
-
-class StacksAbsence(Struct, frozen=True):
-    """A collective that some ranks have launched and others have not (gputop.ranks.hang)."""
-
-    operation: str | None
-    absent_at: int
-    waiting_at: int
-    absent: tuple[Rank, ...]
-    absent_count: int
-    waiting: tuple[Rank, ...]
-    waiting_count: int
-    silent: bool
-    crossed: bool
-    circle: bool
-
-    @classmethod
-    def of(cls, absence: Absence) -> StacksAbsence:
-        return document_of(cls, absence, operation=absence.operation or None)
 
 
 class StacksNccl(Struct, frozen=True, kw_only=True):

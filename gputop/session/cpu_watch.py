@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from gputop.core.job_cpus import CpuUser, JobCpus
-from gputop.core.proc import children_by_parent, process_ids, stat_of, with_descendants
+from gputop.core.captured_samples import CpuUser, JobCpus
+from gputop.core.proc import children_by_parent, process_ids, read_or_empty, stat_of, with_descendants
 from gputop.sources.host import proc_files
 from gputop.sources.host.cgroups import Cgroups
-from gputop.sources.host.cpu import CpuTimes, read_times
-from gputop.sources.host.numa import parse_cpus
+from gputop.sources.host.cpu import CpuTimes, parse_cpus, read_times
 from gputop.sources.host.proc_files import Stat
 from gputop.text.units import printable
 
@@ -130,10 +129,7 @@ class _Job:
                                             if share.ready < _HAS_WORK or not self._is_profilers(thread)]
 
     def _is_profilers(self, thread: str) -> bool:
-        try:
-            return proc_files.read(f"{self._root}/proc/{self._pid}/task/{thread}/comm").rstrip(b"\n") == _PROFILER
-        except OSError:
-            return False
+        return read_or_empty(f"{self._root}/proc/{self._pid}/task/{thread}/comm").rstrip(b"\n") == _PROFILER
 
     def _age_s(self, start_ticks: int) -> float | None:
         try:
@@ -268,10 +264,7 @@ class CpuUsers:
                 and stat.name == seen.name and self._command(of) == command}
 
     def _command(self, pid: int) -> bytes:
-        try:
-            return _DIGITS.sub(b"", proc_files.read(f"{self._proc}/{pid}/cmdline", proc_files.LARGE_BYTES))
-        except OSError:
-            return b""
+        return _DIGITS.sub(b"", read_or_empty(f"{self._proc}/{pid}/cmdline", proc_files.LARGE_BYTES))
 
 
 class JobCpusWatch:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from gputop.core.errors import GputopError
 from gputop.diagnosis.worker import WorkerTask, answer, run_in_worker
+from gputop.ranks.desync import HEAD, lines
 from gputop.ranks.flight_recorder import read_of_processes
-from gputop.ranks.flight_recorder_report import HEAD, lines
 
 _TIMEOUT_S = 60.0
 

@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError, sentences
-from gputop.launch.ranks import MAX_RANKS
+from gputop.launch.target import MAX_RANKS
 from gputop.profiler.capture.job_memory import Cost
 from gputop.profiler.capture.outcomes import Outcome
 from gputop.profiler.capture.plan import Plan

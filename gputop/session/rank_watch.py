@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
 from gputop.core.samples import NodeSample
-from gputop.ranks.hang import unchanged
-from gputop.ranks.model import RasAnswer, RasReport
+from gputop.ranks.model import RasAnswer, RasReport, unchanged
 from gputop.ranks.processes import local_addresses
 
 # Findings on GPUs that wait, or do little without a cause that is known.

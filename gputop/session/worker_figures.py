@@ -10,11 +10,12 @@ from msgspec.structs import replace
 
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import NodeSample, Reading
+from gputop.profiler.addresses import is_local
 from gputop.profiler.capture.choose_workers import Choice, choose_workers
 from gputop.profiler.capture.records import Server
 from gputop.session.gpu_numbers import local
+from gputop.telemetry.agents import NodeAnswer, NodeGpu, answer_of
 from gputop.telemetry.history import History
-from gputop.telemetry.node_answer import NodeAnswer, NodeGpu, answer_of
 from gputop.text.units import ranges, reading
 
 _MAX_PLAUSIBLE = {"ratio": 1.05, "W": 1e5}  # what is more is no measurement of a GPU
@@ -86,7 +87,6 @@ def _by_pid(answer: NodeAnswer, seconds: float) -> dict[int | None, WorkerFigure
 
 def with_pids(servers: Iterable[Server]) -> list[Server]:
     """The servers, with the processes of those of this machine that were named, not found."""
-    from gputop.profiler.addresses import is_local
     from gputop.profiler.capture.footprint import job_pid
 
     here: dict[str, bool] = {}  # by host: a name is looked up once

@@ -14,10 +14,14 @@ never raises for a sick device: it returns a sample whose ``state`` and ``messag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample, XidEvent
+
+if TYPE_CHECKING:
+    from gputop.sources.host.source import PsutilHost
 
 
 class GpuProbe(Protocol):
@@ -105,6 +109,16 @@ class LiveSource:
     """Base of the sources that read a node as it is now: without earlier time to give, and without a server."""
 
     simulated = False
+    _own_host: PsutilHost | None = None
+
+    def own_host(self, clock: Callable[[], float] = time.monotonic) -> PsutilHost:
+        """The probe of this node, made at the first call."""
+        if self._own_host is None:
+            # Imported late: psutil and the readers of /proc take longer to import than the GPUs to read.
+            from gputop.sources.host.source import PsutilHost
+
+            self._own_host = PsutilHost(clock=clock)
+        return self._own_host
 
     def backfill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
         return ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,6 @@ from gputop.sources.base import GpuProbe, HostProbe, LiveSource, Source
 
 if TYPE_CHECKING:
     from gputop.sources.dcgm.client import DcgmClient
-    from gputop.sources.host.source import PsutilHost
 
 
 class GpusOrHost(LiveSource):
@@ -24,7 +22,6 @@ class GpusOrHost(LiveSource):
     def __init__(self, source: Source, host_is_enough: Callable[[], bool]) -> None:
         self._source = source
         self._host_is_enough = host_is_enough
-        self._host: PsutilHost | None = None
         self.error: GputopError | None = None  # why there are no GPUs
 
     @property
@@ -49,8 +46,8 @@ class GpusOrHost(LiveSource):
 
     def watch_processes(self, pids: Collection[int]) -> None:
         """Have the host's probe report these processes, without GPUs."""
-        if self._host is not None:
-            self._host.watched_pids = tuple(pids)
+        if self._own_host is not None:
+            self._own_host.watched_pids = tuple(pids)
 
     @property
     def gpus(self) -> Sequence[GpuProbe]:
@@ -62,13 +59,7 @@ class GpusOrHost(LiveSource):
 
     @property
     def host(self) -> HostProbe:
-        if self.error is None:
-            return self._source.host
-        if self._host is None:
-            from gputop.sources.host.source import PsutilHost
-
-            self._host = PsutilHost(clock=time.monotonic)
-        return self._host
+        return self._source.host if self.error is None else self.own_host()
 
     def close(self) -> None:
         if self.error is None:

@@ -1,7 +1,7 @@
 """The clock and the threads: reads every probe once per tick and delivers whole samples.
 
 One thread reads the GPUs one after the other. A driver call can block and a wedged one never
-returns: then another thread reads on, one for each GPU at most (:mod:`.readers`). There is one
+returns: then another thread reads on, one for each GPU at most (:mod:`.deadline_calls`). There is one
 for the host, one that opens the source, and the scheduler thread, which
 keeps time and assembles samples. All are daemon threads: none is joined while it may be inside
 the driver.
@@ -23,8 +23,7 @@ from gputop.core.errors import GputopError
 from gputop.core.metrics import BYTES
 from gputop.core.samples import OK, UNIFIED_MEMORY, GpuSample, HostSample, NodeSample, Reading
 from gputop.sources.base import Source
-from gputop.telemetry.deadline_calls import Batch, Call, Workers
-from gputop.telemetry.readers import GpuReader, HostReader
+from gputop.telemetry.deadline_calls import Batch, Call, GpuReader, HostReader, Workers
 
 MIN_INTERVAL_S = 0.1
 FIRST_DEADLINE_S = 1.0  # the first call of a GPU without persistence mode also starts it

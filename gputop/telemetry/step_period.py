@@ -8,7 +8,7 @@ and is called so.
 2. Abstain if nothing was measured, too little, or nothing that varies.
 3. Correlate the columns that vary with themselves (:mod:`gputop.telemetry.autocorrelation`), in three ways
    (``_Search``): short lags by the samples, short lags by means of two neighbors, and long lags by these.
-4. Find in each the period that most GPUs share (:mod:`gputop.telemetry.correlation_peaks`).
+4. Find in each the period that most GPUs share (:mod:`gputop.telemetry.autocorrelation`).
 5. Of those that most GPUs share take the first that is about as high as the highest.
 6. Abstain if it hardly stands out from noise, or is too short for these samples.
 
@@ -26,20 +26,22 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.core.live_steps import SURE, LiveSteps
+from gputop.core.captured_samples import SURE, LiveSteps
 from gputop.telemetry.autocorrelation import (
     MIN_SAMPLES,
     WINDOW_S,
     WINDOW_SAMPLES,
     EvenSamples,
+    SharedPeak,
     Signal,
     correlograms,
     even_samples,
+    min_peak_ratio,
     normalize,
     sampling_interval_s,
+    shared_peak,
     standard_deviation,
 )
-from gputop.telemetry.correlation_peaks import SharedPeak, min_peak_ratio, shared_peak
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History

@@ -17,11 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
-from gputop.core.captured_samples import GpuCounters
+from gputop.core.captured_samples import GpuCounters, JobCpus, LiveSteps
 from gputop.core.findings import TraceNote
 from gputop.core.host_stacks import StackSamples
-from gputop.core.job_cpus import JobCpus
-from gputop.core.live_steps import LiveSteps
 
 if TYPE_CHECKING:
     from typing_extensions import Self

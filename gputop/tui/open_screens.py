@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from rich.text import Text
 
 from gputop.core.errors import GputopError
-from gputop.core.extras import install_command
 from gputop.core.findings import Finding, ids_by_missing
+from gputop.core.own_program import install_command
 from gputop.core.samples import GpuSample, ProcessSample
 from gputop.profiler.capture.records import usable
 from gputop.profiler.capture.request import answered

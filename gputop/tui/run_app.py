@@ -21,8 +21,8 @@ from gputop.profiler.capture.records import Server, usable
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText, justify
 from gputop.session.capture.which_job import gpu_use
-from gputop.session.idle_wait import AfterRestart
 from gputop.session.session import Session
+from gputop.session.watched_node import AfterRestart
 from gputop.text.units import printable
 from gputop.tui import open_screens
 from gputop.tui.app import GputopApp, tell_where_captures_are

@@ -7,7 +7,7 @@ import math
 import pytest
 from msgspec import structs
 
-from gputop.advice.unexplained import unexplained
+from gputop.advice.causes import unexplained
 from gputop.analysis.results import Account, AccountLine, AccountPart, Breakdown, GapWork, StepGaps, WallTime
 from gputop.core.findings import Finding, Gain
 from gputop.diagnosis.report import text_report, unexplained_text

@@ -11,7 +11,7 @@ import re
 import msgspec
 import pytest
 
-from gputop.advice.live.frameworks import code_for
+from gputop.advice.fix_code import code_for
 from gputop.advice.registry import RULES
 from gputop.advice.rule import Rule
 from gputop.advice.verdict import Explanation

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gputop.advice.fleet.advise import fleet_advice
-from gputop.advice.fleet.report import FleetReport
+from gputop.advice.fleet.advise import FleetReport, fleet_advice
 from gputop.cluster.collect import Collector
 from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.model import NO_JOB
@@ -21,8 +20,7 @@ from gputop.cluster.view import FleetView
 from gputop.core import codec
 from gputop.core.errors import GputopError
 from gputop.export.cluster import render
-from gputop.telemetry.agents import read_line
-from gputop.telemetry.node_answer import NodeAnswer, answer_of
+from gputop.telemetry.agents import NodeAnswer, answer_of, read_line
 from gputop.text import console
 from gputop.tui.cluster import fleet_rows as rows
 from tests.campaign.target import Target

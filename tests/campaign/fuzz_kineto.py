@@ -12,7 +12,7 @@ import struct
 from pathlib import Path, PurePosixPath
 
 from gputop.core.files import Folder
-from gputop.launch.kineto import read_report
+from gputop.launch.serve import read_report
 from gputop.profiler.kineto import protocol
 from gputop.profiler.kineto.clients import client_of, find_clients
 from gputop.profiler.kineto.daemon import Daemon

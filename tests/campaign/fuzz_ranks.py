@@ -14,8 +14,8 @@ from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.facts import _worker
 from gputop.profiler.capture.request import CaptureRequest
+from gputop.ranks.desync import lines
 from gputop.ranks.flight_recorder import Dumps, read_dump
-from gputop.ranks.flight_recorder_report import lines
 from gputop.ranks.stacks_document import StacksDumps
 from gputop.session.other_nodes import OtherNodes, Start, _Node
 from gputop.text import console

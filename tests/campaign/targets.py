@@ -24,7 +24,7 @@ from typing import Any
 import grpc
 
 from gputop import cli
-from gputop.advice.live.collectives import counts_text, place_text, title
+from gputop.advice.live.ranks import counts_text, place_text, title
 from gputop.analysis.results import Analysis
 from gputop.commands import settings
 from gputop.core.samples import XidEvent
@@ -33,8 +33,7 @@ from gputop.diagnosis.rules_in_process import use_rules
 from gputop.export.snapshot import FORMATS, render
 from gputop.profiler.xprof import messages, probe
 from gputop.ranks import stack_groups
-from gputop.ranks.hang import find_absence
-from gputop.ranks.model import RasAnswer
+from gputop.ranks.model import RasAnswer, find_absence
 from gputop.ranks.ras_answers import read_json, read_text
 from gputop.ranks.stacks import ProcessStacks, read_dump
 from gputop.replay.read_snapshot import from_document

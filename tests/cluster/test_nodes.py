@@ -24,9 +24,8 @@ from gputop.cluster.view import FleetView
 from gputop.core import codec
 from gputop.core.errors import GputopError
 from gputop.core.samples import LOST, GpuSample, Reading, XidEvent
-from gputop.telemetry.agents import NodeProblem, read_line
+from gputop.telemetry.agents import FIGURES, GpuHolder, NodeAnswer, NodeGpu, NodeProblem, answer_of, read_line
 from gputop.telemetry.history import History
-from gputop.telemetry.node_answer import FIGURES, GpuHolder, NodeAnswer, NodeGpu, answer_of
 from tests.cluster.fleets import LIMITS, NOW
 from tests.fakes import node_sample
 from tests.records import replace

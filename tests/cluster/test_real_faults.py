@@ -11,8 +11,7 @@ from functools import partial
 import pytest
 
 from benchmarks.cluster_lab import Page, scraping, wait_for
-from gputop.advice.fleet.advise import asked_limits
-from gputop.advice.fleet.report import FleetReport, report_of
+from gputop.advice.fleet.advise import FleetReport, asked_limits, report_of
 from gputop.cli import main
 from gputop.cluster.collect import Collector, complete_fleet
 from gputop.cluster.endpoint import Credentials, parse_endpoint

@@ -13,8 +13,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from benchmarks.cluster_lab import Page, scraping, wait_for
-from gputop.advice.fleet.advise import FleetFinding, asked_limits
-from gputop.advice.fleet.report import FleetReport, report_of
+from gputop.advice.fleet.advise import FleetFinding, FleetReport, asked_limits, report_of
 from gputop.cluster.collect import Collector, complete_fleet
 from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.model import Fleet

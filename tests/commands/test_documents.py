@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from gputop.advice.fleet.advise import fleet_advice
-from gputop.advice.fleet.report import FleetReport
+from gputop.advice.fleet.advise import FleetReport, fleet_advice
 from gputop.advice.registry import limit
 from gputop.cli import main
 from gputop.commands.arguments import parser
@@ -22,7 +21,7 @@ from gputop.doctor.check import Check
 from gputop.doctor.examine import DoctorDocument
 from gputop.export import cluster, snapshot
 from gputop.profiler.capture.facts import facts_of
-from gputop.session.notifications import Notification
+from gputop.session.notifier import Notification
 from tests.cluster.fleets import fleet, gpu, job
 from tests.commands.schema_problems import problems
 from tests.tui.scenes import Scene, capture_of

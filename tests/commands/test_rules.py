@@ -225,7 +225,7 @@ def test_the_process_that_analyzes_for_the_monitor_judges_by_them_too(file: Path
 
 
 def captures_on(rule: str, scene: Scene, seconds: int) -> list[str]:
-    from gputop.session.auto_capture.dip_detector import Trigger, parse_rule
+    from gputop.session.auto_capture import Trigger, parse_rule
     from gputop.telemetry.history import History
 
     history, trigger, out = History(), Trigger(parse_rule(rule)), []
@@ -249,7 +249,7 @@ def test_on_dip_takes_a_condition() -> None:
                                                ("power > 3", "power<200W"), ("sm_active < 1 for 2h", "1 to 3600")])
 def test_what_is_no_condition_for_a_dip(rule: str, message: str) -> None:
     from gputop.core.errors import GputopError
-    from gputop.session.auto_capture.dip_detector import parse_rule
+    from gputop.session.auto_capture import parse_rule
 
     with pytest.raises(GputopError, match=message):
         parse_rule(rule)

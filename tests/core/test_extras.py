@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.core.extras import install_command
+from gputop.core.own_program import install_command
 
 
 @pytest.mark.parametrize(("file", "line"), [

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from gputop.advice.fleet.advise import fleet_advice
-from gputop.advice.fleet.report import FleetReport
+from gputop.advice.fleet.advise import FleetReport, fleet_advice
 from gputop.cluster.model import Group, Job
 from gputop.core.findings import Problem
 from gputop.export.cluster import age, cells, fleet_columns, fleet_table, power, render

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.launch.announcements import Announcement, Announcements
+from gputop.launch.attach import Announcement, Announcements
 from gputop.launch.environment import new_token
 from gputop.launch.inside import gputop_serve
 from gputop.launch.inside.gputop_serve import socket_name

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.launch import ranks
+from gputop.launch import target
 
 RANK = {"MASTER_ADDR": "n1", "MASTER_PORT": "29500", "RANK": "5", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
 
 
 def test_where_the_ranks_meet_is_the_job_s_identity() -> None:
-    assert ranks.meeting_address(RANK) == "n1:29500"
-    assert ranks.ranks_elsewhere(RANK) == 8 and ranks.ranks_elsewhere({**RANK, "WORLD_SIZE": "8"}) == 0
+    assert target.meeting_address(RANK) == "n1:29500"
+    assert target.ranks_elsewhere(RANK) == 8 and target.ranks_elsewhere({**RANK, "WORLD_SIZE": "8"}) == 0
     for change in ({"MASTER_ADDR": "localhost"}, {"MASTER_ADDR": "n1; rm x"}, {"MASTER_ADDR": "-oProxyCommand=x"},
                    {"RANK": ""}, {"MASTER_PORT": "9" * 9}, {"MASTER_ADDR": "$(x)"}):
-        assert ranks.meeting_address({**RANK, **change}) is None
-        assert ranks.ranks_elsewhere({**RANK, **change}) == 0
-    assert ranks.ranks_elsewhere({**RANK, "LOCAL_WORLD_SIZE": "x"}) == 0
+        assert target.meeting_address({**RANK, **change}) is None
+        assert target.ranks_elsewhere({**RANK, **change}) == 0
+    assert target.ranks_elsewhere({**RANK, "LOCAL_WORLD_SIZE": "x"}) == 0
 
 
 def test_ranks_are_found_by_it_and_their_children_are_not(tmp_path: Path, monkeypatch) -> None:
@@ -36,10 +36,10 @@ def test_ranks_are_found_by_it_and_their_children_are_not(tmp_path: Path, monkey
     process(13, 12, RANK="1")  # a worker of the DataLoader
     process(14, 1, RANK="0", MASTER_PORT="29501")  # of another job
     process(15, 10, RANK="2")  # has not imported torch
-    monkeypatch.setattr(ranks, "is_pytorch", lambda pid: pid != 15)
-    assert ranks.find_ranks("n1:29500", tmp_path) == [11, 12]
-    assert ranks.meeting_addresses([], tmp_path) == {"n1:29500", "n1:29501"}
-    assert ranks.meeting_addresses([14], tmp_path) == {"n1:29501"}
+    monkeypatch.setattr(target, "is_pytorch", lambda pid: pid != 15)
+    assert target.find_ranks("n1:29500", tmp_path) == [11, 12]
+    assert target.meeting_addresses([], tmp_path) == {"n1:29500", "n1:29501"}
+    assert target.meeting_addresses([14], tmp_path) == {"n1:29501"}
 
 
 def test_ranks_of_several_users_are_nobody_s_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,10 +50,10 @@ def test_ranks_of_several_users_are_nobody_s_job(tmp_path: Path, monkeypatch: py
         (tmp_path / str(pid) / "environ").write_bytes(b"".join(
             f"{name}={value}\0".encode() for name, value in environ.items()))
         (tmp_path / str(pid) / "stat").write_text(f"{pid} (python) S 1 " + " ".join(["0"] * 20))
-    monkeypatch.setattr(ranks, "is_pytorch", lambda pid: True)
+    monkeypatch.setattr(target, "is_pytorch", lambda pid: True)
     users = {11: 1000, 12: 1000}
-    monkeypatch.setattr(ranks, "owner", lambda pid, proc: users[pid])
-    assert ranks.find_ranks("n1:29500", tmp_path) == [11, 12]
+    monkeypatch.setattr(target, "owner", lambda pid, proc: users[pid])
+    assert target.find_ranks("n1:29500", tmp_path) == [11, 12]
     users[12] = 1001
     with pytest.raises(GputopError, match=r"several users \(uid 1000, 1001\)"):
-        ranks.find_ranks("n1:29500", tmp_path)
+        target.find_ranks("n1:29500", tmp_path)

@@ -16,7 +16,7 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.core.proc import status_fields
-from gputop.launch.kineto import switch_on
+from gputop.launch.serve import switch_on
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.capture.safe_capture import capture_with_probe
 from gputop.profiler.ways import recorder_of

@@ -21,8 +21,8 @@ import pytest
 
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError
-from gputop.launch import environment, kineto
-from gputop.launch.kineto import switch_on
+from gputop.launch import environment, serve
+from gputop.launch.serve import switch_on
 from gputop.profiler.capture import safe_capture
 from gputop.profiler.capture.multi_worker import capture_workers
 from gputop.profiler.capture.request import CaptureRequest
@@ -235,7 +235,7 @@ def test_a_job_that_ends_while_it_is_recorded_ends_as_it_would_have(plain_job, t
 
 
 def test_a_prepared_job_is_recorded_without_being_attached_to(tmp_path, monkeypatch):
-    monkeypatch.setattr(kineto, "_inject", lambda *_: pytest.fail("attached"))
+    monkeypatch.setattr(serve, "_inject", lambda *_: pytest.fail("attached"))
     with _job(tmp_path, "spawn", **_prepared()) as (process, (pid,)):
         _capture(pid, tmp_path, force=True)
         children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -290,7 +290,7 @@ def test_a_job_that_used_torch_profiler_is_asked_about(tmp_path, monkeypatch):
 
 
 def test_a_job_that_runs_no_python_is_told_and_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(kineto, "ANSWER_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(serve, "ANSWER_TIMEOUT_S", 2.0)
     with _job(tmp_path, "native") as (process, (pid,)):
         with pytest.raises(GputopError, match="did not answer within 2 s"):
             switch_on(pid)

@@ -11,7 +11,7 @@ import pytest
 from gputop.core.errors import EXIT_NO_DATA, GputopError
 from gputop.core.proc import read_stat
 from gputop.launch import attach, serve, target
-from gputop.ranks import tracing_rights
+from gputop.ranks import processes
 from tests.launch.jobs import GPUTOP
 
 _AS_NOBODY = "import os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
@@ -184,7 +184,7 @@ def test_root_is_not_sent_to_become_root(tmp_path, monkeypatch, capabilities, me
     (tmp_path / "yama").write_text(scope)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(GputopError) as caught:
-        tracing_rights.check_rights(7, _Closed(), 1000, "attach", target._ALTERNATIVE,  # type: ignore[arg-type]
+        processes.check_rights(7, _Closed(), 1000, "attach", target._ALTERNATIVE,  # type: ignore[arg-type]
                                     tmp_path, tmp_path / "yama")
     assert caught.value.message == message
     assert "sudo" not in caught.value.fix and "gputop run" in caught.value.fix

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gputop.ranks.desync import GroupState, compare, not_compared
+from gputop.ranks.desync import GroupState, compare, lines, not_compared, sentence
 from gputop.ranks.flight_recorder import Dump, Dumps
-from gputop.ranks.flight_recorder_report import lines, sentence
 from tests.ranks.flight_dumps import NOW_S, dump, entry, history
 
 WAITS = entry(4, state="started", line=20)

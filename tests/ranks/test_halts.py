@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.ranks.halts import Halt, ended_siblings, halt_of
+from gputop.ranks.processes import Halt, ended_siblings, halt_of
 
 
 def until(pid: int, state: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.ranks.hang import Absence, find_absence
+from gputop.ranks.model import Absence, find_absence
 from gputop.ranks.ras_answers import read_json
 from tests.ranks.ras_double import Job, as_json
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError
 from gputop.ranks import nccl_ras
-from gputop.ranks.hang import find_absence
-from gputop.ranks.model import Rank, RasAnswer
+from gputop.ranks.model import Rank, RasAnswer, find_absence
 from gputop.ranks.ras_answers import read_json, read_text
 from tests.listening import listening
 from tests.ranks.ras_double import Job, as_json, as_text, serving
@@ -38,7 +37,7 @@ def test_the_rank_that_did_not_come_is_named_in_every_version(version: str) -> N
     assert absence is not None
     assert absence.absent == (Rank(5, "10.0.0.1", 1005, 5),)
     assert (absence.absent_at, absence.waiting_at, absence.absent_count, absence.waiting_count) == (99, 100, 1, 7)
-    assert absence.operation == ("" if version < "2.26" else "AllReduce")
+    assert absence.operation == (None if version < "2.26" else "AllReduce")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -49,7 +48,7 @@ def test_a_rank_that_does_not_answer_is_named_in_every_version(version: str) -> 
     absence = find_absence(answer, answer)
     assert absence is not None and absence.silent and absence.waiting_count == 7
     assert [rank.number for rank in absence.absent] == [3] and absence.absent[0].trouble == "the rank does not answer"
-    assert absence.absent[0].pid == 1003 and absence.absent[0].host == "10.0.0.1" and answer.timeouts
+    assert absence.absent[0].pid == 1003 and absence.absent[0].host == "10.0.0.1"
 
 
 def test_before_2_26_of_several_that_do_not_answer_the_processes_are_not_known() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputop.core.errors import GputopError
-from gputop.ranks.halts import Halt
+from gputop.ranks.processes import Halt
 from gputop.ranks.stack_groups import group, jobs, odd_ones, report, sentence
 from gputop.ranks.stacks import Frame, ProcessStacks, ThreadStack
 from tests.ranks.rank_stacks import LOADS, OUTER, TORCH, WAITS, rank

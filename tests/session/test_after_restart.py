@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.session.idle_wait import AfterRestart
+from gputop.session.watched_node import AfterRestart
 
 
 def due_at(activity: dict[int, float | None], answers_from_s: int = 3) -> int | None:

@@ -13,8 +13,7 @@ from gputop.core.findings import Finding
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureRequest, answered
 from gputop.session.capture import capture_control
-from gputop.session.idle_wait import LEAD_S, ExpectedIdle, IdleWait, expected_idle
-from gputop.session.watched_node import WatchedNode
+from gputop.session.watched_node import LEAD_S, ExpectedIdle, IdleWait, WatchedNode, expected_idle
 from gputop.sources.simulated import SimulatedSource
 from gputop.telemetry.history import History
 from tests.fakes import StillSession

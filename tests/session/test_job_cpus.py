@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.core.job_cpus import JobCpus
+from gputop.core.captured_samples import JobCpus
 from gputop.profiler.recording import Progress
 from gputop.session import cpu_watch as job_cpus
 from gputop.session.cpu_watch import JobCpusWatch

@@ -20,9 +20,8 @@ from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.core.findings import Advice
 from gputop.profiler.capture.records import CaptureStatus, Server
-from gputop.session import notifications, notifier
-from gputop.session.notifications import HOLD_S, REPEAT_S, News, Notification
-from gputop.session.notifier import Notifier, Ways, parse_ways, post, run_command
+from gputop.session import notifier
+from gputop.session.notifier import HOLD_S, REPEAT_S, News, Notification, Notifier, Ways, parse_ways, post, run_command
 from tests.dripping import DRIPS, dripping
 from tests.fakes import StillSession, node_sample
 from tests.records import replace
@@ -71,7 +70,7 @@ def test_one_that_comes_again_later_is_told_again() -> None:
 
 
 def test_too_many_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notifications, "MOST_AN_HOUR", 2)
+    monkeypatch.setattr(notifier, "MOST_AN_HOUR", 2)
     session = Told()
     session.after(0)
     for pid in range(5):

@@ -14,8 +14,7 @@ from gputop.core import codec
 from gputop.core.errors import GputopError
 from gputop.core.version import __version__
 from gputop.telemetry import agents
-from gputop.telemetry.agents import SCHEMA, NodeProblem, Request, Ssh, parse_nodes
-from gputop.telemetry.node_answer import NodeAnswer
+from gputop.telemetry.agents import SCHEMA, NodeAnswer, NodeProblem, Request, Ssh, parse_nodes
 from tests.cluster import engines
 
 ROOT = Path(__file__).parents[2]

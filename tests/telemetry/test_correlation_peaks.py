@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from gputop.telemetry.autocorrelation import LAGS_PER_SAMPLE, Correlogram
-from gputop.telemetry.correlation_peaks import fundamental_lag, min_peak_ratio, shared_peak
+from gputop.telemetry.autocorrelation import LAGS_PER_SAMPLE, Correlogram, fundamental_lag, min_peak_ratio, shared_peak
 
 LONGEST = 60  # samples
 

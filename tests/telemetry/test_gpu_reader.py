@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from gputop.core.samples import FAILED, NOT_RESPONDING, OK, GpuSample, XidEvent
-from gputop.telemetry import deadline_calls, readers
-from gputop.telemetry.deadline_calls import Workers
-from gputop.telemetry.readers import GpuReader
+from gputop.telemetry import deadline_calls
+from gputop.telemetry.deadline_calls import GpuReader, Workers
 from tests.telemetry.node_doubles import WAIT_S, Probe
 
 
@@ -38,7 +37,7 @@ def gpus() -> Iterator[Gpus]:
 
 
 def test_one_thread_reads_all_that_answer_at_once(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "STAGGER_S", WAIT_S)
+    monkeypatch.setattr(deadline_calls, "STAGGER_S", WAIT_S)
     for reads in (1.0, 2.0):
         assert [sample["power_w"].value for sample in gpus.read()] == [reads] * 4
     assert len(gpus.reader.threads) == 1
@@ -64,13 +63,13 @@ def test_a_thread_that_a_slow_gpu_took_ends_when_it_is_of_no_use_any_more(
         probe.gate.clear()
         gpus.read(timeout_s=0.0)
     assert len(gpus.reader.threads) == 4
-    monkeypatch.setattr(readers, "STAGGER_S", WAIT_S)
+    monkeypatch.setattr(deadline_calls, "STAGGER_S", WAIT_S)
     for probe in gpus.probes:
         probe.gate.set()
     gpus.workers.wait_for([call for _, call in gpus.reader._calls], WAIT_S)
     taken = [thread._thread for thread in gpus.reader.threads]
     for _ in range(10):
-        gpus.now_s += readers._SPARE_S / 5
+        gpus.now_s += deadline_calls._SPARE_S / 5
         assert all(sample["power_w"].value for sample in gpus.read())
     assert len(gpus.reader.threads) == 1
     for thread in taken[1:]:
@@ -84,10 +83,10 @@ def test_where_gputop_itself_gets_no_cpu_no_thread_is_added(gpus: Gpus, monkeypa
 
     def late(until_s: float | None) -> bool:
         woken.append(until_s)
-        gpus.now_s += 5 * readers.STAGGER_S
+        gpus.now_s += 5 * deadline_calls.STAGGER_S
         if len(woken) == 10:
             gpus.probes[0].gate.set()
-        return receive(None if until_s is None else until_s + 5 * readers.STAGGER_S)
+        return receive(None if until_s is None else until_s + 5 * deadline_calls.STAGGER_S)
 
     monkeypatch.setattr(gpus.workers, "receive", late)
     gpus.probes[0].gate.clear()

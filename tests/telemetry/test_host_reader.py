@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from gputop.core.metrics import HOST_METRICS
 from gputop.core.samples import GpuSample, HostSample
-from gputop.telemetry.deadline_calls import Workers
-from gputop.telemetry.readers import HostReader
+from gputop.telemetry.deadline_calls import HostReader, Workers
 from tests.telemetry.node_doubles import WAIT_S, Node
 
 

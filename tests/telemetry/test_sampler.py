@@ -19,7 +19,7 @@ from gputop.core.samples import (
 )
 from gputop.sources.base import Source
 from gputop.sources.nvml.source import NvmlSource
-from gputop.telemetry import deadline_calls, readers
+from gputop.telemetry import deadline_calls
 from gputop.telemetry.sampler import MIN_INTERVAL_S, OwnCpu, Sampler, next_tick
 from tests.nvml_fake import FakeNvml, build
 from tests.telemetry.node_doubles import WAIT_S, Node
@@ -100,7 +100,7 @@ def test_a_sample_holds_everything_of_its_tick(run: Callable[..., Run]) -> None:
 
 def test_gpus_that_answer_at_once_are_read_by_one_thread(run: Callable[..., Run],
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "STAGGER_S", WAIT_S)  # a loaded machine is no slow driver
+    monkeypatch.setattr(deadline_calls, "STAGGER_S", WAIT_S)  # a loaded machine is no slow driver
     going = run(Node(8))
     for _ in range(3):
         assert all(gpu["power_w"].value is not None for gpu in going.sample().gpus)

@@ -18,7 +18,7 @@ from gputop.core.samples import (
     ProcessSample,
     Reading,
 )
-from gputop.telemetry import deadline_calls, readers
+from gputop.telemetry import deadline_calls
 from gputop.telemetry import sampler as sampler_module
 from gputop.telemetry.deadline_calls import Batch, Call
 from gputop.telemetry.sampler import Sampler
@@ -164,7 +164,7 @@ def test_a_gpu_that_begins_to_hang_delays_one_sample_by_the_documented_time(
     time = Calculated(lambda worker, _, begin_s: 1e9 if worker == "gpu1" and begin_s > hangs_from_s else 0.0)
     samples = time.samples(Node(), 6, interval_s, monkeypatch)
     delays = [came_s - sample.time_s for came_s, sample in samples]
-    stagger_s = readers.STAGGER_S
+    stagger_s = deadline_calls.STAGGER_S
     assert delays == pytest.approx([0, 0, 0, stagger_s + tick_timeout_s, 0, 0], abs=1e-6)
 
 
@@ -172,7 +172,7 @@ def test_gpus_that_are_slow_to_answer_are_read_side_by_side(monkeypatch: pytest.
     time = Calculated(lambda worker, *_: 0.04 if worker.startswith("gpu") else 0.0)
     samples = time.samples(Node(16), 3, 1.0, monkeypatch)
     delays = [came_s - sample.time_s for came_s, sample in samples]
-    assert delays == pytest.approx([0.04 + 15 * readers.STAGGER_S] * 3, abs=1e-6)
+    assert delays == pytest.approx([0.04 + 15 * deadline_calls.STAGGER_S] * 3, abs=1e-6)
 
 
 # -- over the fake driver --------------------------------------------------------------------------

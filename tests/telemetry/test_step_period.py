@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.core.live_steps import SURE, is_undersampled, steps_per_period
+from gputop.core.captured_samples import SURE, is_undersampled, steps_per_period
 from gputop.core.samples import GpuSample, Reading
 from gputop.simulation.loop import SimulatedLoop
 from gputop.simulation.node import SimulatedNode

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import structs
 from textual.widgets import DataTable
 
-from gputop.advice.fleet.report import FleetReport
+from gputop.advice.fleet.advise import FleetReport
 from gputop.cluster.view import FleetView
 from gputop.core.errors import GputopError
 from gputop.core.samples import LOST, NodeSample, ProcessSample

@@ -1,9 +1,12 @@
-"""Asks the rules about each job of a fleet, causes before their symptoms. Pure."""
+"""Asks the rules about each job of a fleet, causes before their symptoms; the report of all jobs or one. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.advice.fleet.job_view import FleetVerdict, FleetWords, JobView
 from gputop.advice.fleet_rules import FLEET_RULES
@@ -12,6 +15,7 @@ from gputop.advice.verdict import Missing, finding
 from gputop.cluster.model import Fleet, Job
 from gputop.cluster.view import FleetLimits
 from gputop.core.codec import document_of
+from gputop.core.errors import NoDataError
 from gputop.core.findings import Abstained, Finding, ranked
 
 _NOT_ITS_OWN = ("the GPUs of the job: other jobs hold GPUs on the same nodes, and only a job label on the metrics "
@@ -85,3 +89,31 @@ def _of_job(job: Job, fleet: Fleet) -> Iterator[FleetFinding | Abstained]:
                 FleetFinding, finding(rule, verdict, words), job=job.id, label=words.label, places=verdict.places,
                 since_s=None if verdict.lasts_s is None else view.now_s - verdict.lasts_s,
                 since_exact=verdict.since_exact, gpu_hours_lost=verdict.gpu_hours_lost)
+
+
+class FleetReport(Struct, frozen=True):
+    """A fleet, and what the rules say of it."""
+
+    fleet: Fleet
+    findings: tuple[FleetFinding, ...]
+    abstained: tuple[Abstained, ...]
+
+    def of_job(self, job: str) -> list[FleetFinding]:
+        return [finding for finding in self.findings if finding.job == job]
+
+
+class ClusterDocument(Fleet, frozen=True, kw_only=True, tag_field="schema", tag="gputop.cluster/1"):
+    version: str
+    findings: tuple[FleetFinding, ...]
+    abstained: tuple[Abstained, ...]
+
+
+def report_of(fleet: Fleet, job: str) -> FleetReport:
+    """Report of all jobs, or of the one that is named. Raises NoDataError where no such job is known."""
+    if job:
+        jobs = tuple(each for each in fleet.jobs if each.is_named(job))
+        if not jobs:
+            raise NoDataError(f"there is no job {job} among the {len(fleet.jobs)} jobs that have GPU metrics",
+                              "gputop cluster --job all shows them.")
+        fleet = replace(fleet, jobs=jobs, free=None, free_nodes=(), gpus=sum(each.gpus for each in jobs))
+    return FleetReport(fleet, *fleet_advice(fleet))

@@ -13,12 +13,10 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from gputop.advice.fix_code import code
-from gputop.advice.live.falls import SLICE_S, Fall, falls
-from gputop.advice.live.frameworks import NO_FIGURE, code_for
-from gputop.advice.live.node_view import NodeView, gpus_text, is_inference_server, same_job
+from gputop.advice.fix_code import code, code_for
+from gputop.advice.live.node_view import SLICE_S, Fall, NodeView, falls, gpus_text, is_inference_server, same_job
 from gputop.advice.registry import limit, source
-from gputop.advice.verdict import Explanation, Missing, Verdict, known
+from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict, known
 from gputop.core.samples import GpuSample
 from gputop.text.units import counted, percent
 

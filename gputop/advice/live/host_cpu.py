@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gputop.advice.fix_code import code
-from gputop.advice.live.frameworks import NO_FIGURE, code_for
+from gputop.advice.fix_code import code, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text, name_of
 from gputop.advice.registry import limit, source
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict
 from gputop.core.samples import CgroupSample, ProcessSample
 from gputop.text.units import percent, ranges
 

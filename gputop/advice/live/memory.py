@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from gputop.advice.fix_code import code
-from gputop.advice.live.frameworks import code_for
+from gputop.advice.fix_code import code, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict

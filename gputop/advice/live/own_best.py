@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from statistics import median
 
-from gputop.advice.live.falls import Fall, falls
-from gputop.advice.live.frameworks import NO_FIGURE
-from gputop.advice.live.node_view import NodeView, gpus_text
+from gputop.advice.live.node_view import Fall, NodeView, falls, gpus_text
 from gputop.advice.registry import source
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict
 from gputop.text.units import percent
 
 

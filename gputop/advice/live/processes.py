@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from gputop.advice.fix_code import code
-from gputop.advice.live.frameworks import NO_FIGURE, code_for
+from gputop.advice.fix_code import code, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text, name_of, same_job
 from gputop.advice.registry import limit
-from gputop.advice.verdict import Explanation, Missing, Verdict, known
+from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict, known
 from gputop.core.findings import Severity, severity_of
 from gputop.core.samples import GpuSample, ProcessSample
 from gputop.text.units import percent

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from statistics import median
 
-from gputop.advice.live.frameworks import NO_FIGURE
+from msgspec import Struct
+
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict
 from gputop.core.findings import HIGH_SHARE, MEDIUM_SHARE, Severity
-from gputop.telemetry.recurring_idle import OCCURRENCES, RecurringIdle, recurring_idle
 from gputop.text.units import counted, percent
 
 _LONG_STEP_S = 60.0  # one step may last as long, so that the pause is a part of each
@@ -130,3 +134,253 @@ def _time(seconds: float) -> str:
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     return f"{seconds:.0f} s" if seconds < 119.5 else f"{seconds / 60:.1f}".removesuffix(".0") + " min"
+
+
+# -- the intervals: how long, how often, and whether the next can be told ------------------------
+# A GPU is idle where its activity is a small share of its own usual one. Only what lasts for several samples counts,
+# so the rhythm of ordinary steps does not. A reading is the mean of the time before it: the readings at both edges of
+# an interval tell what part of their time was idle, so lengths are finer than the sampling.
+# Pure Python: the monitor looks for this every few seconds.
+
+BELOW = 0.1  # share of the usual activity; a GPU that evaluates, or waits in a collective, is above it
+MIN_USUAL = 0.1  # a GPU that does next to nothing has nothing to be idle from
+MIN_IDLE_S, MIN_IDLE_SAMPLES = 2.0, 3.0  # the longer of the two
+MIN_PERIOD_S = 10.0  # idle time that returns sooner may be the job's step
+_STEP_IDLES = 4.0  # what lasts no longer than this times the idle of a step is the rhythm of the steps
+MOST_IDLE = 0.5  # share of the time: above it the idle is the usual state
+OCCURRENCES = 3
+REGULAR_OCCURRENCES = 4  # two gaps out of three agree by chance too often
+_REGULAR_PART = 0.75  # share of the intervals that have to fit the period
+_TOLERANCE = 0.1  # share of the period, from each interval to the next
+_CANDIDATES = 6  # newest intervals whose distances are tried as the period
+_TWO_KINDS = 1.8  # lengths that differ by this factor may have different causes
+_TOGETHER = 0.75  # share of the intervals of two GPUs that overlap
+_MIN_SAMPLES = 16
+_FINEST_S = 0.5  # distance of samples: of more frequent ones some are enough for intervals of seconds
+_SORTED = 200  # readings at least that the usual activity is taken from, if there are more
+_OVERDUE_PERIODS = 1.6  # periods since the last interval, after which it no longer returns
+_MAX_GAP = 3.0  # intervals without a sample
+_RUNS = re.compile(rb"\x01+")
+
+
+class Idle(Struct, frozen=True):
+    """One idle interval; the next may begin soon after it."""
+
+    begin_s: float
+    end_s: float
+    idle_s: float  # without what lies between its parts
+
+
+class RecurringIdle(Struct, frozen=True):
+    """Intervals in which these GPUs (columns) are idle together, oldest first.
+
+    ``period_s`` is from the begin of one to the begin of the next, ``spread_s`` the most by which one of the distances
+    differs from it, ``next_s`` the expected begin of the next; all None where they come irregularly. ``others`` are
+    further ones, as of another cause, which do not fit the period. ``seen_s`` is the time that was looked at.
+    """
+
+    gpus: tuple[int, ...]
+    usual: float  # activity while at work
+    seen_s: float
+    intervals: tuple[Idle, ...]
+    others: tuple[Idle, ...] = ()
+    period_s: float | None = None
+    spread_s: float | None = None
+    next_s: float | None = None
+
+    @property
+    def share(self) -> float:
+        """Share of the time that was looked at."""
+        return sum(one.idle_s for one in self.intervals) / self.seen_s
+
+
+class _Seen(Struct, frozen=True):
+    """The intervals of one GPU, or of several together."""
+
+    usual: float
+    seen_s: float
+    intervals: list[Idle]
+    open_since_s: float | None  # idle at the end
+    idle_ratio: float  # of the time
+
+
+def recurring_idle(times_s: Sequence[float], values: Sequence[Sequence[float]], since_s: Sequence[float],
+                   ) -> tuple[list[RecurringIdle], int]:
+    """Idle times that return in ``values[gpu][n]``, read at the rising ``times_s[n]`` (NaN is missing), the costliest
+    first; and how often the GPU with most of them was idle at all, which may be too seldom.
+
+    ``since_s``: of each GPU the time from which on it counts, such as the end of its job's start.
+    """
+    if len(times_s) < _MIN_SAMPLES:
+        return [], 0
+    interval_s = median([after - before for before, after in pairwise(times_s[-32:])])
+    if interval_s > 0 and (every := int(_FINEST_S / interval_s)) > 1:
+        times_s, values, interval_s = times_s[::every], [of_gpu[::every] for of_gpu in values], interval_s * every
+    seen: dict[int, _Seen] = {}
+    for gpu, (of_gpu, begin_s) in enumerate(zip(values, since_s, strict=True)):
+        intervals = _intervals(times_s, of_gpu, begin_s, interval_s)
+        if intervals is not None and intervals.idle_ratio <= MOST_IDLE:
+            seen[gpu] = intervals
+    out = []
+    for gpus in _together(seen):
+        # As one GPU: all of them idle. Without a reading of one the moment is unknown.
+        joint = _intervals(times_s, [*map(sum, zip(*(values[gpu] for gpu in gpus), strict=True))],
+                           max(since_s[gpu] for gpu in gpus), interval_s) if len(gpus) > 1 else None
+        returning = _recurring(gpus, joint or seen[gpus[0]], times_s[-1],
+                           sum(seen[gpu].usual for gpu in gpus) / len(gpus))
+        if returning is not None:
+            out.append(returning)
+    out.sort(key=lambda one: -one.share * len(one.gpus))
+    return out, max((len(one.intervals) for one in seen.values()), default=0)
+
+
+def _intervals(times_s: Sequence[float], values: Sequence[float], since_s: float, interval_s: float) -> _Seen | None:
+    """None where there are none, or where too little is known."""
+    if since_s > times_s[0]:
+        first = bisect_left(times_s, since_s)
+        times_s, values = times_s[first:], values[first:]
+    total = sum(values)
+    if total != total:  # something is missing
+        present = [i for i, v in enumerate(values) if v == v]
+        times_s, values = [times_s[i] for i in present], [values[i] for i in present]
+    if len(values) < _MIN_SAMPLES or min(values) > BELOW * max(values):
+        return None
+    ordered = sorted(values[::1 + len(values) // _SORTED])
+    # With less than half of the readings idle the upper quarter begins at a usual one.
+    first_busy = bisect_left(ordered, 0.5 * ordered[3 * len(ordered) // 4])
+    usual = ordered[(first_busy + len(ordered)) // 2]
+    if usual < MIN_USUAL:
+        return None
+    below = BELOW * usual
+    runs = [match.span() for match in _RUNS.finditer(bytes([v <= below for v in values]))]
+    seen_s = times_s[-1] - times_s[0]
+    open_since_s = None
+    parts: list[Idle] = []
+    for a, b in runs:
+        if a == 0:
+            continue  # since when is not known
+        width_s = times_s[a - 1] - times_s[a - 2] if a > 1 else 0.0
+        begin_s = times_s[a - 1] - max(0.0, 1 - values[a - 1] / usual) * width_s
+        if b == len(values):
+            open_since_s = begin_s
+        elif times_s[b] - times_s[a - 1] < _MAX_GAP * interval_s + 1.5 * (b - a + 1) * interval_s:
+            end_s = times_s[b - 1] + max(0.0, 1 - values[b] / usual) * (times_s[b] - times_s[b - 1])
+            parts.append(Idle(begin_s, end_s, end_s - begin_s))
+    shortest_s = max(MIN_IDLE_S, MIN_IDLE_SAMPLES * interval_s)
+    if len(parts) * MIN_PERIOD_S > seen_s:  # idle in each step, or an alias of that
+        usual_s = sorted(part.idle_s for part in parts)[len(parts) // 4]
+        shortest_s = max(shortest_s, _STEP_IDLES * usual_s)
+    intervals = [one for one in _joined(parts, max(1.0, 1.5 * interval_s)) if one.idle_s >= shortest_s]
+    open_s = times_s[-1] - open_since_s if open_since_s is not None else 0.0
+    return _Seen(usual, seen_s, intervals, open_since_s, (sum(one.idle_s for one in intervals) + open_s) / seen_s)
+
+
+def _joined(parts: Iterable[Idle], gap_s: float) -> list[Idle]:
+    """Join idle times over short interruptions: a kernel or two in the midst of a validation on the host."""
+    out: list[Idle] = []
+    for part in parts:
+        if out and part.begin_s - out[-1].end_s <= min(gap_s, 0.5 * out[-1].idle_s, 0.5 * part.idle_s):
+            out[-1] = Idle(out[-1].begin_s, part.end_s, out[-1].idle_s + part.idle_s)
+        else:
+            out.append(part)
+    return out
+
+
+def _together(seen: dict[int, _Seen]) -> list[list[int]]:
+    """The GPUs whose intervals are mostly the same, in groups."""
+    rest = sorted((gpu for gpu, one in seen.items() if one.intervals), key=lambda gpu: -len(seen[gpu].intervals))
+    out = []
+    while rest:
+        first = seen[rest[0]].intervals
+        group = [gpu for gpu in rest if gpu == rest[0] or (
+            _overlapping(first, seen[gpu].intervals) >= _TOGETHER * max(len(first), len(seen[gpu].intervals)))]
+        out.append(sorted(group))
+        rest = [gpu for gpu in rest if gpu not in group]
+    return out
+
+
+def _overlapping(a: Sequence[Idle], b: Sequence[Idle]) -> int:
+    """Number of idle times of both that overlap."""
+    i = j = count = 0
+    while i < len(a) and j < len(b):
+        if a[i].begin_s < b[j].end_s and b[j].begin_s < a[i].end_s:
+            count += 1
+        if a[i].end_s < b[j].end_s:
+            i += 1
+        else:
+            j += 1
+    return count
+
+
+def _recurring(gpus: Sequence[int], seen: _Seen, now_s: float, usual: float) -> RecurringIdle | None:
+    """None where it does not return, or so soon that it may be the job's step."""
+    idle = seen.intervals
+    # Of two kinds, as of checkpoints and validation, each may be regular alone.
+    sets = [idle, *_two_kinds(idle)]
+    for candidates in sorted(sets, key=lambda kind: (kind is not idle, -sum(one.idle_s for one in kind))):
+        fit = _regular([one.begin_s for one in candidates])
+        if fit is None:
+            continue
+        hits, period_s, spread_s = fit
+        last_s = hits[-1]
+        if now_s - last_s > _OVERDUE_PERIODS * period_s or period_s < MIN_PERIOD_S:
+            continue
+        if seen.open_since_s is not None and abs(seen.open_since_s - last_s - period_s) <= 2 * _TOLERANCE * period_s:
+            last_s = seen.open_since_s
+        next_s = last_s + period_s
+        while next_s + _TOLERANCE * period_s < now_s:  # it may be a little late
+            next_s += period_s
+        members = tuple(one for one in candidates if one.begin_s in hits)
+        return RecurringIdle(tuple(gpus), usual, seen.seen_s, members,
+                             tuple(one for one in idle if one not in members), period_s, spread_s, next_s)
+    if len(idle) < OCCURRENCES or (idle[-1].begin_s - idle[0].begin_s) / (len(idle) - 1) < MIN_PERIOD_S:
+        return None
+    return RecurringIdle(tuple(gpus), usual, seen.seen_s, tuple(idle))
+
+
+def _two_kinds(idle: Sequence[Idle]) -> list[list[Idle]]:
+    """Short and long ones, where the lengths fall apart."""
+    lengths = sorted(one.idle_s for one in idle)
+    factor, border = max(((b / a, b) for a, b in pairwise(lengths)), default=(1.0, 0.0))
+    if factor < _TWO_KINDS:
+        return []
+    return [[one for one in idle if one.idle_s < border], [one for one in idle if one.idle_s >= border]]
+
+
+def _regular(begins_s: Sequence[float]) -> tuple[list[float], float, float] | None:
+    """Rising times among these that come regularly, their period, and the most by which a distance differs from it;
+    None where too few do. Single ones may be missing, and single ones may lie between."""
+    least = max(REGULAR_OCCURRENCES, _REGULAR_PART * len(begins_s))
+    if len(begins_s) < least:
+        return None
+    newest = begins_s[-_CANDIDATES - 1:]
+    candidates = [b - a for a, b in pairwise(newest)] + [b - a for a, b in zip(newest, newest[2:], strict=False)]
+    best: tuple[list[float], float, float] | None = None
+    for candidate in candidates:
+        for first in (0, 1):
+            fit = _chain(begins_s[first:], candidate)
+            if fit is None or len(fit[0]) < least:
+                continue
+            if len(fit[0]) == len(begins_s):
+                return fit
+            if best is None or len(fit[0]) > len(best[0]):
+                best = fit
+    return best
+
+
+def _chain(times_s: Sequence[float], candidate_s: float) -> tuple[list[float], float, float] | None:
+    """The times that follow the first at ``candidate_s`` or, now and then, at twice that."""
+    hits, distances, skipped = [times_s[0]], [], 0
+    for time_s in times_s[1:]:
+        since_s = time_s - hits[-1]
+        for times in (1, 2):
+            if abs(since_s / times - candidate_s) <= _TOLERANCE * candidate_s:
+                hits.append(time_s)
+                distances.append(since_s / times)
+                skipped += times - 1
+                break
+    if not distances or 3 * skipped > len(distances):
+        return None
+    period_s = median(distances)
+    spread_s = max(abs(distance - period_s) for distance in distances)
+    return (hits, period_s, spread_s) if spread_s <= _TOLERANCE * period_s else None

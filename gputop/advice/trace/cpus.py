@@ -18,8 +18,8 @@ from gputop.advice.trace.other_programs import host_share, lost_share, others_ta
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.what_if.cure import Cure
+from gputop.core.captured_samples import CpuUser, JobCpus
 from gputop.core.findings import Culprit
-from gputop.core.job_cpus import CpuUser, JobCpus
 from gputop.text.units import counted, percent, printable
 from gputop.trace.intervals import coverage
 from gputop.trace.lookups import computes_on_cpu, host_rows, spans_of

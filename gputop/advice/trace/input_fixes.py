@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from gputop.advice.fix_code import code, joined
 from gputop.analysis.host.tf_data import PARALLEL_STAGE, SEGMENT_ENDS, segments
 from gputop.analysis.results import Pipeline, Stage
+from gputop.core.captured_samples import JobCpus
 from gputop.core.findings import Claim
-from gputop.core.job_cpus import JobCpus
 from gputop.text.units import percent, seconds
 
 _PYTHON_MAP = ("The map function is Python (py_function or numpy_function), whose calls share the global interpreter "

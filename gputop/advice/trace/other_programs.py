@@ -7,7 +7,7 @@ import numpy as np
 from gputop.advice.registry import limit
 from gputop.advice.trace.facts import TraceFacts, waits_for_input
 from gputop.analysis.steps.training_loops import LOADER, loads_itself
-from gputop.core.job_cpus import JobCpus
+from gputop.core.captured_samples import JobCpus
 from gputop.trace.intervals import coverage, union
 from gputop.trace.lookups import name_mask
 from gputop.trace.threads import INPUT, lines_of

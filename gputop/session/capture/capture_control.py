@@ -39,14 +39,13 @@ from gputop.session.capture.captures import (
     too_many,
 )
 from gputop.session.capture.server_watch import ServerWatch
-from gputop.session.idle_wait import IdleWait
 from gputop.session.options import Options
 from gputop.session.stack_watch import StackChoice, simulated_stacks
-from gputop.session.watched_node import WatchedNode
+from gputop.session.watched_node import IdleWait, WatchedNode
 from gputop.sources.base import Source
 
 if TYPE_CHECKING:
-    from gputop.session.auto_capture.controller import AutoCapture
+    from gputop.session.auto_capture import AutoCapture
 
 _WAIT_POLL_S = 1.0  # for whether the awaited idle time is near
 
@@ -93,7 +92,7 @@ class CaptureControl:
         # that are recorded, and when; () is nothing, None: no capture was tried.
         self._profiled: tuple[int, int, float, float] | tuple[()] | None = None
         if options.auto_capture is not None and not isinstance(source, Player):
-            from gputop.session.auto_capture.controller import AutoCapture
+            from gputop.session.auto_capture import AutoCapture
 
             self.auto_capture = AutoCapture(self, options.auto_capture, clock)
 

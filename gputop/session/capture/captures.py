@@ -24,10 +24,8 @@ from gputop.text.commands import command_of
 from gputop.text.redaction import command
 
 if TYPE_CHECKING:
-    from gputop.core.captured_samples import GpuCounters
+    from gputop.core.captured_samples import GpuCounters, JobCpus, LiveSteps
     from gputop.core.host_stacks import StackSamples
-    from gputop.core.job_cpus import JobCpus
-    from gputop.core.live_steps import LiveSteps
     from gputop.profiler.capture.outcomes import MultiWorkerCapture
     from gputop.profiler.capture.plan import Plan
     from gputop.profiler.discovery import ProfilerServer
@@ -344,7 +342,7 @@ def _have_returned(pids: Collection[int]) -> None:
 def _ranks_elsewhere(pids: Mapping[str, int | None]) -> tuple[str, ...]:
     """Line that names the ranks on other nodes, of the PyTorch jobs among these processes by address."""
     from gputop.core.proc import environ_of
-    from gputop.launch.ranks import ranks_elsewhere
+    from gputop.launch.target import ranks_elsewhere
     from gputop.profiler.addresses import process_of
 
     count = max((ranks_elsewhere(environ_of(pid)) for address in pids if (pid := process_of(address)) is not None),

@@ -19,8 +19,8 @@ from gputop.core.files import Folder, refuse_untrusted
 from gputop.core.findings import Finding
 from gputop.core.samples import LAST_TIME_S
 from gputop.profiler.capture.records import CaptureRecord
-from gputop.session.auto_capture.controller import FOLDER as AUTO_CAPTURES
-from gputop.session.auto_capture.retention import remove_run
+from gputop.session.auto_capture import FOLDER as AUTO_CAPTURES
+from gputop.session.auto_capture import remove_run
 from gputop.text.commands import command_of, script_of
 from gputop.trace.readers.capture_file import name_capture, read_capture
 

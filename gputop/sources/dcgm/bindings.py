@@ -13,6 +13,7 @@ import re
 import sys
 import threading
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,9 @@ def find_installed(root: Path, env: Mapping[str, str], folder: Path | None = Non
     raise GputopError("the DCGM bindings for Python and libdcgm.so are not installed", INSTALL)
 
 
+@cache
 def load(installed: Installed) -> Bindings:
-    """Import the bindings and let them load their library.
+    """Import the bindings and let them load their library, once.
 
     Neither ``sys.path`` nor ``sys.modules`` shows a trace afterwards; modules of the same
     names that are already there stay what they were. Raises GputopError.
@@ -139,29 +141,3 @@ def load(installed: Installed) -> Bindings:
     except structs.DCGMError as error:
         raise GputopError(f"cannot load {installed.shared_object} (DCGM {error.value})", INSTALL) from error
     return Bindings(installed.major, agent, structs)
-
-
-class InstalledBindings:
-    """The bindings that are installed on this machine. Each is loaded once; one thread uses it.
-
-    ``folder`` is that of ``--dcgm-bindings``; without it ``root`` and ``env`` are searched.
-    """
-
-    def __init__(self, root: Path, env: Mapping[str, str], folder: Path | None) -> None:
-        self._searched = root, env, folder
-        self._loaded: dict[int, Bindings] = {}
-        self._preferred = 0  # major version
-
-    def find(self) -> list[Installed]:
-        """List the preferred first, then the newest. Raises GputopError if there are none."""
-        return sorted(find_installed(*self._searched), key=lambda entry: entry.major != self._preferred)
-
-    def load(self, installed: Installed) -> Bindings:
-        """Load these, at the first call. Raises GputopError."""
-        if installed.major not in self._loaded:
-            self._loaded[installed.major] = load(installed)
-        return self._loaded[installed.major]
-
-    def prefer(self, installed: Installed) -> None:
-        """Have these come first from now on: the engine understands them."""
-        self._preferred = installed.major

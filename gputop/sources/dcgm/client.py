@@ -17,11 +17,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
-from gputop.sources.dcgm.bindings import InstalledBindings
+from gputop.sources.dcgm.bindings import find_installed, load
 from gputop.sources.dcgm.connection import MIN_WATCH_S, Address, Engine, EngineError
-from gputop.sources.dcgm.engine_reader import EngineAnswer, EngineReader
+from gputop.sources.dcgm.engine_reader import EngineAnswer, EngineReader, clock_text
 from gputop.sources.dcgm.fields import FUNCTION_NOT_FOUND
-from gputop.sources.dcgm.staleness import clock_text
 from gputop.sources.dcgm.watches import Subscription
 
 REACH_TIMEOUT_S = 0.5
@@ -150,7 +149,8 @@ class DcgmClient:
         self._step_began: tuple[float, float] | None = None  # the step under way: monotonic and Unix time
         self._snapshot = EngineAnswer()
         # Below: used by the thread only.
-        self._bindings = InstalledBindings(root, os.environ if env is None else env, bindings)
+        self._searched = root, os.environ if env is None else env, bindings
+        self._preferred = 0  # the major version of the bindings that the engine understands, which come first
         self._backoff = Backoff()
         self._reader: EngineReader | None = None  # None: not connected
 
@@ -259,12 +259,12 @@ class DcgmClient:
             detail = "" if isinstance(error, ConnectionRefusedError) else f" ({error.strerror or error})"
             raise GputopError(f"no host engine answers at {address}{detail}", START) from error
         problems: list[GputopError] = []
-        for entry in self._bindings.find():
+        for entry in sorted(find_installed(*self._searched), key=lambda entry: entry.major != self._preferred):
             try:
-                self._reader = EngineReader(Engine(self._bindings.load(entry), address), local)
+                self._reader = EngineReader(Engine(load(entry), address), local)
                 self._backoff.connected(self._clock())
                 self._poll(self._reader)
-                self._bindings.prefer(entry)
+                self._preferred = entry.major
                 return
             except GputopError as error:
                 problems.append(error)

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from gputop.core.samples import OK, GpuInfo, GpuSample, Reading, XidEvent
 from gputop.sources.base import GpuProbe, HostProbe, LiveSource, Source
+from gputop.sources.dcgm.engine_reader import dcgm_reading, engine_name
 from gputop.sources.dcgm.fields import BY_METRIC, PROFILING, PROFILING_IDS, instance_key
-from gputop.sources.dcgm.readings import dcgm_reading, engine_name
 
 if TYPE_CHECKING:
     from gputop.sources.dcgm.client import DcgmClient

@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -33,16 +32,12 @@ from gputop.sources.base import HostProbe, LiveSource
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.client import DcgmClient
 from gputop.sources.dcgm.connection import EngineGpu
-from gputop.sources.dcgm.engine_reader import EngineAnswer
-from gputop.sources.dcgm.readings import dcgm_reading, engine_name, missing_reason, reads_through_gpm
+from gputop.sources.dcgm.engine_reader import EngineAnswer, dcgm_reading, engine_name, missing_reason, reads_through_gpm
 from gputop.sources.nvml.gpu import clock_events
 from gputop.sources.nvml.mig import divided_reason
-from gputop.sources.nvml.pcie import link_rate
 from gputop.sources.nvml.status import lost_message, unreadable_message
+from gputop.sources.nvml.traffic import link_rate
 from gputop.sources.selection import select_gpus
-
-if TYPE_CHECKING:
-    from gputop.sources.host.source import PsutilHost
 
 OPEN_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 0.05  # a read takes about a millisecond; a later answer is shown at the next tick
@@ -55,13 +50,12 @@ _NO_PROCESSES = "DCGM does not list processes. To see them, run gputop --source 
 class DcgmSource(LiveSource):
     """Satisfies :class:`gputop.sources.base.Source`. ``gpus`` are the items of ``--gpus``."""
 
-    def __init__(self, client: DcgmClient, gpus: Sequence[str] = (), *, watch: bool = False, root: Path = Path("/"),
-                 host: Callable[[], PsutilHost] | None = None) -> None:
+    def __init__(self, client: DcgmClient, gpus: Sequence[str] = (), *, watch: bool = False,
+                 root: Path = Path("/")) -> None:
         self._client = client
         self._wanted = tuple(gpus)
         self._watch = watch
         self._root = root
-        self._make_host = host
         self._profiled: list[str] | None = None  # those whose profiling fields are watched; None: nobody consented
         self.gpus: tuple[_DcgmGpu, ...] = ()
         self.gpus_present: int | None = None
@@ -108,7 +102,7 @@ class DcgmSource(LiveSource):
             client.wait(OPEN_TIMEOUT_S)
         # A local port may lead to a tunnel; a socket in the file system is the engine's own.
         self._local = snapshot.local and (bool(client.address.path) or _is_of_this_machine(snapshot.gpus, self._root))
-        self._host = self._host_probe()
+        self._host = self.own_host() if self._local else _RemoteHost(str(client.address))
 
     def _follow_gpm(self, snapshot: EngineAnswer) -> None:
         """Have the profiling fields of GPUs watched that have shown only now that the engine reads them through GPM:
@@ -119,15 +113,6 @@ class DcgmSource(LiveSource):
         if more := [key for key in _read_through_gpm(snapshot, wanted) if key not in self._profiled]:
             self._profiled = [*self._profiled, *more]
             self._client.choose(wanted, self._profiled)
-
-    def _host_probe(self) -> HostProbe:
-        if not self._local:
-            return _RemoteHost(str(self._client.address))
-        if self._make_host is not None:
-            return self._make_host()
-        from gputop.sources.host.source import PsutilHost
-
-        return PsutilHost()
 
     @property
     def host(self) -> HostProbe:

@@ -17,7 +17,7 @@ from gputop.core.metrics import BYTES, CGROUP_METRICS
 from gputop.core.samples import NO_LIMIT, CgroupSample, Reading
 from gputop.sources.host import proc_files
 from gputop.sources.host.containers import container_of
-from gputop.sources.host.numa import parse_cpus
+from gputop.sources.host.cpu import parse_cpus
 from gputop.sources.host.proc_files import FIRST
 from gputop.text.units import printable
 

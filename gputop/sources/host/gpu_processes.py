@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -20,17 +21,25 @@ from gputop.core.proc import (
     children_by_parent,
     pid_namespace,
     process_ids,
+    read_or_empty,
     user_name,
     with_descendants,
 )
-from gputop.core.samples import GpuProcess, GpuSample, ProcessSample, Reading
-from gputop.sources.host import numa, proc_files, process_match
+from gputop.core.samples import GpuInfo, GpuProcess, GpuSample, ProcessSample, Reading
+from gputop.sources.host import cpu, proc_files
 from gputop.sources.host.cgroups import Cgroups
-from gputop.sources.host.containers import container_of
-from gputop.sources.host.pods import PodContainers
+from gputop.sources.host.containers import PodContainers, container_of
 from gputop.sources.host.proc_files import DENIED, ENDED, UNPARSABLE, ZOMBIE, Stat
-from gputop.sources.host.process_rates import Counts, Family, FamilyRates, Member, Rates, no_rates
-from gputop.sources.host.process_table import MAX_COST, ProcessTable
+from gputop.sources.host.process_table import (
+    MAX_COST,
+    Counts,
+    Family,
+    FamilyRates,
+    Member,
+    ProcessTable,
+    Rates,
+    no_rates,
+)
 from gputop.sources.host.process_table import PERIOD_S as TABLE_PERIOD_S
 from gputop.text.units import printable
 
@@ -87,7 +96,7 @@ class GpuProcessTable:
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._rates = FamilyRates(self._ticks_per_s)
         self._boot_s = boot_time_s(proc)
-        self._cpus_by_node = numa.cpus_by_node(proc.parent)
+        self._cpus_by_node = cpu.cpus_by_node(proc.parent)
         self._due_s = self._table_due_s = clock()
         self._last: dict[int, ProcessSample] = {}
         try:
@@ -108,7 +117,7 @@ class GpuProcessTable:
         holds a GPU itself has its own entry and is not counted twice. Between the periods
         the last samples are joined with what the GPUs list now.
         """
-        held = _holders(gpus)
+        held = holders(gpus)
         for pid in watched:
             held.setdefault(pid, {})
         now_s = self._clock()
@@ -198,7 +207,7 @@ class GpuProcessTable:
     def _identity_doubt(self, pid: int) -> str | None:
         """Reason why the process with this PID in this namespace may not be the one that the driver means."""
         try:
-            return None if process_match.opens_gpu(self._proc, pid) else OTHER_NAMESPACE
+            return None if opens_gpu(self._proc, pid) else OTHER_NAMESPACE
         except PermissionError:
             return OTHER_USERS
         except OSError:
@@ -207,16 +216,16 @@ class GpuProcessTable:
     def _match_by_device(self, pids: Sequence[int], held: dict[int, dict[int, GpuProcess]],
                gpus: Sequence[GpuSample]) -> dict[int, Stat]:
         """Find PIDs of the host among the processes of this namespace by the devices they have mapped."""
-        minors = process_match.device_minors(self._proc, [gpu.info for gpu in gpus])
+        minors = device_minors(self._proc, [gpu.info for gpu in gpus])
         listed = {pid: {minors[index] for index in held[pid]} for pid in pids if held[pid].keys() <= minors.keys()}
         if len(listed) != len(pids) or not listed:
             return {}  # a process whose devices are not known may be on any device
         taken = {record.local for record in self._known.values()} | {os.getpid()}
         watched = set(minors.values())
-        mapped = process_match.mapped_devices(self._proc, (pid for pid in process_ids(self._proc) if pid not in taken))
+        mapped = mapped_devices(self._proc, (pid for pid in process_ids(self._proc) if pid not in taken))
         mapped = {pid: devices & watched for pid, devices in mapped.items() if devices & watched}
         matched = {}
-        for pid, local in process_match.match(listed, mapped).items():
+        for pid, local in match(listed, mapped).items():
             stat = self.node.stat(local)
             if isinstance(stat, Stat) and stat.state not in "ZX":
                 names = ", /dev/nvidia".join(str(n) for n in sorted(listed[pid]))
@@ -250,7 +259,7 @@ class GpuProcessTable:
             status = proc_files.parse_status(self._read(f"{folder}/status", proc_files.LARGE_BYTES))
             record.user = None if status.uid is None else printable(user_name(status.uid))
             record.container_pid = status.pids[-1] if len(status.pids) > 1 else None
-            record.numa_nodes = numa.bound_to(numa.parse_cpus(status.cpus), self._cpus_by_node)
+            record.numa_nodes = cpu.bound_to(cpu.parse_cpus(status.cpus), self._cpus_by_node)
             if record.user is None:
                 reasons["user"] = UNPARSABLE
         except OSError as error:
@@ -313,7 +322,7 @@ class GpuProcessTable:
         return Counts(stat.parent, stat.cpu_ticks, io_bytes, reason)
 
 
-def _holders(gpus: Iterable[GpuSample]) -> dict[int, dict[int, GpuProcess]]:
+def holders(gpus: Iterable[GpuSample]) -> dict[int, dict[int, GpuProcess]]:
     """PID → GPU index → the process there. A MIG instance knows more about it than its GPU."""
     held: dict[int, dict[int, GpuProcess]] = {}
     for gpu in gpus:
@@ -335,3 +344,76 @@ def missing_process(pid: int, held: dict[int, GpuProcess], reason: str,
         reasons=dict.fromkeys(
             ("user", "parent_pid", "started_s", "threads", "container", "cuda_visible_devices"), reason),
     )
+
+
+# -- the driver's PIDs and the processes of this namespace ---------------------------------------
+# Newer drivers give PIDs of the caller's PID namespace (_gpuConvertPid in NVIDIA's open kernel modules); older ones
+# give the host's, which a container cannot translate: NSpid in /proc/PID/status begins at the namespace of /proc. The
+# devices remain: a CUDA context maps /dev/nvidiaN into its process.
+
+# The whole path: any user can map a file of a name that ends so.
+_MAPPED = re.compile(rb"^\S+ \S+ \S+ \S+ \d+ +/dev/nvidia(\d{1,4})$", re.MULTILINE)
+_MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
+
+
+def opens_gpu(proc: Path, pid: int) -> bool:
+    """Return whether it has any /dev/nvidia* open. Raises OSError where that is not visible to this user."""
+    folder = f"{proc}/{pid}/fd"
+    for name in os.listdir(folder):  # noqa: PTH208  names are all that is needed
+        try:
+            if os.readlink(f"{folder}/{name}").startswith("/dev/nvidia"):  # noqa: PTH115  a string, not a path
+                return True
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    return False
+
+
+def device_minors(proc: Path, infos: Iterable[GpuInfo]) -> dict[int, int]:
+    """GPU index → N of its /dev/nvidiaN, from /proc/driver/nvidia; empty where that is not shown."""
+    by_address: dict[tuple[int, ...], int] = {}
+    try:
+        folders = sorted((proc / "driver/nvidia/gpus").iterdir())
+    except OSError:
+        return {}
+    for folder in folders:
+        try:
+            match = _MINOR.search((folder / "information").read_text("utf-8", "replace"))
+        except OSError:
+            continue
+        if match is not None:
+            by_address[_address(folder.name)] = int(match[1])
+    return {i.index: by_address[pci] for i in infos if (pci := _address(i.pci_bus_id)) and pci in by_address}
+
+
+def _address(bus_id: str) -> tuple[int, ...]:
+    """"00000000:1B:00.0" (NVML) and "0000:1b:00.0" (the kernel) are the same address."""
+    try:
+        return tuple(int(part, 16) for part in re.split("[:.]", bus_id))
+    except ValueError:
+        return ()
+
+
+def mapped_devices(proc: Path, pids: Iterable[int]) -> dict[int, set[int]]:
+    """PID → the N of each /dev/nvidiaN it has mapped; processes with none, or not visible, are left out."""
+    out = {}
+    for pid in pids:
+        if minors := {int(n) for n in _MAPPED.findall(read_or_empty(f"{proc}/{pid}/maps", MAPS_BYTES))}:
+            out[pid] = minors
+    return out
+
+
+def match(listed: Mapping[int, Collection[int]], mapped: Mapping[int, Collection[int]]) -> dict[int, int]:
+    """The driver's PID → the PID in this namespace, for unambiguous pairs.
+
+    ``listed`` are the unknown PIDs, each with the devices (N) it holds; ``mapped`` the
+    unassigned processes of this namespace with the devices they have mapped. A pair is made
+    where each device of either has one such PID and one such process. Two jobs on one device,
+    in this or another container, are ambiguous.
+    """
+    pairs = {}
+    for pid, devices in listed.items():
+        candidates = [local for local, theirs in mapped.items() if set(theirs) & set(devices)]
+        rivals = [other for other, theirs in listed.items() if other != pid and set(theirs) & set(devices)]
+        if len(candidates) == 1 and not rivals and set(mapped[candidates[0]]) == set(devices):
+            pairs[pid] = candidates[0]
+    return pairs

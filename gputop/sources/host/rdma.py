@@ -15,6 +15,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from gputop.core.metrics import ADAPTER_METRICS
+from gputop.core.proc import read_or_empty
 from gputop.core.samples import AdapterSample, Reading
 from gputop.sources.host import proc_files
 from gputop.sources.host.proc_files import FIRST
@@ -116,10 +117,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _text(path: str) -> str:
-    try:
-        return printable(proc_files.read(path)).strip()
-    except OSError:
-        return ""
+    return printable(read_or_empty(path)).strip()
 
 
 def _count(path: str) -> int | str:

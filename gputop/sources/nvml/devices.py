@@ -12,10 +12,8 @@ from msgspec.structs import replace
 
 from gputop.core.samples import GpuInfo, GpuSample, XidEvent
 from gputop.sources.nvml import status
-from gputop.sources.nvml.calls import nvml_text, start_nvml_thread
 from gputop.sources.nvml.gpu import NvmlGpu
 from gputop.sources.nvml.mig import MigInstance, divided_reason, in_mig_mode, mig_devices
-from gputop.sources.nvml.plausibility import implausible_reason
 from gputop.sources.nvml.xid_watch import Log, XidWatch
 from gputop.sources.selection import placeholder_uuid
 from gputop.text.units import printable
@@ -48,7 +46,7 @@ class PendingDevice:
         self._root = root
 
     def start(self) -> None:
-        start_nvml_thread(self._nvml, f"open{self.index}", self._run)
+        status.start_nvml_thread(self._nvml, f"open{self.index}", self._run)
 
     @property
     def probes(self) -> tuple[NvmlGpu | MigInstance, ...]:
@@ -73,7 +71,7 @@ class PendingDevice:
         info = _placeholder_info(index)
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            info = replace(info, uuid=nvml_text(nvml.nvmlDeviceGetUUID, handle))
+            info = replace(info, uuid=status.nvml_text(nvml.nvmlDeviceGetUUID, handle))
             info = self._describe(handle, info)
             gpu, instances = self._make(handle, info)
             self._watch.add(info.uuid, lambda: gpu.handle)
@@ -86,7 +84,7 @@ class PendingDevice:
         bus_id = self._ask(nvml.nvmlDeviceGetPciInfo, handle, "", lambda call, gpu: printable(call(gpu).busId))
         return replace(
             info,
-            name=self._ask(nvml.nvmlDeviceGetName, handle, info.name, nvml_text),
+            name=self._ask(nvml.nvmlDeviceGetName, handle, info.name, status.nvml_text),
             pci_bus_id=bus_id,
             pcie_gen_max=self._ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle, None, _if_plausible("pcie_gen")),
             pcie_width_max=self._ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle, None, _if_plausible("pcie_width")),
@@ -188,7 +186,7 @@ def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
 def _if_plausible(metric: str) -> Callable[[Callable[..., Any], Any], int | None]:
     def read(call: Callable[..., Any], handle: Any) -> int | None:
         number: int = call(handle)
-        return number if implausible_reason(metric, number) is None else None
+        return number if status.implausible_reason(metric, number) is None else None
 
     return read
 

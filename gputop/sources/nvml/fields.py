@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import Reading
 from gputop.sources.nvml import status
-from gputop.sources.nvml.plausibility import plausible_reading
 
 Values = Sequence[float | None]  # one per metric; None: this call does not give it
 Query = Callable[[], Values]
@@ -141,24 +141,25 @@ def _function(nvml: Any, name: str) -> Callable[..., Any]:
     return function
 
 
-def _answer(name: str, read: Callable[[Any], Values], *args: int) -> Callable[[Any, Any], Query]:
+def _field(call: str, metrics: tuple[str, ...], read: Callable[[Any], Values], *args: int, **about: Any) -> NvmlField:
     """A call with these arguments after the handle, and what ``read`` takes out of its answer."""
 
     def build(nvml: Any, handle: Any) -> Query:
-        function = _function(nvml, name)
+        function = _function(nvml, call)
         return lambda: read(function(handle, *args))
 
-    return build
+    return NvmlField(call, metrics, build, **about)
 
 
-def _number(name: str, factor: float, *args: int) -> Callable[[Any, Any], Query]:
-    """A call whose answer is one number; times ``factor`` it is in the metric's unit."""
+def _number(call: str, metric: str, factor: float, *args: int, cost_us: float | None = 1.0, **about: Any) -> NvmlField:
+    """A call whose answer is one number; times ``factor`` it is in the metric's unit. In parentheses after its name:
+    what it is asked for."""
 
     def build(nvml: Any, handle: Any) -> Query:
-        function = _function(nvml, name)
-        return lambda: (function(handle, *args) * factor,)  # most calls are such: not by one more, as _answer has it
+        function = _function(nvml, call.partition("(")[0])
+        return lambda: (function(handle, *args) * factor,)  # most calls are such: not by one more, as _field has it
 
-    return build
+    return NvmlField(call, (metric,), build, cost_us, **about)
 
 
 def _field_value(number: int, factor: float) -> Callable[[Any, Any], Query]:
@@ -187,24 +188,10 @@ def _decoders(nvml: Any, handle: Any) -> Query:
     return query
 
 
-def _remapped_rows(rows: tuple[int, int, int, int]) -> Values:
-    corrected, uncorrected, pending, failed = rows
-    return float(corrected + uncorrected), float(pending), float(failed)
-
-
 def _ecc(metric: str, kind: int, lifetime: int) -> NvmlField:
     """``kind``: 0 corrected, 1 uncorrected (nvmlMemoryErrorType_t); ``lifetime``: nvmlEccCounterType_t."""
-    return NvmlField(
-        "nvmlDeviceGetTotalEccErrors",
-        (metric,),
-        _number("nvmlDeviceGetTotalEccErrors", 1.0, kind, lifetime),
-        period_s=_HEALTH_PERIOD_S,
-        unsupported=_NO_ECC,
-    )
-
-
-def _slow(call: str, metric: str, factor: float, *args: int, period_s: float = LIMIT_PERIOD_S) -> NvmlField:
-    return NvmlField(call, (metric,), _number(call, factor, *args), 1.0, period_s)
+    return _number("nvmlDeviceGetTotalEccErrors", metric, 1.0, kind, lifetime, cost_us=None, period_s=_HEALTH_PERIOD_S,
+                   unsupported=_NO_ECC)
 
 
 _MEMORY_METRICS = ("memory_used_bytes", "memory_reserved_bytes", "memory_total_bytes")
@@ -213,57 +200,40 @@ _CORE, _SLOWDOWN = 0, 1  # nvmlTemperatureSensors_t, nvmlTemperatureThresholds_t
 _MEMORY_V2 = 2 << 24 | 40  # nvmlMemory_v2: NVML_STRUCT_VERSION of a structure of 40 bytes
 
 FIELDS: tuple[NvmlField, ...] = (
-    NvmlField("nvmlDeviceGetUtilizationRates", ("gpu_util",),
-              _answer("nvmlDeviceGetUtilizationRates", lambda rates: (rates.gpu / 100,)), 1.0, coarse=True),
-    NvmlField(
-        "nvmlDeviceGetMemoryInfo_v2", _MEMORY_METRICS,
-        _answer("nvmlDeviceGetMemoryInfo", lambda info: (float(info.used), float(info.reserved), float(info.total)),
-                _MEMORY_V2), 3.0,
-        fallback=NvmlField(
-            "nvmlDeviceGetMemoryInfo", _MEMORY_METRICS,
-            _answer("nvmlDeviceGetMemoryInfo", lambda info: (float(info.used), None, float(info.total))), 3.0,
-            source="NVML, used memory plus the driver's reserve",
-        ),
-    ),
-    NvmlField(
-        f"field value {_POWER_INSTANT}", ("power_w",), _field_value(_POWER_INSTANT, 1e-3), 3.0,
-        source="NVML, instant",
-        fallback=NvmlField(
-            "nvmlDeviceGetPowerUsage", ("power_w",), _number("nvmlDeviceGetPowerUsage", 1e-3), 1.0,
-            source="NVML, 1 s average since Ampere",
-        ),
-    ),
-    NvmlField(
-        "nvmlDeviceGetTemperature", ("temperature_c",), _number("nvmlDeviceGetTemperature", 1.0, _CORE), 1.0,
-        # CUDA 14 is to remove the one; older drivers do not have the other.
-        fallback=NvmlField("nvmlDeviceGetTemperatureV", ("temperature_c",), _answer(
-            "nvmlDeviceGetTemperatureV",
-            lambda celsius: (float(celsius) if celsius != -1 else float(0xFFFFFFFF),), _CORE), 1.0),  # all bits set
-    ),
-    NvmlField("nvmlDeviceGetClockInfo(SM)", ("sm_clock_hz",), _number("nvmlDeviceGetClockInfo", 1e6, _SM), 1.0),
-    NvmlField("nvmlDeviceGetClockInfo(memory)", ("memory_clock_hz",), _number("nvmlDeviceGetClockInfo", 1e6, _MEMORY),
-              1.0),
-    _slow("nvmlDeviceGetCurrPcieLinkGeneration", "pcie_gen", 1.0, period_s=_LINK_PERIOD_S),
-    _slow("nvmlDeviceGetCurrPcieLinkWidth", "pcie_width", 1.0, period_s=_LINK_PERIOD_S),
-    NvmlField("nvmlDeviceGetEncoderUtilization", ("encoder_util",),
-              _answer("nvmlDeviceGetEncoderUtilization", lambda answer: (answer[0] / 100,)), 1.0, _ENGINE_PERIOD_S),
+    _field("nvmlDeviceGetUtilizationRates", ("gpu_util",), lambda rates: (rates.gpu / 100,), cost_us=1.0, coarse=True),
+    replace(
+        _field("nvmlDeviceGetMemoryInfo", _MEMORY_METRICS,
+               lambda info: (float(info.used), float(info.reserved), float(info.total)), _MEMORY_V2, cost_us=3.0),
+        call="nvmlDeviceGetMemoryInfo_v2",
+        fallback=_field("nvmlDeviceGetMemoryInfo", _MEMORY_METRICS,
+                        lambda info: (float(info.used), None, float(info.total)), cost_us=3.0,
+                        source="NVML, used memory plus the driver's reserve")),
+    NvmlField(f"field value {_POWER_INSTANT}", ("power_w",), _field_value(_POWER_INSTANT, 1e-3), 3.0,
+              source="NVML, instant", fallback=_number("nvmlDeviceGetPowerUsage", "power_w", 1e-3,
+                                                       source="NVML, 1 s average since Ampere")),
+    _number("nvmlDeviceGetTemperature", "temperature_c", 1.0, _CORE,
+            # CUDA 14 is to remove the one; older drivers do not have the other.
+            fallback=_field("nvmlDeviceGetTemperatureV", ("temperature_c",), lambda celsius: (
+                float(celsius) if celsius != -1 else float(0xFFFFFFFF),), _CORE, cost_us=1.0)),  # all bits set
+    _number("nvmlDeviceGetClockInfo(SM)", "sm_clock_hz", 1e6, _SM),
+    _number("nvmlDeviceGetClockInfo(memory)", "memory_clock_hz", 1e6, _MEMORY),
+    _number("nvmlDeviceGetCurrPcieLinkGeneration", "pcie_gen", 1.0, period_s=_LINK_PERIOD_S),
+    _number("nvmlDeviceGetCurrPcieLinkWidth", "pcie_width", 1.0, period_s=_LINK_PERIOD_S),
+    _field("nvmlDeviceGetEncoderUtilization", ("encoder_util",), lambda answer: (answer[0] / 100,), cost_us=1.0,
+           period_s=_ENGINE_PERIOD_S),
     NvmlField("nvmlDeviceGetDecoderUtilization", ("decoder_util",), _decoders, 2.0, _ENGINE_PERIOD_S),
-    NvmlField(
-        f"field value {_MEMORY_TEMPERATURE}", ("memory_temperature_c",), _field_value(_MEMORY_TEMPERATURE, 1.0),
-        1200.0, _MEMORY_TEMPERATURE_PERIOD_S,
-    ),
-    _slow("nvmlDeviceGetEnforcedPowerLimit", "power_limit_w", 1e-3),
-    _slow("nvmlDeviceGetTemperatureThreshold", "temperature_slowdown_c", 1.0, _SLOWDOWN),
-    _slow("nvmlDeviceGetMaxClockInfo", "sm_clock_max_hz", 1e6, _SM),
-    _slow("nvmlDeviceGetMaxClockInfo", "memory_clock_max_hz", 1e6, _MEMORY),
+    NvmlField(f"field value {_MEMORY_TEMPERATURE}", ("memory_temperature_c",), _field_value(_MEMORY_TEMPERATURE, 1.0),
+              1200.0, _MEMORY_TEMPERATURE_PERIOD_S),
+    _number("nvmlDeviceGetEnforcedPowerLimit", "power_limit_w", 1e-3, period_s=LIMIT_PERIOD_S),
+    _number("nvmlDeviceGetTemperatureThreshold", "temperature_slowdown_c", 1.0, _SLOWDOWN, period_s=LIMIT_PERIOD_S),
+    _number("nvmlDeviceGetMaxClockInfo", "sm_clock_max_hz", 1e6, _SM, period_s=LIMIT_PERIOD_S),
+    _number("nvmlDeviceGetMaxClockInfo", "memory_clock_max_hz", 1e6, _MEMORY, period_s=LIMIT_PERIOD_S),
     _ecc("ecc_corrected", 0, 0),
     _ecc("ecc_uncorrected", 1, 0),
     _ecc("ecc_uncorrected_lifetime", 1, 1),
-    NvmlField(
-        "nvmlDeviceGetRemappedRows", ("rows_remapped", "row_remap_pending", "row_remap_failed"),
-        _answer("nvmlDeviceGetRemappedRows", _remapped_rows),
-        period_s=_HEALTH_PERIOD_S, unsupported=_NO_REMAPPING,
-    ),
+    _field("nvmlDeviceGetRemappedRows", ("rows_remapped", "row_remap_pending", "row_remap_failed"),
+           lambda rows: (float(rows[0] + rows[1]), float(rows[2]), float(rows[3])),  # corrected, uncorrected, …
+           period_s=_HEALTH_PERIOD_S, unsupported=_NO_REMAPPING),
 )
 
 
@@ -339,7 +309,7 @@ class FieldReader:
             if value is None:
                 self.readings[metric] = Reading.missing(GPU_METRICS[metric].unit, _RESERVE_UNKNOWN, field.source)
             else:
-                self.readings[metric] = plausible_reading(metric, value, field.source, field.coarse)
+                self.readings[metric] = status.plausible_reading(metric, value, field.source, field.coarse)
 
     def _failed(self, state: _FieldState, code: int, among: list[_FieldState]) -> None:
         if code in status.DEVICE_GONE:

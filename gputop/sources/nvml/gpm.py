@@ -14,7 +14,6 @@ from typing import Any
 from gputop.core.metrics import GPU_METRICS, RATIO
 from gputop.core.samples import GpuSample, Reading
 from gputop.sources.nvml import status
-from gputop.sources.nvml.plausibility import implausible_reason
 
 SOURCE = "GPM"
 FIRST = "first GPM sample: a value needs two samples"
@@ -164,7 +163,7 @@ class Gpm:
         for result, number, metric, unit, factor in self._requested:
             code = result.nvmlReturn
             value = result.value * factor
-            if code == status.SUCCESS and (reason := implausible_reason(metric, value)) is None:
+            if code == status.SUCCESS and (reason := status.implausible_reason(metric, value)) is None:
                 if unit == RATIO and value > 1.0:  # rounding in the driver can give 100.2%
                     value = 1.0
                 before = last.get(metric)

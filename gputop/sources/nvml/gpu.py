@@ -9,11 +9,10 @@ from typing import Any
 from gputop.core.metrics import BYTES_PER_S, GPU_METRICS
 from gputop.core.samples import CLOCK_EVENTS, FAILED, LOST, OK, GpuInfo, GpuSample, Reading
 from gputop.sources.nvml import status
-from gputop.sources.nvml.counters import NvlinkTraffic
 from gputop.sources.nvml.fields import FieldReader
 from gputop.sources.nvml.gpm import GPM_ONLY_METRICS, NVLINK, PCIE, Gpm, WithGpm, unsupported_reason
-from gputop.sources.nvml.pcie import PcieTraffic, link_bytes_per_s, link_rate
 from gputop.sources.nvml.processes import ProcessReader
+from gputop.sources.nvml.traffic import NvlinkTraffic, PcieTraffic, link_bytes_per_s, link_rate
 
 GPM_RETRY_S = 10.0  # after a transient fault
 _GPM_SOURCE = "GPM"

@@ -15,7 +15,6 @@ from msgspec import Struct
 from gputop.core.metrics import GPU_METRICS, RATIO, TENSOR_FLOP_UTIL
 from gputop.core.samples import FAILED, LOST, GpuInfo, GpuSample, Reading
 from gputop.sources.nvml import status
-from gputop.sources.nvml.calls import nvml_text
 from gputop.sources.nvml.fields import FIELDS, FieldReader
 from gputop.sources.nvml.gpm import GPM_ONLY_METRICS, Gpm, WithGpm, unavailable_reason
 from gputop.sources.nvml.processes import ProcessReader
@@ -60,7 +59,7 @@ def mig_devices(nvml: Any, handle: Any, gpu: GpuInfo) -> list[MigDevice]:
     for number in range(min(count, _MAX_INSTANCES)):
         try:
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-            uuid = nvml_text(nvml.nvmlDeviceGetUUID, part)
+            uuid = status.nvml_text(nvml.nvmlDeviceGetUUID, part)
             gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(part)
             name = _instance_name(nvml, part, gpu)
         except nvml.NVMLError as error:
@@ -72,7 +71,7 @@ def mig_devices(nvml: Any, handle: Any, gpu: GpuInfo) -> list[MigDevice]:
 
 def _instance_name(nvml: Any, handle: Any, gpu: GpuInfo) -> str:
     """The driver's name, which has the profile in it ("… MIG 1g.10gb"), or else one of the same form."""
-    name = nvml_text(nvml.nvmlDeviceGetName, handle)
+    name = status.nvml_text(nvml.nvmlDeviceGetName, handle)
     if " MIG " in name:
         return name
     about = nvml.nvmlDeviceGetAttributes_v2(handle)
@@ -170,7 +169,7 @@ class MigInstance(WithGpm):
         self._check_due_s = self._clock() + CHECK_PERIOD_S
         try:
             handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(self._gpu_handle, info.mig)
-            if nvml_text(nvml.nvmlDeviceGetUUID, handle) == info.uuid:
+            if status.nvml_text(nvml.nvmlDeviceGetUUID, handle) == info.uuid:
                 return
         except nvml.NVMLError as error:
             status.raise_if_gone(error)

@@ -9,7 +9,6 @@ from typing import Any
 from gputop.core.metrics import BYTES, RATIO
 from gputop.core.samples import GpuProcess, Reading
 from gputop.sources.nvml import status
-from gputop.sources.nvml.plausibility import MAX_PID, implausible_reason
 
 LIST_PERIOD_S = 1.9  # 0.3 ms a call; a little under two ticks of 1 s, so that jitter does not make it three
 SHARE_PERIOD_S = 2.9  # 1.7 ms a call
@@ -154,7 +153,7 @@ class ProcessReader:
 
     def _call(self, symbol: str, structure: type[ctypes.Structure]) -> list[tuple[int, int | None]]:
         entries = self._fetch_list(symbol, structure)
-        wrong = next((entry.pid for entry in entries if not 0 < entry.pid <= MAX_PID), None)
+        wrong = next((entry.pid for entry in entries if not 0 < entry.pid <= status.MAX_PID), None)
         if wrong is not None:
             raise _ImplausibleList(f"the driver listed an impossible process {wrong} ({symbol})")
         return [(entry.pid, None if entry.used_bytes == _NOT_AVAILABLE else entry.used_bytes) for entry in entries]
@@ -215,5 +214,5 @@ class ProcessReader:
 def _memory(used: int | None) -> Reading:
     if used is None:
         return _NO_MEMORY
-    reason = implausible_reason("memory_used_bytes", used)
+    reason = status.implausible_reason("memory_used_bytes", used)
     return Reading(float(used), BYTES, "NVML") if reason is None else Reading.missing(BYTES, reason, "NVML")

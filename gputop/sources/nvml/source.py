@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from gputop.sources.base import LiveSource
 from gputop.sources.nvml import status
-from gputop.sources.nvml.calls import import_pynvml, nvml_text
 from gputop.sources.selection import select_gpus
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ class NvmlSource(LiveSource):
         self.gpus_present: int | None = None  # with those that --gpus leaves out; None before open()
         self.gpus: tuple[Device, ...] = ()
         self._watch: XidWatch | None = None
-        self._host: PsutilHost | None = None
 
     @property
     def label(self) -> str:
@@ -66,7 +64,7 @@ class NvmlSource(LiveSource):
         a driver that cannot be talked to, or ``gpus`` that name a GPU which is not there.
         A GPU that is there but cannot be opened, or does not answer, raises nothing: its probe says why.
         """
-        nvml = import_pynvml()
+        nvml = status.import_pynvml()
         from gputop.sources.nvml.devices import Device, PendingDevice
         from gputop.sources.nvml.xid_watch import XidWatch
 
@@ -76,7 +74,7 @@ class NvmlSource(LiveSource):
             raise status.open_error(error.value) from error
         self._nvml = nvml
         try:
-            self._driver = nvml_text(nvml.nvmlSystemGetDriverVersion)
+            self._driver = status.nvml_text(nvml.nvmlSystemGetDriverVersion)
             count = nvml.nvmlDeviceGetCount()
             self._watch = watch = XidWatch(nvml, self._wall_clock)
             pending_devices = [
@@ -104,12 +102,7 @@ class NvmlSource(LiveSource):
 
     @property
     def host(self) -> PsutilHost:
-        if self._host is None:
-            # Imported late: psutil and the readers of /proc take longer to import than the GPUs to read.
-            from gputop.sources.host.source import PsutilHost
-
-            self._host = PsutilHost(clock=self._clock)
-        return self._host
+        return self.own_host(self._clock)
 
     def close(self) -> None:
         """Shut NVML down. Only while no probe is in a call."""

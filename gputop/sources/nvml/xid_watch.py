@@ -11,7 +11,6 @@ from typing import Any
 
 from gputop.core.samples import XidEvent
 from gputop.sources.nvml import status
-from gputop.sources.nvml.calls import start_nvml_thread
 
 WAIT_S = 1.0  # one wait in the driver: how long the thread may outlive stop()
 BACKOFF_S = 5.0  # after an error of the wait; then twice as long each time
@@ -97,7 +96,7 @@ class XidWatch:
                 return
             self._running = True
         try:
-            start_nvml_thread(nvml, "xid", self._run)
+            status.start_nvml_thread(nvml, "xid", self._run)
         except nvml.NVMLError as error:
             self._reason = status.reason(error.value, "nvmlInit")
 

@@ -14,12 +14,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field, structs
 
-from gputop.core.captured_samples import GpuCounters
+from gputop.core.captured_samples import GpuCounters, JobCpus, LiveSteps
 from gputop.core.codec import convert, encode, parse
 from gputop.core.files import read_regular, replacing
 from gputop.core.findings import Finding
-from gputop.core.job_cpus import JobCpus
-from gputop.core.live_steps import LiveSteps
 from gputop.text.units import printable
 
 FILE = "gputop.capture.json"

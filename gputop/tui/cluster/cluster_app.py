@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from textual.binding import BindingType
 from textual.message import Message
 
-from gputop.advice.fleet.report import FleetReport
+from gputop.advice.fleet.advise import FleetReport
 from gputop.cluster.model import Fleet
 from gputop.cluster.view import FleetCollector, FleetView
 from gputop.core.errors import EXIT_OK, GputopError

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from rich.style import Style
 
+from gputop.core.captured_samples import SURE, is_undersampled, steps_per_period
 from gputop.core.errors import sentences
-from gputop.core.live_steps import SURE, is_undersampled, steps_per_period
 from gputop.core.samples import CgroupSample, HostSample, NodeSample, Reading
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import ACCENT, BAD, BOLD, DARK, DIM, PLAIN, WARN, bar_style, step_of

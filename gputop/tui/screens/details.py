@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rich.style import Style
 from rich.text import Text
 
+from gputop.core.captured_samples import is_undersampled
 from gputop.core.framework import LABELS
-from gputop.core.live_steps import is_undersampled
 from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS
 from gputop.core.samples import (
     FULL_CORE_RATIO,

@@ -15,7 +15,7 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import DataTable
 
-from gputop.core.extras import install_command
+from gputop.core.own_program import install_command
 from gputop.diagnosis.tables import tables
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN

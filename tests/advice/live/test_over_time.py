@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gputop.advice.live.advise import live_advice
 from gputop.core.findings import Advice, Finding
 from gputop.core.samples import GpuSample
-from gputop.session.idle_wait import expected_idle
+from gputop.session.watched_node import expected_idle
 from gputop.simulation.loop import SimulatedLoop, StepKind
 from gputop.simulation.scenarios import SCENARIOS
 from gputop.sources.simulated import SimulatedSource

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from gputop.advice.live.advise import live_advice
-from gputop.advice.live.falls import Fall, fall_of
+from gputop.advice.live.node_view import Fall, fall_of
 from gputop.core.findings import Advice
 from gputop.telemetry.history import History
 from tests.advice.live.scene import Job, Level, Scene, abstained, get, ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.advice.live.profiler_left_on import refused_capture
+from gputop.advice.live.torch_profiler import refused_capture
 from tests.advice.live.scene import Job, Scene, after
 
 SCENE = Scene(jobs=(Job(pid=100, gpus=(0, 1)), Job(pid=200, gpus=(2,))), gpus=3)

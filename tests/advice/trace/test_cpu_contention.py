@@ -6,7 +6,7 @@ import pytest
 
 from gputop.advice.trace.input_fixes import InputFix
 from gputop.advice.verdict import Missing
-from gputop.core.job_cpus import CpuUser, JobCpus
+from gputop.core.captured_samples import CpuUser, JobCpus
 from gputop.trace.model import Trace
 from tests.advice.trace.host_jobs import gap
 from tests.advice.trace.long_step_traces import COUNT, job

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gputop.core.job_cpus import JobCpus
+from gputop.core.captured_samples import JobCpus
 from tests.advice.trace.traces import findings
 from tests.trace.build import Builder
 

@@ -6,7 +6,7 @@ import pytest
 
 from gputop.advice.trace.input_fixes import InputFix, keras_workers, suggest_fix, suggest_fix_by_name
 from gputop.analysis.results import Pipeline, Stage
-from gputop.core.job_cpus import JobCpus
+from gputop.core.captured_samples import JobCpus
 from tests.advice.golden_words import same_as_golden
 
 

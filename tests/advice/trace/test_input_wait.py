@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gputop.advice.trace_rules import TRACE_RULES
+from gputop.core.captured_samples import JobCpus
 from gputop.core.findings import Finding
-from gputop.core.job_cpus import JobCpus
 from gputop.diagnosis.diagnose import analyze_trace
 from tests.advice.trace.traces import STEP, STEPS, abstained, findings, healthy, input_bound, verdict
 from tests.analysis.host.wall_time_traces import two_grains

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gputop.analysis.results import Analysis
-from gputop.core.job_cpus import JobCpus
+from gputop.core.captured_samples import JobCpus
 from gputop.diagnosis.diagnose import analyze
 from gputop.trace.model import Trace
 from tests.advice.trace.traces import abstained, findings, verdict

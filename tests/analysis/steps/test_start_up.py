@@ -10,7 +10,7 @@ import pytest
 from gputop.analysis.steps.compilations import rebuilt
 from gputop.analysis.steps.start_up import start_end_ns, start_up_spans
 from gputop.analysis.steps.steps import find_steps
-from gputop.core.job_cpus import JobCpus
+from gputop.core.captured_samples import JobCpus
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Kind
 from gputop.trace.readers.load import load

@@ -13,18 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError
-from gputop.profiler.xprof import bare_call
-from gputop.profiler.xprof.bare_call import Unreadable, _integer, _status, frame
-from gputop.profiler.xprof.probe import probe
+from gputop.profiler.xprof.probe import (
+    GOAWAY,
+    HEADERS,
+    PING,
+    SETTINGS,
+    Unreadable,
+    _integer,
+    _status,
+    frame,
+    probe,
+)
 from tests.profiler.fake_server import serve
 from tests.profiler.xprof.talking_server import talking
 
-GREETING = frame(bare_call.SETTINGS, 0, 0, b"")
+GREETING = frame(SETTINGS, 0, 0, b"")
 LONG = b"m" * 300
 
 
 def answer(block: bytes, flags: int = 5) -> bytes:
-    return GREETING + frame(bare_call.HEADERS, flags, 1, block)
+    return GREETING + frame(HEADERS, flags, 1, block)
 
 
 @pytest.mark.parametrize("block", [
@@ -64,7 +72,7 @@ def test_a_server_is_recognized_without_the_grpc_package():
 @pytest.mark.parametrize(("reply", "cause"), [
     (answer(b"\x40\x0bgrpc-status\x0212"), "without the profiler service"),
     (answer(b"\x88", flags=4), "answered UNAVAILABLE|did not answer"),
-    (GREETING + frame(bare_call.GOAWAY, 0, 0, bytes(8)), "answered UNAVAILABLE|did not answer"),
+    (GREETING + frame(GOAWAY, 0, 0, bytes(8)), "answered UNAVAILABLE|did not answer"),
     (GREETING + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01", "answered UNAVAILABLE|did not answer|INTERNAL"),
 ])
 def test_what_is_no_answer_of_a_profiler_is_told(reply, cause):
@@ -87,8 +95,8 @@ def test_another_status_is_told_in_the_words_of_the_server():
 
 
 def test_a_ping_is_answered_before_the_status():
-    reply = GREETING + frame(bare_call.PING, 0, 0, b"12345678") + frame(
-        bare_call.HEADERS, 5, 1, b"\x88\x40\x0bgrpc-status\x0213")
+    reply = GREETING + frame(PING, 0, 0, b"12345678") + frame(
+        HEADERS, 5, 1, b"\x88\x40\x0bgrpc-status\x0213")
     with talking(reply, close=False) as (address, _):
         assert probe(address, timeout_s=10) >= 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gputop.session.auto_capture.retention import mark_removable, remove_oldest
+from gputop.session.auto_capture import mark_removable, remove_oldest
 from gputop.session.capture.saved_captures import delete_capture, rename_capture, saved_captures
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.sources.dcgm.bindings import InstalledBindings, find_bindings, find_installed, find_libraries, load
+from gputop.sources.dcgm.bindings import find_bindings, find_installed, find_libraries, load
 from tests.dcgm_double import LAYOUT, install, install_bindings, install_library
 
 NAMES = ("dcgm_agent", "dcgm_structs", "dcgm_fields", "dcgmvalue", "pydcgm")
@@ -132,15 +132,12 @@ def test_starting_gputop_imports_no_client_of_dcgm() -> None:
     assert "dcgm_client" not in done.stdout and "dcgm_bindings" not in done.stdout and "dcgm_agent" not in done.stdout
 
 
-def test_bindings_are_loaded_once_and_those_that_fit_come_first(tmp_path: Path) -> None:
-    installed = InstalledBindings(install(tmp_path, 3, 4), {}, None)
-    newest, older = installed.find()
+def test_bindings_are_loaded_once(tmp_path: Path) -> None:
+    newest, older = find_installed(install(tmp_path, 3, 4), {})
     assert (newest.major, older.major) == (4, 3)
-    assert installed.load(older) is installed.load(older) is not installed.load(newest)
-    installed.prefer(older)
-    assert installed.find() == [older, newest]
+    assert load(older) is load(older) is not load(newest)
 
 
 def test_without_bindings_the_search_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(GputopError, match="are not installed"):
-        InstalledBindings(tmp_path, {}, None).find()
+        find_installed(tmp_path, {})

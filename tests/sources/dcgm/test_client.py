@@ -12,10 +12,8 @@ import pytest
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.client import HANG_TIMEOUT_S, MAX_RETRY_S, DcgmClient
 from gputop.sources.dcgm.connection import Address, parse_address
+from gputop.sources.dcgm.engine_reader import BLANK_S, CHECK_S, REFUSED_RETRY_S, clock_text
 from gputop.sources.dcgm.fields import PROFILING_IDS
-from gputop.sources.dcgm.lost_gpus import REFUSED_RETRY_S
-from gputop.sources.dcgm.staleness import BLANK_S, clock_text
-from gputop.sources.dcgm.unwatched import CHECK_S
 from tests.dcgm_double import PROFILING, install_library
 from tests.dcgm_double.scene import Scene
 

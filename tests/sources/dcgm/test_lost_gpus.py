@@ -10,8 +10,8 @@ import pytest
 
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.connection import EngineGpu, Entity
+from gputop.sources.dcgm.engine_reader import LOST_AFTER_S, REFUSED_RETRY_S, SUSPECT_RETRY_S, LostGpus
 from gputop.sources.dcgm.fields import FieldValue
-from gputop.sources.dcgm.lost_gpus import LOST_AFTER_S, REFUSED_RETRY_S, SUSPECT_RETRY_S, LostGpus
 
 POWER, TEMPERATURE, LIMIT, SM_ACTIVE = 155, 150, 164, 1002
 GPU = EngineGpu((1, 0), 0, "GPU-0")

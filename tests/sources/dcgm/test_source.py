@@ -12,7 +12,7 @@ from gputop.core.metrics import GPU_METRICS, HOST_METRICS
 from gputop.core.samples import FAILED, LOST, OK, GpuSample, Reading, XidEvent
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.connection import Address
-from gputop.sources.dcgm.lost_gpus import REFUSED_RETRY_S
+from gputop.sources.dcgm.engine_reader import REFUSED_RETRY_S
 from gputop.sources.dcgm.source import DcgmSource
 from tests.dcgm_double import PROFILING
 from tests.dcgm_double.scene import Scene

@@ -15,7 +15,7 @@ from gputop.core.samples import Reading
 from gputop.sources.host import gpu_processes as hp
 from gputop.sources.host.gpu_processes import GpuProcessTable, missing_process
 from gputop.sources.host.proc_files import DENIED, ENDED, ZOMBIE, parse_io, parse_stat
-from gputop.sources.host.process_rates import FIRST
+from gputop.sources.host.process_table import FIRST
 from tests.records import replace
 from tests.sources.host.proc_tree import SOME_NAMESPACE, TICKS_PER_S, ProcTree, Ticking, on_gpus
 
@@ -359,7 +359,7 @@ def test_in_a_container_another_users_process_may_be_it_or_not(
     def deny(proc: Path, pid: int) -> bool:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(hp.process_match, "opens_gpu", deny)  # as root no file of a test refuses to be read
+    monkeypatch.setattr(hp, "opens_gpu", deny)  # as root no file of a test refuses to be read
     proc = ProcTree(tmp_path, SOME_NAMESPACE)
     proc.add(10)
     (sample,) = GpuProcessTable(ticking, proc.root).read(on_gpus(10))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gputop.sources.host.cpu import bound_to, cpus_by_node, parse_cpus
 from gputop.sources.host.gpu_processes import GpuProcessTable
-from gputop.sources.host.numa import bound_to, cpus_by_node, parse_cpus
 from tests.sources.host.proc_tree import ProcTree, Ticking, on_gpus
 
 

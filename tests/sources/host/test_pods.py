@@ -10,9 +10,9 @@ import pytest
 
 from gputop.core.files import Folder
 from gputop.core.samples import PodContainer
-from gputop.sources.host import pods
+from gputop.sources.host import containers
+from gputop.sources.host.containers import NO_FOLDER, NO_LINK, NOT_TRUSTED, RETRY_S, PodContainers, pod_container
 from gputop.sources.host.gpu_processes import GpuProcessTable
-from gputop.sources.host.pods import NO_FOLDER, NO_LINK, NOT_TRUSTED, RETRY_S, PodContainers, pod_container
 from tests.sources.host.proc_tree import ProcTree, Ticking, on_gpus
 
 ID, OTHER = "0123456789abcdef" * 4, "fedcba9876543210" * 4
@@ -90,22 +90,22 @@ def test_everything_else_names_none(path: str) -> None:
 def test_without_a_pod_nothing_is_read_and_each_group_is_parsed_once(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed, opened = [], []
-    monkeypatch.setattr(pods, "pod_container", lambda group: parsed.append(group) or pod_container(group))
+    monkeypatch.setattr(containers, "pod_container", lambda group: parsed.append(group) or pod_container(group))
 
     def counted(path: Path) -> Folder:
         opened.append(path)
         return Folder(path)
 
-    monkeypatch.setattr(pods, "Folder", counted)
+    monkeypatch.setattr(containers, "Folder", counted)
     ticking = Ticking()
-    containers = PodContainers(ticking, tmp_path)
+    pods = PodContainers(ticking, tmp_path)
     for _ in range(50):
-        assert containers.read(v2("/user.slice/user-1000.slice")) is None
+        assert pods.read(v2("/user.slice/user-1000.slice")) is None
         ticking.now_s += RETRY_S
     assert len(parsed) == 1 and opened == []
     links(tmp_path, f"llama-0_ml_train-{ID}.log")
     for _ in range(50):
-        assert containers.read(v2(f"{CGROUPFS}/{ID}")) == NAMED
+        assert pods.read(v2(f"{CGROUPFS}/{ID}")) == NAMED
         ticking.now_s += RETRY_S
     assert len(parsed) == 2 and len(opened) == 1
 
@@ -184,10 +184,10 @@ def test_a_folder_that_others_can_write_or_that_is_a_link_or_a_file_names_nothin
 
 
 def test_many_groups_do_not_fill_memory(tmp_path: Path) -> None:
-    containers = PodContainers(Ticking(), tmp_path)
+    pods = PodContainers(Ticking(), tmp_path)
     for n in range(2000):
-        containers.read(v2(f"/user.slice/{n}"))
-    assert len(containers._by_group) <= pods._MAX_GROUPS
+        pods.read(v2(f"/user.slice/{n}"))
+    assert len(pods._by_group) <= containers._MAX_GROUPS
 
 
 def test_a_process_has_its_pod_and_its_environment_is_not_believed(tmp_path: Path) -> None:

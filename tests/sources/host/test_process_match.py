@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gputop.core.samples import GpuInfo
-from gputop.sources.host.process_match import device_minors, mapped_devices, match, opens_gpu
+from gputop.sources.host.gpu_processes import device_minors, mapped_devices, match, opens_gpu
 from tests.sources.host.proc_tree import ProcTree
 
 

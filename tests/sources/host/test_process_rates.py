@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputop.sources.host.proc_files import DENIED
-from gputop.sources.host.process_rates import FIRST, Counts, Family, FamilyRates
+from gputop.sources.host.process_table import FIRST, Counts, Family, FamilyRates
 
 
 def member(pid: int, parent: int, read: int | None, ticks: int = 0) -> Family:

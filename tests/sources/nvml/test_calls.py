@@ -8,7 +8,7 @@ import sys
 
 def test_pynvml_comes_without_shutil_and_finds_libraries_all_the_same() -> None:
     program = ("import sys\n"
-               "from gputop.sources.nvml.calls import import_pynvml\n"
+               "from gputop.sources.nvml.status import import_pynvml\n"
                "nvml = import_pynvml()\n"
                "assert not {'ctypes.util', 'shutil'} & set(sys.modules), 'imported for nothing'\n"
                "from ctypes.util import find_library\n"

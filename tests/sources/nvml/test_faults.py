@@ -22,8 +22,8 @@ from gputop.core.samples import FAILED, LOST, NOT_RESPONDING, OK, GpuInfo, GpuSa
 from gputop.sources.base import GpuProbe
 from gputop.sources.nvml import status
 from gputop.sources.nvml.gpu import NvmlGpu
-from gputop.sources.nvml.plausibility import implausible_reason
 from gputop.sources.nvml.source import NvmlSource
+from gputop.sources.nvml.status import implausible_reason
 from gputop.telemetry import deadline_calls
 from gputop.telemetry.sampler import Clocks, Sampler
 from gputop.text.units import printable

@@ -10,10 +10,10 @@ import pytest
 
 from gputop.core.metrics import COUNT, GPU_METRICS
 from gputop.core.samples import GpuSample
-from gputop.sources.nvml import plausibility
+from gputop.sources.nvml import status
 from gputop.sources.nvml.fields import FIELDS
-from gputop.sources.nvml.plausibility import implausible_reason
 from gputop.sources.nvml.source import NvmlSource
+from gputop.sources.nvml.status import implausible_reason
 from tests.nvml_fake import FakeNvml
 from tests.sources.conftest import Clock
 
@@ -161,7 +161,7 @@ def test_what_is_rare_is_believed(metric: str, value: float) -> None:
 
 
 def test_each_count_has_limits_of_its_own() -> None:
-    assert {metric.id for metric in GPU_METRICS.values() if metric.unit == COUNT} <= plausibility._BY_METRIC.keys()
+    assert {metric.id for metric in GPU_METRICS.values() if metric.unit == COUNT} <= status._BY_METRIC.keys()
 
 
 def test_the_doubles_garbage_is_that_of_the_function_and_the_call(fake: FakeNvml) -> None:

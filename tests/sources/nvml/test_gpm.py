@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.core.samples import GpuSample, Reading
-from gputop.sources.nvml import counters, gpm, pcie
+from gputop.sources.nvml import gpm, traffic
 from gputop.sources.nvml.gpm import GPM_ONLY_METRICS
 from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml
@@ -114,7 +114,7 @@ def test_nvlink_without_gpm_comes_from_the_counters_of_all_links(fake: FakeNvml,
         sample = node.sample(after_s=1.0)
     assert near(sample["nvlink_tx_bytes_per_s"], 30000 * MIB)
     assert near(sample["nvlink_rx_bytes_per_s"], 40000 * MIB)
-    assert sample["nvlink_rx_bytes_per_s"].source == counters.SOURCE
+    assert sample["nvlink_rx_bytes_per_s"].source == traffic.SOURCE
 
 
 def test_nvlink_that_nothing_gives_names_both_refusals_and_is_asked_for_once(fake: FakeNvml) -> None:
@@ -168,7 +168,7 @@ def test_without_gpm_the_reason_says_what_would_give_it(fake: FakeNvml, settings
         assert word in (sample[metric].reason or "")
     assert sample.activity() == ("gpu_util", Reading(0.8, "ratio", "NVML", coarse=True))
     assert "GPM" not in node.source.label
-    assert sample[RX].source == counters.SOURCE
+    assert sample[RX].source == traffic.SOURCE
 
 
 # -- the PCIe ladder ---------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_a_32_bit_counter_on_a_fast_link_is_not_trusted(fake: FakeNvml) -> None:
     sample = node.sample(after_s=1.0)
     assert sample[RX].value is None
     sample = node.sample(after_s=1.0)
-    assert sample[RX].source == pcie.WINDOW
+    assert sample[RX].source == traffic.WINDOW
     assert sample[RX].value == pytest.approx(9000 * MIB, rel=1e-3)
 
 
@@ -231,7 +231,7 @@ def test_counters_that_are_not_there_do_not_keep_the_call_from_being_tried(
     """Drivers answer NOT_FOUND for a field that the GPU lacks; and one that never gives a value has not got it."""
     node = Node(fake, "gpm 0", f"refuse field:197 {code}", f"refuse field:198 {code}", "set pcie_rx_mib 1500")
     readings = [node.sample(after_s=1.0)[RX] for _ in range(tries + 1)]
-    assert near(readings[-1], 1500 * MIB) and readings[-1].source == pcie.WINDOW
+    assert near(readings[-1], 1500 * MIB) and readings[-1].source == traffic.WINDOW
     assert fake.calls("field:197") == tries
 
 
@@ -250,7 +250,7 @@ def test_the_20_ms_call_is_the_last_resort_and_rare(fake: FakeNvml) -> None:
     assert fake.calls("nvmlDeviceGetPcieThroughput") == 0, "the first frame must not wait for it"
     for _ in range(10):
         sample = node.sample(after_s=1.0)
-    assert sample[RX].source == pcie.WINDOW
+    assert sample[RX].source == traffic.WINDOW
     assert sample[RX].coarse
     assert sample[RX].value == pytest.approx(1500 * MIB, rel=1e-3)
     assert fake.calls("nvmlDeviceGetPcieThroughput") == 2 * 2
@@ -279,8 +279,8 @@ def test_no_way_at_all_names_every_refusal(fake: FakeNvml) -> None:
     ("generation", "lanes", "gigabytes"), [(1, 1, 0.25), (2, 16, 8.0), (3, 16, 15.75), (4, 16, 31.51), (5, 16, 63.02)]
 )
 def test_link_rates(generation: int, lanes: int, gigabytes: float) -> None:
-    assert pcie.link_bytes_per_s(generation, lanes) == pytest.approx(gigabytes * 1e9, rel=1e-3)
+    assert traffic.link_bytes_per_s(generation, lanes) == pytest.approx(gigabytes * 1e9, rel=1e-3)
 
 
 def test_an_unknown_generation_has_no_rate() -> None:
-    assert pcie.link_bytes_per_s(9, 16) is None
+    assert traffic.link_bytes_per_s(9, 16) is None

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gputop.core.captured_samples import CounterLane, GpuCounters, joined
+from gputop.core.captured_samples import CounterLane, GpuCounters, JobCpus, LiveSteps, joined
 from gputop.core.codec import convert
 from gputop.core.findings import Finding
-from gputop.core.job_cpus import JobCpus
-from gputop.core.live_steps import LiveSteps
 from gputop.diagnosis.diagnose import analyze
 from gputop.trace.readers.capture_file import FILE, CaptureFile, capture_of, read_capture, tightest, write_capture
 from gputop.trace.readers.load import load

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gputop.core.files import Folder
 from gputop.diagnosis.diagnose import analyze, analyze_trace
 from gputop.diagnosis.report import text_report
-from gputop.session.auto_capture.retention import remove_run
+from gputop.session.auto_capture import remove_run
 from gputop.trace.model import Trace
 from gputop.trace.readers.capture_file import CaptureFile, write_capture
 from gputop.trace.readers.clock_file import HostClock, write_clocks

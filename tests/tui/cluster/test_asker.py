@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gputop.advice.fleet.report import FleetReport
+from gputop.advice.fleet.advise import FleetReport
 from gputop.cluster.model import Fleet
 from gputop.cluster.view import FleetView
 from gputop.core.errors import GputopError

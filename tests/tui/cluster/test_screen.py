@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.advice.fleet.advise import fleet_advice
-from gputop.advice.fleet.report import FleetReport
+from gputop.advice.fleet.advise import FleetReport, fleet_advice
 from gputop.cluster.model import NO_JOB, together
 from gputop.cluster.view import FleetView
 from gputop.core.errors import GputopError

@@ -9,8 +9,8 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.core.proc import user_name
-from gputop.launch import attach, kineto, serve, target
-from gputop.launch.announcements import Announcement
+from gputop.launch import attach, serve, target
+from gputop.launch.attach import Announcement
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureRequest, answered
 from gputop.profiler.kineto.guard import ProfilesItself
@@ -83,7 +83,7 @@ async def test_a_job_of_pytorch_is_offered_its_own_way(session: StillSession, mo
         assert "start one" not in str(app.screen.query_one(DialogFrame).border_subtitle)
         await pilot.press("escape")
         session.holding(other)
-        monkeypatch.setattr(serve, "is_pytorch", lambda _: True)
+        monkeypatch.setattr(target, "is_pytorch", lambda _: True)
         await pilot.press("c")
         assert "has no profiler server. Start one? y/N" in text(app)
         assert "PyTorch's profiler" in text(app)
@@ -94,7 +94,7 @@ def test_a_job_that_used_torch_profiler_is_captured_after_another_question(
     control = session.control
 
     def used(pid: int, stop: object, *, hold: bool, started: int | None) -> serve.Ready:
-        raise kineto.UsedBefore("it holds the job", "a way out")
+        raise serve.UsedBefore("it holds the job", "a way out")
 
     monkeypatch.setattr(serve, "make_ready", used)
     control._start_server(7380, control.request())

@@ -14,10 +14,17 @@ from gputop.analysis.results import Analysis, TraceSummary
 from gputop.core.errors import GputopError
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
 from gputop.profiler.capture.records import CaptureRecord, Server
-from gputop.session.auto_capture import retention
-from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, AutoCapture, held_before
-from gputop.session.auto_capture.dip_detector import parse_rule
-from gputop.session.auto_capture.retention import MARK, mark_removable, remove_oldest
+from gputop.session import auto_capture
+from gputop.session.auto_capture import (
+    FOLDER,
+    MARK,
+    SETTLE_S,
+    AutoCapture,
+    held_before,
+    mark_removable,
+    parse_rule,
+    remove_oldest,
+)
 from gputop.session.capture.capture_control import CaptureControl
 from gputop.session.options import AutoCaptureOptions
 from gputop.session.session import Options, Session
@@ -223,7 +230,7 @@ class TestTheFolder:
         (damaged / MARK).write_text("{")
         for number, text in enumerate(("1" + "0" * 400, "[" * 100_000, "1e999", "{}")):
             (run_folder(tmp_path, f"c{number}") / MARK).write_text(json.dumps(
-                {"schema": retention._SCHEMA, "time_s": 0}).replace("0}", text + "}"))
+                {"schema": auto_capture._SCHEMA, "time_s": 0}).replace("0}", text + "}"))
         mine = run_folder(tmp_path, "d", at_s=1.0)
         (mine / "notes.txt").write_text("mine")
         linked = tmp_path / "plugins" / "profile" / "e"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gputop.telemetry.slow_rank import DelayLimits, RankActivity, RankDelay, slow_rank
+from gputop.advice.live.ranks import DelayLimits, RankActivity, RankDelay, slow_rank
 
 LIMITS = DelayLimits(gap=0.1, slices=0.9, alike=0.1)
 SLICES, CLOCK_HZ = 30, 1.98e9

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.telemetry.recurring_idle import RecurringIdle, recurring_idle
+from gputop.advice.live.recurring_idle import RecurringIdle, recurring_idle
 
 START_S, TOTAL_S = 1_800_000_000.0, 600.0
 Spans = Sequence[tuple[float, float]]
