@@ -44,7 +44,7 @@ SAVES = {
     "gputop.launch": "for the first server that gputop starts in a job: 8 MB, 130 ms",
     "gputop.profiler": "for the first search for servers or the first capture: 2 to 21 MB, with gRPC",
     "gputop.ranks": "for the first job of several ranks: 4 MB",
-    "gputop.render.finding_markdown": "for the first finding that is copied",
+    "gputop.render.evidence_words": "for the first finding that is copied",
     "gputop.render.palette": "documents without pictures do without",
     "gputop.rules": "for the first file with rules: 60 ms",
     "gputop.session": "what few sessions do, as automatic captures (3 MB): when one does it",

@@ -28,11 +28,10 @@ from gputop.cluster.answers import FleetSeries
 from gputop.cluster.available_metrics import AvailableMetrics, find_metrics
 from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.fleet import fleet_of
-from gputop.cluster.model import Fleet
+from gputop.cluster.model import Fleet, FleetCollector, FleetLimits, FleetView
 from gputop.cluster.prometheus import Client, figure_of
 from gputop.cluster.queries import Queries
 from gputop.cluster.series_store import PastQuestion, SlotGrid
-from gputop.cluster.view import FleetCollector, FleetLimits, FleetView
 from gputop.cluster.wanted import GROUPS, Wanted, low_clock_nodes
 from gputop.core.errors import GputopError
 from gputop.core.findings import Problem

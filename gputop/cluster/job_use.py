@@ -20,8 +20,7 @@ from gputop.cluster.promql import duration, either, matchers
 from gputop.core.errors import NoDataError
 from gputop.core.samples import NodeSample
 from gputop.sources.exporters import ACTIVITY_TITLES, gpu_of, node_of
-from gputop.text.local_time import clock_time
-from gputop.text.units import percent, printable, seconds
+from gputop.text.units import clock_time, percent, printable, seconds
 
 HOUR_S = 3600.0
 RECORDED_STEP_S = 60.0

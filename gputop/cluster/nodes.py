@@ -9,10 +9,9 @@ from msgspec.structs import replace
 
 from gputop.cluster import slurm
 from gputop.cluster.fleet import fleet_of
-from gputop.cluster.model import Fleet
+from gputop.cluster.model import Fleet, FleetLimits, FleetView
 from gputop.cluster.node_series import Watched, series_of
 from gputop.cluster.series_store import SeriesStore
-from gputop.cluster.view import FleetLimits, FleetView
 from gputop.core.errors import EXIT_FAILED, GputopError
 from gputop.core.findings import Problem
 from gputop.telemetry.agents import NodeProblem, Ssh, by_cause

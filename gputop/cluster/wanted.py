@@ -19,11 +19,10 @@ from gputop.cluster.answers import (
     group_selection,
     node_selection,
 )
-from gputop.cluster.model import NO_JOB, upper_median
+from gputop.cluster.model import NO_JOB, FleetView, upper_median
 from gputop.cluster.queries import Figures, Queries
 from gputop.cluster.series_store import PastQuestion
 from gputop.cluster.slurm import SlurmJob
-from gputop.cluster.view import FleetView
 from gputop.sources.exporters import node_of
 
 GROUPS, IDLE, GPUS, NODES = "groups", "idle", "gpus", "nodes"  # the topics of the past

@@ -15,7 +15,7 @@ from gputop.commands.monitor import unfit_terminal
 from gputop.commands.option_types import amount, count, parameter_count
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.text import console
-from gputop.text.wrapping import wrap
+from gputop.text.units import wrap
 from gputop.trace.readers.formats import ACCEPTED_BRIEF
 
 if TYPE_CHECKING:

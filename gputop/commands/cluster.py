@@ -22,8 +22,8 @@ from gputop.text.console import say
 if TYPE_CHECKING:
     from gputop.advice.fleet.report import FleetReport
     from gputop.cluster.collect import Collector
+    from gputop.cluster.model import FleetCollector
     from gputop.cluster.nodes import NodesCollector
-    from gputop.cluster.view import FleetCollector
     from gputop.commands.settings import Config
 
 _ALL = "all"
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gputop.advice.fleet.report import report_of
     from gputop.cluster.collect import complete_fleet
-    from gputop.cluster.view import FleetView
+    from gputop.cluster.model import FleetView
     from gputop.commands.monitor import unfit_terminal
     from gputop.render.time_slices import slice_for
 

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if args.systemd_unit:
         console.write_text(user_unit(list(_words(args))))
         return EXIT_OK
-    from gputop.replay.record import record
+    from gputop.replay.parts import record
 
     with stop_at_end() as stop:
         record(source_of(args), args.interval, args.output, args.seconds, stop, say, rotation)

@@ -15,7 +15,7 @@ from gputop.diagnosis.per_step import (
     per_step,
 )
 from gputop.diagnosis.python_lines import line_words, per_basis, worth_showing
-from gputop.diagnosis.report_device import mfu_text
+from gputop.diagnosis.report_figures import mfu_text
 from gputop.diagnosis.roofline import picture
 from gputop.diagnosis.wall_text import wall_rows, wall_title
 from gputop.render.finding_text import BY_TRACER

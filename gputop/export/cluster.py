@@ -13,8 +13,7 @@ from gputop.render.evidence_words import evidence_label
 from gputop.render.palette import SEVERITY_MARK
 from gputop.render.table import Column, Lane, Table, Value, html_grid, table_lines
 from gputop.text.markup import esc, moment
-from gputop.text.units import NA, figure, percent
-from gputop.text.wrapping import wrap
+from gputop.text.units import NA, figure, percent, wrap
 
 if TYPE_CHECKING:
     from gputop.advice.fleet.advise import FleetFinding

@@ -38,9 +38,8 @@ from gputop.goodput.text import (
 )
 from gputop.render.step_parts import PART_BY_ID
 from gputop.render.table import to_html as table_html
-from gputop.text.local_time import clock_time
 from gputop.text.markup import esc, moment
-from gputop.text.units import percent, ranges
+from gputop.text.units import clock_time, percent, ranges
 
 DATA_ID = "gputop-report"
 # A state has the color of the part of a step that it is most like.

@@ -26,8 +26,7 @@ from gputop.replay import snapshot_document as form
 from gputop.text import redaction
 from gputop.text.commands import short_command, short_description
 from gputop.text.markup import lines
-from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, reading, seconds
-from gputop.text.wrapping import wrap
+from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, reading, seconds, wrap
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureRecord

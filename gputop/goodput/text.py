@@ -29,9 +29,7 @@ from gputop.render.table import Column, Table, table_lines
 from gputop.render.table import to_text as table_text
 from gputop.text import units
 from gputop.text.commands import short_command
-from gputop.text.local_time import clock_time, comes_twice, utc_offset
-from gputop.text.units import NA, percent, portion, printable, ranges, size
-from gputop.text.wrapping import wrap
+from gputop.text.units import NA, clock_time, comes_twice, percent, portion, printable, ranges, size, utc_offset, wrap
 
 MEANING = {
     TRAINING: "a job is computing on the GPU: training, evaluation, warm-up",

@@ -14,7 +14,7 @@ from gputop.render.styled_text import wrap
 from gputop.text.commands import cut_path
 from gputop.text.markup import esc
 from gputop.text.units import BLANK, NA, fit, percent, portion, printable
-from gputop.text.wrapping import wrap as wrap_all
+from gputop.text.units import wrap as wrap_all
 
 _MIN_NAME_COLUMNS, _LEAST_NAME_COLUMNS = 40, 16  # enough to tell most names apart; with which one can begin
 _MOST_COLUMNS = 24  # of a column that is not wide

@@ -14,8 +14,8 @@ from msgspec import Struct
 from gputop.core.findings import Finding
 from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_text
 from gputop.render.styled_text import wrap_sentences
-from gputop.text.units import printable
-from gputop.text.wrapping import wrap
+from gputop.text.markdown_text import as_code, without_marks
+from gputop.text.units import printable, ranges, wrap
 
 DO, WHY = "Do", "Why"
 _INDENT = 8  # of texts and code
@@ -95,3 +95,22 @@ def _in_capitals(head: str) -> str:
     words, sign, share = head.partition("%")
     return " ".join(word.upper() if _WORD.fullmatch(word) and word not in _UNITS else word
                     for word in words.split(" ")) + sign + share
+
+
+def finding_markdown(finding: Finding, *, simulated: bool = False) -> str:
+    """The verdict's lines with the code, and the evidence. Names come from outside: what Markdown or a chat would take
+    for a mark or a mention stands as code."""
+    from gputop.render.evidence_words import evidence
+
+    verdict = verdict_of(finding, *kernel_rows(finding))
+    gpus = f"GPU {ranges(finding.gpus)}" if finding.gpus else ""
+    about = ", ".join(filter(None, (finding.severity, gpus, verdict.fix)))
+    lines = [f"**{without_marks(verdict.head)}** ({about}){' SIMULATED' * simulated}"]
+    for row in verdict.rows:
+        lines += ["", f"{row.label}: {without_marks(row.text)}"]
+        if row.code:
+            fence = "`" * (max(map(len, re.findall("`+", row.code)), default=0) + 3)
+            lines += ["", fence, *map(printable, row.code.splitlines()), fence]
+    figures = [f"- {without_marks(label)}: {without_marks(value)}" for label, value in evidence(finding)]
+    lines += ["", *figures] if figures else []
+    return "\n".join([*lines, "", f"gputop, rule {as_code(printable(finding.id))}"]) + "\n"

@@ -29,8 +29,7 @@ from gputop.replay.format import (
     DamagedRecord,
     Decoder,
 )
-from gputop.text.local_time import clock_time
-from gputop.text.units import size
+from gputop.text.units import clock_time, size
 
 _FIRST_CHUNK_BYTES, _CHUNK_BYTES = 1 << 12, 1 << 20  # looked through for the next segment
 _MAX_NOTES = 20

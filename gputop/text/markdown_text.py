@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from gputop.text.units import printable
-from gputop.text.wrapping import wrap
+from gputop.text.units import printable, wrap
 
 _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 # A word with one of these might be taken for a mark, a link, or the name of a person or an issue.

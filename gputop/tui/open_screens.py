@@ -18,6 +18,7 @@ from gputop.core.findings import Finding, ids_by_missing
 from gputop.core.samples import GpuSample, ProcessSample
 from gputop.profiler.capture.records import usable
 from gputop.profiler.capture.request import answered
+from gputop.render.verdict_lines import finding_markdown
 from gputop.text.commands import command_of, script_of, short_description
 from gputop.text.units import printable
 from gputop.tui.monitor.messages import begun_as_sentence, no_capture
@@ -369,8 +370,6 @@ def run_next_job(app: MonitorApp) -> None:
 def copy_finding(app: MonitorApp, chosen: Finding, *, as_markdown: bool) -> None:
     """The code of a finding, or where it has none or that is asked for the finding as Markdown, into the clipboard of
     the terminal."""
-    from gputop.render.finding_markdown import finding_markdown
-
     if chosen.snippet and not as_markdown:
         copy(app, chosen.snippet, "The code of the finding")
         return

@@ -8,8 +8,8 @@ import pytest
 
 from gputop.cluster.collect import QUERIES, Collector, complete_fleet
 from gputop.cluster.figure_client import FigureClient
+from gputop.cluster.model import FleetView
 from gputop.cluster.prometheus import QueryTooLong, QueryTooSlow, Series
-from gputop.cluster.view import FleetView
 from tests.cluster.fleets import LIMITS, NOW, CannedClient
 from tests.cluster.stragglers import DCGM, JOB, LOW, NODE_1, NODE_2, by_label
 

@@ -17,9 +17,8 @@ from gputop.advice.fleet.advise import FleetFinding, asked_limits
 from gputop.advice.fleet.report import FleetReport, report_of
 from gputop.cluster.collect import Collector, complete_fleet
 from gputop.cluster.endpoint import Credentials, parse_endpoint
-from gputop.cluster.model import Fleet
+from gputop.cluster.model import Fleet, FleetView
 from gputop.cluster.prometheus import Client
-from gputop.cluster.view import FleetView
 from gputop.sources.exporters import SCHEMAS
 from tests.cluster import dcgm_pages
 from tests.cluster.squeue_double import squeue

@@ -24,7 +24,7 @@ from gputop.comparison.gates import (
     gates_of_comparison,
     parse_gates,
 )
-from gputop.comparison.markdown import markdown
+from gputop.comparison.report_lines import markdown
 from gputop.comparison.sides import Side
 from gputop.core.errors import EXIT_GATE, EXIT_NO_DATA, EXIT_OK, GputopError
 from gputop.core.findings import Abstained

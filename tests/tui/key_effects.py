@@ -17,7 +17,7 @@ from msgspec import structs
 from textual.widgets import DataTable
 
 from gputop.advice.fleet.report import FleetReport
-from gputop.cluster.view import FleetView
+from gputop.cluster.model import FleetView
 from gputop.core.errors import GputopError
 from gputop.core.samples import LOST, NodeSample, ProcessSample
 from gputop.profiler.capture.choose_workers import choose_workers

@@ -16,8 +16,8 @@ from msgspec import Struct, field
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.metrics import GPU_METRICS, RATIO, WATTS
-from gputop.rules.dimensions import SECONDS
 from gputop.rules.expression import Condition, condition
+from gputop.rules.names import SECONDS
 from gputop.rules.parser import Mistake
 from gputop.rules.rule_file import quantity
 from gputop.session.options import DEFAULT_RULE, DipRule

@@ -16,8 +16,7 @@ from textual.binding import BindingType
 from textual.message import Message
 
 from gputop.advice.fleet.report import FleetReport
-from gputop.cluster.model import Fleet
-from gputop.cluster.view import FleetCollector, FleetView
+from gputop.cluster.model import Fleet, FleetCollector, FleetView
 from gputop.core.errors import EXIT_OK, GputopError
 from gputop.core.files import write_new_files
 from gputop.core.findings import Problem

@@ -10,8 +10,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from gputop.advice.fleet.report import FleetReport
-from gputop.cluster.model import NO_JOB, Gpu, History, Job, Node, brief, fields_of
-from gputop.cluster.view import FleetView
+from gputop.cluster.model import NO_JOB, FleetView, Gpu, History, Job, Node, brief, fields_of
 from gputop.export.cluster import (
     cells,
     figures,

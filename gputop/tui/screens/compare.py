@@ -383,7 +383,7 @@ class CompareScreen(ModalScreen[None]):
         self._show_text(colored(shown))
 
     def action_copy(self) -> None:
-        from gputop.comparison.markdown import markdown
+        from gputop.comparison.report_lines import markdown
         from gputop.tui.terminal.clipboard import copy
 
         if isinstance(self._shown, list | None):

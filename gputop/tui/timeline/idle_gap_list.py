@@ -11,8 +11,7 @@ from textual.message import Message
 
 from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
 from gputop.render.styled_text import StyledText
-from gputop.text.units import fit, ranges, seconds
-from gputop.text.wrapping import wrap
+from gputop.text.units import fit, ranges, seconds, wrap
 from gputop.timeline.model import PER, IdleGap, cause_text
 from gputop.timeline.read_timeline import Timeline
 from gputop.tui.keys import key
