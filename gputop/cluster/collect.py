@@ -1,7 +1,7 @@
 """Asks a Prometheus for a fleet, again and again: at most four questions each time, and only for what has changed.
 
 A question is one query; of a server that limits the length of a query it is as many as are needed
-(:mod:`gputop.cluster.figure_client`), and the fleet says that.
+(:mod:`gputop.cluster.prometheus`), and the fleet says that.
 
 A refresh:
 
@@ -26,10 +26,9 @@ from msgspec.structs import replace
 from gputop.cluster import slurm
 from gputop.cluster.answers import FleetSeries
 from gputop.cluster.available_metrics import AvailableMetrics, find_metrics
-from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.fleet import fleet_of
 from gputop.cluster.model import Fleet, FleetCollector, FleetLimits, FleetView
-from gputop.cluster.prometheus import Client, figure_of
+from gputop.cluster.prometheus import Client, FigureClient, figure_of
 from gputop.cluster.queries import Queries
 from gputop.cluster.series_store import PastQuestion, SlotGrid
 from gputop.cluster.wanted import GROUPS, Wanted, low_clock_nodes

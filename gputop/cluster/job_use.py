@@ -12,10 +12,9 @@ from msgspec.structs import replace
 
 from gputop.cluster.answers import gpu_id
 from gputop.cluster.available_metrics import find_metrics
-from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.gpu_values import GpuValues, ReadingWay
 from gputop.cluster.model import History
-from gputop.cluster.prometheus import Client, Series, figure_of
+from gputop.cluster.prometheus import Client, FigureClient, Series, figure_of
 from gputop.cluster.promql import duration, either, matchers
 from gputop.core.errors import NoDataError
 from gputop.core.samples import NodeSample

@@ -166,7 +166,7 @@ def print_capture(record: CaptureRecord, *, as_json: bool, full: bool = False) -
 
 def print_refusal(finding: Finding) -> None:
     """Print the finding for which a job was not captured."""
-    from gputop.render.verdict_lines import VerdictRow, plain_lines, verdict_of
+    from gputop.render.finding_text import VerdictRow, plain_lines, verdict_of
 
     verdict = verdict_of(finding, VerdictRow("From", "what the process reports about itself; there is no trace"))
     console.write_text("\n".join(plain_lines(verdict, width(), loud=True)) + "\n")

@@ -13,8 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.comparison.advice import FollowedAdvice
-from gputop.comparison.compare import MAX_REPEATS, METHOD, Comparison, signed
-from gputop.comparison.document import GateResult
+from gputop.comparison.compare import MAX_REPEATS, METHOD, Comparison, GateResult, signed
 from gputop.comparison.figures import SECONDS, ComparedRow, Group, of_group
 from gputop.comparison.sides import Side
 from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, GPU_METRICS, HERTZ, RATIO, WATTS

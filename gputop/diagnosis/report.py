@@ -13,11 +13,10 @@ from gputop.diagnosis import report_figures
 from gputop.diagnosis.tables import tables
 from gputop.diagnosis.wall_text import doubt, no_verdict, wall_sentence, worth_saying
 from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import gain_sentence
+from gputop.render.finding_text import DO, VerdictLines, VerdictRow, gain_sentence, kernel_rows, plain_lines, verdict_of
 from gputop.render.step_bar import plain_step_lines
 from gputop.render.step_parts import HOST_KINDS, PART_BY_ID, WALL_PARTS, WORK_FIRST
 from gputop.render.table import to_text
-from gputop.render.verdict_lines import DO, VerdictLines, VerdictRow, kernel_rows, plain_lines, verdict_of
 from gputop.text.units import counted, percent, printable, ranges, seconds, wrap
 from gputop.trace.readers.formats import WRITERS
 

@@ -14,10 +14,9 @@ from gputop.diagnosis.tables import tables
 from gputop.export import pictures
 from gputop.export.page import BANNER, page
 from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import NOTHING_FOUND, gain_sentence
+from gputop.render.finding_text import DO, NOTHING_FOUND, gain_sentence, kernel_rows, verdict_of
 from gputop.render.step_parts import PART_BY_ID
 from gputop.render.table import Table, to_html
-from gputop.render.verdict_lines import DO, kernel_rows, verdict_of
 from gputop.text.markup import esc, esc_lines
 from gputop.text.units import counted, percent, printable, ranges, seconds
 

@@ -20,7 +20,7 @@ from gputop.goodput.model import (
     Report,
     WorstHour,
 )
-from gputop.goodput.states import HOUR_S
+from gputop.goodput.survey import HOUR_S
 from gputop.goodput.text import (
     MEANING,
     activity_text,

@@ -29,8 +29,7 @@ from gputop.render.gpu_columns import (
 )
 from gputop.render.palette import STEPS
 from gputop.render.table import html_none
-from gputop.replay.read_snapshot import DATA_ID, Snapshot, from_document
-from gputop.replay.snapshot_document import Grid, Track
+from gputop.replay.snapshot_document import DATA_ID, Grid, Snapshot, Track, from_document
 from gputop.text.commands import short_command, short_description
 from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.text.units import devices, limits, percent, printable, reading, seconds

@@ -209,7 +209,7 @@ class SimulatedSource:
 
     def python_stacks(self, start_s: float, end_s: float) -> StackSamples | None:
         """The stacks of the job between these Unix times; None for a job that hangs, which has stacks of its own."""
-        from gputop.simulation.python_stacks import python_stacks
+        from gputop.simulation.host_events import python_stacks
 
         node, origin = self._opened()
         if isinstance(node.loop, HangingLoop):

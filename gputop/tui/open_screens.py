@@ -18,7 +18,7 @@ from gputop.core.findings import Finding, ids_by_missing
 from gputop.core.samples import GpuSample, ProcessSample
 from gputop.profiler.capture.records import usable
 from gputop.profiler.capture.request import answered
-from gputop.render.verdict_lines import finding_markdown
+from gputop.render.finding_text import finding_markdown
 from gputop.text.commands import command_of, script_of, short_description
 from gputop.text.units import printable
 from gputop.tui.monitor.messages import begun_as_sentence, no_capture
@@ -161,14 +161,14 @@ def ask_before_capture(app: MonitorApp, question: CaptureQuestion) -> None:
             app.start_capture(answered(question, key))
 
     if question.kind == "job":
-        from gputop.tui.screens.choose_job import ChooseJob
+        from gputop.tui.screens.capture_questions import ChooseJob
 
         sample = app.session.feed.sample
         app.push_screen(ChooseJob(question.servers, question.details, sample.processes if sample is not None else (),
                                   app.session.feed.clock()),
                         lambda server: start(server.address if server else None))
     elif question.choice is not None:
-        from gputop.tui.screens.workers import WorkersQuestion
+        from gputop.tui.screens.capture_questions import WorkersQuestion
 
         app.push_screen(WorkersQuestion(question.choice), lambda key: start(key if key != "none" else None))
     else:
@@ -188,7 +188,7 @@ def offer_server(app: MonitorApp, request: CaptureRequest | None = None,
     processes = app.session.processes_to_serve(chosen)
     if not processes or app.session.control.running:
         return False
-    from gputop.tui.screens.start_server import NAME_AN_ADDRESS, StartServer
+    from gputop.tui.screens.capture_questions import NAME_AN_ADDRESS, StartServer
 
     pids = {p.local_pid or p.pid for p in processes}
 
@@ -269,7 +269,7 @@ def open_stacks(app: MonitorApp, native: bool = False) -> None:
 
 
 def _read_stacks(app: MonitorApp, pids: Sequence[int], native: bool) -> None:
-    from gputop.tui.screens.stacks import StacksPopup
+    from gputop.tui.screens.process_screens import StacksPopup
 
     def read() -> None:
         try:

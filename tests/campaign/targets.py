@@ -37,8 +37,8 @@ from gputop.ranks.hang import find_absence
 from gputop.ranks.model import RasAnswer
 from gputop.ranks.ras_answers import read_json, read_text
 from gputop.ranks.stacks import ProcessStacks, read_dump
-from gputop.replay.read_snapshot import from_document
 from gputop.replay.rule_trials import over_samples, over_trace
+from gputop.replay.snapshot_document import from_document
 from gputop.replay.snapshot_source import SnapshotPlayer, open_player
 from gputop.replay.writer import RecordingWriter
 from gputop.rules.read_files import RulePath

@@ -392,7 +392,7 @@ class CompareScreen(ModalScreen[None]):
             copy(self.app, markdown(self._shown, ()), "The comparison as Markdown")
 
     def action_export(self) -> None:
-        from gputop.tui.screens.csv_file import write_csv
+        from gputop.tui.screens.tables_screen import write_csv
 
         shown = self._shown
         if isinstance(shown, list | None):

@@ -10,9 +10,8 @@ from textual.binding import BindingType
 
 from gputop.core.findings import Finding
 from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import gain_basis
+from gputop.render.finding_text import DO, finding_markdown, gain_basis, kernel_rows, verdict_of
 from gputop.render.palette import BOLD, DIM, GAIN, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
-from gputop.render.verdict_lines import DO, finding_markdown, kernel_rows, verdict_of
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import fit, printable, ranges
 from gputop.tui.keys import STACKS_TELL, key

@@ -15,18 +15,18 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import DataTable
 
+from gputop.core.errors import GputopError
 from gputop.core.extras import install_command
 from gputop.diagnosis.tables import tables
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import StyledText, justify, wrap
 from gputop.render.table import Table, Value, arranged, cell_lines, sentence_lines, widths
-from gputop.text.units import printable, seconds
+from gputop.text.units import counted, printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.monitor.status_lines import SIMULATED_STYLE
-from gputop.tui.screens.csv_file import write_csv
 from gputop.tui.screens.dialogs import Code, Part, Popup, ask_text
-from gputop.tui.terminal.clipboard import copy
+from gputop.tui.terminal.clipboard import CopyingApp, copy
 from gputop.tui.widgets.cached_lines import LinesWidget
 
 _HEAD_LINES = 2  # the line of the capture, and that of the columns' names
@@ -294,3 +294,18 @@ class TablesScreen(Screen[None]):
             self._show_matching("")
         else:
             self.dismiss()
+
+
+def write_csv(app: CopyingApp, folder: Path, name: str, titles: Sequence[str],
+              rows: Sequence[Sequence[str | float | None]], *, simulated: bool) -> None:
+    """Write all columns in base units, and say where they are."""
+    from gputop.core.files import write_new_files
+    from gputop.export.write_tables import csv_text
+
+    mark = "-SIMULATED" if simulated else ""
+    try:
+        [path] = write_new_files(folder, f"gputop-{name}{mark}", {".csv": csv_text(titles, rows).encode()})
+    except GputopError as error:
+        app.notify(printable(f"{error.message}\n{error.fix}"), severity="warning")
+    else:
+        app.notify(f"{counted(len(rows), 'row')} in {printable(str(path))}", title="Table written")
