@@ -13,14 +13,7 @@ from msgspec.structs import replace
 
 from gputop.commands.arguments import add_shared
 from gputop.commands.attach import agreed, confirmed
-from gputop.commands.common import (
-    check_notify,
-    options_of,
-    print_capture,
-    print_refusal,
-    source_of,
-    tell_capture,
-)
+from gputop.commands.common import check_notify, options_of, print_capture, print_refusal, source_of, tell_capture
 from gputop.commands.option_types import positive_seconds
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.signal_handlers import signal_handlers, termination_handlers, unwinding

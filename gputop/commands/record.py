@@ -12,7 +12,7 @@ from gputop.commands.option_types import bounds, output_file, parsed_bounds, par
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.own_program import gputop_command
 from gputop.core.signal_handlers import stop_at_end
-from gputop.replay.parts import Bounds, Rotation
+from gputop.replay.parts import Bounds, Rotation, record
 from gputop.text import console
 from gputop.text.console import say
 
@@ -89,8 +89,6 @@ def run(args: argparse.Namespace) -> int:
     if args.systemd_unit:
         console.write_text(user_unit(list(_words(args))))
         return EXIT_OK
-    from gputop.replay.parts import record
-
     with stop_at_end() as stop:
         record(source_of(args), args.interval, args.output, args.seconds, stop, say, rotation)
     return EXIT_OK

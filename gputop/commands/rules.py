@@ -16,7 +16,7 @@ from gputop.commands.common import width
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, GputopError
 from gputop.render.table import Column, Table, table_lines
 from gputop.text import console
-from gputop.text.units import counted, figure, percent, printable, ranges, wrap
+from gputop.text.units import clock_time, counted, figure, percent, printable, ranges, wrap
 
 if TYPE_CHECKING:
     from gputop.advice.rule import Limit
@@ -268,7 +268,6 @@ def _test(args: argparse.Namespace) -> int:
 
 def _trial(trial: Trial) -> Iterator[str]:
     from gputop.render.evidence_words import evidence_label
-    from gputop.text.units import clock_time
 
     gpus = f" on GPU {ranges(trial.gpus, ', ')}" if trial.gpus else ""
     yield from wrap(f"{trial.id}: {trial.outcome.upper()}{gpus}   {trial.when}", width(), "", "    ")

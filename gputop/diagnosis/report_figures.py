@@ -5,15 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gputop.analysis.results import (
-    Analysis,
-    Concurrency,
-    LaunchOrder,
-    LaunchThreads,
-    Limits,
-    Replicas,
-    StepSkew,
-)
+from gputop.analysis.results import Analysis, Concurrency, LaunchOrder, LaunchThreads, Limits, Replicas, StepSkew
 from gputop.diagnosis.python_lines import cost_words, gap_words, worth_showing
 from gputop.diagnosis.python_lines import lines_of_gaps as python_lines
 from gputop.render.table import BARS

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from gputop.timeline import range_columns as module
+from gputop.timeline import read_timeline as module
 from gputop.timeline.model import KINDS, Range
 from gputop.timeline.read_timeline import RangeColumns, Texts, Timeline
 from gputop.trace.model import Kind, Trace

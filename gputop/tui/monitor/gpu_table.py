@@ -22,17 +22,7 @@ from gputop.session.event_log import EventLog
 from gputop.text.units import fit, percent, printable, rate_gb
 from gputop.tui.keys import key
 from gputop.tui.monitor import stacked_lanes, time_axis
-from gputop.tui.monitor.columns import (
-    ACTIVITY,
-    Field,
-    Figures,
-    Part,
-    figures_of,
-    parts,
-    plan,
-    second_line,
-    title_texts,
-)
+from gputop.tui.monitor.columns import ACTIVITY, Field, Figures, Part, figures_of, parts, plan, second_line, title_texts
 from gputop.tui.monitor.lane_set import LaneSet
 from gputop.tui.monitor.layout import Layout, TableRows
 from gputop.tui.monitor.stacked_lanes import HOST, MAIN
