@@ -56,7 +56,6 @@ SAVES = {
     "gputop.timeline": "NumPy, 18 MB: for the first timeline",
     "gputop.trace": "NumPy, 13 MB: for the first trace",
     "gputop.tui.screens": "when a screen opens: up to 35 MB with NumPy",
-    "gputop.tui.terminal.clipboard": "for the first text that is copied",
     "gputop.tui.timeline": "when a timeline opens: NumPy, 13 MB",
     "grpc": "for the first capture: 16 MB",
     "hashlib": "OpenSSL, 4 MB: for the first capture",

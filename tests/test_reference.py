@@ -13,7 +13,7 @@ import pytest
 from gputop.advice.finding_pages import SECTIONS, page, prose, title
 from gputop.advice.registry import FINDING_IDS
 from gputop.commands.arguments import COMMANDS, parser
-from gputop.text.markdown_text import plain_lines
+from gputop.text.markup import plain_lines
 from tests.code_blocks import code_blocks
 from tests.tool_modules import made_pages, tool
 

@@ -168,8 +168,8 @@ _SCREENS = {  # the module or its class that has the keys, and what it is called
     "gputop.tui.screens.capture_questions:ChooseJob": "The question which job",
     "gputop.tui.screens.capture_questions:WorkersQuestion": "The question which workers",
     "gputop.tui.screens.capture_questions:StartServer": "The question before a server is started",
-    "gputop.tui.screens.dialogs": "Dialogs", "gputop.tui.cluster.cluster_screen": "The screen of gputop cluster",
-    "gputop.tui.cluster.cluster_app": "Everywhere in gputop cluster",
+    "gputop.tui.screens.dialogs": "Dialogs", "gputop.tui.cluster.cluster_app": "The screen of gputop cluster",
+    "gputop.tui.cluster.cluster_app:ClusterApp": "Everywhere in gputop cluster",
     "gputop.tui.run_app": "The monitor of gputop run",
     "gputop.tui.terminal.terminal_app": "Everywhere",
 }

@@ -174,7 +174,7 @@ def _explain(args: argparse.Namespace) -> int:
     from gputop.advice.finding_pages import page
     from gputop.advice.registry import FINDING_IDS, limit_record
     from gputop.advice.user_registry import user_rules
-    from gputop.text.markdown_text import plain_lines
+    from gputop.text.markup import plain_lines
 
     if len(args.words) != 1:
         raise GputopError("explain needs the ID of one rule", "To list all rules: gputop rules list", EXIT_USAGE)

@@ -19,7 +19,7 @@ from gputop.comparison.sides import Side
 from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, GPU_METRICS, HERTZ, RATIO, WATTS
 from gputop.render.step_parts import PARTS
 from gputop.render.table import Column, Table, table_lines
-from gputop.text.markdown_text import without_marks
+from gputop.text.markup import without_marks
 from gputop.text.units import bytes_, percent, printable, ranges, rate, seconds, wrap
 
 _LABELS = {

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gputop.core.findings import ABOUT, CombinedGain, Culprit, Finding, with_cures
 from gputop.render.styled_text import wrap_sentences
-from gputop.text.markdown_text import as_code, without_marks
+from gputop.text.markup import as_code, without_marks
 from gputop.text.units import percent, printable, ranges, seconds, wrap
 
 PROFILE_KERNEL = "Look at its longest kernel with Nsight Compute:"

@@ -21,8 +21,7 @@ from msgspec import Struct
 from gputop.core.errors import GputopError
 from gputop.core.files import Folder, open_regular, writable_folder
 from gputop.core.samples import NodeSample
-from gputop.replay.format import HEADER, MAGIC
-from gputop.replay.writer import RecordingGone, RecordingWriter
+from gputop.replay.format import HEADER, MAGIC, RecordingGone, RecordingWriter
 from gputop.sources.base import Source
 from gputop.telemetry.sampler import Sampler
 from gputop.text import redaction

@@ -17,9 +17,8 @@ from gputop.core.errors import GputopError
 from gputop.core.findings import TraceNote
 from gputop.text.units import printable
 from gputop.timeline.file_layout import Description, Extent, Writer
-from gputop.timeline.layer_spans import NamedSpans, path_spans
 from gputop.timeline.model import KINDS, IdleGap, Row
-from gputop.timeline.rows import Rows, rows_of, tracks
+from gputop.timeline.rows import NamedSpans, Rows, path_spans, rows_of, tracks
 from gputop.trace.intervals import Spans
 from gputop.trace.model import I64, U8, Trace
 

@@ -23,18 +23,15 @@ from gputop.text.console import say
 from gputop.tui import open_screens
 from gputop.tui.keys import FOOTERS, MAIN_VIEW_ACTIONS, MONITOR, STACKS_TELL, commands
 from gputop.tui.monitor import messages, status_lines
-from gputop.tui.monitor.columns import METRICS
+from gputop.tui.monitor.columns import METRICS, unread_lanes
 from gputop.tui.monitor.findings_panel import ActionsPanel, CaptureView
 from gputop.tui.monitor.gpu_table import GpuTable, HiddenGpus
 from gputop.tui.monitor.layout import SIZE_CLASSES, LayoutInput, layout
 from gputop.tui.monitor.process_panel import ProcessPanel
-from gputop.tui.monitor.stacked_lanes import unread_lanes
+from gputop.tui.terminal.color_support import Preferences
 from gputop.tui.terminal.first_frame import ENDING_SIGNALS, FirstFrame
-from gputop.tui.terminal.preferences import Preferences
-from gputop.tui.terminal.terminal_app import TerminalApp
 from gputop.tui.terminal.textual_private import DrawnOnce, one_frame
-from gputop.tui.widgets.cached_lines import LinesWidget
-from gputop.tui.widgets.key_line import KeyLine
+from gputop.tui.widgets.cached_lines import KeyLine, LinesWidget
 
 if TYPE_CHECKING:
     from textual.command import Provider
@@ -68,7 +65,7 @@ class _Panels(Container, DrawnOnce):
     """The recommendations and the processes."""
 
 
-class GputopApp(TerminalApp):
+class GputopApp(open_screens.MonitorApp):
     """The main screen over a :class:`~gputop.session.session.Session`."""
 
     TITLE = "gputop"

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from signal import Signals
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 from rich.text import Text
+from textual.app import App
 
 from gputop.core.errors import GputopError
 from gputop.core.extras import install_command
@@ -22,7 +23,7 @@ from gputop.render.finding_text import finding_markdown
 from gputop.text.commands import command_of, script_of, short_description
 from gputop.text.units import printable
 from gputop.tui.monitor.messages import begun_as_sentence, no_capture
-from gputop.tui.terminal.clipboard import CopyingApp, copy
+from gputop.tui.terminal.terminal_app import TerminalApp, copy
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureRecord
@@ -37,8 +38,8 @@ _HOST_HISTORY_S = 300.0
 _OF_HOST = ("host", "input", "between", "open", "no_steps")  # parts of an account in which Python runs, or is awaited
 
 
-class MonitorApp(CopyingApp, Protocol):
-    """Interface that is needed of the app."""
+class MonitorApp(TerminalApp):
+    """App that screens are opened from."""
 
     session: Session
     trace: TraceFile | None  # of the last capture, once its timeline has been opened
@@ -47,14 +48,8 @@ class MonitorApp(CopyingApp, Protocol):
 
     def ask_address(self) -> None: ...
 
-    def push_screen(self, screen: Any, *arguments: Any, **more: Any) -> Any: ...
 
-    def run_worker(self, work: Any, *, group: str, thread: bool) -> Any: ...
-
-    def call_from_thread(self, callback: Any, *arguments: Any) -> Any: ...
-
-
-def show_error(app: CopyingApp, error: GputopError) -> None:
+def show_error(app: App[Any], error: GputopError) -> None:
     app.notify(f"{begun_as_sentence(printable(error.message))}\n{printable(error.fix)}", severity="warning")
 
 

@@ -27,7 +27,7 @@ from gputop.text.units import printable
 from gputop.tui import open_screens
 from gputop.tui.app import GputopApp, tell_where_captures_are
 from gputop.tui.keys import key
-from gputop.tui.terminal.preferences import Preferences
+from gputop.tui.terminal.color_support import Preferences
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 

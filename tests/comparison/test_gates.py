@@ -31,7 +31,7 @@ from gputop.core.findings import Abstained
 from gputop.diagnosis.diagnose import analyze
 from gputop.rules.rule_file import read_rules
 from gputop.simulation.scenarios import find_scenario
-from gputop.text.markdown_text import without_marks
+from gputop.text.markup import without_marks
 from tests.comparison.captures import captured
 
 TRACE = str(Path(__file__).parents[1] / "data" / "keras3_slow_input.xplane.pb.gz")

@@ -25,8 +25,7 @@ from gputop.profiler.capture.records import Server
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, ask_job, ask_other_user, ask_workers
 from gputop.ranks.stacks import ProcessStacks
 from gputop.tui.app import GputopApp
-from gputop.tui.cluster.cluster_app import ClusterApp
-from gputop.tui.cluster.cluster_screen import ClusterScreen, FleetTable, OpenNode
+from gputop.tui.cluster.cluster_app import ClusterApp, ClusterScreen, FleetTable, OpenNode
 from gputop.tui.cluster.fleet_rows import State, commands_for
 from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.findings_panel import ActionsPanel

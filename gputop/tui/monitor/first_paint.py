@@ -16,9 +16,20 @@ from gputop.render.styled_text import StyledText
 from gputop.telemetry.sampler import Sampler
 from gputop.text.units import BLANK, fit
 from gputop.tui.monitor import status_lines
-from gputop.tui.monitor.columns import ACTIVITY, Field, figures_of, plan, title_texts
+from gputop.tui.monitor.columns import (
+    ACTIVITY,
+    LANES,
+    MAIN,
+    Field,
+    fields_of,
+    figures_of,
+    figures_of_gpu,
+    main_name,
+    plan,
+    title_texts,
+    unread_lanes,
+)
 from gputop.tui.monitor.layout import layout
-from gputop.tui.monitor.stacked_lanes import LANES, MAIN, fields_of, figures_of_gpu, main_name, unread_lanes
 from gputop.tui.terminal.color_support import TerminalPalette
 from gputop.tui.terminal.first_frame import ENTER, FirstFrame, ansi_text, ended_by_signals
 

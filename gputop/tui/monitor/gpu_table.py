@@ -21,11 +21,22 @@ from gputop.render.styled_text import StyledText, crop, wrap
 from gputop.session.event_log import EventLog
 from gputop.text.units import fit, percent, printable, rate_gb
 from gputop.tui.keys import key
-from gputop.tui.monitor import stacked_lanes, time_axis
-from gputop.tui.monitor.columns import ACTIVITY, Field, Figures, Part, figures_of, parts, plan, second_line, title_texts
+from gputop.tui.monitor import columns, time_axis
+from gputop.tui.monitor.columns import (
+    ACTIVITY,
+    HOST,
+    MAIN,
+    Field,
+    Figures,
+    Part,
+    figures_of,
+    parts,
+    plan,
+    second_line,
+    title_texts,
+)
 from gputop.tui.monitor.lane_set import LaneSet
 from gputop.tui.monitor.layout import Layout, TableRows
-from gputop.tui.monitor.stacked_lanes import HOST, MAIN
 from gputop.tui.monitor.status_lines import bar
 from gputop.tui.monitor.time_axis import AxisLine
 from gputop.tui.monitor.visible_time import VisibleTime
@@ -156,7 +167,7 @@ class GpuTable(DrawnOnce, can_focus=True):
         """Columns for the present width, and which pane draws which."""
         if not self._width:
             return
-        fields = stacked_lanes.fields_of(self._width) if self.rows.is_stacked else plan(self._width)
+        fields = columns.fields_of(self._width) if self.rows.is_stacked else plan(self._width)
         self._fields = {f.key: f for f in fields}
         self.time.columns = max(1, self._fields[MAIN].width)
         self._figures.clear()
@@ -235,11 +246,11 @@ class GpuTable(DrawnOnce, can_focus=True):
         note = "reserved" if gpu.info.index in self._reserved else (
             "host's" if gpu["memory_used_bytes"].source == UNIFIED_MEMORY else "")
         if rows.is_stacked:
-            figures = stacked_lanes.figures_of_gpu(gpu, self.metric, [lane for lane, _ in rows.lanes], self._fields)
+            figures = columns.figures_of_gpu(gpu, self.metric, [lane for lane, _ in rows.lanes], self._fields)
             for lane, lines in rows.lanes if gpu.state == OK else ():
-                figures[lane, 0]["name"] = stacked_lanes.name_of(lane, self.metric, gpu), DIM
+                figures[lane, 0]["name"] = columns.name_of(lane, self.metric, gpu), DIM
                 if lines > 1 and (mean := self._lanes.mean(uuid, lane)) is not None:
-                    figures.setdefault((lane, 1), {})["value"] = stacked_lanes.mean_figure(
+                    figures.setdefault((lane, 1), {})["value"] = columns.mean_figure(
                         gpu, lane, self.metric, mean, scales.get(lane))
             if note and "note" in (memory := figures.get(("memory", 0), {})):
                 width = self._fields["note"].width
@@ -249,7 +260,7 @@ class GpuTable(DrawnOnce, can_focus=True):
         figures = {(MAIN, 0): figures_of(gpu, self.metric, self._fields)}
         named = [field for key, field in self._fields.items() if key in ("bar", "now")][:1]  # none in a few columns
         for lane, _ in rows.lanes[1:] if gpu.state == OK else ():
-            name = f" {stacked_lanes.name_of(lane, self.metric, gpu)}"
+            name = f" {columns.name_of(lane, self.metric, gpu)}"
             figures[lane, 0] = {field.key: (name.ljust(field.width), DIM) for field in named}
         if rows.per_gpu > 1:
             figures[MAIN, 1] = second = second_line(gpu, self._lanes.mean(uuid, MAIN), self.metric, scales.get(MAIN))
@@ -262,7 +273,7 @@ class GpuTable(DrawnOnce, can_focus=True):
         value_key = "value" if self.rows.is_stacked else "now"  # the field with the main lane's newest value
         newest = next(pane.part for pane in self._panes if pane.part is not None and pane.part.newest)
         after = [f for f in newest.fields if f.key not in ("bar", value_key)]
-        figures = stacked_lanes.host_figures(host, sum(field.width for field in after))
+        figures = columns.host_figures(host, sum(field.width for field in after))
         level = host["cpu_ratio"].value
         if (cursor := self.time.cursor_column(self.time.columns)) is not None:
             level = self._lanes.mean_at(HOST, HOST, cursor)
@@ -351,7 +362,7 @@ class GpuTable(DrawnOnce, can_focus=True):
             text, style = f"›{gpu.info.label}", ACCENT
         slot, row = self.rows.of_gpu[line]
         if self.rows.is_stacked and row == 0 and width > self._fields["gpu"].width:
-            text = text.ljust(self._fields["gpu"].width) + stacked_lanes.name_of(slot, self.metric, gpu)
+            text = text.ljust(self._fields["gpu"].width) + columns.name_of(slot, self.metric, gpu)
             style = style if line == 0 else DIM
         return Segment(fit(text, width), style)
 

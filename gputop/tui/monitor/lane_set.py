@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gputop.core.samples import GpuSample
 from gputop.render.gpu_columns import COLUMNS
-from gputop.tui.monitor.columns import ACTIVITY, Field
+from gputop.tui.monitor.columns import ACTIVITY, HOST, LANES, MAIN, Field, lane_shown
 from gputop.tui.monitor.lanes import LaneCache, LaneSignal, common_scale
 from gputop.tui.monitor.layout import TableRows
-from gputop.tui.monitor.stacked_lanes import HOST, LANES, MAIN, lane_shown
 from gputop.tui.monitor.visible_time import VisibleTime
 
 _COLUMNS = {column.id: column for column in COLUMNS if column.draw == "spectrogram"}

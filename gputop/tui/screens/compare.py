@@ -28,6 +28,7 @@ from gputop.text.commands import command_of, script_of, short_description
 from gputop.text.units import fit, printable, seconds, size
 from gputop.tui.keys import key
 from gputop.tui.monitor.messages import no_capture
+from gputop.tui.terminal.terminal_app import copy
 from gputop.tui.widgets.cached_lines import ChoiceList
 from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
@@ -384,8 +385,6 @@ class CompareScreen(ModalScreen[None]):
 
     def action_copy(self) -> None:
         from gputop.comparison.report_lines import markdown
-        from gputop.tui.terminal.clipboard import copy
-
         if isinstance(self._shown, list | None):
             self.notify("There is no comparison to copy yet.")
         else:

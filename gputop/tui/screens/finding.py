@@ -16,6 +16,7 @@ from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import fit, printable, ranges
 from gputop.tui.keys import STACKS_TELL, key
 from gputop.tui.screens.dialogs import Below, Code, Part, Popup
+from gputop.tui.terminal.terminal_app import copy
 
 _MAX_LABEL_COLUMNS = 46
 
@@ -46,8 +47,6 @@ class FindingPopup(Popup):
         return printable(self._finding.ncu), "The command"
 
     def action_markdown(self) -> None:
-        from gputop.tui.terminal.clipboard import copy
-
         copy(self.app, finding_markdown(self._finding, simulated=self._simulated), "The finding as Markdown")
 
     def action_place(self) -> None:

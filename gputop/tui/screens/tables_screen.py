@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import events
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.message import Message
 from textual.screen import Screen
@@ -26,7 +26,7 @@ from gputop.text.units import counted, printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.monitor.status_lines import SIMULATED_STYLE
 from gputop.tui.screens.dialogs import Code, Part, Popup, ask_text
-from gputop.tui.terminal.clipboard import CopyingApp, copy
+from gputop.tui.terminal.terminal_app import copy
 from gputop.tui.widgets.cached_lines import LinesWidget
 
 _HEAD_LINES = 2  # the line of the capture, and that of the columns' names
@@ -296,7 +296,7 @@ class TablesScreen(Screen[None]):
             self.dismiss()
 
 
-def write_csv(app: CopyingApp, folder: Path, name: str, titles: Sequence[str],
+def write_csv(app: App[Any], folder: Path, name: str, titles: Sequence[str],
               rows: Sequence[Sequence[str | float | None]], *, simulated: bool) -> None:
     """Write all columns in base units, and say where they are."""
     from gputop.core.files import write_new_files

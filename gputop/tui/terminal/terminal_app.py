@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from rich.segment import Segment
 from textual import events
+from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.filter import ANSIToTruecolor, LineFilter, Monochrome
@@ -19,10 +20,9 @@ from gputop.render.palette import SCHEMES
 from gputop.render.styled_text import wrap
 from gputop.text.console import clean
 from gputop.text.units import printable
-from gputop.tui.terminal.color_support import TerminalPalette
+from gputop.tui.terminal.color_support import DEFAULT_THEME, Preferences, TerminalPalette
 from gputop.tui.terminal.driver import StallProofDriver
 from gputop.tui.terminal.first_frame import FirstFrame
-from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
 from gputop.tui.terminal.textual_private import FaultReportingApp, driver_of
 
 _CLIPBOARD_CHARS = 100_000
@@ -207,3 +207,19 @@ def scheme_of(theme: Theme) -> str:
     """Scheme of the palette that goes with a theme."""
     scheme = theme.name.removeprefix("gputop-")
     return scheme if scheme in SCHEMES else "dark" if theme.dark else "light"
+
+
+def copy(app: App[Any], text: str, what: str) -> None:
+    """Hand ``text`` to the terminal and say so; no terminal reports whether it took it."""
+    app.copy_to_clipboard(text)
+    lines = len(text.splitlines())
+    size = f"{lines} line{'s' if lines != 1 else ''}"
+    app.notify(f"{what} ({size}) was sent to the terminal's clipboard (OSC 52). {_must_allow()}", title="Copied")
+
+
+def _must_allow() -> str:
+    if os.environ.get("TMUX"):
+        return "If nothing pastes, run tmux set -g set-clipboard on; the terminal must also allow it."
+    if os.environ.get("STY"):
+        return "GNU screen may not pass the text on."
+    return "If nothing pastes, allow the clipboard in the terminal's settings."

@@ -15,8 +15,7 @@ from gputop.tui.keys import key
 from gputop.tui.timeline import header as head
 from gputop.tui.timeline.descriptions import idle_gap_at
 from gputop.tui.timeline.picture import TimelinePicture
-from gputop.tui.timeline.row_layout import WITHIN, Place, gpu_folds
-from gputop.tui.timeline.viewport import View
+from gputop.tui.timeline.viewport import WITHIN, Place, View, gpu_folds
 
 _PAN_RATIO = 0.125  # share of the view, for each key press
 _WHEEL_ZOOM = 1.25

@@ -15,8 +15,7 @@ from gputop.text.units import fit, ranges, seconds, wrap
 from gputop.timeline.model import PER, IdleGap, cause_text
 from gputop.timeline.read_timeline import Timeline
 from gputop.tui.keys import key
-from gputop.tui.timeline.descriptions import idle_gap_lines, idle_total_lines
-from gputop.tui.timeline.header import step_at
+from gputop.tui.timeline.descriptions import idle_gap_lines, idle_total_lines, step_at
 from gputop.tui.widgets.cached_lines import DrawnLines, WheelMoves
 
 _DETAILS_BESIDE_FROM = 150  # columns; in fewer the details are below the list

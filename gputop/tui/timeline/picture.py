@@ -23,17 +23,17 @@ from gputop.tui.timeline import header as head
 from gputop.tui.timeline import styles
 from gputop.tui.timeline.cells import FULL, touched_cells
 from gputop.tui.timeline.drawn_places import DrawnPlace, IdleGapParts, Lanes, draw_lanes
-from gputop.tui.timeline.row_layout import (
+from gputop.tui.timeline.viewport import (
     ABOVE,
     MAX_DEPTH,
     WITHIN,
     Place,
     ScrolledPlaces,
+    View,
     first_unfolded,
     lines_per_gpu,
     places,
 )
-from gputop.tui.timeline.viewport import View
 from gputop.tui.widgets.cached_lines import CachedLinesWidget
 
 _EMPTY = View(0, 1, (0, 1))

@@ -10,9 +10,8 @@ import pytest
 from gputop.core.samples import LOST, GpuSample
 from gputop.render.palette import SCHEMES
 from gputop.tui.monitor.first_paint import paint
-from gputop.tui.terminal.color_support import TerminalPalette
+from gputop.tui.terminal.color_support import Preferences, TerminalPalette
 from gputop.tui.terminal.first_frame import FirstFrame, ended_by_signals
-from gputop.tui.terminal.preferences import Preferences
 from tests.fakes import node_sample
 from tests.records import replace
 
