@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from gputop.commands import common
 from gputop.commands.arguments import add_shared
 from gputop.commands.attach import agreed, confirmed
-from gputop.commands.common import check_notify, options_of, print_capture, print_refusal, source_of, tell_capture
 from gputop.commands.option_types import positive_seconds
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.signal_handlers import signal_handlers, termination_handlers, unwinding
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         finding = refused_capture(refusal.pid, refusal.share) if refusal is not None else None
         if finding is None or args.json:  # whoever reads the JSON wants that of a trace
             raise
-        print_refusal(finding)
+        common.print_refusal(finding)
         return error.exit_code
 
 
@@ -80,11 +80,11 @@ def _run(args: argparse.Namespace) -> int:
     from gputop.session.gpu_samples import CounterWatch
     from gputop.session.stack_watch import StackChoice, simulated_stacks
 
-    options = options_of(args)
+    options = common.options_of(args)
     if options.auto_capture is not None:
         return _run_on_dip(args, options)
-    check_notify(args)
-    source = source_of(args)
+    common.check_notify(args)
+    source = common.source_of(args)
     if source.simulated:
         source.open()
     stop = threading.Event()
@@ -118,12 +118,12 @@ def _run(args: argparse.Namespace) -> int:
                     stop, threading.Event(), on_status, StackChoice(options.stacks, simulated=simulated_stacks(source)),
                     watch.counters, other_nodes=other_nodes, attached=attached_now))
         except GputopError as error:
-            tell_capture(args, error, simulated=source.simulated)
+            common.tell_capture(args, error, simulated=source.simulated)
             raise
     try:
-        return print_capture(record, as_json=args.json, full=args.full)
+        return common.print_capture(record, as_json=args.json, full=args.full)
     finally:
-        tell_capture(args, record, simulated=source.simulated)
+        common.tell_capture(args, record, simulated=source.simulated)
 
 
 def _workers(chosen: tuple[Server, ...], watch: CounterWatch, *, every: bool) -> tuple[Server, ...]:

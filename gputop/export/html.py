@@ -18,15 +18,7 @@ from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Readin
 from gputop.export import pictures
 from gputop.export.analysis_page import step_of, what_to_do
 from gputop.export.page import BANNER, embedded, header, page
-from gputop.render.gpu_columns import (
-    COARSE_MARK,
-    COLUMNS,
-    activity_text,
-    clock_limits,
-    fault_texts,
-    flags_of,
-    gpu_kinds,
-)
+from gputop.render import gpu_columns
 from gputop.render.palette import STEPS
 from gputop.render.table import html_none
 from gputop.replay.snapshot_document import DATA_ID, Grid, Snapshot, Track, from_document
@@ -35,13 +27,13 @@ from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.text.units import devices, limits, percent, printable, reading, seconds
 
 _MANY_GPUS = 9  # from here on lanes are lower
-_LANES = tuple(metric for column in COLUMNS if column.page for metric in column.metrics)
+_LANES = tuple(metric for column in gpu_columns.COLUMNS if column.page for metric in column.metrics)
 
 
 def _cells() -> Iterator[tuple[str, str, str]]:
     """The cells of "Now", one for each direction of a link: heading, metric, and the metric that is 100% of it, if that
     is shown too. The activity has none: it is drawn by its own rule."""
-    for column in (c for c in COLUMNS if c.page and c.metrics):
+    for column in (c for c in gpu_columns.COLUMNS if c.page and c.metrics):
         directions = ("",) if len(column.metrics) == 1 else (" in", " out")
         for metric, direction in zip(column.metrics, directions, strict=True):
             yield column.heading_in("page") + direction, metric, column.limit
@@ -65,7 +57,7 @@ def to_html(document: Mapping[str, Any]) -> str:
 def _header(s: Snapshot) -> str:
     sample = s.sample
     source = sample.source.removeprefix("SIMULATED: ")  # the banner says it
-    facts = [f"<b>{esc(gpu_kinds(sample) or 'no GPU')}</b>", esc(source), f"every {s.interval_s:g} s"]
+    facts = [f"<b>{esc(gpu_columns.gpu_kinds(sample) or 'no GPU')}</b>", esc(source), f"every {s.interval_s:g} s"]
     if s.capture is not None and s.capture.step_text:
         facts.insert(1, f"<b>{s.capture.step_text}</b> a step")
     return (header("gputop snapshot", sample.host.hostname, facts, moment(sample.time_s))
@@ -81,7 +73,7 @@ def _activity(s: Snapshot) -> str:
     coarse = any(track.metric == "gpu_util" for track in tracks.values())
     many = " many" if len(s.sample.gpus) >= _MANY_GPUS else ""
     rows = "".join(_lane(g, tracks[g.info.uuid], grid, many) for g in s.sample.gpus if g.info.uuid in tracks)
-    name = "SM active" if not coarse else f"SM active or coarse utilization ({COARSE_MARK})" if any(
+    name = "SM active" if not coarse else f"SM active or coarse utilization ({gpu_columns.COARSE_MARK})" if any(
         t.metric == "sm_active" for t in tracks.values()) else "Utilization (coarse)"
     help_text = GPU_METRICS["gpu_util" if coarse else "sm_active"].help
     ramp = "".join(f'<path fill="{pictures.color(i)}" d="M{i} 0h1v1h-1z"/>' for i in range(STEPS))
@@ -99,7 +91,7 @@ def _lane(g: GpuSample, track: Track, grid: Grid, many: str) -> str:
     now = g.activity()[1]
     label = f"GPU {g.info.label}: {GPU_METRICS[track.metric].label}"
     label += "" if mean is None else f", mean {percent(mean)}"
-    figures = (titled(activity_text(g), now.reason or now.source, "now")
+    figures = (titled(gpu_columns.activity_text(g), now.reason or now.source, "now")
                + f'<span class="mean">{"" if mean is None else "ø " + percent(mean)}</span>')
     if g.state != OK:
         figures = f'<span class="bad" title="{esc(g.message)}">{esc(g.state)}</span>'
@@ -241,11 +233,12 @@ def _gpu_row(g: GpuSample) -> str:
     if g.state != OK:
         problem = esc(f"{g.state}: {g.message}")
         return f'<tr>{label}<td class="bad wrap" colspan="{len(_CELLS) + 2}">{problem}</td></tr>'
-    cells = _figure(g.activity()[1], activity_text(g))
+    cells = _figure(g.activity()[1], gpu_columns.activity_text(g))
     for _, metric, limit in _CELLS:
         cells += _pair(g[metric], g[limit]) if limit and g[metric].value is not None else _figure(g[metric])
-    tone = "l warn" if flags_of(g)[0] else "l"
-    return f'<tr>{label}{cells}<td class="{tone}">{esc(", ".join(clock_limits(g) + fault_texts(g)))}</td></tr>'
+    tone = "l warn" if gpu_columns.flags_of(g)[0] else "l"
+    flags = gpu_columns.clock_limits(g) + gpu_columns.fault_texts(g)
+    return f'<tr>{label}{cells}<td class="{tone}">{esc(", ".join(flags))}</td></tr>'
 
 
 def _figure(r: Reading, text: str = "") -> str:

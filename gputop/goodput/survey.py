@@ -14,24 +14,8 @@ from msgspec.structs import asdict
 
 from gputop.advice.registry import limit
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
+from gputop.goodput import model
 from gputop.goodput.memory_creep import Memory
-from gputop.goodput.model import (
-    CHECKPOINT,
-    IDLE,
-    LOST,
-    RESTART,
-    STARTING,
-    STATES,
-    TRAINING,
-    UNKNOWN,
-    WAITING,
-    Creep,
-    GpuReport,
-    Hour,
-    JobReport,
-    Spent,
-    WorstHour,
-)
 
 MAX_JOBS = 200
 OTHERS = "other commands"
@@ -102,7 +86,7 @@ class Survey:
     # -- results ------------------------------------------------------------------------------------
 
     @property
-    def total(self) -> Spent:
+    def total(self) -> model.Spent:
         total = Tally()
         for tally in (time.tally for _, time in self._gpus.values()):
             for state, seconds in tally.states_s.items():
@@ -114,34 +98,35 @@ class Survey:
             total.coarse |= tally.coarse
         return _spent(total)
 
-    def gpus(self) -> Iterator[GpuReport]:
+    def gpus(self) -> Iterator[model.GpuReport]:
         for gpu, time in sorted(self._gpus.values(), key=lambda pair: (pair[0].info.index, pair[0].info.mig or 0)):
-            yield GpuReport(gpu=gpu.info.label, uuid=gpu.info.uuid, name=gpu.info.name, **asdict(_spent(time.tally)))
+            info = gpu.info
+            yield model.GpuReport(gpu=info.label, uuid=info.uuid, name=info.name, **asdict(_spent(time.tally)))
 
-    def jobs(self) -> Iterator[JobReport]:
+    def jobs(self) -> Iterator[model.JobReport]:
         """Jobs, those with most GPU time first."""
         for job in sorted(self._jobs.values(), key=lambda job: -sum(job.tally.states_s.values())):
-            yield JobReport(job=job.name, user=job.user, gpus=sorted(set(job.gpus.values())), begin_s=job.begin_s,
-                            end_s=job.end_s, restarts=max(job.restarts.values(), default=0),
-                            **asdict(_spent(job.tally)))
+            yield model.JobReport(job=job.name, user=job.user, gpus=sorted(set(job.gpus.values())), begin_s=job.begin_s,
+                                  end_s=job.end_s, restarts=max(job.restarts.values(), default=0),
+                                  **asdict(_spent(job.tally)))
 
-    def hours(self) -> list[Hour]:
-        return [Hour(begin_s=float(hour * HOUR_S), states_s=_states(tally))
+    def hours(self) -> list[model.Hour]:
+        return [model.Hour(begin_s=float(hour * HOUR_S), states_s=_states(tally))
                 for hour, tally in sorted(self._hours.items()) if sum(tally.states_s.values())]
 
-    def worst_hours(self) -> list[WorstHour]:
+    def worst_hours(self) -> list[model.WorstHour]:
         """Hours in which jobs lost most GPU time, worst first. Time without a job is no loss of a job."""
         hours = [(lost_s(hour), hour) for hour in self.hours()]
         bad = [(lost, hour) for lost, hour in hours if lost > _WORTH_NAMING * sum(hour.states_s.values())]
-        return [WorstHour(begin_s=hour.begin_s, states_s=hour.states_s, lost_s=lost, findings=[])
+        return [model.WorstHour(begin_s=hour.begin_s, states_s=hour.states_s, lost_s=lost, findings=[])
                 for lost, hour in heapq.nlargest(WORST_HOURS, bad, key=lambda pair: pair[0])]
 
-    def creep(self) -> list[Creep]:
+    def creep(self) -> list[model.Creep]:
         return list(self._memory.creeps())
 
 
-def lost_s(hour: Hour) -> float:
-    return sum(hour.states_s.get(state, 0.0) for state in LOST)
+def lost_s(hour: model.Hour) -> float:
+    return sum(hour.states_s.get(state, 0.0) for state in model.LOST)
 
 
 def script_of(process: ProcessSample) -> str:
@@ -152,17 +137,17 @@ def script_of(process: ProcessSample) -> str:
 
 
 def _states(tally: Tally) -> dict[str, float]:
-    return {state: tally.states_s[state] for state in STATES if tally.states_s.get(state)}
+    return {state: tally.states_s[state] for state in model.STATES if tally.states_s.get(state)}
 
 
-def _spent(tally: Tally) -> Spent:
+def _spent(tally: Tally) -> model.Spent:
     states = _states(tally)
-    known_s = sum(states.values()) - states.get(UNKNOWN, 0.0)
-    training_s = states.get(TRAINING, 0.0)
-    return Spent(states_s=states, goodput_ratio=training_s / known_s if known_s else None,
-                 energy_j=tally.energy_j if tally.lit else None, energy_unknown_s=tally.dark_s,
-                 training_activity_ratio=tally.active_s / training_s if training_s else None,
-                 training_activity_coarse=tally.coarse)
+    known_s = sum(states.values()) - states.get(model.UNKNOWN, 0.0)
+    training_s = states.get(model.TRAINING, 0.0)
+    return model.Spent(states_s=states, goodput_ratio=training_s / known_s if known_s else None,
+                       energy_j=tally.energy_j if tally.lit else None, energy_unknown_s=tally.dark_s,
+                       training_activity_ratio=tally.active_s / training_s if training_s else None,
+                       training_activity_coarse=tally.coarse)
 
 
 BUSY, SPINS, LOW, FREE, BLIND = range(5)  # what one sample shows
@@ -271,7 +256,7 @@ class GpuTime:
             self._again = stretch.seconds <= RESTART_S
             if self._again:
                 self._stretch = None
-                self._settle(stretch, RESTART, holder.job)
+                self._settle(stretch, model.RESTART, holder.job)
         self.close()
         self._begun = False
         if self.holder is not None and self._again:
@@ -281,21 +266,21 @@ class GpuTime:
 
     def _state(self, stretch: _Stretch) -> str:
         if stretch.kind in (FREE, BLIND):
-            return IDLE if stretch.kind == FREE else UNKNOWN
+            return model.IDLE if stretch.kind == FREE else model.UNKNOWN
         if stretch.kind == BUSY or (stretch.kind == SPINS and stretch.seconds < limit("spinning.window_s")):
             self._begun = True
-            return TRAINING
+            return model.TRAINING
         if stretch.kind == LOW and not self._begun and stretch.seconds <= RESTART_S:
-            return RESTART if self._again else STARTING
+            return model.RESTART if self._again else model.STARTING
         written = stretch.written_bytes
         if stretch.kind == LOW and written >= max(CHECKPOINT_BYTES, CHECKPOINT_BYTES_PER_S * stretch.seconds):
-            return CHECKPOINT
-        return WAITING
+            return model.CHECKPOINT
+        return model.WAITING
 
     def _settle(self, stretch: _Stretch, state: str, job: JobTime | None) -> None:
         for tally in (self.tally, *((job.tally,) if job is not None else ())):
             tally.states_s[state] += stretch.seconds
-            if state == TRAINING:
+            if state == model.TRAINING:
                 tally.active_s += stretch.active_s
                 tally.coarse |= stretch.coarse
         for hour, seconds in stretch.hours_s.items():

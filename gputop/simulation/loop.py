@@ -16,17 +16,7 @@ from operator import attrgetter
 import numpy as np
 from msgspec import Struct
 
-from gputop.simulation.figures import (
-    F64,
-    GPU_QUANTITIES,
-    HOST_QUANTITIES,
-    Curve,
-    StepOps,
-    checkpoint_curve,
-    gpu_curve,
-    host_curve,
-    waiting_rates,
-)
+from gputop.simulation import figures
 from gputop.simulation.job import Copy
 from gputop.simulation.program import StepProgram
 from gputop.simulation.scenarios import GPU_COUNT, MB, Scenario
@@ -68,12 +58,12 @@ class StepTemplate(Struct, frozen=True):
     """
 
     kind: StepKind
-    gpus: tuple[StepOps, ...]
+    gpus: tuple[figures.StepOps, ...]
     issued_ns: int
     body_ns: int
-    gpu_curves: tuple[Curve, ...]
-    host: Curve
-    gpu_total: F64  # [gpus, GPU_QUANTITIES]
+    gpu_curves: tuple[figures.Curve, ...]
+    host: figures.Curve
+    gpu_total: figures.F64  # [gpus, GPU_QUANTITIES]
 
 
 class StepRecord(Struct, frozen=True):
@@ -99,8 +89,8 @@ class StepRecord(Struct, frozen=True):
 class _Epoch(Struct, frozen=True):
     start_ns: int
     steps: list[StepRecord]
-    gpu: F64  # [steps + 1, gpus, quantities]: accumulated since the loop's start, at each step's start
-    host: F64  # [steps + 1, quantities]
+    gpu: figures.F64  # [steps + 1, gpus, quantities]: accumulated since the loop's start, at each step's start
+    host: figures.F64  # [steps + 1, quantities]
 
 
 def step_templates(scenario: Scenario, kind: StepKind, seed: int, programs: list[StepProgram]) -> list[StepTemplate]:
@@ -118,9 +108,9 @@ def step_templates(scenario: Scenario, kind: StepKind, seed: int, programs: list
         transfer = np.min([ops.end - ops.start for ops in collectives], axis=0)
         for g, program in enumerate(programs):
             copies = tuple(c.shifted(-step.ready) for c in timeline.copies[g] if step.ready <= c.launch < step.back)
-            gpus.append(StepOps(program, compute[g], collectives[g], transfer, copies))
+            gpus.append(figures.StepOps(program, compute[g], collectives[g], transfer, copies))
         body = step.back - step.ready
-        out.append(_template(scenario, kind, gpus, step.issued - step.ready, body, host_curve(gpus, body)))
+        out.append(_template(scenario, kind, gpus, step.issued - step.ready, body, figures.host_curve(gpus, body)))
     return out
 
 
@@ -133,16 +123,17 @@ def _checkpoint_template(scenario: Scenario, programs: list[StepProgram]) -> Ste
         end = time + 6_000 + int(copy.size / copy.gb_per_s)
         copies.append(CopyEvent(copy, "checkpoint/SaveV2:SaveV2", time + 6_000, end, time, end + 2_000))
         time, left = end + 3_000, left - copy.size
-    gpus = [StepOps(program, NO_OPS, NO_OPS, NO_OPS.row, ()) for program in programs]
+    gpus = [figures.StepOps(program, NO_OPS, NO_OPS, NO_OPS.row, ()) for program in programs]
     gpus[0] = gpus[0]._replace(copies=tuple(copies))
     body = max(time, int(scenario.checkpoint_bytes / scenario.checkpoint_write_bytes_per_s * 1e9))
-    return _template(scenario, StepKind.CHECKPOINT, gpus, time, body, checkpoint_curve(scenario.checkpoint_bytes, body))
+    curve = figures.checkpoint_curve(scenario.checkpoint_bytes, body)
+    return _template(scenario, StepKind.CHECKPOINT, gpus, time, body, curve)
 
 
 def _template(
-    scenario: Scenario, kind: StepKind, gpus: list[StepOps], issued_ns: int, body_ns: int, host: Curve,
+    scenario: Scenario, kind: StepKind, gpus: list[figures.StepOps], issued_ns: int, body_ns: int, host: figures.Curve,
 ) -> StepTemplate:
-    curves = tuple(gpu_curve(ops, scenario) for ops in gpus)
+    curves = tuple(figures.gpu_curve(ops, scenario) for ops in gpus)
     total = np.stack([curve.total[-1] for curve in curves])
     return StepTemplate(kind, tuple(gpus), issued_ns, body_ns, curves, host, total)
 
@@ -170,10 +161,11 @@ class SimulatedLoop:
         self._step_number = 0
         self._batch = 0
         self._end_ns = 0
-        self._gpu_total = np.zeros((GPU_COUNT, len(GPU_QUANTITIES)))
-        self._host_total = np.zeros(len(HOST_QUANTITIES) + 1)
+        self._gpu_total = np.zeros((GPU_COUNT, len(figures.GPU_QUANTITIES)))
+        self._host_total = np.zeros(len(figures.HOST_QUANTITIES) + 1)
         # Batches in the making: seconds of work and batches, of the training and evaluation pipelines.
-        self._input = {kind: Curve(np.zeros(1, np.int64), np.zeros((1, 2))) for kind in (StepKind.TRAIN, StepKind.EVAL)}
+        self._input = {kind: figures.Curve(np.zeros(1, np.int64), np.zeros((1, 2)))
+                       for kind in (StepKind.TRAIN, StepKind.EVAL)}
 
     # -- the job over time
 
@@ -236,7 +228,7 @@ class SimulatedLoop:
         grown[1::2, 0] = np.cumsum(work)
         grown[1::2, 1] = np.arange(1, len(steps) + 1)
         grown[2::2] = grown[1:-1:2]
-        self._input[kind] = Curve(
+        self._input[kind] = figures.Curve(
             np.concatenate([curve.knots_ns, knots]), np.concatenate([curve.total, grown + curve.total[-1]]))
 
     def _forget(self, before_ns: int) -> None:
@@ -244,7 +236,7 @@ class SimulatedLoop:
             del self._epochs[0]
             for kind, curve in self._input.items():
                 first = max(0, int(np.searchsorted(curve.knots_ns, self._epochs[0].start_ns)) - 2)
-                self._input[kind] = Curve(curve.knots_ns[first:], curve.total[first:])
+                self._input[kind] = figures.Curve(curve.knots_ns[first:], curve.total[first:])
 
     def _locate(self, time_ns: int) -> tuple[_Epoch, int]:
         with self._lock:
@@ -252,7 +244,7 @@ class SimulatedLoop:
             epoch = epochs[max(0, bisect_right(epochs, time_ns, key=attrgetter("start_ns")) - 1)]
         return epoch, max(0, bisect_right(epoch.steps, time_ns, key=attrgetter("start_ns")) - 1)
 
-    def gpu_integrals(self, gpu: int, time_ns: int) -> F64:
+    def gpu_integrals(self, gpu: int, time_ns: int) -> figures.F64:
         """Integral of each of :data:`GPU_QUANTITIES` of that GPU since the loop's start."""
         epoch, i = self._locate(time_ns)
         step = epoch.steps[i]
@@ -341,9 +333,9 @@ class HangingLoop(SimulatedLoop):
     def _before(self, time_ns: int) -> int:
         return time_ns if self.hangs_ns is None else min(time_ns, self.hangs_ns)
 
-    def gpu_integrals(self, gpu: int, time_ns: int) -> F64:
+    def gpu_integrals(self, gpu: int, time_ns: int) -> figures.F64:
         before = super().gpu_integrals(gpu, self._before(time_ns))
-        return before if gpu == ABSENT_RANK else before + waiting_rates() * self._waiting_s(time_ns)
+        return before if gpu == ABSENT_RANK else before + figures.waiting_rates() * self._waiting_s(time_ns)
 
     def host_integrals(self, time_ns: int) -> dict[str, float]:
         done = super().host_integrals(self._before(time_ns))
