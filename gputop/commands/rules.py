@@ -16,6 +16,7 @@ from gputop.commands.common import width
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, GputopError
 from gputop.render.table import Column, Table, table_lines
 from gputop.text import console
+from gputop.text.markup import plain_lines
 from gputop.text.units import clock_time, counted, figure, percent, printable, ranges, wrap
 
 if TYPE_CHECKING:
@@ -174,7 +175,6 @@ def _explain(args: argparse.Namespace) -> int:
     from gputop.advice.finding_pages import page
     from gputop.advice.registry import FINDING_IDS, limit_record
     from gputop.advice.user_registry import user_rules
-    from gputop.text.markup import plain_lines
 
     if len(args.words) != 1:
         raise GputopError("explain needs the ID of one rule", "To list all rules: gputop rules list", EXIT_USAGE)

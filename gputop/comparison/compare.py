@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from gputop.comparison.advice import FollowedAdvice, followed
 from gputop.comparison.caveats import Note, batch_factor, gpu_count, notes, other_batch
-from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, THREADS_SPREAD_MOST, drift_of
 from gputop.comparison.figures import (
     ERROR,
     MIN_EFFECT,
@@ -25,7 +24,7 @@ from gputop.comparison.figures import (
     percent_change,
 )
 from gputop.comparison.sides import Kind, Side
-from gputop.comparison.statistics import BLOCKS, MIN_STEPS
+from gputop.comparison.statistics import BLOCKS, CPU_DRIFT, GPU_DRIFT, MIN_STEPS, THREADS_SPREAD_MOST, drift_of
 from gputop.core.codec import document_of, to_document
 from gputop.core.errors import NoDataError
 from gputop.text.units import percent, seconds

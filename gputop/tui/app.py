@@ -46,7 +46,7 @@ INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 def _palette() -> type[Provider]:
-    from gputop.tui.screens.command_palette import Commands
+    from gputop.tui.screens.help import Commands
 
     return Commands
 

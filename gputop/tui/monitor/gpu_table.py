@@ -35,11 +35,10 @@ from gputop.tui.monitor.columns import (
     second_line,
     title_texts,
 )
-from gputop.tui.monitor.lane_set import LaneSet
 from gputop.tui.monitor.layout import Layout, TableRows
 from gputop.tui.monitor.status_lines import bar
 from gputop.tui.monitor.time_axis import AxisLine
-from gputop.tui.monitor.visible_time import VisibleTime
+from gputop.tui.monitor.visible_time import LaneSet, VisibleTime
 from gputop.tui.terminal.textual_private import DrawnOnce
 from gputop.tui.widgets.cached_lines import CachedLinesWidget, LinesWidget
 
