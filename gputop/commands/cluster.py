@@ -47,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hours", type=hours, default=3.0, metavar="H", help="hours of history to show (3)")
     parser.add_argument("--timeout", type=positive_seconds, default=20.0, metavar="S",
                         help="seconds to wait for an answer from Prometheus (20)")
-    parser.add_argument("--refresh", type=refresh_s, default=15.0, metavar="S",
-                        help="seconds between samples (15)")
+    parser.add_argument("--refresh", type=refresh_s, default=15.0, metavar="S", help="seconds between samples (15)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -269,8 +269,7 @@ def _although(step: ComparedRow, wall: ComparedRow) -> str:
 
 def _beside(wall: ComparedRow | None, step: ComparedRow) -> str:
     """Return what is to be said of the wall time where the step decides."""
-    if wall is None or wall.reason is None or wall.reason == step.reason or (
-            step.verdict == "noise" == wall.verdict):
+    if wall is None or wall.reason is None or wall.reason == step.reason or (step.verdict == "noise" == wall.verdict):
         return ""
     return (f" gputop cannot tell if the wall time per training step changed: {''.join(_change(wall))}; {wall.reason}.")
 

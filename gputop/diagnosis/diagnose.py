@@ -226,9 +226,7 @@ def _no_gpu(trace: Trace) -> str:
     return f"The trace has no GPU.{' ' + _RECORD_GPU['nsys'] if trace.format == 'nsys' else ''}"
 
 
-def _notes(
-    trace: Trace, steps: Steps | None, device_events: bool, clocks: Sequence[TraceNote],
-) -> list[TraceNote]:
+def _notes(trace: Trace, steps: Steps | None, device_events: bool, clocks: Sequence[TraceNote]) -> list[TraceNote]:
     """The reader's notes, and what the analyses themselves have to add to them."""
     notes = [*trace.quality, *clocks]
     note_ids = {note.id for note in notes}

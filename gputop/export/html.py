@@ -46,8 +46,7 @@ def to_html(document: Mapping[str, Any]) -> str:
     """The page of a snapshot's document. Raises GputopError for one of another version."""
     s = from_document(document)
     title = f"gputop: {printable(s.sample.host.hostname)}, {moment(s.sample.time_s)}"
-    parts = [_header(s), _activity(s), _findings(s), _step(s), _gpus(s), _lanes(s),
-             _processes(s), _node(s)]
+    parts = [_header(s), _activity(s), _findings(s), _step(s), _gpus(s), _lanes(s), _processes(s), _node(s)]
     return page(title, parts, (
         f"<footer>Written by gputop {esc(s.version)}. Secrets in commands are hidden. The page contains the JSON "
         "document; <code>gputop replay FILE.html</code> opens it in the terminal.</footer>",

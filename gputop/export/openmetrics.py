@@ -65,8 +65,7 @@ _ADAPTER = {m.id: _of_metric("rdma", m, ("adapter",)) for m in metrics.ADAPTER_M
 
 _ADAPTER_UP = Family("gputop_rdma_up", "gauge", "1: the link of the RDMA adapter's port is up (state ACTIVE)",
                      ("adapter",))
-_BUILD = Family("gputop_build_info", "info", "Version of gputop and source of the values",
-                ("version", "source"))
+_BUILD = Family("gputop_build_info", "info", "Version of gputop and source of the values", ("version", "source"))
 _SAMPLE_TIME = Family("gputop_sample_timestamp_seconds", "gauge", "Unix time of the node's latest sample",
                       unit="seconds")
 _INTERVAL = Family("gputop_sample_interval_seconds", "gauge", "Time between two samples", unit="seconds")

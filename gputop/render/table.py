@@ -36,8 +36,7 @@ class Column(Struct, frozen=True):
     """``show`` formats a number; a column without it holds text. A ``wide`` one gets the remaining room.
 
     Where that is too little, ``spare`` ones are left out: those with the highest number first, of these the last one.
-    ``missing``: why a value may be unknown. A ``lane`` is drawn in
-    the room beside the wide column.
+    ``missing``: why a value may be unknown. A ``lane`` is drawn in the room beside the wide column.
     """
 
     title: str

@@ -60,10 +60,9 @@ def is_recording(path: str) -> bool:
 class Recording:
     """A recording as a list of samples, each found by number or time.
 
-    ``times_s`` is the Unix time of each sample in the order of the file; ``notes`` says what
-    is missing: a tail that was cut off, damage in the middle. Raises GputopError for a file
-    that is no recording or is of a newer version, NoDataError for one without a sample. Not for
-    several threads at once.
+    ``times_s`` is the Unix time of each sample in the order of the file; ``notes`` says what is missing: a tail that
+    was cut off, damage in the middle. Raises GputopError for a file that is no recording or is of a newer version,
+    NoDataError for one without a sample. Not for several threads at once.
     """
 
     def __init__(self, path: Path) -> None:

@@ -126,9 +126,7 @@ class Timeline:
         _, source, event = max(candidates) if back else min(candidates)
         return self.columns.range(source, event)
 
-    def search(
-        self, text: str, row: int, time_ns: int, back: bool = False, index: int | None = None,
-    ) -> Range | None:
+    def search(self, text: str, row: int, time_ns: int, back: bool = False, index: int | None = None) -> Range | None:
         """The next range after a place (``back``: the last before it) whose name or op contains ``text``, in any case.
 
         Over streams and threads, by start, then row. The place is that of the range ``index`` of ``row``, which begins

@@ -30,9 +30,8 @@ def timeline_in_worker(
     """The timeline of the trace in these files. Blocks; call it from a worker thread.
 
     ``on_rows`` is called with what there is of it before the analysis has begun: all rows, without the critical path
-    and the idle gaps. ``on_diagnosis``: with what the trace says, so that nobody reads it once more for that.
-    Raises GputopError as :func:`gputop.diagnosis.worker.analyze_in_worker` does, and where there is no room for
-    the file.
+    and the idle gaps. ``on_diagnosis``: with what the trace says, so that nobody reads it once more for that. Raises
+    GputopError as :func:`gputop.diagnosis.worker.analyze_in_worker` does, and where there is no room for the file.
     """
     try:
         with tempfile.TemporaryFile(prefix="gputop-timeline-") as file:

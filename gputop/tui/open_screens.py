@@ -122,8 +122,7 @@ def open_process(app: MonitorApp, chosen: ProcessSample) -> None:
         sample = app.session.feed.sample
         if sample is None:
             return chosen
-        return next((p for p in sample.processes
-                     if p.pid == chosen.pid and p.started_s == chosen.started_s), None)
+        return next((p for p in sample.processes if p.pid == chosen.pid and p.started_s == chosen.started_s), None)
 
     def text(width: int) -> Text:
         current = now()
@@ -176,8 +175,7 @@ def ask_before_capture(app: MonitorApp, question: CaptureQuestion) -> None:
                         lambda yes: start("y" if yes else None))
 
 
-def offer_server(app: MonitorApp, request: CaptureRequest | None = None,
-                 chosen: ProcessSample | None = None) -> bool:
+def offer_server(app: MonitorApp, request: CaptureRequest | None = None, chosen: ProcessSample | None = None) -> bool:
     """Ask, where processes hold GPUs and no profiler server answers in one of them, or in the ``chosen`` one, whether
     to start one, and then to capture. Returns whether there is such a process."""
     processes = app.session.processes_to_serve(chosen)

@@ -198,8 +198,7 @@ class RunApp(GputopApp):
 def highest_activity(sample: NodeSample, server: Server) -> float | None:
     """Highest activity of the GPUs which the job of the server holds; None where it holds none, or it is not known."""
     held = gpu_use(server, sample.processes).gpus
-    values = [value for gpu in sample.gpus
-              if gpu.info.index in held and (value := gpu.activity()[1].value) is not None]
+    values = [value for gpu in sample.gpus if gpu.info.index in held and (value := gpu.activity()[1].value) is not None]
     return max(values, default=None)
 
 

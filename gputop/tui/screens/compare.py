@@ -66,8 +66,7 @@ def before(b: CaptureRecord, captures: Sequence[CaptureRecord]) -> CaptureRecord
     """The last of the captures before ``b`` that is of its script and of an earlier start of it; as far as there is
     one."""
     earlier = list(captures[:captures.index(b)]) if b in captures[1:] else [one for one in captures if one is not b]
-    for alike in (lambda one: _script(one) == _script(b),
-                  lambda one: (one.pid, one.started_s) != (b.pid, b.started_s)):
+    for alike in (lambda one: _script(one) == _script(b), lambda one: (one.pid, one.started_s) != (b.pid, b.started_s)):
         earlier = [one for one in earlier if alike(one)] or earlier
     return earlier[-1]
 
@@ -440,8 +439,7 @@ def side_of(record: CaptureRecord) -> Side:
 _TITLES = ("group", "id", "gpu", "unit", "a", "b", "change", "low", "high", "verdict", "reason")  # of a row's values
 
 
-def compared(records: Sequence[CaptureRecord], again_a: int,
-             unread: dict[str, str]) -> Comparison | list[ReportLine]:
+def compared(records: Sequence[CaptureRecord], again_a: int, unread: dict[str, str]) -> Comparison | list[ReportLine]:
     """The comparison, or the lines that say why there is none.
 
     ``records``: A and B, then ``again_a`` further captures of A's job, then those of B's. ``unread`` says of A and B,

@@ -68,8 +68,7 @@ def gpu_text(gpu: samples.GpuSample, width: int = 100) -> Text:
         out.append(f"{gpu.state}: {printable(gpu.message)}\n", BAD)
     out.append("\n")
     sheet.line("UUID", gpu.info.uuid)
-    sheet.line("PCI bus", gpu.info.pci_bus_id,
-               "" if gpu.info.numa_node is None else f"NUMA node {gpu.info.numa_node}")
+    sheet.line("PCI bus", gpu.info.pci_bus_id, "" if gpu.info.numa_node is None else f"NUMA node {gpu.info.numa_node}")
     out.append("\n")
     readings = [(metric, gpu[metric.id]) for metric in GPU_METRICS.values()]
     own_reasons = [(metric, r) for metric, r in readings if r.reason is None or r.reason != gpu.message]

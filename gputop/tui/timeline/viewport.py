@@ -196,8 +196,7 @@ def places(rows: Sequence[Row], unfolded: frozenset[int], gpu_lines: int = 1) ->
         group = row.group
         if row.kind == "gpu":
             within = row.key + 1 < len(rows) and rows[row.key + 1].kind in WITHIN
-            out.append(Place((row,), row.label, gpu_lines, None, row.key if within else None,
-                             row.key not in unfolded))
+            out.append(Place((row,), row.label, gpu_lines, None, row.key if within else None, row.key not in unfolded))
         elif row.kind in WITHIN:
             gpu = next((r.key for r in rows if r.kind == "gpu" and r.gpu == row.gpu), None)
             if gpu is None or gpu in unfolded:
