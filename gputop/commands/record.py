@@ -65,7 +65,6 @@ def quoted(word: str, *, variables: bool = True) -> str:
     return text if _PLAIN.fullmatch(text) else f'"{text}"'
 
 
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "what to watch", idle=("profiler servers", "captures"))
     parser.add_argument("-o", "--output", type=output_file, required=True, metavar="FILE",

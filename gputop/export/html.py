@@ -184,7 +184,6 @@ def _findings(s: Snapshot) -> str:
     return what_to_do(s.findings, s.capture.limit if s.capture is not None else s.live.limit, missing)
 
 
-
 def _analysis(s: Snapshot) -> Analysis | None:
     return s.capture.analysis if s.capture is not None else None
 

@@ -274,7 +274,6 @@ class Leave(Dialog[str | None]):
             yield WrappedText(out)
 
 
-
 def run(session: Session, job: StartedJob, preferences: Preferences | None = None) -> None:
     """Run the monitor beside ``job`` until the user leaves it; raises what made the monitor fail."""
     app = RunApp(session, job, preferences)

@@ -42,7 +42,7 @@ from gputop.tui.screens.dialogs import Popup, ask_text
 from gputop.tui.screens.help import help_box
 from gputop.tui.terminal.color_support import Preferences
 from gputop.tui.terminal.terminal_app import TerminalApp
-from gputop.tui.widgets.cached_lines import DrawnLines, LinesWidget
+from gputop.tui.widgets.cached_lines import DrawnLines, LinesWidget, MessageAbout
 from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
 SOON_S = 0.3  # between two refreshes while something is still wanted
@@ -56,10 +56,10 @@ class Asker:
         self.view = view
         self._collector, self._make, self._period_s = collector, make, period_s
         self._wake, self._ended = threading.Event(), threading.Event()
-        self._listener: Callable[[FleetReport | GputopError], None] = lambda _: None
+        self._listener: Callable[[FleetReport | GputopError], object] = lambda _: None
         threading.Thread(target=self._run, name="gputop-cluster", daemon=True).start()
 
-    def listen(self, listener: Callable[[FleetReport | GputopError], None]) -> None:
+    def listen(self, listener: Callable[[FleetReport | GputopError], object]) -> None:
         self._listener = listener
         self._wake.set()  # what is known may be old: another program had the terminal
 
@@ -97,10 +97,8 @@ class ClusterApp(TerminalApp):
         key("ctrl+c", "quit", "quit", "end gputop", priority=True),
     ]
 
-    class Answered(Message):
-        def __init__(self, answer: FleetReport | GputopError) -> None:
-            super().__init__()
-            self.answer = answer
+    class Answered(MessageAbout[FleetReport | GputopError]):
+        """The thread has an answer, or why there is none."""
 
     def __init__(self, state: State, asker: Asker, commands: Commands, folder: Path,
                  preferences: Preferences | None = None, period_s: float = 15.0) -> None:
@@ -116,20 +114,17 @@ class ClusterApp(TerminalApp):
         return self._main
 
     def on_mount(self) -> None:
-        self._asker.listen(self._post)
+        self._asker.listen(lambda answer: self.post_message(self.Answered(answer)))
         self.show_preference_warnings()
 
-    def _post(self, answer: FleetReport | GputopError) -> None:
-        self.post_message(self.Answered(answer))
-
     def on_cluster_app_answered(self, message: Answered) -> None:
-        if isinstance(message.answer, GputopError):
+        if isinstance(message.subject, GputopError):
             # The job that was asked for is not there any more: what is known stays.
             old = self._state.report
-            problem = Problem(message.answer.message, message.answer.fix)
+            problem = Problem(message.subject.message, message.subject.fix)
             self._state.report = replace(old, fleet=replace(old.fleet, problems=(problem,)))
         else:
-            self._state.report = message.answer
+            self._state.report = message.subject
             self._main.answered()
         if self._main.is_attached:
             self._main.update_view()
@@ -216,10 +211,8 @@ class FleetTable(DrawnLines, can_focus=True):
     class Wanted(Message):
         """Other rows are shown: others are to be asked for."""
 
-    class Opened(Message):
-        def __init__(self, node: str) -> None:
-            super().__init__()
-            self.node = node
+    class Opened(MessageAbout[str]):
+        """A node of this name is to be opened."""
 
     def __init__(self, state: State) -> None:
         super().__init__(id="fleet")
@@ -374,10 +367,10 @@ class ClusterScreen(Screen[None]):
         self._header.show(lines)
 
     def on_fleet_table_opened(self, message: FleetTable.Opened) -> None:
-        if commands := self._commands(message.node):
-            self.app.push_screen(OpenNode(message.node, commands), self._run)
+        if commands := self._commands(message.subject):
+            self.app.push_screen(OpenNode(message.subject, commands), self._run)
         else:
-            self.notify(f"{printable(message.node)!r} is not a valid name for ssh.", severity="warning")
+            self.notify(f"{printable(message.subject)!r} is not a valid name for ssh.", severity="warning")
 
     def _run(self, command: list[str] | None) -> None:
         if command is not None:

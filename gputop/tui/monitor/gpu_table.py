@@ -11,7 +11,6 @@ from textual import events
 from textual.binding import BindingType
 from textual.containers import ScrollableContainer
 from textual.geometry import Region, Size
-from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -40,7 +39,7 @@ from gputop.tui.monitor.status_lines import bar
 from gputop.tui.monitor.time_axis import AxisLine
 from gputop.tui.monitor.visible_time import LaneSet, VisibleTime
 from gputop.tui.terminal.textual_private import DrawnOnce
-from gputop.tui.widgets.cached_lines import CachedLinesWidget, LinesWidget
+from gputop.tui.widgets.cached_lines import CachedLinesWidget, LinesWidget, MessageAbout
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History
@@ -107,12 +106,8 @@ class GpuTable(DrawnOnce, can_focus=True):
     ]
     PANEL = "GPUs"
 
-    class Opened(Message):
+    class Opened(MessageAbout[GpuSample]):
         """All readings of a GPU are wanted."""
-
-        def __init__(self, gpu: GpuSample) -> None:
-            super().__init__()
-            self.gpu = gpu
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

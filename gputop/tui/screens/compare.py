@@ -174,7 +174,6 @@ class CaptureAgain(Dialog[Name | None]):
             yield WrappedText(Text(self.TEXT))
 
 
-
 class CompareScreen(ModalScreen[None]):
     """A and B of the session's captures, and what changed between them.
 

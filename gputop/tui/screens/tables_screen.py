@@ -11,7 +11,6 @@ from rich.text import Text
 from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
-from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import DataTable
 
@@ -27,7 +26,7 @@ from gputop.tui.keys import key
 from gputop.tui.monitor.status_lines import SIMULATED_STYLE
 from gputop.tui.screens.dialogs import Code, Part, Popup, ask_text
 from gputop.tui.terminal.terminal_app import copy
-from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.tui.widgets.cached_lines import LinesWidget, MessageAbout
 
 _HEAD_LINES = 2  # the line of the capture, and that of the columns' names
 _NARROW = 64  # columns: less has no room for the name of the capture
@@ -45,10 +44,8 @@ class Tabs(LinesWidget):
     """The names of the tables, the current one marked, in as many lines as they need and the screen has room for; below
     them how to read it."""
 
-    class Chosen(Message):
-        def __init__(self, index: int) -> None:
-            super().__init__()
-            self.index = index
+    class Chosen(MessageAbout[int]):
+        """The table of this index is wanted."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         super().__init__(id="tabs")
@@ -199,7 +196,7 @@ class TablesScreen(Screen[None]):
         empty_text.show([[], *([("  " + line, PLAIN)] for line in wrap(printable(reason), width - 4, 4))])
 
     def on_tabs_chosen(self, message: Tabs.Chosen) -> None:
-        self.action_table(message.index)
+        self.action_table(message.subject)
 
     def action_turn(self, by: int) -> None:
         self.action_table((self._index + by) % len(self._tables))

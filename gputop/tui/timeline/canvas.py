@@ -62,13 +62,6 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
     class Opened(Message):
         """The user wants the details of what is selected."""
 
-    class Missing(Message):
-        """Message that there is nothing to go to, and why."""
-
-        def __init__(self, text: str) -> None:
-            super().__init__()
-            self.text = text
-
     def __init__(self, moved: Callable[[], None], *, id: str | None = None) -> None:
         super().__init__(moved, id=id)
         self.match: Range | None = None  # what a search found last
@@ -107,7 +100,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
             *self._views, before = self._views
             self.set_view(before, keep=False)
         else:
-            self.post_message(self.Missing("Nothing to undo: there was no zoom or jump yet."))
+            self.notify("Nothing to undo: there was no zoom or jump yet.")
 
     def action_fit(self) -> None:
         if self.timeline is None:
@@ -121,7 +114,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
             begin, end = self.timeline.steps_ns[step].tolist()
             self.set_view(self.view.fit(begin, end, margin=0.02))
         else:
-            self.post_message(self.Missing("Nothing is selected. Press . for the next range, or n for the next gap."))
+            self.notify("Nothing is selected. Press . for the next range, or n for the next gap.")
 
     # -- places -------------------------------------------------------------------------------
 
@@ -147,7 +140,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
                     place.rows[0].kind in WITHIN and candidate.rows[0].kind == "gpu")):
                 self.fold(self.unfolded ^ {candidate.fold})
                 return
-        self.post_message(self.Missing(f"There is nothing inside {place.label.strip()} to show."))
+        self.notify(f"There is nothing inside {place.label.strip()} to show.")
 
     def action_fold_all(self) -> None:
         if self.timeline is not None:
@@ -183,7 +176,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
                 self.reveal(following, self.index)
                 return
             time_ns, last = following.start_ns, following
-        self.post_message(self.Missing(f"No {'earlier' if by < 0 else 'later'} range on {place.label.strip()}."))
+        self.notify(f"No {'earlier' if by < 0 else 'later'} range on {place.label.strip()}.")
 
     def _next(self, place: Place, time_ns: int, back: bool, last: Range | None) -> Range | None:
         """The next range of a place, at any level of nesting."""
@@ -209,8 +202,8 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         begin = self.gap[0] if self.gap else self.cursor_ns
         next_gap = self.timeline.coverage.next_gap(place.row.key, begin, least, by < 0)
         if next_gap is None:
-            self.post_message(self.Missing(f"No {'earlier' if by < 0 else 'later'} gap of {seconds(least / 1e9)} or "
-                                           f"more on {place.row.label}. Zoom in to find shorter gaps."))
+            self.notify(f"No {'earlier' if by < 0 else 'later'} gap of {seconds(least / 1e9)} or more on "
+                        f"{place.row.label}. Zoom in to find shorter gaps.")
             return
         self.cursor_ns = next_gap[0]
         self.set_view(self.view.showing(*next_gap), keep=False)
@@ -222,9 +215,9 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         if self.linked is not None:
             self.reveal(self.linked)
         elif self.selected is None:
-            self.post_message(self.Missing("Nothing is selected. Press . to select the next range on this row."))
+            self.notify("Nothing is selected. Press . to select the next range on this row.")
         else:
-            self.post_message(self.Missing("The other end is not in this trace."))
+            self.notify("The other end is not in this trace.")
 
     def action_details(self) -> None:
         self.post_message(self.Opened())

@@ -13,7 +13,6 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
-from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Footer
 
@@ -35,7 +34,7 @@ from gputop.tui.timeline.finding_place import gap_before, place_of
 from gputop.tui.timeline.header import losses
 from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.trace_file import TraceFile
-from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.tui.widgets.cached_lines import LinesWidget, MessageAbout
 
 _CLOCK_PERIOD_S = 0.5  # period of the time shown while a trace is read
 _HELP = """\
@@ -84,12 +83,8 @@ class TimelineScreen(ModalScreen[None]):
         key("q", "close", "back", "back to the monitor", footer=True),
     ]
 
-    class Read(Message):
+    class Read(MessageAbout[Timeline | GputopError]):
         """The rows of the trace or all of it has been read, or it cannot be; posted from the thread that tried."""
-
-        def __init__(self, outcome: Timeline | GputopError) -> None:
-            super().__init__()
-            self.outcome = outcome
 
     def __init__(self, trace: TraceFile, finding: Finding | None = None,
                  find_range: Callable[[Timeline], Range | None] | None = None) -> None:
@@ -149,7 +144,7 @@ class TimelineScreen(ModalScreen[None]):
         self._post_read(outcome)
 
     def on_timeline_screen_read(self, message: Read) -> None:
-        outcome, rows = message.outcome, self._canvas.timeline
+        outcome, rows = message.subject, self._canvas.timeline
         if isinstance(outcome, GputopError):
             self._clock.stop()
             self._problem = outcome
@@ -286,9 +281,6 @@ class TimelineScreen(ModalScreen[None]):
 
     # -- messages of the picture and the list -------------------------------------------------
 
-    def on_timeline_canvas_missing(self, message: TimelineCanvas.Missing) -> None:
-        self.notify(message.text)
-
     def on_timeline_canvas_opened(self, _: TimelineCanvas.Opened) -> None:
         canvas, timeline = self._canvas, self._canvas.timeline
         place = canvas.place
@@ -309,7 +301,7 @@ class TimelineScreen(ModalScreen[None]):
             self.notify("Nothing is selected. Press . for the next range, or n for the next gap.")
 
     def on_idle_gap_list_chosen(self, message: IdleGapList.Chosen) -> None:
-        idle, canvas, timeline = message.idle, self._canvas, self._canvas.timeline
+        idle, canvas, timeline = message.subject, self._canvas, self._canvas.timeline
         if timeline is None:
             return
         index = next((i for i, p in enumerate(canvas.places)
@@ -320,12 +312,12 @@ class TimelineScreen(ModalScreen[None]):
                       timeline.range(*idle.ends) if idle.ends is not None else None)
 
     def on_idle_gap_list_opened(self, message: IdleGapList.Opened) -> None:
-        finding = self.trace.finding(message.idle.finding)
+        finding = self.trace.finding(message.subject.finding)
         timeline = self._canvas.timeline
         if finding is not None:
             self.app.push_screen(FindingPopup(finding, self.go_to_finding))
         elif timeline is not None:
-            self._open_idle(timeline, message.idle)
+            self._open_idle(timeline, message.subject)
 
     def _open_idle(self, timeline: Timeline, idle: IdleGap) -> None:
         finding = self.trace.titles.get(idle.finding, idle.finding) if idle.finding else ""

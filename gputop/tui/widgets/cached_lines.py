@@ -29,6 +29,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Choice = TypeVar("Choice")
+Subject = TypeVar("Subject")
+
+
+class MessageAbout(Message, Generic[Subject]):
+    """Message about a ``subject``."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__()
+        self.subject = subject
 
 
 class DrawnLine(Strip):
