@@ -21,9 +21,8 @@ from gputop.text.console import say
 
 if TYPE_CHECKING:
     from gputop.advice.fleet.report import FleetReport
-    from gputop.cluster.collect import Collector
+    from gputop.cluster.collect import Collector, NodesCollector
     from gputop.cluster.model import FleetCollector
-    from gputop.cluster.nodes import NodesCollector
     from gputop.commands.settings import Config
 
 _ALL = "all"
@@ -100,7 +99,7 @@ def _collector(args: argparse.Namespace) -> Iterator[tuple[FleetCollector, str]]
 
 def _of_nodes(args: argparse.Namespace) -> NodesCollector:
     from gputop.advice.fleet.advise import asked_limits
-    from gputop.cluster.nodes import NodesCollector
+    from gputop.cluster.collect import NodesCollector
     from gputop.telemetry.agents import SCHEMA, Request, Ssh, parse_nodes
 
     names = parse_nodes(args.nodes)

@@ -11,10 +11,9 @@ from typing import Any
 
 from gputop.advice.fleet.advise import fleet_advice
 from gputop.advice.fleet.report import FleetReport
-from gputop.cluster.collect import Collector
+from gputop.cluster.collect import Collector, NodesCollector
 from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.model import NO_JOB, FleetView
-from gputop.cluster.nodes import NodesCollector
 from gputop.cluster.prometheus import Client, Series
 from gputop.cluster.slurm import parse_squeue
 from gputop.core import codec
