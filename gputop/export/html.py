@@ -15,9 +15,8 @@ from gputop.analysis.results import Analysis
 from gputop.core.findings import ids_by_missing
 from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
-from gputop.export import pictures
 from gputop.export.analysis_page import step_of, what_to_do
-from gputop.export.page import BANNER, embedded, header, page
+from gputop.export.page import BANDS, BANNER, color, embedded, header, heat, page, spectrogram
 from gputop.render import gpu_columns
 from gputop.render.palette import STEPS
 from gputop.render.table import html_none
@@ -75,7 +74,7 @@ def _activity(s: Snapshot) -> str:
     name = "SM active" if not coarse else f"SM active or coarse utilization ({gpu_columns.COARSE_MARK})" if any(
         t.metric == "sm_active" for t in tracks.values()) else "Utilization (coarse)"
     help_text = GPU_METRICS["gpu_util" if coarse else "sm_active"].help
-    ramp = "".join(f'<path fill="{pictures.color(i)}" d="M{i} 0h1v1h-1z"/>' for i in range(STEPS))
+    ramp = "".join(f'<path fill="{color(i)}" d="M{i} 0h1v1h-1z"/>' for i in range(STEPS))
     marks, key = _captured(s, grid)
     return (f'<section><h2>{name}<small title="{esc(help_text)}">the last {_span(grid)}, {grid.slice_s:g} s per '
             f'column</small></h2><div class="plate">{rows}{marks}{_axis(grid)}</div><div '
@@ -95,13 +94,13 @@ def _lane(g: GpuSample, track: Track, grid: Grid, many: str) -> str:
     if g.state != OK:
         figures = f'<span class="bad" title="{esc(g.message)}">{esc(g.state)}</span>'
     return (f'<div class="lane{many}"><span title="{esc(g.info.name)} {esc(g.info.uuid)}">{esc(g.info.label)}</span>'
-            f"{_svg(grid.slices, pictures.BANDS, pictures.spectrogram(track.levels) + _xids(g, grid), label)}{figures}"
+            f"{_svg(grid.slices, BANDS, spectrogram(track.levels) + _xids(g, grid), label)}{figures}"
             "</div>")
 
 
 def _xids(g: GpuSample, grid: Grid) -> str:
     places = [(x, (x.time_s - grid.start_s) / grid.slice_s) for x in g.xids]
-    return "".join(f'<path fill="#ff6b7a" d="M{x:.1f} 0h.7v{pictures.BANDS}h-.7z"><title>Xid {event.xid}</title></path>'
+    return "".join(f'<path fill="#ff6b7a" d="M{x:.1f} 0h.7v{BANDS}h-.7z"><title>Xid {event.xid}</title></path>'
                    for event, x in places if 0 <= x < grid.slices)
 
 
@@ -173,7 +172,7 @@ def _heat(g: GpuSample, track: Track, scale: float, first: int) -> str:
     means = track.mean[first:]
     now = g[track.metric]
     label = f"GPU {g.info.label}: {GPU_METRICS[track.metric].label}"
-    picture = _svg(len(means), 1, pictures.heat(track.metric, means, scale), label)
+    picture = _svg(len(means), 1, heat(track.metric, means, scale), label)
     return (f'<div class="lane"><span>{esc(g.info.label)}</span>{picture}'
             f'{titled(reading(now), now.reason or now.source, "now")}</div>')
 

@@ -15,8 +15,8 @@ from gputop.render.styled_text import StyledText, justify
 from gputop.text.units import fit, percent, printable, ranges, seconds
 from gputop.timeline.model import IdleGap, IdleTotal, Range, Row, cause_text
 from gputop.timeline.read_timeline import Timeline
+from gputop.tui.timeline.cells import KIND_STYLE
 from gputop.tui.timeline.header import legend, step_at, visible_steps
-from gputop.tui.timeline.styles import KIND_STYLE
 from gputop.tui.timeline.viewport import View, moment
 
 _KINDS = {"compute": "kernel", "collective": "collective", "h2d": "copy host → device", "d2h": "copy device → host",

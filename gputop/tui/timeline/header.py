@@ -12,7 +12,7 @@ from gputop.render.styled_text import StyledText
 from gputop.text.units import seconds
 from gputop.timeline.model import KINDS
 from gputop.timeline.read_timeline import Timeline
-from gputop.tui.timeline.styles import PART_OF, STEP, STEP_HERE
+from gputop.tui.timeline.cells import PART_OF, STEP, STEP_HERE
 from gputop.tui.timeline.viewport import View, base_ns, every, ticks, unit_of
 
 Steps = npt.NDArray[np.int64]  # (n, 2): begin and end of each

@@ -20,8 +20,8 @@ from gputop.text.units import fit, fit_middle, portion
 from gputop.timeline.model import Range
 from gputop.timeline.read_timeline import Timeline
 from gputop.tui.timeline import header as head
-from gputop.tui.timeline import styles, viewport
-from gputop.tui.timeline.cells import FULL, touched_cells
+from gputop.tui.timeline import viewport
+from gputop.tui.timeline.cells import FULL, LINKED, ROW, RULE, SELECTED, touched_cells
 from gputop.tui.timeline.drawn_places import DrawnPlace, IdleGapParts, Lanes, draw_lanes
 from gputop.tui.widgets.cached_lines import CachedLinesWidget
 
@@ -200,18 +200,18 @@ class TimelinePicture(CachedLinesWidget):
         place = self.places[index]
         if not place.rows:
             rule = "─" * max(0, self.columns - len(place.label) - 4)
-            return self.strip([("  " + place.label + " ", DIM), (rule, styles.RULE)], self.columns)
+            return self.strip([("  " + place.label + " ", DIM), (rule, RULE)], self.columns)
         within = y - self.head_lines - self._scrolled.lines(index).start
         drawn = self._lane(place)
         cells = drawn.lines[within].copy()
         if index == self.index:
-            cells.mark(0, self.cells, styles.ROW)
-        for r, flag in ((self.linked, styles.LINKED), (self.selected, styles.SELECTED)):
+            cells.mark(0, self.cells, ROW)
+        for r, flag in ((self.linked, LINKED), (self.selected, SELECTED)):
             if r is not None and self.shows(place, r):
                 cells.mark(*touched_cells(self.view, self.cells, r.start_ns, r.end_ns), flag)
         gpu = place.rows[0].gpu if place.rows[0].kind == "gpu" else None
         if self.gap is not None and (index == self.index or gpu in self.idle_gpus):
-            cells.mark(*touched_cells(self.view, self.cells, *self.gap), styles.SELECTED)
+            cells.mark(*touched_cells(self.view, self.cells, *self.gap), SELECTED)
         here = index == self.index
         mark = " " if place.fold is None or place.depth else "▸" if place.folded else "▾"
         label = f"{mark} {fit_middle(place.label, self.label_cells - 4)}" if within == 0 else ""
