@@ -175,8 +175,7 @@ COLUMNS: tuple[GpuColumn, ...] = (
     GpuColumn("gpu", "GPU", "label", screen=((0, 4),), text=4),
     GpuColumn("main", "", "spectrogram"),  # of a metric that the user chooses; it takes the room that is left
     GpuColumn("bar", "", screen=((60, 7), (110, 9), (140, 11), (190, 17))),  # the figure after it, as a bar
-    GpuColumn("now", "SM", figure=_activity, screen=((30, 6),), text=7, page=True,
-              headings={"screen": "now"}),
+    GpuColumn("now", "SM", figure=_activity, screen=((30, 6),), text=7, page=True, headings={"screen": "now"}),
     GpuColumn("tensor_active", "tensor", metrics=("tensor_active",), figure=_single("tensor_active"),
               screen=((110, 7),), text=7, page=True),
     GpuColumn("tensor_flop_util", "tensor FLOPs est.", metrics=("tensor_flop_util",),

@@ -73,8 +73,7 @@ class TimelineScreen(ModalScreen[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         key("escape", "leave", "back", "close the list, then go back to the monitor"),
-        key("b,g", "idle_gaps", "idle gaps", "idle gaps by cause: cost, location and host activity",
-            footer=True),
+        key("b,g", "idle_gaps", "idle gaps", "idle gaps by cause: cost, location and host activity", footer=True),
         key("slash", "search", "search", "search ranges and ops by part of their name", footer=True),
         key("n,greater_than_sign", "found(1)", "next match", "go to the next match"),
         key("N,less_than_sign", "found(-1)", "previous match", "go to the previous match"),
