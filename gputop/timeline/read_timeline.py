@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -44,16 +43,11 @@ class Timeline:
         self._streams = description.streams  # of the row of a GPU: those of its streams
 
     @classmethod
-    def open(cls, file: str | Path | BinaryIO, section: Extent | None = None) -> Timeline:
-        """Open a timeline from a path or an open file, which may be closed afterwards. ``section``: where the rows lie
-        in one that is still being written. Raises GputopError for a file that is no timeline."""
+    def open(cls, file: BinaryIO, section: Extent) -> Timeline:
+        """Open the timeline that is described at ``section`` of an open file, which may be closed afterwards. Raises
+        GputopError for a file that is no timeline."""
         try:
-            if isinstance(file, (str, Path)):
-                with Path(file).open("rb") as opened:
-                    return cls(*mapped(opened, section))
             return cls(*mapped(file, section))
-        except OSError as error:
-            raise damaged(error.strerror or str(error)) from error
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(f"its description is not valid ({error})") from error
 

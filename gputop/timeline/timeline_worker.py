@@ -20,6 +20,7 @@ from gputop.timeline.read_timeline import Timeline
 
 
 class _Made(msgspec.Struct, frozen=True):
+    section: Extent  # where the file describes the timeline
     diagnosis: Diagnosis | None
 
 
@@ -45,7 +46,7 @@ def timeline_in_worker(
             made = run_in_worker(task, _Made, stop, timeout_s, show_rows)
             if on_diagnosis is not None and made.diagnosis is not None:
                 on_diagnosis(made.diagnosis)
-            return Timeline.open(file)
+            return Timeline.open(file, made.section)
     except OSError as error:
         raise GputopError(f"Cannot write the timeline: {error.strerror or error}",
                           "Set TMPDIR to a folder that you can write to.") from error
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
             from gputop.diagnosis.diagnose import analyze_with_steps  # loads the analyses, which the rows do without
 
             facts = analyze_with_steps(trace, steps)
-            rows.finish(facts)
-        return _Made(diagnosis_of(facts) if asked else None)
+            section = rows.finish(facts)
+        return _Made(section, diagnosis_of(facts) if asked else None)
 
     return answer(work)

@@ -49,7 +49,7 @@ from gputop.simulation.xspace import build_xspace
 from gputop.sources.dcgm.source import DcgmSource
 from gputop.sources.nvml.source import NvmlSource
 from gputop.text import console
-from gputop.timeline.build import build
+from gputop.timeline.build import RowsWritten
 from gputop.timeline.read_timeline import Timeline
 from gputop.trace.readers.load import load
 from tests.campaign import fuzz_cluster, fuzz_kineto, fuzz_process, fuzz_ranks
@@ -83,8 +83,7 @@ def _trace(name: str) -> Callable[[Path, bytes], None]:
             return
         facts = analyze_to_facts(load([path]))
         with tempfile.TemporaryFile() as file:
-            build(facts, file)
-            timeline = Timeline.open(file)
+            timeline = Timeline.open(file, RowsWritten(facts.trace, facts.steps, file).finish(facts))
             begin, end = timeline.window_ns
             for row in range(min(8, len(timeline.rows))):
                 timeline.coverage.picture([row], begin, end, 50)
