@@ -55,12 +55,6 @@ class Timeline:
         """Release the file. The timeline cannot be used afterwards."""
         self.__dict__.clear()
 
-    def __enter__(self) -> Timeline:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def count(self, row: int, start_ns: int, end_ns: int) -> int:
         """Number of ranges that begin in this time."""
         return sum(stop - first for first, stop in (

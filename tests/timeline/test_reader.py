@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from operator import attrgetter
 
 import numpy as np
@@ -194,7 +195,7 @@ def test_many_events_are_read_in_blocks():
 def test_a_closed_timeline_lets_go_of_its_file():
     b = Builder()
     b.run(0, 10, 5)
-    with timeline_of(b.build()) as timeline:
+    with contextlib.closing(timeline_of(b.build())) as timeline:
         assert timeline.rows
     with pytest.raises(AttributeError):
         timeline.coverage.picture([0], 0, 10, 1)
