@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gputop.core.errors import GputopError
-from gputop.diagnosis.worker import TIMEOUT_S, Diagnosis, WorkerTask, answer, diagnosis_of, print_line, run_in_worker
+from gputop.diagnosis.worker import Diagnosis, WorkerTask, answer, diagnosis_of, print_line, run_in_worker
 from gputop.timeline.file_layout import Extent
 from gputop.timeline.read_timeline import Timeline
 
@@ -25,8 +25,8 @@ class _Made(msgspec.Struct, frozen=True):
 
 
 def timeline_in_worker(
-    paths: Sequence[str], stop: threading.Event | None = None, timeout_s: float = TIMEOUT_S,
-    on_rows: Callable[[Timeline], None] | None = None, on_diagnosis: Callable[[Diagnosis], None] | None = None,
+    paths: Sequence[str], stop: threading.Event | None = None, on_rows: Callable[[Timeline], None] | None = None,
+    on_diagnosis: Callable[[Diagnosis], None] | None = None,
 ) -> Timeline:
     """The timeline of the trace in these files. Blocks; call it from a worker thread.
 
@@ -43,7 +43,7 @@ def timeline_in_worker(
             asked = "diagnosis" if on_diagnosis is not None else ""
             task = WorkerTask("gputop.timeline.timeline_worker", (str(file.fileno()), asked, *map(str, paths)),
                               "timeline", pass_fds=(file.fileno(),))
-            made = run_in_worker(task, _Made, stop, timeout_s, show_rows)
+            made = run_in_worker(task, _Made, stop, on_line=show_rows)
             if on_diagnosis is not None and made.diagnosis is not None:
                 on_diagnosis(made.diagnosis)
             return Timeline.open(file, made.section)
