@@ -27,7 +27,7 @@ from gputop.cluster import slurm
 from gputop.cluster.answers import FleetSeries
 from gputop.cluster.available_metrics import AvailableMetrics, find_metrics
 from gputop.cluster.fleet import fleet_of
-from gputop.cluster.model import Fleet, FleetCollector, FleetLimits, FleetView
+from gputop.cluster.model import Fleet, FleetLimits, FleetView
 from gputop.cluster.node_series import Watched, series_of
 from gputop.cluster.prometheus import Client, FigureClient, figure_of
 from gputop.cluster.queries import Queries
@@ -78,7 +78,7 @@ class Collector:
         self._round = 0
         self._asked_in: dict[str, int] = {}  # by question: the round in which it was asked last
         self._considered: set[str] = set()  # questions whose turn has come, wanted or not
-        self.settled = False
+        self.settled = False  # whether nothing more is wanted: the next refresh can wait
 
     def refresh(self, view: FleetView) -> Fleet:
         """The fleet now; if something cannot be had, with what went wrong and what is known of before.
@@ -327,3 +327,6 @@ class NodesCollector:
             out.append(Problem(f"watched for {seconds(watched_s)} so far; gputop can detect held but idle GPUs after "
                                f"{seconds(self._limits.idle_s)}"))
         return out
+
+
+FleetCollector = Collector | NodesCollector

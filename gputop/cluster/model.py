@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from msgspec import Struct, field
 
@@ -208,13 +208,3 @@ class FleetView(Struct, frozen=True):
     jobs: tuple[str, ...] = ()
     open_jobs: tuple[str, ...] = ()
     open_nodes: tuple[tuple[str, str], ...] = ()  # job, node
-
-
-class FleetCollector(Protocol):
-    """Collector that can be asked for a fleet, again and again; from one thread."""
-
-    settled: bool  # whether nothing more is wanted: the next refresh can wait
-
-    def refresh(self, view: FleetView) -> Fleet:
-        """The fleet now. Raises GputopError only before the first answer."""
-        ...

@@ -21,8 +21,7 @@ from gputop.text.console import say
 
 if TYPE_CHECKING:
     from gputop.advice.fleet.report import FleetReport
-    from gputop.cluster.collect import Collector, NodesCollector
-    from gputop.cluster.model import FleetCollector
+    from gputop.cluster.collect import Collector, FleetCollector, NodesCollector
     from gputop.commands.settings import Config
 
 _ALL = "all"

@@ -11,9 +11,8 @@ import math
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -32,21 +31,6 @@ _FINE_HISTORY_S, _FINE_STEP_S = 600.0, 1.0
 _COARSE_HISTORY_S, _COARSE_STEP_S = 6 * 3600.0, 10.0
 
 
-class SampleSequence(Protocol):
-    """Sequence that is played: a :class:`gputop.replay.reader.Recording`, say."""
-
-    @property
-    def times_s(self) -> Sequence[float]: ...
-
-    def __len__(self) -> int: ...
-
-    def sample(self, index: int) -> NodeSample: ...
-
-    def index_at(self, time_s: float) -> int: ...
-
-    def close(self) -> None: ...
-
-
 class Player:
     """Plays ``recording`` from ``start_s`` seconds after its first sample, ``speed`` times as fast.
 
@@ -58,7 +42,7 @@ class Player:
 
     badge = "REPLAY"  # what the header calls it
 
-    def __init__(self, recording: SampleSequence, *, start_s: float = 0.0, speed: float = 1.0,
+    def __init__(self, recording: Recording | SnapshotSamples, *, start_s: float = 0.0, speed: float = 1.0,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self.recording = recording
         self.speed = speed

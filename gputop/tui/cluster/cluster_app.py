@@ -24,7 +24,8 @@ from textual.screen import Screen
 from textual.widgets import Footer
 
 from gputop.advice.fleet.report import FleetReport
-from gputop.cluster.model import Fleet, FleetCollector, FleetView
+from gputop.cluster.collect import FleetCollector
+from gputop.cluster.model import Fleet, FleetView
 from gputop.core.errors import EXIT_OK, GputopError
 from gputop.core.files import write_new_files
 from gputop.core.findings import Problem
