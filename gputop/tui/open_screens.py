@@ -294,7 +294,7 @@ def open_tables(app: MonitorApp) -> None:
     from gputop.tui.screens.tables_screen import TablesScreen
 
     def go(table: str, row: Sequence[object]) -> None:
-        from gputop.tui.timeline.finding_place import place_of_row
+        from gputop.tui.timeline.trace_file import place_of_row
 
         open_timeline(app, find_range=lambda timeline: place_of_row(timeline, table, row))
 

@@ -12,8 +12,7 @@ from textual.message import Message
 from gputop.text.units import seconds
 from gputop.timeline.model import Range
 from gputop.tui.keys import key
-from gputop.tui.timeline import header as head
-from gputop.tui.timeline.descriptions import idle_gap_at
+from gputop.tui.timeline.descriptions import idle_gap_at, step_at
 from gputop.tui.timeline.picture import TimelinePicture
 from gputop.tui.timeline.viewport import WITHIN, Place, View, gpu_folds
 
@@ -101,7 +100,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
     def action_fit(self) -> None:
         if self.timeline is None:
             return
-        step = head.step_at(self.timeline.steps_ns, self.cursor_ns)
+        step = step_at(self.timeline.steps_ns, self.cursor_ns)
         if self.selected is not None:
             self.set_view(self.view.fit(self.selected.start_ns, self.selected.end_ns))
         elif self.gap is not None:

@@ -22,7 +22,7 @@ from gputop.tui.timeline.cells import (
     least_bar_ns,
     put_bar,
 )
-from gputop.tui.timeline.header import rules
+from gputop.tui.timeline.descriptions import rules
 from gputop.tui.timeline.viewport import NESTED, Place, View
 
 _KIND = {name: code for code, name in enumerate(KINDS)}

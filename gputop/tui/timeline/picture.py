@@ -19,9 +19,9 @@ from gputop.render.styled_text import StyledText
 from gputop.text.units import fit, fit_middle, portion
 from gputop.timeline.model import Range
 from gputop.timeline.read_timeline import Timeline
-from gputop.tui.timeline import header as head
 from gputop.tui.timeline import viewport
 from gputop.tui.timeline.cells import FULL, LINKED, ROW, RULE, SELECTED, touched_cells
+from gputop.tui.timeline.descriptions import axis, axis_origin, overview, steps_line
 from gputop.tui.timeline.drawn_places import DrawnPlace, IdleGapParts, Lanes, draw_lanes
 from gputop.tui.widgets.cached_lines import CachedLinesWidget
 
@@ -179,9 +179,9 @@ class TimelinePicture(CachedLinesWidget):
         if kind == 0:
             label, runs = "all", self._overview()
         elif kind == 1:
-            label, runs = head.axis_origin(view, cells), head.axis(view, cells, cursor_ns)
+            label, runs = axis_origin(view, cells), axis(view, cells, cursor_ns)
         else:
-            label, runs = "steps", head.steps_line(self.timeline.steps_ns, view, cells, cursor_ns)
+            label, runs = "steps", steps_line(self.timeline.steps_ns, view, cells, cursor_ns)
         share = ("busy ".rjust(self._share_width), DIM) if kind == 1 and self._share_width else ("", DIM)
         return self.strip([(fit(label, self.label_cells - 1, right=True) + " ", DIM), *runs, share], self.columns)
 
@@ -191,7 +191,7 @@ class TimelinePicture(CachedLinesWidget):
             gpus = [row.key for row in self.timeline.rows if row.kind == "gpu"] or [r.key for r in self.timeline.rows]
             cover, _ = self.timeline.coverage.picture(gpus, *self.timeline.window_ns, self.cells)
             self._busy = cover.mean(axis=0) if gpus else cover.sum(axis=0)
-        return head.overview(self._busy, self.view)
+        return overview(self._busy, self.view)
 
     def _row(self, y: int) -> Strip:
         index = self.index_at(y)

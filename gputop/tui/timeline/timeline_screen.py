@@ -30,10 +30,9 @@ from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.screens.help import help_box
 from gputop.tui.timeline import descriptions
 from gputop.tui.timeline.canvas import TimelineCanvas
-from gputop.tui.timeline.finding_place import gap_before, place_of
-from gputop.tui.timeline.header import losses
+from gputop.tui.timeline.descriptions import losses
 from gputop.tui.timeline.idle_gap_list import IdleGapList
-from gputop.tui.timeline.trace_file import TraceFile
+from gputop.tui.timeline.trace_file import TraceFile, gap_before, place_of
 from gputop.tui.widgets.cached_lines import LinesWidget, MessageAbout
 
 _CLOCK_PERIOD_S = 0.5  # period of the time shown while a trace is read
