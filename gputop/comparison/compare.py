@@ -9,20 +9,10 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
+from gputop.comparison import figures
 from gputop.comparison.advice import FollowedAdvice, followed
 from gputop.comparison.caveats import Note, batch_factor, gpu_count, notes, other_batch
-from gputop.comparison.figures import (
-    ERROR,
-    MIN_EFFECT,
-    REPEAT,
-    SMALL,
-    STEP_ERROR,
-    ComparedRow,
-    Group,
-    Verdict,
-    all_rows,
-    percent_change,
-)
+from gputop.comparison.figures import ERROR, MIN_EFFECT, REPEAT, SMALL, STEP_ERROR, ComparedRow, Group, Verdict
 from gputop.comparison.sides import Kind, Side
 from gputop.comparison.statistics import BLOCKS, CPU_DRIFT, GPU_DRIFT, MIN_STEPS, THREADS_SPREAD_MOST, drift_of
 from gputop.core.codec import document_of, to_document
@@ -235,7 +225,7 @@ def _may_agree(step: ComparedRow, wall: ComparedRow) -> bool:
 
 def _change(row: ComparedRow) -> tuple[str, str]:
     """"344 → 184 ms", " (−46.5%)"."""
-    share = percent_change(row)
+    share = figures.percent_change(row)
     return _times(row.a, row.b_alike), "" if share is None else f" ({signed(share)})"
 
 
@@ -301,7 +291,7 @@ def _times(a: float | None, b: float | None) -> str:
 
 def compare_sides(a: Side, b: Side) -> Comparison:
     """Compare two sides; a pure function of them. Raises NoDataError where they have nothing in common."""
-    rows = all_rows(a, b)
+    rows = figures.all_rows(a, b)
     if not rows:
         raise NoDataError(f"{a.path} and {b.path} have no value in common.",
                            "Compare two traces or analyses, or two snapshots taken with --seconds 60 or more.")

@@ -21,19 +21,7 @@ from gputop.session.event_log import EventLog
 from gputop.text.units import fit, percent, printable, rate_gb
 from gputop.tui.keys import key
 from gputop.tui.monitor import columns, time_axis
-from gputop.tui.monitor.columns import (
-    ACTIVITY,
-    HOST,
-    MAIN,
-    Field,
-    Figures,
-    Part,
-    figures_of,
-    parts,
-    plan,
-    second_line,
-    title_texts,
-)
+from gputop.tui.monitor.columns import ACTIVITY, HOST, MAIN, Field, Figures, Part
 from gputop.tui.monitor.layout import Layout, TableRows
 from gputop.tui.monitor.status_lines import bar
 from gputop.tui.monitor.time_axis import AxisLine
@@ -161,12 +149,12 @@ class GpuTable(DrawnOnce, can_focus=True):
         """Columns for the present width, and which pane draws which."""
         if not self._width:
             return
-        fields = columns.fields_of(self._width) if self.rows.is_stacked else plan(self._width)
+        fields = columns.fields_of(self._width) if self.rows.is_stacked else columns.plan(self._width)
         self._fields = {f.key: f for f in fields}
         self.time.columns = max(1, self._fields[MAIN].width)
         self._figures.clear()
         self._lanes.clear()
-        cut = parts(fields)
+        cut = columns.parts(fields)
         for i, pane in enumerate(self._panes):
             pane.part = cut[i] if i < len(cut) else None
             pane.display = pane.part is not None
@@ -220,7 +208,7 @@ class GpuTable(DrawnOnce, can_focus=True):
     def _update_title(self) -> bool:
         """Bring the title up to date; returns whether it looks different."""
         now = "now" if self.time.cursor.slice is None else "mean"
-        title = "".join(title_texts(self._fields.values(), self._main_title(), now))
+        title = "".join(columns.title_texts(self._fields.values(), self._main_title(), now))
         if self.sample is not None and not self.gpus:
             title, self._no_gpu = self._why_no_gpu(self.sample.source)
         before, self._title = self._title, title
@@ -251,13 +239,14 @@ class GpuTable(DrawnOnce, can_focus=True):
                 notes = (f" GiB {note}", f" {note}")
                 memory["note"] = fit(next((text for text in notes if len(text) <= width), ""), width), DIM
             return figures
-        figures = {(MAIN, 0): figures_of(gpu, self.metric, self._fields)}
+        figures = {(MAIN, 0): columns.figures_of(gpu, self.metric, self._fields)}
         named = [field for key, field in self._fields.items() if key in ("bar", "now")][:1]  # none in a few columns
         for lane, _ in rows.lanes[1:] if gpu.state == OK else ():
             name = f" {columns.name_of(lane, self.metric, gpu)}"
             figures[lane, 0] = {field.key: (name.ljust(field.width), DIM) for field in named}
         if rows.per_gpu > 1:
-            figures[MAIN, 1] = second = second_line(gpu, self._lanes.mean(uuid, MAIN), self.metric, scales.get(MAIN))
+            mean = self._lanes.mean(uuid, MAIN)
+            figures[MAIN, 1] = second = columns.second_line(gpu, mean, self.metric, scales.get(MAIN))
             if note and "memory" in figures[MAIN, 0]:
                 second["memory"] = (note, DIM)
         return figures
