@@ -16,7 +16,7 @@ from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.gpu_columns import clock_text
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
-from gputop.render.table import BARS, Column, Table, table_lines
+from gputop.render.table import BARS, Column, Table, lane_means, table_lines
 from gputop.session.capture.captures import HOW_TO_SERVE
 from gputop.session.session import Session
 from gputop.text import redaction
@@ -221,9 +221,8 @@ def _adapter_lines(sheet: _Sheet, adapter: samples.AdapterSample, past: Sequence
     if traffic:
         columns = min(len(traffic), max(8, sheet.width - 24))
         sheet.out.append(f"{'the fuller way':<22}" if sheet.width >= _WIDE_FROM_COLUMNS else "  ", DIM)
-        for i in range(columns):
-            part = traffic[i * len(traffic) // columns:(i + 1) * len(traffic) // columns]
-            level = min(1.0, sum(part) / len(part))
+        for mean in lane_means(tuple(traffic), columns):
+            level = min(1.0, mean or 0.0)
             sheet.out.append(BARS[min(7, int(level * 8))], bar_style(step_of(level)))
         sheet.out.append(f"\n{'':22}the last {seconds(past[-1].time_s - past[0].time_s)}\n", DIM)
 

@@ -158,15 +158,11 @@ class TimelineScreen(ModalScreen[None]):
         elif outcome.pending:
             self.remove_class("-reading")
             self._show_timeline(outcome)
-        elif rows is None:
-            self._clock.stop()
-            self.remove_class("-reading")
-            self.trace.timeline = outcome
-            self._show_timeline(outcome)
         else:
             self._clock.stop()
             self.trace.timeline = outcome
-            self._complete(outcome)
+            self.remove_class("-reading")
+            (self._show_timeline if rows is None else self._complete)(outcome)
 
     def _complete(self, timeline: Timeline) -> None:
         """Take what has been read since the rows were, without moving anything; go where the screen was opened to
