@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.replay.player import open_player
+    from gputop.replay.snapshot_source import open_player
     from gputop.session.session import Session
 
     player, snapshot = open_player(args.file, args.start, args.speed, say)

@@ -10,17 +10,11 @@ import itertools
 import math
 import threading
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-
-from msgspec.structs import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from gputop.core.errors import GputopError
-from gputop.core.metrics import GPU_METRICS
-from gputop.core.samples import OK, GpuSample, NodeSample, Reading
-from gputop.replay.reader import Recording
-from gputop.replay.snapshot_document import Snapshot, Track, is_snapshot, read
+from gputop.core.samples import NodeSample
 
 MAX_SPEED = math.inf
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, MAX_SPEED)
@@ -29,6 +23,21 @@ MAX_WAIT_S = 10.0  # recorded time in which nothing was sampled is passed over
 # The samples before the starting point fill the history: in these steps, not all of them.
 _FINE_HISTORY_S, _FINE_STEP_S = 600.0, 1.0
 _COARSE_HISTORY_S, _COARSE_STEP_S = 6 * 3600.0, 10.0
+
+
+class SampleSequence(Protocol):
+    """Sequence that is played: a :class:`gputop.replay.reader.Recording`, say."""
+
+    @property
+    def times_s(self) -> Sequence[float]: ...
+
+    def __len__(self) -> int: ...
+
+    def sample(self, index: int) -> NodeSample: ...
+
+    def index_at(self, time_s: float) -> int: ...
+
+    def close(self) -> None: ...
 
 
 class Player:
@@ -42,7 +51,7 @@ class Player:
 
     badge = "REPLAY"  # what the header calls it
 
-    def __init__(self, recording: Recording | SnapshotSamples, *, start_s: float = 0.0, speed: float = 1.0,
+    def __init__(self, recording: SampleSequence, *, start_s: float = 0.0, speed: float = 1.0,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self.recording = recording
         self.speed = speed
@@ -199,95 +208,3 @@ class Player:
                 last_s = times[i]
         for i in (*reversed(past), index):
             yield self.recording.sample(i)
-
-
-_STEP_S = 1.0
-
-
-class SnapshotSamples:
-    """The samples of a snapshot, made when they are asked for; the last one is the snapshot's own.
-
-    Of the minutes before it there are only means over slices: each is repeated second by second, so that the picture
-    has no holes, and its readings are marked coarse and name their slice.
-    """
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-        self._slices: list[int] = []  # of each sample but the last
-        self.times_s: list[float] = []
-        grid = snapshot.history
-        if grid is not None:
-            filled = {i for tracks in grid.gpus.values() for t in tracks for i, v in enumerate(t.mean) if v is not None}
-            repeats = max(1, round(grid.slice_s / _STEP_S))
-            for i in sorted(filled):
-                for k in range(repeats):
-                    time_s = grid.start_s + (i + (k + 0.5) / repeats) * grid.slice_s
-                    if time_s < snapshot.sample.time_s - 0.5 * _STEP_S:
-                        self._slices.append(i)
-                        self.times_s.append(time_s)
-        self.times_s.append(snapshot.sample.time_s)
-
-    def __len__(self) -> int:
-        return len(self.times_s)
-
-    def index_at(self, time_s: float) -> int:
-        return max(0, bisect_right(self.times_s, time_s) - 1)
-
-    def sample(self, index: int) -> NodeSample:
-        now = self._snapshot.sample
-        if index == len(self.times_s) - 1:
-            return now
-        grid, slice_index = self._snapshot.history, self._slices[index]
-        assert grid is not None
-        source = f"snapshot, mean over {grid.slice_s:g} s"
-        gpus = tuple(_gpu_in_slice(g, grid.gpus.get(g.info.uuid, ()), slice_index, source) for g in now.gpus)
-        host = replace(now.host, readings={}, core_ratios=(), cgroup=None, top_processes=(),
-                       top_reason="not in a snapshot's history")
-        return replace(now, time_s=self.times_s[index], gpus=gpus, host=host, processes=(), own_cpu_ratio=None)
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-def _gpu_in_slice(gpu: GpuSample, tracks: tuple[Track, ...], slice_index: int, source: str) -> GpuSample:
-    readings = {}
-    for track in tracks:
-        value, metric = track.mean[slice_index], GPU_METRICS[track.metric]
-        if value is None:
-            continue
-        readings[metric.id] = Reading(value, metric.unit, source, coarse=True)
-        if isinstance(metric.full_scale, str) and track.full_scale is not None:
-            scale = GPU_METRICS[metric.full_scale]
-            readings[scale.id] = Reading(track.full_scale, scale.unit, source, coarse=True)
-    # It answered then, whatever became of it.
-    return replace(gpu, readings=readings, processes=(), processes_reason="not in a snapshot's history",
-                   clock_event_reasons=(), clock_events_reason="not in a snapshot's history",
-                   state=OK if readings else gpu.state, message="" if readings else gpu.message, xids=())
-
-
-class SnapshotPlayer(Player):
-    """Stands on a snapshot; seeking leads into the minutes before."""
-
-    badge = "SNAPSHOT"
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        super().__init__(SnapshotSamples(snapshot), start_s=math.inf)
-        self.interval_s = snapshot.interval_s
-
-    def state(self) -> str:
-        return "" if self.at_end else "the minutes before"
-
-
-def open_player(path: Path, start_s: float, speed: float, say: Callable[[str], None]) -> tuple[Player, Snapshot | None]:
-    """Return what plays this file, a recording or a snapshot, and the latter; ``say`` gets what is missing in a
-    recording.
-
-    Raises GputopError for a file that is neither.
-    """
-    if is_snapshot(path):
-        snapshot = read(path)
-        return SnapshotPlayer(snapshot), snapshot
-    recording = Recording(path)
-    for note in recording.notes:
-        say(note)
-    return Player(recording, start_s=start_s, speed=speed), None

@@ -38,9 +38,9 @@ from gputop.ranks.model import RasAnswer
 from gputop.ranks.ras_answers import read_json, read_text
 from gputop.ranks.stacks import ProcessStacks, read_dump
 from gputop.replay.format import RecordingWriter
-from gputop.replay.player import SnapshotPlayer, open_player
 from gputop.replay.rule_trials import over_samples, over_trace
 from gputop.replay.snapshot_document import from_document
+from gputop.replay.snapshot_source import SnapshotPlayer, open_player
 from gputop.rules.read_files import RulePath
 from gputop.session.session import Session
 from gputop.simulation.loop import SimulatedLoop

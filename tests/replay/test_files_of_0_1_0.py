@@ -10,9 +10,9 @@ import pytest
 
 import gputop
 from gputop.analysis.results import Analysis
-from gputop.replay.player import SnapshotPlayer
 from gputop.replay.reader import Recording
 from gputop.replay.snapshot_document import Snapshot, read
+from gputop.replay.snapshot_source import SnapshotPlayer
 from gputop.session.session import Session
 
 DATA = Path(__file__).parents[1] / "data" / "v0_1_0"

@@ -18,8 +18,9 @@ from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.diagnosis.report import limit_of, text_report
 from gputop.diagnosis.worker import REPORT_WIDTH
 from gputop.profiler.capture.records import CaptureRecord, Server
-from gputop.replay.player import Player, SnapshotPlayer
+from gputop.replay.player import Player
 from gputop.replay.snapshot_document import Snapshot, read
+from gputop.replay.snapshot_source import SnapshotPlayer
 from gputop.session.session import Options, Session
 from gputop.simulation.node import COMMAND, PID
 from gputop.sources.nvml.status import LIBRARY_NOT_FOUND, open_error
