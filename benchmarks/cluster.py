@@ -26,8 +26,8 @@ from benchmarks.cluster_lab import running  # noqa: E402
 from gputop.advice.fleet.advise import asked_limits, fleet_advice  # noqa: E402
 from gputop.cluster.collect import Collector  # noqa: E402
 from gputop.cluster.endpoint import Credentials, parse_endpoint  # noqa: E402
+from gputop.cluster.model import FleetView  # noqa: E402
 from gputop.cluster.prometheus import Client  # noqa: E402
-from gputop.cluster.view import FleetView  # noqa: E402
 
 RAW = ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE",
        "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_GPU_TEMP")

@@ -25,8 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # for the fake of the tests
 
 from gputop.goodput.recorded import report  # noqa: E402
-from gputop.replay.parts import Bounds, Rotation, recordings_in  # noqa: E402
-from gputop.replay.record import record  # noqa: E402
+from gputop.replay.parts import Bounds, Rotation, record, recordings_in  # noqa: E402
 from gputop.sources.nvml.source import NvmlSource  # noqa: E402
 from tests.nvml_fake import FakeNvml, build  # noqa: E402
 

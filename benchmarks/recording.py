@@ -21,8 +21,8 @@ from pathlib import Path
 from msgspec import to_builtins
 
 from gputop.core.samples import NodeSample
+from gputop.replay.format import RecordingWriter
 from gputop.replay.reader import Recording
-from gputop.replay.writer import RecordingWriter
 from gputop.sources.simulated import BACKFILL_S, SimulatedSource
 
 

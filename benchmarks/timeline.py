@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,10 +31,10 @@ _OPENED = 3  # times
 _SCREENS, _PLAIN = 500, 30  # how many are drawn, and how many of them the plain way, too
 
 
-def make(paths: list[str], out: Path) -> dict[str, float]:
+def make(paths: list[str], out: Path) -> dict[str, Any]:
     """In a process of its own: what the worker does, stage by stage."""
     from gputop.diagnosis.diagnose import analyze_to_facts
-    from gputop.timeline.build import build
+    from gputop.timeline.build import RowsWritten
     from gputop.timeline.idle_gaps import rank_idle_gaps
     from gputop.trace.readers.load import load
 
@@ -45,8 +46,8 @@ def make(paths: list[str], out: Path) -> dict[str, float]:
     rank_idle_gaps(facts)
     sought = time.perf_counter()
     with out.open("wb") as file:
-        build(facts, file)
-    return {"events": trace.event_count, "read_s": read - begin, "analyze_s": analyzed - read,
+        section = RowsWritten(facts.trace, facts.steps, file).finish(facts)
+    return {"section": section, "events": trace.event_count, "read_s": read - begin, "analyze_s": analyzed - read,
             "idle_gaps_s": sought - analyzed, "build_s": time.perf_counter() - sought, "peak_bytes": held("VmHWM"),
             "file_bytes": out.stat().st_size}
 
@@ -69,13 +70,15 @@ def opened(path: str) -> dict[str, float]:
     return out
 
 
-def read(path: Path) -> dict[str, object]:
-    """In a fresh process that has nothing but the timeline."""
+def read(path: Path, *section: int) -> dict[str, object]:
+    """In a fresh process that has nothing but the timeline, which is described at ``section`` of the file."""
+    from gputop.timeline.file_layout import Extent
     from gputop.timeline.read_timeline import Timeline
 
     rng = random.Random(1)
     before = held("RssAnon")
-    timeline = Timeline.open(path)
+    with path.open("rb") as file:
+        timeline = Timeline.open(file, Extent(*section))
     rows = [row.key for row in timeline.rows][:_ROWS]
     low, high = timeline.window_ns
     screens = []
@@ -160,7 +163,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=16)
     parser.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--opened", help=argparse.SUPPRESS)
-    parser.add_argument("--read", help=argparse.SUPPRESS)
+    parser.add_argument("--read", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("file", nargs="?")
     args = parser.parse_args()
     if args.make:
@@ -170,7 +173,7 @@ def main() -> None:
         print(json.dumps(opened(args.opened)))
         return
     if args.read:
-        print(json.dumps(read(Path(args.read))))
+        print(json.dumps(read(Path(args.read[0]), *map(int, args.read[1:]))))
         return
     with tempfile.TemporaryDirectory() as folder:
         trace = args.file
@@ -192,7 +195,7 @@ def main() -> None:
               f"{made['idle_gaps_s']:.1f} s, build (idle gaps included) {made['build_s']:.1f} s, peak "
               f"{made['peak_bytes'] / 2**20:,.0f} MiB; file {made['file_bytes'] / 2**20:,.0f} MiB, "
               f"{made['file_bytes'] / made['events']:.1f} bytes an event")
-        found = in_process("--read", str(path))
+        found = in_process("--read", str(path), *map(str, made["section"]))
     print(f"reader: {found['anonymous_bytes'] / 2**20:.1f} MiB of its own, {found['mapped_bytes'] / 2**20:.0f} MiB of "
           f"mapped files (libraries and the timeline's pages seen); the very first screen "
           f"{found['first_screen_ms']:.1f} ms")

@@ -25,7 +25,7 @@ from gputop.cli import main
 from gputop.commands.arguments import parse, parser
 from gputop.comparison.figures import Verdict
 from gputop.core.own_program import PACKAGES
-from gputop.doctor.pod import GRANTS, manifest_lines
+from gputop.doctor.node import GRANTS, manifest_lines
 from gputop.export.openmetrics import families
 from tests import tool_modules
 from tests.code_blocks import FRAMEWORKS, Block, code_blocks, parameters

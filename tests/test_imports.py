@@ -39,13 +39,11 @@ SAVES = {
     "gputop.export.write_tables": "for the first file",
     "gputop.export.analysis_page": "the analyses, in notebooks alone",
     "gputop.export.html": "NumPy and the analyses, 24 MB: for pages alone",
-    "gputop.export.pictures": "documents without pictures do without",
     "gputop.export.snapshot": "for the first snapshot: 3 MB, 110 ms",
     "gputop.launch": "for the first server that gputop starts in a job: 8 MB, 130 ms",
     "gputop.profiler": "for the first search for servers or the first capture: 2 to 21 MB, with gRPC",
     "gputop.ranks": "for the first job of several ranks: 4 MB",
-    "gputop.render.finding_markdown": "for the first finding that is copied",
-    "gputop.render.palette": "documents without pictures do without",
+    "gputop.render.evidence_words": "for the first finding that is copied",
     "gputop.rules": "for the first file with rules: 60 ms",
     "gputop.session": "what few sessions do, as automatic captures (3 MB): when one does it",
     "gputop.simulation": "the demo alone: NumPy, 13 MB",
@@ -56,7 +54,6 @@ SAVES = {
     "gputop.timeline": "NumPy, 18 MB: for the first timeline",
     "gputop.trace": "NumPy, 13 MB: for the first trace",
     "gputop.tui.screens": "when a screen opens: up to 35 MB with NumPy",
-    "gputop.tui.terminal.clipboard": "for the first text that is copied",
     "gputop.tui.timeline": "when a timeline opens: NumPy, 13 MB",
     "grpc": "for the first capture: 16 MB",
     "hashlib": "OpenSSL, 4 MB: for the first capture",
@@ -83,7 +80,6 @@ SAVES = {
 # Modules that load what a function of theirs imports anyway: to be imported at their top. It may only get shorter.
 LOADED_ANYWAY = {
     ("gputop.cluster.slurm", "gputop.core.codec"), ("gputop.comparison.compare", "gputop.core.version"),
-    ("gputop.export.cluster", "gputop.render.palette"),
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 from gputop.advice.finding_pages import SECTIONS, page, prose, title
 from gputop.advice.registry import FINDING_IDS
 from gputop.commands.arguments import COMMANDS, parser
-from gputop.text.markdown_text import plain_lines
+from gputop.text.markup import plain_lines
 from tests.code_blocks import code_blocks
 from tests.tool_modules import made_pages, tool
 
@@ -45,7 +45,7 @@ def test_pages_of_another_checkout_are_left_alone(tmp_path: Path, monkeypatch: p
 def test_all_commands_keys_and_variables_are_in_them() -> None:
     module, commands = tool("make_reference"), made_pages()[Path("reference/commands.md")]
     assert all(f"## gputop {name}\n" in commands for name in COMMANDS)
-    assert {name for name, _ in module.modules_with_keys()} == {*module._SCREENS}
+    assert {*module.modules_with_keys()} == {*module._SCREENS}
     code = "\n".join(path.read_text() for path in (ROOT / "gputop").rglob("*.py"))
     read = {name for name in re.findall(r"GPUTOP_[A-Z]+(?:_[A-Z]+)*", code) if name != "GPUTOP_PROMETHEUS"}
     assert read == {name for name in module.ENVIRONMENT if name.startswith("GPUTOP_")}

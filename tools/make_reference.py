@@ -158,33 +158,38 @@ def _invocation(action: argparse.Action) -> str:
 
 # -- keys -------------------------------------------------------------------------------------------
 
-_SCREENS = {  # the class that has the keys, and what it is called
+_SCREENS = {  # the module or its class that has the keys, and what it is called
     "gputop.tui.monitor.findings_panel": "The panel What to do", "gputop.tui.monitor.gpu_table": "The panel GPUs",
     "gputop.tui.monitor.process_panel": "The panel Processes", "gputop.tui.timeline.timeline_screen": "The timeline",
     "gputop.tui.timeline.canvas": "The timeline: moving", "gputop.tui.timeline.idle_gap_list": "The idle gaps",
     "gputop.tui.screens.tables_screen": "The tables", "gputop.tui.screens.captures": "The captures",
     "gputop.tui.screens.compare": "The comparison", "gputop.tui.screens.finding": "A finding",
-    "gputop.tui.screens.process_screens": "A process", "gputop.tui.screens.stacks": "The stacks",
-    "gputop.tui.screens.choose_job": "The question which job",
-    "gputop.tui.screens.workers": "The question which workers",
-    "gputop.tui.screens.start_server": "The question before a server is started",
-    "gputop.tui.screens.dialogs": "Dialogs", "gputop.tui.cluster.cluster_screen": "The screen of gputop cluster",
-    "gputop.tui.cluster.cluster_app": "Everywhere in gputop cluster",
+    "gputop.tui.screens.process_screens": "A process", "gputop.tui.screens.process_screens:StacksPopup": "The stacks",
+    "gputop.tui.screens.capture_questions:ChooseJob": "The question which job",
+    "gputop.tui.screens.capture_questions:WorkersQuestion": "The question which workers",
+    "gputop.tui.screens.capture_questions:StartServer": "The question before a server is started",
+    "gputop.tui.screens.dialogs": "Dialogs", "gputop.tui.cluster.cluster_app": "The screen of gputop cluster",
+    "gputop.tui.cluster.cluster_app:ClusterApp": "Everywhere in gputop cluster",
     "gputop.tui.run_app": "The monitor of gputop run",
     "gputop.tui.terminal.terminal_app": "Everywhere",
 }
 
 
-def modules_with_keys() -> Iterator[tuple[str, list[Binding]]]:
-    """Modules of the interface whose classes have keys that the help explains, with these keys."""
+def modules_with_keys() -> dict[str, list[Binding]]:
+    """Modules of the interface whose classes have keys that the help explains, with these keys; a class that has a
+    heading of its own stands by itself."""
+    keys_of: dict[str, list[Binding]] = {}
     for found in pkgutil.walk_packages(gputop.tui.__path__, "gputop.tui."):
         module = importlib.import_module(found.name)
         own = [value for value in vars(module).values() if isinstance(value, type)
                and value.__module__ == module.__name__ and "BINDINGS" in vars(value)]
-        bindings = [b for value in own for b in value.BINDINGS  # type: ignore[attr-defined]
-                    if isinstance(b, Binding) and b.tooltip]
-        if bindings and not {*bindings} <= {*keys.MONITOR}:
-            yield module.__name__, [b for b in bindings if b not in keys.MONITOR]
+        for value in own:
+            name = f"{module.__name__}:{value.__name__}"
+            bindings = [b for b in value.BINDINGS  # type: ignore[attr-defined]
+                        if isinstance(b, Binding) and b.tooltip and b not in keys.MONITOR]
+            if bindings:
+                keys_of.setdefault(name if name in _SCREENS else module.__name__, []).extend(bindings)
+    return keys_of
 
 
 def _keys() -> Iterator[str]:
@@ -200,7 +205,7 @@ def _keys() -> Iterator[str]:
         yield f"### {heading}"
         yield ""
         yield from _key_table(group)
-    of = dict(modules_with_keys())
+    of = modules_with_keys()
     for module, heading in _SCREENS.items():
         if module in of:
             yield f"## {heading}"

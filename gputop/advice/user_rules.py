@@ -16,8 +16,7 @@ from gputop.advice.rule import Limit
 from gputop.advice.user_registry import UserRules, use
 from gputop.core import metrics
 from gputop.core.findings import Finding, Gain
-from gputop.rules.dimensions import OF_METRIC, SECONDS, Unit
-from gputop.rules.names import Quantity, Source
+from gputop.rules.names import OF_METRIC, SECONDS, Quantity, Source, Unit
 from gputop.rules.read_files import RulePath
 from gputop.rules.rule_file import Budget, FileProblem, LimitText, RuleFile, RuleText
 from gputop.rules.toml_places import TomlPlace

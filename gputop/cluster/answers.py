@@ -15,13 +15,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gputop.cluster.available_metrics import AvailableMetrics
-from gputop.cluster.model import Gpu, Group, Node, fields_of
+from gputop.cluster.model import FleetLimits, Gpu, Group, Node, fields_of
 from gputop.cluster.prometheus import Series, figure_of
 from gputop.cluster.promql import matchers
 from gputop.cluster.queries import LEVELS
 from gputop.cluster.series_store import SeriesStore
-from gputop.cluster.slurm_nodes import SlurmNodes
-from gputop.cluster.view import FleetLimits
+from gputop.cluster.slurm import SlurmNodes
 from gputop.sources.exporters import CLUSTER_LABEL, NODE_LABELS, UUID_LABELS, gpu_of, job_of, node_of
 
 MOST_LOW_GPUS = 12  # that are looked at

@@ -19,6 +19,7 @@ from gputop.cluster.answers import FleetSeries, Idleness, Key, Selection, bounde
 from gputop.cluster.model import (
     NO_JOB,
     Fleet,
+    FleetView,
     Gpu,
     Group,
     History,
@@ -36,7 +37,6 @@ from gputop.cluster.prometheus import Series
 from gputop.cluster.queries import COMPARED
 from gputop.cluster.series_store import SlotGrid
 from gputop.cluster.slurm import SlurmJob
-from gputop.cluster.view import FleetView
 from gputop.cluster.wanted import ACTIVITY as GPU_ACTIVITY
 from gputop.cluster.wanted import CLOCK, GPUS, GROUPS, IDLE
 from gputop.sources.exporters import ACTIVITY, CLUSTER_LABEL, gpu_of, node_of

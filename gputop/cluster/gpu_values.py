@@ -38,16 +38,7 @@ from gputop.cluster.promql import (
     with_uuid,
     without_label,
 )
-from gputop.sources.exporters import (
-    COUNTERS,
-    GPU_LABELS,
-    JOINING_LABELS,
-    LIMITS,
-    POD_LABELS,
-    UUID_LABELS,
-    MetricName,
-    Schema,
-)
+from gputop.sources import exporters
 
 _RECENT_S = 300.0  # the window of a group's present figures
 _SCRAPES = 2.5  # between which a GPU that misses one is still there
@@ -82,7 +73,7 @@ class GpuValues:
 
     def figure(self, figure: str, reading: ReadingWay) -> str:
         """A figure of each GPU in its base unit; of a counter its increase of late."""
-        if figure in COUNTERS:
+        if figure in exporters.COUNTERS:
             reading = replace(reading, window=self.recent, over="increase")
         return self._with_holder(self._of_first_exporter([self._of_exporter(schema, figure, reading)
                                                           for schema in self._schemas]), reading)
@@ -131,7 +122,7 @@ class GpuValues:
 
     def _of_first_exporter(self, by_exporter: list[str]) -> str:
         present = [value for value in by_exporter if value]
-        return either(present, f"or on ({UUID_LABELS[0]})")
+        return either(present, f"or on ({exporters.UUID_LABELS[0]})")
 
     def _with_holder(self, value: str, reading: ReadingWay) -> str:
         """Return the values, those without a job with the job that other series of the GPU have."""
@@ -145,13 +136,13 @@ class GpuValues:
                       for label in metrics.job_labels)
         on = ", ".join(metrics.uuid_labels)
         more = [*(["kind"] if self._several_kinds else []), *(["model"] if reading.model else []),
-                *([*GPU_LABELS, *metrics.node_labels] if reading.placed else [])]
+                *([*exporters.GPU_LABELS, *metrics.node_labels] if reading.placed else [])]
         kept_labels = [label for label in dict.fromkeys(more) if label not in (*metrics.uuid_labels, *jobs)]
         holders = grouped("group", (*metrics.uuid_labels, *jobs), held)
         return (f"({holders} * on ({on}) group_left ({', '.join(kept_labels)}) topk by ({on}) (1, {value}) "
                 f"or on ({on}) {value})")
 
-    def _of_exporter(self, schema: Schema, figure: str, reading: ReadingWay) -> str:
+    def _of_exporter(self, schema: exporters.Schema, figure: str, reading: ReadingWay) -> str:
         if not (self._metrics.divided and schema.jobs and reading.instances):
             return self._of_spellings(schema, figure, reading)
         # A GPU next to its MIG instances would be counted once more.
@@ -160,18 +151,18 @@ class GpuValues:
         names = [name.name for name in self._metrics.spellings(schema, figure)]
         return parts and f"({whole} unless on (uuid) {any_name(names, has('mig'))} or {parts})"
 
-    def _of_spellings(self, schema: Schema, figure: str, reading: ReadingWay) -> str:
+    def _of_spellings(self, schema: exporters.Schema, figure: str, reading: ReadingWay) -> str:
         metrics = self._metrics
         if reading.model and not schema.info:
             reading = replace(reading, where=all_of(reading.where, has(schema.model)))
         labels = dict.fromkeys([
-            *(UUID_LABELS[:1] if UUID_LABELS[0] in metrics.uuid_labels else ()),
-            *(label for label in schema.gpu_labels if label in UUID_LABELS or reading.placed),
+            *(exporters.UUID_LABELS[:1] if exporters.UUID_LABELS[0] in metrics.uuid_labels else ()),
+            *(label for label in schema.gpu_labels if label in exporters.UUID_LABELS or reading.placed),
             *(schema.mig_labels if reading.instances else ()), *metrics.labels_of_job,
             *(metrics.node_labels if reading.placed else ()), *(["model"] if reading.model else [])])
         one_of = metrics.scattered and reading.placed
         if one_of:  # its series may differ in more: take one of them, with its labels
-            kept = (*metrics.uuid_labels, *UUID_LABELS, *metrics.labels_of_job, "model")
+            kept = (*metrics.uuid_labels, *exporters.UUID_LABELS, *metrics.labels_of_job, "model")
             labels = dict.fromkeys(label for label in labels if label in kept)
         of_job = ""
         if schema.jobs in metrics.series and (match := _FIRST_MATCHER.match(reading.where)) and (
@@ -188,23 +179,25 @@ class GpuValues:
             values.append(f"topk by ({', '.join(labels)}) (1, {value})" if one_of else grouped("max", labels, value))
         return either(values, self._or)
 
-    def _identified(self, value: str, *schemas: Schema) -> str:
+    def _identified(self, value: str, *schemas: exporters.Schema) -> str:
         """Return the series with one label of their UUID, and of their node, where exporters differ; and without that
         of their pod where another joins the pods of a job."""
         metrics = self._metrics
-        for joining in (label for label in metrics.job_labels if label in JOINING_LABELS):
-            for pod in (label for label in metrics.job_labels if label in POD_LABELS):
+        for joining in (label for label in metrics.job_labels if label in exporters.JOINING_LABELS):
+            for pod in (label for label in metrics.job_labels if label in exporters.POD_LABELS):
                 value = without_label(value, pod, joining)
         if metrics.scattered:
             value = with_first_label(value, "instance", (*metrics.hosts, "instance"))
-        if UUID_LABELS[0] not in metrics.uuid_labels:
+        if exporters.UUID_LABELS[0] not in metrics.uuid_labels:
             return value
-        for label in UUID_LABELS[1:]:
+        for label in exporters.UUID_LABELS[1:]:
             if any(label in schema.gpu_labels for schema in schemas or self._schemas):
-                value = with_copied_uuid(value, UUID_LABELS[0], label)
-        return with_uuid(value, UUID_LABELS[0], ("instance", *GPU_LABELS)) if metrics.nameless else value
+                value = with_copied_uuid(value, exporters.UUID_LABELS[0], label)
+        if not metrics.nameless:
+            return value
+        return with_uuid(value, exporters.UUID_LABELS[0], ("instance", *exporters.GPU_LABELS))
 
-    def _with_job(self, schema: Schema, value: str, reading: ReadingWay, of_job: str) -> str:
+    def _with_job(self, schema: exporters.Schema, value: str, reading: ReadingWay, of_job: str) -> str:
         """Return the value with the job's label, of exporters that name jobs in a metric of its own; GPUs of no job
         stay, unless those ``of_job`` are asked for."""
         if schema.jobs not in self._metrics.series:
@@ -217,7 +210,7 @@ class GpuValues:
         return joined if of_job else f"{joined} or on ({', '.join(schema.join)}) ({value})"
 
 
-def _measured(name: MetricName, reading: ReadingWay) -> str:
+def _measured(name: exporters.MetricName, reading: ReadingWay) -> str:
     """A metric in its base unit."""
     now = selector(name.name, reading.where)
     offset = f" offset {duration(reading.ago_s)}" if reading.ago_s else ""
@@ -229,13 +222,13 @@ def _measured(name: MetricName, reading: ReadingWay) -> str:
 
 def _plausible(figure: str) -> str:
     """The comparisons that leave out what the figure cannot be."""
-    if figure not in LIMITS:
+    if figure not in exporters.LIMITS:
         return f"< {LARGEST:g}"
-    least, most = LIMITS[figure]
+    least, most = exporters.LIMITS[figure]
     return f"<= {most:.17g}" if least is None else f">= {least:.17g} <= {most:.17g}"
 
 
-def _with_label_of(schema: Schema, value: str, label: str, info: str) -> str:
+def _with_label_of(schema: exporters.Schema, value: str, label: str, info: str) -> str:
     """Return the value with a label of another metric of the same GPU."""
     on = ", ".join(schema.join)
     return f"({value}) * on ({on}) group_left ({label}) topk by ({on}) (1, {info})"

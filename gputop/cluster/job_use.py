@@ -12,16 +12,14 @@ from msgspec.structs import replace
 
 from gputop.cluster.answers import gpu_id
 from gputop.cluster.available_metrics import find_metrics
-from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.gpu_values import GpuValues, ReadingWay
 from gputop.cluster.model import History
-from gputop.cluster.prometheus import Client, Series, figure_of
+from gputop.cluster.prometheus import Client, FigureClient, Series, figure_of
 from gputop.cluster.promql import duration, either, matchers
 from gputop.core.errors import NoDataError
 from gputop.core.samples import NodeSample
 from gputop.sources.exporters import ACTIVITY_TITLES, gpu_of, node_of
-from gputop.text.local_time import clock_time
-from gputop.text.units import percent, printable, seconds
+from gputop.text.units import clock_time, percent, printable, seconds
 
 HOUR_S = 3600.0
 RECORDED_STEP_S = 60.0

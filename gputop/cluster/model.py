@@ -1,4 +1,4 @@
-"""A fleet: the jobs, nodes and GPUs of a cluster with their figures, as rules and views read them.
+"""A fleet: the jobs, nodes and GPUs of a cluster with their figures, as rules and views read and ask for them.
 
 What is not known is None, or absent. Ratios are 0-1, everything else is in base units.
 """
@@ -186,3 +186,25 @@ def together(groups: Iterable[Group]) -> Group:
                  kind=kinds.pop() if len(kinds) == 1 else "mixed" if kinds else "",
                  tensor_active=mean("tensor_active"), memory_used_bytes=total("memory_used_bytes"),
                  memory_total_bytes=total("memory_total_bytes"), power_w=total("power_w"))
+
+
+class FleetLimits(Struct, frozen=True):
+    """Limits of what is asked for: GPUs that have not passed the activity ``idle`` for ``idle_s``, and GPUs whose
+    activity is ``below`` the median by so much; and those more active than ``busy`` whose SM clock is below ``clock``
+    of the median. The rules decide."""
+
+    idle: float
+    idle_s: float
+    below: float
+    busy: float
+    clock: float
+
+
+class FleetView(Struct, frozen=True):
+    """Part of a fleet that somebody looks at. ``jobs``: those whose history is wanted first; none: all."""
+
+    span_s: float = 3 * 3600.0
+    step_s: float = 120.0
+    jobs: tuple[str, ...] = ()
+    open_jobs: tuple[str, ...] = ()
+    open_nodes: tuple[tuple[str, str], ...] = ()  # job, node

@@ -20,13 +20,12 @@ from msgspec.structs import replace
 
 from gputop.cluster.answers import FleetSeries, Key, gpu_id
 from gputop.cluster.available_metrics import AvailableMetrics
+from gputop.cluster.model import FleetLimits, FleetView
 from gputop.cluster.prometheus import Series
 from gputop.cluster.promql import FIGURE
 from gputop.cluster.queries import COMPARED, LEVELS, OUTLIERS
 from gputop.cluster.series_store import SeriesStore
-from gputop.cluster.slurm import SlurmJob
-from gputop.cluster.slurm_nodes import SlurmNodes
-from gputop.cluster.view import FleetLimits, FleetView
+from gputop.cluster.slurm import SlurmJob, SlurmNodes
 from gputop.cluster.wanted import ACTIVITY, CLOCK
 from gputop.telemetry.agents import FIGURES, NodeAnswer, NodeGpu, NodeProblem
 from gputop.text.units import printable

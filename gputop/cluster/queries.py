@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from gputop.cluster.available_metrics import AvailableMetrics, selector_of_targets
 from gputop.cluster.gpu_values import GpuValues, ReadingWay
+from gputop.cluster.model import FleetLimits
 from gputop.cluster.promql import any_name, below_median, counted, deviation, duration, either, grouped, lowest, median
-from gputop.cluster.view import FleetLimits
 from gputop.sources.exporters import COUNTERS
 
 OUTLIERS = 4  # GPUs and nodes of each group that are asked for by name

@@ -21,10 +21,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from gputop.cluster.figure_client import FigureClient
-from gputop.cluster.model import History
-from gputop.cluster.prometheus import QueryTooLong, Series, figure_of
-from gputop.cluster.view import FleetView
+from gputop.cluster.model import FleetView, History
+from gputop.cluster.prometheus import FigureClient, QueryTooLong, Series, figure_of
 
 SUBJECTS_AT_ONCE = 60
 _MAX_SERIES = 100_000  # a server may name other groups each time

@@ -1,4 +1,4 @@
-"""The jobs that run, as ``squeue --json`` tells them (Slurm 22.05 and newer). Parsing is pure.
+"""The jobs that run, as ``squeue --json`` tells them (Slurm 22.05 and newer), and their nodes. Parsing is pure.
 
 Releases differ: a state is a text, from 23.11 on a list; numbers are numbers, from 23.02 on objects with "set". Jobs
 that have ended stay in the answer for some minutes.
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Problem
+from gputop.profiler.addresses import short_name
 from gputop.profiler.workers import MAX_HOSTS, expand_hostlist
+from gputop.sources.exporters import CLUSTER_LABEL, NODE_LABELS
 from gputop.text.units import printable
 
 MAX_BYTES = 64 << 20  # 3.5 kB a job
@@ -142,3 +144,40 @@ class JobQueue:
             self.problem = Problem(f"cannot start squeue: {error.strerror or error}")
         # A controller that is down lets squeue wait, and the figures of the GPUs with it.
         self._due_s = now_s + max(_PERIOD_S, _PER_ASKING * (time.monotonic() - began_s))
+
+
+class SlurmNodes:
+    """The nodes of a Prometheus by the names that Slurm may have for them.
+
+    An exporter may name a node with its domain, by an address or with a port, Slurm mostly by its short name.
+    """
+
+    def __init__(self, labels_of: Mapping[str, Mapping[str, str]], clusters: Set[str]) -> None:
+        """``labels_of``: by name of a node, "cluster/node" where there are several ``clusters``, its labels."""
+        self._clusters = clusters
+        self._names = {node: self._names_of(node, labels) for node, labels in labels_of.items()}
+        self._by_name = {name: node for node, names in self._names.items() for name in names}
+
+    def gpus_of(self, job: SlurmJob) -> dict[str, int]:
+        """The nodes of a job that are known here, and how many GPUs it holds on each."""
+        return {self._by_name[name]: gpus for node, gpus in job.gpus.items()
+                if (name := self._name(job, node)) in self._by_name}
+
+    def held_by(self, jobs: tuple[SlurmJob, ...]) -> list[str]:
+        """The nodes that any of these jobs holds GPUs of."""
+        held = {self._name(job, node) for job in jobs for node in job.gpus}
+        return [node for node, names in self._names.items() if not held.isdisjoint(names)]
+
+    def _name(self, job: SlurmJob, node: str) -> str:
+        return f"{job.cluster}/{short_name(node)}" if self._clusters else short_name(node)
+
+    def _names_of(self, node: str, labels: Mapping[str, str]) -> set[str]:
+        cluster = f"{labels.get(CLUSTER_LABEL, '')}/" if self._clusters else ""
+        names = {labels[label] for label in NODE_LABELS if labels.get(label)} | {node.removeprefix(cluster)}
+        return {cluster + short_host(name) for name in names}
+
+
+def short_host(name: str) -> str:
+    """The short name of a node in a label, which may end in a port."""
+    host, _, port = name.rpartition(":")
+    return short_name(host if port.isdecimal() else name)

@@ -15,11 +15,11 @@ from gputop.commands.monitor import unfit_terminal
 from gputop.commands.option_types import amount, count, parameter_count
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.text import console
-from gputop.text.wrapping import wrap
+from gputop.text.units import wrap
 from gputop.trace.readers.formats import ACCEPTED_BRIEF
 
 if TYPE_CHECKING:
-    from gputop.comparison.document import GateResult
+    from gputop.comparison.compare import GateResult
     from gputop.export.analysis_documents import AnalyzeDocument
 
 
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _all_runs(args: argparse.Namespace, gates: Sequence[str], results: list[GateResult]) -> None:
     """Each run of the logdirs; one that cannot be read is said on stderr and does not end the others."""
-    from gputop.comparison.document import GateResult
+    from gputop.comparison.compare import GateResult
     from gputop.comparison.gates import gate_lines
     from gputop.trace.readers.find_files import runs_at
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import threading
@@ -11,32 +12,26 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from gputop.commands import common
 from gputop.commands.arguments import add_shared
 from gputop.commands.attach import agreed, confirmed
-from gputop.commands.common import (
-    check_notify,
-    options_of,
-    print_capture,
-    print_refusal,
-    source_of,
-    tell_capture,
-)
 from gputop.commands.option_types import positive_seconds
-from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError, sentences
 from gputop.core.signal_handlers import signal_handlers, termination_handlers, unwinding
 from gputop.text.console import say
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.choose_workers import Choice
-    from gputop.profiler.capture.records import CaptureStatus, Server
+    from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
     from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest
     from gputop.session.gpu_samples import CounterWatch
     from gputop.session.options import Options
     from gputop.session.other_nodes import OtherNodes
-
+    from gputop.session.session import Change, Session
 
 _BEFORE_S = 2.0  # of live figures before a PyTorch job is recorded: they show how much that slows it
 _FIGURES_S = 5  # time in which workers are compared: some steps
+_POLL_PERIOD_S = 0.2  # while a dip is waited for
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         finding = refused_capture(refusal.pid, refusal.share) if refusal is not None else None
         if finding is None or args.json:  # whoever reads the JSON wants that of a trace
             raise
-        print_refusal(finding)
+        common.print_refusal(finding)
         return error.exit_code
 
 
@@ -87,11 +82,11 @@ def _run(args: argparse.Namespace) -> int:
     from gputop.session.gpu_samples import CounterWatch
     from gputop.session.stack_watch import StackChoice, simulated_stacks
 
-    options = options_of(args)
+    options = common.options_of(args)
     if options.auto_capture is not None:
         return _run_on_dip(args, options)
-    check_notify(args)
-    source = source_of(args)
+    common.check_notify(args)
+    source = common.source_of(args)
     if source.simulated:
         source.open()
     stop = threading.Event()
@@ -125,12 +120,12 @@ def _run(args: argparse.Namespace) -> int:
                     stop, threading.Event(), on_status, StackChoice(options.stacks, simulated=simulated_stacks(source)),
                     watch.counters, other_nodes=other_nodes, attached=attached_now))
         except GputopError as error:
-            tell_capture(args, error, simulated=source.simulated)
+            common.tell_capture(args, error, simulated=source.simulated)
             raise
     try:
-        return print_capture(record, as_json=args.json, full=args.full)
+        return common.print_capture(record, as_json=args.json, full=args.full)
     finally:
-        tell_capture(args, record, simulated=source.simulated)
+        common.tell_capture(args, record, simulated=source.simulated)
 
 
 def _workers(chosen: tuple[Server, ...], watch: CounterWatch, *, every: bool) -> tuple[Server, ...]:
@@ -145,16 +140,6 @@ def _workers(chosen: tuple[Server, ...], watch: CounterWatch, *, every: bool) ->
     if any(process_of(s.address) is not None for s in answering):
         watch.wait(_BEFORE_S)
     return chosen
-
-
-def _run_on_dip(args: argparse.Namespace, options: Options) -> int:
-    from gputop.commands import capture_on_dip
-
-    if args.nodes:
-        raise GputopError("--nodes cannot be combined with --on-dip: gputop detects dips only on its own node",
-                          "Run gputop capture --on-dip on each node.", EXIT_USAGE)
-    ready = tuple(_ready(pid, [], yes=args.yes) for pid in args.pids)
-    return capture_on_dip.run(args, replace(options, attach=(*options.attach, *ready)))
 
 
 def _servers(attached: Sequence[str], endpoints: Mapping[str, str], request: CaptureRequest, watch: CounterWatch, *,
@@ -272,3 +257,82 @@ def _choose_workers(servers: Sequence[Server], watch: CounterWatch) -> Choice:
     ways = ["--all-workers captures all"] if len(servers) <= MAX_ALL_WORKERS else []
     say("; ".join((f"capturing {choice.text()}", *ways)))
     return choice
+
+
+def _run_on_dip(args: argparse.Namespace, options: Options) -> int:
+    """Capture on dips until ``--dip-max`` captures (1) or ctrl-c; that ends a running capture and keeps its data."""
+    from gputop.profiler.capture.records import usable
+    from gputop.profiler.capture.request import require_no_question
+    from gputop.session.session import Session
+
+    session = Session(common.source_of(args), _options_on_dip(args, options))
+    auto_capture = session.control.auto_capture
+    assert options.auto_capture is not None and auto_capture is not None
+    stop, ended = threading.Event(), threading.Event()
+
+    def interrupted(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second one quits at once
+        stop.set()
+
+    def changed(change: Change) -> None:
+        status = session.control.status
+        if change == "failed" or (change == "capture" and status is not None and not status.running):
+            ended.set()
+
+    common.check_notify(args)
+    with (contextlib.closing(session), common.notifying(args, session),
+          signal_handlers(termination_handlers(interrupted))):
+        session.listen(changed)
+        session.start()
+        say(f"waiting for {options.auto_capture.rule.text}; press ctrl-c to stop")
+        reported, last_reported, job_known = "", session.results.last_capture, False
+        while True:
+            ended.wait(_POLL_PERIOD_S)
+            if session.failure is not None:
+                raise session.failure
+            if not job_known and session.feed.sample is not None and usable(session.watch.servers):
+                # Which job is meant is asked now: at the dip nobody is there.
+                require_no_question(session.watch.question(session.control.request()))
+                job_known = True
+            if auto_capture.note != reported:
+                reported = auto_capture.note
+                say(reported)
+            running = session.control.running
+            if stop.is_set() and not (running and not ended.is_set()):
+                return EXIT_OK
+            if stop.is_set():
+                session.control.stop_capture()
+            if ended.is_set() and not running:
+                ended.clear()
+                _report(session, last_reported, as_json=args.json, full=args.full)
+                last_reported = session.results.last_capture
+                if auto_capture.done:
+                    return EXIT_OK
+
+
+def _options_on_dip(args: argparse.Namespace, options: Options) -> Options:
+    """The options with the jobs of ``args.pids`` made ready. Raises GputopError where they do not fit each other."""
+    if args.nodes:
+        raise GputopError("--nodes cannot be combined with --on-dip: gputop detects dips only on its own node",
+                          "Run gputop capture --on-dip on each node.", EXIT_USAGE)
+    if args.json and options.auto_capture is not None and options.auto_capture.max_captures > 1:
+        raise GputopError("--json prints one document, so it requires --dip-max 1", "Leave out --dip-max or --json.",
+                          EXIT_USAGE)
+    if args.force:
+        raise GputopError("--force cannot be combined with --on-dip, because nobody may be present to accept its cost",
+                          "Leave out --force or --on-dip.", EXIT_USAGE)
+    ready = tuple(_ready(pid, [], yes=args.yes) for pid in args.pids)
+    return replace(options, attach=(*options.attach, *ready), capture_s=args.seconds)
+
+
+def _report(session: Session, last_reported: CaptureRecord | None, *, as_json: bool, full: bool) -> None:
+    """Print the result of a capture newer than ``last_reported``, or why it failed; the command goes on waiting."""
+    status, record = session.control.status, session.results.last_capture
+    if record is None or record is last_reported:
+        assert status is not None
+        say(sentences(status.message, status.fix))
+        return
+    try:
+        common.print_capture(record, as_json=as_json, full=full)
+    except GputopError as error:
+        say(error.in_one_line)

@@ -21,9 +21,7 @@ from gputop.text.console import say
 
 if TYPE_CHECKING:
     from gputop.advice.fleet.advise import FleetReport
-    from gputop.cluster.collect import Collector
-    from gputop.cluster.nodes import NodesCollector
-    from gputop.cluster.view import FleetCollector
+    from gputop.cluster.collect import Collector, FleetCollector, NodesCollector
     from gputop.commands.settings import Config
 
 _ALL = "all"
@@ -47,14 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hours", type=hours, default=3.0, metavar="H", help="hours of history to show (3)")
     parser.add_argument("--timeout", type=positive_seconds, default=20.0, metavar="S",
                         help="seconds to wait for an answer from Prometheus (20)")
-    parser.add_argument("--refresh", type=refresh_s, default=15.0, metavar="S",
-                        help="seconds between samples (15)")
+    parser.add_argument("--refresh", type=refresh_s, default=15.0, metavar="S", help="seconds between samples (15)")
 
 
 def run(args: argparse.Namespace) -> int:
     from gputop.advice.fleet.advise import report_of
     from gputop.cluster.collect import complete_fleet
-    from gputop.cluster.view import FleetView
+    from gputop.cluster.model import FleetView
     from gputop.commands.monitor import unfit_terminal
     from gputop.render.time_slices import slice_for
 
@@ -101,7 +98,7 @@ def _collector(args: argparse.Namespace) -> Iterator[tuple[FleetCollector, str]]
 
 def _of_nodes(args: argparse.Namespace) -> NodesCollector:
     from gputop.advice.fleet.advise import asked_limits
-    from gputop.cluster.nodes import NodesCollector
+    from gputop.cluster.collect import NodesCollector
     from gputop.telemetry.agents import SCHEMA, Request, Ssh, parse_nodes
 
     names = parse_nodes(args.nodes)

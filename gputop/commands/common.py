@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureRecord
     from gputop.session.session import Session
     from gputop.sources.base import Source
-    from gputop.tui.terminal.preferences import Preferences
+    from gputop.tui.terminal.color_support import Preferences
 
 MAX_LATE_SAMPLES = 5
 _SCREEN_WAIT_S = 1.0  # for what is still being told when the screen closes
@@ -83,8 +83,7 @@ def _auto_capture_options(args: argparse.Namespace) -> AutoCaptureOptions | None
 
 def preferences_of(args: argparse.Namespace) -> Preferences:
     """The appearance of the monitor on this terminal; Textual, imported later, learns how many colors there are."""
-    from gputop.tui.terminal.color_support import terminal_colors, terminal_glyphs
-    from gputop.tui.terminal.preferences import Preferences, full_theme_name
+    from gputop.tui.terminal.color_support import Preferences, full_theme_name, terminal_colors, terminal_glyphs
 
     config = args.config
     preferences = Preferences(
@@ -166,7 +165,7 @@ def print_capture(record: CaptureRecord, *, as_json: bool, full: bool = False) -
 
 def print_refusal(finding: Finding) -> None:
     """Print the finding for which a job was not captured."""
-    from gputop.render.verdict_lines import VerdictRow, plain_lines, verdict_of
+    from gputop.render.finding_text import VerdictRow, plain_lines, verdict_of
 
     verdict = verdict_of(finding, VerdictRow("From", "what the process reports about itself; there is no trace"))
     console.write_text("\n".join(plain_lines(verdict, width(), loud=True)) + "\n")

@@ -12,8 +12,7 @@ from gputop.commands.arguments import add_shared
 from gputop.commands.common import width
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text import console
-from gputop.text.units import counted, seconds, size
-from gputop.text.wrapping import wrap
+from gputop.text.units import counted, seconds, size, wrap
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         console.write_json(comparison.document(results))
     elif args.markdown:
-        from gputop.comparison.markdown import markdown
+        from gputop.comparison.report_lines import markdown
 
         console.write_text(markdown(comparison, results), end="")
     else:

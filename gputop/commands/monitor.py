@@ -8,15 +8,7 @@ import gc
 import os
 import sys
 
-from gputop.commands.common import (
-    check_export,
-    check_notify,
-    exporting,
-    notifying,
-    options_of,
-    preferences_of,
-    source_of,
-)
+from gputop.commands import common
 from gputop.core.imports import without
 from gputop.core.own_memory import share_one_heap
 from gputop.text.console import say
@@ -26,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
     from gputop.telemetry.sampler import Sampler
 
     share_one_heap()
-    source, options = source_of(args), options_of(args)
+    source, options = common.source_of(args), common.options_of(args)
     if not source.simulated and (args.source == "dcgm" or not _has_driver()):
         source.open()  # raises with the exact cause, before the screen is taken
     unfit = unfit_terminal()
@@ -38,9 +30,9 @@ def run(args: argparse.Namespace) -> int:
         if args.export is not None:
             say("--export needs the monitor; to serve metrics without the monitor: gputop export")
         return snapshot.run(argparse.Namespace(**{**vars(args), "format": "text", "output": None, "seconds": 2.0}))
-    check_export(args)
-    check_notify(args)
-    preferences = preferences_of(args)
+    common.check_export(args)
+    common.check_notify(args)
+    preferences = common.preferences_of(args)
     sampler = Sampler(source, options.interval_s)
     sampler.start()
     from gputop.tui.monitor import first_paint  # while the driver starts
@@ -50,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
         import_asyncio_without_ssl()
         from gputop.session.session import Session
 
-        with (contextlib.closing(Session(source, options, sampler=sampler)) as session, exporting(args, session),
-              notifying(args, session)):
+        with (contextlib.closing(Session(source, options, sampler=sampler)) as session, common.exporting(args, session),
+              common.notifying(args, session)):
             from gputop.tui import app
 
             return app.run(session, preferences, frame)

@@ -12,7 +12,7 @@ from gputop.commands.option_types import bounds, output_file, parsed_bounds, par
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.own_program import gputop_command
 from gputop.core.signal_handlers import stop_at_end
-from gputop.replay.parts import Bounds, Rotation
+from gputop.replay.parts import Bounds, Rotation, record
 from gputop.text import console
 from gputop.text.console import say
 
@@ -29,8 +29,7 @@ def user_unit(words: Sequence[str]) -> str:
     """The unit that runs ``words`` again where they end with an error."""
     command = " ".join([quoted(words[0], variables=False), *map(quoted, words[1:])])
     return f"""\
-# ~/.config/systemd/user/{NAME}
-# To start it now and at every login:
+# ~/.config/systemd/user/{NAME} To start it now and at every login:
 #   systemctl --user daemon-reload && systemctl --user enable --now {NAME.removesuffix('.service')}
 # To run it also from boot on and after you log out:  loginctl enable-linger
 # Its messages:  journalctl --user -u {NAME.removesuffix('.service')}
@@ -66,7 +65,6 @@ def quoted(word: str, *, variables: bool = True) -> str:
     return text if _PLAIN.fullmatch(text) else f'"{text}"'
 
 
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "what to watch", idle=("profiler servers", "captures"))
     parser.add_argument("-o", "--output", type=output_file, required=True, metavar="FILE",
@@ -89,8 +87,6 @@ def run(args: argparse.Namespace) -> int:
     if args.systemd_unit:
         console.write_text(user_unit(list(_words(args))))
         return EXIT_OK
-    from gputop.replay.record import record
-
     with stop_at_end() as stop:
         record(source_of(args), args.interval, args.output, args.seconds, stop, say, rotation)
     return EXIT_OK

@@ -16,8 +16,8 @@ from gputop.commands.common import width
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, GputopError
 from gputop.render.table import Column, Table, table_lines
 from gputop.text import console
-from gputop.text.units import counted, figure, percent, printable, ranges
-from gputop.text.wrapping import wrap
+from gputop.text.markup import plain_lines
+from gputop.text.units import clock_time, counted, figure, percent, printable, ranges, wrap
 
 if TYPE_CHECKING:
     from gputop.advice.rule import Limit
@@ -175,7 +175,6 @@ def _explain(args: argparse.Namespace) -> int:
     from gputop.advice.finding_pages import page
     from gputop.advice.registry import FINDING_IDS, limit_record
     from gputop.advice.user_registry import user_rules
-    from gputop.text.markdown_text import plain_lines
 
     if len(args.words) != 1:
         raise GputopError("explain needs the ID of one rule", "To list all rules: gputop rules list", EXIT_USAGE)
@@ -269,7 +268,6 @@ def _test(args: argparse.Namespace) -> int:
 
 def _trial(trial: Trial) -> Iterator[str]:
     from gputop.render.evidence_words import evidence_label
-    from gputop.text.local_time import clock_time
 
     gpus = f" on GPU {ranges(trial.gpus, ', ')}" if trial.gpus else ""
     yield from wrap(f"{trial.id}: {trial.outcome.upper()}{gpus}   {trial.when}", width(), "", "    ")

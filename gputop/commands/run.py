@@ -10,16 +10,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from gputop.commands import common
 from gputop.commands.arguments import add_shared
-from gputop.commands.common import (
-    check_export,
-    check_notify,
-    exporting,
-    notifying,
-    options_of,
-    preferences_of,
-    source_of,
-)
 from gputop.commands.monitor import unfit_terminal
 from gputop.commands.option_types import port
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
@@ -109,10 +101,10 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
     from gputop.launch.job import StartedJob, exit_like, forward_signals, log_path, wait_for_exit
     from gputop.session.session import Session
 
-    options = options_of(args)
-    check_export(args)
-    check_notify(args)
-    source = source_of(args)
+    options = common.options_of(args)
+    common.check_export(args)
+    common.check_notify(args)
+    source = common.source_of(args)
     try:
         source.open()  # what keeps the monitor from running is reported before the job starts
     except GputopError as error:
@@ -131,9 +123,9 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
         job = StartedJob(args.job, environ, args.output or log_path(options.logdir))
         announcements.start()
         try:
-            with (contextlib.closing(session), exporting(args, session), notifying(args, session),
+            with (contextlib.closing(session), common.exporting(args, session), common.notifying(args, session),
                   forward_signals(job)):
-                preferences = preferences_of(args)
+                preferences = common.preferences_of(args)
                 from gputop.tui.run_app import run as run_monitor
 
                 run_monitor(session, job, preferences)

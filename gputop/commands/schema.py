@@ -15,7 +15,7 @@ import msgspec
 from gputop.advice.fleet.advise import ClusterDocument
 from gputop.commands.rules import RulesDocument
 from gputop.comparison.baselines import BaselinesDocument
-from gputop.comparison.document import CompareDocument
+from gputop.comparison.compare import CompareDocument
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.version import __version__
 from gputop.doctor.examine import DoctorDocument

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from gputop.comparison.drift import cpus_of, drift_of
 from gputop.comparison.sides import Side
+from gputop.comparison.statistics import cpus_of, drift_of
 from gputop.text.units import percent
 
 # Less kernel time than this under names that both sides have: another model, number type or compiler. gputop's own.

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
+from gputop.comparison import figures
 from gputop.comparison.advice import FollowedAdvice, followed
-from gputop.comparison.caveats import Note, batch_factor, notes, other_batch
-from gputop.comparison.document import CompareDocument, CompareMethod, CompareRow, CompareSide, GateResult
-from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, THREADS_SPREAD_MOST, drift_of
-from gputop.comparison.figures import (
-    ERROR,
-    MIN_EFFECT,
-    REPEAT,
-    SMALL,
-    STEP_ERROR,
-    ComparedRow,
-    Verdict,
-    all_rows,
-    percent_change,
-)
-from gputop.comparison.sides import Side
-from gputop.comparison.statistics import BLOCKS, MIN_STEPS
+from gputop.comparison.caveats import Note, batch_factor, gpu_count, notes, other_batch
+from gputop.comparison.figures import ERROR, MIN_EFFECT, REPEAT, SMALL, STEP_ERROR, ComparedRow, Group, Verdict
+from gputop.comparison.sides import Kind, Side
+from gputop.comparison.statistics import BLOCKS, CPU_DRIFT, GPU_DRIFT, MIN_STEPS, THREADS_SPREAD_MOST, drift_of
 from gputop.core.codec import document_of, to_document
 from gputop.core.errors import NoDataError
 from gputop.text.units import percent, seconds
@@ -236,7 +225,7 @@ def _may_agree(step: ComparedRow, wall: ComparedRow) -> bool:
 
 def _change(row: ComparedRow) -> tuple[str, str]:
     """"344 → 184 ms", " (−46.5%)"."""
-    share = percent_change(row)
+    share = figures.percent_change(row)
     return _times(row.a, row.b_alike), "" if share is None else f" ({signed(share)})"
 
 
@@ -270,8 +259,7 @@ def _although(step: ComparedRow, wall: ComparedRow) -> str:
 
 def _beside(wall: ComparedRow | None, step: ComparedRow) -> str:
     """Return what is to be said of the wall time where the step decides."""
-    if wall is None or wall.reason is None or wall.reason == step.reason or (
-            step.verdict == "noise" == wall.verdict):
+    if wall is None or wall.reason is None or wall.reason == step.reason or (step.verdict == "noise" == wall.verdict):
         return ""
     return (f" gputop cannot tell if the wall time per training step changed: {''.join(_change(wall))}; {wall.reason}.")
 
@@ -303,10 +291,101 @@ def _times(a: float | None, b: float | None) -> str:
 
 def compare_sides(a: Side, b: Side) -> Comparison:
     """Compare two sides; a pure function of them. Raises NoDataError where they have nothing in common."""
-    rows = all_rows(a, b)
+    rows = figures.all_rows(a, b)
     if not rows:
         raise NoDataError(f"{a.path} and {b.path} have no value in common.",
                            "Compare two traces or analyses, or two snapshots taken with --seconds 60 or more.")
     steps = {row.id: row for row in rows if row.group == "steps"}
     return Comparison(a, b, tuple(notes(a, b)), tuple(rows),
                       tuple(followed(a, b, steps.get("mean_s"), steps.get("wall_s"))))
+
+
+class GateResult(Struct, frozen=True):
+    """Outcome of one gate; ``why`` is a sentence."""
+
+    gate: str
+    outcome: Literal["passed", "failed", "cannot be told"]
+    why: str
+
+
+class CompareSteps(Struct, frozen=True):
+    count: int
+    anchor: str
+    median_s: float
+    mean_s: float
+    p95_s: float
+
+
+class CompareSide(Struct, frozen=True):
+    """One side; ``again`` are the paths of further captures of its job."""
+
+    path: str
+    kind: Kind
+    again: tuple[str, ...]
+    simulated: bool
+    gpus: int | None
+    gpu_names: tuple[str, ...]
+    steps: CompareSteps | None
+
+    @classmethod
+    def of(cls, side: Side) -> CompareSide:
+        return document_of(
+            cls, side, again=tuple(repeat.path for repeat in side.repeats), gpus=gpu_count(side),
+            gpu_names=tuple(sorted(set(side.gpu_names))), steps=side.steps and document_of(CompareSteps, side.steps))
+
+
+class CompareRow(Struct, frozen=True):
+    """One figure, in base units; ``low`` and ``high`` bound its change."""
+
+    group: Group
+    id: str
+    gpu: int | None
+    unit: str
+    a: float | None
+    b: float | None
+    change: float | None
+    change_ratio: float | None
+    low: float | None
+    high: float | None
+    verdict: Verdict
+    reason: str | None
+    per: Literal["step", "sample"]
+    change_for_same_work: float | None
+
+    @classmethod
+    def of(cls, row: ComparedRow) -> CompareRow:
+        change = None if row.a is None or row.b is None else row.b - row.a
+        return document_of(
+            cls, row, change=change, change_ratio=change / row.a if change is not None and row.a else None,
+            per="step" if row.work == 1.0 else "sample", change_for_same_work=row.change)
+
+
+class CompareMethod(Struct, frozen=True):
+    """Method of the comparison, in words and figures; ``drift_ratio``: by which standard deviation runs of each job
+    differ."""
+
+    text: str
+    confidence: float
+    step_confidence: float
+    min_effect_ratio: float
+    min_steps: int
+    drift_ratio: Mapping[str, float]
+
+
+class CompareDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag="gputop.compare/1"):
+    gputop: str
+    a: CompareSide
+    b: CompareSide
+    notes: tuple[Note, ...]
+    verdict: Verdict
+    headline: str
+    repeat: bool
+    probably: Literal["faster", "slower"] | None
+    captures_needed: int | None
+    batch_factor: float | None
+    work_ratio: float | None
+    sample_time_change_ratio: float | None
+    rows: tuple[CompareRow, ...]
+    advice: tuple[FollowedAdvice, ...]
+    method: CompareMethod
+    gates: tuple[GateResult, ...] | UnsetType = UNSET

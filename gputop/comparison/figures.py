@@ -13,9 +13,8 @@ from msgspec.structs import replace
 
 from gputop.analysis.results import GpuUse
 from gputop.comparison.caveats import is_damaged, other_functions, same_phase, work_ratio
-from gputop.comparison.drift import drift_of, live_steps_s
 from gputop.comparison.sides import Side
-from gputop.comparison.statistics import MIN_STEPS, Drift, Interval, difference, ratio
+from gputop.comparison.statistics import MIN_STEPS, Drift, Interval, difference, drift_of, live_steps_s, ratio
 from gputop.comparison.wall import ENOUGH_PAUSES, Walls, wall_difference
 from gputop.core.metrics import BYTES, BYTES_PER_S, COUNT, GPU_METRICS, RATIO
 from gputop.render.step_parts import WORK_FIRST

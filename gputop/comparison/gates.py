@@ -15,8 +15,7 @@ from gputop.advice.trace.user_rules import missing, over_budget
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.user_registry import user_rules
 from gputop.analysis.results import Analysis
-from gputop.comparison.compare import Comparison, signed
-from gputop.comparison.document import GateResult
+from gputop.comparison.compare import Comparison, GateResult, signed
 from gputop.comparison.figures import percent_change
 from gputop.core.errors import EXIT_GATE, EXIT_NO_DATA, EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text.units import counted, figure, printable, ranges

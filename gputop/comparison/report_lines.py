@@ -5,6 +5,7 @@ The screen, the text and the document (``headline``) are made from these.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
@@ -12,14 +13,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.comparison.advice import FollowedAdvice
-from gputop.comparison.compare import MAX_REPEATS, METHOD, Comparison, signed
+from gputop.comparison.compare import MAX_REPEATS, METHOD, Comparison, GateResult, signed
 from gputop.comparison.figures import SECONDS, ComparedRow, Group, of_group
 from gputop.comparison.sides import Side
 from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, GPU_METRICS, HERTZ, RATIO, WATTS
 from gputop.render.step_parts import PARTS
 from gputop.render.table import Column, Table, table_lines
-from gputop.text.units import bytes_, percent, printable, ranges, rate, seconds
-from gputop.text.wrapping import wrap
+from gputop.text.markup import without_marks
+from gputop.text.units import bytes_, percent, printable, ranges, rate, seconds, wrap
 
 _LABELS = {
     "median_s": "median", "mean_s": "mean", "wall_s": "wall time per training step",
@@ -354,3 +355,26 @@ def _bounds(row: ComparedRow) -> tuple[str, str] | None:
 def _less(share: float) -> str:
     """"45% less", of a time."""
     return f"{percent(abs(share))} {'more' if share < 0 else 'less'}"
+
+
+_COLUMNS = 100
+_OUTCOME_MARKS = {"passed": "✅", "failed": "❌", "cannot be told": "❔"}
+
+
+def markdown(comparison: Comparison, gates: Iterable[GateResult]) -> str:
+    """Return the comparison as Markdown that GitHub and Slack both show: no headings, tables or HTML. What others wrote
+    (names, paths) stands in code."""
+    return "\n".join(_markdown(comparison, list(gates))) + "\n"
+
+
+def _markdown(comparison: Comparison, gates: list[GateResult]) -> Iterator[str]:
+    simulated = "SIMULATED. " if comparison.a.simulated or comparison.b.simulated else ""
+    yield f"gputop: {simulated}{without_marks(comparison.headline)}"
+    if gates:
+        yield ""
+        for result in gates:
+            yield (f"- {_OUTCOME_MARKS[result.outcome]} {result.outcome}: {without_marks(result.gate)}: "
+                   f"{without_marks(result.why)}")
+    report = text_report(comparison, _COLUMNS)
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", report)), default=0))
+    yield from ("", fence, report.rstrip("\n"), fence)

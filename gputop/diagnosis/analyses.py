@@ -103,12 +103,10 @@ ANALYSES = (
     AnalysisEntry("gaps", lambda given: step_gaps(given.trace, given.gpu_timelines, given.steps)),
     AnalysisEntry("causes", lambda given: host_causes(
         given.trace, given.gpu_timelines, given.steps, given.ops, given.idle)),
-    AnalysisEntry("waits", lambda given: collective_waits(
-        given.trace, given.gpu_timelines, given.steps, given.idle)),
+    AnalysisEntry("waits", lambda given: collective_waits(given.trace, given.gpu_timelines, given.steps, given.idle)),
     AnalysisEntry("layer_times", lambda given: layer_times(given.trace, given.gpu_timelines, given.steps),
                   when=_has_gpus),
-    AnalysisEntry("replay", lambda given: replay_window(given.trace, given.gpu_timelines, given.steps),
-                  when=_has_gpus),
+    AnalysisEntry("replay", lambda given: replay_window(given.trace, given.gpu_timelines, given.steps), when=_has_gpus),
     AnalysisEntry("replicas", lambda given: replicas(given.trace, given.gpu_timelines, given.steps), when=_has_gpus),
     AnalysisEntry("kernel_table", lambda given: kernels(given.trace, given.gpu_timelines, given.of_steps)),
     AnalysisEntry("kernel_sizes", lambda given: kernel_sizes(given.trace, given.gpu_timelines, given.steps)),

@@ -20,18 +20,11 @@ from gputop.analysis.gpu.step_series import step_series
 from gputop.analysis.host.host_ops import host_ops
 from gputop.analysis.layers.step_limits import limits
 from gputop.analysis.results import Analysis, TraceSummary
+from gputop.analysis.steps import start_up
 from gputop.analysis.steps.membership import work_of_steps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.optimizer_calls import accumulation_note
 from gputop.analysis.steps.phases import evaluation_note
-from gputop.analysis.steps.start_up import (
-    StartUpSpan,
-    after_start,
-    end_start_ns,
-    start_end_ns,
-    start_up_spans,
-    what_started,
-)
 from gputop.analysis.steps.step_marks import SESSION_RUN
 from gputop.analysis.steps.steps import detect_steps
 from gputop.core.findings import Abstained, TraceNote
@@ -89,7 +82,7 @@ def analyze_with_steps(
     """The same of what :func:`~gputop.analysis.steps.steps.detect_steps` has found."""
     if is_cut_off(trace):
         return _unjudged(trace, steps)
-    recording, started = trace, start_up_spans(trace)
+    recording, started = trace, start_up.start_up_spans(trace)
     trace, start_note = _without_start_and_end(trace, steps, started)
     with pool(trace.event_count) as threads:
         do = threads.submit
@@ -130,16 +123,16 @@ def analyze_with_steps(
         wall_time=wall and msgspec.structs.replace(wall, unexplained=unexplained(analysis, advice.findings))))
 
 
-def _without_start_and_end(trace: Trace, steps: Steps | None, started: Sequence[StartUpSpan],
+def _without_start_and_end(trace: Trace, steps: Steps | None, started: Sequence[start_up.StartUpSpan],
                            ) -> tuple[Trace, tuple[TraceNote, ...]]:
     """Part of a trace that is judged by itself, with notes on what is left out; all of it where there are steps."""
-    over_ns = start_end_ns(trace, started)
+    over_ns = start_up.start_end_ns(trace, started)
     notes = _start_note(trace, steps, started, over_ns)
     if steps is not None:
         return trace, notes
     if over_ns is not None:
-        trace = after_start(trace, over_ns)
-    if (end_ns := end_start_ns(trace)) is not None:
+        trace = start_up.after_start(trace, over_ns)
+    if (end_ns := start_up.end_start_ns(trace)) is not None:
         notes = (*notes, TraceNote("end", (
             f"In the last {seconds((trace.window_ns[1] - end_ns) / 1e9)} of the recording, the program mostly unloads "
             "modules and frees memory before it exits. gputop leaves that time out.")))
@@ -178,15 +171,15 @@ def compared_trace(facts: TraceFacts) -> ComparedTrace:
 
 
 def _start_note(
-    trace: Trace, steps: Steps | None, started: Sequence[StartUpSpan], over_ns: int | None,
+    trace: Trace, steps: Steps | None, started: Sequence[start_up.StartUpSpan], over_ns: int | None,
 ) -> tuple[TraceNote, ...]:
     """Note that the recording begins with the job's start, where what follows is judged by itself."""
     if over_ns is None or (steps is not None and (steps.times.start_up or steps.bounds_ns[0][0] < over_ns)):
         return ()
     time = seconds((over_ns - trace.window_ns[0]) / 1e9)
     return (TraceNote("start", f"The first {time} of the recording are job startup, with "
-                               f"{what_started(started, over_ns)}. gputop leaves the startup out and evaluates only "
-                               "the rest."),)
+                               f"{start_up.what_started(started, over_ns)}. gputop leaves the startup out and "
+                               "evaluates only the rest."),)
 
 
 def _unseen_note(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
@@ -233,9 +226,7 @@ def _no_gpu(trace: Trace) -> str:
     return f"The trace has no GPU.{' ' + _RECORD_GPU['nsys'] if trace.format == 'nsys' else ''}"
 
 
-def _notes(
-    trace: Trace, steps: Steps | None, device_events: bool, clocks: Sequence[TraceNote],
-) -> list[TraceNote]:
+def _notes(trace: Trace, steps: Steps | None, device_events: bool, clocks: Sequence[TraceNote]) -> list[TraceNote]:
     """The reader's notes, and what the analyses themselves have to add to them."""
     notes = [*trace.quality, *clocks]
     note_ids = {note.id for note in notes}

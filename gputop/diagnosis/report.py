@@ -9,17 +9,15 @@ from msgspec.structs import replace
 from gputop.analysis.layers.tree import NO_OP_RUNS
 from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding, ids_by_missing
-from gputop.diagnosis import report_device, report_host
+from gputop.diagnosis import report_figures
 from gputop.diagnosis.tables import tables
 from gputop.diagnosis.wall_text import doubt, no_verdict, wall_sentence, worth_saying
 from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import gain_sentence
+from gputop.render.finding_text import DO, VerdictLines, VerdictRow, gain_sentence, kernel_rows, plain_lines, verdict_of
 from gputop.render.step_bar import plain_step_lines
 from gputop.render.step_parts import HOST_KINDS, PART_BY_ID, WALL_PARTS, WORK_FIRST
 from gputop.render.table import to_text
-from gputop.render.verdict_lines import DO, VerdictLines, VerdictRow, kernel_rows, plain_lines, verdict_of
-from gputop.text.units import counted, percent, printable, ranges, seconds
-from gputop.text.wrapping import wrap
+from gputop.text.units import counted, percent, printable, ranges, seconds, wrap
 from gputop.trace.readers.formats import WRITERS
 
 _WORTH_A_NAME = 0.1  # share of what is unexplained
@@ -42,10 +40,10 @@ def text_report(analysis: Analysis, width: int = 80, *, findings: bool = True, v
     width, lines = max(width, 60), list[str]()
     for section in (_head, _quality, _steps, *((_advice,) if findings else ()),
                     _not_judged if verbose else _how_many_not_judged, "Time", _breakdown, "Path", "Limit", "Layers",
-                    report_device.source_lines, "GPUs", "Ranks", report_device.across_gpus, "Collectives",
-                    "Kernels", report_device.kernel_details, "By op", "Copies", "Input",
-                    report_host.gaps, report_host.stacks, "Python", "Host ops", "Functions",
-                    report_host.launch_threads, "Memory"):
+                    report_figures.source_lines, "GPUs", "Ranks", report_figures.across_gpus, "Collectives",
+                    "Kernels", report_figures.kernel_details, "By op", "Copies", "Input",
+                    report_figures.gaps, report_figures.stacks, "Python", "Host ops", "Functions",
+                    report_figures.launch_threads, "Memory"):
         if not isinstance(section, str):
             drawn = section(analysis, width)
         elif (table := made.get(section)) is not None and table.rows:

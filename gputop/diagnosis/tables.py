@@ -6,16 +6,9 @@ from collections.abc import Mapping
 
 from gputop.analysis.gpu.rank_times import least_median_most
 from gputop.analysis.results import Analysis, Collectives, TraceSummary
-from gputop.diagnosis.per_step import (
-    collectives_per_step,
-    copies_per_step,
-    functions_per_step,
-    kernels_per_step,
-    over,
-    per_step,
-)
+from gputop.diagnosis import per_step
 from gputop.diagnosis.python_lines import line_words, per_basis, worth_showing
-from gputop.diagnosis.report_device import mfu_text
+from gputop.diagnosis.report_figures import mfu_text
 from gputop.diagnosis.roofline import picture
 from gputop.diagnosis.wall_text import wall_rows, wall_title
 from gputop.render.finding_text import BY_TRACER
@@ -53,7 +46,7 @@ def _kernels(analysis: Analysis, by_op: bool) -> Table:
         return Table(name, columns, (),
                      "No kernels: no GPU worked in the window, or the trace was recorded without GPU events.")
     table = kernels.by_op if by_op else kernels.by_name
-    of_step, by = kernels_per_step(analysis, table or ())
+    of_step, by = per_step.kernels_per_step(analysis, table or ())
     rows = tuple((r.share, r.time_s, r.count, r.mean_s, _type(r.types), r.tensor_core, ranges(r.by_gpu), r.occupancy,
                   r.name.removeprefix("void ") or f"and {r.names} more") for r in of_step)
     empty = (f"No kernel ran in the {'steps' if table else 'window'}." if table is not None else
@@ -79,7 +72,7 @@ def _collectives(analysis: Analysis) -> Table:
     collectives = analysis.collectives
     if collectives is None:
         return Table("Collectives", columns, (), empty)
-    of_step, by = collectives_per_step(analysis)
+    of_step, by = per_step.collectives_per_step(analysis)
     rows = tuple((op.operation, op.count, op.time_s, op.transfer_s, op.waiting, op.bytes,
                   max(op.exposed_s.values(), default=None), op.reason or "") for op in of_step)
     note = (f"{seconds(sum(row.time_s for row in of_step))} {by.basis}"
@@ -132,7 +125,7 @@ def _copies(analysis: Analysis) -> Table:
     columns = (Column("GPU"), Column("way"), Column("memory"), Column("count", count), Column("bytes", bytes_),
                Column("time", seconds), Column("rate", rate), Column("TF op", wide=True))
     rows: list[tuple[Value, ...]] = []
-    of_gpus, of_ops, by = copies_per_step(analysis)
+    of_gpus, of_ops, by = per_step.copies_per_step(analysis)
     rows += [(f"{r.gpu:>2}", r.direction, _other_end(r.source, r.target), r.count, r.bytes, r.time_s, r.bytes_per_s, "")
              for r in of_gpus]
     rows += [("mean" if by.gpus > 1 else "", r.direction, "", r.count, r.bytes, r.time_s,
@@ -150,7 +143,7 @@ def _other_end(source: str, target: str) -> str:
 
 
 def _host_ops(analysis: Analysis) -> Table:
-    ops, by = analysis.ops, per_step(analysis)
+    ops, by = analysis.ops, per_step.per_step(analysis)
     has_gpus = bool(analysis.gpus) or (ops is not None and any(r.device_s for r in ops.types))
     on_gpus = (Column("GPU time", seconds),) if has_gpus else ()
     columns = (Column("type"), Column("on"), Column("count", count), Column("host time", seconds),
@@ -183,7 +176,7 @@ def _functions(analysis: Analysis) -> Table:
     functions = analysis.functions
     if functions is None:
         return Table("Functions", columns, (), empty)
-    of_step, by = functions_per_step(analysis)
+    of_step, by = per_step.functions_per_step(analysis)
     rows = tuple((r.calls, r.seconds, r.tracings, r.retracings, r.tracing_s,
                   None if r.xla is None else "yes" if r.xla else "no", r.xla_s,
                   ", ".join(f"{mode} {n}" for mode, n in r.modes.items()), r.name) for r in of_step)
@@ -207,9 +200,9 @@ def _input(analysis: Analysis) -> Table:
     waits = analysis.input
     if waits is None:
         return Table("Input", columns, (), empty)
-    by = per_step(analysis)
-    rows = tuple((s.cost_s_per_batch, s.self_s / by.steps, over(s.function_s, by.steps), s.calls / by.steps, s.workers,
-                  s.parallelism, s.buffer_empty, _stage(s.path)) for p in waits.pipelines for s in p.stages)
+    by = per_step.per_step(analysis)
+    rows = tuple((s.cost_s_per_batch, s.self_s / by.steps, per_step.over(s.function_s, by.steps), s.calls / by.steps,
+                  s.workers, s.parallelism, s.buffer_empty, _stage(s.path)) for p in waits.pipelines for s in p.stages)
     note = f"A step waits {seconds(waits.wait_s_per_step)} for its batch ({percent(waits.wait_ratio)} of the step)."
     for p in waits.pipelines:
         each = f"{counted(p.batches, 'batch', 'es')}, {seconds(p.wait_s / p.batches)} per call" if p.batches else ""

@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from gputop.analysis.results import Analysis, RankWallTime, WallPart, WallTime
 from gputop.core.findings import HIGH_SHARE
+from gputop.render.finding_text import DO, VerdictLines, VerdictRow
 from gputop.render.step_parts import HOST_KINDS, WALL_PARTS
-from gputop.render.verdict_lines import DO, VerdictLines, VerdictRow
 from gputop.text.units import counted, percent, printable, seconds
 
 WORTH_SAYING = 0.05  # share of the recording: a part that has to be named

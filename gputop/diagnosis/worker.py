@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A trace of two million events takes 2 to 4 s (docs/project/cost.md). A worker that needs longer
-# than this hangs.
+# A trace of two million events takes 2 to 4 s (docs/project/cost.md). A worker that needs longer than this hangs.
 TIMEOUT_S = 600.0
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h

@@ -1,9 +1,8 @@
 """Facts that the NVIDIA driver reports about itself, read by a child process.
 
-A call into a wedged driver can be neither canceled nor killed, a process waits for all its
-threads when it ends, and a broken library can crash the process that loads it. So a child
-reads the facts, with one thread per GPU, and writes each as a line of JSON as soon as it has
-it; a child that does not answer is abandoned.
+A call into a wedged driver can be neither canceled nor killed, a process waits for all its threads when it ends, and a
+broken library can crash the process that loads it. So a child reads the facts, with one thread per GPU, and writes each
+as a line of JSON as soon as it has it; a child that does not answer is abandoned.
 """
 
 from __future__ import annotations

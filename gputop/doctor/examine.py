@@ -53,7 +53,7 @@ def examine(logdir: Path, attach: Sequence[str] = (), env: Mapping[str, str] | N
 
     Takes about a second, at most a little more than twice ``deadline_s``.
     """
-    from gputop.doctor import cluster, dcgm, driver, jobs, node, pod
+    from gputop.doctor import cluster, dcgm, driver, jobs, node
     from gputop.doctor.driver_facts import ask_driver
 
     dcgm_address = dcgm_address or dcgm.DEFAULT_ADDRESS
@@ -80,10 +80,9 @@ def examine(logdir: Path, attach: Sequence[str] = (), env: Mapping[str, str] | N
         Task("gpus", "GPUs", lambda: driver.gpus(facts)),
         Task("sm_activity", "SM activity", lambda: driver.sm_activity(facts)),
         Task("dcgm", "DCGM", lambda: dcgm.installation(facts, root, env, dcgm_bindings)),
-        Task("dcgm_engine", "DCGM host engine",
-             lambda: dcgm.engine(facts, root, env, dcgm_address, dcgm_bindings)),
+        Task("dcgm_engine", "DCGM host engine", lambda: dcgm.engine(facts, root, env, dcgm_address, dcgm_bindings)),
         Task("profiling_rights", "Profiling rights", lambda: jobs.profiling_rights(facts, root)),
-        Task("pod", "Pod's rights", lambda: pod.rights(facts, root, env)),
+        Task("pod", "Pod's rights", lambda: node.pod_rights(facts, root, env)),
         Task("adapters", "RDMA adapters", lambda: cluster.adapters(facts, root)),
         Task("nccl_ras", "NCCL RAS", lambda: cluster.ras(facts, env)),
         Task("profiler_servers", "Profiler servers", lambda: jobs.servers(facts, root)),

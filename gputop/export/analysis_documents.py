@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import UNSET, Struct, UnsetType, field
 
 from gputop.analysis.results import Analysis
-from gputop.comparison.document import GateResult
+from gputop.comparison.compare import GateResult
 from gputop.profiler.capture.facts import CaptureFacts
 from gputop.timeline.idle_gap_report import IdleGapRow
 from gputop.timeline.model import IdleTotal

@@ -11,13 +11,11 @@ from gputop.diagnosis.python_lines import cost_words, gap_words, lines_of_gaps, 
 from gputop.diagnosis.report import limit_of, text_report
 from gputop.diagnosis.roofline import axes_text, legend, svg
 from gputop.diagnosis.tables import tables
-from gputop.export import pictures
-from gputop.export.page import BANNER, page
+from gputop.export.page import BANNER, page, part_shares, step_runs
 from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import NOTHING_FOUND, gain_sentence
+from gputop.render.finding_text import DO, NOTHING_FOUND, gain_sentence, kernel_rows, verdict_of
 from gputop.render.step_parts import PART_BY_ID
 from gputop.render.table import Table, to_html
-from gputop.render.verdict_lines import DO, kernel_rows, verdict_of
 from gputop.text.markup import esc, esc_lines
 from gputop.text.units import counted, percent, printable, ranges, seconds
 
@@ -85,7 +83,7 @@ def step_of(result: Analysis) -> list[str]:
 
 
 def _breakdown(result: Analysis) -> str:
-    shares = pictures.shares(result.breakdown)
+    shares = part_shares(result.breakdown)
     if not shares:
         return ""
     total = sum(s.time_s for s in shares)
@@ -118,7 +116,7 @@ def _one_step(step: TypicalStep | None) -> str:
             return ""
         rows += (f'<div class="lane"><span>{gpu.gpu}</span><svg viewBox="0 0 {slots} 1" role="img" '
                  f'preserveAspectRatio="none" shape-rendering="crispEdges" aria-label="GPU {gpu.gpu}">'
-                 f"{pictures.step_runs(gpu.runs)}</svg></div>")
+                 f"{step_runs(gpu.runs)}</svg></div>")
     ticks = "".join(f"<span>{seconds(step.duration_s * i / 4)}</span>" for i in range(5))
     return (f"<h3>Timeline of step {step.step} of the trace, {seconds(step.duration_s)}, one row per GPU. Each slice "
             f"of {seconds(step.duration_s / slots)} shows the part that took the most time.</h3>"

@@ -6,15 +6,16 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gputop.core.codec import document_of
+from gputop.core.codec import to_document as plain
 from gputop.core.findings import ids_by_missing
 from gputop.core.version import __version__
-from gputop.export.page import header, page
+from gputop.export.page import color, header, page
 from gputop.render.evidence_words import evidence_label
-from gputop.render.palette import SEVERITY_MARK
+from gputop.render.palette import SEVERITY_MARK, step_of
 from gputop.render.table import Column, Lane, Table, Value, html_grid, table_lines
 from gputop.text.markup import esc, moment
-from gputop.text.units import NA, figure, percent
-from gputop.text.wrapping import wrap
+from gputop.text.units import NA, figure, percent, wrap
 
 if TYPE_CHECKING:
     from gputop.advice.fleet.advise import FleetFinding, FleetReport
@@ -155,8 +156,6 @@ def remark(job: Job) -> str:
 def to_document(report: FleetReport) -> dict[str, Any]:
     """docs/reference/cluster.md tells its keys."""
     from gputop.advice.fleet.advise import ClusterDocument
-    from gputop.core.codec import document_of
-    from gputop.core.codec import to_document as plain
 
     document = document_of(ClusterDocument, report.fleet, version=__version__, findings=report.findings,
                            abstained=report.abstained)
@@ -241,9 +240,6 @@ def _html_findings(report: FleetReport) -> str:
 
 
 def _picture(values: Lane) -> str:
-    from gputop.export.pictures import color
-    from gputop.render.palette import step_of
-
     boxes = "".join(f'<path fill="{color(step_of(v))}" d="M{i} {1 - max(v, 0.04):.3f}h1V1h-1z"/>'
                     for i, v in enumerate(values) if v is not None)
     return (f'<svg viewBox="0 0 {len(values)} 1" preserveAspectRatio="none" shape-rendering="crispEdges" role="img" '

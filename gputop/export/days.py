@@ -7,94 +7,67 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gputop.core.codec import to_document
 from gputop.export.page import BANNER, embedded, header, page
-from gputop.goodput.model import (
-    CHECKPOINT,
-    IDLE,
-    RESTART,
-    STARTING,
-    STATES,
-    TRAINING,
-    UNKNOWN,
-    WAITING,
-    Hour,
-    Report,
-    WorstHour,
-)
-from gputop.goodput.states import HOUR_S
-from gputop.goodput.text import (
-    MEANING,
-    activity_text,
-    closing_sentences,
-    creep_sentence,
-    decimals,
-    duration,
-    energy_sentence,
-    figure,
-    goodput,
-    lost_hours,
-    own_rule_sentence,
-    share,
-    tables,
-)
+from gputop.goodput import model, text
+from gputop.goodput.survey import HOUR_S
 from gputop.render.step_parts import PART_BY_ID
 from gputop.render.table import to_html as table_html
-from gputop.text.local_time import clock_time
 from gputop.text.markup import esc, moment
-from gputop.text.units import percent, ranges
+from gputop.text.units import clock_time, percent, ranges
 
 DATA_ID = "gputop-report"
 # A state has the color of the part of a step that it is most like.
-_PARTS = {TRAINING: "compute", WAITING: "input", CHECKPOINT: "h2d", STARTING: "host", RESTART: "launch", IDLE: "idle"}
-_COLORS = {state: PART_BY_ID[part].dark for state, part in _PARTS.items()} | {UNKNOWN: "#c8ccd4"}
+_PARTS = {model.TRAINING: "compute", model.WAITING: "input", model.CHECKPOINT: "h2d", model.STARTING: "host",
+          model.RESTART: "launch", model.IDLE: "idle"}
+_COLORS = {state: PART_BY_ID[part].dark for state, part in _PARTS.items()} | {model.UNKNOWN: "#c8ccd4"}
 _HEIGHT = 100
 
 
-def to_html(report: Report) -> str:
+def to_html(report: model.Report) -> str:
     title = f"gputop report: {report.host}"
     parts = [_header(report), BANNER if report.simulated else "", _total(report), _days(report), _worst(report),
-             _list("Growing host memory", map(creep_sentence, report.creep)),
-             _list("Rules of yours", map(own_rule_sentence, report.own_rules)),
-             *(f"<section><h2>{table.name}</h2>{table_html(table, opened=True)}</section>" for table in tables(report)),
-             _list("Not in this report", closing_sentences(report))]
+             _list("Growing host memory", map(text.creep_sentence, report.creep)),
+             _list("Rules of yours", map(text.own_rule_sentence, report.own_rules)),
+             *(f"<section><h2>{one.name}</h2>{table_html(one, opened=True)}</section>" for one in text.tables(report)),
+             _list("Not in this report", text.closing_sentences(report))]
     return page(title, parts, (
         f"<footer>Written by gputop {esc(report.gputop)}. Secrets in commands are hidden. The page contains the JSON "
         "document.</footer>",
         f'<script type="application/json" id="{DATA_ID}">{embedded(to_document(report))}</script>'))
 
 
-def _header(report: Report) -> str:
+def _header(report: model.Report) -> str:
     total, gap_s = report.total, report.not_recorded_s
-    activity = activity_text(total)
+    activity = text.activity_text(total)
     at_activity = f", at {esc(activity)}" if activity else ""
-    facts = [f"goodput <b>{esc(goodput(total))}</b>{at_activity}",
-             f"<b>{esc(duration(report.recorded_s))}</b> recorded", f"a sample every {report.interval_s:.3g} s"]
+    facts = [f"goodput <b>{esc(text.goodput(total))}</b>{at_activity}",
+             f"<b>{esc(text.duration(report.recorded_s))}</b> recorded", f"a sample every {report.interval_s:.3g} s"]
     if gap_s:
-        facts.append(f"not recorded {esc(duration(gap_s))}")
-    facts.append(esc(energy_sentence(report)))
+        facts.append(f"not recorded {esc(text.duration(gap_s))}")
+    facts.append(esc(text.energy_sentence(report)))
     return header("gputop report", report.host, facts, f"{moment(report.begin_s)} – {moment(report.end_s)}")
 
 
-def _total(report: Report) -> str:
+def _total(report: model.Report) -> str:
     states = report.total.states_s
     all_s = sum(states.values())
     if not all_s:
         return "<section><h2>GPU time</h2><p>N/A: no GPU time was recorded.</p></section>"
-    hours = decimals(seconds / HOUR_S for seconds in states.values())
+    hours = text.decimals(seconds / HOUR_S for seconds in states.values())
     bar = "".join(f'<span style="flex:{seconds / all_s:.5f};background:{_COLORS[state]}" '
                   f'title="{esc(_share(state, states))}"></span>' for state, seconds in _in_order(states))
-    rows = "".join(f'<li title="{esc(MEANING[state])}"><i style="background:{_COLORS[state]}"></i>{esc(state)}'
-                   f"<b>{figure(seconds / HOUR_S, hours)} h</b><em>{esc(share(seconds, all_s))}</em></li>"
+    rows = "".join(f'<li title="{esc(text.MEANING[state])}"><i style="background:{_COLORS[state]}"></i>{esc(state)}'
+                   f"<b>{text.figure(seconds / HOUR_S, hours)} h</b><em>{esc(text.share(seconds, all_s))}</em></li>"
                    for state, seconds in _in_order(states))
     return (f'<section><h2>GPU time<small>all GPUs together</small></h2><div class="step" role="img" '
             f'aria-label="GPU time by state">{bar}</div><ul class="legend">{rows}</ul></section>')
 
 
-def _days(report: Report) -> str:
+def _days(report: model.Report) -> str:
     """A row for each day of local time, a column for each hour; its width is the share that was recorded."""
     if not report.hours:
         return ""
     gpus = max(sum(hour.states_s.values()) for hour in report.hours) / HOUR_S
-    days: dict[str, list[tuple[float, Hour]]] = {}
+    days: dict[str, list[tuple[float, model.Hour]]] = {}
     for hour in report.hours:
         local = time.localtime(hour.begin_s)
         days.setdefault(time.strftime("%a %d %b", local), []).append((local.tm_hour + local.tm_min / 60, hour))
@@ -105,7 +78,7 @@ def _days(report: Report) -> str:
             'class="right">training</span></div></div></section>')
 
 
-def _day(day: str, hours: Sequence[tuple[float, Hour]], gpus: float) -> str:
+def _day(day: str, hours: Sequence[tuple[float, model.Hour]], gpus: float) -> str:
     shapes = []
     total: dict[str, float] = {}
     places = [hour_of_day for hour_of_day, _ in hours]
@@ -124,27 +97,27 @@ def _day(day: str, hours: Sequence[tuple[float, Hour]], gpus: float) -> str:
         when = clock_time(hour.begin_s, "%H:%M")
         shares = ", ".join(_share(state, hour.states_s) for state, _ in _in_order(hour.states_s))
         shapes.append(f"<g><title>{esc(f'{day} {when}: {shares}')}</title>{''.join(boxes)}</g>")
-    training = share(total.get(TRAINING, 0.0), sum(total.values()))
+    training = text.share(total.get(model.TRAINING, 0.0), sum(total.values()))
     return (f'<div class="lane"><span>{esc(day)}</span><svg viewBox="0 0 24 {_HEIGHT}" preserveAspectRatio="none" '
             f'role="img" aria-label="{esc(day)}: training {esc(training)}">{"".join(shapes)}</svg>'
             f'<span class="now">{esc(training)}</span></div>')
 
 
-def _worst(report: Report) -> str:
+def _worst(report: model.Report) -> str:
     if not report.worst_hours:
         return ""
     return ('<section><h2>Worst hours<small>when jobs lost the most GPU '
             f'time</small></h2>{"".join(map(_worst_hour, report.worst_hours))}</section>')
 
 
-def _worst_hour(hour: WorstHour) -> str:
+def _worst_hour(hour: model.WorstHour) -> str:
     shares = ", ".join(_share(state, hour.states_s) for state, _ in _in_order(hour.states_s))
     findings = "".join(f"<li>{esc(finding.title)}{esc(f' (GPU {ranges(finding.gpus)})' if finding.gpus else '')}, "
                        f"<b>{esc(percent(finding.held_ratio))}</b> of the time</li>" for finding in hour.findings)
     note = (f"Findings: N/A, {hour.not_judged}." if hour.not_judged else
             "" if findings else "The live rules found no cause.")
     return (f'<article class="finding medium"><header><h3>{esc(moment(hour.begin_s))}</h3><span class="tag">'
-            f"{esc(lost_hours(hour))}</span></header><p>{esc(shares)}</p>"
+            f"{esc(text.lost_hours(hour))}</span></header><p>{esc(shares)}</p>"
             + (f"<ul>{findings}</ul>" if findings else "") + (f'<p class="fine">{esc(note)}</p>' if note else "")
             + "</article>")
 
@@ -155,8 +128,8 @@ def _list(heading: str, sentences: Iterator[str]) -> str:
 
 
 def _in_order(states: Mapping[str, float]) -> list[tuple[str, float]]:
-    return [(state, states[state]) for state in STATES if states.get(state)]
+    return [(state, states[state]) for state in model.STATES if states.get(state)]
 
 
 def _share(state: str, states: Mapping[str, float]) -> str:
-    return f"{state} {share(states[state], sum(states.values()))}"
+    return f"{state} {text.share(states[state], sum(states.values()))}"

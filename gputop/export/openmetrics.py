@@ -17,18 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from gputop.core.metrics import (
-    ADAPTER_METRICS,
-    BYTES,
-    BYTES_PER_S,
-    CELSIUS,
-    GPU_METRICS,
-    HERTZ,
-    HOST_METRICS,
-    RATIO,
-    WATTS,
-    Metric,
-)
+from gputop.core import metrics
 from gputop.core.samples import OK, PORT_ACTIVE, GpuInfo, GpuSample, NodeSample, ProcessSample
 from gputop.core.version import __version__
 from gputop.session.event_log import SLOWDOWN_REASONS
@@ -40,8 +29,9 @@ if TYPE_CHECKING:
 STALE_S = 30.0  # a figure this old, and older than five intervals, is not known any more
 _LABEL_CHARS = 256  # a pod's name has up to 253
 # What stands for a unit at the end of a metric's id, and in Prometheus's name.
-_UNITS = {RATIO: ("_ratio", "ratio"), BYTES: ("_bytes", "bytes"), BYTES_PER_S: ("_bytes_per_s", "bytes_per_second"),
-          WATTS: ("_w", "watts"), CELSIUS: ("_c", "celsius"), HERTZ: ("_hz", "hertz")}
+_UNITS = {metrics.RATIO: ("_ratio", "ratio"), metrics.BYTES: ("_bytes", "bytes"),
+          metrics.BYTES_PER_S: ("_bytes_per_s", "bytes_per_second"), metrics.WATTS: ("_w", "watts"),
+          metrics.CELSIUS: ("_c", "celsius"), metrics.HERTZ: ("_hz", "hertz")}
 
 
 class Family(Struct, frozen=True):
@@ -60,7 +50,7 @@ Figure = tuple[Family, Labels, float]
 _DEVICE = ("gpu", "uuid", "mig")
 
 
-def _of_metric(subject: str, metric: Metric, labels: tuple[str, ...] = ()) -> Family:
+def _of_metric(subject: str, metric: metrics.Metric, labels: tuple[str, ...] = ()) -> Family:
     in_id, unit = _UNITS.get(metric.unit, ("", ""))
     stem = f"gputop_{subject}_{metric.id.removesuffix(in_id).removeprefix(subject + '_')}"
     help_text = f"{metric.label}: {metric.help}"
@@ -69,14 +59,13 @@ def _of_metric(subject: str, metric: Metric, labels: tuple[str, ...] = ()) -> Fa
     return Family(f"{stem}_{unit}" if unit else stem, "gauge", help_text, labels, unit)
 
 
-_GPU = {m.id: _of_metric("gpu", m, _DEVICE) for m in GPU_METRICS.values()}
-_HOST = {m.id: _of_metric("host", m) for m in HOST_METRICS.values()}
-_ADAPTER = {m.id: _of_metric("rdma", m, ("adapter",)) for m in ADAPTER_METRICS.values()}
+_GPU = {m.id: _of_metric("gpu", m, _DEVICE) for m in metrics.GPU_METRICS.values()}
+_HOST = {m.id: _of_metric("host", m) for m in metrics.HOST_METRICS.values()}
+_ADAPTER = {m.id: _of_metric("rdma", m, ("adapter",)) for m in metrics.ADAPTER_METRICS.values()}
 
 _ADAPTER_UP = Family("gputop_rdma_up", "gauge", "1: the link of the RDMA adapter's port is up (state ACTIVE)",
                      ("adapter",))
-_BUILD = Family("gputop_build_info", "info", "Version of gputop and source of the values",
-                ("version", "source"))
+_BUILD = Family("gputop_build_info", "info", "Version of gputop and source of the values", ("version", "source"))
 _SAMPLE_TIME = Family("gputop_sample_timestamp_seconds", "gauge", "Unix time of the node's latest sample",
                       unit="seconds")
 _INTERVAL = Family("gputop_sample_interval_seconds", "gauge", "Time between two samples", unit="seconds")

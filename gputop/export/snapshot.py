@@ -19,15 +19,14 @@ from gputop.core.framework import LABELS
 from gputop.core.metrics import LANE_METRICS
 from gputop.core.samples import OK, AdapterSample, HostSample, NodeSample, ProcessSample
 from gputop.core.version import __version__
+from gputop.render.finding_text import plain_lines, verdict_of
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, clock_limits, fault_texts, unread_text
 from gputop.render.time_slices import slice_for
-from gputop.render.verdict_lines import plain_lines, verdict_of
 from gputop.replay import snapshot_document as form
 from gputop.text import redaction
 from gputop.text.commands import short_command, short_description
 from gputop.text.markup import lines
-from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, reading, seconds
-from gputop.text.wrapping import wrap
+from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, reading, seconds, wrap
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureRecord

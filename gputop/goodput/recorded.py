@@ -18,8 +18,7 @@ from gputop.core.findings import Abstained, Finding
 from gputop.core.samples import NodeSample
 from gputop.core.version import __version__
 from gputop.goodput.model import HourFinding, OwnRuleReport, RecordingPart, Report, WorstHour
-from gputop.goodput.states import HOUR_S
-from gputop.goodput.survey import Survey
+from gputop.goodput.survey import HOUR_S, Survey
 from gputop.replay.parts import recordings_in
 from gputop.replay.reader import open_recording
 from gputop.telemetry.history import History

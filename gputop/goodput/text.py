@@ -7,47 +7,29 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
-from gputop.goodput.model import (
-    CHECKPOINT,
-    IDLE,
-    RESTART,
-    STARTING,
-    STATES,
-    TRAINING,
-    UNKNOWN,
-    WAITING,
-    Creep,
-    Hour,
-    JobReport,
-    OwnRuleReport,
-    Report,
-    Spent,
-    WorstHour,
-)
+from gputop.goodput import model
 from gputop.goodput.recorded import JOULES_PER_KWH
 from gputop.render.table import Column, Table, table_lines
 from gputop.render.table import to_text as table_text
 from gputop.text import units
 from gputop.text.commands import short_command
-from gputop.text.local_time import clock_time, comes_twice, utc_offset
-from gputop.text.units import NA, percent, portion, printable, ranges, size
-from gputop.text.wrapping import wrap
+from gputop.text.units import NA, clock_time, comes_twice, percent, portion, printable, ranges, size, utc_offset, wrap
 
 MEANING = {
-    TRAINING: "a job is computing on the GPU: training, evaluation, warm-up",
-    WAITING: "a job holds the GPU but is not computing",
-    CHECKPOINT: "waiting while the job writes to storage, as for a checkpoint",
-    STARTING: "a new process holds the GPU but has not computed yet",
-    RESTART: "a new process with the same command as the previous one, plus the time between them",
-    IDLE: "no process holds the GPU",
-    UNKNOWN: "the driver did not report activity",
+    model.TRAINING: "a job is computing on the GPU: training, evaluation, warm-up",
+    model.WAITING: "a job holds the GPU but is not computing",
+    model.CHECKPOINT: "waiting while the job writes to storage, as for a checkpoint",
+    model.STARTING: "a new process holds the GPU but has not computed yet",
+    model.RESTART: "a new process with the same command as the previous one, plus the time between them",
+    model.IDLE: "no process holds the GPU",
+    model.UNKNOWN: "the driver did not report activity",
 }
 _MINUTE = "%Y-%m-%d %H:%M"
 _DAY_S = 86400.0
 _HOURS_A_DAY = 24
 
 
-def to_text(report: Report, width: int = 100) -> str:
+def to_text(report: model.Report, width: int = 100) -> str:
     sections = (_header(report), _states(report, width), *(table_text(table, width) for table in tables(report)),
                 _grid(report.hours), _worst(report.worst_hours), _own_rules(report.own_rules), _memory(report.creep),
                 closing_sentences(report))
@@ -61,7 +43,7 @@ def _wrapped(lines: Sequence[str], width: int) -> Iterator[str]:
         yield from [line] if len(line) <= width or "   " in line.strip() else wrap(line.strip(), width, indent)
 
 
-def _header(report: Report) -> Iterator[str]:
+def _header(report: model.Report) -> Iterator[str]:
     mark = "SIMULATED  " if report.simulated else ""
     span_s = report.end_s - report.begin_s
     begin, end = clock_time(report.begin_s), clock_time(report.end_s)
@@ -81,7 +63,7 @@ def _header(report: Report) -> Iterator[str]:
     yield energy_sentence(report)
 
 
-def activity_text(spent: Spent) -> str:
+def activity_text(spent: model.Spent) -> str:
     """Activity of the GPUs while a job trained on them: "44% SM activity on average"; "" without training."""
     if spent.training_activity_ratio is None:
         return ""
@@ -89,7 +71,7 @@ def activity_text(spent: Spent) -> str:
     return f"{percent(spent.training_activity_ratio)} {what} on average"
 
 
-def energy_sentence(report: Report) -> str:
+def energy_sentence(report: model.Report) -> str:
     total = report.total
     if total.energy_j is None:
         return "Energy: N/A, because there are no power readings."
@@ -101,7 +83,7 @@ def energy_sentence(report: Report) -> str:
     return f"Energy of the GPUs, excluding host and cooling: {kwh} kWh{cost}.{missing}"
 
 
-def _states(report: Report, width: int) -> Iterator[str]:
+def _states(report: model.Report, width: int) -> Iterator[str]:
     states, all_s = report.total.states_s, sum(report.total.states_s.values())
     if not states:
         return
@@ -109,10 +91,10 @@ def _states(report: Report, width: int) -> Iterator[str]:
     columns = (Column("GPU time", least=12), Column("hours", str, least=7), Column("share", str), Column("", wide=True))
     yield from table_lines(Table("GPU time", columns, tuple(
         (f"  {state}", figure(seconds / 3600, digits), share(seconds, all_s), MEANING[state])
-        for state in STATES if (seconds := states.get(state, 0.0))), ""), width)
+        for state in model.STATES if (seconds := states.get(state, 0.0))), ""), width)
 
 
-def tables(report: Report) -> Iterator[Table]:
+def tables(report: model.Report) -> Iterator[Table]:
     """Yield the GPU time of each GPU and of each job, where there is one."""
     if report.gpus:
         yield _table("GPUs", report.gpus, "GPU", [f"{gpu.gpu} {gpu.name}" for gpu in report.gpus])
@@ -120,8 +102,8 @@ def tables(report: Report) -> Iterator[Table]:
         yield _table("Jobs", report.jobs, "job", list(map(_job_text, report.jobs)))
 
 
-def _table(name: str, rows: Sequence[Spent], whose: str, names: Sequence[str]) -> Table:
-    states = [state for state in STATES if any(row.states_s.get(state) for row in rows)]
+def _table(name: str, rows: Sequence[model.Spent], whose: str, names: Sequence[str]) -> Table:
+    states = [state for state in model.STATES if any(row.states_s.get(state) for row in rows)]
     all_s = [sum(row.states_s.values()) for row in rows]
     kwh = [None if row.energy_j is None else row.energy_j / JOULES_PER_KWH for row in rows]
     hours_text, kwh_text = (partial(figure, digits=decimals(value for value in column if value is not None))
@@ -135,12 +117,12 @@ def _table(name: str, rows: Sequence[Spent], whose: str, names: Sequence[str]) -
         "GPU hours and their shares by state.")
 
 
-def _job_text(job: JobReport) -> str:
+def _job_text(job: model.JobReport) -> str:
     again = "" if not job.restarts else ", restarted once" if job.restarts == 1 else f", restarted {job.restarts} times"
     return f"{short_command(job.job)} ({job.user or 'user unknown'}, GPU {','.join(job.gpus)}){again}"
 
 
-def _grid(hours: Sequence[Hour]) -> Iterator[str]:
+def _grid(hours: Sequence[model.Hour]) -> Iterator[str]:
     """A line for each day, a digit for each hour of local time."""
     if not hours:
         return
@@ -153,7 +135,7 @@ def _grid(hours: Sequence[Hour]) -> Iterator[str]:
         clock = time.localtime(hour.begin_s)
         day = time.strftime("%Y-%m-%d", clock)
         before = spent.get((day, clock.tm_hour), (0.0, 0.0))
-        training_s = before[0] + hour.states_s.get(TRAINING, 0.0)
+        training_s = before[0] + hour.states_s.get(model.TRAINING, 0.0)
         all_s = before[1] + sum(hour.states_s.values())
         spent[day, clock.tm_hour] = training_s, all_s
         days.setdefault(day, ["."] * _HOURS_A_DAY)[clock.tm_hour] = str(min(9, int(10 * training_s / all_s)))
@@ -163,7 +145,7 @@ def _grid(hours: Sequence[Hour]) -> Iterator[str]:
     yield from set_back
 
 
-def _worst(hours: Sequence[WorstHour]) -> Iterator[str]:
+def _worst(hours: Sequence[model.WorstHour]) -> Iterator[str]:
     if not hours:
         return
     yield "Worst hours: when jobs lost the most GPU time"
@@ -180,13 +162,13 @@ def _worst(hours: Sequence[WorstHour]) -> Iterator[str]:
     yield from (f"  Findings: N/A, {reason}." for reason in sorted(reasons))
 
 
-def _own_rules(rules: Sequence[OwnRuleReport]) -> Iterator[str]:
+def _own_rules(rules: Sequence[model.OwnRuleReport]) -> Iterator[str]:
     if rules:
         yield "Custom rules: how long each condition held"
     yield from (f"  {own_rule_sentence(rule)}" for rule in rules)
 
 
-def own_rule_sentence(rule: OwnRuleReport) -> str:
+def own_rule_sentence(rule: model.OwnRuleReport) -> str:
     """Sentence on how long a rule held, how often, and where."""
     title = printable(rule.title)
     if rule.missing is not None:
@@ -199,14 +181,14 @@ def own_rule_sentence(rule: OwnRuleReport) -> str:
             f"at {clock_time(rule.last_s, _MINUTE)}.")
 
 
-def _memory(creeps: Sequence[Creep]) -> Iterator[str]:
+def _memory(creeps: Sequence[model.Creep]) -> Iterator[str]:
     if creeps:
         yield "Growing host memory"
     for creep in creeps:
         yield f"  {creep_sentence(creep)}"
 
 
-def creep_sentence(creep: Creep) -> str:
+def creep_sentence(creep: model.Creep) -> str:
     """Sentence on what grows, how fast, and when that meets the limit."""
     who = {"process": f"{printable(creep.name)} (PID {creep.pid})", "cgroup": f"Control group {printable(creep.name)}",
            "node": "The node"}[creep.what]
@@ -222,7 +204,7 @@ def creep_sentence(creep: Creep) -> str:
             f"sample{between}.")
 
 
-def closing_sentences(report: Report) -> Iterator[str]:
+def closing_sentences(report: model.Report) -> Iterator[str]:
     """Yield what could not be read, and what could not be judged."""
     yield from (f"{printable(part.path)}: {printable(note)}" for part in report.recordings for note in part.notes)
     yield from (f"{printable(note[0].upper() + note[1:])}." for note in report.notes)
@@ -243,12 +225,12 @@ def share(seconds: float, of_s: float) -> str:
     return portion(seconds / of_s if of_s else 0.0)
 
 
-def goodput(spent: Spent) -> str:
+def goodput(spent: model.Spent) -> str:
     """Share of the GPU time in which a job trains."""
     return NA if spent.goodput_ratio is None else percent(spent.goodput_ratio)
 
 
-def lost_hours(hour: WorstHour) -> str:
+def lost_hours(hour: model.WorstHour) -> str:
     lost_h, all_s = hour.lost_s / 3600, sum(hour.states_s.values()) / 3600
     digits = decimals([all_s])
     return f"lost {figure(lost_h, digits)} of {figure(all_s, digits)} GPU hours"

@@ -8,7 +8,9 @@ A column whose size is missing in a view is not shown there. A new column is one
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Literal
 
 from msgspec import Struct
@@ -173,8 +175,7 @@ COLUMNS: tuple[GpuColumn, ...] = (
     GpuColumn("gpu", "GPU", "label", screen=((0, 4),), text=4),
     GpuColumn("main", "", "spectrogram"),  # of a metric that the user chooses; it takes the room that is left
     GpuColumn("bar", "", screen=((60, 7), (110, 9), (140, 11), (190, 17))),  # the figure after it, as a bar
-    GpuColumn("now", "SM", figure=_activity, screen=((30, 6),), text=7, page=True,
-              headings={"screen": "now"}),
+    GpuColumn("now", "SM", figure=_activity, screen=((30, 6),), text=7, page=True, headings={"screen": "now"}),
     GpuColumn("tensor_active", "tensor", metrics=("tensor_active",), figure=_single("tensor_active"),
               screen=((110, 7),), text=7, page=True),
     GpuColumn("tensor_flop_util", "tensor FLOPs est.", metrics=("tensor_flop_util",),
@@ -201,3 +202,23 @@ COLUMNS: tuple[GpuColumn, ...] = (
     GpuColumn("flags", "", "flags", figure=_flags, screen=((150, 14),)),
 )
 MUTED_METRICS = frozenset(metric for column in COLUMNS if column.muted for metric in column.metrics)
+
+
+_LEFT_OUT = ("NVIDIA", "Tesla", "GeForce", "Quadro")
+
+
+@lru_cache(64)
+def short_gpu_name(name: str) -> str:
+    """"NVIDIA H100 80GB HBM3" → "H100 80GB": the maker and the memory technology do not tell GPUs apart."""
+    words = [w for w in name.split() if w not in _LEFT_OUT and not w.startswith("HBM")]
+    return printable(" ".join(words)) or printable(name)
+
+
+def gpu_kinds(sample: NodeSample) -> str:
+    """"8×H100 80GB": the GPUs counted by name. A MIG instance of a GPU that is listed itself is not counted.
+
+    Empty without a GPU.
+    """
+    whole = {g.info.index for g in sample.gpus if g.info.mig is None}
+    kinds = Counter(short_gpu_name(g.info.name) for g in sample.gpus if g.info.mig is None or g.info.index not in whole)
+    return " + ".join(f"{n}×{name}" for name, n in kinds.items())

@@ -14,7 +14,7 @@ from gputop.render.styled_text import wrap
 from gputop.text.commands import cut_path
 from gputop.text.markup import esc
 from gputop.text.units import BLANK, NA, fit, percent, portion, printable
-from gputop.text.wrapping import wrap as wrap_all
+from gputop.text.units import wrap as wrap_all
 
 _MIN_NAME_COLUMNS, _LEAST_NAME_COLUMNS = 40, 16  # enough to tell most names apart; with which one can begin
 _MOST_COLUMNS = 24  # of a column that is not wide
@@ -36,8 +36,7 @@ class Column(Struct, frozen=True):
     """``show`` formats a number; a column without it holds text. A ``wide`` one gets the remaining room.
 
     Where that is too little, ``spare`` ones are left out: those with the highest number first, of these the last one.
-    ``missing``: why a value may be unknown. A ``lane`` is drawn in
-    the room beside the wide column.
+    ``missing``: why a value may be unknown. A ``lane`` is drawn in the room beside the wide column.
     """
 
     title: str

@@ -18,8 +18,8 @@ from gputop.comparison.sides import LiveFigures, Side, side_of_trace
 from gputop.core.codec import parse
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.diagnosis.diagnose import analyze_to_facts, compared_trace
-from gputop.replay.read_snapshot import Snapshot, from_document
 from gputop.replay.snapshot_document import SCHEMA as SNAPSHOT
+from gputop.replay.snapshot_document import Snapshot, from_document
 from gputop.trace.readers.content import read_all, read_prefix
 from gputop.trace.readers.load import load
 

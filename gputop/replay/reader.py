@@ -29,8 +29,7 @@ from gputop.replay.format import (
     DamagedRecord,
     Decoder,
 )
-from gputop.text.local_time import clock_time
-from gputop.text.units import size
+from gputop.text.units import clock_time, size
 
 _FIRST_CHUNK_BYTES, _CHUNK_BYTES = 1 << 12, 1 << 20  # looked through for the next segment
 _MAX_NOTES = 20
@@ -61,10 +60,9 @@ def is_recording(path: str) -> bool:
 class Recording:
     """A recording as a list of samples, each found by number or time.
 
-    ``times_s`` is the Unix time of each sample in the order of the file; ``notes`` says what
-    is missing: a tail that was cut off, damage in the middle. Raises GputopError for a file
-    that is no recording or is of a newer version, NoDataError for one without a sample. Not for
-    several threads at once.
+    ``times_s`` is the Unix time of each sample in the order of the file; ``notes`` says what is missing: a tail that
+    was cut off, damage in the middle. Raises GputopError for a file that is no recording or is of a newer version,
+    NoDataError for one without a sample. Not for several threads at once.
     """
 
     def __init__(self, path: Path) -> None:

@@ -16,9 +16,8 @@ from msgspec.structs import replace
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, NodeSample, Reading
 from gputop.replay.player import Player
-from gputop.replay.read_snapshot import Snapshot, is_snapshot, read
 from gputop.replay.reader import Recording
-from gputop.replay.snapshot_document import Track
+from gputop.replay.snapshot_document import Snapshot, Track, is_snapshot, read
 
 _STEP_S = 1.0
 

@@ -9,17 +9,20 @@ from difflib import get_close_matches
 
 from msgspec import Struct
 
-from gputop.rules.dimensions import EXAMPLE, NONE, SECONDS, Unit
 from gputop.rules.names import (
     AGGREGATES,
+    EXAMPLE,
     MAX_WINDOW_S,
     MIN_WINDOW_S,
     NAMES,
+    NONE,
     PARTS_OF,
+    SECONDS,
     TABLES,
     NamedRows,
     Quantity,
     Source,
+    Unit,
 )
 from gputop.rules.parser import COMPARISONS, Binary, Mistake, Name, Node, Number, Segment, Text, Truth, Unary
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from gputop.rules.dimensions import LITERALS, NONE, Unit
+from gputop.rules.names import LITERALS, NONE, Unit
 
 MAX_CHARS = 2000
 _MAX_WORDS = 400  # also bounds the depth of a tree, and with it the recursion of who walks it

@@ -12,9 +12,8 @@ from msgspec import Struct, field
 
 from gputop.core.findings import Severity
 from gputop.rules.check import ID, Reference
-from gputop.rules.dimensions import SECONDS, Unit
 from gputop.rules.expression import Condition, condition
-from gputop.rules.names import Source
+from gputop.rules.names import SECONDS, Source, Unit
 from gputop.rules.parser import Mistake, Number, parse
 from gputop.rules.toml_places import Places, TomlMistake, TomlPlace, parse_toml
 from gputop.text.units import printable

@@ -28,8 +28,8 @@ from gputop.core.metrics import GPU_METRICS, RATIO, WATTS
 from gputop.core.samples import NodeSample
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest
-from gputop.rules.dimensions import SECONDS
 from gputop.rules.expression import Condition, condition
+from gputop.rules.names import SECONDS
 from gputop.rules.parser import Mistake
 from gputop.rules.rule_file import quantity
 from gputop.session.options import DEFAULT_RULE, AutoCaptureOptions, DipRule, Options

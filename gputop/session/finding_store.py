@@ -23,7 +23,7 @@ from gputop.session.gpu_numbers import GpuNumbers, numbers_of, on_node, unknown
 if TYPE_CHECKING:
     from gputop.advice.live.user_rules import HeldConditions
     from gputop.ranks.model import RasReport
-    from gputop.replay.read_snapshot import Snapshot
+    from gputop.replay.snapshot_document import Snapshot
     from gputop.telemetry.history import History
 
 LIVE_RULES_PERIOD_S = 2.0  # their windows are 10 s and longer

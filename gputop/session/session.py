@@ -38,7 +38,7 @@ from gputop.telemetry.sampler import Sampler
 
 if TYPE_CHECKING:
     from gputop.ranks.stacks import ProcessStacks
-    from gputop.replay.read_snapshot import Snapshot
+    from gputop.replay.snapshot_document import Snapshot
     from gputop.session.simulated_ranks import SimulatedRanks
 
 Change = Literal["sample", "servers", "capture", "failed"]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from gputop.core.errors import GputopError
 from gputop.ranks.model import Communicator, Level, Rank, RasAnswer
 from gputop.ranks.stacks import Frame, ProcessStacks, ThreadStack
-from gputop.simulation.hang import ABSENT_RANK, ASKED_NS, HangingLoop
+from gputop.simulation.loop import ABSENT_RANK, ASKED_NS, HangingLoop
 from gputop.simulation.node import COMMAND_BY_RANK
 from gputop.simulation.scenarios import GPU_COUNT
 from gputop.sources.simulated import SimulatedSource

@@ -16,16 +16,7 @@ from operator import attrgetter
 import numpy as np
 from msgspec import Struct
 
-from gputop.simulation.figures import (
-    F64,
-    GPU_QUANTITIES,
-    HOST_QUANTITIES,
-    Curve,
-    StepOps,
-    checkpoint_curve,
-    gpu_curve,
-    host_curve,
-)
+from gputop.simulation import figures
 from gputop.simulation.job import Copy
 from gputop.simulation.program import StepProgram
 from gputop.simulation.scenarios import GPU_COUNT, MB, Scenario
@@ -67,12 +58,12 @@ class StepTemplate(Struct, frozen=True):
     """
 
     kind: StepKind
-    gpus: tuple[StepOps, ...]
+    gpus: tuple[figures.StepOps, ...]
     issued_ns: int
     body_ns: int
-    gpu_curves: tuple[Curve, ...]
-    host: Curve
-    gpu_total: F64  # [gpus, GPU_QUANTITIES]
+    gpu_curves: tuple[figures.Curve, ...]
+    host: figures.Curve
+    gpu_total: figures.F64  # [gpus, GPU_QUANTITIES]
 
 
 class StepRecord(Struct, frozen=True):
@@ -98,8 +89,8 @@ class StepRecord(Struct, frozen=True):
 class _Epoch(Struct, frozen=True):
     start_ns: int
     steps: list[StepRecord]
-    gpu: F64  # [steps + 1, gpus, quantities]: accumulated since the loop's start, at each step's start
-    host: F64  # [steps + 1, quantities]
+    gpu: figures.F64  # [steps + 1, gpus, quantities]: accumulated since the loop's start, at each step's start
+    host: figures.F64  # [steps + 1, quantities]
 
 
 def step_templates(scenario: Scenario, kind: StepKind, seed: int, programs: list[StepProgram]) -> list[StepTemplate]:
@@ -117,9 +108,9 @@ def step_templates(scenario: Scenario, kind: StepKind, seed: int, programs: list
         transfer = np.min([ops.end - ops.start for ops in collectives], axis=0)
         for g, program in enumerate(programs):
             copies = tuple(c.shifted(-step.ready) for c in timeline.copies[g] if step.ready <= c.launch < step.back)
-            gpus.append(StepOps(program, compute[g], collectives[g], transfer, copies))
+            gpus.append(figures.StepOps(program, compute[g], collectives[g], transfer, copies))
         body = step.back - step.ready
-        out.append(_template(scenario, kind, gpus, step.issued - step.ready, body, host_curve(gpus, body)))
+        out.append(_template(scenario, kind, gpus, step.issued - step.ready, body, figures.host_curve(gpus, body)))
     return out
 
 
@@ -132,16 +123,17 @@ def _checkpoint_template(scenario: Scenario, programs: list[StepProgram]) -> Ste
         end = time + 6_000 + int(copy.size / copy.gb_per_s)
         copies.append(CopyEvent(copy, "checkpoint/SaveV2:SaveV2", time + 6_000, end, time, end + 2_000))
         time, left = end + 3_000, left - copy.size
-    gpus = [StepOps(program, NO_OPS, NO_OPS, NO_OPS.row, ()) for program in programs]
+    gpus = [figures.StepOps(program, NO_OPS, NO_OPS, NO_OPS.row, ()) for program in programs]
     gpus[0] = gpus[0]._replace(copies=tuple(copies))
     body = max(time, int(scenario.checkpoint_bytes / scenario.checkpoint_write_bytes_per_s * 1e9))
-    return _template(scenario, StepKind.CHECKPOINT, gpus, time, body, checkpoint_curve(scenario.checkpoint_bytes, body))
+    curve = figures.checkpoint_curve(scenario.checkpoint_bytes, body)
+    return _template(scenario, StepKind.CHECKPOINT, gpus, time, body, curve)
 
 
 def _template(
-    scenario: Scenario, kind: StepKind, gpus: list[StepOps], issued_ns: int, body_ns: int, host: Curve,
+    scenario: Scenario, kind: StepKind, gpus: list[figures.StepOps], issued_ns: int, body_ns: int, host: figures.Curve,
 ) -> StepTemplate:
-    curves = tuple(gpu_curve(ops, scenario) for ops in gpus)
+    curves = tuple(figures.gpu_curve(ops, scenario) for ops in gpus)
     total = np.stack([curve.total[-1] for curve in curves])
     return StepTemplate(kind, tuple(gpus), issued_ns, body_ns, curves, host, total)
 
@@ -169,10 +161,11 @@ class SimulatedLoop:
         self._step_number = 0
         self._batch = 0
         self._end_ns = 0
-        self._gpu_total = np.zeros((GPU_COUNT, len(GPU_QUANTITIES)))
-        self._host_total = np.zeros(len(HOST_QUANTITIES) + 1)
+        self._gpu_total = np.zeros((GPU_COUNT, len(figures.GPU_QUANTITIES)))
+        self._host_total = np.zeros(len(figures.HOST_QUANTITIES) + 1)
         # Batches in the making: seconds of work and batches, of the training and evaluation pipelines.
-        self._input = {kind: Curve(np.zeros(1, np.int64), np.zeros((1, 2))) for kind in (StepKind.TRAIN, StepKind.EVAL)}
+        self._input = {kind: figures.Curve(np.zeros(1, np.int64), np.zeros((1, 2)))
+                       for kind in (StepKind.TRAIN, StepKind.EVAL)}
 
     # -- the job over time
 
@@ -235,7 +228,7 @@ class SimulatedLoop:
         grown[1::2, 0] = np.cumsum(work)
         grown[1::2, 1] = np.arange(1, len(steps) + 1)
         grown[2::2] = grown[1:-1:2]
-        self._input[kind] = Curve(
+        self._input[kind] = figures.Curve(
             np.concatenate([curve.knots_ns, knots]), np.concatenate([curve.total, grown + curve.total[-1]]))
 
     def _forget(self, before_ns: int) -> None:
@@ -243,7 +236,7 @@ class SimulatedLoop:
             del self._epochs[0]
             for kind, curve in self._input.items():
                 first = max(0, int(np.searchsorted(curve.knots_ns, self._epochs[0].start_ns)) - 2)
-                self._input[kind] = Curve(curve.knots_ns[first:], curve.total[first:])
+                self._input[kind] = figures.Curve(curve.knots_ns[first:], curve.total[first:])
 
     def _locate(self, time_ns: int) -> tuple[_Epoch, int]:
         with self._lock:
@@ -251,7 +244,7 @@ class SimulatedLoop:
             epoch = epochs[max(0, bisect_right(epochs, time_ns, key=attrgetter("start_ns")) - 1)]
         return epoch, max(0, bisect_right(epoch.steps, time_ns, key=attrgetter("start_ns")) - 1)
 
-    def gpu_integrals(self, gpu: int, time_ns: int) -> F64:
+    def gpu_integrals(self, gpu: int, time_ns: int) -> figures.F64:
         """Integral of each of :data:`GPU_QUANTITIES` of that GPU since the loop's start."""
         epoch, i = self._locate(time_ns)
         step = epoch.steps[i]
@@ -312,3 +305,44 @@ class SimulatedLoop:
             steps=[Step(s.start_ns, s.wait_ns, s.begin_ns, s.begin_ns + self.templates[s.template].issued_ns, s.end_ns,
                         s.end_ns, first=True, trace=(0, 0), training=s.kind is StepKind.TRAIN) for s in calls],
             batches=[(s.made_from_ns, s.made_ns) for s in calls], end=end_ns)
+
+
+ABSENT_RANK = 5
+LASTS_NS = 200 * 10**9  # when gputop starts: the history shows its beginning, and a finding is due at once
+ASKED_NS = 120 * 10**9  # after its beginning a gputop that had run all the time would first have asked NCCL
+_SPINNING_THREADS = GPU_COUNT - 1  # each waiting rank asks its GPU again and again
+
+
+class HangingLoop(SimulatedLoop):
+    """The training job, of which nothing goes on from a step on."""
+
+    def __init__(self, scenario: Scenario, seed: int = 2024) -> None:
+        super().__init__(scenario, seed)
+        self.hangs_ns: int | None = None
+        self.steps_done = 0
+
+    def hang(self, after_ns: int) -> None:
+        """Hang from the first training step after that time on."""
+        step = next(step for step in super().steps(after_ns, after_ns + 60 * 10**9)
+                    if step.kind is StepKind.TRAIN and step.begin_ns >= after_ns)
+        self.hangs_ns, self.steps_done = step.begin_ns, step.number
+
+    def _waiting_s(self, time_ns: int) -> float:
+        return 0.0 if self.hangs_ns is None else max(0, time_ns - self.hangs_ns) / 1e9
+
+    def _before(self, time_ns: int) -> int:
+        return time_ns if self.hangs_ns is None else min(time_ns, self.hangs_ns)
+
+    def gpu_integrals(self, gpu: int, time_ns: int) -> figures.F64:
+        before = super().gpu_integrals(gpu, self._before(time_ns))
+        return before if gpu == ABSENT_RANK else before + figures.waiting_rates() * self._waiting_s(time_ns)
+
+    def host_integrals(self, time_ns: int) -> dict[str, float]:
+        done = super().host_integrals(self._before(time_ns))
+        return {**done, "python_cpu_s": done["python_cpu_s"] + _SPINNING_THREADS * self._waiting_s(time_ns)}
+
+    def steps(self, start_ns: int, end_ns: int) -> list[StepRecord]:
+        return [step for step in super().steps(start_ns, end_ns) if step.end_ns <= self._before(step.end_ns)]
+
+    def batches(self, start_ns: int, end_ns: int) -> list[StepRecord]:
+        return [step for step in super().batches(start_ns, end_ns) if step.end_ns <= self._before(step.end_ns)]

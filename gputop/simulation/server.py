@@ -1,8 +1,7 @@
 """The simulated job's profiler server: the real gRPC service on loopback, in this process.
 
-It behaves as TensorFlow 2.21's: one session at a time, a capture takes as long as asked,
-``Terminate`` ends it early and keeps its data, the XSpace comes in the response or, if the
-client does not ask for that, goes to the server's disk.
+It behaves as TensorFlow 2.21's: one session at a time, a capture takes as long as asked, ``Terminate`` ends it early
+and keeps its data, the XSpace comes in the response or, if the client does not ask for that, goes to the server's disk.
 """
 
 from __future__ import annotations

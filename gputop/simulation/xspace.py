@@ -12,19 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from gputop.simulation.encode import (
-    INT,
-    REF,
-    UINT,
-    Plane,
-    StatColumn,
-    Stats,
-    StatValue,
-    events,
-    field_bytes,
-    stat,
-    stat_ref,
-)
+from gputop.simulation import encode
+from gputop.simulation.encode import INT, REF, UINT, Plane, StatColumn, Stats, StatValue
 from gputop.simulation.host_events import host_events
 from gputop.simulation.job import GPUS, SimulatedJob
 from gputop.simulation.program import I64
@@ -54,8 +43,8 @@ def write_xspace(
         for name, value in mark.items():
             plane.add_stat(name, value)
         planes.append(plane.finish())
-    errors = [field_bytes(2, text) for text in timeline.job.recorded.errors]
-    return b"".join([*planes, *errors, field_bytes(4, hostname)])
+    errors = [encode.field_bytes(2, text) for text in timeline.job.recorded.errors]
+    return b"".join([*planes, *errors, encode.field_bytes(4, hostname)])
 
 
 def build_xspace(loop: SimulatedLoop, start_ns: int, end_ns: int, origin_unix_ns: int, hostname: str) -> bytes:
@@ -183,28 +172,28 @@ class _Recorder:
         ran, name, op, job = kernels.ran, kernels.name[seen], kernels.op[seen], self.job
         stats = [StatColumn(plane.stat_id("correlation_id"), UINT, correlation),
                  StatColumn(plane.stat_id("kernel_details"), REF, plane.ref_ids(kernels.details)[name])]
-        constants = [stat(plane.stat_id("context_id"), "$$1")]
+        constants = [encode.stat(plane.stat_id("context_id"), "$$1")]
         shown = kernels.ops
         if job.jax or job.work.xla:
             hlo = [o.rsplit("/", 1)[-1].split(":")[0].lower().replace("_", "-") for o in kernels.ops]
             stats.append(StatColumn(plane.stat_id("hlo_op"), REF, plane.ref_ids(hlo)[op]))
-            constants.append(stat_ref(plane.stat_id("hlo_module"), plane.stat_id(
+            constants.append(encode.stat_ref(plane.stat_id("hlo_module"), plane.stat_id(
                 "jit_train_step" if job.jax else
                 "a_inference_train_step_2501__XlaMustCompile_true_config_proto_3175580994766145631_.17")))
             shown = ["XlaModule:" if job.jax else "cluster_0/xla_run:_XlaRun"] * len(kernels.ops)
         stats.append(StatColumn(plane.stat_id("tf_op"), REF, plane.ref_ids(shown)[op]))
         ids = np.array([plane.event_id(x) for x in kernels.names], np.int64)
-        return events(ids[name], (ran.start[seen] - self.begin) * 1000, (ran.end - ran.start)[seen] * 1000, stats,
-                      constants)
+        return encode.events(ids[name], (ran.start[seen] - self.begin) * 1000, (ran.end - ran.start)[seen] * 1000,
+                             stats, constants)
 
     def _launches(self, gpu: int, kernels: _Kernels, called: Mask, correlation: I64) -> None:
         """Add the launches ``called`` to the lines of the thread that launches, and the ops around them."""
         launch, launch_end, host, job = kernels.ran.launch[called], kernels.ran.launch_end[called], self.host, self.job
         symbols = np.array([host.event_id(_symbol(x)) for x in kernels.names], np.int64)
-        data = events(
+        data = encode.events(
             symbols[kernels.name[called]], (launch - self.begin) * 1000, (launch_end - launch) * 1000,
             [StatColumn(host.stat_id("correlation_id"), UINT, correlation)],
-            [stat(host.stat_id("device_id"), gpu), stat(host.stat_id("context_id"), "$$1")])
+            [encode.stat(host.stat_id("device_id"), gpu), encode.stat(host.stat_id("context_id"), "$$1")])
         self.lines.setdefault(self._launch_thread(gpu), []).append(data)
         if kernels.kind == "Kernel" and job.recorded.op_events and not (job.work.xla or job.jax):
             self._op_events(gpu, kernels.op[called], kernels.ops, launch, launch_end)
@@ -220,7 +209,7 @@ class _Recorder:
         def record(names: list[str], which: I64, begins: I64, duration: I64,
                    stats: list[StatColumn] | None = None) -> None:
             ids = np.array([host.event_id(x) for x in names], np.int64)
-            lines.append(events(ids[which], (begins - self.begin) * 1000, duration * 1000, stats or []))
+            lines.append(encode.events(ids[which], (begins - self.begin) * 1000, duration * 1000, stats or []))
 
         record(ops, op, begin, length)
         if self.job.style == "eager":
@@ -292,9 +281,9 @@ class _Recorder:
         # A deallocation is recorded with what is left after it.
         in_use = np.tile(peak - size * (each - np.minimum(number + 1, 2 * each - 1 - number)), len(times))
         is_free = np.tile(number >= each, len(times))
-        constants = [stat_ref(host.stat_id("allocator_name"), host.stat_id(f"GPU_{gpu}_bfc")),
-                     stat(host.stat_id("fragmentation"), float(job.allocation.fragmentation)),
-                     stat_ref(host.stat_id("region_type"), host.stat_id("dynamic"))]
+        constants = [encode.stat_ref(host.stat_id("allocator_name"), host.stat_id(f"GPU_{gpu}_bfc")),
+                     encode.stat(host.stat_id("fragmentation"), float(job.allocation.fragmentation)),
+                     encode.stat_ref(host.stat_id("region_type"), host.stat_id("dynamic"))]
         ops = self.t.programs[gpu].ops
         which = host.ref_ids([ops[i % len(ops)] for i in range(each)])
         for name, wanted in (("MemoryAllocation", ~is_free), ("MemoryDeallocation", is_free)):
@@ -302,7 +291,7 @@ class _Recorder:
             n = len(rows)
             if not n:
                 continue
-            self.lines.setdefault(self._launch_thread(gpu), []).append(events(
+            self.lines.setdefault(self._launch_thread(gpu), []).append(encode.events(
                 np.full(n, host.event_id(name), np.int64), (time[rows] - self.begin) * 1000, np.zeros(n, np.int64),
                 [StatColumn(host.stat_id("bytes_allocated"), INT, in_use[rows]),
                  StatColumn(host.stat_id("bytes_available"), INT, capacity - in_use[rows]),

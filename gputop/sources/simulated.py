@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample, XidEvent
-from gputop.simulation.hang import LASTS_NS, HangingLoop
-from gputop.simulation.loop import SimulatedLoop
+from gputop.simulation.loop import LASTS_NS, HangingLoop, SimulatedLoop
 from gputop.simulation.node import COMMAND, HOSTNAME, PID, SECOND_NS, SimulatedNode
 from gputop.simulation.scenarios import DEFAULT_SCENARIO, GPU_COUNT, find_jobs
 from gputop.sources.selection import select_gpus
@@ -210,7 +209,7 @@ class SimulatedSource:
 
     def python_stacks(self, start_s: float, end_s: float) -> StackSamples | None:
         """The stacks of the job between these Unix times; None for a job that hangs, which has stacks of its own."""
-        from gputop.simulation.python_stacks import python_stacks
+        from gputop.simulation.host_events import python_stacks
 
         node, origin = self._opened()
         if isinstance(node.loop, HangingLoop):

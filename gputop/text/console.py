@@ -15,8 +15,7 @@ import sys
 from typing import TextIO
 
 from gputop.core.errors import GputopError
-from gputop.text.units import printable
-from gputop.text.wrapping import wrap
+from gputop.text.units import printable, wrap
 
 MESSAGE_CHARS = 2000  # of one message; its end is left out
 LINE_CHARS = 4000  # of one line of a report

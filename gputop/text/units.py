@@ -1,9 +1,11 @@
-"""Text for people: figures with units, untrusted text made printable, text of a fixed width."""
+"""Text for people: figures with units, untrusted text made printable, text of a fixed width, prose in lines."""
 
 from __future__ import annotations
 
 import math
 import re
+import textwrap
+import time
 import unicodedata
 from collections.abc import Iterable, Sequence
 
@@ -239,3 +241,35 @@ def _cells(char: str) -> int:
     if unicodedata.combining(char):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
+    """Lines of at most ``width`` columns, the first after ``first``, the others after ``rest`` or as far in.
+
+    Words are kept whole, a path or a name that is longer than a line, too; control characters are not.
+    """
+    indent = " " * len(first) if rest is None else rest
+    return textwrap.wrap(printable(text), width, initial_indent=first, subsequent_indent=indent,
+                         break_long_words=False, break_on_hyphens=False)
+
+
+_SHIFTS_S = (1800, 3600, 7200)  # by which clocks are set: half an hour on Lord Howe Island, two hours at some bases
+
+
+def clock_time(time_s: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """Format a time in the form of strftime: "2026-10-25 02:10:00", and " (UTC+02:00)" behind it where that alone says
+    which."""
+    text = time.strftime(form, time.localtime(time_s))
+    return f"{text} ({utc_offset(time_s)})" if comes_twice(time_s) else text
+
+
+def comes_twice(time_s: float) -> bool:
+    """Return whether the clocks show this time of this day twice."""
+    clock = time.localtime(time_s)
+    return any(time.localtime(time_s + shift_s)[:6] == clock[:6] for s in _SHIFTS_S for shift_s in (s, -s))
+
+
+def utc_offset(time_s: float) -> str:
+    """"UTC+02:00"."""
+    minutes = int(time.localtime(time_s).tm_gmtoff or 0) // 60
+    return f"UTC{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02d}:{abs(minutes) % 60:02d}"

@@ -17,9 +17,8 @@ from gputop.core.errors import GputopError
 from gputop.core.findings import TraceNote
 from gputop.text.units import printable
 from gputop.timeline.file_layout import Description, Extent, Writer
-from gputop.timeline.layer_spans import NamedSpans, path_spans
 from gputop.timeline.model import KINDS, IdleGap, Row
-from gputop.timeline.rows import Rows, rows_of, tracks
+from gputop.timeline.rows import NamedSpans, Rows, path_spans, rows_of, tracks
 from gputop.trace.intervals import Spans
 from gputop.trace.model import I64, U8, Trace
 
@@ -30,17 +29,9 @@ if TYPE_CHECKING:  # the analyses are loaded when the rows are there
 _LAUNCHED_BY = ", launched by "
 
 
-def build(facts: TraceFacts, file: BinaryIO) -> None:
-    """Write the timeline to an open, seekable file that is empty.
-
-    Raises GputopError where the disk is full.
-    """
-    RowsWritten(facts.trace, facts.steps, file).finish(facts)
-
-
 class RowsWritten:
-    """The file of a timeline with its rows, which need no analysis; :meth:`finish` adds the critical path and the idle
-    gaps.
+    """An open, seekable file, empty before, with the rows of a timeline, which need no analysis; :meth:`finish` adds
+    the critical path and the idle gaps.
 
     The row of the critical path is the last one, so that the others keep their keys, and its columns have room for it.
     Raises GputopError where the disk is full.
@@ -78,8 +69,9 @@ class RowsWritten:
                 kinds=[*tracks.kinds, *[[(KINDS.index("host"), len(tracks.edges) - 1)]] * awaited],
                 edges=[*tracks.edges, *tracks.edges[-1:] * awaited], pending=True))
 
-    def finish(self, facts: TraceFacts) -> None:
-        """Write the rest, of the facts of the same trace or of its end, where the begin is the job's start."""
+    def finish(self, facts: TraceFacts) -> Extent:
+        """Write the rest, of the facts of the same trace or of its end, where the begin is the job's start; returns
+        where the whole timeline is described."""
         from gputop.timeline.idle_gaps import PER_CAUSE, rank_idle_gaps
 
         trace, rows, tracks, out = facts.trace, self._rows, self._tracks, self._out
@@ -91,7 +83,7 @@ class RowsWritten:
             else:
                 path = NamedSpans()
             _write_texts(trace, rows, path.names, out)
-            out.finish(Description(
+            return out.describe(Description(
                 **self._about, quality=_notes(facts.analysis.trace.quality), rows=tuple(rows.rows),
                 bounds=rows.bounds, idle_gaps=_with_ends(trace, idle_gaps.ranked, rows), idle_totals=idle_gaps.totals,
                 basis=facts.basis, period_s=facts.period_s, all=tracks.all, kinds=tracks.kinds, edges=tracks.edges))

@@ -1,15 +1,13 @@
-"""The file a timeline lives in: a head, columns one after the other, and what describes them as JSON.
+"""The file a timeline lives in: columns one after the other, and what describes them as JSON, at a place that whoever
+writes it tells whoever reads it.
 
-The head is written last, so that a file whose writer was interrupted is no timeline. Columns are little-endian
-and lie at multiples of 8 bytes, ready to be mapped.
+Columns are little-endian and lie at multiples of 8 bytes, ready to be mapped.
 """
 
 from __future__ import annotations
 
 import json
 import mmap
-import os
-import struct
 import zlib
 from collections.abc import Iterable
 from typing import Any, BinaryIO, NamedTuple
@@ -22,9 +20,6 @@ from gputop.core.codec import parse, to_document
 from gputop.core.errors import GputopError
 from gputop.timeline.model import IdleGap, IdleTotal, Row
 
-_MAGIC = b"gputopTL"
-VERSION = 1  # a file is read by the gputop that wrote it, so there is no other
-_HEAD = struct.Struct("<8sIIQQ")  # magic, version, CRC-32 of the description, its offset, its length
 _ALIGN = 8
 
 
@@ -67,7 +62,6 @@ class Writer:
         self._columns: dict[str, tuple[int, str, int]] = {}
         self._room: dict[str, int] = {}  # elements that a column can be extended by
         self._at = 0
-        self._put(bytes(_HEAD.size))
 
     def column(self, name: str, dtype: npt.DTypeLike, pieces: Iterable[npt.NDArray], room: int = 0) -> None:
         """Write the pieces as one column, with room for ``room`` more elements behind it. Replaces an earlier column of
@@ -102,13 +96,6 @@ class Writer:
         self._file.flush()
         return section
 
-    def finish(self, about: object) -> None:
-        """Write the description, then the head."""
-        offset, length, check = self.describe(about)
-        self._file.seek(0)
-        self._file.write(_HEAD.pack(_MAGIC, VERSION, check, offset, length))
-        self._file.flush()
-
     def _put(self, data: bytes | memoryview) -> None:
         self._at += self._write(data)
 
@@ -121,29 +108,16 @@ class Writer:
         return size
 
 
-def mapped(file: BinaryIO, section: Extent | None = None) -> tuple[dict[str, npt.NDArray], dict[str, Any]]:
-    """The columns, mapped read-only, and the description: that at ``section`` in a file that is still being written.
+def mapped(file: BinaryIO, section: Extent) -> tuple[dict[str, npt.NDArray], dict[str, Any]]:
+    """The columns, mapped read-only, and the description at ``section``, to which more may be being written.
 
     Does not move the file's position, which whoever writes it may share. Raises GputopError for an incomplete or other
     file.
     """
     try:
-        size = os.fstat(file.fileno()).st_size
-        if size < _HEAD.size:
-            raise ValueError("it is too short")
-        whole = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
-        if section is None:
-            magic, version, check, offset, length = _HEAD.unpack(whole[:_HEAD.size].tobytes())
-            if magic != _MAGIC:
-                raise ValueError("it does not start like a timeline")
-            if version != VERSION:
-                raise ValueError(f"it has version {version}, but this gputop reads {VERSION}")
-            if offset + length != size:
-                raise ValueError("its size does not match its header")
-        else:
-            offset, length, check = section
-        text = whole[offset:offset + length].tobytes()
-        if zlib.crc32(text) != check:
+        whole = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        text = whole[section.offset:section.offset + section.length].tobytes()
+        if zlib.crc32(text) != section.check:
             raise ValueError("its description is damaged")
         about = parse(text)
         columns = {}

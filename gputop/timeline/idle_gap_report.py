@@ -11,8 +11,7 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.core.codec import document_of
 from gputop.diagnosis.python_lines import line_words
 from gputop.render.finding_text import BY_TRACER
-from gputop.text.units import fit, percent, printable, ranges, seconds
-from gputop.text.wrapping import wrap
+from gputop.text.units import fit, percent, printable, ranges, seconds, wrap
 from gputop.timeline.idle_gaps import IdleGaps
 from gputop.timeline.model import PER, IdleGap, cause_text
 from gputop.trace.quality import is_cut_off

@@ -84,9 +84,7 @@ def _ranked(
     return tuple(kept)
 
 
-def _by_pool(
-    trace: Trace, works: Sequence[tuple[int, int, str]], roles: Sequence[str],
-) -> list[tuple[IdleWork, int]]:
+def _by_pool(trace: Trace, works: Sequence[tuple[int, int, str]], roles: Sequence[str]) -> list[tuple[IdleWork, int]]:
     """The works with their lines; the same work of many threads of a pool is one, with the mean of their times."""
     out = []
     pools: dict[tuple[str, str, str], list[tuple[int, int]]] = {}

@@ -1,6 +1,12 @@
-"""Rows of a trace's timeline, in the order they are drawn, and the events of each."""
+"""Rows of a trace's timeline, in the order they are drawn, and the events of each.
+
+The last rows are what was sampled of the GPUs while they were captured. Samples and trace have the Unix time of one
+machine: where the trace tells its own, nothing is estimated. A sample tells of the time since the one before it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -9,17 +15,156 @@ from msgspec.structs import replace
 
 from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.host.tf_data import ITERATOR, iterator_paths
+from gputop.analysis.layers.cpu_layers import op_spans
+from gputop.analysis.layers.pytorch import call_scopes
+from gputop.analysis.layers.scopes import differentiates, scope_of
+from gputop.analysis.results import CriticalPath
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import BATCH_WAIT
-from gputop.text.units import printable, ranges
-from gputop.timeline.counter_spans import counter_rows
-from gputop.timeline.layer_spans import NamedSpans, layer_spans
+from gputop.core.captured_samples import CounterLane, GpuCounters
+from gputop.core.metrics import BYTES_PER_S, GPU_METRICS, HERTZ, RATIO
+from gputop.core.samples import Reading
+from gputop.render.step_parts import path_kind
+from gputop.text.units import printable, ranges, reading
 from gputop.timeline.model import KINDS, Row, RowKind
 from gputop.trace.intervals import Spans, merge, subtract, union
 from gputop.trace.lookups import name_mask
 from gputop.trace.model import I64, U8, Kind, Line, Trace
 from gputop.trace.nesting import depths, nesting_order
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, labels, lines_of, role
+
+F32 = npt.NDArray[np.float32]
+_LEVELS = 3  # phase, layer, layer within
+_OF_PATH = {"input": "input", "host": "host", "launch": "host", "sync": "host", "kernel": "compute", "copy": "copy",
+            "collective": "collective", "idle": "memset"}  # kinds of the path, by the kind of range with their color
+
+
+class NamedSpans(Struct):
+    """Spans by start, outer ones first; ``name`` indexes ``names``, ``kind`` KINDS."""
+
+    gpu: int = -1  # index into Trace.gpus
+    start: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    end: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    name: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    depth: npt.NDArray[np.uint16] = field(default_factory=lambda: np.empty(0, np.uint16))
+    kind: U8 = field(default_factory=lambda: np.empty(0, np.uint8))
+    names: list[str] = field(default_factory=list)
+    level: F32 = field(default_factory=lambda: np.empty(0, np.float32))  # of a counter, 0-1 of its scale; empty: none
+
+    def followed_by(self, other: NamedSpans) -> NamedSpans:
+        """Join both, the other's after these."""
+        columns = {name: np.concatenate((getattr(self, name), getattr(other, name)))
+                   for name in ("start", "end", "depth", "kind")}
+        levels = [part.level if len(part.level) else np.zeros(len(part.start), np.float32) for part in (self, other)]
+        return NamedSpans(self.gpu, name=np.concatenate((self.name, other.name + len(self.names))),
+                          names=[*self.names, *other.names], level=np.concatenate(levels), **columns)
+
+
+def path_spans(path: CriticalPath | None) -> NamedSpans:
+    """The segments of the critical path; none where there is no path."""
+    if path is None or not path.segments:
+        return NamedSpans()
+    start, end = (np.array([getattr(s, edge) for s in path.segments], np.int64) for edge in ("start_ns", "end_ns"))
+    return NamedSpans(
+        -1, start, end, np.arange(len(start)), np.zeros(len(start), np.uint16),
+        np.array([KINDS.index(_OF_PATH.get(s.kind, "host")) for s in path.segments], np.uint8),
+        [f"{path_kind(s.kind)[0]}: {s.name}" if s.name else path_kind(s.kind)[0] for s in path.segments])
+
+
+def layer_spans(trace: Trace, steps: Steps | None) -> NamedSpans:
+    """A phase (``depth`` 0), in it layers (1), in those what they consist of (2), of the kernels that name an op; in a
+    trace without a GPU of the ops that its CPU runs, on the host with most of them. None where there is no such. A span
+    is from the start of its first kernel to the end of its last, with nothing of another phase, layer or step between
+    them.
+    """
+    ops = _of_cpu(trace) if not trace.gpus else _of_gpu(trace)
+    if ops is None:
+        return NamedSpans()
+    start_ns, end_ns, which, paths, gpu = ops
+    step = np.zeros(len(which), np.int64)
+    if steps is not None:
+        step = np.searchsorted(steps.edges_ns[:, 0], start_ns, side="right")
+    names: dict[str, int] = {}
+    spans: list[tuple[I64, I64, I64, I64]] = []
+    for level in range(_LEVELS):
+        reaches_level = np.array([len(path) > level for path in paths])
+        keys = [path[:level + 1] for path in paths]
+        number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+        code = np.array([number[key] for key in keys])[which]
+        first = np.flatnonzero(np.append(True, (code[1:] != code[:-1]) | (step[1:] != step[:-1])))
+        end = np.maximum.reduceat(end_ns, first)
+        start = start_ns[first]
+        end[:-1] = np.minimum(end[:-1], start[1:])  # of streams or threads side by side the earlier one gives way
+        kept = reaches_level[which[first]] & (end > start)
+        op = which[first[kept]]
+        text = np.zeros(len(paths), np.int64)
+        for used in np.flatnonzero(np.bincount(op, minlength=len(paths))).tolist():
+            text[used] = names.setdefault(paths[used][level], len(names))
+        spans.append((start[kept], end[kept], text[op], np.full(len(op), level)))
+    start, end, name, depth = (np.concatenate(column) for column in zip(*spans, strict=True))
+    order = np.lexsort((depth, start))
+    return NamedSpans(gpu, start[order], end[order], name[order], depth[order].astype(np.uint16),
+                      np.full(len(order), KINDS.index("compute"), np.uint8), list(names))
+
+
+def _of_gpu(trace: Trace) -> tuple[I64, I64, I64, list[tuple[str, ...]], int] | None:
+    """Start, end and path of the named kernels of the GPU that works most, and that GPU."""
+    device, calls = trace.device, call_scopes(trace)
+    named = (device.tf_op >= 0) | (device.hlo >= 0) if calls is None else calls.of_event >= 0
+    rows = np.flatnonzero((device.kind == Kind.COMPUTE) & named & (device.end_ns > device.start_ns))
+    if not len(rows):
+        return None
+    gpu = int(np.bincount(device.gpu[rows], weights=device.end_ns[rows] - device.start_ns[rows]).argmax())
+    rows = rows[device.gpu[rows] == gpu]
+    if calls is not None:
+        which = calls.of_event[rows]
+        paths = [(scope.phase, *scope.path)[:_LEVELS] for scope in calls.scopes]
+    else:
+        ops, which = np.unique(device.hlo[rows].astype(np.int64) * (len(trace.names) + 1) + device.tf_op[rows] + 1,
+                               return_inverse=True)
+        paths = _paths(trace, ops)
+    return device.start_ns[rows], device.end_ns[rows], which, paths, gpu
+
+
+def _of_cpu(trace: Trace) -> tuple[I64, I64, I64, list[tuple[str, ...]], int] | None:
+    """Start, end and path of the ops of the host that runs most of them. Of ops side by side, on several threads, an
+    instant is of the one that began first."""
+    ops = op_spans(trace)
+    if ops is None or not len(ops.which):
+        return None
+    hosts = sorted({line.host for line in trace.lines})
+    host = np.array([hosts.index(line.host) for line in trace.lines])[ops.line]
+    of_host = np.flatnonzero(host == np.bincount(host, weights=ops.end_ns - ops.start_ns).argmax())
+    start, until = ops.start_ns[of_host].copy(), np.maximum.accumulate(ops.end_ns[of_host])
+    np.maximum(start[1:], until[:-1], out=start[1:])
+    lasts = until > start
+    paths = ([path[:_LEVELS] for path in ops.paths] if ops.modules else
+             _without_common([(phase, path) for phase, *path in ops.paths]))
+    return start[lasts], until[lasts], ops.which[of_host][lasts], paths, -1
+
+
+def _paths(trace: Trace, ops: I64) -> list[tuple[str, ...]]:
+    """Phase and at most two layers of each op (an index into Trace.hlo_ops, and one into Trace.names, plus 1), without
+    the scopes that all ops of the phase are in."""
+    named = []
+    for hlo, name in (divmod(op, len(trace.names) + 1) for op in ops.tolist()):
+        of_hlo = trace.hlo_ops[hlo] if hlo >= 0 else None
+        text = trace.names[name - 1] if name else ""
+        named.append((text, None) if of_hlo is None else (of_hlo.op_name, text.rsplit("/", 1)[0]))
+    training = {module for name, module in named if differentiates(name)}
+    return _without_common([scope_of(name, module is not None and module in training) for name, module in named])
+
+
+def _without_common(scopes: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, ...]]:
+    """Phase and at most two layers of each, without the op itself and the scopes that all ops of the phase are in."""
+    around: dict[str, int] = {}  # by phase, how many scopes all its ops share
+    first: dict[str, Sequence[str]] = {}
+    for phase, path in ((phase, path[:-1]) for phase, path in scopes):
+        shared = first.setdefault(phase, path)[:around.get(phase, len(path))]
+        around[phase] = next((i for i, (a, b) in enumerate(zip(shared, path, strict=False)) if a != b),
+                             min(len(shared), len(path)))
+    return [(phase, *path[:-1][around[phase]:][:_LEVELS - 1]) for phase, path in scopes]
+
 
 _INPUT_CALL = f"{ITERATOR}|{BATCH_WAIT}"
 _OF_DEVICE = {
@@ -195,3 +340,61 @@ def tracks(start: I64, end: I64, kind: U8) -> tuple[Spans, list[tuple[int, Spans
         parts.append((code, subtract(spans, whole)))
         whole = merge(whole, spans)
     return whole, parts
+
+
+_MAX_GAP = 2.5  # intervals: after a longer pause a sample tells of one interval alone
+_IN_LABEL = {BYTES_PER_S: " GB/s", HERTZ: " MHz"}  # the figure beside the row has no room for these units
+
+
+class CounterRow(Struct, frozen=True):
+    """One metric of one GPU (the job's number); a span for each sample, its level against ``full_scale``."""
+
+    gpu: int
+    label: str
+    unit: str
+    full_scale: float
+    spans: NamedSpans
+
+
+def counter_rows(trace: Trace) -> tuple[list[CounterRow], str]:
+    """The rows by GPU, in the order of the lanes of the monitor, and why a capture by gputop has none of some GPUs."""
+    counters = trace.counters
+    if counters is None:  # of another tool
+        return [], ""
+    if not counters.gpus:
+        return [], counters.reason or "no GPU was sampled during the capture"
+    if not trace.origin_ns:
+        return [], "the trace does not show when it was captured"
+    ends = np.round(np.array(counters.times_s, np.float64) * 1e9).astype(np.int64) - trace.origin_ns
+    largest: dict[str, float] = {}
+    for lane_of in counters.gpus.values():
+        for metric, lane in lane_of.items():
+            largest[metric] = max(largest.get(metric, 0.0), *(v or 0.0 for v in lane.values), 0.0)
+    rows = [_row(gpu, metric, lane_of[metric], _starts(ends, counters), ends, largest[metric] or 1.0, trace.window_ns)
+            for gpu, lane_of in sorted(counters.gpus.items()) for metric in GPU_METRICS if metric in lane_of]
+    rows = [row for row in rows if len(row.spans.start)]
+    return rows, counters.reason if rows else "there are no samples in the recorded time"
+
+
+def _starts(ends: I64, counters: GpuCounters) -> I64:
+    """Time since which each sample counts: that of the one before it; one interval before the first or after a
+    pause."""
+    usual = round(counters.interval_s * 1e9)
+    before = np.append(ends[:1] - usual, ends[:-1])
+    return np.where(ends - before > _MAX_GAP * usual, ends - usual, before)
+
+
+def _row(gpu: int, metric: str, lane: CounterLane, starts: I64, ends: I64, largest: float,
+         window_ns: tuple[int, int]) -> CounterRow:
+    """``largest``: of all GPUs, the scale of a metric that has none of its own."""
+    about, scale = GPU_METRICS[metric], lane.full_scale or largest
+    values = np.array([np.nan if value is None else value for value in lane.values], np.float64)
+    start, end = np.maximum(starts, window_ns[0]), np.minimum(ends, window_ns[1])
+    sampled = np.flatnonzero(np.isfinite(values) & (end > start))
+    full = "" if about.unit == RATIO or lane.full_scale is None else f" of {reading(Reading(scale, about.unit))}"
+    names = [f"{about.label} {reading(Reading(value, about.unit))}{full}" for value in values[sampled].tolist()]
+    spans = NamedSpans(
+        -1, start[sampled], end[sampled], np.arange(len(sampled)), np.zeros(len(sampled), np.uint16),
+        np.full(len(sampled), KINDS.index("counter"), np.uint8), names,
+        np.clip(values[sampled] / scale, 0, 1).astype(np.float32))
+    return CounterRow(gpu, about.label + _IN_LABEL.get(about.unit, ""), about.unit, scale, spans)

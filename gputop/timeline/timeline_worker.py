@@ -14,25 +14,25 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gputop.core.errors import GputopError
-from gputop.diagnosis.worker import TIMEOUT_S, Diagnosis, WorkerTask, answer, diagnosis_of, print_line, run_in_worker
+from gputop.diagnosis.worker import Diagnosis, WorkerTask, answer, diagnosis_of, print_line, run_in_worker
 from gputop.timeline.file_layout import Extent
 from gputop.timeline.read_timeline import Timeline
 
 
 class _Made(msgspec.Struct, frozen=True):
+    section: Extent  # where the file describes the timeline
     diagnosis: Diagnosis | None
 
 
 def timeline_in_worker(
-    paths: Sequence[str], stop: threading.Event | None = None, timeout_s: float = TIMEOUT_S,
-    on_rows: Callable[[Timeline], None] | None = None, on_diagnosis: Callable[[Diagnosis], None] | None = None,
+    paths: Sequence[str], stop: threading.Event | None = None, on_rows: Callable[[Timeline], None] | None = None,
+    on_diagnosis: Callable[[Diagnosis], None] | None = None,
 ) -> Timeline:
     """The timeline of the trace in these files. Blocks; call it from a worker thread.
 
     ``on_rows`` is called with what there is of it before the analysis has begun: all rows, without the critical path
-    and the idle gaps. ``on_diagnosis``: with what the trace says, so that nobody reads it once more for that.
-    Raises GputopError as :func:`gputop.diagnosis.worker.analyze_in_worker` does, and where there is no room for
-    the file.
+    and the idle gaps. ``on_diagnosis``: with what the trace says, so that nobody reads it once more for that. Raises
+    GputopError as :func:`gputop.diagnosis.worker.analyze_in_worker` does, and where there is no room for the file.
     """
     try:
         with tempfile.TemporaryFile(prefix="gputop-timeline-") as file:
@@ -43,10 +43,10 @@ def timeline_in_worker(
             asked = "diagnosis" if on_diagnosis is not None else ""
             task = WorkerTask("gputop.timeline.timeline_worker", (str(file.fileno()), asked, *map(str, paths)),
                               "timeline", pass_fds=(file.fileno(),))
-            made = run_in_worker(task, _Made, stop, timeout_s, show_rows)
+            made = run_in_worker(task, _Made, stop, on_line=show_rows)
             if on_diagnosis is not None and made.diagnosis is not None:
                 on_diagnosis(made.diagnosis)
-            return Timeline.open(file)
+            return Timeline.open(file, made.section)
     except OSError as error:
         raise GputopError(f"Cannot write the timeline: {error.strerror or error}",
                           "Set TMPDIR to a folder that you can write to.") from error
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
             from gputop.diagnosis.diagnose import analyze_with_steps  # loads the analyses, which the rows do without
 
             facts = analyze_with_steps(trace, steps)
-            rows.finish(facts)
-        return _Made(diagnosis_of(facts) if asked else None)
+            section = rows.finish(facts)
+        return _Made(section, diagnosis_of(facts) if asked else None)
 
     return answer(work)

@@ -13,7 +13,6 @@ from textual import events
 from textual.app import ComposeResult, SystemCommand
 from textual.binding import BindingType
 from textual.containers import Container, VerticalScroll
-from textual.message import Message
 from textual.screen import Screen
 
 from gputop.core.errors import EXIT_OK, GputopError, NoDataError
@@ -23,18 +22,15 @@ from gputop.text.console import say
 from gputop.tui import open_screens
 from gputop.tui.keys import FOOTERS, MAIN_VIEW_ACTIONS, MONITOR, STACKS_TELL, commands
 from gputop.tui.monitor import messages, status_lines
-from gputop.tui.monitor.columns import METRICS
+from gputop.tui.monitor.columns import METRICS, unread_lanes
 from gputop.tui.monitor.findings_panel import ActionsPanel, CaptureView
 from gputop.tui.monitor.gpu_table import GpuTable, HiddenGpus
 from gputop.tui.monitor.layout import SIZE_CLASSES, LayoutInput, layout
 from gputop.tui.monitor.process_panel import ProcessPanel
-from gputop.tui.monitor.stacked_lanes import unread_lanes
+from gputop.tui.terminal.color_support import Preferences
 from gputop.tui.terminal.first_frame import ENDING_SIGNALS, FirstFrame
-from gputop.tui.terminal.preferences import Preferences
-from gputop.tui.terminal.terminal_app import TerminalApp
 from gputop.tui.terminal.textual_private import DrawnOnce, one_frame
-from gputop.tui.widgets.cached_lines import LinesWidget
-from gputop.tui.widgets.key_line import KeyLine
+from gputop.tui.widgets.cached_lines import KeyLine, LinesWidget, MessageAbout
 
 if TYPE_CHECKING:
     from textual.command import Provider
@@ -49,7 +45,7 @@ INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 def _palette() -> type[Provider]:
-    from gputop.tui.screens.command_palette import Commands
+    from gputop.tui.screens.help import Commands
 
     return Commands
 
@@ -68,7 +64,7 @@ class _Panels(Container, DrawnOnce):
     """The recommendations and the processes."""
 
 
-class GputopApp(TerminalApp):
+class GputopApp(open_screens.MonitorApp):
     """The main screen over a :class:`~gputop.session.session.Session`."""
 
     TITLE = "gputop"
@@ -78,12 +74,8 @@ class GputopApp(TerminalApp):
     has_output = False  # of a job that was started here
     BINDINGS: ClassVar[list[BindingType]] = MONITOR
 
-    class Changed(Message):
+    class Changed(MessageAbout[Change]):
         """Something in the session has changed; posted from the thread that changed it."""
-
-        def __init__(self, change: Change) -> None:
-            super().__init__()
-            self.change = change
 
     def __init__(self, session: Session, preferences: Preferences | None = None,
                  first_frame: FirstFrame | None = None) -> None:
@@ -167,20 +159,20 @@ class GputopApp(TerminalApp):
             self.post_message(self.Changed(change))
 
     def on_gputop_app_changed(self, message: Changed) -> None:
-        self._queued_changes.discard(message.change)
-        if message.change == "failed":
+        self._queued_changes.discard(message.subject)
+        if message.subject == "failed":
             self.error = self.session.failure
             self.exit(self.error.exit_code if self.error else 1)
         elif not self._header.is_attached:
             pass  # the screen is being closed
-        elif message.change == "sample":
+        elif message.subject == "sample":
             with one_frame(self):
                 self._refresh_all()
         else:
             self._refresh_job()
-            if message.change == "capture":
+            if message.subject == "capture":
                 self._show_capture_progress()
-            elif message.change == "servers":
+            elif message.subject == "servers":
                 self._show_attached()
 
     # -- drawing ------------------------------------------------------------------------------
@@ -441,7 +433,7 @@ class GputopApp(TerminalApp):
             open_screens.open_finding(self, message.finding)
 
     def on_gpu_table_opened(self, message: GpuTable.Opened) -> None:
-        open_screens.open_gpu(self, message.gpu)
+        open_screens.open_gpu(self, message.subject)
 
     def on_process_panel_opened(self, message: ProcessPanel.Opened) -> None:
         (open_screens.open_signal if message.signal else open_screens.open_process)(self, message.process)

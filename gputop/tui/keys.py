@@ -174,8 +174,7 @@ def _folded(lines: list[tuple[list[str], Binding]]) -> list[tuple[str, str]]:
             before = None
         else:
             text = binding.tooltip  # Textual's own sentences begin with a capital
-            out.append((" ".join(keys[:_MAX_KEYS // 2]),
-                        text[:1].lower() + text[1:] if text[1:2].islower() else text))
+            out.append((" ".join(keys[:_MAX_KEYS // 2]), text[:1].lower() + text[1:] if text[1:2].islower() else text))
             before = keys, binding
     return out
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from signal import Signals
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 from rich.text import Text
+from textual.app import App
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding, ids_by_missing
@@ -18,10 +19,11 @@ from gputop.core.own_program import install_command
 from gputop.core.samples import GpuSample, ProcessSample
 from gputop.profiler.capture.records import usable
 from gputop.profiler.capture.request import answered
+from gputop.render.finding_text import finding_markdown
 from gputop.text.commands import command_of, script_of, short_description
 from gputop.text.units import printable
 from gputop.tui.monitor.messages import begun_as_sentence, no_capture
-from gputop.tui.terminal.clipboard import CopyingApp, copy
+from gputop.tui.terminal.terminal_app import TerminalApp, copy
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureRecord
@@ -36,8 +38,8 @@ _HOST_HISTORY_S = 300.0
 _OF_HOST = ("host", "input", "between", "open", "no_steps")  # parts of an account in which Python runs, or is awaited
 
 
-class MonitorApp(CopyingApp, Protocol):
-    """Interface that is needed of the app."""
+class MonitorApp(TerminalApp):
+    """App that screens are opened from."""
 
     session: Session
     trace: TraceFile | None  # of the last capture, once its timeline has been opened
@@ -46,14 +48,8 @@ class MonitorApp(CopyingApp, Protocol):
 
     def ask_address(self) -> None: ...
 
-    def push_screen(self, screen: Any, *arguments: Any, **more: Any) -> Any: ...
 
-    def run_worker(self, work: Any, *, group: str, thread: bool) -> Any: ...
-
-    def call_from_thread(self, callback: Any, *arguments: Any) -> Any: ...
-
-
-def show_error(app: CopyingApp, error: GputopError) -> None:
+def show_error(app: App[Any], error: GputopError) -> None:
     app.notify(f"{begun_as_sentence(printable(error.message))}\n{printable(error.fix)}", severity="warning")
 
 
@@ -126,8 +122,7 @@ def open_process(app: MonitorApp, chosen: ProcessSample) -> None:
         sample = app.session.feed.sample
         if sample is None:
             return chosen
-        return next((p for p in sample.processes
-                     if p.pid == chosen.pid and p.started_s == chosen.started_s), None)
+        return next((p for p in sample.processes if p.pid == chosen.pid and p.started_s == chosen.started_s), None)
 
     def text(width: int) -> Text:
         current = now()
@@ -160,14 +155,14 @@ def ask_before_capture(app: MonitorApp, question: CaptureQuestion) -> None:
             app.start_capture(answered(question, key))
 
     if question.kind == "job":
-        from gputop.tui.screens.choose_job import ChooseJob
+        from gputop.tui.screens.capture_questions import ChooseJob
 
         sample = app.session.feed.sample
         app.push_screen(ChooseJob(question.servers, question.details, sample.processes if sample is not None else (),
                                   app.session.feed.clock()),
                         lambda server: start(server.address if server else None))
     elif question.choice is not None:
-        from gputop.tui.screens.workers import WorkersQuestion
+        from gputop.tui.screens.capture_questions import WorkersQuestion
 
         app.push_screen(WorkersQuestion(question.choice), lambda key: start(key if key != "none" else None))
     else:
@@ -180,14 +175,13 @@ def ask_before_capture(app: MonitorApp, question: CaptureQuestion) -> None:
                         lambda yes: start("y" if yes else None))
 
 
-def offer_server(app: MonitorApp, request: CaptureRequest | None = None,
-                 chosen: ProcessSample | None = None) -> bool:
+def offer_server(app: MonitorApp, request: CaptureRequest | None = None, chosen: ProcessSample | None = None) -> bool:
     """Ask, where processes hold GPUs and no profiler server answers in one of them, or in the ``chosen`` one, whether
     to start one, and then to capture. Returns whether there is such a process."""
     processes = app.session.processes_to_serve(chosen)
     if not processes or app.session.control.running:
         return False
-    from gputop.tui.screens.start_server import NAME_AN_ADDRESS, StartServer
+    from gputop.tui.screens.capture_questions import NAME_AN_ADDRESS, StartServer
 
     pids = {p.local_pid or p.pid for p in processes}
 
@@ -268,7 +262,7 @@ def open_stacks(app: MonitorApp, native: bool = False) -> None:
 
 
 def _read_stacks(app: MonitorApp, pids: Sequence[int], native: bool) -> None:
-    from gputop.tui.screens.stacks import StacksPopup
+    from gputop.tui.screens.process_screens import StacksPopup
 
     def read() -> None:
         try:
@@ -300,7 +294,7 @@ def open_tables(app: MonitorApp) -> None:
     from gputop.tui.screens.tables_screen import TablesScreen
 
     def go(table: str, row: Sequence[object]) -> None:
-        from gputop.tui.timeline.finding_place import place_of_row
+        from gputop.tui.timeline.trace_file import place_of_row
 
         open_timeline(app, find_range=lambda timeline: place_of_row(timeline, table, row))
 
@@ -369,8 +363,6 @@ def run_next_job(app: MonitorApp) -> None:
 def copy_finding(app: MonitorApp, chosen: Finding, *, as_markdown: bool) -> None:
     """The code of a finding, or where it has none or that is asked for the finding as Markdown, into the clipboard of
     the terminal."""
-    from gputop.render.finding_markdown import finding_markdown
-
     if chosen.snippet and not as_markdown:
         copy(app, chosen.snippet, "The code of the finding")
         return

@@ -27,7 +27,7 @@ from gputop.text.units import printable
 from gputop.tui import open_screens
 from gputop.tui.app import GputopApp, tell_where_captures_are
 from gputop.tui.keys import key
-from gputop.tui.terminal.preferences import Preferences
+from gputop.tui.terminal.color_support import Preferences
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
@@ -198,8 +198,7 @@ class RunApp(GputopApp):
 def highest_activity(sample: NodeSample, server: Server) -> float | None:
     """Highest activity of the GPUs which the job of the server holds; None where it holds none, or it is not known."""
     held = gpu_use(server, sample.processes).gpus
-    values = [value for gpu in sample.gpus
-              if gpu.info.index in held and (value := gpu.activity()[1].value) is not None]
+    values = [value for gpu in sample.gpus if gpu.info.index in held and (value := gpu.activity()[1].value) is not None]
     return max(values, default=None)
 
 
@@ -273,7 +272,6 @@ class Leave(Dialog[str | None]):
                 out.append(what + "\n")
             out.append(f"\nFull output: {printable(str(self._job.log))}", DIM)
             yield WrappedText(out)
-
 
 
 def run(session: Session, job: StartedJob, preferences: Preferences | None = None) -> None:

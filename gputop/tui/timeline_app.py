@@ -13,7 +13,7 @@ from gputop.tui.timeline.timeline_screen import TimelineScreen
 from gputop.tui.timeline.trace_file import TraceFile
 
 if TYPE_CHECKING:
-    from gputop.tui.terminal.preferences import Preferences
+    from gputop.tui.terminal.color_support import Preferences
 
 
 class TimelineApp(TerminalApp):

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from gputop.advice.fleet.advise import FleetReport, fleet_advice
-from gputop.cluster.collect import Collector
+from gputop.cluster.collect import Collector, NodesCollector
 from gputop.cluster.endpoint import Credentials, parse_endpoint
-from gputop.cluster.model import NO_JOB
-from gputop.cluster.nodes import NodesCollector
+from gputop.cluster.model import NO_JOB, FleetView
 from gputop.cluster.prometheus import Client, Series
 from gputop.cluster.slurm import parse_squeue
-from gputop.cluster.view import FleetView
 from gputop.core import codec
 from gputop.core.errors import GputopError
 from gputop.export.cluster import render

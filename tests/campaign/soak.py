@@ -177,7 +177,7 @@ def _gpu_of(fault: str) -> int:
 
 def start_replay(folder: Path, hours: float, gpus: int, speed: float) -> list[Subject]:
     """The monitor on a recording of so many hours, one sample a second, that is played at ``speed``."""
-    from gputop.replay.writer import RecordingWriter
+    from gputop.replay.format import RecordingWriter
 
     writer = RecordingWriter(folder / "node.gputop")
     for tick in range(round(hours * 3600)):

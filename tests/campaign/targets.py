@@ -36,10 +36,10 @@ from gputop.ranks import stack_groups
 from gputop.ranks.model import RasAnswer, find_absence
 from gputop.ranks.ras_answers import read_json, read_text
 from gputop.ranks.stacks import ProcessStacks, read_dump
-from gputop.replay.read_snapshot import from_document
+from gputop.replay.format import RecordingWriter
 from gputop.replay.rule_trials import over_samples, over_trace
+from gputop.replay.snapshot_document import from_document
 from gputop.replay.snapshot_source import SnapshotPlayer, open_player
-from gputop.replay.writer import RecordingWriter
 from gputop.rules.read_files import RulePath
 from gputop.session.session import Session
 from gputop.simulation.loop import SimulatedLoop
@@ -48,7 +48,7 @@ from gputop.simulation.xspace import build_xspace
 from gputop.sources.dcgm.source import DcgmSource
 from gputop.sources.nvml.source import NvmlSource
 from gputop.text import console
-from gputop.timeline.build import build
+from gputop.timeline.build import RowsWritten
 from gputop.timeline.read_timeline import Timeline
 from gputop.trace.readers.load import load
 from tests.campaign import fuzz_cluster, fuzz_kineto, fuzz_process, fuzz_ranks
@@ -82,8 +82,7 @@ def _trace(name: str) -> Callable[[Path, bytes], None]:
             return
         facts = analyze_to_facts(load([path]))
         with tempfile.TemporaryFile() as file:
-            build(facts, file)
-            timeline = Timeline.open(file)
+            timeline = Timeline.open(file, RowsWritten(facts.trace, facts.steps, file).finish(facts))
             begin, end = timeline.window_ns
             for row in range(min(8, len(timeline.rows))):
                 timeline.coverage.picture([row], begin, end, 50)

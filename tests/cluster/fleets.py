@@ -8,10 +8,9 @@ from math import ceil
 from typing import Any
 
 from gputop.cluster.endpoint import parse_endpoint
-from gputop.cluster.model import Fleet, Gpu, History, Job, Node
+from gputop.cluster.model import Fleet, FleetLimits, FleetView, Gpu, History, Job, Node
 from gputop.cluster.prometheus import QueryCost, Series
 from gputop.cluster.queries import LEVELS
-from gputop.cluster.view import FleetLimits, FleetView
 from gputop.core.errors import GputopError
 from gputop.sources.exporters import HOST_LABELS
 from tests.records import replace

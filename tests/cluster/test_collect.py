@@ -6,8 +6,7 @@ import pytest
 
 from gputop.advice.fleet.advise import fleet_advice
 from gputop.cluster.collect import QUERIES, Collector, complete_fleet
-from gputop.cluster.model import NO_JOB
-from gputop.cluster.view import FleetView
+from gputop.cluster.model import NO_JOB, FleetView
 from gputop.core.errors import GputopError, NoDataError
 from gputop.export.cluster import summary
 from tests.cluster.fleets import LIMITS, NOW, CannedClient

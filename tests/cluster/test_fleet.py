@@ -9,11 +9,10 @@ import pytest
 from gputop.cluster.answers import FleetSeries
 from gputop.cluster.available_metrics import AvailableMetrics
 from gputop.cluster.fleet import fleet_of
-from gputop.cluster.model import NO_JOB, Fleet
+from gputop.cluster.model import NO_JOB, Fleet, FleetView
 from gputop.cluster.prometheus import Series
 from gputop.cluster.series_store import PastQuestion, SeriesStore, SlotGrid
 from gputop.cluster.slurm import SlurmJob
-from gputop.cluster.view import FleetView
 from gputop.cluster.wanted import ACTIVITY, CLOCK, GPUS, GROUPS, IDLE, NODES
 from tests.cluster.fleets import LIMITS, NOW
 from tests.records import replace

@@ -16,11 +16,10 @@ import pytest
 
 from benchmarks.cluster_lab import scraping, wait_for
 from gputop.advice.fleet.advise import fleet_advice
-from gputop.cluster.collect import Collector, complete_fleet
+from gputop.cluster.collect import Collector, NodesCollector, complete_fleet
 from gputop.cluster.endpoint import Credentials, parse_endpoint
-from gputop.cluster.nodes import NodesCollector
+from gputop.cluster.model import FleetView
 from gputop.cluster.prometheus import Client
-from gputop.cluster.view import FleetView
 from gputop.core import codec
 from gputop.core.errors import GputopError
 from gputop.core.samples import LOST, GpuSample, Reading, XidEvent

@@ -15,8 +15,8 @@ from gputop.advice.fleet.advise import FleetReport, asked_limits, report_of
 from gputop.cli import main
 from gputop.cluster.collect import Collector, complete_fleet
 from gputop.cluster.endpoint import Credentials, parse_endpoint
+from gputop.cluster.model import FleetView
 from gputop.cluster.prometheus import Client
-from gputop.cluster.view import FleetView
 from gputop.core.errors import GputopError
 from gputop.export.cluster import to_text
 from tests.cluster.exporters import Exporter, openmetrics, seconds

@@ -16,9 +16,8 @@ from benchmarks.cluster_lab import Page, scraping, wait_for
 from gputop.advice.fleet.advise import FleetFinding, FleetReport, asked_limits, report_of
 from gputop.cluster.collect import Collector, complete_fleet
 from gputop.cluster.endpoint import Credentials, parse_endpoint
-from gputop.cluster.model import Fleet
+from gputop.cluster.model import Fleet, FleetView
 from gputop.cluster.prometheus import Client
-from gputop.cluster.view import FleetView
 from gputop.sources.exporters import SCHEMAS
 from tests.cluster import dcgm_pages
 from tests.cluster.squeue_double import squeue

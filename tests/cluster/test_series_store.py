@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from gputop.cluster import series_store
+from gputop.cluster.model import FleetView
 from gputop.cluster.prometheus import QueryTooLong, Series
 from gputop.cluster.series_store import SUBJECTS_AT_ONCE, PastQuestion, SeriesStore, SlotGrid
-from gputop.cluster.view import FleetView
 from gputop.core.errors import GputopError
 
 VIEW = FleetView(span_s=600.0, step_s=60.0)

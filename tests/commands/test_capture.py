@@ -64,7 +64,7 @@ def test_a_ready_job_beside_the_gpus_is_not_captured_for_the_one_on_them(
     held = ProcessSample(7380, user_name(os.geteuid()), "python /home/a/train.py", reading(1.0), reading(1.0),
                          gpus={0: GpuProcess(7380, "C", None, reading(1e9), reading(0.5))}, framework="pytorch")
     sample = replace(node_sample(0), processes=(replace(held, **process),))
-    monkeypatch.setattr("gputop.commands.capture.source_of", lambda args: StillSource())
+    monkeypatch.setattr("gputop.commands.common.source_of", lambda args: StillSource())
     monkeypatch.setattr(CounterWatch, "running", contextlib.nullcontext)
     monkeypatch.setattr(CounterWatch, "wait", lambda self, _: setattr(self, "sample", sample))
     captured = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gputop.cli import main
-from gputop.commands import capture_on_dip
+from gputop.commands import common
 from gputop.commands.arguments import parse
 from gputop.commands.common import options_of
 from gputop.commands.settings import Config, apply_settings
@@ -100,7 +100,7 @@ def test_a_dip_is_not_waited_for_without_a_gpu(monkeypatch, capsys):
         def open(self):
             raise NoDataError("there is no driver", "Install it.")
 
-    monkeypatch.setattr(capture_on_dip, "source_of", lambda _: Absent())
+    monkeypatch.setattr(common, "source_of", lambda _: Absent())
     assert main(["capture", "--on-dip"]) == EXIT_NO_DATA
     assert "there is no driver" in capsys.readouterr().err
 

@@ -25,8 +25,8 @@ from gputop.export import write_tables
 from gputop.export.recording_tables import ADAPTERS, HOST, SAMPLES
 from gputop.export.trace_tables import TRACE_TABLES
 from gputop.export.write_tables import NAMES, SqlTable
+from gputop.replay.format import RecordingWriter
 from gputop.replay.reader import open_recording
-from gputop.replay.writer import RecordingWriter
 from gputop.trace.lookups import host_stat
 from gputop.trace.model import Kind
 from gputop.trace.readers.load import load

@@ -13,9 +13,8 @@ from gputop.commands.run import _become
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import write_new_files
 from gputop.launch.job import StartedJob, open_log
-from gputop.replay.format import header
+from gputop.replay.format import RecordingWriter, header
 from gputop.replay.parts import Bounds, PartsWriter, Rotation
-from gputop.replay.writer import RecordingWriter
 from tests.fakes import node_sample
 
 _WRITERS: dict[str, Callable[[Path], object]] = {

@@ -17,8 +17,8 @@ from gputop.commands.rules import names_table
 from gputop.core.samples import GpuSample, NodeSample, Reading
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.rules_in_process import use_rules
+from gputop.replay.format import RecordingWriter
 from gputop.replay.rule_trials import over_samples, over_trace
-from gputop.replay.writer import RecordingWriter
 from gputop.rules.read_files import RulePath
 from gputop.trace.readers.load import load
 from tests.advice.live.scene import Scene

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gputop.comparison.sides import Side
 from gputop.replay.compared_files import read_side
+from gputop.simulation.host_events import python_stacks
 from gputop.simulation.loop import SimulatedLoop, StepKind
-from gputop.simulation.python_stacks import python_stacks
 from gputop.simulation.scenarios import Scenario
 from gputop.simulation.xspace import build_xspace
 from gputop.trace.readers.stacks_file import write_stacks

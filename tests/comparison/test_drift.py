@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from gputop.comparison.compare import compare_sides
-from gputop.comparison.drift import (
+from gputop.comparison.sides import Side
+from gputop.comparison.statistics import (
     CPU_DRIFT,
     GPU_DRIFT,
     LOAD_SPREAD,
     LOAD_SPREAD_MOST,
     UNEVEN_LOAD,
+    Drift,
     drift_of,
     threads_spread,
 )
-from gputop.comparison.sides import Side
-from gputop.comparison.statistics import Drift
 from tests.comparison.sides import changed, side
 from tests.records import replace
 

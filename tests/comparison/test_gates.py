@@ -24,14 +24,14 @@ from gputop.comparison.gates import (
     gates_of_comparison,
     parse_gates,
 )
-from gputop.comparison.markdown import markdown
+from gputop.comparison.report_lines import markdown
 from gputop.comparison.sides import Side
 from gputop.core.errors import EXIT_GATE, EXIT_NO_DATA, EXIT_OK, GputopError
 from gputop.core.findings import Abstained
 from gputop.diagnosis.diagnose import analyze
 from gputop.rules.rule_file import read_rules
 from gputop.simulation.scenarios import find_scenario
-from gputop.text.markdown_text import without_marks
+from gputop.text.markup import without_marks
 from tests.comparison.captures import captured
 
 TRACE = str(Path(__file__).parents[1] / "data" / "keras3_slow_input.xplane.pb.gz")

@@ -11,8 +11,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gputop.comparison.drift import LOAD_SPREAD, LOAD_SPREAD_MOST, threads_spread
-from gputop.comparison.statistics import BLOCKS, Drift, Interval, block_values, difference, ratio, student_quantile
+from gputop.comparison.statistics import (
+    BLOCKS,
+    LOAD_SPREAD,
+    LOAD_SPREAD_MOST,
+    Drift,
+    Interval,
+    block_values,
+    difference,
+    ratio,
+    student_quantile,
+    threads_spread,
+)
 from tests.records import replace
 
 series = arrays(float, st.integers(2, 60), elements=st.floats(1e-6, 1e3))

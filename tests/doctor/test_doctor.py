@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.doctor import dcgm, driver, jobs, node, pod
+from gputop.doctor import dcgm, driver, jobs, node
 from gputop.doctor.check import Check, Result, RunningTasks, Task
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts, facts_from
 from gputop.doctor.examine import Examination, print_report, to_text
@@ -450,18 +450,18 @@ def own_process(root: Path, namespace: str = "pid:[4026532999]", caps: int = 0) 
 def test_outside_of_kubernetes_there_is_no_check_of_a_pod(tmp_path: Path) -> None:
     own_process(tmp_path)
     put(tmp_path, "proc/self/cgroup", f"0::/system.slice/docker-{'a' * 64}.scope\n")
-    assert pod.rights(NO_LIBRARY, tmp_path, {}) is None
+    assert node.pod_rights(NO_LIBRARY, tmp_path, {}) is None
     put(tmp_path, "proc/self/cgroup", POD_GROUP)
-    check = pod.rights(NO_LIBRARY, tmp_path, {})
+    check = node.pod_rights(NO_LIBRARY, tmp_path, {})
     assert check is not None and check.status == "warn"
 
 
 def test_a_pod_learns_which_rights_it_lacks_and_which_lines_grant_them(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    unknown = pod.rights(FINE, tmp_path, IN_POD)
+    unknown = node.pod_rights(FINE, tmp_path, IN_POD)
     assert unknown.status == "unknown" and unknown.fix is None
     own_process(tmp_path)
-    check = pod.rights(NO_LIBRARY, tmp_path, IN_POD)
+    check = node.pod_rights(NO_LIBRARY, tmp_path, IN_POD)
     assert check.status == "warn"
     assert all(word in check.detail for word in ("PID namespace", "SYS_PTRACE", "driver", "/var/log/containers"))
     spec = yaml.safe_load(check.fix)["spec"]
@@ -484,7 +484,7 @@ def test_a_pod_with_all_rights_but_one_gets_the_lines_for_that_one(
     own_process(tmp_path, "pid:[4026532999]" if lacking == "PID namespace" else "pid:[4026531836]",
                 0 if lacking == "SYS_PTRACE" else 1 << 19)
     (tmp_path / "var/log/containers").mkdir(parents=True)
-    check = pod.rights(FINE, tmp_path, IN_POD)
+    check = node.pod_rights(FINE, tmp_path, IN_POD)
     assert check.status == ("warn" if lacking else "ok") and lacking in check.detail and ";" not in check.detail
     assert (check.fix and yaml.safe_load(check.fix)) == lines
 

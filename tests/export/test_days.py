@@ -15,7 +15,7 @@ from gputop.cli import main
 from gputop.export.days import DATA_ID, to_html
 from gputop.goodput.model import Creep, HourFinding, OwnRuleReport, Report
 from gputop.goodput.recorded import report
-from gputop.replay.writer import RecordingWriter
+from gputop.replay.format import RecordingWriter
 from tests.commands.schema_problems import problems
 from tests.export.html_page import Page
 from tests.goodput.days import GIB, START_S, node

@@ -20,7 +20,7 @@ from gputop.export.html import to_html
 from gputop.export.snapshot import document, format_of, render, to_json, to_text, write_snapshot
 from gputop.render.finding_text import NOTHING_FOUND
 from gputop.render.step_parts import PART_BY_ID
-from gputop.replay.read_snapshot import read
+from gputop.replay.snapshot_document import read
 from gputop.text.markup import esc
 from tests.analyses import make_analysis
 from tests.export.html_page import Page

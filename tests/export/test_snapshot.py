@@ -22,7 +22,7 @@ from gputop.core.samples import (
 )
 from gputop.export.snapshot import document, render, to_json, to_text, write_snapshot
 from gputop.render.gpu_columns import unread_text
-from gputop.replay.read_snapshot import from_document
+from gputop.replay.snapshot_document import from_document
 from gputop.tui.monitor.messages import panel_intro
 from tests.fakes import StillSession, cgroup_sample
 from tests.records import replace

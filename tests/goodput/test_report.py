@@ -16,10 +16,9 @@ from gputop.core.samples import NodeSample
 from gputop.goodput import recorded
 from gputop.goodput.recorded import report
 from gputop.goodput.text import decimals, figure
-from gputop.replay.format import MAGIC, header
+from gputop.replay.format import MAGIC, RecordingWriter, header
 from gputop.replay.parts import Bounds, PartsWriter, Rotation
 from gputop.replay.reader import Recording
-from gputop.replay.writer import RecordingWriter
 from tests.commands.schema_problems import problems
 from tests.fakes import node_sample
 from tests.goodput.days import GIB, START_S, node

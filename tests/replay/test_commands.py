@@ -17,8 +17,8 @@ from gputop.cli import main
 from gputop.commands.arguments import parser
 from gputop.core.samples import NodeSample
 from gputop.core.signal_handlers import signal_handlers
+from gputop.replay.parts import record
 from gputop.replay.reader import Recording
-from gputop.replay.record import record
 from tests.fakes import StillSource, node_sample
 from tests.records import replace
 
@@ -120,7 +120,7 @@ def test_commands_are_recorded_without_their_secrets(tmp_path: Path, monkeypatch
 
         def stop(self) -> None: ...
 
-    monkeypatch.setattr("gputop.replay.record.Sampler", OneLook)
+    monkeypatch.setattr("gputop.replay.parts.Sampler", OneLook)
     path = tmp_path / "f.rec"
     record(StillSource(), 1.0, path, 1.0, threading.Event(), lambda text: None)
     assert Recording(path).sample(0).processes[0].command == "python train.py --token *** --lr 0.1"

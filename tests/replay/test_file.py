@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from gputop.core.errors import EXIT_NO_DATA, GputopError, NoDataError
 from gputop.core.samples import NodeSample
-from gputop.replay.format import HEADER, RECORD, SEGMENT, SEGMENT_SAMPLES, SYNC, header
+from gputop.replay.format import HEADER, RECORD, SEGMENT, SEGMENT_SAMPLES, SYNC, SYNC_PERIOD_S, RecordingWriter, header
 from gputop.replay.format import record as record_bytes
+from gputop.replay.parts import record
 from gputop.replay.reader import Recording
-from gputop.replay.record import record
-from gputop.replay.writer import SYNC_PERIOD_S, RecordingWriter
 from gputop.sources.simulated import SimulatedSource
 from tests.fakes import START_S, node_sample
 

@@ -10,8 +10,8 @@ import pytest
 
 import gputop
 from gputop.analysis.results import Analysis
-from gputop.replay.read_snapshot import Snapshot, read
 from gputop.replay.reader import Recording
+from gputop.replay.snapshot_document import Snapshot, read
 from gputop.replay.snapshot_source import SnapshotPlayer
 from gputop.session.session import Session
 

@@ -16,10 +16,9 @@ import pytest
 
 from gputop.cli import main
 from gputop.core.errors import GputopError
-from gputop.replay.format import header
+from gputop.replay.format import SYNC_PERIOD_S, RecordingWriter, header
 from gputop.replay.parts import Bounds, PartsWriter, Rotation, recordings_in
 from gputop.replay.reader import Recording
-from gputop.replay.writer import SYNC_PERIOD_S, RecordingWriter
 from tests.fakes import START_S, node_sample
 
 DAY = 86400.0

@@ -12,9 +12,9 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.core.samples import NodeSample
+from gputop.replay.format import RecordingWriter
 from gputop.replay.player import MAX_SPEED, Player
 from gputop.replay.reader import Recording
-from gputop.replay.writer import RecordingWriter
 from gputop.session.session import Options, Session
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import panel_intro

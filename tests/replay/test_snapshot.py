@@ -18,7 +18,7 @@ from gputop.core.metrics import ADAPTER_METRICS, TENSOR_FLOP_UTIL
 from gputop.core.samples import AdapterSample, Reading
 from gputop.export.html import to_html
 from gputop.export.snapshot import document, to_json, to_text
-from gputop.replay.read_snapshot import from_document, from_json, is_snapshot, read
+from gputop.replay.snapshot_document import from_document, from_json, is_snapshot, read
 from gputop.text import redaction
 from tests.export.scene import session
 from tests.fakes import StillSession

@@ -11,10 +11,10 @@ from gputop.cli import main
 from gputop.core.errors import GputopError
 from gputop.core.samples import LOST, GpuSample
 from gputop.export.snapshot import document, render
+from gputop.replay.format import RecordingWriter
 from gputop.replay.player import Player
-from gputop.replay.read_snapshot import Snapshot, from_document
+from gputop.replay.snapshot_document import Snapshot, from_document
 from gputop.replay.snapshot_source import SnapshotPlayer, SnapshotSamples, open_player
-from gputop.replay.writer import RecordingWriter
 from gputop.session.session import Session
 from gputop.text import redaction
 from gputop.tui.app import GputopApp

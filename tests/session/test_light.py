@@ -19,7 +19,7 @@ from gputop.telemetry.step_period import estimate_step_period
 found = estimate_step_period(session.feed.history)
 assert found.reason or found.period_s
 sample, history = session.feed.sample, session.feed.history
-import gputop.commands.record, gputop.replay.record, gputop.sources.factory
+import gputop.commands.record, gputop.replay.parts, gputop.sources.factory
 from gputop.replay.format import Encoder
 assert Encoder().encode(sample)
 assert history.lane(history.uuids[0], "sm_active", end_s=sample.time_s, slice_s=5.0, slices=10).count

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
+from gputop.simulation.host_events import RATE_HZ, python_stacks
 from gputop.simulation.loop import SimulatedLoop, StepKind
-from gputop.simulation.python_stacks import RATE_HZ, python_stacks
 from gputop.simulation.scenarios import SCENARIOS
 
 ORIGIN_NS, LENGTH_NS = 1_700_000_000 * 10**9, 90 * 10**9  # an epoch, its evaluation and its checkpoint

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from gputop.advice.trace.facts import TraceFacts
 from gputop.diagnosis.diagnose import analyze_to_facts
-from gputop.timeline.build import build
+from gputop.timeline.build import RowsWritten
+from gputop.timeline.file_layout import Extent
 from gputop.timeline.idle_gaps import LIMIT, rank_idle_gaps
 from gputop.timeline.model import KINDS, IdleGap, Range
 from gputop.timeline.read_timeline import Timeline
@@ -21,10 +23,14 @@ def find_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> tuple[IdleGap, ...]
     return tuple(found.idle_gap for found in rank_idle_gaps(facts, limit).ranked)
 
 
+def build(facts: TraceFacts, file: BinaryIO) -> Extent:
+    """Write the whole timeline to an empty file."""
+    return RowsWritten(facts.trace, facts.steps, file).finish(facts)
+
+
 def timeline_of(trace: Trace | TraceFacts) -> Timeline:
     with tempfile.TemporaryFile() as file:
-        build(analyze_to_facts(trace) if isinstance(trace, Trace) else trace, file)
-        return Timeline.open(file)
+        return Timeline.open(file, build(analyze_to_facts(trace) if isinstance(trace, Trace) else trace, file))
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ from gputop.analysis.steps.steps import detect_steps
 from gputop.core.captured_samples import CounterLane, GpuCounters
 from gputop.core.errors import GputopError
 from gputop.diagnosis.diagnose import analyze_to_facts, analyze_with_steps
-from gputop.timeline.build import RowsWritten, build
+from gputop.timeline.build import RowsWritten
 from gputop.timeline.model import KINDS, Range
 from gputop.timeline.read_timeline import Timeline
 from gputop.trace.intervals import coverage
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
 from tests.diagnosis.real_traces import facts_of, needs_data
-from tests.timeline.make import timeline_of
+from tests.timeline.make import build, timeline_of
 from tests.trace.build import Builder, keras_steps
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -312,15 +312,12 @@ def test_the_rows_come_first_and_stay_as_they_are():
     with tempfile.TemporaryFile(buffering=0) as file:
         written = RowsWritten(facts.trace, facts.steps, file)
         place = written.describe(facts.trace)
-        with pytest.raises(GputopError, match="not a gputop timeline"):
-            Timeline.open(file)
         at = file.tell()
         rows = Timeline.open(file, place)
         assert file.tell() == at, "the writer goes on there"
         begin, end = rows.window_ns
         pictures = [own.tolist() for own in rows.coverage.picture([row.key for row in rows.rows], begin, end, 50)]
-        written.finish(facts)
-        done = Timeline.open(file)
+        done = Timeline.open(file, written.finish(facts))
         assert Timeline.open(file, place).rows == rows.rows
     assert rows.pending and not rows.idle_gaps and not done.pending and done.idle_gaps == whole.idle_gaps
     assert rows.rows == done.rows == whole.rows and {"layer", "thread", "stream"} < {row.kind for row in rows.rows}
@@ -413,8 +410,7 @@ def test_the_timeline_has_the_start_and_the_idle_gaps_of_what_follows():
         rows.describe(trace)
         facts = analyze_with_steps(trace, steps)
         assert len(facts.trace.device) < len(trace.device)
-        rows.finish(facts)
-        timeline = Timeline.open(file)
+        timeline = Timeline.open(file, rows.finish(facts))
     assert timeline.window_ns == trace.window_ns and timeline.idle_gaps
     for idle_gap in timeline.idle_gaps:
         assert idle_gap.start_ns >= 1_000_000_000 and idle_gap.ends is not None

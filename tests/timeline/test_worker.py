@@ -22,9 +22,9 @@ def test_it_arrives_whole_and_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen: list[os.stat_result] = []
 
-    def check(task, *more):
+    def check(task, *more, **named):
         seen.append(os.fstat(int(task.arguments[0])))
-        return run_in_worker(task, *more)
+        return run_in_worker(task, *more, **named)
 
     monkeypatch.setattr(worker, "run_in_worker", check)
     timeline = timeline_in_worker([str(CAPTURE)])

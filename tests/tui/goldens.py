@@ -31,7 +31,7 @@ from textual.app import App
 from textual.pilot import Pilot
 
 from gputop.tui.app import GputopApp
-from gputop.tui.terminal.preferences import Preferences
+from gputop.tui.terminal.color_support import Preferences
 from tests.tui.textual_private import screen_strips
 
 FOLDER = Path(__file__).parent / "golden"

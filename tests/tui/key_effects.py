@@ -17,7 +17,7 @@ from msgspec import structs
 from textual.widgets import DataTable
 
 from gputop.advice.fleet.advise import FleetReport
-from gputop.cluster.view import FleetView
+from gputop.cluster.model import FleetView
 from gputop.core.errors import GputopError
 from gputop.core.samples import LOST, NodeSample, ProcessSample
 from gputop.profiler.capture.choose_workers import choose_workers
@@ -25,24 +25,20 @@ from gputop.profiler.capture.records import Server
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, ask_job, ask_other_user, ask_workers
 from gputop.ranks.stacks import ProcessStacks
 from gputop.tui.app import GputopApp
-from gputop.tui.cluster.cluster_app import ClusterApp
-from gputop.tui.cluster.cluster_screen import ClusterScreen, FleetTable, OpenNode
+from gputop.tui.cluster.cluster_app import ClusterApp, ClusterScreen, FleetTable, OpenNode
 from gputop.tui.cluster.fleet_rows import State, commands_for
 from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.run_app import Leave, Output, RunApp
+from gputop.tui.screens.capture_questions import ChooseJob, StartServer, WorkersQuestion
 from gputop.tui.screens.captures import CapturesScreen, SavedCaptures
-from gputop.tui.screens.choose_job import ChooseJob
 from gputop.tui.screens.compare import CaptureAgain, CaptureList, Changes, CompareScreen
 from gputop.tui.screens.dialogs import Ask, Confirm, Popup
 from gputop.tui.screens.finding import FindingPopup
-from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
-from gputop.tui.screens.stacks import StacksPopup
-from gputop.tui.screens.start_server import StartServer
+from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen, StacksPopup
 from gputop.tui.screens.tables_screen import TablesScreen
-from gputop.tui.screens.workers import WorkersQuestion
 from gputop.tui.terminal.terminal_app import TerminalApp
 from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.idle_gap_list import IdleGapList

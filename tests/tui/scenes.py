@@ -19,19 +19,20 @@ from gputop.diagnosis.report import limit_of, text_report
 from gputop.diagnosis.worker import REPORT_WIDTH
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.replay.player import Player
-from gputop.replay.read_snapshot import Snapshot, read
+from gputop.replay.snapshot_document import Snapshot, read
 from gputop.replay.snapshot_source import SnapshotPlayer
 from gputop.session.session import Options, Session
 from gputop.simulation.node import COMMAND, PID
 from gputop.sources.nvml.status import LIBRARY_NOT_FOUND, open_error
 from gputop.sources.simulated import SimulatedSource
-from gputop.timeline.build import build
+from gputop.timeline.file_layout import Extent
 from gputop.timeline.read_timeline import Timeline
 from gputop.trace.readers.load import load
 from gputop.tui.screens.details import capture_text
 from gputop.tui.timeline.trace_file import TraceFile
 from tests.fakes import START_S
 from tests.records import replace
+from tests.timeline.make import build
 
 TRACE_S, EPOCH_S = 2.0, 10.0
 ADDRESS = "127.0.0.1:6009"
@@ -111,19 +112,20 @@ def capture_of(scenario: str, *, epoch: bool = False) -> CaptureRecord:
 
 
 @cache
-def _timeline(scenario: str) -> bytes:
+def _timeline(scenario: str) -> tuple[bytes, Extent]:
     with tempfile.TemporaryFile() as file:
-        build(_facts(scenario)[0], file)
+        section = build(_facts(scenario)[0], file)
         file.seek(0)
-        return file.read()
+        return file.read(), section
 
 
 def timeline_of(scenario: str) -> Timeline:
     """Its timeline, to be closed by who shows it."""
+    content, section = _timeline(scenario)
     with tempfile.TemporaryFile() as file:
-        file.write(_timeline(scenario))
+        file.write(content)
         file.flush()
-        return Timeline.open(file)
+        return Timeline.open(file, section)
 
 
 def trace_of(record: CaptureRecord) -> TraceFile:

@@ -22,7 +22,7 @@ from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.messages import earlier_verdict, of_note, panel_intro
 from gputop.tui.monitor.process_panel import ProcessPanel
-from gputop.tui.screens.choose_job import ChooseJob
+from gputop.tui.screens.capture_questions import ChooseJob
 from gputop.tui.screens.details import capture_text, job_text
 from gputop.tui.screens.dialogs import Ask, Confirm
 from gputop.tui.widgets.cached_lines import LinesWidget

@@ -29,7 +29,7 @@ from gputop.tui.app import GputopApp
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
-from gputop.tui.terminal.preferences import Preferences
+from gputop.tui.terminal.color_support import Preferences
 from tests.records import replace
 from tests.tui.goldens import FOLDER, Goldens, cells, wear
 from tests.tui.scenes import (

@@ -20,8 +20,8 @@ from gputop.tui.keys import FOOTERS, name
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.run_app import RunApp
+from gputop.tui.widgets.cached_lines import KeyLine
 from gputop.tui.widgets.dialog_frame import DialogFrame
-from gputop.tui.widgets.key_line import KeyLine
 from tests.tui.key_effects import REPLAY, STAGES, AskedSession, Stage
 from tests.tui.stages import monitor
 

@@ -18,7 +18,7 @@ from gputop.render.palette import SCHEMES
 from gputop.trace.readers.load import load
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.findings_panel import ActionsPanel
-from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
+from gputop.tui.terminal.color_support import DEFAULT_THEME, Preferences
 from tests.records import replace
 from tests.tui.found import FoundSession
 from tests.tui.goldens import cells, wear

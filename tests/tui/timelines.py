@@ -13,7 +13,8 @@ from textual.pilot import Pilot
 
 from gputop.core.findings import Finding, Gain
 from gputop.diagnosis.diagnose import analyze_to_facts
-from gputop.timeline.build import RowsWritten, build
+from gputop.timeline.build import RowsWritten
+from gputop.timeline.file_layout import Extent
 from gputop.timeline.read_timeline import Timeline
 from gputop.trace.model import Kind, Trace
 from gputop.tui.timeline.canvas import TimelineCanvas
@@ -22,6 +23,7 @@ from gputop.tui.timeline.timeline_screen import TimelineScreen
 from gputop.tui.timeline.trace_file import TraceFile
 from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget
+from tests.timeline.make import build
 from tests.trace.build import Builder
 from tests.tui.textual_private import message_text
 
@@ -33,30 +35,30 @@ LAUNCH_BOUND = Finding(id="launch_bound", severity="high", title="The GPUs wait 
 
 
 def timeline_of(trace: Trace) -> Timeline:
-    return _opened(_built(trace))
+    return _opened(*_built(trace))
 
 
 def job_timeline(steps: int = 4, gpus: int = 2) -> Timeline:
     """The timeline of :func:`job`, which is analyzed once."""
-    return _opened(_built_job(steps, gpus))
+    return _opened(*_built_job(steps, gpus))
 
 
-def _built(trace: Trace) -> bytes:
+def _built(trace: Trace) -> tuple[bytes, Extent]:
     with tempfile.TemporaryFile() as file:
-        build(analyze_to_facts(trace), file)
+        section = build(analyze_to_facts(trace), file)
         file.seek(0)
-        return file.read()
+        return file.read(), section
 
 
 @functools.cache
-def _built_job(steps: int, gpus: int) -> bytes:
+def _built_job(steps: int, gpus: int) -> tuple[bytes, Extent]:
     return _built(job(steps, gpus))
 
 
-def _opened(built: bytes) -> Timeline:
+def _opened(built: bytes, section: Extent) -> Timeline:
     with tempfile.TemporaryFile(buffering=0) as file:
         file.write(built)
-        return Timeline.open(file)
+        return Timeline.open(file, section)
 
 
 def rows_and_rest(trace: Trace) -> tuple[Timeline, Timeline]:
@@ -65,8 +67,7 @@ def rows_and_rest(trace: Trace) -> tuple[Timeline, Timeline]:
     with tempfile.TemporaryFile(buffering=0) as file:
         written = RowsWritten(facts.trace, facts.steps, file)
         rows = Timeline.open(file, written.describe(facts.trace))
-        written.finish(facts)
-        return rows, Timeline.open(file)
+        return rows, Timeline.open(file, written.finish(facts))
 
 
 def job(steps: int = 4, gpus: int = 2) -> Trace:

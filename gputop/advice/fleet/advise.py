@@ -12,8 +12,7 @@ from gputop.advice.fleet.job_view import FleetVerdict, FleetWords, JobView
 from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.registry import limit
 from gputop.advice.verdict import Missing, finding
-from gputop.cluster.model import Fleet, Job
-from gputop.cluster.view import FleetLimits
+from gputop.cluster.model import Fleet, FleetLimits, Job
 from gputop.core.codec import document_of
 from gputop.core.errors import NoDataError
 from gputop.core.findings import Abstained, Finding, ranked

@@ -10,22 +10,8 @@ from typing import Any
 from msgspec import Struct, field
 
 from gputop.advice.fleet.advise import FleetReport
-from gputop.cluster.model import NO_JOB, Gpu, History, Job, Node, brief, fields_of
-from gputop.cluster.view import FleetView
-from gputop.export.cluster import (
-    cells,
-    figures,
-    fleet_columns,
-    fleet_table,
-    gpu_cells,
-    hours_lost,
-    label,
-    lane,
-    not_judged,
-    remark,
-    shown_span_s,
-    summary,
-)
+from gputop.cluster.model import NO_JOB, FleetView, Gpu, History, Job, Node, brief, fields_of
+from gputop.export import cluster
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, SEVERITY_STYLE, WARN
 from gputop.render.styled_text import StyledText, wrap
 from gputop.render.table import Column, Value, lane_means, widths
@@ -104,7 +90,8 @@ class State(Struct):
             jobs.append(Job(**fields_of(fleet.free), id=NO_JOB, nodes=len(fleet.free_nodes), each=fleet.free_nodes,
                             node_names=tuple(node.name for node in fleet.free_nodes)))
         for job in jobs:
-            texts = (job.id, job.number, job.name, job.user or "", *job.node_names, label(self.report.of_job(job.id)))
+            shown_label = cluster.label(self.report.of_job(job.id))
+            texts = (job.id, job.number, job.name, job.user or "", *job.node_names, shown_label)
             if not any(pattern in text.lower() for text in texts):
                 continue
             out.append(FleetRow(job))
@@ -139,7 +126,7 @@ class State(Struct):
     def span_s(self) -> float:
         """Seconds of the past that the lanes show."""
         if self.span_of[0] is not self.report:  # each row asks
-            self.span_of = self.report, shown_span_s(self.report.fleet.jobs) or self.view.span_s
+            self.span_of = self.report, cluster.shown_span_s(self.report.fleet.jobs) or self.view.span_s
         return self.span_of[1]
 
     def place(self, rows: Sequence[FleetRow]) -> int:
@@ -177,7 +164,7 @@ def header(state: State, width: int) -> list[list[StyledText]]:
     late = f"data {age_s:.0f} s old · " if age_s > 0 else ""
     clock = time.strftime("%H:%M:%S", time.localtime(fleet.time_s))
     right = f"{clock} "
-    left = fit(f" {late}{summary(fleet)}", max(0, width - len(right)))
+    left = fit(f" {late}{cluster.summary(fleet)}", max(0, width - len(right)))
     out: list[list[StyledText]] = [[(left, WARN if late else BOLD), (right, DIM)]]
     if fleet.problems:
         more = f" (+{len(fleet.problems) - 1}: p)" if len(fleet.problems) > 1 else ""
@@ -207,12 +194,12 @@ def _layout(state: State, width: int) -> Layout:
     report, of_width, _ = state.layout_of
     if report is not state.report or of_width != width:  # each row asks
         jobs = state.report.fleet.jobs
-        columns = fleet_columns(jobs)
+        columns = cluster.fleet_columns(jobs)
         rows: list[dict[str, Value]] = [_values(state, FleetRow(job))[0] for job in jobs]
         rows += [{"job": f"  ▸ {brief(node)}"} for job in jobs for node in job.node_names]
-        table = fleet_table(columns, rows)
+        table = cluster.fleet_table(columns, rows)
         names, sizes = [*columns], widths(table, table.rows, max(0, width - 1))
-        state.layout_of = state.report, width, {names[i]: (table.columns[i], cells) for i, cells in sizes.items()}
+        state.layout_of = state.report, width, {names[i]: (table.columns[i], size) for i, size in sizes.items()}
     return state.layout_of[2]
 
 
@@ -226,7 +213,7 @@ def line(state: State, row: FleetRow, width: int, selected: bool) -> list[Styled
     history = shown["history"][1]
     values, past = _values(state, row)
     cursor_column = None if state.cursor is None else history - 1 - state.cursor
-    means = lane_means(lane(past, state.span_s), history)
+    means = lane_means(cluster.lane(past, state.span_s), history)
     if cursor_column is not None and 0 <= cursor_column < history:
         then = means[cursor_column]
         values = {"job": values["job"], "activity": "" if then is None else percent(then)}
@@ -247,22 +234,22 @@ def line(state: State, row: FleetRow, width: int, selected: bool) -> list[Styled
 def _values(state: State, row: FleetRow) -> tuple[dict[str, Value], History | None]:
     now_s = state.report.fleet.time_s
     if row.gpu is not None:
-        return {"job": f"    {row.gpu.gpu}", **gpu_cells(row.gpu)}, row.gpu.history
+        return {"job": f"    {row.gpu.gpu}", **cluster.gpu_cells(row.gpu)}, row.gpu.history
     if row.node is not None:
         mark = "▾" if (row.job.id, row.node.name) in state.open_nodes else "▸"
         node = row.node
-        return {"job": f"  {mark} {brief(node.name)}", "size": f"{node.gpus}", **figures(node)}, node.history
+        return {"job": f"  {mark} {brief(node.name)}", "size": f"{node.gpus}", **cluster.figures(node)}, node.history
     mark = "▾" if row.job.id in state.open_jobs else "▸"
-    return {**cells(row.job, now_s), "job": f"{mark} {row.job.id}"}, row.job.history
+    return {**cluster.cells(row.job, now_s), "job": f"{mark} {row.job.id}"}, row.job.history
 
 
 def _lane(values: Sequence[float | None], cursor_column: int | None) -> list[StyledText]:
     """The history as the monitor draws it, cells of one style together."""
-    cells = []
+    drawn = []
     for i, value in enumerate(values):
         (cell,) = blank_column(1) if value is None else column(1, min(1.0, max(0.0, value)), (1.0,))
-        cells.append(with_cursor(cell) if i == cursor_column else cell)
-    return merged(cells)
+        drawn.append(with_cursor(cell) if i == cursor_column else cell)
+    return merged(drawn)
 
 
 def _found_cell(state: State, row: FleetRow) -> StyledText:
@@ -271,8 +258,10 @@ def _found_cell(state: State, row: FleetRow) -> StyledText:
         name = row.gpu.name if row.gpu is not None else row.node.name
         of_gpus = () if row.gpu is not None else f"{name}:"
         here = [f for f in findings if name in f.places or any(location.startswith(of_gpus) for location in f.places)]
-        return (label(here), SEVERITY_STYLE[here[0].severity]) if here else ("", DIM)
-    return (label(findings), SEVERITY_STYLE[findings[0].severity]) if findings else (remark(row.job), DIM)
+        return (cluster.label(here), SEVERITY_STYLE[here[0].severity]) if here else ("", DIM)
+    if not findings:
+        return cluster.remark(row.job), DIM
+    return cluster.label(findings), SEVERITY_STYLE[findings[0].severity]
 
 
 def details(state: State, row: FleetRow | None, width: int, lines: int) -> list[list[StyledText]]:
@@ -291,15 +280,16 @@ def details(state: State, row: FleetRow | None, width: int, lines: int) -> list[
         if finding.since_s is not None:
             since = f" since {'' if finding.since_exact else 'before '}" + time.strftime(
                 "%H:%M", time.localtime(finding.since_s))
-        hours = hours_lost(finding.gpu_hours_lost)
+        hours = cluster.hours_lost(finding.gpu_hours_lost)
         lost = f" {hours}{since}." if hours else ""
         out += [[(" " + text, SEVERITY_STYLE[finding.severity])] for text in wrap(finding.title, width - 2, 2)]
         out += [[("   " + text, PLAIN)] for text in wrap(finding.why + lost, width - 4, 4)]
         out += [[("   " + text, ACCENT)] for text in wrap("→ " + finding.action, width - 4, 4)]
     if len(out) == 1:
-        text = remark(job) or ("No job holds these GPUs, or gputop cannot see which job does." if job.id == NO_JOB else
-                               "No finding yet: the job's activity in the past hours is unknown."
-                               if job.history is None else "No finding for this job.")
+        text = cluster.remark(job) or (
+            "No job holds these GPUs, or gputop cannot see which job does." if job.id == NO_JOB else
+            "No finding yet: the job's activity in the past hours is unknown." if job.history is None else
+            "No finding for this job.")
         out.append([(f"   {text}", DIM)])
     return out[:lines]
 
@@ -309,7 +299,7 @@ def problems(report: FleetReport) -> list[StyledText]:
     out: list[StyledText] = []
     for problem in report.fleet.problems:
         out += [(printable(problem.message) + "\n", BAD), (printable(problem.fix) + "\n" * 2, PLAIN)]
-    out += [(sentence + "\n", DIM) for sentence in not_judged(report)]
+    out += [(sentence + "\n", DIM) for sentence in cluster.not_judged(report)]
     return out or [("Nothing is missing: all queries were answered.", PLAIN)]
 
 

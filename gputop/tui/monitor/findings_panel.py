@@ -13,11 +13,10 @@ from textual.binding import BindingType
 from textual.message import Message
 
 from gputop.core.findings import CombinedGain, Finding
-from gputop.render.finding_text import gain_texts, kind_text, what_if_text
+from gputop.render.finding_text import DO, WHY, gain_texts, kind_text, what_if_text, where_rows
 from gputop.render.palette import ACCENT, BOLD, DIM, GAIN, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.render.step_bar import step_lines
 from gputop.render.styled_text import StyledText, justify, whole_sentences, wrap, wrap_sentences
-from gputop.render.verdict_lines import DO, WHY, where_rows
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import printable
 from gputop.tui.keys import STACKS_TELL, key

@@ -15,23 +15,8 @@ from gputop.render.palette import BLANK_STYLE, DIM, PLAIN
 from gputop.render.styled_text import StyledText
 from gputop.telemetry.sampler import Sampler
 from gputop.text.units import BLANK, fit
-from gputop.tui.monitor import status_lines
-from gputop.tui.monitor.columns import (
-    ACTIVITY,
-    Field,
-    figures_of,
-    plan,
-    title_texts,
-)
+from gputop.tui.monitor import columns, status_lines
 from gputop.tui.monitor.layout import layout
-from gputop.tui.monitor.stacked_lanes import (
-    LANES,
-    MAIN,
-    fields_of,
-    figures_of_gpu,
-    main_name,
-    unread_lanes,
-)
 from gputop.tui.terminal.color_support import TerminalPalette
 from gputop.tui.terminal.first_frame import ENTER, FirstFrame, ansi_text, ended_by_signals
 
@@ -73,28 +58,28 @@ def paint(sample: NodeSample, interval_s: float, width: int, height: int, palett
 
 def _lines(sample: NodeSample, interval_s: float, width: int, height: int) -> list[list[StyledText]]:
     pids = {process.pid for gpu in sample.gpus for process in gpu.processes}
-    fitted = layout(width, height, len(sample.gpus), len(pids), unread_lanes(sample.gpus))
+    fitted = layout(width, height, len(sample.gpus), len(pids), columns.unread_lanes(sample.gpus))
     stacked = fitted.rows.is_stacked
-    fields = fields_of(width) if stacked else plan(width)
-    title = "".join(title_texts(fields, "SM active"))
+    fields = columns.fields_of(width) if stacked else columns.plan(width)
+    title = "".join(columns.title_texts(fields, "SM active"))
     lines: list[list[StyledText]] = [status_lines.header(sample, interval_s, False, width), [(title, DIM)]]
     lines += [[]] if fitted.rows.has_axis else []
     shown = {field.key: field for field in fields}
     for gpu in sample.gpus[:len(sample.gpus) - fitted.hidden_gpus]:
         if not stacked:
-            lines.append(_gpu_line(fields, figures_of(gpu, ACTIVITY, shown), width))
+            lines.append(_gpu_line(fields, columns.figures_of(gpu, columns.ACTIVITY, shown), width))
             lines += [[]] * (fitted.rows.per_gpu - 1)
             continue
         places = [lane for lane, _ in fitted.rows.lanes]
-        figures = figures_of_gpu(gpu, ACTIVITY, places, shown)
+        figures = columns.figures_of_gpu(gpu, columns.ACTIVITY, places, shown)
         for lane, height_of_lane in fitted.rows.lanes:
-            name = main_name(ACTIVITY, gpu) if lane == MAIN else LANES[lane].name
+            name = columns.main_name(columns.ACTIVITY, gpu) if lane == columns.MAIN else columns.LANES[lane].name
             lines.append(_gpu_line(fields, {**figures.get((lane, 0), {}), "name": (name, DIM)}, width))
             lines += [[]] * (height_of_lane - 1)
     return lines
 
 
-def _gpu_line(fields: list[Field], figures: dict[str, StyledText], width: int) -> list[StyledText]:
+def _gpu_line(fields: list[columns.Field], figures: dict[str, StyledText], width: int) -> list[StyledText]:
     out: list[StyledText] = []
     x = 0
     message = figures.get("message")

@@ -11,7 +11,6 @@ from textual import events
 from textual.binding import BindingType
 from textual.containers import ScrollableContainer
 from textual.geometry import Region, Size
-from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -21,26 +20,14 @@ from gputop.render.styled_text import StyledText, crop, wrap
 from gputop.session.event_log import EventLog
 from gputop.text.units import fit, percent, printable, rate_gb
 from gputop.tui.keys import key
-from gputop.tui.monitor import stacked_lanes, time_axis
-from gputop.tui.monitor.columns import (
-    ACTIVITY,
-    Field,
-    Figures,
-    Part,
-    figures_of,
-    parts,
-    plan,
-    second_line,
-    title_texts,
-)
-from gputop.tui.monitor.lane_set import LaneSet
+from gputop.tui.monitor import columns, time_axis
+from gputop.tui.monitor.columns import ACTIVITY, HOST, MAIN, Field, Figures, Part
 from gputop.tui.monitor.layout import Layout, TableRows
-from gputop.tui.monitor.stacked_lanes import HOST, MAIN
 from gputop.tui.monitor.status_lines import bar
 from gputop.tui.monitor.time_axis import AxisLine
-from gputop.tui.monitor.visible_time import VisibleTime
+from gputop.tui.monitor.visible_time import LaneSet, VisibleTime
 from gputop.tui.terminal.textual_private import DrawnOnce
-from gputop.tui.widgets.cached_lines import CachedLinesWidget, LinesWidget
+from gputop.tui.widgets.cached_lines import CachedLinesWidget, LinesWidget, MessageAbout
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History
@@ -107,12 +94,8 @@ class GpuTable(DrawnOnce, can_focus=True):
     ]
     PANEL = "GPUs"
 
-    class Opened(Message):
+    class Opened(MessageAbout[GpuSample]):
         """All readings of a GPU are wanted."""
-
-        def __init__(self, gpu: GpuSample) -> None:
-            super().__init__()
-            self.gpu = gpu
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -166,12 +149,12 @@ class GpuTable(DrawnOnce, can_focus=True):
         """Columns for the present width, and which pane draws which."""
         if not self._width:
             return
-        fields = stacked_lanes.fields_of(self._width) if self.rows.is_stacked else plan(self._width)
+        fields = columns.fields_of(self._width) if self.rows.is_stacked else columns.plan(self._width)
         self._fields = {f.key: f for f in fields}
         self.time.columns = max(1, self._fields[MAIN].width)
         self._figures.clear()
         self._lanes.clear()
-        cut = parts(fields)
+        cut = columns.parts(fields)
         for i, pane in enumerate(self._panes):
             pane.part = cut[i] if i < len(cut) else None
             pane.display = pane.part is not None
@@ -225,7 +208,7 @@ class GpuTable(DrawnOnce, can_focus=True):
     def _update_title(self) -> bool:
         """Bring the title up to date; returns whether it looks different."""
         now = "now" if self.time.cursor.slice is None else "mean"
-        title = "".join(title_texts(self._fields.values(), self._main_title(), now))
+        title = "".join(columns.title_texts(self._fields.values(), self._main_title(), now))
         if self.sample is not None and not self.gpus:
             title, self._no_gpu = self._why_no_gpu(self.sample.source)
         before, self._title = self._title, title
@@ -245,24 +228,25 @@ class GpuTable(DrawnOnce, can_focus=True):
         note = "reserved" if gpu.info.index in self._reserved else (
             "host's" if gpu["memory_used_bytes"].source == UNIFIED_MEMORY else "")
         if rows.is_stacked:
-            figures = stacked_lanes.figures_of_gpu(gpu, self.metric, [lane for lane, _ in rows.lanes], self._fields)
+            figures = columns.figures_of_gpu(gpu, self.metric, [lane for lane, _ in rows.lanes], self._fields)
             for lane, lines in rows.lanes if gpu.state == OK else ():
-                figures[lane, 0]["name"] = stacked_lanes.name_of(lane, self.metric, gpu), DIM
+                figures[lane, 0]["name"] = columns.name_of(lane, self.metric, gpu), DIM
                 if lines > 1 and (mean := self._lanes.mean(uuid, lane)) is not None:
-                    figures.setdefault((lane, 1), {})["value"] = stacked_lanes.mean_figure(
+                    figures.setdefault((lane, 1), {})["value"] = columns.mean_figure(
                         gpu, lane, self.metric, mean, scales.get(lane))
             if note and "note" in (memory := figures.get(("memory", 0), {})):
                 width = self._fields["note"].width
                 notes = (f" GiB {note}", f" {note}")
                 memory["note"] = fit(next((text for text in notes if len(text) <= width), ""), width), DIM
             return figures
-        figures = {(MAIN, 0): figures_of(gpu, self.metric, self._fields)}
+        figures = {(MAIN, 0): columns.figures_of(gpu, self.metric, self._fields)}
         named = [field for key, field in self._fields.items() if key in ("bar", "now")][:1]  # none in a few columns
         for lane, _ in rows.lanes[1:] if gpu.state == OK else ():
-            name = f" {stacked_lanes.name_of(lane, self.metric, gpu)}"
+            name = f" {columns.name_of(lane, self.metric, gpu)}"
             figures[lane, 0] = {field.key: (name.ljust(field.width), DIM) for field in named}
         if rows.per_gpu > 1:
-            figures[MAIN, 1] = second = second_line(gpu, self._lanes.mean(uuid, MAIN), self.metric, scales.get(MAIN))
+            mean = self._lanes.mean(uuid, MAIN)
+            figures[MAIN, 1] = second = columns.second_line(gpu, mean, self.metric, scales.get(MAIN))
             if note and "memory" in figures[MAIN, 0]:
                 second["memory"] = (note, DIM)
         return figures
@@ -272,7 +256,7 @@ class GpuTable(DrawnOnce, can_focus=True):
         value_key = "value" if self.rows.is_stacked else "now"  # the field with the main lane's newest value
         newest = next(pane.part for pane in self._panes if pane.part is not None and pane.part.newest)
         after = [f for f in newest.fields if f.key not in ("bar", value_key)]
-        figures = stacked_lanes.host_figures(host, sum(field.width for field in after))
+        figures = columns.host_figures(host, sum(field.width for field in after))
         level = host["cpu_ratio"].value
         if (cursor := self.time.cursor_column(self.time.columns)) is not None:
             level = self._lanes.mean_at(HOST, HOST, cursor)
@@ -361,7 +345,7 @@ class GpuTable(DrawnOnce, can_focus=True):
             text, style = f"›{gpu.info.label}", ACCENT
         slot, row = self.rows.of_gpu[line]
         if self.rows.is_stacked and row == 0 and width > self._fields["gpu"].width:
-            text = text.ljust(self._fields["gpu"].width) + stacked_lanes.name_of(slot, self.metric, gpu)
+            text = text.ljust(self._fields["gpu"].width) + columns.name_of(slot, self.metric, gpu)
             style = style if line == 0 else DIM
         return Segment(fit(text, width), style)
 

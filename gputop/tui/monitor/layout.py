@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from gputop.tui.monitor.stacked_lanes import FURTHER_LANES, MAIN
+from gputop.tui.monitor.columns import FURTHER_LANES, MAIN
 
 MAX_LANE_LINES = 8  # as many bands of levels as two halves of each line show
 
@@ -57,7 +57,7 @@ _ONE_LINE = ("memory", "temperature")  # lanes that hardly change
 class LaneLines(NamedTuple):
     """A lane of each GPU and its height."""
 
-    lane: str  # of :mod:`gputop.tui.monitor.stacked_lanes`
+    lane: str  # of :mod:`gputop.tui.monitor.columns`
     lines: int
 
 

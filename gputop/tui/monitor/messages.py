@@ -55,8 +55,7 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
         before = (f"J: {_captures(count)} from earlier, in {session.control.options.logdir}",)
         # A finding that names the key says what it shows, too.
         press = () if any(f.unknown for f in findings) else ("Press c to see where the step's time goes.",)
-        return (*nothing, *press,
-                *(before if count and session.results.last_capture is None and not findings else ()))
+        return (*nothing, *press, *(before if count and session.results.last_capture is None and not findings else ()))
     offered = no_server is NO_SERVER and session.processes_to_serve()
     return (*nothing, NO_SERVER[0], OFFER) if offered else (*nothing, *no_server)
 

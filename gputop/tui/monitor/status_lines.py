@@ -12,7 +12,7 @@ from rich.style import Style
 from gputop.core.captured_samples import SURE, is_undersampled, steps_per_period
 from gputop.core.errors import sentences
 from gputop.core.samples import CgroupSample, HostSample, NodeSample, Reading
-from gputop.render.gpu_names import gpu_kinds
+from gputop.render.gpu_columns import gpu_kinds
 from gputop.render.palette import ACCENT, BAD, BOLD, DARK, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.render.styled_text import StyledText, justify
 from gputop.text.units import NA, bytes_, percent, printable, rate, reading, seconds

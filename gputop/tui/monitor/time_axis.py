@@ -83,8 +83,7 @@ class AxisLine:
 def axis(window: LaneWindow, marks: Iterable[LoggedEvent], following: bool, cursor_s: float | None) -> list[StyledText]:
     """The axis of the main lane, ``window.columns`` cells.
 
-    Ticks count back from now where the picture follows it, so that they stand still; else they are
-    times of day.
+    Ticks count back from now where the picture follows it, so that they stand still; else they are times of day.
     """
     cells: list[StyledText] = [(" ", DIM)] * window.columns
     marked = ((mark.kind, max(0, window.column(mark.begin_s)), min(window.columns - 1, window.column(mark.end_s)))

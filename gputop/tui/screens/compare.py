@@ -28,6 +28,7 @@ from gputop.text.commands import command_of, script_of, short_description
 from gputop.text.units import fit, printable, seconds, size
 from gputop.tui.keys import key
 from gputop.tui.monitor.messages import no_capture
+from gputop.tui.terminal.terminal_app import copy
 from gputop.tui.widgets.cached_lines import ChoiceList
 from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
@@ -65,8 +66,7 @@ def before(b: CaptureRecord, captures: Sequence[CaptureRecord]) -> CaptureRecord
     """The last of the captures before ``b`` that is of its script and of an earlier start of it; as far as there is
     one."""
     earlier = list(captures[:captures.index(b)]) if b in captures[1:] else [one for one in captures if one is not b]
-    for alike in (lambda one: _script(one) == _script(b),
-                  lambda one: (one.pid, one.started_s) != (b.pid, b.started_s)):
+    for alike in (lambda one: _script(one) == _script(b), lambda one: (one.pid, one.started_s) != (b.pid, b.started_s)):
         earlier = [one for one in earlier if alike(one)] or earlier
     return earlier[-1]
 
@@ -174,7 +174,6 @@ class CaptureAgain(Dialog[Name | None]):
             yield WrappedText(Text(self.TEXT))
 
 
-
 class CompareScreen(ModalScreen[None]):
     """A and B of the session's captures, and what changed between them.
 
@@ -189,8 +188,7 @@ class CompareScreen(ModalScreen[None]):
         key("B", "again('b')", "also B", "add the selected capture to B as another run; press again to remove it"),
         key(UNFOLD, "unfold", "unfold", "show or hide unchanged values and the method"),
         key("x", "swap", "swap", "swap A and B"),
-        key("c", "capture_again", "capture again",
-            "capture the job of A or B again to resolve a small difference"),
+        key("c", "capture_again", "capture again", "capture the job of A or B again to resolve a small difference"),
         key("y", "copy", "copy", "copy the comparison as Markdown (OSC 52)"),
         key("e", "export", "export", "export the values as a CSV file"),
         key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
@@ -383,16 +381,14 @@ class CompareScreen(ModalScreen[None]):
         self._show_text(colored(shown))
 
     def action_copy(self) -> None:
-        from gputop.comparison.markdown import markdown
-        from gputop.tui.terminal.clipboard import copy
-
+        from gputop.comparison.report_lines import markdown
         if isinstance(self._shown, list | None):
             self.notify("There is no comparison to copy yet.")
         else:
             copy(self.app, markdown(self._shown, ()), "The comparison as Markdown")
 
     def action_export(self) -> None:
-        from gputop.tui.screens.csv_file import write_csv
+        from gputop.tui.screens.tables_screen import write_csv
 
         shown = self._shown
         if isinstance(shown, list | None):
@@ -441,8 +437,7 @@ def side_of(record: CaptureRecord) -> Side:
 _TITLES = ("group", "id", "gpu", "unit", "a", "b", "change", "low", "high", "verdict", "reason")  # of a row's values
 
 
-def compared(records: Sequence[CaptureRecord], again_a: int,
-             unread: dict[str, str]) -> Comparison | list[ReportLine]:
+def compared(records: Sequence[CaptureRecord], again_a: int, unread: dict[str, str]) -> Comparison | list[ReportLine]:
     """The comparison, or the lines that say why there is none.
 
     ``records``: A and B, then ``again_a`` further captures of A's job, then those of B's. ``unread`` says of A and B,

@@ -9,24 +9,14 @@ from typing import TYPE_CHECKING
 from rich.style import Style
 from rich.text import Text
 
+from gputop.core import samples
 from gputop.core.captured_samples import is_undersampled
 from gputop.core.framework import LABELS
 from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS
-from gputop.core.samples import (
-    FULL_CORE_RATIO,
-    AdapterSample,
-    CgroupSample,
-    GpuSample,
-    HostProcess,
-    HostSample,
-    NodeSample,
-    ProcessSample,
-    Reading,
-)
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.gpu_columns import clock_text
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
-from gputop.render.table import BARS, Column, Table, table_lines
+from gputop.render.table import BARS, Column, Table, lane_means, table_lines
 from gputop.session.capture.captures import HOW_TO_SERVE
 from gputop.session.session import Session
 from gputop.text import redaction
@@ -61,15 +51,15 @@ class _Sheet:
         self.out.append(f"{value:<{self._value}}" if more else value, DIM if value == NA else style)
         self.out.append(f"  {more}\n" if more else "\n", DIM)
 
-    def figure(self, label: str, r: Reading, more: str = "", style: Style = PLAIN) -> None:
+    def figure(self, label: str, r: samples.Reading, more: str = "", style: Style = PLAIN) -> None:
         self.line(label, reading(r, spelled=True), printable(r.reason or more), style)
 
 
-def _cores(r: Reading) -> str:
+def _cores(r: samples.Reading) -> str:
     return NA if r.value is None else f"{r.value:.1f} cores"
 
 
-def gpu_text(gpu: GpuSample, width: int = 100) -> Text:
+def gpu_text(gpu: samples.GpuSample, width: int = 100) -> Text:
     """Every reading of one GPU with its source, or why it has no value. ``width``: of a line."""
     sheet = _Sheet(width)
     out = sheet.out
@@ -78,8 +68,7 @@ def gpu_text(gpu: GpuSample, width: int = 100) -> Text:
         out.append(f"{gpu.state}: {printable(gpu.message)}\n", BAD)
     out.append("\n")
     sheet.line("UUID", gpu.info.uuid)
-    sheet.line("PCI bus", gpu.info.pci_bus_id,
-               "" if gpu.info.numa_node is None else f"NUMA node {gpu.info.numa_node}")
+    sheet.line("PCI bus", gpu.info.pci_bus_id, "" if gpu.info.numa_node is None else f"NUMA node {gpu.info.numa_node}")
     out.append("\n")
     readings = [(metric, gpu[metric.id]) for metric in GPU_METRICS.values()]
     own_reasons = [(metric, r) for metric, r in readings if r.reason is None or r.reason != gpu.message]
@@ -98,7 +87,7 @@ def gpu_text(gpu: GpuSample, width: int = 100) -> Text:
     return out
 
 
-def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int = 100) -> Text:
+def process_text(p: samples.ProcessSample, now_s: float, gone: bool = False, width: int = 100) -> Text:
     """Everything known about a process; ``gone``: it has ended. The command line is complete, with secrets hidden."""
     sheet = _Sheet(width)
     out = sheet.out
@@ -153,7 +142,7 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
 _GPU_COLUMNS = (Column("GPU", least=4), Column("memory", str, least=8), Column("SM", str, least=6), Column("kind"))
 
 
-def _gpus_of_process(out: Text, p: ProcessSample, width: int) -> None:
+def _gpus_of_process(out: Text, p: samples.ProcessSample, width: int) -> None:
     table = Table("GPUs", _GPU_COLUMNS, tuple(
         (str(index) if on.mig is None else f"{index}:{on.mig}", reading(on.memory_bytes, spelled=True),
          reading(on.sm_ratio), on.kind) for index, on in sorted(p.gpus.items())), "")
@@ -165,20 +154,20 @@ def _gpus_of_process(out: Text, p: ProcessSample, width: int) -> None:
         out.append(f"{NA}: {printable(reason)}\n", DIM)
 
 
-def _load_of_cores(sheet: _Sheet, host: HostSample) -> None:
+def _load_of_cores(sheet: _Sheet, host: samples.HostSample) -> None:
     """Every core as a cell, in rows of 32 or as many as fit, colored by load; full ones are marked."""
     out = sheet.out
     per_row = next((n for n in (32, 16, 8) if 7 + 2 * n <= sheet.width), 4)
     for begin in range(0, len(host.core_ratios), per_row):
         out.append(f"{begin:>5}  ", DIM)
         for core in host.core_ratios[begin:begin + per_row]:
-            full = core >= FULL_CORE_RATIO
+            full = core >= samples.FULL_CORE_RATIO
             level = BARS[min(7, int(core * 8))]
             out.append(level + ("!" if full else " "), bar_style(step_of(core)))
         out.append("\n")
 
 
-def host_text(sample: NodeSample, width: int = 100, past: Sequence[HostHistoryPoint] = ()) -> Text:
+def host_text(sample: samples.NodeSample, width: int = 100, past: Sequence[HostHistoryPoint] = ()) -> Text:
     """The host: load of each core, memory, disk, network, limits, and who uses them. ``width``: of a line;
     ``past``: of the last minutes, for what has a history."""
     host = sample.host
@@ -218,7 +207,7 @@ def host_text(sample: NodeSample, width: int = 100, past: Sequence[HostHistoryPo
     return out
 
 
-def _adapter_lines(sheet: _Sheet, adapter: AdapterSample, past: Sequence[HostHistoryPoint]) -> None:
+def _adapter_lines(sheet: _Sheet, adapter: samples.AdapterSample, past: Sequence[HostHistoryPoint]) -> None:
     node = "" if adapter.numa_node is None else f", NUMA node {adapter.numa_node}"
     sheet.head(f"RDMA adapter {printable(adapter.name)}",
                printable(f"{adapter.link_layer or 'link'} {adapter.state or 'of an unknown state'}{node}"))
@@ -232,16 +221,15 @@ def _adapter_lines(sheet: _Sheet, adapter: AdapterSample, past: Sequence[HostHis
     if traffic:
         columns = min(len(traffic), max(8, sheet.width - 24))
         sheet.out.append(f"{'the fuller way':<22}" if sheet.width >= _WIDE_FROM_COLUMNS else "  ", DIM)
-        for i in range(columns):
-            part = traffic[i * len(traffic) // columns:(i + 1) * len(traffic) // columns]
-            level = min(1.0, sum(part) / len(part))
+        for mean in lane_means(tuple(traffic), columns):
+            level = min(1.0, mean or 0.0)
             sheet.out.append(BARS[min(7, int(level * 8))], bar_style(step_of(level)))
         sheet.out.append(f"\n{'':22}the last {seconds(past[-1].time_s - past[0].time_s)}\n", DIM)
 
 
-def _groups(sample: NodeSample) -> list[tuple[CgroupSample, str]]:
+def _groups(sample: samples.NodeSample) -> list[tuple[samples.CgroupSample, str]]:
     """The control groups of gputop and of the GPU processes, each once, with the names of their members."""
-    by_name: dict[str, tuple[CgroupSample, list[str]]] = {}
+    by_name: dict[str, tuple[samples.CgroupSample, list[str]]] = {}
     own_group = sample.host.cgroup
     for group, who in [(own_group, "gputop"), *((p.cgroup, str(p.pid)) for p in sample.processes)]:
         if group is not None:
@@ -255,7 +243,7 @@ def _groups(sample: NodeSample) -> list[tuple[CgroupSample, str]]:
     return out
 
 
-def _group_lines(sheet: _Sheet, group: CgroupSample) -> None:
+def _group_lines(sheet: _Sheet, group: samples.CgroupSample) -> None:
     """CPU and memory of a control group against their limits; a limit that is reached is marked."""
     limit, used, held = group["cpu_limit_cores"], group["cpu_used_cores"], group["cpu_throttled_ratio"]
     of = f" of {limit.value:g}" if limit.value is not None else ""
@@ -276,7 +264,7 @@ def _group_lines(sheet: _Sheet, group: CgroupSample) -> None:
         sheet.line("OOM kills", f"{kills.value:.0f}", "processes that the kernel killed at the memory limit", BAD)
 
 
-def _row(sheet: _Sheet, p: ProcessSample | HostProcess, gpus: str) -> None:
+def _row(sheet: _Sheet, p: samples.ProcessSample | samples.HostProcess, gpus: str) -> None:
     """A process in one line; in two where the line is short."""
     memory = reading(p.rss_bytes, spelled=True)
     figures = f"{p.pid:>9} {fit(printable(p.user or '?'), 9)}{_cores(p.cpu_cores):>11} {memory:>8} "
@@ -291,12 +279,12 @@ def _row(sheet: _Sheet, p: ProcessSample | HostProcess, gpus: str) -> None:
     sheet.out.append(fit(command, max(8, sheet.width - len(figures))).rstrip() + "\n", PLAIN)
 
 
-def _used(r: Reading, least: float) -> float:
+def _used(r: samples.Reading, least: float) -> float:
     """Key for sorting: 0.0 for what would be shown as none."""
     return r.value if r.value is not None and r.value >= least else 0.0
 
 
-def _top_processes(sheet: _Sheet, sample: NodeSample) -> None:
+def _top_processes(sheet: _Sheet, sample: samples.NodeSample) -> None:
     """Add the processes of the whole node that use most: a job without a GPU can hold up those with one."""
     host = sample.host
     holders = {p.local_pid or p.pid: devices(p) for p in sample.processes}

@@ -18,6 +18,7 @@ from gputop.render.palette import ACCENT, WARN
 from gputop.render.styled_text import wrap
 from gputop.text.units import printable
 from gputop.tui.keys import key
+from gputop.tui.terminal.terminal_app import copy
 from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
 
@@ -91,8 +92,6 @@ class Popup(Dialog[None]):
         return "\n".join(part.text for part in self._content if isinstance(part, Code)), "The code"
 
     def action_copy(self) -> None:
-        from gputop.tui.terminal.clipboard import copy
-
         text, what = self.copied()
         if text:
             copy(self.app, text, what)

@@ -10,13 +10,13 @@ from textual.binding import BindingType
 
 from gputop.core.findings import Finding
 from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import gain_basis
+from gputop.render.finding_text import DO, finding_markdown, gain_basis, kernel_rows, verdict_of
 from gputop.render.palette import BOLD, DIM, GAIN, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
-from gputop.render.verdict_lines import DO, kernel_rows, verdict_of
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import fit, printable, ranges
 from gputop.tui.keys import STACKS_TELL, key
 from gputop.tui.screens.dialogs import Below, Code, Part, Popup
+from gputop.tui.terminal.terminal_app import copy
 
 _MAX_LABEL_COLUMNS = 46
 
@@ -47,9 +47,6 @@ class FindingPopup(Popup):
         return printable(self._finding.ncu), "The command"
 
     def action_markdown(self) -> None:
-        from gputop.render.finding_markdown import finding_markdown
-        from gputop.tui.terminal.clipboard import copy
-
         copy(self.app, finding_markdown(self._finding, simulated=self._simulated), "The finding as Markdown")
 
     def action_place(self) -> None:

@@ -1,4 +1,4 @@
-"""The help for the current screen: its keys, and how to read it."""
+"""The help for the current screen: its keys, and how to read it; and the palette of commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from itertools import zip_longest
 from typing import Any
 
 from rich.text import Text
+from textual.command import DiscoveryHit, Hit, Hits
 from textual.screen import Screen
+from textual.system_commands import SystemCommandsProvider
 
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import wrap
@@ -79,3 +81,24 @@ def _side_by_side(blocks: list[list[Text]], width: int) -> list[Text]:
     while out and not out[-1].plain:
         out.pop()
     return out
+
+
+_SENTENCE_SCORE = 0.1  # score of a word in the sentence, below any match of the title
+
+
+class Commands(SystemCommandsProvider):
+    """Commands in their own order; Textual's sorts by the alphabet and searches titles alone."""
+
+    async def discover(self) -> Hits:
+        for title, sentence, run, discover in self.app.get_system_commands(self.screen):
+            if discover:
+                yield DiscoveryHit(title, run, help=sentence)
+
+    async def search(self, query: str) -> Hits:
+        matcher, words = self.matcher(query), query.casefold().split()
+        for title, sentence, run, _ in self.app.get_system_commands(self.screen):
+            score = matcher.match(title)
+            if score <= 0 and all(word in sentence.casefold() for word in words):
+                score = _SENTENCE_SCORE
+            if score > 0:
+                yield Hit(score, matcher.highlight(title), run, help=sentence)

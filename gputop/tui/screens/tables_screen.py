@@ -5,29 +5,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import events
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import BindingType
-from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import DataTable
 
+from gputop.core.errors import GputopError
 from gputop.core.own_program import install_command
 from gputop.diagnosis.tables import tables
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import StyledText, justify, wrap
 from gputop.render.table import Table, Value, arranged, cell_lines, sentence_lines, widths
-from gputop.text.units import printable, seconds
+from gputop.text.units import counted, printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.monitor.status_lines import SIMULATED_STYLE
-from gputop.tui.screens.csv_file import write_csv
 from gputop.tui.screens.dialogs import Code, Part, Popup, ask_text
-from gputop.tui.terminal.clipboard import copy
-from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.tui.terminal.terminal_app import copy
+from gputop.tui.widgets.cached_lines import LinesWidget, MessageAbout
 
 _HEAD_LINES = 2  # the line of the capture, and that of the columns' names
 _NARROW = 64  # columns: less has no room for the name of the capture
@@ -45,10 +44,8 @@ class Tabs(LinesWidget):
     """The names of the tables, the current one marked, in as many lines as they need and the screen has room for; below
     them how to read it."""
 
-    class Chosen(Message):
-        def __init__(self, index: int) -> None:
-            super().__init__()
-            self.index = index
+    class Chosen(MessageAbout[int]):
+        """The table of this index is wanted."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         super().__init__(id="tabs")
@@ -199,7 +196,7 @@ class TablesScreen(Screen[None]):
         empty_text.show([[], *([("  " + line, PLAIN)] for line in wrap(printable(reason), width - 4, 4))])
 
     def on_tabs_chosen(self, message: Tabs.Chosen) -> None:
-        self.action_table(message.index)
+        self.action_table(message.subject)
 
     def action_turn(self, by: int) -> None:
         self.action_table((self._index + by) % len(self._tables))
@@ -294,3 +291,18 @@ class TablesScreen(Screen[None]):
             self._show_matching("")
         else:
             self.dismiss()
+
+
+def write_csv(app: App[Any], folder: Path, name: str, titles: Sequence[str],
+              rows: Sequence[Sequence[str | float | None]], *, simulated: bool) -> None:
+    """Write all columns in base units, and say where they are."""
+    from gputop.core.files import write_new_files
+    from gputop.export.write_tables import csv_text
+
+    mark = "-SIMULATED" if simulated else ""
+    try:
+        [path] = write_new_files(folder, f"gputop-{name}{mark}", {".csv": csv_text(titles, rows).encode()})
+    except GputopError as error:
+        app.notify(printable(f"{error.message}\n{error.fix}"), severity="warning")
+    else:
+        app.notify(f"{counted(len(rows), 'row')} in {printable(str(path))}", title="Table written")

@@ -20,20 +20,8 @@ from operator import is_not
 
 from rich.cells import get_character_cell_size
 
-from gputop.tui.terminal.escape_codes import (
-    MAX_SHIFT_COLUMNS,
-    MIN_CELLS_SAVED,
-    SgrCodes,
-    Shift,
-    StyledSpan,
-    cursor_to,
-    differences,
-    find_shifts,
-    parse_sgr,
-    sgr_transition,
-    shifts_text,
-    spans_text,
-)
+from gputop.tui.terminal import escape_codes
+from gputop.tui.terminal.escape_codes import MAX_SHIFT_COLUMNS, MIN_CELLS_SAVED, SgrCodes, Shift, StyledSpan
 
 # One cell each on every terminal: Latin, punctuation, arrows, mathematics, boxes, blocks, shapes, braille.
 _ONE_CELL = "[ -~\xa0-\u02ff\u2010-\u2027\u2039\u203a\u2190-\u21ff\u2200-\u22ff\u2500-\u25fc\u2800-\u28ff]"
@@ -72,7 +60,7 @@ def _same(style: SgrCodes) -> SgrCodes:
 @lru_cache(4096)
 def _blank(style: SgrCodes) -> SgrCodes:
     """The style of a space: without its color, which is invisible unless a line goes through it."""
-    attributes, _, ground = parse_sgr(style)
+    attributes, _, ground = escape_codes.parse_sgr(style)
     return _same(style if attributes & {"4", "7", "9", "21", "53"} else ground)
 
 
@@ -256,10 +244,10 @@ class CellGrid:
             if not shown_chars or y in self._wide:
                 frame += self._whole(y)
             else:
-                changed = differences(chars, styles, shown_chars, shown_styles)
+                changed = escape_codes.differences(chars, styles, shown_chars, shown_styles)
                 if rows_without_shift < _MAX_ROWS_WITHOUT_SHIFT and changed.count(1) >= MIN_CELLS_SAVED:
-                    row_shifts = find_shifts(changed, chars, styles, shown_chars, shown_styles,
-                                             sorted(shifts) or range(1, MAX_SHIFT_COLUMNS + 1))
+                    row_shifts = escape_codes.find_shifts(changed, chars, styles, shown_chars, shown_styles,
+                                                          sorted(shifts) or range(1, MAX_SHIFT_COLUMNS + 1))
                     shifts = {shift.by for shift in row_shifts}
                     rows_without_shift = 0 if row_shifts else rows_without_shift + 1
                     for shift in row_shifts:
@@ -267,15 +255,15 @@ class CellGrid:
                         for row, unknown in ((shown_chars, ""), (shown_styles, "?")):
                             row[shift.begin:shift.end] = [*row[shift.begin + shift.by:shift.end], *[unknown] * shift.by]
                     if row_shifts:
-                        changed = differences(chars, styles, shown_chars, shown_styles)
+                        changed = escape_codes.differences(chars, styles, shown_chars, shown_styles)
                 spans += self._changed_spans(y, changed)
             self._shown_chars[y], self._shown_styles[y] = chars[:], styles[:]
         self._dirty.clear()
-        drawn, style = spans_text(spans, self.width)
-        frame = [*shifts_text(shifted), *frame, *drawn]
+        drawn, style = escape_codes.spans_text(spans, self.width)
+        frame = [*escape_codes.shifts_text(shifted), *frame, *drawn]
         if frame:
             frame.append("\x1b[m" if style else "")
-            frame.append(cursor_to(self._y, self._x))  # screen readers and input methods look there
+            frame.append(escape_codes.cursor_to(self._y, self._x))  # screen readers and input methods look there
             out += ["\x1b[?2026h", *frame, "\x1b[?2026l"] if self.synchronized else frame
         return "".join(out)
 
@@ -284,10 +272,10 @@ class CellGrid:
         chars, styles = self._chars[y], self._styles[y]
         if y in self._wide and all(map(_NARROW.fullmatch, chars)) and "" not in chars:
             self._wide.discard(y)  # sent whole once more
-        yield cursor_to(y, 0)
+        yield escape_codes.cursor_to(y, 0)
         style = ""
         for start, end in _runs(styles, 0, self.width):
-            yield sgr_transition(style, styles[start])
+            yield escape_codes.sgr_transition(style, styles[start])
             yield from chars[start:end]
             style = styles[start]
         yield "\x1b[m" if style else ""

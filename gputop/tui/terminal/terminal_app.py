@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from rich.segment import Segment
 from textual import events
+from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.filter import ANSIToTruecolor, LineFilter, Monochrome
@@ -19,11 +20,9 @@ from gputop.render.palette import SCHEMES
 from gputop.render.styled_text import wrap
 from gputop.text.console import clean
 from gputop.text.units import printable
-from gputop.tui.terminal import themes
-from gputop.tui.terminal.color_support import TerminalPalette
+from gputop.tui.terminal.color_support import DEFAULT_THEME, Preferences, TerminalPalette
 from gputop.tui.terminal.driver import StallProofDriver
 from gputop.tui.terminal.first_frame import FirstFrame
-from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
 from gputop.tui.terminal.textual_private import FaultReportingApp, driver_of
 
 _CLIPBOARD_CHARS = 100_000
@@ -60,7 +59,7 @@ class TerminalApp(FaultReportingApp):
         self._palette_filters: list[LineFilter] = []
         self._keeps_theme = False
         for scheme in SCHEMES:
-            self.register_theme(themes.theme_of(scheme))
+            self.register_theme(theme_of(scheme))
         wanted = self.preferences.theme
         self.theme = wanted if wanted in self.available_themes else DEFAULT_THEME
         self._apply_theme(self.current_theme)
@@ -108,7 +107,7 @@ class TerminalApp(FaultReportingApp):
     # -- theme, colors, glyphs -----------------------------------------------------------------
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
-        return themes.variables(themes.scheme_of(self.current_theme))
+        return variables(scheme_of(self.current_theme))
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         # For NO_COLOR Textual draws shades of gray, which are colors too. And gputop draws with none of the terminal's
@@ -126,7 +125,7 @@ class TerminalApp(FaultReportingApp):
         return self._palette_filters if self.preferences.colors == "none" else []
 
     def _apply_theme(self, theme: Theme) -> None:
-        palette = TerminalPalette(themes.scheme_of(theme), self.preferences.colors, self.preferences.glyphs)
+        palette = TerminalPalette(scheme_of(theme), self.preferences.colors, self.preferences.glyphs)
         self._palette_filters = [] if palette.plain else [PaletteFilter(palette)]
 
     def refresh_css(self, animate: bool = True) -> None:
@@ -176,3 +175,51 @@ def bell(text: str) -> str:
     if os.environ.get("TMUX"):
         shown = "\x1bPtmux;" + shown.replace("\x1b", "\x1b\x1b") + "\x1b\\"
     return f"{shown}\x07"
+
+
+def theme_of(scheme: str) -> Theme:
+    """One of gputop's own themes. With one of Textual's the style sheet has the colors of that theme, and all else
+    those of gputop's dark or light scheme, whichever fits it."""
+    names = SCHEMES[scheme].names
+    return Theme(
+        name=f"gputop-{scheme}", dark=scheme != "light", primary=names["accent"], secondary=names["h2d"],
+        accent=names["accent"], warning=names["warn"], error=names["bad"], success=names["compute"],
+        foreground=names["text"], background=names["ground"], surface=names["surface"], panel=names["panel"],
+        variables={
+            "border": names["accent"], "border-blurred": names["border"], "footer-background": names["panel"],
+            "footer-key-foreground": names["accent"], "footer-description-foreground": names["text"],
+            "scrollbar": names["border"], "scrollbar-hover": names["dim"], "scrollbar-active": names["accent"],
+            "scrollbar-background": names["ground"], "scrollbar-corner-color": names["ground"],
+            "scrollbar-background-hover": names["ground"], "scrollbar-background-active": names["ground"],
+            "block-cursor-blurred-background": f"{names['accent']} 45%", "block-cursor-background": names["accent"],
+            "block-cursor-foreground": names["ground"],
+            **variables(scheme),
+        })
+
+
+def variables(scheme: str) -> dict[str, str]:
+    """Colors that Textual's themes do not have."""
+    names = SCHEMES[scheme].names
+    return {"quiet-border": names["border"], "quiet-text": names["dim"]}
+
+
+def scheme_of(theme: Theme) -> str:
+    """Scheme of the palette that goes with a theme."""
+    scheme = theme.name.removeprefix("gputop-")
+    return scheme if scheme in SCHEMES else "dark" if theme.dark else "light"
+
+
+def copy(app: App[Any], text: str, what: str) -> None:
+    """Hand ``text`` to the terminal and say so; no terminal reports whether it took it."""
+    app.copy_to_clipboard(text)
+    lines = len(text.splitlines())
+    size = f"{lines} line{'s' if lines != 1 else ''}"
+    app.notify(f"{what} ({size}) was sent to the terminal's clipboard (OSC 52). {_must_allow()}", title="Copied")
+
+
+def _must_allow() -> str:
+    if os.environ.get("TMUX"):
+        return "If nothing pastes, run tmux set -g set-clipboard on; the terminal must also allow it."
+    if os.environ.get("STY"):
+        return "GNU screen may not pass the text on."
+    return "If nothing pastes, allow the clipboard in the terminal's settings."

@@ -12,11 +12,9 @@ from textual.message import Message
 from gputop.text.units import seconds
 from gputop.timeline.model import Range
 from gputop.tui.keys import key
-from gputop.tui.timeline import header as head
-from gputop.tui.timeline.descriptions import idle_gap_at
+from gputop.tui.timeline.descriptions import idle_gap_at, step_at
 from gputop.tui.timeline.picture import TimelinePicture
-from gputop.tui.timeline.row_layout import WITHIN, Place, gpu_folds
-from gputop.tui.timeline.viewport import View
+from gputop.tui.timeline.viewport import WITHIN, Place, View, gpu_folds
 
 _PAN_RATIO = 0.125  # share of the view, for each key press
 _WHEEL_ZOOM = 1.25
@@ -39,8 +37,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         key("plus,equals_sign,right_square_bracket", "zoom(-1)", "in", "zoom in: show less time around the cursor ▼",
             footer=True),
         key("minus,left_square_bracket", "zoom(1)", "out", "zoom out: show more time", footer=True),
-        key("z", "fit", "fit", "zoom to the selection, or to the step at the cursor",
-            footer=True),
+        key("z", "fit", "fit", "zoom to the selection, or to the step at the cursor", footer=True),
         key("0", "whole", "whole", "the whole capture"),
         key("u", "back", "undo zoom", "go back to the view before the last zoom or jump"),
         key("up,k", "place(-1)", "row above", "the row above"),
@@ -49,26 +46,16 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         key("pagedown", "place(10)", "down a page", "ten rows down"),
         key("full_stop", "range(1)", "next range", "select the next range on this row"),
         key("comma", "range(-1)", "previous range", "select the previous range"),
-        key("n", "gap(1)", "gap", "select the next gap on this row that is at least a cell wide",
-            footer=True),
+        key("n", "gap(1)", "gap", "select the next gap on this row that is at least a cell wide", footer=True),
         key("N", "gap(-1)", "previous gap", "the gap before"),
-        key("o", "other_end", "other end",
-            "go from a kernel to its launch and back, or from an idle gap to its end"),
-        key("e,space", "fold", "unfold", "show or hide streams, threads of a pool, nested ranges",
-            footer=True),
+        key("o", "other_end", "other end", "go from a kernel to its launch and back, or from an idle gap to its end"),
+        key("e,space", "fold", "unfold", "show or hide streams, threads of a pool, nested ranges", footer=True),
         key("E", "fold_all", "unfold all", "show or hide the streams of all GPUs"),
         key("enter", "details", "details", "show everything about the selection"),
     ]
 
     class Opened(Message):
         """The user wants the details of what is selected."""
-
-    class Missing(Message):
-        """Message that there is nothing to go to, and why."""
-
-        def __init__(self, text: str) -> None:
-            super().__init__()
-            self.text = text
 
     def __init__(self, moved: Callable[[], None], *, id: str | None = None) -> None:
         super().__init__(moved, id=id)
@@ -108,12 +95,12 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
             *self._views, before = self._views
             self.set_view(before, keep=False)
         else:
-            self.post_message(self.Missing("Nothing to undo: there was no zoom or jump yet."))
+            self.notify("Nothing to undo: there was no zoom or jump yet.")
 
     def action_fit(self) -> None:
         if self.timeline is None:
             return
-        step = head.step_at(self.timeline.steps_ns, self.cursor_ns)
+        step = step_at(self.timeline.steps_ns, self.cursor_ns)
         if self.selected is not None:
             self.set_view(self.view.fit(self.selected.start_ns, self.selected.end_ns))
         elif self.gap is not None:
@@ -122,7 +109,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
             begin, end = self.timeline.steps_ns[step].tolist()
             self.set_view(self.view.fit(begin, end, margin=0.02))
         else:
-            self.post_message(self.Missing("Nothing is selected. Press . for the next range, or n for the next gap."))
+            self.notify("Nothing is selected. Press . for the next range, or n for the next gap.")
 
     # -- places -------------------------------------------------------------------------------
 
@@ -148,7 +135,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
                     place.rows[0].kind in WITHIN and candidate.rows[0].kind == "gpu")):
                 self.fold(self.unfolded ^ {candidate.fold})
                 return
-        self.post_message(self.Missing(f"There is nothing inside {place.label.strip()} to show."))
+        self.notify(f"There is nothing inside {place.label.strip()} to show.")
 
     def action_fold_all(self) -> None:
         if self.timeline is not None:
@@ -184,7 +171,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
                 self.reveal(following, self.index)
                 return
             time_ns, last = following.start_ns, following
-        self.post_message(self.Missing(f"No {'earlier' if by < 0 else 'later'} range on {place.label.strip()}."))
+        self.notify(f"No {'earlier' if by < 0 else 'later'} range on {place.label.strip()}.")
 
     def _next(self, place: Place, time_ns: int, back: bool, last: Range | None) -> Range | None:
         """The next range of a place, at any level of nesting."""
@@ -210,8 +197,8 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         begin = self.gap[0] if self.gap else self.cursor_ns
         next_gap = self.timeline.coverage.next_gap(place.row.key, begin, least, by < 0)
         if next_gap is None:
-            self.post_message(self.Missing(f"No {'earlier' if by < 0 else 'later'} gap of {seconds(least / 1e9)} or "
-                                           f"more on {place.row.label}. Zoom in to find shorter gaps."))
+            self.notify(f"No {'earlier' if by < 0 else 'later'} gap of {seconds(least / 1e9)} or more on "
+                        f"{place.row.label}. Zoom in to find shorter gaps.")
             return
         self.cursor_ns = next_gap[0]
         self.set_view(self.view.showing(*next_gap), keep=False)
@@ -223,9 +210,9 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         if self.linked is not None:
             self.reveal(self.linked)
         elif self.selected is None:
-            self.post_message(self.Missing("Nothing is selected. Press . to select the next range on this row."))
+            self.notify("Nothing is selected. Press . to select the next range on this row.")
         else:
-            self.post_message(self.Missing("The other end is not in this trace."))
+            self.notify("The other end is not in this trace.")
 
     def action_details(self) -> None:
         self.post_message(self.Opened())

@@ -12,11 +12,18 @@ from gputop.text.units import NA, compact
 from gputop.timeline.model import KINDS, IdleGap, Range
 from gputop.timeline.read_timeline import Timeline
 from gputop.trace.kernel_names import short_kernel
-from gputop.tui.timeline.cells import BAR_CELLS, FULL, CellLine, bar_cells, draw_lines, least_bar_ns, put_bar
-from gputop.tui.timeline.header import rules
-from gputop.tui.timeline.row_layout import NESTED, Place
-from gputop.tui.timeline.styles import cause_code
-from gputop.tui.timeline.viewport import View
+from gputop.tui.timeline.cells import (
+    BAR_CELLS,
+    FULL,
+    CellLine,
+    bar_cells,
+    cause_code,
+    draw_lines,
+    least_bar_ns,
+    put_bar,
+)
+from gputop.tui.timeline.descriptions import rules
+from gputop.tui.timeline.viewport import NESTED, Place, View
 
 _KIND = {name: code for code, name in enumerate(KINDS)}
 _MAX_RANGES_NAMED = 200_000  # in view, of one row: their lengths are looked at for each picture

@@ -7,18 +7,15 @@ from typing import ClassVar, NamedTuple
 
 from textual import events
 from textual.binding import BindingType
-from textual.message import Message
 
 from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
 from gputop.render.styled_text import StyledText
-from gputop.text.units import fit, ranges, seconds
-from gputop.text.wrapping import wrap
+from gputop.text.units import fit, ranges, seconds, wrap
 from gputop.timeline.model import PER, IdleGap, cause_text
 from gputop.timeline.read_timeline import Timeline
 from gputop.tui.keys import key
-from gputop.tui.timeline.descriptions import idle_gap_lines, idle_total_lines
-from gputop.tui.timeline.header import step_at
-from gputop.tui.widgets.cached_lines import DrawnLines, WheelMoves
+from gputop.tui.timeline.descriptions import idle_gap_lines, idle_total_lines, step_at
+from gputop.tui.widgets.cached_lines import DrawnLines, MessageAbout, WheelMoves
 
 _DETAILS_BESIDE_FROM = 150  # columns; in fewer the details are below the list
 _MAX_DETAIL_LINES, _MIN_LIST_LINES = 9, 3  # where the details are below it
@@ -48,19 +45,11 @@ class IdleGapList(WheelMoves, DrawnLines, can_focus=True):
         key("enter", "open", "open", "on a cause: show its gaps; on a gap: show its finding", footer=True),
     ]
 
-    class Chosen(Message):
+    class Chosen(MessageAbout[IdleGap]):
         """The picture is to go to this gap."""
 
-        def __init__(self, idle: IdleGap) -> None:
-            super().__init__()
-            self.idle = idle
-
-    class Opened(Message):
+    class Opened(MessageAbout[IdleGap]):
         """The user wants the finding of this gap."""
-
-        def __init__(self, idle: IdleGap) -> None:
-            super().__init__()
-            self.idle = idle
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

@@ -19,24 +19,13 @@ from gputop.render.styled_text import StyledText
 from gputop.text.units import fit, fit_middle, portion
 from gputop.timeline.model import Range
 from gputop.timeline.read_timeline import Timeline
-from gputop.tui.timeline import header as head
-from gputop.tui.timeline import styles
-from gputop.tui.timeline.cells import FULL, touched_cells
+from gputop.tui.timeline import viewport
+from gputop.tui.timeline.cells import FULL, LINKED, ROW, RULE, SELECTED, touched_cells
+from gputop.tui.timeline.descriptions import axis, axis_origin, overview, steps_line
 from gputop.tui.timeline.drawn_places import DrawnPlace, IdleGapParts, Lanes, draw_lanes
-from gputop.tui.timeline.row_layout import (
-    ABOVE,
-    MAX_DEPTH,
-    WITHIN,
-    Place,
-    ScrolledPlaces,
-    first_unfolded,
-    lines_per_gpu,
-    places,
-)
-from gputop.tui.timeline.viewport import View
 from gputop.tui.widgets.cached_lines import CachedLinesWidget
 
-_EMPTY = View(0, 1, (0, 1))
+_EMPTY = viewport.View(0, 1, (0, 1))
 
 
 class TimelinePicture(CachedLinesWidget):
@@ -55,7 +44,7 @@ class TimelinePicture(CachedLinesWidget):
         self.linked: Range | None = None
         self.gap: tuple[int, int] | None = None  # a stretch without ranges, selected instead of a range
         self.idle_gpus: tuple[int, ...] = ()  # the gap is on these GPUs' rows, too
-        self._scrolled = ScrolledPlaces()
+        self._scrolled = viewport.ScrolledPlaces()
         self.index = 0  # of the place on which keys act
         self.unfolded: frozenset[int] = frozenset()  # keys of GPUs and threads that show what is in them
         self._arranged = False
@@ -71,7 +60,7 @@ class TimelinePicture(CachedLinesWidget):
     def show(self, timeline: Timeline) -> None:
         """Draw this trace, the whole of it."""
         self.timeline = timeline
-        self.view = View.whole(timeline.window_ns)
+        self.view = viewport.View.whole(timeline.window_ns)
         self.cursor_ns = timeline.window_ns[0]
         self._idle, self._busy = IdleGapParts(timeline.idle_gaps), None
         self._arrange()
@@ -108,10 +97,10 @@ class TimelinePicture(CachedLinesWidget):
         room = self.height - self.head_lines
         rows = self.timeline.rows
         if not self._arranged:
-            self._arranged, self.unfolded = True, first_unfolded(rows, room)
-        self._scrolled.replace(places(rows, self.unfolded, lines_per_gpu(rows, self.unfolded, room)))
+            self._arranged, self.unfolded = True, viewport.first_unfolded(rows, room)
+        self._scrolled.replace(viewport.places(rows, self.unfolded, viewport.lines_per_gpu(rows, self.unfolded, room)))
         self.index = next((i for i, p in enumerate(self.places) if p.key == key_before),
-                          next((i for i, p in enumerate(self.places) if p.row and p.row.kind not in ABOVE), 0))
+                          next((i for i, p in enumerate(self.places) if p.row and p.row.kind not in viewport.ABOVE), 0))
         longest = max((len(p.label) for p in self.places if p.row is not None), default=6)
         self.label_cells = max(8, min(longest + 4, 36, self.columns // 4))
         self._scroll_to_place()
@@ -132,12 +121,12 @@ class TimelinePicture(CachedLinesWidget):
         return max(4, self.columns - self.label_cells - self._share_width)
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[viewport.Place]:
         """The rows from top to bottom, those above and below the screen included."""
         return self._scrolled.places
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> viewport.Place | None:
         """The place the keys act on; a heading only where there is nothing else."""
         return self.places[self.index] if self.index < len(self.places) else None
 
@@ -190,9 +179,9 @@ class TimelinePicture(CachedLinesWidget):
         if kind == 0:
             label, runs = "all", self._overview()
         elif kind == 1:
-            label, runs = head.axis_origin(view, cells), head.axis(view, cells, cursor_ns)
+            label, runs = axis_origin(view, cells), axis(view, cells, cursor_ns)
         else:
-            label, runs = "steps", head.steps_line(self.timeline.steps_ns, view, cells, cursor_ns)
+            label, runs = "steps", steps_line(self.timeline.steps_ns, view, cells, cursor_ns)
         share = ("busy ".rjust(self._share_width), DIM) if kind == 1 and self._share_width else ("", DIM)
         return self.strip([(fit(label, self.label_cells - 1, right=True) + " ", DIM), *runs, share], self.columns)
 
@@ -202,7 +191,7 @@ class TimelinePicture(CachedLinesWidget):
             gpus = [row.key for row in self.timeline.rows if row.kind == "gpu"] or [r.key for r in self.timeline.rows]
             cover, _ = self.timeline.coverage.picture(gpus, *self.timeline.window_ns, self.cells)
             self._busy = cover.mean(axis=0) if gpus else cover.sum(axis=0)
-        return head.overview(self._busy, self.view)
+        return overview(self._busy, self.view)
 
     def _row(self, y: int) -> Strip:
         index = self.index_at(y)
@@ -211,18 +200,18 @@ class TimelinePicture(CachedLinesWidget):
         place = self.places[index]
         if not place.rows:
             rule = "─" * max(0, self.columns - len(place.label) - 4)
-            return self.strip([("  " + place.label + " ", DIM), (rule, styles.RULE)], self.columns)
+            return self.strip([("  " + place.label + " ", DIM), (rule, RULE)], self.columns)
         within = y - self.head_lines - self._scrolled.lines(index).start
         drawn = self._lane(place)
         cells = drawn.lines[within].copy()
         if index == self.index:
-            cells.mark(0, self.cells, styles.ROW)
-        for r, flag in ((self.linked, styles.LINKED), (self.selected, styles.SELECTED)):
+            cells.mark(0, self.cells, ROW)
+        for r, flag in ((self.linked, LINKED), (self.selected, SELECTED)):
             if r is not None and self.shows(place, r):
                 cells.mark(*touched_cells(self.view, self.cells, r.start_ns, r.end_ns), flag)
         gpu = place.rows[0].gpu if place.rows[0].kind == "gpu" else None
         if self.gap is not None and (index == self.index or gpu in self.idle_gpus):
-            cells.mark(*touched_cells(self.view, self.cells, *self.gap), styles.SELECTED)
+            cells.mark(*touched_cells(self.view, self.cells, *self.gap), SELECTED)
         here = index == self.index
         mark = " " if place.fold is None or place.depth else "▸" if place.folded else "▾"
         label = f"{mark} {fit_middle(place.label, self.label_cells - 4)}" if within == 0 else ""
@@ -239,7 +228,7 @@ class TimelinePicture(CachedLinesWidget):
             return Strip(segments, used).crop(0, self.columns)
         return Strip([*segments, Segment(" " * (self.columns - used), on(ground, None))], self.columns)
 
-    def _lane(self, place: Place) -> DrawnPlace:
+    def _lane(self, place: viewport.Place) -> DrawnPlace:
         """The lane of a place; the missing lanes of all places on the screen are drawn together."""
         if place.key not in self._lanes:
             assert self.timeline is not None
@@ -253,13 +242,13 @@ class TimelinePicture(CachedLinesWidget):
         """The place on this line of the widget."""
         return self._scrolled.index_at(y - self.head_lines) if y >= self.head_lines else None
 
-    def shows(self, place: Place, r: Range) -> bool:
+    def shows(self, place: viewport.Place, r: Range) -> bool:
         """Return whether a range is drawn on this place: its row, pool or GPU, at its level of nesting."""
         assert self.timeline is not None
         if all(row.key != r.row for row in place.rows):
             source, gpu = self.timeline.rows[r.row], place.row
             return gpu is not None and gpu.kind == "gpu" and source.kind == "stream" and source.gpu == gpu.gpu
-        return place.depth is None or place.depth == min(r.depth, MAX_DEPTH - 1)
+        return place.depth is None or place.depth == min(r.depth, viewport.MAX_DEPTH - 1)
 
     # -- the current place --------------------------------------------------------------------
 
@@ -271,7 +260,8 @@ class TimelinePicture(CachedLinesWidget):
         if place is not None and place.rows and (self.place is None or self.place.key != place.key):
             row = place.rows[0]
             self.index = next((i for i, p in enumerate(self.places) if row in p.rows or (
-                row.kind in WITHIN and p.rows and p.rows[0].kind == "gpu" and p.rows[0].gpu == row.gpu)), self.index)
+                row.kind in viewport.WITHIN and p.rows and p.rows[0].kind == "gpu" and p.rows[0].gpu == row.gpu)),
+                self.index)
         self._scroll_to_place()
         self._redraw()
 
@@ -308,7 +298,7 @@ class TimelinePicture(CachedLinesWidget):
         self.set_view(self.view.showing(r.start_ns, r.end_ns), keep=False)
         self.select(index, r)
 
-    def set_view(self, view: View, keep: bool = True) -> None:
+    def set_view(self, view: viewport.View, keep: bool = True) -> None:
         """Show another stretch of time; ``keep`` is for subclasses that remember earlier views."""
         if view != self.view:
             self.view = view

@@ -13,7 +13,6 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
-from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Footer
 
@@ -31,11 +30,10 @@ from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.screens.help import help_box
 from gputop.tui.timeline import descriptions
 from gputop.tui.timeline.canvas import TimelineCanvas
-from gputop.tui.timeline.finding_place import gap_before, place_of
-from gputop.tui.timeline.header import losses
+from gputop.tui.timeline.descriptions import losses
 from gputop.tui.timeline.idle_gap_list import IdleGapList
-from gputop.tui.timeline.trace_file import TraceFile
-from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.tui.timeline.trace_file import TraceFile, gap_before, place_of
+from gputop.tui.widgets.cached_lines import LinesWidget, MessageAbout
 
 _CLOCK_PERIOD_S = 0.5  # period of the time shown while a trace is read
 _HELP = """\
@@ -74,8 +72,7 @@ class TimelineScreen(ModalScreen[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         key("escape", "leave", "back", "close the list, then go back to the monitor"),
-        key("b,g", "idle_gaps", "idle gaps", "idle gaps by cause: cost, location and host activity",
-            footer=True),
+        key("b,g", "idle_gaps", "idle gaps", "idle gaps by cause: cost, location and host activity", footer=True),
         key("slash", "search", "search", "search ranges and ops by part of their name", footer=True),
         key("n,greater_than_sign", "found(1)", "next match", "go to the next match"),
         key("N,less_than_sign", "found(-1)", "previous match", "go to the previous match"),
@@ -84,12 +81,8 @@ class TimelineScreen(ModalScreen[None]):
         key("q", "close", "back", "back to the monitor", footer=True),
     ]
 
-    class Read(Message):
+    class Read(MessageAbout[Timeline | GputopError]):
         """The rows of the trace or all of it has been read, or it cannot be; posted from the thread that tried."""
-
-        def __init__(self, outcome: Timeline | GputopError) -> None:
-            super().__init__()
-            self.outcome = outcome
 
     def __init__(self, trace: TraceFile, finding: Finding | None = None,
                  find_range: Callable[[Timeline], Range | None] | None = None) -> None:
@@ -149,7 +142,7 @@ class TimelineScreen(ModalScreen[None]):
         self._post_read(outcome)
 
     def on_timeline_screen_read(self, message: Read) -> None:
-        outcome, rows = message.outcome, self._canvas.timeline
+        outcome, rows = message.subject, self._canvas.timeline
         if isinstance(outcome, GputopError):
             self._clock.stop()
             self._problem = outcome
@@ -165,15 +158,11 @@ class TimelineScreen(ModalScreen[None]):
         elif outcome.pending:
             self.remove_class("-reading")
             self._show_timeline(outcome)
-        elif rows is None:
-            self._clock.stop()
-            self.remove_class("-reading")
-            self.trace.timeline = outcome
-            self._show_timeline(outcome)
         else:
             self._clock.stop()
             self.trace.timeline = outcome
-            self._complete(outcome)
+            self.remove_class("-reading")
+            (self._show_timeline if rows is None else self._complete)(outcome)
 
     def _complete(self, timeline: Timeline) -> None:
         """Take what has been read since the rows were, without moving anything; go where the screen was opened to
@@ -286,9 +275,6 @@ class TimelineScreen(ModalScreen[None]):
 
     # -- messages of the picture and the list -------------------------------------------------
 
-    def on_timeline_canvas_missing(self, message: TimelineCanvas.Missing) -> None:
-        self.notify(message.text)
-
     def on_timeline_canvas_opened(self, _: TimelineCanvas.Opened) -> None:
         canvas, timeline = self._canvas, self._canvas.timeline
         place = canvas.place
@@ -309,7 +295,7 @@ class TimelineScreen(ModalScreen[None]):
             self.notify("Nothing is selected. Press . for the next range, or n for the next gap.")
 
     def on_idle_gap_list_chosen(self, message: IdleGapList.Chosen) -> None:
-        idle, canvas, timeline = message.idle, self._canvas, self._canvas.timeline
+        idle, canvas, timeline = message.subject, self._canvas, self._canvas.timeline
         if timeline is None:
             return
         index = next((i for i, p in enumerate(canvas.places)
@@ -320,12 +306,12 @@ class TimelineScreen(ModalScreen[None]):
                       timeline.range(*idle.ends) if idle.ends is not None else None)
 
     def on_idle_gap_list_opened(self, message: IdleGapList.Opened) -> None:
-        finding = self.trace.finding(message.idle.finding)
+        finding = self.trace.finding(message.subject.finding)
         timeline = self._canvas.timeline
         if finding is not None:
             self.app.push_screen(FindingPopup(finding, self.go_to_finding))
         elif timeline is not None:
-            self._open_idle(timeline, message.idle)
+            self._open_idle(timeline, message.subject)
 
     def _open_idle(self, timeline: Timeline, idle: IdleGap) -> None:
         finding = self.trace.titles.get(idle.finding, idle.finding) if idle.finding else ""

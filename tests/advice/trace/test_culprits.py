@@ -11,7 +11,7 @@ from gputop.core.findings import Culprit, Finding
 from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.timeline.model import IdleGap, Range
 from gputop.timeline.read_timeline import Timeline
-from gputop.tui.timeline.finding_place import gap_before, place_of
+from gputop.tui.timeline.trace_file import gap_before, place_of
 from tests.advice.trace.allocation_traces import allocating
 from tests.advice.trace.copy_traces import one_stream
 from tests.advice.trace.host_jobs import contended, eager, gap, placed, retraced

@@ -22,7 +22,7 @@ from gputop.analysis.layers.tree import AFTER, EAGER, ITSELF, LOCAL_COPIES, NO_O
 from gputop.analysis.results import Breakdown, GpuUse, LayerRow, Peak, RooflinePoint, StepTimes
 from gputop.analysis.steps.model import Steps
 from gputop.diagnosis.diagnose import analyze
-from gputop.diagnosis.report_device import mfu_text
+from gputop.diagnosis.report_figures import mfu_text
 from gputop.diagnosis.roofline import picture, svg
 from gputop.trace.model import HloOp, Kind, Trace, TraceGpu
 from tests.diagnosis.real_traces import files_of, needs_data, trace_of

@@ -16,7 +16,7 @@ from gputop.analysis.layers.layers import layer_times
 from gputop.analysis.layers.pytorch import call_scopes
 from gputop.analysis.layers.scopes import Scope
 from gputop.analysis.layers.tree import NO_CALL, NO_OP_RUNS
-from gputop.timeline.layer_spans import layer_spans
+from gputop.timeline.rows import layer_spans
 from gputop.trace.intervals import coverage, union
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load

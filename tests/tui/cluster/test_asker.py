@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from gputop.advice.fleet.advise import FleetReport
-from gputop.cluster.model import Fleet
-from gputop.cluster.view import FleetView
+from gputop.cluster.model import Fleet, FleetView
 from gputop.core.errors import GputopError
 from gputop.tui.cluster import cluster_app as app
 from tests.cluster.fleets import fleet

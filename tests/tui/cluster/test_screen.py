@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputop.advice.fleet.advise import FleetReport, fleet_advice
-from gputop.cluster.model import NO_JOB, together
-from gputop.cluster.view import FleetView
+from gputop.cluster.model import NO_JOB, FleetView, together
 from gputop.core.errors import GputopError
 from gputop.core.findings import Problem
 from gputop.core.own_program import gputop_command

@@ -10,9 +10,8 @@ import pytest
 from gputop.core.samples import LOST, GpuSample
 from gputop.render.palette import SCHEMES
 from gputop.tui.monitor.first_paint import paint
-from gputop.tui.terminal.color_support import TerminalPalette
+from gputop.tui.terminal.color_support import Preferences, TerminalPalette
 from gputop.tui.terminal.first_frame import FirstFrame, ended_by_signals
-from gputop.tui.terminal.preferences import Preferences
 from tests.fakes import node_sample
 from tests.records import replace
 
@@ -56,8 +55,8 @@ def test_it_stands_on_the_ground_of_the_theme(theme: str) -> None:
 def test_nothing_heavy_is_imported_before_the_first_frame() -> None:
     program = ("import sys, gputop.cli, gputop.commands.monitor, gputop.telemetry.sampler, gputop.sources.nvml.source\n"
                "import gputop.tui.monitor.first_paint\n"
-               "from gputop.commands import arguments, user_rules, settings\n"
-               "user_rules.use_user_rules(arguments.parse([]), settings.load(settings.config_path()))\n"
+               "from gputop.commands import arguments, settings\n"
+               "gputop.cli.use_user_rules(arguments.parse([]), settings.load(settings.config_path()))\n"
                "print(sorted({'numpy', 'textual', 'grpc', 'google.protobuf', 'psutil', 'gputop.session.session',\n"
                "              'gputop.core.findings', 'gputop.advice.registry', 'gputop.text.redaction', 'shutil',\n"
                "              'gputop.sources.host.gpu_processes'} & set(sys.modules)))")

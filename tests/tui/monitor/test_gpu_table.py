@@ -6,7 +6,7 @@ import pytest
 from textual.geometry import Region
 
 from gputop.core.samples import LOST, GpuSample, Reading, XidEvent
-from gputop.render.gpu_names import short_gpu_name
+from gputop.render.gpu_columns import short_gpu_name
 from gputop.render.palette import BAD, WARN
 from gputop.tui.monitor.columns import ACTIVITY, figures_of, parts, plan
 from gputop.tui.monitor.gpu_table import GpuTable, Pane

@@ -2,11 +2,9 @@ from __future__ import annotations
 
 from gputop.core.samples import NOT_RESPONDING
 from gputop.telemetry.history import History
-from gputop.tui.monitor.columns import ACTIVITY, plan
-from gputop.tui.monitor.lane_set import LaneSet
+from gputop.tui.monitor.columns import ACTIVITY, HOST, MAIN, fields_of, plan
 from gputop.tui.monitor.layout import LaneLines, TableRows
-from gputop.tui.monitor.stacked_lanes import HOST, MAIN, fields_of
-from gputop.tui.monitor.visible_time import VisibleTime
+from gputop.tui.monitor.visible_time import LaneSet, VisibleTime
 from tests.fakes import gpu_sample, node_sample
 from tests.records import replace
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gputop.tui.monitor.columns import FURTHER_LANES, MAIN
 from gputop.tui.monitor.layout import MAX_LANE_LINES, LaneLines, Layout, TableRows, layout
-from gputop.tui.monitor.stacked_lanes import FURTHER_LANES, MAIN
 
 GPUS = (1, 2, 4, 5, 8, 16)
 COLUMNS = (80, 100, 119, 120, 159, 160, 200, 240)

@@ -8,7 +8,7 @@ from gputop.core.errors import GputopError
 from gputop.ranks import stacks
 from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Confirm
-from gputop.tui.screens.stacks import StacksPopup
+from gputop.tui.screens.process_screens import StacksPopup
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.tui.key_effects import HangingSession
 from tests.tui.stages import session_of

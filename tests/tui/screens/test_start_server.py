@@ -18,9 +18,9 @@ from gputop.sources.host.proc_files import ZOMBIE
 from gputop.trace.readers.capture_file import CaptureFile, write_capture
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import OFFER, panel_intro
-from gputop.tui.screens import start_server
+from gputop.tui.screens import capture_questions
+from gputop.tui.screens.capture_questions import StartServer
 from gputop.tui.screens.dialogs import Ask
-from gputop.tui.screens.start_server import StartServer
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 from tests.fakes import StillSession
@@ -37,7 +37,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> StillSession:
             raise FORBIDDEN
         return target.Target(pid, "", 0, "", 900, True)
 
-    monkeypatch.setattr(start_server, "examine", examine)
+    monkeypatch.setattr(capture_questions, "examine", examine)
     session = StillSession()
     assert session.feed.sample is not None
     (process,) = session.feed.sample.processes

@@ -204,9 +204,9 @@ def test_glyphs_follow_locale_and_console(env: dict[str, str], glyphs: str) -> N
 
 def test_parts_are_the_same_wherever_they_are_drawn() -> None:
     from gputop.analysis.results import Breakdown
-    from gputop.export.pictures import shares
+    from gputop.export.page import part_shares
 
-    drawn = {s.part.id: s.part.dark for s in shares(Breakdown(**dict.fromkeys(PART_STYLE, 1.0)))}
+    drawn = {s.part.id: s.part.dark for s in part_shares(Breakdown(**dict.fromkeys(PART_STYLE, 1.0)))}
     assert json.dumps(drawn, sort_keys=True) == json.dumps(
         {name: style.color.name for name, style in PART_STYLE.items() if style.color}, sort_keys=True)
 

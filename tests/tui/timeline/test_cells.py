@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from gputop.timeline.model import KINDS
-from gputop.tui.timeline import styles
+from gputop.tui.timeline import cells
 from gputop.tui.timeline.cells import (
     BAR_CELLS,
     FULL,
@@ -61,7 +61,7 @@ def test_nothing_hangs_over_what_ends_a_line_below() -> None:
 def test_the_kind_of_a_cell_is_that_of_its_fuller_half() -> None:
     cover, of = shares(1, 0.2, 0.2, 1), np.array([1, 2, 1, 2], np.uint8)
     line = lane(cover, of)[0]
-    assert [KINDS[code & styles.KIND_MASK] for code in line.codes.tolist()] == ["compute", "collective"]
+    assert [KINDS[code & cells.KIND_MASK] for code in line.codes.tolist()] == ["compute", "collective"]
 
 
 def test_rules_and_causes_show_where_nothing_is() -> None:
@@ -70,7 +70,7 @@ def test_rules_and_causes_show_where_nothing_is() -> None:
     assert "".join(line.glyphs) == "│▇ "
     plain = lane(cover, kinds(6))[0]
     for cell in range(3):
-        assert styles.style_of(int(line.codes[cell])) != styles.style_of(int(plain.codes[cell])) or cell == 0
+        assert cells.style_of(int(line.codes[cell])) != cells.style_of(int(plain.codes[cell])) or cell == 0
 
 
 def test_rows_of_different_heights_are_drawn_at_once_as_alone() -> None:
@@ -121,7 +121,7 @@ def test_a_bar_has_its_name_as_far_as_it_fits() -> None:
     line.put(14, "▇▇▇▇▆", 1)
     put_bar([line], 14, 18, "sgemm", 1)
     assert "".join(line.glyphs)[14:] == "▇▇▇▇▆ ", "a letter and an ellipsis tell nothing, an empty bar looks like a gap"
-    assert line.codes[2] & styles.BAR and not line.codes[1]
+    assert line.codes[2] & cells.BAR and not line.codes[1]
 
 
 def test_bars_on_several_lines_leave_a_gap_above_and_name_themselves_once() -> None:
@@ -145,7 +145,7 @@ def test_names_of_any_letters_keep_the_width(name: str, length: int, at: int) ->
 def test_every_code_has_a_style() -> None:
     for kind in range(len(KINDS)):
         for cause in range(9):
-            for flags in (0, styles.RULED, styles.BAR, styles.BAR | styles.SELECTED, styles.SELECTED, styles.LINKED,
-                          styles.BAR | styles.LINKED, styles.ROW, styles.ROW | styles.RULED):
-                style = styles.style_of(kind | cause << styles.CAUSE_SHIFT | flags)
+            for flags in (0, cells.RULED, cells.BAR, cells.BAR | cells.SELECTED, cells.SELECTED, cells.LINKED,
+                          cells.BAR | cells.LINKED, cells.ROW, cells.ROW | cells.RULED):
+                style = cells.style_of(kind | cause << cells.CAUSE_SHIFT | flags)
                 assert style.color is not None and style.bgcolor is not None

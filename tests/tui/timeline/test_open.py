@@ -20,9 +20,8 @@ from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Popup
 from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.timeline.canvas import TimelineCanvas
-from gputop.tui.timeline.finding_place import place_of, place_of_row
 from gputop.tui.timeline.timeline_screen import TimelineScreen
-from gputop.tui.timeline.trace_file import OnRows, TraceFile, trace_of
+from gputop.tui.timeline.trace_file import OnRows, TraceFile, place_of, place_of_row, trace_of
 from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.analyses import make_analysis

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputop.timeline.model import Row
-from gputop.tui.timeline.row_layout import MAX_DEPTH, ScrolledPlaces, first_unfolded, gpu_folds, lines_per_gpu, places
+from gputop.tui.timeline.viewport import MAX_DEPTH, ScrolledPlaces, first_unfolded, gpu_folds, lines_per_gpu, places
 
 ROWS = tuple(Row(i, *row) for i, row in enumerate([
     ("gpu", "GPU 0", "GPU 0", 0), ("stream", "Stream #1", "GPU 0", 0), ("stream", "Stream #2", "GPU 0", 0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.tui.widgets.key_line import KeyLine
+from gputop.tui.widgets.cached_lines import KeyLine
 
 
 def test_the_same_keys_are_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:

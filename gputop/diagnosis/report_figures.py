@@ -1,20 +1,15 @@
-"""The GPUs' side of the text report beside its tables: kernels by length, and the GPUs against each other."""
+"""The figures of the text report beside its tables: kernels by length, the GPUs against each other, the host's gaps,
+lines of Python and launch threads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gputop.analysis.results import (
-    Analysis,
-    Concurrency,
-    LaunchOrder,
-    Limits,
-    Replicas,
-    StepSkew,
-)
+from gputop.analysis.results import Analysis, Concurrency, LaunchOrder, LaunchThreads, Limits, Replicas, StepSkew
+from gputop.diagnosis.python_lines import cost_words, gap_words, worth_showing
+from gputop.diagnosis.python_lines import lines_of_gaps as python_lines
 from gputop.render.table import BARS
-from gputop.text.units import percent, printable, seconds
-from gputop.text.wrapping import wrap
+from gputop.text.units import percent, printable, seconds, wrap
 
 _OPS_SHOWN = 5
 _WORTH_NAMING = 0.005  # less rounds to nothing
@@ -28,12 +23,12 @@ def across_gpus(a: Analysis, width: int) -> Iterator[str]:
     if r is None or r.work is None:
         return
     yield f"{len(r.work)} GPUs compared"
-    yield from _labeled("work", _work(r), width)
+    yield from _detail("work", _work(r), width)
     for label, figure, text in (("together", "compute", _together(r.compute)),
                                 ("first kernel", "first_kernel", _skew(r.first_kernel)),
                                 ("launches", "launches", _launches(r.launches))):
         reason = r.missing.get(figure)
-        yield from _labeled(label, text or (f"not evaluated: {reason}" if reason else ""), width)
+        yield from _detail(label, text or (f"not evaluated: {reason}" if reason else ""), width)
 
 
 def _work(r: Replicas) -> str:
@@ -96,11 +91,11 @@ def kernel_details(a: Analysis, width: int) -> Iterator[str]:
         return
     ops = [f"{printable(row.name)} {percent(row.share)}" for row in k.by_op_type or ()
            if row.name and row.share >= _WORTH_NAMING][:_OPS_SHOWN]
-    yield from _labeled("op types", ", ".join(ops), width)
+    yield from _detail("op types", ", ".join(ops), width)
     yield from _sizes(a, width)
     command = next((row.ncu for row in k.by_name if row.ncu), "")
     if command:
-        yield from _labeled("Nsight", "Compute command for the longest kernel (except collectives):", width)
+        yield from _detail("Nsight", "Compute command for the longest kernel (except collectives):", width)
         yield f"{'':{_INDENT}}{printable(command)}"
 
 
@@ -110,7 +105,7 @@ def source_lines(a: Analysis, width: int) -> Iterator[str]:
     if table is not None and table.sources:
         lines = [f"{printable(line.line)} {percent(line.share)}" for line in table.sources[:_OPS_SHOWN]
                  if line.share >= _WORTH_NAMING]
-        yield from _labeled("lines", ", ".join(lines) + f" of {'GPU' if table.gpus else 'CPU'} time", width)
+        yield from _detail("lines", ", ".join(lines) + f" of {'GPU' if table.gpus else 'CPU'} time", width)
 
 
 def _sizes(a: Analysis, width: int) -> Iterator[str]:
@@ -124,7 +119,7 @@ def _sizes(a: Analysis, width: int) -> Iterator[str]:
     bars = "".join(BARS[round(c / highest * (len(BARS) - 1))] if c else " " for c in counts)
     # What another framework takes is another figure.
     pace = ". TensorFlow takes 20-40 µs to launch an op" if a.trace.format == "xspace" else ""
-    yield from _labeled("durations", (
+    yield from _detail("durations", (
         f"{percent(below[20e-6])} of the kernels run for less than 20 µs, and {percent(below[40e-6])} for less than "
         f"40 µs{pace}. Kernel counts by duration (each bar covers twice the duration of the previous bar):"), width)
     yield f"{'':{_INDENT}}{seconds(bounds[0])} |{bars}| {seconds(bounds[-1])}"
@@ -144,5 +139,82 @@ def mfu_text(gpu_limits: Limits) -> str:
     return f"{gpu_limits.mfu:.1%}{again}: {flops}, at {peaks} ({source})"
 
 
-def _labeled(label: str, text: str, width: int) -> list[str]:
+def _detail(label: str, text: str, width: int) -> list[str]:
     return wrap(text, width, f"  {label:<13}") if text else []
+
+
+_NAMES = 5  # shown in a list
+_NAME_WIDTH = 44
+_WORTH_GAPS = 0.01  # share of the step
+
+
+def gaps(a: Analysis, width: int) -> Iterator[str]:
+    """Yield the work of the host in the steps' gaps."""
+    g = a.gaps
+    if g is None or a.steps is None or g.total_s_per_step < _WORTH_GAPS * a.steps.mean_s:
+        return
+    yield from _labeled("Gaps", f"{seconds(g.total_s_per_step)} per {a.steps.unit}, {g.what}", width)
+    parts = [(work.name, work.s_per_step) for work in g.main]
+    if g.no_event_s_per_step is not None:
+        parts.append(("Python without events", g.no_event_s_per_step))
+    parts.sort(key=lambda part: -part[1])
+    for label, times in (("training loop", parts), ("executors", [(w.name, w.s_per_step) for w in g.executor])):
+        shown = [f"{_short(name, _NAME_WIDTH)} {seconds(time)}" for name, time in times[:_NAMES] if time > 0]
+        if shown:
+            yield from _labeled("", f"{label}: {', '.join(shown)}", width)
+
+
+def stacks(a: Analysis, width: int) -> Iterator[str]:
+    if a.stacks is None:
+        return
+    period_s = a.steps.mean_s if a.steps is not None else a.trace.window_s
+    if a.stacks.reason:
+        if a.gaps is not None and a.gaps.total_s_per_step >= _WORTH_GAPS * period_s:
+            text = f"It is unknown which lines of code ran in the gaps: {a.stacks.reason}"
+            yield from _labeled("Python", text, width)
+        return
+    shown = worth_showing(a.stacks, period_s)
+    for number, gaps in enumerate(shown):
+        yield from _labeled("" if number else "Python", gap_words(gaps, a.stacks), width)
+        for text in python_lines(gaps, a.stacks):
+            yield from wrap(text, width, " " * 11, " " * 13)
+    if shown:
+        yield from _labeled("", cost_words(a.stacks, a.simulated), width)
+
+
+def launch_threads(a: Analysis, width: int) -> Iterator[str]:
+    """Yield the threads that launch, and whether tf.data was at work while launches were late."""
+    t = a.launch_threads
+    if t is None:
+        return
+    text = f"by one thread, {t.threads[0].name}"
+    if len(t.threads) > 1:
+        fewest, most = min(t.threads_per_gpu.values()), max(t.threads_per_gpu.values())
+        text = (f"by {len(t.threads)} host threads, {fewest if fewest == most else f'{fewest} to {most}'} per GPU")
+    if t.mode != "unknown":
+        text += f"; TF_GPU_THREAD_MODE {t.mode}"
+    yield from _labeled("Launches", text + _contention(t), width)
+
+
+def _contention(t: LaunchThreads) -> str:
+    text = ""
+    if t.busy_threads_at_launch is not None and (t.cpus is not None or len(t.threads) > 1):
+        cpus = "" if t.cpus is None else f" on {t.cpus} CPUs"
+        text += f"; {t.busy_threads_at_launch:.1f} threads were busy during launches{cpus}"
+    if t.input_busy_late is not None:
+        text += f"; tf.data works for {percent(t.input_busy_late)} of the time in which GPUs wait for launches"
+        if t.input_busy is not None:
+            text += f", and for {percent(t.input_busy)} of the rest"
+    return text
+
+
+def _short(name: str, width: int) -> str:
+    """A long name's end where it begins with scopes, else its beginning."""
+    name = printable(name)
+    if len(name) <= width:
+        return name
+    return "…" + name[1 - width:] if "/" in name else name[:width - 1] + "…"
+
+
+def _labeled(label: str, text: str, width: int) -> list[str]:
+    return wrap(text, width, f"{label:<9}")
