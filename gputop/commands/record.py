@@ -29,7 +29,8 @@ def user_unit(words: Sequence[str]) -> str:
     """The unit that runs ``words`` again where they end with an error."""
     command = " ".join([quoted(words[0], variables=False), *map(quoted, words[1:])])
     return f"""\
-# ~/.config/systemd/user/{NAME} To start it now and at every login:
+# ~/.config/systemd/user/{NAME}
+# To start it now and at every login:
 #   systemctl --user daemon-reload && systemctl --user enable --now {NAME.removesuffix('.service')}
 # To run it also from boot on and after you log out:  loginctl enable-linger
 # Its messages:  journalctl --user -u {NAME.removesuffix('.service')}
