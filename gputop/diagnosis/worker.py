@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,6 +38,7 @@ T = TypeVar("T")
 # than this hangs.
 TIMEOUT_S = 600.0
 _POLL_S = 0.1
+_FROM_FILE = "paths in file "  # before the number of an open file, which takes the place of paths
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 REPORT_WIDTH = 70  # columns that the monitor can show on 80
 
@@ -87,6 +89,39 @@ def analyze_in_worker(
     KeyboardInterrupt included, the child does not outlive it.
     """
     return run_in_worker(WorkerTask("gputop.diagnosis.worker", tuple(map(str, paths))), Diagnosis, stop, timeout_s)
+
+
+class AnalysisAhead:
+    """A subprocess that imports what an analysis needs before there is a trace, once :meth:`begin` is called."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop, self._paths = stop, -1
+        self._threads = ThreadPoolExecutor(1, "gputop-analysis")  # the subprocess ends with it
+        self._diagnosis: Future[Diagnosis] | None = None
+
+    def __enter__(self) -> AnalysisAhead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._paths >= 0:
+            os.close(self._paths)  # without paths it ends
+        self._threads.shutdown(wait=False)
+
+    def begin(self) -> None:
+        if self._diagnosis is None:
+            read, self._paths = os.pipe()
+            task = WorkerTask("gputop.diagnosis.worker", (f"{_FROM_FILE}{read}",), pass_fds=(read,))
+            self._diagnosis = self._threads.submit(run_in_worker, task, Diagnosis, self._stop)
+            self._diagnosis.add_done_callback(lambda _: os.close(read))
+
+    def analyze(self, paths: Sequence[str]) -> Diagnosis:
+        """As :func:`analyze_in_worker`."""
+        if self._diagnosis is None:
+            return analyze_in_worker(paths, self._stop)
+        with os.fdopen(self._paths, "wb") as file:
+            self._paths = -1
+            file.write(encode(list(paths)))
+        return self._diagnosis.result()
 
 
 def run_in_worker(
@@ -228,9 +263,13 @@ def answer(work: Callable[[], object]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
+    from gputop.diagnosis import report  # noqa: F401  before the paths are known
     from gputop.diagnosis.diagnose import analyze_to_facts
     from gputop.trace.readers.load import load
 
+    if arguments[0].startswith(_FROM_FILE):
+        with os.fdopen(int(arguments[0].removeprefix(_FROM_FILE)), "rb") as file:
+            arguments = convert(parse(file.read()), list[str])
     return answer(lambda: diagnosis_of(analyze_to_facts(load(arguments))))
 
 

@@ -42,6 +42,10 @@ from typing import Any
 _FLAG = "KINETO_USE_DAEMON"
 _IS_SET, _INIT = "_ZN9libkineto17isDaemonEnvVarSetEv", "_ZN5torch18global_kineto_initEv"
 _IS_RECORDED = "_ZN2at18hasGlobalCallbacksEv"  # whether operators call somebody back on all threads
+# Counts the blocks of 512 events that kineto's queues have ever had. It is only read.
+_BLOCKS, _BLOCK_EVENTS = ("_ZZN5torch8profiler4impl19ThreadLocalSubqueue14TorchOpStorage10EventBlockINS1_"
+                          "21KinetoObserverContext5EventELm512EEC4EvE8counter_"), 512
+_MOST_EVENTS_PER_S = 1e6  # of a process: 400,000 were seen
 _LOADER, _MAKE_LOADER = "_ZN9libkineto12ConfigLoader8instanceEv", "_ZN9libkineto12ConfigLoaderC1Ev"
 _LOG_LEVEL, _ERRORS_ONLY = "FLAGS_caffe2_log_level", 2  # of c10
 _FOLDER = "/gputop-kineto-"  # the name of a folder that gputop made begins with this
@@ -166,6 +170,9 @@ class _Guard:
         self._is_recorded.restype, self._is_recorded.argtypes = ctypes.c_bool, ()
         self._loader.restype, self._loader.argtypes = ctypes.c_void_p, ()
         self._make_loader.restype, self._make_loader.argtypes = None, (ctypes.c_void_p,)
+        self._blocks = None
+        with contextlib.suppress(ValueError):  # another version of torch: kineto then has to record a probe
+            self._blocks = ctypes.c_uint64.in_dll(_library(torch, "torch_cpu"), _BLOCKS)
         libc = ctypes.CDLL(None)
         self._call_at_end, self._close_and_end = libc.on_exit, [
             ctypes.cast(function, ctypes.c_void_p) for function in (libc.fcloseall, libc._exit)]
@@ -241,7 +248,9 @@ class _Guard:
 
     def _guard(self, request: dict[str, Any]) -> None:
         """Answer, and guard one recording unless the answer is no."""
-        token, seconds = str(request["token"]), min(float(request["seconds"]), _MAX_RECORDING_S)
+        token, most_events = str(request["token"]), int(request.get("most_events", 0))
+        bounded = most_events > 0 and self._blocks is not None
+        seconds = min(float(request["bounded_s" if bounded else "seconds"]), _MAX_RECORDING_S)
         with self._lock:
             if self._ending.is_set():
                 _report(self._folder, token, "ending")
@@ -251,10 +260,10 @@ class _Guard:
         try:
             with self._own_profiler_waits():
                 state, detail = ("observed", "") if self._is_recorded() else _own_profiler(self._torch, seconds)
-                _report(self._folder, token, state or "ready", detail)
+                _report(self._folder, token, state or "ready", detail or ("bounded" if bounded else ""))
                 if not state:
-                    wait_s = min(float(request["wait_s"]), _MAX_RECORDING_S)
-                    self._follow(token, seconds, float(request["rest_s"]), wait_s)
+                    request["wait_s"] = min(float(request["wait_s"]), _MAX_RECORDING_S)
+                    self._follow(request, seconds, most_events if bounded else 0)
         finally:
             self._over.set()
 
@@ -281,11 +290,13 @@ class _Guard:
                 if getattr(module, name) is after[name]:
                     setattr(module, name, call)
 
-    def _follow(self, token: str, seconds: float, rest_s: float, wait_s: float) -> None:
+    def _follow(self, request: dict[str, Any], seconds: float, most_events: int) -> None:
         """Follow one recording from its begin, which may be ``wait_s`` away, to its file. It takes ``rest_s`` longer
-        than ``seconds``: no operator is recorded in the rest."""
+        than ``seconds``: no operator is recorded in the rest, nor after ``most_events``, unless that is 0."""
+        token, rest_s, blocks = str(request["token"]), float(request["rest_s"]), self._blocks
+        blocks_before = blocks.value if blocks is not None else 0
         asked_s = idle_s = time.monotonic()
-        given_up_s = asked_s + wait_s
+        given_up_s = asked_s + request["wait_s"]
         while not self._is_recorded():
             idle_s = time.monotonic()
             if self._ending.is_set() and given_up_s > idle_s + _BEGIN_S:
@@ -297,9 +308,16 @@ class _Guard:
             if self._receive(_LEAST_PERIOD_S if quick else _LEAST_PERIOD_S * 2) is not None:
                 return  # gputop has given it up
         self._ends_s = idle_s + seconds + rest_s
+        period_s = _PERIOD_S
         while (not self._ending.is_set() and self._is_served()
                and (left_s := idle_s + seconds - time.monotonic()) > 0):
-            self._receive(min(_PERIOD_S, left_s))
+            if blocks is not None and most_events:
+                left = most_events - _BLOCK_EVENTS * (blocks.value - blocks_before)
+                if left <= 0:
+                    _report(self._folder, token, "full", f"{seconds - left_s:.3f}")
+                    break
+                period_s = min(_PERIOD_S, max(_LEAST_PERIOD_S, left / _MOST_EVENTS_PER_S))
+            self._receive(min(period_s, left_s))
         with contextlib.suppress(Exception), self._torch.autograd.profiler.record_function(END_MARK):
             pass
         # Kineto must not have let go of the callbacks meanwhile.

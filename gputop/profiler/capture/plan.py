@@ -56,6 +56,10 @@ _SAMPLE_S = (0.005, 0.05)
 # Of so many events of the host shapes are left out: with them a job of 263 k events/s (PyTorch 2.11, H200, 126 GiB
 # free) grew by 1.9 GiB in 1.9 s, and its steps took seven times as long for the 18 s in which that became a trace.
 _SHAPES_EVENTS = 250_000
+# A capture of so many seconds is recorded at once where it can end at a number of events, in place of a probe: a longer
+# one that ends soon would waste the rest of its time.
+_AT_ONCE_S = 3.0
+_TRACE_EVENT_BYTES = 320  # of kineto's JSON, an event without shapes
 _RECEIVE_MULTIPLE = 3.0  # the answer as gRPC receives it, as one message, and its XSpace
 ANALYSIS_MULTIPLE = 5.0  # benchmarks/trace_engine.py
 _ANALYSIS_BASE_BYTES = 100e6  # the interpreter and NumPy
@@ -141,6 +145,22 @@ class Plan(Struct, frozen=True):
 def needs_probe(asked_s: float, limits: RecorderLimits = SERVER_LIMITS) -> bool:
     """Return whether a probe could shorten it at all."""
     return asked_s > min(MIN_CAPTURE_S, limits.least_s)
+
+
+def most_events(asked_s: float, free: FreeResources, limits: RecorderLimits) -> int:
+    """Return the events of the host that a recording without a probe may have: as many, with shapes, as it is planned
+    to grow the job by. 0 where it needs a probe, as what it makes at worst might not fit."""
+    if not limits.bounded or asked_s > _AT_ONCE_S:
+        return 0
+    growth = max(_PLANNED_SHARE * (_left(free) or 0.0), _PLANNED_BYTES)
+    host, devices = min(_SHAPES_EVENTS, growth / limits.job_bytes_per_event), limits.most_device_events_per_s * asked_s
+    worst = Probe(asked_s, asked_s, round(_TRACE_EVENT_BYTES * (host + devices)), round(host), round(devices))
+    try:
+        fits = _limit_to_resources(Plan(asked_s, asked_s, ""), worst, free, limits)[0] == asked_s
+    except GputopError:
+        return 0
+    grows = limits.job_bytes_per_event * host + limits.bare_bytes_per_event * devices
+    return round(host) if fits and grows <= _most_growth(free) else 0
 
 
 def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimits = SERVER_LIMITS) -> Plan:

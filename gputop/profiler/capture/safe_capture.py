@@ -24,7 +24,9 @@ from gputop.profiler.capture.plan import (
     FreeResources,
     Plan,
     Probe,
+    count,
     memory_limits,
+    most_events,
     needs_probe,
     plan,
 )
@@ -36,6 +38,8 @@ from gputop.profiler.storage import RunFolder
 from gputop.text.units import size
 
 _PROBES = 3  # at most: a job may pause for longer than one takes
+# A recording that ended at its number of events is kept where one as planned would be less than so many times as long.
+_WORTH = 2.0
 
 
 def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress: Callable[[Progress], None],
@@ -55,18 +59,25 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
         on_plan(chosen)
         result = recorder.record(RecordingOrder(seconds, logdir), memory, stop)
         return result, chosen, memory.cost(result.took_s, seconds)
+
+    def free() -> FreeResources:
+        return free_resources(recorder.address, recorder.pid, Path(logdir).expanduser().absolute())
+
     with probe_logdir(logdir) as folder:
-        probed, probe = probe_job(recorder, folder, memory, stop)
-        if stop.is_set() and probed is not None:
-            chosen = Plan(seconds, probe.seconds, "stopped during the probe; the trace contains only the probe", probe)
-            on_plan(chosen)
-            return keep_probe(recorder, probed, logdir), chosen, memory.cost(probed.took_s, chosen.chosen_s)
-
-        def free() -> FreeResources:
-            return free_resources(recorder.address, recorder.pid, Path(logdir).expanduser().absolute())
-
+        most = most_events(seconds, free(), recorder.limits)
+        if most:
+            on_plan(Plan(seconds, seconds, f"{count(most)} events at most"))
+        probed, probe = probe_job(recorder, logdir if most else folder, memory, stop, seconds if most else 0.0, most)
+        why = _why_all(probe, seconds, most, stopped=stop.is_set()) if probed is not None else ""
         before = free()
-        chosen = plan(seconds, probe, before, recorder.limits)
+        chosen = (Plan(seconds, probe.seconds, why, probe, before.unknown) if why else
+                  plan(seconds, probe, before, recorder.limits))
+        full = most > 0 and probed is not None and probed.stopped_early
+        if probed is not None and (why or (full and chosen.chosen_s < _WORTH * probe.seconds)):
+            chosen = replace(chosen, chosen_s=float(f"{probe.seconds:.2g}"))
+            on_plan(chosen)
+            result = probed if most else keep_probe(recorder, probed, logdir)
+            return result, chosen, memory.cost(probed.took_s, probe.seconds)
         on_plan(chosen)
         watch = Watch(memory, memory_limits(probe, before, recorder.limits), free, stop)
         guard = MemoryGuard(watch, threading.Event(), label=with_more if chosen.overview_s else None)
@@ -75,9 +86,11 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
         except TraceLost as error:
             if probed is None:
                 raise
-            kept = keep_probe(recorder, probed, logdir).path
+            kept = (probed if most else keep_probe(recorder, probed, logdir)).path
             raise GputopError(f"{error.message}; only the probe of {probe.seconds:g} s was saved",
                               f"{error.fix} To analyze the probe: gputop analyze {kept}") from None
+        if most and probed is not None:
+            shutil.rmtree(probed.run_dir, ignore_errors=True)
         made = OverviewMade(guard.plan_as_recorded(chosen, overview=recorder.limits.overview))
         if made.plan.overview_s:
             made = record_overview(recorder, result.path, made.plan, watch, folder)
@@ -85,34 +98,50 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
     return result, chosen, memory.cost(result.took_s + made.call_s, chosen.chosen_s + made.recorded_s)
 
 
+def _why_all(probe: Probe, asked_s: float, most: int, *, stopped: bool) -> str:
+    """Why the probe is all of a capture: it has the time that was asked for, or nearly, where it was to end at ``most``
+    events, or the user stopped it. "": more is to be recorded."""
+    if probe.seconds >= asked_s:
+        return f"full length, at {count(probe.events_per_s)} events/s"
+    if most and _WORTH * probe.seconds >= asked_s:
+        return f"the job emits {count(probe.events_per_s)} events/s"
+    return "stopped during the probe; the trace contains only the probe" if stopped else ""
+
+
 def full_length(request: CaptureRequest) -> Plan:
     reason = "full length, no probe" if request.force else "full length, too short for a probe"
     return Plan(request.seconds, request.seconds, reason)
 
 
-def probe_job(recorder: Recorder, logdir: Path, memory: JobMemory,
-              stop: threading.Event) -> tuple[CaptureResult | None, Probe]:
+def probe_job(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threading.Event, bounded_s: float = 0.0,
+              most: int = 0) -> tuple[CaptureResult | None, Probe]:
     """The probe's trace, None where it holds no events, and what it says. One without events is made again: the job may
-    pause, as at the start of an epoch. Raises GputopError."""
-    threading.Thread(target=_steps_of, name="gputop-imports", daemon=True).start()  # the job is waited for meanwhile
+    pause, as at the start of an epoch. Where it can end at ``most`` events it takes ``bounded_s``. Raises
+    GputopError."""
+    if not most:
+        threading.Thread(target=_steps_of, name="gputop-imports", daemon=True).start()  # the job is waited for meanwhile
     for probe_s in (min(PROBE_S, recorder.limits.probe_s), *(PROBE_S,) * (_PROBES - 1)):
-        probed, probe = _probe_once(recorder, logdir, memory, stop, probe_s)
+        order = RecordingOrder(probe_s, logdir, shapes=most > 0, bounded_s=bounded_s, most_events=most)
+        probed, probe = _probe_once(recorder, order, memory, stop)
         if probed is not None or stop.is_set():
             break
+        bounded_s, most = 0.0, 0
     return probed, probe
 
 
-def _probe_once(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threading.Event,
-                probe_s: float) -> tuple[CaptureResult | None, Probe]:
+def _probe_once(recorder: Recorder, order: RecordingOrder, memory: JobMemory,
+                stop: threading.Event) -> tuple[CaptureResult | None, Probe]:
     """Raises GputopError."""
-    def report(progress: Progress) -> None:
-        memory(replace(progress, phase="probing"))
+    def report(progress: Progress) -> None:  # of one at full length, which another one may follow
+        memory(replace(progress, more=True) if order.most_events else replace(progress, phase="probing"))
 
     try:
-        result = recorder.record(RecordingOrder(probe_s, logdir, shapes=False), report, stop)
+        result = recorder.record(order, report, stop)
     except EmptyTrace as empty:
-        return None, Probe(probe_s, empty.took_s, 0, 0, 0)
-    if not result.path.is_relative_to(logdir):
+        if empty.path is not None:
+            shutil.rmtree(empty.path.parent, ignore_errors=True)
+        return None, Probe(order.seconds, empty.took_s, 0, 0, 0)
+    if not result.path.is_relative_to(order.logdir):
         shutil.rmtree(result.path.parents[3], ignore_errors=True)
         raise GputopError(f"the disk of the logdir is full: even the probe of {size(result.bytes)} does not "
                           "fit", "Free some space, or choose another folder with --logdir DIR.")
@@ -121,8 +150,9 @@ def _probe_once(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threa
     except OSError as error:
         raise GputopError(f"cannot read the probe's trace: {error.strerror or error} ({result.path})",
                           "Check the file system, or capture without a probe: --force.") from None
-    step_s, sure = step_time(result.path, host + devices) or (None, False)
-    seconds = min(probe_s, result.took_s) if result.stopped_early else probe_s
+    seconds = min(result.asked_s, result.took_s) if result.stopped_early else result.asked_s
+    planned = _WORTH * seconds < order.bounded_s or not order.bounded_s
+    step_s, sure = (planned and step_time(result.path, host + devices)) or (None, False)
     return result, Probe(seconds, result.took_s, result.bytes, host, devices, step_s, memory.growth, sure)
 
 

@@ -45,13 +45,16 @@ PASTE = f"Add these lines to the script, and run gputop analyze traces:\n{LINES_
 
 class GuardRequest(Struct, frozen=True):
     """One recording: the name of its file, its length, how long its begin may be away, and how much longer it is than
-    operators are recorded."""
+    operators are recorded. A guard that can count has ``bounded_s`` recorded, and ``most_events`` at most, unless these
+    are 0."""
 
     token: str
     file: str
     seconds: float
     wait_s: float
     rest_s: float
+    bounded_s: float
+    most_events: int
 
 
 def guard_of(client: DaemonClient) -> str:
@@ -87,9 +90,10 @@ def when_idle(call: Callable[[], T]) -> T:
 
 
 def ask_guard(daemon: Daemon, client: DaemonClient, request: GuardRequest,
-              events: queue.SimpleQueue[DaemonEvent]) -> None:
-    """Have the guard of a process follow a recording that is about to be asked for. Blocks until it is ready, for 10 s
-    at most. Raises GputopError with the reason why the process cannot be recorded now; nothing has begun then."""
+              events: queue.SimpleQueue[DaemonEvent]) -> bool:
+    """Have the guard of a process follow a recording that is about to be asked for; returns whether it ends it at
+    ``most_events``. Blocks until it is ready, for 10 s at most. Raises GputopError with the reason why the process
+    cannot be recorded now; nothing has begun then."""
     pid = client.pid
     if not daemon.send(guard_of(client), encode(request)):
         raise GputopError(f"nothing guards recordings of process {pid}, so a recording could crash the job",
@@ -102,7 +106,7 @@ def ask_guard(daemon: Daemon, client: DaemonClient, request: GuardRequest,
             continue
         if report is not None:
             raise_unless(pid, "ready", *report)
-            return
+            return report[1] == "bounded"
     let_go(daemon, client)
     raise GputopError(f"gputop's guard could not run in process {pid}, so nothing was recorded",
                       "A recording by a killed gputop may still be running, or a call holds the GIL: py-spy dump --pid "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
@@ -10,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +20,7 @@ from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.core.files import UnsafeFile, open_regular
-from gputop.core.proc import environ_of
+from gputop.core.proc import environ_of, read_maps
 from gputop.profiler.discovery import rank_of
 from gputop.profiler.kineto.clients import DaemonClient, client_of, is_same
 from gputop.profiler.kineto.daemon import Daemon, DaemonEvent, serving
@@ -54,12 +56,11 @@ _POLL_TIMEOUT_S = 2 * POLL_PERIOD_S + 5
 _LEAD_S = 2.0  # beyond a poll: kineto looks at its requests once a second, and a loaded node is late
 _WRITE_TIMEOUT_S = 10.0  # for the file, after the recording and a poll; while the job builds it the polls say so
 _BUILD_TIMEOUT_S = 180.0
-# kineto begins a second after a request. Where its thread is later than that, on a node that is overloaded, it drops
-# the request, and says from then on that it is ready.
-_STARTS_WITHIN_S, _READY_POLLS, _ATTEMPTS = 2.5, 2, 3
-_PERIOD_S = 0.125
-# The file comes two seconds after the request and the length, or later; a poll that is missed then costs a second.
-_BEFORE_FILE_S, _FILE_PERIOD_S = 2.0, 0.02
+# Where kineto's thread is too late for the begin, on a node that is overloaded, it drops the request, and says from then
+# on that it is ready.
+_READY_POLLS, _ATTEMPTS = 2, 3
+_PERIOD_S, _FILE_PERIOD_S = 0.125, 0.02  # the file comes a second after the recording's end, or later
+_FULL_AFTER_S = re.compile(r"\d{1,4}\.\d{3}")
 # Resident memory of the job while 60,000 to 230,000 events became a trace (torch 2.13 on the CPU): 4.7 to 4.8 kB an
 # event with the shapes of its inputs, 1.7 to 1.8 kB without.
 _EVENT_BYTES, _BARE_EVENT_BYTES = 5000, 2000
@@ -76,6 +77,7 @@ _OVERLAP = 128  # bytes that two pieces share, so that no event is cut
 _USUAL = RecorderLimits(job_bytes_per_byte=0.0, job_bytes_per_event=_EVENT_BYTES,
                         bare_bytes_per_event=_BARE_EVENT_BYTES, overview=False, stoppable=False, probe_s=0.2,
                         least_s=0.05, ending=ENDING, lead_s=_OWN_POLL_PERIOD_S + _LEAD_S, instead=PASTE)
+_MOST_DEVICE_EVENTS_PER_S = 500_000  # of a process: a GPU begins a kernel every two microseconds
 
 
 class KinetoRecorder:
@@ -94,9 +96,15 @@ class KinetoRecorder:
         if client.holds:
             held = f"at the end of a longer capture, torch.profiler would pause the job for more than {_MAX_HOLD_S:g} s"
             return replace(_USUAL, events=_MAX_HOLD_S / HOLD_S_PER_EVENT, events_limit=held)
-        if client.folder is not None and is_of_gputop(client.folder):
-            return _USUAL
-        return replace(_USUAL, lead_s=POLL_PERIOD_S + _LEAD_S)
+        own = client.folder is not None and is_of_gputop(client.folder)
+        return replace(_USUAL, bounded=True, most_device_events_per_s=self._most_device_events_per_s,
+                       lead_s=(_OWN_POLL_PERIOD_S if own else POLL_PERIOD_S) + _LEAD_S)
+
+    @cached_property
+    def _most_device_events_per_s(self) -> float:
+        with contextlib.suppress(OSError):
+            return _MOST_DEVICE_EVENTS_PER_S if b"/libcuda.so" in read_maps(self.pid) else 0
+        return _MOST_DEVICE_EVENTS_PER_S
 
     def round_trip_s(self) -> float:
         self._client()
@@ -163,6 +171,8 @@ class _Take(Struct):
     rest_s: float
     pidfd: int  # of the process, -1: none
     token: str = field(default_factory=lambda: os.urandom(16).hex())  # in what the guard reports of this recording
+    seconds: float = 0.0  # that are recorded, unless it is full before
+    recorded_s: float = 0.0
     fetched_s: float = 0.0  # monotonic
     begins_s: float = 0.0  # monotonic, when it was fetched: no clock that is set moves it
     busy_s: float = 0.0  # of the last poll that said that it records or builds
@@ -172,15 +182,18 @@ class _Take(Struct):
 
     def run(self, run: RunFolder) -> CaptureResult:
         """Raises GputopError."""
-        pid, seconds, folder = self.client.pid, self.recording.seconds, self.daemon.folder
-        start_ms = round((self.recording.start_ns or 0) / 1e6)
-        config = RecordingConfig(folder.path / f"{TRACE_PREFIX}{os.urandom(6).hex()}.json",
-                                 max(1, round(1000 * (seconds + self.rest_s))), start_ms, shapes=self.recording.shapes)
+        pid, order, folder = self.client.pid, self.recording, self.daemon.folder
+        start_ms = round((order.start_ns or 0) / 1e6)
+        path = folder.path / f"{TRACE_PREFIX}{os.urandom(6).hex()}.json"
+        config = RecordingConfig(path, 1, start_ms, shapes=order.shapes)
         file = config.written(self.client.own_pid)
         began = asked_s = time.monotonic()
-        wait_s = max(0.0, start_ms / 1000 - time.time()) + _ATTEMPTS * (_POLL_TIMEOUT_S + seconds)
-        request = GuardRequest(self.token, file, seconds, wait_s, self.rest_s)
-        when_idle(lambda: ask_guard(self.daemon, self.client, request, self.events))
+        wait_s = max(0.0, start_ms / 1000 - time.time()) + _ATTEMPTS * (
+            _POLL_TIMEOUT_S + max(order.seconds, order.bounded_s))
+        request = GuardRequest(self.token, file, order.seconds, wait_s, self.rest_s, order.bounded_s, order.most_events)
+        bounded = when_idle(lambda: ask_guard(self.daemon, self.client, request, self.events))
+        seconds = self.seconds = self.recorded_s = order.bounded_s if bounded else order.seconds
+        config = replace(config, duration_ms=max(1, round(1000 * (seconds + self.rest_s))))
         try:
             self.daemon.register(pid, config)
             while not (self.fetched_s and folder.folder.has(file)):
@@ -216,9 +229,9 @@ class _Take(Struct):
         if empty:
             raise EmptyTrace(f"PyTorch's profiler recorded no activity in process {pid} for {seconds:g} s",
                              "Either the process is not training, or it is waiting for a GPU with seconds of queued "
-                             f"work; in that case, capture for longer. The trace is in {path}", took_s)
-        return CaptureResult(f"pid:{pid}", path, run.path, run.path.name, seconds, took_s, size, False, "job's disk",
-                             sent_s=written_s - took_s)
+                             f"work; in that case, capture for longer. The trace is in {path}", took_s, path)
+        return CaptureResult(f"pid:{pid}", path, run.path, run.path.name, self.recorded_s, took_s, size,
+                             self.recorded_s < seconds, "job's disk", sent_s=written_s - took_s)
 
     def _check_fetched(self, began: float) -> None:
         """Raises GputopError where the process does not take the request."""
@@ -235,12 +248,12 @@ class _Take(Struct):
 
     def _check_written(self, file: str) -> None:
         """Raises TraceLost where the file will not come."""
-        pid, seconds, now = self.client.pid, self.recording.seconds, time.monotonic()
+        pid, now = self.client.pid, time.monotonic()
         if not is_same(self.client) and not self.daemon.folder.folder.has(file):
             raise end_of_recorded(pid, self.pidfd) or TraceLost(
                 f"process {pid} ended before its trace was written",
                 "The trace is lost. Capture earlier, or for a shorter time.")
-        due_s = self.begins_s + seconds + self.rest_s + POLL_PERIOD_S + _WRITE_TIMEOUT_S
+        due_s = self._over_s() + POLL_PERIOD_S + _WRITE_TIMEOUT_S
         if now > max(due_s, self.busy_s + POLL_PERIOD_S + _WRITE_TIMEOUT_S) or now > due_s + _BUILD_TIMEOUT_S:
             raise TraceLost(f"process {pid} accepted the request but wrote no trace in {now - self.fetched_s:.0f} s",
                             "The process is still running. Its own torch.profiler was busy, the node is overloaded, or "
@@ -250,37 +263,39 @@ class _Take(Struct):
         """Wait a moment for what the process sends; tells how far it is. Raises GputopError where it was stopped
         before it began."""
         got = []
-        written = self.fetched_s and time.monotonic() > self.begins_s + self.recording.seconds + _BEFORE_FILE_S
+        over = self.fetched_s and time.monotonic() > self._over_s()
         try:
-            got.append(self.events.get(timeout=_FILE_PERIOD_S if written else _PERIOD_S))
+            got.append(self.events.get(timeout=_FILE_PERIOD_S if over else _PERIOD_S))
             while True:
                 got.append(self.events.get_nowait())
         except queue.Empty:
             pass
-        now, seconds = time.monotonic(), self.recording.seconds
+        now = time.monotonic()
         for event in got:
             if event.report is not None:
-                if read_report(event.report, self.token) == ("ending", "") and self.daemon.withdraw(self.client.pid):
+                state, detail = read_report(event.report, self.token) or ("", "")
+                if state == "ending" and self.daemon.withdraw(self.client.pid):
                     raise_unless(self.client.pid, "ready", "ending", "")
+                if state == "full" and _FULL_AFTER_S.fullmatch(detail):
+                    self.recorded_s = min(self.seconds, max(_FILE_PERIOD_S, float(detail)))
                 continue
             self.polled = True
-            if event.configured:
+            if event.start_ms:
                 self.fetched_s, self.ready_polls = now, 0
-                self.begins_s = now + max(0.0, (self.recording.start_ns or 0) / 1e9 - time.time())
+                self.begins_s = now + max(0.0, event.start_ms / 1000 - time.time())
             if not event.ready:
                 self.busy_s, self.ready_polls = now, 0
-            elif self.fetched_s and now > self._over_s():
+            elif self.fetched_s and now > self.begins_s + _PERIOD_S:
                 self.ready_polls += 1
-        # Not before the latest end of a recording that began as late as it may: stacks are sampled until then.
         over = self.fetched_s and now > self._over_s()
-        phase: Phase = "receiving" if over else "recording" if self.fetched_s else "connecting"
-        self.on_progress(Progress(phase, now - began, seconds))
+        phase: Phase = "receiving" if over else "recording" if self.fetched_s and now > self.begins_s else "connecting"
+        self.on_progress(Progress(phase, now - began, self.seconds))
         if self.stop.is_set() and not self.fetched_s:
             raise GputopError("the capture was stopped before the job was recorded", "")
 
     def _over_s(self) -> float:
-        """End of a recording that began as late as it may (monotonic)."""
-        return self.begins_s + _STARTS_WITHIN_S + self.recording.seconds + self.rest_s
+        """End of the recording (monotonic)."""
+        return self.begins_s + self.seconds + self.rest_s
 
     def _open(self, file: str) -> BinaryIO:
         """The file that the process wrote. Raises GputopError for anything but a regular file of its user."""
