@@ -115,7 +115,7 @@ class AnalysisAhead:
             self._diagnosis.add_done_callback(lambda _: os.close(read))
 
     def analyze(self, paths: Sequence[str]) -> Diagnosis:
-        """As :func:`analyze_in_worker`."""
+        """Analyze as :func:`analyze_in_worker` does."""
         if self._diagnosis is None:
             return analyze_in_worker(paths, self._stop)
         with os.fdopen(self._paths, "wb") as file:

@@ -170,9 +170,7 @@ class _Guard:
         self._is_recorded.restype, self._is_recorded.argtypes = ctypes.c_bool, ()
         self._loader.restype, self._loader.argtypes = ctypes.c_void_p, ()
         self._make_loader.restype, self._make_loader.argtypes = None, (ctypes.c_void_p,)
-        self._blocks = None
-        with contextlib.suppress(ValueError):  # another version of torch: kineto then has to record a probe
-            self._blocks = ctypes.c_uint64.in_dll(_library(torch, "torch_cpu"), _BLOCKS)
+        self._blocks = _block_counter(torch)
         libc = ctypes.CDLL(None)
         self._call_at_end, self._close_and_end = libc.on_exit, [
             ctypes.cast(function, ctypes.c_void_p) for function in (libc.fcloseall, libc._exit)]
@@ -405,6 +403,13 @@ def _library(torch: Any, name: str) -> Any:
     """A library of torch's own that this process has loaded, not a second copy. Raises OSError."""
     return ctypes.CDLL(f"{os.path.dirname(str(torch.__file__))}/lib/lib{name}.so",  # noqa: PTH120
                        mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+
+
+def _block_counter(torch: Any) -> Any:
+    """The counter of the blocks of events, None in a version of torch without it."""
+    with contextlib.suppress(ValueError):
+        return ctypes.c_uint64.in_dll(_library(torch, "torch_cpu"), _BLOCKS)
+    return None
 
 
 def _report(folder: str, token: str, state: str, detail: str = "") -> None:

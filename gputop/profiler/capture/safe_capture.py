@@ -68,39 +68,47 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
         if most:
             on_plan(Plan(seconds, seconds, f"{count(most)} events at most"))
         probed, probe = probe_job(recorder, logdir if most else folder, memory, stop, seconds if most else 0.0, most)
-        why = _why_all(probe, seconds, most, stopped=stop.is_set()) if probed is not None else ""
         before = free()
-        chosen = (Plan(seconds, probe.seconds, why, probe, before.unknown) if why else
+        reason = _reason_to_end(probe, seconds, most, stopped=stop.is_set()) if probed is not None else ""
+        chosen = (Plan(seconds, probe.seconds, reason, probe, before.unknown) if reason else
                   plan(seconds, probe, before, recorder.limits))
         full = most > 0 and probed is not None and probed.stopped_early
-        if probed is not None and (why or (full and chosen.chosen_s < _WORTH * probe.seconds)):
+        if probed is not None and (reason or (full and chosen.chosen_s < _WORTH * probe.seconds)):
             chosen = replace(chosen, chosen_s=float(f"{probe.seconds:.2g}"))
             on_plan(chosen)
             result = probed if most else keep_probe(recorder, probed, logdir)
             return result, chosen, memory.cost(probed.took_s, probe.seconds)
         on_plan(chosen)
         watch = Watch(memory, memory_limits(probe, before, recorder.limits), free, stop)
-        guard = MemoryGuard(watch, threading.Event(), label=with_more if chosen.overview_s else None)
-        try:
-            result = recorder.record(RecordingOrder(chosen.chosen_s, logdir, shapes=chosen.shapes), guard, guard.halt)
-        except TraceLost as error:
-            if probed is None:
-                raise
-            kept = (probed if most else keep_probe(recorder, probed, logdir)).path
-            raise GputopError(f"{error.message}; only the probe of {probe.seconds:g} s was saved",
-                              f"{error.fix} To analyze the probe: gputop analyze {kept}") from None
+        result, made = _record_as_planned(recorder, request, chosen, watch, folder, probed)
         if most and probed is not None:
             shutil.rmtree(probed.run_dir, ignore_errors=True)
-        made = OverviewMade(guard.plan_as_recorded(chosen, overview=recorder.limits.overview))
-        if made.plan.overview_s:
-            made = record_overview(recorder, result.path, made.plan, watch, folder)
     chosen = made.plan
     return result, chosen, memory.cost(result.took_s + made.call_s, chosen.chosen_s + made.recorded_s)
 
 
-def _why_all(probe: Probe, asked_s: float, most: int, *, stopped: bool) -> str:
-    """Why the probe is all of a capture: it has the time that was asked for, or nearly, where it was to end at ``most``
-    events, or the user stopped it. "": more is to be recorded."""
+def _record_as_planned(recorder: Recorder, request: CaptureRequest, chosen: Plan, watch: Watch, folder: Path,
+                       probed: CaptureResult | None) -> tuple[CaptureResult, OverviewMade]:
+    """Raises GputopError; the probe is kept then. ``folder`` is that of what does not stay."""
+    guard = MemoryGuard(watch, threading.Event(), label=with_more if chosen.overview_s else None)
+    order = RecordingOrder(chosen.chosen_s, request.logdir, shapes=chosen.shapes)
+    try:
+        result = recorder.record(order, guard, guard.halt)
+    except TraceLost as error:
+        if probed is None or chosen.probe is None:
+            raise
+        kept = keep_probe(recorder, probed, request.logdir).path if probed.path.is_relative_to(folder) else probed.path
+        raise GputopError(f"{error.message}; only the probe of {chosen.probe.seconds:g} s was saved",
+                          f"{error.fix} To analyze the probe: gputop analyze {kept}") from None
+    made = OverviewMade(guard.plan_as_recorded(chosen, overview=recorder.limits.overview))
+    if made.plan.overview_s:
+        made = record_overview(recorder, result.path, made.plan, watch, folder)
+    return result, made
+
+
+def _reason_to_end(probe: Probe, asked_s: float, most: int, *, stopped: bool) -> str:
+    """The reason why the probe is all of a capture: it has the time that was asked for, or half of it where it was to
+    end at ``most`` events, or the user stopped it. "": more is to be recorded."""
     if probe.seconds >= asked_s:
         return f"full length, at {count(probe.events_per_s)} events/s"
     if most and _WORTH * probe.seconds >= asked_s:
@@ -118,8 +126,8 @@ def probe_job(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threadi
     """The probe's trace, None where it holds no events, and what it says. One without events is made again: the job may
     pause, as at the start of an epoch. Where it can end at ``most`` events it takes ``bounded_s``. Raises
     GputopError."""
-    if not most:
-        threading.Thread(target=_steps_of, name="gputop-imports", daemon=True).start()  # the job is waited for meanwhile
+    if not most:  # the job is waited for meanwhile
+        threading.Thread(target=_steps_of, name="gputop-imports", daemon=True).start()
     for probe_s in (min(PROBE_S, recorder.limits.probe_s), *(PROBE_S,) * (_PROBES - 1)):
         order = RecordingOrder(probe_s, logdir, shapes=most > 0, bounded_s=bounded_s, most_events=most)
         probed, probe = _probe_once(recorder, order, memory, stop)

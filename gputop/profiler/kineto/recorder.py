@@ -56,8 +56,8 @@ _POLL_TIMEOUT_S = 2 * POLL_PERIOD_S + 5
 _LEAD_S = 2.0  # beyond a poll: kineto looks at its requests once a second, and a loaded node is late
 _WRITE_TIMEOUT_S = 10.0  # for the file, after the recording and a poll; while the job builds it the polls say so
 _BUILD_TIMEOUT_S = 180.0
-# Where kineto's thread is too late for the begin, on a node that is overloaded, it drops the request, and says from then
-# on that it is ready.
+# Where kineto's thread is too late for the begin, on an overloaded node, it drops the request, and says that it is
+# ready.
 _READY_POLLS, _ATTEMPTS = 2, 3
 _PERIOD_S, _FILE_PERIOD_S = 0.125, 0.02  # the file comes a second after the recording's end, or later
 _FULL_AFTER_S = re.compile(r"\d{1,4}\.\d{3}")
@@ -96,9 +96,10 @@ class KinetoRecorder:
         if client.holds:
             held = f"at the end of a longer capture, torch.profiler would pause the job for more than {_MAX_HOLD_S:g} s"
             return replace(_USUAL, events=_MAX_HOLD_S / HOLD_S_PER_EVENT, events_limit=held)
-        own = client.folder is not None and is_of_gputop(client.folder)
-        return replace(_USUAL, bounded=True, most_device_events_per_s=self._most_device_events_per_s,
-                       lead_s=(_OWN_POLL_PERIOD_S if own else POLL_PERIOD_S) + _LEAD_S)
+        limits = replace(_USUAL, bounded=True, most_device_events_per_s=self._most_device_events_per_s)
+        if client.folder is not None and is_of_gputop(client.folder):
+            return limits
+        return replace(limits, lead_s=POLL_PERIOD_S + _LEAD_S)
 
     @cached_property
     def _most_device_events_per_s(self) -> float:
@@ -182,18 +183,9 @@ class _Take(Struct):
 
     def run(self, run: RunFolder) -> CaptureResult:
         """Raises GputopError."""
-        pid, order, folder = self.client.pid, self.recording, self.daemon.folder
-        start_ms = round((order.start_ns or 0) / 1e6)
-        path = folder.path / f"{TRACE_PREFIX}{os.urandom(6).hex()}.json"
-        config = RecordingConfig(path, 1, start_ms, shapes=order.shapes)
-        file = config.written(self.client.own_pid)
-        began = asked_s = time.monotonic()
-        wait_s = max(0.0, start_ms / 1000 - time.time()) + _ATTEMPTS * (
-            _POLL_TIMEOUT_S + max(order.seconds, order.bounded_s))
-        request = GuardRequest(self.token, file, order.seconds, wait_s, self.rest_s, order.bounded_s, order.most_events)
-        bounded = when_idle(lambda: ask_guard(self.daemon, self.client, request, self.events))
-        seconds = self.seconds = self.recorded_s = order.bounded_s if bounded else order.seconds
-        config = replace(config, duration_ms=max(1, round(1000 * (seconds + self.rest_s))))
+        pid, folder, began = self.client.pid, self.daemon.folder, time.monotonic()
+        config = self._ask_guard()
+        seconds, file, asked_s = self.seconds, config.written(self.client.own_pid), time.monotonic()
         try:
             self.daemon.register(pid, config)
             while not (self.fetched_s and folder.folder.has(file)):
@@ -232,6 +224,20 @@ class _Take(Struct):
                              f"work; in that case, capture for longer. The trace is in {path}", took_s, path)
         return CaptureResult(f"pid:{pid}", path, run.path, run.path.name, self.recorded_s, took_s, size,
                              self.recorded_s < seconds, "job's disk", sent_s=written_s - took_s)
+
+    def _ask_guard(self) -> RecordingConfig:
+        """The config of a recording that the guard waits for from now on. Raises GputopError."""
+        order = self.recording
+        start_ms = round((order.start_ns or 0) / 1e6)
+        file = self.daemon.folder.path / f"{TRACE_PREFIX}{os.urandom(6).hex()}.json"
+        config = RecordingConfig(file, 1, start_ms, shapes=order.shapes)
+        wait_s = max(0.0, start_ms / 1000 - time.time()) + _ATTEMPTS * (
+            _POLL_TIMEOUT_S + max(order.seconds, order.bounded_s))
+        request = GuardRequest(self.token, config.written(self.client.own_pid), order.seconds, wait_s, self.rest_s,
+                               order.bounded_s, order.most_events)
+        bounded = when_idle(lambda: ask_guard(self.daemon, self.client, request, self.events))
+        self.seconds = self.recorded_s = order.bounded_s if bounded else order.seconds
+        return replace(config, duration_ms=max(1, round(1000 * (self.seconds + self.rest_s))))
 
     def _check_fetched(self, began: float) -> None:
         """Raises GputopError where the process does not take the request."""

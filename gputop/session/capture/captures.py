@@ -273,6 +273,16 @@ def _capture_workers(servers: Sequence[Server], recorders: Sequence[Recorder], r
     return replace(captured, outcomes=(*captured.outcomes, *outcomes)), (*missing, *not_reached)
 
 
+def _capture_one(recorder: Recorder, request: CaptureRequest, run: CaptureRun, on_progress: Callable[[Progress], None],
+                 on_plan: Callable[[Plan], None]) -> CaptureRecord:
+    """The record of a capture, not analyzed yet. Raises GputopError."""
+    from gputop.profiler.capture.safe_capture import capture_with_probe
+
+    result, plan, cost = capture_with_probe(recorder, request, on_progress, on_plan, run.stop)
+    return CaptureRecord(recorder.address, result.path, time.time(), request.seconds, cost.call_s,
+                         (*result.errors, *result.warnings), plan=plan, cost=cost)
+
+
 # What a job may keep of a capture: having it returned takes a tenth of a second of its main thread.
 _MAX_KEPT_BYTES = 256 << 20
 
@@ -301,23 +311,16 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
         run.on_status(CaptureStatus(phase, name, asked_s, elapsed_s, chosen_s=plan.chosen_s if plan else None,
                                     why=plan.why if plan else "", overview_s=plan.overview_s if plan else 0.0,
                                     stoppable=all(recorder.limits.stoppable for recorder in recorders)))
+        if phase == "receiving":
+            ahead.begin()
+            import gputop.comparison.gates  # noqa: F401  there is time for it now
 
     job_cpus = JobCpusWatch(pids.items(), lambda p: status(p.phase, p.elapsed_s))
     recorders = [recorder_of(address, pid) for address, pid in pids.items()]
-    others = run.other_nodes
     with AnalysisAhead(run.closing) as ahead:
         with StackWatch(pids, run.stacks, asked_s, job_cpus) as on_progress:
-            if len(servers) == 1 and others is None:
-                from gputop.profiler.capture.safe_capture import capture_with_probe
-
-                def progress(now: Progress) -> None:
-                    on_progress(now)
-                    if now.phase == "receiving":
-                        ahead.begin()
-
-                result, plan, cost = capture_with_probe(recorders[0], request, progress, chosen.append, run.stop)
-                record = CaptureRecord(name, result.path, time.time(), asked_s, cost.call_s,
-                                       (*result.errors, *result.warnings), plan=plan, cost=cost)
+            if len(servers) == 1 and run.other_nodes is None:
+                record = _capture_one(recorders[0], request, run, on_progress, chosen.append)
             else:
                 captured, missing = _capture_workers(servers, recorders, request, run, on_progress, chosen.append)
                 record = record_of_workers(name, asked_s, captured, missing)
@@ -328,7 +331,7 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
                         and pid is not None and cost is not None
                         and (cost.memory_after_bytes or 0) - (cost.memory_before_bytes or 0) > _MAX_KEPT_BYTES})
         cpus = {address: job_cpus.cpus(address) for address in pids}
-        if others is None:
+        if run.other_nodes is None:
             record = replace(record, notices=(*record.notices, *_ranks_elsewhere(pids)))
         return analyze(of_job(record, answering), run, servers, cpus, sampled, began_s, ahead)
 

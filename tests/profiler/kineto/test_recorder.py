@@ -19,6 +19,7 @@ from gputop.core.proc import read_stat
 from gputop.profiler import storage
 from gputop.profiler.capture import safe_capture
 from gputop.profiler.capture.multi_worker import capture_workers
+from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.kineto import daemon, guard, jobs, recorder
 from gputop.profiler.kineto.clients import DaemonClient
@@ -46,6 +47,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "_WRITE_TIMEOUT_S", 3.0)
     monkeypatch.setattr(recorder, "_BUILD_TIMEOUT_S", 3.0)
     monkeypatch.setattr(recorder, "_PERIOD_S", 0.02)
+    monkeypatch.setattr(daemon, "_LEAST_LEAD_MS", 0)
 
 
 def _ignore(_: object) -> None:
@@ -74,7 +76,7 @@ def test_a_probe_chooses_the_length(folder, tmp_path, monkeypatch):
         request = CaptureRequest(1.1, tmp_path)
         _, plan, cost = safe_capture.capture_with_probe(
             recorder_of(f"pid:{process.pid}"), request, _ignore, plans.append, threading.Event())
-    assert plans == [plan] and plan.probe is not None and plan.overview_s == 0
+    assert plans[1:] == [plan] and plan.probe is not None and plan.overview_s == 0
     assert plan.probe.host_events == 20 and plan.probe.device_events == 0
     assert plan.probe.step_s == pytest.approx(0.01, rel=0.2)
     assert cost.memory_before_bytes is not None
@@ -93,7 +95,6 @@ def test_ranks_begin_together_and_are_named(folder, tmp_path):
 @pytest.fixture
 def loses_patience(monkeypatch):
     """What does not come is given up soon; what is there already takes no longer on a loaded machine."""
-    monkeypatch.setattr(recorder, "_STARTS_WITHIN_S", 0.2)
     monkeypatch.setattr(recorder, "_ATTEMPTS", 1)
 
 
@@ -153,7 +154,7 @@ def test_a_clock_that_is_set_back_does_not_prolong_the_wait(folder, tmp_path, mo
           daemon.serving(opened) as serves):
         take = recorder._Take(client, serves, RecordingOrder(1.0, tmp_path, start_ns=time.time_ns()), _ignore,
                               threading.Event(), queue.SimpleQueue(), 0.25, -1)
-        take.events.put(daemon.DaemonEvent(os.getpid(), True, True))
+        take.events.put(daemon.DaemonEvent(os.getpid(), True, round(1000 * time.time())))
         take._step(0.0)
         take._check_written("trace")
         now_s, day_s = time.time(), 86400.0
@@ -245,18 +246,30 @@ def test_a_recording_that_has_begun_is_waited_for(folder, tmp_path):
     assert result.bytes and not result.stopped_early
 
 
-def test_it_records_until_the_latest_end_of_a_recording_that_begins_late(folder, tmp_path, monkeypatch):
-    """Stacks are sampled while it records, and kineto begins a second or more after it has its request."""
-    monkeypatch.setattr(recorder, "_STARTS_WITHIN_S", 60.0)
-    phases: list[str] = []
+def test_it_records_from_the_begin_that_the_job_was_told(folder, tmp_path, monkeypatch):
+    """Stacks and processors are sampled while it records."""
+    monkeypatch.setattr(daemon, "_LEAST_LEAD_MS", 200)
+    phases: list[tuple[str, float]] = []
     with fake_job(folder) as process:
-        _record(process, tmp_path, 0.2, lambda progress: phases.append(progress.phase))
-    assert "recording" in phases and "receiving" not in phases and phases[-1] == "saving"
+        _record(process, tmp_path, 0.2, lambda progress: phases.append((progress.phase, progress.elapsed_s)))
+    began_s = next(elapsed_s for phase, elapsed_s in phases if phase == "recording")
+    assert phases[0][0] == "connecting" and began_s > 0.2 and phases[-1][0] == "saving"
+
+
+@pytest.mark.parametrize(("mode", "seconds", "reason"), [
+    ("bounded", 1.1, "full length, at 200 events/s"), ("full", 0.1, "the job emits 2.2 k events/s")])
+def test_a_short_capture_is_recorded_at_once(folder, tmp_path, monkeypatch, mode, seconds, reason):
+    """Where it ended at its number of events, it is kept if nothing longer than twice as much is planned."""
+    monkeypatch.setattr(safe_capture, "plan", lambda asked_s, probe, *_: Plan(asked_s, 0.19, reason, probe))
+    with fake_job(folder, mode) as process:
+        result, plan, _ = safe_capture.capture_with_probe(
+            recorder_of(f"pid:{process.pid}"), CaptureRequest(1.1, tmp_path), _ignore, _ignore, threading.Event())
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [result.path]
+    assert plan.chosen_s == result.asked_s == seconds and plan.why == reason and plan.probe.host_events == 220
 
 
 def test_a_request_that_kineto_drops_is_made_again(folder, tmp_path, monkeypatch):
     """As it does on an overloaded node: "start timestamp is in the past"."""
-    monkeypatch.setattr(recorder, "_STARTS_WITHIN_S", 0.1)
     with fake_job(folder, "drops") as process:
         assert _record(process, tmp_path).bytes
         with pytest.raises(GputopError, match="wrote no trace"):
