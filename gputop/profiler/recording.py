@@ -45,8 +45,8 @@ class RecordingOrder(Struct, frozen=True):
     taken meanwhile, and nothing but the end of the job ends that wait. TensorFlow 2.15 and 2.21 and JAX
     0.10 begin within a tenth of a millisecond of it; a moment that has passed counts as now.
     ``overview``: only the coarsest events of the host, at little cost, or with ``operations`` all that the detail has
-    of it. ``shapes``: of the operations' inputs, where the way can leave them out. Where ``most_events`` of the host
-    can end it, ``bounded_s`` are recorded in place of ``seconds``, unless these are 0.
+    of it. ``shapes``: of the operations' inputs, where the way can leave them out. ``most_events`` of the host end it,
+    unless that is 0.
     """
 
     seconds: float
@@ -57,16 +57,15 @@ class RecordingOrder(Struct, frozen=True):
     overview: bool = False
     operations: bool = False
     shapes: bool = True
-    bounded_s: float = 0.0
     most_events: int = 0
 
 
 class CaptureResult(Struct, frozen=True):
-    """A captured trace on disk. ``asked_s`` is the length of the recording, as far as nobody stopped it.
+    """A captured trace on disk.
 
-    ``took_s`` is request to answer, recording included; ``delivered`` how the trace came;
-    ``errors`` and ``warnings`` are the profiler's own words about what is missing, and ours
-    about the hand-over. ``sent_s`` is our Unix time of the request.
+    ``asked_s`` is its length, unless somebody stopped it. ``took_s`` is request to answer, recording included;
+    ``delivered`` how the trace came; ``errors`` and ``warnings`` are the profiler's own words about what is missing,
+    and ours about the hand-over. ``sent_s`` is our Unix time of the request.
     """
 
     address: str
@@ -89,6 +88,10 @@ class EmptyTrace(NoDataError):
     def __init__(self, message: str, fix: str, took_s: float, path: Path | None = None) -> None:
         super().__init__(message, fix)
         self.took_s, self.path = took_s, path
+
+
+class Unbounded(GputopError):
+    """The job cannot end a recording at a number of events; nothing was recorded."""
 
 
 class TraceLost(GputopError):
@@ -152,9 +155,9 @@ class RecorderLimits(Struct, frozen=True):
     ``job_bytes_per_event``, or, if that is 0, by what a probe showed; by ``bare_bytes_per_event`` without shapes, 0 if
     these cannot be left out. ``overview``: it can record the host's coarsest events alone. ``stoppable``: it can end a
     recording that has begun. One that cannot has short recordings: a probe of ``probe_s``, and where a job makes many
-    events of ``least_s``. ``bounded``: one may end at a number of events of the host; of devices there are then at most
-    ``most_device_events_per_s``. ``ending``: that of the names of its files. It must be asked ``lead_s`` before a
-    common start. ``instead`` says how else a job can be recorded.
+    events of ``least_s``. One that may end at a number of events of the host has ``most_device_events_per_s`` at worst.
+    ``ending``: that of the names of its files. It must be asked ``lead_s`` before a common start. ``instead`` says how
+    else a job can be recorded.
     """
 
     device_events: float = _CUPTI_SHARE * CUPTI_RECORDS
@@ -168,8 +171,7 @@ class RecorderLimits(Struct, frozen=True):
     stoppable: bool = True
     probe_s: float = math.inf
     least_s: float = math.inf
-    bounded: bool = False
-    most_device_events_per_s: float = 0.0
+    most_device_events_per_s: float = math.inf
     ending: str = TRACE
     lead_s: float = 0.0
     instead: str = ""

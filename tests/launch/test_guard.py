@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from enum import Enum
 from importlib.util import module_from_spec, spec_from_file_location
 from types import SimpleNamespace
@@ -69,7 +70,7 @@ def torch(monkeypatch):
     monkeypatch.setattr(inside, "_library", lambda *_: SimpleNamespace(
         **{inside._IS_RECORDED: lambda: made.recorded.is_set(), inside._LOADER: lambda: 42,
            inside._MAKE_LOADER: lambda at: made.made.append(at)}))
-    monkeypatch.setattr(inside, "_block_counter", lambda torch: torch.blocks)
+    monkeypatch.setattr(inside, "_block_counter", lambda torch: (torch.blocks, "most_events"))
     monkeypatch.setattr(inside.atexit, "register", lambda _: None)
     monkeypatch.setattr(inside.os, "register_at_fork", lambda **_: None)
     monkeypatch.setattr(inside._Guard, "_without_warnings", lambda _: contextlib.nullcontext())
@@ -126,21 +127,21 @@ def test_operators_are_let_go_before_the_recording_ends(torch, daemon, guard):
 
 
 def test_a_recording_ends_at_its_number_of_events(torch, daemon, guard):
-    assert daemon.ask(guard, bounded_s=1000.0, most_events=1024) == "ready"
+    assert daemon.ask(guard, seconds=1000.0, most_events=1024) == "ready"
     torch.recorded.set()
     torch.blocks.value += 1
-    assert not torch.let_go.wait(0.0) and not guard._over.is_set()
+    assert not torch.let_go.is_set() and not guard._over.is_set()
     torch.blocks.value += 1
     assert daemon.report() == "full" and torch.let_go.wait(_TIMEOUT_S)
     assert torch.said == [END_MARK, (False, {"CPU"})]
 
 
-def test_where_events_cannot_be_counted_only_a_probe_is_recorded(torch, daemon, guard):
-    guard._blocks = None
-    assert daemon.ask(guard, bounded_s=1000.0, most_events=1024) == "ready"
+def test_a_recording_that_begins_late_ends_when_kineto_was_told(torch, daemon, guard):
+    assert daemon.ask(guard, seconds=1000.0) == "ready"
+    for ends_s in ("soon", None, time.time() + 30.0):
+        daemon.tell(guard, {"ends_s": ends_s})
     torch.recorded.set()
-    daemon.file.touch()
-    assert guard._over.wait(_TIMEOUT_S)
+    assert torch.let_go.wait(_TIMEOUT_S) and torch.said == [END_MARK, (False, {"CPU"})]
 
 
 def test_one_that_is_over_already_is_left_alone(torch, daemon, guard):

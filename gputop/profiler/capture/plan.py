@@ -56,8 +56,8 @@ _SAMPLE_S = (0.005, 0.05)
 # Of so many events of the host shapes are left out: with them a job of 263 k events/s (PyTorch 2.11, H200, 126 GiB
 # free) grew by 1.9 GiB in 1.9 s, and its steps took seven times as long for the 18 s in which that became a trace.
 _SHAPES_EVENTS = 250_000
-# A capture of so many seconds is recorded at once where it can end at a number of events, in place of a probe: a longer
-# one that ends soon would waste the rest of its time.
+# A capture of so many seconds has no probe where it can end at a number of events. A longer one that is full soon would
+# waste the rest of its time.
 _AT_ONCE_S = 3.0
 _TRACE_EVENT_BYTES = 320  # of kineto's JSON, an event without shapes
 _RECEIVE_MULTIPLE = 3.0  # the answer as gRPC receives it, as one message, and its XSpace
@@ -150,7 +150,7 @@ def needs_probe(asked_s: float, limits: RecorderLimits = SERVER_LIMITS) -> bool:
 def most_events(asked_s: float, free: FreeResources, limits: RecorderLimits) -> int:
     """Return the events of the host that a recording without a probe may have: as many, with shapes, as it is planned
     to grow the job by. 0 where it needs a probe, as what it makes at worst might not fit."""
-    if not limits.bounded or asked_s > _AT_ONCE_S:
+    if limits.most_device_events_per_s == math.inf or asked_s > _AT_ONCE_S:
         return 0
     growth = max(_PLANNED_SHARE * (_left(free) or 0.0), _PLANNED_BYTES)
     host, devices = min(_SHAPES_EVENTS, growth / limits.job_bytes_per_event), limits.most_device_events_per_s * asked_s
@@ -161,6 +161,13 @@ def most_events(asked_s: float, free: FreeResources, limits: RecorderLimits) -> 
         return 0
     grows = limits.job_bytes_per_event * host + limits.bare_bytes_per_event * devices
     return round(host) if fits and grows <= _most_growth(free) else 0
+
+
+def at_once(asked_s: float, recorded_s: float, most: int) -> Plan:
+    """The plan of a recording without a probe that ended after ``recorded_s``, unless at ``most`` events."""
+    if recorded_s >= asked_s:
+        return Plan(asked_s, asked_s, f"full length, fewer than {count(most)} events")
+    return Plan(asked_s, float(f"{recorded_s:.2g}"), f"the job emits {count(most / recorded_s)} events/s")
 
 
 def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimits = SERVER_LIMITS) -> Plan:

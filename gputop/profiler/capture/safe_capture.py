@@ -24,6 +24,7 @@ from gputop.profiler.capture.plan import (
     FreeResources,
     Plan,
     Probe,
+    at_once,
     count,
     memory_limits,
     most_events,
@@ -32,14 +33,20 @@ from gputop.profiler.capture.plan import (
 )
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.capture.requirements import check_limits
-from gputop.profiler.recording import CaptureResult, EmptyTrace, Progress, Recorder, RecordingOrder, TraceLost
+from gputop.profiler.recording import (
+    CaptureResult,
+    EmptyTrace,
+    Progress,
+    Recorder,
+    RecordingOrder,
+    TraceLost,
+    Unbounded,
+)
 from gputop.profiler.stale_files import probe_name
 from gputop.profiler.storage import RunFolder
 from gputop.text.units import size
 
 _PROBES = 3  # at most: a job may pause for longer than one takes
-# A recording that ended at its number of events is kept where one as planned would be less than so many times as long.
-_WORTH = 2.0
 
 
 def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress: Callable[[Progress], None],
@@ -63,57 +70,44 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
     def free() -> FreeResources:
         return free_resources(recorder.address, recorder.pid, Path(logdir).expanduser().absolute())
 
+    if most := most_events(seconds, free(), recorder.limits):
+        with contextlib.suppress(Unbounded):
+            return _capture_at_once(recorder, request, memory, on_plan, stop, most)
     with probe_logdir(logdir) as folder:
-        most = most_events(seconds, free(), recorder.limits)
-        if most:
-            on_plan(Plan(seconds, seconds, f"{count(most)} events at most"))
-        probed, probe = probe_job(recorder, logdir if most else folder, memory, stop, seconds if most else 0.0, most)
-        before = free()
-        reason = _reason_to_end(probe, seconds, most, stopped=stop.is_set()) if probed is not None else ""
-        chosen = (Plan(seconds, probe.seconds, reason, probe, before.unknown) if reason else
-                  plan(seconds, probe, before, recorder.limits))
-        full = most > 0 and probed is not None and probed.stopped_early
-        if probed is not None and (reason or (full and chosen.chosen_s < _WORTH * probe.seconds)):
-            chosen = replace(chosen, chosen_s=float(f"{probe.seconds:.2g}"))
+        probed, probe = probe_job(recorder, folder, memory, stop)
+        if stop.is_set() and probed is not None:
+            chosen = Plan(seconds, probe.seconds, "stopped during the probe; the trace contains only the probe", probe)
             on_plan(chosen)
-            result = probed if most else keep_probe(recorder, probed, logdir)
-            return result, chosen, memory.cost(probed.took_s, probe.seconds)
+            return keep_probe(recorder, probed, logdir), chosen, memory.cost(probed.took_s, chosen.chosen_s)
+
+        before = free()
+        chosen = plan(seconds, probe, before, recorder.limits)
         on_plan(chosen)
         watch = Watch(memory, memory_limits(probe, before, recorder.limits), free, stop)
-        result, made = _record_as_planned(recorder, request, chosen, watch, folder, probed)
-        if most and probed is not None:
-            shutil.rmtree(probed.run_dir, ignore_errors=True)
+        guard = MemoryGuard(watch, threading.Event(), label=with_more if chosen.overview_s else None)
+        try:
+            result = recorder.record(RecordingOrder(chosen.chosen_s, logdir, shapes=chosen.shapes), guard, guard.halt)
+        except TraceLost as error:
+            if probed is None:
+                raise
+            kept = keep_probe(recorder, probed, logdir).path
+            raise GputopError(f"{error.message}; only the probe of {probe.seconds:g} s was saved",
+                              f"{error.fix} To analyze the probe: gputop analyze {kept}") from None
+        made = OverviewMade(guard.plan_as_recorded(chosen, overview=recorder.limits.overview))
+        if made.plan.overview_s:
+            made = record_overview(recorder, result.path, made.plan, watch, folder)
     chosen = made.plan
     return result, chosen, memory.cost(result.took_s + made.call_s, chosen.chosen_s + made.recorded_s)
 
 
-def _record_as_planned(recorder: Recorder, request: CaptureRequest, chosen: Plan, watch: Watch, folder: Path,
-                       probed: CaptureResult | None) -> tuple[CaptureResult, OverviewMade]:
-    """Raises GputopError; the probe is kept then. ``folder`` is that of what does not stay."""
-    guard = MemoryGuard(watch, threading.Event(), label=with_more if chosen.overview_s else None)
-    order = RecordingOrder(chosen.chosen_s, request.logdir, shapes=chosen.shapes)
-    try:
-        result = recorder.record(order, guard, guard.halt)
-    except TraceLost as error:
-        if probed is None or chosen.probe is None:
-            raise
-        kept = keep_probe(recorder, probed, request.logdir).path if probed.path.is_relative_to(folder) else probed.path
-        raise GputopError(f"{error.message}; only the probe of {chosen.probe.seconds:g} s was saved",
-                          f"{error.fix} To analyze the probe: gputop analyze {kept}") from None
-    made = OverviewMade(guard.plan_as_recorded(chosen, overview=recorder.limits.overview))
-    if made.plan.overview_s:
-        made = record_overview(recorder, result.path, made.plan, watch, folder)
-    return result, made
-
-
-def _reason_to_end(probe: Probe, asked_s: float, most: int, *, stopped: bool) -> str:
-    """The reason why the probe is all of a capture: it has the time that was asked for, or half of it where it was to
-    end at ``most`` events, or the user stopped it. "": more is to be recorded."""
-    if probe.seconds >= asked_s:
-        return f"full length, at {count(probe.events_per_s)} events/s"
-    if most and _WORTH * probe.seconds >= asked_s:
-        return f"the job emits {count(probe.events_per_s)} events/s"
-    return "stopped during the probe; the trace contains only the probe" if stopped else ""
+def _capture_at_once(recorder: Recorder, request: CaptureRequest, memory: JobMemory, on_plan: Callable[[Plan], None],
+                     stop: threading.Event, most: int) -> tuple[CaptureResult, Plan, Cost]:
+    """Capture without a probe, ``most`` events of the host. Raises GputopError; Unbounded where there is to be one."""
+    on_plan(Plan(request.seconds, request.seconds, f"{count(most)} events at most"))
+    result = recorder.record(RecordingOrder(request.seconds, request.logdir, most_events=most), memory, stop)
+    chosen = at_once(request.seconds, result.asked_s, most)
+    on_plan(chosen)
+    return result, chosen, memory.cost(result.took_s, result.asked_s)
 
 
 def full_length(request: CaptureRequest) -> Plan:
@@ -121,35 +115,29 @@ def full_length(request: CaptureRequest) -> Plan:
     return Plan(request.seconds, request.seconds, reason)
 
 
-def probe_job(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threading.Event, bounded_s: float = 0.0,
-              most: int = 0) -> tuple[CaptureResult | None, Probe]:
+def probe_job(recorder: Recorder, logdir: Path, memory: JobMemory,
+              stop: threading.Event) -> tuple[CaptureResult | None, Probe]:
     """The probe's trace, None where it holds no events, and what it says. One without events is made again: the job may
-    pause, as at the start of an epoch. Where it can end at ``most`` events it takes ``bounded_s``. Raises
-    GputopError."""
-    if not most:  # the job is waited for meanwhile
-        threading.Thread(target=_steps_of, name="gputop-imports", daemon=True).start()
+    pause, as at the start of an epoch. Raises GputopError."""
+    threading.Thread(target=_steps_of, name="gputop-imports", daemon=True).start()  # the job is waited for meanwhile
     for probe_s in (min(PROBE_S, recorder.limits.probe_s), *(PROBE_S,) * (_PROBES - 1)):
-        order = RecordingOrder(probe_s, logdir, shapes=most > 0, bounded_s=bounded_s, most_events=most)
-        probed, probe = _probe_once(recorder, order, memory, stop)
+        probed, probe = _probe_once(recorder, logdir, memory, stop, probe_s)
         if probed is not None or stop.is_set():
             break
-        bounded_s, most = 0.0, 0
     return probed, probe
 
 
-def _probe_once(recorder: Recorder, order: RecordingOrder, memory: JobMemory,
-                stop: threading.Event) -> tuple[CaptureResult | None, Probe]:
+def _probe_once(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threading.Event,
+                probe_s: float) -> tuple[CaptureResult | None, Probe]:
     """Raises GputopError."""
-    def report(progress: Progress) -> None:  # of one at full length, which another one may follow
-        memory(replace(progress, more=True) if order.most_events else replace(progress, phase="probing"))
+    def report(progress: Progress) -> None:
+        memory(replace(progress, phase="probing"))
 
     try:
-        result = recorder.record(order, report, stop)
+        result = recorder.record(RecordingOrder(probe_s, logdir, shapes=False), report, stop)
     except EmptyTrace as empty:
-        if empty.path is not None:
-            shutil.rmtree(empty.path.parent, ignore_errors=True)
-        return None, Probe(order.seconds, empty.took_s, 0, 0, 0)
-    if not result.path.is_relative_to(order.logdir):
+        return None, Probe(probe_s, empty.took_s, 0, 0, 0)
+    if not result.path.is_relative_to(logdir):
         shutil.rmtree(result.path.parents[3], ignore_errors=True)
         raise GputopError(f"the disk of the logdir is full: even the probe of {size(result.bytes)} does not "
                           "fit", "Free some space, or choose another folder with --logdir DIR.")
@@ -158,9 +146,8 @@ def _probe_once(recorder: Recorder, order: RecordingOrder, memory: JobMemory,
     except OSError as error:
         raise GputopError(f"cannot read the probe's trace: {error.strerror or error} ({result.path})",
                           "Check the file system, or capture without a probe: --force.") from None
-    seconds = min(result.asked_s, result.took_s) if result.stopped_early else result.asked_s
-    planned = _WORTH * seconds < order.bounded_s or not order.bounded_s
-    step_s, sure = (planned and step_time(result.path, host + devices)) or (None, False)
+    step_s, sure = step_time(result.path, host + devices) or (None, False)
+    seconds = min(probe_s, result.took_s) if result.stopped_early else probe_s
     return result, Probe(seconds, result.took_s, result.bytes, host, devices, step_s, memory.growth, sure)
 
 

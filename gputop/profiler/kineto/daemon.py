@@ -35,9 +35,7 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _LOCK_PERIOD_S = 0.2
 _LOCK_TIMEOUT_S = 60.0
 _DATAGRAMS_AT_ONCE, _MAX_EVENTS = 64, 256
-# Kineto looks at its requests once a second, and drops what it is too late for, on a loaded node by a quarter of a
-# second. It begins after two seconds where it is not told when.
-_LEAST_LEAD_MS = 1250
+_LEAST_LEAD_MS = 1000  # kineto looks at its requests once a second, and drops what it is too late for
 
 
 class DaemonEvent(Struct, frozen=True):
@@ -139,7 +137,8 @@ class Daemon:
             if not is_of_gputop(self.folder.path):
                 self.folder.send(self._socket, name, encode_config(""))
             return DaemonEvent(pid, ready)
-        start_ms = max(config.start_ms, round(1000 * time.time()) + _LEAST_LEAD_MS)
+        now_ms = round(1000 * time.time())
+        start_ms = config.start_ms if config.start_ms > now_ms + _LEAST_LEAD_MS else now_ms + config.lead_ms
         if self.folder.send(self._socket, name, encode_config(replace(config, start_ms=start_ms).text())):
             return DaemonEvent(pid, ready, start_ms)
         self._configs[pid] = config

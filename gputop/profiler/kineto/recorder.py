@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import re
@@ -33,6 +32,7 @@ from gputop.profiler.kineto.guard import (
     raise_unless,
     read_report,
     rest_s,
+    tell_end,
     when_idle,
 )
 from gputop.profiler.kineto.protocol import RecordingConfig
@@ -56,9 +56,12 @@ _POLL_TIMEOUT_S = 2 * POLL_PERIOD_S + 5
 _LEAD_S = 2.0  # beyond a poll: kineto looks at its requests once a second, and a loaded node is late
 _WRITE_TIMEOUT_S = 10.0  # for the file, after the recording and a poll; while the job builds it the polls say so
 _BUILD_TIMEOUT_S = 180.0
-# Where kineto's thread is too late for the begin, on an overloaded node, it drops the request, and says that it is
-# ready.
-_READY_POLLS, _ATTEMPTS = 2, 3
+# Where kineto's thread is too late for the begin, on an overloaded node, it drops the request, and says from then on
+# that it is ready; but also while it makes CUPTI ready, for the first time in a process.
+_STARTS_WITHIN_S, _READY_POLLS, _ATTEMPTS = 2.5, 2, 3
+# From the request to the begin: kineto's thread looks once a second, and may be late on a loaded node. Where it has to
+# make CUPTI ready it gets the time that it takes by itself.
+_LEAD_MS, _CUDA_LEAD_MS = 1250, 2000
 _PERIOD_S, _FILE_PERIOD_S = 0.125, 0.02  # the file comes a second after the recording's end, or later
 _FULL_AFTER_S = re.compile(r"\d{1,4}\.\d{3}")
 # Resident memory of the job while 60,000 to 230,000 events became a trace (torch 2.13 on the CPU): 4.7 to 4.8 kB an
@@ -96,16 +99,14 @@ class KinetoRecorder:
         if client.holds:
             held = f"at the end of a longer capture, torch.profiler would pause the job for more than {_MAX_HOLD_S:g} s"
             return replace(_USUAL, events=_MAX_HOLD_S / HOLD_S_PER_EVENT, events_limit=held)
-        limits = replace(_USUAL, bounded=True, most_device_events_per_s=self._most_device_events_per_s)
+        limits = replace(_USUAL, most_device_events_per_s=self._most_device_events_per_s)
         if client.folder is not None and is_of_gputop(client.folder):
             return limits
         return replace(limits, lead_s=POLL_PERIOD_S + _LEAD_S)
 
     @cached_property
     def _most_device_events_per_s(self) -> float:
-        with contextlib.suppress(OSError):
-            return _MOST_DEVICE_EVENTS_PER_S if b"/libcuda.so" in read_maps(self.pid) else 0
-        return _MOST_DEVICE_EVENTS_PER_S
+        return _MOST_DEVICE_EVENTS_PER_S if _uses_cuda(self.pid) else 0.0
 
     def round_trip_s(self) -> float:
         self._client()
@@ -152,6 +153,13 @@ class KinetoRecorder:
         return client
 
 
+def _uses_cuda(pid: int) -> bool:
+    try:
+        return b"/libcuda.so" in read_maps(pid)
+    except OSError:  # nobody knows
+        return True
+
+
 def unsafe(pid: int) -> GputopError:
     """The error of a client that any local user can command."""
     return GputopError(
@@ -172,8 +180,8 @@ class _Take(Struct):
     rest_s: float
     pidfd: int  # of the process, -1: none
     token: str = field(default_factory=lambda: os.urandom(16).hex())  # in what the guard reports of this recording
-    seconds: float = 0.0  # that are recorded, unless it is full before
-    recorded_s: float = 0.0
+    recorded_s: float = 0.0  # less than was asked for where it had its number of events before
+    tells_end: bool = False
     fetched_s: float = 0.0  # monotonic
     begins_s: float = 0.0  # monotonic, when it was fetched: no clock that is set moves it
     busy_s: float = 0.0  # of the last poll that said that it records or builds
@@ -183,9 +191,13 @@ class _Take(Struct):
 
     def run(self, run: RunFolder) -> CaptureResult:
         """Raises GputopError."""
-        pid, folder, began = self.client.pid, self.daemon.folder, time.monotonic()
-        config = self._ask_guard()
-        seconds, file, asked_s = self.seconds, config.written(self.client.own_pid), time.monotonic()
+        pid, seconds, folder = self.client.pid, self.recording.seconds, self.daemon.folder
+        config, self.recorded_s = self._config(), seconds
+        file = config.written(self.client.own_pid)
+        began = asked_s = time.monotonic()
+        wait_s = max(0.0, config.start_ms / 1000 - time.time()) + _ATTEMPTS * (_POLL_TIMEOUT_S + seconds)
+        request = GuardRequest(self.token, file, seconds, wait_s, self.rest_s, self.recording.most_events)
+        self.tells_end = "ends_s" in when_idle(lambda: ask_guard(self.daemon, self.client, request, self.events))
         try:
             self.daemon.register(pid, config)
             while not (self.fetched_s and folder.folder.has(file)):
@@ -215,29 +227,22 @@ class _Take(Struct):
             empty = not any(_events(trace))
             trace.seek(0)
             window = window_ns(trace)
-        # kineto looks at what it fetched once a second; that wait takes nothing of the job.
+        # Neither the wait for the begin nor that for the end of a recording that was full takes anything of the job.
         began_s = fetched_s if window is None else min(max(window[0] / 1e9, fetched_s), written_s - seconds)
-        took_s = max(seconds, written_s - began_s)
+        took_s = max(self.recorded_s, written_s - began_s - seconds + self.recorded_s)
         if empty:
             raise EmptyTrace(f"PyTorch's profiler recorded no activity in process {pid} for {seconds:g} s",
                              "Either the process is not training, or it is waiting for a GPU with seconds of queued "
-                             f"work; in that case, capture for longer. The trace is in {path}", took_s, path)
-        return CaptureResult(f"pid:{pid}", path, run.path, run.path.name, self.recorded_s, took_s, size,
-                             self.recorded_s < seconds, "job's disk", sent_s=written_s - took_s)
+                             f"work; in that case, capture for longer. The trace is in {path}", took_s)
+        return CaptureResult(f"pid:{pid}", path, run.path, run.path.name, self.recorded_s, took_s, size, False,
+                             "job's disk", sent_s=written_s - took_s)
 
-    def _ask_guard(self) -> RecordingConfig:
-        """The config of a recording that the guard waits for from now on. Raises GputopError."""
+    def _config(self) -> RecordingConfig:
         order = self.recording
-        start_ms = round((order.start_ns or 0) / 1e6)
-        file = self.daemon.folder.path / f"{TRACE_PREFIX}{os.urandom(6).hex()}.json"
-        config = RecordingConfig(file, 1, start_ms, shapes=order.shapes)
-        wait_s = max(0.0, start_ms / 1000 - time.time()) + _ATTEMPTS * (
-            _POLL_TIMEOUT_S + max(order.seconds, order.bounded_s))
-        request = GuardRequest(self.token, config.written(self.client.own_pid), order.seconds, wait_s, self.rest_s,
-                               order.bounded_s, order.most_events)
-        bounded = when_idle(lambda: ask_guard(self.daemon, self.client, request, self.events))
-        self.seconds = self.recorded_s = order.bounded_s if bounded else order.seconds
-        return replace(config, duration_ms=max(1, round(1000 * (self.seconds + self.rest_s))))
+        return RecordingConfig(
+            self.daemon.folder.path / f"{TRACE_PREFIX}{os.urandom(6).hex()}.json",
+            max(1, round(1000 * (order.seconds + self.rest_s))), round((order.start_ns or 0) / 1e6),
+            _CUDA_LEAD_MS if _uses_cuda(self.client.pid) else _LEAD_MS, shapes=order.shapes)
 
     def _check_fetched(self, began: float) -> None:
         """Raises GputopError where the process does not take the request."""
@@ -276,32 +281,34 @@ class _Take(Struct):
                 got.append(self.events.get_nowait())
         except queue.Empty:
             pass
-        now = time.monotonic()
+        now, seconds = time.monotonic(), self.recording.seconds
         for event in got:
             if event.report is not None:
                 state, detail = read_report(event.report, self.token) or ("", "")
                 if state == "ending" and self.daemon.withdraw(self.client.pid):
                     raise_unless(self.client.pid, "ready", "ending", "")
                 if state == "full" and _FULL_AFTER_S.fullmatch(detail):
-                    self.recorded_s = min(self.seconds, max(_FILE_PERIOD_S, float(detail)))
+                    self.recorded_s = min(seconds, max(_FILE_PERIOD_S, float(detail)))
                 continue
             self.polled = True
             if event.start_ms:
                 self.fetched_s, self.ready_polls = now, 0
                 self.begins_s = now + max(0.0, event.start_ms / 1000 - time.time())
+                if self.tells_end:
+                    tell_end(self.daemon, self.client, event.start_ms / 1000 + seconds + self.rest_s)
             if not event.ready:
                 self.busy_s, self.ready_polls = now, 0
-            elif self.fetched_s and now > self.begins_s + _PERIOD_S:
+            elif self.fetched_s and now > self.begins_s + _STARTS_WITHIN_S:
                 self.ready_polls += 1
         over = self.fetched_s and now > self._over_s()
         phase: Phase = "receiving" if over else "recording" if self.fetched_s and now > self.begins_s else "connecting"
-        self.on_progress(Progress(phase, now - began, self.seconds))
+        self.on_progress(Progress(phase, now - began, seconds))
         if self.stop.is_set() and not self.fetched_s:
             raise GputopError("the capture was stopped before the job was recorded", "")
 
     def _over_s(self) -> float:
         """End of the recording (monotonic)."""
-        return self.begins_s + self.seconds + self.rest_s
+        return self.begins_s + self.recording.seconds + self.rest_s
 
     def _open(self, file: str) -> BinaryIO:
         """The file that the process wrote. Raises GputopError for anything but a regular file of its user."""
