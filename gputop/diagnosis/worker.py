@@ -6,6 +6,7 @@ stand still for it nor keep the memory.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -92,19 +93,19 @@ def analyze_in_worker(
 
 
 class AnalysisAhead:
-    """A subprocess that imports what an analysis needs before there is a trace, once :meth:`begin` is called."""
+    """A subprocess that imports what an analysis needs before there is a trace, from :meth:`begin` on."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop, self._paths = stop, -1
-        self._threads = ThreadPoolExecutor(1, "gputop-analysis")  # the subprocess ends with it
+        self._threads = ThreadPoolExecutor(1, "gputop-analysis")  # the subprocess ends with its thread
         self._diagnosis: Future[Diagnosis] | None = None
 
     def __enter__(self) -> AnalysisAhead:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._paths >= 0:
-            os.close(self._paths)  # without paths it ends
+        if self._paths >= 0:  # without paths it ends
+            os.close(self._paths)
         self._threads.shutdown(wait=False)
 
     def begin(self) -> None:
@@ -118,9 +119,10 @@ class AnalysisAhead:
         """Analyze as :func:`analyze_in_worker` does."""
         if self._diagnosis is None:
             return analyze_in_worker(paths, self._stop)
-        with os.fdopen(self._paths, "wb") as file:
-            self._paths = -1
-            file.write(encode(list(paths)))
+        with contextlib.suppress(OSError):  # it has ended, and the result says how
+            os.write(self._paths, encode(list(paths)))
+        os.close(self._paths)
+        self._paths = -1
         return self._diagnosis.result()
 
 

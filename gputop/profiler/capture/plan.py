@@ -163,13 +163,6 @@ def most_events(asked_s: float, free: FreeResources, limits: RecorderLimits) -> 
     return round(host) if fits and grows <= _most_growth(free) else 0
 
 
-def at_once(asked_s: float, recorded_s: float, most: int) -> Plan:
-    """The plan of a recording without a probe that ended after ``recorded_s``, unless at ``most`` events."""
-    if recorded_s >= asked_s:
-        return Plan(asked_s, asked_s, f"full length, fewer than {count(most)} events")
-    return Plan(asked_s, float(f"{recorded_s:.2g}"), f"the job emits {count(most / recorded_s)} events/s")
-
-
 def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimits = SERVER_LIMITS) -> Plan:
     """The length of a capture after a probe; raises GputopError where not even the shortest fits.
 

@@ -24,7 +24,6 @@ from gputop.profiler.capture.plan import (
     FreeResources,
     Plan,
     Probe,
-    at_once,
     count,
     memory_limits,
     most_events,
@@ -103,11 +102,14 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
 def _capture_at_once(recorder: Recorder, request: CaptureRequest, memory: JobMemory, on_plan: Callable[[Plan], None],
                      stop: threading.Event, most: int) -> tuple[CaptureResult, Plan, Cost]:
     """Capture without a probe, ``most`` events of the host. Raises GputopError; Unbounded where there is to be one."""
-    on_plan(Plan(request.seconds, request.seconds, f"{count(most)} events at most"))
-    result = recorder.record(RecordingOrder(request.seconds, request.logdir, most_events=most), memory, stop)
-    chosen = at_once(request.seconds, result.asked_s, most)
+    chosen = Plan(request.seconds, request.seconds, f"full length, at most {count(most)} events")
     on_plan(chosen)
-    return result, chosen, memory.cost(result.took_s, result.asked_s)
+    result = recorder.record(RecordingOrder(request.seconds, request.logdir, most_events=most), memory, stop)
+    recorded_s = float(f"{result.asked_s:.2g}")
+    if recorded_s < request.seconds:
+        chosen = replace(chosen, chosen_s=recorded_s, why=f"the job emits {count(most / recorded_s)} events/s")
+        on_plan(chosen)
+    return result, chosen, memory.cost(result.took_s, recorded_s)
 
 
 def full_length(request: CaptureRequest) -> Plan:

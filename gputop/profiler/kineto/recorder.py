@@ -91,7 +91,7 @@ class KinetoRecorder:
         self.address = f"pid:{pid}"
         self._rest_s = 0.0  # at the end of a recording, in which no operator is recorded
 
-    @property
+    @cached_property  # finding the client reads many files, and each progress asks
     def limits(self) -> RecorderLimits:
         client = client_of(self.pid)
         if client is None:
@@ -99,14 +99,10 @@ class KinetoRecorder:
         if client.holds:
             held = f"at the end of a longer capture, torch.profiler would pause the job for more than {_MAX_HOLD_S:g} s"
             return replace(_USUAL, events=_MAX_HOLD_S / HOLD_S_PER_EVENT, events_limit=held)
-        limits = replace(_USUAL, most_device_events_per_s=self._most_device_events_per_s)
+        limits = replace(_USUAL, most_device_events_per_s=_MOST_DEVICE_EVENTS_PER_S * _uses_cuda(self.pid))
         if client.folder is not None and is_of_gputop(client.folder):
             return limits
         return replace(limits, lead_s=POLL_PERIOD_S + _LEAD_S)
-
-    @cached_property
-    def _most_device_events_per_s(self) -> float:
-        return _MOST_DEVICE_EVENTS_PER_S if _uses_cuda(self.pid) else 0.0
 
     def round_trip_s(self) -> float:
         self._client()

@@ -257,7 +257,7 @@ def test_it_records_from_the_begin_that_the_job_was_told(folder, tmp_path, monke
 
 
 @pytest.mark.parametrize(("mode", "seconds", "reason"), [
-    ("bounded", 1.1, "full length, fewer than "), ("full", 0.1, "the job emits ")])
+    ("bounded", 1.1, "full length, at most "), ("full", 0.1, "the job emits ")])
 def test_a_short_capture_has_no_probe(folder, tmp_path, mode, seconds, reason):
     with fake_job(folder, mode) as process:
         result, plan, cost = safe_capture.capture_with_probe(
