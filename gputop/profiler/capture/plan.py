@@ -153,7 +153,7 @@ def most_events(asked_s: float, free: FreeResources, limits: RecorderLimits) -> 
     if limits.most_device_events_per_s == math.inf or asked_s > _AT_ONCE_S:
         return 0
     growth = max(_PLANNED_SHARE * (_left(free) or 0.0), _PLANNED_BYTES)
-    host, devices = min(_SHAPES_EVENTS, growth / limits.job_bytes_per_event), limits.most_device_events_per_s * asked_s
+    host, devices = min(_CHEAP_EVENTS, growth / limits.job_bytes_per_event), limits.most_device_events_per_s * asked_s
     worst = Probe(asked_s, asked_s, round(_TRACE_EVENT_BYTES * (host + devices)), round(host), round(devices))
     try:
         fits = _limit_to_resources(Plan(asked_s, asked_s, ""), worst, free, limits)[0] == asked_s
