@@ -60,6 +60,10 @@ _SHAPES_EVENTS = 250_000
 # waste the rest of its time.
 _AT_ONCE_S = 3.0
 _TRACE_EVENT_BYTES = 320  # of kineto's JSON, an event without shapes
+# Where events can be counted, a probe ends at so many. A recording ends at so much more than its probe lets expect, as
+# not more is known to fit, but not below what is always planned: a job of 169 k events/s in its probe, on a loaded
+# machine, made four times as many a moment later, and ended for want of memory (PyTorch 2.13).
+PROBE_EVENTS, _LEAST_EVENTS, _MORE_EVENTS = 50_000, 50_000, 1.2
 _RECEIVE_MULTIPLE = 3.0  # the answer as gRPC receives it, as one message, and its XSpace
 ANALYSIS_MULTIPLE = 5.0  # benchmarks/trace_engine.py
 _ANALYSIS_BASE_BYTES = 100e6  # the interpreter and NumPy
@@ -140,6 +144,10 @@ class Plan(Struct, frozen=True):
     @property
     def shortened(self) -> bool:
         return self.chosen_s < self.asked_s
+
+    def most_events(self, probe: Probe) -> int:
+        """Return the events of the host at which a recording as planned ends, of the job that this ``probe`` showed."""
+        return round(max(_LEAST_EVENTS, _MORE_EVENTS * probe.host_events_per_s * self.chosen_s))
 
 
 def needs_probe(asked_s: float, limits: RecorderLimits = SERVER_LIMITS) -> bool:

@@ -267,6 +267,16 @@ def test_a_short_capture_has_no_probe(folder, tmp_path, mode, seconds, reason):
     assert plan.probe is None and plan.shapes
 
 
+def test_a_planned_recording_ends_at_a_number_of_events_too(folder, tmp_path, monkeypatch):
+    """A job may make many more of them than in its probe."""
+    monkeypatch.setattr(safe_capture, "most_events", lambda *_: 0)
+    with fake_job(folder, "full") as process:
+        _, plan, cost = safe_capture.capture_with_probe(
+            recorder_of(f"pid:{process.pid}"), CaptureRequest(1.1, tmp_path), _ignore, _ignore, threading.Event())
+    assert plan.probe.seconds == plan.chosen_s == cost.recorded_s == 0.1
+    assert "after 0.1 of 1.1 s, because the job emitted more events than in the probe" in plan.ended
+
+
 def test_a_request_that_kineto_drops_is_made_again(folder, tmp_path, monkeypatch):
     """As it does on an overloaded node: "start timestamp is in the past"."""
     monkeypatch.setattr(recorder, "_STARTS_WITHIN_S", 0.1)
