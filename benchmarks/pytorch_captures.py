@@ -1,16 +1,21 @@
 """What captures cost a PyTorch job: gputop's by kineto's daemon mode and torch.profiler's own in a thread, by turns.
 
     TORCH_PYTHON=python3 python benchmarks/pytorch_captures.py [--rounds 5] [--seconds 10]
+    TORCH_PYTHON=python3 python benchmarks/pytorch_captures.py --verdict [--rounds 5] [--seconds 2]
 
 Needs a Python with PyTorch 2.8 or newer. The job trains on the CPU and writes how long each step took; it was started
 without anything. "thread" has the job's own torch.profiler record all threads for the same seconds, as tools do that
 inject code. "longest" is the longest step while the client was at work, "before" that of as long a time before.
+
+``--verdict`` takes the time of whole ``gputop capture`` commands, from their start to their end, of three jobs; the
+first one of each job prepares it. They begin at random moments, as kineto looks for requests once a second.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -64,6 +69,42 @@ while True:
 """
 
 
+# A step of an MLP; of one that waits for its DataLoader; and operations on four numbers.
+_VERDICT_JOB = """
+import sys, threading, time
+import torch
+torch.set_num_threads(1)
+threading.Thread(target=lambda: [time.sleep(10) for _ in range(10**6)], daemon=True).start()  # gputop attaches by it
+model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512), torch.nn.ReLU(),
+                            torch.nn.Linear(512, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+numbers, data = torch.ones(4), torch.randn(256000, 64)
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return len(data)
+
+    def __getitem__(self, index):
+        time.sleep(0.0003)
+        return data[index]
+
+def step(batch):
+    optimizer.zero_grad()
+    model(batch).pow(2).mean().backward()
+    optimizer.step()
+
+print("ready", flush=True)
+while True:
+    if sys.argv[1] == "tiny operations":
+        numbers.add_(1.0)
+    elif sys.argv[1] == "MLP":
+        step(data[:64])
+    else:
+        for batch in torch.utils.data.DataLoader(Slow(), 64, num_workers=1):
+            step(batch)
+"""
+
+
 class Job:
     """The job, from its first step on."""
 
@@ -114,12 +155,33 @@ def compare(seconds: float, rounds: int) -> None:
               f"grew by {growth / 1e6:.0f} MB; medians of {rounds}")
 
 
+def verdicts(seconds: float, rounds: int) -> None:
+    """Seconds from the start of ``gputop capture`` to its end, for each job."""
+    for name in ("MLP", "DataLoader", "tiny operations"):
+        with tempfile.TemporaryDirectory() as folder, subprocess.Popen(
+                [os.environ.get("TORCH_PYTHON", sys.executable), "-c", _VERDICT_JOB, name], stdout=subprocess.PIPE,
+                text=True) as job:
+            assert job.stdout is not None and job.stdout.readline() == "ready\n"
+            took = []
+            for _ in range(rounds + 1):
+                time.sleep(random.uniform(1.0, 2.0))
+                began_s = time.monotonic()
+                subprocess.run(
+                    [sys.executable, "-m", "gputop", "capture", str(job.pid), "--yes", "--seconds", str(seconds),
+                     "--logdir", folder], cwd=ROOT, check=True, capture_output=True)
+                took.append(time.monotonic() - began_s)
+            job.kill()
+        print(f"{name:>16}: the first {took[0]:.1f} s, then {statistics.median(took[1:]):.1f} s "
+              f"({min(took[1:]):.1f} to {max(took[1:]):.1f}), median of {rounds}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--verdict", action="store_true")
     args = parser.parse_args()
-    compare(args.seconds, args.rounds)
+    (verdicts if args.verdict else compare)(args.seconds, args.rounds)
 
 
 if __name__ == "__main__":

@@ -177,6 +177,7 @@ def analysis_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(worker, "analyze_in_worker",
                         lambda paths, *_: worker.diagnosis_of(analyze_to_facts(load(paths))))
+    monkeypatch.setattr(worker.AnalysisAhead, "begin", lambda _: None)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ stand still for it nor keep the memory.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +38,7 @@ T = TypeVar("T")
 # A trace of two million events takes 2 to 4 s (docs/project/cost.md). A worker that needs longer than this hangs.
 TIMEOUT_S = 600.0
 _POLL_S = 0.1
+_FROM_FILE = "paths in file "  # before the number of an open file, which takes the place of paths
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 REPORT_WIDTH = 70  # columns that the monitor can show on 80
 
@@ -86,6 +89,40 @@ def analyze_in_worker(
     KeyboardInterrupt included, the child does not outlive it.
     """
     return run_in_worker(WorkerTask("gputop.diagnosis.worker", tuple(map(str, paths))), Diagnosis, stop, timeout_s)
+
+
+class AnalysisAhead:
+    """A subprocess that imports what an analysis needs before there is a trace, from :meth:`begin` on."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop, self._paths = stop, -1
+        self._threads = ThreadPoolExecutor(1, "gputop-analysis")  # the subprocess ends with its thread
+        self._diagnosis: Future[Diagnosis] | None = None
+
+    def __enter__(self) -> AnalysisAhead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._paths >= 0:  # without paths it ends
+            os.close(self._paths)
+        self._threads.shutdown(wait=False)
+
+    def begin(self) -> None:
+        if self._diagnosis is None:
+            read, self._paths = os.pipe()
+            task = WorkerTask("gputop.diagnosis.worker", (f"{_FROM_FILE}{read}",), pass_fds=(read,))
+            self._diagnosis = self._threads.submit(run_in_worker, task, Diagnosis, self._stop)
+            self._diagnosis.add_done_callback(lambda _: os.close(read))
+
+    def analyze(self, paths: Sequence[str]) -> Diagnosis:
+        """Analyze as :func:`analyze_in_worker` does."""
+        if self._diagnosis is None:
+            return analyze_in_worker(paths, self._stop)
+        with contextlib.suppress(OSError):  # it has ended, and the result says how
+            os.write(self._paths, encode(list(paths)))
+        os.close(self._paths)
+        self._paths = -1
+        return self._diagnosis.result()
 
 
 def run_in_worker(
@@ -227,9 +264,13 @@ def answer(work: Callable[[], object]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
+    from gputop.diagnosis import report  # noqa: F401  before the paths are known
     from gputop.diagnosis.diagnose import analyze_to_facts
     from gputop.trace.readers.load import load
 
+    if arguments[0].startswith(_FROM_FILE):
+        with os.fdopen(int(arguments[0].removeprefix(_FROM_FILE)), "rb") as file:
+            arguments = convert(parse(file.read()), list[str])
     return answer(lambda: diagnosis_of(analyze_to_facts(load(arguments))))
 
 

@@ -45,7 +45,8 @@ class RecordingOrder(Struct, frozen=True):
     taken meanwhile, and nothing but the end of the job ends that wait. TensorFlow 2.15 and 2.21 and JAX
     0.10 begin within a tenth of a millisecond of it; a moment that has passed counts as now.
     ``overview``: only the coarsest events of the host, at little cost, or with ``operations`` all that the detail has
-    of it. ``shapes``: of the operations' inputs, where the way can leave them out.
+    of it. ``shapes``: of the operations' inputs, where the way can leave them out. ``most_events`` of the host end it,
+    unless that is 0.
     """
 
     seconds: float
@@ -56,14 +57,15 @@ class RecordingOrder(Struct, frozen=True):
     overview: bool = False
     operations: bool = False
     shapes: bool = True
+    most_events: int = 0
 
 
 class CaptureResult(Struct, frozen=True):
     """A captured trace on disk.
 
-    ``took_s`` is request to answer, recording included; ``delivered`` how the trace came;
-    ``errors`` and ``warnings`` are the profiler's own words about what is missing, and ours
-    about the hand-over. ``sent_s`` is our Unix time of the request.
+    ``asked_s`` is its length, unless somebody stopped it. ``took_s`` is request to answer, recording included;
+    ``delivered`` how the trace came; ``errors`` and ``warnings`` are the profiler's own words about what is missing,
+    and ours about the hand-over. ``sent_s`` is our Unix time of the request.
     """
 
     address: str
@@ -86,6 +88,10 @@ class EmptyTrace(NoDataError):
     def __init__(self, message: str, fix: str, took_s: float, path: Path | None = None) -> None:
         super().__init__(message, fix)
         self.took_s, self.path = took_s, path
+
+
+class Unbounded(GputopError):
+    """The job cannot end a recording at a number of events; nothing was recorded."""
 
 
 class TraceLost(GputopError):
@@ -149,8 +155,9 @@ class RecorderLimits(Struct, frozen=True):
     ``job_bytes_per_event``, or, if that is 0, by what a probe showed; by ``bare_bytes_per_event`` without shapes, 0 if
     these cannot be left out. ``overview``: it can record the host's coarsest events alone. ``stoppable``: it can end a
     recording that has begun. One that cannot has short recordings: a probe of ``probe_s``, and where a job makes many
-    events of ``least_s``. ``ending``: that of the names of its files. It must be asked ``lead_s`` before a common
-    start. ``instead`` says how else a job can be recorded.
+    events of ``least_s``. One that may end at a number of events of the host has ``most_device_events_per_s`` at worst.
+    ``ending``: that of the names of its files. It must be asked ``lead_s`` before a common start. ``instead`` says how
+    else a job can be recorded.
     """
 
     device_events: float = _CUPTI_SHARE * CUPTI_RECORDS
@@ -164,6 +171,7 @@ class RecorderLimits(Struct, frozen=True):
     stoppable: bool = True
     probe_s: float = math.inf
     least_s: float = math.inf
+    most_device_events_per_s: float = math.inf
     ending: str = TRACE
     lead_s: float = 0.0
     instead: str = ""

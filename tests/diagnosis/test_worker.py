@@ -13,7 +13,7 @@ from gputop.core.errors import GputopError
 from gputop.core.signal_handlers import signal_handlers
 from gputop.diagnosis import worker
 from gputop.diagnosis.diagnose import analyze
-from gputop.diagnosis.worker import WorkerTask, analyze_in_worker, run_in_worker
+from gputop.diagnosis.worker import AnalysisAhead, WorkerTask, analyze_in_worker, run_in_worker
 from tests.diagnosis.real_capture import CAPTURE
 
 
@@ -23,6 +23,21 @@ def test_document_and_report_come_from_another_process(tmp_path, monkeypatch):
     found = analyze_in_worker([str(CAPTURE)])
     assert found.analysis == analyze([str(CAPTURE)]) and found.analysis.findings[0].id == "input_bound"
     assert "Input wait takes" in found.report
+
+
+def test_a_process_that_was_begun_ahead_analyzes(monkeypatch):
+    expected = analyze([str(CAPTURE)])
+    monkeypatch.setattr(worker, "analyze_in_worker", None)
+    with AnalysisAhead(threading.Event()) as ahead:
+        ahead.begin()
+        ahead.begin()
+        assert ahead.analyze([str(CAPTURE)]).analysis == expected
+
+
+def test_a_process_that_was_begun_in_vain_ends():
+    with AnalysisAhead(threading.Event()) as ahead:
+        ahead.begin()
+    assert isinstance(ahead._diagnosis.exception(), GputopError)
 
 
 def test_the_childs_own_message_and_status_arrive(tmp_path):

@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from enum import Enum
 from importlib.util import module_from_spec, spec_from_file_location
 from types import SimpleNamespace
@@ -41,6 +42,7 @@ class _Torch:
 
     def __init__(self, profilers=(), enabled=False):
         self.recorded, self.let_go, self.said = threading.Event(), threading.Event(), []
+        self.blocks = ctypes.c_uint64(7)  # of events, that kineto's queues have had
         self.made = []  # kineto's pollers, by their address
         self.autograd = SimpleNamespace(profiler=SimpleNamespace(
             _is_profiler_enabled=enabled, KinetoStepTracker=SimpleNamespace(
@@ -68,6 +70,7 @@ def torch(monkeypatch):
     monkeypatch.setattr(inside, "_library", lambda *_: SimpleNamespace(
         **{inside._IS_RECORDED: lambda: made.recorded.is_set(), inside._LOADER: lambda: 42,
            inside._MAKE_LOADER: lambda at: made.made.append(at)}))
+    monkeypatch.setattr(inside, "_block_counter", lambda torch: (torch.blocks, "most_events"))
     monkeypatch.setattr(inside.atexit, "register", lambda _: None)
     monkeypatch.setattr(inside.os, "register_at_fork", lambda **_: None)
     monkeypatch.setattr(inside._Guard, "_without_warnings", lambda _: contextlib.nullcontext())
@@ -121,6 +124,24 @@ def test_operators_are_let_go_before_the_recording_ends(torch, daemon, guard):
     daemon.file.touch()
     assert guard._over.wait(_TIMEOUT_S)
     assert torch.said == [END_MARK, (False, {"CPU"})]
+
+
+def test_a_recording_ends_at_its_number_of_events(torch, daemon, guard):
+    assert daemon.ask(guard, seconds=1000.0, most_events=1024) == "ready"
+    torch.recorded.set()
+    torch.blocks.value += 1
+    assert not torch.let_go.is_set() and not guard._over.is_set()
+    torch.blocks.value += 1
+    assert daemon.report() == "full" and torch.let_go.wait(_TIMEOUT_S)
+    assert torch.said == [END_MARK, (False, {"CPU"})]
+
+
+def test_a_recording_that_begins_late_ends_when_kineto_was_told(torch, daemon, guard):
+    assert daemon.ask(guard, seconds=1000.0) == "ready"
+    for ends_s in ("soon", None, time.time() + 30.0):
+        daemon.tell(guard, {"ends_s": ends_s})
+    torch.recorded.set()
+    assert torch.let_go.wait(_TIMEOUT_S) and torch.said == [END_MARK, (False, {"CPU"})]
 
 
 def test_one_that_is_over_already_is_left_alone(torch, daemon, guard):

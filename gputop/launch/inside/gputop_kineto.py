@@ -42,6 +42,10 @@ from typing import Any
 _FLAG = "KINETO_USE_DAEMON"
 _IS_SET, _INIT = "_ZN9libkineto17isDaemonEnvVarSetEv", "_ZN5torch18global_kineto_initEv"
 _IS_RECORDED = "_ZN2at18hasGlobalCallbacksEv"  # whether operators call somebody back on all threads
+# Counts the blocks of 512 events that kineto's queues have ever had. It is only read.
+_BLOCKS, _BLOCK_EVENTS = ("_ZZN5torch8profiler4impl19ThreadLocalSubqueue14TorchOpStorage10EventBlockINS1_"
+                          "21KinetoObserverContext5EventELm512EEC4EvE8counter_"), 512
+_MOST_EVENTS_PER_S = 2e6  # of a process: 900,000 were seen
 _LOADER, _MAKE_LOADER = "_ZN9libkineto12ConfigLoader8instanceEv", "_ZN9libkineto12ConfigLoaderC1Ev"
 _LOG_LEVEL, _ERRORS_ONLY = "FLAGS_caffe2_log_level", 2  # of c10
 _FOLDER = "/gputop-kineto-"  # the name of a folder that gputop made begins with this
@@ -166,6 +170,7 @@ class _Guard:
         self._is_recorded.restype, self._is_recorded.argtypes = ctypes.c_bool, ()
         self._loader.restype, self._loader.argtypes = ctypes.c_void_p, ()
         self._make_loader.restype, self._make_loader.argtypes = None, (ctypes.c_void_p,)
+        self._blocks, self._abilities = _block_counter(torch)
         libc = ctypes.CDLL(None)
         self._call_at_end, self._close_and_end = libc.on_exit, [
             ctypes.cast(function, ctypes.c_void_p) for function in (libc.fcloseall, libc._exit)]
@@ -176,7 +181,7 @@ class _Guard:
         self._ending, self._over = threading.Event(), threading.Event()
         self._over.set()
         self._lock = threading.Lock()
-        self._ends_s = 0.0  # monotonic, at the earliest; 0: the recording has not begun
+        self._ends_s = 0.0  # monotonic, at the earliest; 0: nobody knows yet
         self._file = ""
         self._next: dict[str, Any] | None = None  # came during a recording whose gputop was killed
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -212,6 +217,10 @@ class _Guard:
             time.sleep(timeout_s or 0.0)
             return None
         if not isinstance(request, dict):
+            return None
+        if "ends_s" in request:
+            with contextlib.suppress(TypeError, ValueError):
+                self._ends_s = time.monotonic() + float(request["ends_s"]) - time.time()
             return None
         if "file" in request and not self._over.is_set():
             self._next, request = request, {}
@@ -251,10 +260,11 @@ class _Guard:
         try:
             with self._own_profiler_waits():
                 state, detail = ("observed", "") if self._is_recorded() else _own_profiler(self._torch, seconds)
-                _report(self._folder, token, state or "ready", detail)
+                _report(self._folder, token, state or "ready", detail if state else self._abilities)
                 if not state:
                     wait_s = min(float(request["wait_s"]), _MAX_RECORDING_S)
-                    self._follow(token, seconds, float(request["rest_s"]), wait_s)
+                    most_events = int(request.get("most_events", 0)) or float("inf")
+                    self._follow(token, seconds, float(request["rest_s"]), wait_s, most_events)
         finally:
             self._over.set()
 
@@ -281,9 +291,10 @@ class _Guard:
                 if getattr(module, name) is after[name]:
                     setattr(module, name, call)
 
-    def _follow(self, token: str, seconds: float, rest_s: float, wait_s: float) -> None:
+    def _follow(self, token: str, seconds: float, rest_s: float, wait_s: float, most_events: float) -> None:
         """Follow one recording from its begin, which may be ``wait_s`` away, to its file. It takes ``rest_s`` longer
-        than ``seconds``: no operator is recorded in the rest."""
+        than ``seconds``: no operator is recorded in the rest, nor after ``most_events``."""
+        blocks_before = self._blocks.value
         asked_s = idle_s = time.monotonic()
         given_up_s = asked_s + wait_s
         while not self._is_recorded():
@@ -296,10 +307,15 @@ class _Guard:
             quick = idle_s < asked_s + _BEGIN_S or self._ending.is_set()
             if self._receive(_LEAST_PERIOD_S if quick else _LEAST_PERIOD_S * 2) is not None:
                 return  # gputop has given it up
-        self._ends_s = idle_s + seconds + rest_s
+        latest_s = idle_s + seconds + rest_s
+        self._ends_s = min(self._ends_s or latest_s, latest_s)  # kineto begins late, at times, but does not end later
         while (not self._ending.is_set() and self._is_served()
-               and (left_s := idle_s + seconds - time.monotonic()) > 0):
-            self._receive(min(_PERIOD_S, left_s))
+               and (left_s := min(self._ends_s, latest_s) - rest_s - time.monotonic()) > 0):
+            left = most_events - _BLOCK_EVENTS * (self._blocks.value - blocks_before)
+            if left <= 0:
+                _report(self._folder, token, "full", f"{seconds - left_s:.3f}")
+                break
+            self._receive(min(_PERIOD_S, left_s, max(_LEAST_PERIOD_S, left / _MOST_EVENTS_PER_S)))
         with contextlib.suppress(Exception), self._torch.autograd.profiler.record_function(END_MARK):
             pass
         # Kineto must not have let go of the callbacks meanwhile.
@@ -387,6 +403,13 @@ def _library(torch: Any, name: str) -> Any:
     """A library of torch's own that this process has loaded, not a second copy. Raises OSError."""
     return ctypes.CDLL(f"{os.path.dirname(str(torch.__file__))}/lib/lib{name}.so",  # noqa: PTH120
                        mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+
+
+def _block_counter(torch: Any) -> tuple[Any, str]:
+    """The counter of the blocks of events, or one that stays at 0; and, as words, what a guard with it can be told."""
+    with contextlib.suppress(ValueError):
+        return ctypes.c_uint64.in_dll(_library(torch, "torch_cpu"), _BLOCKS), "ends_s most_events"
+    return ctypes.c_uint64(), "ends_s"  # another version of torch
 
 
 def _report(folder: str, token: str, state: str, detail: str = "") -> None:

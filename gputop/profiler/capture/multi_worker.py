@@ -28,7 +28,7 @@ from gputop.profiler.capture.overview import OverviewMade, also, record_overview
 from gputop.profiler.capture.plan import FreeResources, MemoryLimits, Plan, Probe, memory_limits, needs_probe, plan
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.capture.requirements import check_limits
-from gputop.profiler.capture.safe_capture import full_length, keep_probe, probe_job, probe_logdir
+from gputop.profiler.capture.safe_capture import full_length, keep_probe, probe_job, probe_logdir, record_counted
 from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, bounds_of_call, intersect
 from gputop.profiler.discovery import is_training
 from gputop.profiler.recording import CaptureResult, Progress, Recorder, RecordingOrder
@@ -89,8 +89,9 @@ class _Worker:
             self.start_s = start_s
         else:
             stop.wait(max(0.0, start_s - time.time()))
-        self.result = self.recorder.record(replace(recording, host_name=self.name, start_ns=start_ns), guard,
-                                           guard.halt)
+        most = self.plan.most_events(self.probe) if self.plan is not None and self.probe is not None else 0
+        order = replace(recording, host_name=self.name, start_ns=start_ns, most_events=most)
+        self.result = record_counted(self.recorder, order, guard, guard.halt)
 
     def record_overview(self, chosen: Plan, workers: int, scratch: Path, stop: threading.Event) -> None:
         assert self.result is not None

@@ -56,6 +56,14 @@ _SAMPLE_S = (0.005, 0.05)
 # Of so many events of the host shapes are left out: with them a job of 263 k events/s (PyTorch 2.11, H200, 126 GiB
 # free) grew by 1.9 GiB in 1.9 s, and its steps took seven times as long for the 18 s in which that became a trace.
 _SHAPES_EVENTS = 250_000
+# A capture of so many seconds has no probe where it can end at a number of events. A longer one that is full soon would
+# waste the rest of its time.
+_AT_ONCE_S = 3.0
+_TRACE_EVENT_BYTES = 320  # of kineto's JSON, an event without shapes
+# Where events can be counted, a probe ends at so many. A recording ends at so much more than its probe lets expect, as
+# not more is known to fit, but not below what is always planned: a job of 169 k events/s in its probe, on a loaded
+# machine, made four times as many a moment later, and ended for want of memory (PyTorch 2.13).
+PROBE_EVENTS, _LEAST_EVENTS, _MORE_EVENTS = 50_000, 50_000, 1.2
 _RECEIVE_MULTIPLE = 3.0  # the answer as gRPC receives it, as one message, and its XSpace
 ANALYSIS_MULTIPLE = 5.0  # benchmarks/trace_engine.py
 _ANALYSIS_BASE_BYTES = 100e6  # the interpreter and NumPy
@@ -137,10 +145,30 @@ class Plan(Struct, frozen=True):
     def shortened(self) -> bool:
         return self.chosen_s < self.asked_s
 
+    def most_events(self, probe: Probe) -> int:
+        """Return the events of the host at which a recording as planned ends, of the job that this ``probe`` showed."""
+        return round(max(_LEAST_EVENTS, _MORE_EVENTS * probe.host_events_per_s * self.chosen_s))
+
 
 def needs_probe(asked_s: float, limits: RecorderLimits = SERVER_LIMITS) -> bool:
     """Return whether a probe could shorten it at all."""
     return asked_s > min(MIN_CAPTURE_S, limits.least_s)
+
+
+def most_events(asked_s: float, free: FreeResources, limits: RecorderLimits) -> int:
+    """Return the events of the host that a recording without a probe may have: as many, with shapes, as it is planned
+    to grow the job by. 0 where it needs a probe, as what it makes at worst might not fit."""
+    if limits.most_device_events_per_s == math.inf or asked_s > _AT_ONCE_S:
+        return 0
+    growth = max(_PLANNED_SHARE * (_left(free) or 0.0), _PLANNED_BYTES)
+    host, devices = min(_CHEAP_EVENTS, growth / limits.job_bytes_per_event), limits.most_device_events_per_s * asked_s
+    worst = Probe(asked_s, asked_s, round(_TRACE_EVENT_BYTES * (host + devices)), round(host), round(devices))
+    try:
+        fits = _limit_to_resources(Plan(asked_s, asked_s, ""), worst, free, limits)[0] == asked_s
+    except GputopError:
+        return 0
+    grows = limits.job_bytes_per_event * host + limits.bare_bytes_per_event * devices
+    return round(host) if fits and grows <= _most_growth(free) else 0
 
 
 def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimits = SERVER_LIMITS) -> Plan:

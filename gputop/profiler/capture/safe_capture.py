@@ -20,17 +20,28 @@ from gputop.profiler.capture.footprint import free_resources
 from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGuard, Watch, with_more
 from gputop.profiler.capture.overview import OverviewMade, record_overview
 from gputop.profiler.capture.plan import (
+    PROBE_EVENTS,
     PROBE_S,
     FreeResources,
     Plan,
     Probe,
+    count,
     memory_limits,
+    most_events,
     needs_probe,
     plan,
 )
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.capture.requirements import check_limits
-from gputop.profiler.recording import CaptureResult, EmptyTrace, Progress, Recorder, RecordingOrder, TraceLost
+from gputop.profiler.recording import (
+    CaptureResult,
+    EmptyTrace,
+    Progress,
+    Recorder,
+    RecordingOrder,
+    TraceLost,
+    Unbounded,
+)
 from gputop.profiler.stale_files import probe_name
 from gputop.profiler.storage import RunFolder
 from gputop.text.units import size
@@ -55,6 +66,13 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
         on_plan(chosen)
         result = recorder.record(RecordingOrder(seconds, logdir), memory, stop)
         return result, chosen, memory.cost(result.took_s, seconds)
+
+    def free() -> FreeResources:
+        return free_resources(recorder.address, recorder.pid, Path(logdir).expanduser().absolute())
+
+    if most := most_events(seconds, free(), recorder.limits):
+        with contextlib.suppress(Unbounded):
+            return _capture_at_once(recorder, request, memory, on_plan, stop, most)
     with probe_logdir(logdir) as folder:
         probed, probe = probe_job(recorder, folder, memory, stop)
         if stop.is_set() and probed is not None:
@@ -62,27 +80,57 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
             on_plan(chosen)
             return keep_probe(recorder, probed, logdir), chosen, memory.cost(probed.took_s, chosen.chosen_s)
 
-        def free() -> FreeResources:
-            return free_resources(recorder.address, recorder.pid, Path(logdir).expanduser().absolute())
-
         before = free()
         chosen = plan(seconds, probe, before, recorder.limits)
         on_plan(chosen)
         watch = Watch(memory, memory_limits(probe, before, recorder.limits), free, stop)
         guard = MemoryGuard(watch, threading.Event(), label=with_more if chosen.overview_s else None)
         try:
-            result = recorder.record(RecordingOrder(chosen.chosen_s, logdir, shapes=chosen.shapes), guard, guard.halt)
+            order = RecordingOrder(chosen.chosen_s, logdir, shapes=chosen.shapes, most_events=chosen.most_events(probe))
+            result = record_counted(recorder, order, guard, guard.halt)
         except TraceLost as error:
             if probed is None:
                 raise
-            kept = keep_probe(recorder, probed, logdir).path
-            raise GputopError(f"{error.message}; only the probe of {probe.seconds:g} s was saved",
-                              f"{error.fix} To analyze the probe: gputop analyze {kept}") from None
-        made = OverviewMade(guard.plan_as_recorded(chosen, overview=recorder.limits.overview))
+            raise GputopError(
+                f"{error.message}; only the probe of {probe.seconds:g} s was saved", f"{error.fix} To analyze the "
+                f"probe: gputop analyze {keep_probe(recorder, probed, logdir).path}") from None
+        as_counted = _as_counted(chosen, result.asked_s)
+        made = OverviewMade(guard.plan_as_recorded(as_counted, overview=recorder.limits.overview))
         if made.plan.overview_s:
             made = record_overview(recorder, result.path, made.plan, watch, folder)
-    chosen = made.plan
-    return result, chosen, memory.cost(result.took_s + made.call_s, chosen.chosen_s + made.recorded_s)
+    return result, made.plan, memory.cost(result.took_s + made.call_s, made.plan.chosen_s + made.recorded_s)
+
+
+def _capture_at_once(recorder: Recorder, request: CaptureRequest, memory: JobMemory, on_plan: Callable[[Plan], None],
+                     stop: threading.Event, most: int) -> tuple[CaptureResult, Plan, Cost]:
+    """Capture without a probe, ``most`` events of the host. Raises GputopError; Unbounded where there is to be one."""
+    chosen = Plan(request.seconds, request.seconds, f"full length, at most {count(most)} events")
+    on_plan(chosen)
+    result = recorder.record(RecordingOrder(request.seconds, request.logdir, most_events=most), memory, stop)
+    recorded_s = float(f"{result.asked_s:.2g}")
+    if recorded_s < request.seconds:
+        chosen = replace(chosen, chosen_s=recorded_s, why=f"the job emits {count(most / recorded_s)} events/s")
+        on_plan(chosen)
+    return result, chosen, memory.cost(result.took_s, recorded_s)
+
+
+def record_counted(recorder: Recorder, order: RecordingOrder, on_progress: Callable[[Progress], None],
+                   stop: threading.Event) -> CaptureResult:
+    """Record as ordered, with any number of events where the job cannot count them. Raises GputopError."""
+    try:
+        return recorder.record(order, on_progress, stop)
+    except Unbounded:
+        return recorder.record(replace(order, most_events=0), on_progress, stop)
+
+
+def _as_counted(chosen: Plan, recorded_s: float) -> Plan:
+    """The plan as it was carried out: shorter, with the reason, where the recording ended at its number of events."""
+    if recorded_s >= chosen.chosen_s:
+        return chosen
+    seconds, cause = float(f"{recorded_s:.2g}"), "the job emitted more events than in the probe"
+    return replace(chosen, chosen_s=seconds, enough=False, why=f"ended early, because {cause}", ended=(
+        f"gputop ended the recording after {seconds:g} of {chosen.asked_s:g} s, because {cause}: less frequent work is "
+        "missing."))
 
 
 def full_length(request: CaptureRequest) -> Plan:
@@ -109,7 +157,8 @@ def _probe_once(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threa
         memory(replace(progress, phase="probing"))
 
     try:
-        result = recorder.record(RecordingOrder(probe_s, logdir, shapes=False), report, stop)
+        order = RecordingOrder(probe_s, logdir, shapes=False, most_events=PROBE_EVENTS)
+        result = record_counted(recorder, order, report, stop)
     except EmptyTrace as empty:
         return None, Probe(probe_s, empty.took_s, 0, 0, 0)
     if not result.path.is_relative_to(logdir):
@@ -122,7 +171,7 @@ def _probe_once(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threa
         raise GputopError(f"cannot read the probe's trace: {error.strerror or error} ({result.path})",
                           "Check the file system, or capture without a probe: --force.") from None
     step_s, sure = step_time(result.path, host + devices) or (None, False)
-    seconds = min(probe_s, result.took_s) if result.stopped_early else probe_s
+    seconds = min(result.asked_s, result.took_s) if result.stopped_early else result.asked_s
     return result, Probe(seconds, result.took_s, result.bytes, host, devices, step_s, memory.growth, sure)
 
 

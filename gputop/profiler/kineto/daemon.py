@@ -35,17 +35,16 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _LOCK_PERIOD_S = 0.2
 _LOCK_TIMEOUT_S = 60.0
 _DATAGRAMS_AT_ONCE, _MAX_EVENTS = 64, 256
-_CLOSE_PERIOD_S = 0.1
-_LEAST_LEAD_MS = 1000  # kineto looks at its requests once a second
+_LEAST_LEAD_MS = 1000  # kineto looks at its requests once a second, and drops what it is too late for
 
 
 class DaemonEvent(Struct, frozen=True):
-    """Message of a process: a poll, or the ``report`` of gputop's code in it. ``configured``: the poll was answered
-    with the config that was registered."""
+    """Message of a process: a poll, or the ``report`` of gputop's code in it. ``start_ms``: the poll was answered with
+    the config that was registered, and its recording begins at this Unix time."""
 
     pid: int
     ready: bool = False
-    configured: bool = False
+    start_ms: int = 0
     report: bytes | None = None
 
 
@@ -75,6 +74,7 @@ class Daemon:
 
     def close(self) -> None:
         self._closing.set()
+        self._socket.shutdown(socket.SHUT_RD)  # wakes the thread
         self._thread.join()
         self._socket.close()
 
@@ -82,7 +82,7 @@ class Daemon:
         waiting = select.poll()  # not select(2), which knows no descriptor above 1023
         waiting.register(self._socket.fileno(), select.POLLIN)
         while not self._closing.is_set():
-            waiting.poll(1000 * _CLOSE_PERIOD_S)
+            waiting.poll()
             for event in self.receive():
                 listener = self._listeners.get(event.pid)
                 if listener is not None and listener.qsize() < _MAX_EVENTS:
@@ -130,19 +130,19 @@ class Daemon:
         name = address.rpartition("/")[2] if isinstance(address, str) else ""
         if ready is None or not is_client_name(name):
             return None
-        kept = config = self._configs.pop(pid, None) if ready else None
-        if config is not None and config.start_ms and 1000 * time.time() > config.start_ms - _LEAST_LEAD_MS:
-            config = replace(config, start_ms=0)  # kineto drops what it is too late for
+        config = self._configs.pop(pid, None) if ready else None
         if config is None:
             # A client waits 90 ms for an answer and reads one at each poll: each that came later would delay all that
             # follow by a poll, for good. Clients that gputop has not made complain of polls without an answer.
             if not is_of_gputop(self.folder.path):
                 self.folder.send(self._socket, name, encode_config(""))
             return DaemonEvent(pid, ready)
-        configured = self.folder.send(self._socket, name, encode_config(config.text()))
-        if not configured and kept is not None:
-            self._configs[pid] = kept
-        return DaemonEvent(pid, ready, configured)
+        now_ms = round(1000 * time.time())
+        start_ms = config.start_ms if config.start_ms > now_ms + _LEAST_LEAD_MS else now_ms + config.lead_ms
+        if self.folder.send(self._socket, name, encode_config(replace(config, start_ms=start_ms).text())):
+            return DaemonEvent(pid, ready, start_ms)
+        self._configs[pid] = config
+        return DaemonEvent(pid, ready)
 
 
 _served: dict[tuple[int, int], Daemon] = {}  # by device and inode of the folder
@@ -178,8 +178,8 @@ def serving(folder: SocketFolder, stopped: Callable[[], bool] = lambda: False) -
             daemon.users -= 1
             if not daemon.users:
                 del _served[key]
+                daemon.folder.unbind()  # before it reads no more: who sends would wait
                 daemon.close()
-                daemon.folder.unbind()
                 daemon.folder.close()
 
 

@@ -22,6 +22,7 @@ from gputop.core.errors import GputopError
 from gputop.profiler.kineto.clients import DaemonClient
 from gputop.profiler.kineto.daemon import Daemon, DaemonEvent
 from gputop.profiler.kineto.folder import SocketFolder
+from gputop.profiler.recording import Unbounded
 from gputop.text.units import printable
 
 T = TypeVar("T")
@@ -45,13 +46,14 @@ PASTE = f"Add these lines to the script, and run gputop analyze traces:\n{LINES_
 
 class GuardRequest(Struct, frozen=True):
     """One recording: the name of its file, its length, how long its begin may be away, and how much longer it is than
-    operators are recorded."""
+    operators are recorded; and how many events end that, 0: none."""
 
     token: str
     file: str
     seconds: float
     wait_s: float
     rest_s: float
+    most_events: int
 
 
 def guard_of(client: DaemonClient) -> str:
@@ -87,9 +89,10 @@ def when_idle(call: Callable[[], T]) -> T:
 
 
 def ask_guard(daemon: Daemon, client: DaemonClient, request: GuardRequest,
-              events: queue.SimpleQueue[DaemonEvent]) -> None:
-    """Have the guard of a process follow a recording that is about to be asked for. Blocks until it is ready, for 10 s
-    at most. Raises GputopError with the reason why the process cannot be recorded now; nothing has begun then."""
+              events: queue.SimpleQueue[DaemonEvent]) -> list[str]:
+    """Have the guard of a process follow a recording that is about to be asked for; returns what it can be told of it.
+    Blocks until it is ready, for 10 s at most. Raises GputopError with the reason why the process cannot be recorded
+    now, Unbounded where that is the number of events; nothing has begun then."""
     pid = client.pid
     if not daemon.send(guard_of(client), encode(request)):
         raise GputopError(f"nothing guards recordings of process {pid}, so a recording could crash the job",
@@ -102,11 +105,20 @@ def ask_guard(daemon: Daemon, client: DaemonClient, request: GuardRequest,
             continue
         if report is not None:
             raise_unless(pid, "ready", *report)
-            return
+            abilities = report[1].split()
+            if request.most_events and "most_events" not in abilities:  # of an older gputop, or another torch
+                let_go(daemon, client)
+                raise Unbounded(f"process {pid} cannot end a recording at a number of events", PASTE)
+            return abilities
     let_go(daemon, client)
     raise GputopError(f"gputop's guard could not run in process {pid}, so nothing was recorded",
                       "A recording by a killed gputop may still be running, or a call holds the GIL: py-spy dump --pid "
                       f"{pid} shows where.")
+
+
+def tell_end(daemon: Daemon, client: DaemonClient, ends_s: float) -> None:
+    """Tell a guard that can be told so that kineto ends at this Unix time."""
+    daemon.send(guard_of(client), encode({"ends_s": ends_s}))
 
 
 def let_go(daemon: Daemon, client: DaemonClient) -> None:

@@ -36,12 +36,14 @@ class Message(Struct, frozen=True):
 class RecordingConfig(Struct, frozen=True):
     """Settings of one recording, and where the job's process writes it.
 
-    ``file`` is a path as the job sees it; the process writes to :meth:`written`. ``start_ms``: Unix time, 0 is at once.
+    ``file`` is a path as the job sees it; the process writes to :meth:`written`. ``start_ms``: Unix time;
+    where that is too soon, as 0 is, it begins ``lead_ms`` after its request.
     """
 
     file: PurePosixPath
     duration_ms: int
     start_ms: int = 0
+    lead_ms: int = 2000
     shapes: bool = True
 
     def text(self) -> str:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.core.files import UnsafeFile, open_regular
-from gputop.core.proc import environ_of
+from gputop.core.proc import environ_of, read_maps
 from gputop.profiler.discovery import rank_of
 from gputop.profiler.kineto.clients import DaemonClient, client_of, is_same
 from gputop.profiler.kineto.daemon import Daemon, DaemonEvent, serving
@@ -31,6 +32,7 @@ from gputop.profiler.kineto.guard import (
     raise_unless,
     read_report,
     rest_s,
+    tell_end,
     when_idle,
 )
 from gputop.profiler.kineto.protocol import RecordingConfig
@@ -54,12 +56,14 @@ _POLL_TIMEOUT_S = 2 * POLL_PERIOD_S + 5
 _LEAD_S = 2.0  # beyond a poll: kineto looks at its requests once a second, and a loaded node is late
 _WRITE_TIMEOUT_S = 10.0  # for the file, after the recording and a poll; while the job builds it the polls say so
 _BUILD_TIMEOUT_S = 180.0
-# kineto begins a second after a request. Where its thread is later than that, on a node that is overloaded, it drops
-# the request, and says from then on that it is ready.
+# Where kineto's thread is too late for the begin, on an overloaded node, it drops the request, and says from then on
+# that it is ready; but also while it makes CUPTI ready, for the first time in a process.
 _STARTS_WITHIN_S, _READY_POLLS, _ATTEMPTS = 2.5, 2, 3
-_PERIOD_S = 0.125
-# The file comes two seconds after the request and the length, or later; a poll that is missed then costs a second.
-_BEFORE_FILE_S, _FILE_PERIOD_S = 2.0, 0.02
+# From the request to the begin: kineto's thread looks once a second, and may be late on a loaded node. Where it has to
+# make CUPTI ready it gets the time that it takes by itself.
+_LEAD_MS, _CUDA_LEAD_MS = 1250, 2000
+_PERIOD_S, _FILE_PERIOD_S = 0.125, 0.02  # the file comes a second after the recording's end, or later
+_FULL_AFTER_S = re.compile(r"\d{1,4}\.\d{3}")
 # Resident memory of the job while 60,000 to 230,000 events became a trace (torch 2.13 on the CPU): 4.7 to 4.8 kB an
 # event with the shapes of its inputs, 1.7 to 1.8 kB without.
 _EVENT_BYTES, _BARE_EVENT_BYTES = 5000, 2000
@@ -76,6 +80,7 @@ _OVERLAP = 128  # bytes that two pieces share, so that no event is cut
 _USUAL = RecorderLimits(job_bytes_per_byte=0.0, job_bytes_per_event=_EVENT_BYTES,
                         bare_bytes_per_event=_BARE_EVENT_BYTES, overview=False, stoppable=False, probe_s=0.2,
                         least_s=0.05, ending=ENDING, lead_s=_OWN_POLL_PERIOD_S + _LEAD_S, instead=PASTE)
+_MOST_DEVICE_EVENTS_PER_S = 500_000  # of a process: a GPU begins a kernel every two microseconds
 
 
 class KinetoRecorder:
@@ -86,7 +91,7 @@ class KinetoRecorder:
         self.address = f"pid:{pid}"
         self._rest_s = 0.0  # at the end of a recording, in which no operator is recorded
 
-    @property
+    @cached_property  # finding the client reads many files, and each progress asks
     def limits(self) -> RecorderLimits:
         client = client_of(self.pid)
         if client is None:
@@ -94,9 +99,10 @@ class KinetoRecorder:
         if client.holds:
             held = f"at the end of a longer capture, torch.profiler would pause the job for more than {_MAX_HOLD_S:g} s"
             return replace(_USUAL, events=_MAX_HOLD_S / HOLD_S_PER_EVENT, events_limit=held)
+        limits = replace(_USUAL, most_device_events_per_s=_MOST_DEVICE_EVENTS_PER_S * _uses_cuda(self.pid))
         if client.folder is not None and is_of_gputop(client.folder):
-            return _USUAL
-        return replace(_USUAL, lead_s=POLL_PERIOD_S + _LEAD_S)
+            return limits
+        return replace(limits, lead_s=POLL_PERIOD_S + _LEAD_S)
 
     def round_trip_s(self) -> float:
         self._client()
@@ -143,6 +149,13 @@ class KinetoRecorder:
         return client
 
 
+def _uses_cuda(pid: int) -> bool:
+    try:
+        return b"/libcuda.so" in read_maps(pid)
+    except OSError:  # nobody knows
+        return True
+
+
 def unsafe(pid: int) -> GputopError:
     """The error of a client that any local user can command."""
     return GputopError(
@@ -163,6 +176,8 @@ class _Take(Struct):
     rest_s: float
     pidfd: int  # of the process, -1: none
     token: str = field(default_factory=lambda: os.urandom(16).hex())  # in what the guard reports of this recording
+    recorded_s: float = 0.0  # less than was asked for where it had its number of events before
+    tells_end: bool = False
     fetched_s: float = 0.0  # monotonic
     begins_s: float = 0.0  # monotonic, when it was fetched: no clock that is set moves it
     busy_s: float = 0.0  # of the last poll that said that it records or builds
@@ -173,14 +188,12 @@ class _Take(Struct):
     def run(self, run: RunFolder) -> CaptureResult:
         """Raises GputopError."""
         pid, seconds, folder = self.client.pid, self.recording.seconds, self.daemon.folder
-        start_ms = round((self.recording.start_ns or 0) / 1e6)
-        config = RecordingConfig(folder.path / f"{TRACE_PREFIX}{os.urandom(6).hex()}.json",
-                                 max(1, round(1000 * (seconds + self.rest_s))), start_ms, shapes=self.recording.shapes)
+        config, self.recorded_s = self._config(), seconds
         file = config.written(self.client.own_pid)
         began = asked_s = time.monotonic()
-        wait_s = max(0.0, start_ms / 1000 - time.time()) + _ATTEMPTS * (_POLL_TIMEOUT_S + seconds)
-        request = GuardRequest(self.token, file, seconds, wait_s, self.rest_s)
-        when_idle(lambda: ask_guard(self.daemon, self.client, request, self.events))
+        wait_s = max(0.0, config.start_ms / 1000 - time.time()) + _ATTEMPTS * (_POLL_TIMEOUT_S + seconds)
+        request = GuardRequest(self.token, file, seconds, wait_s, self.rest_s, self.recording.most_events)
+        self.tells_end = "ends_s" in when_idle(lambda: ask_guard(self.daemon, self.client, request, self.events))
         try:
             self.daemon.register(pid, config)
             while not (self.fetched_s and folder.folder.has(file)):
@@ -210,15 +223,22 @@ class _Take(Struct):
             empty = not any(_events(trace))
             trace.seek(0)
             window = window_ns(trace)
-        # kineto looks at what it fetched once a second; that wait takes nothing of the job.
+        # Neither the wait for the begin nor that for the end of a recording that was full takes anything of the job.
         began_s = fetched_s if window is None else min(max(window[0] / 1e9, fetched_s), written_s - seconds)
-        took_s = max(seconds, written_s - began_s)
+        took_s = max(self.recorded_s, written_s - began_s - seconds + self.recorded_s)
         if empty:
             raise EmptyTrace(f"PyTorch's profiler recorded no activity in process {pid} for {seconds:g} s",
                              "Either the process is not training, or it is waiting for a GPU with seconds of queued "
                              f"work; in that case, capture for longer. The trace is in {path}", took_s)
-        return CaptureResult(f"pid:{pid}", path, run.path, run.path.name, seconds, took_s, size, False, "job's disk",
-                             sent_s=written_s - took_s)
+        return CaptureResult(f"pid:{pid}", path, run.path, run.path.name, self.recorded_s, took_s, size, False,
+                             "job's disk", sent_s=written_s - took_s)
+
+    def _config(self) -> RecordingConfig:
+        order = self.recording
+        return RecordingConfig(
+            self.daemon.folder.path / f"{TRACE_PREFIX}{os.urandom(6).hex()}.json",
+            max(1, round(1000 * (order.seconds + self.rest_s))), round((order.start_ns or 0) / 1e6),
+            _CUDA_LEAD_MS if _uses_cuda(self.client.pid) else _LEAD_MS, shapes=order.shapes)
 
     def _check_fetched(self, began: float) -> None:
         """Raises GputopError where the process does not take the request."""
@@ -235,12 +255,12 @@ class _Take(Struct):
 
     def _check_written(self, file: str) -> None:
         """Raises TraceLost where the file will not come."""
-        pid, seconds, now = self.client.pid, self.recording.seconds, time.monotonic()
+        pid, now = self.client.pid, time.monotonic()
         if not is_same(self.client) and not self.daemon.folder.folder.has(file):
             raise end_of_recorded(pid, self.pidfd) or TraceLost(
                 f"process {pid} ended before its trace was written",
                 "The trace is lost. Capture earlier, or for a shorter time.")
-        due_s = self.begins_s + seconds + self.rest_s + POLL_PERIOD_S + _WRITE_TIMEOUT_S
+        due_s = self._over_s() + POLL_PERIOD_S + _WRITE_TIMEOUT_S
         if now > max(due_s, self.busy_s + POLL_PERIOD_S + _WRITE_TIMEOUT_S) or now > due_s + _BUILD_TIMEOUT_S:
             raise TraceLost(f"process {pid} accepted the request but wrote no trace in {now - self.fetched_s:.0f} s",
                             "The process is still running. Its own torch.profiler was busy, the node is overloaded, or "
@@ -250,9 +270,9 @@ class _Take(Struct):
         """Wait a moment for what the process sends; tells how far it is. Raises GputopError where it was stopped
         before it began."""
         got = []
-        written = self.fetched_s and time.monotonic() > self.begins_s + self.recording.seconds + _BEFORE_FILE_S
+        over = self.fetched_s and time.monotonic() > self._over_s()
         try:
-            got.append(self.events.get(timeout=_FILE_PERIOD_S if written else _PERIOD_S))
+            got.append(self.events.get(timeout=_FILE_PERIOD_S if over else _PERIOD_S))
             while True:
                 got.append(self.events.get_nowait())
         except queue.Empty:
@@ -260,27 +280,31 @@ class _Take(Struct):
         now, seconds = time.monotonic(), self.recording.seconds
         for event in got:
             if event.report is not None:
-                if read_report(event.report, self.token) == ("ending", "") and self.daemon.withdraw(self.client.pid):
+                state, detail = read_report(event.report, self.token) or ("", "")
+                if state == "ending" and self.daemon.withdraw(self.client.pid):
                     raise_unless(self.client.pid, "ready", "ending", "")
+                if state == "full" and _FULL_AFTER_S.fullmatch(detail):
+                    self.recorded_s = min(seconds, max(_FILE_PERIOD_S, float(detail)))
                 continue
             self.polled = True
-            if event.configured:
+            if event.start_ms:
                 self.fetched_s, self.ready_polls = now, 0
-                self.begins_s = now + max(0.0, (self.recording.start_ns or 0) / 1e9 - time.time())
+                self.begins_s = now + max(0.0, event.start_ms / 1000 - time.time())
+                if self.tells_end:
+                    tell_end(self.daemon, self.client, event.start_ms / 1000 + seconds + self.rest_s)
             if not event.ready:
                 self.busy_s, self.ready_polls = now, 0
-            elif self.fetched_s and now > self._over_s():
+            elif self.fetched_s and now > self.begins_s + _STARTS_WITHIN_S:
                 self.ready_polls += 1
-        # Not before the latest end of a recording that began as late as it may: stacks are sampled until then.
         over = self.fetched_s and now > self._over_s()
-        phase: Phase = "receiving" if over else "recording" if self.fetched_s else "connecting"
+        phase: Phase = "receiving" if over else "recording" if self.fetched_s and now > self.begins_s else "connecting"
         self.on_progress(Progress(phase, now - began, seconds))
         if self.stop.is_set() and not self.fetched_s:
             raise GputopError("the capture was stopped before the job was recorded", "")
 
     def _over_s(self) -> float:
-        """End of a recording that began as late as it may (monotonic)."""
-        return self.begins_s + _STARTS_WITHIN_S + self.recording.seconds + self.rest_s
+        """End of the recording (monotonic)."""
+        return self.begins_s + self.recording.seconds + self.rest_s
 
     def _open(self, file: str) -> BinaryIO:
         """The file that the process wrote. Raises GputopError for anything but a regular file of its user."""

@@ -26,6 +26,7 @@ from gputop.text.redaction import command
 if TYPE_CHECKING:
     from gputop.core.captured_samples import GpuCounters, JobCpus, LiveSteps
     from gputop.core.host_stacks import StackSamples
+    from gputop.diagnosis.worker import AnalysisAhead
     from gputop.profiler.capture.outcomes import MultiWorkerCapture
     from gputop.profiler.capture.plan import Plan
     from gputop.profiler.discovery import ProfilerServer
@@ -270,6 +271,16 @@ def _capture_workers(servers: Sequence[Server], recorders: Sequence[Recorder], r
     return replace(captured, outcomes=(*captured.outcomes, *outcomes)), (*missing, *not_reached)
 
 
+def _capture_one(recorder: Recorder, request: CaptureRequest, run: CaptureRun, on_progress: Callable[[Progress], None],
+                 on_plan: Callable[[Plan], None]) -> CaptureRecord:
+    """The record of a capture, not analyzed yet. Raises GputopError."""
+    from gputop.profiler.capture.safe_capture import capture_with_probe
+
+    result, plan, cost = capture_with_probe(recorder, request, on_progress, on_plan, run.stop)
+    return CaptureRecord(recorder.address, result.path, time.time(), request.seconds, cost.call_s,
+                         (*result.errors, *result.warnings), plan=plan, cost=cost)
+
+
 # What a job may keep of a capture: having it returned takes a tenth of a second of its main thread.
 _MAX_KEPT_BYTES = 256 << 20
 
@@ -281,6 +292,7 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
     Raises GputopError where there is no trace to keep. A trace that cannot be analyzed is a record with its
     ``problem``: the file is safe on disk.
     """
+    from gputop.diagnosis.worker import AnalysisAhead
     from gputop.profiler.stale_files import remove_stale_files
     from gputop.profiler.ways import recorder_of
     from gputop.session.cpu_watch import JobCpusWatch
@@ -293,34 +305,33 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
     chosen: list[Plan] = []
 
     def status(phase: Any, elapsed_s: float) -> None:
-        plan = chosen[0] if chosen else None
+        plan = chosen[-1] if chosen else None
         run.on_status(CaptureStatus(phase, name, asked_s, elapsed_s, chosen_s=plan.chosen_s if plan else None,
                                     why=plan.why if plan else "", overview_s=plan.overview_s if plan else 0.0,
                                     stoppable=all(recorder.limits.stoppable for recorder in recorders)))
+        if phase == "receiving":
+            ahead.begin()
+            import gputop.comparison.gates  # noqa: F401  there is time for it now
 
     job_cpus = JobCpusWatch(pids.items(), lambda p: status(p.phase, p.elapsed_s))
     recorders = [recorder_of(address, pid) for address, pid in pids.items()]
-    others = run.other_nodes
-    with StackWatch(pids, run.stacks, asked_s, job_cpus) as on_progress:
-        if len(servers) == 1 and others is None:
-            from gputop.profiler.capture.safe_capture import capture_with_probe
-
-            result, plan, cost = capture_with_probe(recorders[0], request, on_progress, chosen.append, run.stop)
-            record = CaptureRecord(name, result.path, time.time(), asked_s, cost.call_s,
-                                   (*result.errors, *result.warnings), plan=plan, cost=cost)
-        else:
-            captured, missing = _capture_workers(servers, recorders, request, run, on_progress, chosen.append)
-            record = record_of_workers(name, asked_s, captured, missing)
-        status("analyzing", record.took_s)
-        sampled = on_progress.samples()
-    costs = {o.address: o.cost for o in record.workers} or {answering[0].address: record.cost}
-    _have_returned({pid for address, cost in costs.items() if (pid := pids.get(address)) in run.attached
-                    and pid is not None and cost is not None
-                    and (cost.memory_after_bytes or 0) - (cost.memory_before_bytes or 0) > _MAX_KEPT_BYTES})
-    cpus = {address: job_cpus.cpus(address) for address in pids}
-    if others is None:
-        record = replace(record, notices=(*record.notices, *_ranks_elsewhere(pids)))
-    return analyze(of_job(record, answering), run, servers, cpus, sampled, began_s)
+    with AnalysisAhead(run.closing) as ahead:
+        with StackWatch(pids, run.stacks, asked_s, job_cpus) as on_progress:
+            if len(servers) == 1 and run.other_nodes is None:
+                record = _capture_one(recorders[0], request, run, on_progress, chosen.append)
+            else:
+                captured, missing = _capture_workers(servers, recorders, request, run, on_progress, chosen.append)
+                record = record_of_workers(name, asked_s, captured, missing)
+            status("analyzing", record.took_s)
+            sampled = on_progress.samples()
+        costs = {o.address: o.cost for o in record.workers} or {answering[0].address: record.cost}
+        _have_returned({pid for address, cost in costs.items() if (pid := pids.get(address)) in run.attached
+                        and pid is not None and cost is not None
+                        and (cost.memory_after_bytes or 0) - (cost.memory_before_bytes or 0) > _MAX_KEPT_BYTES})
+        cpus = {address: job_cpus.cpus(address) for address in pids}
+        if run.other_nodes is None:
+            record = replace(record, notices=(*record.notices, *_ranks_elsewhere(pids)))
+        return analyze(of_job(record, answering), run, servers, cpus, sampled, began_s, ahead)
 
 
 def profiles_itself(error: GputopError) -> ProfilesItself | None:
@@ -355,7 +366,8 @@ def _ranks_elsewhere(pids: Mapping[str, int | None]) -> tuple[str, ...]:
 
 def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = (),
             cpus: Mapping[str, JobCpus | None] | None = None,
-            stacks: Mapping[str, StackSamples | str] | None = None, began_s: float = 0.0) -> CaptureRecord:
+            stacks: Mapping[str, StackSamples | str] | None = None, began_s: float = 0.0,
+            ahead: AnalysisAhead | None = None) -> CaptureRecord:
     """The record with what its trace says, or with the ``problem`` of not knowing; blocks. The capture was asked for at
     Unix time ``began_s``.
 
@@ -378,7 +390,7 @@ def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = 
         write_capture(folder, about)
         if stacks:
             write_stacks(folder, {path.name: stacks[address] for address, path in paths.items() if address in stacks})
-    analyzed = analyze_saved(record, run.closing)
+    analyzed = analyze_saved(record, run.closing, ahead)
     counters = run.counters
     if analyzed.analysis is not None:
         if analyzed.compared is not None:
@@ -397,13 +409,13 @@ def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = 
     return analyzed
 
 
-def analyze_saved(record: CaptureRecord, closing: threading.Event) -> CaptureRecord:
+def analyze_saved(record: CaptureRecord, closing: threading.Event, ahead: AnalysisAhead | None = None) -> CaptureRecord:
     """The record of an earlier capture with what its trace says, or with the ``problem``; blocks. Writes nothing."""
     from gputop.comparison.gates import broken_budgets
-    from gputop.diagnosis.worker import analyze_in_worker
+    from gputop.diagnosis.worker import AnalysisAhead
 
     try:
-        result = analyze_in_worker([str(record.path)], closing)
+        result = (ahead or AnalysisAhead(closing)).analyze([str(record.path)])
     except GputopError as error:
         return replace(record, problem=error)
     broken = tuple(broken_budgets(result.analysis))

@@ -6,9 +6,11 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.plan import (
+    SERVER_LIMITS,
     FreeResources,
     Probe,
     memory_limits,
+    most_events,
     needs_probe,
     overview_events,
     plan,
@@ -247,3 +249,31 @@ def test_where_not_even_the_shortest_fits_it_is_said_how_else():
 
 def test_what_is_shorter_than_a_probe_is_recorded_without_one():
     assert needs_probe(0.2, UNSTOPPABLE) and not needs_probe(0.05, UNSTOPPABLE)
+
+
+KINETO = RecorderLimits(job_bytes_per_byte=0.0, job_bytes_per_event=5000.0, bare_bytes_per_event=2000.0,
+                        most_device_events_per_s=0.0)
+
+
+def test_a_short_capture_without_a_probe_has_as_many_events_as_are_planned_to_grow_the_job() -> None:
+    small, large = FreeResources(shared_bytes=10e9), FreeResources(shared_bytes=500e9)
+    assert most_events(2.0, small, KINETO) == round(256 * 2**20 / 5000)
+    assert most_events(2.0, FreeResources(shared_bytes=20e9), KINETO) == 80_000  # 2% of them
+    assert most_events(2.0, large, KINETO) == 100_000
+    assert most_events(3.1, large, KINETO) == 0  # it might wait for long
+    assert most_events(2.0, large, SERVER_LIMITS) == 0
+
+
+@pytest.mark.parametrize("free", [
+    FreeResources(shared_bytes=1e9), FreeResources(shared_bytes=20e9, job_bytes=1e9),
+    FreeResources(shared_bytes=20e9, own_bytes=2e8), FreeResources(shared_bytes=20e9, disk_bytes=5e7),
+    FreeResources(shared_bytes=20e9, job_disk_bytes=5e7)])
+def test_where_the_worst_might_not_fit_there_is_a_probe(free: FreeResources) -> None:
+    assert most_events(2.0, free, KINETO) == 0
+
+
+def test_kernels_which_nobody_counts_are_assumed_to_be_many() -> None:
+    gpu = replace(KINETO, most_device_events_per_s=500_000)
+    assert most_events(2.0, FreeResources(shared_bytes=20e9), gpu) == 0
+    assert most_events(2.0, FreeResources(shared_bytes=126 * 2**30), gpu) == 100_000
+    assert most_events(3.0, FreeResources(shared_bytes=20e9, job_bytes=30e9), gpu) == 0

@@ -5,6 +5,7 @@ ready for it. Modes:
 good; unguarded; profiling, cycles, ending (what its guard says); ends (says so once it was ready, and never polls);
 drops (the first two configs); other-pids (claims to be PID 1); silent (never polls); busy (polls, takes nothing);
 no-file; link, hard-link, pipe, folder (in the trace's place); sparse (2 TB); large (the trace, then 64 MB of zeros);
+bounded (its guard can end a recording at a number of events); full (likewise, and it does so);
 dies (once it has the config); aborts (likewise); abstract (its name is).
 """
 
@@ -74,12 +75,14 @@ def answer_guard(folder: Path, guard: socket.socket, mode: str) -> None:
     global rest_s
     while True:
         request = json.loads(guard.recv(4096))
-        if "token" in request:
+        if "token" in request:  # and not the recording's end
             rest_s = request["rest_s"]
-            states = ["ready", "ending"] if mode == "ends" else [
+            states = ["ready", "ending"] if mode == "ends" else ["ready", "full"] if mode == "full" else [
                 mode if mode in ("profiling", "cycles", "ending") else "ready"]
+            details = {"ready": "ends_s most_events" * (mode in ("bounded", "full")), "cycles": "12 0.300",
+                       "full": "0.100"}
             for state in states:
-                report = {"token": request["token"], "state": state, "detail": "12 0.300" * (mode == "cycles")}
+                report = {"token": request["token"], "state": state, "detail": details.get(state, "")}
                 body = json.dumps(report).encode()
                 guard.sendto(struct.pack("=Q32s", len(body), b"gputop") + body, str(folder / "dynolog"))
 

@@ -189,7 +189,7 @@ def test_what_others_send_is_not_answered(place):
             for datagram in (b"", bytes(5000), encode("ctxt", body), encode("req", body)):
                 client.sendto(datagram, str(place / "dynolog"))
             event = events.get(timeout=10)
-            assert event.pid == os.getpid() and event.ready and not event.configured
+            assert event.pid == os.getpid() and event.ready and not event.start_ms
             assert client.recv(4096)[40:] == b"" and events.empty()
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as nameless:
                 nameless.sendto(encode("req", body), str(place / "dynolog"))

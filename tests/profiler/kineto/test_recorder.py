@@ -46,6 +46,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "_WRITE_TIMEOUT_S", 3.0)
     monkeypatch.setattr(recorder, "_BUILD_TIMEOUT_S", 3.0)
     monkeypatch.setattr(recorder, "_PERIOD_S", 0.02)
+    monkeypatch.setattr(recorder, "_LEAD_MS", 0)
 
 
 def _ignore(_: object) -> None:
@@ -74,7 +75,7 @@ def test_a_probe_chooses_the_length(folder, tmp_path, monkeypatch):
         request = CaptureRequest(1.1, tmp_path)
         _, plan, cost = safe_capture.capture_with_probe(
             recorder_of(f"pid:{process.pid}"), request, _ignore, plans.append, threading.Event())
-    assert plans == [plan] and plan.probe is not None and plan.overview_s == 0
+    assert plans[1:] == [plan] and plan.probe is not None and plan.overview_s == 0
     assert plan.probe.host_events == 20 and plan.probe.device_events == 0
     assert plan.probe.step_s == pytest.approx(0.01, rel=0.2)
     assert cost.memory_before_bytes is not None
@@ -153,7 +154,7 @@ def test_a_clock_that_is_set_back_does_not_prolong_the_wait(folder, tmp_path, mo
           daemon.serving(opened) as serves):
         take = recorder._Take(client, serves, RecordingOrder(1.0, tmp_path, start_ns=time.time_ns()), _ignore,
                               threading.Event(), queue.SimpleQueue(), 0.25, -1)
-        take.events.put(daemon.DaemonEvent(os.getpid(), True, True))
+        take.events.put(daemon.DaemonEvent(os.getpid(), True, round(1000 * time.time())))
         take._step(0.0)
         take._check_written("trace")
         now_s, day_s = time.time(), 86400.0
@@ -245,13 +246,35 @@ def test_a_recording_that_has_begun_is_waited_for(folder, tmp_path):
     assert result.bytes and not result.stopped_early
 
 
-def test_it_records_until_the_latest_end_of_a_recording_that_begins_late(folder, tmp_path, monkeypatch):
-    """Stacks are sampled while it records, and kineto begins a second or more after it has its request."""
-    monkeypatch.setattr(recorder, "_STARTS_WITHIN_S", 60.0)
-    phases: list[str] = []
+def test_it_records_from_the_begin_that_the_job_was_told(folder, tmp_path, monkeypatch):
+    """Stacks and processors are sampled while it records."""
+    monkeypatch.setattr(recorder, "_LEAD_MS", 200)
+    phases: list[tuple[str, float]] = []
     with fake_job(folder) as process:
-        _record(process, tmp_path, 0.2, lambda progress: phases.append(progress.phase))
-    assert "recording" in phases and "receiving" not in phases and phases[-1] == "saving"
+        _record(process, tmp_path, 0.2, lambda progress: phases.append((progress.phase, progress.elapsed_s)))
+    began_s = next(elapsed_s for phase, elapsed_s in phases if phase == "recording")
+    assert phases[0][0] == "connecting" and began_s > 0.2 and phases[-1][0] == "saving"
+
+
+@pytest.mark.parametrize(("mode", "seconds", "reason"), [
+    ("bounded", 1.1, "full length, at most "), ("full", 0.1, "the job emits ")])
+def test_a_short_capture_has_no_probe(folder, tmp_path, mode, seconds, reason):
+    with fake_job(folder, mode) as process:
+        result, plan, cost = safe_capture.capture_with_probe(
+            recorder_of(f"pid:{process.pid}"), CaptureRequest(1.1, tmp_path), _ignore, _ignore, threading.Event())
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [result.path]
+    assert plan.chosen_s == result.asked_s == cost.recorded_s == seconds and plan.why.startswith(reason)
+    assert plan.probe is None and plan.shapes
+
+
+def test_a_planned_recording_ends_at_a_number_of_events_too(folder, tmp_path, monkeypatch):
+    """A job may make many more of them than in its probe."""
+    monkeypatch.setattr(safe_capture, "most_events", lambda *_: 0)
+    with fake_job(folder, "full") as process:
+        _, plan, cost = safe_capture.capture_with_probe(
+            recorder_of(f"pid:{process.pid}"), CaptureRequest(1.1, tmp_path), _ignore, _ignore, threading.Event())
+    assert plan.probe.seconds == plan.chosen_s == cost.recorded_s == 0.1
+    assert "after 0.1 of 1.1 s, because the job emitted more events than in the probe" in plan.ended
 
 
 def test_a_request_that_kineto_drops_is_made_again(folder, tmp_path, monkeypatch):
