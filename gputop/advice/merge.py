@@ -14,11 +14,10 @@ def merge_findings(trace: Iterable[Finding], live: Iterable[Finding], trace_age_
                    allocators_known: bool = False, job_gpus: Collection[int] | None = None) -> tuple[Finding, ...]:
     """Rank both together; a cause seen both ways is one entry.
 
-    A live finding that has the trace's own name is left out; one that follows from what a fresh
-    trace (of at most ``merge.fresh_s``) names is folded under that, where it adds its evidence.
-    ``allocators_known``: the trace tells the true headroom, so the advice to capture for it is done.
-    ``job_gpus``: the GPUs of the traced job in the numbers of the live findings, None where they are not
-    known. A live finding on any other GPU has a cause of its own.
+    A live finding that has the trace's own name is left out; one that follows from what a fresh trace (of at most
+    ``merge.fresh_s``) names is folded under that, where it adds its evidence. ``allocators_known``: the trace tells the
+    true headroom, so the advice to capture for it is done. ``job_gpus``: the GPUs of the traced job in the numbers of
+    the live findings, None where they are not known. A live finding on any other GPU has a cause of its own.
     """
     top = list(ranked(trace))
     trace_ids = {id_ for f in top for id_ in f.ids}

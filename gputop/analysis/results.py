@@ -49,13 +49,12 @@ class TraceSummary(Struct, frozen=True):
 class StepTimes(Struct, frozen=True):
     """The training steps found, and how long each took.
 
-    ``anchor`` says what marked them, ``confidence`` how sure that is ("high", "medium", "low");
-    ``iterations_per_step`` is above 1 where one anchor packs several optimizer steps.
-    ``dropped`` counts incomplete and warm-up steps left out. ``phase`` is "training", "evaluation"
-    or "prediction" where the trace shows it, else "unknown"; ``left_out_s`` the seconds in the
-    window spent in other step functions, by their phase. ``unit`` is "step", or "period" where all that is known is a
-    sequence of kernels that a GPU repeats: a layer of the model or its step. ``start_up`` says what of a job's start
-    (autotuning, compilation) ran in all of them; empty: nothing was seen.
+    ``anchor`` says what marked them, ``confidence`` how sure that is ("high", "medium", "low"); ``iterations_per_step``
+    is above 1 where one anchor packs several optimizer steps. ``dropped`` counts incomplete and warm-up steps left out.
+    ``phase`` is "training", "evaluation" or "prediction" where the trace shows it, else "unknown"; ``left_out_s`` the
+    seconds in the window spent in other step functions, by their phase. ``unit`` is "step", or "period" where all that
+    is known is a sequence of kernels that a GPU repeats: a layer of the model or its step. ``start_up`` says what of a
+    job's start (autotuning, compilation) ran in all of them; empty: nothing was seen.
     """
 
     anchor: str
@@ -429,13 +428,12 @@ class LaunchThread(Struct, frozen=True):
 class LaunchThreads(Struct, frozen=True):
     """Threads that launch, and others that want the CPU at the same time.
 
-    ``mode`` is what TF_GPU_THREAD_MODE amounts to: gpu_private, gpu_shared, global or unknown.
-    ``input_busy_late`` is the share of the GPUs' idle time with a late launch during which at least one
-    tf.data thread ran an op or a function, ``input_busy`` the same share of the rest of the window: where
-    tf.data causes late launches, the first is the higher. ``busy_threads_at_launch`` is the mean number of
-    pool and launch threads with an event open while a launch call runs, ``input_threads_at_launch`` that of
-    tf.data's threads at work among them; None without such threads. ``cpus`` is tf.data's CPU budget: the
-    CPUs the process may use, unless the job set it otherwise.
+    ``mode`` is what TF_GPU_THREAD_MODE amounts to: gpu_private, gpu_shared, global or unknown. ``input_busy_late`` is
+    the share of the GPUs' idle time with a late launch during which at least one tf.data thread ran an op or a
+    function, ``input_busy`` the same share of the rest of the window: where tf.data causes late launches, the first is
+    the higher. ``busy_threads_at_launch`` is the mean number of pool and launch threads with an event open while a
+    launch call runs, ``input_threads_at_launch`` that of tf.data's threads at work among them; None without such
+    threads. ``cpus`` is tf.data's CPU budget: the CPUs the process may use, unless the job set it otherwise.
     """
 
     mode: str
@@ -481,9 +479,8 @@ class GpuUse(Struct, frozen=True):
 class CollectiveOp(Struct, frozen=True):
     """Collectives of one operation. ``bytes`` sums the messages of those that tell; None: none does.
 
-    ``count`` and ``time_s`` are over all GPUs; ``count_per_step`` and ``exposed_s`` (time
-    with no compute kernel beside it) are of a GPU. ``transfer_s`` and ``waiting`` as in
-    :class:`Collectives`, or None with the ``reason``.
+    ``count`` and ``time_s`` are over all GPUs; ``count_per_step`` and ``exposed_s`` (time with no compute kernel beside
+    it) are of a GPU. ``transfer_s`` and ``waiting`` as in :class:`Collectives`, or None with the ``reason``.
     """
 
     operation: str
@@ -565,13 +562,12 @@ class KernelRow(Struct, frozen=True):
     """Kernels with one name, TF op or op type, over all GPUs; the last row of a table sums ``names`` others.
 
     ``time_s`` sums durations (streams may overlap), ``share`` is of all kernels' time. Per step: over all GPUs, of
-    those that start within the whole steps; None without steps.
-    ``types`` are shares of ``time_s`` by number type; ``tensor_core`` is the share of it on
-    tensor cores, None where no name tells, ``tensor_core_known`` the share whose name tells.
-    ``occupancy`` is the mean weighted by time over the part ``occupancy_known`` of it.
-    ``shape`` is the launch shape that took most of the time, ``shapes`` how many there are.
-    ``ncu`` is a command that runs the job anew and has Nsight Compute profile the longest launch of a step after the
-    warm-up; empty for kernels of little time, for collectives, and where the GPUs are not NVIDIA's.
+    those that start within the whole steps; None without steps. ``types`` are shares of ``time_s`` by number type;
+    ``tensor_core`` is the share of it on tensor cores, None where no name tells, ``tensor_core_known`` the share whose
+    name tells. ``occupancy`` is the mean weighted by time over the part ``occupancy_known`` of it. ``shape`` is the
+    launch shape that took most of the time, ``shapes`` how many there are. ``ncu`` is a command that runs the job anew
+    and has Nsight Compute profile the longest launch of a step after the warm-up; empty for kernels of little time, for
+    collectives, and where the GPUs are not NVIDIA's.
     """
 
     name: str
@@ -783,13 +779,11 @@ class StepSkew(Struct, frozen=True):
 class LaunchOrder(Struct, frozen=True):
     """Order in which the host launches to several GPUs, by the compute kernels whose launch is in the trace.
 
-    ``threads`` counts the launching threads of each GPU; ``shared_launches`` is the share of
-    launches by threads that serve several GPUs. Half of those are made in runs of at least
-    ``launches_per_turn`` to one GPU before the thread turns to another (1: in turns; most of
-    a step: GPU after GPU).
-    Per step and GPU: ``delay_median_s`` from the step's first launch to the GPU's own first
-    one, ``span_median_s`` from the GPU's first to its last. ``order`` is the most common
-    order of first launches, ``order_share`` the share of steps that have it.
+    ``threads`` counts the launching threads of each GPU; ``shared_launches`` is the share of launches by threads that
+    serve several GPUs. Half of those are made in runs of at least ``launches_per_turn`` to one GPU before the thread
+    turns to another (1: in turns; most of a step: GPU after GPU). Per step and GPU: ``delay_median_s`` from the step's
+    first launch to the GPU's own first one, ``span_median_s`` from the GPU's first to its last. ``order`` is the most
+    common order of first launches, ``order_share`` the share of steps that have it.
     """
 
     threads: Mapping[int, int]

@@ -20,24 +20,9 @@ import re
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputop.cluster import promql
 from gputop.cluster.available_metrics import AvailableMetrics
 from gputop.cluster.prometheus import LARGEST
-from gputop.cluster.promql import (
-    all_of,
-    any_name,
-    duration,
-    either,
-    grouped,
-    has,
-    lacks,
-    selector,
-    with_copied_label,
-    with_copied_uuid,
-    with_first_label,
-    with_label,
-    with_uuid,
-    without_label,
-)
 from gputop.sources import exporters
 
 _RECENT_S = 300.0  # the window of a group's present figures
@@ -69,7 +54,7 @@ class GpuValues:
         self._schemas = metrics.schemas()
         self._several_kinds = not metrics.common_kind()
         self._or = f"or on ({', '.join(metrics.uuid_labels)})"
-        self.recent = duration(max(_RECENT_S, _SCRAPES * metrics.scrape_s))
+        self.recent = promql.duration(max(_RECENT_S, _SCRAPES * metrics.scrape_s))
 
     def figure(self, figure: str, reading: ReadingWay) -> str:
         """A figure of each GPU in its base unit; of a counter its increase of late."""
@@ -84,20 +69,20 @@ class GpuValues:
         by_exporter = []
         for schema in self._schemas:
             by_kind = {kind: self._of_exporter(schema, kind, reading) for kind in self._metrics.kinds(schema)}
-            by_exporter.append(either((with_label(value, "kind", kind) if self._several_kinds else value
+            by_exporter.append(promql.either((promql.with_label(value, "kind", kind) if self._several_kinds else value
                                        for kind, value in by_kind.items()), self._or))
         return self._with_holder(self._of_first_exporter(by_exporter), reading)
 
     def over(self, step_s: float, where: str = "", *, placed: bool = False) -> str:
         """Return the mean activity over a step of the history, also of GPUs that are gone since."""
         window_s = max(step_s, _SCRAPES * self._metrics.scrape_s / 2)
-        return self.activity(ReadingWay(where, duration(window_s), still=False, placed=placed))
+        return self.activity(ReadingWay(where, promql.duration(window_s), still=False, placed=placed))
 
     def most_since(self, since_s: float, where: str = "") -> str:
         """The most that each GPU did since then; only of GPUs that were there all that time, for the same job."""
         placed = not self._metrics.by_job
         most, now = (self.activity(replace(reading, where=where, placed=placed)) for reading in (
-            ReadingWay(window=duration(since_s), over="max_over_time", still=False), ReadingWay()))
+            ReadingWay(window=promql.duration(since_s), over="max_over_time", still=False), ReadingWay()))
         on = ", ".join(dict.fromkeys((*self._metrics.uuid_labels, *self._metrics.labels_of_job)))
         return f"({f' and on ({on}) '.join([most, now, *self._then(since_s, where)])})"
 
@@ -109,7 +94,7 @@ class GpuValues:
 
     def _then(self, since_s: float, where: str) -> list[str]:
         """The GPUs that were there at some times since then: at none of them was one away for longer than a gap."""
-        gap = duration(max(_GAP_S, _SCRAPES * self._metrics.scrape_s))
+        gap = promql.duration(max(_GAP_S, _SCRAPES * self._metrics.scrape_s))
         return [self.activity(ReadingWay(where, gap, "last_over_time", still=False, placed=False,
                                          ago_s=since_s * part / _SINCE_PARTS)) for part in range(1, _SINCE_PARTS + 1)]
 
@@ -122,7 +107,7 @@ class GpuValues:
 
     def _of_first_exporter(self, by_exporter: list[str]) -> str:
         present = [value for value in by_exporter if value]
-        return either(present, f"or on ({exporters.UUID_LABELS[0]})")
+        return promql.either(present, f"or on ({exporters.UUID_LABELS[0]})")
 
     def _with_holder(self, value: str, reading: ReadingWay) -> str:
         """Return the values, those without a job with the job that other series of the GPU have."""
@@ -132,13 +117,13 @@ class GpuValues:
         names = sorted({name.name for schema in self._schemas for figures in schema.figures.values() for name in figures
                         if metrics.series.get(name.name)})
         jobs = [label for label in metrics.labels_of_job if label not in metrics.uuid_labels]
-        held = either(self._identified(any_name(names, all_of(reading.where, has(label))))
+        held = promql.either(self._identified(promql.any_name(names, promql.all_of(reading.where, promql.has(label))))
                       for label in metrics.job_labels)
         on = ", ".join(metrics.uuid_labels)
         more = [*(["kind"] if self._several_kinds else []), *(["model"] if reading.model else []),
                 *([*exporters.GPU_LABELS, *metrics.node_labels] if reading.placed else [])]
         kept_labels = [label for label in dict.fromkeys(more) if label not in (*metrics.uuid_labels, *jobs)]
-        holders = grouped("group", (*metrics.uuid_labels, *jobs), held)
+        holders = promql.grouped("group", (*metrics.uuid_labels, *jobs), held)
         return (f"({holders} * on ({on}) group_left ({', '.join(kept_labels)}) topk by ({on}) (1, {value}) "
                 f"or on ({on}) {value})")
 
@@ -146,15 +131,16 @@ class GpuValues:
         if not (self._metrics.divided and schema.jobs and reading.instances):
             return self._of_spellings(schema, figure, reading)
         # A GPU next to its MIG instances would be counted once more.
-        whole, parts = (self._of_spellings(schema, figure, replace(reading, where=all_of(reading.where, condition)))
-                        for condition in (lacks("mig"), has("mig")))
+        whole, parts = (
+            self._of_spellings(schema, figure, replace(reading, where=promql.all_of(reading.where, condition)))
+            for condition in (promql.lacks("mig"), promql.has("mig")))
         names = [name.name for name in self._metrics.spellings(schema, figure)]
-        return parts and f"({whole} unless on (uuid) {any_name(names, has('mig'))} or {parts})"
+        return parts and f"({whole} unless on (uuid) {promql.any_name(names, promql.has('mig'))} or {parts})"
 
     def _of_spellings(self, schema: exporters.Schema, figure: str, reading: ReadingWay) -> str:
         metrics = self._metrics
         if reading.model and not schema.info:
-            reading = replace(reading, where=all_of(reading.where, has(schema.model)))
+            reading = replace(reading, where=promql.all_of(reading.where, promql.has(schema.model)))
         labels = dict.fromkeys([
             *(exporters.UUID_LABELS[:1] if exporters.UUID_LABELS[0] in metrics.uuid_labels else ()),
             *(label for label in schema.gpu_labels if label in exporters.UUID_LABELS or reading.placed),
@@ -173,11 +159,12 @@ class GpuValues:
         for name in metrics.spellings(schema, figure):
             value = f"{_measured(name, reading)} {_plausible(figure)}"
             if reading.model:
-                value = with_copied_label(_with_label_of(schema, value, schema.model, schema.info) if schema.info
-                                          else value, "model", schema.model)
+                value = promql.with_copied_label(_with_label_of(schema, value, schema.model, schema.info) if schema.info
+                                                 else value, "model", schema.model)
             value = self._identified(self._with_job(schema, value, reading, of_job), schema)
-            values.append(f"topk by ({', '.join(labels)}) (1, {value})" if one_of else grouped("max", labels, value))
-        return either(values, self._or)
+            values.append(f"topk by ({', '.join(labels)}) (1, {value})" if one_of else
+                          promql.grouped("max", labels, value))
+        return promql.either(values, self._or)
 
     def _identified(self, value: str, *schemas: exporters.Schema) -> str:
         """Return the series with one label of their UUID, and of their node, where exporters differ; and without that
@@ -185,17 +172,17 @@ class GpuValues:
         metrics = self._metrics
         for joining in (label for label in metrics.job_labels if label in exporters.JOINING_LABELS):
             for pod in (label for label in metrics.job_labels if label in exporters.POD_LABELS):
-                value = without_label(value, pod, joining)
+                value = promql.without_label(value, pod, joining)
         if metrics.scattered:
-            value = with_first_label(value, "instance", (*metrics.hosts, "instance"))
+            value = promql.with_first_label(value, "instance", (*metrics.hosts, "instance"))
         if exporters.UUID_LABELS[0] not in metrics.uuid_labels:
             return value
         for label in exporters.UUID_LABELS[1:]:
             if any(label in schema.gpu_labels for schema in schemas or self._schemas):
-                value = with_copied_uuid(value, exporters.UUID_LABELS[0], label)
+                value = promql.with_copied_uuid(value, exporters.UUID_LABELS[0], label)
         if not metrics.nameless:
             return value
-        return with_uuid(value, exporters.UUID_LABELS[0], ("instance", *exporters.GPU_LABELS))
+        return promql.with_uuid(value, exporters.UUID_LABELS[0], ("instance", *exporters.GPU_LABELS))
 
     def _with_job(self, schema: exporters.Schema, value: str, reading: ReadingWay, of_job: str) -> str:
         """Return the value with the job's label, of exporters that name jobs in a metric of its own; GPUs of no job
@@ -203,17 +190,17 @@ class GpuValues:
         if schema.jobs not in self._metrics.series:
             return value
         labels = [label for label in self._metrics.labels_of_job if label in _OF_JOBS] or ["slurm_job_id"]
-        jobs = selector(schema.jobs, of_job)
+        jobs = promql.selector(schema.jobs, of_job)
         if reading.ago_s:
-            jobs = f"{reading.over}({jobs}[{reading.window}] offset {duration(reading.ago_s)})"
+            jobs = f"{reading.over}({jobs}[{reading.window}] offset {promql.duration(reading.ago_s)})"
         joined = _with_label_of(schema, value, ", ".join(labels), jobs)
         return joined if of_job else f"{joined} or on ({', '.join(schema.join)}) ({value})"
 
 
 def _measured(name: exporters.MetricName, reading: ReadingWay) -> str:
     """A metric in its base unit."""
-    now = selector(name.name, reading.where)
-    offset = f" offset {duration(reading.ago_s)}" if reading.ago_s else ""
+    now = promql.selector(name.name, reading.where)
+    offset = f" offset {promql.duration(reading.ago_s)}" if reading.ago_s else ""
     value = f"{reading.over}({now}[{reading.window}]{offset})" if reading.window else now + offset
     if reading.window and reading.still:
         value = f"({value} and {now})"

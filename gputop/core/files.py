@@ -1,10 +1,9 @@
 """The one place where files are opened and written, so that nobody's planted name is followed.
 
-gputop runs as root beside other people's jobs, and reads and writes below folders that may belong to
-them. A name can be a link to a file of root's, a pipe that blocks for ever, a device without an end, or
-change between a check and its use. Therefore a file is opened first and judged afterwards by its
-descriptor, it is written under a name that did not exist before and moved into place within a folder that is held
-open, and reading has an end that is known before.
+gputop runs as root beside other people's jobs, and reads and writes below folders that may belong to them. A name can
+be a link to a file of root's, a pipe that blocks for ever, a device without an end, or change between a check and its
+use. Therefore a file is opened first and judged afterwards by its descriptor, it is written under a name that did not
+exist before and moved into place within a folder that is held open, and reading has an end that is known before.
 """
 
 from __future__ import annotations

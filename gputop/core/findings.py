@@ -103,13 +103,11 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     The fields stand in the order in which documents have them.
 
-    The severity of a trace finding follows from the share of the step it costs
-    (:func:`severity_of`). Telemetry shows no steps: the severity of a live finding is the
-    judgment of its rule, from the figures in ``evidence``, and its gain has no number.
-    ``consequences`` are findings that this one explains: with it they would go, so they are no rivals.
-    ``gpus`` are NVML indices in a live finding; in one from a trace they are the numbers that
-    the job itself gives its GPUs (CUDA_VISIBLE_DEVICES renumbers them), until
-    :func:`gputop.session.gpu_numbers.on_node` has made them NVML's.
+    The severity of a trace finding follows from the share of the step it costs (:func:`severity_of`). Telemetry shows
+    no steps: the severity of a live finding is the judgment of its rule, from the figures in ``evidence``, and its gain
+    has no number. ``consequences`` are findings that this one explains: with it they would go, so they are no rivals.
+    ``gpus`` are NVML indices in a live finding; in one from a trace they are the numbers that the job itself gives its
+    GPUs (CUDA_VISIBLE_DEVICES renumbers them), until :func:`gputop.session.gpu_numbers.on_node` has made them NVML's.
     """
 
     id: str

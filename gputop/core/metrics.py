@@ -30,9 +30,8 @@ class Fault(Struct, frozen=True):
 class Metric(Struct, frozen=True):
     """One measured quantity of a GPU, of the host, of a control group or of an RDMA adapter.
 
-    ``full_scale`` names the metric that is this one's 100% (memory used of memory
-    total), or is a number in the metric's own unit, or None where the largest value in
-    view is the scale.
+    ``full_scale`` names the metric that is this one's 100% (memory used of memory total), or is a number in the
+    metric's own unit, or None where the largest value in view is the scale.
     """
 
     id: str

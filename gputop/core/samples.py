@@ -1,8 +1,7 @@
 """One sample of the node, as immutable values. Sources make these; everything else reads them.
 
-Every figure is a :class:`Reading`: a value with unit and source, or the reason why there
-is none. They are structs of msgspec: a sample has hundreds of values, and a frozen
-dataclass takes ten times as long to make.
+Every figure is a :class:`Reading`: a value with unit and source, or the reason why there is none. They are structs of
+msgspec: a sample has hundreds of values, and a frozen dataclass takes ten times as long to make.
 """
 
 from __future__ import annotations
@@ -14,16 +13,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr
 
-from gputop.core.metrics import (
-    ADAPTER_METRICS,
-    BYTES_PER_S,
-    CGROUP_METRICS,
-    GPU_METRICS,
-    HOST_METRICS,
-    RATIO,
-    TENSOR_FLOP_PARTS,
-    TENSOR_FLOP_UTIL,
-)
+from gputop.core import metrics
 
 MAX_GPUS = 1024  # GPUs of a node in a recording or snapshot; each has a history
 LAST_TIME_S = 253_402_300_799.0  # the year 9999; localtime takes no more
@@ -136,21 +126,21 @@ class GpuSample(Struct, frozen=True):
         reading = self.readings.get(metric_id)
         if reading is not None:
             return reading
-        if metric_id == TENSOR_FLOP_UTIL:
+        if metric_id == metrics.TENSOR_FLOP_UTIL:
             return self._tensor_flop_util()
-        return Reading.missing(GPU_METRICS[metric_id].unit, self.message or "not sampled")
+        return Reading.missing(metrics.GPU_METRICS[metric_id].unit, self.message or "not sampled")
 
     def _tensor_flop_util(self) -> Reading:
         """An estimate of the same within 2 points of MFU on regular matrix products (arXiv 2605.20799)."""
-        parts = [self[metric] for metric in TENSOR_FLOP_PARTS]
-        for metric, part in zip(TENSOR_FLOP_PARTS, parts, strict=True):
-            if not part.value and (part.reason is not None or metric == TENSOR_FLOP_PARTS[-1]):
+        parts = [self[metric] for metric in metrics.TENSOR_FLOP_PARTS]
+        for metric, part in zip(metrics.TENSOR_FLOP_PARTS, parts, strict=True):
+            if not part.value and (part.reason is not None or metric == metrics.TENSOR_FLOP_PARTS[-1]):
                 reason = part.reason if part.reason == self.message else (
-                    f"{GPU_METRICS[metric].label}: {part.reason or 'the driver gives 0'}")
-                return Reading.missing(RATIO, reason or "", part.source)
+                    f"{metrics.GPU_METRICS[metric].label}: {part.reason or 'the driver gives 0'}")
+                return Reading.missing(metrics.RATIO, reason or "", part.source)
         active, clock, highest = (part.value or 0.0 for part in parts)
         sources = ", ".join(dict.fromkeys(part.source for part in parts if part.source))
-        return Reading(min(1.0, active * clock / highest), RATIO, f"estimate from {sources}")
+        return Reading(min(1.0, active * clock / highest), metrics.RATIO, f"estimate from {sources}")
 
     def activity(self) -> tuple[str, Reading]:
         """The best measure of how busy the SMs are: ``sm_active``, else coarse ``gpu_util``.
@@ -175,7 +165,7 @@ class CgroupSample(Struct, frozen=True):
 
     def __getitem__(self, metric_id: str) -> Reading:
         reading = self.readings.get(metric_id)
-        return reading or Reading.missing(CGROUP_METRICS[metric_id].unit, "not sampled")
+        return reading or Reading.missing(metrics.CGROUP_METRICS[metric_id].unit, "not sampled")
 
 
 NO_LIMIT = "no limit"
@@ -222,8 +212,8 @@ class ProcessSample(Struct, frozen=True):
     container: str | None = None  # the container it runs in: runtime and short id; None: none, or not known
     cuda_visible_devices: str | None = None  # of its environment; None: not set or not readable
     # From and to storage, child processes included, page cache hits excluded.
-    io_read_bytes_per_s: Reading = field(default_factory=lambda: Reading.missing(BYTES_PER_S, "not sampled"))
-    io_write_bytes_per_s: Reading = field(default_factory=lambda: Reading.missing(BYTES_PER_S, "not sampled"))
+    io_read_bytes_per_s: Reading = field(default_factory=lambda: Reading.missing(metrics.BYTES_PER_S, "not sampled"))
+    io_write_bytes_per_s: Reading = field(default_factory=lambda: Reading.missing(metrics.BYTES_PER_S, "not sampled"))
     container_pid: int | None = None  # its PID inside its container, if that differs
     note: str | None = None  # how the process was matched with the driver's PID, where that was inferred
     reasons: Mapping[str, str] = field(default_factory=dict)  # by field: why it is None although a value may exist
@@ -276,7 +266,7 @@ class AdapterSample(Struct, frozen=True):
 
     def __getitem__(self, metric_id: str) -> Reading:
         reading = self.readings.get(metric_id)
-        return reading or Reading.missing(ADAPTER_METRICS[metric_id].unit, "not sampled")
+        return reading or Reading.missing(metrics.ADAPTER_METRICS[metric_id].unit, "not sampled")
 
     @property
     def load_ratio(self) -> float | None:
@@ -302,7 +292,7 @@ class HostSample(Struct, frozen=True):
 
     @classmethod
     def missing(cls, hostname: str, reason: str) -> HostSample:
-        return cls(hostname, {m.id: Reading.missing(m.unit, reason) for m in HOST_METRICS.values()})
+        return cls(hostname, {m.id: Reading.missing(m.unit, reason) for m in metrics.HOST_METRICS.values()})
 
     @property
     def full_cores(self) -> int:
@@ -311,7 +301,7 @@ class HostSample(Struct, frozen=True):
 
     def __getitem__(self, metric_id: str) -> Reading:
         reading = self.readings.get(metric_id)
-        return reading or Reading.missing(HOST_METRICS[metric_id].unit, "not sampled")
+        return reading or Reading.missing(metrics.HOST_METRICS[metric_id].unit, "not sampled")
 
 
 class NodeSample(Struct, frozen=True):

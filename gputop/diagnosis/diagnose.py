@@ -56,10 +56,9 @@ def analyze(
 ) -> Analysis:
     """Read a trace and say what is wrong with the job in it.
 
-    ``paths``: an ``.xplane.pb``, a run folder or TensorBoard logdir, Chrome/kineto JSON files
-    (several are the ranks of one job), or an Nsight Systems ``.sqlite``. ``params``: number of
-    the model's trainable parameters, for rules on AllReduce. ``flops_per_step``: FLOPs of one
-    step on all GPUs of the trace together, for the limits. Raises
+    ``paths``: an ``.xplane.pb``, a run folder or TensorBoard logdir, Chrome/kineto JSON files (several are the ranks of
+    one job), or an Nsight Systems ``.sqlite``. ``params``: number of the model's trainable parameters, for rules on
+    AllReduce. ``flops_per_step``: FLOPs of one step on all GPUs of the trace together, for the limits. Raises
     :class:`gputop.core.errors.GputopError`; NoDataError where the trace holds no event.
     """
     several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)

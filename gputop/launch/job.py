@@ -159,8 +159,7 @@ class StartedJob:
             os.killpg(self.pid, signal.SIGKILL)
 
     def tail(self, lines: int) -> tuple[list[str], int]:
-        """The last lines of its output, without colors and control characters, and the offset they end at, in
-        bytes."""
+        """The last lines of its output, without colors and control characters, and the offset they end at, in bytes."""
         try:
             with self.log.open("rb") as file:
                 file.seek(0, os.SEEK_END)

@@ -163,8 +163,7 @@ class Finder:
 
     def _listening(self, wanted: set[int] | None) -> tuple[dict[Listener, list[str]], list[str]]:
         """Listening sockets with the hosts where they can be reached, and notes on processes of others."""
-        networks, refused = sockets.networks(
-            self._proc, sorted(process_ids(self._proc) if wanted is None else wanted))
+        networks, refused = sockets.networks(self._proc, sorted(process_ids(self._proc) if wanted is None else wanted))
         notes = [f"process {pid} belongs to {self._user(pid) or 'another user'}, so gputop cannot read its sockets. "
                  "Run gputop as that user or root, or attach to HOST:PORT." for pid in refused if wanted is not None]
         here = sockets.network_namespace(self._proc, os.getpid())
@@ -262,8 +261,7 @@ class Finder:
 
     def _version(self, pid: int, framework: Framework, site_packages: str) -> str | None:
         try:
-            with (folder_of_process(pid, Path(site_packages), self._proc) as folder,
-                  os.scandir(folder.fd) as entries):
+            with (folder_of_process(pid, Path(site_packages), self._proc) as folder, os.scandir(folder.fd) as entries):
                 names = sorted(entry.name for entry in itertools.islice(entries, _MAX_DISTRIBUTIONS))
         except OSError:
             return None

@@ -2,9 +2,8 @@
 
 Layout, as XProf and TensorBoard open it: ``<logdir>/plugins/profile/<run>/<host>.xplane.pb``.
 
-gputop may run as root beside the jobs of others. Therefore a run's folder and its file are opened once, before
-the job is recorded, and from then on used by their descriptors; a logdir that another user could exchange is
-refused.
+gputop may run as root beside the jobs of others. Therefore a run's folder and its file are opened once, before the job
+is recorded, and from then on used by their descriptors; a logdir that another user could exchange is refused.
 """
 
 from __future__ import annotations
@@ -25,16 +24,8 @@ from typing import BinaryIO
 
 from msgspec import Struct, field
 
+from gputop.core import files
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.core.files import (
-    Folder,
-    Readable,
-    copy_bounded,
-    open_regular,
-    remove_empty,
-    untrusted_ancestor,
-    writable_folder,
-)
 from gputop.profiler.stale_files import partial_name
 
 TRACE = ".xplane.pb"
@@ -82,7 +73,7 @@ class RunFolder(Struct):
 
     path: Path
     host: str
-    folder: Folder
+    folder: files.Folder
     _partial: str  # name of the file in ``folder`` until it is whole
     _descriptor: int
     _made: list[Path] = field(default_factory=list)  # folders this capture made, outermost first
@@ -100,7 +91,7 @@ class RunFolder(Struct):
         host = re.sub(r"[^A-Za-z0-9._-]", "_", host) or "host"
         made: list[Path] = []
         try:
-            with writable_folder(profiles, "--logdir") as parent:
+            with files.writable_folder(profiles, "--logdir") as parent:
                 made += parent.made
                 if run is None:
                     folder = _new_folder(parent, datetime.now().strftime(_RUN_NAME))
@@ -113,7 +104,7 @@ class RunFolder(Struct):
                 folder.close()
                 raise
         except OSError as error:
-            remove_empty(made)
+            files.remove_empty(made)
             raise GputopError(
                 f"cannot write traces to {logdir}: {error.strerror or error} ({profiles / (error.filename or '')})",
                 "Choose a writable folder with --logdir DIR. The job was not disturbed.",
@@ -180,19 +171,19 @@ class RunFolder(Struct):
     def take_over(self, path: Path) -> Path:
         """:meth:`adopt` a file that gputop itself has written; raises GputopError."""
         try:
-            with open_regular(path, follow_links=False) as file:
+            with files.open_regular(path, follow_links=False) as file:
                 return self.adopt(file, path)
         except OSError as error:
             raise GputopError(f"cannot read {path}: {error.strerror or error}", "Check the file system.") from None
 
-    def receive(self, source: Readable, size: int) -> Path:
+    def receive(self, source: files.Readable, size: int) -> Path:
         """Save what comes from ``source``, so many bytes, whole or not at all, and return where. Raises OSError, and
         what ``source.read`` raises."""
         return self._fill(source, size, _never)
 
     def open_trace(self) -> BinaryIO:
         """The trace after :meth:`adopt`, for reading; raises OSError."""
-        return open_regular(self.name, follow_links=False, folder_fd=self.folder.fd)
+        return files.open_regular(self.name, follow_links=False, folder_fd=self.folder.fd)
 
     def discard(self) -> None:
         """Close the descriptors and remove what this capture made, as far as it is empty. A saved trace stays."""
@@ -201,7 +192,7 @@ class RunFolder(Struct):
             self._descriptor = -1
             self.folder.remove(self._partial)
             self.folder.close()
-            remove_empty(self._made)
+            files.remove_empty(self._made)
 
     def _holds(self, source: BinaryIO) -> bool:
         """Return whether ``source`` is the file at the trace's own name in this folder. Raises OSError."""
@@ -228,13 +219,13 @@ class RunFolder(Struct):
             raise OSError(errno.ENOSPC, f"the trace needs {size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free")
         return min(MAX_COPY_BYTES, free)
 
-    def _fill(self, source: Readable, max_bytes: int, stopped: Callable[[], bool]) -> Path:
+    def _fill(self, source: files.Readable, max_bytes: int, stopped: Callable[[], bool]) -> Path:
         """Raises OSError, nothing partial left behind."""
         try:
             os.lseek(self._descriptor, 0, os.SEEK_SET)
             os.ftruncate(self._descriptor, 0)
             with os.fdopen(self._descriptor, "wb", closefd=False) as out:
-                copy_bounded(source, out, max_bytes, stopped)
+                files.copy_bounded(source, out, max_bytes, stopped)
                 out.flush()
                 os.fsync(self._descriptor)
             if not os.path.samestat(self.folder.state(self._partial), os.fstat(self._descriptor)):
@@ -259,7 +250,7 @@ def _profiles_of(logdir: str | Path) -> Path:
                           EXIT_USAGE) from None
 
 
-def _reserved(folder: Folder, host: str) -> tuple[str, int]:
+def _reserved(folder: files.Folder, host: str) -> tuple[str, int]:
     """Name and descriptor of a new file in ``folder`` that can be filled; raises OSError, nothing left behind."""
     name = partial_name(host)
     descriptor = folder.create(name)
@@ -282,7 +273,7 @@ def _fallback_folders(full: Path, size: int) -> list[Path]:
     for text in (os.environ.get("XDG_CACHE_HOME") or "~/.cache", tempfile.gettempdir(), "/var/tmp"):
         with contextlib.suppress(OSError, RuntimeError):  # it is not there; there is no home
             folder = Path(text).expanduser()
-            if shutil.disk_usage(folder).free > size + _RESERVE_BYTES and untrusted_ancestor(folder) is None:
+            if shutil.disk_usage(folder).free > size + _RESERVE_BYTES and files.untrusted_ancestor(folder) is None:
                 on_full_disk[folder] = folder.stat().st_dev == full.stat().st_dev
     return sorted(on_full_disk, key=lambda folder: on_full_disk[folder])
 
@@ -298,7 +289,7 @@ def _save_below(folder: Path, host: str, data: bytes) -> Path:
         raise
 
 
-def _new_folder(parent: Folder, name: str) -> Folder:
+def _new_folder(parent: files.Folder, name: str) -> files.Folder:
     for attempt in range(1, 1000):
         with contextlib.suppress(FileExistsError):
             return parent.make(name if attempt == 1 else f"{name}_{attempt}")

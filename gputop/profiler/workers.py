@@ -100,9 +100,8 @@ def addresses(attach: Iterable[str], ports: tuple[int, ...] = (), environ: Mappi
               ) -> tuple[str, ...]:
     """The servers that were named, each once, in order, as :func:`parse_address` writes them.
 
-    ``attach`` holds the texts of ``--attach``. One without a port gets ``ports``. Where there are
-    ports and nothing to attach to, the job's machines are those of TF_CONFIG, else of
-    SLURM_JOB_NODELIST. Raises GputopError (wrong usage).
+    ``attach`` holds the texts of ``--attach``. One without a port gets ``ports``. Where there are ports and nothing to
+    attach to, the job's machines are those of TF_CONFIG, else of SLURM_JOB_NODELIST. Raises GputopError (wrong usage).
     """
     listed: list[str] = []
     for text in attach:

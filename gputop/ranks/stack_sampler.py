@@ -26,19 +26,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Struct
 
+from gputop.core import host_stacks
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.files import read_regular, temporary_place, unnamed_file
-from gputop.core.host_stacks import (
-    MAX_CHANGES,
-    MAX_DEPTH,
-    MAX_FRAMES,
-    MAX_STACKS,
-    MAX_THREADS,
-    NAME_CHARS,
-    StackFrame,
-    StackSamples,
-    ThreadStacks,
-)
 from gputop.core.proc import owner, read_stat
 from gputop.ranks.processes import check_rights
 from gputop.ranks.stacks import INSTALL, py_spy
@@ -152,7 +142,7 @@ class StackSampler:
             return now - time.clock_gettime_ns(time.CLOCK_BOOTTIME) + since_boot
         return now
 
-    def samples(self) -> StackSamples:
+    def samples(self) -> host_stacks.StackSamples:
         """Samples that were taken; waits for the end. Raises GputopError."""
         self.stop()
         timer = threading.Timer(_WRITES_S, os.kill, (self._process.pid, signal.SIGKILL))
@@ -199,7 +189,7 @@ class StackSampler:
 
 
 def read_record(data: bytes, pid: int, clock: Clock, rate_hz: float, counts: tuple[int, int] | None,
-                cpu_s: float) -> StackSamples:
+                cpu_s: float) -> host_stacks.StackSamples:
     """Read what ``py-spy record --format chrometrace --threads`` wrote; ``rate_hz`` was asked for, ``counts`` are the
     samples of all threads and the failures that it told of. Raises GputopError."""
     try:
@@ -214,7 +204,7 @@ def read_record(data: bytes, pid: int, clock: Clock, rate_hz: float, counts: tup
     tables = _Tables()
     threads: dict[int, _Thread] = {}
     for event in events:
-        if event.tid not in threads and len(threads) == MAX_THREADS:
+        if event.tid not in threads and len(threads) == host_stacks.MAX_THREADS:
             continue
         threads.setdefault(event.tid, _Thread()).take(event, first, tables)
     kept = [thread.finished(pid) for thread in threads.values()]
@@ -223,7 +213,7 @@ def read_record(data: bytes, pid: int, clock: Clock, rate_hz: float, counts: tup
     samples, failures = counts or (0, 0)
     # Of all threads, of which some are there for a moment only: those of a sample are one to some.
     each = min(samples, rate_hz * length_s)
-    return StackSamples(
+    return host_stacks.StackSamples(
         start_s=origin_ns / 1e9 + first / 1e6, length_s=length_s, error_s=error_ns / 1e9,
         rate_hz=min(max(each / length_s, 0.1), rate_hz) if counts else rate_hz,
         missed=failures / (failures + each) if failures else 0.0, cpu_s=cpu_s,
@@ -234,7 +224,7 @@ class _Tables:
     """Frames and stacks, each once."""
 
     def __init__(self) -> None:
-        self.frames: dict[StackFrame, int] = {}
+        self.frames: dict[host_stacks.StackFrame, int] = {}
         self.stacks: dict[tuple[int, ...], int] = {}
         self._of_event: dict[tuple[str, str, int], int] = {}
 
@@ -244,14 +234,14 @@ class _Tables:
         line = where.line or 0
         key = event.name, where.filename, line if 0 < line < _MAX_LINE else 0
         if key not in self._of_event:
-            frame = StackFrame(_text(key[0]), redacted(_text(key[1])), key[2])
-            full = len(self.frames) == MAX_FRAMES
+            frame = host_stacks.StackFrame(_text(key[0]), redacted(_text(key[1])), key[2])
+            full = len(self.frames) == host_stacks.MAX_FRAMES
             self._of_event[key] = -1 if full else self.frames.setdefault(frame, len(self.frames))
         return self._of_event[key]
 
     def stack(self, frames: Sequence[int]) -> int:
-        stack = tuple(frame for frame in frames if frame >= 0)[-MAX_DEPTH:]
-        if stack not in self.stacks and len(self.stacks) == MAX_STACKS:
+        stack = tuple(frame for frame in frames if frame >= 0)[-host_stacks.MAX_DEPTH:]
+        if stack not in self.stacks and len(self.stacks) == host_stacks.MAX_STACKS:
             return -1
         return self.stacks.setdefault(stack, len(self.stacks))
 
@@ -278,13 +268,13 @@ class _Thread:
         elif event.ph == "E" and self._open:
             self._open.pop()
 
-    def finished(self, pid: int) -> ThreadStacks:
+    def finished(self, pid: int) -> host_stacks.ThreadStacks:
         # The last events end all that is open: not a stack that was seen.
         title = _THREAD.match(self.title)
         number, name = (title[1], title[2] or "") if title else ("", "")
         main = name == "MainThread" or number == str(pid)
-        return ThreadStacks(redacted(_text(name)), main, tuple(t for t, _ in self._changes),
-                            tuple(stack for _, stack in self._changes))
+        return host_stacks.ThreadStacks(redacted(_text(name)), main, tuple(t for t, _ in self._changes),
+                                        tuple(stack for _, stack in self._changes))
 
     def _note(self, tables: _Tables) -> None:
         stack = tables.stack(self._open) if self._open else -1
@@ -292,16 +282,16 @@ class _Thread:
             self._changes.append((self._now, stack))
 
 
-def _bounded(threads: list[ThreadStacks]) -> list[ThreadStacks]:
+def _bounded(threads: list[host_stacks.ThreadStacks]) -> list[host_stacks.ThreadStacks]:
     """The main thread and as many others as there is room for, those of few changes first."""
-    out, left = [], MAX_CHANGES
+    out, left = [], host_stacks.MAX_CHANGES
     for thread in sorted(threads, key=lambda sampled: (not sampled.main, len(sampled.times_us))):
         kept = min(left, len(thread.times_us))
         left -= kept
         if kept:
-            out.append(ThreadStacks(thread.name, thread.main, thread.times_us[:kept], thread.stacks[:kept]))
+            out.append(host_stacks.ThreadStacks(thread.name, thread.main, thread.times_us[:kept], thread.stacks[:kept]))
     return out
 
 
 def _text(text: str) -> str:
-    return printable(text)[-NAME_CHARS:]
+    return printable(text)[-host_stacks.NAME_CHARS:]

@@ -143,7 +143,6 @@ class StacksDocument(Struct, frozen=True, tag_field="schema", tag="gputop.stacks
     processes: tuple[StacksProcess, ...]
 
     @classmethod
-    def of(cls, nccl: StacksNccl, dumps: Iterable[Dumps],
-           by_job: Sequence[Sequence[ProcessStacks]]) -> StacksDocument:
+    def of(cls, nccl: StacksNccl, dumps: Iterable[Dumps], by_job: Sequence[Sequence[ProcessStacks]]) -> StacksDocument:
         return cls(nccl, tuple(map(StacksDumps.of, dumps)), tuple(StacksJob.of(job) for job in by_job if job),
                    tuple(StacksProcess.of(process) for job in by_job for process in job))

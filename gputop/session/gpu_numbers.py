@@ -102,8 +102,7 @@ def numbers_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSam
     ordinals = [gpu.gpu for gpu in record.analysis.gpus]
     if record.workers and process is not None:
         ordinals = list(range(len(process.gpus)))
-    return gpu_numbers(process, [g.info for g in sample.gpus], ordinals,
-                       whole_node=sample.gpus_unwatched == 0)
+    return gpu_numbers(process, [g.info for g in sample.gpus], ordinals, whole_node=sample.gpus_unwatched == 0)
 
 
 def gpu_numbers(process: ProcessSample | None, gpus: Sequence[GpuInfo], ordinals: Collection[int],

@@ -182,8 +182,7 @@ class OtherNodes:
         """Ask the nodes to begin with their probes; nothing of it goes on after the block."""
         try:
             for node in self._nodes:
-                node.thread = threading.Thread(target=self._talk, args=(node, request), name="gputop-node",
-                                               daemon=True)
+                node.thread = threading.Thread(target=self._talk, args=(node, request), name="gputop-node", daemon=True)
                 node.thread.start()
             yield
         finally:

@@ -1,12 +1,10 @@
 """The interface of a source of samples. Each way to read a node is one class that satisfies :class:`Source`.
 
-A source is opened once, from a background thread. Each of its probes is then called from one thread at a time,
-so a probe may keep state without locks. The sampler (:mod:`gputop.telemetry.sampler`) owns the threads and the
-clock.
+A source is opened once, from a background thread. Each of its probes is then called from one thread at a time, so a
+probe may keep state without locks. The sampler (:mod:`gputop.telemetry.sampler`) owns the threads and the clock.
 
-Units are those of :mod:`gputop.core.metrics`: ratios 0-1, bytes, bytes/s, W, °C, Hz. A value that cannot be read
-is a :class:`~gputop.core.samples.Reading` with the reason, never 0. All times named ``now_s`` are Unix time in
-seconds.
+Units are those of :mod:`gputop.core.metrics`: ratios 0-1, bytes, bytes/s, W, °C, Hz. A value that cannot be read is a
+:class:`~gputop.core.samples.Reading` with the reason, never 0. All times named ``now_s`` are Unix time in seconds.
 
 Errors: :meth:`Source.open` alone raises (:class:`~gputop.core.errors.GputopError`, with cause and fix). A probe
 never raises for a sick device: it returns a sample whose ``state`` and ``message`` say what is wrong.

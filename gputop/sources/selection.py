@@ -25,12 +25,11 @@ def select_gpus(
 ) -> list[GpuInfo]:
     """The devices of ``present`` that ``items`` name, in its order.
 
-    ``items`` are indices ("0"), inclusive ranges ("2-3"), UUIDs or the beginning of one
-    ("GPU-4f", "MIG-7"), labels of MIG instances ("3:1"), or "visible" for what
-    CUDA_VISIBLE_DEVICES of ``environ`` names; alone or joined by commas. None at all means
-    every device. A GPU brings its MIG instances with it; an instance comes alone. Raises
-    :class:`GputopError`: an item that names nothing (wrong usage, listing what there is), or
-    CUDA_VISIBLE_DEVICES that hides every GPU.
+    ``items`` are indices ("0"), inclusive ranges ("2-3"), UUIDs or the beginning of one ("GPU-4f", "MIG-7"), labels of
+    MIG instances ("3:1"), or "visible" for what CUDA_VISIBLE_DEVICES of ``environ`` names; alone or joined by commas.
+    None at all means every device. A GPU brings its MIG instances with it; an instance comes alone. Raises
+    :class:`GputopError`: an item that names nothing (wrong usage, listing what there is), or CUDA_VISIBLE_DEVICES that
+    hides every GPU.
     """
     wanted = [part.strip() for item in items for part in item.split(",") if part.strip()]
     if not wanted:
@@ -86,9 +85,8 @@ def _no_such_gpu(where: str, item: str, present: Sequence[GpuInfo]) -> GputopErr
 def _visible(present: Sequence[GpuInfo], environ: Mapping[str, str]) -> set[str]:
     """UUIDs of the devices in CUDA_VISIBLE_DEVICES, read as CUDA does: up to the first entry that matches none.
 
-    CUDA numbers GPUs by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID, which is NVML's order. For
-    GPUs of one model both orders are the same; with several models, numbers that choose some of
-    the GPUs are ambiguous and raise GputopError.
+    CUDA numbers GPUs by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID, which is NVML's order. For GPUs of one model both
+    orders are the same; with several models, numbers that choose some of the GPUs are ambiguous and raise GputopError.
     """
     value = environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:

@@ -60,8 +60,7 @@ class History:
     pairs of slice length in seconds and number of slices, finest first. A GPU is addressed by
     its uuid; one that was never seen has no readings.
 
-    A missing reading is NaN, never 0. When the clock is set back, samples later than the new
-    time are dropped.
+    A missing reading is NaN, never 0. When the clock is set back, samples later than the new time are dropped.
     """
 
     def __init__(self, metrics: Sequence[str] = LANE_METRICS, raw_samples: int = RAW_SAMPLES,
@@ -184,12 +183,11 @@ class History:
              full_scale: float | None = None) -> Lane:
         """``slices`` slices of ``slice_s`` seconds; the last one holds the moment just before ``end_s``.
 
-        Slices start at whole multiples of ``slice_s`` (Unix time), so a picture scrolls by
-        whole slices. The finest resolution that covers the whole range is used, or a coarser
-        one that gives the same numbers; a slice shorter than the stored ones shows the stored
-        slice it lies in. ``full_scale`` sets 100% for a metric without a scale of its own
-        (default: the largest reading in view). Raises KeyError for a metric that is not kept,
-        ValueError for slices shorter than 0.1 s or fewer than one.
+        Slices start at whole multiples of ``slice_s`` (Unix time), so a picture scrolls by whole slices. The finest
+        resolution that covers the whole range is used, or a coarser one that gives the same numbers; a slice shorter
+        than the stored ones shows the stored slice it lies in. ``full_scale`` sets 100% for a metric without a scale of
+        its own (default: the largest reading in view). Raises KeyError for a metric that is not kept, ValueError for
+        slices shorter than 0.1 s or fewer than one.
         """
         if not slice_s >= 0.1 or slices < 1:
             raise ValueError(f"cannot cut history into {slices} slices of {slice_s} s")
@@ -201,8 +199,7 @@ class History:
         with self._lock:
             return slot.rings.lane(slot.gpu, column, grid, full_scale)
 
-    def window(self, gpu: str, metric: str, seconds: float, *,
-               end_s: float | None = None) -> tuple[Series, Series]:
+    def window(self, gpu: str, metric: str, seconds: float, *, end_s: float | None = None) -> tuple[Series, Series]:
         """Times and readings of the single samples in the ``seconds`` before ``end_s`` (default: the newest).
 
         Copies. NaN where a sample had no reading; shorter where single samples are no longer kept.

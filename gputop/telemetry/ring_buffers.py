@@ -40,12 +40,11 @@ Series = list[float]
 class Lane(Struct, frozen=True):
     """One metric of one GPU over consecutive slices of time, oldest first.
 
-    ``count`` is the number of readings in each slice; ``mean`` is in the metric's unit, NaN
-    where there is no reading. ``levels[i][k]`` is the share of the readings
-    of slice i between k/8 and (k+1)/8 of full scale; a row sums to 1, or to 0 where no reading
-    had a scale. ``full_scale`` is 100% in the metric's unit, averaged over the view (for a
-    metric without one the largest reading in view); None where it is not known.
-    ``resolution_s`` is the length of the stored slices behind it, 0 for single samples.
+    ``count`` is the number of readings in each slice; ``mean`` is in the metric's unit, NaN where there is no reading.
+    ``levels[i][k]`` is the share of the readings of slice i between k/8 and (k+1)/8 of full scale; a row sums to 1, or
+    to 0 where no reading had a scale. ``full_scale`` is 100% in the metric's unit, averaged over the view (for a metric
+    without one the largest reading in view); None where it is not known. ``resolution_s`` is the length of the stored
+    slices behind it, 0 for single samples.
     """
 
     start_s: Series

@@ -1,10 +1,9 @@
 """The clock and the threads: reads every probe once per tick and delivers whole samples.
 
-One thread reads the GPUs one after the other. A driver call can block and a wedged one never
-returns: then another thread reads on, one for each GPU at most (:mod:`.deadline_calls`). There is one
-for the host, one that opens the source, and the scheduler thread, which
-keeps time and assembles samples. All are daemon threads: none is joined while it may be inside
-the driver.
+One thread reads the GPUs one after the other. A driver call can block and a wedged one never returns: then another
+thread reads on, one for each GPU at most (:mod:`.deadline_calls`). There is one for the host, one that opens the
+source, and the scheduler thread, which keeps time and assembles samples. All are daemon threads: none is joined while
+it may be inside the driver.
 """
 
 from __future__ import annotations
@@ -46,12 +45,11 @@ class Clocks(Struct, frozen=True):
 class Sampler:
     """Samples ``source`` every ``interval_s`` seconds until stopped.
 
-    ``on_sample`` gets each :class:`NodeSample`, ``on_error`` the error that ended or prevents the
-    sampling. ``on_backfill``, where given, is called once, after the first sample or a later one,
-    with the samples of the time before the first, oldest first; they may be none. All are called
-    from the scheduler thread; a callback that raises ends the sampling. A GPU whose driver call
-    does not return is reported as not responding and delays only the first tick in which it
-    hangs, by at most :func:`tick_timeout_s`.
+    ``on_sample`` gets each :class:`NodeSample`, ``on_error`` the error that ended or prevents the sampling.
+    ``on_backfill``, where given, is called once, after the first sample or a later one, with the samples of the time
+    before the first, oldest first; they may be none. All are called from the scheduler thread; a callback that raises
+    ends the sampling. A GPU whose driver call does not return is reported as not responding and delays only the first
+    tick in which it hangs, by at most :func:`tick_timeout_s`.
 
     Without ``on_sample`` it opens the source, reads the GPUs once (``first_gpus``) and waits for
     :meth:`connect`: the GPUs can be on the screen before the rest is imported. The first sample is a second

@@ -252,8 +252,7 @@ def short_kernel(name: str) -> str:
 def _demangled(name: str) -> str:
     parts, end = _identifiers(name, 2)
     arguments = name[end:end + 1] == "I"
-    if arguments and parts[-1:] and parts[-1] in _WRAPPERS and (
-            argument := _identifiers(name, end + 1))[0]:
+    if arguments and parts[-1:] and parts[-1] in _WRAPPERS and (argument := _identifiers(name, end + 1))[0]:
         parts, end = argument
         arguments = name[end:end + 1] == "I"
     parts = [part for part in parts if not part.startswith("_GLOBAL__N_")]

@@ -11,8 +11,7 @@ from msgspec import Struct
 from gputop.trace.lookups import Mask, distinct, rows_of
 from gputop.trace.model import I32, I64, DeviceEvents
 
-# Correlation ids are CUPTI's uint32 counters. Larger ones are not joined, so that a key of
-# id and device fits an int64.
+# Correlation ids are CUPTI's uint32 counters. Larger ones are not joined, so that a key of id and device fits an int64.
 _MAX_CORRELATION = 1 << 40
 _DEVICES = 1 << 20
 _SPARSE = 4  # as many ids as calls, and more, are too many for a table

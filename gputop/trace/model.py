@@ -1,9 +1,8 @@
 """A trace as columns: what every reader produces and every analysis reads.
 
-One row per event, struct of arrays. Names are dictionary-coded (an index into
-``Trace.names``), so each distinct name is classified once. Times are int64 nanoseconds
-since ``Trace.origin_ns`` (Unix time of the first event, or 0 where the format has no
-wall clock). Absent integers are -1.
+One row per event, struct of arrays. Names are dictionary-coded (an index into ``Trace.names``), so each distinct name
+is classified once. Times are int64 nanoseconds since ``Trace.origin_ns`` (Unix time of the first event, or 0 where the
+format has no wall clock). Absent integers are -1.
 """
 
 from __future__ import annotations
@@ -149,17 +148,15 @@ class DeviceEvents(Columns):
 class HostEvents(Columns):
     """Everything recorded on host threads, sorted by ``start_ns``.
 
-    ``stats`` holds the few stats analyses need, sparse: name → (rows, values), rows sorted.
-    String values are indices into ``Trace.names``; integers are themselves.
-    Kept: step_num, group_id, _r, is_func, eager_op (string), tf_function_call (string),
-    tracing_count, iter_num, buffered_elements, function_name (string), and of tf.data's iterators
-    id and parent_id (uint64 as int64 bits), parallelism, buffer_limit, cpu_budget, name and shapes (strings). Of
-    PyTorch's ranges that the user named: annotation (1); of its ops: sequence (the number of the autograd function);
+    ``stats`` holds the few stats analyses need, sparse: name → (rows, values), rows sorted. String values are indices
+    into ``Trace.names``; integers are themselves. Kept: step_num, group_id, _r, is_func, eager_op (string),
+    tf_function_call (string), tracing_count, iter_num, buffered_elements, function_name (string), and of tf.data's
+    iterators id and parent_id (uint64 as int64 bits), parallelism, buffer_limit, cpu_budget, name and shapes (strings).
+    Of PyTorch's ranges that the user named: annotation (1); of its ops: sequence (the number of the autograd function);
     of gradients and of messages that reduce some: elements (how many); of gradients of embedding tables that are as
-    large as the table: table_rows, table_elements and indices (looked up, with repetitions);
-    of its functions of Python: called_from (string, "train.py:31").
-    Of XLA's ops on a CPU: hlo (index into Trace.hlo_ops, -1: not known), hlo_module (string) and ends_with, the same
-    number as that of the event that ends the op on whatever thread (ended).
+    large as the table: table_rows, table_elements and indices (looked up, with repetitions); of its functions of
+    Python: called_from (string, "train.py:31"). Of XLA's ops on a CPU: hlo (index into Trace.hlo_ops, -1: not known),
+    hlo_module (string) and ends_with, the same number as that of the event that ends the op on whatever thread (ended).
     """
 
     line: I32

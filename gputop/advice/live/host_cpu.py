@@ -89,8 +89,7 @@ def _waiting(view: NodeView, process: ProcessSample, window_s: float) -> dict[in
     return out
 
 
-def _granted(view: NodeView, process: ProcessSample, window_s: float,
-             gpus: dict[int, float]) -> dict[str, Any] | None:
+def _granted(view: NodeView, process: ProcessSample, window_s: float, gpus: dict[int, float]) -> dict[str, Any] | None:
     """The figures of a job that uses up what its control groups grant of the CPU, all the time or at the start of
     each period."""
     cores = None if process.cgroup is None else process.cgroup["cpu_limit_cores"].value

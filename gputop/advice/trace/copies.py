@@ -68,9 +68,8 @@ class CopiesExcessive(Verdict, frozen=True, kw_only=True):
 def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | None:
     """Copies take a large part of the time with no compute and no collective beside them.
 
-    Copies from and to the host are judged together, as shares of the step. Those within the GPU
-    count as its own work in the breakdown: what they take is a share of the device window, from
-    a GPU's first event to its last.
+    Copies from and to the host are judged together, as shares of the step. Those within the GPU count as its own work
+    in the breakdown: what they take is a share of the device window, from a GPU's first event to its last.
     """
     assert facts.shares is not None
     if facts.steps is None and not facts.active:

@@ -15,17 +15,9 @@ from msgspec.structs import replace
 from gputop.advice import savings
 from gputop.advice.fix_code import code, joined
 from gputop.advice.registry import limit, source
+from gputop.advice.trace import kernel_rows
 from gputop.advice.trace.facts import TraceFacts, once_per_trace
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.kernel_rows import (
-    UNCERTAIN,
-    ChainedKernels,
-    batched_products,
-    by_stream,
-    chained_kernels,
-    kernels_in_steps,
-    plain_name,
-)
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure
@@ -73,7 +65,7 @@ def _longest(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
     time = np.bincount(device.name[rows], weights=device.end_ns[rows] - device.start_ns[rows])
     names: dict[str, float] = {}
     for i in np.flatnonzero(time).tolist():
-        name = plain_name(facts.trace.names[i])
+        name = kernel_rows.plain_name(facts.trace.names[i])
         names[name] = names.get(name, 0.0) + float(time[i])
     return tuple(sorted(names, key=lambda name: (-names[name], name)))[:_SHOWN_NAMES]
 
@@ -117,12 +109,12 @@ def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
 
     A classifier's softmax is none: its products are not batched, or its loss has no second product right after.
     """
-    trace, kernels = facts.trace, kernels_in_steps(facts)
+    trace, kernels = facts.trace, kernel_rows.kernels_in_steps(facts)
     device = trace.device
     softmax = _softmaxes(trace, kernels)
     if not softmax.any():
         return None
-    kernels = by_stream(trace, kernels)
+    kernels = kernel_rows.by_stream(trace, kernels)
     softmax = _softmaxes(trace, kernels)
     name = device.name[kernels]
     product = _matching(trace, name, _PRODUCT, _NO_PRODUCT)
@@ -171,7 +163,7 @@ def _batched_pairs(trace: Trace, first: I64, last: I64) -> Mask:
     """Mask of the pairs of products that are both of many matrices at once. What was launched before the recording has
     no call: such a pair counts as those with the same kernels whose calls are recorded, if these all do."""
     device = trace.device
-    batched = batched_products(trace, first) & batched_products(trace, last)
+    batched = kernel_rows.batched_products(trace, first) & kernel_rows.batched_products(trace, last)
     unseen = (device.tf_op[first] < 0) & (np.minimum(device.launch_ns[first], device.launch_ns[last]) < 0)
     if not unseen.any():
         return batched
@@ -220,7 +212,7 @@ class LayoutConversions(Verdict, frozen=True, kw_only=True):
 def judge_layout_conversions(facts: TraceFacts) -> LayoutConversions | None:
     """Tensors are transposed between NCHW and NHWC again and again, as convolutions want them one way and the model
     has them the other."""
-    trace, kernels = facts.trace, kernels_in_steps(facts)
+    trace, kernels = facts.trace, kernel_rows.kernels_in_steps(facts)
     name, op = trace.device.name[kernels], trace.device.tf_op[kernels]
     conversion = _matching(trace, name, _CONVERSION) | _matching(trace, op, _CONVERSION_OP)
     conversion |= _matching(trace, name, _SWAP) & _matching(trace, op, _CONVOLUTION_OP)
@@ -259,18 +251,18 @@ _TORCH_ELEMENTWISE = r"at::native::.*elementwise_kernel|at6native.*elementwise_k
 _INDUCTOR = r"triton_(?:poi|per|red|tem|for)_"
 
 
-def judge_elementwise_unfused(facts: TraceFacts) -> ChainedKernels | None:
+def judge_elementwise_unfused(facts: TraceFacts) -> kernel_rows.ChainedKernels | None:
     """PyTorch's element-wise kernels in a row, none of the optimizer's; torch.compile would make them one."""
-    trace, kernels = facts.trace, kernels_in_steps(facts)
+    trace, kernels = facts.trace, kernel_rows.kernels_in_steps(facts)
     name = trace.device.name[kernels]
     if _matching(trace, name, _INDUCTOR).any() or not _matching(trace, name, _TORCH_ELEMENTWISE).any():
         return None
-    kernels = by_stream(trace, kernels)
+    kernels = kernel_rows.by_stream(trace, kernels)
     chained = _matching(trace, trace.device.name[kernels], _TORCH_ELEMENTWISE)
     chained &= ~launched_in_calls(trace, kernels, OPTIMIZER_CALL)
     if (attention := judge_attention_unfused(facts)) is not None:
         chained &= ~np.isin(kernels, attention.events.rows)
-    saved_s, chains = chained_kernels(facts, kernels, chained)
+    saved_s, chains = kernel_rows.chained_kernels(facts, kernels, chained)
     share = _beside_launch_waits(facts, saved_s)
     if share < limit("elementwise_unfused.share"):
         return None
@@ -293,7 +285,7 @@ def _launched_within(facts: TraceFacts, chained: I64) -> dict[int, Spans]:
     return out
 
 
-def describe_elementwise_unfused(v: ChainedKernels, job: Job) -> Explanation:
+def describe_elementwise_unfused(v: kernel_rows.ChainedKernels, job: Job) -> Explanation:
     part = v.chained_s / job.period_s
     return Explanation(
         title=f"A compiler could fuse element-wise kernels that take {percent(part)} of the {job.basis}",
@@ -304,7 +296,7 @@ def describe_elementwise_unfused(v: ChainedKernels, job: Job) -> Explanation:
                "Use the inductor backend, and find what breaks the graph." if job.compiled else
                "Try torch.compile on the model, and compare the step time after the slow first steps.",
         snippet=code("elementwise_unfused", "pytorch-compiled" if job.compiled else "pytorch"),
-        gain=UNCERTAIN,
+        gain=kernel_rows.UNCERTAIN,
         source=source("elementwise_unfused.share", "xla_off.chain"),
     )
 
@@ -323,7 +315,7 @@ class OptimizerUnfused(Verdict, frozen=True, kw_only=True):
 
 def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | Missing | None:
     """The optimizer has kernels for each variable, so short that launching them takes as long."""
-    trace, kernels = facts.trace, kernels_in_steps(facts)
+    trace, kernels = facts.trace, kernel_rows.kernels_in_steps(facts)
     device = trace.device
     by_optimizer = (_matching(trace, device.tf_op[kernels], _APPLY_OP)
                     | launched_in_calls(trace, kernels, OPTIMIZER_CALL))

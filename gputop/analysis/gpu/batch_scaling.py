@@ -31,9 +31,7 @@ SHORT_NS = 10_000
 _OF_WEIGHTS = ("wgrad", "backpropfilter", "biasgrad", "bias_grad", "splitkreduce")
 
 
-def batch_scaling(
-    trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
-) -> tuple[BatchScaling, ...]:
+def batch_scaling(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> tuple[BatchScaling, ...]:
     """Seconds per step, or in the window without steps, of each GPU that ran compute kernels within."""
     device = trace.device
     optimizer, of_weights = optimizer_names(trace), name_mask(trace, "", _OF_WEIGHTS)

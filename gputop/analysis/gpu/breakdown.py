@@ -86,9 +86,7 @@ def parts_by_gpu(
             for timeline in gpu_timelines if timeline.gpu in idle.late}
 
 
-def _gpu_parts(
-    timeline: GpuTimeline, within: Spans, waiting: Spans, late: Spans, launching: Spans,
-) -> dict[str, Spans]:
+def _gpu_parts(timeline: GpuTimeline, within: Spans, waiting: Spans, late: Spans, launching: Spans) -> dict[str, Spans]:
     """Exclusive parts of one GPU's time within ``within``; together they are all of it."""
     left = within
     parts: dict[str, Spans] = {}
@@ -107,9 +105,7 @@ def _gpu_parts(
             "idle": subtract(left, late)}
 
 
-def idle_by_gpu(
-    trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
-) -> IdleByGpu:
+def idle_by_gpu(trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]]) -> IdleByGpu:
     """Idle spans that several analyses need of the same ``bounds`` (disjoint, in order)."""
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     gpu_timelines = [timeline for timeline in gpu_timelines if intersect(timeline.busy, within).total]
@@ -160,8 +156,7 @@ def unseen_before_first_event(gpu_timelines: Sequence[GpuTimeline], steps: Steps
             for timeline in gpu_timelines if timeline.gpu in parts and timeline.window_ns[0] > begin[0]}
 
 
-def bounds_judged(trace: Trace, gpu_timelines: Sequence[GpuTimeline],
-                  steps: Steps | None) -> Sequence[tuple[int, int]]:
+def bounds_judged(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> Sequence[tuple[int, int]]:
     """The steps; without steps the time from the first device event to the last, or the window without any."""
     if steps is not None:
         return steps.bounds_ns

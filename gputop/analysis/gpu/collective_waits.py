@@ -1,8 +1,7 @@
 """Exposed communication taken apart: the transfer itself, and waiting for the GPU that arrives last.
 
-A collective moves data from the moment its last GPU has entered it; before that the others wait inside
-the kernel. Only time with neither a compute kernel nor a copy beside it counts, and only that within
-steps, where there are any.
+A collective moves data from the moment its last GPU has entered it; before that the others wait inside the kernel. Only
+time with neither a compute kernel nor a copy beside it counts, and only that within steps, where there are any.
 """
 
 from __future__ import annotations

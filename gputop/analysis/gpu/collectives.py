@@ -1,8 +1,7 @@
 """Collectives across GPUs: how much of their time moves data and how much waits for the last GPU.
 
-The i-th collective of one operation is taken to be the same one on every GPU. That holds
-only if all GPUs ran equally many and the ends of each lie together; otherwise the match is
-not made, with the reason.
+The i-th collective of one operation is taken to be the same one on every GPU. That holds only if all GPUs ran equally
+many and the ends of each lie together; otherwise the match is not made, with the reason.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ class _Match(Struct, frozen=True):
 
 def of_gpus(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> tuple[list[GpuTimeline], list[I64]]:
     """The GPUs that ran collectives, and for each the rows of the device events that are some."""
-    by_gpu = [(timeline, timeline.rows[np.flatnonzero(timeline.kind == Kind.COLLECTIVE)])
-              for timeline in gpu_timelines]
+    by_gpu = [(timeline, timeline.rows[np.flatnonzero(timeline.kind == Kind.COLLECTIVE)]) for timeline in gpu_timelines]
     return [timeline for timeline, rows in by_gpu if len(rows)], [rows for _, rows in by_gpu if len(rows)]
 
 

@@ -51,11 +51,10 @@ class GpuTimeline(Struct, frozen=True):
 
     ``start_ns``, ``end_ns`` and ``kind`` are those of ``rows``; read here they lie side by side, in the trace among
     other GPUs'. ``kernel_places`` are the places among ``rows`` of compute kernels and collectives,
-    ``computing_places`` those of the former.
-    ``other`` is what the GPU does on its own account: copies within it and memsets.
-    ``late`` is the idle time that the host could have filled: the ``gaps`` whose launch began in them, up to the end of
-    its call where the start is long after that, and where the call began before the gap, but was not done yet, the
-    gap up to its end.
+    ``computing_places`` those of the former. ``other`` is what the GPU does on its own account: copies within it and
+    memsets. ``late`` is the idle time that the host could have filled: the ``gaps`` whose launch began in them, up to
+    the end of its call where the start is long after that, and where the call began before the gap, but was not done
+    yet, the gap up to its end.
     """
 
     gpu: int  # index into Trace.gpus
@@ -326,10 +325,9 @@ def waits_for_another(timeline: GpuTimeline, others: list[GpuTimeline], edges: S
 
     Counted are idle stretches of ``_WAIT_NS`` or more during which a single other GPU is busy for at least
     ``_WAIT_SHARE`` of the time, short pauses included: a GPU that itself waits for launches is busy for short moments
-    only.
-    A stretch that begins and ends in the middle of the other GPU's work does not count: a GPU that waits for another
-    one stops when that one begins, or goes on when that one is done. ``edges`` are idle times of the GPU before its
-    first event and after its last one.
+    only. A stretch that begins and ends in the middle of the other GPU's work does not count: a GPU that waits for
+    another one stops when that one begins, or goes on when that one is done. ``edges`` are idle times of the GPU before
+    its first event and after its last one.
     """
     near_ns = _WAIT_NS // 10
     gaps = merge(timeline.gaps.spans, edges) if len(edges.start) else timeline.gaps.spans

@@ -46,9 +46,7 @@ class _Kinds(Struct, frozen=True):
     steps: int  # how many whole ones these are
 
 
-def kernels(
-    trace: Trace, gpu_timelines: Sequence[GpuTimeline], of_steps: WorkOfSteps | None = None,
-) -> Kernels | None:
+def kernels(trace: Trace, gpu_timelines: Sequence[GpuTimeline], of_steps: WorkOfSteps | None = None) -> Kernels | None:
     """The tables of all kernels, or None where no GPU ran any."""
     if not any(len(timeline.kernel_places) for timeline in gpu_timelines):
         return None

@@ -162,9 +162,7 @@ def _alone(level: npt.NDArray) -> float | None:
     return float(level[1]) / any_ if any_ > 1e-12 else None
 
 
-def _pairs(
-    active_time: npt.NDArray, totals: Sequence[int], whole: int, gpus: Sequence[int],
-) -> tuple[PairOverlap, ...]:
+def _pairs(active_time: npt.NDArray, totals: Sequence[int], whole: int, gpus: Sequence[int]) -> tuple[PairOverlap, ...]:
     """The pairs that overlap least, from the time each set of GPUs is active."""
     n = len(totals)
     member = _members(n).astype(np.float64)

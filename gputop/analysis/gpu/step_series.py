@@ -25,11 +25,10 @@ class StepArrays(Struct, frozen=True):
 
     ``parts`` are seconds by part of the breakdown. ``gpus`` holds by GPU (numbered as in
     :func:`~gputop.analysis.gpu.device_time.gpu_number`): ``busy``, ``compute``, ``collectives``,
-    ``collectives_exposed``, ``copies`` and ``idle`` as shares of the step; ``kernels`` that start in it;
-    and, NaN in steps without, ``launch_delay_s`` (median) and ``tensor_core_time`` (share of the time of
-    compute kernels).
-    ``waiting`` is the share of the collectives' time spent waiting for the last GPU, NaN in steps without;
-    None where they cannot be matched across GPUs.
+    ``collectives_exposed``, ``copies`` and ``idle`` as shares of the step; ``kernels`` that start in it; and, NaN in
+    steps without, ``launch_delay_s`` (median) and ``tensor_core_time`` (share of the time of compute kernels).
+    ``waiting`` is the share of the collectives' time spent waiting for the last GPU, NaN in steps without; None where
+    they cannot be matched across GPUs.
     """
 
     step_s: F64
@@ -61,9 +60,7 @@ class StepArrays(Struct, frozen=True):
                    None if packed.waiting is None else numbers(packed.waiting))
 
 
-def step_series(
-    trace: Trace, steps: Steps, gpu_timelines: Sequence[GpuTimeline], by_gpu: PartsByGpu,
-) -> StepArrays:
+def step_series(trace: Trace, steps: Steps, gpu_timelines: Sequence[GpuTimeline], by_gpu: PartsByGpu) -> StepArrays:
     """The series of a trace. Without a GPU in it, or with GPUs on which nothing ran, ``gpus`` is empty.
 
     ``by_gpu``: :func:`~gputop.analysis.gpu.breakdown.parts_by_gpu` of the steps."""

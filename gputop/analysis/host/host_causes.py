@@ -66,18 +66,16 @@ class HostCauses(Struct, frozen=True):
     ``placement_s`` and ``gap_s`` are None where the trace does not show ops, or calls of functions. ``placement_s`` and
     ``placement`` are of the steps that begin after the GPUs' first event, where there are some: what runs on the host
     at the head of a step before it is not known to keep a GPU waiting, and would be missed. ``gap_s`` and its work are
-    without the time before that event, where a step begins after it: such a gap came once.
-    ``placement`` are the ops on the host, ``gap_main`` and ``gap_executor`` the work in the gaps by name,
-    ``gap_silent_s`` gap time without any event on Python's threads that call functions.
-    ``stalled`` is the share of ``dispatch_s`` in launches held up far longer than usual, None without launches.
-    ``gap_host`` is the one of several hosts (ranks; of one host ``gap_rank``) whose gaps are far longer than those of
-    all others: then the gaps are its own, since the others wait for it.
+    without the time before that event, where a step begins after it: such a gap came once. ``placement`` are the ops on
+    the host, ``gap_main`` and ``gap_executor`` the work in the gaps by name, ``gap_silent_s`` gap time without any
+    event on Python's threads that call functions. ``stalled`` is the share of ``dispatch_s`` in launches held up far
+    longer than usual, None without launches. ``gap_host`` is the one of several hosts (ranks; of one host ``gap_rank``)
+    whose gaps are far longer than those of all others: then the gaps are its own, since the others wait for it.
     ``input_together`` is the share of the time of launches held up in which tf.data's threads work, and
     ``input_threads`` the mean number of them at work then; None without such launches or threads.
-    ``input_shared_threads`` are those among them that TensorFlow's own ops need as well. ``divided`` is
-    the division itself, of each GPU or, without one, host.
-    ``gap_recurring`` is the share of the gaps that come at the same place in most steps, None unless PyTorch runs
-    without a GPU.
+    ``input_shared_threads`` are those among them that TensorFlow's own ops need as well. ``divided`` is the division
+    itself, of each GPU or, without one, host. ``gap_recurring`` is the share of the gaps that come at the same place in
+    most steps, None unless PyTorch runs without a GPU.
     """
 
     tracing_s: float

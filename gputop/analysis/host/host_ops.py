@@ -179,8 +179,7 @@ def of_input_pipeline(trace: Trace) -> Mask:
 #
 # An op of PyTorch takes 1 to 10 µs before it computes (dispatch, autograd, allocation), and Python some more until the
 # next one. What takes no longer than ``SMALL_NS``, and ``NESTED_NS`` for each op within it, hardly computes. Ops that
-# lie in another one count as that one's part, and what torch.compile has compiled is no op: its kernels have no
-# events.
+# lie in another one count as that one's part, and what torch.compile has compiled is no op: its kernels have no events.
 
 # An op that takes longer computes for most of its time; a longer pause is Python's own work. gputop's own figures.
 SMALL_NS, NESTED_NS, PAUSE_NS = 20_000, 5_000, 100_000

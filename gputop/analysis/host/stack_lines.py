@@ -372,8 +372,7 @@ def host_stacks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps
 def python_of(trace: Trace) -> list[PythonStacks]:
     """The Python of the trace's processes: as it was sampled, or else as the profiler's own tracer recorded it."""
     if trace.stacks:
-        loads = bool(name_mask(trace, GRAIN).any()) or loads_itself(
-            trace, union(*([edge] for edge in trace.window_ns)))
+        loads = bool(name_mask(trace, GRAIN).any()) or loads_itself(trace, union(*([edge] for edge in trace.window_ns)))
         return [sampled_stacks(samples, trace.origin_ns, loads) for samples in trace.stacks] if trace.origin_ns else []
     return traced_stacks(trace)
 

@@ -51,9 +51,8 @@ class _Calls(Struct, frozen=True):
 def input_pipeline(trace: Trace, steps: Steps | None) -> InputPipeline | None:
     """Mean wait per step, as the union of the calls within the steps, and tf.data's stages.
 
-    Mean over the loops where several ranks are traced. Without steps the share is that of
-    the whole window and ``wait_s_per_step`` the mean per wait. None where the trace has no
-    events of an input pipeline.
+    Mean over the loops where several ranks are traced. Without steps the share is that of the whole window and
+    ``wait_s_per_step`` the mean per wait. None where the trace has no events of an input pipeline.
     """
     waits = [loop.waits for loop in training_loops(trace)]
     if not waits:
@@ -241,9 +240,7 @@ def _function_time(trace: Trace, calls: _Calls) -> dict[int, int]:
             if ran or alone}
 
 
-def _pipeline(
-    trace: Trace, calls: _Calls, of: I64, label: str, functions: dict[int, int], datasets: int,
-) -> Pipeline:
+def _pipeline(trace: Trace, calls: _Calls, of: I64, label: str, functions: dict[int, int], datasets: int) -> Pipeline:
     """One dataset; functions are told by path only, so they are shared out by calls where several datasets have it."""
     host = trace.host
     path = calls.path[of]

@@ -38,20 +38,12 @@ import numpy.typing as npt
 from msgspec import Struct, structs
 
 from gputop.analysis.gpu.device_time import GpuTimeline
+from gputop.analysis.host import work_kinds
 from gputop.analysis.host.gaps import grouped_work, step_calls
 from gputop.analysis.host.python_libraries import PASS_ON, is_library, is_library_file
 from gputop.analysis.host.python_stacks import PythonStacks
 from gputop.analysis.host.shuffle_fills import sample_spans
 from gputop.analysis.host.stack_lines import Lines, gap_lines, process_lines
-from gputop.analysis.host.work_kinds import (
-    EVALUATES,
-    FREES_ITERATOR,
-    MANY_VARIABLES,
-    PATTERN_OF_KIND,
-    PREDICTS,
-    READ_VARIABLE,
-    WORK_KINDS,
-)
 from gputop.analysis.results import Account, HostWork, RankWallTime, StackLine, StepSeries, WallPart, WallTime
 from gputop.analysis.steps.long_steps import period_of, usual_limit
 from gputop.analysis.steps.model import Steps
@@ -76,9 +68,9 @@ _LULL = 0.5  # part of a usual step: what begins sooner after its call, or after
 _ONE_BY_ONE = 16  # stretches that are named each by itself, the longest ones; all others together
 _WORTH_ITS_NAME = 0.005  # share of the recording
 _NAMES = 4  # of the host's work that are kept of each part
-_SUMMARY = PATTERN_OF_KIND["summary"]
+_SUMMARY = work_kinds.PATTERN_OF_KIND["summary"]
 _OP = re.compile(r"[A-Z][A-Za-z0-9]*")  # of TensorFlow's
-_READS = rf"(?:EagerLocalExecute: )?{READ_VARIABLE}$"
+_READS = rf"(?:EagerLocalExecute: )?{work_kinds.READ_VARIABLE}$"
 _XLA_PROGRAM = r"ThunkExecutor::Execute"
 _CLIPPED = "clipped"  # the note of a trace whose GPU events stop before the recording does
 _AT_WORK = 0.5  # share of a wait that had not ended: tf.data's threads work meanwhile
@@ -345,7 +337,7 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
         take("end", tear_down(trace, rank.lines, int(rank.busy.end[-1])))
     pauses_by_stacks = subtract(pauses_by_stacks, merge(EMPTY, *divided.values()))
     left = subtract(left, pauses_by_stacks)
-    for phase, function in ((EVALUATION, EVALUATES), (PREDICTION, PREDICTS)):
+    for phase, function in ((EVALUATION, work_kinds.EVALUATES), (PREDICTION, work_kinds.PREDICTS)):
         loops = _spans(edges for edges in _cut(pauses_by_stacks, ()) if rank.python[0].runs(function, _spans([edges])))
         divided[phase] = merge(divided.get(phase, EMPTY), loops)
         pauses_by_stacks = subtract(pauses_by_stacks, loops)
@@ -574,23 +566,23 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
     first = _first_line(rank, idle)
     line, user = _line(first), _line(first, user=True)
     names = sorted(work, key=lambda name: -work[name][0])
-    for kind, pattern in WORK_KINDS:
+    for kind, pattern in work_kinds.WORK_KINDS:
         alike = [name for name in names if re.match(pattern, name)]
         if alike and sum(work[name][0] for name in alike) >= _MAIN_SHARE * total:
             return kind, line or alike[0]
     silent = silent_ns is not None and silent_ns >= _MAIN_SHARE * total
     stretches = max(len(idle.start), 1)
-    many = MANY_VARIABLES * stretches
-    reads = work.get(READ_VARIABLE, (0, 0))[1]
+    many = work_kinds.MANY_VARIABLES * stretches
+    reads = work.get(work_kinds.READ_VARIABLE, (0, 0))[1]
     ops = sum(count for name, (_, count) in work.items() if _OP.fullmatch(name))
     # Python writes what it has read, unless ops compute with it: those that are run one by one read for each.
     if silent and reads >= many + rank.reads_per_step * stretches and 2 * reads >= ops:
-        return "checkpoint", line or READ_VARIABLE
+        return "checkpoint", line or work_kinds.READ_VARIABLE
     if not silent and sum(count for name, (_, count) in work.items() if re.match(_SUMMARY, name)) >= many:
         return "summary", line or names[0]  # ops make histograms and images of what they write
     if first is not None and first.saves:
         return "checkpoint", first.line
-    if first is not None and silent and FREES_ITERATOR.search(f"{first.file} {first.line}"):
+    if first is not None and silent and work_kinds.FREES_ITERATOR.search(f"{first.file} {first.line}"):
         return "freeing", first.line
     if user or line:
         return "line", user or line

@@ -19,20 +19,10 @@ from msgspec import Struct
 
 from gputop.analysis.host.host_ops import OP, eager_calls, of_input_pipeline
 from gputop.analysis.host.host_spans import COLLECTIVE
+from gputop.analysis.layers import tree
 from gputop.analysis.layers.layers import framework
 from gputop.analysis.layers.pytorch import op_scopes
 from gputop.analysis.layers.scopes import Scope, differentiates
-from gputop.analysis.layers.tree import (
-    COMPILED,
-    EAGER,
-    NO_OP_RUNS,
-    ScopeSums,
-    no_layers,
-    place_of,
-    put,
-    source_lines,
-    table_rows,
-)
 from gputop.analysis.results import Layers
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, at_or_before, contains, in_order, intersect, subtract, union
@@ -72,22 +62,22 @@ def cpu_layers(trace: Trace, steps: Steps | None) -> Layers | None:
     time_ns, active_ns = _shared(trace, ops, within)
     count, many = (steps.count if steps is not None else 1), len(trace.hlo_ops)
     inside = contains(within, start)
-    root, training = ScopeSums(), _training(trace)
+    root, training = tree.ScopeSums(), _training(trace)
     for key, unnamed, time, runs in _by_op(ops, time_ns, inside):
-        node = ScopeSums(time, 0.0, runs)
+        node = tree.ScopeSums(time, 0.0, runs)
         hlo = trace.hlo_ops[key] if key < many and not ops.scopes else None
         if hlo is not None:
             node.ran(hlo, runs)
-        put(root, *_place(trace, ops, key, unnamed, training), node, hlo.source if hlo is not None else "")
+        tree.put(root, *_place(trace, ops, key, unnamed, training), node, hlo.source if hlo is not None else "")
     if not root.device_ns:
         return None
     alone = subtract(spans_of(trace, host_rows(trace, COLLECTIVE)), spans_of(trace, ops.rows))
     if waits_ns := intersect(alone, within).total:
-        put(root, "collectives", (), ScopeSums(wait_ns=float(waits_ns)))
-    put(root, NO_OP_RUNS, (), ScopeSums(wait_ns=float(within.total - active_ns - waits_ns)))
-    how = no_layers(root, framework(trace, bool(ops.scopes)))
+        tree.put(root, "collectives", (), tree.ScopeSums(wait_ns=float(waits_ns)))
+    tree.put(root, tree.NO_OP_RUNS, (), tree.ScopeSums(wait_ns=float(within.total - active_ns - waits_ns)))
+    how = tree.no_layers(root, framework(trace, bool(ops.scopes)))
     return Layers(basis=steps.times.unit if steps is not None else "window", total_s=within.total / count / 1e9, gpus=0,
-                  rows=tuple(table_rows(root, count, how)), sources=source_lines(root, count))
+                  rows=tuple(tree.table_rows(root, count, how)), sources=tree.source_lines(root, count))
 
 
 class OpSpans(Struct, frozen=True):
@@ -128,7 +118,7 @@ def _place(trace: Trace, ops: _Ops, key: int, unnamed: str, training: set[int]) 
         return ops.scopes[key].phase, ops.scopes[key].path
     many = len(trace.hlo_ops)
     name = trace.hlo_ops[key].op_name if key < many else trace.names[key - many]
-    return (unnamed, (name,)) if unnamed else place_of(name, key < many, key in training)
+    return (unnamed, (name,)) if unnamed else tree.place_of(name, key < many, key in training)
 
 
 def _training(trace: Trace) -> set[int]:
@@ -165,7 +155,8 @@ def _ops(trace: Trace) -> _Ops | None:
     done[len(tf_ops):len(tf_ops) + len(xla)] = _ends(trace, xla)
     key = np.concatenate((many + host.name[tf_ops], np.where(hlo >= 0, hlo, many + host.name[xla]), many + eager_op,
                           many + called))
-    phase = np.repeat(np.array(["", EAGER, COMPILED], object), (len(tf_ops) + len(xla), len(eager), len(calls)))
+    phase = np.repeat(np.array(["", tree.EAGER, tree.COMPILED], object),
+                      (len(tf_ops) + len(xla), len(eager), len(calls)))
     return _Ops(rows, done, key.astype(np.int64), phase) if len(rows) else None
 
 

@@ -9,24 +9,10 @@ from msgspec import Struct
 
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.host_ops import eager_types
+from gputop.analysis.layers import tree
 from gputop.analysis.layers.culprits import op_keys
 from gputop.analysis.layers.pytorch import CallScopes, call_scopes
 from gputop.analysis.layers.scopes import Scope, differentiates, scope_of
-from gputop.analysis.layers.tree import (
-    AFTER,
-    EAGER,
-    IN_GRAPHS,
-    LOCAL_COPIES,
-    MAYBE_IN_GRAPHS,
-    NO_CALL,
-    NO_OP,
-    ScopeSums,
-    no_layers,
-    place_of,
-    put,
-    source_lines,
-    table_rows,
-)
 from gputop.analysis.results import Layers
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, coverage, intersect, merge, union
@@ -58,9 +44,7 @@ class LayerTimes(Struct, frozen=True):
     calls: CallScopes | None  # of PyTorch's kernels
 
 
-def layer_times(
-    trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
-) -> LayerTimes | None:
+def layer_times(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> LayerTimes | None:
     """The mean step by layer, or without steps the time from the first device event to the last; mean over the GPUs
     that worked then. None where no device event names an op and none ran in a CUDA graph, or nothing ran.
     """
@@ -80,26 +64,26 @@ def layer_times(
     unit = len(shares) * count
     executions, kernel_of = _executions(trace, shares, many)
     scope_of_use = _pytorch_scope(calls, size) if calls is not None else _op_scope(trace, shares, size)
-    root, ops = ScopeSums(), []
+    root, ops = tree.ScopeSums(), []
     used = np.flatnonzero((device_ns + wait_ns + kernels) > 0)
     for key in used.tolist():
         what, op = divmod(key, size)
-        node = ScopeSums(float(device_ns[key]), float(wait_ns[key]), float(kernels[key]))
+        node = tree.ScopeSums(float(device_ns[key]), float(wait_ns[key]), float(kernels[key]))
         hlo = trace.hlo_ops[op] if op < many else None
         phase, path = scope_of_use(what, op)
         if hlo is not None and what == COMPUTE:
             times = float(executions[op])
             ops.append(OpUse(hlo, node.device_ns, times, phase, kernel_of[op]))
             node.ran(hlo, times)
-        put(root, phase, path, node, hlo.source if hlo is not None else "")
+        tree.put(root, phase, path, node, hlo.source if hlo is not None else "")
     rest = float(sum(share.rest_ns for share in shares))
     if rest:
-        put(root, AFTER, (), ScopeSums(wait_ns=rest))
-    no_op = IN_GRAPHS if trace.cuda_graphs else MAYBE_IN_GRAPHS if trace.hlo_ops else {}
-    reasons = {**no_op, **no_layers(root, framework(trace, calls is not None))}
+        tree.put(root, tree.AFTER, (), tree.ScopeSums(wait_ns=rest))
+    no_op = tree.IN_GRAPHS if trace.cuda_graphs else tree.MAYBE_IN_GRAPHS if trace.hlo_ops else {}
+    reasons = {**no_op, **tree.no_layers(root, framework(trace, calls is not None))}
     table = Layers(
         basis=steps.times.unit if steps is not None else "window", total_s=within.total / count / 1e9, gpus=len(shares),
-        rows=tuple(table_rows(root, unit, reasons)), sources=source_lines(root, unit))
+        rows=tuple(tree.table_rows(root, unit, reasons)), sources=tree.source_lines(root, unit))
     return LayerTimes(table, tuple(ops), unit, calls)
 
 
@@ -108,7 +92,7 @@ _ScopeOfUse = Callable[[int, int], tuple[str, tuple[str, ...]]]  # of what a dev
 
 def _pytorch_scope(calls: CallScopes, size: int) -> _ScopeOfUse:
     def scope(what: int, op: int) -> tuple[str, tuple[str, ...]]:
-        phase, path = calls.scopes[op] if op < size - 2 else Scope(NO_CALL, ())
+        phase, path = calls.scopes[op] if op < size - 2 else Scope(tree.NO_CALL, ())
         return _MOVES.get(what, phase), path
 
     return scope
@@ -124,10 +108,10 @@ def _op_scope(trace: Trace, shares: Sequence[DeviceShare], size: int) -> _ScopeO
         of_xla = op < many
         name = trace.hlo_ops[op].op_name if of_xla else trace.names[op - many] if op < size - 2 else ""
         phase, path = _place(name, what, of_xla, of_xla and modules[op] in training)
-        if phase == NO_OP and op == size - 1:
-            phase = LOCAL_COPIES
+        if phase == tree.NO_OP and op == size - 1:
+            phase = tree.LOCAL_COPIES
         if phase == "other ops" and path == (name.rpartition(":")[2],) and path[0] in eager:
-            phase = EAGER
+            phase = tree.EAGER
         return phase, path
 
     return scope
@@ -247,4 +231,4 @@ def _place(name: str, what: int, has_program: bool, training: bool) -> tuple[str
     """Root of the table and path below it."""
     if what in _MOVES:
         return _MOVES[what], scope_of(name, training).path if has_program or ":" in name else ()
-    return place_of(name, has_program, training)
+    return tree.place_of(name, has_program, training)

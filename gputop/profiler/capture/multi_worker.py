@@ -133,12 +133,11 @@ def capture_workers(recorders: Sequence[Recorder], request: CaptureRequest, on_p
                     ) -> MultiWorkerCapture:
     """Capture at most ``request.seconds`` from all ``recorders`` into one run folder. Blocks.
 
-    ``on_progress`` is called from several threads, one at a time, with where the slowest worker stands. Each worker
-    has an overview, all of them recorded at once: only its own one tells what a worker does while the others wait for
-    it, and as they wait at every step, an overview of one would cost the job as much time.
-    ``agree`` is given the plan and the earliest common start, Unix time by our clock, and returns those of this and of
-    other nodes.
-    Raises GputopError where no worker could be captured.
+    ``on_progress`` is called from several threads, one at a time, with where the slowest worker stands. Each worker has
+    an overview, all of them recorded at once: only its own one tells what a worker does while the others wait for it,
+    and as they wait at every step, an overview of one would cost the job as much time. ``agree`` is given the plan and
+    the earliest common start, Unix time by our clock, and returns those of this and of other nodes. Raises GputopError
+    where no worker could be captured.
     """
     seconds = request.seconds
     logdir = Path(request.logdir).expanduser().absolute()

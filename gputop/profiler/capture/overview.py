@@ -100,8 +100,7 @@ def also(ended: str, overview: str) -> str:
     return f"{ended} {overview}".strip()
 
 
-def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch, scratch: Path,
-                  workers: int) -> None:
+def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch, scratch: Path, workers: int) -> None:
     """Raises GputopError where a part cannot be recorded; those before it are kept."""
     assert chosen.probe is not None
     most_events, most_marks = plan.overview_events(chosen.asked_s, workers)

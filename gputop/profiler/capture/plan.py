@@ -107,10 +107,9 @@ class Probe(Struct, frozen=True):
 class FreeResources(Struct, frozen=True):
     """Free bytes; None is unlimited or unknown.
 
-    ``shared_bytes`` is the memory of the node, or of the container that job and gputop are both in;
-    ``job_bytes`` and ``own_bytes`` are what is left of memory limits of only one of them;
-    ``disk_bytes`` is free in the logdir, ``job_disk_bytes`` where the job writes its trace. ``job_here``: the job takes
-    its memory from this node.
+    ``shared_bytes`` is the memory of the node, or of the container that job and gputop are both in; ``job_bytes`` and
+    ``own_bytes`` are what is left of memory limits of only one of them; ``disk_bytes`` is free in the logdir,
+    ``job_disk_bytes`` where the job writes its trace. ``job_here``: the job takes its memory from this node.
     ``unknown`` says in words what could not be looked at.
     """
 
@@ -174,12 +173,11 @@ def most_events(asked_s: float, free: FreeResources, limits: RecorderLimits) -> 
 def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimits = SERVER_LIMITS) -> Plan:
     """The length of a capture after a probe; raises GputopError where not even the shortest fits.
 
-    A hundred steps, but not less than 2 s or 100 k events, where the probe surely shows what a step is.
-    Else: about half a million events with those of the probe, and
-    at least a second; up to a million for twenty steps, or for those of a GPU that are too long for the probe
-    to show, and up to two million for ten. All within the recorder's ``limits`` and what memory and disk hold, and at
-    most ``asked_s``. A recording that nothing can end is planned to grow the job by no more than the guard of the
-    others allows, and may be shorter than a second.
+    A hundred steps, but not less than 2 s or 100 k events, where the probe surely shows what a step is. Else: about
+    half a million events with those of the probe, and at least a second; up to a million for twenty steps, or for those
+    of a GPU that are too long for the probe to show, and up to two million for ten. All within the recorder's
+    ``limits`` and what memory and disk hold, and at most ``asked_s``. A recording that nothing can end is planned to
+    grow the job by no more than the guard of the others allows, and may be shorter than a second.
     """
     rate = probe.events_per_s
     if rate <= 0:

@@ -20,16 +20,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
+from gputop.profiler.kineto import protocol
 from gputop.profiler.kineto.folder import SocketFolder, is_of_gputop
-from gputop.profiler.kineto.protocol import (
-    GPUTOP,
-    MAX_DATAGRAM_BYTES,
-    RecordingConfig,
-    decode,
-    encode_config,
-    is_client_name,
-    takes_config,
-)
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _LOCK_PERIOD_S = 0.2
@@ -54,7 +46,7 @@ class Daemon:
     def __init__(self, folder: SocketFolder, socket_: socket.socket) -> None:
         self.folder, self._socket = folder, socket_
         self.users = 1  # blocks of :func:`serving`
-        self._configs: dict[int, RecordingConfig] = {}
+        self._configs: dict[int, protocol.RecordingConfig] = {}
         self._listeners: dict[int, queue.SimpleQueue[DaemonEvent]] = {}
         self._turns: dict[int, threading.Lock] = {}
         self._closing = threading.Event()
@@ -88,9 +80,9 @@ class Daemon:
                 if listener is not None and listener.qsize() < _MAX_EVENTS:
                     listener.put(event)
 
-    def register(self, pid: int, config: RecordingConfig) -> None:
+    def register(self, pid: int, config: protocol.RecordingConfig) -> None:
         """Give this config to the process at its next poll that is ready for one. Raises ValueError."""
-        encode_config(config.text())
+        protocol.encode_config(config.text())
         self._configs[pid] = config
 
     def withdraw(self, pid: int) -> bool:
@@ -107,7 +99,7 @@ class Daemon:
         for _ in range(_DATAGRAMS_AT_ONCE):
             try:
                 data, ancillary, _, address = self._socket.recvmsg(
-                    MAX_DATAGRAM_BYTES + 1, socket.CMSG_SPACE(_CREDENTIALS.size))
+                    protocol.MAX_DATAGRAM_BYTES + 1, socket.CMSG_SPACE(_CREDENTIALS.size))
             except OSError:
                 break
             event = self._handle(data, ancillary, address)
@@ -118,28 +110,28 @@ class Daemon:
     def _handle(self, data: bytes, ancillary: Iterable[tuple[int, int, bytes]], address: object) -> DaemonEvent | None:
         senders = [_CREDENTIALS.unpack(value)[:2] for level, kind, value in ancillary
                    if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(value) == _CREDENTIALS.size]
-        message = decode(data)
+        message = protocol.decode(data)
         if not senders or message is None:
             return None
         pid, uid = senders[0]
         if pid <= 0 or uid not in (self.folder.uid, 0):
             return None
-        if message.type == GPUTOP:
+        if message.type == protocol.GPUTOP:
             return DaemonEvent(pid, report=message.body)
-        ready = takes_config(message)
+        ready = protocol.takes_config(message)
         name = address.rpartition("/")[2] if isinstance(address, str) else ""
-        if ready is None or not is_client_name(name):
+        if ready is None or not protocol.is_client_name(name):
             return None
         config = self._configs.pop(pid, None) if ready else None
         if config is None:
             # A client waits 90 ms for an answer and reads one at each poll: each that came later would delay all that
             # follow by a poll, for good. Clients that gputop has not made complain of polls without an answer.
             if not is_of_gputop(self.folder.path):
-                self.folder.send(self._socket, name, encode_config(""))
+                self.folder.send(self._socket, name, protocol.encode_config(""))
             return DaemonEvent(pid, ready)
         now_ms = round(1000 * time.time())
         start_ms = config.start_ms if config.start_ms > now_ms + _LEAST_LEAD_MS else now_ms + config.lead_ms
-        if self.folder.send(self._socket, name, encode_config(replace(config, start_ms=start_ms).text())):
+        if self.folder.send(self._socket, name, protocol.encode_config(replace(config, start_ms=start_ms).text())):
             return DaemonEvent(pid, ready, start_ms)
         self._configs[pid] = config
         return DaemonEvent(pid, ready)

@@ -1,8 +1,7 @@
 """Capturing a trace from a profiler server of TensorFlow or JAX.
 
-The service is ``tensorflow.ProfilerService`` over plain gRPC. TensorFlow 2.21 and JAX hand
-the trace over in their answer; TensorFlow up to 2.20 ignores that wish and writes a file on
-its own disk. One request serves both.
+The service is ``tensorflow.ProfilerService`` over plain gRPC. TensorFlow 2.21 and JAX hand the trace over in their
+answer; TensorFlow up to 2.20 ignores that wish and writes a file on its own disk. One request serves both.
 """
 
 from __future__ import annotations
@@ -243,8 +242,7 @@ class _Saved(NamedTuple):
     outline: Outline
 
 
-def _save(call: _Call, run: RunFolder, disk: ServerDisk, response: Any,
-          stopped: Callable[[], bool]) -> CaptureResult:
+def _save(call: _Call, run: RunFolder, disk: ServerDisk, response: Any, stopped: Callable[[], bool]) -> CaptureResult:
     """Save the trace, from the answer or from the server's disk; raises GputopError, EmptyTrace without an event."""
     if response.xspace:
         return _save_answer(call, run, response)

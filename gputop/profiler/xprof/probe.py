@@ -240,9 +240,8 @@ def close_channel(channel: grpc.Channel, before: Callable[[], object] = lambda: 
 # -- one unary gRPC call over a bare socket, of which only the status is read -----------------------
 
 # HTTP/2 frames: RFC 9113; header blocks: RFC 7541; gRPC in them:
-# https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
-# The client's preface, followed by an empty SETTINGS frame. The server's first frame is SETTINGS too; gRPC's servers
-# send it as soon as the connection stands.
+# https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md. The client's preface, followed by an empty SETTINGS
+# frame. The server's first frame is SETTINGS too; gRPC's servers send it as soon as the connection stands.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 FRAME_HEADER_BYTES = 9
 DATA, HEADERS, SETTINGS, PING, GOAWAY = 0, 1, 4, 6, 7

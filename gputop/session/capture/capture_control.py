@@ -26,18 +26,7 @@ from gputop.profiler.capture.request import (
     require_no_question,
 )
 from gputop.replay.player import Player
-from gputop.session.capture.captures import (
-    CaptureRun,
-    analyze_saved,
-    capture_and_analyze,
-    choose_servers,
-    left_out,
-    profiles_itself,
-    risk_question,
-    server_question,
-    servers_label,
-    too_many,
-)
+from gputop.session.capture import captures
 from gputop.session.capture.server_watch import ServerWatch
 from gputop.session.options import Options
 from gputop.session.stack_watch import StackChoice, simulated_stacks
@@ -157,8 +146,8 @@ class CaptureControl:
         if request.allowed is not None:
             watch.allow(request.allowed)
         request = structs.replace(request, job=None, allowed=None)
-        chosen = watch.job.to_capture(watch.servers) or choose_servers(watch.servers)
-        question = watch.question(request) or server_question(chosen, request)
+        chosen = watch.job.to_capture(watch.servers) or captures.choose_servers(watch.servers)
+        question = watch.question(request) or captures.server_question(chosen, request)
         if question is not None:
             if request.reason:
                 raise question.refusal()
@@ -179,7 +168,7 @@ class CaptureControl:
             request = structs.replace(request, workers=frozenset(choice.chosen), notices=(choice.text(),))
         if request.workers is not None:
             if len(request.workers) > MAX_ALL_WORKERS:
-                raise too_many(len(request.workers))
+                raise captures.too_many(len(request.workers))
             chosen = tuple(s for s in chosen if s.address in request.workers)
         if all(s.problem is not None for s in chosen):
             raise NoDataError("none of the chosen workers is responding",
@@ -208,7 +197,7 @@ class CaptureControl:
 
     def _open_saved(self, record: CaptureRecord, name: str) -> None:
         try:
-            opened = analyze_saved(record, self._closing)
+            opened = captures.analyze_saved(record, self._closing)
         except Exception as error:  # noqa: BLE001  thread boundary: the next one must be possible
             self._fail(name, 0.0, error, "; the trace is kept")
             return
@@ -255,7 +244,7 @@ class CaptureControl:
         expected = None if request.reason or request.force else self._node.expected_idle(answering)
         wait = IdleWait(expected, request.seconds, self._clock()) if expected is not None else None
         self._tell_wait(wait, servers) if wait is not None else self.set_status(
-            CaptureStatus("connecting", servers_label(answering), request.seconds))
+            CaptureStatus("connecting", captures.servers_label(answering), request.seconds))
         threading.Thread(target=self._run_capture, name="gputop-capture", daemon=True,
                          args=(servers, request, wait)).start()
 
@@ -288,7 +277,7 @@ class CaptureControl:
         """The capture ``name`` ended by this error, which is a bug unless it is a GputopError."""
         if isinstance(error, GputopError):
             message, fix = error.message, error.fix
-            refusal = profiles_itself(error)
+            refusal = captures.profiles_itself(error)
             if refusal is not None and (stat := stat_of(refusal.pid)) is not None:
                 self._profiled = refusal.pid, stat.start, refusal.share, self._clock()
         else:
@@ -296,10 +285,10 @@ class CaptureControl:
         self.set_status(CaptureStatus("failed", name, asked_s, message=message, fix=fix))
 
     def _run_capture(self, servers: Sequence[Server], request: CaptureRequest, wait: IdleWait | None) -> None:
-        name, asked_s = servers_label([s for s in servers if s.problem is None]), request.seconds
+        name, asked_s = captures.servers_label([s for s in servers if s.problem is None]), request.seconds
         try:
             # Before a wait: nobody is asked only after it.
-            if not request.reason and (question := risk_question(servers, request)) is not None:
+            if not request.reason and (question := captures.risk_question(servers, request)) is not None:
                 self._end_unbegun(question)
                 return
             if wait is not None:
@@ -314,7 +303,7 @@ class CaptureControl:
             return
         self._profiled = ()
         record = replace(record, notices=(*request.notices, *record.notices),
-                         uncaptured=left_out(self.watch.servers, servers, job_chosen=self.watch.job.chosen))
+                         uncaptured=captures.left_out(self.watch.servers, servers, job_chosen=self.watch.job.chosen))
         self._receiver.capture_ended(record, servers)
         if record.problem is None:
             self.set_status(CaptureStatus("done", name, asked_s, record.took_s, str(record.path)))
@@ -338,23 +327,23 @@ class CaptureControl:
         return not self._stop_capture.is_set()
 
     def _tell_wait(self, wait: IdleWait, servers: Sequence[Server]) -> None:
-        self.set_status(CaptureStatus("waiting", servers_label(servers), self.options.capture_s,
+        self.set_status(CaptureStatus("waiting", captures.servers_label(servers), self.options.capture_s,
                                       message=wait.text(self._clock())))
 
     def _capture(self, servers: Sequence[Server], request: CaptureRequest) -> CaptureRecord:
         """Capture and analyze; raises GputopError where there is no trace."""
         auto = self.auto_capture if request.reason else None
         agreed = [s.pid for s in servers if s.pid is not None and s.address in self.watch.job.agreed]
-        run = CaptureRun(self._stop_capture, self._closing, self.set_status,
-                         StackChoice(self.options.stacks, agreed, simulated_stacks(self._source)),
-                         lambda record, of: self._node.counters(record, of), self._node.live_steps(servers),
-                         attached=() if request.process is None else (request.process,))
+        run = captures.CaptureRun(self._stop_capture, self._closing, self.set_status,
+                                  StackChoice(self.options.stacks, agreed, simulated_stacks(self._source)),
+                                  lambda record, of: self._node.counters(record, of), self._node.live_steps(servers),
+                                  attached=() if request.process is None else (request.process,))
         if request.reason:
             from gputop.ranks.stacks import is_ending
 
-            require_no_question(risk_question(servers, request))
+            require_no_question(captures.risk_question(servers, request))
             for pid in (s.pid for s in servers if s.pid is not None):
                 if is_ending(pid):  # that is why its GPU is idle
                     raise GputopError(f"process {pid} is exiting", "Nothing was recorded.")
-        record = capture_and_analyze(servers, request, run)
+        record = captures.capture_and_analyze(servers, request, run)
         return auto.finish(record, request.reason) if auto is not None else record

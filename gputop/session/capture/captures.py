@@ -394,8 +394,7 @@ def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = 
     counters = run.counters
     if analyzed.analysis is not None:
         if analyzed.compared is not None:
-            analyzed = replace(analyzed, compared=replace(
-                analyzed.compared, findings_at_capture=analyzed.findings))
+            analyzed = replace(analyzed, compared=replace(analyzed.compared, findings_at_capture=analyzed.findings))
         sampled = None if counters is None or len(paths) > 1 else counters(analyzed, servers)
         if sampled is not None:
             remarks = remarks_of_activity(sampled, analyzed, began_s)

@@ -1,9 +1,8 @@
 """The node's GPUs through NVML and GPM, with the metrics they lack from a DCGM host engine.
 
-Each metric comes from the first source that has it: GPM or NVML, then DCGM fields that are
-already watched (or that gputop watches, with the user's consent), then NVML's coarse
-substitute. DCGM is contacted only once a GPU lacks its SM activity, and on a thread of its
-own: no tick waits for it.
+Each metric comes from the first source that has it: GPM or NVML, then DCGM fields that are already watched (or that
+gputop watches, with the user's consent), then NVML's coarse substitute. DCGM is contacted only once a GPU lacks its SM
+activity, and on a thread of its own: no tick waits for it.
 """
 
 from __future__ import annotations

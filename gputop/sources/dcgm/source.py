@@ -1,9 +1,8 @@
 """GPUs as a DCGM host engine sees them (``--source dcgm``), on this machine or another.
 
-DCGM gives a value only of a field that is watched, so gputop watches the ordinary fields
-itself: they cost the engine a few NVML calls and touch no counter. Profiling fields (10xx) it
-only reads where somebody else watches them, unless the user consents (``--dcgm-watch``) or
-the engine has them from GPM, which takes no counters from anybody.
+DCGM gives a value only of a field that is watched, so gputop watches the ordinary fields itself: they cost the engine a
+few NVML calls and touch no counter. Profiling fields (10xx) it only reads where somebody else watches them, unless the
+user consents (``--dcgm-watch``) or the engine has them from GPM, which takes no counters from anybody.
 """
 
 from __future__ import annotations
@@ -16,18 +15,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from gputop.core import samples
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.metrics import BYTES, GPU_METRICS
-from gputop.core.samples import (
-    FAILED,
-    LOST,
-    GpuInfo,
-    GpuSample,
-    HostSample,
-    ProcessSample,
-    Reading,
-    XidEvent,
-)
 from gputop.sources.base import HostProbe, LiveSource
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.client import DcgmClient
@@ -127,7 +117,7 @@ class DcgmSource(LiveSource):
 class _DcgmGpu:
     """One GPU of the host engine. All of them are served by one answer per tick."""
 
-    def __init__(self, client: DcgmClient, info: GpuInfo, key: str, divided: str, xid: fields.FieldValue | None,
+    def __init__(self, client: DcgmClient, info: samples.GpuInfo, key: str, divided: str, xid: fields.FieldValue | None,
                  on_answer: Callable[[EngineAnswer], None]) -> None:
         """``key`` is the device's in the client's values, ``divided`` why a GPU in MIG mode has no activity."""
         self.info = info
@@ -135,42 +125,43 @@ class _DcgmGpu:
         self._on_answer = on_answer
         self._divided = divided
         self._client = client
-        self._xids: tuple[XidEvent, ...] = ()
+        self._xids: tuple[samples.XidEvent, ...] = ()
         self._xids_reason: str | None = "not asked yet"
         self._last_xid_us = 0 if xid is None else xid.time_us  # one from before gputop began is not reported
 
-    def read(self, now_s: float) -> GpuSample:
+    def read(self, now_s: float) -> samples.GpuSample:
         self._client.request_update(now_s)
         self._client.wait(READ_TIMEOUT_S)
         snapshot = self._client.snapshot()
         if snapshot.error is not None:
-            return self._without(FAILED, ". ".join(filter(None, (snapshot.error, snapshot.fix))))
+            return self._without(samples.FAILED, ". ".join(filter(None, (snapshot.error, snapshot.fix))))
         values = snapshot.values.get(self.key)
         if values is None:
-            return self._without(LOST, f"the host engine no longer lists GPU {self.info.index}")
+            return self._without(samples.LOST, f"the host engine no longer lists GPU {self.info.index}")
         self._on_answer(snapshot)
         xid = None if self.info.mig is not None else _xid(snapshot, self.key)
         if xid is not None and xid.value:
             if xid.time_us != self._last_xid_us:  # the engine keeps the last one only
-                self._xids = (*self._xids[1 - _XIDS_KEPT:], XidEvent(xid.time_us / 1e6, int(xid.value)))
+                self._xids = (*self._xids[1 - _XIDS_KEPT:], samples.XidEvent(xid.time_us / 1e6, int(xid.value)))
             self._last_xid_us = xid.time_us
         codes = {value.code for value in values.values()}
         if fields.SILENT in codes:
             since = next(value.reason for value in values.values() if value.code == fields.SILENT)
-            return self._without(FAILED, f"GPU {self.info.index} has {since}: the GPU is lost, or the driver rejects "
-                                         "all calls. gputop keeps trying. `dmesg | grep Xid` shows the cause.")
+            return self._without(samples.FAILED, (
+                f"GPU {self.info.index} has {since}: the GPU is lost, or the driver rejects all calls. gputop keeps "
+                "trying. `dmesg | grep Xid` shows the cause."))
         for code, nvml_code in ((fields.GPU_IS_LOST, 15), (fields.RESET_REQUIRED, 16)):
             if code in codes:
-                return self._without(LOST, lost_message(nvml_code, self.info.index))
+                return self._without(samples.LOST, lost_message(nvml_code, self.info.index))
         if self.info.mig is not None:
             return self._instance_sample(snapshot)
         measured = [values[i] for i in fields.FAST_METRIC_IDS if i in values]
         if measured and all(value.code == fields.STALE_DATA for value in measured):
-            return self._without(FAILED, unreadable_message(measured[0].reason, self.info.index))
+            return self._without(samples.FAILED, unreadable_message(measured[0].reason, self.info.index))
         readings = {metric: dcgm_reading(snapshot, self.key, metric) for metric in fields.BY_METRIC}
         used, total = readings["memory_used_bytes"].value, readings["memory_total_bytes"].value
         if used is not None and total is not None and used > total:
-            readings["memory_used_bytes"] = Reading.missing(
+            readings["memory_used_bytes"] = samples.Reading.missing(
                 BYTES, f"the driver reported {used / 2**30:.1f} GiB, more than the GPU has", fields.SOURCE)
         if self._divided:
             readings |= {field.metric: replace(readings[field.metric], reason=self._divided)
@@ -179,25 +170,25 @@ class _DcgmGpu:
         events, events_reason = _clock_events(values)
         watched = xid is not None and xid.code in (fields.OK, fields.NO_DATA)
         self._xids_reason = None if watched else missing_reason(fields.XID, xid)
-        return GpuSample(self.info, readings, (), _NO_PROCESSES, events, events_reason, xids=self._xids,
-                         xids_reason=self._xids_reason)
+        return samples.GpuSample(self.info, readings, (), _NO_PROCESSES, events, events_reason, xids=self._xids,
+                                 xids_reason=self._xids_reason)
 
-    def _instance_sample(self, snapshot: EngineAnswer) -> GpuSample:
+    def _instance_sample(self, snapshot: EngineAnswer) -> samples.GpuSample:
         board = f"measured for the whole GPU: see GPU {self.info.index}"
         readings = {
             metric: dcgm_reading(snapshot, self.key, metric) if metric in fields.INSTANCE_METRICS
-            else Reading.missing(GPU_METRICS[metric].unit, board, fields.SOURCE)
+            else samples.Reading.missing(GPU_METRICS[metric].unit, board, fields.SOURCE)
             for metric in (*fields.BY_METRIC, "pcie_max_bytes_per_s")
         }
         self._xids_reason = board
-        return GpuSample(self.info, readings, (), _NO_PROCESSES, (), board, xids_reason=board)
+        return samples.GpuSample(self.info, readings, (), _NO_PROCESSES, (), board, xids_reason=board)
 
-    def xids(self) -> tuple[tuple[XidEvent, ...], str | None]:
+    def xids(self) -> tuple[tuple[samples.XidEvent, ...], str | None]:
         return self._xids, self._xids_reason
 
-    def _without(self, state: str, reason: str) -> GpuSample:
-        return GpuSample(self.info, {}, processes_reason=reason, clock_events_reason=reason, state=state,
-                         message=reason, xids=self._xids, xids_reason=reason)
+    def _without(self, state: str, reason: str) -> samples.GpuSample:
+        return samples.GpuSample(self.info, {}, processes_reason=reason, clock_events_reason=reason, state=state,
+                                 message=reason, xids=self._xids, xids_reason=reason)
 
 
 class _RemoteHost:
@@ -205,16 +196,16 @@ class _RemoteHost:
 
     def __init__(self, address: str) -> None:
         reason = f"the GPUs are on another machine ({address}): for host values, run gputop there"
-        self._sample = HostSample.missing(address, reason)
+        self._sample = samples.HostSample.missing(address, reason)
 
-    def read(self, now_s: float) -> HostSample:
+    def read(self, now_s: float) -> samples.HostSample:
         return self._sample
 
-    def processes(self, now_s: float, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
+    def processes(self, now_s: float, gpus: Sequence[samples.GpuSample]) -> tuple[samples.ProcessSample, ...]:
         return ()
 
 
-def _infos(snapshot: EngineAnswer) -> dict[GpuInfo, str]:
+def _infos(snapshot: EngineAnswer) -> dict[samples.GpuInfo, str]:
     """The engine's GPUs and MIG instances with NVML's numbers, no number twice, and their keys in the snapshot.
 
     A detached or lost GPU keeps the last one that NVML gave it, which may be another's now; it then gets one
@@ -237,12 +228,13 @@ def _infos(snapshot: EngineAnswer) -> dict[GpuInfo, str]:
         if gpu.uuid not in numbers:
             taken = set(numbers.values())
             numbers[gpu.uuid] = next(n for n in (gpu.gpu, *range(_MAX_GPUS * 2)) if n not in taken)
-    key_of: dict[GpuInfo, str] = {}
+    key_of: dict[samples.GpuInfo, str] = {}
     for gpu in snapshot.gpus:
         # By key, because an engine could list one twice.
         parts = {part.uuid: part for part in snapshot.instances if part.gpu == gpu.gpu and part.number is not None}
-        info = GpuInfo(numbers[gpu.uuid], gpu.uuid, gpu.name, gpu.pci_bus_id, whole(gpu, fields.PCIE_GEN_MAX, 17),
-                       whole(gpu, fields.PCIE_WIDTH_MAX, 65), mig_mode=gpu.mig_mode or bool(parts))
+        info = samples.GpuInfo(
+            numbers[gpu.uuid], gpu.uuid, gpu.name, gpu.pci_bus_id, whole(gpu, fields.PCIE_GEN_MAX, 17),
+            whole(gpu, fields.PCIE_WIDTH_MAX, 65), mig_mode=gpu.mig_mode or bool(parts))
         key_of[info] = gpu.uuid
         for key, part in sorted(parts.items(), key=lambda entry: entry[1].number or 0):
             instance, compute = part.mig_ids
@@ -250,7 +242,7 @@ def _infos(snapshot: EngineAnswer) -> dict[GpuInfo, str]:
             uuid = f"MIG-{gpu.uuid}/{instance}/{compute}"
             memory_mib = whole(part, _MEMORY_TOTAL, 1 << 30)
             profile = f" {part.slices}g.{math.ceil(memory_mib / 1024)}gb" if memory_mib and part.slices else ""
-            key_of[GpuInfo(info.index, uuid, f"{gpu.name} MIG{profile}", gpu.pci_bus_id, mig=part.number)] = key
+            key_of[samples.GpuInfo(info.index, uuid, f"{gpu.name} MIG{profile}", gpu.pci_bus_id, mig=part.number)] = key
     return key_of
 
 

@@ -112,10 +112,9 @@ class GpuProcessTable:
     def read(self, gpus: Sequence[GpuSample], watched: Iterable[int] = ()) -> tuple[ProcessSample, ...]:
         """One entry per PID that any of ``gpus`` lists, in the order of the first GPU it holds; then the ``watched``.
 
-        CPU is in cores and counts the process with all its descendants, as does I/O: a
-        training job's input pipeline often runs in worker processes. A descendant that
-        holds a GPU itself has its own entry and is not counted twice. Between the periods
-        the last samples are joined with what the GPUs list now.
+        CPU is in cores and counts the process with all its descendants, as does I/O: a training job's input pipeline
+        often runs in worker processes. A descendant that holds a GPU itself has its own entry and is not counted twice.
+        Between the periods the last samples are joined with what the GPUs list now.
         """
         held = holders(gpus)
         for pid in watched:
@@ -405,10 +404,9 @@ def mapped_devices(proc: Path, pids: Iterable[int]) -> dict[int, set[int]]:
 def match(listed: Mapping[int, Collection[int]], mapped: Mapping[int, Collection[int]]) -> dict[int, int]:
     """The driver's PID → the PID in this namespace, for unambiguous pairs.
 
-    ``listed`` are the unknown PIDs, each with the devices (N) it holds; ``mapped`` the
-    unassigned processes of this namespace with the devices they have mapped. A pair is made
-    where each device of either has one such PID and one such process. Two jobs on one device,
-    in this or another container, are ambiguous.
+    ``listed`` are the unknown PIDs, each with the devices (N) it holds; ``mapped`` the unassigned processes of this
+    namespace with the devices they have mapped. A pair is made where each device of either has one such PID and one
+    such process. Two jobs on one device, in this or another container, are ambiguous.
     """
     pairs = {}
     for pid, devices in listed.items():

@@ -1,8 +1,7 @@
 """The files of /proc/PID: read with few system calls, parsed without trust.
 
-A process can end between any two calls, put anything into its name and command line, and
-belong to another user. So every read may fail with any OSError, and every parser accepts
-any bytes.
+A process can end between any two calls, put anything into its name and command line, and belong to another user. So
+every read may fail with any OSError, and every parser accepts any bytes.
 """
 
 from __future__ import annotations

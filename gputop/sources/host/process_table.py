@@ -184,10 +184,9 @@ class FamilyRates:
 def _inherited(before: Mapping[Member, Counts], ended: set[Member]) -> dict[int, list[Member]]:
     """The members that have ended, by the PID of their nearest living ancestor.
 
-    The kernel adds the I/O of a child to its parent's when the parent collects it
-    (``wait_task_zombie`` in kernel/exit.c). The child's I/O was already counted while it lived,
-    so it is subtracted from the parent's. A parent that ignores SIGCHLD does not collect it:
-    then its counter has not grown by that much, and nothing is subtracted.
+    The kernel adds the I/O of a child to its parent's when the parent collects it (``wait_task_zombie`` in
+    kernel/exit.c). The child's I/O was already counted while it lived, so it is subtracted from the parent's. A parent
+    that ignores SIGCHLD does not collect it: then its counter has not grown by that much, and nothing is subtracted.
     """
     parents = {member[0]: before[member].parent for member in ended}
     out: dict[int, list[Member]] = {}

@@ -27,9 +27,8 @@ _NO_NETWORK = "no network interface except loopback"
 class PsutilHost:
     """Satisfies :class:`gputop.sources.base.HostProbe`. Used by one thread.
 
-    Disk and network count only physical devices, where there are any: bytes through a RAID,
-    a bond or a bridge would be counted again on each of its members. In a container, which
-    has none, every interface except loopback counts.
+    Disk and network count only physical devices, where there are any: bytes through a RAID, a bond or a bridge would be
+    counted again on each of its members. In a container, which has none, every interface except loopback counts.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, root: Path = Path("/")) -> None:

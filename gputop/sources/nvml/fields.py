@@ -1,8 +1,7 @@
 """The metrics that NVML gives besides GPM: one table of calls, with their cost and period.
 
-The table (:data:`FIELDS`) says which call gives which metric. :class:`FieldReader` reads them for
-one GPU, keeps to the periods, drops calls that the driver refuses for good, and reports
-implausible values as missing.
+The table (:data:`FIELDS`) says which call gives which metric. :class:`FieldReader` reads them for one GPU, keeps to the
+periods, drops calls that the driver refuses for good, and reports implausible values as missing.
 """
 
 from __future__ import annotations

@@ -23,10 +23,9 @@ OPEN_DEADLINE_S = 2.0  # for all GPUs together; without persistence mode the fir
 class NvmlSource(LiveSource):
     """Satisfies :class:`gputop.sources.base.Source` with this node's NVIDIA GPUs.
 
-    ``gpus`` are the items of ``--gpus``, see :func:`gputop.sources.selection.select_gpus`.
-    A GPU in MIG mode is followed by its instances. One that does not answer in time is reported
-    as not responding until it does. Importing this module loads neither nvidia-ml-py nor the
-    driver; :meth:`open` does.
+    ``gpus`` are the items of ``--gpus``, see :func:`gputop.sources.selection.select_gpus`. A GPU in MIG mode is
+    followed by its instances. One that does not answer in time is reported as not responding until it does. Importing
+    this module loads neither nvidia-ml-py nor the driver; :meth:`open` does.
     """
 
     def __init__(

@@ -208,9 +208,8 @@ def _find_library(name: str) -> str | None:
 def start_nvml_thread(nvml: Any, name: str, work: Callable[[], None]) -> None:
     """Run ``work`` in a daemon thread that holds NVML open for itself.
 
-    NVML counts its users and shuts down after the last one, so closing a source never shuts
-    down the library under a call that is still in it. ``work`` must not raise. Raises
-    NVMLError where NVML cannot be opened once more.
+    NVML counts its users and shuts down after the last one, so closing a source never shuts down the library under a
+    call that is still in it. ``work`` must not raise. Raises NVMLError where NVML cannot be opened once more.
     """
     nvml.nvmlInit()
 
@@ -227,8 +226,7 @@ def start_nvml_thread(nvml: Any, name: str, work: Callable[[], None]) -> None:
 def nvml_text(call: Callable[..., Any], *args: Any) -> str:
     """The text that an NVML call returns, made safe to show.
 
-    nvidia-ml-py decodes as UTF-8 and raises for anything else; the function it wraps
-    returns the bytes as they are.
+    nvidia-ml-py decodes as UTF-8 and raises for anything else; the function it wraps returns the bytes as they are.
     """
     return printable(getattr(call, "__wrapped__", call)(*args))
 

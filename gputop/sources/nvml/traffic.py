@@ -171,8 +171,7 @@ _MAX_LINK_BYTES_PER_S = 64e9 * 242 / 256 / 8 * 16  # PCIe 6.0 x16, where the max
 def link_bytes_per_s(generation: int, lanes: int) -> float | None:
     """Raw rate of a link in one direction, after line coding, before packet headers.
 
-    Headers and flow control take about 10 to 20% of it, so no transfer reaches it.
-    None for an unknown generation.
+    Headers and flow control take about 10 to 20% of it, so no transfer reaches it. None for an unknown generation.
     """
     transfers = _TRANSFERS_PER_S.get(generation)
     if transfers is None or lanes <= 0:
@@ -233,9 +232,7 @@ class PcieTraffic:
     def _by_counter(self) -> dict[str, Reading] | None:
         """Rates from the byte counters; None if they wrap too fast for a rate."""
         if self._counters is None:
-            self._counters = CounterPair(
-                self._nvml, self._handle, self._clock, PCIE_FIELDS, (TX, RX), self._link_max
-            )
+            self._counters = CounterPair(self._nvml, self._handle, self._clock, PCIE_FIELDS, (TX, RX), self._link_max)
         readings = self._counters.read()
         if readings is None:
             self._why_not.append("the byte counters have 32 bits and can wrap between two samples at this link's speed")

@@ -1,9 +1,8 @@
 """The offsets between the clocks of a job's hosts, from the collectives that they ran together.
 
-A collective in which every rank takes part ends on all of them within microseconds, and on none before
-the last rank has begun it. Where the hosts' windows begin at different times some collectives are missing
-at the edges, so the shift between the two sequences has to be found as well
-(docs/contributing/trace-notes.md, "Clocks").
+A collective in which every rank takes part ends on all of them within microseconds, and on none before the last rank
+has begun it. Where the hosts' windows begin at different times some collectives are missing at the edges, so the shift
+between the two sequences has to be found as well (docs/contributing/trace-notes.md, "Clocks").
 """
 
 from __future__ import annotations

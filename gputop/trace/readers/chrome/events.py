@@ -20,20 +20,8 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.trace import kernel_names
 from gputop.trace.builder import IGNORED_EVENT, TraceBuilder, encodable
 from gputop.trace.model import F64, I64, TEXT_STATS, Kind
+from gputop.trace.readers.chrome import records
 from gputop.trace.readers.chrome.json_stream import read_list
-from gputop.trace.readers.chrome.records import (
-    MOST_US,
-    NO_ARGS,
-    Args,
-    Event,
-    decode_events,
-    event_of,
-    finite,
-    hashable,
-    integer,
-    integers,
-    plain,
-)
 from gputop.trace.readers.content import MemoryWatch, too_big
 
 DEVICE_CATEGORIES = {"kernel": Kind.COMPUTE, "gpu_memcpy": Kind.COPY_OTHER, "memcpy": Kind.COPY_OTHER,
@@ -120,7 +108,7 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuil
     events = _Events(path, builder, limit_bytes, MemoryWatch(limit_bytes),
                      cache(lambda about: builder.shape(kernel_names.kineto_shape(*about))))
     members, has_list, damaged = read_list(_counted(pieces, builder), "traceEvents", _MEMBERS, events.take,
-                                           decode_events, event_of)
+                                           records.decode_events, records.event_of)
     if not has_list and not damaged:
         raise GputopError(f"{path} is JSON but not a Chrome trace: it has no \"traceEvents\" list.",
                           "Give a trace exported by the PyTorch profiler, TensorBoard or JAX.")
@@ -161,7 +149,7 @@ class _UnreadSpans(Struct):
     first_name: str = ""
     writer: str = ""
 
-    def add(self, event: Event) -> None:
+    def add(self, event: records.Event) -> None:
         """Count the event, if its phase is one of such spans."""
         phase, name = event.ph, event.name
         if phase in _ASYNCHRONOUS:
@@ -220,7 +208,7 @@ class _Events(Struct):
     _details: list[npt.NDArray[np.void]] = field(default_factory=list)
     _memory: tuple[array[Any], ...] = field(default_factory=lambda: (array("d"), array("q"), array("q")))
 
-    def take(self, events: list[Event]) -> None:
+    def take(self, events: list[records.Event]) -> None:
         self.seen += len(events)
         self.watch.check(self.path)
         if self._count * _EVENT_BYTES > self.limit_bytes:
@@ -250,7 +238,7 @@ class _Events(Struct):
         stats, self._stats = self._stats, {}
         return {name: (np.array(rows, np.int64), np.array(values, np.int64)) for name, (rows, values) in stats.items()}
 
-    def _other(self, event: Event) -> None:
+    def _other(self, event: records.Event) -> None:
         args = event.args
         if event.ph == "M" and args is not None:
             name = "" if args.name is UNSET else text_of(args.name)
@@ -259,18 +247,18 @@ class _Events(Struct):
             elif event.name == "thread_name":
                 self.threads[event.pid, event.tid] = name.strip()
         elif event.ph == "i" and event.name == _MEMORY and args is not None:
-            allocated = integer(args.allocated)
-            if finite(event.ts) and allocated >= 0:
-                gpu = -1 if args.device_type == _CPU_DEVICE else min(integer(args.device_id), _MAX_DEVICE)
+            allocated = records.integer(args.allocated)
+            if records.finite(event.ts) and allocated >= 0:
+                gpu = -1 if args.device_type == _CPU_DEVICE else min(records.integer(args.device_id), _MAX_DEVICE)
                 for column, value in zip(self._memory, (event.ts, allocated, gpu), strict=True):
                     column.append(value)
         else:
             self.unread.add(event)
 
-    def _spans(self, spans: list[Event]) -> None:
+    def _spans(self, spans: list[records.Event]) -> None:
         spans, groups, ts, dur = self._kept(spans)
         names = [event.name for event in spans]
-        args = [event.args or NO_ARGS for event in spans]
+        args = [event.args or records.NO_ARGS for event in spans]
         python, ranges, calls, unnamed = (
             np.flatnonzero(groups == group) for group in (_PYTHON, _RANGE, _CALL, _NO_CATEGORY))
         for i in python.tolist():
@@ -287,25 +275,25 @@ class _Events(Struct):
         piece["name"] = np.fromiter(map(self.builder.names.__getitem__, names), np.int32, len(spans))
         piece["row"] = np.fromiter(map(self.rows.__getitem__, map(_ROW, spans)), np.int32, len(spans))
         of_calls = [args[i] for i in calls.tolist()]
-        piece["correlation"][calls] = integers([about.correlation for about in of_calls])
-        self._append("sequence", calls, integers([about.sequence for about in of_calls]), self._count)
+        piece["correlation"][calls] = records.integers([about.correlation for about in of_calls])
+        self._append("sequence", calls, records.integers([about.sequence for about in of_calls]), self._count)
         for i, about in zip(calls.tolist(), of_calls, strict=True):
             if about.input_type is not None or names[i] in _SIZED:
                 self._keep_sizes(i, names[i], about)
         for i in unnamed.tolist():
             self._keep(i, args[i])
         detailed = np.array([i for i in np.flatnonzero((groups != _CALL) & (groups != _PYTHON)).tolist()
-                             if args[i] is not NO_ARGS], np.int64)
+                             if args[i] is not records.NO_ARGS], np.int64)
         if len(detailed):
             self._detail(piece, detailed, [spans[i] for i in detailed.tolist()], [args[i] for i in detailed.tolist()])
         self._pieces.append(piece)
         self._count += len(piece)
 
-    def _kept(self, spans: list[Event]) -> tuple[list[Event], npt.NDArray[np.int8], F64, F64]:
+    def _kept(self, spans: list[records.Event]) -> tuple[list[records.Event], npt.NDArray[np.int8], F64, F64]:
         """The spans that are read, with their groups, times and durations."""
         ts, dur = (np.fromiter(map(of, spans), np.float64, len(spans)) for of in (_TS, _DUR))
         groups = np.fromiter(map(_group, map(_CATEGORY, spans)), np.int8, len(spans))
-        kept = (np.abs(ts) < MOST_US) & (dur >= 0) & (dur < MOST_US)
+        kept = (np.abs(ts) < records.MOST_US) & (dur >= 0) & (dur < records.MOST_US)
         for event in [spans[i] for i in np.flatnonzero(kept & (groups == _RECORDED)).tolist()]:
             if event.name.startswith(_RECORDING):
                 begin, end = self.window_us or (event.ts, event.ts)
@@ -317,27 +305,28 @@ class _Events(Struct):
             return spans, groups, ts, dur
         return [spans[i] for i in np.flatnonzero(kept).tolist()], groups[kept], ts[kept], dur[kept]
 
-    def _detail(self, piece: npt.NDArray[np.void], rows: I64, spans: list[Event], args: list[Args]) -> None:
+    def _detail(self, piece: npt.NDArray[np.void], rows: I64, spans: list[records.Event],
+                args: list[records.Args]) -> None:
         """Append what the arguments of events say of work on a device; ``rows`` is where these stand in the piece."""
-        piece["correlation"][rows] = integers(
+        piece["correlation"][rows] = records.integers(
             [about.correlation_id if about.correlation == -1 else about.correlation for about in args])
-        steps = integers([about.step_num for about in args])
+        steps = records.integers([about.step_num for about in args])
         for i in np.flatnonzero(steps >= 0).tolist():
             if _STEP.match(spans[i].name) is None:
                 self._append_one("step_num", int(rows[i]), int(steps[i]))
         details = np.empty(len(rows), DETAIL)
         details["at"] = rows + self._count
-        details["device"] = np.minimum(integers([about.device for about in args]), _MAX_DEVICE)
+        details["device"] = np.minimum(records.integers([about.device for about in args]), _MAX_DEVICE)
         streams = [event.tid if about.stream is UNSET else about.stream
                    for event, about in zip(spans, args, strict=True)]
         if not set(map(type, streams)) <= {int, str}:
-            streams = list(map(hashable, streams))
+            streams = list(map(records.hashable, streams))
         of_rows = map(self.rows.__getitem__, zip([event.pid for event in spans], streams, strict=True))
         details["stream"] = np.fromiter(of_rows, np.int32, len(spans))
         details["message_bytes"] = [
             kernel_names.kineto_message_bytes(about.dtype, about.in_elements, about.out_elements) if about.dtype else -1
             for about in args]
-        sizes, ops = integers([about.bytes for about in args]).tolist(), [-1] * len(args)
+        sizes, ops = records.integers([about.bytes for about in args]).tolist(), [-1] * len(args)
         ends = [_ends(event.name) for event in spans]
         shapes = list(map(self.shape, map(_SHAPE, args)))
         for i, about in enumerate(args):
@@ -352,7 +341,7 @@ class _Events(Struct):
         details["src"], details["dst"] = np.array([pair or (0, 0) for pair in ends], np.uint8).T
         self._details.append(details)
 
-    def _keep(self, i: int, args: Args) -> None:
+    def _keep(self, i: int, args: records.Args) -> None:
         """Keep the stats of TensorFlow's event at ``i`` of the piece that is appended next."""
         for name in _STATS:
             raw = getattr(args, name)
@@ -361,33 +350,33 @@ class _Events(Struct):
             if name in _HASHES and type(raw) is int and -(1 << 63) <= raw < 1 << 63:
                 self._append_one(name, i, raw)
                 continue
-            value = integer(raw) if name in _NUMBERS else self.builder.names[str(raw)]
+            value = records.integer(raw) if name in _NUMBERS else self.builder.names[str(raw)]
             if value >= 0:
                 self._append_one(name, i, value)
 
-    def _keep_sizes(self, i: int, name: str, args: Args) -> None:
+    def _keep_sizes(self, i: int, name: str, args: records.Args) -> None:
         """Keep what PyTorch's op at ``i`` says of its inputs."""
         if name == _GRADIENT:
             self._keep_elements(i, args)
         elif name in _DENSE_TABLES:
             self._keep_table(i, args, _DENSE_TABLES[name])
-        elif name in _OWN_CONVOLUTIONS and (batch := _first_size(plain(args.input_dims))) >= 0:
+        elif name in _OWN_CONVOLUTIONS and (batch := _first_size(records.plain(args.input_dims))) >= 0:
             self._append_one("batch", i, batch)
         if isinstance(args.input_type, list) and "double" in args.input_type:
             self._append_one("float64", i, 1)
 
-    def _keep_elements(self, i: int, args: Args) -> None:
-        shapes = plain(args.input_dims)
-        elements = _elements(plain(args.old_input_dims) if shapes is UNSET else shapes)
+    def _keep_elements(self, i: int, args: records.Args) -> None:
+        shapes = records.plain(args.input_dims)
+        elements = _elements(records.plain(args.old_input_dims) if shapes is UNSET else shapes)
         if elements >= 0:
             self._append_one("elements", i, elements)
 
-    def _keep_table(self, i: int, args: Args, rows_at: int) -> None:
-        shapes, values = plain(args.input_dims), plain(args.concrete_inputs)
+    def _keep_table(self, i: int, args: records.Args, rows_at: int) -> None:
+        shapes, values = records.plain(args.input_dims), records.plain(args.concrete_inputs)
         if not isinstance(shapes, list) or not isinstance(values, list) or len(values) <= rows_at:
             return
-        gradient, indices, rows = _elements(shapes), _elements(shapes[1:]), integer(values[rows_at])
-        width = integer(shapes[0][-1]) if gradient > 0 else -1
+        gradient, indices, rows = _elements(shapes), _elements(shapes[1:]), records.integer(values[rows_at])
+        width = records.integer(shapes[0][-1]) if gradient > 0 else -1
         if 0 < rows < 1 << 40 and 0 < width < 1 << 20 and indices > 0:
             for name, value in (("table_rows", rows), ("table_elements", rows * width), ("indices", indices)):
                 self._append_one(name, i, value)
@@ -422,15 +411,15 @@ def _elements(shapes: Any) -> int:
     first = shapes[0] if isinstance(shapes, list) and shapes else None
     if not isinstance(first, list) or not first:
         return -1
-    sizes = [math.prod(size if 0 <= (size := integer(n)) < 1 << 40 else -1 for n in shape[:_MAX_DIMENSIONS])
+    sizes = [math.prod(size if 0 <= (size := records.integer(n)) < 1 << 40 else -1 for n in shape[:_MAX_DIMENSIONS])
              for shape in (first if isinstance(first[0], list) else [first]) if isinstance(shape, list)]
-    return integer(sum(sizes)) if min(sizes, default=-1) >= 0 else -1
+    return records.integer(sum(sizes)) if min(sizes, default=-1) >= 0 else -1
 
 
 def _first_size(shapes: Any) -> int:
     """The first size of the first input; -1: not told."""
     first = shapes[0] if isinstance(shapes, list) and shapes else None
-    return integer(first[0]) if isinstance(first, list) and first else -1
+    return records.integer(first[0]) if isinstance(first, list) and first else -1
 
 
 @lru_cache(maxsize=65536)
@@ -440,7 +429,7 @@ def _ends(name: str) -> tuple[int, int] | None:
     return None if ends is None else (kernel_names.memory_kind(ends[1]), kernel_names.memory_kind(ends[2]))
 
 
-def _op(args: Args, builder: TraceBuilder) -> int:
+def _op(args: records.Args, builder: TraceBuilder) -> int:
     op, hlo, module = (str(text or "") for text in (args.tf_op, args.hlo_op, args.hlo_module))
     if op and op != "XlaModule:":
         return builder.names[op]

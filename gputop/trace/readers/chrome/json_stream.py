@@ -44,8 +44,7 @@ class Damaged(ValueError):
 
 
 def decoder(kind: type[_T]) -> Callable[[Any], _T]:
-    """Decoder of JSON of a type. It raises msgspec.DecodeError or RecursionError where the text does not
-    fit."""
+    """Decoder of JSON of a type. It raises msgspec.DecodeError or RecursionError where the text does not fit."""
     return msgspec.json.Decoder(kind).decode
 
 

@@ -50,11 +50,10 @@ def read_xspaces(
 ) -> Trace:
     """One Trace from the XSpaces of one capture, one per host or process, in the order of their ranks.
 
-    ``files`` holds the path, the host's name in case the XSpace has none, and the bytes or a function that
-    reads them; ``damaged`` the paths found to be incomplete meanwhile (a cut-off gzip stream);
-    ``known_clocks``, by path, what the capture measured of the clocks.
-    A file among several that is no XSpace, or needs more memory than ``limit_bytes``, is left out
-    with a note. Raises GputopError where that is all of them, NoDataError where none has an event.
+    ``files`` holds the path, the host's name in case the XSpace has none, and the bytes or a function that reads them;
+    ``damaged`` the paths found to be incomplete meanwhile (a cut-off gzip stream); ``known_clocks``, by path, what the
+    capture measured of the clocks. A file among several that is no XSpace, or needs more memory than ``limit_bytes``,
+    is left out with a note. Raises GputopError where that is all of them, NoDataError where none has an event.
     """
     with pool() as threads, pool(beside=1) as decoders:
         capture = _Capture(damaged, limit_bytes, known_clocks or {}, threads, decoders)

@@ -14,21 +14,14 @@ import numpy as np
 from msgspec import Struct
 
 from gputop.trace.model import I64
-from gputop.trace.readers.xspace.fields import (
-    EVENT_DURATION_PS,
-    EVENT_METADATA_ID,
-    EVENT_OFFSET_PS,
-    EVENT_STAT,
-    STAT_METADATA_ID,
-    STAT_VALUES,
-)
+from gputop.trace.readers.xspace import fields
 from gputop.trace.readers.xspace.wire import FIXED64, LENGTH, U64, VARINT, Block
 
 _WORD = 8  # bytes
 _MAX_EVENT_BYTES = 256
 # Of a chunk's events of one length: fewer are left to the walk, and so is what remains after so many tries.
 _FEW_EVENTS, _MAX_TRIES = 64, 8
-_NUMBERS = (EVENT_METADATA_ID, EVENT_OFFSET_PS, EVENT_DURATION_PS)
+_NUMBERS = (fields.EVENT_METADATA_ID, fields.EVENT_OFFSET_PS, fields.EVENT_DURATION_PS)
 _MORE = 0x80  # bit of a number's byte: another one follows
 _ALL_BITS = (1 << 64) - 1
 
@@ -154,7 +147,7 @@ def _layout(raw: bytes) -> _Layout | None:
             stop = _number_end(raw, pos + 1, len(raw))
             numbers.append(ValuePlace(raw[pos], pos + 1, stop - pos - 1))
             mask[pos + 1:stop] = bytes([_MORE]) * (stop - pos - 1)
-        elif raw[pos] == EVENT_STAT and pos + 1 < len(raw) and raw[pos + 1] < _MORE:
+        elif raw[pos] == fields.EVENT_STAT and pos + 1 < len(raw) and raw[pos + 1] < _MORE:
             stop = pos + 2 + raw[pos + 1]
             stat = _stat(raw, pos + 2, stop) if stop <= len(raw) else None
             if stat is None:
@@ -173,8 +166,8 @@ def _layout(raw: bytes) -> _Layout | None:
 
 def _stat(raw: bytes, pos: int, stop: int) -> ValuePlace | None:
     """The place of the value of a stat that has an id and a value, in this order, and nothing else."""
-    value = _number_end(raw, pos + 1, stop) if pos < stop and raw[pos] == STAT_METADATA_ID else 0
-    if not 0 < value < stop - 1 or raw[value] not in STAT_VALUES:
+    value = _number_end(raw, pos + 1, stop) if pos < stop and raw[pos] == fields.STAT_METADATA_ID else 0
+    if not 0 < value < stop - 1 or raw[value] not in fields.STAT_VALUES:
         return None
     stat_id = sum((byte & ~_MORE) << 7 * i for i, byte in enumerate(raw[pos + 1:value]))
     tag, begin = raw[value], value + 1

@@ -1,10 +1,9 @@
 """The protobuf wire format, read with NumPy: many small messages of one type at a time.
 
-Nothing here knows a schema, trusts a length or raises on bad bytes: cut-off and malformed
-messages are reported and the rest is read. Format:
-https://protobuf.dev/programming-guides/encoding/. A *tag* is the field's number and wire
-type as encoded, ``number << 3 | type``; comparing whole tags ignores fields
-of an unexpected type, as protobuf's own parsers do.
+Nothing here knows a schema, trusts a length or raises on bad bytes: cut-off and malformed messages are reported and the
+rest is read. Format: https://protobuf.dev/programming-guides/encoding/. A *tag* is the field's number and wire type as
+encoded, ``number << 3 | type``; comparing whole tags ignores fields of an unexpected type, as protobuf's own parsers
+do.
 """
 
 from __future__ import annotations

@@ -47,16 +47,7 @@ from gputop.trace.readers.xspace.fields import (
     STAT_VALUES,
 )
 from gputop.trace.readers.xspace.uniform_messages import UniformMessages, find_uniform
-from gputop.trace.readers.xspace.wire import (
-    LENGTH,
-    U64,
-    Block,
-    Bools,
-    FieldColumn,
-    Quota,
-    read_fields,
-    signed,
-)
+from gputop.trace.readers.xspace.wire import LENGTH, U64, Block, Bools, FieldColumn, Quota, read_fields, signed
 
 _Values = TypeVar("_Values", I64, F64)
 _U32 = npt.NDArray[np.uint32]
