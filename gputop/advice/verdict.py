@@ -115,8 +115,7 @@ def finding(rule: Rule, verdict: Verdict, words: Explanation, basis: Basis = _VE
         title=words.title, why=f"{words.why} {basis.caveat}" if basis.caveat else words.why,
         evidence=words.evidence, action=words.action, source=words.source,
         gain=gain, gpus=verdict.gpus, snippet=words.snippet,
-        origin=rule.origin, culprits=basis.culprits, brief=words.brief, unknown=words.unknown, claims=basis.claims,
-    )
+        origin=rule.origin, culprits=basis.culprits, brief=words.brief, unknown=words.unknown, claims=basis.claims)
 
 
 def _gain(verdict: Verdict, words: Explanation, basis: Basis) -> Gain:

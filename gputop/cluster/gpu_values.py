@@ -70,7 +70,7 @@ class GpuValues:
         for schema in self._schemas:
             by_kind = {kind: self._of_exporter(schema, kind, reading) for kind in self._metrics.kinds(schema)}
             by_exporter.append(promql.either((promql.with_label(value, "kind", kind) if self._several_kinds else value
-                                       for kind, value in by_kind.items()), self._or))
+                                              for kind, value in by_kind.items()), self._or))
         return self._with_holder(self._of_first_exporter(by_exporter), reading)
 
     def over(self, step_s: float, where: str = "", *, placed: bool = False) -> str:
@@ -118,7 +118,7 @@ class GpuValues:
                         if metrics.series.get(name.name)})
         jobs = [label for label in metrics.labels_of_job if label not in metrics.uuid_labels]
         held = promql.either(self._identified(promql.any_name(names, promql.all_of(reading.where, promql.has(label))))
-                      for label in metrics.job_labels)
+                             for label in metrics.job_labels)
         on = ", ".join(metrics.uuid_labels)
         more = [*(["kind"] if self._several_kinds else []), *(["model"] if reading.model else []),
                 *([*exporters.GPU_LABELS, *metrics.node_labels] if reading.placed else [])]

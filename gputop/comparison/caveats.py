@@ -47,7 +47,6 @@ def _reality(a: Side, b: Side) -> Iterator[Note]:
         yield Note("no_capture", f"{which} is a snapshot without a capture: steps and shares cannot be compared. "
                                  "Capture first (c in the monitor), then take the snapshot.")
 
-
     for which, side in (("A", a), ("B", b)):
         if is_damaged(side):
             yield Note("damaged", f"{which}'s file is damaged, so gputop does not use it. Copy it or capture again.")

@@ -101,8 +101,7 @@ def parse_stat(text: bytes) -> Stat | None:
             threads=int(fields[17]),
             start=int(fields[19]),
             rss_pages=int(fields[21]),
-            exit_code=int(fields[49]) if len(fields) > 49 else 0,
-        )
+            exit_code=int(fields[49]) if len(fields) > 49 else 0)
     except ValueError:
         return None
 

@@ -146,8 +146,7 @@ def facts_from(lines: list[str], *, hung: bool = False, died: str = "") -> Drive
         died = ""  # an end after the last fact does not matter
     return DriverFacts(
         **node_facts, hung_in=calling if hung else "", died=died,
-        gpus=tuple(GpuFacts(index, **gpus.get(index, {})) for index in every),
-    )
+        gpus=tuple(GpuFacts(index, **gpus.get(index, {})) for index in every))
 
 
 # -- the child ------------------------------------------------------------------------------------

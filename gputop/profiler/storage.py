@@ -147,8 +147,7 @@ class RunFolder(Struct):
         nor = f", or in {', '.join(map(str, tried))}" if tried else ""
         raise GputopError(
             f"the trace ({len(data) / 1e6:.1f} MB) could not be saved as {self.file}: {self.save_error}{nor}",
-            "Free some space or choose another --logdir, and capture again; gputop left no partial files behind.",
-        )
+            "Free some space or choose another --logdir, and capture again; gputop left no partial files behind.")
 
     def adopt(self, source: BinaryIO, source_path: Path, stopped: Callable[[], bool] = _never) -> Path:
         """Take over a trace that is open as ``source``: in place already, or copied.

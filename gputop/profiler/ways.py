@@ -36,7 +36,7 @@ def recorder_of(address: str, pid: int | None = None) -> Recorder:
         from gputop.profiler.kineto.recorder import KinetoRecorder
 
         return KinetoRecorder(process)
-    from gputop.profiler.capture.footprint import job_pid
+    from gputop.profiler.capture.job_memory import job_pid
     from gputop.profiler.xprof.client import XProfRecorder
 
     return XProfRecorder(address, job_pid(address, pid))

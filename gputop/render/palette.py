@@ -46,19 +46,16 @@ class Scheme(Struct, frozen=True):
 DARK = Scheme((0.52, 0.92), (0.10, 0.11), (285.0, 92.0), (0.205, 0.012, 270.0), (0.42, 0.66), 0.42, {
     "text": "#d7dae0", "strong": "#f2f4f8", "dim": "#8b93a5", "warn": "#e5b567", "bad": "#ff6b7a", "accent": "#57c7d4",
     "ground": "#101218", "surface": "#161a23", "panel": "#1b1f2a", "border": "#3b4252",
-    **{part.id: part.dark for part in PARTS},
-})
+    **{part.id: part.dark for part in PARTS}})
 LIGHT = Scheme((0.63, 0.22), (0.10, 0.10), (98.0, 285.0), (0.96, 0.006, 270.0), (0.74, 0.48), 0.70, {
     "text": "#2a2f3a", "strong": "#0b0e14", "dim": "#5b6372", "warn": "#8a5a00", "bad": "#b3122b", "accent": "#00697a",
     "ground": "#fafafa", "surface": "#f1f2f5", "panel": "#e4e7ec", "border": "#b4bac6",
-    **{part.id: part.light for part in PARTS},
-})
+    **{part.id: part.light for part in PARTS}})
 # Names after Okabe and Ito, "Color Universal Design" (2008), lightened for a black ground.
 CONTRAST = Scheme((0.49, 0.97), (0.14, 0.13), (262.0, 100.0), (0.14, 0.0, 0.0), (0.44, 0.72), 0.60, {
     "text": "#ffffff", "strong": "#ffffff", "dim": "#c8c8c8", "warn": "#f0e442", "bad": "#ff8a3d", "accent": "#5cc8ff",
     "ground": "#000000", "surface": "#0a0a0a", "panel": "#1c1c1c", "border": "#9a9a9a",
-    **{part.id: part.contrast for part in PARTS},
-})
+    **{part.id: part.contrast for part in PARTS}})
 
 
 def oklch_rgb(lightness: float, chroma: float, hue_degrees: float) -> Rgb:

@@ -102,8 +102,7 @@ _LIVE = _by_name(
     Quantity("gpu.index", NONE, "number of the GPU, as in nvidia-smi", True),
     Quantity("gpu.processes", NONE, "processes that compute on the GPU", True),
     *(Quantity(f"host.{m.id}", OF_METRIC[m.unit], m.help, past=m.id == "cpu_ratio",
-               ratio=m.unit == RATIO) for m in HOST_METRICS.values()),
-)
+               ratio=m.unit == RATIO) for m in HOST_METRICS.values()))
 
 _STEPS = "training steps in the trace"
 _PARTS = "training steps and GPU activity in the trace"
@@ -159,8 +158,7 @@ _TRACE = _by_name(
     Quantity("limits.mfu", NONE, "model FLOPs utilization", path="limits.mfu", needs=_WORK, ratio=True),
     Quantity("limits.hfu", NONE, "hardware FLOPs utilization", path="limits.hfu", needs=_WORK, ratio=True),
     Quantity("trace.window", SECONDS, "length of the trace", path="trace.window_s"),
-    Quantity("trace.events", NONE, "events in the trace", path="trace.events"),
-)
+    Quantity("trace.events", NONE, "events in the trace", path="trace.events"))
 
 NAMES: Mapping[Source, Mapping[str, Quantity]] = {"live": _LIVE, "trace": _TRACE}
 # What is a part of another figure: the quotient of both is a share.

@@ -14,6 +14,7 @@ DEFAULT_CAPTURE_S = 10.0
 DEFAULT_LOGDIR = "gputop-traces"
 DEFAULT_RULE = "sm<0.6*median for 5s"  # read by gputop.session.auto_capture
 
+
 class DipRule(Struct, frozen=True):
     """Rule for when a GPU dips: the first of ``metrics`` that has readings is below ``factor`` of its median, or
     ``level``; or when ``condition`` holds for it."""

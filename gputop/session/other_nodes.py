@@ -26,16 +26,16 @@ from msgspec.structs import replace
 from gputop.core.errors import GputopError, sentences
 from gputop.launch.target import MAX_RANKS
 from gputop.profiler.capture.job_memory import Cost
-from gputop.profiler.capture.outcomes import Outcome
 from gputop.profiler.capture.plan import Plan
+from gputop.profiler.capture.records import Outcome
 from gputop.profiler.capture.request import CaptureRequest
-from gputop.profiler.clocks import ClockBounds
 from gputop.profiler.kineto.recorder import ENDING
 from gputop.profiler.recording import CaptureResult
 from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder
 from gputop.telemetry.agents import SCHEMA as AGENT
 from gputop.telemetry.agents import Agent, NodeProblem, Request, by_cause, read_line, write_line
 from gputop.text.units import printable
+from gputop.trace.readers.clock_file import ClockBounds
 
 SCHEMA = "gputop.ranks/1"
 MAX_NODES = 64
@@ -55,6 +55,7 @@ _POLL_S, _END_S = 0.05, 1.0
 _PIECE_BYTES, _EDGE_BYTES = 1 << 18, 64
 _CHECK = "Check gputop's version on that node: ssh NODE gputop --version"
 _NODE_BYTES = 8 << 30  # of all traces of a node
+
 
 class NodeReady(Struct, frozen=True):
     """Message of a node once its ranks are probed: they can be recorded for ``seconds``, and must be asked ``lead_s``

@@ -87,7 +87,7 @@ def _by_pid(answer: NodeAnswer, seconds: float) -> dict[int | None, WorkerFigure
 
 def with_pids(servers: Iterable[Server]) -> list[Server]:
     """The servers, with the processes of those of this machine that were named, not found."""
-    from gputop.profiler.capture.footprint import job_pid
+    from gputop.profiler.capture.job_memory import job_pid
 
     here: dict[str, bool] = {}  # by host: a name is looked up once
     out = []

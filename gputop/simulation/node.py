@@ -76,10 +76,8 @@ def gpu_infos() -> tuple[GpuInfo, ...]:
         GpuInfo(
             index=i, uuid=f"GPU-5104a7ed-0000-4000-8000-00000000000{i}", name="NVIDIA H100 80GB HBM3",
             pci_bus_id=f"00000000:{0x1B + 0x10 * i:02X}:00.0", pcie_gen_max=5, pcie_width_max=16,
-            numa_node=i * 2 // GPU_COUNT,
-        )
-        for i in range(GPU_COUNT)
-    )
+            numa_node=i * 2 // GPU_COUNT)
+        for i in range(GPU_COUNT))
 
 
 def _readings(values: Mapping[str, float], metrics: Mapping[str, Metric]) -> dict[str, Reading]:

@@ -100,8 +100,7 @@ _ALL = (
         batch_per_gpu=160, steps_per_epoch=215, eval_steps=90,
         fixes=(Fix("the teacher model and metrics run on all GPUs", {
             "gpu0_extra_ms": 0.0, "gpu0_extra_kernels": 0, "gather_mb": 0.0, "gpu0_memory": 0.0,
-            "compute_ms": 150.0 + 186.0 / GPU_COUNT}, {"steps_per_epoch": 410}),),
-    ),
+            "compute_ms": 150.0 + 186.0 / GPU_COUNT}, {"steps_per_epoch": 410}),)),
     Scenario(
         id="input-bound",
         title="The GPUs wait for the input pipeline",
@@ -110,8 +109,7 @@ _ALL = (
                  allocator_peak_gib=62),
         batch_per_gpu=160, dataset_on_network=True, steps_per_epoch=220, eval_steps=30,
         fixes=(Fix("tf.data chooses the number of threads for map",
-                   {"produce_ms": 130.0, "input_workers": CPU_COUNT}, {"steps_per_epoch": 480}),),
-    ),
+                   {"produce_ms": 130.0, "input_workers": CPU_COUNT}, {"steps_per_epoch": 480}),)),
     Scenario(
         id="launch-bound",
         title="The host launches kernels too slowly",
@@ -123,16 +121,14 @@ _ALL = (
         checkpoint_bytes=516 * MB,
         fixes=(Fix("XLA compiles the step into a few kernels", {
             "xla": True, "kernels": 170, "compute_ms": 20.0, "launch_us": 22.0, "produce_ms": 20.0, "gap_ms": 0.8},
-            {"steps_per_epoch": 3_000}),),
-    ),
+            {"steps_per_epoch": 3_000}),)),
     Scenario(
         id="slow-callback",
         title="Python between the steps makes the GPUs wait",
         description="after each step, a callback computes a confusion matrix on the CPU; captured stacks show its line",
         job=_vit(batch_per_gpu=160, compute_ms=150.0, gap_ms=110.0, produce_ms=130.0, allocator_peak_gib=62),
         batch_per_gpu=160, steps_per_epoch=250, eval_steps=40,
-        fixes=(Fix("the confusion matrix is computed once per epoch", {"gap_ms": 2.5}, {"steps_per_epoch": 425}),),
-    ),
+        fixes=(Fix("the confusion matrix is computed once per epoch", {"gap_ms": 2.5}, {"steps_per_epoch": 425}),)),
     Scenario(
         id="three-causes",
         title="Three causes at once: which fix first?",
@@ -148,8 +144,7 @@ _ALL = (
                 "compute_ms": 150.0 + 140.0 / GPU_COUNT}, {"steps_per_epoch": 290}),
             Fix("the confusion matrix is computed once per epoch", {"gap_ms": 2.5}, {"steps_per_epoch": 380}),
             Fix("gradients are summed during the backward pass", {"comm_overlap": True}, {"steps_per_epoch": 430}),
-        ),
-    ),
+        )),
     Scenario(
         id="slow-checkpoint",
         title="All GPUs wait for a checkpoint every 120 steps",
@@ -158,23 +153,20 @@ _ALL = (
         job=_vit(batch_per_gpu=256, compute_ms=285.0, produce_ms=170.0),
         batch_per_gpu=256, steps_per_epoch=120, eval_steps=0, checkpoint_write_bytes_per_s=0.7e9,
         # The copy from the GPU is left.
-        fixes=(Fix("checkpoints are written in the background", epochs={"checkpoint_write_bytes_per_s": 9e9}),),
-    ),
+        fixes=(Fix("checkpoints are written in the background", epochs={"checkpoint_write_bytes_per_s": 9e9}),)),
     Scenario(
         id="hang",
         title="A rank hangs, and the others wait for it",
         description="rank 5 does not reach an AllReduce; press S to see its line of code",
         job=_vit(batch_per_gpu=256, compute_ms=285.0, produce_ms=170.0),
         batch_per_gpu=256, dataset_on_network=True, steps_per_epoch=250, eval_steps=50, hangs=True,
-        fixes=(Fix("the dataset is read from the local disk"),),
-    ),
+        fixes=(Fix("the dataset is read from the local disk"),)),
     Scenario(
         id="healthy",
         title="All GPUs are busy; no problem",
         description="input and launches run ahead of the GPUs, and collectives overlap with compute",
         job=_vit(batch_per_gpu=256, compute_ms=285.0, produce_ms=170.0),
-        batch_per_gpu=256, steps_per_epoch=250, eval_steps=50,
-    ),
+        batch_per_gpu=256, steps_per_epoch=250, eval_steps=50),
 )
 
 SCENARIOS: dict[str, Scenario] = {s.id: s for s in _ALL}

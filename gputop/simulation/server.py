@@ -46,8 +46,7 @@ class SimulatedProfilerServer:
         self._session: _Session | None = None
         self._server = self._grpc.server(
             ThreadPoolExecutor(4, thread_name_prefix="gputop-simulated-profiler"),
-            options=[("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)],
-        )
+            options=[("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)])
         handlers = {"Profile": self._profile, "Terminate": self._terminate, "Monitor": self._monitor}
         # Requests arrive as bytes and are parsed in the handlers: grpc would log a bad one to
         # stderr, across the screen.

@@ -73,8 +73,7 @@ SCHEMAS: tuple[Schema, ...] = (
         "clock_reasons": _either("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"),
         "thermal_violation": _either("DCGM_FI_DEV_THERMAL_VIOLATION",
                                      "DCGM_FI_DEV_GPU_THERMAL_THROTTLE_SECONDS_TOTAL"),
-        "power_violation": _either("DCGM_FI_DEV_POWER_VIOLATION", "DCGM_FI_DEV_GPU_POWER_THROTTLE_SECONDS_TOTAL"),
-    }),
+        "power_violation": _either("DCGM_FI_DEV_POWER_VIOLATION", "DCGM_FI_DEV_GPU_POWER_THROTTLE_SECONDS_TOTAL")}),
     Schema("gputop", "gputop export", model="name", gpu_labels=("uuid", "gpu"), mig_labels=("mig",),
            info="gputop_gpu_info", jobs="gputop_gpu_job_info", join=("uuid", "mig"), figures={
         "sm_active": _either("gputop_gpu_sm_active_ratio"),
@@ -91,8 +90,7 @@ SCHEMAS: tuple[Schema, ...] = (
         "pcie_width": _either("gputop_gpu_pcie_width"),
         "rows_remap_failed": _either("gputop_gpu_row_remap_failed"),
         "ecc_uncorrected": _either("gputop_gpu_ecc_uncorrected_total"),
-        "clock_reasons": _either("gputop_gpu_clock_event_reasons"),
-    }),
+        "clock_reasons": _either("gputop_gpu_clock_event_reasons")}),
     Schema("nvitop", "nvitop-exporter", model="devicename", gpu_labels=("uuid", "index"), figures={
         "util": _either("gpu_utilization_Percentage", factor=_PERCENT),
         "memory_used_bytes": _either("gpu_memory_used_MiB", factor=_MIB),
@@ -100,8 +98,7 @@ SCHEMAS: tuple[Schema, ...] = (
         "power_w": _either("gpu_power_usage_W"),
         "power_limit_w": _either("gpu_power_limit_W"),
         "sm_clock_hz": _either("gpu_clock_sm_MHz", factor=_MHZ),
-        "temperature_c": _either("gpu_temperature_C"),
-    }),
+        "temperature_c": _either("gpu_temperature_C")}),
     Schema("all-smi", "all-smi", model="gpu", gpu_labels=("gpu_uuid", "uuid", "gpu_index", "index"),
            mig_labels=("mig_instance",), figures={
         "util": _either("all_smi_gpu_utilization", "all_smi_mig_instance_utilization_gpu", factor=_PERCENT),
@@ -111,8 +108,7 @@ SCHEMAS: tuple[Schema, ...] = (
         "power_limit_w": _either("all_smi_gpu_power_limit_current_watts"),
         "sm_clock_hz": _either("all_smi_gpu_frequency_mhz", factor=_MHZ),
         "temperature_c": _either("all_smi_gpu_temperature_celsius"),
-        "pcie_width": _either("all_smi_gpu_pcie_width_current"),
-    }),
+        "pcie_width": _either("all_smi_gpu_pcie_width_current")}),
     # Its UUIDs have no "GPU-" before them.
     Schema("nvidia-smi", "nvidia_gpu_exporter", model="name", gpu_labels=("uuid",), info="nvidia_smi_gpu_info",
            join=("uuid",), figures={

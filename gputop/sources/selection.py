@@ -78,8 +78,7 @@ def _no_such_gpu(where: str, item: str, present: Sequence[GpuInfo]) -> GputopErr
     return GputopError(
         message,
         f"This node has {listing}. Use indices, ranges (2-3), UUIDs, MIG instance labels (0:1) or {VISIBLE!r}.",
-        EXIT_USAGE,
-    )
+        EXIT_USAGE)
 
 
 def _visible(present: Sequence[GpuInfo], environ: Mapping[str, str]) -> set[str]:
@@ -110,16 +109,14 @@ def _visible(present: Sequence[GpuInfo], environ: Mapping[str, str]) -> set[str]
         raise GputopError(
             f"CUDA_VISIBLE_DEVICES={value!r} hides all GPUs of this node.",
             "Set the variable as in the job, or select GPUs by index or UUID with --gpus.",
-            EXIT_NO_DATA,
-        )
+            EXIT_NO_DATA)
     whole = [info for info in present if info.mig is None]
     by_speed = environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
     models = {info.name for info in whole if not _lacks_uuid(info)}
     if by_number and by_speed and len(models) > 1 and any(info.uuid not in chosen for info in whole):
         raise GputopError(
             f"CUDA_VISIBLE_DEVICES={value} is ambiguous: the GPUs are of different models, so CUDA numbers the fastest "
-            "GPU first.", "Set CUDA_DEVICE_ORDER=PCI_BUS_ID here and for the job, or name GPUs by UUID.", EXIT_USAGE,
-        )
+            "GPU first.", "Set CUDA_DEVICE_ORDER=PCI_BUS_ID here and for the job, or name GPUs by UUID.", EXIT_USAGE)
     return chosen
 
 

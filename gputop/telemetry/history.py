@@ -71,8 +71,7 @@ class History:
         self._columns = LaneColumns(
             (*constant, *scaled, *rest),
             tuple(float(GPU_METRICS[m].full_scale or 0) for m in constant),
-            tuple(str(GPU_METRICS[m].full_scale) for m in scaled),
-        )
+            tuple(str(GPU_METRICS[m].full_scale) for m in scaled))
         self._column = {metric: i for i, metric in enumerate(self._columns.ids)}
         columns = self._columns
         self._no_values, self._no_scales = [math.nan] * len(columns.ids), [math.nan] * len(columns.scale_ids)

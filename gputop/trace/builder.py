@@ -163,8 +163,7 @@ class TraceBuilder(Struct):
             rank_windows_ns=windows, profile_window_ns=(min(begin for begin, _ in windows.values()), max(
                 end for _, end in windows.values())) if windows else None,
             simulated=simulated, quality=self.quality, launch_shapes=list(self.shapes), step_events=steps,
-            hlo_ops=self.hlo_ops, cuda_graphs=self.cuda_graphs,
-        )
+            hlo_ops=self.hlo_ops, cuda_graphs=self.cuda_graphs)
 
     def _no_events(self, paths: Sequence[str], fix: str) -> NoDataError:
         where = ", ".join(paths)

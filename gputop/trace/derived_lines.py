@@ -14,8 +14,7 @@ STEPS = "Steps"  # the derived line that tells something new: where a step begin
 _NAMES = frozenset((
     STEPS, "XLA Modules", "XLA Ops", "Async XLA Ops", "XLA TraceMe", "XLA Op", "XLA Module", "Framework Ops",
     "Framework Name Scope", "TensorFlow Ops", "TensorFlow Name Scope", "Source code", "Source Code", "Launch Stats",
-    "Kernel Launch", "Host Offload Ops", "Sub Steps", "Scope Range", "Hlo Module", "Hlo Op",
-))
+    "Kernel Launch", "Host Offload Ops", "Sub Steps", "Scope Range", "Hlo Module", "Hlo Op"))
 # Their ids begin here (tsl/profiler/utils/xplane_schema.h, kThreadIdDerivedMin), whatever a version calls them; as
 # 32-bit numbers with a sign they are negative.
 _FIRST_ID, _IDS = 0xDEADBEEF, 32

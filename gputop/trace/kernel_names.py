@@ -62,8 +62,7 @@ _COLLECTIVE = re.compile(
 _FFMA = re.compile(r"_ffma_|sgemm|dgemm|scudnn|winograd|simt", re.IGNORECASE)
 _TENSOR_CORE = re.compile(
     r"hmma|imma|gmma|h884|s884|h1688|s1688|c1688|16816|16832|8816|tensorop|nvjet|flash_(fwd|bwd)|fmha|xmma_"
-    r"|_(bf16|f16|fp16|tf32|e4m3|e5m2)", re.IGNORECASE,
-)
+    r"|_(bf16|f16|fp16|tf32|e4m3|e5m2)", re.IGNORECASE)
 # Tried in this order: the type of the operands is wanted, and names often contain the accumulator's type, too.
 _DTYPES = tuple((dtype, re.compile(pattern, re.IGNORECASE)) for dtype, pattern in (
     ("fp8", r"e4m3|e5m2|float8|fp8"),
@@ -72,8 +71,7 @@ _DTYPES = tuple((dtype, re.compile(pattern, re.IGNORECASE)) for dtype, pattern i
     ("fp16", r"f16|fp16|h884|h1688|h16816|\bhalf(?:_t)?\b|__half|c10::Half|Eigen::half|nvjet_hsh|hgemm|DT_HALF"),
     ("int8", r"imma|i8816|i16832|\bint8|signed char"),
     ("fp64", r"dgemm|_f64|\bdouble\b|d884|DT_DOUBLE"),
-    ("fp32", r"sgemm|scudnn|_ffma_|_f32|\bfloat\b|DT_FLOAT"),
-))
+    ("fp32", r"sgemm|scudnn|_ffma_|_f32|\bfloat\b|DT_FLOAT")))
 
 # An optimizer's kernel over many tensors takes its hyper-parameters in FP64, and one that draws random numbers their
 # bounds, whatever the tensors' type is.

@@ -5,16 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gputop.advice.fleet.job_view import (
-    HOUR_S,
-    NO_PAST,
-    NO_STEP,
-    FleetVerdict,
-    FleetWords,
-    JobView,
-    evidence,
-    lasting,
-)
+from gputop.advice.fleet import job_view
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Missing
 from gputop.cluster.model import Gpu, History, Job, LowClock, brief
@@ -29,7 +20,7 @@ _ONE_KIND = Missing("one kind of activity for all GPUs of the job; SM activity o
                     "DCGM_FI_PROF_SM_UTIL_RATIO, to its counters on all nodes)")
 
 
-def _lasts(view: JobView, histories: Sequence[History | None]) -> tuple[float, bool]:
+def _lasts(view: job_view.JobView, histories: Sequence[History | None]) -> tuple[float, bool]:
     """Seconds for which these have been below the mean of those GPUs of the job that worked."""
     idle, busy = (dict(view.past(history)) for history in (view.job.idle_history, view.job.idle.busy_history))
     of_job = {time_s: value * (1 + idle.get(time_s, 0.0) / busy[time_s] if busy.get(time_s) else 1.0)
@@ -43,7 +34,7 @@ def _lasts(view: JobView, histories: Sequence[History | None]) -> tuple[float, b
     return view.lasts_s(past, lambda _, below: below >= limit("straggler_gpu.leave"))
 
 
-def _is_old(view: JobView) -> bool:
+def _is_old(view: job_view.JobView) -> bool:
     """Return whether it is known that means are not of the time before the job, and its ranks have started."""
     return view.age_s is not None and view.age_s >= limit("straggler_gpu.age_s")
 
@@ -51,12 +42,12 @@ def _is_old(view: JobView) -> bool:
 # -- slow_node --------------------------------------------------------------------------------------
 
 
-class SlowNode(FleetVerdict, frozen=True, kw_only=True):
+class SlowNode(job_view.FleetVerdict, frozen=True, kw_only=True):
     activity: float
     median: float
 
 
-def judge_slow_node(view: JobView) -> SlowNode | Missing | None:
+def judge_slow_node(view: job_view.JobView) -> SlowNode | Missing | None:
     """The GPUs of a node work less than those of the job's other nodes."""
     job = view.job
     if job.kind == "mixed":
@@ -69,7 +60,7 @@ def judge_slow_node(view: JobView) -> SlowNode | Missing | None:
     if not low or 2 * len(low) >= job.nodes or view.is_younger(limit("straggler_gpu.age_s")):
         return None
     if not _is_old(view):
-        return NO_PAST
+        return job_view.NO_PAST
     worst = min(low, key=lambda node: node.activity or 0.0)
     names = tuple(node.name for node in sorted(low, key=lambda node: node.activity or 0.0))
     on_it = [gpu for gpu in job.low_gpus if gpu.node in names]
@@ -78,29 +69,28 @@ def judge_slow_node(view: JobView) -> SlowNode | Missing | None:
     missing = sum(job.node_median - (node.activity or 0.0) for node in low) * per_node
     return SlowNode(
         gpus=(), job=job.id, count=job.gpus, nodes=names, places=names, lasts_s=lasts_s or None, since_exact=seen,
-        gpu_hours_lost=missing * lasts_s / HOUR_S if lasts_s else None, activity=worst.activity or 0.0,
+        gpu_hours_lost=missing * lasts_s / job_view.HOUR_S if lasts_s else None, activity=worst.activity or 0.0,
         median=job.node_median,
         severity="high" if job.node_median - (worst.activity or 0.0) >= limit("straggler_gpu.high") else "medium")
 
 
-def describe_slow_node(v: SlowNode) -> FleetWords:
+def describe_slow_node(v: SlowNode) -> job_view.FleetWords:
     others = f" Also below the median: {', '.join(v.places[1:])}." if len(v.places) > 1 else ""
-    return FleetWords(
+    return job_view.FleetWords(
         title=f"Node {v.places[0] if v.places else '?'} is less active than the other nodes of job {v.job}",
-        why=f"The GPUs of this node have been {percent(v.activity)} active{lasting(v)}, compared with "
+        why=f"The GPUs of this node have been {percent(v.activity)} active{job_view.lasting(v)}, compared with "
             f"a median of {percent(v.median)} over the job's nodes.{others}",
-        evidence=evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
+        evidence=job_view.evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
         action="Look at the host of this node with gputop (h): CPUs, disks, network, and other programs. Unequal "
                "work per node is another possible cause.",
-        gain=NO_STEP, source=source("straggler_gpu.below"),
-        label=f"slow node {brief(v.places[0]) if v.places else '?'}",
-    )
+        gain=job_view.NO_STEP, source=source("straggler_gpu.below"),
+        label=f"slow node {brief(v.places[0]) if v.places else '?'}")
 
 
 # -- straggler_gpu ----------------------------------------------------------------------------------
 
 
-class Straggler(FleetVerdict, frozen=True, kw_only=True):
+class Straggler(job_view.FleetVerdict, frozen=True, kw_only=True):
     """``cause``: the word for what explains the worst of them (:data:`_REASONS`), "" where nothing does."""
 
     activity: float
@@ -110,7 +100,7 @@ class Straggler(FleetVerdict, frozen=True, kw_only=True):
     usual: float | None  # the same figure of the other GPUs
 
 
-def judge_straggler_gpu(view: JobView) -> Straggler | Missing | None:
+def judge_straggler_gpu(view: job_view.JobView) -> Straggler | Missing | None:
     """Single GPUs work less than the others of their job."""
     job = view.job
     if job.kind == "mixed":
@@ -124,14 +114,14 @@ def judge_straggler_gpu(view: JobView) -> Straggler | Missing | None:
     if not low or 2 * len(low) >= peers or view.is_younger(limit("straggler_gpu.age_s")):
         return None
     if not _is_old(view):
-        return NO_PAST
+        return job_view.NO_PAST
     worst = low[0]
     lasts_s, seen = _lasts(view, [worst.history])
     missing = sum(job.median - (gpu.activity or 0.0) for gpu in low)
     cause, value, usual = _reason(worst, job)
     return Straggler(
         gpus=(), job=job.id, count=job.gpus, places=tuple(gpu.name for gpu in low), lasts_s=lasts_s or None,
-        since_exact=seen, gpu_hours_lost=missing * lasts_s / HOUR_S if lasts_s else None,
+        since_exact=seen, gpu_hours_lost=missing * lasts_s / job_view.HOUR_S if lasts_s else None,
         activity=worst.activity or 0.0, median=job.median, cause=cause, value=value, usual=usual,
         severity="high" if job.median - (worst.activity or 0.0) >= limit("straggler_gpu.high") else "medium")
 
@@ -213,24 +203,23 @@ def _because(v: Straggler | LowClockGpu) -> tuple[str, str]:
                   "rank's input pipeline may be slow, or the rank may have less work."))
 
 
-def describe_straggler_gpu(v: Straggler) -> FleetWords:
+def describe_straggler_gpu(v: Straggler) -> job_view.FleetWords:
     reason, action = _because(v)
     more = f" Also below the median: {', '.join(v.places[1:])}." if len(v.places) > 1 else ""
     first = v.places[0] if v.places else "?"
-    return FleetWords(
+    return job_view.FleetWords(
         title=f"GPU {first} is less active than the other GPUs of job {v.job}",
-        why=f"This GPU has been {percent(v.activity)} active{lasting(v)}, compared with a median of "
+        why=f"This GPU has been {percent(v.activity)} active{job_view.lasting(v)}, compared with a median of "
             f"{percent(v.median)} over the job's {v.count} GPUs. {reason}{more}",
-        evidence=evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
-        action=action, gain=NO_STEP, source=source("straggler_gpu.mads", "straggler_gpu.below"),
-        label=f"straggler {brief(first)}",
-    )
+        evidence=job_view.evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
+        action=action, gain=job_view.NO_STEP, source=source("straggler_gpu.mads", "straggler_gpu.below"),
+        label=f"straggler {brief(first)}")
 
 
 # -- low_clock_gpu ----------------------------------------------------------------------------------
 
 
-class LowClockGpu(FleetVerdict, frozen=True, kw_only=True):
+class LowClockGpu(job_view.FleetVerdict, frozen=True, kw_only=True):
     """``cause``: what holds the clock of the lowest down, or what else is known of it; ``others``: how many more."""
 
     activity: float
@@ -243,7 +232,7 @@ class LowClockGpu(FleetVerdict, frozen=True, kw_only=True):
     usual: float | None
 
 
-def judge_low_clock_gpu(view: JobView) -> LowClockGpu | Missing | None:
+def judge_low_clock_gpu(view: job_view.JobView) -> LowClockGpu | Missing | None:
     """Busy GPUs run at a lower SM clock than the others of their job, which wait for them in collectives."""
     job = view.job
     if not job.low_clocks or job.gpus <= limit("straggler_gpu.peers"):
@@ -257,7 +246,7 @@ def judge_low_clock_gpu(view: JobView) -> LowClockGpu | Missing | None:
     if not low:
         return None
     if not _is_old(view):
-        return NO_PAST
+        return job_view.NO_PAST
     worst = min(low, key=lambda low_clock: low_clock.clock_hz / low_clock.median_hz)
     if worst.mad_hz > limit("low_clock_gpu.spread") * worst.median_hz \
             or worst.low > limit("low_clock_gpu.share") * worst.gpus:
@@ -269,7 +258,7 @@ def judge_low_clock_gpu(view: JobView) -> LowClockGpu | Missing | None:
     behind = sum(1.0 - one.clock_hz / one.median_hz for one in low)
     return LowClockGpu(
         gpus=(), job=job.id, count=worst.gpus, places=tuple(one.gpu.name for one in low), lasts_s=lasts_s or None,
-        since_exact=seen, gpu_hours_lost=behind * lasts_s / HOUR_S if lasts_s else None,
+        since_exact=seen, gpu_hours_lost=behind * lasts_s / job_view.HOUR_S if lasts_s else None,
         activity=worst_gpu.activity or 0.0, clock_hz=worst.clock_hz, median_hz=worst.median_hz,
         others=max(worst.low, len(low)) - 1, held=held, cause=cause, value=value, usual=usual,
         severity="high" if worst.clock_hz <= limit("low_clock_gpu.high") * worst.median_hz else "medium")
@@ -284,7 +273,7 @@ def _is_low(slow: LowClock, job: Job) -> bool:
             and int(slow.gpu.figures.get("clock_reasons", 0)) != _IDLE)
 
 
-def _lasts_low(view: JobView, slow: LowClock) -> tuple[float, bool]:
+def _lasts_low(view: job_view.JobView, slow: LowClock) -> tuple[float, bool]:
     """Seconds for which the GPU has been busy at a clock this far below what the others run at now."""
     of_job = dict(view.past(view.job.history))
     active = dict(view.past(slow.gpu.history))
@@ -293,7 +282,7 @@ def _lasts_low(view: JobView, slow: LowClock) -> tuple[float, bool]:
     return view.lasts_s(past, lambda _, clock: clock < limit("low_clock_gpu.leave") * slow.median_hz)
 
 
-def describe_low_clock_gpu(v: LowClockGpu) -> FleetWords:
+def describe_low_clock_gpu(v: LowClockGpu) -> job_view.FleetWords:
     reason, action = _HELD.get(v.held, _HELD["clock"])
     fault = f" {_because(v)[0]}" if v.cause else ""
     named = ", ".join(v.places[1:])
@@ -301,15 +290,14 @@ def describe_low_clock_gpu(v: LowClockGpu) -> FleetWords:
     also = (f" The clock is also low on {named}{f' and {unnamed} more' if unnamed > 0 else ''}." if named
             else f" The clocks of {counted(v.others, 'other GPU')} are also low." if v.others else "")
     first = v.places[0] if v.places else "?"
-    return FleetWords(
+    return job_view.FleetWords(
         title=f"GPU {first} runs at a lower clock than the other GPUs of job {v.job}",
         why=f"Its SM clock is {v.clock_hz / 1e6:,.0f} MHz (5-minute mean)"
-            f"{f' and has been low{lasting(v)}' if v.lasts_s else ''}. The median of the {v.count} busy GPUs of the "
-            f"same model is {v.median_hz / 1e6:.0f} MHz.{f' The reason is that {reason}.' if reason else ''} This GPU "
-            f"is active for {percent(v.activity)} of the time. In synchronous training, the others wait for it."
-            f"{fault}{also}",
-        evidence=evidence(v, {"sm_clock_hz": v.clock_hz, "median_sm_clock_hz": v.median_hz,
-                              "activity_ratio": v.activity}),
-        action=action, gain=NO_STEP, source=source("low_clock_gpu.clock", "straggler_gpu.mads"),
-        label=f"low clock {brief(first)}",
-    )
+            f"{f' and has been low{job_view.lasting(v)}' if v.lasts_s else ''}. The median of the {v.count} busy GPUs "
+            f"of the same model is {v.median_hz / 1e6:.0f} MHz.{f' The reason is that {reason}.' if reason else ''} "
+            f"This GPU is active for {percent(v.activity)} of the time. In synchronous training, the others wait for "
+            f"it.{fault}{also}",
+        evidence=job_view.evidence(v, {"sm_clock_hz": v.clock_hz, "median_sm_clock_hz": v.median_hz,
+                                       "activity_ratio": v.activity}),
+        action=action, gain=job_view.NO_STEP, source=source("low_clock_gpu.clock", "straggler_gpu.mads"),
+        label=f"low clock {brief(first)}")

@@ -167,8 +167,7 @@ def _spinning(view: NodeView, spins: list[_Spin], window_s: float) -> Spinning:
         gpus=tuple(sorted(indices)), severity="high" if stuck else "medium", window_s=window_s,
         gpu=gpus[0].info.index, figures=spins[0].evidence, sure=sure, stuck=stuck,
         faulty_gpus=view.gpus_explained_by("hardware_error") - indices, busy_gpus=tuple(busy),
-        pids=tuple(p.pid for p in here), minutes=_minutes(view, gpus),
-    )
+        pids=tuple(p.pid for p in here), minutes=_minutes(view, gpus))
 
 
 def _minutes(view: NodeView, gpus: Sequence[GpuSample]) -> int:
@@ -221,8 +220,7 @@ def describe_spinning(v: Spinning) -> Explanation:
             "spinning", "log"),
         gain="no step completes while the ranks are waiting" if v.stuck else NO_FIGURE,
         source="NVML utilization, compared with power and with SM, tensor, and DRAM activity from GPM or DCGM; "
-               + source("spinning.sm_enter", "spinning.varies_enter"),
-    )
+               + source("spinning.sm_enter", "spinning.varies_enter"))
 
 
 # -- low_sm_active ----------------------------------------------------------------------------------
@@ -280,8 +278,7 @@ def _low(view: NodeView, low: list[tuple[GpuSample, str, float]], rest: dict[int
         gpu=worst.info.index, metric=metric,
         activity=activity, gpu_util=view.mean(worst, "gpu_util", window_s), full_cores=view.full_cores(window_s),
         fall=falls(view).get(worst.info.index) if metric == "sm_active" else None,
-        busier_peers=tuple(i for i in sorted(peers & set(rest)) if rest[i] >= 1.5 * activity),
-    )
+        busier_peers=tuple(i for i in sorted(peers & set(rest)) if rest[i] >= 1.5 * activity))
 
 
 def describe_low_sm_active(v: LowSmActive) -> Explanation:
@@ -318,8 +315,7 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
         evidence=evidence, brief=f"{brief}.", unknown=unknown,
         action="Press c to capture a trace, which shows the cause and what to change.",
         gain=NO_FIGURE,
-        source="SM activity from GPM or DCGM; " + source("low_sm_active.active_enter", "low_sm_active.slices_enter"),
-    )
+        source="SM activity from GPM or DCGM; " + source("low_sm_active.active_enter", "low_sm_active.slices_enter"))
 
 
 # -- dram_bound and tensor_idle ---------------------------------------------------------------------
@@ -396,8 +392,7 @@ def describe_dram_bound(v: TensorSpare) -> Explanation:
                "batch changes little.",
         snippet=code_for(v.framework, "dram_bound"),
         gain="depends on how many bytes fusion and lower precision save; " + NO_FIGURE,
-        source="DRAM and tensor pipe activity from GPM or DCGM; " + source("dram_bound.dram_enter"),
-    )
+        source="DRAM and tensor pipe activity from GPM or DCGM; " + source("dram_bound.dram_enter"))
 
 
 def judge_tensor_idle(view: NodeView) -> TensorSpare | Missing | None:
@@ -418,5 +413,4 @@ def describe_tensor_idle(v: TensorSpare) -> Explanation:
                "multiples of 8. A capture names the kernels.",
         snippet=code_for(v.framework, "tensor_idle"),
         gain="depends on the share of matmuls; " + NO_FIGURE,
-        source="tensor pipe activity from GPM or DCGM; " + source("tensor_idle.tensor_enter", "tensor_idle.window_s"),
-    )
+        source="tensor pipe activity from GPM or DCGM; " + source("tensor_idle.tensor_enter", "tensor_idle.window_s"))

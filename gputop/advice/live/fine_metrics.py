@@ -42,5 +42,4 @@ def describe_no_fine_metrics(v: NoFineMetrics) -> Explanation:
                "engine that watches it on a Volta or newer data-center GPU (dcgm-exporter, or gputop --dcgm-watch; "
                "gputop --help describes its cost).",
         gain="none: this finding is about what gputop can measure, not about the job",
-        source="NVML: definition of utilization; GPM: Hopper and newer; DCGM field 1002",
-    )
+        source="NVML: definition of utilization; GPM: Hopper and newer; DCGM field 1002")

@@ -69,8 +69,7 @@ def describe_hardware_error(v: HardwareError) -> Explanation:
         title=f"{gpus_text(worst.gpus)} {worst.what}", why=f"{worst.why}{stop} {also}".rstrip(), evidence=evidence,
         action=worst.action,
         snippet="\n".join([worst.snippet, *(f"sudo nvidia-smi --gpu-reset -i {index}" for index in resets)]),
-        gain="none: the job on this GPU fails or hangs, so there is no step to shorten", source=worst.source,
-    )
+        gain="none: the job on this GPU fails or hangs, so there is no step to shorten", source=worst.source)
 
 
 def _begun(message: str) -> str:
@@ -105,8 +104,7 @@ def _gone(view: NodeView) -> Iterable[_Fault]:
     yield _Fault(
         "high", indices, f"{'is' if len(indices) == 1 else 'are'} {what}",
         _begun(sick[0].message or "") or f"NVML reports the state {sick[0].state!r}.",
-        "Stop the jobs on that GPU, and find the Xid in the kernel log before you use the GPU again.", evidence, _NVML,
-    )
+        "Stop the jobs on that GPU, and find the Xid in the kernel log before you use the GPU again.", evidence, _NVML)
 
 
 def _silent_s(view: NodeView, gpu: GpuSample) -> float | None:
@@ -136,8 +134,7 @@ def _xids(view: NodeView) -> Iterable[_Fault]:
             f"reported Xid {number}: {meaning.meaning}",
             f"The driver reported this Xid {len(here)}× in the last "
             f"{limit('hardware_error.xid_window_s') / 60:.0f} minutes; {blame}.",
-            meaning.action, evidence, _XID, reset=meaning.reset_helps,
-        )
+            meaning.action, evidence, _XID, reset=meaning.reset_helps)
 
 
 def _xid_severity(meaning: Xid) -> Severity:
@@ -175,8 +172,7 @@ def _memory(gpus: Sequence[GpuSample]) -> Iterable[_Fault]:
             "lost, and the affected job has failed.",
             "Reset the GPU when no job needs it, so that bad rows are replaced. If the count rises again, have the "
             "board examined.", {"ecc_uncorrected_count": float(errors)}, _ECC, code("hardware_error", "ecc") or _DMESG,
-            reset=True,
-        )
+            reset=True)
 
 
 def _indices(gpus: Iterable[GpuSample]) -> tuple[int, ...]:
@@ -224,8 +220,7 @@ def judge_thermal_throttled(view: NodeView) -> ThermalThrottled | Missing | None
     leave = "leave" if view.was_shown_as(rule, "high") else "enter"
     return ThermalThrottled(
         gpus=tuple(sorted(heat.gpu for heat in hot)), window_s=window_s, worst=worst,
-        severity="high" if worst.clock <= limit(f"{rule}.high_{leave}") else "medium",
-    )
+        severity="high" if worst.clock <= limit(f"{rule}.high_{leave}") else "medium")
 
 
 def _heat(view: NodeView, gpu: GpuSample, window_s: float) -> _Heat | None:
@@ -261,8 +256,7 @@ def describe_thermal_throttled(v: ThermalThrottled) -> Explanation:
         gain="unknown, because live samples do not show how much of the time is compute-bound and speeds up with the "
              "clock",
         source="NVML clock event reasons 'SW thermal', 'HW thermal', 'HW slowdown'; "
-               + source("thermal_throttled.near_c_enter"),
-    )
+               + source("thermal_throttled.near_c_enter"))
 
 
 # -- power_capped -----------------------------------------------------------------------------------
@@ -295,8 +289,7 @@ def judge_power_capped(view: NodeView) -> PowerCapped | Missing | None:
     worst = min(capped, key=lambda cap: cap.clock)
     return PowerCapped(
         gpus=tuple(sorted(cap.gpu for cap in capped)), window_s=window_s, worst=worst,
-        severity="medium" if 1 - worst.clock >= limit("power_capped.medium") else "low",
-    )
+        severity="medium" if 1 - worst.clock >= limit("power_capped.medium") else "low")
 
 
 def _power_cap(view: NodeView, gpu: GpuSample, window_s: float) -> _PowerCap | None:
@@ -327,5 +320,4 @@ def describe_power_capped(v: PowerCapped) -> Explanation:
                "default limit, the card runs at full speed, and only fewer or cheaper operations help.",
         snippet="nvidia-smi -q -d POWER" + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),
         gain="unknown, because live samples do not show how much of the step depends on the clock",
-        source="NVML clock event reason 'SW power cap', power and its enforced limit; gputop's own thresholds",
-    )
+        source="NVML clock event reason 'SW power cap', power and its enforced limit; gputop's own thresholds")

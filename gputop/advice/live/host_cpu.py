@@ -170,8 +170,7 @@ def _full(v: HostCpuSaturated, evidence: dict[str, float], what: str, title: str
                "pixels, and keep other programs off the node. A capture shows which thread is waiting.",
         snippet=code_for(v.framework, _RULE, WORKERS="no_more_than_cores"), gain=NO_FIGURE,
         source="/proc/stat, control groups; " + source(
-            f"{_RULE}.{'throttled' if v.throttled is not None else 'cpu'}_enter", f"{_RULE}.waiting_enter"),
-    )
+            f"{_RULE}.{'throttled' if v.throttled is not None else 'cpu'}_enter", f"{_RULE}.waiting_enter"))
 
 
 def _thread_full(v: HostCpuSaturated, process: ProcessSample, evidence: dict[str, float]) -> Explanation:
@@ -190,8 +189,7 @@ def _thread_full(v: HostCpuSaturated, process: ProcessSample, evidence: dict[str
                + ", prepare input in parallel threads or worker processes, and run callbacks and metrics less often.",
         snippet=code_for(v.framework, _RULE, "thread-"),
         gain=NO_FIGURE,
-        source="/proc: CPU use by core and by process; " + source(f"{_RULE}.thread_enter", f"{_RULE}.most_cores_enter"),
-    )
+        source="/proc: CPU use by core and by process; " + source(f"{_RULE}.thread_enter", f"{_RULE}.most_cores_enter"))
 
 
 # -- numa_remote --------------------------------------------------------------------------------------
@@ -243,5 +241,4 @@ def describe_numa_remote(v: NumaRemote) -> Explanation:
                   ". With Slurm, use --gpu-bind=closest and list the cores of each GPU in gres.conf."),
         snippet=code("numa_remote", "bind", NODES=nodes),
         gain="depends on how much the job copies and launches; " + NO_FIGURE,
-        source="Cpus_allowed_list in /proc/PID/status; numa_node of the GPU's PCI device",
-    )
+        source="Cpus_allowed_list in /proc/PID/status; numa_node of the GPU's PCI device")

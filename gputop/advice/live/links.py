@@ -109,8 +109,7 @@ def describe_pcie_link_degraded(v: PcieLinkDegraded) -> Explanation:
                "shared slots have fewer lanes by design.",
         snippet=code("pcie_link_degraded", "link", INDEX=gpu.info.index),
         gain="depends on how much is copied; " + NO_FIGURE,
-        source="current and maximum PCIe generation and width from NVML; " + source("pcie_link_degraded.busy"),
-    )
+        source="current and maximum PCIe generation and width from NVML; " + source("pcie_link_degraded.busy"))
 
 
 # -- pcie_saturated ---------------------------------------------------------------------------------
@@ -184,8 +183,7 @@ def describe_pcie_saturated(v: PcieSaturated) -> Explanation:
         snippet=code_for(v.framework, "pcie_saturated"),
         gain="depends on whether the copies overlap with kernels; " + NO_FIGURE,
         source=("NVML PCIe throughput (20 ms)" if reading.coarse else f"PCIe traffic ({reading.source or 'counters'})")
-               + "; " + source("pcie_saturated.rate_enter"),
-    )
+               + "; " + source("pcie_saturated.rate_enter"))
 
 
 def _rate(view: NodeView, gpu: GpuSample, metric: str) -> tuple[float | None, float]:
@@ -316,5 +314,4 @@ def describe_network_bound(v: NetworkBound) -> Explanation:
                "A capture shows the collectives.",
         snippet=code("network_bound", "log"),
         gain="depends on how much of the communication is exposed; " + NO_FIGURE,
-        source="port counters in /sys/class/infiniband; " + source(f"{_NET}.rate_enter", f"{_NET}.waiting_enter"),
-    )
+        source="port counters in /sys/class/infiniband; " + source(f"{_NET}.rate_enter", f"{_NET}.waiting_enter"))

@@ -102,8 +102,7 @@ def describe_memory_pressure(v: MemoryPressure) -> Explanation:
         action="Give each process its own GPU, or a memory limit that leaves room for the others.",
         snippet=code_for(v.framework, "memory_pressure", "share-"),
         gain="none: a fix prevents a failure and saves no time",
-        source="memory use and processes from NVML; " + source("memory_pressure.free_enter"),
-    )
+        source="memory use and processes from NVML; " + source("memory_pressure.free_enter"))
 
 
 # -- memory_preallocated ----------------------------------------------------------------------------
@@ -145,5 +144,4 @@ def describe_memory_preallocated(v: MemoryPreallocated) -> Explanation:
         evidence={"window_s": v.window_s, "memory_used_of_total_ratio": v.used},
         action=action, snippet=code("memory_preallocated", v.framework, "tensorflow"),
         gain="none: nothing is wrong, and this finding only explains a value",
-        source=f"{guide}; gputop's own thresholds",
-    )
+        source=f"{guide}; gputop's own thresholds")

@@ -46,5 +46,4 @@ def describe_below_own_best(v: BelowOwnBest) -> Explanation:
         action="Look in the job's log for what changed at that time. On the host, look at storage, other programs "
                "that use the CPUs, and free memory.",
         gain=NO_FIGURE,
-        source="SM activity per minute, from GPM or DCGM; " + source("below_own_best.ratio", "below_own_best.before_s"),
-    )
+        source="SM activity per minute, from GPM or DCGM; " + source("below_own_best.ratio", "below_own_best.before_s"))

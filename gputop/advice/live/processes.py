@@ -100,8 +100,7 @@ def _partly_idle(v: IdleGpu, busy: float) -> Explanation:
         snippet=code_for(v.framework, "idle_gpu", COUNT=held) + back,
         gain=f"at best, the work {spreads}; {NO_FIGURE}",
         source="TensorFlow and JAX guides: a process reserves memory on all visible GPUs but runs on only one unless "
-               "the training is distributed; gputop's own thresholds",
-    )
+               "the training is distributed; gputop's own thresholds")
 
 
 def _wholly_idle(v: IdleGpu) -> Explanation:
@@ -125,8 +124,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
         brief=f"{name_of(process)} is compiling, loading, waiting, or stuck." if v.complete else "",
         unknown="the line that it is executing" if v.complete else "",
         gain="no step is running" if v.complete else NO_FIGURE,
-        source="gputop's own limits",
-    )
+        source="gputop's own limits")
 
 
 # -- unused_gpu -------------------------------------------------------------------------------------
@@ -161,8 +159,7 @@ def describe_unused_gpu(v: UnusedGpu) -> Explanation:
         action="If these GPUs belong to your allocation, make them visible to the job and distribute the training over "
                "them.",
         gain="unknown, because this may be intentional; " + NO_FIGURE,
-        source="NVML process lists; gputop's own thresholds",
-    )
+        source="NVML process lists; gputop's own thresholds")
 
 
 # -- gpu0_oversubscribed ----------------------------------------------------------------------------
@@ -236,8 +233,7 @@ def _oversubscribed(view: NodeView, process: ProcessSample, gpus: list[GpuSample
     return Gpu0Oversubscribed(
         gpus=(index,), severity=severity_of(1 - even / first), window_s=view.seconds("window_s"), process=process,
         peers=tuple(others), metric=metric, first_activity=first, peers_activity=peers, slices=share,
-        complete=view.complete,
-    )
+        complete=view.complete)
 
 
 def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:
@@ -259,8 +255,7 @@ def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:
         snippet=code_for(v.framework, "gpu0_oversubscribed"),
         gain=NO_FIGURE,
         source="comparison of the GPUs of one process; gputop's own thresholds, above the straggler thresholds of HTA "
-               "and TraceML (20%)",
-    )
+               "and TraceML (20%)")
 
 
 # -- shared_gpu -------------------------------------------------------------------------------------
@@ -292,8 +287,7 @@ def judge_shared_gpu(view: NodeView) -> SharedGpu | Missing | None:
     before = next((f.severity for f in view.previous if f.id == "shared_gpu"), None)
     return SharedGpu(
         gpus=tuple(sorted(shared)), severity=_sharing(_sm(pair[1], gpu), before), gpu=index, processes=pair,
-        together_s=min(_together_s(view, p, gpu) for p in pair), shared=len(shared),
-    )
+        together_s=min(_together_s(view, p, gpu) for p in pair), shared=len(shared))
 
 
 def _takes_part(view: NodeView, process: ProcessSample, gpu: GpuSample) -> bool:
@@ -338,5 +332,4 @@ def describe_shared_gpu(v: SharedGpu) -> Explanation:
         action="Give each job its own GPUs.",
         snippet=code("shared_gpu", "jobs"),
         gain="depends on how much GPU time the other job uses; " + NO_FIGURE,
-        source="NVML process list and process utilization; CUDA time-slices contexts of different processes",
-    )
+        source="NVML process list and process utilization; CUDA time-slices contexts of different processes")

@@ -43,8 +43,7 @@ def judge_collective_hang(view: NodeView) -> CollectiveHang | Missing | None:
     return CollectiveHang(
         gpus=tuple(sorted({gpu.info.index for p in job for gpu in view.compute_gpus(p)})),
         severity="high", unchanged_s=unchanged_s, absence=absence, nccl=report.last.nccl,
-        pids=tuple(p.local_pid or p.pid for p in absent),
-    )
+        pids=tuple(p.local_pid or p.pid for p in absent))
 
 
 def _processes(view: NodeView, ranks: Sequence[Rank], hosts: frozenset[str]) -> list[ProcessSample]:
@@ -68,8 +67,7 @@ def describe_collective_hang(v: CollectiveHang) -> Explanation:
                "Look at the process on its node: the process has exited or is stopped, or the node is lost. The job "
                "cannot continue without this rank.",
         snippet="\n".join(_commands(v)) or "gputop stacks", gain="no step completes while the ranks are waiting",
-        source=f"RAS service of NCCL {v.nccl}; " + source("collective_hang.unchanged_s"),
-    )
+        source=f"RAS service of NCCL {v.nccl}; " + source("collective_hang.unchanged_s"))
 
 
 def title(a: Absence) -> str:
@@ -229,8 +227,7 @@ def describe_slow_rank(v: SlowRank) -> Explanation:
         "a lower clock, or more work?", action=action,
         snippet=f"gputop stacks {v.process.pid}" if v.process is not None else "gputop stacks", gain=gain,
         source="comparison of utilization, SM and tensor activity, and SM clocks across the job's GPUs; "
-               + source("slow_rank.gap_enter", "slow_rank.alike_enter"),
-    )
+               + source("slow_rank.gap_enter", "slow_rank.alike_enter"))
 
 
 # -- finding it by minutes of live activity ------------------------------------------------------

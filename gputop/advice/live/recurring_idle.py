@@ -125,8 +125,7 @@ def describe_recurring_idle(v: ReturningIdle) -> Explanation:
                "Do that work less often, or in the background while the GPUs run the next steps.",
         gain=f"at most {percent(v.idle_ratio)}, the share of idle time; {NO_FIGURE}",
         source="SM activity from GPM or DCGM, otherwise NVML utilization; "
-               + source("recurring_idle.share_enter", "recurring_idle.window_s"),
-    )
+               + source("recurring_idle.share_enter", "recurring_idle.window_s"))
 
 
 def _time(seconds: float) -> str:

@@ -57,8 +57,7 @@ def describe_profiler_left_on(v: ProfilerLeftOn) -> Explanation:
         snippet=code("profiler_left_on", "once"),
         gain="depends on how many of its steps the job records",
         brief=f"The job's torch.profiler records {share} of its steps, which often take two to three times as long.",
-        source=source("profiler_left_on.recorded"),
-    )
+        source=source("profiler_left_on.recorded"))
 
 
 # -- unprotected_profiler ---------------------------------------------------------------------------
@@ -95,5 +94,4 @@ def describe_unprotected_profiler(v: UnprotectedProfiler) -> Explanation:
                "needs it, set KINETO_IPC_SOCKET_DIR for both to a folder with mode 0700.",
         snippet=code("unprotected_profiler", "folder"),
         gain="none: this finding is about security, not speed",
-        source="libkineto: DaemonConfigLoader; unix(7): an abstract socket name has no owner and no access mode",
-    )
+        source="libkineto: DaemonConfigLoader; unix(7): an abstract socket name has no owner and no access mode")

@@ -266,8 +266,7 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
         action=f"{_BOTH if alone else ''}{action}",
         snippet=snippet,
         gain=gain,
-        source=source("collectives.share") + "; nsys-ai: reports overlap below 30%",
-    )
+        source=source("collectives.share") + "; nsys-ai: reports overlap below 30%")
 
 
 def _fix(v: CommunicationExposed, job: Job) -> tuple[str, str | None]:
@@ -349,8 +348,7 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
         of_collectives=None if collectives is None else collectives.waiting,
         events=None if culprits else Events(np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE), timed=False),
         culprits=culprits, held_up=held_up,
-        cure=fix if _is_expressed(facts, fix, share, _EXPRESSED_TOGETHER if held_up is None else _EXPRESSED) else None,
-    )
+        cure=fix if _is_expressed(facts, fix, share, _EXPRESSED_TOGETHER if held_up is None else _EXPRESSED) else None)
 
 
 def _is_expressed(facts: TraceFacts, fix: Cure, share: float, least: float) -> bool:
@@ -483,8 +481,7 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
         gain="" if v.cure is not None else (
             "assumes that the slowest GPU reaches each collective at the same time as the others"),
         source=source("collectives.share") + "; HTA: finds stragglers by their late start, and takes the shortest "
-                                             "duration across the GPUs as the transfer time",
-    )
+                                             "duration across the GPUs as the transfer time")
 
 
 # -- allreduce_count --------------------------------------------------------------------------------
@@ -560,8 +557,7 @@ def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
             "mean_message_bytes": v.message_bytes}),
         action="Bucket the gradients so that each AllReduce carries tens of megabytes.",
         snippet=code("allreduce_count", job.strategy or job.framework),
-        source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"),
-    )
+        source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"))
 
 
 # -- allreduce_slow ---------------------------------------------------------------------------------
@@ -630,5 +626,4 @@ def describe_allreduce_slow(v: AllReduceSlow, job: Job) -> Explanation:
         snippet=code("allreduce_slow", "log"),
         gain="assumes that exposed AllReduces run at the rate of the PCIe link; NVLink is even faster",
         source=source("allreduce_slow.factor", "allreduce_slow.latency_s")
-        + "; a ring moves 2(n-1)/n of the bytes over each link",
-    )
+        + "; a ring moves 2(n-1)/n of the bytes over each link")

@@ -26,8 +26,7 @@ from gputop.analysis.host.gaps import longest_on_host, ranked_work, work_in
 from gputop.analysis.host.host_causes import EAGER_OPS
 from gputop.analysis.host.host_ops import small_ops
 from gputop.analysis.results import Functions
-from gputop.analysis.steps.autotuning import COMPILER, CUDNN, TRITON, trials, tried_again
-from gputop.analysis.steps.compilations import function_name, rebuilt
+from gputop.analysis.steps.compilations import COMPILER, CUDNN, TRITON, function_name, rebuilt, trials, tried_again
 from gputop.analysis.steps.phases import TRAINING
 from gputop.analysis.steps.pytorch_ops import BACKWARD_NODE
 from gputop.analysis.steps.torch_compilations import built_again, script_builds, torch_builds
@@ -108,8 +107,7 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
         compilations=functions.xla_compilations, compile_s=functions.xla_compile_s,
         young_s=young_s, severest="high" if young_s is None else "medium",
         culprits=(Culprit(again.name, "host", host.tracing_s, facts.basis, at_s=next(iter(begins.values()), None)),),
-        cure=Cure(host=removed_host_time(facts, "tracing"), assumes=_ALREADY),
-    )
+        cure=Cure(host=removed_host_time(facts, "tracing"), assumes=_ALREADY))
 
 
 def _young_s(facts: TraceFacts) -> float | None:
@@ -185,8 +183,7 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
             + ("" if v.young_s is None else f" The job was only {seconds(v.young_s)} old, so these calls may be part "
                                             "of job startup. Capture again in two minutes to be sure."),
         evidence=evidence, action=action, snippet=snippet,
-        source=source("retracing.share", "retracing.count"),
-    )
+        source=source("retracing.share", "retracing.count"))
 
 
 # -- eager_execution --------------------------------------------------------------------------------
@@ -237,8 +234,7 @@ def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
         culprits=tuple(Culprit(op.name, "host", op.seconds / facts.steps_or_window, facts.basis,
                                at_s=begins.get(op.name)) for op in ops.eager),
         cure=Cure(host=removed_host_time(facts, "eager"),
-                  assumes="Assumes that a function launches the ops ahead of the GPU, without Python between them."),
-    )
+                  assumes="Assumes that a function launches the ops ahead of the GPU, without Python between them."))
 
 
 def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
@@ -329,8 +325,7 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
         evidence=evidence,
         action="Put the whole training step into one tf.function.",
         snippet=code("eager_execution", *job.keys),
-        source=source("eager_execution.share"),
-    )
+        source=source("eager_execution.share"))
 
 
 def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
@@ -361,8 +356,7 @@ def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
         title=f"{ops} take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence, action=action,
         snippet=snippet,
         gain=gain,
-        source=source("eager_execution.share", "launch_bound.recording_s"),
-    )
+        source=source("eager_execution.share", "launch_bound.recording_s"))
 
 
 def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) -> Explanation:
@@ -379,8 +373,7 @@ def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) ->
                 "separately." if everything else "Wrap the whole update in a single jax.jit: gradients, optimizer "
                 "update, apply_updates, and metrics."),
         snippet=code("eager_execution", "jax" if everything else "jax-update"),
-        source=source("eager_execution.share"),
-    )
+        source=source("eager_execution.share"))
 
 
 # -- xla_off ----------------------------------------------------------------------------------------
@@ -420,8 +413,7 @@ def describe_xla_off(v: ChainedKernels, job: Job) -> Explanation:
         action="Try XLA: compile the step, and compare the step time after the slow first step.",
         snippet=job.xla,
         gain=UNCERTAIN,
-        source=source("xla_off.share", "xla_off.chain") + "; DLProf: XLA off",
-    )
+        source=source("xla_off.share", "xla_off.chain") + "; DLProf: XLA off")
 
 
 def _sees_xla(trace: Trace, functions: Functions | None) -> bool:

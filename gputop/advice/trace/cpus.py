@@ -92,8 +92,7 @@ def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
         snippet=None if mostly_children else code("cpu_contention", "others", PIDS=pids),
         gain="unknown, because the trace has no steps" if v.claim is None else
              f"assumes that the threads that delay the {job.basis} always get a CPU when they are ready to run",
-        source=source("cpu_contention.full", "cpu_contention.others"),
-    )
+        source=source("cpu_contention.full", "cpu_contention.others"))
 
 
 # Ops that PyTorch divides between its threads, however they are reached.
@@ -171,8 +170,7 @@ def describe_threads_unused(v: ThreadsUnused, job: Job) -> Explanation:
         action=f"Give PyTorch {v.threads} threads. torchrun sets OMP_NUM_THREADS=1 by default.",
         snippet=code("threads_unused", "pytorch", THREADS=v.threads),
         gain=f"assumes that these ops run in 1/{v.threads} of the time with {v.threads} threads",
-        source=source("threads_unused.share", "threads_unused.idle"),
-    )
+        source=source("threads_unused.share", "threads_unused.idle"))
 
 
 # -- thread_oversubscription ----------------------------------------------------------------------------
@@ -220,8 +218,7 @@ def describe_thread_oversubscription(v: ThreadOversubscription, job: Job) -> Exp
         action=f"Give each process {counted(v.threads, 'thread')}, so that the total matches the number of CPUs.",
         snippet=code("thread_oversubscription", "pytorch", THREADS=v.threads),
         gain="assumes that the main thread always has a CPU when there are no more threads than CPUs",
-        source=source("thread_oversubscription.threads", "thread_oversubscription.held_up"),
-    )
+        source=source("thread_oversubscription.threads", "thread_oversubscription.held_up"))
 
 
 # -- thread_contention --------------------------------------------------------------------------------
@@ -277,8 +274,7 @@ def judge_thread_contention(facts: TraceFacts) -> ThreadContention | Missing | N
         launch_wait_s=host.dispatch_s, collective_wait_s=others_s, held_up=host.stalled, threads_at_work=at_work,
         shared=host.input_shared_threads, cpus=threads.cpus or pool, input_meanwhile=host.input_together or 0.0,
         pool=threads.mode, cure=Cure(host=removed_host_time(facts, "dispatch"), assumes=(
-            "Assumes that the launching threads always have a CPU, so that no launch is late.")),
-    )
+            "Assumes that the launching threads always have a CPU, so that no launch is late.")))
 
 
 def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
@@ -307,5 +303,4 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
         snippet=limited if private else joined(code("thread_contention", "launches"), limited),
         gain="assumes that launching threads always have a CPU, so that GPUs do not wait for late launches",
         source=source("thread_contention.busy", "thread_contention.stalled")
-        + "; TensorFlow's GPU performance guide: GPU host thread contention",
-    )
+        + "; TensorFlow's GPU performance guide: GPU host thread contention")

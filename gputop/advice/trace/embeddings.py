@@ -229,8 +229,7 @@ def describe_embedding_dense(v: EmbeddingDense | TablesAsWhole | TablesInXla, jo
         action="Make the tables' gradients sparse, and give the tables an optimizer that updates only the rows in use. "
                "Such an optimizer decays the moments of only these rows and has no weight decay, so compare the loss.",
         snippet=code("embedding_dense", "pytorch"),
-        source=source("embedding_dense.share", "embedding_dense.used"),
-    )
+        source=source("embedding_dense.share", "embedding_dense.used"))
 
 
 def _title(used: float) -> str:
@@ -249,8 +248,7 @@ def _describe_xla(v: XlaTables, job: Job) -> Explanation:
         action="Look up the rows outside the differentiated function, and add their gradient only to these rows, with "
                "the table donated. The table then uses plain SGD, so compare the loss.",
         snippet=code("embedding_dense", "jax"),
-        source=source("embedding_dense.share", "embedding_dense.used"),
-    )
+        source=source("embedding_dense.share", "embedding_dense.used"))
 
 
 def _describe_tensorflow(v: TableUpdates, job: Job) -> Explanation:
@@ -282,5 +280,4 @@ def _describe_tensorflow(v: TableUpdates, job: Job) -> Explanation:
               f"{job.basis}",
         why=why.rstrip(), evidence=evidence, action=action, snippet=code(
             "embedding_dense", "lazy-adam" if whole_update else "lookup"),
-        source=source("embedding_dense.share", "embedding_dense.used"),
-    )
+        source=source("embedding_dense.share", "embedding_dense.used"))

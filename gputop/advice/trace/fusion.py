@@ -188,8 +188,7 @@ def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
         action=_NO_FLASH_KERNEL if v.fallback else action,
         snippet=None if v.fallback else joined(job.xla if job.framework == "tensorflow" else None,
                                                code("attention_unfused", job.framework)),
-        source=source("attention_unfused.share", "attention_unfused.count", "attention_unfused.in_memory_s"),
-    )
+        source=source("attention_unfused.share", "attention_unfused.count", "attention_unfused.in_memory_s"))
 
 
 # -- layout_conversions -----------------------------------------------------------------------------
@@ -241,8 +240,7 @@ def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
         action="Keep images in one layout throughout: NHWC for convolutions on tensor cores (16-bit types, TF32), NCHW "
                "for convolutions in FP32 without tensor cores.",
         snippet=code("layout_conversions", job.framework),
-        source=source("layout_conversions.share"),
-    )
+        source=source("layout_conversions.share"))
 
 
 # -- elementwise_unfused ----------------------------------------------------------------------------
@@ -297,8 +295,7 @@ def describe_elementwise_unfused(v: kernel_rows.ChainedKernels, job: Job) -> Exp
                "Try torch.compile on the model, and compare the step time after the slow first steps.",
         snippet=code("elementwise_unfused", "pytorch-compiled" if job.compiled else "pytorch"),
         gain=kernel_rows.UNCERTAIN,
-        source=source("elementwise_unfused.share", "xla_off.chain"),
-    )
+        source=source("elementwise_unfused.share", "xla_off.chain"))
 
 
 # -- optimizer_unfused ------------------------------------------------------------------------------
@@ -353,5 +350,4 @@ def describe_optimizer_unfused(v: OptimizerUnfused, job: Job) -> Explanation:
         action="Update all variables in a few kernels, with a fused or compiled optimizer.",
         snippet=job.xla if job.framework == "tensorflow" else code("optimizer_unfused", job.framework),
         gain="assumes that the gaps and the kernels that are too short to do much work disappear",
-        source=source("optimizer_unfused.share", "optimizer_unfused.count", "optimizer_unfused.kernel_s"),
-    )
+        source=source("optimizer_unfused.share", "optimizer_unfused.count", "optimizer_unfused.kernel_s"))

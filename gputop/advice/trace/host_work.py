@@ -162,8 +162,7 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
         why=f"{where} for {seconds(v.gap_s)} of each step ({percent(v.share)}){of_rank}{but}. Host activity "
             f"during this time: {what}.{others}{later}",
         evidence=known({"gap_s": v.gap_s, "share_ratio": v.share, "no_event_s": v.silent_s, "pipeline_s": v.input_s}),
-        action=action, snippet=snippet, gain=gain, source=source("step_gap_host.share"),
-    )
+        action=action, snippet=snippet, gain=gain, source=source("step_gap_host.share"))
 
 
 def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunction) -> Explanation:
@@ -314,8 +313,7 @@ def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
         title=f"{'GPU' if v.gpus else 'Compiled function'} waits for {kind} on the host for {percent(v.share)} of the "
               f"{job.basis}", why=why, evidence=evidence, action=action, snippet=snippet,
         gain=_CALLBACK_GAIN if job.framework == "jax" else _PLACEMENT_GAIN,
-        source=source("host_placement.share"),
-    )
+        source=source("host_placement.share"))
 
 
 def _placement_fix(kind: str) -> tuple[str, str]:

@@ -191,5 +191,4 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     return Explanation(
         title=f"Input wait takes {percent(v.share)} of the {basis}", why=why, evidence=evidence,
         action=v.fix.action, snippet=v.fix.snippet, gain=gain, per="recording" if v.open_s else "step",
-        source=source("input_bound.share"),
-    )
+        source=source("input_bound.share"))

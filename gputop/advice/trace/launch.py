@@ -71,8 +71,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         events=Events(late, idle_ns[late], idle=True),
         cure=Cure(host=waits, assumes=(
             "Assumes that each kernel is launched before its GPU waits for it, as with one call for many kernels, and "
-            "that kernels take as long as they do now.")),
-    )
+            "that kernels take as long as they do now.")))
 
 
 def _recorded(facts: TraceFacts, waits: dict[int, Spans]) -> float:
@@ -143,8 +142,7 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         action=action,
         snippet=None if job.graphs else server if server is not None else (
             job.xla if job.framework == "tensorflow" else code("launch_bound", job.framework + kind, job.framework)),
-        source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle time caused by the host",
-    )
+        source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle time caused by the host")
 
 
 @once_per_trace
@@ -208,8 +206,7 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
         kernels_per_step=sum(per_step) / len(per_step) if per_step else None,
         events=_short(facts), cure=Cure(launching=True, pauses=True, assumes=(
             "Assumes that a few large kernels do the same work in the same time, without gaps between kernels and "
-            "without launch time.")),
-    )
+            "without launch time.")))
 
 
 def _short(facts: TraceFacts) -> Events:
@@ -248,8 +245,7 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
                f"{job.larger} if memory allows.",
         snippet=job.xla if job.framework == "tensorflow" and not job.graphs else code(
             "small_kernels", job.framework + kind),
-        source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels under 10 µs",
-    )
+        source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels under 10 µs")
 
 
 # -- graph_recapture ----------------------------------------------------------------------------------
@@ -304,5 +300,4 @@ def describe_graph_recapture(v: GraphRecapture, job: Job) -> Explanation:
         action=_BY_XLA if job.framework in ("tensorflow", "jax") else _RECORD_ONCE + _WHAT_CHANGES.get(
             job.framework, ""),
         snippet=code("graph_recapture", job.framework),
-        source=source("graph_recapture.share", "graph_recapture.recurring"),
-    )
+        source=source("graph_recapture.share", "graph_recapture.recurring"))

@@ -79,5 +79,4 @@ def describe_loss_scaling(v: LossScaling, job: Job) -> Explanation:
         evidence={"checks_s": v.checks_s, "verdict_wait_s": v.verdict_wait_s, "share_ratio": v.share,
                   "kernels": float(v.kernels)},
         action=action, snippet=code("loss_scaling", *((f"bf16-{job.framework}",) if v.has_bf16 else ()), *job.keys),
-        source=source("loss_scaling.share") + "; TensorFlow mixed-precision guide",
-    )
+        source=source("loss_scaling.share") + "; TensorFlow mixed-precision guide")

@@ -35,6 +35,7 @@ _OTHER = ("Give every replica the same share of the work: batches of equal size,
           "graphs of equal size.")
 # -- replica_imbalance, gpu0_oversubscribed ---------------------------------------------------------
 
+
 class Imbalance(Verdict, frozen=True, kw_only=True):
     heavy: int  # the GPU with most work
     compute_s: float  # its compute per step, or in the window
@@ -97,8 +98,7 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
         id="gpu0_oversubscribed" if heavy == 0 and not slower else "replica_imbalance", gpus=(heavy,), share=share,
         spans={worst.gpu: waited},
         others_wait={timeline.gpu: waited for timeline in facts.gpu_timelines if timeline is not worst},
-        heavy=heavy, compute_s=work[heavy], others_compute_s=others, kernels_ratio=more, own_work=has_own_work,
-    )
+        heavy=heavy, compute_s=work[heavy], others_compute_s=others, kernels_ratio=more, own_work=has_own_work)
 
 
 def _others_compute(facts: TraceFacts, timeline: GpuTimeline) -> Spans:
@@ -159,8 +159,7 @@ def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
         gain="assumes that this GPU has as little to do as the others, and that a step takes as long as its slowest GPU"
         if v.own_work
         else "assumes that the same work is spread evenly, and that a step takes as long as its slowest GPU",
-        source=source("replica_imbalance.ratio", "replica_imbalance.share"),
-    )
+        source=source("replica_imbalance.ratio", "replica_imbalance.share"))
 
 
 # -- serial_gpus ------------------------------------------------------------------------------------
@@ -202,8 +201,7 @@ def judge_serial_gpus(facts: TraceFacts) -> SerialGpus | Missing | None:
         spans={timeline.gpu: subtract(_others_compute(facts, timeline), timeline.compute)
                for timeline in facts.gpu_timelines}, gpus=tuple(numbers), share=share, one_alone=compute.serial,
         one_alone_by_chance=compute.serial_by_chance, any_active=1 - compute.exactly[0],
-        most_work_s=max(w.compute_s for w in work),
-    )
+        most_work_s=max(w.compute_s for w in work))
 
 
 def describe_serial_gpus(v: SerialGpus, job: Job) -> Explanation:
@@ -217,8 +215,7 @@ def describe_serial_gpus(v: SerialGpus, job: Job) -> Explanation:
                "micro-batches through its parts.",
         snippet=None if job.strategy else code("serial_gpus", job.framework),
         gain="assumes that the same work runs in parallel, and that a step takes as long as the GPU with the most work",
-        source=source("serial_gpus.overlap", "serial_gpus.share"),
-    )
+        source=source("serial_gpus.overlap", "serial_gpus.share"))
 
 
 # -- staggered_launch -------------------------------------------------------------------------------
@@ -312,5 +309,4 @@ def describe_staggered_launch(v: StaggeredLaunch, job: Job) -> Explanation:
                        code("staggered_launch", "tensorflow"))
         if job.framework == "tensorflow" and not job.keras else None,
         gain="assumes that the last GPU, which is idle now, begins at the same time as the first GPU",
-        source=source("staggered_launch.share", "staggered_launch.turn", "staggered_launch.jump"),
-    )
+        source=source("staggered_launch.share", "staggered_launch.turn", "staggered_launch.jump"))

@@ -49,7 +49,6 @@ _ALIGNED_BYTES = 16
 _BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp8": 1, "int8": 1}
 
 
-
 class Matmuls(Struct, frozen=True):
     """Shares of the compute kernels' summed time."""
 
@@ -248,8 +247,7 @@ def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
             if not reads_zero(value) or not name.endswith("_kernels_ratio") or name == "tensor_core_of_kernels_ratio"},
         action=action,
         snippet=code("tensor_cores_unused", f"{job.framework}-{kind}", TYPE="bfloat16" if v.tf32 else "float16"),
-        source=source("precision.share", "precision.speedup", "precision.tf32_speedup"),
-    )
+        source=source("precision.share", "precision.speedup", "precision.tf32_speedup"))
 
 
 # -- fp16_fallback ----------------------------------------------------------------------------------
@@ -290,8 +288,7 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
                "layout, regular rather than depthwise convolutions, and inputs in the compute type.",
         snippet=code("fp16_fallback", job.framework),
         source=source("precision.share", "precision.sixteen_bit", "precision.speedup")
-        + "; DLProf: reports eligible ops that do not use tensor cores",
-    )
+        + "; DLProf: reports eligible ops that do not use tensor cores")
 
 
 # -- dims_unaligned ---------------------------------------------------------------------------------
@@ -371,5 +368,4 @@ def describe_dims_unaligned(v: DimsUnaligned, job: Job) -> Explanation:
         action=" ".join(_PAD[kind].format(v.multiple) for kind in v.products),
         snippet=code("dims_unaligned", job.framework if v.products[:1] == ("attention",) else "units",
                      MULTIPLE=v.multiple),
-        source=source("precision.share", "dims_unaligned.bytes", "dims_unaligned.speedup"),
-    )
+        source=source("precision.share", "dims_unaligned.bytes", "dims_unaligned.speedup"))

@@ -95,8 +95,7 @@ def describe_accumulation_sync(v: AccumulationSync, job: Job) -> Explanation:
         action="Reduce gradients only after the last backward pass: run the other passes within no_sync().",
         snippet=code("accumulation_sync", "pytorch"),
         gain="assumes that only the last reduction of each update remains",
-        source=source("accumulation_sync.share", "accumulation_sync.updates", "accumulation_sync.reduced"),
-    )
+        source=source("accumulation_sync.share", "accumulation_sync.updates", "accumulation_sync.reduced"))
 
 
 # -- gradients_zeroed -----------------------------------------------------------------------------------
@@ -147,8 +146,7 @@ def describe_gradients_zeroed(v: GradientsZeroed, job: Job) -> Explanation:
         action="Drop the gradients instead, as PyTorch 2 does by default. This also frees memory between steps.",
         snippet=code("gradients_zeroed", "pytorch"),
         gain="assumes that writing zeros" + (" and adding to them take no time" if v.adding_s else " takes no time"),
-        source=source("gradients_zeroed.share"),
-    )
+        source=source("gradients_zeroed.share"))
 
 
 # -- ops_without_gradient -------------------------------------------------------------------------------
@@ -197,8 +195,7 @@ def describe_ops_without_gradient(v: OpsOutsideModel, job: Job) -> Explanation:
                 "the batch in DataLoader workers."),
         snippet=code("ops_without_gradient", "pytorch"),
         gain="assumes that these ops take no time",
-        source=source("ops_without_gradient.share", "ops_without_gradient.products"),
-    )
+        source=source("ops_without_gradient.share", "ops_without_gradient.products"))
 
 
 _CHECK = r"aten::isnan$"
@@ -309,8 +306,7 @@ def describe_anomaly_mode(v: AnomalyMode, job: Job) -> Explanation:
         snippet=code("anomaly_mode", "pytorch"),
         gain="assumes that these checks" + (" and stacks take no time" if v.stacks_s else
                                             " take no time; the forward pass also becomes faster"),
-        source=source("anomaly_mode.checked"),
-    )
+        source=source("anomaly_mode.checked"))
 
 
 # -- double_precision -----------------------------------------------------------------------------------
@@ -350,8 +346,7 @@ def describe_double_precision(v: DoublePrecision, job: Job) -> Explanation:
         action="Use torch.float32 for the model and batches, unless the computation needs 64-bit precision.",
         snippet=code("double_precision", "pytorch"),
         gain="assumes that these ops take half the time; other ops also move half the bytes",
-        source=source("double_precision.saved", "double_precision.share"),
-    )
+        source=source("double_precision.saved", "double_precision.share"))
 
 
 # -- onednn_off -----------------------------------------------------------------------------------------
@@ -390,5 +385,4 @@ def describe_onednn_off(v: OnednnOff, job: Job) -> Explanation:
         action="Enable oneDNN, or install a PyTorch build that includes it.",
         snippet=code("onednn_off", "pytorch"),
         gain="assumes that these convolutions take no time",
-        source=source("onednn_off.batch", "onednn_off.share"),
-    )
+        source=source("onednn_off.batch", "onednn_off.share"))

@@ -58,8 +58,7 @@ def _allocator(trace: Trace, name: str, rows: I64, capacity: int) -> AllocatorUs
         fragmentation_at_peak=float(fragmentation[peak]) if finite[peak] else None,
         fragmentation_max=float(fragmentation[finite].max()) if finite.any() else None,
         allocations=int((~is_free).sum()), frees=int(is_free.sum()),
-        holders=holders, unattributed_bytes=unattributed, allocated_before_bytes=before,
-    )
+        holders=holders, unattributed_bytes=unattributed, allocated_before_bytes=before)
 
 
 def downsample(values: I64, points: int) -> I64:

@@ -167,8 +167,7 @@ class _Sums:
             unmatched=unmatched, waiting=waiting,
             allreduce_s={n: exposed(i, self._allreduces[i]).total / per / 1e9 for i, n in enumerate(numbers)},
             held_up_s={n: float(ns) / per / 1e9 for n, ns in zip(numbers, self._held_up_ns, strict=True) if ns > 0},
-            held_up={n: merge(*self._held_up[i]) for i, n in enumerate(numbers) if self._held_up_ns[i] > 0},
-        )
+            held_up={n: merge(*self._held_up[i]) for i, n in enumerate(numbers) if self._held_up_ns[i] > 0})
 
 
 def _of_one_rank(trace: Trace, timeline: GpuTimeline, rows: I64, steps: Steps | None) -> CollectiveWaits:
@@ -190,8 +189,7 @@ def _of_one_rank(trace: Trace, timeline: GpuTimeline, rows: I64, steps: Steps | 
     return CollectiveWaits(
         waiting_s={}, transfer_s={}, bare_s=0.0, late_s={}, late_times={}, late_by_host_s=0.0, count=0,
         durations_s=tuple((durations / 1e9).tolist()), allreduce_exposed=exposed, unmatched=unmatched, waiting={},
-        alone_s=bare(rows) / (steps.count if steps is not None else 1) / 1e9,
-    )
+        alone_s=bare(rows) / (steps.count if steps is not None else 1) / 1e9)
 
 
 def _before_first_launch(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> Spans:

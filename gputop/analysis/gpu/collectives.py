@@ -78,8 +78,7 @@ def collectives(trace: Trace, gpu_timelines: list[GpuTimeline], of_steps: WorkOf
         last.update(dict(zip(gpus, match.last, strict=True)))
     return Collectives(
         per_step, summed / 1e9, transfer / 1e9, 1 - transfer / matched if matched else None,
-        {gpu_number(trace, gpu): n for gpu, n in sorted(last.items()) if n}, None, tuple(operations),
-    )
+        {gpu_number(trace, gpu): n for gpu, n in sorted(last.items()) if n}, None, tuple(operations))
 
 
 def no_collectives(trace: Trace) -> str | None:

@@ -138,8 +138,7 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
         gpu, rows, start, end, kind,
         of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
         of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy,
-        Gaps(*gaps, after), _late(trace, gaps, before, after),
-    )
+        Gaps(*gaps, after), _late(trace, gaps, before, after))
 
 
 class _Pauses(Struct, frozen=True):
@@ -227,8 +226,7 @@ def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
         compute_s_per_step=per_step,
         copies_s=copies_s, copies_bytes=copies_bytes, copies_count=copies_count,
         copies_pageable_s=pageable_s(trace, moves),
-        tensor_core_time=tensor, kernel_time_by_type=by_type,
-    )
+        tensor_core_time=tensor, kernel_time_by_type=by_type)
 
 
 def _window_ns(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> int:
@@ -249,8 +247,7 @@ def unused_gpu(trace: Trace, gpu: int) -> GpuUse:
     return GpuUse(
         gpu=gpu_number(trace, gpu), window_s=window, busy=0.0, compute=0.0, collectives=0.0, collectives_exposed=0.0,
         copies=0.0, copies_exposed=0.0, idle_host_fault=None, launch_delay_median_s=None, kernels=0,
-        kernels_per_s=0.0, kernel_median_s=None, compute_s_per_step=None,
-    )
+        kernels_per_s=0.0, kernel_median_s=None, compute_s_per_step=None)
 
 
 def gpu_number(trace: Trace, gpu: int) -> int:

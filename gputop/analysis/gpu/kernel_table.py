@@ -70,8 +70,7 @@ def kernels(trace: Trace, gpu_timelines: Sequence[GpuTimeline], of_steps: WorkOf
         time_s_by_gpu={gpu: float(time) / 1e9 for gpu, time in zip(kinds.gpus, of_each_gpu, strict=True)},
         by_name=_table(trace, kinds.name, lambda i: trace.names[i - 1] if i else "", len(trace.names) + 1, kinds,
                        lambda group, n: _medians(group, of_gpu, n)),
-        by_op=by_op, by_op_type=by_type, occupancy_is=trace.occupancy_is if has_occupancy else None,
-    )
+        by_op=by_op, by_op_type=by_type, occupancy_is=trace.occupancy_is if has_occupancy else None)
 
 
 class _KernelsOf(Struct, frozen=True):
@@ -187,8 +186,7 @@ def _table(
             collective=by_name and not rest and classify(name).kind is Kind.COLLECTIVE,
             names=int((count[row_of == len(kept)] > 0).sum()) if rest else 1,
             count_per_step=None if step_count is None else float(step_count[i]),
-            time_s_per_step=None if step_s is None else float(step_s[i]),
-        ))
+            time_s_per_step=None if step_s is None else float(step_s[i])))
     return tuple(out)
 
 
@@ -286,8 +284,7 @@ def kernel_sizes(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Step
             count=tuple(int(c) for c in count), time_s=tuple(float(t) / 1e9 for t in time),
             count_per_step=None if per_step is None else tuple(float(c) for c in per_step[0]),
             time_s_per_step=None if per_step is None else tuple(float(t) / 1e9 for t in per_step[1]),
-            below_20us=float((length < 20_000).mean()), below_40us=float((length < 40_000).mean()),
-        ))
+            below_20us=float((length < 20_000).mean()), below_40us=float((length < 40_000).mean())))
     return tuple(out)
 
 

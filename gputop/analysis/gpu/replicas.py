@@ -121,8 +121,7 @@ def concurrency(active: Sequence[Spans], within: Spans, gpus: Sequence[int]) -> 
     return Concurrency(
         tuple(max(float(x), 0.0) for x in exactly), tuple(max(float(x), 0.0) for x in by_chance),
         _alone(exactly), _alone(by_chance),
-        () if active_time is None else _pairs(active_time, [spans.total for spans in inside], whole, gpus),
-    )
+        () if active_time is None else _pairs(active_time, [spans.total for spans in inside], whole, gpus))
 
 
 def _time_by_state(inside: Sequence[Spans], codes: Sequence[tuple[int, int]], turn: np.ufunc, states: int) -> F64:
@@ -251,5 +250,4 @@ def _launch_order(
     return LaunchOrder(
         threads={n: len(of_gpu) for n, of_gpu in zip(numbers, threads, strict=True)},
         shared_launches=len(by_shared) / len(all_), launches_per_turn=turns, steps=count,
-        delay_median_s=delay, span_median_s=span, order=sequence, order_share=share,
-    )
+        delay_median_s=delay, span_median_s=span, order=sequence, order_share=share)

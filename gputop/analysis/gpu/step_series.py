@@ -70,8 +70,7 @@ def step_series(trace: Trace, steps: Steps, gpu_timelines: Sequence[GpuTimeline]
         step_s=(end - start) / 1e9,
         parts=breakdown_by_step(trace, by_gpu, steps.bounds_ns) if readable else {},
         gpus={gpu_number(trace, timeline.gpu): _of_gpu(trace, timeline, steps) for timeline in gpu_timelines},
-        waiting=_waiting(trace, gpu_timelines, steps),
-    )
+        waiting=_waiting(trace, gpu_timelines, steps))
 
 
 def _waiting(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps) -> F64 | None:

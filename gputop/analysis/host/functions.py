@@ -38,8 +38,7 @@ def functions(trace: Trace, steps: Steps | None = None) -> Functions | None:
         functions=tuple(sorted(used, key=lambda use: (-use.seconds, use.name))),
         retracings=sum(use.retracings for use in used), tracing_s=sum(use.tracing_s for use in used),
         xla_compilations=len(compile_.start), xla_compile_s=compile_.total / 1e9, xla_runs=len(runs.start),
-        xla_modules=tuple(sorted(modules)),
-    )
+        xla_modules=tuple(sorted(modules)))
 
 
 def _functions(trace: Trace, compiled: set[str], runs: Spans, steps: Steps | None) -> list[FunctionUse]:
@@ -76,8 +75,7 @@ def _functions(trace: Trace, compiled: set[str], runs: Spans, steps: Steps | Non
             tracing_s=built if built else calls_s, tracing_calls_s=calls_s,
             tracing_count=max(tracing_counts) if tracing_counts else None,
             xla=True if xla else False if any(m.endswith("-nonXla") for m in modes) else None, xla_s=in_xla / 1e9,
-            **per_step,
-        ))
+            **per_step))
     return out
 
 

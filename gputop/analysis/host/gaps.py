@@ -62,8 +62,7 @@ def step_gaps(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
         what=what, total_s_per_step=gaps.total / steps.count / 1e9,
         count_per_step=len(gaps.start) / steps.count,
         no_event_s_per_step=idle / loops / steps.count / 1e9 if len(loop_lines) else None,
-        main=ranked_work(main_work, loops * steps.count), executor=ranked_work(executor_work, steps.count),
-    )
+        main=ranked_work(main_work, loops * steps.count), executor=ranked_work(executor_work, steps.count))
 
 
 def step_calls(trace: Trace, steps: Steps) -> I64:

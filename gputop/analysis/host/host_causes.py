@@ -158,8 +158,7 @@ def host_causes(
         input_together=together, input_threads=threads,
         input_shared_threads=shared,
         divided=tuple(late),
-        gap_recurring=recurring_share(trace, steps, gaps, slow) if steps is not None and not trace.gpus else None,
-    )
+        gap_recurring=recurring_share(trace, steps, gaps, slow) if steps is not None and not trace.gpus else None)
 
 
 def late_by_cause(

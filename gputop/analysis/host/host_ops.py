@@ -45,8 +45,7 @@ def host_ops(trace: Trace, steps: Steps | None) -> HostOps | None:
         basis="window" if steps is None else "steps",
         host_s=sum(t.host_s for t in types if t.placement == "host"), device_s=sum(t.device_s for t in types),
         types=tuple(types[:TOP]), eager_share=share,
-        eager_ops_per_step=None if steps is None else len(eager_rows) / steps.count, eager=eager[:TOP],
-    )
+        eager_ops_per_step=None if steps is None else len(eager_rows) / steps.count, eager=eager[:TOP])
 
 
 def _types(trace: Trace, rows: I64, on_gpu: I64) -> list[OpType]:

@@ -109,8 +109,7 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     return HostSpans(
         tracing=tracing, eager=eager, placed=spans_of(trace, placed_rows),
         placed_rows=placed_rows, calls=calls, call_rows=called, shows_ops=bool(len(ops)),
-        short_ops=short_ops, short_pauses=short_pauses,
-    )
+        short_ops=short_ops, short_pauses=short_pauses)
 
 
 def _torch_calls(trace: Trace, here: Mask, called: I64, ops: I64) -> tuple[Spans, Spans | None, Spans]:

@@ -35,8 +35,7 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
         by_gpu = {gpu_number(trace, gpu): n for gpu, n in enumerate(np.bincount(device.gpu[of_line]).tolist()) if n}
         threads.append(LaunchThread(
             name=trace.lines[line].name, pool=_pool(trace.lines[line].name), launches=dict(sorted(by_gpu.items())),
-            launch_s=calls.total / 1e9, other_s=subtract(own_work, calls).total / 1e9,
-        ))
+            launch_s=calls.total / 1e9, other_s=subtract(own_work, calls).total / 1e9))
     threads.sort(key=lambda t: (-sum(t.launches.values()), t.name))
     per_gpu = Counter(gpu for thread in threads for gpu in thread.launches)
     late = merge(EMPTY, *(timeline.late for timeline in gpu_timelines))
@@ -58,8 +57,7 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
         input_threads_at_launch=((sum(n for line, n in busy.items() if of_input[line])
                                   + sum(_overlaps(shared, launching).values())) / per
                                  if per and of_input.any() else None),
-        cpus=cpu_budget(trace),
-    )
+        cpus=cpu_budget(trace))
 
 
 def work_by_line(trace: Trace) -> dict[int, Spans]:

@@ -270,14 +270,12 @@ def _pipeline(trace: Trace, calls: _Calls, of: I64, label: str, functions: dict[
             self_s=float(self_ns[i]) / 1e9, function_s=function, workers=workers,
             cost_s_per_batch=cost / batches if batches else None, parallelism=parallelism,
             iterators=int((iterators >= 0).sum()) or 1, buffer_limit=limit, buffer_empty=empty,
-            refill_s=None if refill_ns is None else int(refill_ns) / 1e9,
-        )
+            refill_s=None if refill_ns is None else int(refill_ns) / 1e9)
     bounding, cost_s = _bounding(stages) if batches else (None, None)
     return Pipeline(
         dataset=label or None, iterators=stages[calls.paths[root]].iterators if root >= 0 else 1, batches=batches,
         wait_s=int((host.end_ns[at_root] - host.start_ns[at_root]).sum()) / 1e9,
-        stages=tuple(stages.values()), bounding=bounding, bounding_s_per_batch=cost_s,
-    )
+        stages=tuple(stages.values()), bounding=bounding, bounding_s_per_batch=cost_s)
 
 
 def python_s(trace: Trace) -> float:

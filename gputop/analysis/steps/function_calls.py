@@ -18,19 +18,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gputop.analysis.steps import loop_selection
 from gputop.analysis.steps.anchors import Anchors
 from gputop.analysis.steps.compilations import AGAIN, outermost, rebuilt
 from gputop.analysis.steps.jax_calls import gradient_functions, marking_calls, outer_calls, own_ops
-from gputop.analysis.steps.loop_selection import (
-    SelectedLoop,
-    first_calls,
-    longest_function,
-    other_loops,
-    pauses_for_other_calls,
-    phase_of_most,
-    select_loop,
-    within_each_step,
-)
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
 from gputop.trace.int_map import IntMap
 from gputop.trace.intervals import Spans
@@ -111,11 +102,12 @@ def _calls_of_keras(trace: Trace) -> _KerasCalls:
     return _KerasCalls(rows, host.name[rows].astype(np.int64), "calls of Keras' step function (tf_function_call)")
 
 
-def _loops_of_keras(trace: Trace, calls: _KerasCalls) -> tuple[SelectedLoop, dict[str, Spans]]:
+def _loops_of_keras(trace: Trace, calls: _KerasCalls) -> tuple[loop_selection.SelectedLoop, dict[str, Spans]]:
     """The loop that steps are taken from, and by phase when the others ran."""
     phase_of = phases(trace, calls.rows, calls.function)
-    loop = select_loop(trace, calls.function, trace.host.end_ns[calls.rows] - trace.host.start_ns[calls.rows], phase_of)
-    return loop, other_loops(trace, calls.rows, calls.function, {
+    length_ns = trace.host.end_ns[calls.rows] - trace.host.start_ns[calls.rows]
+    loop = loop_selection.select_loop(trace, calls.function, length_ns, phase_of)
+    return loop, loop_selection.other_loops(trace, calls.rows, calls.function, {
         function: phase for function, phase in phase_of.items() if function != loop.function})
 
 
@@ -124,8 +116,8 @@ def _apart_from_calls_of_each_step(trace: Trace, calls: _KerasCalls) -> tuple[_K
     the phases of these."""
     phase_of = phases(trace, calls.rows, calls.function)
     start = trace.host.start_ns[calls.rows]
-    loop = select_loop(trace, calls.function, trace.host.end_ns[calls.rows] - start, phase_of).function
-    inside, phases_inside = within_each_step(trace, calls.rows, calls.function, loop, phase_of)
+    loop = loop_selection.select_loop(trace, calls.function, trace.host.end_ns[calls.rows] - start, phase_of).function
+    inside, phases_inside = loop_selection.within_each_step(trace, calls.rows, calls.function, loop, phase_of)
     return calls._replace(rows=calls.rows[~inside], function=calls.function[~inside]), phases_inside
 
 
@@ -181,7 +173,7 @@ def long_calls(trace: Trace) -> Anchors | None:
         return None
     function = np.asarray(_merge_retraced(trace, rows, function), np.int64)
     length_ns = host.end_ns[rows] - host.start_ns[rows]
-    longest = longest_function(trace, function, length_ns)
+    longest = loop_selection.longest_function(trace, function, length_ns)
     calls, length_ns = rows[function == longest], length_ns[function == longest]
     begin, end = trace.window_ns
     if len(calls) != 2 or length_ns.min() < _LONG_CALL_NS or length_ns.sum() < _LONG_CALLS_SHARE * (end - begin):
@@ -242,15 +234,15 @@ def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str,
     training = [index for index, phase in phase_of.items() if phase == TRAINING or (
         trains is not None and trains[index])]
     candidates = np.isin(function, training) if training else np.ones(len(function), bool)
-    loop = longest_function(trace, function[candidates], length[candidates])
+    loop = loop_selection.longest_function(trace, function[candidates], length[candidates])
     in_loop = function == loop
     steps, others = _outer_calls(trace, rows[in_loop]), rows[~in_loop]
-    first = first_calls(host.start_ns[steps])
+    first = loop_selection.first_calls(host.start_ns[steps])
     start, end = host.start_ns[steps][first], host.end_ns[steps][np.append(first[1:], len(steps)) - 1]
-    pauses = pauses_for_other_calls(start, host.start_ns[others], host.end_ns[others])
+    pauses = loop_selection.pauses_for_other_calls(start, host.start_ns[others], host.end_ns[others])
     loops = {}
     if len(pauses.start):
-        loops[phase_of_most(function[~in_loop], length[~in_loop], phase_of)] = pauses
+        loops[loop_selection.phase_of_most(function[~in_loop], length[~in_loop], phase_of)] = pauses
     return Anchors(name.format(trace.names[loop]), "medium", start, end,
                    np.concatenate((start, pauses.start)), phase=TRAINING if loop in training else UNKNOWN,
                    other_loops=loops)

@@ -10,8 +10,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.analysis.steps.autotuning import CONVOLUTION, CUDNN, trials
-from gputop.analysis.steps.compilations import TRACING, builds, function_name, rebuilt
+from gputop.analysis.steps.compilations import CONVOLUTION, CUDNN, TRACING, builds, function_name, rebuilt, trials
 from gputop.analysis.steps.torch_compilations import (
     built_again,
     compiling,

@@ -24,6 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.analysis.results import StepTimes
+from gputop.analysis.steps import step_marks
 from gputop.analysis.steps.anchors import Anchors
 from gputop.analysis.steps.compilations import Rebuilt, rebuilt
 from gputop.analysis.steps.function_calls import (
@@ -42,14 +43,6 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import TRAINING, UNKNOWN, phases
 from gputop.analysis.steps.pytorch_loops import batch_steps, op_sequence, optimizer_steps
 from gputop.analysis.steps.start_up import past_start, start_up_in_all, start_up_spans
-from gputop.analysis.steps.step_marks import (
-    named_steps,
-    numbered_steps,
-    profiler_steps,
-    session_run,
-    step_markers,
-    viewer_steps,
-)
 from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.analysis.steps.whole_steps import WholeSteps, steps_on_gpu, whole_steps
 from gputop.core.findings import TraceNote
@@ -87,15 +80,15 @@ class StepDetector(Struct, frozen=True):
 
 # From the most trusted on. `make reference` makes a table of the docs from these rows.
 STEP_DETECTORS = (
-    StepDetector("profiler steps", profiler_steps, "PyTorch: the loop calls `prof.step()`", "`ProfilerStep#N`",
-                 min_steps=1),
-    StepDetector("session.run", session_run, "TensorFlow 1: a timeline of `tf.RunMetadata`", "a device executor",
-                 min_steps=1),
-    StepDetector("step markers", step_markers, "TensorFlow, Keras 2, JAX: the loop marks its steps",
+    StepDetector("profiler steps", step_marks.profiler_steps, "PyTorch: the loop calls `prof.step()`",
+                 "`ProfilerStep#N`", min_steps=1),
+    StepDetector("session.run", step_marks.session_run, "TensorFlow 1: a timeline of `tf.RunMetadata`",
+                 "a device executor", min_steps=1),
+    StepDetector("step markers", step_marks.step_markers, "TensorFlow, Keras 2, JAX: the loop marks its steps",
                  "events with `step_num`", min_steps=1),
     StepDetector("Keras's step functions", keras_calls, "Keras 3, and Keras 2 without markers",
                  "two calls to a step function", min_steps=2, packs_iterations=True),
-    StepDetector("numbered ranges", numbered_steps, "any: numbered user ranges mark the iterations",
+    StepDetector("numbered ranges", step_marks.numbered_steps, "any: numbered user ranges mark the iterations",
                  "three NVTX or `record_function` ranges such as `step N`, or repeating `micro_batch N` ranges",
                  min_steps=1),
     StepDetector("recompiled function", rebuilt_calls, "JAX: recompiling one function takes most of the time",
@@ -108,15 +101,15 @@ STEP_DETECTORS = (
                  "one call to a step function", min_steps=1, packs_iterations=True),
     StepDetector("two long calls", long_calls, "TensorFlow: a recording with one or two steps of a custom loop",
                  "two calls to a tf.function, each at least one second long", min_steps=1),
-    StepDetector("XProf's steps", viewer_steps, "any: XProf has opened and saved the file", "XProf's step line",
-                 min_steps=1),
+    StepDetector("XProf's steps", step_marks.viewer_steps, "any: XProf has opened and saved the file",
+                 "XProf's step line", min_steps=1),
     StepDetector("eager batches", eager_batches, "TensorFlow: a loop runs ops without a tf.function",
                  "three calls to `IteratorGetNext` from Python", min_steps=2),
     StepDetector("optimizer steps", optimizer_steps, "PyTorch: an unmarked loop", "three calls to `Optimizer.step#`",
                  min_steps=2, max_warm_up=_FEW_WARM_UP),
     StepDetector("DataLoader's batches", batch_steps, "PyTorch: a loop without an optimizer",
                  "four batches from the `DataLoader`", min_steps=2, max_warm_up=_FEW_WARM_UP),
-    StepDetector("named ranges", named_steps, "any: user ranges name the step or its phases",
+    StepDetector("named ranges", step_marks.named_steps, "any: user ranges name the step or its phases",
                  "three ranges such as `train_step` or `token N`, or `forward`, `backward`, and `optimizer`",
                  min_steps=1, max_warm_up=_FEW_WARM_UP),
     StepDetector("sequence of kernels", kernel_sequence, "any: a recording of GPU activity only",

@@ -20,8 +20,7 @@ import re
 import numpy as np
 from msgspec import Struct
 
-from gputop.analysis.steps.autotuning import TRITON, trials
-from gputop.analysis.steps.compilations import AGAIN, OVER
+from gputop.analysis.steps.compilations import AGAIN, OVER, TRITON, trials
 from gputop.trace.intervals import Spans, in_order, merge, subtract, union
 from gputop.trace.lookups import PYTHON_FUNCTION, Mask, by_line, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64, Trace

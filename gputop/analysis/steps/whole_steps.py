@@ -19,7 +19,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from gputop.analysis.steps.anchors import Anchors
-from gputop.analysis.steps.autotuning import CUDNN, trials
+from gputop.analysis.steps.compilations import CUDNN, trials
 from gputop.analysis.steps.start_up import START_UP_SHARE, StartUpSpan
 from gputop.trace.intervals import coverage, union
 from gputop.trace.lookups import host_rows, rows_of

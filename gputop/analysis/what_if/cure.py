@@ -56,5 +56,4 @@ def combined(cures: Iterable[Cure]) -> Cure:
         launching=any(cure.launching for cure in several), pauses=any(cure.pauses for cure in several),
         calls=Calls(*map(np.concatenate, zip(*(cure.calls for cure in several), strict=True))),
         input_left=min([1.0, *(cure.input_left for cure in several)]),
-        together=any(cure.together for cure in several),
-    )
+        together=any(cure.together for cure in several))

@@ -351,8 +351,7 @@ def _limit_to_resources(wanted: Plan, probe: Probe, free: FreeResources, recorde
                 f"{size(probe.bytes)}{grew})",
                 f"Free some{', or choose another --logdir' if 'logdir' in what else ''}; or force a short capture "
                 "without a probe or checks: gputop capture --seconds 0.3 "
-                f"--force.{recorder.instead and ' Or: '}{recorder.instead}",
-            )
+                f"--force.{recorder.instead and ' Or: '}{recorder.instead}")
         if usable < chosen_s * per_s:
             chosen_s = usable / per_s
             reason = f"{size(free_bytes)} of {what} is free, and a capture needs {size(per_s)} a second"

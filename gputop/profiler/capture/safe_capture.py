@@ -16,8 +16,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
-from gputop.profiler.capture.footprint import free_resources
-from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGuard, Watch, with_more
+from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGuard, Watch, free_resources, with_more
 from gputop.profiler.capture.overview import OverviewMade, record_overview
 from gputop.profiler.capture.plan import (
     PROBE_EVENTS,

@@ -98,8 +98,7 @@ def _request(run: RunFolder, disk: ServerDisk, recording: RecordingOrder) -> Any
     duration_ms = max(1, round(recording.seconds * 1000))
     request = messages.ProfileRequest(
         duration_ms=duration_ms, repository_root=disk.root, session_id=run.path.name, host_name=run.host,
-        emit_xspace=True,
-    )
+        emit_xspace=True)
     set_options(request.opts, overview=recording.overview, operations=recording.operations)
     request.opts.duration_ms = duration_ms
     if recording.start_ns is not None:
@@ -144,8 +143,7 @@ class _Call:
             profile = channel.unary_unary(
                 f"/{messages.SERVICE}/Profile",
                 request_serializer=lambda request: request.SerializeToString(),
-                response_deserializer=messages.RawProfileResponse.FromString,
-            )
+                response_deserializer=messages.RawProfileResponse.FromString)
             started, self.sent_s = time.monotonic(), time.time()
             call = profile.future(self.request, timeout=timeout_s)
             try:
@@ -179,8 +177,7 @@ class _Call:
                 raise TraceLost(
                     f"{self.address} was asked to stop but did not send its trace within "
                     f"{grace:.0f} s; the call was canceled and the data is lost",
-                    "The job may be short of CPU time or memory. Capture fewer seconds.",
-                )
+                    "The job may be short of CPU time or memory. Capture fewer seconds.")
             recording = elapsed < self._until_s and hand_over_by is None
             report(Progress("recording" if recording else "receiving", elapsed, self.seconds))
 
@@ -194,8 +191,7 @@ class _Call:
         if is_busy(code.name, details):
             return GputopError(
                 f"{self.address} is busy: another profiling session is running in that process",
-                "Wait for it to end. It can be a TensorBoard callback with profile_batch, Nsight or another capture.",
-            )
+                "Wait for it to end. It can be a TensorBoard callback with profile_batch, Nsight or another capture.")
         if code.name == "UNIMPLEMENTED":
             return no_profiler_service(self.address)
         if code.name == "UNAVAILABLE":  # gRPC's own words, "Stream removed (Socket closed)", say no more
@@ -203,20 +199,17 @@ class _Call:
                 f"{took_s:.1f} s into the capture, before the trace arrived, the job at {self.address} ended or the "
                 "connection was lost",
                 "Check the job's output for the reason. If the node ran out of memory, capture fewer seconds, because "
-                "a capture needs host memory.",
-            )
+                "a capture needs host memory.")
         if code.name == "DEADLINE_EXCEEDED":
             return self._too_late(took_s)
         if self.request.repository_root in details:
             return GputopError(
                 f"{self.address} could not write the trace to its own disk ({self.request.repository_root}){reason}",
-                "TensorFlow 2.20 and older writes traces itself. Use a --logdir that the job's user can write to.",
-            )
+                "TensorFlow 2.20 and older writes traces itself. Use a --logdir that the job's user can write to.")
         if "deserializing response" in text or code.name == "RESOURCE_EXHAUSTED":
             return TraceLost(
                 f"the trace from {self.address} is too large or damaged{reason}",
-                "A protobuf message can hold at most 2 GB. Capture fewer seconds.",
-            )
+                "A protobuf message can hold at most 2 GB. Capture fewer seconds.")
         return GputopError(f"{self.address} answered {code.name}{reason}", "Check the job's output.")
 
 
@@ -229,8 +222,7 @@ def is_busy(code: str, details: str) -> bool:
 def _terminate(channel: grpc.Channel, session_id: str) -> Any:
     """Tell the server to end a session. Whether it worked shows in the Profile call, not here."""
     terminate = channel.unary_unary(
-        f"/{messages.SERVICE}/Terminate", request_serializer=lambda request: request.SerializeToString()
-    )
+        f"/{messages.SERVICE}/Terminate", request_serializer=lambda request: request.SerializeToString())
     return terminate.future(messages.TerminateRequest(session_id=session_id), timeout=_TERMINATE_TIMEOUT_S)
 
 
@@ -281,8 +273,7 @@ def _result(call: _Call, run: RunFolder, saved: _Saved, delivered: Literal["resp
     return CaptureResult(
         address=call.address, path=path, run_dir=path.parent, session_id=run.path.name,
         asked_s=call.seconds, took_s=call.took_s, bytes=size, stopped_early=call.stopped_early,
-        delivered=delivered, errors=about.errors, warnings=(*about.warnings, *warnings), sent_s=call.sent_s,
-    )
+        delivered=delivered, errors=about.errors, warnings=(*about.warnings, *warnings), sent_s=call.sent_s)
 
 
 def _trace_on_server_disk(
@@ -320,5 +311,4 @@ def _empty(address: str, path: Path | None, messages: tuple[str, ...], took_s: f
     return EmptyTrace(
         f"the trace from {address} contains no events{kept}{words}",
         "The job did nothing, or its tracers are disabled. Capture for longer while the job trains.",
-        took_s, path,
-    )
+        took_s, path)

@@ -99,8 +99,7 @@ def _plane_has_events(data: bytes, begin: int, end: int, steps: Quota) -> bool:
     plane = read_fields(data, begin, end, {_LINES}, _AT_MOST, steps=steps, enough=True)
     return any(
         len(read_fields(data, b, e, {_EVENTS}, _AT_MOST, steps=steps, enough=True).spans[_EVENTS]) > 0
-        for b, e in _spans(plane, _LINES)
-    )
+        for b, e in _spans(plane, _LINES))
 
 
 def count_events(data: bytes) -> tuple[int, int]:

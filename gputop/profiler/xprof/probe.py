@@ -120,8 +120,7 @@ def _judge(address: str, first: bytes | None, timeout_s: float) -> None:
     if first is None:
         raise GputopError(
             f"{address} accepted the connection but sent nothing for {timeout_s:g} s: it is not a profiler server, or "
-            "its process is hanging", _RIGHT_PORT,
-        )
+            "its process is hanging", _RIGHT_PORT)
     if len(first) >= FRAME_HEADER_BYTES and first[3] == SETTINGS and first[5:9] == b"\0\0\0\0":
         return
     if first[:2] == b"\x15\x03":
@@ -193,15 +192,13 @@ def _status_by_grpc(address: str, method: str, message: bytes, timeout_s: float)
 def _no_answer(address: str, timeout_s: float) -> GputopError:
     return GputopError(
         f"the gRPC server at {address} did not answer within {timeout_s:g} s",
-        "The process may be stopped or short of CPU time. Check it and try again.",
-    )
+        "The process may be stopped or short of CPU time. Check it and try again.")
 
 
 def no_profiler_service(address: str) -> GputopError:
     return GputopError(
         f"{address} is a gRPC server without the profiler service (TensorFlow Serving, a tf.distribute worker, …)",
-        _RIGHT_PORT,
-    )
+        _RIGHT_PORT)
 
 
 def load_grpc() -> Any:

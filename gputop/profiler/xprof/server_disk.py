@@ -95,8 +95,7 @@ class ServerDisk(Struct, frozen=True):
             f"{address} recorded the trace but wrote it to its own disk, as {self.file}; "
             f"it cannot be read from here: {' and '.join(failures)}",
             "TensorFlow 2.20 and older writes traces itself. Run gputop on the job's machine as the job's user or "
-            "root, choose a --logdir on a shared file system, or copy the file here and run `gputop analyze` on it.",
-        )
+            "root, choose a --logdir on a shared file system, or copy the file here and run `gputop analyze` on it.")
 
     def _open(self, folder: Folder, run: RunFolder) -> BinaryIO:
         # In the run's own folder, which gputop made and nobody else may write, the owner does not matter.

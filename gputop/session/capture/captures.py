@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from gputop.core.captured_samples import GpuCounters, JobCpus, LiveSteps
     from gputop.core.host_stacks import StackSamples
     from gputop.diagnosis.worker import AnalysisAhead
-    from gputop.profiler.capture.outcomes import MultiWorkerCapture
     from gputop.profiler.capture.plan import Plan
+    from gputop.profiler.capture.records import MultiWorkerCapture
     from gputop.profiler.discovery import ProfilerServer
     from gputop.profiler.kineto.guard import ProfilesItself
     from gputop.profiler.recording import Progress, Recorder
@@ -216,7 +216,7 @@ def servers_label(servers: Sequence[Server]) -> str:
 
 def _pids(servers: Iterable[Server]) -> dict[str, int | None]:
     """PIDs by address, as far as they are of this node."""
-    from gputop.profiler.capture.footprint import job_pid
+    from gputop.profiler.capture.job_memory import job_pid
 
     return {s.address: job_pid(s.address, s.pid) for s in servers}
 

@@ -124,6 +124,7 @@ class TickPace:
         self._tick_s = tick_s
         return True
 
+
 class DcgmClient:
     """Thread-safe. ``bindings`` is the folder of ``--dcgm-bindings``; without it ``root`` and ``env`` are searched."""
 
@@ -166,8 +167,7 @@ class DcgmClient:
                 tuple(dict.fromkeys((*old.ids, *ids))),
                 None if everywhere else (old.uuids or frozenset()) | frozenset(uuids or ()),
                 None if profiling else old.profiled,
-                old.watch_ordinary or ordinary,
-            )
+                old.watch_ordinary or ordinary)
 
     def choose(self, uuids: Iterable[str], profiled: Iterable[str]) -> None:
         """Read and watch these GPUs alone from now on, and the profiling fields of those that are ``profiled``."""

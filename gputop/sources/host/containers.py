@@ -122,8 +122,7 @@ _PATHS = tuple(re.compile(rf"{path}(?:/.*)?", re.ASCII | re.DOTALL) for path in 
     # The driver cgroupfs.
     rf"(?:{_NODE}(?:/kubelet)?/kubepods|{_OUTSIDE})(?:/{_QOS})?/pod(?P<uid>{_UID})/(?:crio-)?(?P<id>{_ID})",
     # A runtime with the driver cgroupfs below a kubelet with systemd: systemd's name, not expanded.
-    rf"(?:{_NODE}(?:/system\.slice/containerd\.service)?|{_OUTSIDE})/{_SLICE}:(?:cri-containerd|crio):(?P<id>{_ID})",
-))
+    rf"(?:{_NODE}(?:/system\.slice/containerd\.service)?|{_OUTSIDE})/{_SLICE}:(?:cri-containerd|crio):(?P<id>{_ID})"))
 _LABEL = "[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _LINK = re.compile(rf"(?P<pod>[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?)_(?P<namespace>{_LABEL})_(?P<container>{_LABEL})"
                    rf"-(?P<id>{_ID})\.log", re.ASCII)

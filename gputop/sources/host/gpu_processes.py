@@ -55,6 +55,7 @@ NO_PID = "the driver does not report a PID for this process"
 # 35, 75 and 155 s. A program imports one after the other, and may do so late.
 _FRAMEWORK_SCANS = frozenset({1, 2, 4, 8, 16, 32})
 
+
 class _Known(Struct):
     """A process met before. ``local`` is its PID in this /proc."""
 
@@ -175,8 +176,7 @@ class GpuProcessTable:
             container_pid=record.container_pid, note=record.note, reasons=dict(record.reasons),
             cuda_device_order=record.cuda_device_order,
             cgroup=None if record.groups is None else self.cgroups.read(record.groups), numa_nodes=record.numa_nodes,
-            framework=record.framework, kubernetes=None if record.groups is None else self._pods.read(record.groups),
-        )
+            framework=record.framework, kubernetes=None if record.groups is None else self._pods.read(record.groups))
 
     # -- which process is meant ------------------------------------------------------------
 
@@ -341,8 +341,7 @@ def missing_process(pid: int, held: dict[int, GpuProcess], reason: str,
         pid, user, command, Reading.missing(COUNT, reason), Reading.missing(BYTES, reason), gpus=held, reason=reason,
         io_read_bytes_per_s=rates.io_read_bytes_per_s, io_write_bytes_per_s=rates.io_write_bytes_per_s,
         reasons=dict.fromkeys(
-            ("user", "parent_pid", "started_s", "threads", "container", "cuda_visible_devices"), reason),
-    )
+            ("user", "parent_pid", "started_s", "threads", "container", "cuda_visible_devices"), reason))
 
 
 # -- the driver's PIDs and the processes of this namespace ---------------------------------------

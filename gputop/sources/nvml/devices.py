@@ -89,8 +89,7 @@ class PendingDevice:
             pcie_gen_max=self._ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle, None, _if_plausible("pcie_gen")),
             pcie_width_max=self._ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle, None, _if_plausible("pcie_width")),
             numa_node=numa_node(bus_id, self._root),
-            mig_mode=in_mig_mode(nvml, handle),
-        )
+            mig_mode=in_mig_mode(nvml, handle))
 
     def _ask(self, call: Callable[..., Any], handle: Any, otherwise: Any, read: Callable[..., Any]) -> Any:
         """One fact about a GPU, or ``otherwise`` where it is refused. A lost GPU raises NVMLError."""

@@ -80,8 +80,7 @@ class FieldValues:
             if value.code:
                 # A driver that does not know the field reports an invalid argument.
                 raise self._nvml.NVMLError(
-                    status.FUNCTION_NOT_FOUND if value.code == status.INVALID_ARGUMENT else value.code
-                )
+                    status.FUNCTION_NOT_FOUND if value.code == status.INVALID_ARGUMENT else value.code)
             numbers.append(getattr(value.value, _MEMBERS.get(value.type, "unsigned_long_long")))
         return numbers
 

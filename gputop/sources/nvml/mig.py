@@ -159,8 +159,7 @@ class MigInstance(WithGpm):
     def _mark_unusable(self, state: str, message: str) -> GpuSample:
         self._gpu_handle = self._gpm = None
         self._final_sample = GpuSample(
-            self.info, {}, processes_reason=message, clock_events_reason=message, state=state, message=message
-        )
+            self.info, {}, processes_reason=message, clock_events_reason=message, state=state, message=message)
         return self._final_sample
 
     def _check(self) -> None:
@@ -178,8 +177,7 @@ class MigInstance(WithGpm):
         self._mark_unusable(
             FAILED,
             f"MIG instance {info.label} no longer exists: it was destroyed, or GPU {info.index} was repartitioned. "
-            "Restart gputop to see the current instances.",
-        )
+            "Restart gputop to see the current instances.")
 
     # -- what is read ----------------------------------------------------------------------------
 

@@ -116,10 +116,8 @@ class ProcessReader:
                 kind,
                 self._mig,
                 _memory(used),
-                self._shares.get(pid, self._default_share),
-            )
-            for pid, (kind, used) in held.items()
-        )
+                self._shares.get(pid, self._default_share))
+            for pid, (kind, used) in held.items())
         return self._processes, self._reason
 
     def _list(self, kind: str) -> list[tuple[int, int | None]]:

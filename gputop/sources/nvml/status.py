@@ -50,8 +50,7 @@ REFUSED = frozenset(
         VGPU_ECC_NOT_SUPPORTED,
         ARGUMENT_VERSION_MISMATCH,
         DEPRECATED,
-    )
-)
+    ))
 # What a field value that the driver does not have is answered with for good. Not for other calls: there NOT_FOUND can
 # mean that nothing is new.
 FIELD_VALUE_REFUSED = REFUSED | {NOT_FOUND}
@@ -167,8 +166,7 @@ def no_gpus() -> GputopError:
     return NoDataError(
         "The NVIDIA driver is running, but this process cannot see any GPU.",
         "Check `lspci | grep -i nvidia`. In a container or batch job, request GPUs (docker run --gpus all, sbatch "
-        f"--gres=gpu:N). {_DEMO}",
-    )
+        f"--gres=gpu:N). {_DEMO}")
 
 
 def no_access_message(code: int, index: int) -> str:

@@ -133,8 +133,7 @@ class NvlinkTraffic:
         try:
             if self._pair is None:
                 self._pair = CounterPair(
-                    nvml, self._handle, self._clock, NVLINK_FIELDS, NVLINK_METRICS, NVLINK_MAX_BYTES_PER_S, _KIB
-                )
+                    nvml, self._handle, self._clock, NVLINK_FIELDS, NVLINK_METRICS, NVLINK_MAX_BYTES_PER_S, _KIB)
             readings = self._pair.read()
             reason = "the NVLink counters have 32 bits and can wrap between two samples"
         except nvml.NVMLError as error:

@@ -113,8 +113,7 @@ FORMATS = (
         accepted="<host>.xplane.pb (also .gz), a profile run folder or a TensorBoard logdir",
         accepted_brief=".xplane.pb, run folder, TensorBoard logdir",
         pattern="*.xplane.pb", compressed=True, in_run_folders=True, recognizes=_is_xspace,
-        reader="gputop.trace.readers.xspace.reader", overviews=True,
-    ),
+        reader="gputop.trace.readers.xspace.reader", overviews=True),
     Format(
         id="chrome", writer="Chrome/kineto trace",
         accepted="Chrome or kineto traces (.json, .json.gz)", accepted_brief="Chrome/kineto .json[.gz]",
@@ -128,8 +127,7 @@ FORMATS = (
         # PyTorch's TensorBoard handler: <worker>.<time in ms or ns>.pt.trace.json[.gz].
         worker_capture=re.compile(r"(.+)\.(\d{10,20})\.pt\.trace\.json(?:\.gz)?"),
         # TensorBoard and JAX export an XSpace to a file beside it.
-        copy_beside=("xspace", re.compile(r".*\.trace\.json(\.gz)?|perfetto_trace\.json(\.gz)?")),
-    ),
+        copy_beside=("xspace", re.compile(r".*\.trace\.json(\.gz)?|perfetto_trace\.json(\.gz)?"))),
     Format(
         id="nsys", writer="Nsight Systems report",
         accepted="Nsight Systems reports exported to .sqlite", accepted_brief="Nsight .sqlite",
@@ -137,8 +135,7 @@ FORMATS = (
         raw_endings=(".nsys-rep", ".qdrep"),
         raw_message=("an Nsight Systems report, which only Nsight Systems can open",
                      "Export the report with the version that recorded it or a newer one, because older versions "
-                     "cannot open reports from 2024 and later: nsys export --type sqlite -o {stem}.sqlite {path}"),
-    ),
+                     "cannot open reports from 2024 and later: nsys export --type sqlite -o {stem}.sqlite {path}")),
 )
 
 ACCEPTED = f"gputop reads {', '.join(f.accepted for f in FORMATS[:-1])}, and {FORMATS[-1].accepted}."

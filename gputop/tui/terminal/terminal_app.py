@@ -193,8 +193,7 @@ def theme_of(scheme: str) -> Theme:
             "scrollbar-background-hover": names["ground"], "scrollbar-background-active": names["ground"],
             "block-cursor-blurred-background": f"{names['accent']} 45%", "block-cursor-background": names["accent"],
             "block-cursor-foreground": names["ground"],
-            **variables(scheme),
-        })
+            **variables(scheme)})
 
 
 def variables(scheme: str) -> dict[str, str]:

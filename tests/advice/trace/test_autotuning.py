@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.analysis.steps.autotuning import CUDNN, TRITON, trials
+from gputop.analysis.steps.compilations import CUDNN, TRITON, trials
 from gputop.trace.model import Trace
 from tests.advice.trace.traces import findings
 from tests.trace.build import Builder

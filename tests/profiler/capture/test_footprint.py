@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gputop.core.own_memory import control_groups, left_in, resident_bytes
-from gputop.profiler.capture import footprint
-from gputop.profiler.capture.footprint import free_disk_bytes, free_resources, job_pid
+from gputop.profiler.capture import job_memory
+from gputop.profiler.capture.job_memory import free_disk_bytes, free_resources, job_pid
 
 
 def cgroup(folder: Path, limit: str, use: int = 0, cache: int = 0, version: int = 2) -> Path:
@@ -54,7 +54,7 @@ def test_limits_of_one_of_the_two_bind_only_that_one(tmp_path, monkeypatch):
     job = cgroup(tmp_path / "job", "900", 800)
     own = cgroup(tmp_path / "own", "300", 100)
     groups = {os.getpid(): frozenset({both, own}), 4_000_000: frozenset({both, job})}
-    monkeypatch.setattr(footprint, "control_groups", lambda pid: groups[pid])
+    monkeypatch.setattr(job_memory, "control_groups", lambda pid: groups[pid])
     found = free_resources("127.0.0.1:6009", 4_000_000, tmp_path / "not" / "there")
     assert (found.shared_bytes, found.job_bytes, found.own_bytes) == (600, 100, 200)
     assert found.job_here and found.unknown == ()

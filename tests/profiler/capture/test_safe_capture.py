@@ -15,7 +15,7 @@ import pytest
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.files import Folder
 from gputop.profiler import storage
-from gputop.profiler.capture import footprint, job_memory, safe_capture
+from gputop.profiler.capture import job_memory, safe_capture
 from gputop.profiler.capture.plan import FreeResources, MemoryLimits, Plan
 from gputop.profiler.xprof import client, server_disk
 from tests.profiler.capturing import capture, capture_with_probe
@@ -318,7 +318,7 @@ def test_places_for_a_trace_have_room_and_other_file_systems_come_first(tmp_path
 
 def test_footprint_is_asked_about_the_real_place(logdir, monkeypatch):
     asked: list[object] = []
-    real = footprint.free_resources
+    real = job_memory.free_resources
     monkeypatch.setattr(safe_capture, "free_resources", lambda *a: asked.append(a) or real(*a))
     with serve() as server:
         capture_with_probe(server.address, seconds=0.2, logdir=logdir)

@@ -69,8 +69,7 @@ class Gpus:
             compute_capability=(major, minor) if isinstance(major, int) and isinstance(minor, int) else None,
             memory_bytes=memory if isinstance(memory, int) else None,
             sms=sm_count(stats.get("core_count")) if stats.get("device_vendor", "Nvidia") == "Nvidia" else None,
-            clock_hz=1e3 * kilohertz if isinstance(kilohertz, int) and 0 < kilohertz < 1 << 24 else None,
-        )
+            clock_hz=1e3 * kilohertz if isinstance(kilohertz, int) and 0 < kilohertz < 1 << 24 else None)
 
     def _streams(self, plane: XPlane) -> list[XLine]:
         lines = [xline for xline in plane.lines if not is_derived(xline.name, xline.id)]

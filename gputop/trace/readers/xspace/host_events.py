@@ -167,8 +167,7 @@ class HostPlanesReader:
             allocation_bytes=integers(chunk, "allocation_bytes", n)[rows],
             address=integers(chunk, "addr", n)[rows],
             fragmentation=floats(chunk, "fragmentation", n)[rows],
-            region_type=self._without_empty(strings(chunk, "region_type", n, names, references)[rows]),
-        ))
+            region_type=self._without_empty(strings(chunk, "region_type", n, names, references)[rows])))
 
     def _without_empty(self, text: I64) -> I32:
         """Texts, with -1 for empty ones: the allocators of older versions write a null pointer as "(null)"."""

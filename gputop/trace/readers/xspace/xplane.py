@@ -18,34 +18,7 @@ from gputop.trace.int_map import IntMap
 from gputop.trace.model import F64, I64
 from gputop.trace.parallel import map_ordered
 from gputop.trace.readers.content import Data
-from gputop.trace.readers.xspace.fields import (
-    EVENT_DURATION_PS,
-    EVENT_METADATA_ID,
-    EVENT_OCCURRENCES,
-    EVENT_OFFSET_PS,
-    EVENT_STAT,
-    LINE_DISPLAY_NAME,
-    LINE_EVENT,
-    LINE_ID,
-    LINE_NAME,
-    LINE_TIMESTAMP_NS,
-    MAP_KEY,
-    MAP_VALUE,
-    METADATA_DISPLAY_NAME,
-    METADATA_NAME,
-    PLANE_EVENT_METADATA,
-    PLANE_LINE,
-    PLANE_NAME,
-    PLANE_STAT,
-    PLANE_STAT_METADATA,
-    STAT_DOUBLE,
-    STAT_INT64,
-    STAT_METADATA_ID,
-    STAT_REF,
-    STAT_STR,
-    STAT_UINT64,
-    STAT_VALUES,
-)
+from gputop.trace.readers.xspace import fields as tags
 from gputop.trace.readers.xspace.uniform_messages import UniformMessages, find_uniform
 from gputop.trace.readers.xspace.wire import LENGTH, U64, Block, Bools, FieldColumn, Quota, read_fields, signed
 
@@ -53,11 +26,11 @@ _Values = TypeVar("_Values", I64, F64)
 _U32 = npt.NDArray[np.uint32]
 
 _ANY = 1 << 62
-_AT_MOST = {PLANE_LINE: limits.MAX_LINES, PLANE_STAT: limits.MAX_PLANE_STATS,
-            PLANE_EVENT_METADATA: limits.MAX_METADATA, PLANE_STAT_METADATA: limits.MAX_METADATA}
-_STATS_ONLY = {PLANE_STAT: limits.MAX_PLANE_STATS, PLANE_STAT_METADATA: limits.MAX_PLANE_STATS}
-_COUNTED = {PLANE_LINE: "lines", PLANE_STAT: "stats of planes", PLANE_EVENT_METADATA: "names of events",
-            PLANE_STAT_METADATA: "names of stats"}
+_AT_MOST = {tags.PLANE_LINE: limits.MAX_LINES, tags.PLANE_STAT: limits.MAX_PLANE_STATS,
+            tags.PLANE_EVENT_METADATA: limits.MAX_METADATA, tags.PLANE_STAT_METADATA: limits.MAX_METADATA}
+_STATS_ONLY = {tags.PLANE_STAT: limits.MAX_PLANE_STATS, tags.PLANE_STAT_METADATA: limits.MAX_PLANE_STATS}
+_COUNTED = {tags.PLANE_LINE: "lines", tags.PLANE_STAT: "stats of planes", tags.PLANE_EVENT_METADATA: "names of events",
+            tags.PLANE_STAT_METADATA: "names of stats"}
 
 # Events decoded at a time. The columns of a chunk stay in the processor's cache, and the
 # intermediate memory does not grow with the length of a line.
@@ -103,19 +76,20 @@ class Stats(Struct):
 
     def integers(self) -> tuple[I64, I64]:
         """Rows and values of the integers."""
-        return self._of((self.value_tag == STAT_UINT64) | (self.value_tag == STAT_INT64), self.value.view(np.int64))
+        whole = (self.value_tag == tags.STAT_UINT64) | (self.value_tag == tags.STAT_INT64)
+        return self._of(whole, self.value.view(np.int64))
 
     def floats(self) -> tuple[I64, F64]:
         """Rows and values of the doubles."""
-        return self._of(self.value_tag == STAT_DOUBLE, self.value.view(np.float64))
+        return self._of(self.value_tag == tags.STAT_DOUBLE, self.value.view(np.float64))
 
     def strings(self, names: Names, by_reference: IntMap) -> tuple[I64, I64]:
         """Rows and indices into ``names`` of the strings, inline or by reference."""
         out = by_reference(self.value.view(np.int64))
-        other = self.value_tag != STAT_REF
+        other = self.value_tag != tags.STAT_REF
         if other.any():
             out[other] = -1
-            for i in np.flatnonzero(self.value_tag == STAT_STR).tolist():
+            for i in np.flatnonzero(self.value_tag == tags.STAT_STR).tolist():
                 begin = int(self.begin[i])
                 out[i] = names[self.block.text(begin, begin + int(self.value[i]))]
         return self._of(out >= 0, out)
@@ -191,17 +165,18 @@ def read_plane(data: Data, begin: int, end: int, max_events: int = _ANY) -> XPla
     Of more lines, names, stats, or events of a line than are read the first are kept, the rest counted in ``surplus``.
     """
     fields = read_fields(data, begin, end, (
-        PLANE_NAME, PLANE_LINE, PLANE_EVENT_METADATA, PLANE_STAT_METADATA, PLANE_STAT), _AT_MOST)
-    stat_names, damaged_stats = _read_table(data, *fields.pairs(PLANE_STAT_METADATA, whole=True))
-    event_names, damaged_events = _read_table(data, *fields.pairs(PLANE_EVENT_METADATA, whole=True))
+        tags.PLANE_NAME, tags.PLANE_LINE, tags.PLANE_EVENT_METADATA, tags.PLANE_STAT_METADATA,
+        tags.PLANE_STAT), _AT_MOST)
+    stat_names, damaged_stats = _read_table(data, *fields.pairs(tags.PLANE_STAT_METADATA, whole=True))
+    event_names, damaged_events = _read_table(data, *fields.pairs(tags.PLANE_EVENT_METADATA, whole=True))
     lines, damaged = [], fields.damaged or damaged_stats or damaged_events
-    for line_begin, line_end in zip(*(a.tolist() for a in fields.pairs(PLANE_LINE)), strict=True):
+    for line_begin, line_end in zip(*(a.tolist() for a in fields.pairs(tags.PLANE_LINE)), strict=True):
         line, cut = _read_line(data, line_begin, line_end, max_events)
         lines.append(line)
         damaged = damaged or cut
-    stats = _read_stats(data, *fields.pairs(PLANE_STAT, whole=True), stat_names)
+    stats = _read_stats(data, *fields.pairs(tags.PLANE_STAT, whole=True), stat_names)
     surplus = {what: fields.surplus[this] for this, what in _COUNTED.items() if this in fields.surplus}
-    return XPlane(_text(data, fields.last(PLANE_NAME)), event_names, stat_names, stats, lines, damaged, surplus,
+    return XPlane(_text(data, fields.last(tags.PLANE_NAME)), event_names, stat_names, stats, lines, damaged, surplus,
                   (begin, end))
 
 
@@ -211,18 +186,19 @@ def event_count(lines: Iterable[XLine]) -> int:
 
 def plane_stats(data: Data, begin: int, end: int) -> dict[str, int | float | str]:
     """Stats alone of the plane at this place of the data."""
-    fields = read_fields(data, begin, end, (PLANE_STAT_METADATA, PLANE_STAT), _STATS_ONLY,
+    fields = read_fields(data, begin, end, (tags.PLANE_STAT_METADATA, tags.PLANE_STAT), _STATS_ONLY,
                          steps=Quota(limits.OUTLINE_FIELDS))
-    names, _ = _read_table(data, *fields.pairs(PLANE_STAT_METADATA, whole=True))
-    return _read_stats(data, *fields.pairs(PLANE_STAT, whole=True), names)
+    names, _ = _read_table(data, *fields.pairs(tags.PLANE_STAT_METADATA, whole=True))
+    return _read_stats(data, *fields.pairs(tags.PLANE_STAT, whole=True), names)
 
 
 def _read_line(data: Data, begin: int, end: int, max_events: int) -> tuple[XLine, bool]:
-    fields = read_fields(data, begin, end, (LINE_ID, LINE_NAME, LINE_DISPLAY_NAME, LINE_TIMESTAMP_NS, LINE_EVENT),
-                         {LINE_EVENT: max_events})
-    name = _text(data, fields.last(LINE_DISPLAY_NAME)) or _text(data, fields.last(LINE_NAME))
-    events = fields.pairs(LINE_EVENT, whole=True)
-    number, timestamp_ns = (signed(fields.values.get(key, 0)) for key in (LINE_ID, LINE_TIMESTAMP_NS))
+    fields = read_fields(data, begin, end, (
+        tags.LINE_ID, tags.LINE_NAME, tags.LINE_DISPLAY_NAME, tags.LINE_TIMESTAMP_NS, tags.LINE_EVENT),
+        {tags.LINE_EVENT: max_events})
+    name = _text(data, fields.last(tags.LINE_DISPLAY_NAME)) or _text(data, fields.last(tags.LINE_NAME))
+    events = fields.pairs(tags.LINE_EVENT, whole=True)
+    number, timestamp_ns = (signed(fields.values.get(key, 0)) for key in (tags.LINE_ID, tags.LINE_TIMESTAMP_NS))
     if len(data) < 1 << 32:  # half the memory
         events = events[0].astype(np.uint32), events[1].astype(np.uint32)
     return XLine(number, name, timestamp_ns, *events), fields.damaged
@@ -237,13 +213,13 @@ def _read_table(data: Data, begin: I64, end: I64) -> tuple[dict[int, str], bool]
     key = np.zeros(len(begin), np.int64)
     value = np.zeros((2, len(begin)), np.int64)  # begin and end; an entry may have none
     for fields in block.walk(begin - block.base, end - block.base, broken):
-        matching = fields.mask(MAP_KEY)
+        matching = fields.mask(tags.MAP_KEY)
         key[fields.rows[matching]] = fields.value[matching].view(np.int64)
-        matching = fields.mask(MAP_VALUE)
+        matching = fields.mask(tags.MAP_VALUE)
         value[0, fields.rows[matching]], value[1, fields.rows[matching]] = fields.begin[matching], fields.end[matching]
     names = np.zeros((4, len(begin)), np.int64)
     for fields in block.walk(value[0], value[1], broken):
-        for row, wanted in ((0, METADATA_NAME), (2, METADATA_DISPLAY_NAME)):
+        for row, wanted in ((0, tags.METADATA_NAME), (2, tags.METADATA_DISPLAY_NAME)):
             matching = fields.mask(wanted)
             rows = fields.rows[matching]
             names[row, rows], names[row + 1, rows] = fields.begin[matching], fields.end[matching]
@@ -264,15 +240,15 @@ def _read_stats(data: Data, begin: I64, end: I64, stat_names: dict[int, str]) ->
     stats = {}
     for i in range(len(begin)):
         value: int | float | str | None = None
-        if tag_[i] == STAT_DOUBLE:
+        if tag_[i] == tags.STAT_DOUBLE:
             value = float(bits[i].view(np.float64))
-        elif tag_[i] == STAT_INT64:
+        elif tag_[i] == tags.STAT_INT64:
             value = int(bits[i].view(np.int64))
-        elif tag_[i] == STAT_UINT64:
+        elif tag_[i] == tags.STAT_UINT64:
             value = int(bits[i])
-        elif tag_[i] == STAT_STR:
+        elif tag_[i] == tags.STAT_STR:
             value = block.text(int(text[i]), int(text[i]) + int(bits[i]))
-        elif tag_[i] == STAT_REF:
+        elif tag_[i] == tags.STAT_REF:
             value = stat_names.get(int(bits[i]))
         if value is not None:
             stats[stat_names.get(int(stat_id[i]), "")] = value
@@ -297,7 +273,7 @@ def _decodings(data: Data, source: PlaneLines) -> Iterator[Callable[[], Decoded 
         block, lost = Block(data, int(begin[0]), int(end[-1])), Losses()
         begin, end = begin - block.base, end - block.base
         if skip is not None:
-            keep = np.flatnonzero(skip(block.peek_varint(EVENT_METADATA_ID, begin)[0]) != 1)
+            keep = np.flatnonzero(skip(block.peek_varint(tags.EVENT_METADATA_ID, begin)[0]) != 1)
             begin, end, line = begin[keep], end[keep], None if line is None else line[keep]
         if not len(begin):
             return None
@@ -349,7 +325,7 @@ def _decode_events(block: Block, events: _EventBytes, source: PlaneLines, wanted
     n = len(begin)
     broken, aggregate = np.zeros(n, bool), np.zeros(n, bool)
     metadata, offset, duration = (np.zeros(n, np.int64) for _ in range(3))
-    columns = {EVENT_METADATA_ID: metadata, EVENT_OFFSET_PS: offset, EVENT_DURATION_PS: duration}
+    columns = {tags.EVENT_METADATA_ID: metadata, tags.EVENT_OFFSET_PS: offset, tags.EVENT_DURATION_PS: duration}
     stats = _FoundStats(block, wanted)
     groups, others = find_uniform(block, begin, end)
     for alike in groups:
@@ -362,11 +338,11 @@ def _decode_events(block: Block, events: _EventBytes, source: PlaneLines, wanted
         for this, column in columns.items():
             matching = fields.mask(this)
             _put(column, rows[matching], fields.value[matching].view(np.int64))
-        stats.add(fields, rows, fields.mask(EVENT_STAT))
+        stats.add(fields, rows, fields.mask(tags.EVENT_STAT))
         # offset and occurrences are members of one oneof: the later of the two is valid
-        aggregate[rows[fields.mask(EVENT_OCCURRENCES)]] = True
+        aggregate[rows[fields.mask(tags.EVENT_OCCURRENCES)]] = True
         if aggregate.any():
-            aggregate[rows[fields.mask(EVENT_OFFSET_PS)]] = False
+            aggregate[rows[fields.mask(tags.EVENT_OFFSET_PS)]] = False
     broken[others] = cut
 
     name = source.names(metadata)
@@ -409,7 +385,7 @@ class _FoundStats:
         if not len(rows):
             return
         # -1: the id is not the first field, so the whole stat has to be read
-        peeked, after = self._block.peek_varint(STAT_METADATA_ID, first)
+        peeked, after = self._block.peek_varint(tags.STAT_METADATA_ID, first)
         odd = (peeked < 0) | (after > last)
         any_odd = odd.any()
         maybe = np.flatnonzero((self._wanted(peeked) >= 0) | odd if any_odd else self._wanted(peeked) >= 0)
@@ -453,9 +429,9 @@ def _walk_stats(block: Block, begin: I64, end: I64, stat_id: I64) -> tuple[npt.N
     broken, tag_ = np.zeros(n, bool), np.zeros(n, np.uint8)
     bits, text = np.zeros(n, np.uint64), np.zeros(n, np.int64)
     for fields in block.walk(begin, end, broken):
-        matching = fields.mask(STAT_METADATA_ID)
+        matching = fields.mask(tags.STAT_METADATA_ID)
         _put(stat_id, fields.rows[matching], fields.value[matching].view(np.int64))
-        matching = fields.mask(*STAT_VALUES)
+        matching = fields.mask(*tags.STAT_VALUES)
         _put(tag_, fields.rows[matching], np.broadcast_to(fields.tag, len(fields.rows))[matching])
         _put(bits, fields.rows[matching], fields.value[matching])
         _put(text, fields.rows[matching], fields.begin[matching])
