@@ -106,6 +106,18 @@ def align(builder: TraceBuilder, hosts: Sequence[HostSlices]) -> list[int]:
     return moved
 
 
+def align_starts(builder: TraceBuilder, hosts: Sequence[HostSlices]) -> list[int]:
+    """Move the events of each host so that all begin together, where their clocks have nothing in common; returns by
+    how much (ns)."""
+    moved = []
+    for host in hosts:
+        times = [*(events.start_ns for events in (*builder.device[host.device], *builder.host[host.host])),
+                 *(allocator.time_ns for allocator in builder.allocator[host.allocator])]
+        moved.append(-min((int(time.min()) for time in times if len(time)), default=0))
+        _move(builder, host, moved[-1])
+    return moved
+
+
 def _ahead_ns(host: HostSlices) -> int:
     return host.clock.offset_ns if host.clock is not None else 0
 

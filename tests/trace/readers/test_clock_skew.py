@@ -153,6 +153,16 @@ class TestInATrace:
         trace, _ = two(0, began=False)
         assert [n.id for n in trace.quality] == ["no_common_clock"]
 
+    def test_a_clock_of_one_host_alone_is_no_common_one(self, tmp_path):
+        """Times since 1970 and times since the file's begin would be 56 years apart."""
+        start, end, *_ = ranks(40, 7)
+        for name, began in (("a", 1_700_000_000 * 10**9), ("b", None)):
+            (tmp_path / f"{name}.xplane.pb").write_bytes(space(name, start, end, began))
+        trace = load([tmp_path])
+        assert [n.id for n in trace.quality] == ["no_common_clock"] and trace.window_ns[1] < 10**11
+        lines = np.array([line.host for line in trace.lines])[trace.host.line]
+        assert [int(trace.host.start_ns[lines == host].min()) for host in ("a", "b")] == [0, 0]
+
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": "other/1", "files": {}}',
                                   '{"schema": "gputop.clocks/1", "files": {"a": {"offset_ns": "1"}}}',

@@ -22,7 +22,7 @@ from gputop.trace.quality import (
     note_unrecorded,
 )
 from gputop.trace.readers.clock_file import HostClock, clocks_of
-from gputop.trace.readers.clock_skew import HostSlices, align
+from gputop.trace.readers.clock_skew import HostSlices, align, align_starts
 from gputop.trace.readers.content import Data, MemoryWatch, memory_limit, read_all
 from gputop.trace.readers.xspace.device_events import DeviceReader, Gpus
 from gputop.trace.readers.xspace.events import EventReader, LineNumbers
@@ -149,12 +149,13 @@ class _Capture:
 
     def _align(self) -> list[int]:
         """Bring the hosts to one clock where that can be done; returns by how much each was moved (ns)."""
-        if len(self.paths) > 1 and self._wall_clock:
+        if len(self.paths) < 2:
+            return [0] * len(self._hosts)
+        if self._wall_clock:
             return align(self.builder, self._hosts)
-        if len(self.paths) > 1:
-            self.builder.note("no_common_clock", "Not every host's file shows when it was captured, so times from "
-                                                 "different hosts cannot be compared.")
-        return [0] * len(self._hosts)
+        self.builder.note("no_common_clock", "Not every host's file shows when it was captured: gputop aligned their "
+                                             "starts. Do not compare times between hosts.")
+        return align_starts(self.builder, self._hosts)
 
 
 class _XSpace:
