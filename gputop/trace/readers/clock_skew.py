@@ -111,8 +111,9 @@ def align_starts(builder: TraceBuilder, hosts: Sequence[HostSlices]) -> list[int
     how much (ns)."""
     moved = []
     for host in hosts:
-        times = [*(events.start_ns for events in (*builder.device[host.device], *builder.host[host.host])),
-                 *(allocator.time_ns for allocator in builder.allocator[host.allocator])]
+        times = [device.start_ns for device in builder.device[host.device]]
+        times += [events.start_ns for events in builder.host[host.host]]
+        times += [allocator.time_ns for allocator in builder.allocator[host.allocator]]
         moved.append(-min((int(time.min()) for time in times if len(time)), default=0))
         _move(builder, host, moved[-1])
     return moved
