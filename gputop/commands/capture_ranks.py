@@ -21,13 +21,13 @@ from gputop.profiler.capture.multi_worker import capture_workers
 from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.records import Outcome
 from gputop.profiler.capture.request import CaptureRequest
+from gputop.profiler.clocks import ClockBounds
 from gputop.profiler.kineto.recorder import ENDING
 from gputop.profiler.recording import Recorder
 from gputop.profiler.storage import MAX_COPY_BYTES
 from gputop.profiler.ways import recorder_of
 from gputop.session.other_nodes import ALIVE_PERIOD_S, SCHEMA, Alive, NodeReady, Ranks, RankTrace, Start
 from gputop.telemetry.agents import Request, read_line, write_line
-from gputop.trace.readers.clock_file import ClockBounds
 
 
 def answer(request: Request) -> None:

@@ -29,13 +29,13 @@ from gputop.profiler.capture.job_memory import Cost
 from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.records import Outcome
 from gputop.profiler.capture.request import CaptureRequest
+from gputop.profiler.clocks import ClockBounds
 from gputop.profiler.kineto.recorder import ENDING
 from gputop.profiler.recording import CaptureResult
 from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder
 from gputop.telemetry.agents import SCHEMA as AGENT
 from gputop.telemetry.agents import Agent, NodeProblem, Request, by_cause, read_line, write_line
 from gputop.text.units import printable
-from gputop.trace.readers.clock_file import ClockBounds
 
 SCHEMA = "gputop.ranks/1"
 MAX_NODES = 64

@@ -9,8 +9,8 @@ from typing import Any
 
 from gputop.profiler.capture import multi_worker, safe_capture
 from gputop.profiler.capture.job_memory import Cost
+from gputop.profiler.capture.outcomes import MultiWorkerCapture
 from gputop.profiler.capture.plan import Plan
-from gputop.profiler.capture.records import MultiWorkerCapture
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.recording import CaptureResult, Progress, Recorder, RecordingOrder
 from gputop.profiler.ways import recorder_of

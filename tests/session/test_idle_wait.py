@@ -93,7 +93,7 @@ class WaitingSession:
         session.results.live = replace(session.results.live, findings=findings or (returning(),))
         session.results.rules_ran_s = session.feed.clock()
         self.watched, self.taken, self.risk = Watched(session), list[bool](), risk
-        monkeypatch.setattr(capture_control, "capture_and_analyze", self.capture)
+        monkeypatch.setattr(capture_control.captures, "capture_and_analyze", self.capture)
         monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda _: self.risk or None)
         session.control.update_node(session.watched_node)
 

@@ -170,7 +170,7 @@ def test_a_fault_of_gputop_ends_the_capture_and_not_the_session(monkeypatch: pyt
     def broken(*args: object, **_: object) -> CaptureRecord:
         raise PermissionError("no way")
 
-    monkeypatch.setattr("gputop.session.capture.capture_control.capture_and_analyze", broken)
+    monkeypatch.setattr("gputop.session.capture.captures.capture_and_analyze", broken)
     session = StillSession()
     session.watch.servers = (Server("127.0.0.1:6009"),)
     watched = Watched(session)
@@ -290,7 +290,7 @@ def test_a_capture_that_may_end_the_job_waits_for_an_answer(monkeypatch: pytest.
         taken.append([server.address for server in servers])
         raise GputopError("captured", "")
 
-    monkeypatch.setattr(capture_control, "capture_and_analyze", capture)
+    monkeypatch.setattr(capture_control.captures, "capture_and_analyze", capture)
     monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda _: "it was seen to")
     session.watch.servers_known = True
     down = Server("c:1", problem="down", asked=True)

@@ -123,7 +123,7 @@ async def test_whether_a_capture_may_end_the_job_is_asked(way: str, monkeypatch:
 
     covered = way == "covered"
     answered = threading.Event()
-    monkeypatch.setattr(capture_control, "capture_and_analyze", capture)
+    monkeypatch.setattr(capture_control.captures, "capture_and_analyze", capture)
     monkeypatch.setattr("gputop.profiler.discovery.crash_risk", crash_risk)
     control = session.control
     session.listen(lambda change: answered.set() if control.status is None or control.status.message else None)
@@ -495,7 +495,7 @@ class ReturningIdle(FoundSession):
         self.taken: list[bool] = []  # whether at full length
         self.results.live = Advice((returning(),))
         self.results.rules_ran_s = self.feed.clock()
-        monkeypatch.setattr(capture_control, "capture_and_analyze", self.note)
+        monkeypatch.setattr(capture_control.captures, "capture_and_analyze", self.note)
         self.control.update_node(self.watched_node)
 
     def note(self, _: object, request: CaptureRequest, *__: object) -> CaptureRecord:

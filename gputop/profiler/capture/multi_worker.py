@@ -22,23 +22,18 @@ from msgspec.structs import replace
 from gputop.core.errors import GputopError
 from gputop.profiler.addresses import machine_name, split_address, unix_name
 from gputop.profiler.capture.job_memory import JobMemory, MemoryGuard, Watch, free_resources, with_more
+from gputop.profiler.capture.outcomes import MultiWorkerCapture
 from gputop.profiler.capture.overview import OverviewMade, also, record_overview
 from gputop.profiler.capture.plan import FreeResources, MemoryLimits, Plan, Probe, memory_limits, needs_probe, plan
-from gputop.profiler.capture.records import MultiWorkerCapture, Outcome
+from gputop.profiler.capture.records import Outcome
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.capture.requirements import check_limits
 from gputop.profiler.capture.safe_capture import full_length, keep_probe, probe_job, probe_logdir, record_counted
+from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, bounds_of_call, intersect
 from gputop.profiler.discovery import is_training
 from gputop.profiler.recording import CaptureResult, Progress, Recorder, RecordingOrder
 from gputop.profiler.storage import RunFolder
-from gputop.trace.readers.clock_file import (
-    SAME_MACHINE,
-    ClockBounds,
-    began_between,
-    bounds_of_call,
-    intersect,
-    write_clocks,
-)
+from gputop.trace.readers.clock_file import write_clocks
 
 # Ahead of the common start: a request must be there by then, and nothing can end a server's wait for it.
 _LEAD_S, _LEAD_PER_WORKER_S = 0.3, 0.01

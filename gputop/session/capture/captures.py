@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from gputop.core.captured_samples import GpuCounters, JobCpus, LiveSteps
     from gputop.core.host_stacks import StackSamples
     from gputop.diagnosis.worker import AnalysisAhead
+    from gputop.profiler.capture.outcomes import MultiWorkerCapture
     from gputop.profiler.capture.plan import Plan
-    from gputop.profiler.capture.records import MultiWorkerCapture
     from gputop.profiler.discovery import ProfilerServer
     from gputop.profiler.kineto.guard import ProfilesItself
     from gputop.profiler.recording import Progress, Recorder

@@ -207,7 +207,8 @@ class TestFileSystemsThatFail:
         run = storage.RunFolder.create(logdir, "host")
         source = run.file if in_place else tmp_path / "own.xplane.pb"
         source.write_bytes(b"trace")
-        failing(storage.os.path if in_place else storage, "samestat" if in_place else "copy_bounded", lambda *_: True)
+        failing(storage.os.path if in_place else storage.files, "samestat" if in_place else "copy_bounded",
+                lambda *_: True)
         with source.open("rb") as opened, pytest.raises(GputopError, match="Stale file handle") as caught:
             run.adopt(opened, source)
         run.discard()

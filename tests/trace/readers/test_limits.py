@@ -292,7 +292,7 @@ def test_a_report_that_takes_endless_steps_is_cut_and_said_to_be_damaged(tmp_pat
 def test_the_fields_of_a_run_are_capped_in_the_serial_and_in_the_parallel_walk():
     for count in (10, 100_000, 3_000_000):
         data = b"\x22\x00" * count
-        found = wire.read_fields(data, 0, len(data), {xplane.LINE_EVENT}, {xplane.LINE_EVENT: 7})
-        assert len(found.spans[xplane.LINE_EVENT]) == 14 and found.surplus == {xplane.LINE_EVENT: count - 7}
-        begin, end = found.pairs(xplane.LINE_EVENT)
+        found = wire.read_fields(data, 0, len(data), {xplane.tags.LINE_EVENT}, {xplane.tags.LINE_EVENT: 7})
+        assert len(found.spans[xplane.tags.LINE_EVENT]) == 14 and found.surplus == {xplane.tags.LINE_EVENT: count - 7}
+        begin, end = found.pairs(xplane.tags.LINE_EVENT)
         assert begin.tolist() == end.tolist() == [2, 4, 6, 8, 10, 12, 14]

@@ -48,7 +48,7 @@ def read(events, monkeypatch, *, as_records):
 
     with monkeypatch.context() as patch:
         if not as_records:
-            patch.setattr(chrome_events, "decode_events", refuse)
+            patch.setattr(chrome_events.records, "decode_events", refuse)
         trace = read_chrome([("t.json", [json.dumps({**kineto(), "traceEvents": events}).encode()])])
     columns = {f"{kind}.{name}": getattr(getattr(trace, kind), name) for kind in ("device", "host", "allocator")
                for name in getattr(trace, kind).__struct_fields__ if name != "stats"}
