@@ -18,8 +18,8 @@ from gputop.core.files import copy_bounded, open_regular, temporary_place
 from gputop.launch.serve import make_ready
 from gputop.launch.target import find_ranks, is_meeting_address
 from gputop.profiler.capture.multi_worker import capture_workers
+from gputop.profiler.capture.outcomes import Outcome
 from gputop.profiler.capture.plan import Plan
-from gputop.profiler.capture.records import Outcome
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.clocks import ClockBounds
 from gputop.profiler.kineto.recorder import ENDING

@@ -26,8 +26,8 @@ from msgspec.structs import replace
 from gputop.core.errors import GputopError, sentences
 from gputop.launch.target import MAX_RANKS
 from gputop.profiler.capture.job_memory import Cost
+from gputop.profiler.capture.outcomes import Outcome
 from gputop.profiler.capture.plan import Plan
-from gputop.profiler.capture.records import Outcome
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.clocks import ClockBounds
 from gputop.profiler.kineto.recorder import ENDING

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, bounds_of_call
-from gputop.trace.readers.clock_file import intersect
+from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, bounds_of_call, intersect
 
 T0 = 1_700_000_000.0
 

@@ -11,7 +11,8 @@ from gputop.core.captured_samples import CounterLane, GpuCounters
 from gputop.core.codec import convert, encode, parse
 from gputop.core.errors import NoDataError
 from gputop.core.samples import NodeSample
-from gputop.profiler.capture.records import CaptureRecord, Outcome, Server
+from gputop.profiler.capture.outcomes import Outcome
+from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.session.gpu_samples import CounterWatch, counters_of, remarks_of_activity
 from gputop.sources.simulated import SimulatedSource
 from tests.analyses import make_analysis

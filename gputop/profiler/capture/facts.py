@@ -15,7 +15,8 @@ from gputop.core.samples import UnixTime
 from gputop.profiler.capture.job_memory import Cost
 
 if TYPE_CHECKING:
-    from gputop.profiler.capture.records import CaptureRecord, Outcome
+    from gputop.profiler.capture.outcomes import Outcome
+    from gputop.profiler.capture.records import CaptureRecord
 
 
 class CaptureProbe(Struct, frozen=True):

@@ -22,10 +22,9 @@ from msgspec.structs import replace
 from gputop.core.errors import GputopError
 from gputop.profiler.addresses import machine_name, split_address, unix_name
 from gputop.profiler.capture.job_memory import JobMemory, MemoryGuard, Watch, free_resources, with_more
-from gputop.profiler.capture.outcomes import MultiWorkerCapture
+from gputop.profiler.capture.outcomes import MultiWorkerCapture, Outcome
 from gputop.profiler.capture.overview import OverviewMade, also, record_overview
 from gputop.profiler.capture.plan import FreeResources, MemoryLimits, Plan, Probe, memory_limits, needs_probe, plan
-from gputop.profiler.capture.records import Outcome
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.capture.requirements import check_limits
 from gputop.profiler.capture.safe_capture import full_length, keep_probe, probe_job, probe_logdir, record_counted

@@ -9,8 +9,9 @@ from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.facts import facts_of
 from gputop.profiler.capture.job_memory import Cost
+from gputop.profiler.capture.outcomes import Outcome
 from gputop.profiler.capture.plan import Plan, Probe
-from gputop.profiler.capture.records import CaptureRecord, Outcome
+from gputop.profiler.capture.records import CaptureRecord
 
 PROBE = Probe(0.5, 0.6, 500_000, 70_000, 50_000, 0.1)
 

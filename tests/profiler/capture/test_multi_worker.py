@@ -16,9 +16,9 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.capture import job_memory, multi_worker, safe_capture
 from gputop.profiler.capture.facts import facts_of
 from gputop.profiler.capture.multi_worker import each_once, per_worker, shortest_plan, trace_names
-from gputop.profiler.capture.outcomes import MultiWorkerCapture
+from gputop.profiler.capture.outcomes import MultiWorkerCapture, Outcome
 from gputop.profiler.capture.plan import FreeResources, MemoryLimits, Plan
-from gputop.profiler.capture.records import Outcome, Server
+from gputop.profiler.capture.records import Server
 from gputop.profiler.capture.request import CaptureRequest, answered, require_no_question
 from gputop.session.capture.captures import CaptureRun, capture_and_analyze, risk_question
 from gputop.trace.readers.clock_file import read_clocks
