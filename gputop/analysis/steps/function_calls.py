@@ -5,8 +5,8 @@ Keras's step functions are told by their names. Of other functions those of a lo
 
 1. Keep the functions that are called ``_MIN_LOOP_CALLS`` times or more.
 2. Of those that are known to train, or of all where no function is, take the one whose calls take most time.
-3. Of its calls keep those on the thread that makes most of them, of calls within each other the outer one, as one call
-   can be recorded twice, and of those that a step makes at once the first.
+3. Of its calls keep those on the thread that makes most of them, and of calls within each other the outer one: one call
+   can be recorded twice.
 4. Far more calls of the other functions than usual between two steps are another loop, which ends the step.
 """
 
@@ -237,13 +237,12 @@ def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str,
     loop = loop_selection.longest_function(trace, function[candidates], length[candidates])
     in_loop = function == loop
     steps, others = _outer_calls(trace, rows[in_loop]), rows[~in_loop]
-    first = loop_selection.first_calls(host.start_ns[steps])
-    start, end = host.start_ns[steps][first], host.end_ns[steps][np.append(first[1:], len(steps)) - 1]
+    start = host.start_ns[steps]
     pauses = loop_selection.pauses_for_other_calls(start, host.start_ns[others], host.end_ns[others])
     loops = {}
     if len(pauses.start):
         loops[loop_selection.phase_of_most(function[~in_loop], length[~in_loop], phase_of)] = pauses
-    return Anchors(name.format(trace.names[loop]), "medium", start, end,
+    return Anchors(name.format(trace.names[loop]), "medium", start, host.end_ns[steps],
                    np.concatenate((start, pauses.start)), phase=TRAINING if loop in training else UNKNOWN,
                    other_loops=loops)
 

@@ -51,6 +51,9 @@ _OWN = re.compile(
     r"unique_sorted_mask)$")
 
 
+# Calls of one step have so small a share of the usual step's calls between them, and are as many in so large a share of
+# the steps. gputop's own figures.
+_AT_ONCE, _AS_MANY = 0.1, 0.8
 _BACKWARD = "transpose(jvp("  # in the names of ops that jax.grad makes
 
 
@@ -82,9 +85,10 @@ def marking_calls(trace: Trace) -> I64:
     rows = rows[host.line[rows] == lines[counts.argmax()]] if len(lines) else rows
     name, length = host.name[rows], host.end_ns[rows] - host.start_ns[rows]
     users, period = ~is_own[name], sequence_period(name)
-    _, counts = np.unique(name[users], return_counts=True)
+    functions, counts = np.unique(name[users], return_counts=True)
     if counts.max(initial=0) >= FEWEST and (period is None or _once(counts, period, len(name)).any()):
-        return rows[users]
+        calls = [nth[first_calls(nth)] for nth in (np.flatnonzero(name == kind) for kind in functions)]
+        return rows[np.sort(np.concatenate(calls))]
     if period is None:
         return rows[:0]
     return rows[name == _first_of_period(trace, name, length, period)]
@@ -110,6 +114,20 @@ def _first_of_period(trace: Trace, name: npt.NDArray, length: I64, period: int) 
     if not len(once):
         once = np.array([counts.argmin()])
     return int(min(kinds[once].tolist(), key=lambda kind: (-times[kinds == kind][0], trace.names[kind])))
+
+
+def first_calls(nth: I64) -> I64:
+    """Index of the first call of each step, of calls of one function by their places among all calls: each of them,
+    unless most steps make the same number of them with hardly another call between.
+
+    The usual way to the next step is that in which half of all calls lie, however many short ones there are.
+    """
+    apart = np.sort(np.diff(nth))
+    usual = apart[np.searchsorted(np.cumsum(apart), apart.sum() / 2)] if len(apart) else 0
+    first = np.flatnonzero(np.concatenate(([True], np.diff(nth) >= _AT_ONCE * usual)))
+    together = np.diff(first)  # of the last step, calls may be missing
+    alike = len(together) >= FEWEST and float((together == int(np.median(together))).mean()) >= _AS_MANY
+    return first if alike else np.arange(len(nth))
 
 
 def _once(counts: I64, period: int, calls: int) -> npt.NDArray[np.bool_]:

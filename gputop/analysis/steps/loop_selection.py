@@ -5,7 +5,6 @@
    evaluation, then of a prediction. Of several such loops the one that takes most time.
 3. The others' seconds are left out of the steps, by phase.
 4. Another loop runs from the first of its calls to the last, through the pauses that are usual between them.
-5. A step may call the same function several times, one soon after the other: the first of them begins it.
 """
 
 from __future__ import annotations
@@ -25,9 +24,6 @@ _ORDER = (TRAINING, UNKNOWN, EVALUATION, PREDICTION)  # of the loops that steps 
 _MIN_HELD = 3  # steps with a call of another loop, before it is taken for a part of each step. gputop's own figure
 # A pause of so many medians between two calls of one loop is still the loop's. gputop's own figure.
 _LOOP_PAUSE_FACTOR = 3.0
-# Calls of one step begin within this share of the usual time to the next step's, and are as many in this share of the
-# steps. gputop's own figures.
-_SOON, _AS_MANY = 0.1, 0.8
 
 
 class SelectedLoop(Struct, frozen=True):
@@ -106,28 +102,6 @@ def _held_by_most(call_start_ns: I64, step_start_ns: I64) -> bool:
     held = np.unique(np.searchsorted(np.sort(step_start_ns), call_start_ns, side="right"))
     held = held[(held > 0) & (held < len(step_start_ns))]
     return len(held) >= _MIN_HELD and 2 * len(held) > len(step_start_ns) - 1
-
-
-def first_calls(start_ns: I64) -> I64:
-    """Index of the first call of each step (5), of calls of one function in order of time: all of them, unless most
-    steps make the same number of them at once.
-
-    The usual time to the next step is that in which half of all the time lies, however many short ones there are; the
-    time of a few long pauses does not count.
-    """
-    apart = np.diff(start_ns)
-    left = np.sort(apart)
-    while len(left):
-        usual = left[np.searchsorted(np.cumsum(left), left.sum() / 2)]
-        first = np.flatnonzero(np.concatenate(([True], apart >= _SOON * usual)))
-        together = np.diff(first)  # of the last step, calls may be missing
-        if len(together) >= _MIN_HELD:
-            count = int(np.median(together))
-            if count > 1 and float((together == count).mean()) >= _AS_MANY:
-                return first
-            break
-        left = left[left < _SOON * usual]
-    return np.arange(len(start_ns))
 
 
 def pauses_for_other_calls(start_ns: I64, other_start_ns: I64, other_end_ns: I64) -> Spans:

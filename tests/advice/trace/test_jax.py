@@ -9,7 +9,7 @@ import pytest
 
 from gputop.advice.trace.host_work import StepGapHost, judge_step_gap_host
 from gputop.analysis.results import GapLines, HostStacks, StackLine
-from gputop.analysis.steps.loop_selection import first_calls
+from gputop.analysis.steps.jax_calls import first_calls
 from gputop.analysis.steps.steps import find_overview_steps, find_steps
 from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.trace.model import HloOp
@@ -120,10 +120,21 @@ def test_a_function_called_for_each_layer_is_no_step():
 
 
 def test_calls_in_groups_of_any_size_are_steps_of_their_own():
-    starts = np.cumsum([1, 1, 1, 100, 1, 100, 1, 1, 1, 1, 100, 100, 1, 1, 100])
-    assert len(first_calls(starts)) == len(starts)
-    pairs = np.cumsum([1, 100] * 6 + [1, 5_000])  # once there was a long pause
-    assert first_calls(pairs).tolist() == [0, *range(1, 14, 2)]
+    places = np.cumsum([1, 1, 1, 100, 1, 100, 1, 1, 1, 1, 100, 100, 1, 1, 100])
+    assert len(first_calls(places)) == len(places)
+    assert first_calls(np.cumsum([1, 100] * 6)).tolist() == [0, 1, 3, 5, 7, 9, 11]
+    assert first_calls(np.arange(9)).tolist() == [*range(9)] and first_calls(np.arange(1)).tolist() == [0]
+
+
+@pytest.mark.parametrize("ops", [0, 12])
+def test_steps_between_which_the_job_saves_stay_steps(ops):
+    """Five short steps, then a checkpoint that takes as long as fifty: they are not made at once."""
+    b = Builder(gpus=0)
+    for i in range(30):
+        for k, name in enumerate(["train_step", *["add"] * ops]):
+            b.host(f"PjitFunction({name})", i * 3_000.0 + i // 5 * 150_000 + k * 100, 60)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.count >= 28 and steps.times.median_s == pytest.approx(3e-3)
 
 
 def test_lines_that_run_the_ops_one_by_one_are_no_work_beside_the_model():
