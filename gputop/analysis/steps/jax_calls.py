@@ -5,7 +5,7 @@ of them a step, and one ``add`` is no step. Which is:
 
 1. the user's function that takes most time marks the steps, of those that compute gradients where the trace shows
    it: a library's helper or the policy of a reinforcement learner may take more, called many times for one update;
-2. without one, or where it is called several times in a step, as for each layer, the period of the sequence of names:
+2. without one, or where each is called several times in a step, as for each layer, the period of the sequence of names:
    the loop's, not that of an op; it begins with the function that takes most time of those called once in a period.
    Where nothing repeats there is no step, nor where a shorter sequence repeats within a longer one: an optimizer does
    the same for each parameter.
@@ -14,6 +14,8 @@ of them a step, and one ``add`` is no step. Which is:
 from __future__ import annotations
 
 import re
+from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +56,7 @@ _OWN = re.compile(
 # Calls of one step have so small a share of the usual step's calls between them, and are as many in so large a share of
 # the steps. gputop's own figures.
 _AT_ONCE, _AS_MANY = 0.1, 0.8
+_LAYERS = 4  # calls of a function in a period, from which it may be that of a layer
 _BACKWARD = "transpose(jvp("  # in the names of ops that jax.grad makes
 
 
@@ -87,7 +90,8 @@ def marking_calls(trace: Trace) -> I64:
     users, period = ~is_own[name], sequence_period(name)
     functions, counts = np.unique(name[users], return_counts=True)
     if counts.max(initial=0) >= FEWEST and (period is None or _once(counts, period, len(name)).any()):
-        calls = [nth[first_calls(nth)] for nth in (np.flatnonzero(name == kind) for kind in functions)]
+        calls = [nth[first_calls(nth)] for nth in (np.flatnonzero(name == kind) for kind in functions)
+                 if period is None or len(nth) * period < _LAYERS * len(name) or not _in_two_ways(name, nth)]
         return rows[np.sort(np.concatenate(calls))]
     if period is None:
         return rows[:0]
@@ -128,6 +132,13 @@ def first_calls(nth: I64) -> I64:
     together = np.diff(first)  # of the last step, calls may be missing
     alike = len(together) >= FEWEST and float((together == int(np.median(together))).mean()) >= _AS_MANY
     return first if alike else np.arange(len(nth))
+
+
+def _in_two_ways(name: npt.NDArray, nth: I64) -> bool:
+    """Return whether other calls follow these in the two usual ways, not just more: a layer, forward and backward."""
+    ways = Counter(name[a + 1:b].tobytes() for a, b in pairwise(nth.tolist())).most_common(2)
+    first, *second = (way for way, _ in ways)
+    return bool(second) and not (first.startswith(second[0]) or second[0].startswith(first))
 
 
 def _once(counts: I64, period: int, calls: int) -> npt.NDArray[np.bool_]:

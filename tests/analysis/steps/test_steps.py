@@ -187,6 +187,21 @@ def test_a_jitted_helper_that_takes_most_time_is_no_step(log_every):
     assert steps.count == 11 and steps.times.mean_s == pytest.approx(1e-3)
 
 
+def test_a_jitted_cell_that_the_loop_calls_forward_and_backward_is_no_step():
+    """As of a recurrent model whose loop over time is not jitted: other ops follow a call on the way back."""
+    b = Builder(gpus=0)
+    for i in range(6):
+        for t in range(20):
+            at = i * 10_000 + t * 200
+            b.host("PjitFunction(dynamic_slice)", at, 20).host("PjitFunction(squeeze)", at + 25, 20)
+            b.host("PjitFunction(cell)", at + 50, 100)
+            b.host("PjitFunction(cell)", at + 4_500, 120).host("PjitFunction(add)", at + 4_650, 20)
+        b.host("PjitFunction(update)", i * 10_000 + 9_000, 60)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.times.anchor == "calls of PjitFunction(update)"
+    assert steps.times.mean_s == pytest.approx(10e-3)
+
+
 def test_profiler_steps_that_touch_count_to_the_last():
     b = Builder(gpus=0, format="chrome")
     for i in range(3):
