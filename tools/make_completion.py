@@ -11,9 +11,8 @@ from importlib import import_module
 from pathlib import Path
 
 from gputop.commands.arguments import COMMANDS, GROUPS, parser
-from gputop.commands.completion import FILES
+from gputop.commands.completion import BUILD, FILES, WORKING_COPY
 from gputop.commands.schema import SCHEMAS
-from gputop.commands.versions import BUILD, WORKING_COPY
 from gputop.core.version import __version__
 from gputop.simulation.scenarios import SCENARIOS
 

@@ -407,7 +407,7 @@ class _Version(argparse.Action):
         super().__init__(nargs=0, **settings)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from gputop.commands.versions import versions
+        from gputop.commands.completion import versions
 
         console.write_text("\n".join((f"gputop {__version__}", *versions())))
         parser.exit()

@@ -319,7 +319,8 @@ def _full(cpus: JobCpus) -> bool:
 def _deviation(side: Side) -> float:
     """Standard deviation of the logarithm of a side's mean step, over as many runs as it has captures of."""
     usual = GPU_DRIFT if side.analysis is not None and side.analysis.gpus else CPU_DRIFT
-    return max(usual, live_spread(side)) / _runs(side)
+    live_s = live_steps_s(side)
+    return max(usual, 0.0 if live_s is None else float(live_s.std(ddof=1) / live_s.mean())) / _runs(side)
 
 
 def _runs(side: Side) -> float:
@@ -345,12 +346,6 @@ def live_steps_s(side: Side, other: Side | None = None) -> F64 | None:
         return None
     count = _steps_per_period(side) or (_steps_per_period(other) if other is not None else None)
     return None if count is None else np.array(live.period_s) / count / side.iterations
-
-
-def live_spread(side: Side) -> float:
-    """Standard deviation of the live step times as a share of their mean; 0 where they are not known."""
-    steps_s = live_steps_s(side)
-    return 0.0 if steps_s is None else float(steps_s.std(ddof=1) / steps_s.mean())
 
 
 def _sure(side: Side) -> LiveSteps | None:

@@ -35,11 +35,6 @@ class Xid(Struct, frozen=True):
     action: str
     goes_on: bool = False  # work on the GPU can go on
 
-    @property
-    def reset_helps(self) -> bool:
-        """Return whether ``action`` is to reset the GPU now. One that fell off the bus, say, cannot be reset."""
-        return self.fault in (HARDWARE, DRIVER) and not self.goes_on and "reset" in self.action.lower()
-
 
 _KNOWN = {
     number: Xid(number, meaning, fault, action, action in (_LATER, _REPORT))

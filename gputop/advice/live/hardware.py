@@ -13,7 +13,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.core.findings import Severity
 from gputop.core.samples import LOST, NOT_RESPONDING, OK, GpuSample
-from gputop.core.xid import APPLICATION, UNKNOWN, Xid, explain
+from gputop.core.xid import APPLICATION, DRIVER, HARDWARE, UNKNOWN, Xid, explain
 from gputop.text.units import percent
 
 _SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
@@ -134,7 +134,8 @@ def _xids(view: NodeView) -> Iterable[_Fault]:
             f"reported Xid {number}: {meaning.meaning}",
             f"The driver reported this Xid {len(here)}× in the last "
             f"{limit('hardware_error.xid_window_s') / 60:.0f} minutes; {blame}.",
-            meaning.action, evidence, _XID, reset=meaning.reset_helps)
+            meaning.action, evidence, _XID,  # one that fell off the bus, say, cannot be reset
+            reset=meaning.fault in (HARDWARE, DRIVER) and not meaning.goes_on and "reset" in meaning.action.lower())
 
 
 def _xid_severity(meaning: Xid) -> Severity:
