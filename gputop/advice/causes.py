@@ -7,6 +7,7 @@ has its gain with the others' beside it anyway.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 
@@ -45,7 +46,8 @@ NARROWEST_FIRST = (
 )
 # Parts of wholes that have one fix for all of it: they stand under one that claims far more.
 _PARTS = (("small_kernels", "launch_bound"), ("optimizer_unfused", "launch_bound"),
-          ("optimizer_unfused", "small_kernels"), ("ops_without_gradient", "step_gap_host"))
+          ("optimizer_unfused", "small_kernels"), ("ops_without_gradient", "step_gap_host"),
+          ("eager_execution", "step_gap_host"))
 _HAS_ITS_OWN_FIX = "optimizer_unfused"  # which is told with that of the whole
 
 
@@ -62,7 +64,8 @@ def fold_consequences(findings: Iterable[Finding], claimed: Mapping[str, Claimed
                 parent[effect] = cause
                 break
     for part, whole in _PARTS:
-        if {part, whole} <= by_id.keys() - parent.keys() and _covered(claimed[part], claimed[whole]) >= rest:
+        if {part, whole} <= by_id.keys() - parent.keys() and max(
+                _covered(claimed[part], claimed[whole]), _beyond(by_id[whole], by_id[part], claimed)) >= rest:
             parent[part] = whole
     for effect, by_cause in shares.items():
         of_others = {cause: share for cause, share in by_cause.items() if share and cause not in parent}
@@ -100,6 +103,12 @@ def _covered(effect: Claimed, cause: Claimed) -> float:
     """The share of the effect's seconds that its cause claims, too."""
     both = sum(intersect(spans, cause.along(gpu)).total for gpu, spans in effect.spans.items())
     return cause.part * both / sum(spans.total for spans in effect.spans.values()) if both else 0.0
+
+
+def _beyond(whole: Finding, part: Finding, claimed: Mapping[str, Claimed]) -> float:
+    """What the whole claims beyond its spans, as does a function by its samples, as a share of the part's seconds."""
+    spans_s = sum(spans.total for spans in claimed[whole.id].spans.values()) / 1e9
+    return (sum(whole.claims.values()) - spans_s) / (sum(part.claims.values()) or math.inf)
 
 
 def _without(effect: Finding, shares: Mapping[str, float]) -> Finding:

@@ -134,13 +134,20 @@ def _with_function(words: Explanation, verdict: Verdict, culprits: Sequence[Culp
     if isinstance(verdict, LongStepsFound):
         return less_often(words, function), verdict
     reworded = out_of_the_step(words, verdict, function)
+    if reworded is not words and verdict.claim is not None:
+        verdict = replace(verdict, claim=facts.on_cpus("about"), saving=None)
     if facts.active or reworded is words or function.holds_loop or function.loader:
         return reworded, verdict
     # No more than so many samples prove.
     share = min(function.time_s / facts.period_s, 1.0)
     samples = facts.analysis.stacks.rate_hz * facts.period_s * facts.steps_or_window if facts.analysis.stacks else 0.0
     share -= 2 * math.sqrt(share * (1 - share) / samples) if samples else 0.0
-    return reworded, replace(verdict, saving=max(verdict.share, share))
+    if share <= verdict.share:
+        return reworded, verdict
+    return replace(reworded, title=f"{function.name} ({function.location}) takes at least {percent(share)} of the step",
+                   evidence={**reworded.evidence, "share_ratio": share},
+                   why=f"{reworded.why} The samples of Python's stack show {function.name} and its ops for "
+                       f"{seconds(function.time_s)} of each step."), replace(verdict, saving=share)
 
 
 def _spans(verdict: Verdict, facts: TraceFacts) -> dict[int, Spans]:

@@ -21,7 +21,7 @@ from gputop.advice.trace.facts import (
 )
 from gputop.advice.trace.input_fixes import KEEP_WORKERS, WORKERS_OR_SELDOM, fix_of_loader
 from gputop.advice.trace.input_pace import paced_by_input
-from gputop.advice.trace.job import CUSTOM, EAGER, JAX, KERAS, PYTORCH, Job
+from gputop.advice.trace.job import CUSTOM, EAGER, JAX, KERAS, PYTORCH, Job, training_loop
 from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, WORK, UserFunction, known_work, named_work
 from gputop.advice.trace.other_programs import may_be_others
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
@@ -36,6 +36,7 @@ from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import Trace
 
 _WORTH_NAMING = 0.01  # share of the gap; less is no part of the cause
+_SAVED_BY_16 = 15 / 16  # share of the gaps that 16 steps a call save
 _INSIDE = {  # by phase: what Keras calls it, and what does so without a new dataset iterator
     "evaluation": ("evaluate", "test_on_batch(x, y)"),
     "prediction": ("predict", "predict_on_batch(x)"),
@@ -77,19 +78,22 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     share = host.gap_s / facts.period_s
     lines, of_ops = ([line for gaps in (stacks.gaps if stacks else ()) if gaps.gap == gap for line in gaps.lines]
                      for gap in ("gap", "eager"))
+    runs_ops_s = sum(line.s_per_step for line in lines if line.line in {of_op.line for of_op in of_ops})
     named_s = limit("step_gap_host.named") * host.gap_s
-    if known_work(WORK, (*host.gap_main, *host.gap_executor), named_s, lines) is None:
-        unknown = _unknown_work(facts, steps, share, _seconds_at(lines, of_ops) > named_s)
-        if unknown is not None:
-            return unknown
+    unnamed = known_work(WORK, (*host.gap_main, *host.gap_executor), named_s, lines) is None
+    if unnamed and (unknown := _unknown_work(facts, steps, share, runs_ops_s > named_s)) is not None:
+        return unknown
+    # Several steps a call also save what Python takes for a call of the step's function, which no gap holds.
+    several = unnamed and not facts.active and not steps.inside and training_loop(facts) in KERAS
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
     gaps = waits_for_host(facts, "gap")
     work = tuple(item for item in host.gap_main if item.s_per_step >= _WORTH_NAMING * host.gap_s)
     return StepGapHost(gpus=facts.active_numbers, share=share, gap_s=host.gap_s,
-                       severity="low" if paced else None, claim=None if paced else facts.on_cpus("about"),
-                       input_s=input_s if paced else None,
+                       severity="low" if paced else None, input_s=input_s if paced else None,
+                       claim=None if paced else facts.on_cpus("at least" if several else "about"),
+                       saving=_SAVED_BY_16 * share if several else None,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor, lines=lines,
                        culprits=on_host(facts, work, gaps),
                        new_workers=intersect(gaps, new_workers(facts)).total >= limit("step_gap_host.named") * max(
@@ -120,12 +124,6 @@ def _unknown_work(facts: TraceFacts, steps: Steps, share: float, runs_ops: bool)
         return Missing("to know the cause of the pauses, which occur in a different part of each step, as if a thread "
                        "had no CPU. gputop records CPU use when it captures a job on its own machine")
     return None
-
-
-def _seconds_at(lines: Sequence[StackLine], others: Sequence[StackLine]) -> float:
-    """Seconds per step of these lines that are among the others as well."""
-    places = {line.line for line in others}
-    return sum(line.s_per_step for line in lines if line.line in places)
 
 
 def _slow_rank(trace: Trace, host: str | None, rank: int | None) -> str | None:

@@ -247,7 +247,7 @@ def _replace_python(slow: _Bottleneck, python_s: float) -> InputFix | None:
                 left_s=slow.cost_s - slow.stage_s * (1 - min(stage.workers / _WAITING, 1.0)), claim="at most",
                 how=f"{_WAITING} calls wait in parallel"))
         return slow.fix(_PYTHON_MAP, "no-python", _Effect(
-            left_s=slow.cost_s - slow.stage_s, removes=True, claim="at most", how="the Python code takes no time"))
+            left_s=slow.cost_s - slow.stage_s, removes=True, claim="about", how="the Python code takes no time"))
     return None
 
 

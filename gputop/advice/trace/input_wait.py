@@ -69,8 +69,9 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     least, waited_s = share, share * facts.period_s
     if facts.framework == "pytorch" and not facts.active and loads_itself(facts.trace, facts.analyzed_spans):
         share, least = without_recorder(facts, waited_s, waits_for_input(facts))
-    more_s = wall.recording_s(steps.times.median_s) if wall is not None and steps is not None and _records_elements(
-        facts) else 0.0
+    # Of a recording with mostly single elements of tf.data, what recording costs is in the pipeline.
+    elements = 2 * lines_of(facts.trace, INPUT)[facts.trace.host.line].sum() > len(facts.trace.host)
+    more_s = wall.recording_s(steps.times.median_s) if wall is not None and steps is not None and elements else 0.0
     if more_s and share >= limit("input_bound.share"):
         share = least = max(waited_s - more_s, 0.0) / (facts.period_s - more_s)
         if share < limit("input_bound.share"):
@@ -91,18 +92,12 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     claim = facts.on_cpus(fix.claim, _ON_GPUS.get(fix.claim, "measured"))
     counted = recorder_s(facts, waits_for_input(facts)) if least < _CERTAIN * share else 0.0
     counted = counted or min(more_s, waited_s)
-    if counted:
+    if counted and claim != "at least":
         claim = "about"  # as the profiler's part is
     return replace(
         _verdict(facts, fix, share), saving=saving, claim=claim, cure=Cure(input_left=left, assumes=assumes),
         severest="low" if least < MEDIUM_SHARE else "high", recording_s=counted,
         waited_s=waited_s)
-
-
-def _records_elements(facts: TraceFacts) -> bool:
-    """Return whether most of what was recorded of the host are single elements of tf.data: what recording costs is in
-    the pipeline then."""
-    return bool(2 * lines_of(facts.trace, INPUT)[facts.trace.host.line].sum() > len(facts.trace.host))
 
 
 def _is_odd_batch(facts: TraceFacts, *, is_open: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 
@@ -58,13 +59,14 @@ NO_TRAINING = "nothing trains here, so a pause may be the wait for the next requ
 class UserFunction(Struct, frozen=True):
     """A function of the user's, and its line that runs longest. ``holds_loop``: the steps themselves run in it, too.
     ``loader``: what calls it to make a batch (:class:`~gputop.analysis.results.StackLine`), "": nothing. ``time_s`` is
-    what its calls take of each step in all."""
+    what its calls take of each step in all, ``in_gaps`` the share of its line's time in the gaps of the steps."""
 
     name: str
     location: str
     holds_loop: bool
     loader: str = ""
     time_s: float = 0.0
+    in_gaps: float = 0.0
 
 
 def main_function(culprits: Sequence[Culprit], gap_s: float, stacks: HostStacks | None) -> UserFunction | None:
@@ -88,8 +90,11 @@ def main_function(culprits: Sequence[Culprit], gap_s: float, stacks: HostStacks 
     # The steps run in it where it has most of what the loop does outside of the gaps.
     outside_s, inside_s = (sum(node.time_s - node.gap_s for node in nodes) for nodes in (
         (node for node in flame if node.parent is None), calls))
-    return UserFunction(function[1].rpartition(".")[2], longest.name.partition(" ")[0],
-                        bool(seen) and inside_s >= 0.5 * outside_s > 0, loader, sum(node.time_s for node in calls))
+    of_line = [node for node in flame if node.line == longest.name]
+    name = function[1] if ".on_" in function[1] else function[1].rpartition(".")[2]  # of a callback its class says more
+    return UserFunction(name, longest.name.partition(" ")[0],
+                        bool(seen) and inside_s >= 0.5 * outside_s > 0, loader, sum(node.time_s for node in calls),
+                        sum(node.gap_s for node in of_line) / (sum(node.time_s for node in of_line) or math.inf))
 
 
 def _total_s(lines: Iterable[Culprit]) -> float:

@@ -33,6 +33,7 @@ from gputop.trace.model import F64, I64, Kind
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the longest work
+_OWN = 0.75  # share of a line's time in gaps: it is no line of the step
 _EQUAL_LENGTH_FACTOR = 2.0  # extra times within this factor are told as their mean, others as a range
 _NO_TIME_SLICE_S = 0.3  # on full CPUs a thread was seen to wait for 0.13 s at most
 _SHOWN, _NAME_CHARS = 4, 48  # steps that are listed, and how much of a name is shown
@@ -111,7 +112,7 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
     verdict = LongStepsFound(
         gpus=facts.active_numbers, share=share, steps=tuple((long.indices + 1).tolist()), of=steps.count,
         # A single long step may be an accident, and how often it comes is unknown.
-        claim="measured" if len(long.indices) > 1 else None,
+        claim=facts.on_cpus("about") if len(long.indices) > 1 else None,
         severity=None if len(long.indices) > 1 else "medium" if share >= HIGH_SHARE else "low",
         every=long.every, more_s=float(long.more_s.mean()),
         range_s=(float(long.more_s.min()), float(long.more_s.max())),
@@ -250,15 +251,19 @@ def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None
 
 
 def less_often(words: Explanation, function: UserFunction) -> Explanation:
-    """The words with the function that takes most of the extra time, where no event names the work."""
+    """The words with the function that takes most of the extra time, where no event names the work; of the function
+    that holds the loop with its line, unless that runs ops of the step, too."""
     unnamed = _PARTS["host"][0]
-    if not words.title.endswith(unnamed) or function.holds_loop:
+    if not words.title.endswith(unnamed) or (function.holds_loop and function.in_gaps < _OWN):
         return words
-    culprit = f"{function.name} ({function.location})"
-    return structs.replace(words, title=words.title.replace(unnamed, culprit), why=words.why.replace(unnamed, culprit),
-                           action=f"Run {culprit} less often, or in the background. If {culprit} is cheap, Python "
-                                  "garbage collection may run there: call gc.freeze() once the job has started.",
-                           snippet=code("long_steps", "seldom", FUNCTION=function.name, WHERE=function.location))
+    culprit = function.location if function.holds_loop else f"{function.name} ({function.location})"
+    words = structs.replace(words, title=words.title.replace(unnamed, culprit), why=words.why.replace(unnamed, culprit))
+    if function.holds_loop:
+        return structs.replace(words, action=words.action.replace("what the loop does only in some steps", culprit))
+    return structs.replace(
+        words, snippet=code("long_steps", "seldom", FUNCTION=function.name, WHERE=function.location),
+        action=f"Run {culprit} less often, or in the background. If {culprit} is cheap, Python garbage collection may "
+               "run there: call gc.freeze() once the job has started.")
 
 
 def _known_work(v: LongStepsFound) -> tuple[KnownWork, list[GapWork]] | None:

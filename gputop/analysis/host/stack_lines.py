@@ -8,8 +8,8 @@ seen before, would be charged with them. Neither is anything known of gaps withi
 and a line that was seen first outside of gaps as often as in them is none of theirs. A tracer tells of every gap
 between its first call and its last.
 
-Where most gaps between steps are so short, PyTorch's loop itself tells what fills them, whatever the samples' clock:
-what a function calls below the line from which it calls the optimizer.
+Where most gaps between steps are so short, the loop itself tells what fills them, whatever the samples' clock: what a
+function calls below the line from which it calls PyTorch's optimizer, or what Keras's callbacks do after each batch.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ _LOADERS = {name: re.compile(rf"(?:^|/){path}/") for name, path in (
 _STEP = re.compile(r"(?:^|/)torch/(?:nn/modules/\S+ (?:\S+\.)?(?:\w*call_impl|forward)$|nn/functional|"
                    r"autograd/(?:graph|__init__)\.|optim/\S+ \S*(?:step|_use_grad|zero_grad)|utils/data/)")
 _OPTIMIZER = re.compile(r"(?:^|/)torch/optim/\S+ \S*(?:step|_use_grad)")
+_AFTER_BATCH = re.compile(r"(?:^|/)callbacks(?:/callback_list)?\.py \S*on_train_batch_")  # of Keras's fit()
 _TORN = 0.02  # share of the samples whose stack may be of two moments, as the job is not stopped for them
 # Names of functions of the user's that make a batch, and of those in whose calls nothing does.
 _MAKES_BATCH = re.compile(r"\w*(?:batch|augment|collate|transform|pre_?process|tokeni[sz]|__getitem__|decode|read_|"
@@ -171,12 +172,14 @@ class Lines:
 
     def _around_the_update(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Masks of the stacks that run the step in a function that calls the optimizer, up to the line from which it
-        does so, and of those without the step below that line."""
+        does so, and of those without the step below that line, or in a callback after a batch."""
         python, calls = self.python, dict[tuple[str, str], dict[int, int]]()
         times = self._by_stack(coverage(self.within, python.loop.start, python.loop.end))
-        of_step, of_optimizer = ([pattern.search(f"{frame.file} {frame.function}") is not None
-                                  for frame in python.frames] for pattern in (_STEP, _OPTIMIZER))
+        of_step, of_optimizer, of_callbacks = ([pattern.search(f"{frame.file} {frame.function}") is not None
+                                                for frame in python.frames]
+                                               for pattern in (_STEP, _OPTIMIZER, _AFTER_BATCH))
         runs = np.array([any(of_step[frame] for frame in stack) for stack in python.stacks], bool)
+        after_batch = np.array([any(of_callbacks[frame] for frame in stack) for stack in python.stacks], bool)
         users = [[python.frames[frame] for frame in python.own(stack)] for stack in range(len(python.stacks))]
         for stack, frames in enumerate(users):
             if frames and any(of_optimizer[frame] for frame in python.stacks[stack]):
@@ -188,7 +191,7 @@ class Lines:
                        if (frame.file, frame.function) in last), False) for frames in users]
         above = [bool(frames) and frames[-1].line <= last.get((frames[-1].file, frames[-1].function), -1)
                  for frames in users]
-        return runs & np.array(above, bool), ~runs & np.array(below, bool)
+        return runs & np.array(above, bool), after_batch | (~runs & np.array(below, bool))
 
     def pauses(self, within: Spans, least_ns: float) -> tuple[Spans, Spans]:
         """Pauses of the training loop, each one call of ``least_ns`` or more, by its stacks alone, and the rest of this

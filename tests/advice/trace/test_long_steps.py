@@ -152,7 +152,9 @@ def test_a_function_whose_line_takes_the_time_is_named_and_what_may_run_within_i
                         "s")
     named = less_often(words, UserFunction("on_train_batch_end", "t.py:9", False))
     assert named.title.endswith("longer: on_train_batch_end (t.py:9)") and "gc.freeze()" in named.action
-    assert less_often(words, UserFunction("main", "t.py:9", True)) is words, "the loop itself"
+    assert less_often(words, UserFunction("main", "t.py:9", True, in_gaps=0.3)) is words, "the loop itself"
+    line = less_often(words, UserFunction("main", "t.py:9", True, in_gaps=0.9))
+    assert line.title.endswith("longer: t.py:9") and "main" not in f"{line.why}{line.action}"
 
 
 def test_the_first_steps_of_a_recording_are_no_rare_ones() -> None:

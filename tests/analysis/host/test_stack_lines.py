@@ -214,7 +214,22 @@ def test_of_gaps_too_short_for_samples_the_loop_tells_what_it_calls_below_its_st
     assert found.lines[0].s_per_step == pytest.approx(5e-3 * 4 / 12, rel=0.25)
     finding = next(f for f in analysis.findings if f.id == "step_gap_host")
     assert finding.action.startswith("Move keep (best.py:8) out of the training loop")
+    assert finding.title == "keep (best.py:8) takes at least 29% of the step"
+    assert finding.gain.step_time == finding.evidence["share_ratio"] == pytest.approx(0.29, abs=0.01)
     assert "Over all samples" in text_report(analysis, 100)
+
+
+def test_of_gaps_too_short_for_samples_a_callback_of_keras_is_named_as_it_runs_after_each_batch():
+    loop = "train.py:5 <module> > keras/src/trainers/trainer.py:399 fit > {}"
+    parts = [loop.format("tensorflow/python/eager/polymorphic_function.py:833 Function.__call__"),
+             loop.format("keras/src/callbacks/callback_list.py:198 CallbackList.on_train_batch_end > "
+                         "log.py:9 Hist.on_train_batch_end")]
+    rng = random.Random(7)
+    trace = keras_steps(Builder(gpus=0), 300, 5_000, 2_500).build()
+    trace.origin_ns = 1000 * 10 ** 9
+    trace.stacks = (sampled({"MainThread": [(i * 5e-3, rng.choice(parts)) for i in range(300)]}, 1.5, rate_hz=1000.0),)
+    finding = next(f for f in analyze_trace(trace).findings if f.id == "step_gap_host")
+    assert finding.action.startswith("Move Hist.on_train_batch_end (log.py:9) out") and finding.gain.claim == "about"
 
 
 def test_the_line_that_runs_the_step_is_none_of_the_gaps_in_which_its_thread_has_no_cpu():
