@@ -248,7 +248,10 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     small = small_ops(trace, main)
     ops = small.rows
     ops = ops[coverage(spans, trace.host.start_ns[ops], trace.host.start_ns[ops] + 1) > 0]
-    if len(ops) < EAGER_OPS * per:
+    names, which = np.unique(trace.host.name[ops], return_inverse=True)
+    counts = np.bincount(which)
+    # Each pass of several that one update sums up has its own.
+    if len(ops) < EAGER_OPS * round(min(counts[counts >= per].tolist(), default=per) / per) * per:
         return None
     # The step is shorter without the profiler's own part; other programs hold up ops as much as the rest of the step,
     # and an op that was held up is not counted as small.
@@ -258,8 +261,6 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     share, _ = without_recorder(facts, host.eager_s, spans, held_up)
     if share < limit("eager_execution.share"):
         return None
-    names, which = np.unique(trace.host.name[ops], return_inverse=True)
-    counts = np.bincount(which)
     calls = intersect(spans_of(trace, host_rows(trace, OPTIMIZER_CALL)), facts.analyzed_spans)
     ratio = intersect(spans, calls).total / spans.total
     # Of the usual step: another program may hold up a single call for long.

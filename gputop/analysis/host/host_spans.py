@@ -74,6 +74,9 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     runs = host_rows(trace, XLA_RUN)
     runs = runs[not_input[runs]]
     traced, called = _calls(trace, main)
+    of_jax, functions_of_jax = _calls_of_jax(trace, here)
+    if len(functions_of_jax) and not runs_eagerly:  # such ops are what Python does between the steps
+        called = called[~own_ops(trace)[trace.host.name[called]]]
     begun = _first_runs(trace, here, ops, runs, not_input)
     xla = np.array([bool(_XLA_THREAD.match(line.name)) for line in trace.lines], bool)
     executing = np.flatnonzero((here & xla).take(trace.host.line))
@@ -96,7 +99,6 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
         eager = small_ops(trace, main).spans
     elif runs_eagerly:
         rows = single_ops(trace, main)[0]
-        of_jax, functions_of_jax = _calls_of_jax(trace, here)
         if len(of_jax) and not len(rows):
             # The call of a small op is itself Python's part: the op takes less time than its call.
             others = np.concatenate((np.setdiff1d(called, host_rows(trace, PJIT)), functions_of_jax, waiting,

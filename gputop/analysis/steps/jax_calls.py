@@ -137,8 +137,7 @@ def first_calls(nth: I64) -> I64:
 def _in_two_ways(name: npt.NDArray, nth: I64) -> bool:
     """Return whether other calls follow these in the two usual ways, not just more: a layer, forward and backward."""
     ways = Counter(name[a + 1:b].tobytes() for a, b in pairwise(nth.tolist())).most_common(2)
-    first, *second = (way for way, _ in ways)
-    return bool(second) and not (first.startswith(second[0]) or second[0].startswith(first))
+    return len(ways) > 1 and not (ways[0][0].startswith(ways[1][0]) or ways[1][0].startswith(ways[0][0]))
 
 
 def _once(counts: I64, period: int, calls: int) -> npt.NDArray[np.bool_]:

@@ -214,6 +214,19 @@ def test_a_jitted_step_beside_which_a_few_ops_run_stays_the_step():
     assert "eager_execution" not in found(eager(ops=3))
 
 
+def test_ops_that_a_loop_runs_between_jitted_steps_are_work_between_them():
+    """As of a loop that reads the norm of each parameter: 71% less without it, of which 41 were Python's own."""
+    b = Builder(gpus=0)
+    for i in range(12):
+        at = i * 8_000.0
+        b.host("PjitFunction(step)", at, 3_000)
+        for k in range(10):
+            begin = at + 3_100 + k * 490
+            b.host("PjitFunction(norm)", begin, 300).host("PjitFunction(norm)", begin + 2, 290)
+            b.host("np.asarray(jax.Array)", begin + 310, 150)
+    assert found(b)["step_gap_host"].evidence["share_ratio"] == pytest.approx(5 / 8, abs=0.01)
+
+
 @pytest.mark.parametrize("jitted", [True, False])
 def test_an_update_outside_of_jit_is_the_finding(jitted):
     f = found(eager(jitted=jitted))["eager_execution"]

@@ -48,7 +48,24 @@ def captured(b: Builder, cpus: JobCpus | None) -> Trace:
     return trace
 
 
+def passes(each: int, count: int) -> Builder:
+    """Steps of 20 ms that sum up ``count`` passes, each of so many small ops and one that each pass has."""
+    b = Builder(gpus=0, format="chrome")
+    for i in range(COUNT + 1):
+        for k in range(count):
+            at = i * STEP + k * 4_500
+            for op in range(each):
+                b.host("aten::t", at + op * 60, 10).host("aten::addmm", at + op * 60 + 12, 45)
+            b.host("aten::nll_loss_backward", at + 60 * each, 10)
+        b.host("Optimizer.step#SGD.step", i * STEP + STEP - 300, 200, annotation=1)
+    return b
+
+
 # -- small ops --------------------------------------------------------------------------------------
+
+def test_each_of_several_passes_that_one_update_sums_up_has_its_own_small_ops() -> None:
+    assert "eager_execution" not in findings(passes(40, 4)) and "eager_execution" in findings(passes(160, 1))
+
 
 def test_small_ops_of_a_recording_without_steps_are_judged_as_a_whole() -> None:
     b = Builder(gpus=0, format="chrome")
