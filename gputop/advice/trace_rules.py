@@ -238,8 +238,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         Limit("long_steps.named", 0.4, "ratio", "gputop: names only work that causes much of the extra time"),
     )),
     Rule(id="time_outside_steps", module="trace.wall_time", severity="by_share_capped",
-         shared_limits=("host.steps", "cpu_contention.full", "cpu_contention.others", "step_gap_host.named"),
-         parts=("between", "open", "no_steps"), limits=(
+         shared_limits=("host.steps", "cpu_contention.full", "cpu_contention.others", "step_gap_host.named",
+                        "unfinished_step.medium"), parts=("between", "open", "no_steps"), limits=(
         Limit("time_outside_steps.share", 0.05, "ratio",
               "gputop: medium severity starts at 5%; the small pauses of an ordinary loop take less"),
         Limit("time_outside_steps.once", 0.2, "s", "gputop: ignores a single shorter pause"),

@@ -251,8 +251,7 @@ def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None
 
 
 def less_often(words: Explanation, function: UserFunction) -> Explanation:
-    """The words with the function that takes most of the extra time, where no event names the work; of the function
-    that holds the loop with its line, unless that runs ops of the step, too."""
+    """The words with what takes most of the extra time without an event: a function, or a line of the loop's own."""
     unnamed = _PARTS["host"][0]
     if not words.title.endswith(unnamed) or (function.holds_loop and function.in_gaps < _OWN):
         return words

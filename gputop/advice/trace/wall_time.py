@@ -85,7 +85,8 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
         return Missing(others)
     return TimeOutsideSteps(
         gpus=facts.active_numbers, share=share, claim=None if once else "measured",
-        severest="medium" if once else "high", parts=summed(structs.replace(part, id=ids[0]) for part in parts),
+        severest=("medium" if share >= limit("unfinished_step.medium") else "low") if once else "high",
+        parts=summed(structs.replace(part, id=ids[0]) for part in parts),
         new_workers=new_workers(facts).total / 1e9 >= limit("step_gap_host.named") * share * wall.recorded_s,
         spans=recorded_spans(facts, parts), recorded_s=wall.recorded_s, per_step_s=wall.per_step_s,
         steps=steps.count if steps is not None else 0,

@@ -58,14 +58,15 @@ def test_pauses_of_any_loop_are_no_finding():
     assert findings(epochs(pause=2 * MS)).keys().isdisjoint({"time_outside_steps", "unfinished_step"})
 
 
-def test_one_pause_is_told_as_one():
+@pytest.mark.parametrize(("pause_ms", "told", "severity"), [(300, "290 ms", "low"), (2_000, "1.99 s", "medium")])
+def test_one_pause_is_told_as_one(pause_ms, told, severity):
     b = Builder(gpus=0)
     end = train(b, 0, 20)
     evaluate(b, end + 100, 2)
-    train(b, end + 300 * MS, 20)
+    train(b, end + pause_ms * MS, 20)
     finding = findings(b)["time_outside_steps"]
-    assert finding.evidence["stretches_count"] == 1 and finding.title.startswith("Once in this recording, 290 ms pass")
-    assert finding.severity == "medium" and finding.gain.step_time is None and "occurred once" in finding.gain.how
+    assert finding.evidence["stretches_count"] == 1 and finding.title.startswith(f"Once in this recording, {told} p")
+    assert finding.severity == severity and finding.gain.step_time is None and "occurred once" in finding.gain.how
 
 
 def few_steps(pause: float, gap: float) -> Builder:
