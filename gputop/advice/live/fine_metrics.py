@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.verdict import Explanation, Missing, Verdict
-from gputop.core.samples import GpuSample
 
 
 class NoFineMetrics(Verdict, frozen=True, kw_only=True):
@@ -15,20 +14,16 @@ class NoFineMetrics(Verdict, frozen=True, kw_only=True):
 def judge_no_fine_metrics(view: NodeView) -> NoFineMetrics | Missing | None:
     """Coarse utilization alone: a kernel on one SM counts like one on all."""
     window_s = view.seconds("no_fine_metrics.window_s")
-    coarse = [g for g in view.whole_gpus if _only_coarse(view, g, window_s)]
+    # A history filled in at the start has coarse utilization alone: that memory was read shows that the GPU itself was
+    # sampled all the time.
+    coarse = [g for g in view.whole_gpus if view.readings_count(g, "sm_active", window_s) == 0 and all(
+        view.mean(g, m, window_s) is not None for m in ("gpu_util", "memory_used_bytes"))]
     if not coarse:
         if any(view.mean(g, "sm_active", window_s) is not None for g in view.whole_gpus):
             return None
         return Missing(f"{window_s:.0f} s of utilization readings")
     return NoFineMetrics(gpus=tuple(g.info.index for g in coarse), severity="low", window_s=window_s,
                          reason=coarse[0]["sm_active"].reason)
-
-
-def _only_coarse(view: NodeView, gpu: GpuSample, window_s: float) -> bool:
-    # A history filled in at the start has coarse utilization alone: that memory was read shows
-    # that the GPU itself was sampled all the time.
-    watched = all(view.mean(gpu, m, window_s) is not None for m in ("gpu_util", "memory_used_bytes"))
-    return watched and view.readings_count(gpu, "sm_active", window_s) == 0
 
 
 def describe_no_fine_metrics(v: NoFineMetrics) -> Explanation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -242,7 +243,7 @@ def job(state: JobState, now_s: float, width: int) -> list[StyledText]:
     left += _servers(state, answering, width)
     room = width - min(_cells(left), _JOB_CELLS) - _cells(step) - _cells(right) - 1
     median_s = record.median_step_s if record is not None else None
-    period = _first_that_fits(_step_period(state.step_period, median_s), room)
+    period = _first_that_fits(_step_period(state.step_period, median_s, now_s - (state.restarted_s or 0.0)), room)
     return justify(left, [*step, *period, *right], width)
 
 
@@ -281,10 +282,12 @@ def _first_that_fits(texts: Sequence[list[StyledText]], room: int) -> list[Style
     return next((way for way in texts if _cells(way) <= room), [])
 
 
-def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -> list[list[StyledText]]:
+def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None, age_s: float = math.inf
+                 ) -> list[list[StyledText]]:
     """The estimated step period against the step time of a trace: a long way to say it, then shorter ones. Nothing
-    where it is not sure; the details of the job say why."""
-    if step_period is None or step_period.period_s is None or step_period.interval_s is None:
+    where it is not sure, as the details of the job tell, or of a job so young that it may be that of the one before."""
+    if step_period is None or step_period.period_s is None or step_period.interval_s is None or (
+            age_s < 2 * step_period.period_s):
         return []
     if step_period.confidence < SURE or (step_s is not None and is_undersampled(step_s, step_period.interval_s)):
         return []

@@ -16,12 +16,13 @@ SERVER = Server("127.0.0.1:6009", "python train.py --batch 256", 41231)
 FOUND = StepPeriodEstimate(2.4, 0.91, None, "sm_active", tuple(range(8)), 8, 0.5, 1.25, 60.0)
 
 
-def _job(step_period: StepPeriodEstimate | None, step_s: float | None = None, width: int = 160) -> str:
+def _job(step_period: StepPeriodEstimate | None, step_s: float | None = None, width: int = 160,
+         restarted_s: float | None = None) -> str:
     record = None if step_s is None else CaptureRecord(
         SERVER.address, Path("t"), 100.0, 10.0, 10.0, analysis=make_analysis(
             steps={"median_s": step_s, "mean_s": step_s}))
     return "".join(text for text, _ in job(
-        JobState((SERVER,), True, record=record, step_period=step_period), 112.0, width))
+        JobState((SERVER,), True, record=record, step_period=step_period, restarted_s=restarted_s), 112.0, width))
 
 
 def test_the_hosts_line_warns_of_a_quota_that_throttles_and_memory_near_its_limit() -> None:
@@ -58,6 +59,10 @@ def test_the_step_period(step_period: StepPeriodEstimate, step_s: float | None, 
 ])
 def test_only_a_step_period_that_is_sure_is_shown(step_period: StepPeriodEstimate | None, step_s: float | None) -> None:
     assert "period" not in _job(step_period, step_s)
+
+
+def test_the_step_period_of_a_job_that_has_just_been_started_again_is_not_that_of_the_one_before() -> None:
+    assert "period" not in _job(FOUND, restarted_s=108.0) and "period 2.40 s" in _job(FOUND, restarted_s=107.0)
 
 
 def test_the_details_of_the_job_say_why_there_is_no_period() -> None:
