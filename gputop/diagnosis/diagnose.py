@@ -220,9 +220,11 @@ def _no_gpu(trace: Trace) -> str:
                 f"the kernels. {_RECORD_GPU.get(trace.format, _RECORD_GPU[''])}")
     if not computes_on_cpu(trace):
         apple = len(host_rows(trace, r"aten::(?:linear_backward|_?mps_)"))
-        how = "Use torch.mps.profiler or Xcode's Instruments to record Apple GPUs." if apple else _RECORD_GPU["chrome"]
-        return f"The trace has no GPU, but ops that run on a GPU. {how}"
-    return f"The trace has no GPU.{' ' + _RECORD_GPU['nsys'] if trace.format == 'nsys' else ''}"
+        how = "Use torch.mps.profiler or Xcode's Instruments to record Apple GPUs." if apple else _RECORD_GPU.get(
+            trace.format, _RECORD_GPU[""])
+        return f"The trace shows no GPU, but the job used one. {how}"
+    how = f"{_RECORD_GPU['nsys']} " if trace.format == "nsys" else ""
+    return f"The trace has no GPU. {how}All time except input wait counts as host time."
 
 
 def _notes(trace: Trace, steps: Steps | None, device_events: bool, clocks: Sequence[TraceNote]) -> list[TraceNote]:
@@ -251,5 +253,5 @@ def _notes(trace: Trace, steps: Steps | None, device_events: bool, clocks: Seque
             "`gputop doctor` shows how to grant the permission.")))
     if not trace.gpus:
         id_ = "no_gpu" if computes_on_cpu(trace) else "lost_kernels"
-        notes.append(TraceNote(id_, f"{_no_gpu(trace)} All time except input wait counts as host time."))
+        notes.append(TraceNote(id_, _no_gpu(trace)))
     return notes
