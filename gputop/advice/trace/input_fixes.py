@@ -386,9 +386,7 @@ def _cost(stage: Stage, cpus: float | None) -> float:
 
 
 def _above(stages: Mapping[str, Stage], stage: Stage) -> list[Stage]:
-    consumers = []
-    consumer = stages.get(stage.parent or "")
-    while consumer is not None:
-        consumers.append(consumer)
-        consumer = stages.get(consumer.parent or "")
-    return consumers
+    above = [stage]
+    while (consumer := stages.get(above[-1].parent or "")) is not None:
+        above.append(consumer)
+    return above[1:]

@@ -71,17 +71,17 @@ class Ops(NamedTuple):
 def outer_ops(trace: Trace, line: int) -> Ops:
     """The ops of this thread, which runs Python."""
     host = trace.host
-    rows = host_rows(trace, _OPS)
+    own = np.arange(len(trace.lines)) == line
+    rows = host_rows(trace, _OPS, own)
     ranges = host_stat(host, "annotation")[0]
     ranges = ranges[~name_mask(trace, _MARKS)[host.name[ranges]]]
-    rows = rows[(host.line[rows] == line) & ~np.isin(rows, ranges)]
+    rows = rows[~np.isin(rows, ranges)]
     forward = rows[name_mask(trace, FORWARD)[host.name[rows]]]
-    seeds = host_rows(trace, _SEED)
     rows = outermost_rows(trace, rows)
     name = host.name[rows]
     return Ops(name, host.start_ns[rows], host.end_ns[rows], name_mask(trace, LOADER)[name],
                name_mask(trace, _ZERO_GRAD)[name], host.start_ns[_backward_rows(trace, line)], host.start_ns[forward],
-               host.start_ns[seeds[host.line[seeds] == line]])
+               host.start_ns[host_rows(trace, _SEED, own)])
 
 
 @once
@@ -109,8 +109,7 @@ def _backward_rows(trace: Trace, line: int) -> I64:
     """The nodes of the backward pass in the process of this thread."""
     process = trace.lines[line].host, trace.lines[line].rank
     in_process = np.array([(other.host, other.rank) == process for other in trace.lines], bool)
-    rows = host_rows(trace, BACKWARD_NODE)
-    return rows[in_process[trace.host.line[rows]]]
+    return host_rows(trace, BACKWARD_NODE, in_process)
 
 
 def thread_of_ops(trace: Trace) -> int | None:
