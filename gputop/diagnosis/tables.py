@@ -126,7 +126,7 @@ def _copies(analysis: Analysis) -> Table:
                Column("time", seconds), Column("rate", rate), Column("TF op", wide=True))
     rows: list[tuple[Value, ...]] = []
     of_gpus, of_ops, by = per_step.copies_per_step(analysis)
-    rows += [(f"{r.gpu:>2}", r.direction, " → ".join(at for at in (r.source, r.target) if at != "device") or "device",
+    rows += [(f"{r.gpu:>2}", r.direction, " → ".join(m for m in (r.source, r.target) if m != "device") or "device",
               r.count, r.bytes, r.time_s, r.bytes_per_s, "") for r in of_gpus]  # the memory that is not the GPU's own
     rows += [("mean" if by.gpus > 1 else "", r.direction, "", r.count, r.bytes, r.time_s,
               r.bytes / r.time_s if r.bytes and r.time_s else None, r.op)
