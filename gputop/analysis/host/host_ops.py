@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.analysis.results import EagerOp, HostOps, OpType
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.analysis.steps.model import Steps
-from gputop.trace.intervals import EMPTY, Spans, contains, coverage, merge, subtract, union
-from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask, outermost_rows, spans_of
+from gputop.core.findings import TraceNote
+from gputop.text.units import counted
+from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, merge, subtract, union
+from gputop.trace.lookups import LAUNCH_CALLS, Mask, host_rows, host_stat, name_mask, outermost_rows, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import begun_within, nest
 from gputop.trace.threads import INPUT, MAIN, lines_of
 
 TOP = 20
+_PRODUCTS_ON_CPU = 0.1  # share of the executors' time. gputop's own figure
 # scope/name:Type, as tensorflow/core/framework/op_def_builder.cc and node_def_util.cc allow names.
 OP = r"[A-Za-z0-9.][\w.\\/>-]*:[A-Z_]\w*$"
 FOR_A_BATCH = r"(?:\w*Iterator\w*|OptionalHasValue|OptionalGetValue)$"
@@ -154,6 +158,24 @@ def of_model_executors(trace: Trace) -> Spans:
     """Spans in which an executor, of TensorFlow or XLA, runs functions other than those of tf.data."""
     rows = host_rows(trace, rf"{RUNS}|ThunkExecutor::")
     return spans_of(trace, rows[~of_input_pipeline(trace)[rows]])
+
+
+def without_idle_gpus(trace: Trace) -> Trace:
+    """The trace without GPUs of which it has no event, where the model ran on the CPU.
+
+    The executor shows products (MatMul, Conv2D) of a CPU alone, and no allocator but a GPU's is traced. A GPU's ops
+    exchange data with the host (_Send), and what launches them may be traced.
+    """
+    notes = [note for note in trace.quality if note.id not in ("empty_device_plane", "no_device_events")]
+    if len(notes) == len(trace.quality) or len(trace.device) or len(trace.allocator) or len(
+            host_rows(trace, rf"{LAUNCH_CALLS}|.*:_(?:Host)?(?:Send|Recv)$")):
+        return trace
+    products, executors = host_rows(trace, r".*:\w*(?:MatMul|Conv[23]D)\w*$"), of_model_executors(trace)
+    if intersect(spans_of(trace, products), executors).total <= _PRODUCTS_ON_CPU * executors.total:
+        return trace
+    return replace(trace, gpus=[], found={}, quality=[TraceNote("no_gpu", (
+        f"The model ran on the CPU, although the profiler lists {counted(len(trace.gpus), 'GPU')}. To use a GPU, check "
+        "tf.config.list_physical_devices('GPU'). All time except input wait counts as host time.")), *notes])
 
 
 # -- small ops ----------------------------------------------------------------------------------------
