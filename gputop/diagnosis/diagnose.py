@@ -249,7 +249,7 @@ def _notes(trace: Trace, steps: Steps | None, device_events: bool, clocks: Seque
         notes.append(TraceNote("empty_device_plane", (
             "The trace lists GPUs but no GPU events, because the profiler had no permission for CUPTI or nothing ran. "
             "`gputop doctor` shows how to grant the permission.")))
-    if not trace.gpus:
+    if not trace.gpus and "no_gpu" not in note_ids:
         id_ = "no_gpu" if computes_on_cpu(trace) else "lost_kernels"
         notes.append(TraceNote(id_, f"{_no_gpu(trace)} All time except input wait counts as host time."))
     return notes
