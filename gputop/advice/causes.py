@@ -106,7 +106,7 @@ def _covered(effect: Claimed, cause: Claimed) -> float:
 
 
 def _beyond(whole: Finding, part: Finding, claimed: Mapping[str, Claimed]) -> float:
-    """What the whole claims beyond its spans, as does a function by its samples, as a share of the part's seconds."""
+    """Share of the part's seconds that the whole claims beyond its spans, as does a function by its samples."""
     spans_s = sum(spans.total for spans in claimed[whole.id].spans.values()) / 1e9
     return (sum(whole.claims.values()) - spans_s) / (sum(part.claims.values()) or math.inf)
 

@@ -865,7 +865,7 @@ class Layers(Struct, frozen=True):
     one.
 
     With ``gpus`` 0 it is the CPU of a job without GPUs (:mod:`gputop.analysis.layers.cpu_layers`): ``device_s`` is the
-    time of ops on the CPU, ``kernels`` counts them, and ``wait_s`` is that of the row for time in which none runs."""
+    time of ops and executors on the CPU, ``kernels`` counts ops, and ``wait_s`` is that of the rows for other time."""
 
     basis: str
     total_s: float

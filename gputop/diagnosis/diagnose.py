@@ -250,6 +250,6 @@ def _notes(trace: Trace, steps: Steps | None, device_events: bool, clocks: Seque
         notes.append(TraceNote("empty_device_plane", (
             "The trace lists GPUs but no GPU events, because the profiler had no permission for CUPTI or nothing ran. "
             "`gputop doctor` shows how to grant the permission.")))
-    if not trace.gpus:
+    if not trace.gpus and "no_gpu" not in note_ids:
         notes.append(_no_gpu(trace))
     return notes

@@ -126,20 +126,14 @@ def _copies(analysis: Analysis) -> Table:
                Column("time", seconds), Column("rate", rate), Column("TF op", wide=True))
     rows: list[tuple[Value, ...]] = []
     of_gpus, of_ops, by = per_step.copies_per_step(analysis)
-    rows += [(f"{r.gpu:>2}", r.direction, _other_end(r.source, r.target), r.count, r.bytes, r.time_s, r.bytes_per_s, "")
-             for r in of_gpus]
+    rows += [(f"{r.gpu:>2}", r.direction, " → ".join(m for m in (r.source, r.target) if m != "device") or "device",
+              r.count, r.bytes, r.time_s, r.bytes_per_s, "") for r in of_gpus]  # the memory that is not the GPU's own
     rows += [("mean" if by.gpus > 1 else "", r.direction, "", r.count, r.bytes, r.time_s,
               r.bytes / r.time_s if r.bytes and r.time_s else None, r.op)
              for r in of_ops]
     note = f"Times, counts, and bytes {by.text()}." if rows else ""
     note += " The copies in this trace have no op names." if rows and not of_ops else ""
     return Table("Copies", columns, tuple(rows), "No copies to, from, or between GPUs in the window.", note)
-
-
-def _other_end(source: str, target: str) -> str:
-    """The memory at the end of a copy that is not the GPU's own."""
-    ends = [end for end in (source, target) if end != "device"]
-    return " → ".join(ends) or "device"
 
 
 def _host_ops(analysis: Analysis) -> Table:

@@ -14,7 +14,7 @@ from gputop.advice.registry import EXPLANATIONS
 from gputop.core.codec import document_of, to_document
 from gputop.core.errors import GputopError
 from gputop.core.files import write_new_files
-from gputop.core.findings import Abstained, ids_by_missing
+from gputop.core.findings import ids_by_missing
 from gputop.core.framework import LABELS
 from gputop.core.metrics import LANE_METRICS
 from gputop.core.samples import OK, AdapterSample, HostSample, NodeSample, ProcessSample
@@ -155,7 +155,9 @@ def to_text(session: Session) -> str:
         out.append(f"  profiler server {printable(server.address)}  {printable(what)}")
     if record is not None:
         out += ["", *_capture_lines(record)]
-    return "\n".join([*out, *_not_judged_lines(session.results.live.abstained)]) + "\n"
+    for what, ids in ids_by_missing(session.results.live.abstained).items():
+        out += wrap(f"Not checked: {', '.join(ids)} (needs {what}).", _COLUMNS, rest="  ")
+    return "\n".join(out) + "\n"
 
 
 def _finding_lines(session: Session) -> list[str]:
@@ -200,12 +202,6 @@ def _capture_lines(record: CaptureRecord) -> Iterator[str]:
     elif record.report:
         yield ""
         yield lines(record.report)
-
-
-def _not_judged_lines(abstained: Iterable[Abstained]) -> Iterator[str]:
-    """The rules that could not judge, by what they would need."""
-    for what, ids in ids_by_missing(abstained).items():
-        yield from wrap(f"Not checked: {', '.join(ids)} (needs {what}).", _COLUMNS, rest="  ")
 
 
 def _gpu_lines(sample: NodeSample) -> Iterator[str]:

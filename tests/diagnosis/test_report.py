@@ -7,7 +7,7 @@ import pytest
 
 from gputop.advice.trace.advise import Cures
 from gputop.diagnosis.diagnose import analyze_trace
-from gputop.diagnosis.report import limit_of, short_report, text_report
+from gputop.diagnosis.report import limit_of, short_report, text_report, unexplained_text
 from gputop.diagnosis.wall_text import host_words, wall_rows
 from gputop.diagnosis.worker import REPORT_WIDTH
 from gputop.render.step_bar import plain_step_lines
@@ -296,6 +296,18 @@ def test_what_a_gpu_that_was_not_recorded_waits_for_is_unknown(recorded: str) ->
     assert not a.findings and a.breakdown is None
     assert limit_of(a).startswith("NO VERDICT: the GPU work was not recorded")
     assert not any("counts as host time" in note.message for note in a.trace.quality)
+
+
+@pytest.mark.parametrize("executes", [True, False])
+def test_time_in_which_an_executor_runs_ops_that_are_not_recorded_is_none_of_python(executes: bool) -> None:
+    b = keras_steps(Builder(gpus=0), 30, 1000, 990)
+    for i in range(30):
+        b.host("net/a/MatMul:MatMul", 1000 * i, 700, line="tf_Compute/1")
+        b.host("ExecutorState::Process", 1000 * i, 980 if executes else 710, line="tf_Compute/1")
+    analysis = analyze_trace(b.build())
+    assert ("so Python is running" in unexplained_text(analysis)) != executes
+    assert ("runs no op of the model for 2" in limit_of(analysis)) != executes
+    assert ("executor without an op 28%" in limit_of(analysis)) == executes
 
 
 def test_no_cause_found_is_not_said_above_a_cause() -> None:

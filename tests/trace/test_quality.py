@@ -7,6 +7,7 @@ import sqlite3
 import numpy as np
 import pytest
 
+from gputop.core.findings import TraceNote
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.report import limit_of
 from gputop.trace import quality
@@ -115,6 +116,29 @@ def test_no_steps_and_no_gpu_are_said_once():
     del b.space.errors[:]
     b.event("/host:CPU", b.line("/host:CPU", "t2"), "cuLaunchKernel", 1, 1, correlation_id=1)
     assert [q.id for q in analyze_trace(b.read()).trace.quality] == ["empty_device_plane", "no_steps"]
+
+
+@pytest.mark.parametrize(("op", "others", "on_cpu"), [
+    ("dense/MatMul:MatMul", "", True), ("net/conv/Relu:_FusedConv2D", "", True),
+    ("gradient_tape/x:Sum", "", False), ("MatMul:MatMul", "edge_1_x:_Send", False),
+    ("MatMul:MatMul", "cuLaunchKernel", False), ("MatMul:MatMul", "GPU_0_bfc", False)])
+def test_a_gpu_that_did_nothing_is_not_one_whose_work_was_lost(op: str, others: str, on_cpu: bool) -> None:
+    b = build.keras_steps(build.Builder(), 30, 1000, 900)
+    for i in range(30):
+        b.host("ExecutorState::Process", 1000 * i, 890, line="tf_Compute/1")
+        b.host(op, 1000 * i, 800, line="tf_Compute/1")
+    if others == "GPU_0_bfc":
+        b.memory(5, others, 1, 1, 1)
+    elif others:
+        b.host(others, 850, 1, line="tf_Compute/1")
+    trace = b.build()
+    trace.quality.append(TraceNote("empty_device_plane", "no events were recorded"))
+    analysis = analyze_trace(trace)
+    notes = [note.id for note in analysis.trace.quality if note.id != "evaluation"]
+    assert notes == ["no_gpu" if on_cpu else "empty_device_plane"]
+    assert limit_of(analysis).startswith("NO VERDICT: the GPU work was not recorded") != on_cpu
+    assert ("on the CPU, although" in analysis.trace.quality[0].message) == (analysis.cpu_layers is not None) == on_cpu
+    assert len(trace.gpus) == 1, "the trace itself stays as it is"
 
 
 def launching(lost_s: float = 0.0, capture: bool = False, not_run: int = 0) -> build.Builder:

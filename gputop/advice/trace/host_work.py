@@ -36,7 +36,7 @@ from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import Trace
 
 _WORTH_NAMING = 0.01  # share of the gap; less is no part of the cause
-_SAVED_BY_16 = 15 / 16  # share of the gaps that 16 steps a call save
+_SAVED_BY_16 = 15 / 16  # share of the gaps that 16 steps a call save, besides time within each call
 _INSIDE = {  # by phase: what Keras calls it, and what does so without a new dataset iterator
     "evaluation": ("evaluate", "test_on_batch(x, y)"),
     "prediction": ("predict", "predict_on_batch(x)"),
@@ -83,7 +83,6 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     unnamed = known_work(WORK, (*host.gap_main, *host.gap_executor), named_s, lines) is None
     if unnamed and (unknown := _unknown_work(facts, steps, share, runs_ops_s > named_s)) is not None:
         return unknown
-    # Several steps a call also save what Python takes for a call of the step's function, which no gap holds.
     several = unnamed and not facts.active and not steps.inside and training_loop(facts) in KERAS
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None

@@ -84,7 +84,7 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     if others is not None:
         return Missing(others)
     return TimeOutsideSteps(
-        gpus=facts.active_numbers, share=share, claim=None if once else "measured",
+        gpus=facts.active_numbers, share=share, claim=None if once else facts.on_cpus("about"),
         severest=("medium" if share >= limit("unfinished_step.medium") else "low") if once else "high",
         parts=summed(structs.replace(part, id=ids[0]) for part in parts),
         new_workers=new_workers(facts).total / 1e9 >= limit("step_gap_host.named") * share * wall.recorded_s,

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.analysis.results import EagerOp, HostOps, OpType
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.analysis.steps.model import Steps
-from gputop.trace.intervals import EMPTY, Spans, contains, coverage, in_order, merge, subtract, union
-from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask, outermost_rows, spans_of
+from gputop.core.findings import TraceNote
+from gputop.text.units import counted
+from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, merge, subtract, union
+from gputop.trace.lookups import LAUNCH_CALLS, Mask, host_rows, host_stat, name_mask, outermost_rows, spans_of
 from gputop.trace.model import I64, Trace
-from gputop.trace.nesting import nest
+from gputop.trace.nesting import begun_within, nest
 from gputop.trace.threads import INPUT, MAIN, lines_of
 
 TOP = 20
+_PRODUCTS_ON_CPU = 0.1  # share of the executors' time. gputop's own figure
 # scope/name:Type, as tensorflow/core/framework/op_def_builder.cc and node_def_util.cc allow names.
 OP = r"[A-Za-z0-9.][\w.\\/>-]*:[A-Z_]\w*$"
 FOR_A_BATCH = r"(?:\w*Iterator\w*|OptionalHasValue|OptionalGetValue)$"
@@ -31,10 +34,7 @@ def host_ops(trace: Trace, steps: Steps | None) -> HostOps | None:
     within = steps.spans if steps is not None else union([trace.window_ns[0]], [trace.window_ns[1] + 1])
     rows = np.flatnonzero(is_op.take(host.name) & ~of_input_pipeline(trace)) if len(host) else np.empty(0, np.int64)
     rows = rows[contains(within, host.start_ns[rows])]
-    eager_rows, eager_op = eager_calls(trace, within)
-    if not len(eager_rows):
-        eager_rows = eager_calls_of_jax(trace, within)
-        eager_op = host.name[eager_rows].astype(np.int64)
+    eager_rows, eager_op = _eager_calls(trace, within)
     device = trace.device
     on_gpu = np.flatnonzero(is_op.take(device.tf_op) & contains(within, device.start_ns))
     if not len(rows) and not len(eager_rows) and not len(on_gpu):
@@ -53,7 +53,8 @@ def _types(trace: Trace, rows: I64, on_gpu: I64) -> list[OpType]:
     in both places are two entries."""
     host, device, names = trace.host, trace.device, len(trace.names)
     nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
-    launches = _launches(trace, rows)
+    by_call = device.launch_ns >= 0
+    launches = begun_within(host, rows, device.launch_line[by_call], device.launch_ns[by_call]) > 0
     count = np.bincount(host.name[rows], minlength=names)
     host_ns, device_ns = (np.bincount(name, time_ns, names).astype(np.int64) for name, time_ns in (
         (host.name[rows], nesting.own(host.end_ns[rows] - host.start_ns[rows])),
@@ -75,20 +76,6 @@ def _types(trace: Trace, rows: I64, on_gpu: I64) -> list[OpType]:
     return sorted(out, key=lambda op: (-max(op.host_s, op.device_s), op.type, op.placement or ""))
 
 
-def _launches(trace: Trace, rows: I64) -> npt.NDArray[np.bool_]:
-    """Mask of the host events that contain a launch of their own thread."""
-    device, host = trace.device, trace.host
-    with_launch = device.launch_ns >= 0
-    if not with_launch.any() or not len(rows):
-        return np.zeros(len(rows), bool)
-    span = int(max(host.end_ns.max(), device.launch_ns.max())) + 2
-    if span * len(trace.lines) >= 1 << 62:  # one key of thread and time would not fit
-        return np.zeros(len(rows), bool)
-    times = in_order(device.launch_line[with_launch].astype(np.int64) * span + device.launch_ns[with_launch])
-    base = host.line[rows].astype(np.int64) * span
-    return np.searchsorted(times, base + host.end_ns[rows]) > np.searchsorted(times, base + host.start_ns[rows])
-
-
 def single_ops(trace: Trace, lines: Mask) -> tuple[I64, I64]:
     """Rows and ops of EagerExecute that run a single op on these threads, calls for a batch left out."""
     host = trace.host
@@ -98,25 +85,20 @@ def single_ops(trace: Trace, lines: Mask) -> tuple[I64, I64]:
     return rows[keep], op[keep]
 
 
-def eager_calls(trace: Trace, within: Spans) -> tuple[I64, I64]:
-    """The same on Python's threads, those that begin within this time."""
+def _eager_calls(trace: Trace, within: Spans) -> tuple[I64, I64]:
+    """The same on Python's threads, those that begin within this time. In JAX, calls of its own ops from Python, each a
+    program of its own."""
     rows, op = single_ops(trace, lines_of(trace, MAIN))
+    if not len(rows) and len(rows := outer_calls(trace)):
+        rows = rows[own_ops(trace)[trace.host.name[rows]]]
+        op = trace.host.name[rows].astype(np.int64)
     keep = contains(within, trace.host.start_ns[rows])
     return rows[keep], op[keep]
 
 
-def eager_calls_of_jax(trace: Trace, within: Spans) -> I64:
-    """Rows of calls of JAX's own ops from Python, each a program of its own."""
-    rows = outer_calls(trace)
-    rows = rows[own_ops(trace)[trace.host.name[rows]]] if len(rows) else rows
-    return rows[contains(within, trace.host.start_ns[rows])]
-
-
 def eager_types(trace: Trace) -> set[str]:
     """The types of the ops that Python ran one by one."""
-    if not len(trace.host):
-        return set()
-    _, op = eager_calls(trace, union([trace.host.start_ns[0]], [trace.host.end_ns.max() + 1]))
+    _, op = single_ops(trace, lines_of(trace, MAIN))
     return {trace.names[i] for i in np.unique(op).tolist()}
 
 
@@ -170,6 +152,30 @@ def of_input_pipeline(trace: Trace) -> Mask:
         rows = np.flatnonzero(host.line == line)
         out[rows] |= contains(Spans(host.start_ns[of_line], host.end_ns[of_line]), host.start_ns[rows])
     return np.asarray(out, bool)
+
+
+def of_model_executors(trace: Trace) -> Spans:
+    """Spans in which an executor, of TensorFlow or XLA, runs functions other than those of tf.data."""
+    rows = host_rows(trace, rf"{RUNS}|ThunkExecutor::")
+    return spans_of(trace, rows[~of_input_pipeline(trace)[rows]])
+
+
+def without_idle_gpus(trace: Trace) -> Trace:
+    """The trace without GPUs of which it has no event, where the model ran on the CPU.
+
+    The executor shows products (MatMul, Conv2D) of a CPU alone, and no allocator but a GPU's is traced. A GPU's ops
+    exchange data with the host (_Send), and what launches them may be traced.
+    """
+    notes = [note for note in trace.quality if note.id not in ("empty_device_plane", "no_device_events")]
+    if len(notes) == len(trace.quality) or len(trace.device) or len(trace.allocator) or len(
+            host_rows(trace, rf"{LAUNCH_CALLS}|.*:_(?:Host)?(?:Send|Recv)$")):
+        return trace
+    products, executors = host_rows(trace, r".*:\w*(?:MatMul|Conv[23]D)\w*$"), of_model_executors(trace)
+    if intersect(spans_of(trace, products), executors).total <= _PRODUCTS_ON_CPU * executors.total:
+        return trace
+    return replace(trace, gpus=[], found={}, quality=[TraceNote("no_gpu", (
+        f"The model ran on the CPU, although the profiler lists {counted(len(trace.gpus), 'GPU')}. To use a GPU, check "
+        "tf.config.list_physical_devices('GPU'). All time except input wait counts as host time.")), *notes])
 
 
 # -- small ops ----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,7 @@ _LOADERS = {name: re.compile(rf"(?:^|/){path}/") for name, path in (
 _STEP = re.compile(r"(?:^|/)torch/(?:nn/modules/\S+ (?:\S+\.)?(?:\w*call_impl|forward)$|nn/functional|"
                    r"autograd/(?:graph|__init__)\.|optim/\S+ \S*(?:step|_use_grad|zero_grad)|utils/data/)")
 _OPTIMIZER = re.compile(r"(?:^|/)torch/optim/\S+ \S*(?:step|_use_grad)")
+_FRAMEWORK = re.compile(r"(?:^|/)(?:torch|tensorflow|keras|jax)/")  # whose own calls tell less than what runs in them
 _AFTER_BATCH = re.compile(r"(?:^|/)callbacks(?:/callback_list)?\.py \S*on_train_batch_")  # of Keras's fit()
 _TORN = 0.02  # share of the samples whose stack may be of two moments, as the job is not stopped for them
 # Names of functions of the user's that make a batch, and of those in whose calls nothing does.
@@ -270,14 +271,17 @@ class Lines:
 
     def _frames_that_tell(self, worker: bool, around: frozenset[int]) -> _Telling:
         """Innermost frame of each stack that is of the user's own code that is not ``around`` the steps, else the
-        outermost one that saves a checkpoint, else the innermost one. ``worker``: a thread that tells of the user's own
-        code alone, and nothing while it waits for work."""
+        outermost one that saves a checkpoint, else the library's that such code calls, else the innermost one.
+        ``worker``: a thread that tells of the user's own code alone, and nothing while it waits for work."""
         python = self.python
         line, outer, leaf = (np.full(len(python.stacks), -1, np.int64) for _ in range(3))
         for number, stack in enumerate(python.stacks):
-            users = [frame for frame in python.own(number) if frame not in around]
+            of_user = python.own(number)
+            users = [frame for frame in of_user if frame not in around]
             if stack and (users or not worker) and not (worker and python.waits(number)):
-                library = int(self._saves[number]) if self._saves[number] >= 0 else stack[-1]
+                library = int(self._saves[number]) if self._saves[number] >= 0 else next((
+                    called for caller, called in pairwise(stack) if caller in of_user[-1:] and called not in around
+                    and not _FRAMEWORK.search(python.frames[called].file)), stack[-1])
                 line[number], outer[number] = (users[-1], users[0]) if users else (library, library)
                 leaf[number] = stack[-1]
         return _Telling(line, outer, leaf, np.zeros(len(python.frames), bool))

@@ -4,20 +4,19 @@ TensorFlow's executors tell each op with its thread, from its beginning to its e
 ``jit_compile``) end on any thread: an event "end: " with the number of the start tells when (openxla/xla,
 ``xla/backends/cpu/runtime/thunk_executor.cc``). Of ops side by side, on several threads, each gets an equal part of the
 time: so the sum over all is the time in which any op runs, and an op that shares the CPU with another is not charged
-twice. The collectives beside which no op runs are one row, the rest of the step another. An op's work on threads of a
-pool below it is in its time, as it waits for that.
+twice. The collectives beside which no op runs are one row, an executor without an op another, and the rest of the step
+the last. An op's work on threads of a pool below it is in its time, as it waits for that.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gputop.analysis.host.host_ops import OP, eager_calls, of_input_pipeline
+from gputop.analysis.host.host_ops import OP, of_input_pipeline, of_model_executors, single_ops
 from gputop.analysis.host.host_spans import COLLECTIVE
 from gputop.analysis.layers import tree
 from gputop.analysis.layers.layers import framework
@@ -25,10 +24,11 @@ from gputop.analysis.layers.pytorch import op_scopes
 from gputop.analysis.layers.scopes import Scope, differentiates
 from gputop.analysis.results import Layers
 from gputop.analysis.steps.model import Steps
-from gputop.trace.intervals import Spans, at_or_before, contains, in_order, intersect, subtract, union
+from gputop.trace.intervals import Spans, at_or_before, contains, in_order, intersect, merge, subtract, union
 from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import F64, I64, Trace
 from gputop.trace.nesting import nest
+from gputop.trace.threads import MAIN, lines_of
 
 # What runs other ops, which have events of their own: XLA's by opcode, or by name where the program is not known.
 _HOLDS_OPS = frozenset({"while", "conditional", "call", "async-start", "async-update", "async-done"})
@@ -59,11 +59,15 @@ def cpu_layers(trace: Trace, steps: Steps | None) -> Layers | None:
     within = steps.spans if steps is not None else union([start.min()], [max(end.max(), ops.done_ns.max())])
     if not within.total:
         return None
-    time_ns, active_ns = _shared(trace, ops, within)
+    time_ns = _shared(trace, ops, within)
     count, many = (steps.count if steps is not None else 1), len(trace.hlo_ops)
     inside = contains(within, start)
     root, training = tree.ScopeSums(), _training(trace)
-    for key, unnamed, time, runs in _by_op(ops, time_ns, inside):
+    kinds, which = _kinds(ops)
+    for (key, unnamed), time, runs in zip(kinds, np.bincount(which, time_ns).tolist(),
+                                          np.bincount(which, inside).tolist(), strict=True):
+        if not time and not runs:
+            continue
         node = tree.ScopeSums(time, 0.0, runs)
         hlo = trace.hlo_ops[key] if key < many and not ops.scopes else None
         if hlo is not None:
@@ -71,10 +75,13 @@ def cpu_layers(trace: Trace, steps: Steps | None) -> Layers | None:
         tree.put(root, *_place(trace, ops, key, unnamed, training), node, hlo.source if hlo is not None else "")
     if not root.device_ns:
         return None
-    alone = subtract(spans_of(trace, host_rows(trace, COLLECTIVE)), spans_of(trace, ops.rows))
-    if waits_ns := intersect(alone, within).total:
-        tree.put(root, "collectives", (), tree.ScopeSums(wait_ns=float(waits_ns)))
-    tree.put(root, tree.NO_OP_RUNS, (), tree.ScopeSums(wait_ns=float(within.total - active_ns - waits_ns)))
+    named = union(start, np.maximum(end, ops.done_ns))
+    for name, spans in (("collectives", spans_of(trace, host_rows(trace, COLLECTIVE))),
+                        (tree.EXECUTOR, of_model_executors(trace)), (tree.NO_OP_RUNS, within)):
+        if (left_ns := float(subtract(intersect(spans, within), named).total)) or name == tree.NO_OP_RUNS:
+            runs = name == tree.EXECUTOR
+            tree.put(root, name, (), tree.ScopeSums(left_ns * runs, left_ns * (not runs)))
+        named = merge(named, spans)
     how = tree.no_layers(root, framework(trace, bool(ops.scopes)))
     return Layers(basis=steps.times.unit if steps is not None else "window", total_s=within.total / count / 1e9, gpus=0,
                   rows=tuple(tree.table_rows(root, count, how)), sources=tree.source_lines(root, count))
@@ -102,14 +109,10 @@ def op_spans(trace: Trace) -> OpSpans | None:
     parent = nest(host.line[ops.rows], start, host.end_ns[ops.rows], host.name[ops.rows], trace.names).parent
     outer = np.flatnonzero((parent < 0) & (end > start))
     outer = outer[np.argsort(start[outer], kind="stable")]
-    phases = list(dict.fromkeys(ops.phase.tolist()))
-    phase = np.array([phases.index(name) for name in ops.phase.tolist()], np.int64)
-    pairs, which = np.unique(ops.key[outer] * len(phases) + phase[outer], return_inverse=True)
-    paths = []
-    for key, unnamed in ((pair // len(phases), phases[pair % len(phases)]) for pair in pairs.tolist()):
-        phase_name, path = _place(trace, ops, key, unnamed, training)
-        paths.append((phase_name, *path))
-    return OpSpans(start[outer], end[outer], host.line[ops.rows[outer]], which, paths, bool(ops.scopes))
+    kinds, which = _kinds(ops)
+    places = (_place(trace, ops, *kind, training) for kind in kinds)
+    return OpSpans(start[outer], end[outer], host.line[ops.rows[outer]], which[outer],
+                   [(phase, *path) for phase, path in places], bool(ops.scopes))
 
 
 def _place(trace: Trace, ops: _Ops, key: int, unnamed: str, training: set[int]) -> tuple[str, tuple[str, ...]]:
@@ -141,8 +144,7 @@ def _ops(trace: Trace) -> _Ops | None:
     xla, hlo = host_stat(host, "hlo")
     is_op = name_mask(trace, OP) & ~(name_mask(trace, _RUNS_XLA, ("xla", "partitionedcall")) if len(xla) else False)
     tf_ops = np.flatnonzero(is_op.take(host.name) & ~of_input_pipeline(trace))
-    everything = union([host.start_ns[0]], [host.end_ns.max() + 1])
-    eager, eager_op = eager_calls(trace, everything)
+    eager, eager_op = single_ops(trace, lines_of(trace, MAIN))
     holds = np.array([op.opcode in _HOLDS_OPS for op in trace.hlo_ops] + [False])
     named = np.array([_HOLDS_OPS_BY_NAME.match(name) is not None for name in trace.names])
     kept = np.flatnonzero(~np.where(hlo >= 0, holds[hlo], named[host.name[xla]]))
@@ -179,8 +181,8 @@ def _ends(trace: Trace, rows: I64) -> I64:
     return np.where(out > host.end_ns[rows], out, -1)
 
 
-def _shared(trace: Trace, ops: _Ops, within: Spans) -> tuple[I64, int]:
-    """The time within ``within`` that each op gets, and the time in which any runs."""
+def _shared(trace: Trace, ops: _Ops, within: Spans) -> I64:
+    """The time within ``within`` that each op gets."""
     host = trace.host
     start, end = host.start_ns[ops.rows], host.end_ns[ops.rows]
     nesting = nest(host.line[ops.rows], start, end, host.name[ops.rows], trace.names)
@@ -199,16 +201,12 @@ def _shared(trace: Trace, ops: _Ops, within: Spans) -> tuple[I64, int]:
 
     time_ns = nesting.own(until(end) - until(start))
     time_ns[late] += until(ops.done_ns[late]) - until(end[late])
-    return time_ns, int(length[running > 0].sum())
+    return time_ns
 
 
-def _by_op(ops: _Ops, time_ns: I64, inside: npt.NDArray[np.bool_]) -> Iterator[tuple[int, str, float, float]]:
-    """Yield each op's key, its phase where its name says none, its time, and the number of its runs that began in the
-    steps."""
-    for phase in dict.fromkeys(ops.phase.tolist()):
-        of_phase = np.flatnonzero(ops.phase == phase)
-        keys, which = np.unique(ops.key[of_phase], return_inverse=True)
-        times, runs = np.bincount(which, time_ns[of_phase]), np.bincount(which, inside[of_phase])
-        for key, time, count in zip(keys.tolist(), times.tolist(), runs.tolist(), strict=True):
-            if time or count:
-                yield key, phase, time, count
+def _kinds(ops: _Ops) -> tuple[list[tuple[int, str]], I64]:
+    """Key of each kind of op, with its phase where its name says none, and of which kind each op is."""
+    phases = list(dict.fromkeys(ops.phase.tolist()))
+    phase = np.array([phases.index(name) for name in ops.phase.tolist()], np.int64)
+    kinds, which = np.unique(ops.key * len(phases) + phase, return_inverse=True)
+    return [(kind // len(phases), phases[kind % len(phases)]) for kind in kinds.tolist()], which

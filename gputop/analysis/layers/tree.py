@@ -13,7 +13,7 @@ from gputop.trace.model import HloOp
 NO_CALL = "launched by no op"
 NO_OP, NO_PROGRAM, NO_SCOPE = "no op named", "XLA ops without their program", "no layer named"
 LOCAL_COPIES = "copies on the GPU, no op named"
-AFTER, ITSELF = "after the last kernel", "ops of its own"
+AFTER, ITSELF, EXECUTOR = "after the last kernel", "ops of its own", "executor without an op"
 EAGER, COMPILED, NO_OP_RUNS = "run eagerly", "compiled functions", "no op runs"
 REASONS = {
     "other ops": ("These ops do not belong to a phase. They are mostly counters and metrics of the training loop, or "
@@ -30,6 +30,7 @@ REASONS = {
             "to see the layers."),
     COMPILED: ("The trace includes the times of these XLA functions (jit_compile) but not their ops. TensorFlow 2.21 "
                "and newer record the ops, and so does a run without jit_compile."),
+    EXECUTOR: "Time during which TensorFlow or XLA executes a function and the trace shows none of its ops.",
     NO_OP_RUNS: "Time during which the CPU runs no op of the model: input, Python, or the time between two ops.",
 }
 _SWITCHED_OFF = "a capture with XLA_FLAGS=--xla_gpu_enable_command_buffer= disables them and shows the ops."
@@ -45,7 +46,7 @@ NO_LAYERS = {
     "nsys": "The trace has no module names. Use torch.cuda.nvtx.range to name parts of the model.",
 }
 _ORDER = (*PHASES, "collectives", "copies", LOCAL_COPIES, NO_SCOPE, NO_PROGRAM, NO_OP, NO_CALL, EAGER,
-          COMPILED, AFTER, NO_OP_RUNS)
+          COMPILED, AFTER, EXECUTOR, NO_OP_RUNS)
 _FEW_LAYERS = 0.1  # share of the forward pass in named layers: with less there are none to speak of
 _FOLDED_BELOW = 0.005  # share of the whole: one row for all of them
 _MAX_DEPTH, _MAX_ROWS, _MAX_SOURCES = 12, 400, 30

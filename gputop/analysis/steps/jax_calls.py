@@ -57,7 +57,8 @@ _OWN = re.compile(
 # the steps. gputop's own figures.
 _AT_ONCE, _AS_MANY = 0.1, 0.8
 _LAYERS = 4  # calls of a function in a period, from which it may be that of a layer
-_BACKWARD = "transpose(jvp("  # in the names of ops that jax.grad makes
+_BACKWARD, _OF_PASS = "transpose(jvp(", "jvp("  # in the names of ops that jax.grad makes
+_UPDATE = 0.1  # share of a program's ops, of which those of an update are more. gputop's own figure
 
 
 def own_ops(trace: Trace) -> Mask:
@@ -89,8 +90,10 @@ def marking_calls(trace: Trace) -> I64:
     name, length = host.name[rows], host.end_ns[rows] - host.start_ns[rows]
     users, period = ~is_own[name], sequence_period(name)
     functions, counts = np.unique(name[users], return_counts=True)
-    if counts.max(initial=0) >= FEWEST and (period is None or _once(counts, period, len(name)).any()):
-        calls = [nth[first_calls(nth)] for nth in (np.flatnonzero(name == kind) for kind in functions)
+    updates = gradient_functions(trace, _UPDATE)[functions]  # of several calls between two evaluations each is a step
+    if counts.max(initial=0) >= FEWEST and (period is None or (_once(counts, period, len(name)) | updates).any()):
+        calls = [nth if update else nth[first_calls(nth)]
+                 for nth, update in zip((np.flatnonzero(name == kind) for kind in functions), updates, strict=True)
                  if period is None or len(nth) * period < _LAYERS * len(name) or not _in_two_ways(name, nth)]
         return rows[np.sort(np.concatenate(calls))]
     if period is None:
@@ -98,13 +101,15 @@ def marking_calls(trace: Trace) -> I64:
     return rows[name == _first_of_period(trace, name, length, period)]
 
 
-def gradient_functions(trace: Trace) -> Mask:
-    """Mask of ``trace.names`` that are calls of functions whose program, jit_NAME, has ops of a backward pass; none
-    where the trace names no program's ops."""
+def gradient_functions(trace: Trace, update: float = 0.0) -> Mask:
+    """Mask of ``trace.names`` that are calls of functions whose program, jit_NAME, has ops of a backward pass, and of
+    no pass this share of all, as an ``update`` of parameters has; none where the trace names no program's ops."""
     (rows, ops), (_, module) = host_stat(trace.host, "hlo"), host_stat(trace.host, "hlo_module")
-    backward = np.array([*(_BACKWARD in op.op_name for op in trace.hlo_ops), False], bool)  # -1: the op is not known
-    programs = np.unique(module[backward[ops]]) if len(rows) and len(rows) == len(module) else ()
-    functions = {trace.names[program].removeprefix("jit_") for program in programs}
+    backward, of_pass = (np.array([*(part in op.op_name for op in trace.hlo_ops), False], bool)[ops]
+                         for part in (_BACKWARD, _OF_PASS))  # -1: the op is not known
+    programs = np.unique(module[backward]) if len(rows) and len(rows) == len(module) else ()
+    functions = {trace.names[program].removeprefix("jit_") for program in programs
+                 if not of_pass[module == program].mean() > 1 - update}
     mask = np.zeros(len(trace.names) + 1, bool)
     mask[:-1] = [name.startswith("PjitFunction(") and function_name(name) in functions for name in trace.names]
     return mask

@@ -93,9 +93,11 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
         outside = coverage(by_torch, compiled[0], compiled[0] + 1) == 0
         compiled = compiled[0][outside], compiled[1][outside], compiled[2][outside]
     loaded = _joined(_loading(trace), _set_up(trace))
+    scripted = merge(EMPTY, *(union(one.start_ns, one.end_ns) for one in script_builds(trace)
+                              if not built_again(trace, one)))  # TorchScript's functions
     for kind, calls in ((LOADING, loaded), (UPLOAD, _uploads(trace)), (AUTOTUNING, _found(trials(trace)[CUDNN])),
                         (GRAPHS, _found(_recorded(trace))), (TORCH_COMPILING, _by_torch(trace, by_torch)),
-                        (SCRIPT, _by_script(trace)), (KERNELS, _found(compiling_kernels(trace))),
+                        (SCRIPT, _found(scripted)), (KERNELS, _found(compiling_kernels(trace))),
                         (COMPILING, compiled), (TRACED, traced)):
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
@@ -254,12 +256,6 @@ def _by_torch(trace: Trace, by_torch: Spans) -> _Found:
     if any(built_again(trace, one) for one in torch_builds(trace, lines_of(trace, MAIN))):
         by_torch = EMPTY
     return _found(by_torch)
-
-
-def _by_script(trace: Trace) -> _Found:
-    """Compilations of TorchScript's functions, without those that are compiled again and again."""
-    once = [one for one in script_builds(trace) if not built_again(trace, one)]
-    return _found(merge(EMPTY, *(union(one.start_ns, one.end_ns) for one in once)))
 
 
 def _joined(a: _Found, b: _Found) -> _Found:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gputop.analysis.layers.cpu_layers import cpu_layers
-from gputop.analysis.layers.tree import COMPILED, EAGER, NO_OP_RUNS, NO_PROGRAM
+from gputop.analysis.layers.tree import COMPILED, EAGER, EXECUTOR, NO_OP_RUNS, NO_PROGRAM
 from gputop.analysis.results import LayerRow, Layers
 from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report import text_report
@@ -88,6 +88,18 @@ def test_what_names_no_layer_has_its_own_row() -> None:
     b = Builder(gpus=0).host(call, 0, 90, line="tf_Compute/1", name="StatefulPartitionedCall")
     rows = paths(cpu_layers(b.build(), None))
     assert rows[COMPILED].device_s == pytest.approx(90e-6) and "jit_compile" in rows[COMPILED].reason
+
+
+@pytest.mark.parametrize(("executor", "shown"), [("ExecutorState::Process", True), ("ThunkExecutor::Execute", True),
+                                                 ("EagerKernelExecute", False)])
+def test_an_executor_without_an_op_is_no_time_in_which_none_runs(executor: str, shown: bool) -> None:
+    """A call also lasts while its function waits for a batch; and functions of tf.data have executors, too."""
+    b = Builder(gpus=0).host("net/a/MatMul:MatMul", 0, 60, line="tf_Compute/1")
+    b.host("net/b/MatMul:MatMul", 140, 60, line="tf_Compute/2").host(executor, 50, 70, line="tf_Compute/1")
+    b.host("ExecutorState::Process", 60, 80, line="tf_data_iterator_resource/3")
+    rows = paths(cpu_layers(b.build(), None))
+    assert (EXECUTOR in rows) == shown and rows[NO_OP_RUNS].wait_s == pytest.approx(20e-6 if shown else 80e-6)
+    assert not shown or (rows[EXECUTOR].device_s == pytest.approx(60e-6) and rows[EXECUTOR].reason)
 
 
 def test_ops_of_pytorch_without_length_do_not_count() -> None:
@@ -178,7 +190,7 @@ def test_times_are_those_of_the_events_counted_another_way(file: str) -> None:
     table = cpu_layers(load([str(path)]), None)
     rows = paths(table)
     of_python = rows[EAGER].device_s if EAGER in rows else 0.0  # ops that no executor's thread ran
-    roots = [row.device_s for row in rows.values() if row.parent is None]
+    roots = [row.device_s for row in rows.values() if row.parent is None and row.name != EXECUTOR]
     assert sum(roots) - of_python == pytest.approx(whole, rel=1e-4)
     of_backward = sum(time for name, time in by_op.items() if "gradient_tape/" in name)
     assert rows["backward"].device_s == pytest.approx(of_backward, rel=1e-4)

@@ -202,6 +202,25 @@ def test_a_jitted_cell_that_the_loop_calls_forward_and_backward_is_no_step():
     assert steps.times.mean_s == pytest.approx(10e-3)
 
 
+@pytest.mark.parametrize(("update", "anchor", "count"), [
+    (True, "calls of PjitFunction(step)", 71), (False, "a loop of JAX's own ops", 5)])
+def test_jitted_steps_between_which_ops_evaluate_one_by_one_are_steps_where_they_update(update, anchor, count):
+    """As of an evaluation outside of jit every 12 steps; without an update the calls may be passes whose gradients a
+    loop sums up."""
+    b, ops = Builder(gpus=0), ["jvp()/dot_general", "transpose(jvp())/dot_general", "sub" if update else "jvp()/add"]
+    for i in range(72):
+        at = i * 1_000 + i // 12 * 4_000
+        b.host("PjitFunction(step)", at, 900)
+        for k in range(3):
+            b.host(f"dot.{k}", at + 100 + 200 * k, 150, line="tf_XLAPjRtCpuClient/1", hlo=k, hlo_module="jit_step")
+        for k, op in enumerate(("matmul", "relu", "matmul", "_argmax") if i % 12 == 11 else ()):
+            b.host(f"PjitFunction({op})", at + 1_000 + k * 900, 800)
+    trace = b.build()
+    trace.hlo_ops = [HloOp(f"jit(step)/{op}", "", None, None) for op in ops]
+    steps = find_steps(trace)
+    assert steps is not None and (steps.times.anchor, steps.count) == (anchor, pytest.approx(count, abs=6))
+
+
 def test_profiler_steps_that_touch_count_to_the_last():
     b = Builder(gpus=0, format="chrome")
     for i in range(3):
