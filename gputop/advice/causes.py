@@ -161,7 +161,7 @@ def unexplained(a: Analysis, findings: Iterable[Finding]) -> Unexplained | None:
     claimed = _claimed(findings)
     if a.cpu_layers is not None:
         idle_s = sum(row.wait_s for row in a.cpu_layers.rows if row.name == NO_OP_RUNS and row.parent is None)
-        input_s = (a.breakdown.input or 0.0) if a.breakdown is not None else 0.0
+        input_s = account.claimable(("input",)).get("input", 0.0) / account.steps
         parts, of_s = {"host": max(idle_s - input_s, 0.0)}, a.cpu_layers.total_s
         per = a.cpu_layers.basis
         left = _left(parts, claimed, account.steps)

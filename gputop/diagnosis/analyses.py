@@ -38,6 +38,7 @@ from gputop.analysis.what_if.critical_path import critical_path
 from gputop.analysis.what_if.replay import replay_window
 from gputop.trace.gpu_clocks import clock_notes
 from gputop.trace.intervals import union
+from gputop.trace.lookups import computes_on_cpu
 from gputop.trace.model import Kind, Trace
 
 
@@ -97,8 +98,8 @@ def _account(given: Given, division: Any, parts: Any) -> Any:
 
 # The long ones first. A new analysis is a row here; its result is that field of Analysis (FIELDS).
 ANALYSES = (
-    # A GPU trace whose device planes are empty tells no parts of the step.
-    AnalysisEntry("parts", _parts, when=lambda given: bool(given.gpu_timelines) or not given.trace.gpus),
+    # A trace without the work of the job's GPUs tells no parts of the step.
+    AnalysisEntry("parts", _parts, when=lambda given: bool(given.gpu_timelines) or computes_on_cpu(given.trace)),
     AnalysisEntry("launch_threads", lambda given: launch_threads(given.trace, given.gpu_timelines)),
     AnalysisEntry("gaps", lambda given: step_gaps(given.trace, given.gpu_timelines, given.steps)),
     AnalysisEntry("causes", lambda given: host_causes(

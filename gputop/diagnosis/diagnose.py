@@ -212,17 +212,18 @@ def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
     return notes
 
 
-def _no_gpu(trace: Trace) -> str:
-    """Reason why a trace shows no GPU, as far as its host shows one: a job that uses a GPU launches kernels."""
-    launches = len(host_rows(trace, LAUNCH_CALLS))
-    if launches:
-        return (f"The trace has no GPU but {counted(launches, 'kernel launch', 'es')}, so the profiler did not record "
-                f"the kernels. {_RECORD_GPU.get(trace.format, _RECORD_GPU[''])}")
-    if not computes_on_cpu(trace):
-        apple = len(host_rows(trace, r"aten::(?:linear_backward|_?mps_)"))
-        how = "Use torch.mps.profiler or Xcode's Instruments to record Apple GPUs." if apple else _RECORD_GPU["chrome"]
-        return f"The trace has no GPU, but ops that run on a GPU. {how}"
-    return f"The trace has no GPU.{' ' + _RECORD_GPU['nsys'] if trace.format == 'nsys' else ''}"
+def _no_gpu(trace: Trace) -> TraceNote:
+    """Note why a trace shows no GPU, as far as its host shows that: a job that uses a GPU launches kernels."""
+    how = _RECORD_GPU.get(trace.format, _RECORD_GPU[""])
+    if computes_on_cpu(trace):
+        how = f"{how} " if trace.format == "nsys" else ""
+        return TraceNote("no_gpu", f"The trace has no GPU. {how}All time except input wait counts as host time.")
+    if launches := len(host_rows(trace, LAUNCH_CALLS)):
+        return TraceNote("lost_kernels", f"The trace has no GPU but {counted(launches, 'kernel launch', 'es')}, so the "
+                                         f"profiler did not record the kernels. {how}")
+    if len(host_rows(trace, r"aten::(?:linear_backward|_?mps_)")):
+        how = "Use torch.mps.profiler or Xcode's Instruments to record Apple GPUs."
+    return TraceNote("lost_kernels", f"The trace shows no GPU, but the job used one. {how}")
 
 
 def _notes(trace: Trace, steps: Steps | None, device_events: bool, clocks: Sequence[TraceNote]) -> list[TraceNote]:
@@ -250,6 +251,5 @@ def _notes(trace: Trace, steps: Steps | None, device_events: bool, clocks: Seque
             "The trace lists GPUs but no GPU events, because the profiler had no permission for CUPTI or nothing ran. "
             "`gputop doctor` shows how to grant the permission.")))
     if not trace.gpus and "no_gpu" not in note_ids:
-        id_ = "no_gpu" if computes_on_cpu(trace) else "lost_kernels"
-        notes.append(TraceNote(id_, f"{_no_gpu(trace)} All time except input wait counts as host time."))
+        notes.append(_no_gpu(trace))
     return notes

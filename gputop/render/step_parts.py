@@ -126,6 +126,7 @@ HOST_KINDS: dict[str, str] = {
     "files": "reading or writing files",
     "profiler": "the profiler itself",
     "input": "waiting for a batch",
+    "workers": "the DataLoader starting its workers",
     "line": "Python",
     "op": "host ops",
     "python": "Python without events",

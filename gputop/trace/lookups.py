@@ -29,6 +29,7 @@ _OPTIMIZER = (rf"(?!{PYTHON_FUNCTION})"
               r"\blars|\bsgd|resourceapply|apply_?gradient|optax))")
 _OPTIMIZER_WORDS = ("multi_tensor_apply", "adam", "adagrad", "rmsprop", "rm_sprop", "momentum", "lamb_", "lars", "sgd",
                     "resourceapply", "applygradient", "apply_gradient", "optax")
+_GPU_MEMORY = r"rank \d+: memory of GPU|GPU_\d+_bfc"  # allocators
 TORCH_HOST_MEMORY = "PyTorch host memory"  # in the name of an allocator, behind the rank
 _GPU_OPS = r"aten::(?:_?cudnn_|miopen_|linear_backward|_?mps_)"  # the last two: of Apple's
 LAUNCH_CALLS = r"(?:cuda|cu|hip)(?:Graph)?Launch(?!HostFunc)"
@@ -154,8 +155,10 @@ def outermost_rows(trace: Trace, rows: I64) -> I64:
 
 
 def computes_on_cpu(trace: Trace) -> bool:
-    """Return whether the job of a trace without GPUs uses none: it launches no kernels that were not recorded."""
-    return not trace.gpus and not len(host_rows(trace, f"{LAUNCH_CALLS}|{_GPU_OPS}"))
+    """Return whether the job of a trace without GPUs uses none: it has no memory on one and launches no kernels that
+    were not recorded."""
+    return not (trace.gpus or len(host_rows(trace, f"{LAUNCH_CALLS}|{_GPU_OPS}"))
+                or name_mask(trace, _GPU_MEMORY)[trace.allocator.allocator].any())
 
 
 def migrations(device: DeviceEvents) -> Mask:

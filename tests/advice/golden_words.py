@@ -29,10 +29,11 @@ CHOSEN: Mapping[str, Mapping[str, Any]] = {
     "rich": {"worst": "h2d", "metric": "sm_active", "limited_by": "quota", "pool": "gpu_private", "way": "h2d",
              "kind": "line", "products": ("attention", "other matmuls"), "operation": "AllReduce",
              "gpus": (0, 1), "severity": "medium", "framework": "tensorflow", "id": None, "saving": None, "idle": (1,),
-             "inside": ("prediction",), "new_workers": False, "lines": (), "offloaded": False,
+             "inside": ("prediction",), "new_workers": False, "starts": (), "lines": (), "offloaded": False,
              "activations": False, "claim": None, "severest": "high", "tries": ""},
     "poor": {"worst": "d2d", "metric": "gpu_util", "limited_by": "node", "pool": "global", "way": "d2h",
              "kind": "checkpoint", "products": ("convolutions",), "operation": "AllToAll", "inside": (), "lines": (),
+             "starts": (),
              "gpus": (0,), "severity": "low", "framework": "pytorch", "id": None, "saving": None, "idle": (0, 1),
              "claim": "measured", "severest": "high", "tries": ""},
 }

@@ -266,7 +266,7 @@ def test_a_trace_of_the_host_alone_says_what_its_profiler_missed() -> None:
     assert "3 kernel launches" in note(launching) and "ProfilerActivity.CUDA" in note(launching)
     assert "--trace=cuda,nvtx" in note(Builder(gpus=0, format="nsys").host("forward", 0, 100))
     assert note(Builder(gpus=0).host("aten::mm", 0, 100)).startswith("The trace has no GPU. All time")
-    assert "ops that run on a GPU" in note(Builder(gpus=0).host("aten::cudnn_convolution", 0, 100))
+    assert "but the job used one" in note(Builder(gpus=0).host("aten::cudnn_convolution", 0, 100))
     apple = Builder(gpus=0).host("aten::linear_backward", 0, 100)
     assert "Apple GPUs" in note(apple) and analyze_trace(apple.build()).cpu_layers is None
     assert limit_of(analyze_trace(apple.build())).startswith("NO VERDICT: the GPU work was not recorded")
@@ -278,6 +278,24 @@ def test_a_job_whose_kernels_were_not_recorded_has_no_other_verdict() -> None:
         b.host("aten::mm", 100 * i, 90).host("cudaLaunchKernel", 100 * i + 50, 5)
     told = limit_of(analyze_trace(b.build()))
     assert told.startswith("NO VERDICT: the GPU work was not recorded\nDo: record again") and "40 kernel la" in told
+
+
+@pytest.mark.parametrize("recorded", ["ops", "memory"])
+def test_what_a_gpu_that_was_not_recorded_waits_for_is_unknown(recorded: str) -> None:
+    """Pauses and waits of the host cost no time while a GPU works, and whether it did is not known."""
+    b = Builder(gpus=0, format="chrome")
+    if recorded == "memory":
+        b.memory(0, "rank 0: memory of GPU 0", 1 << 20, -1, 1 << 20)
+    for i in range(30):
+        at = i * 10_000
+        b.host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 4_000)
+        b.host("aten::cudnn_convolution" if recorded == "ops" else "aten::linear", at + 4_100, 2_000)
+        b.host("autograd::engine::evaluate_function: AddmmBackward0", at + 6_200, 1_000)
+        b.host("Optimizer.step#SGD.step", at + 7_300, 700, annotation=1)
+    a = analyze_trace(b.build())
+    assert not a.findings and a.breakdown is None
+    assert limit_of(a).startswith("NO VERDICT: the GPU work was not recorded")
+    assert not any("counts as host time" in note.message for note in a.trace.quality)
 
 
 @pytest.mark.parametrize("executes", [True, False])

@@ -22,7 +22,7 @@ from gputop.analysis.host.wall_time import Division
 from gputop.analysis.layers.pytorch import CallScopes
 from gputop.analysis.results import Analysis, GapWork, GpuUse, WallPart
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.steps.pytorch_ops import workers_started_anew
+from gputop.analysis.steps.pytorch_ops import workers_started
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.replay import Replay
 from gputop.core.findings import Claim, Culprit, Severity
@@ -144,6 +144,12 @@ class TraceFacts(Struct, frozen=True):
         replayed = self.replay.spans.total if self.replay is not None else 0
         return self.steps_or_window * (replayed / self.analyzed_spans.total if replayed else 1.0)
 
+    def starts_of_workers(self, waits: Mapping[int, Spans]) -> Sequence[float]:
+        """Seconds of each start of PyTorch's workers, if these waits are mostly in such, and none is anew each pass."""
+        started, all_waits = workers_started(self.trace)[0], merge(EMPTY, *waits.values())
+        most = 2 * intersect(started, all_waits).total > all_waits.total and not new_workers(self).total
+        return ((started.end - started.start) / 1e9).tolist() if most else ()
+
     @property
     def analyzed_spans(self) -> Spans:
         """The time that is judged: the steps, or from the first device event to the last."""
@@ -207,11 +213,10 @@ def on_host(facts: TraceFacts, work: Sequence[GapWork], within: Spans, per: str 
                          per or facts.basis, at_s=begins.get(item.name)) for item in work)
 
 
-@once_per_trace
 def new_workers(facts: TraceFacts) -> Spans:
     """Spans in which PyTorch's DataLoader starts its workers anew; none where it did so once, which may be the
     start."""
-    spans = workers_started_anew(facts.trace) if facts.framework == "pytorch" else EMPTY
+    spans = workers_started(facts.trace)[1]
     return spans if len(spans.start) > 1 else EMPTY
 
 
@@ -266,7 +271,7 @@ def input_spans(facts: TraceFacts) -> dict[int, Spans]:
     if facts.gpu_timelines:
         return {gpu: parts["input"] for gpu, parts in facts.parts.items()}
     waits = merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace)))
-    return {NO_GPU: intersect(waits, facts.analyzed_spans)}
+    return {NO_GPU: intersect(waits, facts.analyzed_spans) if facts.steps is not None else waits}
 
 
 def recorded_spans(facts: TraceFacts, parts: Iterable[WallPart]) -> dict[int, Spans]:

@@ -355,6 +355,8 @@ WORKERS_OR_SELDOM = (
     "metrics, gc.collect(), and saving out of the loop, or do this work every hundred steps.")
 KEEP_WORKERS = ("Create the DataLoader once and keep its workers between passes over the data "
                 "(persistent_workers=True), or make each pass longer.")
+FIRST_WORKERS = ("For few batches, load them in the loop's own process (num_workers=0). For several passes over the "
+                 "data, create the DataLoader once and keep its workers (persistent_workers=True).")
 
 
 def fix_of_loader(loader: str) -> tuple[str, str | None]:
@@ -384,9 +386,7 @@ def _cost(stage: Stage, cpus: float | None) -> float:
 
 
 def _above(stages: Mapping[str, Stage], stage: Stage) -> list[Stage]:
-    consumers = []
-    consumer = stages.get(stage.parent or "")
-    while consumer is not None:
-        consumers.append(consumer)
-        consumer = stages.get(consumer.parent or "")
-    return consumers
+    above = [stage]
+    while (consumer := stages.get(above[-1].parent or "")) is not None:
+        above.append(consumer)
+    return above[1:]

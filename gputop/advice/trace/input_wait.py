@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -17,11 +17,11 @@ from gputop.advice.trace.facts import (
     waits_for_input,
     without_recorder,
 )
-from gputop.advice.trace.input_fixes import InputFix
+from gputop.advice.trace.input_fixes import FIRST_WORKERS, InputFix
 from gputop.advice.trace.input_pace import input_fix, slowest_by_name, waits_in_steps
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.other_programs import may_be_others
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.tf_data import iterator_paths
 from gputop.analysis.results import WallTime
@@ -29,9 +29,9 @@ from gputop.analysis.steps.long_steps import MIN_STEPS
 from gputop.analysis.steps.step_marks import SESSION_RUN
 from gputop.analysis.steps.training_loops import loads_itself, training_loops
 from gputop.analysis.what_if.cure import Cure
-from gputop.core.findings import MEDIUM_SHARE, Claim, Culprit
+from gputop.core.findings import HIGH_SHARE, MEDIUM_SHARE, Claim, Culprit
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import EMPTY, coverage, intersect, merge
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the waits
@@ -43,6 +43,7 @@ class InputBound(Verdict, frozen=True, kw_only=True):
     wait_ratio: float  # share of the loop's time in its calls for a batch, whether GPUs work meanwhile or not
     fix: InputFix
     slowest_stage: tuple[str, float] | None  # where the fix knows no costs: tf.data's longest stage and its seconds
+    starts: Sequence[float] = ()  # seconds of each start of workers, if most of the wait is for their first batches
     open_s: float | None = None  # that the loop waits at the edges of the recording, for a batch that did not come
     recorded_s: float | None = None  # where the share is of that
     waited_s: float | None = None  # per step, with the profiler's work, where the share is without
@@ -83,6 +84,9 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     others = may_be_others(facts, share, silent=False) if fix.fast_enough else None
     if others is not None:
         return Missing(others)
+    verdict = _verdict(facts, fix, share, {})
+    if verdict.starts:
+        return verdict
     saving = None if fix.step_s is None else min(max(1 - fix.step_s / facts.period_s, 0.0), share)
     left, assumes = 0.0, "Assumes that each batch is ready when the loop asks for it."
     if fix.step_s is not None:
@@ -95,7 +99,7 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     if counted and claim != "at least":
         claim = "about"  # as the profiler's part is
     return replace(
-        _verdict(facts, fix, share), saving=saving, claim=claim, cure=Cure(input_left=left, assumes=assumes),
+        verdict, saving=saving, claim=claim, cure=Cure(input_left=left, assumes=assumes),
         severest="low" if least < MEDIUM_SHARE else "high", recording_s=counted,
         waited_s=waited_s)
 
@@ -115,18 +119,22 @@ def _open_wait(facts: TraceFacts, wall: WallTime, open_s: float) -> InputBound:
     """The loop waits at an edge of the recording, far longer than in its steps: all waits, as a share of the time."""
     assert facts.shares is not None
     wait_s = facts.shares["input"] * facts.period_s * facts.steps_or_window + open_s
-    verdict = _verdict(facts, input_fix(facts, wait_s), min(wait_s / wall.recorded_s, 1.0))
     opened = recorded_spans(facts, [part for part in wall.parts if part.id == "open" and part.kind == "input"])
-    return replace(verdict, open_s=open_s, recorded_s=wall.recorded_s,
-                   spans={gpu: merge(spans, verdict.spans.get(gpu, EMPTY)) for gpu, spans in opened.items()})
+    verdict = _verdict(facts, input_fix(facts, wait_s), min(wait_s / wall.recorded_s, 1.0), opened)
+    return replace(verdict, open_s=open_s, recorded_s=wall.recorded_s)
 
 
-def _verdict(facts: TraceFacts, fix: InputFix, share: float) -> InputBound:
+def _verdict(facts: TraceFacts, fix: InputFix, share: float, opened: Mapping[int, Spans]) -> InputBound:
     waited = facts.analysis.input
     assert waited is not None
+    spans = {gpu: merge(waits, opened.get(gpu, EMPTY)) for gpu, waits in input_spans(facts).items()}
+    if starts := facts.starts_of_workers(spans):
+        fix = InputFix(FIRST_WORKERS, None, None, "", " Most of this is the wait for a first batch after workers "
+                                                      "start, which more workers do not make shorter.")
     stage = slowest_by_name(waited.stages) if not fix.tells else None
     return InputBound(culprits=_culprits(facts, fix, stage), gpus=facts.active_numbers, share=share, fix=fix,
-                      spans=input_spans(facts), wait_ratio=waited.wait_ratio,
+                      spans=spans, wait_ratio=waited.wait_ratio, starts=starts, claim=None if starts else "measured",
+                      severity=None if not starts else "medium" if share >= HIGH_SHARE else "low",
                       slowest_stage=None if stage is None else (stage, waited.stages[stage]))
 
 
@@ -166,7 +174,7 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     loop = "loop" if job.trains is False else "training loop"
     why = f"The {loop} waits for its next batch for {percent(v.share)} of the {basis}"
     why += " while no GPU has work." if v.gpus else " (the trace has no GPU)."
-    if v.open_s:
+    if v.open_s and not v.starts:
         evidence["unfinished_s"] = v.open_s
         why += (f" The wait includes {seconds(v.open_s)} at the start or end of the recording, during which no batch "
                 "arrived, so the actual wait is longer.")
@@ -183,7 +191,14 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
         gain += "; handing over large batches from workers and pinning them also takes time"
     if v.fix.step_s is not None:
         gain = f"assumes that the step then takes as long as its slowest remaining part, and that {v.fix.how}"
+    title = f"Input wait takes {percent(v.share)} of the {basis}"
+    if v.starts:
+        times, gain = "once", ONCE
+        if len(v.starts) > 1:
+            times, gain = f"{len(v.starts)} times", "capture a longer trace to see how often workers start"
+        title = (f"The DataLoader takes {seconds(sum(v.starts))} to start its workers and load a first batch, {times} "
+                 "in this recording")
     return Explanation(
-        title=f"Input wait takes {percent(v.share)} of the {basis}", why=why, evidence=evidence,
-        action=v.fix.action, snippet=v.fix.snippet, gain=gain, per="recording" if v.open_s else "step",
+        title=title, why=why, evidence=evidence,
+        action=v.fix.action, snippet=v.fix.snippet, gain=gain, per="recording" if v.open_s or v.starts else "step",
         source=source("input_bound.share"))

@@ -261,7 +261,7 @@ def judge_memory_growth(facts: TraceFacts) -> MemoryGrowth | Missing | None:
         return Missing("data on the memory held by PyTorch's allocators, which torch.profiler records with "
                        "profile_memory=True. Without that option, `gputop record` can still show host memory growth "
                        "over hours")
-    if steps is None or steps.count < limit("memory_growth.steps") or facts.period_s <= 0:
+    if steps is None or steps.count < limit("memory_growth.steps"):
         return Missing(f"{limit('memory_growth.steps'):.0f} complete steps; capture a longer trace")
     if facts.basis == "period":
         return Missing("to know which of the repeated op sequences are steps, because the layers of one pass keep "
@@ -275,7 +275,7 @@ def judge_memory_growth(facts: TraceFacts) -> MemoryGrowth | Missing | None:
     if not growth:
         return None
     fastest = max(growth, key=lambda name: growth[name])
-    per_s = growth[fastest] / facts.period_s
+    per_s = growth[fastest] / steps.times.mean_s
     if per_s * _HOUR_S < limit("memory_growth.bytes_per_hour"):
         return None
     ranks = {_ONLY_RANK.match(name) for name in growth}

@@ -14,7 +14,7 @@ from msgspec import structs
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, new_workers, recorded_spans, severity_by_limits
-from gputop.advice.trace.input_fixes import KEEP_WORKERS, WORKERS_OR_SELDOM
+from gputop.advice.trace.input_fixes import FIRST_WORKERS, KEEP_WORKERS, WORKERS_OR_SELDOM
 from gputop.advice.trace.job import KERAS, PYTORCH, Job, trains
 from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, SELDOM_WORK, WORK, KnownWork
 from gputop.advice.trace.other_programs import may_be_others
@@ -158,6 +158,8 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
     recognized = _WORK_OF_KIND.get(part.kind)
     if recognized is not None:
         return recognized.action, recognized.code(job)
+    if part.kind == "workers":
+        return FIRST_WORKERS, None
     if part.kind == "input" or (job.loop == PYTORCH and part.kind in _UNNAMED and job.trains is not False):
         return WORKERS_OR_SELDOM, code("input_bound", "torch") if job.loop == PYTORCH else None
     if part.id == _OUTSIDE and job.loop in KERAS:
@@ -248,8 +250,10 @@ def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
     others = _of_others(facts, part, share)
     if others is not None:
         return Missing(others)
-    return UnfinishedStep(gpus=facts.active_numbers, share=share, part=part, recorded_s=wall.recorded_s,
-                          spans=recorded_spans(facts, [part]),
+    spans = recorded_spans(facts, [part])
+    if part.kind in _UNNAMED and facts.starts_of_workers(spans):
+        part = structs.replace(part, kind="workers")
+    return UnfinishedStep(gpus=facts.active_numbers, share=share, part=part, recorded_s=wall.recorded_s, spans=spans,
                           severity="medium" if share >= limit("unfinished_step.medium") else "low",
                           claim=None, usual_s=steps.median_s, culprits=_culprits([part]))
 

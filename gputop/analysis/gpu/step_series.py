@@ -16,7 +16,7 @@ from gputop.analysis.steps.membership import step_of
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import coverage, subtract
 from gputop.trace.kernel_names import classify
-from gputop.trace.lookups import numbered
+from gputop.trace.lookups import computes_on_cpu, numbered
 from gputop.trace.model import F64, I64, Kind, Trace
 
 
@@ -65,7 +65,7 @@ def step_series(trace: Trace, steps: Steps, gpu_timelines: Sequence[GpuTimeline]
 
     ``by_gpu``: :func:`~gputop.analysis.gpu.breakdown.parts_by_gpu` of the steps."""
     start, end = steps.edges_ns.T
-    readable = bool(gpu_timelines) or not trace.gpus
+    readable = bool(gpu_timelines) or computes_on_cpu(trace)
     return StepArrays(
         step_s=(end - start) / 1e9,
         parts=breakdown_by_step(trace, by_gpu, steps.bounds_ns) if readable else {},

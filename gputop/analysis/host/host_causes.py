@@ -34,7 +34,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.pytorch_ops import FORWARD, outer_ops
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.trace.intervals import EMPTY, Spans, coverage, in_order, intersect, merge, subtract, union
-from gputop.trace.lookups import OPTIMIZER_CALL, host_rows, rows_of
+from gputop.trace.lookups import OPTIMIZER_CALL, computes_on_cpu, host_rows, rows_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, busiest_line, lines_of
 
@@ -112,9 +112,9 @@ def host_causes(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, ops: HostOps | None,
     idle: IdleByGpu,
 ) -> HostCauses | None:
-    """The division; None where the trace has no host event, or GPUs but nothing that ran on them. ``idle``: of the
+    """The division; None where the trace has no host event, or not the work of the job's GPUs. ``idle``: of the
     steps' bounds or, without steps, the window."""
-    if not len(trace.host) or (trace.gpus and not gpu_timelines):
+    if not len(trace.host) or not (gpu_timelines or computes_on_cpu(trace)):
         return None
     late, hosts = late_by_cause(trace, gpu_timelines, steps, ops, idle)
     if not late:

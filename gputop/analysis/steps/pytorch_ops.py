@@ -10,7 +10,7 @@ import numpy.typing as npt
 from gputop.analysis.steps.training_loops import LOADER
 from gputop.trace.intervals import EMPTY, Spans, merge, union
 from gputop.trace.lookups import Mask, by_line, host_rows, host_stat, name_mask, outermost_rows, spans_of
-from gputop.trace.model import I64, Trace
+from gputop.trace.model import I64, Trace, once
 from gputop.trace.threads import MAIN, lines_of
 
 _MARKS = rf"Optimizer\.(?:step|zero_grad)#|{LOADER}"
@@ -71,37 +71,45 @@ class Ops(NamedTuple):
 def outer_ops(trace: Trace, line: int) -> Ops:
     """The ops of this thread, which runs Python."""
     host = trace.host
-    rows = host_rows(trace, _OPS)
+    own = np.arange(len(trace.lines)) == line
+    rows = host_rows(trace, _OPS, own)
     ranges = host_stat(host, "annotation")[0]
     ranges = ranges[~name_mask(trace, _MARKS)[host.name[ranges]]]
-    rows = rows[(host.line[rows] == line) & ~np.isin(rows, ranges)]
+    rows = rows[~np.isin(rows, ranges)]
     forward = rows[name_mask(trace, FORWARD)[host.name[rows]]]
-    seeds = host_rows(trace, _SEED)
     rows = outermost_rows(trace, rows)
     name = host.name[rows]
     return Ops(name, host.start_ns[rows], host.end_ns[rows], name_mask(trace, LOADER)[name],
                name_mask(trace, _ZERO_GRAD)[name], host.start_ns[_backward_rows(trace, line)], host.start_ns[forward],
-               host.start_ns[seeds[host.line[seeds] == line]])
+               host.start_ns[host_rows(trace, _SEED, own)])
 
 
-def workers_started_anew(trace: Trace) -> Spans:
-    """Spans in which a loop's DataLoader ends its workers and starts new ones: from the call that finds no further
-    batch to the first batch of the next iterator."""
-    lines = trace.host.line[host_rows(trace, _HAS_WORKERS)]
-    spans = EMPTY
-    for line in np.unique(lines).tolist():
+@once
+def workers_started(trace: Trace) -> tuple[Spans, Spans]:
+    """Spans in which a loop's DataLoader starts workers, from a new iterator's seed to its first batch; and in which it
+    ends workers and starts new ones, from the call that finds no further batch."""
+    started, anew = EMPTY, EMPTY
+    for line in np.unique(trace.host.line[host_rows(trace, _HAS_WORKERS)]).tolist():
         ops = outer_ops(trace, line)
         last, first = ops.ended()
-        spans = merge(spans, union(ops.start[last], ops.end[first]))
-    return spans
+        anew = merge(anew, union(ops.start[last], ops.end[first]))
+        of_workers, seed, read, drawn = (name_mask(trace, pattern)[ops.name] for pattern in (
+            _HAS_WORKERS, _SEED, r"aten::item$", r"aten::rand(?:perm|int)$"))
+        # Read at once. With a sampler's own, rows are drawn at once, for workers that stay as well.
+        seeds = np.flatnonzero(seed[:-2] & read[1:-1] & ~drawn[2:])
+        batches = np.concatenate((np.flatnonzero(ops.is_batch), [-1]))
+        first = batches[np.searchsorted(batches[:-1], seeds)]
+        edges = ops.start[seeds], ops.start[first]
+        begin = (first >= 0) & of_workers[first] & (ops.backward_nodes(*edges) == 0) & ~ops.runs_model(*edges)
+        started = merge(started, union(ops.start[seeds[begin]], ops.end[first[begin]]))
+    return started, anew
 
 
 def _backward_rows(trace: Trace, line: int) -> I64:
     """The nodes of the backward pass in the process of this thread."""
     process = trace.lines[line].host, trace.lines[line].rank
     in_process = np.array([(other.host, other.rank) == process for other in trace.lines], bool)
-    rows = host_rows(trace, BACKWARD_NODE)
-    return rows[in_process[trace.host.line[rows]]]
+    return host_rows(trace, BACKWARD_NODE, in_process)
 
 
 def thread_of_ops(trace: Trace) -> int | None:

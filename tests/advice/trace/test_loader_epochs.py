@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.analysis.steps.pytorch_ops import workers_started_anew
+from gputop.analysis.steps.pytorch_ops import workers_started
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.findings import Finding
 from gputop.diagnosis.diagnose import analyze_trace
@@ -38,7 +38,7 @@ def findings(loop: Loop) -> dict[str, Finding]:
 @pytest.mark.parametrize("batches", [4, 10, 40])
 def test_workers_that_each_epoch_starts_anew(batches):
     loop = epochs(40_000, batches=batches)
-    anew = workers_started_anew(loop.b.build())
+    _, anew = workers_started(loop.b.build())
     assert len(anew.start) == 5 and anew.total == pytest.approx(5 * 120_000_000, rel=0.01)  # 20 + 60 + 40 ms each
     found = findings(loop)
     assert found and all("persistent_workers=True" in f.action for f in found.values()), found
@@ -49,6 +49,42 @@ def test_workers_that_each_epoch_starts_anew(batches):
     epochs(300, start_us=300, end_us=300, batches=40), epochs(40_000, name=ONE), epochs(40_000, count=1)])
 def test_workers_that_stay_or_are_none_or_start_once(loop):
     assert not [f for f in findings(loop).values() if "restarting its workers" in f"{f.title} {f.why}"]
+
+
+def started(*, wait_us: float, rows: bool = False, stay: bool = False, steps: int = 1, pause_us: float = 1_000) -> Loop:
+    """A recording that begins before its loop's iterator, or before a pass of workers that ``stay``."""
+    loop = Loop()
+    for drawn in (False,) * (not stay) + (True,) * rows:
+        loop.op("aten::empty").op("aten::random_").op("aten::item", pause=0 if drawn else pause_us)
+        if drawn:
+            loop.op("aten::randperm")
+    for step in range(steps):
+        loop.op(MANY, 300 if step else wait_us).step().forward()
+        if steps > 1:
+            loop.zero().backward().update()
+        loop.sleep(300)
+    return loop
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_the_wait_for_the_first_batch_after_workers_start_is_no_slow_input(rows):
+    a = analyze_trace(started(wait_us=12_000_000, rows=rows).b.build())
+    (f,) = a.findings
+    assert f.id == "input_bound" and "12.0 s to start its workers" in f.title and "once in this recording" in f.title
+    assert "num_workers=0" in f.action and f.snippet is None and f.gain.step_time is None
+    assert a.wall_time.unexplained is None, "it claims the wait"
+
+
+@pytest.mark.parametrize("loop", [
+    started(wait_us=12_000_000, rows=True, stay=True), started(wait_us=12_000_000, stay=True)])
+def test_a_first_batch_of_workers_that_had_started_before_is_no_start_of_them(loop):
+    (f,) = findings(loop).values()
+    assert "Input wait takes" in f.title and not len(workers_started(loop.b.build())[0].start)
+
+
+def test_what_no_step_ends_in_while_workers_start_is_told_as_that():
+    f = findings(started(wait_us=10_000, steps=30, pause_us=5_000_000))["unfinished_step"]
+    assert f.title.endswith("the DataLoader starting its workers") and "num_workers=0" in f.action
 
 
 def test_an_epochs_last_call_is_no_batch_of_its_own():
