@@ -473,7 +473,7 @@ class KerasRun(Run):
         super().__init__(port, log)
         import tensorflow as tf
 
-        tf.profiler.experimental.server.start(port)
+        tf.profiler.experimental.server.start(self.port)
         self.loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.x = self.rng.random((SAMPLES, FEATURES), "float32")
         self.y = self.rng.integers(0, CLASSES, SAMPLES)
@@ -793,7 +793,7 @@ class JaxRun(Run):
         import jax
         import optax
 
-        jax.profiler.start_server(port)
+        jax.profiler.start_server(self.port)
         self.optimizer = optax.adam(1e-3)
         self.x = self.rng.random((SAMPLES, FEATURES), "float32")
         self.y = self.rng.integers(0, CLASSES, SAMPLES)
