@@ -15,7 +15,7 @@ t_rows    the loss row by row: one loss of the batch
 t_mask    a mask made by loops in Python: one op
 t_val     validation every 25 steps: every 500
 t_save    model and optimizer saved every 10 steps: every 2,000
-t_dump    weights written as JSON every 8 steps (one in the log): every 8,000
+t_dump    weights written as JSON every 8 steps: every 8,000
 t_metric  a confusion matrix row by row: at once
 t_norms   norms of each parameter read at each step: at every 1,000th
 t_gc      a full garbage collection every 10 steps: none
@@ -346,8 +346,7 @@ def t_dump(run: TorchRun) -> None:
         if run.due(step, 8, 8000):
             with (run.folder / "weights.json").open("w") as file:
                 json.dump({name: weight.tolist() for name, weight in model.state_dict().items()}, file)
-        if step % 8 == 0:
-            run.mark()
+        run.mark()
 
 
 @kind
