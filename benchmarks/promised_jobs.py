@@ -1,12 +1,14 @@
 """What gputop promised against what the fix brought: real jobs with one known fault each, before and after.
 
     python benchmarks/promised_jobs.py JOBS FOLDER [--kinds KIND ...] [--tf-python PYTHON] [--jax-python PYTHON]
+                                       [--torch-python PYTHON]
 
-JOBS is a folder with zoo.py, which runs as `zoo.py KIND PORT LOG`, serves its profiler on PORT, and writes the begin
-and the end of each step to LOG. CURE=1 in its environment runs the job with the fix. The step is that of the log,
-without a capture: the mean of the six seconds before it. FOLDER keeps captures and logs. A bound that says "at most" is
-passed if the fix brought more, one that says "at least" if it brought less. Three points of a hundred are the jobs' own
-noise.
+JOBS is loop_jobs.py, or a folder with zoo.py. The script runs as `SCRIPT KIND PORT LOG`, serves its profiler on PORT,
+and writes the end of each step to LOG. CURE=1 in its environment runs the job with the fix. A job of PyTorch (t_*)
+serves nothing: it is captured by its process id. The step is that of the log, without a capture: the mean of the six
+seconds before it. FOLDER keeps captures and logs. A bound that says "at most" is passed if the fix brought more, one
+that says "at least" if it brought less. Three points of a hundred are the jobs' own noise. "About" is kept if the fix
+brought it within a third.
 """
 
 from __future__ import annotations
@@ -24,8 +26,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-KINDS = ("mapbatch", "pydataset", "predictcb", "fninloop", "gcpause", "jaxoptax", "jaxshapes")
-_NOISE = 0.03
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.loop_jobs import KINDS as LOOPS
+
+ZOO = ("mapbatch", "pydataset", "predictcb", "fninloop", "gcpause", "jaxoptax", "jaxshapes")
+_NOISE, _ABOUT_ERROR = 0.03, 1 / 3  # of the step, of the promise
 _WARM_UP_STEPS, _SECONDS, _PATIENCE_S = 12, 6.0, 120.0
 
 
@@ -41,12 +47,14 @@ class Job:
         self.log.write_text("")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        python = options.jax_python if kind.startswith("jax") else options.tf_python
+            port = free.getsockname()[1]
+        pythons = {"t_": options.torch_python, "j_": options.jax_python, "ja": options.jax_python}
+        script = options.jobs / "zoo.py" if options.jobs.is_dir() else options.jobs
         environment = {**os.environ, **({"CURE": "1"} if fixed else {})}
         self._process = subprocess.Popen(
-            [python, str(options.jobs / "zoo.py"), kind, str(self.port), str(self.log)], env=environment,
+            [pythons.get(kind[:2], options.tf_python), str(script), kind, str(port), str(self.log)], env=environment,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.target = [str(self._process.pid), "--yes"] if kind.startswith("t_") else ["--attach", f"127.0.0.1:{port}"]
 
     def __enter__(self) -> Job:
         return self
@@ -75,8 +83,7 @@ class Job:
 
 
 def captured(job: Job, folder: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "gputop", "capture", "--attach", f"127.0.0.1:{job.port}", "--logdir", str(folder),
-               "--json"]
+    command = [sys.executable, "-m", "gputop", "capture", *job.target, "--logdir", str(folder), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if not done.stdout.startswith("{"):
         raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no analysis")
@@ -98,13 +105,13 @@ def kept(gain: dict[str, Any], brought: float) -> str:
         return "kept" if brought >= promised - _NOISE else "passed"
     if words == "at most":
         return "kept" if brought <= promised + _NOISE else "passed"
-    return "kept" if abs(brought - promised) <= 0.1 else "missed"
+    return "kept" if abs(brought - promised) <= _ABOUT_ERROR * promised else "missed"
 
 
 def finding_of(jobs: Path, kind: str, document: dict[str, Any]) -> dict[str, Any] | None:
-    """The first finding that is about the job's fault by truth.json, else the first of all: a loaded machine is one of
-    its own."""
-    truth = json.loads((jobs / "truth.json").read_text()).get(kind, {})
+    """The first finding that is about the job's fault by truth.json beside zoo.py, else the first of all: a loaded
+    machine is one of its own."""
+    truth = json.loads((jobs / "truth.json").read_text()).get(kind, {}) if jobs.is_dir() else {}
     findings: list[dict[str, Any]] = document.get("findings") or []
     about = [finding for finding in findings if finding["id"] in truth.get("first", ())]
     return next(iter(about or findings), None)
@@ -131,14 +138,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--kinds", nargs="*", default=KINDS)
+    parser.add_argument("--kinds", nargs="*")
     parser.add_argument("--tf-python", default=sys.executable)
     parser.add_argument("--jax-python", default=sys.executable)
+    parser.add_argument("--torch-python", default=sys.executable)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     print("| job | step before | with the fix | brought | finding | promised | bound |")
     print("|---|---:|---:|---:|---|---|---|", flush=True)
-    for kind in options.kinds:
+    for kind in options.kinds or (ZOO if options.jobs.is_dir() else LOOPS):
         try:
             print(row(options, kind), flush=True)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
