@@ -227,7 +227,9 @@ def _outcome(entry: FollowedAdvice, gain: Gain, measured_by: _Measured, promises
         return replace(entry, reason=f"the {'steps vary' if what == 'step' else what + ' varies'} too much")
     tolerance = ABOUT if gain.claim == "about" else _SAVING_TOLERANCE
     fulfilled = _fulfilled(least, low, high, measured, tolerance)
-    if fulfilled != "kept" and _beyond_the_steps(entry.id, estimated, gain, measured_by):
+    held = measured_by.steps_of_wall
+    if fulfilled != "kept" and gain.per == _RECORDING and (
+            entry.id in _AT_AN_EDGE or held is None or estimated > 1 - held + _GAIN_CHANGE):
         return replace(entry, reason="its time lies, at least in part, at an edge of A's recording, where wall time "
                                      "per training step is not counted")
     entry = replace(entry, fulfilled=fulfilled)
@@ -255,13 +257,6 @@ def _once(entry: FollowedAdvice, before: Finding, after: Finding | None, a: Live
         f"not in the {seconds(b.seen_s)} before B's capture")
     return replace(entry, outcome=None, reason=f"{every} before, {percent(share)} of the run, and {now}", fulfilled=(
         "kept" if left <= share * _SAVING_TOLERANCE else "partly kept" if left < share / 2 else "broken"))
-
-
-def _beyond_the_steps(id_: str, estimated: float, gain: Gain, measured_by: _Measured) -> bool:
-    """Return whether time of the finding lies outside of what wall time per step counts: from the first step to the
-    last."""
-    held = measured_by.steps_of_wall
-    return gain.per == _RECORDING and (id_ in _AT_AN_EDGE or held is None or estimated > 1 - held + _GAIN_CHANGE)
 
 
 def _fulfilled(estimated: float, low: float, high: float, measured: float, tolerance: float) -> Fulfilled:

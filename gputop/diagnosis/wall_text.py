@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from msgspec import Struct
@@ -62,16 +63,11 @@ def host_words(part: WallPart) -> str:
     if not part.kind:
         return part.what
     if part.kind in ("line", "op") and part.what:
-        share = _share_of_op(part)
-        return part.what if share is None else f"{part.what} {percent(share)}"
+        of_op_s = next((work.time_s for work in part.work if part.kind == "op" and work.name == part.what), math.inf)
+        small = of_op_s < _HALF * part.time_s  # and other ops take the rest
+        return f"{part.what} {percent(of_op_s / part.time_s)}" if small else part.what
     kind = HOST_KINDS.get(part.kind, part.kind)
     return f"{kind} ({part.what})" if part.what else kind
-
-
-def _share_of_op(part: WallPart) -> float | None:
-    """Share of the part that its op takes, where that is less than half of it and other ops take the rest."""
-    own_s = next((work.time_s for work in part.work if work.name == part.what), None) if part.kind == "op" else None
-    return own_s / part.time_s if own_s is not None and own_s < _HALF * part.time_s else None
 
 
 def _often(part: WallPart) -> str:

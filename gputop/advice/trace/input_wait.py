@@ -81,11 +81,9 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     if share < limit("input_bound.share"):
         return None
     fix = input_fix(facts, share * facts.period_s)
-    others = may_be_others(facts, share, silent=False) if fix.fast_enough else None
-    if others is not None:
+    if fix.fast_enough and (others := may_be_others(facts, share, silent=False)) is not None:
         return Missing(others)
-    verdict = _verdict(facts, fix, share, {})
-    if verdict.starts:
+    if (verdict := _verdict(facts, fix, share, {})).starts:
         return verdict
     saving = None if fix.step_s is None else min(max(1 - fix.step_s / facts.period_s, 0.0), share)
     left, assumes = 0.0, "Assumes that each batch is ready when the loop asks for it."

@@ -133,7 +133,11 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
         after = event_after(trace, rows, gaps)
     else:
         after = rows[1:] if len(gaps.start) == len(rows) - 1 else rows[pauses.after]
-    before = rows[_last_to_end(end, gaps.start) if pauses is None else pauses.before]
+    if pauses is None:
+        by_end = np.argsort(end, kind="stable")
+        before = rows[by_end[np.searchsorted(end[by_end], gaps.start, side="right") - 1]]
+    else:
+        before = rows[pauses.before]
     return GpuTimeline(
         gpu, rows, start, end, kind,
         of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
@@ -162,12 +166,6 @@ def _pauses(start: I64, end: I64) -> _Pauses:
         return _Pauses(Spans(start, end), last, last + 1, True)
     busy = Spans(start[np.concatenate(([0], last + 1))], ends[np.append(last, len(end) - 1)])
     return _Pauses(busy, last if order is None else order[last], last + 1, bool((start[1:] > start[:-1]).all()))
-
-
-def _last_to_end(end: I64, by: I64) -> I64:
-    """The places of the events that end last at or before each of these instants."""
-    order = np.argsort(end, kind="stable")
-    return order[np.searchsorted(end[order], by, side="right") - 1]
 
 
 def _late(trace: Trace, gaps: Spans, before: I64, after: I64) -> Spans:

@@ -592,16 +592,11 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
         return "input", ""
     if silent and coverage(page_reads(trace), idle.start, idle.end).sum() >= _MAIN_SHARE * total:
         return "managed", ""
-    if silent:
-        return ("python" if _runs_python(trace) else "silent"), ""
+    if silent:  # profilers of frameworks record Python's jobs alone, Nsight any program's
+        python = trace.format != "nsys" or detect_framework(trace) != "unknown" or any(
+            line.gpu < 0 and _PYTHON.match(line.name) for line in trace.lines)
+        return ("python" if python else "silent"), ""
     return ("op", names[0]) if names else ("unknown", "")
-
-
-def _runs_python(trace: Trace) -> bool:
-    """Return whether what shows no event may be Python: profilers of frameworks record its jobs alone, Nsight any
-    program's."""
-    return trace.format != "nsys" or detect_framework(trace) != "unknown" or any(
-        line.gpu < 0 and _PYTHON.match(line.name) for line in trace.lines)
 
 
 def _line(first: StackLine | None, *, user: bool = False) -> str:

@@ -92,18 +92,13 @@ def rebuilt(trace: Trace) -> tuple[Rebuilt, ...]:
         begin = np.sort(np.concatenate((own_begin, unseen[0])))
         end = int(np.concatenate((own_end, unseen[1])).max())
         all_calls = np.sort(np.concatenate((host.start_ns[calls[calls_at.get(one, _NO_ROWS)]], unseen[0])))
-        if not _is_over(np.searchsorted(all_calls, begin), len(all_calls)) and (
+        positions = np.searchsorted(all_calls, begin)  # far more calls may follow the last than ever lay between two
+        if len(all_calls) - 1 - int(positions[-1]) <= OVER * int(np.diff(positions).max()) and (
                 window_end - end <= OVER * (end - int(begin[0]))):
             time_ns = int((own_end - own_begin).sum() + (unseen[1] - unseen[0]).sum())
             out.append(Rebuilt(function_name(trace.names[one]), built, len(all_calls), made if made > 1 else 0,
                                time_ns))
     return tuple(sorted(out, key=lambda one: (-one.time_ns, one.name)))
-
-
-def _is_over(positions: I64, calls: int) -> bool:
-    """Return whether far more calls follow the last of those at these ``positions`` than ever lay between two of
-    them."""
-    return calls - 1 - int(positions[-1]) > OVER * int(np.diff(positions).max())
 
 
 def _of_cut_calls(trace: Trace, calls: I64) -> dict[int, tuple[I64, I64]]:

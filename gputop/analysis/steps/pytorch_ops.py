@@ -71,8 +71,8 @@ class Ops(NamedTuple):
 def outer_ops(trace: Trace, line: int) -> Ops:
     """The ops of this thread, which runs Python."""
     host = trace.host
-    own = np.arange(len(trace.lines)) == line
-    rows = host_rows(trace, _OPS, own)
+    only = np.arange(len(trace.lines)) == line
+    rows = host_rows(trace, _OPS, only)
     ranges = host_stat(host, "annotation")[0]
     ranges = ranges[~name_mask(trace, _MARKS)[host.name[ranges]]]
     rows = rows[~np.isin(rows, ranges)]
@@ -81,7 +81,7 @@ def outer_ops(trace: Trace, line: int) -> Ops:
     name = host.name[rows]
     return Ops(name, host.start_ns[rows], host.end_ns[rows], name_mask(trace, LOADER)[name],
                name_mask(trace, _ZERO_GRAD)[name], host.start_ns[_backward_rows(trace, line)], host.start_ns[forward],
-               host.start_ns[host_rows(trace, _SEED, own)])
+               host.start_ns[host_rows(trace, _SEED, only)])
 
 
 @once
