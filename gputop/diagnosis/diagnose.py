@@ -17,7 +17,7 @@ from gputop.analysis.gpu.collectives import no_collectives
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number, gpu_use, timelines, unused_gpu
 from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.gpu.step_series import step_series
-from gputop.analysis.host.host_ops import host_ops
+from gputop.analysis.host.host_ops import host_ops, without_idle_gpus
 from gputop.analysis.layers.step_limits import limits
 from gputop.analysis.results import Analysis, TraceSummary
 from gputop.analysis.steps import start_up
@@ -72,7 +72,7 @@ def analyze_trace(trace: Trace, params: int | None = None, flops_per_step: float
 
 def analyze_to_facts(trace: Trace, params: int | None = None, flops_per_step: float | None = None) -> TraceFacts:
     """The analysis of a trace in memory, with what it rests on."""
-    return analyze_with_steps(*detect_steps(trace), params, flops_per_step)
+    return analyze_with_steps(*detect_steps(without_idle_gpus(trace)), params, flops_per_step)
 
 
 def analyze_with_steps(

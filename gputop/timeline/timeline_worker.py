@@ -55,13 +55,14 @@ def timeline_in_worker(
 def main(arguments: Sequence[str]) -> int:
     """Write the timeline to the open file of that number: its rows, then the rest; answers with what the trace says,
     where that is asked for."""
+    from gputop.analysis.host.host_ops import without_idle_gpus
     from gputop.analysis.steps.steps import detect_steps
     from gputop.timeline.build import RowsWritten
     from gputop.trace.readers.load import load
 
     def work() -> _Made:
         number, asked, *paths = arguments
-        trace, steps = detect_steps(load(paths))
+        trace, steps = detect_steps(without_idle_gpus(load(paths)))
         with os.fdopen(int(number), "wb", buffering=0) as file:
             rows = RowsWritten(trace, steps, file)
             print_line(" ".join(map(str, rows.describe(trace))))

@@ -23,7 +23,6 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.analysis.host.host_ops import without_idle_gpus
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps import step_marks
 from gputop.analysis.steps.anchors import Anchors
@@ -238,7 +237,7 @@ def _iterations(trace: Trace, anchors: Anchors, bounds: I64) -> float:
 
 def detect_steps(trace: Trace) -> tuple[Trace, Steps | None]:
     """The trace up to the last event of a GPU, without steps only its longest recording; and the steps."""
-    trace = up_to_last_gpu_event(without_idle_gpus(trace))
+    trace = up_to_last_gpu_event(trace)
     steps = find_steps(trace)
     if steps is None and trace.unrecorded_ns:  # shares of the whole window would count what is missing as idle
         trace = longest_recording(trace)
