@@ -15,7 +15,7 @@ import pytest
 
 from gputop import __version__
 from gputop.cli import main
-from gputop.commands import common, versions
+from gputop.commands import common, completion
 from gputop.commands.arguments import parser
 from gputop.core.errors import GputopError
 from gputop.core.own_memory import NUMPY_SETTINGS
@@ -286,10 +286,10 @@ def test_without_a_sample_only_a_real_driver_is_suspected(simulated: bool, cause
 def test_a_clone_is_a_working_copy_whatever_an_installation_left_in_it(tmp_path: Path,
                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     completion = tmp_path / "gputop" / "completion"
-    monkeypatch.setattr(versions, "folder", lambda: completion)
-    assert next(versions.versions()) == versions.WORKING_COPY
+    monkeypatch.setattr(completion, "folder", lambda: completion)
+    assert next(completion.versions()) == completion.WORKING_COPY
     completion.mkdir(parents=True)
-    (completion / versions.BUILD).write_text("commit 0123456789ab, not a release")
-    assert next(versions.versions()) == "commit 0123456789ab, not a release"
+    (completion / completion.BUILD).write_text("commit 0123456789ab, not a release")
+    assert next(completion.versions()) == "commit 0123456789ab, not a release"
     (tmp_path / ".git").mkdir()
-    assert next(versions.versions()) == versions.WORKING_COPY
+    assert next(completion.versions()) == completion.WORKING_COPY
