@@ -106,9 +106,10 @@ def _covered(effect: Claimed, cause: Claimed) -> float:
 
 
 def _beyond(whole: Finding, part: Finding, claimed: Mapping[str, Claimed]) -> float:
-    """Share of the part's seconds that the whole claims beyond its spans, as does a function by its samples."""
+    """Share of the part's seconds that the whole, of a job without a GPU, claims beyond its spans, as does a function
+    by its samples."""
     spans_s = sum(spans.total for spans in claimed[whole.id].spans.values()) / 1e9
-    return (sum(whole.claims.values()) - spans_s) / (sum(part.claims.values()) or math.inf)
+    return 0.0 if whole.gpus else (sum(whole.claims.values()) - spans_s) / (sum(part.claims.values()) or math.inf)
 
 
 def _without(effect: Finding, shares: Mapping[str, float]) -> Finding:

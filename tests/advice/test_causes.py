@@ -79,7 +79,7 @@ def test_ops_that_a_function_between_steps_runs_stand_under_it_and_small_ops_und
     assert folded((ops, at(0, 30)), (EAGER, at(0, 35))) == {"ops_without_gradient": ("eager_execution",)}
     assert len(folded((ops, at(0, 30)), (gap, at(25, 60)))) == 2
     # By its samples the function takes more than the gaps, in which no op runs.
-    seconds = {gap.id: replace(gap, claims={"host": 30e-9}), ops.id: replace(ops, claims={"host": 40e-9}),
+    seconds = {gap.id: replace(gap, gpus=(), claims={"host": 30e-9}), ops.id: replace(ops, claims={"host": 40e-9}),
                EAGER.id: replace(EAGER, claims={"host": 90e-9})}
     assert folded(*((seconds[id_], at(*edges)) for id_, edges in (
         (gap.id, (0, 6)), (ops.id, (10, 50)), (EAGER.id, (60, 150))))) == {gap.id: (ops.id,), EAGER.id: ()}

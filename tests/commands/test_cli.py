@@ -285,11 +285,11 @@ def test_without_a_sample_only_a_real_driver_is_suspected(simulated: bool, cause
 
 def test_a_clone_is_a_working_copy_whatever_an_installation_left_in_it(tmp_path: Path,
                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    completion = tmp_path / "gputop" / "completion"
-    monkeypatch.setattr(completion, "folder", lambda: completion)
+    installed = tmp_path / "gputop" / "completion"
+    monkeypatch.setattr(completion, "folder", lambda: installed)
     assert next(completion.versions()) == completion.WORKING_COPY
-    completion.mkdir(parents=True)
-    (completion / completion.BUILD).write_text("commit 0123456789ab, not a release")
+    installed.mkdir(parents=True)
+    (installed / completion.BUILD).write_text("commit 0123456789ab, not a release")
     assert next(completion.versions()) == "commit 0123456789ab, not a release"
     (tmp_path / ".git").mkdir()
     assert next(completion.versions()) == completion.WORKING_COPY

@@ -63,10 +63,7 @@ def judge_pcie_link_degraded(view: NodeView) -> PcieLinkDegraded | Missing | Non
         if below and share >= view.limit(rule, "share_", info.index):
             slow.append(_SlowLink(gpu, share, median(below), full))
     if slow:
-        # The larger direction's mean traffic, of what the link carries.
-        slow = [replace(link, traffic=max(means) / link.bytes_per_s) if (means := [
-            mean for metric in _WAYS if (mean := view.mean(link.gpu, metric, window_s)) is not None]) else link
-            for link in slow]
+        slow = [replace(link, traffic=_traffic(view, link, window_s)) for link in slow]
         used = [link.traffic for link in slow if link.traffic is not None]
         leave = "leave" if view.was_shown_as(rule, "medium") else "enter"
         medium = bool(used) and max(used) >= limit(f"pcie_link_degraded.traffic_{leave}")
@@ -84,6 +81,12 @@ def _rates_at_work(view: NodeView, gpu: GpuSample, window_s: float) -> list[floa
     rates, util, active = (view.all_values(gpu, metric, window_s) for metric in (_LINK, "gpu_util", "sm_active"))
     return [rate for rate, u, a in zip(rates, util, active, strict=True)
             if rate == rate and (u >= busy or a >= busy)]  # NaN is not
+
+
+def _traffic(view: NodeView, link: _SlowLink, window_s: float) -> float | None:
+    """The larger direction's mean traffic, of what the link carries."""
+    means = [mean for metric in _WAYS if (mean := view.mean(link.gpu, metric, window_s)) is not None]
+    return max(means) / link.bytes_per_s if means else None
 
 
 def describe_pcie_link_degraded(v: PcieLinkDegraded) -> Explanation:

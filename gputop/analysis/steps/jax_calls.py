@@ -14,8 +14,6 @@ of them a step, and one ``add`` is no step. Which is:
 from __future__ import annotations
 
 import re
-from collections import Counter
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +54,6 @@ _OWN = re.compile(
 # Calls of one step have so small a share of the usual step's calls between them, and are as many in so large a share of
 # the steps. gputop's own figures.
 _AT_ONCE, _AS_MANY = 0.1, 0.8
-_LAYERS = 4  # calls of a function in a period, from which it may be that of a layer
 _BACKWARD, _OF_PASS = "transpose(jvp(", "jvp("  # in the names of ops that jax.grad makes
 _UPDATE = 0.1  # share of a program's ops, of which those of an update are more. gputop's own figure
 
@@ -90,11 +87,13 @@ def marking_calls(trace: Trace) -> I64:
     name, length = host.name[rows], host.end_ns[rows] - host.start_ns[rows]
     users, period = ~is_own[name], sequence_period(name)
     functions, counts = np.unique(name[users], return_counts=True)
-    updates = gradient_functions(trace, _UPDATE)[functions]  # of several calls between two evaluations each is a step
-    if counts.max(initial=0) >= FEWEST and (period is None or (_once(counts, period, len(name)) | updates).any()):
-        calls = [nth if update else nth[first_calls(nth)]
-                 for nth, update in zip((np.flatnonzero(name == kind) for kind in functions), updates, strict=True)
-                 if period is None or len(nth) * period < _LAYERS * len(name) or not _in_two_ways(name, nth)]
+    once = np.ones(len(counts), bool) if period is None else _once(counts, period, len(name))
+    gradients, updates = (gradient_functions(trace, share)[functions] for share in (0.0, _UPDATE))
+    begins = once | gradients  # what is called several times and computes no gradient is a layer, or a helper
+    if (once | updates).any() and counts[begins].max(initial=0) >= FEWEST:
+        # Of several updates between two evaluations each is a step.
+        calls = [nth if update else nth[first_calls(nth)] for nth, update in zip(
+            (np.flatnonzero(name == kind) for kind in functions[begins]), updates[begins], strict=True)]
         return rows[np.sort(np.concatenate(calls))]
     if period is None:
         return rows[:0]
@@ -137,12 +136,6 @@ def first_calls(nth: I64) -> I64:
     together = np.diff(first)  # of the last step, calls may be missing
     alike = len(together) >= FEWEST and float((together == int(np.median(together))).mean()) >= _AS_MANY
     return first if alike else np.arange(len(nth))
-
-
-def _in_two_ways(name: npt.NDArray, nth: I64) -> bool:
-    """Return whether other calls follow these in the two usual ways, not just more: a layer, forward and backward."""
-    ways = Counter(name[a + 1:b].tobytes() for a, b in pairwise(nth.tolist())).most_common(2)
-    return len(ways) > 1 and not (ways[0][0].startswith(ways[1][0]) or ways[1][0].startswith(ways[0][0]))
 
 
 def _once(counts: I64, period: int, calls: int) -> npt.NDArray[np.bool_]:

@@ -360,8 +360,7 @@ class _Events(Struct):
             self._keep_elements(i, args)
         elif name in _DENSE_TABLES:
             self._keep_table(i, args, _DENSE_TABLES[name])
-        elif name in _OWN_CONVOLUTIONS and isinstance(shapes := records.plain(args.input_dims), list) and (
-                shapes and isinstance(shapes[0], list) and shapes[0] and (batch := records.integer(shapes[0][0])) >= 0):
+        elif name in _OWN_CONVOLUTIONS and (batch := _first_size(records.plain(args.input_dims))) >= 0:
             self._append_one("batch", i, batch)
         if isinstance(args.input_type, list) and "double" in args.input_type:
             self._append_one("float64", i, 1)
@@ -415,6 +414,12 @@ def _elements(shapes: Any) -> int:
     sizes = [math.prod(size if 0 <= (size := records.integer(n)) < 1 << 40 else -1 for n in shape[:_MAX_DIMENSIONS])
              for shape in (first if isinstance(first[0], list) else [first]) if isinstance(shape, list)]
     return records.integer(sum(sizes)) if min(sizes, default=-1) >= 0 else -1
+
+
+def _first_size(shapes: Any) -> int:
+    """The first size of the first input; -1: not told."""
+    first = shapes[0] if isinstance(shapes, list) and shapes else None
+    return records.integer(first[0]) if isinstance(first, list) and first else -1
 
 
 @lru_cache(maxsize=65536)
