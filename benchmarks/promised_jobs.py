@@ -91,14 +91,8 @@ def captured(job: Job, folder: Path) -> dict[str, Any]:
     return document
 
 
-def bound_words(gain: dict[str, Any]) -> str:
-    if gain.get("at_least") or gain.get("estimate"):
-        return "at least" if gain.get("at_least") else "about"
-    return "at most" if gain.get("by") == "bound" or gain.get("at_most") else "about"
-
-
 def kept(gain: dict[str, Any], brought: float) -> str:
-    promised, words = gain.get("step_time"), bound_words(gain)
+    promised, words = gain.get("step_time"), gain.get("claim")
     if promised is None:
         return "no figure"
     if words == "at least":
@@ -129,7 +123,7 @@ def row(options: argparse.Namespace, kind: str) -> str:
         return f"| {kind} | {before * 1e3:.1f} ms | {after * 1e3:.1f} ms | {brought:.0%} | none | | |"
     gain = found.get("gain") or {}
     share = gain.get("step_time")
-    promised = "no figure" if share is None else f"{bound_words(gain)} {share:.0%}"
+    promised = "no figure" if share is None else f"{gain['claim']} {share:.0%}"
     return (f"| {kind} | {before * 1e3:.1f} ms | {after * 1e3:.1f} ms | {brought:.0%} | {found['id']} | {promised} | "
             f"{kept(gain, brought)} |")
 

@@ -3,8 +3,8 @@
 Outside of ``jax.jit`` each op is a jitted function too: ``params + update`` calls ``add``. The loop then calls hundreds
 of them a step, and one ``add`` is no step. Which is:
 
-1. the user's function that takes most time marks the steps, of those that compute gradients where the trace shows
-   it: a library's helper or the policy of a reinforcement learner may take more, called many times for one update;
+1. the user's function that takes most time marks the steps, of those that compute gradients where the trace shows it,
+   or are called once in a period of the sequence of names: a layer, a helper or a learner's policy may take more;
 2. without one, or where each is called several times in a step, as for each layer, the period of the sequence of names:
    the loop's, not that of an op; it begins with the function that takes most time of those called once in a period.
    Where nothing repeats there is no step, nor where a shorter sequence repeats within a longer one: an optimizer does
