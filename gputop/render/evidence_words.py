@@ -285,6 +285,7 @@ LABELS = {
     "unchanged_s": "time without a launch on any rank",
     "under_one_wave_s": "kernels with less than one full wave",
     "unfinished_s": "minimum time without a finished step or batch",
+    "unrecorded_ratio": "the same outside of the recording, by Python's samples",
     "unused_gpus_count": "GPUs that no process holds",
     "usual_step_s": "typical step time",
     "verdict_wait_s": "GPU idle time until the host has the result",

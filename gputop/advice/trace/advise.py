@@ -25,6 +25,7 @@ from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.known_work import main_function
 from gputop.advice.trace.long_steps import LongStepsFound, less_often
+from gputop.advice.trace.unrecorded import as_unrecorded
 from gputop.advice.trace.user_rules import with_user_rules
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.verdict import Basis, Explanation, Missing, Verdict, finding
@@ -104,10 +105,10 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     culprits = verdict.culprits if words.per == "recording" else _culprits(rule, verdict, facts)
     words, verdict = _with_function(words, verdict, culprits, facts)
     claims, share = _claims(rule, verdict, words, facts)
-    made = finding(rule, verdict, words, Basis(
+    made = as_unrecorded(finding(rule, verdict, words, Basis(
         facts.caveat if rule.costs_time else None, replayed, reason, culprits=culprits,
         step_s=facts.period_s if facts.steps is not None else None, window=facts.of_recorded,
-        severest=facts.severest(rule), claims=claims, most=share))
+        severest=facts.severest(rule), claims=claims, most=share)), facts)
     if _COMPUTE in rule.events and _COMPUTE in rule.parts:
         made = replace(made, ncu=_ncu(verdict, facts))
     if job.trains is False:

@@ -74,7 +74,7 @@ def main_function(culprits: Sequence[Culprit], gap_s: float, stacks: HostStacks 
     None without one, or where a library runs."""
     of_function: dict[tuple[str, str], list[Culprit]] = {}
     for line in culprits:
-        function = _function_of(line.name)
+        function = function_of(line.name)
         if line.kind == "line" and function and "/" not in function[0]:  # a package is shown of a library alone
             of_function.setdefault(function, []).append(line)
     function, lines = max(of_function.items(), key=lambda item: _total_s(item[1]), default=(None, []))
@@ -85,8 +85,8 @@ def main_function(culprits: Sequence[Culprit], gap_s: float, stacks: HostStacks 
     seen, loader = next(((gap.seen, line.loader) for gap in gaps for line in gap.lines if line.line == longest.name),
                         (1, ""))
     flame = stacks.flame if stacks is not None else ()
-    calls = [node for node in flame if _function_of(node.line) == function and (
-        node.parent is None or _function_of(flame[node.parent].line) != function)]
+    calls = [node for node in flame if function_of(node.line) == function and (
+        node.parent is None or function_of(flame[node.parent].line) != function)]
     # The steps run in it where it has most of what the loop does outside of the gaps.
     outside_s, inside_s = (sum(node.time_s - node.gap_s for node in nodes) for nodes in (
         (node for node in flame if node.parent is None), calls))
@@ -101,7 +101,7 @@ def _total_s(lines: Iterable[Culprit]) -> float:
     return sum(line.time_s or 0.0 for line in lines)
 
 
-def _function_of(line: str) -> tuple[str, str] | None:
+def function_of(line: str) -> tuple[str, str] | None:
     """File and function of "loss.py:8 Logger.norms.<dictcomp>", without what has no name; None of a module's line."""
     location, _, qualified = line.partition(" ")
     names = qualified.split(".")

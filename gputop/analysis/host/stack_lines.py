@@ -90,6 +90,12 @@ _MAKES_BATCH = re.compile(r"\w*(?:batch|augment|collate|transform|pre_?process|t
 _OTHER_WORK = re.compile(r"on_|eval|valid|test_|predict|train_|log|metric|loss|update|save|plot|show")
 
 
+def loader_of_frames(python: PythonStacks) -> list[str]:
+    """The library that makes batches of which each frame is, by name; "": none."""
+    return [next((name for name, path in _LOADERS.items() if library and path.search(frame.file)), "")
+            for frame, library in zip(python.frames, python.of_library, strict=True)]
+
+
 class _Telling(Struct, frozen=True):
     """Indices by stack of the frame that says most, of the outermost one that could, and of the innermost one of all;
     -1: the stack says nothing. ``elsewhere``: by frame, whether the loop was seen to begin it outside of gaps as often
@@ -112,8 +118,7 @@ class Lines:
     def __init__(self, python: PythonStacks, outside: Spans, gaps: Spans = EMPTY) -> None:
         """``outside``: time in which the training loop runs the step; ``gaps``: all that will be asked for."""
         self.python, self.within, loop = python, merge(outside, gaps), python.loop
-        self._loader_of = [next((name for name, path in _LOADERS.items() if library and path.search(frame.file)), "")
-                           for frame, library in zip(python.frames, python.of_library, strict=True)]
+        self._loader_of = loader_of_frames(python)
         saves = [library is not False and SAVES_CHECKPOINT.match(f"{frame.file} {frame.function}") is not None
                  for frame, library in zip(python.frames, python.of_library, strict=True)]
         # The outermost function of a library that saves a checkpoint in each stack; -1: none.

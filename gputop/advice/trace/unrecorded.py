@@ -1,0 +1,97 @@
+"""Savings of a job on CPUs as it is while nothing records it.
+
+A profiler makes one part of a step longer than another: ops that it records, and memory that its records keep the
+allocator from using again. Python's samples go on around the recording, and show what the training loop runs then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import sqrt
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.known_work import UserFunction, function_of, main_function
+from gputop.advice.trace.other_programs import others_take
+from gputop.analysis.host.python_stacks import PythonStacks, line_text
+from gputop.analysis.host.stack_lines import loader_of_frames, python_of
+from gputop.core.findings import Finding
+from gputop.text.units import percent, seconds
+from gputop.trace.intervals import coverage, subtract, union
+
+_COLLECTS_NS = 1_500_000_000  # a job's pause after its recording, in which its profiler writes; measured up to 1.2 s
+_LEAST_S = 1.5  # of samples outside of the recording
+_ALIKE = 0.15  # what the samples in the recording show of the step differs from what is recorded by no more than this
+_LARGEST_LEFT = 0.99
+_CERTAIN = 2.0  # standard deviations; and at least so much of a step:
+_WORTH_SAYING = 0.05
+_EVALUATES = re.compile(r"(?:run_|do_)?(?:eval|evaluate|validate|validation|test)(?:_\w+)?")
+_HOST_WORK = ("step_gap_host", "long_steps", "time_outside_steps")
+
+
+def as_unrecorded(made: Finding, facts: TraceFacts) -> Finding:
+    """The finding with the share that what it names takes outside of the recording, where samples show another one."""
+    gain, cpus = made.gain, facts.trace.job_cpus
+    if facts.active or gain.step_time is None or gain.claim is None or not (python := python_of(facts.trace)):
+        return made
+    if cpus is not None and others_take(cpus):  # as they come and go, so do shares of the step
+        return made
+    runs = _stacks_of(made, main_function(made.culprits, 0.0, facts.analysis.stacks), python[0])
+    if runs is None or python[0].exact or len(python) > 1:
+        return made
+    recorded, outside, outside_s = _shares(python[0], facts.trace.window_ns, runs)
+    samples = outside_s * python[0].rate_hz
+    if outside_s < _LEAST_S or abs(recorded - gain.step_time) > _ALIKE:
+        return made
+    error = sqrt(outside * (1 - outside) / samples)
+    if abs(outside - recorded) < max(_CERTAIN * error, _WORTH_SAYING):
+        return made
+    share = min(max(gain.step_time + outside - recorded, 0.0), _LARGEST_LEFT)
+    return replace(made, evidence={**made.evidence, "unrecorded_ratio": outside}, why=(
+        f"{made.why} Outside of the recording, which slows down some of the job, Python's samples show this for "
+        f"{percent(outside)} of {seconds(outside_s)}."), gain=replace(gain, step_time=share, before_s=None))
+
+
+def _stacks_of(made: Finding, function: UserFunction | None, python: PythonStacks) -> npt.NDArray[np.bool_] | None:
+    """A mask of the stacks that run what the finding names; None where none can be told."""
+    if made.id == "input_bound":
+        loaders = loader_of_frames(python)
+        return _with_frame(python, lambda frame: bool(loaders[frame]))
+    if made.id == "evaluation_share":
+        return _with_frame(python, lambda frame: _EVALUATES.fullmatch(
+            python.frames[frame].function.rpartition(".")[2]) is not None)
+    lines = {one.name for one in made.culprits if one.kind == "line"}
+    if made.id not in _HOST_WORK or not lines:
+        return None
+    # The loop's function runs the steps, too, so only its lines count; of others, all that they run.
+    functions = {function_of(line) for line in lines} - {None}
+    if function is not None and function.holds_loop:
+        functions -= {function_of(line) for line in lines if line.startswith(f"{function.location} ")}
+    texts = [line_text(frame) for frame in python.frames]
+    return _with_frame(python, lambda frame: texts[frame] in lines or function_of(texts[frame]) in functions)
+
+
+def _with_frame(python: PythonStacks, fits: Callable[[int], bool]) -> npt.NDArray[np.bool_]:
+    chosen = {frame for frame in range(len(python.frames)) if fits(frame)}
+    return np.array([not chosen.isdisjoint(stack) for stack in python.stacks], bool)
+
+
+def _shares(python: PythonStacks, window_ns: tuple[int, int], runs: npt.NDArray[np.bool_],
+            ) -> tuple[float, float, float]:
+    """Shares of the loop's time in these stacks: in the recording, and outside of it; and the seconds of the latter."""
+    loop = python.loop
+    sampled = np.flatnonzero(loop.stack >= 0)
+    start, end, in_runs = loop.start[sampled], loop.end[sampled], runs[loop.stack[sampled]]
+    begin_ns, end_ns = window_ns
+    slowed = union([begin_ns], [end_ns + _COLLECTS_NS])
+    out, total_s = [], 0.0
+    for spans in (union([begin_ns], [end_ns]), subtract(union(loop.start[:1], loop.end[-1:]), slowed)):
+        times = coverage(spans, start, end)
+        total = int(times.sum())
+        out.append(float(times[in_runs].sum()) / total if total else 0.0)
+        total_s = total / 1e9
+    return out[0], out[1], total_s
