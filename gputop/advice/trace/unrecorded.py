@@ -7,7 +7,7 @@ allocator from using again. Python's samples go on around the recording, and sho
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import sqrt
 
 import numpy as np
@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.known_work import UserFunction, function_of, main_function
 from gputop.advice.trace.other_programs import others_take
-from gputop.analysis.host.python_stacks import PythonStacks, line_text
+from gputop.analysis.host.python_stacks import PythonStacks, StackSpans, line_text
 from gputop.analysis.host.stack_lines import loader_of_frames, python_of
 from gputop.core.findings import Finding
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import coverage, subtract, union
+from gputop.trace.intervals import intersect, merge, subtract, union
 
 _COLLECTS_NS = 1_500_000_000  # a job's pause after its recording, in which its profiler writes; measured up to 1.2 s
 _LEAST_S = 1.5  # of samples outside of the recording
@@ -30,7 +30,8 @@ _LARGEST_LEFT = 0.99
 _CERTAIN = 2.0  # standard deviations; and at least so much of a step:
 _WORTH_SAYING = 0.05
 _EVALUATES = re.compile(r"(?:run_|do_)?(?:eval|evaluate|validate|validation|test)(?:_\w+)?")
-_HOST_WORK = ("step_gap_host", "long_steps", "time_outside_steps")
+_ANY_THREAD = "host_placement"  # whose Python a compiled function calls on any thread
+_HOST_WORK = ("step_gap_host", "long_steps", "time_outside_steps", _ANY_THREAD)
 
 
 def as_unrecorded(made: Finding, facts: TraceFacts) -> Finding:
@@ -43,7 +44,8 @@ def as_unrecorded(made: Finding, facts: TraceFacts) -> Finding:
     runs = _stacks_of(made, main_function(made.culprits, 0.0, facts.analysis.stacks), python[0])
     if runs is None or python[0].exact or len(python) > 1:
         return made
-    recorded, outside, outside_s = _shares(python[0], facts.trace.window_ns, runs)
+    threads = [python[0].loop, *(python[0].others if made.id == _ANY_THREAD else ())]
+    recorded, outside, outside_s = _shares(threads, facts.trace.window_ns, runs)
     samples = outside_s * python[0].rate_hz
     if outside_s < _LEAST_S or abs(recorded - gain.step_time) > _ALIKE:
         return made
@@ -80,18 +82,14 @@ def _with_frame(python: PythonStacks, fits: Callable[[int], bool]) -> npt.NDArra
     return np.array([not chosen.isdisjoint(stack) for stack in python.stacks], bool)
 
 
-def _shares(python: PythonStacks, window_ns: tuple[int, int], runs: npt.NDArray[np.bool_],
+def _shares(threads: Sequence[StackSpans], window_ns: tuple[int, int], runs: npt.NDArray[np.bool_],
             ) -> tuple[float, float, float]:
-    """Shares of the loop's time in these stacks: in the recording, and outside of it; and the seconds of the latter."""
-    loop = python.loop
-    sampled = np.flatnonzero(loop.stack >= 0)
-    start, end, in_runs = loop.start[sampled], loop.end[sampled], runs[loop.stack[sampled]]
+    """Shares of the time in which the threads are in these stacks: in the recording, and outside of it; and the seconds
+    of the latter. The first thread is the loop's, which was sampled all the time."""
     begin_ns, end_ns = window_ns
-    slowed = union([begin_ns], [end_ns + _COLLECTS_NS])
-    out, total_s = [], 0.0
-    for spans in (union([begin_ns], [end_ns]), subtract(union(loop.start[:1], loop.end[-1:]), slowed)):
-        times = coverage(spans, start, end)
-        total = int(times.sum())
-        out.append(float(times[in_runs].sum()) / total if total else 0.0)
-        total_s = total / 1e9
-    return out[0], out[1], total_s
+    slowed, sampled = union([begin_ns], [end_ns + _COLLECTS_NS]), union(threads[0].start[:1], threads[0].end[-1:])
+    running = merge(*(union(thread.start[rows], thread.end[rows]) for thread in threads
+                      for rows in [np.flatnonzero((thread.stack >= 0) & runs[thread.stack])]))
+    recorded, outside = intersect(union([begin_ns], [end_ns]), sampled), subtract(sampled, slowed)
+    shares = [intersect(running, spans).total / spans.total if spans.total else 0.0 for spans in (recorded, outside)]
+    return shares[0], shares[1], outside.total / 1e9
