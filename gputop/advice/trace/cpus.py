@@ -215,7 +215,8 @@ def describe_thread_oversubscription(v: ThreadOversubscription, job: Job) -> Exp
              "thread is done, so each op waits for threads without a CPU."),
         evidence={"working_threads": float(v.working), "waiting_threads": v.waiting, "allowed_cpus": v.allowed,
                   "main_thread_held_up_ratio": v.held_up},
-        action=f"Give each process {counted(v.threads, 'thread')}, so that the total matches the number of CPUs.",
+        action=f"Give each process {counted(v.threads, 'thread')}, so that the total matches the number of CPUs. "
+               "NumPy's threads come on top of PyTorch's and compete for the CPUs even while they wait.",
         snippet=code("thread_oversubscription", "pytorch", THREADS=v.threads),
         gain="assumes that the main thread always has a CPU when there are no more threads than CPUs",
         source=source("thread_oversubscription.threads", "thread_oversubscription.held_up"))

@@ -26,7 +26,6 @@ from gputop.trace.intervals import intersect, merge, subtract, union
 _COLLECTS_NS = 1_500_000_000  # a job's pause after its recording, in which its profiler writes; measured up to 1.2 s
 _LEAST_S = 1.5  # of samples outside of the recording
 _ALIKE = 0.15  # what the samples in the recording show of the step differs from what is recorded by no more than this
-_LARGEST_LEFT = 0.99
 _CERTAIN = 2.0  # standard deviations; and at least so much of a step:
 _WORTH_SAYING = 0.05
 _EVALUATES = re.compile(r"(?:run_|do_)?(?:eval|evaluate|validate|validation|test)(?:_\w+)?")
@@ -50,12 +49,12 @@ def as_unrecorded(made: Finding, facts: TraceFacts) -> Finding:
     if outside_s < _LEAST_S or abs(recorded - gain.step_time) > _ALIKE:
         return made
     error = sqrt(outside * (1 - outside) / samples)
-    if abs(outside - recorded) < max(_CERTAIN * error, _WORTH_SAYING):
+    if abs(outside - gain.step_time) < max(_CERTAIN * error, _WORTH_SAYING):
         return made
-    share = min(max(gain.step_time + outside - recorded, 0.0), _LARGEST_LEFT)
-    return replace(made, evidence={**made.evidence, "unrecorded_ratio": outside}, why=(
-        f"{made.why} Outside of the recording, which slows down some of the job, Python's samples show this for "
-        f"{percent(outside)} of {seconds(outside_s)}."), gain=replace(gain, step_time=share, before_s=None))
+    why = (f"{made.why} Outside of the recording, which slows down some of the job, Python's samples show this for "
+           f"{percent(outside)} of {seconds(outside_s)}.")
+    return replace(made, evidence={**made.evidence, "unrecorded_ratio": outside}, why=why,
+                   gain=replace(gain, step_time=outside, claim="about", before_s=None))
 
 
 def _stacks_of(made: Finding, function: UserFunction | None, python: PythonStacks) -> npt.NDArray[np.bool_] | None:
