@@ -39,6 +39,7 @@ TORCH_HOST = ", which torch.profiler records with ProfilerActivity.CPU"  # PyTor
 
 OF_ONE_KERNEL = ("small_grids",)  # a grid is a fact of its kernel, however few there are
 _MOMENT = 0.1  # share of the recording. gputop's own figure
+_CROWDED = 1.2  # times the CPUs: what threads use and wait for beyond that is no short wait of one
 NO_GPU = -1  # of spans by GPU: those of a job without one
 
 T = TypeVar("T")
@@ -77,8 +78,14 @@ class TraceFacts(Struct, frozen=True):
         return [gpu for gpu in self.analysis.gpus if gpu.kernels]
 
     def on_cpus(self, claim: Claim, on_gpus: Claim = "measured") -> Claim:
-        """Return the claim of a fix that also frees CPUs, which only a step that runs on them gains by."""
-        return on_gpus if self.active else claim
+        """Return the claim of a fix that also frees CPUs, which only a step that runs on them gains by. Where more of
+        the job's threads want to run than there are CPUs, it gains more than the time that is removed."""
+        if self.active:
+            return on_gpus
+        cpus = self.trace.job_cpus
+        crowded = cpus is not None and (cpus.threads or 0) > cpus.limit and (
+            (cpus.used or 0.0) + (cpus.waited or 0.0) > _CROWDED * cpus.limit)
+        return "at least" if claim == "about" and crowded else claim
 
     @property
     def active_numbers(self) -> tuple[int, ...]:

@@ -26,8 +26,7 @@ from gputop.trace.intervals import intersect, merge, subtract, union
 _COLLECTS_NS = 1_500_000_000  # a job's pause after its recording, in which its profiler writes; measured up to 1.2 s
 _LEAST_S = 1.5  # of samples outside of the recording
 _ALIKE = 0.15  # what the samples in the recording show of the step differs from what is recorded by no more than this
-_CERTAIN = 2.0  # standard deviations; and at least so much of a step:
-_WORTH_SAYING = 0.05
+_WORTH_SAYING = 0.02  # of a step; and no less than the standard deviation of the samples
 _EVALUATES = re.compile(r"(?:run_|do_)?(?:eval|evaluate|validate|validation|test)(?:_\w+)?")
 _ANY_THREAD = "host_placement"  # whose Python a compiled function calls on any thread
 _HOST_WORK = ("step_gap_host", "long_steps", "time_outside_steps", _ANY_THREAD)
@@ -49,12 +48,13 @@ def as_unrecorded(made: Finding, facts: TraceFacts) -> Finding:
     if outside_s < _LEAST_S or abs(recorded - gain.step_time) > _ALIKE:
         return made
     error = sqrt(outside * (1 - outside) / samples)
-    if abs(outside - gain.step_time) < max(_CERTAIN * error, _WORTH_SAYING):
+    if abs(outside - gain.step_time) < max(error, _WORTH_SAYING):
         return made
     why = (f"{made.why} Outside of the recording, which slows down some of the job, Python's samples show this for "
            f"{percent(outside)} of {seconds(outside_s)}.")
+    claim = gain.claim if gain.claim == "at least" else "about"
     return replace(made, evidence={**made.evidence, "unrecorded_ratio": outside}, why=why,
-                   gain=replace(gain, step_time=outside, claim="about", before_s=None))
+                   gain=replace(gain, step_time=outside, claim=claim, before_s=None))
 
 
 def _stacks_of(made: Finding, function: UserFunction | None, python: PythonStacks) -> npt.NDArray[np.bool_] | None:

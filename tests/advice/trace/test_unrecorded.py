@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gputop.core.captured_samples import JobCpus
 from gputop.trace.model import Trace
 from tests.advice.trace.traces import KERNEL, findings
 from tests.analysis.host.stack_samples import sampled
@@ -49,3 +50,12 @@ def test_the_saving_is_that_of_the_job_which_nothing_records() -> None:
 def test_the_saving_is_that_of_the_recorded_steps(trace: Trace) -> None:
     found = findings(trace)["step_gap_host"]
     assert "unrecorded_ratio" not in found.evidence and found.gain.step_time == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_fix_in_a_job_whose_threads_compete_saves_at_least_its_time() -> None:
+    """NumPy's idle threads kept those of PyTorch from two CPUs: a fix of 28% of the step made it a quarter as long."""
+    trace = job(0.02)
+    trace.job_cpus = JobCpus(2.0, used=1.8, others=0.1, threads=4, waited=1.0)
+    assert findings(trace)["step_gap_host"].gain.claim == "at least"
+    trace.job_cpus = JobCpus(2.0, used=1.8, others=0.1, threads=2, waited=0.1)
+    assert findings(trace)["step_gap_host"].gain.claim == "about"
