@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from gputop.simulation import figures
 from gputop.simulation.job import Copy
-from gputop.simulation.program import StepProgram
+from gputop.simulation.program import ProgramBuilder, StepProgram
 from gputop.simulation.scenarios import GPU_COUNT, MB, Scenario
 from gputop.simulation.timeline import (
     NO_OPS,
@@ -26,10 +26,9 @@ from gputop.simulation.timeline import (
     HostEvent,
     JobTimeline,
     SimulatedPipeline,
+    Simulation,
     Step,
     StreamOps,
-    job_programs,
-    simulate,
 )
 
 CALL_NS = 350_000  # Python from the step's start to asking for the batch
@@ -97,7 +96,7 @@ def step_templates(scenario: Scenario, kind: StepKind, seed: int, programs: list
     if kind is StepKind.CHECKPOINT:
         return [_checkpoint_template(scenario, programs)]
     job = scenario.job.replace(seed=seed + kind, steps=_VARIANTS[kind], training=kind is StepKind.TRAIN)
-    timeline = simulate(job, lead=0, programs=programs)
+    timeline = Simulation(job, programs).run()
     out = []
     for step in timeline.steps:
         gpus = []
@@ -141,7 +140,7 @@ def _template(
 @lru_cache(maxsize=8)  # a demo of several jobs comes back to the first; nothing changes what is simulated
 def simulated_steps(scenario: Scenario, seed: int) -> tuple[list[StepProgram], tuple[StepTemplate, ...]]:
     """The GPUs' programs, and the steps of every kind."""
-    programs = job_programs(scenario.job)
+    programs = ProgramBuilder(scenario.job).of_gpus(GPU_COUNT)
     return programs, tuple(step for kind in StepKind for step in step_templates(scenario, kind, seed, programs))
 
 
@@ -303,7 +302,7 @@ class SimulatedLoop:
             [[copy.shifted(begin_ns) for begin_ns, step in done for copy in step.gpus[g].copies] for g in gpus],
             host=[HostEvent("python", "SaveV2", s.begin_ns, s.end_ns) for s in ran if s.kind is StepKind.CHECKPOINT],
             steps=[Step(s.start_ns, s.wait_ns, s.begin_ns, s.begin_ns + self.templates[s.template].issued_ns, s.end_ns,
-                        s.end_ns, first=True, trace=(0, 0), training=s.kind is StepKind.TRAIN) for s in calls],
+                        s.end_ns, training=s.kind is StepKind.TRAIN) for s in calls],
             batches=[(s.made_from_ns, s.made_ns) for s in calls], end=end_ns)
 
 

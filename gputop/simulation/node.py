@@ -23,7 +23,7 @@ from gputop.core.samples import (
 )
 from gputop.simulation.figures import F64, GPU_QUANTITIES
 from gputop.simulation.loop import SimulatedLoop
-from gputop.simulation.scenarios import CPU_COUNT, EXAMPLE_BYTES, GPU_COUNT, GiB
+from gputop.simulation.scenarios import CPU_COUNT, EXAMPLE_BYTES, GPU_COUNT, RECORD_BYTES, GiB
 
 SECOND_NS = 10**9
 HOSTNAME = "demo-node"
@@ -178,7 +178,7 @@ class SimulatedNode:
         rate = {name: (after[name] - before[name]) / seconds for name in after}
         scenario = self.loop.scenario
         cores = rate["input_s"] * scenario.job.input.input_workers + rate["launch_cpu_s"] + rate["python_cpu_s"]
-        dataset = rate["batches"] * scenario.batch_per_gpu * GPU_COUNT * scenario.record_bytes
+        dataset = rate["batches"] * scenario.batch_per_gpu * GPU_COUNT * RECORD_BYTES
         from_network = dataset if scenario.dataset_on_network else 0.0
         readings = _readings({
             "cpu_ratio": min((cores + _SYSTEM_CPU_CORES) / CPU_COUNT, 1.0),

@@ -20,6 +20,7 @@ CPU_COUNT = 224
 GiB = 1 << 30
 MB = 1_000_000
 EXAMPLE_BYTES = 224 * 224 * 3 * 4  # of one example as copied to the GPU
+RECORD_BYTES = 115_000  # of one example as stored
 _MEMORY_MIB, _ALLOCATOR_MIB = 81_559, 77_200  # an H100's memory, and what TensorFlow reserves of it
 _ALLREDUCE_GB_PER_S = 205.0  # gradient bytes over the time of one all-reduce
 
@@ -31,15 +32,13 @@ def _vit(*, batch_per_gpu: int, allocator_peak_gib: float = 68, gradient_bytes: 
     Keras 3 on TensorFlow 2.21 runs it, without XLA.
     """
     job = SimulatedJob.of(
-        seed=2024, style="keras3", version=(2, 21), gpu="H100", gpus=GPU_COUNT, dtype="bf16", kernels=444,
-        elementwise=0.155, jitter=0.012, kernel_gap_us=0.9,
-        function_start_ms=0.8, launch_us=22.0, launch_jitter=0.15, latency_us=2.0, thread_stagger_us=40.0,
-        run_ahead=0, gap_ms=2.5,
-        produce_ms=150.0, prefetch=4, buffer_full=False, input_workers=64, readers=8, cpu_budget=CPU_COUNT,
-        input_jitter=0.12, batch_mb=batch_per_gpu * EXAMPLE_BYTES / MB, h2d_overlap=False, h2d_gb_per_s=50.0,
+        seed=2024, gpus=GPU_COUNT, kernels=444, elementwise=0.155, jitter=0.012, kernel_gap_us=0.9,
+        function_start_ms=0.8, launch_us=22.0, launch_jitter=0.15, latency_us=2.0, thread_stagger_us=40.0, gap_ms=2.5,
+        produce_ms=150.0, prefetch=4, input_workers=64, readers=8, cpu_budget=CPU_COUNT, input_jitter=0.12,
+        batch_mb=batch_per_gpu * EXAMPLE_BYTES / MB, h2d_gb_per_s=50.0,
         comm_ms=gradient_bytes / MB / _ALLREDUCE_GB_PER_S, comm_count=6, comm_latency_us=0.0, comm_skew_us=0.0,
         memory=_allocator_share(allocator_peak_gib), fragmentation=0.031,
-        allocator_share=_ALLOCATOR_MIB / _MEMORY_MIB, op_events=False, noise=False)
+        allocator_share=_ALLOCATOR_MIB / _MEMORY_MIB)
     return job.replace(**changes)
 
 
@@ -70,7 +69,6 @@ class Scenario(Struct, frozen=True):
     job: SimulatedJob
     batch_per_gpu: int
     sm_fill: float = 1.0  # the share of the GPU that a kernel fills, relative to one of a large batch
-    record_bytes: int = 115_000  # of one example as stored
     dataset_on_network: bool = False
     gradient_bytes: int = 1_216 * MB
     steps_per_epoch: int = 200

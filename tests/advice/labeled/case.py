@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 
-from gputop.simulation.job import SimulatedJob
-from gputop.simulation.timeline import MS, JobTimeline, lead_steps, simulate
-from gputop.simulation.xspace import write_xspace
+from gputop.simulation.timeline import MS, JobTimeline
+from tests.advice.labeled.jobs import LabeledJob
+from tests.advice.labeled.recorder import write_xspace
+from tests.advice.labeled.timelines import lead_steps, simulate
 from tests.advice.labeled.truth import capture_window
 
 _ORIGIN_UNIX_NS = 1_790_000_000_000_000_000
@@ -30,7 +31,7 @@ def mean_call_ms(timeline: JobTimeline) -> float:
 
 
 @cache
-def call_ms(job: SimulatedJob) -> float:
+def call_ms(job: LabeledJob) -> float:
     """The same of a job."""
     return mean_call_ms(simulate(job))
 
@@ -48,9 +49,9 @@ class Case:
 
     name: str
     kind: str  # fault, pair, healthy, missing
-    job: SimulatedJob
-    fixed: Mapping[str, SimulatedJob] = field(default_factory=dict)
-    partly_fixed: Mapping[str, SimulatedJob] = field(default_factory=dict)
+    job: LabeledJob
+    fixed: Mapping[str, LabeledJob] = field(default_factory=dict)
+    partly_fixed: Mapping[str, LabeledJob] = field(default_factory=dict)
     windows: Mapping[str, Window] = field(default_factory=dict)
     main: tuple[str, ...] = ()
     consequences: frozenset[str] = frozenset()
@@ -100,7 +101,7 @@ def _severity(share: float) -> str:
     return HIGH if share >= 0.15 else MEDIUM if share >= 0.05 else LOW
 
 
-def ambient_fixes(job: SimulatedJob) -> dict[str, SimulatedJob]:
+def ambient_fixes(job: LabeledJob) -> dict[str, LabeledJob]:
     """The job without each of the faults of which any job has a little."""
     out = {
         "input_bound": job.replace(produce_ms=0.05, prefetch=max(job.input.prefetch, 2)),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gputop.simulation.job import Copy, MidStepWork
+from gputop.simulation.job import Copy
 from tests.advice.labeled.case import FUSED, HIGH, LOW, MEDIUM, Window
 from tests.advice.labeled.fault import COMM, IMBALANCE, PRECISION, Fault, loop_style, step_ms
-from tests.advice.labeled.jobs import random_job
+from tests.advice.labeled.jobs import MidStepWork, SyncCopy, random_job
 
 # What can be found, too, where little of the time is that of matmuls.
 _BESIDE_MATMULS = ("xla_off", "attention_unfused")
@@ -79,7 +79,7 @@ def sync_copies(seed: int, share: float) -> Fault:
     count = 8 + 4 * (seed % 5)
     each = max(step_ms(job) * share / (1 - share) / count - 0.03, 0.01)
     fetches = tuple(
-        MidStepWork((i + 0.5) / count, (Copy("D2H", 4 << (i % 8), 0.01, "device", "pinned", is_async=False),),
+        MidStepWork((i + 0.5) / count, (SyncCopy("D2H", 4 << (i % 8), 0.01, "device", "pinned"),),
         blocks=True, host_ms=each, sync_call=True) for i in range(count))
     return Fault(
         job.replace(mid_step=fetches), job, ("launch_bound", "host_placement"),

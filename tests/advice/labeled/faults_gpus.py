@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from gputop.simulation.job import SimulatedJob
 from tests.advice.labeled.case import HIGH, MEDIUM
 from tests.advice.labeled.fault import IMBALANCE, Fault, loop_style, multi_gpu_job, step_ms
-from tests.advice.labeled.jobs import random_job
+from tests.advice.labeled.jobs import LabeledJob, random_job
 
 # Gradients reduced per second over eight GPUs' NVLink, as NCCL's own tests measure it.
 _GB_PER_S = {"V100": 75.0, "A100": 130.0, "H100": 230.0}
 
 
-def _params(job: SimulatedJob, gb_per_s: float) -> int:
+def _params(job: LabeledJob, gb_per_s: float) -> int:
     return int(job.across.comm_ms / 1000 * gb_per_s * 1e9 / 4)
 
 

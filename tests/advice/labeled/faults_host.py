@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gputop.simulation.job import Copy, MidStepWork
+from gputop.simulation.job import Copy
 from tests.advice.labeled.fault import COMM, IMBALANCE, Fault, loop_style, step_ms
-from tests.advice.labeled.jobs import random_job
+from tests.advice.labeled.jobs import MidStepWork, random_job
 
 
 def input_bound(seed: int, share: float) -> Fault:

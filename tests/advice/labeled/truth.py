@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gputop.simulation.program import I64, KERNEL_KINDS
-from gputop.simulation.timeline import MS, JobTimeline, lead_steps
+from gputop.simulation.program import I64
+from gputop.simulation.timeline import MS, JobTimeline
+from tests.advice.labeled.programs import KINDS, MATMULS
+from tests.advice.labeled.timelines import lead_steps
 
-_MATMULS = [KERNEL_KINDS.index(kind) for kind in ("gemm", "conv")]
+_MATMULS = [KINDS.index(kind) for kind in MATMULS]
 
 Spans = list[tuple[int, int]]
 
