@@ -108,7 +108,7 @@ def gpu_curve(ops: StepOps, scenario: Scenario) -> Curve:
         column["dram_active"] += _NCCL_TRANSFER_DRAM * transfer
         np.maximum(column["gr_active"], active, out=column["gr_active"])
         # A ring passes every byte 2·(n-1)/n times, in and out alike.
-        ring = scenario.gradient_bytes / scenario.job.across.comm_count * 2 * (GPU_COUNT - 1) / GPU_COUNT
+        ring = scenario.gradient_bytes / scenario.job.comm_count * 2 * (GPU_COUNT - 1) / GPU_COUNT
         column["nvlink_bytes"] += transfer * ring / np.maximum(ops.transfer_ns[index], 1) * 1e9
 
     for copy in ops.copies:

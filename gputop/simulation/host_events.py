@@ -28,7 +28,7 @@ def _call(t: JobTimeline, step: Step) -> Iterator[HostEvent]:
     """Keras calls its tf.function from Python."""
     name = "multi_step_on_iterator"
     op = f"__inference_{name}_{21_889 if step.training else 24_415}"
-    called = "notTraced-xla" if t.job.work.xla else "notTraced-nonXla"
+    called = "notTraced-xla" if t.job.xla else "notTraced-nonXla"
     yield HostEvent("python", name, step.start, step.back, {"tf_function_call": called, "tracing_count": 1})
     yield from function_events(op, step, step.start + 60 * US, step.back)
 
@@ -43,14 +43,14 @@ def function_events(op: str, step: Step, run: int, end: int) -> Iterator[HostEve
 
 def wait_events(t: JobTimeline, n: int, step: Step, thread: str) -> Iterator[HostEvent]:
     """The call for the batch of the ``n``-th step, which Keras' function makes on a thread of tf.data."""
-    waits, begin, end = t.job.input, step.request, step.ready
+    job, begin, end = t.job, step.request, step.ready
     yield HostEvent(thread, "IteratorGetNextOp::DoCompute", begin, end,
-                    {"id": 77_000 + n, "iter_num": 1000 + n, "element_size": int(waits.batch_mb * 1e6)})
+                    {"id": 77_000 + n, "iter_num": 1000 + n, "element_size": int(job.batch_mb * 1e6)})
     yield HostEvent(thread, "Iterator::Root", begin + 4 * US, end - 4 * US,
-                    {"id": 11, "name": "inject/prefetch", "cpu_budget": waits.cpu_budget, "algorithm": "DEFAULT"})
+                    {"id": 11, "name": "inject/prefetch", "cpu_budget": job.cpu_budget, "algorithm": "DEFAULT"})
     # Batches that are ready when this one is asked for; of an empty buffer tf.data records nothing.
-    made = sum(1 for _, done in t.batches[n:n + waits.prefetch] if done <= begin)
-    stats: Stats = {"id": 12, "parent_id": 11, "buffer_limit": waits.prefetch, "autotune": "true"}
+    made = sum(1 for _, done in t.batches[n:n + job.prefetch] if done <= begin)
+    stats: Stats = {"id": 12, "parent_id": 11, "buffer_limit": job.prefetch, "autotune": "true"}
     if made:
         stats["buffered_elements"] = made
     yield HostEvent(thread, "Iterator::Root::Prefetch", begin + 9 * US, end - 8 * US, stats)
@@ -64,16 +64,16 @@ def _batch_events(t: JobTimeline, begin: int, end: int) -> Iterator[HostEvent]:
 
 def map_events(t: JobTimeline, begin: int, end: int, thread: str, batch: str) -> Iterator[HostEvent]:
     """The threads that make a batch: reading and mapping."""
-    waits, length = t.job.input, end - begin
+    job, length = t.job, end - begin
     each = length // 4
     for i in range(4):
         begin_ns = begin + i * each + 2 * US
         yield HostEvent(thread, f"{batch}::ParallelMapV2", begin_ns, begin_ns + int(each * 0.9),
-                        {"id": 14, "parent_id": 13, "parallelism": waits.input_workers})
+                        {"id": 14, "parent_id": 13, "parallelism": job.input_workers})
     yield HostEvent("read", f"{batch}::ParallelMapV2::ParallelInterleaveV4", begin, begin + length // 16,
-                    {"id": 15, "parent_id": 14, "parallelism": waits.readers})
+                    {"id": 15, "parent_id": 14, "parallelism": job.readers})
     # Workers end one after the other: elements differ in size.
-    for worker in range(waits.input_workers):
+    for worker in range(job.input_workers):
         begin_ns = begin + (worker * 37 % 11) * length // 300
         stop = end - (worker * 53 % 17) * length // 200
         yield HostEvent(f"map{worker}", "InstantiatedCapturedFunction::Run", begin_ns, stop, {"id": 900 + worker})

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class GpuModel(Struct, frozen=True):
@@ -34,90 +30,53 @@ class Copy(Struct, frozen=True):
     dst: str
 
 
-class KernelWork(Struct, frozen=True):
-    compute_ms: float = 60.0
-    kernels: int = 400
-    elementwise: float = 0.14  # share of the compute time
-    xla: bool = False
-    jitter: float = 0.01
-    kernel_gap_us: float = 1.0  # between two queued kernels of one stream
-
-
-class Launching(Struct, frozen=True):
-    """Launches of a step, and Python between two steps."""
-
-    function_start_ms: float = 0.05  # from the batch to the first launch
-    launch_us: float = 9.0
-    launch_jitter: float = 0.2
-    latency_us: float = 4.5  # from the launch to the earliest start
-    thread_stagger_us: float = 0.0  # the GPUs' launching threads start one after the other
-    gap_ms: float = 0.3  # Python between two steps
-
-
-class BatchMaking(Struct, frozen=True):
-    produce_ms: float = 20.0  # one batch, by all workers together
-    prefetch: int = 2
-    input_workers: int = 4
-    readers: int = 0  # files that a ParallelInterleave stage reads at once
-    cpu_budget: int = 32  # CPUs that tf.data may use
-    input_jitter: float = 0.08
-    batch_mb: float = 38.0
-    h2d_gb_per_s: float = 0.0
-
-
-class SeveralGpus(Struct, frozen=True):
-    """Work that several GPUs do together, and unevenly."""
-
-    comm_ms: float = 0.0  # transfer time of all gradients of a step
-    comm_count: int = 8
-    comm_overlap: bool = True
-    comm_latency_us: float = 18.0  # of each collective, beside its transfer
-    comm_skew_us: float = 4.0  # a collective ends on all GPUs within this time
-    gpu0_extra_ms: float = 0.0  # kernel time of GPU 0 beside its share, between forward and backward pass
-    gpu0_extra_kernels: int = 0
-    gather_mb: float = 0.0  # what each other GPU sends to GPU 0 before these kernels
-
-
-class AllocatorShares(Struct, frozen=True):
-    """Memory that TensorFlow's allocator has taken, at its peak."""
-
-    memory: float = 0.86
-    gpu0_memory: float = 0.0  # on GPU 0; 0: as on the others
-    fragmentation: float = 0.04
-    allocator_share: float = 0.925  # of the GPU's memory that TensorFlow reserves
+ALLOCATOR_MIB = 77_200  # of an H100's memory, what TensorFlow reserves
 
 
 class SimulatedJob(Struct, frozen=True):
     """Times are means, in milliseconds per step or microseconds per kernel; the seed varies them."""
 
+    elementwise: ClassVar[float] = 0.155  # share of the compute time
+    jitter: ClassVar[float] = 0.012
+    kernel_gap_us: ClassVar[float] = 0.9  # between two queued kernels of one stream
+    function_start_ms: ClassVar[float] = 0.8  # from the batch to the first launch
+    launch_jitter: ClassVar[float] = 0.15
+    latency_us: ClassVar[float] = 2.0  # from the launch to the earliest start
+    thread_stagger_us: ClassVar[float] = 40.0  # the GPUs' launching threads start one after the other
+    readers: ClassVar[int] = 8  # files that a ParallelInterleave stage reads at once
+    cpu_budget: ClassVar[int] = 224  # CPUs that tf.data may use
+    input_jitter: ClassVar[float] = 0.12
+    h2d_gb_per_s: ClassVar[float] = 50.0
+    comm_count: ClassVar[int] = 6  # collectives of a step
+    comm_latency_us: ClassVar[float] = 0.0  # of each collective, beside its transfer
+    comm_skew_us: ClassVar[float] = 0.0  # a collective ends on all GPUs within this time
+    fragmentation: ClassVar[float] = 0.031  # of the memory that TensorFlow's allocator has taken
+    allocator_share: ClassVar[float] = ALLOCATOR_MIB / _H100.memory_mib
+
     seed: int
     gpus: int = 1
     steps: int = 16
     training: bool = True  # False: an evaluation loop, forward pass only
-    work: KernelWork = KernelWork()
-    host: Launching = Launching()
-    input: BatchMaking = BatchMaking()
-    across: SeveralGpus = SeveralGpus()
-    allocation: AllocatorShares = AllocatorShares()
-
-    @classmethod
-    def of(cls, seed: int, **values: object) -> Self:
-        """A job with these parameters, those of its groups among them."""
-        return cls(seed).replace(**values)
+    compute_ms: float = 60.0
+    kernels: int = 444
+    xla: bool = False
+    launch_us: float = 22.0
+    gap_ms: float = 2.5  # Python between two steps
+    produce_ms: float = 150.0  # one batch, by all workers together
+    prefetch: int = 4
+    input_workers: int = 64
+    batch_mb: float = 38.0
+    comm_ms: float = 0.0  # transfer time of all gradients of a step
+    comm_overlap: bool = True
+    gpu0_extra_ms: float = 0.0  # kernel time of GPU 0 beside its share, between forward and backward pass
+    gpu0_extra_kernels: int = 0
+    gather_mb: float = 0.0  # what each other GPU sends to GPU 0 before these kernels
+    memory: float = 0.86  # that TensorFlow's allocator has taken at its peak, as a share of what it may
+    gpu0_memory: float = 0.0  # on GPU 0; 0: as on the others
 
     def rng(self, what: str) -> np.random.Generator:
         """A random stream per use: changing one parameter leaves all other draws as they are."""
         return np.random.default_rng([self.seed, zlib.crc32(what.encode())])
-
-    def replace(self, **changes: object) -> Self:
-        """The job with other values of these parameters, whichever group has them."""
-        for name in self.__struct_fields__:
-            group = getattr(self, name)
-            if isinstance(group, Struct):
-                changed = {field: changes.pop(field) for field in group.__struct_fields__ if field in changes}
-                if changed:
-                    changes[name] = replace(group, **changed)
-        return replace(self, **changes)
 
     @property
     def model(self) -> GpuModel:
@@ -125,11 +84,10 @@ class SimulatedJob(Struct, frozen=True):
 
     @property
     def allocator_capacity_bytes(self) -> int:
-        return _whole_blocks((self.model.memory_mib << 20) * self.allocation.allocator_share)
+        return _whole_blocks((self.model.memory_mib << 20) * self.allocator_share)
 
     def allocator_peak_bytes(self, gpu: int) -> int:
-        used = self.allocation
-        return _whole_blocks(self.allocator_capacity_bytes * ((gpu == 0 and used.gpu0_memory) or used.memory))
+        return _whole_blocks(self.allocator_capacity_bytes * ((gpu == 0 and self.gpu0_memory) or self.memory))
 
 
 def _whole_blocks(size_bytes: float) -> int:

@@ -119,14 +119,14 @@ class ProgramBuilder:
 
     def of_gpus(self, count: int) -> list[StepProgram]:
         first = self.build(0)
-        others = self.build(1) if self.job.across.gpu0_extra_kernels and count > 1 else first
+        others = self.build(1) if self.job.gpu0_extra_kernels and count > 1 else first
         return [first] + [others] * (count - 1)
 
     def build(self, gpu: int) -> StepProgram:
         rng = self.job.rng("program")
         rows = self.rows()
         mean_ns = self.mean_ns(rows)
-        if gpu == 0 and self.job.across.gpu0_extra_kernels:
+        if gpu == 0 and self.job.gpu0_extra_kernels:
             rows, mean_ns = self._add_extra(rows, mean_ns)
         names: dict[str, int] = {}
         ops: dict[str, int] = {}
@@ -145,13 +145,13 @@ class ProgramBuilder:
             np.array([phase for *_, phase in rows], np.int64), np.maximum(mean_ns, 900).astype(np.int64))
 
     def optimizer_kernels(self) -> int:
-        return max(2, round(0.08 * self.job.work.kernels)) if self.job.training else 0
+        return max(2, round(0.08 * self.job.kernels)) if self.job.training else 0
 
     def rows(self) -> list[Row]:
         training, apply_count = self.job.training, self.optimizer_kernels()
         forward, backward = self.layer
         per_layer = len(forward) + (len(backward) if training else 0)
-        layers = range(max(1, round((self.job.work.kernels - apply_count) / per_layer)))
+        layers = range(max(1, round((self.job.kernels - apply_count) / per_layer)))
         rows = [(kind, f"block_{layer}/{op}", t, Phase.FORWARD) for layer in layers for kind, op, t in forward]
         # Once per step.
         rows += [("loss", "compile_loss/xent", "SparseSoftmaxCrossEntropyWithLogits", Phase.FORWARD),
@@ -168,20 +168,20 @@ class ProgramBuilder:
     def mean_ns(self, rows: list[Row]) -> F64:
         """Mean time of each kernel, in nanoseconds."""
         matmul = np.array([kind in self.matmuls for kind, *_ in rows])
-        weight, share = self.weights(rows), self.job.work.elementwise
+        weight, share = self.weights(rows), self.job.elementwise
         mean_ns = np.empty(len(rows))
         for group, part in ((matmul, 1 - share), (~matmul, share)):
-            mean_ns[group] = weight[group] / weight[group].sum() * self.job.work.compute_ms * 1e6 * part
+            mean_ns[group] = weight[group] / weight[group].sum() * self.job.compute_ms * 1e6 * part
         return mean_ns
 
     def _add_extra(self, rows: list[Row], mean_ns: F64) -> tuple[list[Row], F64]:
         """GPU 0's extra kernels, after the forward pass: a teacher's matmuls and metrics."""
         extra = [("ew", f"teacher/metrics_{i}", "TopKV2", Phase.EXTRA) if i % 3 else
                  ("gemm", f"teacher/dense_{i}", "MatMul", Phase.EXTRA)
-                 for i in range(self.job.across.gpu0_extra_kernels)]
+                 for i in range(self.job.gpu0_extra_kernels)]
         weight = np.array([_EXTRA_MATMUL_WEIGHT if kind == "gemm" else 1.0 for kind, *_ in extra])
         position = sum(phase == Phase.FORWARD for *_, phase in rows)
-        extra_ns = weight / weight.sum() * self.job.across.gpu0_extra_ms * 1e6
+        extra_ns = weight / weight.sum() * self.job.gpu0_extra_ms * 1e6
         return rows[:position] + extra + rows[position:], np.concatenate(
             (mean_ns[:position], extra_ns, mean_ns[position:]))
 
@@ -189,7 +189,7 @@ class ProgramBuilder:
         return f"StatefulPartitionedCall/model_1/{op_name}:{op_type}"
 
     def kernel_name(self, kind: str, op_name: str, op_type: str, phase: Phase, row: int) -> str:
-        xla = self.job.work.xla
+        xla = self.job.xla
         if kind == "gemm" and xla and ("scores" in op_name or "values" in op_name):
             return flash_name(phase, "bfloat16_t")
         if kind == "gemm":

@@ -149,7 +149,7 @@ class Simulation:
         self.rng = {name: job.rng(name) for name in ("device", "launch", "host", "input", "comm")}
         self.free = [0] * count  # when the compute stream is
         self.comm_free = [0] * count
-        self.input = SimulatedPipeline(job.input.prefetch)
+        self.input = SimulatedPipeline(job.prefetch)
         # GPUs of one kind differ a little in clock.
         self.factor = [1 + 0.004 * clock for clock in job.rng("clock").normal(size=count).tolist()]
 
@@ -159,7 +159,7 @@ class Simulation:
             step = self._step(now)
             self.steps.append(step)
             now = step.back = self._fetch_loss(step)
-            now += int(self._vary(self.job.host.gap_ms * MS, "host", 0.1))
+            now += int(self._vary(self.job.gap_ms * MS, "host", 0.1))
         return self._timeline(now)
 
     def _timeline(self, now: int) -> JobTimeline:
@@ -181,9 +181,8 @@ class Simulation:
 
     def _step(self, start: int) -> Step:
         request = start + int(self._vary(0.18 * MS, "host")) + int(self._vary(0.12 * MS, "host"))
-        ready = self._batch(request, int(self._vary(self.job.input.produce_ms * MS, "input",
-                                                    self.job.input.input_jitter)))
-        issued, last = self._data_parallel(ready + int(self._vary(self.job.host.function_start_ms * MS, "host")))
+        ready = self._batch(request, int(self._vary(self.job.produce_ms * MS, "input", self.job.input_jitter)))
+        issued, last = self._data_parallel(ready + int(self._vary(self.job.function_start_ms * MS, "host")))
         collected = self._collectives(last, issued) if self.job.training else [0] * len(self.gpus)
         if self.job.training:
             for g in self.gpus:
@@ -198,23 +197,23 @@ class Simulation:
         return ready
 
     def _launches_begin(self, begin: int) -> list[int]:
-        return [begin + int(g * self.job.host.thread_stagger_us * US) for g in self.gpus]
+        return [begin + int(g * self.job.thread_stagger_us * US) for g in self.gpus]
 
     def _data_parallel(self, begin: int) -> tuple[list[int], list[StreamOps]]:
         """Forward and backward pass on all GPUs: when each is launched, and the kernels of the last pass."""
         job = self.job
         issued = self._launches_begin(begin)
         last = [NO_OPS] * len(issued)
-        gather = Copy("P2P", round(job.across.gather_mb * 1e6), GATHER_GB_PER_S, "device", "device")
+        gather = Copy("P2P", round(job.gather_mb * 1e6), GATHER_GB_PER_S, "device", "device")
         gathered = 0
         # GPU 0's extra kernels need what the others send.
-        for g in [*self.gpus[1:], 0] if job.across.gather_mb else self.gpus:
+        for g in [*self.gpus[1:], 0] if job.gather_mb else self.gpus:
             host, last[g] = self._phase(g, Phase.FORWARD, self._input_copy(g, issued[g]))
             if job.training:
-                if g and job.across.gather_mb:
+                if g and job.gather_mb:
                     host, end = self._copy(g, gather, host, int(last[g].end[-1]), "concat_predictions:ConcatV2")
                     gathered = max(gathered, end)
-                elif g == 0 and job.across.gpu0_extra_kernels:
+                elif g == 0 and job.gpu0_extra_kernels:
                     host, _ = self._phase(g, Phase.EXTRA, host, gathered)
                 host, last[g] = self._phase(g, Phase.BACKWARD, host)
             issued[g] = host
@@ -222,7 +221,7 @@ class Simulation:
 
     def _input_copy(self, gpu: int, host: int) -> int:
         """Copy the batch to the GPU, from pinned memory."""
-        size, rate = round(self.job.input.batch_mb * 1e6), self.job.input.h2d_gb_per_s
+        size, rate = round(self.job.batch_mb * 1e6), self.job.h2d_gb_per_s
         end = host + 7 * US + int(size / rate)
         self.copies[gpu].append(CopyEvent(Copy("H2D", size, rate, "pinned", "device"),
                                           "IteratorGetNext:IteratorGetNext", host + 7 * US, end, host, host + 6 * US))
@@ -250,43 +249,43 @@ class Simulation:
 
     def _launch_gaps(self, count: int) -> npt.NDArray[np.float64]:
         """Nanoseconds between the launches of so many kernels."""
-        host = self.job.host
-        return host.launch_us * US * np.exp(self.rng["launch"].normal(0.0, host.launch_jitter, count))
+        jitter = np.exp(self.rng["launch"].normal(0.0, self.job.launch_jitter, count))
+        return self.job.launch_us * US * jitter
 
     def _kernels(self, gpu: int, rows: I64, host: int) -> StreamOps:
         job, program = self.job, self.programs[gpu]
         gaps = self._launch_gaps(len(rows))
         launch = host + np.cumsum(gaps).astype(np.int64)
         call = np.minimum(gaps * 0.55, 5.5 * US).astype(np.int64)
-        jitter = np.exp(self.rng["device"].normal(0.0, job.work.jitter, len(rows)))
+        jitter = np.exp(self.rng["device"].normal(0.0, job.jitter, len(rows)))
         length = np.maximum(program.mean_ns[rows] * jitter * self.factor[gpu], 700).astype(np.int64)
-        gap = int(job.work.kernel_gap_us * US)
-        start, end = run_in_order(launch + call + int(job.host.latency_us * US), length, self.free[gpu], gap)
+        gap = int(job.kernel_gap_us * US)
+        start, end = run_in_order(launch + call + int(job.latency_us * US), length, self.free[gpu], gap)
         self.free[gpu] = int(end[-1]) + gap
         return StreamOps(rows, start, end, launch, launch + call)
 
     def _collectives(self, backward: Sequence[StreamOps], issued: list[int]) -> list[int]:
         """AllReduce of the gradients in pieces, as the backward pass yields them or after it; their end per GPU."""
         job = self.job
-        n = job.across.comm_count
-        ready_share = np.linspace(1 / n, 1, n) if job.across.comm_overlap else np.ones(n)
-        transfer = job.across.comm_ms * MS / n * np.exp(self.rng["comm"].normal(0.0, 0.03, n))
-        part = (transfer + job.across.comm_latency_us * US).astype(np.int64)
+        n = job.comm_count
+        ready_share = np.linspace(1 / n, 1, n) if job.comm_overlap else np.ones(n)
+        transfer = job.comm_ms * MS / n * np.exp(self.rng["comm"].normal(0.0, 0.03, n))
+        part = (transfer + job.comm_latency_us * US).astype(np.int64)
         launch, ready = [], []
         for g in self.gpus:
             rows = (ready_share * len(backward[g].row)).astype(np.int64) - 1
             # Each needs a launch of its own, on the thread that launches the GPU's kernels.
-            if not job.across.comm_overlap:
-                launched = issued[g] + (np.arange(n) + 1) * int(job.host.launch_us * US)
+            if not job.comm_overlap:
+                launched = issued[g] + (np.arange(n) + 1) * int(job.launch_us * US)
                 issued[g] = int(launched[-1])
             else:
                 launched = backward[g].launch_end[rows] + US
             launch.append(launched)
-            ready.append(np.maximum(backward[g].end[rows], launched + int(job.host.latency_us * US)) + 3 * US)
+            ready.append(np.maximum(backward[g].end[rows], launched + int(job.latency_us * US)) + 3 * US)
         _, end = run_in_order(np.max(ready, axis=0), part, max(self.comm_free), 0)
         collected = []
         for g in self.gpus:
-            skew = self.rng["comm"].integers(0, max(int(job.across.comm_skew_us * US), 1), n)
+            skew = self.rng["comm"].integers(0, max(int(job.comm_skew_us * US), 1), n)
             own_end = np.maximum.accumulate(end + skew)
             before = np.concatenate(([self.comm_free[g]], own_end[:-1] + 900))
             start = np.minimum(np.maximum(ready[g], before), own_end - 1_000)

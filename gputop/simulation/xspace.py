@@ -134,7 +134,7 @@ class XSpaceRecorder:
 
     def _collective_names(self, gpu: int) -> tuple[str, list[str]]:
         """Name of the kernel, and the op of each collective of a step."""
-        ops = [f"CollectiveReduceV2_{i}:CollectiveReduceV2" for i in range(self.job.across.comm_count)]
+        ops = [f"CollectiveReduceV2_{i}:CollectiveReduceV2" for i in range(self.job.comm_count)]
         return ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", self._op_names(gpu, ops))
 
     def _kernels(self, plane: Plane, gpu: int, streams: StreamLines, kernels: StreamKernels) -> None:
@@ -170,7 +170,7 @@ class XSpaceRecorder:
 
     def _compiled_module(self) -> tuple[str, str] | None:
         """Names of the module that XLA compiled and of the op that runs it; None without XLA."""
-        return (_MODULE, "cluster_0/xla_run:_XlaRun") if self.job.work.xla else None
+        return (_MODULE, "cluster_0/xla_run:_XlaRun") if self.job.xla else None
 
     def _launches(self, gpu: int, kernels: StreamKernels, correlation: I64) -> None:
         """Add the launches to the lines of the thread that launches."""
@@ -237,7 +237,7 @@ class XSpaceRecorder:
         in_use = np.tile(peak - size * (each - np.minimum(number + 1, 2 * each - 1 - number)), len(times))
         is_free = np.tile(number >= each, len(times))
         constants = [encode.stat_ref(host.stat_id("allocator_name"), host.stat_id(f"GPU_{gpu}_bfc")),
-                     encode.stat(host.stat_id("fragmentation"), float(job.allocation.fragmentation)),
+                     encode.stat(host.stat_id("fragmentation"), float(job.fragmentation)),
                      encode.stat_ref(host.stat_id("region_type"), host.stat_id("dynamic"))]
         ops = self.t.programs[gpu].ops
         which = host.ref_ids([ops[i % len(ops)] for i in range(each)])

@@ -104,16 +104,16 @@ def _severity(share: float) -> str:
 def ambient_fixes(job: LabeledJob) -> dict[str, LabeledJob]:
     """The job without each of the faults of which any job has a little."""
     out = {
-        "input_bound": job.replace(produce_ms=0.05, prefetch=max(job.input.prefetch, 2)),
+        "input_bound": job.replace(produce_ms=0.05, prefetch=max(job.prefetch, 2)),
         "launch_bound": job.replace(launch_us=1.0, stall_share=0.0), "step_gap_host": job.replace(gap_ms=0.01)}
-    if job.gpus > 1 and job.across.comm_ms:
+    if job.gpus > 1 and job.comm_ms:
         out["communication_exposed"] = job.replace(comm_ms=0.01, comm_latency_us=1.0, comm_count=1)
-    if job.input.batch_mb:
+    if job.batch_mb:
         out["copies_excessive"] = job.replace(batch_mb=0.01)
-    if job.host.run_ahead == 0 and not job.cpu_only:  # without fetching each step's result the queue would bridge gaps
+    if job.run_ahead == 0 and not job.cpu_only:  # without fetching each step's result the queue would bridge gaps
         out["sync_copies"] = job.replace(run_ahead=1)
-    if not (job.work.xla or job.jax or job.cpu_only):
-        left = 1 - job.work.elementwise * (1 - 1 / FUSED)
-        out["xla_off"] = job.replace(compute_ms=job.work.compute_ms * left,
-                                     elementwise=job.work.elementwise / FUSED / left)
+    if not (job.xla or job.jax or job.cpu_only):
+        left = 1 - job.elementwise * (1 - 1 / FUSED)
+        out["xla_off"] = job.replace(compute_ms=job.compute_ms * left,
+                                     elementwise=job.elementwise / FUSED / left)
     return out

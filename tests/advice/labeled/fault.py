@@ -46,4 +46,4 @@ def loop_style(seed: int, *styles: str) -> dict[str, object]:
 def multi_gpu_job(seed: int, **wanted: object) -> LabeledJob:
     """A healthy job on several GPUs. Collectives that are not overlapped are short."""
     job = random_job(seed, **{"gpus": (2, 4, 8, 8, 4)[seed % 5], "idle_gpus": 0, "warm_up": 0.0, **wanted})
-    return job if job.across.comm_overlap or "comm_ms" in wanted else job.replace(comm_ms=0.02 * job.work.compute_ms)
+    return job if job.comm_overlap or "comm_ms" in wanted else job.replace(comm_ms=0.02 * job.compute_ms)

@@ -29,14 +29,14 @@ def _steps(t: JobTimeline) -> Iterator[HostEvent]:
         first, last = steps[0], steps[-1]
         counted += first.retraced
         yield from _STYLES[job.style](t, n + 217, first, last, counted)
-        if job.recorded.noise:
+        if job.noise:
             yield HostEvent("python", "TFE_DeleteTensorHandle", last.back + 3 * US, last.back + 4 * US)
 
 
 def _traced(t: JobTimeline, step: LabeledStep) -> str:
     if step.retraced:
-        return "traced-xla" if t.job.work.xla else "traced-nonXla"
-    return "notTraced-xla" if t.job.work.xla else "notTraced-nonXla"
+        return "traced-xla" if t.job.xla else "traced-nonXla"
+    return "notTraced-xla" if t.job.xla else "notTraced-nonXla"
 
 
 def _tracing(step: LabeledStep) -> Iterator[HostEvent]:
@@ -117,21 +117,21 @@ def _waits(t: JobTimeline) -> Iterator[HostEvent]:
                             {"eager_op": "IteratorGetNext", "is_func": 0})
             yield HostEvent(thread, "EagerLocalExecute: IteratorGetNext", step.request - 6 * US, step.ready + 5 * US)
         asked, root, buffer = wait_events(t, n, step, thread)
-        yield from (asked, root, buffer) if t.job.input.prefetch else (asked, root)
+        yield from (asked, root, buffer) if t.job.prefetch else (asked, root)
 
 
 def _pipeline(t: JobTimeline) -> Iterator[HostEvent]:
     """The threads that make the batches: reading, mapping and batching."""
     job = t.job
-    root = "Iterator::Root::Prefetch" if job.input.prefetch else "Iterator::Root"
+    root = "Iterator::Root::Prefetch" if job.prefetch else "Iterator::Root"
     batch = f"{root}::BatchV2"
-    thread = "resource" if job.input.prefetch else "get_next" if job.style in KERAS_STYLES else "python"
+    thread = "resource" if job.prefetch else "get_next" if job.style in KERAS_STYLES else "python"
     for begin, end in t.batches:
         length = end - begin
         if length < 40 * US:
             continue
         yield HostEvent(thread, batch, begin, end, {"id": 13, "parent_id": 12, "batch_size": 64})
-        if job.input.map_parallel:  # it reads no files
+        if job.map_parallel:  # it reads no files
             yield from (event for event in map_events(t, begin, end, thread, batch) if event.thread != "read")
             continue
         each = length // 8

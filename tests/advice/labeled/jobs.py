@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
-from gputop.simulation.job import BatchMaking, Copy, GpuModel, KernelWork, Launching, SeveralGpus, SimulatedJob
+from gputop.simulation.job import Copy, GpuModel, SimulatedJob
 
 # Each with the rate of its host link in GB/s.
 GPUS: dict[str, tuple[GpuModel, float]] = {
@@ -51,11 +52,29 @@ class MidStepWork(Struct, frozen=True):
     sync_call: bool = False  # an explicit cuStreamSynchronize
 
 
-class LabeledWork(KernelWork, frozen=True):
-    """``matmul_names`` may be unaligned, unaligned_bf16 or fp16_scudnn; "": those of the dtype."""
+class LabeledJob(SimulatedJob, frozen=True):
+    """A job of any model, number type and way to write the loop on any GPU; the demo's has one of each."""
 
+    style: str = "keras3"  # keras2, keras3, spe, custom, eager, jax_step, jax_pjit
+    version: tuple[int, int] = (2, 19)
+    gpu: str = "A100"
+    idle_gpus: int = 0  # visible to the process, never used
+    cpu_only: bool = False
+    per_execution: int = 4  # optimizer steps per call, style "spe" (Keras' steps_per_execution)
+    mid_step: tuple[MidStepWork, ...] = ()
+    loss_scale_kernels: int = 0
+    loss_scale_ms: float = 0.0
+    loss_scale_blocks: bool = False
+    fragmentation: float = 0.04
+    allocator_share: float = 0.925
+
+    # Kernels. matmul_names may be unaligned, unaligned_bf16 or fp16_scudnn; "": those of the dtype.
     family: str = "transformer"  # transformer, cnn, mlp, rnn
     dtype: str = "bf16"
+    kernels: int = 400
+    elementwise: float = 0.14
+    jitter: float = 0.01
+    kernel_gap_us: float = 1.0
     chained_elementwise: int = 0  # more element-wise ops per layer, one feeding the next
     matmul_factor: float = 1.0  # multiplies the time of matmuls and convolutions
     matmul_names: str = ""
@@ -64,8 +83,13 @@ class LabeledWork(KernelWork, frozen=True):
     apply_kernels: int = 0  # of the optimizer, 2.5 µs each beside compute_ms; 0: a twelfth of the kernels
     small_grids: bool = False  # kernels have fewer blocks than the GPU has SMs
 
-
-class LabeledLaunching(Launching, frozen=True):
+    # Launches, and Python between steps.
+    function_start_ms: float = 0.05
+    launch_us: float = 9.0
+    gap_ms: float = 0.3
+    launch_jitter: float = 0.2
+    latency_us: float = 4.5
+    thread_stagger_us: float = 0.0
     run_ahead: int = 1  # steps by which the host may lead the device; 0: it waits for each step's result
     private_threads: bool = False  # TF_GPU_THREAD_MODE=gpu_private
     stall_share: float = 0.0  # share of the launches that are delayed by ``stall_us`` in the mean
@@ -76,8 +100,14 @@ class LabeledLaunching(Launching, frozen=True):
     retrace_ms: float = 0.0
     warm_up: float = 0.0  # milliseconds that the first step takes longer
 
-
-class LabeledBatches(BatchMaking, frozen=True):
+    # Batches.
+    produce_ms: float = 20.0
+    prefetch: int = 2
+    input_workers: int = 4
+    readers: int = 0
+    cpu_budget: int = 32
+    input_jitter: float = 0.08
+    h2d_gb_per_s: float = 0.0  # 0: as fast as the GPU's link
     buffer_full: bool = True  # at the first step
     burst_every: int = 0  # every so many batches one takes ``burst_ms`` longer
     burst_ms: float = 0.0
@@ -85,16 +115,17 @@ class LabeledBatches(BatchMaking, frozen=True):
     pinned: bool = True
     h2d_overlap: bool = True
 
-
-class UnevenGpus(SeveralGpus, frozen=True):
+    # Several GPUs, and unevenness among them.
+    comm_count: int = 8
+    comm_latency_us: float = 18.0
+    comm_skew_us: float = 4.0
     late_ms: float = 0.0  # launches to one GPU begin later by this
     late_gpu: int = -1  # -1: another one each step
     gpu_factor: tuple[float, ...] = ()  # relative compute time of each GPU
     one_thread: bool = False  # one thread launches to all GPUs, one after the other
     serial: bool = False  # model parallelism: the layers are spread over the GPUs
 
-
-class Recorded(Struct, frozen=True):
+    # What is recorded.
     seen_gpus: int = 0  # GPUs of the captured process; 0: all
     host_plane: bool = True
     launches: bool = True  # the host's launch calls, which CUPTI records apart from the kernels
@@ -106,25 +137,8 @@ class Recorded(Struct, frozen=True):
     old_details: bool = False
     errors: tuple[str, ...] = ()
 
-
-class LabeledJob(SimulatedJob, frozen=True):
-    """A job of any model, number type and way to write the loop on any GPU; the demo's has one of each."""
-
-    style: str = "keras3"  # keras2, keras3, spe, custom, eager, jax_step, jax_pjit
-    version: tuple[int, int] = (2, 19)
-    gpu: str = "A100"
-    idle_gpus: int = 0  # visible to the process, never used
-    cpu_only: bool = False
-    per_execution: int = 4  # optimizer steps per call, style "spe" (Keras' steps_per_execution)
-    work: LabeledWork = LabeledWork()
-    host: LabeledLaunching = LabeledLaunching()
-    input: LabeledBatches = LabeledBatches()
-    across: UnevenGpus = UnevenGpus()
-    recorded: Recorded = Recorded()
-    mid_step: tuple[MidStepWork, ...] = ()
-    loss_scale_kernels: int = 0
-    loss_scale_ms: float = 0.0
-    loss_scale_blocks: bool = False
+    def replace(self, **changes: object) -> LabeledJob:
+        return replace(self, **changes)
 
     @property
     def architecture(self) -> str:
@@ -150,7 +164,7 @@ class LabeledJob(SimulatedJob, frozen=True):
     @property
     def captured_gpus(self) -> int:
         """Number of the GPUs that the job uses which are in the trace."""
-        return 0 if self.cpu_only else self.recorded.seen_gpus or self.gpus
+        return 0 if self.cpu_only else self.seen_gpus or self.gpus
 
 
 def random_job(seed: int, **wanted: object) -> LabeledJob:
@@ -174,8 +188,8 @@ def random_job(seed: int, **wanted: object) -> LabeledJob:
     per_execution = 4 if style == "spe" else 1
     comm = compute * float(rng.uniform(0.08, 0.3)) if gpus > 1 else 0.0
     steps = int(np.clip(_EVENTS / (kernels * gpus * per_execution), 6 if per_execution > 1 else 9, 24))
-    job = LabeledJob.of(
-        seed=seed, style=style, version=version, gpu=gpu, gpus=gpus, family=family, dtype=dtype, compute_ms=compute,
+    job = LabeledJob(seed).replace(
+        style=style, version=version, gpu=gpu, gpus=gpus, family=family, dtype=dtype, compute_ms=compute,
         kernels=kernels, elementwise=float(rng.uniform(0.06, 0.15)) * (1.0 if xla else 0.5), xla=xla, launch_us=launch,
         steps=steps, per_execution=per_execution, jitter=float(rng.uniform(0.004, 0.02)),
         produce_ms=compute * float(rng.uniform(0.2, 0.6)), prefetch=int(rng.integers(1, 6)),

@@ -62,17 +62,16 @@ class LabeledProgram(ProgramBuilder):
 
     def __init__(self, job: LabeledJob) -> None:
         super().__init__(job)
-        work = job.work
-        forward, backward = _LAYERS[work.family]
-        chain = tuple(("ew", f"custom_{i}", _CHAIN[i % len(_CHAIN)]) for i in range(work.chained_elementwise))
+        forward, backward = _LAYERS[job.family]
+        chain = tuple(("ew", f"custom_{i}", _CHAIN[i % len(_CHAIN)]) for i in range(job.chained_elementwise))
         forward, backward = forward + chain[::2], backward + chain[1::2]
-        if work.layout_ms:
+        if job.layout_ms:
             forward += (("layout", f"{_CONVERSION}NHWCToNCHW-LayoutOptimizer", "Transpose"),)
             backward += (("layout", f"{_CONVERSION}NCHWToNHWC-LayoutOptimizer", "Transpose"),)
         self.layer = forward, backward
 
     def optimizer_kernels(self) -> int:
-        fixed = self.job.work.apply_kernels if self.job.training else 0
+        fixed = self.job.apply_kernels if self.job.training else 0
         return fixed or super().optimizer_kernels()
 
     def rows(self) -> list[Row]:
@@ -91,18 +90,18 @@ class LabeledProgram(ProgramBuilder):
         """Kernels whose time is no part of ``compute_ms``: checks of loss scaling, conversions, the optimizer's."""
         return (np.array([op.startswith(_LOSS_SCALING) for _, op, *_ in rows]),
                 np.array([kind == "layout" for kind, *_ in rows]),
-                np.array([kind == "apply" for kind, *_ in rows]) & bool(self.job.work.apply_kernels))
+                np.array([kind == "apply" for kind, *_ in rows]) & bool(self.job.apply_kernels))
 
     def mean_ns(self, rows: list[Row]) -> F64:
-        work, mean_ns = self.job.work, super().mean_ns(rows)
+        job, mean_ns = self.job, super().mean_ns(rows)
         check, layout, apply = self._fixed(rows)
-        mean_ns[[kind in MATMULS for kind, *_ in rows]] *= work.matmul_factor
-        mean_ns[["/softmax" in op for _, op, *_ in rows]] *= work.softmax_factor
+        mean_ns[[kind in MATMULS for kind, *_ in rows]] *= job.matmul_factor
+        mean_ns[["/softmax" in op for _, op, *_ in rows]] *= job.softmax_factor
         mean_ns[apply] = _APPLY_NS
-        if work.layout_ms:
-            mean_ns[layout] = work.layout_ms * 1e6 / layout.sum()
-        if self.job.loss_scale_kernels:
-            mean_ns[check] = self.job.loss_scale_ms * 1e6 / self.job.loss_scale_kernels
+        if job.layout_ms:
+            mean_ns[layout] = job.layout_ms * 1e6 / layout.sum()
+        if job.loss_scale_kernels:
+            mean_ns[check] = job.loss_scale_ms * 1e6 / job.loss_scale_kernels
         return mean_ns
 
     def full_op_name(self, op_name: str, op_type: str) -> str:
@@ -112,24 +111,24 @@ class LabeledProgram(ProgramBuilder):
         return super().full_op_name(op_name, op_type) if scope is None else f"{scope}{op_name}:{op_type}"
 
     def kernel_name(self, kind: str, op_name: str, op_type: str, phase: Phase, row: int) -> str:
-        job, work = self.job, self.job.work
-        flash = work.xla and work.family == "transformer" and work.dtype in ("bf16", "fp16") and not work.matmul_names
+        job = self.job
+        flash = job.xla and job.family == "transformer" and job.dtype in ("bf16", "fp16") and not job.matmul_names
         if kind == "gemm" and flash and ("scores" in op_name or "values" in op_name):
-            return flash_name(phase, "bfloat16_t" if work.dtype == "bf16" else "half_t")
+            return flash_name(phase, "bfloat16_t" if job.dtype == "bf16" else "half_t")
         if kind in MATMULS:
-            names = kernel_names(GEMM if kind == "gemm" else CONV, work.matmul_names or work.dtype, job.architecture)
+            names = kernel_names(GEMM if kind == "gemm" else CONV, job.matmul_names or job.dtype, job.architecture)
             return names[(row if kind == "gemm" else 0 if phase == Phase.FORWARD else 1 + row) % len(names)]
-        if work.xla or job.jax:
+        if job.xla or job.jax:
             return fusion_name(kind, row % 97)
         if kind == "layout":
             return _LAYOUT
-        if kind == "norm" and work.family == "cnn":
+        if kind == "norm" and job.family == "cnn":
             return (f"void cudnn::bn_{'bw' if 'Grad' in op_type else 'fw'}_tr_1C11_kernel_NCHW<float, float, int, 512, "
                     "true, 1>(cudnn::cudnnTensorStruct)")
-        return tensorflow_name(kind, op_type, *_NUMBERS[work.dtype])
+        return tensorflow_name(kind, op_type, *_NUMBERS[job.dtype])
 
     def blocks(self, rng: np.random.Generator, kind: str) -> str:
-        if not self.job.work.small_grids:
+        if not self.job.small_grids:
             return super().blocks(rng, kind)
         return f"{rng.integers(2, 24 if kind in MATMULS else 40)},1,1"
 

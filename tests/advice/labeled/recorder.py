@@ -19,7 +19,7 @@ from tests.advice.labeled.jobs import LabeledJob, SyncCopy
 def write_xspace(timeline: JobTimeline, begin_ns: int, end_ns: int, *, origin_unix_ns: int, hostname: str) -> bytes:
     """The serialized XSpace of a capture of that time of the timeline, whose zero is at ``origin_unix_ns``."""
     planes = LabeledRecorder(timeline, begin_ns, end_ns, origin_unix_ns).planes()
-    errors = [encode.field_bytes(2, text) for text in timeline.job.recorded.errors]
+    errors = [encode.field_bytes(2, text) for text in timeline.job.errors]
     return b"".join([*planes, *errors, encode.field_bytes(4, hostname)])
 
 
@@ -37,7 +37,7 @@ class LabeledRecorder(XSpaceRecorder):
         gpus = self.job.captured_gpus
         yield from [self._device(gpu) for gpu in range(gpus)]
         yield from [self._device_plane(gpu).finish() for gpu in range(gpus, gpus + self.job.idle_gpus)]
-        if self.job.recorded.host_plane:
+        if self.job.host_plane:
             yield self._host_plane()
         yield Plane("/host:metadata").finish()
         if not self.absolute:
@@ -49,24 +49,24 @@ class LabeledRecorder(XSpaceRecorder):
             number = stable_hash(key) % 10**6
             if job.jax:
                 return f"py_xla_execute/{number}" if job.gpus > 1 else "python3"
-            if job.host.private_threads:
+            if job.private_threads:
                 return f"gpu_private_{key.removeprefix('compute')}/{number}"
         return "python3" if key == "python" and job.jax else super()._thread(key)
 
     def _launch_thread(self, gpu: int) -> str:
         if self.job.style == "eager" or (self.job.jax and self.job.gpus == 1):
             return "python"
-        return super()._launch_thread(0 if self.job.across.one_thread else gpu)
+        return super()._launch_thread(0 if self.job.one_thread else gpu)
 
     def _op_names(self, gpu: int, ops: list[str]) -> list[str]:
-        return ops if self.job.jax or self.job.across.serial else super()._op_names(gpu, ops)
+        return ops if self.job.jax or self.job.serial else super()._op_names(gpu, ops)
 
     def _collective_names(self, gpu: int) -> tuple[str, list[str]]:
         job = self.job
         name, ops = super()._collective_names(gpu)
         if job.jax:
             name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-            return name, [f"all-reduce-start.{i}" for i in range(job.across.comm_count)]
+            return name, [f"all-reduce-start.{i}" for i in range(job.comm_count)]
         if job.version < (2, 19):
             name = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"
         return name, ops if job.version >= (2, 13) else [op.replace("CollectiveReduceV2", "NcclAllReduce")
@@ -76,16 +76,16 @@ class LabeledRecorder(XSpaceRecorder):
         return ("jit_train_step", "XlaModule:") if self.job.jax else super()._compiled_module()
 
     def _kernel_events(self, plane: Plane, streams: StreamLines, kernels: StreamKernels, correlation: I64) -> None:
-        if self.job.recorded.device_events:
+        if self.job.device_events:
             super()._kernel_events(plane, streams, kernels, correlation)
 
     def _launches(self, gpu: int, kernels: StreamKernels, correlation: I64) -> None:
         job, ran = self.job, kernels.ran
-        if not job.recorded.launches:
+        if not job.launches:
             return
         super()._launches(gpu, kernels, correlation)
         called = (ran.launch >= self.begin) & (ran.launch_end <= self.end)
-        if called.any() and kernels.kind == "Kernel" and job.recorded.op_events and not (job.work.xla or job.jax):
+        if called.any() and kernels.kind == "Kernel" and job.op_events and not (job.xla or job.jax):
             self._op_events(gpu, kernels.op[called], kernels.ops, ran.launch[called], ran.launch_end[called])
 
     def _op_events(self, gpu: int, op: I64, ops: list[str], launch: I64, launch_end: I64) -> None:
@@ -112,22 +112,22 @@ class LabeledRecorder(XSpaceRecorder):
                 StatColumn(host.stat_id("eager_op"), REF, host.ref_ids(kinds)[which]),
                 StatColumn(host.stat_id("is_func"), INT, which * 0)])
             record([f"EagerLocalExecute: {x}" for x in kinds], which, outer + 120, (size - 160).clip(0))
-        if self.job.recorded.noise:
+        if self.job.noise:
             some = begin[::5]
             record(["ThreadpoolListener::Record"], np.zeros(len(some), np.int64), some, np.zeros(len(some), np.int64))
 
     def _copy_details(self, gpu: int, copy: Copy) -> str:
         asynchronous = int(not isinstance(copy, SyncCopy))
-        if self.job.recorded.old_details:
+        if self.job.old_details:
             return f"num_bytes:{copy.size}\ndest:{gpu}\nasync:{asynchronous}"
         return super()._copy_details(gpu, copy).replace("async:1", f"async:{asynchronous}")
 
     def _copy_event(self, plane: Plane, streams: StreamLines, event: CopyEvent, details: str) -> None:
-        if self.job.recorded.device_events:
+        if self.job.device_events:
             super()._copy_event(plane, streams, event, details)
 
     def _copy_launch(self, gpu: int, event: CopyEvent, details: str) -> None:
-        if self.job.recorded.launches:
+        if self.job.launches:
             super()._copy_launch(gpu, event, details)
 
     def _host_events(self) -> None:
@@ -139,5 +139,5 @@ class LabeledRecorder(XSpaceRecorder):
             self._add(thread, event.name, event.start, event.end, event.stats)
 
     def _allocations(self, gpu: int) -> None:
-        if self.job.recorded.allocator and gpu < self.job.captured_gpus:
+        if self.job.allocator and gpu < self.job.captured_gpus:
             super()._allocations(gpu)

@@ -51,9 +51,9 @@ def simulate(job: LabeledJob) -> JobTimeline:
 
 def lead_steps(job: LabeledJob) -> int:
     """Steps before the capture, in which queues and buffers reach their usual level."""
-    if job.host.warm_up:
+    if job.warm_up:
         return 0
-    return 2 * job.host.run_ahead + 4 + min(job.input.prefetch, 6) * (not job.input.buffer_full)
+    return 2 * job.run_ahead + 4 + min(job.prefetch, 6) * (not job.buffer_full)
 
 
 class LabeledSimulation(Simulation):
@@ -69,22 +69,22 @@ class LabeledSimulation(Simulation):
         self.rng |= {name: job.rng(name) for name in ("stall", "retrace", "late")}
         self.h2d_free = [0] * len(self.gpus)
         self.chunk_starts: list[list[int]] = [[] for _ in self.gpus]
-        self.input = LabeledPipeline(job.input.prefetch, job.input.prefetch if job.input.buffer_full else 0)
-        if job.across.gpu_factor:
-            self.factor = [given * clock for given, clock in zip(job.across.gpu_factor, self.factor, strict=False)]
+        self.input = LabeledPipeline(job.prefetch, job.prefetch if job.buffer_full else 0)
+        if job.gpu_factor:
+            self.factor = [given * clock for given, clock in zip(job.gpu_factor, self.factor, strict=False)]
         self.step_start = 0
 
     def run(self) -> JobTimeline:
         job, now = self.job, 6 * MS
         per = job.iterations
         for n in range(lead_steps(job) + job.steps):
-            if n > job.host.run_ahead:
-                now = max(now, self.steps[(n - job.host.run_ahead) * per - 1].device_end)
+            if n > job.run_ahead:
+                now = max(now, self.steps[(n - job.run_ahead) * per - 1].device_end)
             start = now
-            traces = bool(job.host.retrace_every) and n % job.host.retrace_every == job.seed % job.host.retrace_every
+            traces = bool(job.retrace_every) and n % job.retrace_every == job.seed % job.retrace_every
             begin = start + int(self._vary(0.18 * MS, "host"))
-            tracing = int(self._vary(job.host.retrace_ms * MS, "retrace", 0.1)) if traces else 0
-            tracing += int(job.host.warm_up * MS) if n == 0 else 0
+            tracing = int(self._vary(job.retrace_ms * MS, "retrace", 0.1)) if traces else 0
+            tracing += int(job.warm_up * MS) if n == 0 else 0
             for k in range(per):
                 step = self._labeled_step(n * per + k, start if k == 0 else begin, begin, k == 0, 0 if k else tracing)
                 step.retraced = traces and k == 0
@@ -93,7 +93,7 @@ class LabeledSimulation(Simulation):
             now = self._python_goes_on(self.steps[-1])
             for step in self.steps[-per:]:
                 step.back = now
-            gap = int(self._vary((job.host.gap_ms if n % job.host.gap_every == 0 else 0.3) * MS, "host", 0.1))
+            gap = int(self._vary((job.gap_ms if n % job.gap_every == 0 else 0.3) * MS, "host", 0.1))
             self._gap_events(now, gap)
             now += gap
         timeline = self._timeline(now)
@@ -101,13 +101,13 @@ class LabeledSimulation(Simulation):
         return timeline
 
     def _python_goes_on(self, last: Step) -> int:
-        if self.job.host.run_ahead == 0 and self.copies:
+        if self.job.run_ahead == 0 and self.copies:
             return self._fetch_loss(last)
         now = last.issued + int(self._vary(0.1 * MS, "host"))
-        return max(now, last.device_end + 25 * US) if self.job.host.run_ahead == 0 else now
+        return max(now, last.device_end + 25 * US) if self.job.run_ahead == 0 else now
 
     def _gap_events(self, begin: int, length: int) -> None:
-        names = self.job.host.gap_events
+        names = self.job.gap_events
         if not names or length < 100 * US:
             return
         each = int(length * 0.92) // len(names)
@@ -116,9 +116,9 @@ class LabeledSimulation(Simulation):
 
     def _work_ns(self, number: int) -> int:
         """Time that making a batch takes."""
-        made = self.job.input
-        length = int(self._vary(made.produce_ms * MS, "input", made.input_jitter))
-        return length + (int(made.burst_ms * MS) if made.burst_every and number % made.burst_every == 0 else 0)
+        job = self.job
+        length = int(self._vary(job.produce_ms * MS, "input", job.input_jitter))
+        return length + (int(job.burst_ms * MS) if job.burst_every and number % job.burst_every == 0 else 0)
 
     def _labeled_step(self, number: int, start: int, call_begin: int, first: bool, tracing: int) -> LabeledStep:
         job = self.job
@@ -126,15 +126,15 @@ class LabeledSimulation(Simulation):
         inside = job.style in KERAS_STYLES
         request = call_begin + int(self._vary(0.12 * MS, "host")) + tracing * inside
         ready = self._batch(request, self._work_ns(number))
-        begin = ready + int(self._vary(job.host.function_start_ms * MS, "host")) + tracing * (not inside)
+        begin = ready + int(self._vary(job.function_start_ms * MS, "host")) + tracing * (not inside)
         trace = (request - tracing, request) if inside else (begin - tracing, begin)
         if not self.gpus:
-            end = begin + int(self._vary(job.work.compute_ms * MS, "device", 0.03))
+            end = begin + int(self._vary(job.compute_ms * MS, "device", 0.03))
             self.host.append(HostEvent("compute0", "", begin, end))
             return LabeledStep(start, request, ready, end, end, end, first=first, trace=trace)
         self.step_start = start
-        issued, last = self._model_parallel(begin) if job.across.serial else self._data_parallel(begin)
-        reduces = len(self.gpus) > 1 and job.across.comm_ms and job.training and not job.across.serial
+        issued, last = self._model_parallel(begin) if job.serial else self._data_parallel(begin)
+        reduces = len(self.gpus) > 1 and job.comm_ms and job.training and not job.serial
         collected = self._collectives(last, issued) if reduces else [0] * len(self.gpus)
         if job.training:
             for g in self.gpus:
@@ -145,14 +145,14 @@ class LabeledSimulation(Simulation):
         return LabeledStep(start, request, ready, max(issued), max(issued), device_end, job.training, first, trace)
 
     def _launches_begin(self, begin: int) -> list[int]:
-        begins, across = super()._launches_begin(begin), self.job.across
-        if across.late_ms:
-            late = across.late_gpu if across.late_gpu >= 0 else int(self.rng["late"].integers(len(begins)))
-            begins[late] += int(self._vary(across.late_ms * MS, "late", 0.15))
+        begins, job = super()._launches_begin(begin), self.job
+        if job.late_ms:
+            late = job.late_gpu if job.late_gpu >= 0 else int(self.rng["late"].integers(len(begins)))
+            begins[late] += int(self._vary(job.late_ms * MS, "late", 0.15))
         return begins
 
     def _data_parallel(self, begin: int) -> tuple[list[int], list[StreamOps]]:
-        if not self.job.across.one_thread:
+        if not self.job.one_thread:
             return super()._data_parallel(begin)
         issued = self._launches_begin(begin)
         last = [NO_OPS] * len(issued)
@@ -160,7 +160,7 @@ class LabeledSimulation(Simulation):
             host, _ = self._phase(g, Phase.FORWARD, self._input_copy(g, issued[g - 1] if g else issued[g]))
             host, last[g] = self._phase(g, Phase.BACKWARD, host)
             # The thread launches the optimizer's kernels before those of the next GPU.
-            issued[g] = host + int(len(self.programs[g].rows(Phase.APPLY)) * self.job.host.launch_us * US)
+            issued[g] = host + int(len(self.programs[g].rows(Phase.APPLY)) * self.job.launch_us * US)
         return issued, last
 
     def _model_parallel(self, host: int) -> tuple[list[int], list[StreamOps]]:
@@ -180,19 +180,19 @@ class LabeledSimulation(Simulation):
     def _input_copy(self, gpu: int, host: int) -> int:
         """Copy the batch to the GPU. From pageable memory it is staged by the driver and holds the host."""
         job = self.job
-        if not job.input.batch_mb:
+        if not job.batch_mb:
             return host
-        rate = job.input.h2d_gb_per_s or job.link_gb_per_s * (1.0 if job.input.pinned else 0.25)
-        memory = "pinned" if job.input.pinned else "pageable"
-        copy = Copy("H2D", round(job.input.batch_mb * 1e6), rate, memory, "device")
+        rate = job.h2d_gb_per_s or job.link_gb_per_s * (1.0 if job.pinned else 0.25)
+        memory = "pinned" if job.pinned else "pageable"
+        copy = Copy("H2D", round(job.batch_mb * 1e6), rate, memory, "device")
         length = int(copy.size / rate)
-        overlap = job.input.h2d_overlap and job.input.pinned
+        overlap = job.h2d_overlap and job.pinned
         # With prefetching to the device the next batch is copied once this one is taken, while the step computes.
         taken = self.steps[-1].ready if self.steps else self.step_start - length
         launch = max(min(taken, self.step_start) + 300 * US, self.h2d_free[gpu]) if overlap else host
         begin = max(launch + 7 * US, self.h2d_free[gpu])
         end = begin + length
-        call_end = end if not job.input.pinned else launch + 6 * US
+        call_end = end if not job.pinned else launch + 6 * US
         self.h2d_free[gpu] = end
         self.copies[gpu].append(CopyEvent(copy, "IteratorGetNext:IteratorGetNext", begin, end, launch, call_end))
         self.free[gpu] = max(self.free[gpu], end)
@@ -235,11 +235,11 @@ class LabeledSimulation(Simulation):
         return sorted(((min(int(part * kernels), kernels), work) for part, work in parts), key=lambda item: item[0])
 
     def _launch_gaps(self, count: int) -> np.ndarray:
-        gaps, host = super()._launch_gaps(count), self.job.host
-        if host.stall_share:
+        gaps, job = super()._launch_gaps(count), self.job
+        if job.stall_share:
             stalled = self.rng["stall"].random(count)
-            stall = self.rng["stall"].exponential(1.0, count) * host.stall_us * US
-            gaps += np.where(stalled < host.stall_share, stall, 0.0)
+            stall = self.rng["stall"].exponential(1.0, count) * job.stall_us * US
+            gaps += np.where(stalled < job.stall_share, stall, 0.0)
         return gaps
 
     def _kernels(self, gpu: int, rows: I64, host: int) -> StreamOps:

@@ -46,7 +46,7 @@ class Truth:
 def capture_window(timeline: JobTimeline) -> tuple[int, int]:
     """The capture's begin and end: anywhere within the first and the last step, as of a user's key press."""
     job, steps = timeline.job, timeline.steps
-    if not job.recorded.clip:
+    if not job.clip:
         return 0, timeline.end + 2 * MS
     rng = job.rng("window")
     first = [s.start for s in steps if s.first]
@@ -70,7 +70,7 @@ def truth(t: JobTimeline) -> Truth:
     seen = t.job.captured_gpus
     gpus = [_gpu(t, g, begin, end) for g in range(seen)]
     return Truth(edges, mean, ratio, gpus, _waiting(t, begin, end) if seen > 1 else None,
-                 t.job.across.comm_count * t.job.iterations if t.job.gpus > 1 and t.job.across.comm_ms else 0)
+                 t.job.comm_count * t.job.iterations if t.job.gpus > 1 and t.job.comm_ms else 0)
 
 
 def _anchors(t: JobTimeline) -> Spans:
