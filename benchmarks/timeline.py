@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -62,8 +63,8 @@ def opened(path: str) -> dict[str, float]:
     for what, on_diagnosis in (("", None), ("with_findings_", lambda diagnosis: None)):
         begin, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         rows: list[float] = []
-        timeline_in_worker([path], on_rows=lambda timeline, rows=rows: rows.append(time.perf_counter()),
-                           on_diagnosis=on_diagnosis)
+        timeline_in_worker([path], threading.Event(), lambda timeline, rows=rows: rows.append(time.perf_counter()),
+                           on_diagnosis)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         out |= {f"{what}rows_s": rows[0] - begin, f"{what}all_s": time.perf_counter() - begin,
                 f"{what}cpu_s": after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime}

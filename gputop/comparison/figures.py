@@ -246,8 +246,6 @@ def breakdown_rows(a: Side, b: Side) -> list[ComparedRow]:
                         _Test(MIN_EFFECT, interval.get(name), reason=reason))
                 for name, pair in pairs.items() if pair is not None]
     breakdowns = [side.analysis.breakdown if side.analysis is not None else None for side in (a, b)]
-    if breakdowns == [None, None]:
-        return []
     per, work = (a.iterations, b.iterations), work_ratio(a, b)
     pairs = {name: _pair(a, b, partial(_part, name=name), (per[0], per[1] * work)) for name in PART_ORDER}
     interval, reason = _tested(a, b, pairs, times=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Struct
 
 from gputop.advice.live.advise import live_advice
 from gputop.advice.live.node_view import NodeView
@@ -198,19 +198,6 @@ def _notes(timeline: RecordedTime, survey: Survey) -> Iterator[str]:
         yield ("for some time, gputop could not list a GPU's processes; during that time, a waiting GPU counts as idle")
 
 
-class _Time(Struct):
-    title: str
-    severity: str
-    judged_s: float = 0.0
-    held_s: float = 0.0
-    times: int = 0
-    longest_s: float = 0.0
-    now_s: float = 0.0  # of the stretch in which it holds
-    last_s: float | None = None
-    gpus: set[int] = field(default_factory=set)
-    missing: str | None = None
-
-
 class OwnRules:
     """The user's own live rules over the samples of days, as the monitor judges them, every :data:`RULES_EVERY_S`.
 
@@ -219,19 +206,20 @@ class OwnRules:
     """
 
     def __init__(self) -> None:
-        self._rules = {rule.id: _Time(rule.title, rule.severity)
-                       for rule in user_rules().rules if rule.condition.source == "live"}
+        self._reports = {rule.id: OwnRuleReport(
+            id=rule.id, title=rule.title, severity=rule.severity, gpus=[], judged_s=0.0, held_s=0.0, times=0,
+            longest_s=0.0, last_s=None, missing=None,
+        ) for rule in user_rules().rules if rule.condition.source == "live"}
         self._forget()
 
     def _forget(self) -> None:
         self._history, self._held = History(), HeldConditions()
         self._since_s: float | None = None  # what has not been judged yet begins here
-        for time in self._rules.values():
-            time.now_s = 0.0
+        self._holds_s = dict.fromkeys(self._reports, 0.0)  # for how long each holds by now
 
     def add(self, sample: NodeSample, seconds: float) -> None:
         """``seconds``: the time that the sample stands for; 0 behind a gap, where nothing of before counts."""
-        if not self._rules:
+        if not self._reports:
             return
         if not seconds:
             self._forget()
@@ -245,25 +233,24 @@ class OwnRules:
     def _judge(self, sample: NodeSample, seconds: float) -> None:
         outcomes = {outcome.id: outcome
                     for outcome in user_live_outcomes(NodeView(self._history, sample, ()), self._held)}
-        for id_, time in self._rules.items():
+        for id_, report in self._reports.items():
             outcome = outcomes.get(id_)
             if isinstance(outcome, Abstained):
-                time.missing, time.now_s = outcome.missing, 0.0
+                report.missing, self._holds_s[id_] = outcome.missing, 0.0
                 continue
-            time.judged_s += seconds
+            report.judged_s += seconds
             if not isinstance(outcome, Finding):
-                time.now_s = 0.0
+                self._holds_s[id_] = 0.0
                 continue
-            time.times += not time.now_s
-            time.now_s += seconds
-            time.held_s += seconds
-            time.longest_s = max(time.longest_s, time.now_s)
-            time.last_s = sample.time_s
-            time.gpus |= set(outcome.gpus)
+            report.times += not self._holds_s[id_]
+            self._holds_s[id_] += seconds
+            report.held_s += seconds
+            report.longest_s = max(report.longest_s, self._holds_s[id_])
+            report.last_s = sample.time_s
+            report.gpus = sorted({*report.gpus, *outcome.gpus})
 
     def reports(self) -> list[OwnRuleReport]:
         """Reports of the rules, those that held longest first."""
-        return [OwnRuleReport(id=id_, title=time.title, severity=time.severity, gpus=sorted(time.gpus),
-                              judged_s=time.judged_s, held_s=time.held_s, times=time.times, longest_s=time.longest_s,
-                              last_s=time.last_s, missing=None if time.judged_s else time.missing or "enough samples")
-                for id_, time in sorted(self._rules.items(), key=lambda pair: -pair[1].held_s)]
+        for report in self._reports.values():
+            report.missing = None if report.judged_s else report.missing or "enough samples"
+        return sorted(self._reports.values(), key=lambda report: -report.held_s)

@@ -23,44 +23,53 @@ _EQUAL_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "_all_gather_base
 _ONE_RUN_S = 3600.0  # PyTorch gives up waiting after 10 minutes (NCCL) or 30 (gloo), unless told otherwise
 WORLD = "default_pg"  # what PyTorch calls the group of all ranks
 
+# "absent": ``apart`` did not launch the collective in question, and ``others`` wait in it; "mismatch": ``apart``
+# launched another one than ``others``; "inactive": ``others`` wait in it and ``apart`` are inside none, of whose ended
+# ones nothing is known; "inside": all have launched it and not all ended it; "idle": all ended it; "unclear": the dumps
+# contradict each other, as those of different times do.
 Verdict = Literal["absent", "mismatch", "inactive", "inside", "idle", "unclear"]
 
 
-class RankState(Struct, frozen=True):
-    """Progress of a rank of a group: the numbers of the newest collective that it launched (0: none), that started and
-    that completed on the GPU (None: the dump shows none). ``last`` is what it launched last, and ``at`` what it
-    launched as the number in question; None where the dump does not hold it."""
+class StacksCollective(Struct, frozen=True):
+    """``elements`` of its input tensors. ``line``, as "train.py:112"; null: the dump has no frames."""
+
+    number: int
+    operation: str
+    elements: int | None
+    line: str | None
+
+    @classmethod
+    def of(cls, collective: Collective | None) -> StacksCollective | None:
+        return None if collective is None else cls(collective.seq, collective.operation, collective.elements,
+                                                   collective.line or None)
+
+
+class StacksRankState(Struct, frozen=True):
+    """Numbers of the newest collective that a rank launched (0: none), that started and that completed; null: the dump
+    shows none. ``launched``: as the number in question; null: the dump does not hold it."""
 
     rank: int
     scheduled: int
     started: int | None
     completed: int | None
-    last: Collective | None
-    at: Collective | None
+    last: StacksCollective | None
+    launched: StacksCollective | None
 
 
-class GroupState(Struct, frozen=True):
-    """Verdict of the dumps on a process group. ``seq`` is the number in question: the first that some did not launch,
-    or that differs; ``operation`` is its name.
-
-    ``verdict``: "absent": ``apart`` did not launch it and ``others`` wait in it; "mismatch": ``apart`` launched another
-    one than ``others``; "inactive": ``others`` wait in it and ``apart`` are inside none, of whose ended ones nothing is
-    known; "inside": all have launched it and not all ended it; "idle": all ended it; "unclear": the dumps
-    contradict each other, as those of different times do. ``without_dump`` are members of which none was read; None
-    where the dumps do not name the members.
-    """
+class StacksProcessGroup(Struct, frozen=True):
+    """A process group of PyTorch (gputop.ranks.desync). ``without_dump``: members; null: they are not known."""
 
     name: str
     description: str
     verdict: Verdict
-    seq: int
-    operation: str
-    apart: tuple[RankState, ...]
-    others: tuple[RankState, ...]
-    without_dump: tuple[int, ...] | None
+    number: int  # the first that some did not launch, or that differs
+    operation: str | None
+    apart: tuple[StacksRankState, ...]
+    others: tuple[StacksRankState, ...]
+    without_dump: tuple[int, ...] | None  # of which no dump was read
 
 
-def compare(dumps: Sequence[Dump]) -> tuple[GroupState, ...]:
+def compare(dumps: Sequence[Dump]) -> tuple[StacksProcessGroup, ...]:
     """The groups with collectives that dumps of at least two ranks tell of; what explains the hang comes first.
 
     A rank that is absent from one group because it waits in another explains nothing: that other group comes first.
@@ -98,7 +107,7 @@ def not_compared(dumps: Sequence[Dump]) -> tuple[str, ...]:
                          if group.ranks is None and group.description != WORLD}))
 
 
-def _state(dumps: Sequence[tuple[Dump, ProcessGroup]]) -> GroupState:
+def _state(dumps: Sequence[tuple[Dump, ProcessGroup]]) -> StacksProcessGroup:
     # Collectives that are launched as one share their number: the last one counts.
     launched = {dump.rank: {collective.seq: collective for collective in group.collectives} for dump, group in dumps}
     verdict, seq, operation, apart = _verdict(dumps, launched)
@@ -106,9 +115,10 @@ def _state(dumps: Sequence[tuple[Dump, ProcessGroup]]) -> GroupState:
     members = dumps[0][1].ranks
     description = next((group.description for _, group in dumps if group.description), "")
     operation = operation or next((by_seq[seq].operation for by_seq in launched.values() if seq in by_seq), "")
-    return GroupState(dumps[0][1].name, description, verdict, seq, operation,
-                      tuple(r for r in ranks if r.rank in apart), tuple(r for r in ranks if r.rank not in apart),
-                      tuple(sorted(set(members) - set(launched))) if members is not None else None)
+    return StacksProcessGroup(
+        dumps[0][1].name, description, verdict, seq, operation or None,
+        tuple(r for r in ranks if r.rank in apart), tuple(r for r in ranks if r.rank not in apart),
+        tuple(sorted(set(members) - set(launched))) if members is not None else None)
 
 
 def _verdict(dumps: Sequence[tuple[Dump, ProcessGroup]],
@@ -148,12 +158,12 @@ def _of_different_runs(launched: Mapping[int, Mapping[int, Collective]]) -> bool
     return False
 
 
-def _rank(rank: int, by_seq: Mapping[int, Collective], seq: int) -> RankState:
+def _rank(rank: int, by_seq: Mapping[int, Collective], seq: int) -> StacksRankState:
     scheduled = max(by_seq, default=0)
-    return RankState(rank, scheduled,
-                     max((c.seq for c in by_seq.values() if c.started), default=None),
-                     max((c.seq for c in by_seq.values() if c.completed), default=None),
-                     by_seq.get(scheduled), by_seq.get(seq))
+    return StacksRankState(
+        rank, scheduled, max((c.seq for c in by_seq.values() if c.started), default=None),
+        max((c.seq for c in by_seq.values() if c.completed), default=None),
+        StacksCollective.of(by_seq.get(scheduled)), StacksCollective.of(by_seq.get(seq)))
 
 
 def _mismatch(dumps: Sequence[tuple[Dump, ProcessGroup]],
@@ -215,9 +225,9 @@ def _job(job: Dumps, now_s: float) -> Iterator[str]:
     yield from (f"{_INDENT}{text}" for text in _not_asked(job))
 
 
-def sentence(state: GroupState) -> str:
+def sentence(state: StacksProcessGroup) -> str:
     """ "Rank 1 did not launch all_reduce 4 of default_pg. Rank 0 is waiting in this collective at train.py:10." """
-    what = f"{state.operation or 'collective'} {state.seq} of {_group(state)}"
+    what = f"{state.operation or 'collective'} {state.number} of {_group(state)}"
     apart = _names(state.apart)
     if state.verdict == "absent":
         many = len(state.others) > 1
@@ -225,9 +235,9 @@ def sentence(state: GroupState) -> str:
                 f"{'are' if many else 'is'} waiting in this collective{_lines_at(state.others)}.")
     if state.verdict == "mismatch":
         if state.others:
-            return (f"the ranks launched different collectives at position {state.seq} of {_group(state)}. "
-                    f"{_names(state.others).capitalize()} launched {_launched(state.others[0].at)}.")
-        return f"the ranks launched different collectives at position {state.seq} of {_group(state)}."
+            return (f"the ranks launched different collectives at position {state.number} of {_group(state)}. "
+                    f"{_names(state.others).capitalize()} launched {_launched(state.others[0].launched)}.")
+        return f"the ranks launched different collectives at position {state.number} of {_group(state)}."
     if state.verdict == "inactive":
         many, more = len(state.apart) > 1, len(state.others) > 1
         return (f"{_names(state.others).capitalize()} {'are' if more else 'is'} waiting in "
@@ -242,16 +252,16 @@ def sentence(state: GroupState) -> str:
             "failed.")
 
 
-def _of_ranks(state: GroupState) -> Iterator[str]:
+def _of_ranks(state: StacksProcessGroup) -> Iterator[str]:
     for rank in state.apart[:_MAX_LINES]:
         if state.verdict == "mismatch":
-            yield f"Rank {rank.rank} launched {_launched(rank.at)}."
+            yield f"Rank {rank.rank} launched {_launched(rank.launched)}."
         elif state.verdict == "inactive":
             continue
         elif rank.last is None:
             yield f"Rank {rank.rank} launched nothing in this group."
         else:
-            yield f"Rank {rank.rank} last launched {rank.last.operation} {rank.last.seq}{_at(rank.last.line)}."
+            yield f"Rank {rank.rank} last launched {rank.last.operation} {rank.last.number}{_at(rank.last.line)}."
     if len(state.apart) > _MAX_LINES:
         yield f"{len(state.apart) - _MAX_LINES} more ranks behave like these."
 
@@ -270,27 +280,27 @@ def _not_asked(job: Dumps) -> Iterator[str]:
         yield f"Not compared: sends and receives, {messages:,} in these dumps."
 
 
-def _group(state: GroupState) -> str:
+def _group(state: StacksProcessGroup) -> str:
     if state.description == WORLD:
         return "the group of all ranks"
     return f"group {state.name}" + (f" ({state.description})" if state.description not in ("", "undefined") else "")
 
 
-def _names(states: Sequence[RankState]) -> str:
+def _names(states: Sequence[StacksRankState]) -> str:
     return f"rank{'s' * (len(states) > 1)} {ranges((state.rank for state in states), ', ')}"
 
 
-def _lines_at(states: Sequence[RankState]) -> str:
+def _lines_at(states: Sequence[StacksRankState]) -> str:
     """The line at which they launched it, where they agree on one."""
-    lines = {state.at.line for state in states if state.at is not None and state.at.line}
+    lines = {state.launched.line for state in states if state.launched is not None and state.launched.line}
     return _at(lines.pop()) if len(lines) == 1 else ""
 
 
-def _at(line: str) -> str:
+def _at(line: str | None) -> str:
     return f" at {line}" if line else ""
 
 
-def _launched(collective: Collective | None) -> str:
+def _launched(collective: StacksCollective | None) -> str:
     if collective is None:
         return "nothing that is still in its dump"
     size = f" of {collective.elements:,} elements" if collective.elements is not None else ""

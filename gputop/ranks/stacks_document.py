@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from gputop.core.codec import document_of
-from gputop.ranks.desync import GroupState, RankState, Verdict, compare, not_compared
-from gputop.ranks.flight_recorder import Collective, Dumps
+from gputop.ranks.desync import StacksProcessGroup, compare, not_compared
+from gputop.ranks.flight_recorder import Dumps
 from gputop.ranks.model import StacksAbsence
 from gputop.ranks.stack_groups import StackGroup, group, odd_ones, sentence
 from gputop.ranks.stacks import ProcessStacks, ThreadStack
@@ -22,55 +22,6 @@ class StacksNccl(Struct, frozen=True, kw_only=True):
     unchanged: bool | None = None
     absence: StacksAbsence | None = None
     problem: str | None = None
-
-
-class StacksCollective(Struct, frozen=True):
-    """``elements`` of its input tensors. ``line``, as "train.py:112"; null: the dump has no frames."""
-
-    number: int
-    operation: str
-    elements: int | None
-    line: str | None
-
-    @classmethod
-    def of(cls, collective: Collective | None) -> StacksCollective | None:
-        return None if collective is None else document_of(
-            cls, collective, number=collective.seq, line=collective.line or None)
-
-
-class StacksRankState(Struct, frozen=True):
-    """Numbers of the newest collective that a rank launched (0: none), that started and that completed; null: the dump
-    shows none. ``launched``: as the number in question; null: the dump does not hold it."""
-
-    rank: int
-    scheduled: int
-    started: int | None
-    completed: int | None
-    last: StacksCollective | None
-    launched: StacksCollective | None
-
-    @classmethod
-    def of(cls, state: RankState) -> StacksRankState:
-        return document_of(cls, state, last=StacksCollective.of(state.last), launched=StacksCollective.of(state.at))
-
-
-class StacksProcessGroup(Struct, frozen=True):
-    """A process group of PyTorch (gputop.ranks.desync). ``without_dump``: members; null: they are not known."""
-
-    name: str
-    description: str
-    verdict: Verdict
-    number: int
-    operation: str | None
-    apart: tuple[StacksRankState, ...]
-    others: tuple[StacksRankState, ...]
-    without_dump: tuple[int, ...] | None
-
-    @classmethod
-    def of(cls, state: GroupState) -> StacksProcessGroup:
-        return document_of(
-            cls, state, number=state.seq, operation=state.operation or None,
-            apart=tuple(map(StacksRankState.of, state.apart)), others=tuple(map(StacksRankState.of, state.others)))
 
 
 class StacksDumps(Struct, frozen=True):
@@ -87,7 +38,7 @@ class StacksDumps(Struct, frozen=True):
         ranks = tuple(dump.rank for dump in job.dumps)
         named = frozenset[int]().union(*(dump.job_ranks for dump in job.dumps))
         return cls(ranks, tuple(sorted(named.difference(ranks))), job.problems, not_compared(job.dumps),
-                   tuple(map(StacksProcessGroup.of, compare(job.dumps))))
+                   compare(job.dumps))
 
 
 class StacksGroup(Struct, frozen=True):

@@ -62,7 +62,7 @@ class SimulatedRanks:
         (host,) = _HOSTS
         ranks = tuple(Rank(number, host, pid, number) for number, pid in enumerate(pids))
         late = tuple(rank for rank in ranks if rank.number == ABSENT_RANK)
-        done = loop.steps_done * loop.scenario.job.across.comm_count
+        done = loop.steps_done * loop.scenario.job.comm_count
         levels = (Level(done, 1, late), Level(done + 1, len(ranks) - 1, tuple(r for r in ranks if r not in late)))
         return RasAnswer(time_s, _NCCL, (Communicator("simulated", GPU_COUNT, {"AllReduce": levels}),), True)
 

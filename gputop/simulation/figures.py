@@ -14,11 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gputop.simulation.program import I64, KERNEL_KINDS, StepProgram
+from gputop.simulation.program import F64, I64, KERNEL_KINDS, StepProgram
 from gputop.simulation.scenarios import GPU_COUNT, Scenario
 from gputop.simulation.timeline import CopyEvent, StreamOps
-
-F64 = npt.NDArray[np.float64]
 
 # Ratios integrate to seconds, bytes to bytes, dynamic power to joules.
 GPU_QUANTITIES = (
@@ -36,7 +34,6 @@ _ACTIVITY = ("sm_active", "sm_occupancy", "tensor_active", "dram_active", "fp32_
 # While a kernel of that kind runs, as shares of the whole GPU, in the range such kernels show on an H100.
 _KERNEL_ACTIVITY: dict[str, tuple[float, ...]] = {
     "gemm": (0.97, 0.17, 0.70, 0.34, 0.02, 0.0),
-    "conv": (0.97, 0.17, 0.65, 0.40, 0.02, 0.0),
     "norm": (0.92, 0.44, 0.0, 0.70, 0.14, 0.0),
     "bias": (0.95, 0.80, 0.0, 0.82, 0.03, 0.05),
     "softmax": (0.96, 0.71, 0.0, 0.78, 0.11, 0.02),
@@ -46,7 +43,6 @@ _KERNEL_ACTIVITY: dict[str, tuple[float, ...]] = {
     "loss": (0.90, 0.40, 0.0, 0.48, 0.16, 0.0),
     "mean": (0.88, 0.52, 0.0, 0.66, 0.08, 0.0),
     "apply": (0.96, 0.75, 0.0, 0.90, 0.09, 0.0),
-    "layout": (0.95, 0.80, 0.0, 0.84, 0.0, 0.0),
 }
 _ACTIVITY_TABLE = np.array([_KERNEL_ACTIVITY[kind] for kind in KERNEL_KINDS])
 # A collective is resident on as many SMs as it has channels (24 of 132), moving data or waiting.
@@ -112,7 +108,7 @@ def gpu_curve(ops: StepOps, scenario: Scenario) -> Curve:
         column["dram_active"] += _NCCL_TRANSFER_DRAM * transfer
         np.maximum(column["gr_active"], active, out=column["gr_active"])
         # A ring passes every byte 2·(n-1)/n times, in and out alike.
-        ring = scenario.gradient_bytes / scenario.job.across.comm_count * 2 * (GPU_COUNT - 1) / GPU_COUNT
+        ring = scenario.gradient_bytes / scenario.job.comm_count * 2 * (GPU_COUNT - 1) / GPU_COUNT
         column["nvlink_bytes"] += transfer * ring / np.maximum(ops.transfer_ns[index], 1) * 1e9
 
     for copy in ops.copies:

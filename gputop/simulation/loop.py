@@ -2,7 +2,7 @@
 
 Each step is one of a few that were simulated in full (:mod:`gputop.simulation.timeline`). When it
 starts follows from the input pipeline and the Python between steps. A loop is a function of
-its scenario and seed alone: it has no clock. Times are int nanoseconds since its start.
+its scenario alone: it has no clock. Times are int nanoseconds since its start.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from operator import attrgetter
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.simulation import figures
 from gputop.simulation.job import Copy
-from gputop.simulation.program import StepProgram
+from gputop.simulation.program import ProgramBuilder, StepProgram
 from gputop.simulation.scenarios import GPU_COUNT, MB, Scenario
 from gputop.simulation.timeline import (
     NO_OPS,
@@ -26,10 +27,9 @@ from gputop.simulation.timeline import (
     HostEvent,
     JobTimeline,
     SimulatedPipeline,
+    Simulation,
     Step,
     StreamOps,
-    job_programs,
-    simulate,
 )
 
 CALL_NS = 350_000  # Python from the step's start to asking for the batch
@@ -93,11 +93,12 @@ class _Epoch(Struct, frozen=True):
     host: figures.F64  # [steps + 1, quantities]
 
 
-def step_templates(scenario: Scenario, kind: StepKind, seed: int, programs: list[StepProgram]) -> list[StepTemplate]:
+def step_templates(scenario: Scenario, kind: StepKind, programs: list[StepProgram]) -> list[StepTemplate]:
     if kind is StepKind.CHECKPOINT:
         return [_checkpoint_template(scenario, programs)]
-    job = scenario.job.replace(seed=seed + kind, steps=_VARIANTS[kind], training=kind is StepKind.TRAIN)
-    timeline = simulate(job, lead=0, programs=programs)
+    job = scenario.job
+    job = replace(job, seed=job.seed + kind, steps=_VARIANTS[kind], training=kind is StepKind.TRAIN)
+    timeline = Simulation(job, programs).run()
     out = []
     for step in timeline.steps:
         gpus = []
@@ -139,23 +140,22 @@ def _template(
 
 
 @lru_cache(maxsize=8)  # a demo of several jobs comes back to the first; nothing changes what is simulated
-def simulated_steps(scenario: Scenario, seed: int) -> tuple[list[StepProgram], tuple[StepTemplate, ...]]:
+def simulated_steps(scenario: Scenario) -> tuple[list[StepProgram], tuple[StepTemplate, ...]]:
     """The GPUs' programs, and the steps of every kind."""
-    programs = job_programs(scenario.job)
-    return programs, tuple(step for kind in StepKind for step in step_templates(scenario, kind, seed, programs))
+    programs = ProgramBuilder(scenario.job).of_gpus(GPU_COUNT)
+    return programs, tuple(step for kind in StepKind for step in step_templates(scenario, kind, programs))
 
 
 class SimulatedLoop:
     """The job. All methods may be called from any thread."""
 
-    def __init__(self, scenario: Scenario, seed: int = 2024) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self._seed = seed
         self._lock = threading.RLock()
-        self.programs, self.templates = simulated_steps(scenario, seed)
+        self.programs, self.templates = simulated_steps(scenario)
         self._template_ids = {kind: [i for i, template in enumerate(self.templates) if template.kind is kind]
                               for kind in StepKind}
-        self._pipeline = SimulatedPipeline(scenario.job.input.prefetch)
+        self._pipeline = SimulatedPipeline(scenario.job.prefetch)
         self._epochs: list[_Epoch] = []
         self._epoch_number = 0
         self._step_number = 0
@@ -179,13 +179,13 @@ class SimulatedLoop:
 
     def _add_epoch(self) -> None:
         scenario, job = self.scenario, self.scenario.job
-        rng = np.random.default_rng([self._seed, 1 + self._epoch_number])
+        rng = np.random.default_rng([job.seed, 1 + self._epoch_number])
         kinds = [StepKind.TRAIN] * scenario.steps_per_epoch + [StepKind.EVAL] * scenario.eval_steps
         kinds.append(StepKind.CHECKPOINT)
         n = len(kinds)
-        work = job.input.produce_ms * 1e6 * np.exp(job.input.input_jitter * rng.standard_normal(n))
+        work = job.produce_ms * 1e6 * np.exp(job.input_jitter * rng.standard_normal(n))
         work = work.astype(int).tolist()
-        gap = (job.host.gap_ms * 1e6 * np.exp(0.2 * rng.standard_normal(n))).astype(int).tolist()
+        gap = (job.gap_ms * 1e6 * np.exp(0.2 * rng.standard_normal(n))).astype(int).tolist()
         choice = rng.integers(0, 1 << 30, n).tolist()
         steps: list[StepRecord] = []
         evaluation: SimulatedPipeline | None = None
@@ -197,7 +197,7 @@ class SimulatedLoop:
             if kind is StepKind.TRAIN:
                 begun, ended, begin = self._pipeline.take(asks, work[i])
             elif kind is StepKind.EVAL:
-                evaluation = evaluation or SimulatedPipeline(job.input.prefetch, time)
+                evaluation = evaluation or SimulatedPipeline(job.prefetch, time)
                 begun, ended, begin = evaluation.take(asks, int(work[i] * EVAL_INPUT_SHARE))
             else:
                 begun, ended, begin = 0, 0, asks
@@ -291,7 +291,7 @@ class SimulatedLoop:
         """Timeline of that time; steps that overlap its edges are whole."""
         ran = self.steps(start_ns, end_ns)
         # Batches are made, and lie in the buffer, for steps that come after that time.
-        later = self.steps(end_ns, end_ns + _LOOKAHEAD_NS)[:2 * self.scenario.job.input.prefetch + 1]
+        later = self.steps(end_ns, end_ns + _LOOKAHEAD_NS)[:2 * self.scenario.job.prefetch + 1]
         by_number = {s.number: s for s in (*ran, *self.batches(start_ns, end_ns), *later)}
         calls = [s for _, s in sorted(by_number.items()) if s.kind is not StepKind.CHECKPOINT]
         done = [(s.begin_ns, self.templates[s.template]) for s in ran]
@@ -303,7 +303,7 @@ class SimulatedLoop:
             [[copy.shifted(begin_ns) for begin_ns, step in done for copy in step.gpus[g].copies] for g in gpus],
             host=[HostEvent("python", "SaveV2", s.begin_ns, s.end_ns) for s in ran if s.kind is StepKind.CHECKPOINT],
             steps=[Step(s.start_ns, s.wait_ns, s.begin_ns, s.begin_ns + self.templates[s.template].issued_ns, s.end_ns,
-                        s.end_ns, first=True, trace=(0, 0), training=s.kind is StepKind.TRAIN) for s in calls],
+                        s.end_ns, training=s.kind is StepKind.TRAIN) for s in calls],
             batches=[(s.made_from_ns, s.made_ns) for s in calls], end=end_ns)
 
 
@@ -316,8 +316,8 @@ _SPINNING_THREADS = GPU_COUNT - 1  # each waiting rank asks its GPU again and ag
 class HangingLoop(SimulatedLoop):
     """The training job, of which nothing goes on from a step on."""
 
-    def __init__(self, scenario: Scenario, seed: int = 2024) -> None:
-        super().__init__(scenario, seed)
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
         self.hangs_ns: int | None = None
         self.steps_done = 0
 

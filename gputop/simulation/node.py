@@ -23,7 +23,7 @@ from gputop.core.samples import (
 )
 from gputop.simulation.figures import F64, GPU_QUANTITIES
 from gputop.simulation.loop import SimulatedLoop
-from gputop.simulation.scenarios import CPU_COUNT, EXAMPLE_BYTES, GPU_COUNT, GiB
+from gputop.simulation.scenarios import CPU_COUNT, EXAMPLE_BYTES, GPU_COUNT, RECORD_BYTES, GiB
 
 SECOND_NS = 10**9
 HOSTNAME = "demo-node"
@@ -177,8 +177,8 @@ class SimulatedNode:
         before, after = self.loop.host_integrals(start_ns), self.loop.host_integrals(end_ns)
         rate = {name: (after[name] - before[name]) / seconds for name in after}
         scenario = self.loop.scenario
-        cores = rate["input_s"] * scenario.job.input.input_workers + rate["launch_cpu_s"] + rate["python_cpu_s"]
-        dataset = rate["batches"] * scenario.batch_per_gpu * GPU_COUNT * scenario.record_bytes
+        cores = rate["input_s"] * scenario.job.input_workers + rate["launch_cpu_s"] + rate["python_cpu_s"]
+        dataset = rate["batches"] * scenario.batch_per_gpu * GPU_COUNT * RECORD_BYTES
         from_network = dataset if scenario.dataset_on_network else 0.0
         readings = _readings({
             "cpu_ratio": min((cores + _SYSTEM_CPU_CORES) / CPU_COUNT, 1.0),
@@ -192,7 +192,7 @@ class SimulatedNode:
             "net_tx_bytes_per_s": from_network * _ACK_SHARE + rate["batches"] * _LOG_BYTES_PER_BATCH,
         }, HOST_METRICS)
         busy = [rate["python_cpu_s"], *[rate["launch_cpu_s"] / GPU_COUNT] * GPU_COUNT,
-                *[rate["input_s"]] * scenario.job.input.input_workers]  # a thread each
+                *[rate["input_s"]] * scenario.job.input_workers]  # a thread each
         job = [(pid, USER, command, cores / len(self.commands), self.job_memory_bytes() // len(self.commands))
                for pid, command in self.commands.items()]
         top = (*job, *_SYSTEM)
@@ -205,7 +205,7 @@ class SimulatedNode:
         """Resident memory of the job: itself and its prefetch buffer."""
         scenario = self.loop.scenario
         batch = scenario.batch_per_gpu * GPU_COUNT * EXAMPLE_BYTES
-        return _JOB_MEMORY + (scenario.job.input.prefetch + 1) * batch
+        return _JOB_MEMORY + (scenario.job.prefetch + 1) * batch
 
     @property
     def commands(self) -> dict[int, str]:
@@ -230,7 +230,7 @@ class SimulatedNode:
                 out.append(ProcessSample(
                     pid, USER, command, Reading(round(cores / count, 3), COUNT, SOURCE),
                     Reading(float(self.job_memory_bytes() // count), BYTES, SOURCE),
-                    threads=_JOB_THREADS + self.loop.scenario.job.input.input_workers // count, gpus=gpus,
+                    threads=_JOB_THREADS + self.loop.scenario.job.input_workers // count, gpus=gpus,
                     container=CONTAINER, cuda_visible_devices=",".join(map(str, visible)),
                     io_read_bytes_per_s=share("disk_read_bytes_per_s"),
                     io_write_bytes_per_s=share("disk_write_bytes_per_s"),

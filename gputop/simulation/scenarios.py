@@ -13,38 +13,30 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.simulation.job import SimulatedJob
+from gputop.simulation.job import ALLOCATOR_MIB, SimulatedJob
 
 GPU_COUNT = 8
-CPU_COUNT = 224
+CPU_COUNT = SimulatedJob.cpu_budget
 GiB = 1 << 30
 MB = 1_000_000
 EXAMPLE_BYTES = 224 * 224 * 3 * 4  # of one example as copied to the GPU
-_MEMORY_MIB, _ALLOCATOR_MIB = 81_559, 77_200  # an H100's memory, and what TensorFlow reserves of it
+RECORD_BYTES = 115_000  # of one example as stored
 _ALLREDUCE_GB_PER_S = 205.0  # gradient bytes over the time of one all-reduce
 
 
-def _vit(*, batch_per_gpu: int, allocator_peak_gib: float = 68, gradient_bytes: int = 1_216 * MB, **changes: object,
+def _vit(*, batch_per_gpu: int, allocator_peak_gib: float = 68, gradient_bytes: int = 1_216 * MB, **changes: Any,
          ) -> SimulatedJob:
     """Synchronous data parallelism on eight H100 GPUs, one process: a vision transformer in mixed bfloat16.
 
     Keras 3 on TensorFlow 2.21 runs it, without XLA.
     """
-    job = SimulatedJob.of(
-        seed=2024, style="keras3", version=(2, 21), gpu="H100", gpus=GPU_COUNT, dtype="bf16", kernels=444,
-        elementwise=0.155, jitter=0.012, kernel_gap_us=0.9,
-        function_start_ms=0.8, launch_us=22.0, launch_jitter=0.15, latency_us=2.0, thread_stagger_us=40.0,
-        run_ahead=0, gap_ms=2.5,
-        produce_ms=150.0, prefetch=4, buffer_full=False, input_workers=64, readers=8, cpu_budget=CPU_COUNT,
-        input_jitter=0.12, batch_mb=batch_per_gpu * EXAMPLE_BYTES / MB, h2d_overlap=False, h2d_gb_per_s=50.0,
-        comm_ms=gradient_bytes / MB / _ALLREDUCE_GB_PER_S, comm_count=6, comm_latency_us=0.0, comm_skew_us=0.0,
-        memory=_allocator_share(allocator_peak_gib), fragmentation=0.031,
-        allocator_share=_ALLOCATOR_MIB / _MEMORY_MIB, op_events=False, noise=False)
-    return job.replace(**changes)
+    job = SimulatedJob(2024, GPU_COUNT, batch_mb=batch_per_gpu * EXAMPLE_BYTES / MB,
+                       comm_ms=gradient_bytes / MB / _ALLREDUCE_GB_PER_S, memory=_allocator_share(allocator_peak_gib))
+    return replace(job, **changes)
 
 
 def _allocator_share(gib: float) -> float:
-    return gib * 1024 / _ALLOCATOR_MIB
+    return gib * 1024 / ALLOCATOR_MIB
 
 
 class Fix(Struct, frozen=True):
@@ -54,7 +46,7 @@ class Fix(Struct, frozen=True):
     """
 
     what: str
-    job: Mapping[str, object] = {}
+    job: Mapping[str, Any] = {}
     epochs: Mapping[str, Any] = {}
 
 
@@ -70,7 +62,6 @@ class Scenario(Struct, frozen=True):
     job: SimulatedJob
     batch_per_gpu: int
     sm_fill: float = 1.0  # the share of the GPU that a kernel fills, relative to one of a large batch
-    record_bytes: int = 115_000  # of one example as stored
     dataset_on_network: bool = False
     gradient_bytes: int = 1_216 * MB
     steps_per_epoch: int = 200
@@ -87,7 +78,7 @@ class Scenario(Struct, frozen=True):
         """The same job once the first of its fixes is applied."""
         fix, *others = self.fixes
         return replace(self, id=f"{self.id}-fixed", title=f"Fixed: {fix.what}", description=fix.what, hangs=False,
-                       job=self.job.replace(**fix.job), fixes=tuple(others), **fix.epochs)
+                       job=replace(self.job, **fix.job), fixes=tuple(others), **fix.epochs)
 
 
 _ALL = (

@@ -25,8 +25,8 @@ class _Made(msgspec.Struct, frozen=True):
 
 
 def timeline_in_worker(
-    paths: Sequence[str], stop: threading.Event | None = None, on_rows: Callable[[Timeline], None] | None = None,
-    on_diagnosis: Callable[[Diagnosis], None] | None = None,
+    paths: Sequence[str], stop: threading.Event, on_rows: Callable[[Timeline], None],
+    on_diagnosis: Callable[[Diagnosis], None] | None,
 ) -> Timeline:
     """The timeline of the trace in these files. Blocks; call it from a worker thread.
 
@@ -37,8 +37,7 @@ def timeline_in_worker(
     try:
         with tempfile.TemporaryFile(prefix="gputop-timeline-") as file:
             def show_rows(line: bytes) -> None:
-                if on_rows is not None:
-                    on_rows(Timeline.open(file, Extent(*map(int, line.split()))))
+                on_rows(Timeline.open(file, Extent(*map(int, line.split()))))
 
             asked = "diagnosis" if on_diagnosis is not None else ""
             task = WorkerTask("gputop.timeline.timeline_worker", (str(file.fileno()), asked, *map(str, paths)),

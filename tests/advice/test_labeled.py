@@ -79,7 +79,7 @@ def test_the_analysis_finds_what_was_put_into_the_trace(name: str) -> None:
 @pytest.mark.parametrize(("dtype", "gpu", "family"), [("tf32", "A100", "cnn"), ("bf16", "H100", "transformer"),
                                                       ("fp16", "V100", "mlp")])
 def test_matmuls_of_healthy_jobs_are_seen_on_tensor_cores(dtype: str, gpu: str, family: str) -> None:
-    case = Case("types", "healthy", LabeledJob.of(3, dtype=dtype, gpu=gpu, family=family, kernels=120, steps=8))
+    case = Case("types", "healthy", LabeledJob(3, dtype=dtype, gpu=gpu, family=family, kernels=120, steps=8))
     (use,), (own,) = analysis_of(case).gpus, truth(case.timeline).gpus
     assert use.tensor_core_time == pytest.approx(own.matmul_share, abs=1e-6)
     assert use.kernel_time_by_type is not None and use.kernel_time_by_type[dtype] >= own.matmul_share - 1e-6
@@ -96,7 +96,7 @@ def test_the_allocator_is_as_full_as_the_job_says() -> None:
     case, analysis = analyzed("memory_pressure")
     assert analysis.memory
     for use in analysis.memory:
-        assert use.peak_bytes / use.capacity_bytes == pytest.approx(case.job.allocation.memory, abs=1e-3)
+        assert use.peak_bytes / use.capacity_bytes == pytest.approx(case.job.memory, abs=1e-3)
 
 
 @pytest.mark.parametrize("id_", [i for i in FAULTS if i not in ("batch_size_headroom", "memory_pressure",
@@ -127,11 +127,11 @@ def test_a_trace_is_the_same_each_time_and_fast_to_make() -> None:
 
 
 def test_causes_add_up_to_their_share_of_the_step() -> None:
-    job = LabeledJob.of(1, compute_ms=50.0, run_ahead=0, gap_ms=0.0)
+    job = LabeledJob(1, compute_ms=50.0, run_ahead=0, gap_ms=0.0)
     step = call_ms(job)
     assert call_ms(job.replace(gap_ms=step)) == pytest.approx(2 * step, rel=0.05)
     assert call_ms(job.replace(prefetch=0, produce_ms=step)) == pytest.approx(2 * step, rel=0.05)
-    assert call_ms(job.replace(launch_us=2 * step * 1000 / job.work.kernels)) == pytest.approx(2 * step, rel=0.05)
+    assert call_ms(job.replace(launch_us=2 * step * 1000 / job.kernels)) == pytest.approx(2 * step, rel=0.05)
 
 
 def test_pairs_name_the_larger_cause_first() -> None:
@@ -171,7 +171,7 @@ def test_a_rule_without_its_inputs_abstains(case: Case) -> None:
 
 
 def _case(**labels: object) -> Case:
-    return dataclasses.replace(Case("made", "fault", LabeledJob.of(1, steps=4, kernels=60)), **labels)  # type: ignore[arg-type]
+    return dataclasses.replace(Case("made", "fault", LabeledJob(1, steps=4, kernels=60)), **labels)  # type: ignore[arg-type]
 
 
 def test_a_score_counts_what_is_found_missed_and_false() -> None:

@@ -35,7 +35,7 @@ SLOW, FAST = DATA / "keras3_slow_input.xplane.pb.gz", DATA / "keras3_fast.xplane
 
 
 def with_job(scenario: Scenario, **changes: object) -> Scenario:
-    return replace(scenario, job=scenario.job.replace(**changes))
+    return replace(scenario, job=replace(scenario.job, **changes))
 
 
 OVERSUBSCRIBED = with_job(find_scenario("gpu0-oversubscribed"), produce_ms=120.0)  # never the limit, cured or not

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gputop.ranks.desync import GroupState, compare, lines, not_compared, sentence
+from gputop.ranks.desync import StacksProcessGroup, compare, lines, not_compared, sentence
 from gputop.ranks.flight_recorder import Dump, Dumps
 from tests.ranks.flight_dumps import NOW_S, dump, entry, history
 
 WAITS = entry(4, state="started", line=20)
 
 
-def first(*dumps: Dump) -> GroupState:
+def first(*dumps: Dump) -> StacksProcessGroup:
     return compare(dumps)[0]
 
 
@@ -23,11 +23,11 @@ def report(*dumps: Dump, problems: tuple[str, ...] = ()) -> str:
 
 def test_the_rank_that_is_behind_and_its_line() -> None:
     state = first(dump(0, history(3, then=[WAITS])), dump(1, history(3)))
-    assert (state.verdict, state.seq, state.operation) == ("absent", 4, "all_reduce")
+    assert (state.verdict, state.number, state.operation) == ("absent", 4, "all_reduce")
     assert ranks(state.apart) == [1] and ranks(state.others) == [0]
     waiting, behind = state.others[0], state.apart[0]
     assert (waiting.scheduled, waiting.started, waiting.completed) == (4, 4, 3)
-    assert (behind.scheduled, behind.started, behind.completed) == (3, 3, 3) and behind.at is None
+    assert (behind.scheduled, behind.started, behind.completed) == (3, 3, 3) and behind.launched is None
     assert sentence(state) == ("Rank 1 did not launch all_reduce 4 of the group of all ranks. Rank 0 is waiting in "
                                "this collective at train.py:20.")
     assert "Rank 1 last launched all_reduce 3 at train.py:10." in report(
@@ -78,7 +78,7 @@ def test_ranks_that_launched_different_collectives() -> None:
     dumps = [dump(0, history(3, then=[WAITS]), 3), dump(1, history(3, then=[other]), 3),
              dump(2, history(3, then=[WAITS]), 3)]
     state = first(*dumps)
-    assert (state.verdict, state.seq) == ("mismatch", 4) and ranks(state.apart) == [1]
+    assert (state.verdict, state.number) == ("mismatch", 4) and ranks(state.apart) == [1]
     text = report(*dumps)
     assert "Ranks 0, 2 launched all_reduce of 8 elements at train.py:20." in text
     assert "Rank 1 launched broadcast of 8 elements at train.py:33." in text

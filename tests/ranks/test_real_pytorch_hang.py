@@ -40,6 +40,6 @@ def test_the_dumps_say_which_rank_does_not_come_and_where_the_other_waits(pids: 
     (state,) = compare(dumps.dumps)
     source = JOB.read_text().splitlines()
     waits, last = (next(i for i, line in enumerate(source, 1) if word in line) for word in ("# waits", "# all come"))
-    assert (state.verdict, state.seq, state.operation) == ("absent", 4, "all_reduce")
-    assert [(rank.rank, rank.at and rank.at.line) for rank in state.others] == [(0, f"gloo_job.py:{waits}")]
+    assert (state.verdict, state.number, state.operation) == ("absent", 4, "all_reduce")
+    assert [(rank.rank, rank.launched and rank.launched.line) for rank in state.others] == [(0, f"gloo_job.py:{waits}")]
     assert [(rank.rank, rank.last and rank.last.line) for rank in state.apart] == [(1, f"gloo_job.py:{last}")]

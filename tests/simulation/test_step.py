@@ -62,7 +62,7 @@ def test_a_collective_moves_data_once_the_last_gpu_is_there_and_ends_on_all_at_o
     for template in loop.templates:
         if template.kind is not StepKind.TRAIN:
             continue
-        assert all(len(ops.collectives.row) == loop.scenario.job.across.comm_count for ops in template.gpus)
+        assert all(len(ops.collectives.row) == loop.scenario.job.comm_count for ops in template.gpus)
         ends = np.array([ops.collectives.end for ops in template.gpus])
         starts = np.array([ops.collectives.start for ops in template.gpus])
         assert (ends == ends[0]).all()
@@ -94,6 +94,6 @@ def test_gpu0s_extra_work_starts_when_the_others_have_sent_theirs(gpu0_loop: Sim
         first, *others = template.gpus
         sent = [[c.end for c in ops.copies if c.copy.way == "P2P"] for ops in (first, *others)]
         extra = first.compute.start[first.program.phase[first.compute.row] == Phase.EXTRA]
-        assert len(extra) == gpu0_loop.scenario.job.across.gpu0_extra_kernels
+        assert len(extra) == gpu0_loop.scenario.job.gpu0_extra_kernels
         assert sent[0] == [] and all(len(own) == 1 for own in sent[1:])
         assert extra.min() >= max(max(own) for own in sent[1:])

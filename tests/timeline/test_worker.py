@@ -13,9 +13,14 @@ import pytest
 from gputop.core.errors import GputopError
 from gputop.diagnosis.worker import WorkerTask, analyze_in_worker, run_in_worker
 from gputop.timeline import timeline_worker as worker
+from gputop.timeline.read_timeline import Timeline
 from gputop.timeline.timeline_worker import timeline_in_worker
 from tests.diagnosis.real_capture import CAPTURE
 from tests.timeline.make import timeline_of
+
+
+def read_alone(path: Path, stop: threading.Event | None = None) -> Timeline:
+    return timeline_in_worker([str(path)], stop or threading.Event(), lambda rows: None, None)
 
 
 def test_it_arrives_whole_and_leaves_no_file(tmp_path, monkeypatch):
@@ -27,7 +32,7 @@ def test_it_arrives_whole_and_leaves_no_file(tmp_path, monkeypatch):
         return run_in_worker(task, *more, **named)
 
     monkeypatch.setattr(worker, "run_in_worker", check)
-    timeline = timeline_in_worker([str(CAPTURE)])
+    timeline = read_alone(CAPTURE)
     from gputop.trace.readers.load import load
 
     own = timeline_of(load([str(CAPTURE)]))
@@ -39,7 +44,7 @@ def test_it_arrives_whole_and_leaves_no_file(tmp_path, monkeypatch):
 
 def test_the_rows_come_before_the_analysis_and_the_trace_is_read_once_for_both():
     rows, said = [], []
-    timeline = timeline_in_worker([str(CAPTURE)], on_rows=rows.append, on_diagnosis=said.append)
+    timeline = timeline_in_worker([str(CAPTURE)], threading.Event(), rows.append, said.append)
     assert len(rows) == 1 and rows[0].pending and rows[0].rows == timeline.rows and not timeline.pending
     assert rows[0].ranges(0, *timeline.window_ns, 10**6) == timeline.ranges(0, *timeline.window_ns, 10**6)
     there = analyze_in_worker([str(CAPTURE)])
@@ -48,7 +53,7 @@ def test_the_rows_come_before_the_analysis_and_the_trace_is_read_once_for_both()
 
 def test_the_readers_message_arrives(tmp_path):
     with pytest.raises(GputopError, match="does not exist"):
-        timeline_in_worker([str(tmp_path / "none.xplane.pb")])
+        read_alone(tmp_path / "none.xplane.pb")
 
 
 def test_it_can_be_stopped(tmp_path):
@@ -57,13 +62,13 @@ def test_it_can_be_stopped(tmp_path):
     stop = threading.Event()
     stop.set()
     with pytest.raises(GputopError, match="The timeline was stopped"):
-        timeline_in_worker([str(fifo)], stop)
+        read_alone(fifo, stop)
 
 
 def test_no_place_for_the_file(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
     with pytest.raises(GputopError, match="Cannot write") as caught:
-        timeline_in_worker([str(CAPTURE)])
+        read_alone(CAPTURE)
     assert "TMPDIR" in caught.value.fix
 
 

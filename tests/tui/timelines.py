@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -88,9 +89,18 @@ def job(steps: int = 4, gpus: int = 2) -> Trace:
     return b.build()
 
 
-def trace_file(timeline: Timeline, *findings: Finding) -> TraceFile:
-    return TraceFile(("/traces/run/node.xplane.pb",), "node.xplane.pb", findings, analyzed=True,
-                     open=lambda paths, stop, on_rows, on_diagnosis: timeline)
+class ReadHere(TraceFile, kw_only=True):
+    """A trace that ``reader`` reads instead of a worker process."""
+
+    reader: Callable[[threading.Event, Callable[[Timeline], None]], Timeline]
+
+    def read(self, stop: threading.Event, on_rows: Callable[[Timeline], None]) -> Timeline:
+        return self.reader(stop, on_rows)
+
+
+def trace_file(timeline: Timeline, *findings: Finding) -> ReadHere:
+    return ReadHere(("/traces/run/node.xplane.pb",), "node.xplane.pb", findings, analyzed=True,
+                    reader=lambda stop, on_rows: timeline)
 
 
 @asynccontextmanager

@@ -52,9 +52,7 @@ def judge_idle_gpu(view: NodeView) -> IdleGpu | Missing | None:
         busy = [mean for i, mean in means.items() if i not in idle]
         if idle and busy and max(busy) >= limit("idle_gpu.peer_busy"):
             partly.append(_Holder(process, idle, sum(busy) / len(busy), len(means)))
-        elif idle and not busy and len(means) == len(gpus) and all(
-                (long := view.activity(gpu, view.seconds("idle_gpu.all_window_s"))) is not None
-                and long[1] <= view.limit("idle_gpu", "", gpu.info.index) for gpu in gpus):
+        elif idle and not busy and len(means) == len(gpus) and _long_idle(view, gpus):
             wholly.append(_Holder(process, idle, None, len(means)))
     if partly:
         worst = max(partly, key=lambda holder: len(holder.idle) / holder.held)
@@ -71,6 +69,12 @@ def judge_idle_gpu(view: NodeView) -> IdleGpu | Missing | None:
 
 def _all_idle(holders: list[_Holder]) -> tuple[int, ...]:
     return tuple(sorted({index for holder in holders for index in holder.idle}))
+
+
+def _long_idle(view: NodeView, gpus: list[GpuSample]) -> bool:
+    """Return whether none of these GPUs did anything over the longer window."""
+    activities = [(g.info.index, view.activity(g, view.seconds("idle_gpu.all_window_s"))) for g in gpus]
+    return all(a is not None and a[1] <= view.limit("idle_gpu", "", i) for i, a in activities)
 
 
 def describe_idle_gpu(v: IdleGpu) -> Explanation:

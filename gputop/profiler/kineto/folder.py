@@ -175,10 +175,13 @@ class SocketFolder:
             if not self.answers(DAEMON_NAME):
                 self.folder.remove(DAEMON_NAME)
             for name in self.folder.names(_MAX_ENTRIES):
-                # A recording that a killed gputop began may go on: kineto complains of a file that it cannot rename.
-                if name.startswith(TRACE_PREFIX) and not (name.endswith(_PARTIAL) and (
-                        time.time() - self.folder.state(name).st_mtime < _WRITTEN_MAX_AGE_S)):
+                if name.startswith(TRACE_PREFIX) and not self._is_being_written(name):
                     self.folder.remove(name)
+
+    def _is_being_written(self, name: str) -> bool:
+        """Return whether a recording that a killed gputop began may go on: kineto complains in the job's stderr of a
+        file that it cannot rename. Raises OSError."""
+        return name.endswith(_PARTIAL) and time.time() - self.folder.state(name).st_mtime < _WRITTEN_MAX_AGE_S
 
     def in_use(self) -> bool:
         """Return whether a job has a socket here; an empty folder that is young counts, its job may be starting."""

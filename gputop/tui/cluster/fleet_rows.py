@@ -174,14 +174,20 @@ def header(state: State, width: int) -> list[list[StyledText]]:
 
 def heading(state: State, width: int) -> list[StyledText]:
     shown = _layout(state, width)
-    last = f"“{printable(state.pattern)}”" if state.pattern else (
-        "finding" + f", by {state.order}" * (state.order != "finding") + (" ▾" if state.is_sorted else " (o: sort)"))
-    texts = {name: of_name.title for name, (of_name, _) in shown.items()} | {"finding": last}
+    texts = {name: of_name.title for name, (of_name, _) in shown.items()} | {"finding": _order_title(state)}
     if state.cursor is not None:
         then_s = state.report.fleet.time_s - state.cursor * state.span_s / max(1, shown["history"][1])
         texts["history"] = f"┃ {time.strftime('%H:%M', time.localtime(then_s))}: active then"
     return [(" " + of_name.fit(texts[name], size), BOLD if name == "history" and state.cursor is not None else DIM)
             for name, (of_name, size) in shown.items()]
+
+
+def _order_title(state: State) -> str:
+    """Title of the last column: the filter, or the order of the jobs where it is not that of the findings."""
+    if state.pattern:
+        return f"“{printable(state.pattern)}”"
+    order = "" if state.order == "finding" else f", by {state.order}"
+    return f"finding{order}{' ▾' if state.is_sorted else ' (o: sort)'}"
 
 
 def _layout(state: State, width: int) -> Layout:

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureRecord
     from gputop.timeline.read_timeline import Timeline
 
-OnRows = Callable[["Timeline"], None]
-OnDiagnosis = Callable[["Diagnosis"], None]
-Open = Callable[[Sequence[str], threading.Event, OnRows, "OnDiagnosis | None"], "Timeline"]
-
 
 class TraceFile(Struct):
     """A trace with its findings, if they are known; once its timeline has been read it is kept."""
@@ -36,16 +32,15 @@ class TraceFile(Struct):
     findings: tuple[Finding, ...] = ()
     report: Text = field(default_factory=lambda: Text("The trace is being analyzed."))
     analyzed: bool = False  # findings and report are there
-    open: Open | None = None  # in place of a worker
     timeline: Timeline | None = None
 
-    def read(self, stop: threading.Event, on_rows: OnRows) -> Timeline:
+    def read(self, stop: threading.Event, on_rows: Callable[[Timeline], None]) -> Timeline:
         """Read the timeline; blocks. ``on_rows`` is called with its rows, before the rest of it is there. Fills in
         findings and report where they are not known. Raises GputopError where that fails or ``stop`` is set."""
         from gputop.timeline.timeline_worker import timeline_in_worker
 
         try:
-            return (self.open or timeline_in_worker)(self.paths, stop, on_rows, None if self.analyzed else self._take)
+            return timeline_in_worker(self.paths, stop, on_rows, None if self.analyzed else self._take)
         except GputopError as error:
             if not self.analyzed and not stop.is_set():
                 self.report = Text(f"{printable(error.message)}\n{printable(error.fix)}")

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 
-from gputop.simulation.job import SimulatedJob
-from gputop.simulation.timeline import MS, JobTimeline, lead_steps, simulate
-from gputop.simulation.xspace import write_xspace
+from gputop.simulation.timeline import MS, JobTimeline
+from tests.advice.labeled.jobs import LabeledJob
+from tests.advice.labeled.recorder import write_xspace
+from tests.advice.labeled.timelines import lead_steps, simulate
 from tests.advice.labeled.truth import capture_window
 
 _ORIGIN_UNIX_NS = 1_790_000_000_000_000_000
@@ -30,7 +31,7 @@ def mean_call_ms(timeline: JobTimeline) -> float:
 
 
 @cache
-def call_ms(job: SimulatedJob) -> float:
+def call_ms(job: LabeledJob) -> float:
     """The same of a job."""
     return mean_call_ms(simulate(job))
 
@@ -48,9 +49,9 @@ class Case:
 
     name: str
     kind: str  # fault, pair, healthy, missing
-    job: SimulatedJob
-    fixed: Mapping[str, SimulatedJob] = field(default_factory=dict)
-    partly_fixed: Mapping[str, SimulatedJob] = field(default_factory=dict)
+    job: LabeledJob
+    fixed: Mapping[str, LabeledJob] = field(default_factory=dict)
+    partly_fixed: Mapping[str, LabeledJob] = field(default_factory=dict)
     windows: Mapping[str, Window] = field(default_factory=dict)
     main: tuple[str, ...] = ()
     consequences: frozenset[str] = frozenset()
@@ -100,19 +101,19 @@ def _severity(share: float) -> str:
     return HIGH if share >= 0.15 else MEDIUM if share >= 0.05 else LOW
 
 
-def ambient_fixes(job: SimulatedJob) -> dict[str, SimulatedJob]:
+def ambient_fixes(job: LabeledJob) -> dict[str, LabeledJob]:
     """The job without each of the faults of which any job has a little."""
     out = {
-        "input_bound": job.replace(produce_ms=0.05, prefetch=max(job.input.prefetch, 2)),
+        "input_bound": job.replace(produce_ms=0.05, prefetch=max(job.prefetch, 2)),
         "launch_bound": job.replace(launch_us=1.0, stall_share=0.0), "step_gap_host": job.replace(gap_ms=0.01)}
-    if job.gpus > 1 and job.across.comm_ms:
+    if job.gpus > 1 and job.comm_ms:
         out["communication_exposed"] = job.replace(comm_ms=0.01, comm_latency_us=1.0, comm_count=1)
-    if job.input.batch_mb:
+    if job.batch_mb:
         out["copies_excessive"] = job.replace(batch_mb=0.01)
-    if job.host.run_ahead == 0 and not job.cpu_only:  # without fetching each step's result the queue would bridge gaps
+    if job.run_ahead == 0 and not job.cpu_only:  # without fetching each step's result the queue would bridge gaps
         out["sync_copies"] = job.replace(run_ahead=1)
-    if not (job.work.xla or job.jax or job.cpu_only):
-        left = 1 - job.work.elementwise * (1 - 1 / FUSED)
-        out["xla_off"] = job.replace(compute_ms=job.work.compute_ms * left,
-                                     elementwise=job.work.elementwise / FUSED / left)
+    if not (job.xla or job.jax or job.cpu_only):
+        left = 1 - job.elementwise * (1 - 1 / FUSED)
+        out["xla_off"] = job.replace(compute_ms=job.compute_ms * left,
+                                     elementwise=job.elementwise / FUSED / left)
     return out

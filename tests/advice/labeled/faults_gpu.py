@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gputop.simulation.job import Copy, MidStepWork
+from gputop.simulation.job import Copy
 from tests.advice.labeled.case import FUSED, HIGH, LOW, MEDIUM, Window
 from tests.advice.labeled.fault import COMM, IMBALANCE, PRECISION, Fault, loop_style, step_ms
-from tests.advice.labeled.jobs import random_job
+from tests.advice.labeled.jobs import MidStepWork, SyncCopy, random_job
 
 # What can be found, too, where little of the time is that of matmuls.
 _BESIDE_MATMULS = ("xla_off", "attention_unfused")
@@ -79,7 +79,7 @@ def sync_copies(seed: int, share: float) -> Fault:
     count = 8 + 4 * (seed % 5)
     each = max(step_ms(job) * share / (1 - share) / count - 0.03, 0.01)
     fetches = tuple(
-        MidStepWork((i + 0.5) / count, (Copy("D2H", 4 << (i % 8), 0.01, "device", "pinned", is_async=False),),
+        MidStepWork((i + 0.5) / count, (SyncCopy("D2H", 4 << (i % 8), 0.01, "device", "pinned"),),
         blocks=True, host_ms=each, sync_call=True) for i in range(count))
     return Fault(
         job.replace(mid_step=fetches), job, ("launch_bound", "host_placement"),
@@ -173,7 +173,7 @@ def small_grids(seed: int, share: float) -> Fault:
         seed, warm_up=0.0, gpus=(1, 2)[seed % 2], gpu=("A100", "H100")[seed % 2], small_grids=True, kernels=300,
         compute_ms=160.0, memory=0.89, batch_mb=4.0, produce_ms=4.0, run_ahead=2,
         **loop_style(seed, "keras3", "custom"))
-    spread = job.replace(small_grids=False, compute_ms=job.work.compute_ms * (1 - share))
+    spread = job.replace(small_grids=False, compute_ms=job.compute_ms * (1 - share))
     return Fault(job, spread, ("xla_off",), ("input_bound", "launch_bound", "step_gap_host", "memory_pressure"),
                  (HIGH, HIGH))
 
@@ -193,7 +193,7 @@ def batch_size_headroom(seed: int, share: float) -> Fault:
         job = random_job(seed, warm_up=0.0, memory=used)
         return Fault(job, job, (), ("memory_pressure", "input_bound", "step_gap_host", *IMBALANCE), (None, LOW))
     lost = 0.55 if share > 0.15 else 0.25
-    slow = job.replace(launch_us=step_ms(job) * 1000 / (1 - lost) / job.work.kernels)
+    slow = job.replace(launch_us=step_ms(job) * 1000 / (1 - lost) / job.kernels)
     return Fault(
         slow, slow, ("launch_bound", "small_kernels", "xla_off", "small_grids"), ("memory_pressure", "input_bound",
         "step_gap_host", *IMBALANCE), (LOW, HIGH), main=("launch_bound", "small_kernels"))
@@ -240,7 +240,7 @@ def optimizer_unfused(seed: int, share: float) -> Fault:
         **loop_style(seed, "keras2", "custom", "keras3"))
     count = int(step_ms(job) * share / (1 - share) / 0.0035)
     return Fault(
-        job.replace(apply_kernels=count, kernels=job.work.kernels + count), job.replace(kernels=job.work.kernels + 2),
+        job.replace(apply_kernels=count, kernels=job.kernels + count), job.replace(kernels=job.kernels + 2),
         ("launch_bound", "small_kernels", "xla_off"),
         ("input_bound", "step_gap_host", "attention_unfused", *IMBALANCE))
 

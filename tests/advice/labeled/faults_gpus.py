@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from gputop.simulation.job import SimulatedJob
 from tests.advice.labeled.case import HIGH, MEDIUM
 from tests.advice.labeled.fault import IMBALANCE, Fault, loop_style, multi_gpu_job, step_ms
-from tests.advice.labeled.jobs import random_job
+from tests.advice.labeled.jobs import LabeledJob, random_job
 
 # Gradients reduced per second over eight GPUs' NVLink, as NCCL's own tests measure it.
 _GB_PER_S = {"V100": 75.0, "A100": 130.0, "H100": 230.0}
 
 
-def _params(job: SimulatedJob, gb_per_s: float) -> int:
-    return int(job.across.comm_ms / 1000 * gb_per_s * 1e9 / 4)
+def _params(job: LabeledJob, gb_per_s: float) -> int:
+    return int(job.comm_ms / 1000 * gb_per_s * 1e9 / 4)
 
 
 def communication_exposed(seed: int, share: float) -> Fault:
@@ -39,7 +38,7 @@ def allreduce_count(seed: int, share: float) -> Fault:
         seed, comm_ms=0.8, comm_count=6, comm_overlap=False, compute_ms=14.0 + 6 * (seed % 4), kernels=150)
     count = 120 + 40 * (seed % 5)
     latency = step_ms(job) * share / (1 - share) * 1000 / count
-    steps = min(job.steps, max(9, int(30_000 / (job.gpus * (job.work.kernels + count)))))
+    steps = min(job.steps, max(9, int(30_000 / (job.gpus * (job.kernels + count)))))
     latency = max(latency, 12.0)
     return Fault(
         job.replace(comm_count=count, comm_latency_us=latency, steps=steps), job,
@@ -93,7 +92,7 @@ def gpu0_oversubscribed(seed: int, share: float) -> Fault:
     return Fault(
         job.replace(gpu0_extra_ms=lost, gpu0_extra_kernels=max(6, int(lost / 0.15))), job,
         ("collective_waiting", "replica_imbalance"), ("allreduce_slow", "allreduce_count", "communication_exposed",
-        "input_bound", "launch_bound"), partly_fixed=job.replace(gpu_factor=(1 + lost / job.gpus / job.work.compute_ms,
+        "input_bound", "launch_bound"), partly_fixed=job.replace(gpu_factor=(1 + lost / job.gpus / job.compute_ms,
         ) * job.gpus))
 
 
@@ -119,9 +118,9 @@ def staggered_launch(seed: int, share: float) -> Fault:
     job = multi_gpu_job(
         seed, run_ahead=0, xla=False, comm_overlap=False, comm_count=4,
         **loop_style(seed, "custom", "keras2", "keras3"))
-    job = job.replace(comm_ms=job.work.compute_ms * 0.03)
+    job = job.replace(comm_ms=job.compute_ms * 0.03)
     delay = step_ms(job) * share / (1 - share) / (job.gpus - 1)
-    paced = job.replace(launch_us=delay * 1000 / job.work.kernels)
+    paced = job.replace(launch_us=delay * 1000 / job.kernels)
     return Fault(
         paced.replace(one_thread=True), paced, ("launch_bound", "collective_waiting"),
         ("input_bound", "allreduce_slow", "allreduce_count", *IMBALANCE))

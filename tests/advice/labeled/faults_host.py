@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gputop.simulation.job import Copy, MidStepWork
+from gputop.simulation.job import Copy
 from tests.advice.labeled.fault import COMM, IMBALANCE, Fault, loop_style, step_ms
-from tests.advice.labeled.jobs import random_job
+from tests.advice.labeled.jobs import MidStepWork, random_job
 
 
 def input_bound(seed: int, share: float) -> Fault:
@@ -46,7 +46,7 @@ def step_gap_host(seed: int, share: float) -> Fault:
         (), ("EagerLocalExecute: ReadVariableOp", "EagerLocalExecute: Mean", "convert_to_tensor"),
         ("EagerLocalExecute: SaveV2",),
         ("EagerLocalExecute: WriteScalarSummary", "EagerLocalExecute: AssignAddVariableOp"))
-    gap = step_ms(job) * job.iterations * share / (1 - share) + job.host.gap_ms
+    gap = step_ms(job) * job.iterations * share / (1 - share) + job.gap_ms
     return Fault(
         job.replace(gap_ms=gap, gap_events=names[seed % 4]), job,
         must_not=("input_bound", "launch_bound", "batch_size_headroom", *COMM, *IMBALANCE))
@@ -78,9 +78,9 @@ def thread_contention(seed: int, share: float) -> Fault:
         seed, **loop_style(seed, "keras2", "keras3", "custom"), xla=False, private_threads=False, input_workers=24,
         map_parallel=True, warm_up=0.0, prefetch=3, gpus=1 + seed % 2)
     step = step_ms(job)
-    count = job.work.kernels
-    launch = 0.5 * job.work.compute_ms * 1000 / count
-    extra = (step / (1 - share) - 0.5 * job.work.compute_ms) * 1000 / (0.2 * count)
+    count = job.kernels
+    launch = 0.5 * job.compute_ms * 1000 / count
+    extra = (step / (1 - share) - 0.5 * job.compute_ms) * 1000 / (0.2 * count)
     calm = job.replace(launch_us=launch, produce_ms=step * 0.55)
     return Fault(
         calm.replace(stall_share=0.2, stall_us=extra, produce_ms=step / (1 - share) * 0.86), calm,
@@ -102,7 +102,7 @@ def launch_bound(seed: int, share: float) -> Fault:
     if job.gpus > 1:
         job = job.replace(comm_ms=2.0)
     step = step_ms(job)
-    slow = job.replace(launch_us=step * 1000 / (1 - share) / job.work.kernels)
+    slow = job.replace(launch_us=step * 1000 / (1 - share) / job.kernels)
     return Fault(
         slow, job, ("small_kernels", "xla_off", "batch_size_headroom") if short else ("xla_off",),
         ("input_bound", "step_gap_host", "eager_execution", "retracing", "thread_contention", *IMBALANCE),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gputop.simulation.job import Copy, MidStepWork, SimulatedJob
+from gputop.simulation.job import Copy
 from tests.advice.labeled.case import MEDIUM, Case, Window
 from tests.advice.labeled.faults import FAULTS
-from tests.advice.labeled.jobs import random_job
+from tests.advice.labeled.jobs import LabeledJob, MidStepWork, random_job
 
 _DEVICE_IDS = frozenset(
     ("launch_bound", "small_kernels", "xla_off", "copies_excessive", "copies_pageable", "sync_copies",
@@ -19,7 +19,7 @@ _HOST_IDS = frozenset(
     "host_placement", "batch_size_headroom", "memory_pressure"))
 
 
-def _jobs() -> Iterator[tuple[str, SimulatedJob]]:
+def _jobs() -> Iterator[tuple[str, LabeledJob]]:
     yield "deep-queue-v100", random_job(
         301, gpu="V100", gpus=1, style="custom", version=(2, 15), dtype="fp16", run_ahead=2)
     yield "one-gpu-keras3", random_job(302, gpus=1, style="keras3", version=(2, 21), gpu="A100", dtype="bf16")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gputop.simulation.job import Copy, MidStepWork, SimulatedJob
+from gputop.simulation.job import Copy
 from tests.advice.labeled.case import HIGH, LOW, Case, Window, call_ms
-from tests.advice.labeled.jobs import random_job
+from tests.advice.labeled.jobs import LabeledJob, MidStepWork, random_job
 from tests.records import replace
 
 _CONSEQUENCES = {
@@ -22,17 +22,11 @@ _CONSEQUENCES = {
 _BALANCE = ("replica_imbalance", "gpu0_oversubscribed")
 
 
-def _value(job: SimulatedJob, name: str) -> object:
-    """The job's parameter, whichever group has it."""
-    return next(getattr(part, name) for part in (job, job.work, job.host, job.input, job.across, job.allocation)
-                if hasattr(part, name))
-
-
-def _pair(name: str, job: SimulatedJob, faults: dict[str, dict[str, object]],
+def _pair(name: str, job: LabeledJob, faults: dict[str, dict[str, object]],
           windows: dict[str, Window] | None = None) -> Case:
     """``faults`` maps each id to the parameters that make it; without them the fault is fixed."""
     both = job.replace(**{key: value for own in faults.values() for key, value in own.items()})
-    fixed = {id_: both.replace(**{key: _value(job, key) for key in own}) for id_, own in faults.items()}
+    fixed = {id_: both.replace(**{key: getattr(job, key) for key in own}) for id_, own in faults.items()}
     step = call_ms(both)
     shares = {id_: 1 - call_ms(other) / step for id_, other in fixed.items() if id_ not in (windows or {})}
     largest = max(shares.values(), default=0.0)

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gputop.simulation.program import I64, KERNEL_KINDS
-from gputop.simulation.timeline import MS, JobTimeline, lead_steps
+from gputop.simulation.program import I64
+from gputop.simulation.timeline import MS, JobTimeline
+from tests.advice.labeled.programs import KINDS, MATMULS
+from tests.advice.labeled.timelines import lead_steps
 
-_MATMULS = [KERNEL_KINDS.index(kind) for kind in ("gemm", "conv")]
+_MATMULS = [KINDS.index(kind) for kind in MATMULS]
 
 Spans = list[tuple[int, int]]
 
@@ -44,7 +46,7 @@ class Truth:
 def capture_window(timeline: JobTimeline) -> tuple[int, int]:
     """The capture's begin and end: anywhere within the first and the last step, as of a user's key press."""
     job, steps = timeline.job, timeline.steps
-    if not job.recorded.clip:
+    if not job.clip:
         return 0, timeline.end + 2 * MS
     rng = job.rng("window")
     first = [s.start for s in steps if s.first]
@@ -68,7 +70,7 @@ def truth(t: JobTimeline) -> Truth:
     seen = t.job.captured_gpus
     gpus = [_gpu(t, g, begin, end) for g in range(seen)]
     return Truth(edges, mean, ratio, gpus, _waiting(t, begin, end) if seen > 1 else None,
-                 t.job.across.comm_count * t.job.iterations if t.job.gpus > 1 and t.job.across.comm_ms else 0)
+                 t.job.comm_count * t.job.iterations if t.job.gpus > 1 and t.job.comm_ms else 0)
 
 
 def _anchors(t: JobTimeline) -> Spans:

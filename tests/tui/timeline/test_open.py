@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from gputop.tui.screens.dialogs import Popup
 from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.timeline_screen import TimelineScreen
-from gputop.tui.timeline.trace_file import OnRows, TraceFile, place_of, place_of_row, trace_of
+from gputop.tui.timeline.trace_file import TraceFile, place_of, place_of_row, trace_of
 from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.analyses import make_analysis
@@ -73,13 +73,13 @@ async def test_a_place_is_gone_to_once_the_picture_is_laid_out() -> None:
 async def test_reading_can_be_given_up() -> None:
     began, asked = threading.Event(), []
 
-    def read(paths: Sequence[str], stop: threading.Event, *_: object) -> Timeline:
+    def read(stop: threading.Event, _: object) -> Timeline:
         asked.append(stop)
         began.set()
         stop.wait(20)
         raise GputopError("The timeline was stopped.")
 
-    app = TimelineApp(replace(trace_file(job_timeline()), open=read))
+    app = TimelineApp(replace(trace_file(job_timeline()), reader=read))
     async with app.run_test() as pilot:
         await until(pilot, began.is_set)
         screen = app.screen
@@ -95,10 +95,10 @@ async def test_reading_can_be_given_up() -> None:
 async def test_what_cannot_be_read_says_why() -> None:
     for error, words in ((GputopError("The file is [b]cut[/b] off.", "Capture again."), "[b]cut[/b]"),
                          (ValueError("odd"), "internal error in gputop")):
-        def read(paths: Sequence[str], stop: threading.Event, *_: object, error: Exception = error) -> Timeline:
+        def read(stop: threading.Event, _: object, error: Exception = error) -> Timeline:
             raise error
 
-        app = TimelineApp(replace(trace_file(job_timeline()), open=read))
+        app = TimelineApp(replace(trace_file(job_timeline()), reader=read))
         async with app.run_test() as pilot:
             await refused(pilot)
             shown_text = text_of(app.screen.query_one("#reading", LinesWidget))
@@ -137,7 +137,7 @@ class Slowly:
         self.rows, self.rest = rows_and_rest(job())
         self.go_on, self._failure = threading.Event(), failure
 
-    def open(self, paths: Sequence[str], stop: threading.Event, on_rows: OnRows, _: object) -> Timeline:
+    def read(self, stop: threading.Event, on_rows: Callable[[Timeline], None]) -> Timeline:
         on_rows(self.rows)
         self.go_on.wait(20)
         if self._failure is not None:
@@ -151,7 +151,7 @@ def header_of(screen: TimelineScreen) -> str:
 
 async def test_the_rows_are_there_first_and_nothing_moves_when_the_rest_comes() -> None:
     slowly = Slowly()
-    app = TimelineApp(replace(trace_file(slowly.rest), open=slowly.open))
+    app = TimelineApp(replace(trace_file(slowly.rest), reader=slowly.read))
     async with app.run_test(size=(120, 16)) as pilot:
         await until(pilot, lambda: isinstance(app.screen, TimelineScreen) and app.screen._canvas.timeline is not None)
         screen = app.screen
@@ -178,7 +178,7 @@ async def test_the_rows_are_there_first_and_nothing_moves_when_the_rest_comes() 
 @pytest.mark.parametrize("moved", [False, True])
 async def test_a_finding_is_gone_to_when_its_place_is_known_unless_the_user_has_moved(moved: bool) -> None:
     slowly = Slowly()
-    screen = TimelineScreen(replace(trace_file(slowly.rest, LAUNCH_BOUND), open=slowly.open), LAUNCH_BOUND)
+    screen = TimelineScreen(replace(trace_file(slowly.rest, LAUNCH_BOUND), reader=slowly.read), LAUNCH_BOUND)
     async with shown() as (pilot, _, _):
         pilot.app.push_screen(screen)
         await until(pilot, lambda: screen.is_mounted and screen._canvas.timeline is slowly.rows
@@ -193,7 +193,7 @@ async def test_a_finding_is_gone_to_when_its_place_is_known_unless_the_user_has_
 
 async def test_the_rows_stay_where_the_analysis_fails() -> None:
     slowly = Slowly(GputopError("It ran out of memory.", "Use another machine."))
-    app = TimelineApp(replace(trace_file(slowly.rest), open=slowly.open))
+    app = TimelineApp(replace(trace_file(slowly.rest), reader=slowly.read))
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
         await until(pilot, lambda: isinstance(app.screen, TimelineScreen) and app.screen._canvas.timeline is not None)
         screen = app.screen
