@@ -35,17 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.say(warning)
     try:
         problems = use_user_rules(args, settings)
-    except GputopError as error:
-        console.print_error(error)
-        return error.exit_code
-    for problem in problems:
-        console.say(problem)
-    apply_settings(args, replace(settings, warnings=(*settings.warnings, *problems)))
-    if args.command != "run":  # it starts the job first, which would inherit this
-        offer_to_oom_killer(ANALYSIS_SCORE if args.command in _ANALYSES else MONITOR_SCORE)
-    if args.command in _ANALYSES:
-        keep_freed_memory()
-    try:
+        for problem in problems:
+            console.say(problem)
+        apply_settings(args, replace(settings, warnings=(*settings.warnings, *problems)))
+        if args.command != "run":  # it starts the job first, which would inherit this
+            offer_to_oom_killer(ANALYSIS_SCORE if args.command in _ANALYSES else MONITOR_SCORE)
+        if args.command in _ANALYSES:
+            keep_freed_memory()
         return _run(args)
     except GputopError as error:
         console.print_error(error)

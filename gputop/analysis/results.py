@@ -19,6 +19,7 @@ from gputop.core.findings import Abstained, CombinedGain, Finding, TraceNote
 
 SCHEMA = "gputop.analysis/1"
 MAX_SEGMENTS = 2000  # of a critical path
+SESSION_RUN = "session.run of TensorFlow 1"  # an anchor of steps
 
 
 class TraceSummary(Struct, frozen=True):

@@ -19,13 +19,12 @@ from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.gpu.step_series import step_series
 from gputop.analysis.host.host_ops import host_ops, without_idle_gpus
 from gputop.analysis.layers.step_limits import limits
-from gputop.analysis.results import Analysis, TraceSummary
+from gputop.analysis.results import SESSION_RUN, Analysis, TraceSummary
 from gputop.analysis.steps import start_up
 from gputop.analysis.steps.membership import work_of_steps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.optimizer_calls import accumulation_note
 from gputop.analysis.steps.phases import evaluation_note
-from gputop.analysis.steps.step_marks import SESSION_RUN
 from gputop.analysis.steps.steps import detect_steps
 from gputop.core.findings import Abstained, TraceNote
 from gputop.diagnosis.analyses import FIELDS, Given, start_analyses

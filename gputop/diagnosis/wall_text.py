@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from msgspec import Struct
 
-from gputop.analysis.results import Analysis, RankWallTime, WallPart, WallTime
+from gputop.analysis.results import SESSION_RUN, Analysis, RankWallTime, WallPart, WallTime
 from gputop.core.findings import HIGH_SHARE
 from gputop.render.finding_text import DO, VerdictLines, VerdictRow
 from gputop.render.step_parts import HOST_KINDS, WALL_PARTS
@@ -28,6 +28,7 @@ _START = "start"
 _UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", _START)
 _UNRECORDED = WALL_PARTS["unrecorded"][0]
 _LATER = "capture again after the job has run for a while"
+_MORE_RUNS = "trace more runs, because a timeline contains only one run"
 _SAMPLE = ("find out what the host does while the trace shows no events (py-spy record, or perf record for compiled "
            "code); in a loop, mark the steps and capture several")
 _READ_AT_ONCE = ("copy all results to the host together before it reads them (prefetch to the CPU, or a copy), and "
@@ -103,14 +104,9 @@ def worth_saying(wall: WallTime | None) -> bool:
                                     for part in wall.parts)
 
 
-def steps_share(wall: WallTime | RankWallTime) -> float:
-    """The part of a recording in whole training steps."""
-    return sum(part.time_s for part in wall.parts if part.id == _STEPS) / wall.recorded_s
-
-
-def _untold_share(wall: WallTime | RankWallTime) -> float:
-    """The part of a recording that is around the steps and not of any job, small pieces of it together."""
-    return sum(part.time_s for part in wall.parts if part.id in _UNTOLD) / wall.recorded_s
+def parts_share(wall: WallTime | RankWallTime, ids: Collection[str] = (_STEPS,)) -> float:
+    """The part of a recording in whole training steps, or in what else has these ids, small pieces of it together."""
+    return sum(part.time_s for part in wall.parts if part.id in ids) / wall.recorded_s
 
 
 def no_verdict(reason: str, do: str, *seen: str) -> VerdictLines:
@@ -141,7 +137,7 @@ def _starts(a: Analysis) -> bool:
 def _start_share(a: Analysis) -> float:
     if a.wall_time is None or not a.wall_time.recorded_s:
         return 0.0
-    return sum(part.time_s for part in a.wall_time.parts if part.id == _START) / a.wall_time.recorded_s
+    return parts_share(a.wall_time, (_START,))
 
 
 def _hardly_any_work(a: Analysis) -> str:
@@ -188,18 +184,18 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
         return no_verdict(f"no steps are marked in the {recorded}", "mark the steps in the loop and capture again",
                           seen, limit, _seen(wall))
     ranks: tuple[WallTime | RankWallTime, ...] = wall.ranks or (wall,)
-    share = min(map(steps_share, ranks))
-    untold = max(ranks, key=_untold_share)
+    share, least = min(((parts_share(rank), rank) for rank in ranks), key=lambda of_rank: of_rank[0])
+    untold = max(ranks, key=lambda rank: parts_share(rank, _UNTOLD))
     if steps.count < ENOUGH_STEPS:
+        longer = f"{CAPTURE_LONGER}; a longer capture also shows work that runs only every few hundred steps"
         return no_verdict(f"{counted(steps.count, 'step')} seen, {ENOUGH_STEPS} needed",
-                          f"{CAPTURE_LONGER}; a longer capture also shows work that runs only every few hundred steps",
+                          _MORE_RUNS if steps.anchor == SESSION_RUN else longer,
                           f"whole steps take {percent(share)} of the {recorded}", limit)
-    for enough, least in ((_untold_share(untold) < WORTH_SAYING, untold),
-                          (share >= _MIN_SHARE_IN_STEPS, min(ranks, key=steps_share))):
+    for enough, of in ((parts_share(untold, _UNTOLD) < WORTH_SAYING, untold), (share >= _MIN_SHARE_IN_STEPS, least)):
         if not enough:
-            whose = f" by rank {least.rank}" if isinstance(least, RankWallTime) else ""
-            only = f"whole steps take only {percent(steps_share(least))} of the {recorded}{whose}"
-            return no_verdict(only, CAPTURE_LONGER, _seen(least), limit)
+            whose = f" by rank {of.rank}" if isinstance(of, RankWallTime) else ""
+            only = f"whole steps take only {percent(parts_share(of))} of the {recorded}{whose}"
+            return no_verdict(only, CAPTURE_LONGER, _seen(of), limit)
     return None
 
 

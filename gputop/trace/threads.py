@@ -24,7 +24,7 @@ _ROLES = (
     (INPUT, re.compile(r"tf_data_|pt_data_worker|data_loader", re.IGNORECASE)),
     (EXECUTOR, re.compile(rf"{GPU_PRIVATE.pattern}|{GPU_SHARED.pattern}|{GLOBAL_POOL.pattern}|"
                           rf"tf_XLA|tf_pjrt|py_xla_execute|(?:tf_)?inter_op|{GRAPH_EXECUTOR} ")),
-    (POOL, re.compile(rf"tf_|{NOT_NUMBERED}$")),
+    (POOL, re.compile(rf"tf_|Host Threads/|{NOT_NUMBERED}$")),  # ROCm's calls lie on lines beside their threads
 )
 
 

@@ -26,6 +26,7 @@ from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, WORK, UserF
 from gputop.advice.trace.other_programs import may_be_others
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.host_spans import PYTHON_CALLBACK
+from gputop.analysis.layers.scopes import scope_of
 from gputop.analysis.results import GapWork, StackLine
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import training_loops
@@ -304,7 +305,7 @@ def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
     else:
         kind = "Python (py_function, numpy_function)" if python else "TF ops"
         why += " The inputs of these ops are copied from the GPU and the results back to it." if v.gpus else ""
-        action, key = _placement_fix(v.work[0].name.rsplit(":", 1)[-1])
+        action, key = _placement_fix([work.name for work in v.work])
         snippet = code("host_placement", key)
     return Explanation(
         title=f"{'GPU' if v.gpus else 'Compiled function'} waits for {kind} on the host for {percent(v.share)} of the "
@@ -313,14 +314,19 @@ def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
         source=source("host_placement.share"))
 
 
-def _placement_fix(kind: str) -> tuple[str, str]:
-    """Fix for this kind of op, and the key of its code."""
+def _placement_fix(ops: Sequence[str]) -> tuple[str, str]:
+    """Fix for the first of these ops that needs no gradients, else for the first one, and the key of its code."""
+    before = [op for op in ops if scope_of(op, training=True).phase not in ("backward", "optimizer")]
+    kind = (before or ops)[0].rsplit(":", 1)[-1]
     if re.match(PYTHON_CALLBACK, kind):
         return ("Rewrite the tf.py_function or numpy_function in TensorFlow ops, or move it to the input pipeline.",
                 "input")
     if _HAS_KERNEL.match(kind):
         return (f"{kind} has a GPU kernel: check whether tf.device, an integer type or a variable on the CPU keeps it "
                 "on the host.", "placed")
+    if not before:
+        return (f"{kind} seems to have no GPU kernel here and needs gradients, which the input pipeline does not have: "
+                "use a newer TensorFlow version, or replace what needs it, such as a sparse gradient.", "placed")
     if _INPUT_OPS.match(kind):
         return f"{kind} prepares data: do this in the input pipeline, which overlaps with the step.", "input"
     return (f"{kind} seems to have no GPU kernel: move it to the input pipeline, replace it, or run it once for many "

@@ -376,7 +376,7 @@ def suggest_fix_by_name(stage: str | None, prefetches: bool = False) -> InputFix
     snippet = _code(key) or ""
     if prefetches:
         action, snippet = action.replace(" and prefetch", ""), snippet.removesuffix(f"\n{_code('prefetch')}")
-    return InputFix(action, snippet, None, "")
+    return InputFix(action, snippet, None, "", claim="at most")  # how long a batch takes to make is not known
 
 
 def _cost(stage: Stage, cpus: float | None) -> float:

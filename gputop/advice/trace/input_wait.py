@@ -24,9 +24,8 @@ from gputop.advice.trace.other_programs import may_be_others
 from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.tf_data import iterator_paths
-from gputop.analysis.results import WallTime
+from gputop.analysis.results import SESSION_RUN, WallTime
 from gputop.analysis.steps.long_steps import MIN_STEPS
-from gputop.analysis.steps.step_marks import SESSION_RUN
 from gputop.analysis.steps.training_loops import loads_itself, training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import HIGH_SHARE, MEDIUM_SHARE, Claim, Culprit

@@ -49,19 +49,16 @@ def step_gaps(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
     else:
         return None
     launching = launching_lines(trace)
-    # Without calls: the threads that are no pool's and launch kernels, training loops without a marker of their own.
-    loop_lines = np.unique(trace.host.line[calls]) if len(calls) else launching[lines_of(trace, MAIN)[launching]]
-    main = np.zeros(len(trace.lines), bool)
-    main[loop_lines] = True
+    main = loop_lines(trace, np.ones(len(trace.lines), bool), calls)
     main_work, idle = work_in(trace, gaps, main)
     executor = lines_of(trace, EXECUTOR)
     executor[launching] = True
     executor_work, _ = work_in(trace, gaps, executor & ~main)
-    loops = max(len(loop_lines), 1)
+    loops = max(int(main.sum()), 1)
     return StepGaps(
         what=what, total_s_per_step=gaps.total / steps.count / 1e9,
         count_per_step=len(gaps.start) / steps.count,
-        no_event_s_per_step=idle / loops / steps.count / 1e9 if len(loop_lines) else None,
+        no_event_s_per_step=idle / loops / steps.count / 1e9 if main.any() else None,
         main=ranked_work(main_work, loops * steps.count), executor=ranked_work(executor_work, steps.count))
 
 
@@ -78,6 +75,20 @@ def step_calls(trace: Trace, steps: Steps) -> I64:
     rows = np.repeat(first, count) + np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
     ours = (host.end_ns[rows] == np.repeat(end, count)) & (host.end_ns[rows] > host.start_ns[rows])
     return np.asarray(rows[ours & lines_of(trace, MAIN)[host.line[rows]]], np.int64)
+
+
+def loop_lines(trace: Trace, lines: npt.NDArray[np.bool_], calls: I64) -> npt.NDArray[np.bool_]:
+    """Mask of the threads that call the steps; where these are no calls, that launch kernels, else the busiest one."""
+    out, main = np.zeros(len(trace.lines), bool), lines & lines_of(trace, MAIN)
+    out[trace.host.line[calls]] = True
+    out &= main
+    if not out.any():
+        out[launching_lines(trace)] = True
+        out &= main
+    if not out.any() and main.any() and len(trace.host):
+        events = np.bincount(trace.host.line, minlength=len(trace.lines)) * main
+        out[int(events.argmax())] = True
+    return out
 
 
 class Charge(Struct, frozen=True):

@@ -39,7 +39,7 @@ from msgspec import Struct, structs
 
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host import work_kinds
-from gputop.analysis.host.gaps import grouped_work, step_calls
+from gputop.analysis.host.gaps import grouped_work, loop_lines, step_calls
 from gputop.analysis.host.python_libraries import PASS_ON, is_library, is_library_file
 from gputop.analysis.host.python_stacks import PythonStacks
 from gputop.analysis.host.shuffle_fills import sample_spans
@@ -53,7 +53,7 @@ from gputop.analysis.steps.steps import find_overview_steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.trace.complete_part import host_taken
 from gputop.trace.intervals import EMPTY, Spans, complement, coverage, intersect, joined, merge, subtract, union
-from gputop.trace.lookups import detect_framework, host_rows, launching_lines, page_reads, rows_of, spans_of
+from gputop.trace.lookups import detect_framework, host_rows, page_reads, rows_of, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 
@@ -82,6 +82,7 @@ _HALF = 0.5  # factor of the longest gap from which another one is of its kind
 _KERAS = "Keras"  # in the anchor of steps that are its
 _PYTHON = re.compile(r"i?python|pt_|thread/")  # names of its threads; "thread": the report has no name
 _PROFILER = "profiler"  # a kind of host work that is a part of its own: the job has no such time otherwise
+_PROFILES = rf"\$?(?:{work_kinds.PATTERN_OF_KIND[_PROFILER]})"
 _CLEANS_UP = ("freeing", "iterator", "datasets")  # kinds of host work at the end of an evaluation, and at its begin
 _NO_NAME = ("input", "python", "silent", "unknown")  # kinds of host work that may be any
 _SETS_UP = (*_CLEANS_UP, "compilation", "op", "line", "python", "silent", "unknown")
@@ -254,7 +255,7 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
         out.append(_Rank(
             number, next(iter(sorted(hosts)), ""), _window(trace, number, lines, busy), busy,
             merge(busy, _computed_on_cpu(trace, lines)), lines,
-            _loop_lines(trace, lines, calls), waits, (), _reads_per_step(trace, lines, steps)))
+            loop_lines(trace, lines, calls), waits, (), _reads_per_step(trace, lines, steps)))
     within = steps.spans if steps is not None else _spans((trace.window_ns,))
     gaps = [complement(subtract(within, _long_pauses(steps, rank)[0]), *trace.window_ns) if steps is not None else EMPTY
             for rank in out]
@@ -293,20 +294,6 @@ def _computed_on_cpu(trace: Trace, lines: npt.NDArray[np.bool_]) -> Spans:
     return spans_of(trace, rows)
 
 
-def _loop_lines(trace: Trace, lines: npt.NDArray[np.bool_], calls: I64) -> npt.NDArray[np.bool_]:
-    """The rank's threads that call the steps; where these are no calls, those that launch kernels, else the busiest."""
-    out, main = np.zeros(len(trace.lines), bool), lines & lines_of(trace, MAIN)
-    out[trace.host.line[calls]] = True
-    out &= main
-    if not out.any():
-        out[launching_lines(trace)] = True
-        out &= main
-    if not out.any() and main.any() and len(trace.host):
-        events = np.bincount(trace.host.line, minlength=len(trace.lines)) * main
-        out[int(events.argmax())] = True
-    return out
-
-
 # -- the division ---------------------------------------------------------------------------------------
 
 def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tuple[tuple[WallPart, Spans], ...]:
@@ -333,6 +320,7 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
         # Without a step of its own, where the other recording has some, all of it is an edge.
         first, last = (int(recorded.start[0]), int(recorded.end[-1])) if len(recorded.start) else (last, last)
     take("start", intersect(start, _spans([(int(rank.window.start[0]), first)]) if steps is not None else rank.window))
+    take(_PROFILER, spans_of(trace, host_rows(trace, _PROFILES, rank.lines)))
     if len(rank.busy.end):
         take("end", tear_down(trace, rank.lines, int(rank.busy.end[-1])))
     pauses_by_stacks = subtract(pauses_by_stacks, merge(EMPTY, *divided.values()))

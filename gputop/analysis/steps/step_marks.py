@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gputop.analysis.results import SESSION_RUN
 from gputop.analysis.steps.anchors import Anchors, first_to_last, steps_of_ranks
 from gputop.analysis.steps.loop_selection import other_loops, select_loop, within_each_step
 from gputop.analysis.steps.optimizer_calls import updates_ns
@@ -14,7 +15,6 @@ from gputop.trace.lookups import host_rows, host_stat, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import GRAPH_EXECUTOR, busiest_line
 
-SESSION_RUN = "session.run of TensorFlow 1"
 _PROFILER_STEP = r"ProfilerStep#\d+$"
 _KERAS2_MARKERS = {"train": TRAINING, "test": EVALUATION, "predict": PREDICTION}
 

@@ -132,8 +132,7 @@ class NvmlGpu(WithGpm):
                 self._missing_without_gpm = {}
                 return
         except nvml.NVMLError as error:
-            code = error.value
-            status.raise_if_gone(error)
+            code = status.raise_if_gone(error)
             reason = f"cannot open GPM: {status.reason(code, 'nvmlGpmQueryDeviceSupport, nvmlGpmSampleAlloc')}"
             if code not in status.REFUSED:
                 self._gpm_due_s = self._clock() + GPM_RETRY_S
@@ -184,8 +183,7 @@ class NvmlGpu(WithGpm):
             try:
                 mask = getattr(nvml, self._events_calls[0])(self.handle)
             except nvml.NVMLError as error:
-                code = error.value
-                status.raise_if_gone(error)
+                code = status.raise_if_gone(error)
                 reason = status.reason(code, _EVENTS_CALL, self._mig)
                 if code not in status.REFUSED:
                     return (), reason

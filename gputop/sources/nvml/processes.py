@@ -133,8 +133,7 @@ class ProcessReader:
             try:
                 return self._call(*versions[0])
             except nvml.NVMLError as error:
-                code = error.value
-                status.raise_if_gone(error)
+                code = status.raise_if_gone(error)
             except _ImplausibleList as error:
                 if kind == "Compute":
                     self._reason = str(error)
@@ -185,8 +184,7 @@ class ProcessReader:
         try:
             samples = self._fetch_list(_SHARE_CALL, _Share, ctypes.c_ulonglong(self._share_seen_us))
         except nvml.NVMLError as error:
-            code = error.value
-            status.raise_if_gone(error)
+            code = status.raise_if_gone(error)
             if code != status.NOT_FOUND:  # that one says that there is nothing new
                 missing = Reading.missing(RATIO, status.reason(code, _SHARE_CALL), "NVML")
                 if code in status.REFUSED:

@@ -99,10 +99,11 @@ def reason(code: int, call: str, mig: bool = False) -> str:
     return f"{text} ({call})"
 
 
-def raise_if_gone(error: Any) -> None:
-    """Raise an NVMLError again if it says that the device is gone."""
+def raise_if_gone(error: Any) -> int:
+    """Raise an NVMLError again if it says that the device is gone; else return its code."""
     if error.value in DEVICE_GONE:
         raise error
+    return int(error.value)
 
 
 RESTART = " Restart gputop afterwards."

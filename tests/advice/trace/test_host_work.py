@@ -219,6 +219,8 @@ def test_the_cure_fits_the_op():
     assert all(op in cure.action for op, cure in cures.items())
     assert len({cure.action.replace(op, "") for op, cure in cures.items()}) == 3
     assert {op for op, cure in cures.items() if ".map(" in (cure.snippet or "")} == {"StringToHashBucketFast"}
+    update = found(placed(0.3, "Adam/update_words/Unique:Unique"))["host_placement"]
+    assert "needs gradients" in update.action and ".map(" not in (update.snippet or "")
 
 
 def test_ops_that_launch_or_wait_or_belong_to_the_input_are_no_placement():

@@ -201,6 +201,7 @@ def test_several_batches_a_step_and_another_slow_segment():
 
 def test_without_costs_there_is_no_figure():
     assert suggest_fix(pipeline(("Prefetch", 0, 1)), 0.1, 0.06, 1, 8) is None
+    assert suggest_fix_by_name(None).claim == "at most"
     assert suggest_fix_by_name(None).step_s is None and "prefetch" in suggest_fix_by_name("Shuffle").snippet
     assert "fn_of_a_batch" in suggest_fix_by_name("ParallelMapV2").snippet
     assert "num_parallel" in suggest_fix_by_name("Map").snippet

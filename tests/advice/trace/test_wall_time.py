@@ -8,7 +8,7 @@ import pytest
 
 from gputop.diagnosis.diagnose import analyze, analyze_trace
 from gputop.diagnosis.report import limit_of, text_report
-from gputop.diagnosis.wall_text import ENOUGH_STEPS, steps_share, wall_sentence
+from gputop.diagnosis.wall_text import ENOUGH_STEPS, parts_share, wall_sentence
 from tests.advice.trace.traces import abstained, findings, healthy, verdict
 from tests.analysis.host.traces_of_epochs import MS, epochs, evaluate, train, with_stacks
 from tests.records import replace
@@ -193,7 +193,7 @@ def test_a_start_that_loads_libraries_is_no_job():
 def test_ranks_of_a_set_are_whole(name):
     analysis = analyze([str(path) for path in sorted((DATA / "cases" / name).glob("*.gz"))])
     wall = analysis.wall_time
-    assert wall is not None and len(wall.ranks) == 4 and steps_share(wall) > 0.99
+    assert wall is not None and len(wall.ranks) == 4 and parts_share(wall) > 0.99
 
 
 def test_a_handful_of_kernels_is_no_job_that_waits_outside_its_steps():

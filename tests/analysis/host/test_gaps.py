@@ -66,6 +66,15 @@ def test_marks_of_steps_and_what_is_around_them_are_no_work():
     assert gaps.no_event_s_per_step == pytest.approx(gaps.total_s_per_step - sum(by_name(gaps).values()), abs=1e-6)
 
 
+def test_python_is_seen_where_the_runtimes_calls_have_lines_of_their_own():
+    b = Builder(gpus=1)
+    for i in range(6):
+        b.host("PjitFunction(f)", i * 100, 40).run(0, i * 100 + 10, 30, launch=i * 100 + 5, thread="Host Threads/7")
+        b.host("log", i * 100 + 60, 20)
+    gaps = gaps_of(b)
+    assert gaps is not None and by_name(gaps)["log"] == pytest.approx(20e-6)
+
+
 def test_no_gaps_without_steps_or_without_gpu_events():
     assert gaps_of(Builder(gpus=0).host("EagerExecute", 0, 10)) is None
     assert gaps_of(keras_steps(Builder(gpus=1), 5, 100, 60)) is None  # GPUs are there and their plane is empty

@@ -63,5 +63,6 @@ def test_no_launches():
 
 def test_roles():
     assert [role(name) for name in ("python", "python3", "tf_Compute/1", "tf_gpu_private_3/9", "tf_data_iterator/1",
-                                    "tf_numa_-1_Eigen/4", "py_xla_execute/5", "tf_pjrt_thread_pool/1", "12")] == [
-        "main", "main", "executor", "executor", "input", "pool", "executor", "executor", "main"]
+                                    "tf_numa_-1_Eigen/4", "py_xla_execute/5", "tf_pjrt_thread_pool/1", "12",
+                                    "Host Threads/2356")] == [
+        "main", "main", "executor", "executor", "input", "pool", "executor", "executor", "main", "pool"]

@@ -287,6 +287,14 @@ def test_the_profilers_own_begin_is_no_work_of_the_job():
     assert parts["profiler"] == pytest.approx(0.9) and "open" not in parts
 
 
+def test_the_profilers_own_end_is_none_either_whatever_lies_before_it():
+    b = Builder(gpus=0)
+    end = train(b, 0, 20)
+    b.host("$train.py:9 save", end, 300 * MS).host("$profiler.py:213 stop_trace", end + 300 * MS, 200 * MS)
+    parts = seconds_by(divided(b))
+    assert parts["profiler"] == pytest.approx(0.2) and parts["open"] == pytest.approx(0.3, rel=0.05)
+
+
 def test_warm_up_steps_are_the_start():
     b = Builder(gpus=0)
     b.host("EagerExecute", 0, 990 * MS, is_func=1, eager_op=TRAIN)

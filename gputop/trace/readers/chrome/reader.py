@@ -35,6 +35,7 @@ _PROCESS_STREAM = re.compile(r"/(?:stream:(\w+)|memcpy Compute$)")
 # drawing. What its GPUs do is there three times: by stream, of all streams, and copies apart.
 _EXECUTOR = re.compile(r"/(?:device:)?([cg]pu:\d+) Compute$", re.IGNORECASE)
 _TAKES_BATCH = re.compile(r"IteratorGetNext|QueueDequeue|Unstage")
+_EDGE = re.compile(r"edge_\d+_(.+):MEMCPY")  # the copy of a node's result between the devices of its graph
 _TIMED_OPS = "CUDA functions"  # a process of PyTorch before 1.8: each op of the host again, between two events of CUDA
 _REPEATED = frozenset(("stream all", "stream memcpy"))
 _AMD = re.compile(r"AMD|Radeon|Instinct|\bMI\d{3}", re.IGNORECASE)  # whose grids may be in threads, not in blocks
@@ -184,7 +185,7 @@ class _Rank:
             if len(host):
                 _join(out, self._builder.host[-1], host["correlation"].copy())
             if len(host) and nodes.any():
-                _join_nodes(out, self._builder.host[-1])
+                _join_nodes(out, self._builder.host[-1], self._builder.names.list)
 
     def _names(self, host: npt.NDArray[np.void], nodes: Mask, on_host: Mask) -> npt.NDArray[np.int32]:
         """Names of events on the host: nodes of TensorFlow 1's graph are called as later versions call them."""
@@ -352,14 +353,20 @@ def _join(device: DeviceEvents, host: HostEvents, correlation: I64) -> None:
     set_launches(device, np.append(calls, -1)[call], host.start_ns, host.end_ns, host.line)
 
 
-def _join_nodes(device: DeviceEvents, host: HostEvents) -> None:
+def _join_nodes(device: DeviceEvents, host: HostEvents, names: Sequence[str]) -> None:
     """Set the launches of a graph's kernels to their nodes' ops on the host, of those that ran once: within the op, or
-    at its end, as the launch itself is not recorded."""
+    at its end, as the launch itself is not recorded. The host issues copies of results later, when they begin."""
     nodes, first, count = np.unique(host.name, return_index=True, return_counts=True)
-    index = np.minimum(np.searchsorted(nodes, device.tf_op), len(nodes) - 1)
-    rows = np.flatnonzero((device.tf_op >= 0) & (nodes[index] == device.tf_op) & (count[index] == 1))
+    by_node = {names[node].rpartition(":")[0]: node for node in nodes.tolist()}
+    edges = {op: by_node.get(edge[1], -1) for op in distinct(device.tf_op).tolist()
+             if op >= 0 and (edge := _EDGE.match(names[op]))}
+    node_of = np.array([edges.get(op, op) for op in device.tf_op.tolist()], np.int64)
+    index = np.minimum(np.searchsorted(nodes, node_of), len(nodes) - 1)
+    rows = np.flatnonzero((node_of >= 0) & (nodes[index] == node_of) & (count[index] == 1))
     op = first[index[rows]]
     started = device.start_ns[rows] >= host.start_ns[op]
     rows, op = rows[started], op[started]
-    device.launch_ns[rows] = np.minimum(device.start_ns[rows], host.end_ns[op])
-    device.launch_end_ns[rows], device.launch_line[rows] = host.end_ns[op], host.line[op]
+    is_copy = node_of[rows] != device.tf_op[rows]
+    latest = np.where(is_copy, device.start_ns[rows], host.end_ns[op])
+    device.launch_ns[rows] = np.minimum(device.start_ns[rows], latest)
+    device.launch_end_ns[rows], device.launch_line[rows] = np.maximum(host.end_ns[op], latest), host.line[op]

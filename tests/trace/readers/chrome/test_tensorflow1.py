@@ -79,6 +79,21 @@ def test_the_file_is_one_step_and_its_wait_for_a_batch_is_named(op):
 def test_a_batch_that_is_there_is_no_wait():
     analysis = analyze_trace(Timeline().op(CPU, "IteratorGetNext", "IteratorGetNext", 0, 90).model(150).trace())
     assert not {f.id for f in analysis.findings} & {"input_bound", "time_outside_steps"}
+    report = short_report(analysis)
+    assert "trace more runs" in report and "gputop capture" not in report
+
+
+@pytest.mark.parametrize("node", ["hash_table_Lookup", "other_node"])
+def test_an_op_on_the_host_holds_up_the_gpu_that_waits_for_the_copy_of_its_result(node: str):
+    timeline = Timeline().kernel("embed", "GatherV2", 100, 290)
+    timeline.op(CPU, "hash_table_Lookup", "LookupTableFindV2", 400, 9_000)
+    for pid in (STREAM, COPIES):
+        timeline.op(pid, f"edge_10_{node}", "MEMCPYHtoD", 9_450, 20)
+    analysis = analyze_trace(timeline.model(9_500).trace())
+    placements = [f for f in analysis.findings if f.id == "host_placement"]
+    assert bool(placements) == (node == "hash_table_Lookup")
+    for finding in placements:
+        assert abs(finding.evidence["host_ops_s"] - 9e-3) < 1e-4 and "LookupTableFindV2 prepares data" in finding.action
 
 
 def test_the_first_run_in_which_cudnn_chooses_is_a_start():
