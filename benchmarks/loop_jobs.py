@@ -20,6 +20,11 @@ t_metric  a confusion matrix row by row: at once
 t_norms   norms of each parameter read at each step: at every 1,000th
 t_gc      a full garbage collection every 10 steps: none
 t_pca     a decomposition every 50 steps: every 50,000
+t_npz     a compressed archive is read for each sample: once
+t_choice  a sampler shuffles all indices for each batch: draws some
+t_clip    gradients clipped one by one by Python: clip_grad_norm_
+t_ema     moving averages of all weights at each step: every 50
+t_board   histograms for TensorBoard every 5 steps: every 1,000
 t_gan, t_accum  healthy: two networks that train in turns; an update for every four batches
 
 Keras:
@@ -40,6 +45,9 @@ k_fsync   a log synced to the disk after each batch: after every 500th
 k_numpy   many results read after each step: after every 100th
 k_ckpt    a checkpoint every 20 batches: every 2,000
 k_val     validation every 10 steps: every 500
+k_augment images augmented one by one: batch by batch
+k_waits   a generator waits for a store: four of them interleaved
+k_probe   the model called in a callback after each batch: after every 200th
 
 JAX:
 j_nojit   the step is not compiled: jit
@@ -51,6 +59,9 @@ j_wait    the loop waits for its store: four threads read ahead
 j_norms   norms of each parameter read after each step: after every 100th
 j_save    parameters saved every 10 steps: every 1,000
 j_eval    an evaluation outside of jit every 20 steps: every 2,000
+j_tokens  texts are split into tokens between the steps: beforehand
+j_micro   gradients of four batches are added up outside of jit: jit around the whole
+j_hash    all parameters are hashed on the host at each step: at every 100th
 """
 
 from __future__ import annotations
@@ -58,6 +69,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import hashlib
 import itertools
 import json
 import os
@@ -427,6 +439,114 @@ def t_pca(run: TorchRun) -> None:
 
 
 @kind
+def t_npz(run: TorchRun) -> None:
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    paths = [run.folder / f"{i}.npz" for i in range(128)]
+    for path in paths:
+        np.savez_compressed(path, x=run.rng.integers(0, 50, (64, 64, 3)).astype("uint8"))
+
+    def read(index: int) -> np.ndarray:
+        image: np.ndarray = np.load(paths[index])["x"]
+        return image
+
+    read_once = functools.cache(read)
+
+    class Images(Dataset):
+        def __len__(self) -> int:
+            return ENDLESS
+
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            image = (read_once if run.cured else read)(index % 128)
+            return torch.from_numpy(image.astype("float32") / 255).reshape(-1), index % CLASSES
+
+    run.train(run.mlp(64 * 64 * 3, 128, CLASSES), DataLoader(Images(), 32))
+
+
+@kind
+def t_choice(run: TorchRun) -> None:
+    from torch.utils.data import DataLoader, TensorDataset
+
+    count = 400_000
+    xs, ys = run.batch(count, 16)
+
+    class Draw:
+        def __len__(self) -> int:
+            return ENDLESS
+
+        def __iter__(self) -> Iterator[list[int]]:
+            while True:
+                yield (run.rng.integers(0, count, 256) if run.cured else run.rng.permutation(count)[:256]).tolist()
+
+    run.train(run.mlp(16, 128, CLASSES), DataLoader(TensorDataset(xs, ys), batch_sampler=Draw()))
+
+
+@kind
+def t_clip(run: TorchRun) -> None:
+    import torch
+
+    model = run.mlp(*[64] * 81, CLASSES)
+    optimizer = run.sgd(model, rate=1e-4)
+
+    def clip_one_by_one() -> None:
+        norm = sum(float((weight.grad ** 2).sum()) for weight in model.parameters()) ** 0.5
+        for weight in model.parameters():
+            weight.grad.mul_(min(1.0, 1.0 / norm))
+
+    while True:
+        x, y = run.batch(64, 64)
+        optimizer.zero_grad()
+        run.loss(model(x), y).backward()
+        if run.cured:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        else:
+            clip_one_by_one()
+        optimizer.step()
+        run.mark()
+
+
+@kind
+def t_ema(run: TorchRun) -> None:
+    import torch
+
+    model = run.mlp(*[48] * 101, CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4, foreach=True)
+    averages = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+    @torch.no_grad()
+    def update_averages() -> None:
+        for name, weight in model.named_parameters():
+            averages[name] = averages[name] * 0.99 + weight.detach() * 0.01
+
+    for step in itertools.count(1):
+        x, y = run.batch(32, 48)
+        optimizer.zero_grad()
+        run.loss(model(x), y).backward()
+        optimizer.step()
+        if run.due(step, 1, 50):
+            update_averages()
+        run.mark()
+
+
+@kind
+def t_board(run: TorchRun) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer, model = SummaryWriter(str(run.folder)), run.mlp(64, 256, 256, CLASSES)
+    optimizer = run.sgd(model)
+    for step in itertools.count(1):
+        x, y = run.batch(256, 64)
+        optimizer.zero_grad()
+        run.loss(model(x), y).backward()
+        optimizer.step()
+        if run.due(step, 5, 1000):
+            for name, weight in model.named_parameters():
+                writer.add_histogram(name, weight, step)
+        run.mark()
+
+
+@kind
 def t_gan(run: TorchRun) -> None:
     import torch
     from torch import nn
@@ -784,6 +904,59 @@ def k_val(run: KerasRun) -> None:
                     validation_freq=50 if run.cured else 1, callbacks=[run.marks()])
 
 
+@kind
+def k_augment(run: KerasRun) -> None:
+    import tensorflow as tf
+
+    images = run.rng.random((512, 48, 48, 3), "float32")
+
+    def augment(image: Any, label: Any) -> tuple[Any, Any]:
+        image = tf.image.random_brightness(tf.image.random_flip_left_right(image), 0.2)
+        return tf.image.random_contrast(image, 0.8, 1.2), label
+
+    def flatten(image: Any, label: Any) -> tuple[Any, Any]:
+        return tf.reshape(image, (-1, 48 * 48 * 3)), label
+
+    dataset = tf.data.Dataset.from_tensor_slices((images, run.y[:512])).repeat()
+    dataset = dataset.batch(64).map(augment) if run.cured else dataset.map(augment).batch(64)
+    run.fit(run.model(48 * 48 * 3, 64), dataset.map(flatten).prefetch(tf.data.AUTOTUNE))
+
+
+@kind
+def k_waits(run: KerasRun) -> None:
+    import tensorflow as tf
+
+    def read(_: Any) -> Iterator[tuple[Any, Any]]:
+        while True:
+            time.sleep(0.02)
+            first = int(run.rng.integers(0, SAMPLES - 64))
+            yield run.x[first:first + 64], run.y[first:first + 64]
+
+    def store(number: Any) -> Any:
+        return tf.data.Dataset.from_generator(read, args=(number,), output_signature=(
+            tf.TensorSpec((64, FEATURES)), tf.TensorSpec((64,), tf.int64)))
+
+    dataset = store(0)
+    if run.cured:
+        dataset = tf.data.Dataset.range(4).interleave(store, cycle_length=4, num_parallel_calls=4)
+    run.fit(run.model(), dataset.prefetch(2))
+
+
+@kind
+def k_probe(run: KerasRun) -> None:
+    from tensorflow import keras
+
+    class Probe(keras.callbacks.Callback):
+        count = 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.count += 1
+            if run.due(self.count, 1, 200):
+                self.model(run.x[:256], training=False).numpy().argmax(-1)
+
+    run.fit(run.model(), run.batches(), Probe())
+
+
 # -- JAX --------------------------------------------------------------------------------------------------
 
 class JaxRun(Run):
@@ -1000,6 +1173,65 @@ def j_eval(run: JaxRun) -> None:
         float(loss)
         if run.due(number, 20, 2000):
             accuracy(parameters)
+        run.mark()
+
+
+@kind
+def j_tokens(run: JaxRun) -> None:
+    import jax
+
+    words = [f"w{i}" for i in range(5000)]
+    numbers = {word: i for i, word in enumerate(words)}
+    texts = [" ".join(run.rng.choice(words, 60)) for _ in range(2000)]
+
+    def tokenize(text: str) -> list[float]:
+        return [numbers.get(word, 0) % 97 / 97 for word in text.lower().split(" ")]
+
+    tokenized = [tokenize(text) for text in texts]
+    step = jax.jit(run.step)
+    parameters, state = run.start(256, 256)
+    while True:
+        chosen = run.rng.integers(0, 2000, 128)
+        x = np.zeros((128, FEATURES), "float32")
+        x[:, :60] = [tokenized[i] if run.cured else tokenize(texts[i]) for i in chosen]
+        parameters, state, loss = step(parameters, state, x, run.y[chosen])
+        float(loss)
+        run.mark()
+
+
+@kind
+def j_micro(run: JaxRun) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    gradient = jax.jit(jax.grad(run.loss))
+
+    def update(parameters: Any, batches: Any) -> Any:
+        total = jax.tree.map(jnp.zeros_like, parameters)
+        for x, y in batches:
+            total = jax.tree.map(lambda sum_, one: sum_ + one / 4, total, gradient(parameters, x, y))
+        return jax.tree.map(lambda weight, change: weight - 0.01 * change, parameters, total)
+
+    step = jax.jit(update) if run.cured else update
+    parameters, _ = run.start(*[64] * 10)
+    while True:
+        parameters = step(parameters, [run.batch() for _ in range(4)])
+        jax.block_until_ready(parameters)
+        run.mark()
+
+
+@kind
+def j_hash(run: JaxRun) -> None:
+    import jax
+
+    step = jax.jit(run.step)
+    parameters, state = run.start(256, 256)
+    for number in itertools.count(1):
+        parameters, state, loss = step(parameters, state, *run.batch())
+        if run.due(number, 1, 100):
+            weights = b"".join(np.asarray(weight).tobytes() for weight in jax.tree.leaves(parameters))
+            hashlib.sha256(weights).hexdigest()
+        loss.block_until_ready()
         run.mark()
 
 
