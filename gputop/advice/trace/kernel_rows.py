@@ -10,7 +10,7 @@ from gputop.advice.registry import limit
 from gputop.advice.trace.facts import TraceFacts, once_per_trace
 from gputop.advice.verdict import Verdict
 from gputop.analysis.layers.culprits import Events
-from gputop.analysis.steps.membership import in_steps
+from gputop.analysis.steps.membership import step_of
 from gputop.analysis.what_if.cure import Cure
 from gputop.trace.kernel_names import short_kernel, split_op
 from gputop.trace.lookups import Mask, launched_in_calls, name_mask, rows_of, stable_order
@@ -26,10 +26,11 @@ _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 
 @once_per_trace
 def kernels_in_steps(facts: TraceFacts) -> I64:
-    """Rows of the kernels that begin within the steps, in order of time. Read-only: several rules ask for them."""
+    """Rows of the kernels that begin within the steps, those of a GPU in order of time. Read-only: several rules ask
+    for them."""
     device = facts.trace.device
     rows = np.flatnonzero(device.kind <= Kind.COLLECTIVE)
-    rows = rows if facts.steps is None else rows[rows_of(in_steps(device.start_ns[rows], facts.steps))]
+    rows = rows if facts.steps is None else rows[rows_of(step_of(device.start_ns[rows], facts.steps) >= 0)]
     rows.flags.writeable = False
     return rows
 

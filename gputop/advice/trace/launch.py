@@ -190,7 +190,7 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
         return None
     pauses = {}
     for timeline in facts.gpu_timelines:
-        brief = timeline.gaps.end - timeline.gaps.start <= _PAUSE_NS
+        brief = rows_of(timeline.gaps.end - timeline.gaps.start <= _PAUSE_NS)
         pauses[timeline.gpu] = intersect(Spans(timeline.gaps.start[brief], timeline.gaps.end[brief]),
                                          facts.analyzed_spans)
     pauses_s = sum(spans.total for spans in pauses.values()) / len(pauses) / facts.steps_or_window / 1e9
@@ -214,7 +214,7 @@ def _short(facts: TraceFacts) -> Events:
     device = facts.trace.device
     time = np.zeros(len(device), np.int64)
     for timeline in facts.gpu_timelines:
-        time[timeline.rows] = coverage(facts.analyzed_spans, timeline.start_ns, timeline.end_ns)
+        time[timeline.events] = coverage(facts.analyzed_spans, timeline.start_ns, timeline.end_ns)
         after, pause = timeline.gaps.after, timeline.gaps.end - timeline.gaps.start
         time[after] += np.where((pause <= _PAUSE_NS) & (time[after] > 0), pause, 0)
     rows = np.flatnonzero((device.kind == Kind.COMPUTE) & (

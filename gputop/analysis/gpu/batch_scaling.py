@@ -42,7 +42,7 @@ def batch_scaling(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Ste
         places = timeline.computing_in(steps)
         if not len(places):
             continue
-        rows = timeline.rows[places]
+        rows = timeline.events.start + places
         start, end, name = timeline.start_ns[places], timeline.end_ns[places], device.name[rows]
         optimizes = optimizer[name] | optimizer[device.tf_op[rows]] | launched_in_calls(trace, rows, OPTIMIZER_CALL)
         unit = 1e9 * (steps.count if steps is not None else 1)

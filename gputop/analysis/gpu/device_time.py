@@ -34,12 +34,12 @@ NO_LAUNCH = np.iinfo(np.int64).min  # the launch of a device event is not known
 class Gaps(Struct, frozen=True):
     """The idle intervals between a GPU's device events, as columns of one length.
 
-    ``after`` is the row of the event that ends each.
+    ``after`` is the row of the event that ends each; a slice where each event but the first ends one.
     """
 
     start: I64
     end: I64
-    after: I64
+    after: I64 | slice
 
     @property
     def spans(self) -> Spans:
@@ -47,18 +47,17 @@ class Gaps(Struct, frozen=True):
 
 
 class GpuTimeline(Struct, frozen=True):
-    """One GPU's device events: their rows, and unions of them by what they are.
+    """One GPU's device events: where they lie in the trace, and unions of them by what they are.
 
-    ``start_ns``, ``end_ns`` and ``kind`` are those of ``rows``; read here they lie side by side, in the trace among
-    other GPUs'. ``kernel_places`` are the places among ``rows`` of compute kernels and collectives,
-    ``computing_places`` those of the former. ``other`` is what the GPU does on its own account: copies within it and
-    memsets. ``late`` is the idle time that the host could have filled: the ``gaps`` whose launch began in them, up to
-    the end of its call where the start is long after that, and where the call began before the gap, but was not done
-    yet, the gap up to its end.
+    ``start_ns``, ``end_ns`` and ``kind`` are those of ``events``. ``kernel_places`` are the places among these of
+    compute kernels and collectives, ``computing_places`` those of the former. ``other`` is what the GPU does on its own
+    account: copies within it and memsets. ``late`` is the idle time that the host could have filled: the ``gaps`` whose
+    launch began in them, up to the end of its call where the start is long after that, and where the call began before
+    the gap, but was not done yet, the gap up to its end.
     """
 
     gpu: int  # index into Trace.gpus
-    rows: I64
+    events: slice  # rows of Trace.device
     start_ns: I64
     end_ns: I64
     kind: U8
@@ -77,10 +76,14 @@ class GpuTimeline(Struct, frozen=True):
         return (int(self.busy.start[0]), int(self.busy.end[-1])) if len(self.busy.start) else (0, 0)
 
     @property
+    def rows(self) -> I64:
+        return np.arange(self.events.start, self.events.stop)
+
+    @property
     def resumes(self) -> I64:
         """Place of the first event that begins at the end of each gap."""
-        each = len(self.gaps.end) == len(self.rows) - 1
-        return np.arange(1, len(self.rows)) if each else np.searchsorted(self.start_ns, self.gaps.end)
+        each = len(self.gaps.end) == len(self.start_ns) - 1
+        return np.arange(1, len(self.start_ns)) if each else np.searchsorted(self.start_ns, self.gaps.end)
 
     @property
     def kernel_places(self) -> I64:
@@ -92,7 +95,7 @@ class GpuTimeline(Struct, frozen=True):
 
     @property
     def computing(self) -> I64:
-        return self.rows[self.computing_places]
+        return self.events.start + self.computing_places
 
     @property
     def copies(self) -> Spans:
@@ -113,11 +116,11 @@ def timelines(trace: Trace) -> list[GpuTimeline]:
 
 def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
     device = trace.device
-    rows = np.flatnonzero(device.gpu == gpu)
-    start, end = device.start_ns[rows], device.end_ns[rows]
+    first, last = np.searchsorted(device.gpu, np.array((gpu, gpu + 1), device.gpu.dtype)).tolist()
+    events = slice(first, last)
+    start, end, kind = device.start_ns[events], device.end_ns[events], device.kind[events]
     if not (lasts := end > start).any():
         return None
-    kind = device.kind[rows]
     count_by_kind = np.bincount(kind, minlength=len(Kind))
 
     def of(*kinds: Kind) -> Spans:
@@ -129,17 +132,19 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
     pauses = _pauses(start, end) if lasts.all() else None
     busy = union(start, end) if pauses is None else pauses.busy
     gaps = Spans(busy.end[:-1], busy.start[1:])
+    after: I64 | slice
+    before: I64 | slice
     if pauses is None or not pauses.plain:
-        after = event_after(trace, rows, gaps)
+        after = event_after(trace, np.arange(first, last), gaps)
     else:
-        after = rows[1:] if len(gaps.start) == len(rows) - 1 else rows[pauses.after]
+        after = slice(first + 1, last) if len(gaps.start) == len(start) - 1 else first + pauses.after
     if pauses is None:
         by_end = np.argsort(end, kind="stable")
-        before = rows[by_end[np.searchsorted(end[by_end], gaps.start, side="right") - 1]]
+        before = first + by_end[np.searchsorted(end[by_end], gaps.start, side="right") - 1]
     else:
-        before = rows[pauses.before]
+        before = slice(first, last - 1) if isinstance(after, slice) else first + pauses.before
     return GpuTimeline(
-        gpu, rows, start, end, kind,
+        gpu, events, start, end, kind,
         of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
         of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy,
         Gaps(*gaps, after), _late(trace, gaps, before, after))
@@ -168,7 +173,7 @@ def _pauses(start: I64, end: I64) -> _Pauses:
     return _Pauses(busy, last if order is None else order[last], last + 1, bool((start[1:] > start[:-1]).all()))
 
 
-def _late(trace: Trace, gaps: Spans, before: I64, after: I64) -> Spans:
+def _late(trace: Trace, gaps: Spans, before: I64 | slice, after: I64 | slice) -> Spans:
     """See :class:`GpuTimeline`. ``before`` and ``after``: the events between which each gap lies."""
     device = trace.device
     launch, launched = device.launch_ns[after], device.launch_end_ns[after]
@@ -272,7 +277,7 @@ def _launch_delay(trace: Trace, timeline: GpuTimeline) -> float | None:
     None where no launch is known, or where the clocks of host and GPU differ by more than such a delay.
     """
     kernels = timeline.kernel_places
-    delay = launch_delays_ns(trace, timeline.rows[kernels], timeline.start_ns[kernels])
+    delay = launch_delays_ns(trace, timeline.events.start + kernels, timeline.start_ns[kernels])
     delay = delay[delay != NO_LAUNCH]
     median = float(np.median(delay)) / 1e9 if len(delay) else None
     return median if median is not None and median >= 0 else None
@@ -301,7 +306,7 @@ def kernel_types(trace: Trace, timeline: GpuTimeline) -> tuple[dict[str, float] 
     total = int(length.sum())
     if total <= 0:
         return None, None
-    index = trace.device.name[timeline.rows[computing]].astype(np.int64) + 1
+    index = trace.device.name[timeline.events][computing].astype(np.int64) + 1
     times = np.bincount(index, weights=length)
     names = np.flatnonzero(np.bincount(index))
     by_type: dict[str, float] = {}

@@ -88,7 +88,7 @@ class _KernelsOf(Struct, frozen=True):
 
 def _kernels_of(trace: Trace, timeline: GpuTimeline, of_steps: WorkOfSteps | None) -> _KernelsOf:
     device, places = trace.device, timeline.kernel_places
-    rows, length = timeline.rows[places], timeline.end_ns[places] - timeline.start_ns[places]
+    rows, length = timeline.events.start + places, timeline.end_ns[places] - timeline.start_ns[places]
     which, (name, op, shape) = _combinations([device.name[rows], device.tf_op[rows], device.shape[rows]])
     weights: list[npt.NDArray] = [length]
     if of_steps is not None:

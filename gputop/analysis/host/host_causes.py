@@ -242,7 +242,7 @@ def _held_up(trace: Trace, timeline: GpuTimeline) -> Spans:
     """Spans from the end of one launch to the start of the next one to this GPU, where that is far longer than
     usual."""
     device = trace.device
-    rows = timeline.rows[rows_of(device.launch_ns[timeline.rows] >= 0)]
+    rows = timeline.rows[rows_of(device.launch_ns[timeline.events] >= 0)]
     if len(rows) < 2:
         return EMPTY
     start = device.launch_ns[rows]

@@ -26,16 +26,17 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
     lines = launching_lines(trace).tolist()
     if not lines or trace.lines[lines[0]].name.startswith(GRAPH_EXECUTOR):
         return None
-    launching = union(device.launch_ns[launched], device.launch_end_ns[launched])
     work = work_by_line(trace)
-    threads = []
+    threads, all_calls = [], []
     for line, indices in by_line(device.launch_line[launched]).items():
         of_line = indices if isinstance(launched, slice) else launched[indices]
         calls, own_work = union(device.launch_ns[of_line], device.launch_end_ns[of_line]), work.get(line, EMPTY)
+        all_calls.append(calls)
         by_gpu = {gpu_number(trace, gpu): n for gpu, n in enumerate(np.bincount(device.gpu[of_line]).tolist()) if n}
         threads.append(LaunchThread(
             name=trace.lines[line].name, pool=_pool(trace.lines[line].name), launches=dict(sorted(by_gpu.items())),
             launch_s=calls.total / 1e9, other_s=subtract(own_work, calls).total / 1e9))
+    launching = merge(*all_calls)
     threads.sort(key=lambda t: (-sum(t.launches.values()), t.name))
     per_gpu = Counter(gpu for thread in threads for gpu in thread.launches)
     late = merge(EMPTY, *(timeline.late for timeline in gpu_timelines))
