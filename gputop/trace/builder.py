@@ -17,7 +17,6 @@ from gputop.trace import limits
 from gputop.trace.derived_lines import stream_key
 from gputop.trace.gpu_clocks import set_right
 from gputop.trace.model import (
-    I16,
     I64,
     AllocatorEvents,
     Columns,
@@ -232,15 +231,10 @@ def _joined(pieces: list[_Events], kind: type[_Events], threads: ThreadPoolExecu
     return joined
 
 
-def _order(by: I64, group: I16 | None = None) -> npt.NDArray[np.intp] | None:
-    """The order of these times, in that of their groups if they have some; None where they are in it, as those of one
-    stream a GPU."""
-    falls = by[1:] < by[:-1]
-    if group is not None:
-        falls = (group[1:] < group[:-1]) | (falls & (group[1:] == group[:-1]))
-    if not falls.any():
-        return None
-    return np.argsort(by, kind="stable") if group is None else np.lexsort((by, group))
+def _order(*keys: npt.NDArray) -> npt.NDArray[np.intp] | None:
+    """The order by these columns, the last one first; None where they are in it, as those of one stream a GPU are."""
+    order = np.lexsort(keys)
+    return None if (order[1:] > order[:-1]).all() else order
 
 
 def _sort(events: _Events, order: npt.NDArray[np.intp] | None, threads: ThreadPoolExecutor) -> None:

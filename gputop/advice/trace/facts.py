@@ -292,7 +292,7 @@ def idle_before(facts: TraceFacts, part: str) -> I64:
         before = len(timeline.gaps.end) + 1
         chosen = rows_of(which < before)
         time = np.bincount(which[chosen], (waits.end - waits.start)[chosen], before).astype(np.int64)
-        out[timeline.events.start], out[timeline.gaps.after] = time[0], time[1:]
+        out[timeline.events.start], out[timeline.after] = time[0], time[1:]
     return out
 
 

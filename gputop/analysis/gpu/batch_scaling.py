@@ -39,7 +39,7 @@ def batch_scaling(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Ste
     blocks = np.array([min(math.prod(shape.grid), 1 << 40) for shape in shapes] + [0], np.int64)  # the last: not told
     out = []
     for timeline in gpu_timelines:
-        places = timeline.computing_in(steps)
+        places = timeline.within(steps, timeline.computing_places)
         if not len(places):
             continue
         rows = timeline.events.start + places

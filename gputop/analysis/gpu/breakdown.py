@@ -212,7 +212,8 @@ def _late_at_edges(trace: Trace, timeline: GpuTimeline, within: Spans, process: 
         longest = int((timeline.end_ns - launch)[launch >= 0].max())
         done = process.synchronized_ns[process.synchronized_ns < first]
         begin = max(int(within.start[0]), min(int(process.window_ns[0]) + longest, *done[:1].tolist(), first))
-        resumed = event_after(trace, timeline.rows[timeline.start_ns == first], Spans(np.array([begin]), np.array([first])))
+        resumed = event_after(
+            trace, timeline.rows[timeline.start_ns == first], Spans(np.array([begin]), np.array([first])))
         delay = launch_delays_ns(trace, resumed, np.array([first]))
         if begin < device.launch_ns[resumed[0]] and delay[0] <= _QUEUED_NS:
             spans.append((begin, first))

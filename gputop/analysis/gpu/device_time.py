@@ -31,29 +31,15 @@ _STARTS_NS = 100_000
 NO_LAUNCH = np.iinfo(np.int64).min  # the launch of a device event is not known
 
 
-class Gaps(Struct, frozen=True):
-    """The idle intervals between a GPU's device events, as columns of one length.
-
-    ``after`` is the row of the event that ends each; a slice where each event but the first ends one.
-    """
-
-    start: I64
-    end: I64
-    after: I64 | slice
-
-    @property
-    def spans(self) -> Spans:
-        return Spans(self.start, self.end)
-
-
 class GpuTimeline(Struct, frozen=True):
     """One GPU's device events: where they lie in the trace, and unions of them by what they are.
 
     ``start_ns``, ``end_ns`` and ``kind`` are those of ``events``. ``kernel_places`` are the places among these of
     compute kernels and collectives, ``computing_places`` those of the former. ``other`` is what the GPU does on its own
-    account: copies within it and memsets. ``late`` is the idle time that the host could have filled: the ``gaps`` whose
-    launch began in them, up to the end of its call where the start is long after that, and where the call began before
-    the gap, but was not done yet, the gap up to its end.
+    account: copies within it and memsets. ``gaps`` are the idle intervals between events, ``after`` the rows of the
+    events that end them: a slice where each event but the first ends one. ``late`` is the idle time that the host could
+    have filled: the ``gaps`` whose launch began in them, up to the end of its call where the start is long after that,
+    and where the call began before the gap, but was not done yet, the gap up to its end.
     """
 
     gpu: int  # index into Trace.gpus
@@ -68,7 +54,8 @@ class GpuTimeline(Struct, frozen=True):
     p2p: Spans
     other: Spans
     busy: Spans
-    gaps: Gaps
+    gaps: Spans
+    after: I64 | slice
     late: Spans
 
     @property
@@ -101,9 +88,8 @@ class GpuTimeline(Struct, frozen=True):
     def copies(self) -> Spans:
         return merge(self.h2d, self.d2h, self.p2p, self.other)
 
-    def computing_in(self, steps: Steps | None) -> I64:
-        """Places of the compute kernels that begin within the steps; without steps, of all."""
-        places = self.computing_places
+    def within(self, steps: Steps | None, places: I64) -> I64:
+        """Those of these places whose events begin within the steps; without steps, all."""
         return places if steps is None else places[rows_of(in_steps(self.start_ns[places], steps))]
 
 
@@ -119,7 +105,7 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
     first, last = np.searchsorted(device.gpu, np.array((gpu, gpu + 1), device.gpu.dtype)).tolist()
     events = slice(first, last)
     start, end, kind = device.start_ns[events], device.end_ns[events], device.kind[events]
-    if not (lasts := end > start).any():
+    if not (end > start).any():
         return None
     count_by_kind = np.bincount(kind, minlength=len(Kind))
 
@@ -129,48 +115,21 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
         chosen = np.flatnonzero(np.logical_or.reduce([kind == one for one in kinds]))
         return union(start[chosen], end[chosen])
 
-    pauses = _pauses(start, end) if lasts.all() else None
-    busy = union(start, end) if pauses is None else pauses.busy
+    busy = union(start, end)
     gaps = Spans(busy.end[:-1], busy.start[1:])
-    after: I64 | slice
     before: I64 | slice
-    if pauses is None or not pauses.plain:
-        after = event_after(trace, np.arange(first, last), gaps)
+    after: I64 | slice
+    if len(busy.start) == len(start):  # a gap between each two events
+        before, after = slice(first, last - 1), slice(first + 1, last)
     else:
-        after = slice(first + 1, last) if len(gaps.start) == len(start) - 1 else first + pauses.after
-    if pauses is None:
         by_end = np.argsort(end, kind="stable")
         before = first + by_end[np.searchsorted(end[by_end], gaps.start, side="right") - 1]
-    else:
-        before = slice(first, last - 1) if isinstance(after, slice) else first + pauses.before
+        after = event_after(trace, np.arange(first, last), gaps)
     return GpuTimeline(
         gpu, events, start, end, kind,
         of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
         of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy,
-        Gaps(*gaps, after), _late(trace, gaps, before, after))
-
-
-class _Pauses(Struct, frozen=True):
-    """Union of events in order of their starts, and the indices of those before and after each pause.
-
-    ``plain``: no two begin at once, so that ``after`` names the only one.
-    """
-
-    busy: Spans
-    before: I64
-    after: I64
-    plain: bool
-
-
-def _pauses(start: I64, end: I64) -> _Pauses:
-    """Find the pauses of these events, all of which last, without a search in their union."""
-    order = None if (end[1:] >= end[:-1]).all() else np.argsort(end, kind="stable")
-    ends = end if order is None else end[order]
-    last = np.flatnonzero(start[1:] > ends[:-1])
-    if order is None and len(last) == len(start) - 1:
-        return _Pauses(Spans(start, end), last, last + 1, True)
-    busy = Spans(start[np.concatenate(([0], last + 1))], ends[np.append(last, len(end) - 1)])
-    return _Pauses(busy, last if order is None else order[last], last + 1, bool((start[1:] > start[:-1]).all()))
+        gaps, after, _late(trace, gaps, before, after))
 
 
 def _late(trace: Trace, gaps: Spans, before: I64 | slice, after: I64 | slice) -> Spans:
@@ -221,7 +180,7 @@ def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
         collectives_exposed=subtract(timeline.collectives, timeline.compute).total / window,
         copies=copied.total / window,
         copies_exposed=subtract(subtract(copied, timeline.compute), timeline.collectives).total / window,
-        idle_host_fault=_host_fault_share(trace, timeline.gaps),
+        idle_host_fault=_host_fault_share(trace, timeline),
         launch_delay_median_s=_launch_delay(trace, timeline),
         kernels=len(length),
         kernels_per_s=len(length) / (window / 1e9),
@@ -259,12 +218,13 @@ def gpu_number(trace: Trace, gpu: int) -> int:
     return trace.gpus[gpu].ordinal if unique else gpu
 
 
-def _host_fault_share(trace: Trace, gaps: Gaps) -> float | None:
+def _host_fault_share(trace: Trace, timeline: GpuTimeline) -> float | None:
     """Share of the idle time whose next launch began after the idle did (HTA's rule); of the gaps with a known launch.
 
     None where there is no idle time, or where the launches of less than half of it are known.
     """
-    length, launch = gaps.end - gaps.start, trace.device.launch_ns[gaps.after]
+    gaps, launch = timeline.gaps, trace.device.launch_ns[timeline.after]
+    length = gaps.end - gaps.start
     known_ns = int(length[launch >= 0].sum())
     if known_ns == 0 or known_ns * 2 < int(length.sum()):
         return None
@@ -330,7 +290,7 @@ def waits_for_another(timeline: GpuTimeline, others: list[GpuTimeline], edges: S
     its first event and after its last one.
     """
     near_ns = _WAIT_NS // 10
-    gaps = merge(timeline.gaps.spans, edges) if len(edges.start) else timeline.gaps.spans
+    gaps = merge(timeline.gaps, edges) if len(edges.start) else timeline.gaps
     long = gaps.end - gaps.start >= _WAIT_NS
     gaps = Spans(gaps.start[long], gaps.end[long])
     waiting = [EMPTY]

@@ -262,7 +262,7 @@ def _input_at_work(trace: Trace, stalled: Spans) -> tuple[float | None, float | 
     of_input = lines_of(trace, INPUT)
     if not stalled.total or not of_input.any():
         return None, None, 0.0
-    work = [intersect(spans, stalled) for line, spans in work_by_line(trace).items() if of_input[line]]
+    work = [intersect(spans, stalled) for line, spans in work_by_line(trace) if of_input[line]]
     shared = [intersect(spans, stalled) for spans in input_on_shared_threads(trace).values()]
     together = merge(EMPTY, *work, *shared).total
     if not together:

@@ -136,7 +136,7 @@ def _scopes(trace: Trace, ops: Iterable[tuple[int, _Node]], calls: CallScopes | 
     return root
 
 
-def op_keys(trace: Trace, rows: I64, calls: CallScopes | None) -> I64:
+def op_keys(trace: Trace, rows: I64 | slice, calls: CallScopes | None) -> I64:
     """Key of each event's op: the op of its program, or that many plus the index of its op's name, or, where the trace
     names no op at all, the scope of its launch; -1: none."""
     device, many = trace.device, len(trace.hlo_ops)
