@@ -89,7 +89,7 @@ class GpuTimeline(Struct, frozen=True):
         return merge(self.h2d, self.d2h, self.p2p, self.other)
 
     def within(self, steps: Steps | None, places: I64) -> I64:
-        """Those of these places whose events begin within the steps; without steps, all."""
+        """Places among these whose events begin within the steps; without steps, all."""
         return places if steps is None else places[rows_of(in_steps(self.start_ns[places], steps))]
 
 
