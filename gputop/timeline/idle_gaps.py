@@ -307,6 +307,7 @@ def _ending_events(trace: Trace, idle_spans: Sequence[_IdleSpans], groups: Seque
     device = trace.device
     out: list[int | None] = [None] * len(groups)
     collectives = np.flatnonzero(device.kind == Kind.COLLECTIVE)
+    collectives = collectives[np.argsort(device.start_ns[collectives], kind="stable")]
     for i, idle in enumerate(idle_spans):
         of_gpu = [number for number, group in enumerate(groups) if group.members[0][0] == i]
         if not of_gpu:

@@ -146,13 +146,13 @@ class TraceBuilder(Struct):
             for times in (device.launch_ns, device.launch_end_ns):
                 np.subtract(times, first, out=times, where=launched)
             of_host = threads.submit(_order, host.start_ns)
-            _sort(device, _order(device.start_ns), threads)
+            _sort(device, _order(device.start_ns, device.gpu), threads)
             once = threads.submit(_first_listed, device, self.lines)
             _sort(steps, _order(steps.start_ns), threads)
             _sort(allocator, _order(allocator.time_ns), threads)
             order = of_host.result()
             _sort(host, order, threads)
-            host.stats = _rows_after(stats, order)
+            host.stats = stats if order is None else _rows_after(stats, order)
             self._count_once(device, once.result())
         add_eager_stats(host, self.names.list, self.names.__getitem__)
         windows = {rank: (begin - first, end - first) for rank, (begin, end) in (windows_ns or {}).items()}
@@ -231,12 +231,17 @@ def _joined(pieces: list[_Events], kind: type[_Events], threads: ThreadPoolExecu
     return joined
 
 
-def _order(by: I64) -> npt.NDArray[np.intp]:
-    return np.argsort(by, kind="stable")
+def _order(*keys: npt.NDArray) -> npt.NDArray[np.intp] | None:
+    """The order by these columns, the last one first; None where they are in it, as those of one stream a GPU are."""
+    order = np.lexsort(keys)
+    return None if (order[1:] > order[:-1]).all() else order
 
 
-def _sort(events: _Events, order: npt.NDArray[np.intp], threads: ThreadPoolExecutor) -> None:
+def _sort(events: _Events, order: npt.NDArray[np.intp] | None, threads: ThreadPoolExecutor) -> None:
     """Bring the columns into this order, few at a time to save memory."""
+    if order is None:
+        return
+
     def sort(name: str) -> None:
         setattr(events, name, getattr(events, name)[order])
 
@@ -244,7 +249,7 @@ def _sort(events: _Events, order: npt.NDArray[np.intp], threads: ThreadPoolExecu
 
 
 def _first_listed(device: DeviceEvents, lines: Sequence[Line]) -> npt.NDArray[np.bool_] | None:
-    """Mask of the events, sorted by start, that do not repeat an earlier one; None where all are.
+    """Mask of the events, sorted by GPU and start, that do not repeat an earlier one; None where all are.
 
     A stream runs one thing at a time, so that two of one stream, name, start, end and launch are the same one.
     """

@@ -54,7 +54,7 @@ def up_to_last_gpu_event(trace: Trace) -> Trace:
     last = int(device.end_ns.max())
     missing_ns = int(host.end_ns.max()) - last
     first = int(np.searchsorted(host.start_ns, last, side="right"))
-    if missing_ns <= _MISSING_SHARE * (missing_ns + last - int(device.start_ns[0])):
+    if missing_ns <= _MISSING_SHARE * (missing_ns + last - int(device.start_ns.min())):
         return trace
     rows = first + np.flatnonzero(name_mask(trace, _LAUNCH)[host.name[first:]])
     launches = int((~in_captures(trace, rows)).sum())

@@ -153,8 +153,11 @@ def contains(a: Spans, times: I64) -> npt.NDArray[np.bool_]:
     """Mask of the instants, in any order, that lie in ``a``."""
     if len(a.start) <= 1:
         return (times >= a.start[:1]) & (times < a.end[:1]) if len(a.start) else np.zeros(len(times), bool)
-    last = np.searchsorted(a.start, times, side="right") - 1
-    return np.asarray((last >= 0) & (times < a.end[np.maximum(last, 0)]), bool)
+    ends, out = np.append(_NEG_INF, a.end), np.empty(len(times), bool)
+    for i in range(0, len(times), AT_ONCE):
+        some = times[i:i + AT_ONCE]
+        out[i:i + AT_ONCE] = some < ends.take(np.searchsorted(a.start, some, side="right"))
+    return out
 
 
 def at_or_before(a: I64, t: I64) -> I64:

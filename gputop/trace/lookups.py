@@ -116,12 +116,18 @@ def optimizer_names(trace: Trace) -> Mask:
 
 def by_line(line: npt.NDArray) -> dict[int, I64]:
     """The places at which each number of a line, none below 0, stands in this column."""
+    return dict(line_by_line(line))
+
+
+def line_by_line(line: npt.NDArray) -> Iterator[tuple[int, I64]]:
+    """The same, one line after the other, for columns of all events."""
     used = distinct(line)
     if len(used) <= FEW_LINES:
-        return {number: np.flatnonzero(line == number) for number in used.tolist()}
+        yield from ((number, np.flatnonzero(line == number)) for number in used.tolist())
+        return
     order = stable_order(line)
     parts = np.split(order, np.flatnonzero(np.diff(line[order])) + 1)
-    return {int(line[part[0]]): part for part in parts if len(part)}
+    yield from ((int(line[part[0]]), part) for part in parts if len(part))
 
 
 def host_rows(trace: Trace, pattern: str, lines: Mask | None = None) -> I64:

@@ -121,7 +121,7 @@ def column_types(kind: type[Columns]) -> dict[str, np.dtype]:
 
 
 class DeviceEvents(Columns):
-    """Everything that ran on the GPUs, sorted by ``start_ns``.
+    """Everything that ran on the GPUs, GPU by GPU, each sorted by ``start_ns``.
 
     ``launch_ns`` is the start of the host call with the same correlation id (-1: not in the
     trace), ``launch_end_ns`` its end, ``launch_line`` the index of its thread in ``Trace.lines``.
@@ -260,7 +260,7 @@ class Trace(Struct):
     @once
     def window_ns(self) -> tuple[int, int]:
         """First to last event of GPUs and host, relative to the origin; (0, 0) if there is none."""
-        starts = [int(e.start_ns[0]) for e in (self.device, self.host) if len(e)]
+        starts = [int(e.start_ns.min()) for e in (self.device, self.host) if len(e)]
         ends = [int(e.end_ns.max()) for e in (self.device, self.host) if len(e)]
         return (min(starts), max(ends)) if starts else (0, 0)
 

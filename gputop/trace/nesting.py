@@ -103,7 +103,7 @@ def nesting_order(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, na
 
 def begun_within(host: HostEvents, rows: I64, line: npt.NDArray, times_ns: I64) -> I64:
     """Number of these times, each on a thread (``line``), that lie within each of these host events on its thread."""
-    out, times_on = np.zeros(len(rows), np.int64), by_line(line)
+    out, times_on = np.zeros(len(rows), np.int64), by_line(line) if len(rows) else {}
     for thread, places in by_line(host.line[rows]).items():
         times, on_line = np.sort(times_ns[times_on.get(thread, places[:0])]), rows[places]
         out[places] = np.searchsorted(times, host.end_ns[on_line]) - np.searchsorted(times, host.start_ns[on_line])

@@ -78,7 +78,7 @@ class Builder:
         for name in wanted_names:
             names.setdefault(name, len(names))
 
-        device.sort(key=lambda e: e["start"])
+        device.sort(key=lambda e: (e["gpu"], e["start"]))
         shapes: dict[LaunchShape, int] = {}
         d = DeviceEvents.empty(len(device))
         for i, e in enumerate(device):

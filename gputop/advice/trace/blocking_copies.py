@@ -75,9 +75,9 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
     copies = []
     exposed = whole = moved = pageable_ns = pinned_ns = pinned_bytes = down_ns = 0
     for timeline in facts.gpu_timelines:
-        kind, src, dst = (column[timeline.rows] for column in (device.kind, device.src, device.dst))
+        kind, src, dst = (column[timeline.events] for column in (device.kind, device.src, device.dst))
         host_end = np.where(kind == Kind.H2D, src, np.where(kind == Kind.D2H, dst, MemoryKind.UNKNOWN))
-        large = device.bytes[timeline.rows] > limit("copies_pageable.bytes")
+        large = device.bytes[timeline.events] > limit("copies_pageable.bytes")
         pageable = timeline.rows[(host_end == MemoryKind.PAGEABLE) & large]
         copies.append(pageable)
         hidden = merge(timeline.compute, timeline.collectives)
@@ -87,7 +87,7 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
         length = device.end_ns[pageable] - device.start_ns[pageable]
         pageable_ns += int(length.sum())
         down_ns += int(length[device.kind[pageable] == Kind.D2H].sum())
-        pinned = timeline.rows[(host_end == MemoryKind.PINNED) & (device.bytes[timeline.rows] >= LARGE_BYTES)]
+        pinned = timeline.rows[(host_end == MemoryKind.PINNED) & (device.bytes[timeline.events] >= LARGE_BYTES)]
         pinned_ns += int((device.end_ns[pinned] - device.start_ns[pinned]).sum())
         pinned_bytes += int(device.bytes[pinned].sum())
     exposed_s = exposed / len(facts.gpu_timelines) / facts.steps_or_window / 1e9

@@ -390,7 +390,7 @@ def _held_up(facts: TraceFacts, waits: CollectiveWaits, late_s: float, numbers: 
 def _launching_lines(trace: Trace, timeline: GpuTimeline) -> npt.NDArray[np.bool_]:
     """Mask of the threads that launch to the GPU; shape (lines,)."""
     out = np.zeros(len(trace.lines), bool)
-    launching = np.unique(trace.device.launch_line[timeline.rows])
+    launching = distinct(trace.device.launch_line[timeline.events])
     out[launching[launching >= 0]] = True
     return out
 

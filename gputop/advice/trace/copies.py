@@ -223,7 +223,7 @@ def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
         copied_rows = copied_rows[pinned & (device.bytes[copied_rows] > limit("copies_pageable.bytes"))]
         if not len(copied_rows):
             continue
-        streams = distinct(device.line[timeline.rows])
+        streams = distinct(device.line[timeline.events])
         if len(streams) > 1:
             return None
         lines[facts.trace.lines[int(streams[0])].name] = None

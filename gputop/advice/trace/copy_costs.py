@@ -58,7 +58,7 @@ def copied_back(facts: TraceFacts) -> int:
     next one, where that is most of what is copied; else 0."""
     device, best = facts.trace.device, 0
     for timeline in facts.gpu_timelines:
-        kind, size = timeline.kind, device.bytes[timeline.rows]
+        kind, size = timeline.kind, device.bytes[timeline.events]
         turn = np.cumsum(kind == Kind.COMPUTE)  # the rows are in order of time
         ways = [(size >= LARGE_BYTES) & (kind == way) for way in (Kind.D2H, Kind.H2D)]
         (down, downs), (up, ups) = ([np.bincount(turn[way], weights, minlength=len(turn) + 1) for weights in (

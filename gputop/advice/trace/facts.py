@@ -29,7 +29,7 @@ from gputop.core.findings import Claim, Culprit, Severity
 from gputop.text.units import counted
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, union
 from gputop.trace.kernel_names import op_of_annotation, split_op
-from gputop.trace.lookups import host_stat
+from gputop.trace.lookups import host_stat, rows_of
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -295,11 +295,11 @@ def idle_before(facts: TraceFacts, part: str) -> I64:
     for timeline in facts.gpu_timelines:
         waits = facts.parts.get(timeline.gpu, {}).get(part, EMPTY)
         # Each lies in one gap, or before the first event; what comes after the last event is before none.
-        before = np.concatenate((timeline.rows[:1], timeline.gaps.after))
         which = np.searchsorted(timeline.gaps.end, waits.start, side="right") + (waits.start >= timeline.window_ns[0])
-        chosen = np.flatnonzero(which < len(before))
-        time = np.bincount(which[chosen], (waits.end - waits.start)[chosen], len(before)).astype(np.int64)
-        out[before] = time
+        before = len(timeline.gaps.end) + 1
+        chosen = rows_of(which < before)
+        time = np.bincount(which[chosen], (waits.end - waits.start)[chosen], before).astype(np.int64)
+        out[timeline.events.start], out[timeline.after] = time[0], time[1:]
     return out
 
 

@@ -275,7 +275,7 @@ def _launched_within(facts: TraceFacts, chained: I64) -> dict[int, Spans]:
     is_chained = np.zeros(len(device), bool)
     is_chained[chained] = True
     for timeline in facts.gpu_timelines:
-        rows = timeline.rows[device.launch_ns[timeline.rows] >= 0]
+        rows = timeline.rows[device.launch_ns[timeline.events] >= 0]
         rows = rows[np.argsort(device.launch_ns[rows], kind="stable")]
         both = np.flatnonzero(is_chained[rows[:-1]] & is_chained[rows[1:]] & (
             device.launch_line[rows[:-1]] == device.launch_line[rows[1:]]))

@@ -10,11 +10,10 @@ from gputop.advice.registry import limit
 from gputop.advice.trace.facts import TraceFacts, once_per_trace
 from gputop.advice.verdict import Verdict
 from gputop.analysis.layers.culprits import Events
-from gputop.analysis.steps.membership import in_steps
-from gputop.analysis.what_if.cure import Cure
+from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.trace.kernel_names import short_kernel, split_op
-from gputop.trace.lookups import Mask, launched_in_calls, name_mask, rows_of, stable_order
-from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.lookups import Mask, launched_in_calls, name_mask, stable_order
+from gputop.trace.model import I64, Trace
 
 _FUSED = ("Assumes that a fused chain of element-wise kernels reads two tensors and writes one; a compiler may fuse "
           "less or more.")
@@ -26,10 +25,10 @@ _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 
 @once_per_trace
 def kernels_in_steps(facts: TraceFacts) -> I64:
-    """Rows of the kernels that begin within the steps, in order of time. Read-only: several rules ask for them."""
-    device = facts.trace.device
-    rows = np.flatnonzero(device.kind <= Kind.COLLECTIVE)
-    rows = rows if facts.steps is None else rows[rows_of(in_steps(device.start_ns[rows], facts.steps))]
+    """Rows of the kernels that begin within the steps, those of a GPU in order of time. Read-only: several rules ask
+    for them."""
+    rows = np.concatenate([NO_ROWS, *(timeline.events.start + timeline.within(facts.steps, timeline.kernel_places)
+                                      for timeline in facts.gpu_timelines)])
     rows.flags.writeable = False
     return rows
 

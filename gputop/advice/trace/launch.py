@@ -190,7 +190,7 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
         return None
     pauses = {}
     for timeline in facts.gpu_timelines:
-        brief = timeline.gaps.end - timeline.gaps.start <= _PAUSE_NS
+        brief = rows_of(timeline.gaps.end - timeline.gaps.start <= _PAUSE_NS)
         pauses[timeline.gpu] = intersect(Spans(timeline.gaps.start[brief], timeline.gaps.end[brief]),
                                          facts.analyzed_spans)
     pauses_s = sum(spans.total for spans in pauses.values()) / len(pauses) / facts.steps_or_window / 1e9
@@ -214,8 +214,8 @@ def _short(facts: TraceFacts) -> Events:
     device = facts.trace.device
     time = np.zeros(len(device), np.int64)
     for timeline in facts.gpu_timelines:
-        time[timeline.rows] = coverage(facts.analyzed_spans, timeline.start_ns, timeline.end_ns)
-        after, pause = timeline.gaps.after, timeline.gaps.end - timeline.gaps.start
+        time[timeline.events] = coverage(facts.analyzed_spans, timeline.start_ns, timeline.end_ns)
+        after, pause = timeline.after, timeline.gaps.end - timeline.gaps.start
         time[after] += np.where((pause <= _PAUSE_NS) & (time[after] > 0), pause, 0)
     rows = np.flatnonzero((device.kind == Kind.COMPUTE) & (
         device.end_ns - device.start_ns < limit("small_kernels.kernel_s") * 1e9))
@@ -275,7 +275,7 @@ def judge_graph_recapture(facts: TraceFacts) -> GraphRecapture | Missing | None:
     in_step = in_step[in_step >= 0]
     if len(np.unique(in_step)) <= limit("graph_recapture.recurring") * steps.count:
         return None
-    idle = {timeline.gpu: intersect(intersect(timeline.gaps.spans, recorded), facts.analyzed_spans)
+    idle = {timeline.gpu: intersect(intersect(timeline.gaps, recorded), facts.analyzed_spans)
             for timeline in facts.gpu_timelines}
     idle_s = sum(spans.total for spans in idle.values()) / max(len(idle), 1) / steps.count / 1e9
     share = savings.removed(idle_s, facts.period_s)

@@ -48,7 +48,7 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
     cost = cost_of_calls(facts, waits.calls)
     checks_ns = kernels = 0
     for timeline in facts.gpu_timelines:
-        checking = timeline.rows[hit[timeline.rows]]
+        checking = timeline.rows[hit[timeline.events]]
         checks_ns += intersect(union(device.start_ns[checking], device.end_ns[checking]), judged).total
         kernels += int((device.kind[checking] == Kind.COMPUTE).sum())
     per = len(facts.gpu_timelines) * facts.steps_or_window

@@ -39,10 +39,10 @@ def batch_scaling(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Ste
     blocks = np.array([min(math.prod(shape.grid), 1 << 40) for shape in shapes] + [0], np.int64)  # the last: not told
     out = []
     for timeline in gpu_timelines:
-        places = timeline.computing_in(steps)
+        places = timeline.within(steps, timeline.computing_places)
         if not len(places):
             continue
-        rows = timeline.rows[places]
+        rows = timeline.events.start + places
         start, end, name = timeline.start_ns[places], timeline.end_ns[places], device.name[rows]
         optimizes = optimizer[name] | optimizer[device.tf_op[rows]] | launched_in_calls(trace, rows, OPTIMIZER_CALL)
         unit = 1e9 * (steps.count if steps is not None else 1)

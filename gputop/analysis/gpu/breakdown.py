@@ -201,18 +201,19 @@ def _process(trace: Trace, process: tuple[str, int]) -> _Process:
 
 def _late_at_edges(trace: Trace, timeline: GpuTimeline, within: Spans, process: _Process) -> Spans:
     """The time before this GPU's first event and after its last one in which it waits for its host, see above."""
-    device, rows = trace.device, timeline.rows
+    device = trace.device
     if not len(process.window_ns):
         return EMPTY
     first, last = timeline.window_ns
     end = min(int(within.end[-1]), int(process.window_ns[1]))
-    launch = device.launch_ns[rows]
+    launch = device.launch_ns[timeline.events]
     spans = []
     if (launch >= 0).any():
         longest = int((timeline.end_ns - launch)[launch >= 0].max())
         done = process.synchronized_ns[process.synchronized_ns < first]
         begin = max(int(within.start[0]), min(int(process.window_ns[0]) + longest, *done[:1].tolist(), first))
-        resumed = event_after(trace, rows[timeline.start_ns == first], Spans(np.array([begin]), np.array([first])))
+        resumed = event_after(
+            trace, timeline.rows[timeline.start_ns == first], Spans(np.array([begin]), np.array([first])))
         delay = launch_delays_ns(trace, resumed, np.array([first]))
         if begin < device.launch_ns[resumed[0]] and delay[0] <= _QUEUED_NS:
             spans.append((begin, first))
@@ -231,7 +232,7 @@ def _starved(trace: Trace, gpu_timelines: Sequence[GpuTimeline], waiting: Sequen
     out = {timeline.gpu: EMPTY for timeline in gpu_timelines}
     for loop in waiting:
         fed = [timeline for timeline in gpu_timelines
-               if loop.line >= 0 and (trace.device.launch_line[timeline.rows] == loop.line).any()]
+               if loop.line >= 0 and (trace.device.launch_line[timeline.events] == loop.line).any()]
         fed = fed or [timeline for timeline in gpu_timelines if trace.gpus[timeline.gpu].host == loop.host]
         starved = subtract(loop.waits, merge(EMPTY, *(timeline.busy for timeline in fed)))
         for timeline in fed:

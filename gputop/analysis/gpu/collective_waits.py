@@ -96,11 +96,10 @@ class _Sums:
     def __init__(self, trace: Trace, timelines: Sequence[GpuTimeline], waits_for_host: Sequence[Spans],
                  without_work: Sequence[Spans]) -> None:
         """``without_work``: when each GPU waits for its host or for a batch."""
-        self._numbers = [gpu_number(trace, timeline.gpu) for timeline in timelines]
+        self._numbers, self._timelines = [gpu_number(trace, timeline.gpu) for timeline in timelines], timelines
         self._waits_for_host, self._without_work = waits_for_host, without_work
         self._held_up: list[list[Spans]] = [[EMPTY] for _ in timelines]
         self._held_up_ns = np.zeros(len(timelines))
-        self._beside = [merge(timeline.compute, timeline.h2d, timeline.d2h, timeline.other) for timeline in timelines]
         self._waits: list[list[Spans]] = [[EMPTY] for _ in timelines]
         self._moves: list[list[Spans]] = [[EMPTY] for _ in timelines]
         self._allreduces = [EMPTY for _ in timelines]
@@ -119,8 +118,9 @@ class _Sums:
         for j, i in enumerate(members):
             self._waits[i].append(union(start[:, j], begun))
             self._moves[i].append(union(begun, end[:, j]))
-            hidden[:, j] = coverage(self._beside[i], start[:, j], begun)
-            bare[:, j] = end[:, j] - begun - coverage(self._beside[i], begun, end[:, j])
+            beside = _beside(self._timelines[i])
+            hidden[:, j] = coverage(beside, start[:, j], begun)
+            bare[:, j] = end[:, j] - begun - coverage(beside, begun, end[:, j])
         bare_ns = int(bare.min(axis=1).sum())
         self._bare_ns += bare_ns
         whole = waiting.sum(axis=1)
@@ -150,13 +150,16 @@ class _Sums:
         per = steps.count if steps is not None else 1
         within = None if steps is None else steps.spans
 
-        def exposed(i: int, spans: Spans, less: Spans = EMPTY) -> Spans:
-            left = subtract(subtract(spans, self._beside[i]), less)
-            return left if within is None else intersect(left, within)
+        def judged(spans: Spans) -> Spans:
+            return spans if within is None else intersect(spans, within)
 
-        numbers, moved = self._numbers, [merge(*moves) for moves in self._moves]
-        waiting = {n: exposed(i, merge(*self._waits[i]), moved[i]) for i, n in enumerate(numbers)}
-        transfer_s = {n: exposed(i, moved[i]).total / per / 1e9 for i, n in enumerate(numbers)}
+        numbers, waiting = self._numbers, dict[int, Spans]()
+        transfer_s, allreduce_s = dict[int, float](), dict[int, float]()
+        for i, n in enumerate(numbers):
+            beside, moved = _beside(self._timelines[i]), merge(*self._moves[i])
+            waiting[n] = judged(subtract(subtract(merge(*self._waits[i]), beside), moved))
+            transfer_s[n] = judged(subtract(moved, beside)).total / per / 1e9
+            allreduce_s[n] = judged(subtract(self._allreduces[i], beside)).total / per / 1e9
         return CollectiveWaits(
             waiting_s={n: spans.total / per / 1e9 for n, spans in waiting.items()}, transfer_s=transfer_s,
             bare_s=min(self._bare_ns / per / 1e9, *transfer_s.values()),
@@ -164,17 +167,21 @@ class _Sums:
             late_times={n: int(k) for n, k in zip(numbers, self._late_times, strict=True) if k},
             late_by_host_s=self._late_by_host_ns / per / 1e9, count=self._count, durations_s=tuple(self._allreduce_s),
             allreduce_exposed=self._allreduce_bare_ns / self._allreduce_ns if self._allreduce_ns else 0.0,
-            unmatched=unmatched, waiting=waiting,
-            allreduce_s={n: exposed(i, self._allreduces[i]).total / per / 1e9 for i, n in enumerate(numbers)},
+            unmatched=unmatched, waiting=waiting, allreduce_s=allreduce_s,
             held_up_s={n: float(ns) / per / 1e9 for n, ns in zip(numbers, self._held_up_ns, strict=True) if ns > 0},
             held_up={n: merge(*self._held_up[i]) for i, n in enumerate(numbers) if self._held_up_ns[i] > 0})
+
+
+def _beside(timeline: GpuTimeline) -> Spans:
+    """Spans in which a GPU does anything but communicate; made when it is asked for, as there are many."""
+    return merge(timeline.compute, timeline.h2d, timeline.d2h, timeline.other)
 
 
 def _of_one_rank(trace: Trace, timeline: GpuTimeline, rows: I64, steps: Steps | None) -> CollectiveWaits:
     device = trace.device
     if steps is not None:
         rows = rows[step_of(device.start_ns[rows], steps) >= 0]
-    beside = merge(timeline.compute, timeline.h2d, timeline.d2h, timeline.other)
+    beside = _beside(timeline)
 
     def bare(events: I64) -> int:
         spans = subtract(union(device.start_ns[events], device.end_ns[events]), beside)

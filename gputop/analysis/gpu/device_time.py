@@ -31,34 +31,19 @@ _STARTS_NS = 100_000
 NO_LAUNCH = np.iinfo(np.int64).min  # the launch of a device event is not known
 
 
-class Gaps(Struct, frozen=True):
-    """The idle intervals between a GPU's device events, as columns of one length.
-
-    ``after`` is the row of the event that ends each.
-    """
-
-    start: I64
-    end: I64
-    after: I64
-
-    @property
-    def spans(self) -> Spans:
-        return Spans(self.start, self.end)
-
-
 class GpuTimeline(Struct, frozen=True):
-    """One GPU's device events: their rows, and unions of them by what they are.
+    """One GPU's device events: where they lie in the trace, and unions of them by what they are.
 
-    ``start_ns``, ``end_ns`` and ``kind`` are those of ``rows``; read here they lie side by side, in the trace among
-    other GPUs'. ``kernel_places`` are the places among ``rows`` of compute kernels and collectives,
-    ``computing_places`` those of the former. ``other`` is what the GPU does on its own account: copies within it and
-    memsets. ``late`` is the idle time that the host could have filled: the ``gaps`` whose launch began in them, up to
-    the end of its call where the start is long after that, and where the call began before the gap, but was not done
-    yet, the gap up to its end.
+    ``start_ns``, ``end_ns`` and ``kind`` are those of ``events``. ``kernel_places`` are the places among these of
+    compute kernels and collectives, ``computing_places`` those of the former. ``other`` is what the GPU does on its own
+    account: copies within it and memsets. ``gaps`` are the idle intervals between events, ``after`` the rows of the
+    events that end them: a slice where each event but the first ends one. ``late`` is the idle time that the host could
+    have filled: the ``gaps`` whose launch began in them, up to the end of its call where the start is long after that,
+    and where the call began before the gap, but was not done yet, the gap up to its end.
     """
 
     gpu: int  # index into Trace.gpus
-    rows: I64
+    events: slice  # rows of Trace.device
     start_ns: I64
     end_ns: I64
     kind: U8
@@ -69,7 +54,8 @@ class GpuTimeline(Struct, frozen=True):
     p2p: Spans
     other: Spans
     busy: Spans
-    gaps: Gaps
+    gaps: Spans
+    after: I64 | slice
     late: Spans
 
     @property
@@ -77,10 +63,14 @@ class GpuTimeline(Struct, frozen=True):
         return (int(self.busy.start[0]), int(self.busy.end[-1])) if len(self.busy.start) else (0, 0)
 
     @property
+    def rows(self) -> I64:
+        return np.arange(self.events.start, self.events.stop)
+
+    @property
     def resumes(self) -> I64:
         """Place of the first event that begins at the end of each gap."""
-        each = len(self.gaps.end) == len(self.rows) - 1
-        return np.arange(1, len(self.rows)) if each else np.searchsorted(self.start_ns, self.gaps.end)
+        each = len(self.gaps.end) == len(self.start_ns) - 1
+        return np.arange(1, len(self.start_ns)) if each else np.searchsorted(self.start_ns, self.gaps.end)
 
     @property
     def kernel_places(self) -> I64:
@@ -92,15 +82,14 @@ class GpuTimeline(Struct, frozen=True):
 
     @property
     def computing(self) -> I64:
-        return self.rows[self.computing_places]
+        return self.events.start + self.computing_places
 
     @property
     def copies(self) -> Spans:
         return merge(self.h2d, self.d2h, self.p2p, self.other)
 
-    def computing_in(self, steps: Steps | None) -> I64:
-        """Places of the compute kernels that begin within the steps; without steps, of all."""
-        places = self.computing_places
+    def within(self, steps: Steps | None, places: I64) -> I64:
+        """Places among these whose events begin within the steps; without steps, all."""
         return places if steps is None else places[rows_of(in_steps(self.start_ns[places], steps))]
 
 
@@ -113,11 +102,11 @@ def timelines(trace: Trace) -> list[GpuTimeline]:
 
 def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
     device = trace.device
-    rows = np.flatnonzero(device.gpu == gpu)
-    start, end = device.start_ns[rows], device.end_ns[rows]
-    if not (lasts := end > start).any():
+    first, last = np.searchsorted(device.gpu, np.array((gpu, gpu + 1), device.gpu.dtype)).tolist()
+    events = slice(first, last)
+    start, end, kind = device.start_ns[events], device.end_ns[events], device.kind[events]
+    if not (end > start).any():
         return None
-    kind = device.kind[rows]
     count_by_kind = np.bincount(kind, minlength=len(Kind))
 
     def of(*kinds: Kind) -> Spans:
@@ -126,49 +115,24 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
         chosen = np.flatnonzero(np.logical_or.reduce([kind == one for one in kinds]))
         return union(start[chosen], end[chosen])
 
-    pauses = _pauses(start, end) if lasts.all() else None
-    busy = union(start, end) if pauses is None else pauses.busy
+    busy = union(start, end)
     gaps = Spans(busy.end[:-1], busy.start[1:])
-    if pauses is None or not pauses.plain:
-        after = event_after(trace, rows, gaps)
+    before: I64 | slice
+    after: I64 | slice
+    if len(busy.start) == len(start):  # a gap between each two events
+        before, after = slice(first, last - 1), slice(first + 1, last)
     else:
-        after = rows[1:] if len(gaps.start) == len(rows) - 1 else rows[pauses.after]
-    if pauses is None:
         by_end = np.argsort(end, kind="stable")
-        before = rows[by_end[np.searchsorted(end[by_end], gaps.start, side="right") - 1]]
-    else:
-        before = rows[pauses.before]
+        before = first + by_end[np.searchsorted(end[by_end], gaps.start, side="right") - 1]
+        after = event_after(trace, np.arange(first, last), gaps)
     return GpuTimeline(
-        gpu, rows, start, end, kind,
+        gpu, events, start, end, kind,
         of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
         of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy,
-        Gaps(*gaps, after), _late(trace, gaps, before, after))
+        gaps, after, _late(trace, gaps, before, after))
 
 
-class _Pauses(Struct, frozen=True):
-    """Union of events in order of their starts, and the indices of those before and after each pause.
-
-    ``plain``: no two begin at once, so that ``after`` names the only one.
-    """
-
-    busy: Spans
-    before: I64
-    after: I64
-    plain: bool
-
-
-def _pauses(start: I64, end: I64) -> _Pauses:
-    """Find the pauses of these events, all of which last, without a search in their union."""
-    order = None if (end[1:] >= end[:-1]).all() else np.argsort(end, kind="stable")
-    ends = end if order is None else end[order]
-    last = np.flatnonzero(start[1:] > ends[:-1])
-    if order is None and len(last) == len(start) - 1:
-        return _Pauses(Spans(start, end), last, last + 1, True)
-    busy = Spans(start[np.concatenate(([0], last + 1))], ends[np.append(last, len(end) - 1)])
-    return _Pauses(busy, last if order is None else order[last], last + 1, bool((start[1:] > start[:-1]).all()))
-
-
-def _late(trace: Trace, gaps: Spans, before: I64, after: I64) -> Spans:
+def _late(trace: Trace, gaps: Spans, before: I64 | slice, after: I64 | slice) -> Spans:
     """See :class:`GpuTimeline`. ``before`` and ``after``: the events between which each gap lies."""
     device = trace.device
     launch, launched = device.launch_ns[after], device.launch_end_ns[after]
@@ -216,7 +180,7 @@ def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
         collectives_exposed=subtract(timeline.collectives, timeline.compute).total / window,
         copies=copied.total / window,
         copies_exposed=subtract(subtract(copied, timeline.compute), timeline.collectives).total / window,
-        idle_host_fault=_host_fault_share(trace, timeline.gaps),
+        idle_host_fault=_host_fault_share(trace, timeline),
         launch_delay_median_s=_launch_delay(trace, timeline),
         kernels=len(length),
         kernels_per_s=len(length) / (window / 1e9),
@@ -254,12 +218,13 @@ def gpu_number(trace: Trace, gpu: int) -> int:
     return trace.gpus[gpu].ordinal if unique else gpu
 
 
-def _host_fault_share(trace: Trace, gaps: Gaps) -> float | None:
+def _host_fault_share(trace: Trace, timeline: GpuTimeline) -> float | None:
     """Share of the idle time whose next launch began after the idle did (HTA's rule); of the gaps with a known launch.
 
     None where there is no idle time, or where the launches of less than half of it are known.
     """
-    length, launch = gaps.end - gaps.start, trace.device.launch_ns[gaps.after]
+    gaps, launch = timeline.gaps, trace.device.launch_ns[timeline.after]
+    length = gaps.end - gaps.start
     known_ns = int(length[launch >= 0].sum())
     if known_ns == 0 or known_ns * 2 < int(length.sum()):
         return None
@@ -272,7 +237,7 @@ def _launch_delay(trace: Trace, timeline: GpuTimeline) -> float | None:
     None where no launch is known, or where the clocks of host and GPU differ by more than such a delay.
     """
     kernels = timeline.kernel_places
-    delay = launch_delays_ns(trace, timeline.rows[kernels], timeline.start_ns[kernels])
+    delay = launch_delays_ns(trace, timeline.events.start + kernels, timeline.start_ns[kernels])
     delay = delay[delay != NO_LAUNCH]
     median = float(np.median(delay)) / 1e9 if len(delay) else None
     return median if median is not None and median >= 0 else None
@@ -301,7 +266,7 @@ def kernel_types(trace: Trace, timeline: GpuTimeline) -> tuple[dict[str, float] 
     total = int(length.sum())
     if total <= 0:
         return None, None
-    index = trace.device.name[timeline.rows[computing]].astype(np.int64) + 1
+    index = trace.device.name[timeline.events][computing].astype(np.int64) + 1
     times = np.bincount(index, weights=length)
     names = np.flatnonzero(np.bincount(index))
     by_type: dict[str, float] = {}
@@ -325,7 +290,7 @@ def waits_for_another(timeline: GpuTimeline, others: list[GpuTimeline], edges: S
     its first event and after its last one.
     """
     near_ns = _WAIT_NS // 10
-    gaps = merge(timeline.gaps.spans, edges) if len(edges.start) else timeline.gaps.spans
+    gaps = merge(timeline.gaps, edges) if len(edges.start) else timeline.gaps
     long = gaps.end - gaps.start >= _WAIT_NS
     gaps = Spans(gaps.start[long], gaps.end[long])
     waiting = [EMPTY]

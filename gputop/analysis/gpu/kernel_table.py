@@ -15,7 +15,7 @@ from gputop.analysis.steps.membership import WorkOfSteps, in_steps
 from gputop.analysis.steps.model import Steps
 from gputop.trace.kernel_names import UNKNOWN, classify, split_op
 from gputop.trace.lookups import numbered, rows_of
-from gputop.trace.model import F64, I64, Kind, LaunchShape, Trace
+from gputop.trace.model import F64, I32, I64, Kind, LaunchShape, Trace
 
 TOP = 50  # rows kept by time over all GPUs
 _TOP_OF_GPU = 5  # and by time on each of them
@@ -77,7 +77,7 @@ class _KernelsOf(Struct, frozen=True):
     """One GPU's kernels: which combination of name, op and launch shape each has, and its length in whole nanoseconds;
     of each combination the columns and sums of :class:`_Kinds`, where -1 is none."""
 
-    which: I64
+    which: I32
     length: I64
     name: I64
     op: I64
@@ -88,13 +88,14 @@ class _KernelsOf(Struct, frozen=True):
 
 def _kernels_of(trace: Trace, timeline: GpuTimeline, of_steps: WorkOfSteps | None) -> _KernelsOf:
     device, places = trace.device, timeline.kernel_places
-    rows, length = timeline.rows[places], timeline.end_ns[places] - timeline.start_ns[places]
+    rows, length = timeline.events.start + places, timeline.end_ns[places] - timeline.start_ns[places]
     which, (name, op, shape) = _combinations([device.name[rows], device.tf_op[rows], device.shape[rows]])
     weights: list[npt.NDArray] = [length]
     if of_steps is not None:
         inside = of_steps.inside[rows]
         weights += [inside, length * inside]
-    return _KernelsOf(which, length, name, op, shape, np.bincount(which, minlength=len(name)).astype(np.float64),
+    kernels = np.bincount(which, minlength=len(name)).astype(np.float64)
+    return _KernelsOf(which.astype(np.int32), length, name, op, shape, kernels,
                       [_sums(which, weight, len(name)) for weight in weights])
 
 
@@ -218,12 +219,12 @@ def _largest(keys: I64, values: F64, n: int, label: Callable[[int], str]) -> lis
 
 def _medians(group: I64, of_gpu: Sequence[_KernelsOf], n: int) -> F64:
     """The median length of each group, by one sort of both in one integer. ``group``: that of each kind."""
-    mask, first, parts = (1 << _MEDIAN_BITS) - 1, 0, []
-    for of_one in of_gpu:
-        parts.append(np.minimum(of_one.length, mask))
-        parts[-1] |= (group[first:first + len(of_one.name)] << _MEDIAN_BITS)[of_one.which]
+    mask, first, ends = (1 << _MEDIAN_BITS) - 1, 0, np.cumsum([len(of_one.length) for of_one in of_gpu])
+    both = np.empty(ends[-1], np.int64)
+    for of_one, part in zip(of_gpu, np.split(both, ends[:-1]), strict=True):
+        np.minimum(of_one.length, mask, out=part)
+        part |= (group[first:first + len(of_one.name)] << _MEDIAN_BITS)[of_one.which]
         first += len(of_one.name)
-    both = np.concatenate(parts)
     both.sort()
     begin = np.searchsorted(both, np.arange(n + 1) << _MEDIAN_BITS)
     size, last = np.diff(begin), len(both) - 1

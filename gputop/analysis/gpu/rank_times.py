@@ -32,15 +32,17 @@ def rank_times(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps 
     if steps is None or len(ranks) < 2:
         return ()
     bounds = steps.edges_ns
-    loads = [merge(timeline.compute, timeline.h2d, timeline.d2h, timeline.other) for timeline in ranks]
-    per_step = np.stack([coverage(load, bounds[:, 0], bounds[:, 1]) for load in loads])  # (ranks, steps)
-    most = np.bincount(per_step.argmax(axis=0), minlength=len(ranks))
+    per_step = np.empty((2, len(ranks), len(bounds)), np.int64)  # load, and exposed time in collectives
+    for i, timeline in enumerate(ranks):
+        load = merge(timeline.compute, timeline.h2d, timeline.d2h, timeline.other)
+        for of_rank, spans in zip(per_step[:, i], (load, subtract(timeline.collectives, load)), strict=True):
+            of_rank[:] = coverage(spans, bounds[:, 0], bounds[:, 1])
+    most = np.bincount(per_step[0].argmax(axis=0), minlength=len(ranks))
     step_s = float((bounds[:, 1] - bounds[:, 0]).mean()) / 1e9
     out = []
-    for i, (timeline, load) in enumerate(zip(ranks, loads, strict=True)):
+    for i, timeline in enumerate(ranks):
         number, gpu = gpu_number(trace, timeline.gpu), trace.gpus[timeline.gpu]
-        exposed = coverage(subtract(timeline.collectives, load), bounds[:, 0], bounds[:, 1])
-        exposed_s, load_s = float(exposed.mean()) / 1e9, float(per_step[i].mean()) / 1e9
+        load_s, exposed_s = (per_step[:, i].mean(axis=1) / 1e9).tolist()
         # Without a match with those of other ranks a collective's waiting cannot be told from its transfer.
         waiting_s = waits.waiting_s.get(number) if waits is not None else None
         communication_s = max(0.0, exposed_s - (waiting_s or 0.0))

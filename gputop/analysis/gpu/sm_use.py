@@ -39,11 +39,11 @@ def sm_use(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
     """Use of the SMs of each GPU that ran compute kernels, in seconds per step or, without steps, in the window."""
     out = []
     for timeline in gpu_timelines:
-        places = timeline.computing_in(steps)
+        places = timeline.within(steps, timeline.computing_places)
         if not len(places):
             continue
         gpu, unit = trace.gpus[timeline.gpu], 1e9 * (steps.count if steps is not None else 1)
-        rows, start, end = timeline.rows[places], timeline.start_ns[places], timeline.end_ns[places]
+        rows, start, end = timeline.events.start + places, timeline.start_ns[places], timeline.end_ns[places]
         number, compute_s = gpu_number(trace, timeline.gpu), union(start, end).total / unit
         if gpu.sms is None or not trace.launch_shapes:
             out.append(SmUse(number, compute_s))
@@ -67,7 +67,7 @@ def narrow_kernels(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: St
     for timeline in gpu_timelines:
         gpu = trace.gpus[timeline.gpu]
         if gpu.sms is not None and trace.launch_shapes:
-            rows = timeline.rows[timeline.computing_in(steps)]
+            rows = timeline.events.start + timeline.within(steps, timeline.computing_places)
             out.append(rows[_of_shapes(trace.launch_shapes, gpu)[0][trace.device.shape[rows]] < NARROW])
     return np.concatenate(out)
 

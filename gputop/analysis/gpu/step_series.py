@@ -100,7 +100,7 @@ def _of_gpu(trace: Trace, timeline: GpuTimeline, steps: Steps) -> dict[str, F64]
         ("busy", timeline.busy), ("compute", timeline.compute), ("collectives", timeline.collectives),
         ("collectives_exposed", subtract(timeline.collectives, timeline.compute)), ("copies", timeline.copies))}
     step = step_of(timeline.start_ns[places := timeline.kernel_places], steps)
-    kernels, step = timeline.rows[places][step >= 0], step[step >= 0]
+    kernels, step = (timeline.events.start + places)[step >= 0], step[step >= 0]
     return {
         **shares, "idle": 1 - shares["busy"],
         "kernels": np.bincount(step, minlength=len(length)).astype(float),

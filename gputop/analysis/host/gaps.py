@@ -164,14 +164,16 @@ def grouped_work(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_], loop_
     rows = np.empty(0, np.int64)
     if len(host):
         rows = np.flatnonzero(chosen.take(host.line) & (host.end_ns > host.start_ns) & ~marks(trace))
-    inside = coverage(gaps, host.start_ns[rows], host.end_ns[rows])
-    within = rows_of(inside > 0)
-    rows, inside = rows[within], inside[within]  # what holds such an event is such an event
     names, sums = len(trace.names), dict[int, tuple[float, float]]()  # by group and name
     with_event_ns = np.zeros(int(group.max(initial=0)) + 1)
     for indices in lines_apart(host.line[rows]):
         mine = rows[indices]
-        charged, of_row = charge(trace, mine, inside[indices], host.line[mine]), group[np.minimum(
+        inside = coverage(gaps, host.start_ns[mine], host.end_ns[mine])
+        within = rows_of(inside > 0)
+        mine, inside = mine[within], inside[within]  # what holds such an event is such an event
+        if not len(mine):
+            continue
+        charged, of_row = charge(trace, mine, inside, host.line[mine]), group[np.minimum(
             np.searchsorted(ends, host.start_ns[mine], side="right"), len(ends) - 1)]
         holds = np.zeros(len(mine), bool)
         holds[charged.holder[rows_of(charged.own_ns > 0)]] = True

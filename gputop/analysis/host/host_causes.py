@@ -242,7 +242,7 @@ def _held_up(trace: Trace, timeline: GpuTimeline) -> Spans:
     """Spans from the end of one launch to the start of the next one to this GPU, where that is far longer than
     usual."""
     device = trace.device
-    rows = timeline.rows[rows_of(device.launch_ns[timeline.rows] >= 0)]
+    rows = timeline.rows[rows_of(device.launch_ns[timeline.events] >= 0)]
     if len(rows) < 2:
         return EMPTY
     start = device.launch_ns[rows]
@@ -262,7 +262,7 @@ def _input_at_work(trace: Trace, stalled: Spans) -> tuple[float | None, float | 
     of_input = lines_of(trace, INPUT)
     if not stalled.total or not of_input.any():
         return None, None, 0.0
-    work = [intersect(spans, stalled) for line, spans in work_by_line(trace).items() if of_input[line]]
+    work = [intersect(spans, stalled) for line, spans in work_by_line(trace) if of_input[line]]
     shared = [intersect(spans, stalled) for spans in input_on_shared_threads(trace).values()]
     together = merge(EMPTY, *work, *shared).total
     if not together:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.host.host_ops import OP, input_executors
 from gputop.analysis.results import LaunchThread, LaunchThreads
 from gputop.trace.intervals import EMPTY, Spans, intersect, merge, subtract, union
-from gputop.trace.lookups import by_line, host_stat, launching_lines, name_mask, rows_of
+from gputop.trace.lookups import by_line, host_stat, launching_lines, line_by_line, name_mask, rows_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import GLOBAL_POOL, GPU_PRIVATE, GPU_SHARED, GRAPH_EXECUTOR, INPUT, MAIN, lines_of
 
@@ -26,26 +26,27 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
     lines = launching_lines(trace).tolist()
     if not lines or trace.lines[lines[0]].name.startswith(GRAPH_EXECUTOR):
         return None
-    launching = union(device.launch_ns[launched], device.launch_end_ns[launched])
-    work = work_by_line(trace)
-    threads = []
-    for line, indices in by_line(device.launch_line[launched]).items():
+    calls, by_gpu = dict[int, Spans](), dict[int, dict[int, int]]()
+    for line, indices in line_by_line(device.launch_line[launched]):
         of_line = indices if isinstance(launched, slice) else launched[indices]
-        calls, own_work = union(device.launch_ns[of_line], device.launch_end_ns[of_line]), work.get(line, EMPTY)
-        by_gpu = {gpu_number(trace, gpu): n for gpu, n in enumerate(np.bincount(device.gpu[of_line]).tolist()) if n}
-        threads.append(LaunchThread(
-            name=trace.lines[line].name, pool=_pool(trace.lines[line].name), launches=dict(sorted(by_gpu.items())),
-            launch_s=calls.total / 1e9, other_s=subtract(own_work, calls).total / 1e9))
+        calls[line] = union(device.launch_ns[of_line], device.launch_end_ns[of_line])
+        counts = np.bincount(device.gpu[of_line]).tolist()
+        by_gpu[line] = dict(sorted((gpu_number(trace, gpu), n) for gpu, n in enumerate(counts) if n))
+    launching = merge(*calls.values())
+    of_input, shared = lines_of(trace, INPUT), input_on_shared_threads(trace)
+    busy, other, at_work = dict[int, int](), dict[int, int](), [*shared.values()]
+    for line, work in work_by_line(trace):
+        busy[line], other[line] = intersect(launching, work).total, subtract(work, calls.get(line, EMPTY)).total
+        at_work += [work] if of_input[line] else []
+    threads = [LaunchThread(
+        name=trace.lines[line].name, pool=_pool(trace.lines[line].name), launches=by_gpu[line],
+        launch_s=of_line.total / 1e9, other_s=other.get(line, 0) / 1e9) for line, of_line in calls.items()]
     threads.sort(key=lambda t: (-sum(t.launches.values()), t.name))
     per_gpu = Counter(gpu for thread in threads for gpu in thread.launches)
     late = merge(EMPTY, *(timeline.late for timeline in gpu_timelines))
     windows = [timeline.window_ns for timeline in gpu_timelines]
     on_time = subtract(union([a for a, _ in windows], [b for _, b in windows]), late)
-    of_input = lines_of(trace, INPUT)
-    shared = input_on_shared_threads(trace)
-    at_work = [*(spans for line, spans in work.items() if of_input[line]), *shared.values()]
     input_work = merge(*at_work) if of_input.any() and at_work else EMPTY if of_input.any() else None
-    busy = _overlaps(work, launching)
     waits = lines_of(trace, MAIN)  # a thread of Python's shows its call while it waits, so it counts where it launches
     waits[launching_lines(trace)] = False
     per = launching.total
@@ -55,20 +56,21 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
         late_s=late.total / 1e9 if gpu_timelines else None,
         busy_threads_at_launch=sum(n for line, n in busy.items() if not waits[line]) / per if per else None,
         input_threads_at_launch=((sum(n for line, n in busy.items() if of_input[line])
-                                  + sum(_overlaps(shared, launching).values())) / per
+                                  + sum(intersect(launching, spans).total for spans in shared.values())) / per
                                  if per and of_input.any() else None),
         cpus=cpu_budget(trace))
 
 
-def work_by_line(trace: Trace) -> dict[int, Spans]:
-    """Spans in which each host thread has an event; of tf.data's threads only the events that are work count."""
+def work_by_line(trace: Trace) -> Iterator[tuple[int, Spans]]:
+    """Spans in which each host thread has an event, one thread after the other; of tf.data's threads only the events
+    that are work count."""
     host = trace.host
     start, end, line = host.start_ns, host.end_ns, host.line
     of_input = lines_of(trace, INPUT)
     if of_input.any() and len(host):
         rows = np.flatnonzero(name_mask(trace, _INPUT_WORK).take(host.name) | ~of_input.take(host.line))
         start, end, line = start[rows], end[rows], line[rows]
-    return {number: union(start[indices], end[indices]) for number, indices in by_line(line).items()}
+    return ((number, union(start[indices], end[indices])) for number, indices in line_by_line(line))
 
 
 def input_on_shared_threads(trace: Trace) -> dict[int, Spans]:
@@ -98,11 +100,6 @@ def _mode(threads: Sequence[LaunchThread]) -> str:
 
 def _share(work: Spans | None, of: Spans) -> float | None:
     return None if work is None or not of.total else intersect(work, of).total / of.total
-
-
-def _overlaps(work: dict[int, Spans], launching: Spans) -> dict[int, int]:
-    """Time (ns) by line in which it is at work while a launch runs."""
-    return {line: intersect(launching, spans).total for line, spans in work.items()}
 
 
 def cpu_budget(trace: Trace) -> int | None:

@@ -47,7 +47,7 @@ class _Node(Struct):
 
     time_ns: float = 0.0
     names: int = 0
-    longest: tuple[float, int] = (0.0, -1)  # time and row of an event
+    longest: tuple[float, int, int] = (0.0, -1, -1)  # time, start and row of an event
     sources: dict[str, float] = field(default_factory=dict)
     children: dict[str, _Node] = field(default_factory=dict)
 
@@ -85,7 +85,7 @@ def named_events(
     unit = count * max(len(gpus), 1) * 1e9
 
     def culprit(name: str, node: _Node) -> Culprit:
-        row = node.longest[1]
+        row = node.longest[-1]
         while name and len(node.children) == 1:
             (part, child), = node.children.items()
             if child.time_ns < node.time_ns:
@@ -136,7 +136,7 @@ def _scopes(trace: Trace, ops: Iterable[tuple[int, _Node]], calls: CallScopes | 
     return root
 
 
-def op_keys(trace: Trace, rows: I64, calls: CallScopes | None) -> I64:
+def op_keys(trace: Trace, rows: I64 | slice, calls: CallScopes | None) -> I64:
     """Key of each event's op: the op of its program, or that many plus the index of its op's name, or, where the trace
     names no op at all, the scope of its launch; -1: none."""
     device, many = trace.device, len(trace.hlo_ops)
@@ -171,6 +171,7 @@ def _stem(path: Sequence[str]) -> str:
 def _by_op(trace: Trace, rows: I64, time_ns: I64, calls: CallScopes | None) -> Iterator[tuple[int, _Node]]:
     size = len(trace.hlo_ops) + len(trace.names) if calls is None else len(calls.scopes)
     total, longest, first = np.zeros(size), np.zeros(size, np.int64), np.zeros(size, np.int64)
+    start_ns = trace.device.start_ns
     for i in range(0, len(rows), at_once := max(AT_ONCE, size)):
         row, time = rows[i:i + at_once], time_ns[i:i + at_once]
         key = op_keys(trace, row, calls)
@@ -178,10 +179,13 @@ def _by_op(trace: Trace, rows: I64, time_ns: I64, calls: CallScopes | None) -> I
         row, time, key, before = row[with_op], time[with_op], key[with_op], longest.copy()
         total += np.bincount(key, time, size)
         np.maximum.at(longest, key, time)
-        at_longest = np.flatnonzero((time == longest[key]) & (time > before[key]))[::-1]
+        at_longest = np.flatnonzero(time == longest[key])
+        begin_ns = start_ns[row[at_longest]]
+        sooner = (longest > before)[key[at_longest]] | (begin_ns < start_ns[first[key[at_longest]]])
+        at_longest = at_longest[sooner][np.argsort(begin_ns[sooner], kind="stable")][::-1]
         first[key[at_longest]] = row[at_longest]  # of equal ones the first
     for op in np.flatnonzero(total).tolist():
-        yield op, _Node(float(total[op]), 1, (float(longest[op]), int(first[op])))
+        yield op, _Node(float(total[op]), 1, (float(longest[op]), int(start_ns[first[op]]), int(first[op])))
 
 
 def _opened(root: _Node) -> list[tuple[str, _Node]]:

@@ -118,9 +118,10 @@ def _op_scope(trace: Trace, shares: Sequence[DeviceShare], size: int) -> _ScopeO
 
 
 class DeviceShare(Struct, frozen=True):
-    """The events of one GPU: their rows, what they are, and the time within some spans that each gets."""
+    """The events of one GPU: where they lie in the trace, what they are, and the time within some spans that each
+    gets."""
 
-    rows: I64
+    events: slice
     kind: U8  # COMPUTE, COLLECTIVES or COPIES
     busy_ns: I64
     wait_ns: I64  # idle before it
@@ -135,9 +136,9 @@ def device_share(timeline: GpuTimeline, within: Spans) -> DeviceShare:
     those before copies from and then to the host. Of two events of one kind that run at once, the instant counts for
     the one that began first. So the sums over all events are the parts of the step, whatever runs side by side.
     """
-    rows, start, end, kinds = timeline.rows, timeline.start_ns, timeline.end_ns, timeline.kind
-    busy = np.zeros(len(rows), np.int64)
-    kind = np.zeros(len(rows), np.uint8)
+    start, end, kinds = timeline.start_ns, timeline.end_ns, timeline.kind
+    busy = np.zeros(len(start), np.int64)
+    kind = np.zeros(len(start), np.uint8)
     sets = ((timeline.compute, timeline.other), (timeline.collectives, timeline.p2p), (timeline.h2d,))
     earlier: list[Spans] = []  # what goes before a kind
     count_by_kind = np.bincount(kinds, minlength=len(Kind))
@@ -148,7 +149,7 @@ def device_share(timeline: GpuTimeline, within: Spans) -> DeviceShare:
         of_kind = np.zeros(len(Kind), bool)
         of_kind[list(members)] = True
         indices = np.flatnonzero(of_kind[kinds])
-        everything = len(indices) == len(rows)
+        everything = len(indices) == len(start)
         first, last = (start, end) if everything else (start[indices], end[indices])
         until = np.maximum.accumulate(last)
         begin = first.copy()
@@ -163,17 +164,17 @@ def device_share(timeline: GpuTimeline, within: Spans) -> DeviceShare:
     gaps = timeline.gaps
     lo, hi = timeline.window_ns
     bounds = Spans(np.concatenate((within.start[:1], gaps.start)), np.concatenate(([lo], gaps.end)))
-    wait = np.zeros(len(rows), np.int64)
+    wait = np.zeros(len(start), np.int64)
     idle = coverage(within, bounds.start, np.maximum(bounds.start, bounds.end))
     wait[timeline.resumes] = idle[1:]  # no two gaps end with one event
     wait[np.searchsorted(start, lo)] += idle[0]
     rest = int(coverage(within, [hi], [max(hi, int(within.end[-1]))])[0]) if len(within.end) else 0
-    return DeviceShare(rows, kind, busy, wait, rest)
+    return DeviceShare(timeline.events, kind, busy, wait, rest)
 
 
 def _sums(trace: Trace, share: DeviceShare, size: int, calls: CallScopes | None) -> tuple[F64, F64, F64]:
     """Work, wait and kernels of each op: ``kind * size`` + its number."""
-    kind, key = trace.device.kind[share.rows], op_keys(trace, share.rows, calls)
+    kind, key = trace.device.kind[share.events], op_keys(trace, share.events, calls)
     copied = np.isin(kind, (Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER))
     key = np.where(key < 0, size - 2 + copied, key) + share.kind.astype(np.int64) * size
     length = 3 * size
@@ -199,7 +200,8 @@ def _executions(trace: Trace, shares: Sequence[DeviceShare], many: int) -> tuple
     executions, names = np.zeros(many), [""] * many
     if not many:
         return executions, names
-    rows = np.concatenate([share.rows[(share.kind == COMPUTE) & (share.busy_ns > 0)] for share in shares])
+    rows = np.concatenate([share.events.start + np.flatnonzero((share.kind == COMPUTE) & (share.busy_ns > 0))
+                           for share in shares])
     busy = np.concatenate([share.busy_ns[(share.kind == COMPUTE) & (share.busy_ns > 0)] for share in shares])
     with_op = trace.device.hlo[rows] >= 0
     rows, busy = rows[with_op], busy[with_op]
@@ -223,7 +225,7 @@ def _modules(trace: Trace, shares: Sequence[DeviceShare], many: int) -> list[str
     """The program of each of its ops; ``Trace.names`` has them as ``program/op``."""
     of_op = np.full(many + 1, -1, np.int64)  # the last entry takes what is of no program
     for share in shares if many else ():
-        of_op[trace.device.hlo[share.rows]] = trace.device.tf_op[share.rows]
+        of_op[trace.device.hlo[share.events]] = trace.device.tf_op[share.events]
     return [trace.names[i].rsplit("/", 1)[0] if i >= 0 else "" for i in of_op[:many].tolist()]
 
 

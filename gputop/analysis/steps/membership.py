@@ -22,7 +22,8 @@ def step_of(time_ns: I64, steps: Steps) -> I64:
     """The step in which each of these instants, in any order, lies; -1: in none."""
     begin, end = steps.edges_ns.T
     step = np.searchsorted(begin, time_ns, side="right") - 1
-    return np.where(time_ns < np.append(end, 0)[step], step, -1)
+    step[time_ns >= np.append(end, 0)[step]] = -1
+    return step
 
 
 class WorkOfSteps(Struct, frozen=True):

@@ -190,7 +190,7 @@ def _set_up(trace: Trace) -> _Found:
     kept = ~waits | begin[0]
     rows, follows, waits = rows[kept], follows[kept], waits[kept]
     of_gpu = np.array([gpu.rank for gpu in trace.gpus], np.int64)[device.gpu]
-    first_ns = {rank: int(device.start_ns[np.argmax(of_gpu == rank)]) for rank in distinct(of_gpu).tolist()}
+    first_ns = {rank: int(device.start_ns[of_gpu == rank].min()) for rank in distinct(of_gpu).tolist()}
     until_ns = np.array([first_ns.get(line.rank, 0) for line in trace.lines], np.int64)[host.line[rows]]
     if begin[0]:  # the first launch loads its module, also after a copy
         launches = name_mask(trace, LAUNCH_CALLS)[host.name[rows]]

@@ -22,7 +22,7 @@ from gputop.analysis.steps.anchors import Anchors
 from gputop.analysis.steps.compilations import CUDNN, trials
 from gputop.analysis.steps.start_up import START_UP_SHARE, StartUpSpan
 from gputop.trace.intervals import coverage, union
-from gputop.trace.lookups import host_rows, rows_of
+from gputop.trace.lookups import host_rows, line_by_line, rows_of
 from gputop.trace.model import I64, Kind, Trace
 
 # A step that takes this many times the median of those after it, at the head of the window, is warm-up
@@ -172,9 +172,11 @@ def _bounds_of_kernels(trace: Trace, bounds_ns: I64) -> I64 | None:
     launch, start, end = device.launch_ns[rows], device.start_ns[rows], device.end_ns[rows]
     if not len(launch):
         return None
-    # In the order of their starts the first launched at an instant or later is the first to exceed all before it.
-    first = np.searchsorted(np.maximum.accumulate(launch), bounds_ns)
-    on_gpu = np.append(start, end.max())[first]
+    on_gpu = np.full(bounds_ns.shape, end.max())
+    for _, places in line_by_line(device.gpu[rows]):
+        # In the order of their starts the first launched at an instant or later is the first to exceed all before it.
+        first = np.searchsorted(np.maximum.accumulate(launch[places]), bounds_ns)
+        on_gpu = np.minimum(on_gpu, np.append(start[places], end.max())[first])
     # What is launched after the last step may come much later.
     ends_of_steps = end[launch < bounds_ns[-1, 1]]
     on_gpu[-1, 1] = min(on_gpu[-1, 1], ends_of_steps.max()) if len(ends_of_steps) else on_gpu[-1, 0]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from gputop.trace.lookups import alphabetical
-from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.model import I32, I64, Kind, Trace
 
 # A launch takes effect, a stream goes on, and a wait returns within some microseconds (2-10 µs measured; more under
 # load). What is longer has another reason.
@@ -45,7 +45,7 @@ class ReplayEvents(Struct, frozen=True):
     end: I64
     previous_end: I64
     work: I64
-    of_row: I64
+    of_row: I32
 
     @property
     def streams(self) -> int:
@@ -124,7 +124,7 @@ def events_between(trace: Trace, lo: int, hi: int, line_rank: I64) -> ReplayEven
         np.append(line_rank, -1)[device.launch_line[rows]], alphabetical(trace.names, device.name[rows]),
         device.launch_ns[rows], device.end_ns[rows], device.start_ns[rows], stream))
     rows, stream = rows[order], stream[order]
-    of_row = np.full(len(device), -1, np.int64)
+    of_row = np.full(len(device), -1, np.int32)
     of_row[rows] = np.arange(len(rows))
     first = np.append(True, stream[1:] != stream[:-1])
     start, end = device.start_ns[rows], device.end_ns[rows]

@@ -148,12 +148,11 @@ def _step_marks(trace: Trace, steps: Steps | None) -> StepMarks:
 def _replayed_spans(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> Spans:
     """The steps; where there are very many events as many steps from the middle on as can be replayed; without steps
     the time from the first device event to the last."""
-    device = trace.device
     if steps is None:
         windows = [timeline.window_ns for timeline in gpu_timelines]
         return union([min(lo for lo, _ in windows)], [max(hi for _, hi in windows)])
     edges = steps.edges_ns
-    events = np.searchsorted(device.start_ns, edges.ravel()).reshape(-1, 2)
+    events = np.sum([np.searchsorted(timeline.start_ns, edges) for timeline in gpu_timelines], axis=0)
     if events[-1, 1] - events[0, 0] > MAX_EVENTS:
         first = len(edges) // 2
         last = int(np.searchsorted(events[:, 1], events[first, 0] + MAX_EVENTS, side="right"))

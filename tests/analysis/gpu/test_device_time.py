@@ -104,6 +104,6 @@ def test_each_gap_names_the_event_that_ends_it():
              .run(0, 60, 10, launch=55).run(0, 80, 10)).build()
     (timeline,) = timelines(trace)
     gaps, start_us = timeline.gaps, (trace.device.start_ns - trace.device.start_ns[0]) // 1000 + 20
-    assert ((gaps.spans.end - gaps.spans.start) // 1000).tolist() == [30, 10]
-    assert start_us[gaps.after].tolist() == start_us[timeline.rows[timeline.resumes]].tolist() == [60, 80]
+    assert ((gaps.end - gaps.start) // 1000).tolist() == [30, 10]
+    assert start_us[timeline.after].tolist() == start_us[timeline.rows[timeline.resumes]].tolist() == [60, 80]
     assert gpu_use(trace, timeline, None).idle_host_fault == 1, "of 30 of 40 µs the launch is known"

@@ -248,9 +248,9 @@ def test_each_kernel_on_a_stream_and_with_a_name_of_its_own(tmp_path):
     path = report(tmp_path, lambda c: kernels(c, n, lambda i: (i * 10, i * 10 + 5, i % 3, i, i, 1 << 24, i, i)))
     trace = load([path])
     device = trace.device
-    assert [trace.names[i] for i in device.name[:3]] == ["kernel0", "kernel1", "kernel2"]
-    assert [trace.gpus[g].ordinal for g in device.gpu[:5]] == [0, 1, 2, 0, 1]
-    assert [trace.lines[at].name for at in device.line[[0, 777, n - 1]]] == ["Stream #0", "Stream #777",
+    assert [trace.names[i] for i in device.name[:3]] == ["kernel0", "kernel3", "kernel6"]  # of one GPU after the other
+    assert [trace.gpus[g].ordinal for g in device.gpu[::n // 6]] == [0, 0, 1, 1, 2, 2]
+    assert [trace.lines[at].name for at in device.line[[0, 259, n - 1]]] == ["Stream #0", "Stream #777",
                                                                             f"Stream #{n - 1}"]
     assert all(trace.lines[at].gpu == gpu for at, gpu in zip(device.line[:9], device.gpu[:9], strict=True))
 

@@ -48,15 +48,15 @@ def test_a_report_of_two_processes(tmp_path):
     d, names = trace.device, trace.names
     assert [(g.host, g.ordinal, g.rank, g.name, g.compute_capability, g.sms) for g in trace.gpus] == [
         ("node", 2, 0, "H100", (9, 0), 132), ("node", 3, 1, "H100", (9, 0), None)]
-    assert d.gpu.tolist() == [0, 1, 0, 0, 0]
-    assert d.kind.tolist() == [Kind.COMPUTE, Kind.COLLECTIVE, Kind.H2D, Kind.COPY_OTHER, Kind.MEMSET]
-    assert [names[i] for i in d.name] == ["ampere_sgemm_128x64_tn", "ncclDevKernel_AllReduce_Sum_f32", "MemcpyH2D",
-                                          "MemcpyOther", "Memset"]
-    assert d.start_ns.tolist() == [100, 150, 300, 320, 400]
-    assert d.launch_ns.tolist() == [10, 0, -1, -1, -1]
-    assert d.launch_end_ns.tolist() == [20, 5, -1, -1, -1]
-    assert d.bytes.tolist() == [-1, -1, 4096, 512, 64]
-    assert (d.src[2], d.dst[2]) == (MemoryKind.PAGEABLE, MemoryKind.DEVICE)
+    assert d.gpu.tolist() == [0, 0, 0, 0, 1]
+    assert d.kind.tolist() == [Kind.COMPUTE, Kind.H2D, Kind.COPY_OTHER, Kind.MEMSET, Kind.COLLECTIVE]
+    assert [names[i] for i in d.name] == ["ampere_sgemm_128x64_tn", "MemcpyH2D", "MemcpyOther", "Memset",
+                                          "ncclDevKernel_AllReduce_Sum_f32"]
+    assert d.start_ns.tolist() == [100, 300, 320, 400, 150]
+    assert d.launch_ns.tolist() == [10, -1, -1, -1, 0]
+    assert d.launch_end_ns.tolist() == [20, -1, -1, -1, 5]
+    assert d.bytes.tolist() == [-1, 4096, 512, 64, -1]
+    assert (d.src[1], d.dst[1]) == (MemoryKind.PAGEABLE, MemoryKind.DEVICE)
     assert [names[i] for i in trace.host.name] == ["cudaLaunchKernel", "aten::mm", "forward", "cudaLaunchKernel"]
     assert trace.lines[trace.host.line[1]].name == "python3/500"
     assert trace.origin_ns == 1_700_000_000_000_000_000 + 1000 - 500

@@ -148,7 +148,7 @@ def test_ranks_on_different_clocks_are_laid_side_by_side_and_said_so():
     trace = read(kineto(rank=0), kineto(rank=1, start=5_000.0))
     assert [q.id for q in trace.quality] == ["no_common_clock"]
     assert trace.origin_ns == 0
-    assert trace.device.start_ns.tolist() == [10_000, 10_000, 20_000, 20_000, 30_000, 30_000]
+    assert trace.device.start_ns.tolist() == [10_000, 20_000, 30_000] * 2
 
 
 def test_base_time():

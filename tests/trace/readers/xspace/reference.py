@@ -241,6 +241,6 @@ def check_equal(data: bytes) -> Trace | None:
         return None
     first = min([row[3] for row in want[0]] + [row[2] for row in want[1]] + [row[0] for row in want[2]])
     assert actual(trace, first) == want
-    assert (np.diff(trace.device.start_ns) >= 0).all()
+    assert (np.diff(np.lexsort((trace.device.start_ns, trace.device.gpu))) == 1).all()
     assert (np.diff(trace.host.start_ns) >= 0).all()
     return trace
