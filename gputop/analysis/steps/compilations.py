@@ -157,6 +157,7 @@ _TWO_EVENTS, _RUNS = 4, 10  # records in a convolution: two candidates; runs of 
 _LONG_NS = 20_000_000  # a convolution's op of TensorFlow 1: far longer than a launch
 _STARTS = 3  # steps that may all be a start: batches of training, the last of them, and of an evaluation
 _APART_NS = 10_000_000  # kernels that are tried one after the other, with work of the host between
+_OF_CANDIDATE, _CANDIDATE_NS = 16, 200_000_000  # kernels between two checks, and their time on a small GPU
 
 
 @once
@@ -166,7 +167,10 @@ def trials(trace: Trace) -> dict[str, Spans]:
     checked = np.flatnonzero(checks.take(device.name)) if checks.any() else np.empty(0, np.int64)
     host, calls, events = trace.host, host_rows(trace, CONVOLUTION), host_rows(trace, _EVENTS)
     by_events = calls[begun_within(host, calls, host.line[events], host.start_ns[events]) >= _TWO_EVENTS]
-    return {CUDNN: merge(joined(union(device.start_ns[checked], device.end_ns[checked]), _APART_NS), _chosen(trace),
+    begin, end = device.start_ns[checked], device.end_ns[checked]
+    first = np.flatnonzero((np.diff(checked) <= _OF_CANDIDATE) & (begin[1:] - end[:-1] <= _CANDIDATE_NS))  # of two
+    tried = union(np.append(begin, begin[first]), np.append(end, end[first + 1]))
+    return {CUDNN: merge(joined(tried, _APART_NS), _chosen(trace),
                          spans_of(trace, np.concatenate((host_rows(trace, _FINDS), by_events)))),
             TRITON: merge(spans_of(trace, host_rows(trace, _BY_TRITON)), _by_triton(trace)),
             COMPILER: spans_of(trace, host_rows(trace, _BY_COMPILER))}
