@@ -147,7 +147,7 @@ _HALF = 0.5  # share of a part: what findings claim less of is named, too
 _WORTH_NAMING = 0.1  # share of what is unexplained
 _NAMES = 3
 _NO_STEPS = "no_steps"
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"\d+(?![A-Za-z\d])|(?<![A-Za-z\d])\d+")  # but that of "h2d" or "conv2d"
 
 
 def unexplained(a: Analysis, findings: Iterable[Finding]) -> Unexplained | None:

@@ -150,14 +150,19 @@ def spans_of(trace: Trace, rows: I64 | slice) -> Spans:
     return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
 
 
-def outermost_rows(trace: Trace, rows: I64) -> I64:
-    """Events of one thread of the host that lie in no other of them, in order of time."""
+def outermost_rows(trace: Trace, rows: I64, *, by_name: bool = False) -> I64:
+    """Events of the host that lie in no other of them on their thread, or in none of their name there (JAX records a
+    call twice, one in the other); in order of time."""
     host = trace.host
-    rows = rows[np.lexsort((-host.end_ns[rows], host.start_ns[rows]))]
     if not len(rows):
         return rows
-    reach = np.maximum.accumulate(host.end_ns[rows])
-    return rows[np.concatenate(([True], host.start_ns[rows][1:] >= reach[:-1]))]
+    group = host.line[rows].astype(np.int64) * len(trace.names) + (host.name[rows] if by_name else 0)
+    order = np.lexsort((-host.end_ns[rows], host.start_ns[rows], group))
+    rows, group = rows[order], group[order]
+    # Each group's times after those of the groups before, so that a running maximum stays within its group.
+    later_ns = np.cumsum(np.append(False, group[1:] != group[:-1])) * (int(host.end_ns.max()) + 1)
+    reach = np.maximum.accumulate(host.end_ns[rows] + later_ns)
+    return np.sort(rows[np.append(True, (host.start_ns[rows] + later_ns)[1:] >= reach[:-1])])
 
 
 def computes_on_cpu(trace: Trace) -> bool:

@@ -41,6 +41,12 @@ def test_names_that_differ_in_numbers_alone_are_one() -> None:
     assert left.work[0].time_s == pytest.approx(0.088)
 
 
+def test_a_number_within_a_word_is_no_count() -> None:
+    copies = tuple(GapWork(f"h2d_w{i}", 0.05, 1.0) for i in (1, 2))
+    left = unexplained(structs.replace(analysis(), gaps=structs.replace(GAPS, main=copies)), ())
+    assert left is not None and [work.name for work in left.work] == ["h2d_w#"]
+
+
 @pytest.mark.parametrize(("claimed_s", "parts"), [
     (0.2, {"host": 0.08, "launch": 0.02}),  # a fifth of the host's part has a cause, and all else none
     (0.8, None)])  # most of it

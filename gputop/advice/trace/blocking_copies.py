@@ -248,10 +248,11 @@ def describe_sync_copies(v: SyncCopies | ReadsOneByOne, job: Job) -> Explanation
     if v.syncs:
         evidence[f"syncs_per_{job.basis}"] = v.syncs
         made.append(f"{count(v.syncs)} synchronizing call{'' if v.syncs == 1 else 's'}")
-    what = "the GPU" if v.way == "sync" else "copies"
+    what = ("the GPU" if v.way == "sync" else "copies") + (
+        "" if job.basis == "window" else " in the middle of the step")
     large = of_way is not None and of_way.mean_bytes > limit("copies_pageable.bytes")
     return Explanation(
-        title=f"Waiting for {what} in the middle of the step costs {percent(v.share)} of the {job.basis}",
+        title=f"Waiting for {what} costs {percent(v.share)} of the {job.basis}",
         why=f"In {job.each}, the host waits for all earlier work on the GPU at these calls (per GPU): "
             f"{listed(made)}. When the host launches again, the GPU's queue is empty. The GPU is idle until the host "
             f"gets ahead again, for {percent(v.share)} of the {job.basis} in total.",

@@ -245,7 +245,8 @@ def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
 
 # -- elementwise_unfused ----------------------------------------------------------------------------
 
-_TORCH_ELEMENTWISE = r"at::native::.*elementwise_kernel|at6native.*elementwise_kernel"
+# Batch normalization by statistics that it does not compute is element-wise.
+_TORCH_ELEMENTWISE = r"at(?:::|6)native.*(?:elementwise|batch_norm_transform_input)_kernel|cudnn.*bn_fw_inf_"
 _INDUCTOR = r"triton_(?:poi|per|red|tem|for)_"
 
 

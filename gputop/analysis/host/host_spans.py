@@ -188,11 +188,10 @@ def _innermost(trace: Trace, rows: I64) -> I64:
     """Events among these, in order of time, that hold no other of them on their thread: what only calls other ops
     (views of many tensors) computes nothing itself."""
     host = trace.host
-    out = []
-    for line in np.unique(host.line[rows]).tolist():
-        on_line = rows[host.line[rows] == line]
-        out.append(on_line[np.concatenate((host.start_ns[on_line][1:] >= host.end_ns[on_line][:-1], [True]))])
-    return np.sort(np.concatenate(out)) if out else rows
+    rows = rows[np.argsort(host.line[rows], kind="stable")]
+    line, start, end = host.line[rows], host.start_ns[rows], host.end_ns[rows]
+    holds_next = (line[1:] == line[:-1]) & (start[1:] < end[:-1])
+    return np.sort(rows[~np.append(holds_next, False)[:len(rows)]])
 
 
 def _python_callbacks(trace: Trace, ops: I64) -> I64:

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from gputop.trace.intervals import EMPTY, Spans, coverage, in_order, joined, merge, union
-from gputop.trace.lookups import COMPILE, Mask, by_line, host_rows, host_stat, name_mask, spans_of
+from gputop.trace.lookups import COMPILE, Mask, by_line, host_rows, host_stat, name_mask, outermost_rows, spans_of
 from gputop.trace.model import I64, Kind, Trace, once
 from gputop.trace.nesting import begun_within
 from gputop.trace.threads import GRAPH_EXECUTOR
@@ -53,7 +53,7 @@ def builds(trace: Trace) -> Builds:
     compiling = host_rows(trace, COMPILE)
     compiles = holds(trace, calls, host.start_ns[compiling])
     compiles[: len(rows)] |= traces
-    outer = np.sort(outermost(trace, calls[compiles]))
+    outer = outermost_rows(trace, calls[compiles], by_name=True)
     work = np.concatenate((host_rows(trace, TRACING), compiling))
     order = np.argsort(host.start_ns[work], kind="stable")
     begin, end = host.start_ns[work][order], np.maximum.accumulate(host.end_ns[work][order])
@@ -78,7 +78,7 @@ def rebuilt(trace: Trace) -> tuple[Rebuilt, ...]:
     rows, _ = host_stat(host, "tf_function_call")
     counted, tracing_count = host_stat(host, "tracing_count")
     new = np.isin(all_builds.rows, counted[tracing_count == 1])
-    calls = outermost(trace, np.concatenate((rows, host_rows(trace, PJIT))))
+    calls = outermost_rows(trace, np.concatenate((rows, host_rows(trace, PJIT))), by_name=True)
     cut = _of_cut_calls(trace, calls)
     out = []
     own_at, calls_at = by_line(host.name[all_builds.rows]), by_line(host.name[calls])
@@ -129,20 +129,6 @@ def function_name(name: str) -> str:
     return re.sub(r"^PjitFunction\((.*)\)$", r"\1", name)
 
 
-def outermost(trace: Trace, rows: I64) -> I64:
-    """Events that are in no other of their name and thread: JAX records a call twice, one in the other."""
-    host = trace.host
-    rows = rows[np.lexsort((-host.end_ns[rows], host.start_ns[rows], host.name[rows], host.line[rows]))]
-    if not len(rows):
-        return rows
-    key = np.stack((host.line[rows], host.name[rows]))
-    group = np.concatenate(([0], np.cumsum((key[:, 1:] != key[:, :-1]).any(axis=0))))
-    # Each group's times after those of the groups before, so that a running maximum stays within its group.
-    end = host.end_ns[rows] - host.start_ns.min() + group * (int(host.end_ns.max()) - int(host.start_ns.min()) + 1)
-    reach = np.maximum.accumulate(end)
-    return rows[np.concatenate(([True], end[1:] > reach[:-1]))]
-
-
 def holds(trace: Trace, rows: I64, times_ns: I64) -> Mask:
     """Mask of these events that contain one of these instants."""
     times = in_order(times_ns)
@@ -171,6 +157,7 @@ _TWO_EVENTS, _RUNS = 4, 10  # records in a convolution: two candidates; runs of 
 _LONG_NS = 20_000_000  # a convolution's op of TensorFlow 1: far longer than a launch
 _STARTS = 3  # steps that may all be a start: batches of training, the last of them, and of an evaluation
 _APART_NS = 10_000_000  # kernels that are tried one after the other, with work of the host between
+_OF_CANDIDATE, _CANDIDATE_NS = 16, 200_000_000  # kernels between two checks, and their time on a small GPU
 
 
 @once
@@ -180,7 +167,10 @@ def trials(trace: Trace) -> dict[str, Spans]:
     checked = np.flatnonzero(checks.take(device.name)) if checks.any() else np.empty(0, np.int64)
     host, calls, events = trace.host, host_rows(trace, CONVOLUTION), host_rows(trace, _EVENTS)
     by_events = calls[begun_within(host, calls, host.line[events], host.start_ns[events]) >= _TWO_EVENTS]
-    return {CUDNN: merge(joined(union(device.start_ns[checked], device.end_ns[checked]), _APART_NS), _chosen(trace),
+    begin, end = device.start_ns[checked], device.end_ns[checked]
+    first = np.flatnonzero((np.diff(checked) <= _OF_CANDIDATE) & (begin[1:] - end[:-1] <= _CANDIDATE_NS))  # of two
+    tried = union(np.append(begin, begin[first]), np.append(end, end[first + 1]))
+    return {CUDNN: merge(joined(tried, _APART_NS), _chosen(trace),
                          spans_of(trace, np.concatenate((host_rows(trace, _FINDS), by_events)))),
             TRITON: merge(spans_of(trace, host_rows(trace, _BY_TRITON)), _by_triton(trace)),
             COMPILER: spans_of(trace, host_rows(trace, _BY_COMPILER))}

@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from gputop.analysis.steps import loop_selection
 from gputop.analysis.steps.anchors import Anchors
-from gputop.analysis.steps.compilations import AGAIN, outermost, rebuilt
+from gputop.analysis.steps.compilations import AGAIN, rebuilt
 from gputop.analysis.steps.jax_calls import gradient_functions, marking_calls, outer_calls, own_ops
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
 from gputop.trace.int_map import IntMap
 from gputop.trace.intervals import Spans
-from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask
+from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask, outermost_rows
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, busiest_line, lines_of
 
@@ -131,7 +131,7 @@ def rebuilt_calls(trace: Trace) -> Anchors | None:
     if not functions or functions[0].time_ns < _MIN_REBUILD_SHARE * (end - begin):
         return None
     name = f"PjitFunction({functions[0].name})"
-    rows = np.sort(outermost(trace, host_rows(trace, re.escape(name) + "$")))
+    rows = outermost_rows(trace, host_rows(trace, re.escape(name) + "$"), by_name=True)
     if len(rows) < AGAIN:
         return None
     start = trace.host.start_ns[rows]
@@ -249,8 +249,5 @@ def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str,
 
 def _outer_calls(trace: Trace, rows: I64) -> I64:
     """Calls of a function (3), in order of time, on the busiest thread and in no other of them."""
-    host = trace.host
-    line = host.line[rows]
-    rows = rows[line == busiest_line(trace, line)]
-    reach = np.maximum.accumulate(host.end_ns[rows])
-    return rows[np.concatenate(([True], host.end_ns[rows][1:] > reach[:-1]))]
+    line = trace.host.line[rows]
+    return outermost_rows(trace, rows[line == busiest_line(trace, line)])

@@ -68,10 +68,7 @@ def own_ops(trace: Trace) -> Mask:
 
 def outer_calls(trace: Trace) -> I64:
     """Calls of jitted functions on Python's threads that lie in no other one, in order of time."""
-    host = trace.host
-    rows = host_rows(trace, PJIT, lines_of(trace, MAIN))
-    out = [outermost_rows(trace, rows[host.line[rows] == line]) for line in np.unique(host.line[rows]).tolist()]
-    return np.sort(np.concatenate(out)) if out else rows
+    return outermost_rows(trace, host_rows(trace, PJIT, lines_of(trace, MAIN)))
 
 
 def marking_calls(trace: Trace) -> I64:

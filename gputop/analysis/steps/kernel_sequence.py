@@ -4,7 +4,7 @@
 2. Find the period of their names: how many kernels later the names are the same again. Periods are tried that are
    the usual distance between two kernels of one name, of the rarest names first.
 3. Begin the period behind the widest of its usual gaps between kernels.
-4. Reject periods that differ much in time.
+4. Reject periods that differ much in time, but for a few with a pause.
 
 Layers of a model are alike: such a sequence may be one of them and not the step. It is the step if the optimizer's
 kernels are part of it, because those run once a step; else nothing shows which it is.
@@ -16,12 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.steps.anchors import Anchors
+from gputop.analysis.steps.whole_steps import without_pause
 from gputop.trace.lookups import optimizer_names
 from gputop.trace.model import I64, Kind, Trace
 
 # A repeating kernel sequence counts as steps only if it is this long, this often, this alike, this regular. gputop's
 # own figures.
 _MIN_PERIOD_KERNELS = 10
+_MANY_PERIODS = 100  # a loop, however few kernels its iteration has
 _MIN_PERIOD_NAMES = 3
 _MIN_PERIODS = 3
 _MIN_MATCH = 0.98
@@ -43,6 +45,7 @@ def kernel_sequence(trace: Trace) -> Anchors | None:
         return None
     start_ns = device.start_ns[kernels][_widest_gap(device.start_ns[kernels], device.end_ns[kernels], period)::period]
     length = np.diff(start_ns)
+    length = length[without_pause(length)]
     if len(length) < _MIN_PERIODS - 1 or length.std() > _MAX_VARIATION * length.mean():
         return None
     optimizer = optimizer_names(trace)
@@ -63,7 +66,8 @@ def _period(names: npt.NDArray) -> int | None:
         if counts[kind] < _MIN_PERIODS or len(tried) == _MAX_TRIED:
             continue
         period = int(np.median(np.diff(np.flatnonzero(which == kind))))
-        if period in tried or period < _MIN_PERIOD_KERNELS or period * _MIN_PERIODS > len(names):
+        fewest = _MIN_PERIODS if period >= _MIN_PERIOD_KERNELS else _MANY_PERIODS
+        if period in tried or period * fewest > len(names):
             continue
         tried.add(period)
         match = float(np.mean(names[period:] == names[:-period]))

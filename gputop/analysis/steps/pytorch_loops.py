@@ -25,14 +25,13 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from gputop.analysis.steps.anchors import Anchors
-from gputop.analysis.steps.compilations import outermost
 from gputop.analysis.steps.optimizer_calls import period_of_calls
 from gputop.analysis.steps.phases import EVALUATION, UNKNOWN
 from gputop.analysis.steps.pytorch_ops import Ops, outer_ops, thread_of_ops
 from gputop.analysis.steps.sequence_period import FEWEST, sequence_period
 from gputop.analysis.steps.training_loops import LOADER
 from gputop.trace.intervals import union
-from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows
+from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows, outermost_rows
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, busiest_line, lines_of
 
@@ -61,7 +60,7 @@ def optimizer_steps(trace: Trace) -> Anchors | None:
     if len(rows) < FEWEST:
         return None
     line = busiest_line(trace, host.line[rows])
-    rows = np.sort(outermost(trace, rows[host.line[rows] == line]))
+    rows = outermost_rows(trace, rows[host.line[rows] == line], by_name=True)
     ops = outer_ops(trace, line)
     start, end = host.start_ns[rows], host.end_ns[rows]
     period = period_of_calls(host.name[rows], _work_between(trace, ops, start))

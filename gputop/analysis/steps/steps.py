@@ -113,7 +113,7 @@ STEP_DETECTORS = (
                  "three ranges such as `train_step` or `token N`, or `forward`, `backward`, and `optimizer`",
                  min_steps=1, max_warm_up=_FEW_WARM_UP),
     StepDetector("sequence of kernels", kernel_sequence, "any: a recording of GPU activity only",
-                 "a sequence of at least ten kernels that repeats three times on one GPU", min_steps=2),
+                 "ten kernels or more that repeat three times on one GPU, or three that do 100 times", min_steps=2),
     StepDetector("sequence of ops", op_sequence, "PyTorch: a loop without an optimizer or a `DataLoader`",
                  "a repeating sequence of ops on the only thread that runs ops", min_steps=2, max_warm_up=_FEW_WARM_UP),
 )

@@ -62,7 +62,7 @@ from gputop.analysis.steps.optimizer_calls import (
 )
 from gputop.analysis.steps.phases import SERVES
 from gputop.trace.intervals import Spans
-from gputop.trace.lookups import Mask, by_line, spans_of
+from gputop.trace.lookups import Mask, by_line, outermost_rows, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -380,7 +380,7 @@ def _families_of_words(trace: Trace, rows: I64, launched_ns: I64) -> list[NamedR
 def _of_engine(trace: Trace, rows: I64, launched_ns: I64) -> NamedRanges:
     """The steps of an inference engine that prefill, or those that decode, whichever take more time."""
     host = trace.host
-    rows = _outermost(host.start_ns, host.end_ns, rows)
+    rows = outermost_rows(trace, rows)
     decodes = np.array([_DECODES.search(trace.names[name]) is not None for name in host.name[rows].tolist()])
     kinds = {phase: rows[decodes == (phase == "decode")] for phase in SERVES}
     steps = max(kinds, key=lambda phase: int((host.end_ns[kinds[phase]] - host.start_ns[kinds[phase]]).sum()))
@@ -395,7 +395,7 @@ def _parts_in_turn(trace: Trace, rows: I64, launched_ns: I64) -> list[NamedRange
     host = trace.host
     is_optimizer, is_pass, is_part = (np.array([pattern.search(trace.names[name]) is not None for name in host.name[
         rows].tolist()]) for pattern in (OPTIMIZER_RANGE, _PASS, _PART))
-    calls = _outermost(host.start_ns, host.end_ns, rows[is_optimizer])
+    calls = outermost_rows(trace, rows[is_optimizer])
     parts = rows[(is_part & ~is_optimizer) | is_pass]
     passes = rows[is_pass & ~is_optimizer]
     if len(calls) < _FEWEST:
@@ -417,12 +417,6 @@ def _parts_in_turn(trace: Trace, rows: I64, launched_ns: I64) -> list[NamedRange
     start, end = start[:whole:period], ends[period - 1:whole:period]
     name = f'"{trace.names[host.name[calls[0]]]}" after the passes'
     return [NamedRanges(name, start, end, calls[:0], _launches(launched_ns, start, end))]
-
-
-def _outermost(start_ns: I64, end_ns: I64, rows: I64) -> I64:
-    """Ranges in order of their begins, without those that begin within an earlier one."""
-    reach = np.maximum.accumulate(end_ns[rows]) if len(rows) else rows
-    return rows[np.append(True, start_ns[rows][1:] >= reach[:-1])] if len(rows) else rows
 
 
 def _are_iterations(trace: Trace, loop: NamedRanges, launched_ns: I64) -> bool:

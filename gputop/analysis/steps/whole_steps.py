@@ -8,6 +8,7 @@
    the first without, if there is one.
 5. Leave out, from there on, steps whose length is far off the median of those after them, up to the first that is like
    those kept.
+6. Leave out periods with a pause, where they are few: nothing shows that the pause belongs to what repeats.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from gputop.trace.model import I64, Kind, Trace
 # (compilation, autotuning, a launch queue that still fills). gputop's own figure.
 _WARM_UP_FACTOR = 2.0
 _MIN_COMPARED = 3  # steps: the leading one, and two or more whose median shows the usual length
+# A pause is in a period that takes this many times the usual one. More than this share of the periods are no accidents.
+# gputop's own figures.
+_PAUSE_FACTOR, _MAX_PAUSES = 5.0, 0.25
 # Markers whose own end meets the next one's start within this share of the step are contiguous. gputop's own figure.
 _CONTIGUOUS_SHARE = 0.02
 # The profiler's own end, in JAX and in TensorFlow's and PyTorch's Python.
@@ -56,12 +60,21 @@ def whole_steps(trace: Trace, anchors: Anchors, start_up: Sequence[StartUpSpan],
     bounds = _without_profilers_end(trace, bounds)
     start = _count_start_up(trace, bounds, start_up)
     warm_up = start + _count_warm_up(bounds[start:], max_warm_up)
-    return WholeSteps(bounds[warm_up:], bounds[:warm_up], incomplete)
+    whole = bounds[warm_up:]
+    if anchors.unit == "period" and len(whole):
+        whole = whole[without_pause(whole[:, 1] - whole[:, 0])]
+    return WholeSteps(whole, bounds[:warm_up], incomplete + len(bounds) - warm_up - len(whole))
 
 
 def alike(length_ns: I64, usual_ns: float) -> npt.NDArray[np.bool_]:
     """Mask of these lengths of steps that are not far off the usual one."""
     return (usual_ns / _WARM_UP_FACTOR <= length_ns) & (length_ns <= usual_ns * _WARM_UP_FACTOR)
+
+
+def without_pause(length_ns: I64) -> npt.NDArray[np.bool_]:
+    """Mask of these lengths of periods but those, if few, that have a pause (6)."""
+    usual = length_ns <= _PAUSE_FACTOR * np.median(length_ns)
+    return usual if usual.mean() >= 1 - _MAX_PAUSES else np.ones(len(usual), bool)
 
 
 def _between_edges(anchors: Anchors, *, last_too: bool) -> I64:

@@ -20,6 +20,7 @@ FLASH = "void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, cutlass:
 TOP_K = "void at::native::sbtopk::gatherTopK<float, unsigned int, 2, false>(float)"
 FILL = "void at::native::batch_norm_backward_kernel<float>(float)"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
+NORM = "void cudnn::bn_fw_inf_1C11_kernel_NCHW<float, float, true, 1>(float, float, cudnnTensorStruct, float const*)"
 MULTI = "void at::native::multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float>>(int)"
 BATCH, SINGLE = LaunchShape((4, 4, 64), (256, 1, 1)), LaunchShape((64, 4, 1), (256, 1, 1))
 Kernels = list[tuple[str, float]]
@@ -131,8 +132,10 @@ def test_layout_conversions(name, op, there):
 
 # -- element-wise kernels and optimizers ------------------------------------------------------------
 
-def test_element_wise_kernels_in_rows():
-    found = findings(model([(BMM, 100), (ADD, 80), (SCALE, 80), (MASK, 80)], 10, call="aten::x"))["elementwise_unfused"]
+@pytest.mark.parametrize("first", [ADD, NORM])
+def test_element_wise_kernels_in_rows(first):
+    kernels = [(BMM, 100), (first, 80), (SCALE, 80), (MASK, 80)]
+    found = findings(model(kernels, 10, call="aten::x"))["elementwise_unfused"]
     assert found.evidence["chains_count"] == 10 and found.evidence["chained_s"] == pytest.approx(2.4e-3)
     assert found.gain.step_time == pytest.approx(0.12 * 0.5, rel=0.02) and "torch.compile" in (found.snippet or "")
     pairs = model([(BMM, 100), (ADD, 120), (SCALE, 120)], 10, call="aten::x")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.analysis.steps.compilations import rebuilt
+from gputop.analysis.steps.compilations import CUDNN, rebuilt, trials
 from gputop.analysis.steps.start_up import start_end_ns, start_up_spans
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.captured_samples import JobCpus
@@ -167,6 +167,17 @@ def test_a_function_compiled_at_each_call_is_no_start(calls):
     assert a.steps.count >= calls - 1
     assert [f.id for f in a.findings] == ["retracing"] and a.findings[0].culprits[0].name == "step"
     assert not {"start", "start_up"} & {note.id for note in a.trace.quality}
+
+
+@pytest.mark.parametrize(("kernels", "apart_ms", "whole"), [(2, 50, True), (30, 50, False), (2, 500, False)])
+def test_the_runs_of_one_candidate_between_two_checks_are_trials(kernels, apart_ms, whole):
+    b, apart = Builder(gpus=1), apart_ms * 1_000
+    for i in range(5):
+        b.run(0, i * apart, 100, REDZONE)
+        for k in range(kernels if i < 4 else 0):
+            b.run(0, i * apart + 200 + k * 1_000, 900, "volta_cgemm")
+    tried_ns = trials(b.build())[CUDNN].total
+    assert tried_ns == (4 * apart + 100 if whole else 5 * 100) * 1_000
 
 
 def test_spans_do_not_overlap_and_are_in_order():

@@ -248,6 +248,20 @@ def test_a_kernel_sequence_that_repeats_begins_after_its_widest_gap():
     assert steps.times.mean_s == pytest.approx((18 * 10 + 50) * 1e-6)
 
 
+@pytest.mark.parametrize(("kernels", "times", "loop"), [(12, 8, True), (3, 120, True), (3, 30, False)])
+def test_a_kernel_sequence_is_found_beside_a_pause_and_a_short_one_if_it_repeats_often(kernels, times, loop):
+    b, t = Builder(format="nsys"), 0.0
+    for i in range(times):
+        for j in range(kernels):
+            b.run(0, t, 8, f"k{j}")
+            t += 10
+        t += 50_000 if i == times // 2 else 50
+    steps = find_steps(b.build())
+    assert (steps is not None) == loop
+    if steps is not None:
+        assert steps.count == times - 2 and steps.times.mean_s == pytest.approx((kernels * 10 + 50) * 1e-6)
+
+
 @pytest.mark.parametrize("names", [
     ["gemm"] * 100,  # a benchmark, no step in sight
     [f"k{(i * i) % 41}" for i in range(120)],  # no period of the whole

@@ -71,5 +71,13 @@ def test_long_leading_steps_are_warm_up_up_to_the_limit(max_warm_up: int | None,
     assert len(steps.warm_up_ns) == warm_up and len(steps.bounds_ns) == 6 - warm_up
 
 
+@pytest.mark.parametrize(("unit", "pauses", "left_out"), [("period", 1, 1), ("period", 2, 2), ("period", 3, 0),
+                                                          ("step", 1, 0)])
+def test_periods_with_a_pause_are_left_out_if_they_are_few(unit: str, pauses: int, left_out: int) -> None:
+    lengths = [100] * (10 - pauses) + [600] * pauses
+    steps = cut(anchors([0, *np.cumsum(lengths).tolist()], length=1)._replace(unit=unit))
+    assert len(steps.bounds_ns) == 10 - left_out and steps.incomplete == 1 + left_out
+
+
 def test_long_steps_behind_a_usual_one_are_no_warm_up() -> None:
     assert not len(cut(anchors([0, 100, 1000, 1900, 2800, 2900, 3000, 3100], length=1)).warm_up_ns)
