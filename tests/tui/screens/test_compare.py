@@ -40,7 +40,7 @@ from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import START_S
 from tests.records import replace
-from tests.tui.found import FoundSession, text_of
+from tests.tui.found import FoundSession, piloted, text_of
 from tests.tui.textual_private import message_text
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -84,8 +84,7 @@ async def until(done: object, app: GputopApp) -> None:
 
 async def test_marking_says_what_to_do_next() -> None:
     session = Captured()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await pilot.press("A")
         await pilot.pause()
         assert "No capture yet. Press c" in messages(app) and session.results.baseline is None
@@ -111,8 +110,7 @@ async def test_the_only_capture_is_compared_with_that_of_its_script_before_gputo
     session.results.captures = (replace(session.results.captures[0], job="python train.py --workers 2"),)
     session.control.options = replace(session.control.options, logdir=tmp_path)
     session.watch.earlier = EarlierCaptures(3)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         for name, job, time_s in (("r1", "python train.py", START_S - 9), ("r2", "python train.py", START_S - 5),
                                   ("r3", "python eval.py", START_S - 2), ("r4", "python train.py", START_S + 9)):
             run = tmp_path / "plugins" / "profile" / name
@@ -161,8 +159,7 @@ async def test_two_jobs_are_named_and_compared_only_if_they_are_chosen() -> None
     session = Captured()
     session.results.keep_capture(of(1, TRAIN, 7))
     session.results.keep_capture(of(2, EVALUATE, 8))
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await pilot.press("B")
         await pilot.pause()
         shown = " ".join(str(app.screen.query_one(WrappedText).text).split())
@@ -183,8 +180,7 @@ def marks(app: GputopApp) -> list[str]:
 async def test_a_and_b_are_chosen_swapped_and_kept() -> None:
     session = Captured(*(record(n, 0.4 - 0.05 * n) for n in range(1, 4)))
     first, second, third = session.results.captures
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await pilot.press("B")
         screen = app.screen
         assert isinstance(screen, CompareScreen)
@@ -233,8 +229,7 @@ async def test_two_real_traces_side_by_side_are_read_once(
     records = [replace(record(n, 1.0), path=path, analysis=analyze([str(path)]))
                for n, path in enumerate((SLOW, FAST))]
     session = Captured(*records)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await pilot.press("B")
         text = await shown(app)
         assert text.startswith("Probably faster, not proven: ") and "Press c to capture again" in text
@@ -268,8 +263,7 @@ async def test_captures_that_were_analyzed_are_compared_without_reading_them(
     for path in paths:
         path.unlink()  # so that nothing else can be what is shown
     session = Captured(*taken)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await pilot.press("B")
         text = await shown(app)
         assert text.startswith("Probably faster, not proven: ") and ("only by its saved "
@@ -305,8 +299,7 @@ def test_only_so_many_captures_keep_what_a_comparison_needs() -> None:
 
 async def test_a_capture_taken_again_counts_beside_the_first_one() -> None:
     session = Captured(record(1, 0.4), record(2, 0.39))
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await pilot.press("B", "c")
         assert isinstance(app.screen, CaptureAgain)
         session.start_capture = lambda *_: None  # type: ignore[method-assign]
@@ -318,8 +311,7 @@ async def test_a_capture_taken_again_counts_beside_the_first_one() -> None:
 
 
 async def test_without_the_traces_the_analyses_are_compared_and_that_is_said() -> None:
-    app = GputopApp(Captured(record(1, 0.4), record(2, 0.3)))
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(Captured(record(1, 0.4), record(2, 0.3))) as (app, pilot):
         await pilot.press("B")
         text = await shown(app)
         assert text.startswith("FASTER, certain: 401 → 301 ms")
@@ -337,8 +329,7 @@ def test_captures_without_steps_say_that_it_cannot_be_decided() -> None:
 async def test_a_trace_that_cannot_be_read_falls_back(tmp_path: Path) -> None:
     for n in (1, 2):
         (tmp_path / f"{n}.xplane.pb").write_bytes(b"no trace")
-    app = GputopApp(Captured(record(1, 0.4, tmp_path), record(2, 0.3, tmp_path)))
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(Captured(record(1, 0.4, tmp_path), record(2, 0.3, tmp_path))) as (app, pilot):
         await pilot.press("B")
         assert "A is compared only by its saved analysis: " in await shown(app)
 

@@ -25,7 +25,7 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 from tests.fakes import StillSession
 from tests.records import replace
-from tests.tui.found import text_of
+from tests.tui.found import piloted, text_of
 
 FORBIDDEN = GputopError("process 7 belongs to bob", "Run gputop as that user")
 
@@ -55,9 +55,7 @@ async def test_the_keys_of_a_capture_offer_a_server(keys: str, session: StillSes
     started: list[tuple[int, int | None]] = []
     monkeypatch.setattr(session.control, "start_server",
                         lambda pid, request: started.append((pid, request.process_started)))
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         await pilot.press(keys)
         assert isinstance(app.screen, StartServer)
         assert "train.py (pid 7380) has no profiler server. Start one? y/N" in text(app)
@@ -75,9 +73,7 @@ async def test_a_job_of_pytorch_is_offered_its_own_way(session: StillSession, mo
     forbidden, other = (replace(process, framework="pytorch") for process in session.feed.sample.processes)
     session.holding(forbidden)
     assert panel_intro(session)[-1] == OFFER
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         await pilot.press("c")
         assert "jax.profiler" not in text(app) and FORBIDDEN.fix in text(app)
         assert "start one" not in str(app.screen.query_one(DialogFrame).border_subtitle)
@@ -154,9 +150,7 @@ async def test_a_job_captured_before_is_asked_about_in_two_lines_and_enter_captu
         session.watch._watch_servers()
     else:
         session.results.captures = (CaptureRecord("kineto:41", Path("/traces"), 0.0, 1.0, 1.0, job=command, pid=41),)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         await pilot.press("c")
         shown = text(app)
         await pilot.press("enter")
@@ -169,17 +163,13 @@ async def test_a_job_captured_before_is_asked_about_in_two_lines_and_enter_captu
 
 
 async def test_an_address_can_be_named_instead(session: StillSession) -> None:
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         await pilot.press("c", "a")
         assert isinstance(app.screen, Ask)
 
 
 async def test_the_question_goes_where_the_job_has_its_own_server_meanwhile(session: StillSession) -> None:
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await pilot.pause()
+    async with piloted(session, notifications=True) as (app, pilot):
         await pilot.press("c")
         app._refresh_all()
         await pilot.pause()
@@ -197,9 +187,7 @@ async def test_the_question_goes_where_the_job_has_its_own_server_meanwhile(sess
 
 
 async def test_the_question_goes_with_its_job(session: StillSession) -> None:
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await pilot.pause()
+    async with piloted(session, notifications=True) as (app, pilot):
         await pilot.press("c")
         assert session.feed.sample is not None
         session.feed.sample = replace(session.feed.sample, processes=session.feed.sample.processes[1:])
@@ -253,9 +241,7 @@ async def test_a_job_that_holds_no_gpu_does_not_take_the_place_of_those_that_do(
     monkeypatch.setattr(session, "start_capture", recorded.append)
     on_gpus(session)
     session.watch.servers = (BESIDE,)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         line = text_of(app.screen.query_one("#job", LinesWidget))
         assert "no profiler server in the job on the GPUs   c: start one" in line and "eval_on_cpu" not in line
         await pilot.press("c")
@@ -271,9 +257,7 @@ async def test_c_captures_from_the_selected_process_although_another_one_has_a_s
     recorded: list[CaptureRequest] = []
     monkeypatch.setattr(session, "start_capture", recorded.append)
     session.watch.servers = (Server("pid:7", "other.py", 7),)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         await pilot.press("tab")
         while app._processes.selected is None or app._processes.selected.pid != 7380:
             await pilot.press("down")
