@@ -70,7 +70,6 @@ def once_ready(*command: str, **how: Any) -> Iterator[subprocess.Popen[str]]:
     """A process that has said "ready"; killed at the end of the block."""
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **how) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             yield process
         finally:

@@ -57,7 +57,6 @@ def _ask(pid: int, code: str) -> int:
 
 def test_a_process_that_computes_and_sleeps_does_what_it_is_asked_and_goes_on_unharmed():
     with _python(_WORK) as process:
-        assert process.stdout is not None
         for number in range(200):
             assert _ask(process.pid, f"print('asked', {number}, flush=True)") == 0
             assert process.stdout.readline() == f"asked {number}\n"  # in order, and nothing else
@@ -68,7 +67,6 @@ def test_one_thread_alone_that_sleeps_is_borrowed_and_sleeps_on():
     code = ("import select, sys, time\nprint('ready', flush=True)\n"
             "while not select.select([sys.stdin], [], [], 0)[0]:\n    time.sleep(0.05)\n")
     with _python(code) as process:
-        assert process.stdout is not None
         for number in range(20):
             assert _ask(process.pid, f"print({number}, flush=True)") == 0
             assert process.stdout.readline() == f"{number}\n"
@@ -79,7 +77,6 @@ def test_other_signals_arrive_meanwhile():
                    "signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\nprint('ready', flush=True)\n"
                    "while True: time.sleep(1)\n")
     with _python(code) as process:
-        assert process.stdout is not None
         for number in range(50):
             assert _ask(process.pid, f"print({number}, flush=True)") == 0
             assert process.stdout.readline() == f"{number}\n"
@@ -100,7 +97,6 @@ def test_a_call_that_does_not_return_is_given_up_and_the_thread_let_go(monkeypat
                    "print('ready', flush=True)\nprint(ctypes.cast(libc.pause, ctypes.c_void_p).value, flush=True)\n"
                    "while True:\n    time.sleep(0.01)\n    print('on', flush=True)\n")
     with _python(code) as process:
-        assert process.stdout is not None
         pause = int(process.stdout.readline())
         with pytest.raises(GputopError, match="did not let gputop finish in time"), memory_of(process.pid) as memory:
             call_with_text(process.pid, memory, pause, 0, b"")

@@ -74,7 +74,6 @@ def _job(command: list[str], *, forked: bool = False) -> Iterator[tuple[subproce
     process = Forked(command, env, 2) if forked else subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     try:
-        assert process.stdout is not None
         lines: list[str] = []
         for line in process.stdout:
             lines.append(line.rstrip())
@@ -152,7 +151,6 @@ def _attach(job: subprocess.Popen[str] | Forked) -> str:
     with subprocess.Popen([*GPUTOP, "attach", str(job.pid), "--yes"], stdout=subprocess.PIPE, text=True) as attaching:
         while attaching.poll() is None:
             _step(job)
-        assert attaching.stdout is not None
         assert attaching.returncode == 0
         return attaching.stdout.read()
 

@@ -487,7 +487,6 @@ def two_containers() -> Iterator[tuple[int, int]]:
         except (OSError, subprocess.CalledProcessError):
             pytest.skip("no networks can be made here")
         for process in processes:
-            assert process.stdin is not None and process.stdout is not None
             process.stdin.write("go\n")
             process.stdin.flush()
             assert process.stdout.readline() == "ready\n"

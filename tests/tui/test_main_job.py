@@ -107,7 +107,6 @@ def test_a_real_job_without_a_server_with_one_and_where_no_driver_is(tmp_path: P
             # Those of other tests are listed, too.
             own = re.compile(rf"● (127\.0\.0\.1:\d+)[^●]*PID {job.pid}\b")
             found = own.search(there.until(own.search))
-            assert found is not None
             address = found[1]
             there.press("\x1b")
             there.until(lambda text: "Profiler servers" not in text)

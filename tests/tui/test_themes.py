@@ -134,7 +134,6 @@ class Hostile(FoundSession):
 
         self._make = named
         self.advance(3)
-        assert self.results.last_capture is not None
         self.watch.servers = (replace(self.watch.servers[0], description=HOSTILE),)
         self.results.last_capture = replace(self.results.last_capture, path=Path("/tmp") / HOSTILE, report=HOSTILE,
                                             notes=(HOSTILE,))
@@ -193,7 +192,6 @@ def hostile_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_hostile_names_of_a_trace_are_shown_literally_on_every_screen(hostile_trace: Path) -> None:
     session = Hostile()
-    assert session.results.last_capture is not None
     session.results.last_capture = replace(session.results.last_capture, analysis=analyze_trace(load([hostile_trace])))
     session.results.findings = session.results.last_capture.findings
     async with piloted(session, (180, 60), notifications=True) as (app, pilot):

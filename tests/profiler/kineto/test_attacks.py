@@ -48,7 +48,6 @@ class _Mounting:
         self.process, self.pid = process, process.pid
 
     def mount(self, source: Path, over: Path | PurePosixPath) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(f"{source} {over}\n")
         self.process.stdin.flush()
         assert self.process.stdout.readline() == "0\n"
@@ -59,7 +58,6 @@ def mounting() -> Iterator[_Mounting]:
     with subprocess.Popen([sys.executable, "-c", _MOUNTING], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           text=True) as process:
         try:
-            assert process.stdout is not None
             if process.stdout.readline() != "ready\n":
                 pytest.skip("users may make no namespaces here")
             yield _Mounting(process)
@@ -184,7 +182,6 @@ def test_who_can_read_the_folder_cannot_lock_it(place, uid):
             assert (place / ".gputop-lock").stat().st_uid == uid
             other = subprocess.Popen([sys.executable, "-c", _LOCKING, str(place)], stdin=subprocess.PIPE,
                                      stdout=subprocess.PIPE, text=True)
-            assert other.stdout is not None
             assert [other.stdout.readline() for _ in range(2)] == ["PermissionError\n"] * 2
         assert not (place / ".gputop-lock").exists()
         with SocketFolder.open(job.pid, PurePosixPath(place), uid) as folder, daemon.serving(folder, lambda: True):

@@ -46,20 +46,17 @@ def child(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "1,3", "NVIDIA_VISIBLE_DEVICES": "all"},
     )
     yield process
-    assert process.stdin is not None and process.stdout is not None
     process.stdin.close()
     process.stdout.close()
     process.wait(timeout=30)
 
 
 def worker_of(child: subprocess.Popen[bytes]) -> int:
-    assert child.stdout is not None
     return int(child.stdout.readline())
 
 
 def burnt_ticks(pid: int) -> int:
     stat = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
-    assert stat is not None
     return stat.cpu_ticks
 
 
@@ -82,7 +79,6 @@ def test_a_real_process_with_a_worker(child: subprocess.Popen[bytes], ticking: T
         pass
     ticking.now_s += 1.0
     (sample,) = table.read(on_gpus(child.pid))
-    assert sample.cpu_cores.value is not None
     assert sample.cpu_cores.value >= 0.05, "the worker's CPU is not in its parent's"
 
 

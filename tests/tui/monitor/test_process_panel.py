@@ -71,10 +71,8 @@ async def lines_of(width: int, process: ProcessSample, attached: frozenset[int] 
                    alone: bool = False) -> list[str]:
     """Title and row in the panel of a stacked screen of that width, which it fills; ``alone``: without GPUs."""
     session = StillSession(5)
-    assert session.feed.sample is not None
     session = session.holding(*session.feed.sample.processes, process)
     if alone:
-        assert session.feed.sample is not None
         session.feed.sample = replace(session.feed.sample, gpus=(), processes=(process,))
     async with GputopApp(session).run_test(size=(width, 62)) as pilot:
         panel = pilot.app.query_one(ProcessPanel)
@@ -188,7 +186,6 @@ def test_in_a_container_the_tree_goes_by_the_numbers_in_here() -> None:
 
 async def test_selection_tree_and_sorting_by_keys_and_mouse() -> None:
     session = StillSession()
-    assert session.feed.sample is not None
     session.feed.sample = replace(session.feed.sample, processes=(child(A, 77), child(B, 77), C))
     async with piloted(session) as (app, pilot):
         panel = app.query_one(ProcessPanel)
@@ -211,7 +208,6 @@ async def test_selection_tree_and_sorting_by_keys_and_mouse() -> None:
 
 async def test_a_low_panel_has_rows_in_place_of_frame_and_heading_and_counts_the_others() -> None:
     session = StillSession()
-    assert session.feed.sample is not None
     session.feed.sample = replace(session.feed.sample, processes=(A, B, C))
     async with piloted(session, (80, 24)) as (app, pilot):
         panel = app.query_one(ProcessPanel)

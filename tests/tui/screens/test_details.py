@@ -88,7 +88,6 @@ def test_neither_recordings_nor_simulations_get_signals() -> None:
 
 async def test_the_details_of_a_process_and_its_copied_command_hide_secrets() -> None:
     session = StillSession()
-    assert session.feed.sample is not None
     process = replace(session.feed.sample.processes[0], command=f"python train.py --hf-token {SECRET}", parent_pid=7,
                       cuda_visible_devices="0,1", container="docker 0123")
     session.feed.sample = replace(session.feed.sample, processes=(process,))
@@ -224,7 +223,6 @@ async def test_the_question_about_another_job_at_a_named_address_names_its_scrip
 async def test_what_is_pasted_types_nothing(written: str, copied: str) -> None:
     """A snapshot of somebody else's, whose findings have code."""
     session = FoundSession()
-    assert session.results.last_capture is not None
     heavy = replace(HEAVY, snippet=written)
     session.results.last_capture = replace(session.results.last_capture, analysis=make_analysis(findings=[heavy]))
     session.results.refresh()
@@ -302,7 +300,6 @@ def test_the_saving_reads_as_one_in_the_details_too() -> None:
 async def test_findings_carry_the_nodes_gpu_numbers_in_the_app() -> None:
     session = FoundSession()
     assert session.results.last_capture is not None and session.results.last_capture.analysis is not None
-    assert session.feed.sample is not None
     process = replace(session.feed.sample.processes[0], cuda_visible_devices="3",
                       gpus={3: session.feed.sample.processes[0].gpus[3]})
     session.feed.sample = replace(session.feed.sample, processes=(process,))
@@ -416,7 +413,6 @@ def test_rdma_stands_in_the_host_line_and_each_adapter_with_its_history_in_the_d
 
 def test_the_job_on_a_node_without_gpus_has_no_step_period_of_them() -> None:
     session = FoundSession()
-    assert session.feed.sample is not None
     session.feed.sample = replace(session.feed.sample, gpus=())
     text = str(job_text(session))
     assert "there are no GPUs here. In the last capture, a step took 412 ms." in text and "GPUs' load" not in text

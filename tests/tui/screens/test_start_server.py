@@ -39,7 +39,6 @@ def session(monkeypatch: pytest.MonkeyPatch) -> StillSession:
 
     monkeypatch.setattr(capture_questions, "examine", examine)
     session = StillSession()
-    assert session.feed.sample is not None
     (process,) = session.feed.sample.processes
     return session.holding(*(replace(process, pid=pid, command=f"/usr/bin/python3 /home/a/{name} --lr 1")
                              for pid, name in ((7, "other.py"), (7380, "train.py"))))
@@ -69,7 +68,6 @@ async def test_the_keys_of_a_capture_offer_a_server(keys: str, session: StillSes
 
 
 async def test_a_job_of_pytorch_is_offered_its_own_way(session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert session.feed.sample is not None
     forbidden, other = (replace(process, framework="pytorch") for process in session.feed.sample.processes)
     session.holding(forbidden)
     assert panel_intro(session)[-1] == OFFER
@@ -189,7 +187,6 @@ async def test_the_question_goes_where_the_job_has_its_own_server_meanwhile(sess
 async def test_the_question_goes_with_its_job(session: StillSession) -> None:
     async with piloted(session, notifications=True) as (app, pilot):
         await pilot.press("c")
-        assert session.feed.sample is not None
         session.feed.sample = replace(session.feed.sample, processes=session.feed.sample.processes[1:])
         app._refresh_all()
         await pilot.pause()
@@ -228,7 +225,6 @@ BESIDE = Server("pid:900", "eval_on_cpu.py", 900)
 
 def on_gpus(session: StillSession, **changed: object) -> None:
     """The processes of the sample are PyTorch's, of gputop's user."""
-    assert session.feed.sample is not None
     session.feed.sample = replace(session.feed.sample, processes=tuple(
         replace(p, framework="pytorch", user=user_name(os.geteuid()), **changed)
         for p in session.feed.sample.processes))
@@ -279,7 +275,6 @@ def test_only_jobs_of_ones_own_that_train_on_gpus_come_before_a_server(
     session.watch.servers = (BESIDE, Server("pid:7", "other.py", 7))
     assert session.processes_to_serve() == (), "one of them has a server"
     session.watch.servers = (BESIDE,)
-    assert session.feed.sample is not None
     session.feed.sample = replace(session.feed.sample, processes=tuple(
         replace(p, **changed) for p in session.feed.sample.processes))
     assert session.processes_to_serve() == ()
@@ -292,7 +287,6 @@ def test_no_process_is_offered_where_a_server_answers_or_nothing_is_real(
     assert session.processes_to_serve() == ()
     session.watch.servers = (Server("127.0.0.1:6009", problem="nothing listens"),)
     assert session.processes_to_serve()
-    assert session.feed.sample is not None
     session.feed.sample = replace(session.feed.sample, processes=tuple(
         replace(p, reason=ZOMBIE if p.pid == 7 else None) for p in session.feed.sample.processes))
     assert [p.pid for p in session.processes_to_serve()] == [7380], "one that has ended can have none"

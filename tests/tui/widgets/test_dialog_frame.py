@@ -189,7 +189,6 @@ async def test_the_attach_box_says_all_at_40x12_and_asks_again() -> None:
 
 def test_what_the_simulation_cannot_know_of_a_process_says_why() -> None:
     scene = Scene("healthy", served=False)
-    assert scene.feed.sample is not None
     for width in (36, 76, 100):
         lines = str(process_text(scene.feed.sample.processes[0], 0.0, width=width)).splitlines()
         unknown = [line for line in lines if "N/A" in line]
