@@ -108,8 +108,7 @@ def test_bindings_that_break_give_way_to_the_next(make_scene: Callable[..., Scen
 
 def test_an_engine_that_restarts_is_found_again_with_new_watches(scene: Scene) -> None:
     scene.client.subscribe([1002], None, profiling=True)
-    for _ in range(3):
-        scene.step()
+    scene.step(times=3)
     assert scene.value(1002) == 0.5
     scene.engine.stop()
     scene.step()
@@ -117,8 +116,7 @@ def test_an_engine_that_restarts_is_found_again_with_new_watches(scene: Scene) -
     scene.engine.start()
     scene.step(1.0)
     assert scene.client.snapshot().error is None and (0, 1002) in scene.engine.watched()
-    scene.step()
-    scene.step()
+    scene.step(times=2)
     assert scene.value(1002) == 0.5
 
 
@@ -134,20 +132,17 @@ def test_a_lost_engine_is_tried_again_more_and_more_rarely(scene: Scene) -> None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Address, "reach", counted)
-        for _ in range(400):
-            scene.step(0.5)
+        scene.step(0.5, times=400)
     gaps = [round(b - a) for a, b in itertools.pairwise(tries)]
     assert gaps == [2, 4, 8, 16, 32, 60, 60] and gaps[-1] == MAX_RETRY_S
 
 
 def test_a_steady_connection_forgets_the_back_off(scene: Scene) -> None:
     scene.engine.stop()
-    for _ in range(8):
-        scene.step(30.0)
+    scene.step(30.0, times=8)
     scene.engine.start()
     scene.step(60.0)
-    for _ in range(12):
-        scene.step()
+    scene.step(times=12)
     scene.engine.stop()
     scene.step()
     scene.engine.start()
@@ -180,8 +175,7 @@ def test_a_connection_that_is_gone_is_not_asked_to_undo_its_watches(scene: Scene
 
 
 def test_without_consent_nothing_is_watched(scene: Scene) -> None:
-    for _ in range(5):
-        scene.step()
+    scene.step(times=5)
     assert scene.client.snapshot().values["GPU-0"][1002].code == fields.NOT_WATCHED
     assert not scene.engine.watched() and not scene.engine.calls["dcgmProfGetSupportedMetricGroups"]
     assert len(scene.engine.read_ids) == 1  # each such read is an error line in the engine's log
@@ -193,23 +187,20 @@ def test_without_consent_nothing_is_watched(scene: Scene) -> None:
 
 def test_an_hour_of_unwatched_fields_is_a_line_each_in_the_engines_log(scene: Scene) -> None:
     scene.client.subscribe(PROFILING_IDS, None)
-    for _ in range(3600):
-        scene.step()
+    scene.step(times=3600)
     assert scene.engine.error_lines == 2 * len(PROFILING_IDS)
 
 
 def test_one_gpu_that_is_watched_does_not_have_the_others_asked(scene: Scene) -> None:
     scene.engine.watched_by_others([1002, 1009], [0])
-    for _ in range(100):
-        scene.step()
+    scene.step(times=100)
     assert scene.value(1002, 0) == 0.5 and "no program watches" in str(scene.value(1002, 1))
     assert scene.engine.error_lines == 2
 
 
 def test_field_groups_that_cannot_be_listed_are_asked_rarely(scene: Scene) -> None:
     scene.engine.fails["dcgmFieldGroupGetAll"] = fields.NO_PERMISSION
-    for _ in range(1205):
-        scene.step()
+    scene.step(times=1205)
     assert scene.engine.error_lines == 3 * 4  # two fields of two GPUs, every ten minutes
 
 
@@ -219,24 +210,20 @@ def test_field_groups_that_cannot_be_listed_are_asked_rarely(scene: Scene) -> No
 def test_a_gpu_that_is_lost_before_does_not_keep_the_others_from_being_watched(scene: Scene) -> None:
     scene.engine.lost.add(0)
     scene.client.subscribe([155], None, profiling=True, ordinary=True)
-    for _ in range(3):
-        scene.step()
+    scene.step(times=3)
     assert (scene.value(155, 1), scene.value(1002, 1)) == (3, 0.5)
     assert scene.value(155, 0) == "the GPU is lost (DCGM -18)"
     lines = scene.engine.error_lines
-    for _ in range(round(REFUSED_RETRY_S) - 5):
-        scene.step()
+    scene.step(times=round(REFUSED_RETRY_S) - 5)
     assert scene.engine.error_lines == lines, "no value of a lost GPU is asked for"
     scene.engine.lost.clear()
-    for _ in range(10):
-        scene.step()
+    scene.step(times=10)
     assert (scene.value(155, 0), scene.value(1002, 0)) == (3, 0.5), "it came back"
 
 
 def test_a_gpu_that_is_lost_later_gives_blanks_and_is_found_out(scene: Scene) -> None:
     scene.client.subscribe([155, 1002], None, profiling=True, ordinary=True)
-    for _ in range(3):
-        scene.step()
+    scene.step(times=3)
     scene.engine.lost.add(0)
     seen = []
     for _ in range(6):
@@ -255,23 +242,19 @@ def test_blanks_for_ever_of_a_gpu_that_is_not_lost(scene: Scene) -> None:
     scene.engine.samples[0, 155] = scene.engine.samples[0, 1002] = blank
     scene.engine.stuck |= {(0, 155), (0, 1002)}
     begin_s = scene.now_s
-    for _ in range(5):
-        scene.step()
+    scene.step(times=5)
     assert scene.value(155) == f"no value since {clock_text(begin_s + 1)}" and scene.value(150) == 3
     assert "first sample" in str(scene.value(1002))
-    for _ in range(round(BLANK_S)):
-        scene.step()
+    scene.step(times=round(BLANK_S))
     assert "no value since" in str(scene.value(1002))
 
 
 def test_a_reconnect_is_not_taken_for_a_slow_watch(scene: Scene) -> None:
     scene.client.subscribe([155], None, ordinary=True)
     scene.engine.watched_by_others([1002])
-    for _ in range(4):
-        scene.step()
+    scene.step(times=4)
     scene.engine.stop()
-    for _ in range(21):
-        scene.step()
+    scene.step(times=21)
     scene.engine.start()
     for _ in range(30):
         scene.step()
@@ -281,8 +264,7 @@ def test_a_reconnect_is_not_taken_for_a_slow_watch(scene: Scene) -> None:
 
 def test_one_pause_of_the_engine_is_no_slow_watch(scene: Scene) -> None:
     scene.engine.watched_by_others([1002])
-    for _ in range(4):
-        scene.step()
+    scene.step(times=4)
     scene.now_s += 21.0
     for _ in range(5):
         scene.step()
@@ -317,8 +299,7 @@ def test_consent_watches_what_each_gpu_has(make_scene: Callable[..., Scene]) -> 
     scene.client.subscribe(PROFILING_IDS, None, profiling=True)
     scene.step()
     assert scene.engine.watched() == {(0, i) for i in PROFILING_IDS} | {(1, 1001), (1, 1002)}
-    scene.step()
-    scene.step()
+    scene.step(times=2)
     assert (scene.value(1004, 0), scene.value(1002, 1)) == (0.5, 0.5)
     assert str(scene.value(1004, 1)) == "no program watches this field (DCGM -16)"
     assert "cannot watch this field: the engine's profiling module is not loaded" in str(scene.value(1002, 2))
@@ -335,8 +316,7 @@ def test_a_refused_profiling_watch_says_why_and_the_rest_goes_on(scene: Scene, c
     scene.engine.watched_by_others([155])
     scene.client.subscribe([155], None, profiling=True)
     scene.engine.fails["dcgmWatchFields"] = code
-    scene.step()
-    scene.step()
+    scene.step(times=2)
     assert words in str(scene.value(1002)) and scene.value(155) == 3
     assert scene.engine.read_ids[-1] == [155], "the engine's log is spared"
     assert scene.engine.calls["dcgmWatchFields"] == 1
@@ -369,8 +349,7 @@ def test_watches_follow_the_pace_of_the_ticks(scene: Scene) -> None:
 def test_an_unknown_field_costs_only_itself(scene: Scene) -> None:
     scene.engine.watched_by_others(PROFILING)
     scene.engine.unknown.add(1009)
-    scene.step()
-    scene.step()
+    scene.step(times=2)
     assert scene.value(1002) == 0.5 and "field 1009" in str(scene.value(1009))
 
 
@@ -379,14 +358,12 @@ def test_an_unknown_field_costs_only_itself(scene: Scene) -> None:
 
 def test_a_value_whose_watch_has_ended_is_not_of_now(scene: Scene) -> None:
     scene.engine.watched_by_others([1002])
-    for _ in range(3):
-        scene.step()
+    scene.step(times=3)
     assert scene.value(1002) == 0.5
     scene.engine.watched_by_nobody_else()
     scene.step(1.0)
     assert scene.value(1002) == 0.5
-    for _ in range(3):
-        scene.step(1.0)
+    scene.step(1.0, times=3)
     assert f"was last updated at {clock_text(scene.now_s - 4)}:" in str(scene.value(1002))
     scene.engine.watched_by_others([1002])
     scene.step()
@@ -421,12 +398,10 @@ def test_a_clock_that_is_wrong_on_the_other_machine(scene: Scene, skew_s: float)
     clock = scene.engine.clock
     scene.engine.clock = lambda: clock() + skew_s
     scene.engine.watched_by_others([1002])
-    for _ in range(4):
-        scene.step()
+    scene.step(times=4)
     assert scene.value(1002) == 0.5
     scene.engine.watched_by_nobody_else()
-    for _ in range(5):
-        scene.step()
+    scene.step(times=5)
     assert "was last updated" in str(scene.value(1002))
 
 

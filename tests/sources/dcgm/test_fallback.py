@@ -49,8 +49,14 @@ class Node:
         self.made += 1
         return self.scene.client
 
-    def sample(self, gpu: int = 0) -> GpuSample:
-        """A tick: the engine reads what is watched; the answer to the question of this tick is awaited."""
+    def sample(self, gpu: int = 0, times: int = 1) -> GpuSample:
+        """The last of some ticks."""
+        for _ in range(times):
+            sample = self._tick(gpu)
+        return sample
+
+    def _tick(self, gpu: int) -> GpuSample:
+        """The engine reads what is watched; the answer to the question of this tick is awaited."""
         self.clock.advance(1.0)
         self.scene.now_s += 1.0
         if self.scene.engine.alive:
@@ -78,8 +84,7 @@ def node(fake: FakeNvml, tmp_path: Path) -> Iterator[Callable[..., Node]]:
 
 def test_with_gpm_dcgm_is_never_contacted(node: Callable[..., Node]) -> None:
     one = node()
-    for _ in range(6):
-        one.sample()
+    one.sample(times=6)
     assert one.sample()["sm_active"].source == "GPM" and not one.made
     assert one.source.label.startswith("NVML + GPM, driver")
 
@@ -87,8 +92,7 @@ def test_with_gpm_dcgm_is_never_contacted(node: Callable[..., Node]) -> None:
 def test_without_gpm_what_somebody_watches_is_shown(node: Callable[..., Node]) -> None:
     one = node("gpm 0")
     one.scene.engine.watched_by_others(PROFILING)
-    one.sample()
-    one.sample()
+    one.sample(times=2)
     sample = one.sample()
     assert sample["sm_active"] == Reading(0.5, "ratio", "DCGM")
     assert sample["fp16_active"] == Reading(0.5, "ratio", "DCGM")
@@ -117,8 +121,7 @@ def test_nobody_watches_names_both_ways_out(node: Callable[..., Node]) -> None:
 
 def test_with_consent_the_fields_are_watched_and_released(node: Callable[..., Node]) -> None:
     one = node("gpm 0", watch=True)
-    for _ in range(4):
-        sample = one.sample(1)
+    sample = one.sample(1, times=4)
     assert sample["tensor_active"] == Reading(0.5, "ratio", "DCGM")
     assert {i for _, i in one.scene.engine.watched()} == PROFILING
     one.source.close()
@@ -136,8 +139,7 @@ def test_no_engine_is_said_beside_no_gpm(node: Callable[..., Node]) -> None:
 def test_an_engine_of_another_machine_is_not_mixed_in(node: Callable[..., Node]) -> None:
     one = node("gpm 0", listed=False)
     one.scene.engine.watched_by_others(PROFILING)
-    for _ in range(3):
-        sample = one.sample()
+    sample = one.sample(times=3)
     assert (sample["sm_active"].reason or "").endswith("DCGM: the host engine does not list this GPU")
 
 
@@ -152,19 +154,16 @@ def test_a_gpu_that_was_not_yet_asked_for_is_not_called_unlisted(node: Callable[
 def test_gpm_that_is_refused_later_is_replaced(node: Callable[..., Node], fake: FakeNvml) -> None:
     one = node()
     one.scene.engine.watched_by_others(PROFILING)
-    for _ in range(3):
-        one.sample()
+    one.sample(times=3)
     assert one.sample()["sm_active"].source == "GPM"
     fake.change("refuse nvmlGpmSampleGet 4")
-    for _ in range(4):
-        sample = one.sample()
+    sample = one.sample(times=4)
     assert sample["sm_active"].source == "DCGM"
 
 
 def test_gpm_that_misses_a_tick_or_two_is_waited_for(node: Callable[..., Node], fake: FakeNvml) -> None:
     one = node()
-    one.sample()
-    one.sample()
+    one.sample(times=2)
     assert not one.made  # both were without a value
     assert one.sample()["sm_active"].source == "GPM"
 
@@ -175,27 +174,23 @@ def test_pcie_prefers_dcgm_to_the_20_ms_window(node: Callable[..., Node]) -> Non
         coarse = one.sample()[RX]
     assert coarse.coarse and coarse.value is not None and coarse.source != "DCGM"
     one.scene.engine.watched_by_others(PROFILING)
-    for _ in range(13):
-        sample = one.sample()
+    sample = one.sample(times=13)
     assert sample[RX] == Reading(3.0, "bytes/s", "DCGM") == sample[TX]
 
 
 def test_pcie_counters_are_kept(node: Callable[..., Node]) -> None:
     one = node("gpm 0")
     one.scene.engine.watched_by_others(PROFILING)
-    for _ in range(4):
-        sample = one.sample()
+    sample = one.sample(times=4)
     assert sample[RX].source == "NVML counter"
 
 
 def test_a_stale_value_is_not_shown(node: Callable[..., Node]) -> None:
     one = node("gpm 0")
     one.scene.engine.watched_by_others(PROFILING)
-    for _ in range(3):
-        one.sample()
+    one.sample(times=3)
     one.scene.engine.watched_by_nobody_else()
-    for _ in range(6):
-        sample = one.sample()
+    sample = one.sample(times=6)
     assert sample["sm_active"].value is None and "was last updated" in (sample["sm_active"].reason or "")
     assert "DCGM" not in one.source.label
 
@@ -203,8 +198,7 @@ def test_a_stale_value_is_not_shown(node: Callable[..., Node]) -> None:
 def test_a_lost_gpu_stays_lost(node: Callable[..., Node], fake: FakeNvml) -> None:
     one = node("gpm 0")
     one.scene.engine.watched_by_others(PROFILING)
-    for _ in range(3):
-        one.sample()
+    one.sample(times=3)
     fake.lose(0)
     assert one.sample(0).state == "lost" and not one.sample(0).readings
     assert one.sample(1)["sm_active"].source == "DCGM"
@@ -214,8 +208,7 @@ def test_what_nvml_refuses_dcgm_may_have(node: Callable[..., Node]) -> None:
     one = node("gpm 0", "refuse nvmlDeviceGetPowerUsage 4", "refuse field:186 4", "refuse field:185 4")
     assert "DCGM" not in (one.sample()["power_w"].reason or "DCGM"), "no clutter where DCGM has it not"
     one.scene.engine.watched_by_others([155])
-    for _ in range(12):
-        sample = one.sample()
+    sample = one.sample(times=12)
     assert sample["power_w"] == Reading(3.0, "W", "DCGM")
 
 
@@ -240,8 +233,7 @@ def test_numbers_of_mig_instances_mean_nothing_on_another_machine(
     one.scene.engine.gpus[0].instances = {5: 9}
     one.scene.engine.figures[1005, 1002] = 0.9
     one.scene.engine.watched_by_others([1002], [1005])
-    for _ in range(3):
-        sample = one.sample(1)
+    sample = one.sample(1, times=3)
     assert sample["sm_active"].value is None and "does not list this GPU" in (sample["sm_active"].reason or "")
 
 
