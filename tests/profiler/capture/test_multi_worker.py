@@ -26,23 +26,13 @@ from tests.profiler.capturing import capture_workers, recorders_of
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 from tests.records import replace
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Probes of a twentieth of a second, captures from a tenth on."""
-    monkeypatch.setattr(safe_capture, "PROBE_S", 0.05)
-    monkeypatch.setattr("gputop.profiler.capture.plan.MIN_CAPTURE_S", 0.1)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture
 def training(monkeypatch):
     """The servers count as training jobs of this machine."""
     monkeypatch.setattr(multi_worker, "is_training", lambda pid: True)
-
-
-@pytest.fixture
-def logdir(tmp_path: Path) -> Path:
-    return tmp_path / "logs"
 
 
 @contextlib.contextmanager

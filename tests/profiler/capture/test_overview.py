@@ -21,17 +21,10 @@ MARKS = make_xspace(events=100_000, name="ThreadpoolListener::StartRegion")
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(safe_capture, "PROBE_S", 0.05)
-    monkeypatch.setattr("gputop.profiler.capture.plan.MIN_CAPTURE_S", 0.1)
+def overviews_of_few_events(quick, monkeypatch):
     monkeypatch.setattr("gputop.profiler.capture.plan.MIN_OVERVIEW_S", 0.1)
     monkeypatch.setattr("gputop.profiler.capture.plan._OVERVIEW_EVENTS", 75_000)
     monkeypatch.setattr("gputop.profiler.capture.plan.TARGET_EVENTS", 300_000)
-
-
-@pytest.fixture
-def logdir(tmp_path: Path) -> Path:
-    return tmp_path / "logs"
 
 
 def two_grains(server: FakeProfiler, number: int) -> None:

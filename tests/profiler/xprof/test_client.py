@@ -28,11 +28,6 @@ from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 LONG_S = 60.0  # never waited for: something ends the capture before
 
 
-@pytest.fixture
-def logdir(tmp_path: Path) -> Path:
-    return tmp_path / "logs"
-
-
 def everything_below(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*"))
 
