@@ -3,14 +3,12 @@ socket that listens, on all interfaces as theirs do. What rests on the real ones
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 GPUTOP = (sys.executable, "-m", "gputop")
 _LISTEN = """\
@@ -63,14 +61,3 @@ def environment(path: Path | None = None, more: Mapping[str, str] | None = None)
 def addresses(text: str) -> list[str]:
     """Where servers came up, by what the job's processes say."""
     return re.findall(r"gputop: profiler server at (\S+) ", text)
-
-
-@contextlib.contextmanager
-def once_ready(*command: str, **how: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process that has said "ready"; killed at the end of the block."""
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **how) as process:
-        try:
-            assert process.stdout.readline() == "ready\n"
-            yield process
-        finally:
-            process.kill()

@@ -26,7 +26,7 @@ from gputop.core.signal_handlers import signals_held
 from gputop.launch import inject, ptrace, target
 from gputop.launch.elf import addresses_in
 from gputop.launch.remote_exec import memory_of
-from tests.launch.jobs import once_ready
+from tests.processes import once_ready
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only")
 

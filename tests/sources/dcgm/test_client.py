@@ -137,17 +137,20 @@ def test_a_lost_engine_is_tried_again_more_and_more_rarely(scene: Scene) -> None
     assert gaps == [2, 4, 8, 16, 32, 60, 60] and gaps[-1] == MAX_RETRY_S
 
 
-def test_a_steady_connection_forgets_the_back_off(scene: Scene) -> None:
+@pytest.mark.parametrize(("answers", "forgotten"), [(12, True), (2, False)])
+def test_a_steady_connection_forgets_the_back_off(scene: Scene, answers: int, forgotten: bool) -> None:
+    scene.client.subscribe([155], None, ordinary=True)  # so that each step asks the engine
     scene.engine.stop()
     scene.step(30.0, times=8)
     scene.engine.start()
     scene.step(60.0)
-    scene.step(times=12)
+    scene.step(times=answers)
     scene.engine.stop()
     scene.step()
+    assert "was lost" in (scene.client.snapshot().error or "")
     scene.engine.start()
     scene.step(1.0)
-    assert scene.client.snapshot().error is None
+    assert (scene.client.snapshot().error is None) is forgotten
 
 
 @pytest.mark.parametrize("code", [fields.TIMEOUT, fields.CONNECTION_NOT_VALID, fields.UNINITIALIZED, fields.BADPARAM,
