@@ -11,10 +11,10 @@ import pytest
 
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.client import HANG_TIMEOUT_S, MAX_RETRY_S, DcgmClient
-from gputop.sources.dcgm.connection import Address, parse_address
+from gputop.sources.dcgm.connection import Address
 from gputop.sources.dcgm.engine_reader import BLANK_S, CHECK_S, REFUSED_RETRY_S, clock_text
 from gputop.sources.dcgm.fields import PROFILING_IDS
-from tests.dcgm_double import PROFILING, install_library
+from tests.dcgm_double import PROFILING
 from tests.dcgm_double.scene import Scene
 
 
@@ -51,15 +51,6 @@ def test_a_refused_permission_names_the_socket(scene: Scene, monkeypatch: pytest
     scene.client.step()
     snapshot = scene.client.snapshot()
     assert snapshot.error == "this user is not allowed to connect to unix:///run/dcgm.sock" and "ls -l" in snapshot.fix
-
-
-def test_without_bindings_the_reason_says_which(make_scene: Callable[..., Scene], tmp_path: Path) -> None:
-    scene = make_scene(4)
-    empty = tmp_path / "other"
-    install_library(empty / "usr/lib64", 4)
-    client = DcgmClient(parse_address(scene.engine.address), root=empty, env={})
-    client.step()
-    assert (client.snapshot().error or "").startswith("the DCGM bindings for libdcgm.so.4 are not installed")
 
 
 def test_something_else_that_listens_is_no_host_engine(scene: Scene) -> None:
@@ -104,20 +95,6 @@ def test_bindings_that_break_give_way_to_the_next(make_scene: Callable[..., Scen
 
 
 # -- losing the engine -----------------------------------------------------------------------------
-
-
-def test_an_engine_that_restarts_is_found_again_with_new_watches(scene: Scene) -> None:
-    scene.client.subscribe([1002], None, profiling=True)
-    scene.step(times=3)
-    assert scene.value(1002) == 0.5
-    scene.engine.stop()
-    scene.step()
-    assert "the connection broke (DCGM -21)" in str(scene.value(1002))
-    scene.engine.start()
-    scene.step(1.0)
-    assert scene.client.snapshot().error is None and (0, 1002) in scene.engine.watched()
-    scene.step(times=2)
-    assert scene.value(1002) == 0.5
 
 
 def test_a_lost_engine_is_tried_again_more_and_more_rarely(scene: Scene) -> None:
@@ -224,18 +201,6 @@ def test_a_gpu_that_is_lost_before_does_not_keep_the_others_from_being_watched(s
     assert (scene.value(155, 0), scene.value(1002, 0)) == (3, 0.5), "it came back"
 
 
-def test_a_gpu_that_is_lost_later_gives_blanks_and_is_found_out(scene: Scene) -> None:
-    scene.client.subscribe([155, 1002], None, profiling=True, ordinary=True)
-    scene.step(times=3)
-    scene.engine.lost.add(0)
-    seen = []
-    for _ in range(6):
-        scene.step()
-        seen.append(str(scene.value(155, 0)))
-    assert "first sample" in seen[0] and seen[-1] == "the GPU is lost (DCGM -18)"
-    assert scene.value(155, 1) == 3
-
-
 def test_blanks_for_ever_of_a_gpu_that_is_not_lost(scene: Scene) -> None:
     """The hope for a second sample ends, for a field of gputop's own watch after its period."""
     scene.client.subscribe([155, 150, 1002], None, ordinary=True)
@@ -284,33 +249,6 @@ def test_times_that_cannot_be_are_no_times(scene: Scene) -> None:
         assert "field 1002 was last updated" in str(scene.value(1002))
 
 
-def test_at_10_hz_only_what_changes_fast_is_watched_so(make_scene: Callable[..., Scene]) -> None:
-    scene = make_scene()
-    scene.client = scene.new_client(interval_s=0.1)
-    scene.client.subscribe([155], None, ordinary=True)
-    scene.step(0.1)
-    client = scene.engine.clients[0]
-    periods = {i: period_us / 1e6 for (_, group), (period_us, _, _) in client.watches.items()
-               for i in client.field_groups[group][1]}
-    assert (periods[155], periods[203], periods[237], periods[206], periods[310]) == (0.1, 0.1, 1.0, 1.0, 10.0)
-
-
-def test_consent_watches_what_each_gpu_has(make_scene: Callable[..., Scene]) -> None:
-    scene = make_scene(gpus=3)
-    scene.engine.gpus[1].profiling = frozenset((1001, 1002))
-    scene.engine.gpus[2].profiling = None
-    scene.client.subscribe(PROFILING_IDS, None, profiling=True)
-    scene.step()
-    assert scene.engine.watched() == {(0, i) for i in PROFILING_IDS} | {(1, 1001), (1, 1002)}
-    scene.step(times=2)
-    assert (scene.value(1004, 0), scene.value(1002, 1)) == (0.5, 0.5)
-    assert str(scene.value(1004, 1)) == "no program watches this field (DCGM -16)"
-    assert "cannot watch this field: the engine's profiling module is not loaded" in str(scene.value(1002, 2))
-    scene.client.close()
-    scene.client._disconnect()
-    assert not scene.engine.watched()
-
-
 @pytest.mark.parametrize(("code", "words"), [
     (fields.REQUIRES_ROOT, "does not run as root"), (fields.IN_USE, "another program uses the counters"),
     (fields.MODULE_NOT_LOADED, "profiling module is not loaded"), (fields.NO_PERMISSION, "no permission"),
@@ -323,16 +261,6 @@ def test_a_refused_profiling_watch_says_why_and_the_rest_goes_on(scene: Scene, c
     assert words in str(scene.value(1002)) and scene.value(155) == 3
     assert scene.engine.read_ids[-1] == [155], "the engine's log is spared"
     assert scene.engine.calls["dcgmWatchFields"] == 1
-
-
-def test_only_gpus_that_are_wanted_are_watched(scene: Scene) -> None:
-    client = scene.client = scene.new_client()
-    client.subscribe([1002], ["GPU-1"], profiling=True)
-    scene.step()
-    assert scene.engine.watched() == {(1, i) for i in PROFILING_IDS}
-    client.subscribe([1002], ["GPU-0"])
-    scene.step()
-    assert {gpu for gpu, _ in scene.engine.watched()} == {0, 1}
 
 
 def test_watches_follow_the_pace_of_the_ticks(scene: Scene) -> None:
@@ -380,20 +308,6 @@ def test_an_old_value_found_at_first_waits_for_a_newer_one(scene: Scene) -> None
     scene.now_s += 20.0
     scene.client.step()
     assert f"was last updated at {clock_text(scene.now_s - 20)}:" in str(scene.value(1002))
-
-
-def test_a_slow_watch_is_followed_and_named(scene: Scene) -> None:
-    scene.engine.watched_by_others([1002])
-    seen: list[float | str] = []
-    for second in range(95):
-        scene.now_s += 1.0
-        if second % 30 == 0:
-            scene.engine.update()
-        scene.client.step()
-        seen.append(scene.value(1002))
-    assert "first sample" in str(seen[0]) and seen[31] == 0.5 and "was last updated at" in str(seen[33])
-    assert seen[60:] == [0.5] * 35
-    assert scene.client.snapshot().sources["GPU-0", 1002] == "DCGM, every 30 s"
 
 
 @pytest.mark.parametrize("skew_s", [-3600.0, 3600.0])

@@ -11,7 +11,9 @@ from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.bindings import find_installed, load
 from gputop.sources.dcgm.connection import Address, Engine, EngineError, parse_address
-from gputop.sources.dcgm.fields import PROFILING_IDS, decode
+from gputop.sources.dcgm.engine_reader import EngineReader
+from gputop.sources.dcgm.fields import PROFILING_IDS, FieldValue, decode
+from gputop.sources.dcgm.watches import Subscription
 from tests.dcgm_double import PROFILING
 from tests.dcgm_double.scene import START_S, Scene
 
@@ -93,6 +95,22 @@ def test_reads_what_others_watch_without_adding_a_watch(scene: Scene) -> None:
     assert values[G1, 1002].value == 0.5 and values[G1, 1002].time_us == START_S * 1e6
     assert values[G0, 1003].code == fields.NOT_WATCHED
     assert not scene.engine.calls["dcgmWatchFields"] and not scene.engine.died_of_live_data
+
+
+def test_the_age_of_a_value_is_judged_by_the_interval_of_the_reads(scene: Scene) -> None:
+    reader = EngineReader(connect(scene), local=True)
+    scene.engine.watched_by_others([1002])
+
+    def read(interval_s: float) -> FieldValue:
+        scene.now_s += interval_s
+        scene.engine.update()
+        answer = reader.read(Subscription((1002,), None), interval_s, scene.now_s, scene.now_s)
+        return answer.values["GPU-0"][1002]
+
+    for _ in range(3):
+        read(1.0)
+    scene.engine.watched_by_nobody_else()
+    assert read(3.0).value == 0.5 and read(1.0).code == fields.STALE_DATA
 
 
 def test_a_value_stays_readable_after_its_watch(scene: Scene) -> None:

@@ -129,16 +129,6 @@ def test_with_consent_profiling_fields_go_in_a_group_of_their_own(node: Node) ->
     assert PROFILING in groups and all(group <= PROFILING or not group & PROFILING for group in groups)
 
 
-def test_limits_and_counters_are_watched_slowly(node: Node) -> None:
-    node.open()
-    client = node.engine.clients[0]
-    periods = {155: 1.0, 310: 10.0}
-    for (_, fields_number), (period_us, _, _) in client.watches.items():
-        for i in set(client.field_groups[fields_number][1]) & periods.keys():
-            assert period_us == periods.pop(i) * 1e6
-    assert not periods
-
-
 def test_clock_event_reasons_are_decoded_as_nvml_s(node: Node) -> None:
     node.show({112: 0x4 | 0x20})
     node.open()
