@@ -1,11 +1,10 @@
-"""The sampler's clock and threads, with probes that do what the test says, and over the fake NVML."""
+"""The sampler's clock and threads, with probes that do what the test says."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -18,10 +17,8 @@ from gputop.core.samples import (
     XidEvent,
 )
 from gputop.sources.base import Source
-from gputop.sources.nvml.source import NvmlSource
 from gputop.telemetry import deadline_calls
 from gputop.telemetry.sampler import MIN_INTERVAL_S, OwnCpu, Sampler, next_tick
-from tests.nvml_fake import FakeNvml, build
 from tests.telemetry.node_doubles import WAIT_S, Node
 
 
@@ -286,36 +283,3 @@ def test_a_stop_at_the_first_sample_is_no_fault(monkeypatch: pytest.MonkeyPatch)
     assert ended.wait(WAIT_S)
     sampler._thread.join(WAIT_S)
     assert faults == []
-
-
-# -- in time that passes by calculation ------------------------------------------------------------
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeNvml]:
-    with FakeNvml(build(tmp_path)) as fake:
-        yield fake
-
-
-def test_rates_and_gpm_have_values_from_the_second_sample_on(fake: FakeNvml, run: Callable[..., Run]) -> None:
-    going = run(NvmlSource(), 0.5)
-    going.sample()
-    sample = going.sample()
-    assert len(sample.gpus) == 8
-    for gpu in sample.gpus:
-        for metric in ("sm_active", "pcie_rx_bytes_per_s", "nvlink_tx_bytes_per_s", "power_w", "gpu_util"):
-            assert gpu[metric].value is not None, (metric, gpu[metric].reason)
-    assert sample.host["cpu_ratio"].unit == "ratio"
-
-
-def test_a_wedged_driver_call(fake: FakeNvml, run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline_calls, "HANG_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(deadline_calls, "MOST_LATE", 1.0)  # however loaded the machine of the test is
-    going = run(NvmlSource())
-    assert states(going.sample()) == [OK] * 8
-    fake.hang(5)
-    assert fake.await_hanging(5)
-    sample = going.until(lambda sample: sample.gpus[5].state != OK)
-    assert states(sample) == [OK] * 5 + [NOT_RESPONDING] + [OK] * 2
-    fake.release(5)
-    assert going.until(lambda sample: sample.gpus[5]["power_w"].value is not None)

@@ -23,7 +23,7 @@ from gputop.tui.monitor.messages import earlier_verdict, of_note, panel_intro
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.capture_questions import ChooseJob
 from gputop.tui.screens.details import capture_text, job_text
-from gputop.tui.screens.dialogs import Ask, Confirm
+from gputop.tui.screens.dialogs import Confirm
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
@@ -282,19 +282,6 @@ async def test_the_cost_of_a_capture_is_shown_when_it_is_done(key: str, force: b
         plan = Plan(10.0, 4.1, "the job emits 240 k events/s")
         session.results.last_capture = replace(session.results.last_capture, plan=plan)
         assert "240 k events/s" in str(capture_text(session.results.last_capture))
-
-
-async def test_attach_rejects_what_is_no_address_and_takes_what_is() -> None:
-    session = StillSession().holding()
-    async with piloted(session) as (app, pilot):
-        await pilot.press("a", *"no:port", "enter")
-        await pilot.pause()
-        assert session.watch.attached == []
-        assert isinstance(app.screen, Ask), "the dialog stays, with what is wrong"
-        await pilot.press("escape")
-        await pilot.press("a", *"localhost:6009", "enter")
-        await pilot.pause()
-        assert len(session.watch.attached) == 1
 
 
 async def test_attaching_to_a_dead_address_is_answered() -> None:

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import html
 import json
-import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from gputop.core.samples import GpuSample, Reading
-from gputop.session.session import Options, Session
-from gputop.sources.dcgm.client import DcgmClient
-from gputop.sources.dcgm.connection import Address, parse_address
+from gputop.sources.dcgm.connection import Address
 from gputop.sources.dcgm.fallback import NvmlWithDcgmFallback
 from gputop.sources.nvml.source import NvmlSource
-from gputop.tui.app import GputopApp
 from tests.dcgm_double import PROFILING, Gpu, install
 from tests.dcgm_double.scene import Scene
 from tests.nvml_fake import FakeNvml, environment
-from tests.session.watched import Watched
 from tests.sources.conftest import Clock
 
 RX, TX = "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s"
@@ -235,38 +227,6 @@ def test_numbers_of_mig_instances_mean_nothing_on_another_machine(
     one.scene.engine.watched_by_others([1002], [1005])
     sample = one.sample(1, times=3)
     assert sample["sm_active"].value is None and "does not list this GPU" in (sample["sm_active"].reason or "")
-
-
-async def test_in_the_monitor(fake: FakeNvml, tmp_path: Path) -> None:
-    """The SM lane of a GPU without GPM shows what the host engine has, and the header says where from."""
-    fake.configure("gpus 2", "gpm 0")
-    scene = Scene(tmp_path)
-    scene.engine.clock, scene.engine.live = time.time, True
-    scene.engine.watched_by_others(PROFILING)
-    scene.show({1002: 0.73})
-
-    def connect() -> DcgmClient:
-        scene.engine.gpus = {i: Gpu(i, probe.info.uuid) for i, probe in enumerate(source.gpus)}
-        return DcgmClient(parse_address(scene.engine.address), root=scene.root, env={}, interval_s=0.1)
-
-    source = NvmlWithDcgmFallback(NvmlSource(), connect)
-    session = Session(source, Options(interval_s=0.1, logdir=tmp_path, discover=False))
-    watched = Watched(session)
-    app = GputopApp(session)
-    try:
-        async with app.run_test(size=(140, 30)) as pilot:
-            screen = ""
-            for _ in range(100):
-                before = session.feed.sample
-                await asyncio.to_thread(watched.until, lambda before=before: session.feed.sample is not before)
-                await pilot.pause()
-                screen = html.unescape(re.sub("<[^>]*>", " ", app.export_screenshot())).replace("\xa0", " ")
-                if "73%" in screen:
-                    break
-            assert "SM active" in screen and "73%" in screen and "DCGM 4.6 host engine" in screen
-    finally:
-        session.close()
-        scene.close()
 
 
 def test_in_a_snapshot_of_the_program(nvml_library: Path, tmp_path: Path) -> None:

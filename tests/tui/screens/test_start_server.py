@@ -20,7 +20,6 @@ from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import OFFER, panel_intro
 from gputop.tui.screens import capture_questions
 from gputop.tui.screens.capture_questions import StartServer
-from gputop.tui.screens.dialogs import Ask
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 from tests.fakes import StillSession
@@ -158,12 +157,6 @@ async def test_a_job_captured_before_is_asked_about_in_two_lines_and_enter_captu
         assert target.WHAT_STARTING_DOES.split(".")[0] not in shown
     else:
         assert "Start one? y/N" in shown
-
-
-async def test_an_address_can_be_named_instead(session: StillSession) -> None:
-    async with piloted(session) as (app, pilot):
-        await pilot.press("c", "a")
-        assert isinstance(app.screen, Ask)
 
 
 async def test_the_question_goes_where_the_job_has_its_own_server_meanwhile(session: StillSession) -> None:
