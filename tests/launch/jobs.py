@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from gputop.launch.job import StartedJob
+
 GPUTOP = (sys.executable, "-m", "gputop")
 _LISTEN = """\
 import socket
@@ -61,3 +63,8 @@ def environment(path: Path | None = None, more: Mapping[str, str] | None = None)
 def addresses(text: str) -> list[str]:
     """Where servers came up, by what the job's processes say."""
     return re.findall(r"gputop: profiler server at (\S+) ", text)
+
+
+def wait_for(job: StartedJob, text: str) -> None:
+    """Wait until the job's output holds it."""
+    subprocess.run(["timeout", "60", "bash", "-c", f"tail -f -n +1 {job.log} | grep -q -m1 {text}"], check=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,14 @@ async def piloted(session: Session, size: tuple[int, int] = (120, 40), *, prefer
     async with app.run_test(size=size, notifications=notifications) as pilot:
         await pilot.pause()
         yield app, pilot
+
+
+async def until(pilot: Pilot[Any], done: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline, "it did not come to that"
+        await pilot.pause(0.005)
+    await pilot.pause()
 
 
 def text_of(widget: LinesWidget) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import grpc
 import pytest
@@ -12,7 +11,7 @@ from gputop.profiler.capture import job_memory, overview, safe_capture
 from gputop.profiler.capture.plan import MemoryLimits, Plan, overview_events
 from gputop.profiler.recording import Progress
 from gputop.profiler.storage import RunFolder
-from tests.profiler.capturing import capture_with_probe, capture_workers
+from tests.profiler.capturing import capture_with_probe, capture_workers, names_below
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 DETAIL = make_xspace(events=100_000)  # in a twentieth of a second: a tenth of a second of them is enough
@@ -30,10 +29,6 @@ def overviews_of_few_events(quick, monkeypatch):
 def two_grains(server: FakeProfiler, number: int) -> None:
     """Many events in the probe and in the detail, few in the overview."""
     server.xspace = DETAIL if number < 2 else SPARSE
-
-
-def names_below(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.rglob("*") if p.is_file())
 
 
 def test_the_rest_of_the_time_is_an_overview_beside_the_detail(logdir):

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from gputop.core.samples import LOST, OK, XidEvent
@@ -154,8 +155,6 @@ def test_a_wait_that_returns_at_once_does_not_make_the_thread_spin(
     monkeypatch.setattr(XidWatch, "_pause", pause)
     monkeypatch.setattr(xid_watch, "time", SimpleNamespace(monotonic=lambda: sum(paused) + next(now_s) * 1e-6))
     if rule == "xid storm":
-        import pynvml
-
         monkeypatch.setattr(xid_watch.XidWatch, "_wait_call", lambda self: lambda *arguments: pynvml.NVML_SUCCESS)
         opened("gpus 1")
         expected = xid_watch.MAX_RETURNS
@@ -191,18 +190,21 @@ def test_a_loss_that_no_gpu_admits_ends_the_watch_instead_of_spinning(
     assert "restart gputop" in (source.gpus[0].read(0.0).xids_reason or "")
 
 
-def test_drivers_from_before_mig_have_an_older_wait(
-        fake: FakeNvml, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pynvml
-
+def leave_out(monkeypatch: pytest.MonkeyPatch, *functions: str) -> None:
+    """Have an older driver, without these functions."""
     newest = pynvml._nvmlGetFunctionPointer
 
     def older(name: str) -> object:
-        if name == "nvmlEventSetWait_v2":
+        if name in functions:
             raise pynvml.NVMLError(13)
         return newest(name)
 
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", older)
+
+
+def test_drivers_from_before_mig_have_an_older_wait(
+        fake: FakeNvml, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_out(monkeypatch, "nvmlEventSetWait_v2")
     source = opened("gpus 1")
     assert fake.await_registered(0)
     fake.xid(0, 48)
@@ -211,16 +213,7 @@ def test_drivers_from_before_mig_have_an_older_wait(
 
 def test_a_driver_without_a_wait_has_the_reason(
         fake: FakeNvml, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pynvml
-
-    newest = pynvml._nvmlGetFunctionPointer
-
-    def oldest(name: str) -> object:
-        if name.startswith("nvmlEventSetWait"):
-            raise pynvml.NVMLError(13)
-        return newest(name)
-
-    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", oldest)
+    leave_out(monkeypatch, "nvmlEventSetWait", "nvmlEventSetWait_v2")
     source = opened("gpus 1")
     until(lambda: "too old" in (source.gpus[0].read(0.0).xids_reason or ""))
     until(lambda: threads() == [])
@@ -238,8 +231,6 @@ def test_closing_does_not_wait_and_the_thread_goes_by_itself(
 def test_nothing_to_watch_costs_no_thread(fake: FakeNvml, clock: Clock, opened: Opened) -> None:
     opened("gpus 2", "refuse nvmlDeviceRegisterEvents 3").close()
     assert threads() == []
-    import pynvml
-
     fake.configure()
     pynvml.nvmlInit()
     watch = XidWatch(pynvml, clock)
