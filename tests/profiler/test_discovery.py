@@ -499,15 +499,12 @@ def test_made_up_proc_is_read_as_meant(proc):
     assert sockets.with_children(proc, [1]) == {1, 77, os.getpid()}
 
 
-@pytest.mark.parametrize(
-    ("maps", "framework", "version"),
-    [
-        ("/opt/v/lib/python3.12/site-packages/jaxlib/libjax_common.so", "JAX", "0.6.1"),
-        ("/s/tensorflow/libtensorflow_framework.so.2\n1-2 r-xp 0 08:01 1 /s/jaxlib/xla_extension.so", "JAX", None),
-        ("/usr/lib/libcuda.so.535", None, None),
-        ("/usr/lib/libc.so.6", None, None),
-    ],
-)
+@pytest.mark.parametrize(("maps", "framework", "version"), [
+    ("/opt/v/lib/python3.12/site-packages/jaxlib/libjax_common.so", "JAX", "0.6.1"),
+    ("/s/tensorflow/libtensorflow_framework.so.2\n1-2 r-xp 0 08:01 1 /s/jaxlib/xla_extension.so", "JAX", None),
+    ("/usr/lib/libcuda.so.535", None, None),
+    ("/usr/lib/libc.so.6", None, None),
+])
 def test_framework_from_what_is_mapped(proc, maps, framework, version):
     (proc / "77" / "maps").write_text(f"7f00-7f01 r-xp 0000 08:01 1   {maps}\n")
     (proc / "77" / "root" / "opt/v/lib/python3.12/site-packages/jax-0.6.1.dist-info").mkdir(parents=True)

@@ -9,13 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from gputop.core.errors import GputopError, NoDataError
-from gputop.core.samples import (
-    FAILED,
-    NOT_RESPONDING,
-    OK,
-    NodeSample,
-    XidEvent,
-)
+from gputop.core.samples import FAILED, NOT_RESPONDING, OK, NodeSample, XidEvent
 from gputop.sources.base import Source
 from gputop.telemetry import deadline_calls
 from gputop.telemetry.sampler import MIN_INTERVAL_S, OwnCpu, Sampler, next_tick
@@ -254,8 +248,7 @@ def test_a_driver_that_hangs_at_the_start_is_reported_and_may_still_come(
     [(KeyError("odd"), "KeyError('odd')", "report"), (GputopError("no room", "Make some."), "no room", "Make some.")],
 )
 def test_a_sample_that_cannot_be_used_ends_it_and_is_no_fault_of_the_source(
-    which: str, fault: Exception, expected: str, fix: str
-) -> None:
+        which: str, fault: Exception, expected: str, fix: str) -> None:
     node, errors, taken = Node(), queue.SimpleQueue[GputopError](), []
 
     def take(sample: NodeSample | Sequence[NodeSample]) -> None:

@@ -218,8 +218,7 @@ def test_mig_instances_have_dcgm_s_values_of_their_own(node: Callable[..., Node]
 
 
 def test_numbers_of_mig_instances_mean_nothing_on_another_machine(
-    node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
+        node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Address, "reach", lambda self, timeout_s: False)
     one = node("gpm 0", "mig 0 0 9 1g.10gb 9728", listed=False)
     one.scene.engine.gpus[0].instances = {5: 9}

@@ -305,8 +305,7 @@ def test_the_instances_of_a_lost_gpu_are_lost(node: Node) -> None:
     (1 << 60, "550.54.15", "4.6.0", False),
 ])
 def test_where_the_engine_reads_through_gpm_a_watch_locks_nothing(
-    make: Callable[..., Node], capability: int, driver: str, version: str, watched: bool
-) -> None:
+        make: Callable[..., Node], capability: int, driver: str, version: str, watched: bool) -> None:
     node = make(version=version) if not version.startswith("3.") else Node(make().root, 3, version=version)
     node.show({63: capability})
     for gpu in node.engine.gpus.values():

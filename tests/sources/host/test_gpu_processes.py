@@ -253,9 +253,7 @@ TENSORFLOW, JAX, PYTORCH = (f"{SITE}/{library}" for library in (
     ([TENSORFLOW, PYTORCH], ""), ([JAX, PYTORCH], ""),  # either may be there for its data loaders alone
     ([], ""), (["/home/ana/torch/libtorch_ops.so", "/data/tensorflow/weights.bin"], ""),
 ])
-def test_the_framework_by_the_libraries(
-    proc: ProcTree, ticking: Ticking, libraries: list[str], framework: str,
-) -> None:
+def test_the_framework_by_the_libraries(proc: ProcTree, ticking: Ticking, libraries: list[str], framework: str) -> None:
     proc.add(10)
     proc.map_libraries(10, "/usr/bin/python3.12", *libraries)
     (sample,) = GpuProcessTable(ticking, proc.root).read(on_gpus(10))
@@ -350,8 +348,7 @@ def test_in_a_container_a_watched_process_is_that_of_its_own_proc(tmp_path: Path
 
 
 def test_in_a_container_another_users_process_may_be_it_or_not(
-    tmp_path: Path, ticking: Ticking, monkeypatch: pytest.MonkeyPatch
-) -> None:
+        tmp_path: Path, ticking: Ticking, monkeypatch: pytest.MonkeyPatch) -> None:
     def deny(proc: Path, pid: int) -> bool:
         raise PermissionError(13, "Permission denied")
 

@@ -70,9 +70,7 @@ def test_reading_it_blocks_until_it_is_open_and_then_it_is_as_any_other(hung: Fa
 
 
 @pytest.mark.parametrize(("gpus", "labels"), [(("GPU-1a2b3c11",), ["1"]), (("0",), ["0"]), (("1-2",), ["1", "2"])])
-def test_gpus_can_be_chosen_while_one_hangs(
-    hung: FakeNvml, gpus: tuple[str, ...], labels: list[str]
-) -> None:
+def test_gpus_can_be_chosen_while_one_hangs(hung: FakeNvml, gpus: tuple[str, ...], labels: list[str]) -> None:
     assert [device.info.label for device in opened(hung, *HANGS, gpus=gpus).gpus] == labels
 
 
@@ -103,9 +101,7 @@ def test_a_divided_gpu_that_answers_late_shows_its_instances_after_a_restart(hun
     assert [device.info.label for device in source.gpus] == ["0", "1", "2"]
 
 
-def test_a_fault_of_gputop_while_opening_is_that_gpus_alone(
-    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_of_gputop_while_opening_is_that_gpus_alone(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     make = nvml_devices.NvmlGpu
 
     def broken(nvml: object, handle: object, info: nvml_devices.GpuInfo, *args: object) -> object:

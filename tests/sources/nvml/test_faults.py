@@ -234,8 +234,7 @@ def test_each_call_of_one_gpu_with_each_fault(
 
 @pytest.mark.parametrize("code", [1, 4, 999])
 def test_a_gpu_that_answers_nothing_says_so_and_is_asked_again(
-    fake: FakeNvml, healthy: dict[str, Healthy], code: int
-) -> None:
+        fake: FakeNvml, healthy: dict[str, Healthy], code: int) -> None:
     with Node(fake, "Hopper") as node:
         node.sample(0.0)
         fake.change(f"fault * {SICK} 1 1 code {code}")
@@ -288,17 +287,14 @@ class Skewed:
         return time.monotonic() + self.ahead_s
 
 
-@pytest.mark.parametrize(
-    ("kind", "function"),
-    [
-        ("Hopper", "nvmlDeviceGetUtilizationRates"),
-        ("Hopper", "nvmlDeviceGetFieldValues"),
-        ("Hopper", "nvmlGpmSampleGet"),
-        ("Hopper", "nvmlDeviceGetTotalEccErrors"),
-        ("Hopper", "nvmlDeviceGetComputeRunningProcesses_v3"),
-        ("old driver", "nvmlDeviceGetPcieThroughput"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "function"), [
+    ("Hopper", "nvmlDeviceGetUtilizationRates"),
+    ("Hopper", "nvmlDeviceGetFieldValues"),
+    ("Hopper", "nvmlGpmSampleGet"),
+    ("Hopper", "nvmlDeviceGetTotalEccErrors"),
+    ("Hopper", "nvmlDeviceGetComputeRunningProcesses_v3"),
+    ("old driver", "nvmlDeviceGetPcieThroughput"),
+])
 def test_a_call_that_hangs(fake: FakeNvml, healthy: dict[str, Healthy], kind: str, function: str,
                            monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadline_calls, "MOST_LATE", 1.0)  # the clock that is turned on is no starved host

@@ -71,14 +71,11 @@ def test_the_busier_decoder_counts(fake: FakeNvml) -> None:
     assert fake.calls("nvmlDeviceGetJpgUtilization") == 1
 
 
-@pytest.mark.parametrize(
-    ("call", "metric", "words"),
-    [
-        ("nvmlDeviceGetTotalEccErrors", "ecc_uncorrected", "ECC is off or not available on this board"),
-        ("nvmlDeviceGetRemappedRows", "row_remap_failed", "does not support row remapping"),
-        ("field:82", "memory_temperature_c", "field value 82"),
-    ],
-)
+@pytest.mark.parametrize(("call", "metric", "words"), [
+    ("nvmlDeviceGetTotalEccErrors", "ecc_uncorrected", "ECC is off or not available on this board"),
+    ("nvmlDeviceGetRemappedRows", "row_remap_failed", "does not support row remapping"),
+    ("field:82", "memory_temperature_c", "field value 82"),
+])
 def test_what_a_board_lacks_is_said_and_asked_for_once(fake: FakeNvml, call: str, metric: str, words: str) -> None:
     node = Node(fake, "gpus 1", f"refuse {call} 3")
     calls = []
@@ -118,29 +115,23 @@ def test_a_value_that_stays_is_not_made_anew(fake: FakeNvml) -> None:
     assert first.readings is not second.readings
 
 
-@pytest.mark.parametrize(
-    ("metric", "value"),
-    [
-        ("gpu_util", 1.06), ("gpu_util", -0.01), ("sm_active", float("nan")), ("sm_active", 1e-120),
-        ("temperature_c", 201.0), ("temperature_c", -51.0), ("power_w", 10_001.0), ("power_limit_w", 0.0),
-        ("sm_clock_hz", 10.1e9), ("memory_used_bytes", float(65 << 40)), ("memory_total_bytes", 0.0),
-        ("ecc_corrected", 4294967295.0), ("pcie_width", 255.0), ("row_remap_pending", 2.0),
-        ("nvlink_rx_bytes_per_s", float("inf")), ("rows_remapped", 630_949_523.0), ("rows_remapped", 8193.0),
-        ("ecc_uncorrected", 1_000_001.0), ("ecc_uncorrected_lifetime", 630_949_523.0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("metric", "value"), [
+    ("gpu_util", 1.06), ("gpu_util", -0.01), ("sm_active", float("nan")), ("sm_active", 1e-120),
+    ("temperature_c", 201.0), ("temperature_c", -51.0), ("power_w", 10_001.0), ("power_limit_w", 0.0),
+    ("sm_clock_hz", 10.1e9), ("memory_used_bytes", float(65 << 40)), ("memory_total_bytes", 0.0),
+    ("ecc_corrected", 4294967295.0), ("pcie_width", 255.0), ("row_remap_pending", 2.0),
+    ("nvlink_rx_bytes_per_s", float("inf")), ("rows_remapped", 630_949_523.0), ("rows_remapped", 8193.0),
+    ("ecc_uncorrected", 1_000_001.0), ("ecc_uncorrected_lifetime", 630_949_523.0),
+])
 def test_what_cannot_be_is_not_believed(metric: str, value: float) -> None:
     assert "impossible" in (implausible_reason(metric, value) or "")
 
 
-@pytest.mark.parametrize(
-    ("metric", "value"),
-    [
-        ("gpu_util", 1.0), ("sm_active", 1.04), ("temperature_c", 95.0),
-        ("power_w", 0.0), ("ecc_corrected", 70000.0), ("pcie_gen", 6.0), ("rows_remapped", 512.0),
-        ("ecc_uncorrected", 3000.0), ("ecc_uncorrected_lifetime", 70000.0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("metric", "value"), [
+    ("gpu_util", 1.0), ("sm_active", 1.04), ("temperature_c", 95.0),
+    ("power_w", 0.0), ("ecc_corrected", 70000.0), ("pcie_gen", 6.0), ("rows_remapped", 512.0),
+    ("ecc_uncorrected", 3000.0), ("ecc_uncorrected_lifetime", 70000.0),
+])
 def test_what_is_rare_is_believed(metric: str, value: float) -> None:
     assert implausible_reason(metric, value) is None
 

@@ -139,15 +139,12 @@ def test_a_metric_without_data_comes_back(fake: FakeNvml) -> None:
     assert near(node.sample(after_s=1.0)["sm_active"], 0.5)
 
 
-@pytest.mark.parametrize(
-    ("settings", "word"),
-    [
-        (("gpm 0",), "Hopper"),
-        (("refuse nvmlGpmQueryDeviceSupport 13",), "R520"),
-        (("refuse nvmlGpmSampleGet 4",), "permission"),
-        (("set mig 1", "refuse nvmlGpmSampleGet 3"), "MIG"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "word"), [
+    (("gpm 0",), "Hopper"),
+    (("refuse nvmlGpmQueryDeviceSupport 13",), "R520"),
+    (("refuse nvmlGpmSampleGet 4",), "permission"),
+    (("set mig 1", "refuse nvmlGpmSampleGet 3"), "MIG"),
+])
 def test_without_gpm_the_reason_says_what_would_give_it(fake: FakeNvml, settings: tuple[str, ...], word: str) -> None:
     node = OneGpu(fake, *settings, "set util 80")
     node.sample()
@@ -208,8 +205,7 @@ def test_a_restarted_counter_is_no_traffic(fake: FakeNvml) -> None:
 
 @pytest.mark.parametrize(("code", "tries"), [(6, 1), (999, 3), (21, 3)])
 def test_counters_that_are_not_there_do_not_keep_the_call_from_being_tried(
-    fake: FakeNvml, code: int, tries: int
-) -> None:
+        fake: FakeNvml, code: int, tries: int) -> None:
     """Drivers answer NOT_FOUND for a field that the GPU lacks; and one that never gives a value has not got it."""
     node = OneGpu(fake, "gpm 0", f"refuse field:197 {code}", f"refuse field:198 {code}", "set pcie_rx_mib 1500")
     readings = [node.sample(after_s=1.0)[RX] for _ in range(tries + 1)]

@@ -121,19 +121,15 @@ def test_names_with_escape_codes_and_bytes_that_are_no_utf8(fake: FakeNvml) -> N
     assert probe.info.name == "H100\ufffd\ufffd[31m\ufffd 80GB"
 
 
-@pytest.mark.parametrize(
-    ("code", "kind", "words"),
-    [
-        (9, NoDataError, ("kernel module", "--demo")),
-        (12, NoDataError, ("libnvidia-ml.so.1", "--demo")),
-        (18, GputopError, ("different versions", "Reboot")),
-        (4, GputopError, ("no permission", "/dev/nvidiactl")),
-        (999, GputopError, ("999", "nvidia-smi")),
-    ],
-)
+@pytest.mark.parametrize(("code", "kind", "words"), [
+    (9, NoDataError, ("kernel module", "--demo")),
+    (12, NoDataError, ("libnvidia-ml.so.1", "--demo")),
+    (18, GputopError, ("different versions", "Reboot")),
+    (4, GputopError, ("no permission", "/dev/nvidiactl")),
+    (999, GputopError, ("999", "nvidia-smi")),
+])
 def test_a_driver_that_cannot_be_opened(
-    fake: FakeNvml, code: int, kind: type[GputopError], words: tuple[str, ...]
-) -> None:
+        fake: FakeNvml, code: int, kind: type[GputopError], words: tuple[str, ...]) -> None:
     with pytest.raises(GputopError) as caught:
         Node(fake, f"init {code}")
     assert type(caught.value) is kind

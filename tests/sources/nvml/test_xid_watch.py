@@ -110,8 +110,7 @@ def test_events_of_a_mig_instance(fake: FakeNvml, opened: Opened) -> None:
     ("nvmlDeviceGetSupportedEventTypes", 3, "not supported"),
 ])
 def test_a_gpu_that_refuses_has_the_reason_and_the_others_are_watched(
-    fake: FakeNvml, opened: Opened, function: str, code: int, word: str
-) -> None:
+        fake: FakeNvml, opened: Opened, function: str, code: int, word: str) -> None:
     source = opened("gpus 2", f"refuse {function} {code} 0")
     assert fake.await_registered(1)
     until(lambda: source.gpus[1].read(0.0).xids_reason is None)
@@ -139,8 +138,7 @@ def test_an_unknown_error_of_the_wait_backs_off_and_recovers(
 
 @pytest.mark.parametrize("rule", ["refuse nvmlEventSetWait_v2 10 0", "xid storm"])
 def test_a_wait_that_returns_at_once_does_not_make_the_thread_spin(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch, rule: str
-) -> None:
+        opened: Opened, monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
     """By its own clock the thread waits once a second where it times out at once, or MAX_RETURNS times for events."""
     paused: list[float] = []
     enough = threading.Event()
