@@ -278,12 +278,6 @@ def test_blanks_by_type(above: int, words: str) -> None:
     assert words in decode(0, True, 0, _DOUBLE + above, 5).reason
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
-def test_values_that_mean_nothing(value: float) -> None:
-    found = decode(0, True, 0, value, 5)
-    assert found.value is None and found.reason.startswith("DCGM ") and "valid " in found.reason
-
-
 def test_values_just_below_a_blank_are_values() -> None:
     assert decode(0, False, _INT - 1, 0.0, 5).value == float(_INT - 1)
     assert decode(0, True, 0, _DOUBLE - 1, 5).value == _DOUBLE - 1
@@ -336,8 +330,9 @@ def test_a_gpu_that_is_listed_twice_is_one(scene: Scene, monkeypatch: pytest.Mon
     assert [gpu.gpu for gpu in engine.gpus] == [0, 1]
 
 
-@pytest.mark.parametrize(("integer", "double"), [(-1, -1.0), (-(1 << 63), float("-inf")), (0, float("nan"))])
-@pytest.mark.parametrize("time_us", [0, -1, 1 << 62])
-def test_numbers_and_times_that_mean_nothing(integer: int, double: float, time_us: int) -> None:
-    value = decode(fields.OK, True, integer, double, time_us)
-    assert value.value is None and value.reason and value.time_us == 0
+@pytest.mark.parametrize("number", [-1.0, float("-inf"), float("inf"), float("nan")])
+@pytest.mark.parametrize("time_us", [0, -1, 1 << 62, 5])
+def test_numbers_and_times_that_mean_nothing(number: float, time_us: int) -> None:
+    value = decode(fields.OK, True, -1, number, time_us)
+    assert value.value is None and value.time_us == (5 if time_us == 5 else 0)
+    assert value.reason.startswith("DCGM ") and "valid " in value.reason
