@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gputop.profiler.kineto import jobs as kineto_jobs
 from gputop.session.capture import capture_control, server_watch
 from gputop.session.capture.captures import FoundServers, choose_servers, find_servers, server_question
 from gputop.session.session import Options, Session
+from gputop.sources.simulated import SimulatedSource
 from gputop.tui.monitor import messages
 from tests.fakes import StillSession, StillSource, node_sample
 from tests.records import replace
@@ -28,68 +30,55 @@ from tests.session.watched import Watched
 REQUEST = CaptureRequest(1.0, Path("logs"))
 
 
-def simulated(tmp_path: Path, **options: object) -> Session:
-    from gputop.sources.simulated import SimulatedSource
-
-    return Session(SimulatedSource("gpu0-oversubscribed"),
-                   Options(interval_s=0.1, logdir=tmp_path, **options))  # type: ignore[arg-type]
-
-
-def test_a_session_goes_from_samples_to_a_named_cause(tmp_path: Path) -> None:
-    session = simulated(tmp_path, capture_s=2.0)
+@contextlib.contextmanager
+def simulated(logdir: Path, **options: object) -> Iterator[tuple[Session, Watched]]:
+    """A session of a simulated node that has found a server; closed at the end of the block."""
+    session = Session(SimulatedSource("gpu0-oversubscribed"), Options(interval_s=0.1, logdir=logdir, **options))
     watched = Watched(session)
     session.start()
     try:
         watched.until(lambda: session.feed.sample is not None and session.watch.servers)
+        yield session, watched
+    finally:
+        session.close()
+
+
+def test_a_session_goes_from_samples_to_a_named_cause(tmp_path: Path) -> None:
+    with simulated(tmp_path, capture_s=2.0) as (session, watched):
         phases: list[str] = []
         session.listen(lambda change: phases.append(session.control.status.phase) if session.control.status else None)
         session.start_capture()
         with pytest.raises(GputopError, match="a capture is already running"):
             session.start_capture()
-        watched.until(lambda: session.control.status is not None and not session.control.status.running)
-        assert session.control.status is not None and session.control.status.phase == "done", session.control.status
+        status = watched.captured()
+        assert status.phase == "done", status
         assert {"recording", "analyzing", "done"} <= set(phases)
         record = session.results.last_capture
         assert record is not None and record.path.is_file() and record.step_s is not None
         findings = session.results.findings
         assert findings[0].id == "gpu0_oversubscribed" and findings[0].severity == "high"
         assert [f.id for f in findings].count("gpu0_oversubscribed") == 1, "live and trace are one entry"
-    finally:
-        session.close()
 
 
 def test_a_stopped_capture_keeps_its_data(tmp_path: Path, analysis_in_this_process: None) -> None:
-    session = simulated(tmp_path, capture_s=60.0)
-    watched = Watched(session)
-    session.start()
-    try:
-        watched.until(lambda: session.watch.servers)
+    with simulated(tmp_path, capture_s=60.0) as (session, watched):
         session.start_capture()
         watched.until(lambda: session.control.status is not None and session.control.status.elapsed_s > 1.0)
         assert session.control.stop_capture()
-        watched.until(lambda: session.control.status is not None and not session.control.status.running)
-        assert session.control.status is not None and session.control.status.phase == "done", session.control.status
+        status = watched.captured()
+        assert status.phase == "done", status
         assert session.results.last_capture is not None and session.results.last_capture.took_s < 30
         assert not session.control.stop_capture()
-    finally:
-        session.close()
 
 
 def test_a_logdir_that_cannot_be_written_fails_the_capture_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    session = simulated(tmp_path / "file" / "sub")
-    watched = Watched(session)
-    session.start()
-    try:
-        watched.until(lambda: session.watch.servers)
+    with simulated(tmp_path / "file" / "sub") as (session, watched):
         session.start_capture()
-        watched.until(lambda: session.control.status is not None and not session.control.status.running)
-        assert session.control.status is not None and session.control.status.phase == "failed"
-        assert "file" in session.control.status.message and session.control.status.fix
+        status = watched.captured()
+        assert status.phase == "failed" and "file" in status.message and status.fix
         before = session.feed.sample
         watched.until(lambda: session.feed.sample is not before)
-    finally:
-        session.close()
 
 
 def test_a_source_that_does_not_open_is_the_session_s_failure() -> None:
@@ -176,8 +165,7 @@ def test_a_fault_of_gputop_ends_the_capture_and_not_the_session(monkeypatch: pyt
     watched = Watched(session)
     for _ in range(2):  # the second shows that another capture is possible
         session.start_capture()
-        watched.until(lambda: session.control.status is not None and not session.control.status.running)
-        assert session.control.status is not None and "no way" in session.control.status.message
+        assert "no way" in watched.captured().message
 
 
 def test_a_fault_of_the_discovery_of_servers_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
