@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from gputop.core.samples import GpuSample, Reading
 from gputop.sources.dcgm.connection import Address
 from gputop.sources.dcgm.fallback import NvmlWithDcgmFallback
 from gputop.sources.nvml.source import NvmlSource
+from tests.commands.run_gputop import gputop
 from tests.dcgm_double import PROFILING, Gpu, install
 from tests.dcgm_double.scene import Scene
 from tests.nvml_fake import FakeNvml, environment
@@ -249,11 +248,7 @@ def test_in_a_snapshot_of_the_program(nvml_library: Path, tmp_path: Path) -> Non
 
 
 def _snapshot(library: Path, source: str, *arguments: str, **env: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "gputop", "snapshot", "--format", "json", "--source", source, "--interval", "0.1",
-         *arguments],
-        env={**environment(library, "gpus 2", "gpm 0"), **env}, capture_output=True, text=True, check=False,
-        cwd=Path(__file__).resolve().parents[3],
-    )
+    done = gputop("snapshot", "--format", "json", "--source", source, "--interval", "0.1", *arguments,
+                  env={**environment(library, "gpus 2", "gpm 0"), **env})
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 import queue
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ from gputop.sources.nvml.status import implausible_reason
 from gputop.telemetry import deadline_calls
 from gputop.telemetry.sampler import Clocks, Sampler
 from gputop.text.units import printable
+from tests.commands.run_gputop import gputop
 from tests.nvml_fake import FakeNvml, environment
 from tests.sources.conftest import Clock
 
@@ -332,14 +331,8 @@ def test_a_call_that_hangs(fake: FakeNvml, healthy: dict[str, Healthy], kind: st
 
 
 def test_what_the_screen_says_of_one_sick_gpu(nvml_library: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "gputop", "snapshot", "--source", "nvml", "--format", "text", "--seconds", "1"],
-        env=environment(nvml_library, *_FIXED, f"fault nvmlDeviceGetMemoryInfo_v2 {SICK} 1 1 code 15"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = gputop("snapshot", "--source", "nvml", "--format", "text", "--seconds", "1", env=environment(
+        nvml_library, *_FIXED, f"fault nvmlDeviceGetMemoryInfo_v2 {SICK} 1 1 code 15"))
     rows = [line for line in done.stdout.splitlines() if line[:1].isdigit()]
     assert [int(row.split()[0]) for row in rows[:GPUS]] == list(range(GPUS)), done.stdout + done.stderr
     for index, row in enumerate(rows[:GPUS]):

@@ -30,16 +30,9 @@ def test_the_first_sample_has_no_value_and_says_why(fake: FakeNvml) -> None:
 
 
 def test_units_and_directions(fake: FakeNvml) -> None:
-    node = OneGpu(
-        fake,
-        "set sm_active 62.5",
-        "set pcie_tx_mib 100",
-        "set pcie_rx_mib 2000",
-        "set nvlink_tx_mib 3000",
-        "set nvlink_rx_mib 4000",
-    )
-    node.sample()
-    sample = node.sample(after_s=1.0)
+    node = OneGpu(fake, "set sm_active 62.5", "set pcie_tx_mib 100", "set pcie_rx_mib 2000", "set nvlink_tx_mib 3000",
+                  "set nvlink_rx_mib 4000")
+    sample = node.sample(after_s=1.0, times=2)
     assert near(sample["sm_active"], 0.625)
     assert near(sample[TX], 100 * MIB)
     assert near(sample[RX], 2000 * MIB)
@@ -147,8 +140,7 @@ def test_a_metric_without_data_comes_back(fake: FakeNvml) -> None:
 ])
 def test_without_gpm_the_reason_says_what_would_give_it(fake: FakeNvml, settings: tuple[str, ...], word: str) -> None:
     node = OneGpu(fake, *settings, "set util 80")
-    node.sample()
-    sample = node.sample(after_s=1.0)
+    sample = node.sample(after_s=1.0, times=2)
     for metric in GPM_ONLY_METRICS:
         assert word in (sample[metric].reason or "")
     assert sample.activity() == ("gpu_util", Reading(0.8, "ratio", "NVML", coarse=True))
@@ -180,8 +172,7 @@ def test_a_32_bit_counter_wraps(fake: FakeNvml, bits: int, seconds: int) -> None
 
 def test_a_32_bit_counter_on_a_fast_link_is_not_trusted(fake: FakeNvml) -> None:
     node = OneGpu(fake, "gpm 0", "set counter_bits 32", "set pcie_rx_mib 9000", "set pcie_tx_mib 1")
-    node.sample()
-    sample = node.sample(after_s=1.0)
+    sample = node.sample(after_s=1.0, times=2)
     assert sample[RX].value is None
     sample = node.sample(after_s=1.0)
     assert sample[RX].source == traffic.WINDOW
