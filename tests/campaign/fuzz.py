@@ -124,7 +124,6 @@ class Campaign:
             process.wait()
             reader.join()
             for stream in (process.stdout, process.stderr):
-                assert stream is not None
                 stream.close()
 
     def _current(self) -> bytes:
@@ -140,7 +139,6 @@ class Campaign:
 
 
 def _read_lines(process: subprocess.Popen[str], lines: queue.SimpleQueue[str | None]) -> None:
-    assert process.stdout is not None
     for line in process.stdout:
         lines.put(line)
     lines.put(None)

@@ -237,7 +237,6 @@ def fast_clock(gpus: int, filled: int, more: int) -> dict[str, int]:
     feed(filled + 200, more)
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - before
-    assert session.feed.history is not None
     reserved = sum(table.cells.nbytes for rings in session.feed.history._rings
                    for ring in (rings.samples, *rings._tiers) for table in vars(ring).values()
                    if isinstance(table, _Table))

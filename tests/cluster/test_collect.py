@@ -6,7 +6,7 @@ import pytest
 
 from gputop.advice.fleet.advise import fleet_advice
 from gputop.cluster.collect import QUERIES, Collector, complete_fleet
-from gputop.cluster.model import NO_JOB, FleetView
+from gputop.cluster.model import NO_JOB, Fleet, FleetView
 from gputop.core.errors import GputopError, NoDataError
 from gputop.export.cluster import summary
 from tests.cluster.fleets import LIMITS, NOW, CannedClient
@@ -21,6 +21,13 @@ def collector(client: CannedClient, slurm: bytes | None = None) -> Collector:
             raise FileNotFoundError
         return slurm
     return Collector(client, LIMITS, said, clock=lambda: NOW)  # type: ignore[arg-type]
+
+
+def settled(own: Collector, view: FleetView) -> Fleet:
+    """The fleet once all that the view wants has been asked for."""
+    for _ in range(4):
+        fleet = own.refresh(view)
+    return fleet
 
 
 def test_jobs_come_from_labels_and_their_people_from_slurm() -> None:
@@ -56,8 +63,7 @@ def test_a_straggler_has_its_peers_where_its_job_is_the_only_one() -> None:
                        peer_sm_clock_hz=[(JOB, 1.98e9)])
     client._labels = ["hpc_job"]
     own = collector(client)
-    for _ in range(4):
-        fleet = own.refresh(FleetView())
+    fleet = settled(own, FleetView())
     assert fleet.jobs[0].peers == {"sm_clock_hz": 1.98e9}
     assert any("peer_sm_clock_hz" in query for query in client.queries)
 
@@ -109,8 +115,7 @@ def test_where_groups_are_nodes_the_peers_are_all_nodes_of_the_job_and_the_media
                        low_gpu=[({**NODE_1, "UUID": "GPU-1", "gpu": "3"}, 0.1)],
                        peer_sm_clock_hz=[(NODE_1, 1.97e9), (NODE_2, 1.98e9)])
     own = collector(client, squeue())
-    for _ in range(4):
-        fleet = own.refresh(FleetView())
+    fleet = settled(own, FleetView())
     (job,) = fleet.jobs
     assert job.peers == {"sm_clock_hz": 1.98e9} and job.median == 0.91 and job.node_median == 0.9
 
@@ -140,8 +145,7 @@ def test_the_past_comes_at_once_and_ends_now() -> None:
     client = by_label()
     client.history = lambda labels, at_s: 0.9 if at_s < NOW - 3600 else 0.3
     own = collector(client)
-    for _ in range(4):
-        fleet = own.refresh(FleetView(span_s=7200, step_s=120))
+    fleet = settled(own, FleetView(span_s=7200, step_s=120))
     history = fleet.jobs[0].history
     assert history is not None and len(history.values) == 60 and NOW - 120 < history.end_s <= NOW
     assert history.values[0] == 0.9 and history.values[-1] == 0.3
@@ -159,8 +163,7 @@ def test_without_labels_and_slurm_that_is_said() -> None:
     assert [(node.name, node.activity, node.history) for node in fleet.free_nodes] == [
         ("n1", 0.9, None), ("n2.example", 0.5, None)]
     collecting = collector(by_node())
-    for _ in range(4):
-        fleet = collecting.refresh(FleetView(open_jobs=(NO_JOB,)))
+    fleet = settled(collecting, FleetView(open_jobs=(NO_JOB,)))
     assert all(node.history is not None for node in fleet.free_nodes)  # asked for where they are shown
     assert "no job label" in fleet.problems[0].message and fleet.problems[0].fix
 
@@ -269,8 +272,7 @@ def test_open_nodes_have_their_gpus() -> None:
     view = FleetView(open_jobs=("7",), open_nodes=(("7", "n1"),))
     client.arms["activity"] = [({**JOB, **NODE_1, "UUID": "GPU-1", "gpu": "3"}, 0.5),
                                ({**OTHER, **NODE_1, "UUID": "GPU-2", "gpu": "4"}, 0.6), *client.arms["activity"]]
-    for _ in range(4):
-        fleet = own.refresh(view)
+    fleet = settled(own, view)
     opened = next(n for n in fleet.jobs[0].each if n.name == "n1")
     assert [(g.gpu, g.activity) for g in opened.each] == [("3", 0.5)]  # not those that others hold there
     assert replace(view) == view
@@ -281,8 +283,7 @@ def test_open_nodes_have_their_gpus() -> None:
 def test_where_the_clocks_differ_the_time_is_that_of_prometheus(own_s: float, words: str) -> None:
     client = by_label()
     own = Collector(client, LIMITS, None, clock=lambda: NOW + own_s)  # type: ignore[arg-type]
-    for _ in range(4):
-        fleet = own.refresh(FleetView())
+    fleet = settled(own, FleetView())
     assert fleet.figures_s == fleet.time_s == NOW
     assert [problem.message for problem in fleet.problems if words in problem.message]
     history = next(job.history for job in fleet.jobs if job.id == "7")

@@ -69,8 +69,7 @@ def test_what_others_can_read_on_the_way() -> None:
 
 @pytest.mark.parametrize(("url", "said"), [
     ("http://prom:9090", "credentials sent to prom are unencrypted: use https:// or ssh://prom/http://localhost:9090"),
-    ("ssh://ada@{login}/http://prom:9090", "credentials sent from ada@{login} to prom are "
-     "unencrypted: use https://"),
+    ("ssh://ada@{login}/http://prom:9090", "credentials sent from ada@{login} to prom are unencrypted: use https://"),
     ("ssh://{login}/https://prom", ""), ("https://prom", ""),
 ])
 def test_a_token_in_the_clear_is_said_wherever_on_the_way(url: str, said: str, tmp_path: Path,

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from gputop import __version__
 from gputop.cli import main
 from gputop.commands import common, completion
 from gputop.commands.arguments import parser
@@ -78,12 +77,6 @@ def test_options_count_before_and_after_the_command() -> None:
     assert parser().parse_args(["snapshot"]).interval is None, "the config file may say"
     assert parser().parse_args(["--demo"]).demo == "default"
     assert parser().parse_args(["--demo", "healthy"]).demo == "healthy"
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--version"])
-    assert __version__ in capsys.readouterr().out
 
 
 def test_demo_list_names_the_scenarios(capsys: pytest.CaptureFixture[str]) -> None:

@@ -195,7 +195,6 @@ def test_a_viewer_s_format_read_again_gives_the_same_figures(
     before, after = analyzed, analyze(str(packed))
     assert [(use.gpu, use.kernels, use.busy) for use in after.gpus] == [
         (use.gpu, use.kernels, pytest.approx(use.busy, abs=1e-6)) for use in before.gpus]
-    assert before.launch_threads is not None and after.launch_threads is not None
     assert after.launch_threads.threads_per_gpu == before.launch_threads.threads_per_gpu
     assert before.simulated and after.simulated
 

@@ -72,7 +72,6 @@ words: list[str]) -> None:
 def test_snapshots_captures_and_comparisons_of_a_simulated_node(scenario: str) -> None:
     scene = Scene(scenario)
     record = scene.capture()
-    assert record.analysis is not None
     assert not problems("snapshot", snapshot.document(scene))
     assert not problems("capture", {**record.analysis.to_json(), "capture": to_document(facts_of(record))})
     assert not problems("analyze", record.analysis.to_json())
@@ -85,7 +84,6 @@ def test_notifications() -> None:
 
 def test_captures_of_several_workers() -> None:
     analysis = capture_of("input-bound").analysis
-    assert analysis is not None
     failed = {"address": "b:1", "path": None, "took_s": None, "began_s": None, "overview_s": 0.0,
               "clock_offset_s": None, "clock_error_s": None, "cost": None,
               "error": {"message": "refused", "fix": "start it"}}

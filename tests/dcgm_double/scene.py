@@ -31,12 +31,13 @@ class Scene:
         """What every GPU's fields are from the next update on."""
         self.engine.figures |= {(gpu, i): value for gpu in self.engine.gpus for i, value in figures.items()}
 
-    def step(self, seconds: float = 1.0) -> None:
+    def step(self, seconds: float = 1.0, times: int = 1) -> None:
         """Time passes, the engine reads what is watched, the client asks once, without its thread."""
-        self.now_s += seconds
-        if self.engine.alive:
-            self.engine.update()
-        self.client.step()
+        for _ in range(times):
+            self.now_s += seconds
+            if self.engine.alive:
+                self.engine.update()
+            self.client.step()
 
     def value(self, field: int, gpu: int = 0) -> float | str:
         """What the client's snapshot holds: the value, or the reason."""

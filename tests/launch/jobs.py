@@ -3,14 +3,14 @@ socket that listens, on all interfaces as theirs do. What rests on the real ones
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+from gputop.launch.job import StartedJob
 
 GPUTOP = (sys.executable, "-m", "gputop")
 _LISTEN = """\
@@ -65,13 +65,6 @@ def addresses(text: str) -> list[str]:
     return re.findall(r"gputop: profiler server at (\S+) ", text)
 
 
-@contextlib.contextmanager
-def once_ready(*command: str, **how: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process that has said "ready"; killed at the end of the block."""
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **how) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield process
-        finally:
-            process.kill()
+def wait_for(job: StartedJob, text: str) -> None:
+    """Wait until the job's output holds it."""
+    subprocess.run(["timeout", "60", "bash", "-c", f"tail -f -n +1 {job.log} | grep -q -m1 {text}"], check=True)

@@ -21,7 +21,6 @@ from gputop.profiler.kineto import guard as asking
 from gputop.trace.complete_part import END_MARK
 
 _spec = spec_from_file_location("gputop_kineto_of_test", environment.INSIDE / "gputop_kineto.py")
-assert _spec is not None and _spec.loader is not None
 inside = module_from_spec(_spec)
 _spec.loader.exec_module(inside)
 _TIMEOUT_S = 20.0

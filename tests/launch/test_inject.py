@@ -19,7 +19,7 @@ from gputop.launch import inject, ptrace
 from gputop.launch.elf import addresses_in
 from gputop.launch.inject import call_with_text
 from gputop.launch.remote_exec import memory_of
-from tests.launch.jobs import once_ready
+from tests.processes import once_ready
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only")
 
@@ -57,30 +57,23 @@ def _ask(pid: int, code: str) -> int:
 
 def test_a_process_that_computes_and_sleeps_does_what_it_is_asked_and_goes_on_unharmed():
     with _python(_WORK) as process:
-        assert process.stdout is not None
         for number in range(200):
             assert _ask(process.pid, f"print('asked', {number}, flush=True)") == 0
             assert process.stdout.readline() == f"asked {number}\n"  # in order, and nothing else
 
 
-def test_one_thread_alone_that_sleeps_is_borrowed_and_sleeps_on():
-    # Timers interrupt it, too: both are calls that the kernel makes anew.
-    code = ("import select, sys, time\nprint('ready', flush=True)\n"
-            "while not select.select([sys.stdin], [], [], 0)[0]:\n    time.sleep(0.05)\n")
-    with _python(code) as process:
-        assert process.stdout is not None
-        for number in range(20):
-            assert _ask(process.pid, f"print({number}, flush=True)") == 0
-            assert process.stdout.readline() == f"{number}\n"
+# Its one thread sleeps and sleeps on. Timers interrupt it, too: both are calls that the kernel makes anew.
+_SLEEPS = ("import select, sys, time\nprint('ready', flush=True)\n"
+           "while not select.select([sys.stdin], [], [], 0)[0]:\n    time.sleep(0.05)\n")
+_GETS_SIGNALS = _END + ("import signal, time\nsignal.signal(signal.SIGALRM, lambda *_: None)\n"
+                        "signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\nprint('ready', flush=True)\n"
+                        "while True: time.sleep(1)\n")
 
 
-def test_other_signals_arrive_meanwhile():
-    code = _END + ("import signal, time\nsignal.signal(signal.SIGALRM, lambda *_: None)\n"
-                   "signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\nprint('ready', flush=True)\n"
-                   "while True: time.sleep(1)\n")
+@pytest.mark.parametrize(("code", "times"), [(_SLEEPS, 20), (_GETS_SIGNALS, 50)], ids=["sleeps", "gets other signals"])
+def test_one_thread_alone_is_borrowed_and_goes_on(code, times):
     with _python(code) as process:
-        assert process.stdout is not None
-        for number in range(50):
+        for number in range(times):
             assert _ask(process.pid, f"print({number}, flush=True)") == 0
             assert process.stdout.readline() == f"{number}\n"
 
@@ -100,7 +93,6 @@ def test_a_call_that_does_not_return_is_given_up_and_the_thread_let_go(monkeypat
                    "print('ready', flush=True)\nprint(ctypes.cast(libc.pause, ctypes.c_void_p).value, flush=True)\n"
                    "while True:\n    time.sleep(0.01)\n    print('on', flush=True)\n")
     with _python(code) as process:
-        assert process.stdout is not None
         pause = int(process.stdout.readline())
         with pytest.raises(GputopError, match="did not let gputop finish in time"), memory_of(process.pid) as memory:
             call_with_text(process.pid, memory, pause, 0, b"")

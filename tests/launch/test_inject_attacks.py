@@ -26,7 +26,7 @@ from gputop.core.signal_handlers import signals_held
 from gputop.launch import inject, ptrace, target
 from gputop.launch.elf import addresses_in
 from gputop.launch.remote_exec import memory_of
-from tests.launch.jobs import once_ready
+from tests.processes import once_ready
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only")
 
@@ -171,7 +171,6 @@ def _unharmed(process: subprocess.Popen[str]) -> None:
     """The job answers, has said nothing of its own, and nobody holds it."""
     with memory_of(process.pid) as memory:
         call(process, memory, "print('alive', flush=True)")
-    assert process.stdout is not None
     assert process.stdout.readline() == "alive\n"
     for task in Path(f"/proc/{process.pid}/task").iterdir():
         assert "TracerPid:\t0\n" in (task / "status").read_text()
@@ -200,7 +199,6 @@ def test_signals_to_the_job_arrive_while_it_is_held(job, monkeypatch):
     with memory_of(job.pid) as memory:
         call(job, memory, "caught = 0\ndef count(*_):\n    global caught\n    caught += 1\n"
              "signal.signal(signal.SIGALRM, count)\nprint('set', flush=True)\n")
-        assert job.stdout is not None
         assert job.stdout.readline() == "set\n"
         sent: list[int] = []
         for number in (signal.SIGALRM, signal.SIGCONT):

@@ -11,6 +11,7 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.launch.job import TAIL_BYTES, StartedJob, wait_for_exit
+from tests.launch.jobs import wait_for
 
 
 def _job(tmp_path, script: str) -> StartedJob:
@@ -39,11 +40,6 @@ else:
 while True:
     signal.pause()
 """
-
-
-def _wait_for(job: StartedJob, text: str) -> None:
-    """Until the job's output holds it."""
-    subprocess.run(["timeout", "60", "bash", "-c", f"tail -f -n +1 {job.log} | grep -q -m1 {text}"], check=True)
 
 
 def test_its_output_and_its_end(tmp_path):
@@ -84,9 +80,9 @@ def test_standard_input_is_empty(tmp_path):
 
 def test_signals_reach_its_first_process_or_all_of_it(tmp_path):
     job = StartedJob([sys.executable, "-c", _FAMILY], os.environ, tmp_path / "run.log")
-    _wait_for(job, "ready")
+    wait_for(job, "ready")
     job.send(signal.SIGTERM)
-    _wait_for(job, "TERM")
+    wait_for(job, "TERM")
     job.send(signal.SIGINT)
     assert job.ended.wait(60)
     assert job.returncode == 4
@@ -127,7 +123,7 @@ def test_what_keeps_it_from_starting(tmp_path):
 
 def test_after_the_monitor_the_rest_of_its_output_comes(tmp_path, capfdbinary):
     job = _job(tmp_path, f"echo before; until [ -e {tmp_path}/go ]; do sleep 0.01; done; echo after")
-    _wait_for(job, "before")
+    wait_for(job, "before")
     lines: list[str] = []
 
     def say(line: str) -> None:
@@ -142,7 +138,7 @@ def test_after_the_monitor_the_rest_of_its_output_comes(tmp_path, capfdbinary):
 
 def test_signals_are_passed_on_while_it_is_waited_for(tmp_path):
     job = _job(tmp_path, "trap 'exit 9' USR1; echo ready; while :; do sleep 0.01; done")
-    _wait_for(job, "ready")
+    wait_for(job, "ready")
     before = signal.getsignal(signal.SIGUSR1)
     of_textual = signal.signal(signal.SIGCONT, lambda *_: None)
 

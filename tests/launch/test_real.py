@@ -74,7 +74,6 @@ def _job(command: list[str], *, forked: bool = False) -> Iterator[tuple[subproce
     process = Forked(command, env, 2) if forked else subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     try:
-        assert process.stdout is not None
         lines: list[str] = []
         for line in process.stdout:
             lines.append(line.rstrip())
@@ -124,25 +123,22 @@ def _free_port() -> int:
     return free_port(0)
 
 
-@pytest.mark.tensorflow
-def test_a_tensorflow_job_is_served_and_not_changed(tmp_path):
-    port = _free_port()
-    with _job([*GPUTOP, "run", "--headless", "--", sys.executable, "-c", _TENSORFLOW, str(port)]) as (job, lines):
-        assert lines[-1] == "ready 2"  # its devices were its own to configure
-        assert "1" in lines  # and it could fork
-        (address,) = addresses("\n".join(lines))
-        assert _records(job, address, tmp_path, "MatMul")
-        assert probe(f"127.0.0.1:{port}") > 0  # and start one itself
-        assert _finish(job) == 7
+_JOBS = pytest.mark.parametrize(("python", "code", "event"), [
+    pytest.param(sys.executable, _TENSORFLOW, "MatMul", marks=pytest.mark.tensorflow),
+    pytest.param(_JAX_PYTHON, _JAX, "LoadedExecutable::Execute", marks=_needs_jax)], ids=["tensorflow", "jax"])
 
 
-@_needs_jax
-def test_a_jax_job_is_served_and_not_changed(tmp_path):
+@_JOBS
+def test_a_job_is_served_and_not_changed(python, code, event, tmp_path):
     port = _free_port()
-    with _job([*GPUTOP, "run", "--headless", "--", _JAX_PYTHON, "-c", _JAX, str(port)]) as (job, lines):
-        assert "untouched" in lines  # jax.distributed.initialize() would still be possible
+    with _job([*GPUTOP, "run", "--headless", "--", python, "-c", code, str(port)]) as (job, lines):
+        if code is _TENSORFLOW:
+            assert lines[-1] == "ready 2", "its devices were its own to configure"
+            assert "1" in lines, "and it could fork"
+        else:
+            assert "untouched" in lines, "jax.distributed.initialize() would still be possible"
         (address,) = addresses("\n".join(lines))
-        assert _records(job, address, tmp_path, "LoadedExecutable::Execute")
+        assert _records(job, address, tmp_path, event)
         assert probe(f"127.0.0.1:{port}") > 0  # and start one itself
         assert _finish(job) == 7
 
@@ -152,15 +148,12 @@ def _attach(job: subprocess.Popen[str] | Forked) -> str:
     with subprocess.Popen([*GPUTOP, "attach", str(job.pid), "--yes"], stdout=subprocess.PIPE, text=True) as attaching:
         while attaching.poll() is None:
             _step(job)
-        assert attaching.stdout is not None
         assert attaching.returncode == 0
         return attaching.stdout.read()
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only")
-@pytest.mark.parametrize(("python", "code", "event"), [
-    pytest.param(sys.executable, _TENSORFLOW, "MatMul", marks=pytest.mark.tensorflow),
-    pytest.param(_JAX_PYTHON, _JAX, "LoadedExecutable::Execute", marks=_needs_jax)], ids=["tensorflow", "jax"])
+@_JOBS
 def test_a_job_without_a_server_is_given_one(python, code, event, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(code)

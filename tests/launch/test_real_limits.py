@@ -22,7 +22,8 @@ from gputop.profiler.capture.safe_capture import capture_with_probe
 from gputop.profiler.ways import recorder_of
 from tests import environments
 from tests.forked_processes import WITHOUT_COMPILE
-from tests.launch.jobs import environment, once_ready
+from tests.launch.jobs import environment
+from tests.processes import once_ready
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only before Python 3.14")
 

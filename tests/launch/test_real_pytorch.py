@@ -179,7 +179,6 @@ class _Job(NamedTuple):
 
 def _value(process: subprocess.Popen[str]) -> list[str]:
     """Loss of the fortieth step, and the version of PyTorch."""
-    assert process.stdout is not None
     return next(line for line in process.stdout if line.startswith("value")).split()[1:]
 
 

@@ -80,7 +80,6 @@ def test_its_process_is_the_jobs():
     # So signals, job control and the terminal need no help.
     with subprocess.Popen([*GPUTOP, "run", "--headless", "--", "sh", "-c", "echo $$; exec cat"], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, text=True, env=environment()) as job:
-        assert job.stdout is not None
         assert int(job.stdout.readline()) == job.pid
         job.send_signal(signal.SIGINT)
         assert job.wait(60) == -signal.SIGINT
@@ -185,7 +184,6 @@ def test_who_reaches_it(packages, listen, reached):
     code = "import jax, sys; sys.stdin.read()"
     with subprocess.Popen([*GPUTOP, "run", "--headless", "--listen", listen, "--", sys.executable, "-c", code],
                           stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(packages)) as job:
-        assert job.stderr is not None
         err = job.stderr.readline()
         port = int(addresses(err)[0].rpartition(":")[2])
         socket.create_connection(("127.0.0.1", port), 5).close()

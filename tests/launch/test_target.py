@@ -59,7 +59,6 @@ def test_a_launcher_names_the_processes_that_train(tmp_path):
     started = [sys.executable, str(launcher), str(train)]
     for command in (started, ["sh", "-c", f"{' '.join(started)}; :"]):
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
             lines = {process.stdout.readline().strip(), process.stdout.readline().strip()}
             (child,) = lines - {"up"}
             refusal = _refusal(process.pid)
@@ -126,7 +125,6 @@ def test_a_process_that_is_debugged(sleeper):
             "Tracee(int(sys.argv[1])).seize(); print('has it', flush=True); sys.stdin.read()")
     with subprocess.Popen([sys.executable, "-c", code, str(sleeper.pid)], stdin=subprocess.PIPE, text=True,
                           stdout=subprocess.PIPE) as debugger:
-        assert debugger.stdout is not None
         assert debugger.stdout.readline() == "has it\n"
         assert f"process {debugger.pid} (a debugger, strace, …) is attached" in _refusal(sleeper.pid).message
         debugger.communicate()
@@ -157,7 +155,6 @@ def test_the_sysctl_and_its_value_are_named(scope, message):
             "print('ready', flush=True); sys.stdin.read()")
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         error = _error_for_nobody(process.pid, scope)
         process.communicate()

@@ -149,7 +149,6 @@ def flooding(what: str) -> Iterator[str]:
     command = [sys.executable, "-c", f"from tests.profiler.broken_servers import flood; flood({what!r})"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as server:
         try:
-            assert server.stdout is not None
             yield f"127.0.0.1:{int(server.stdout.readline())}"
         finally:
             server.kill()

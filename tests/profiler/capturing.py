@@ -45,3 +45,7 @@ def capture_workers(servers: Sequence[Address], *, seconds: float, logdir: Path,
 
 def recorders_of(servers: Iterable[Address]) -> list[Recorder]:
     return [recorder_of(address, pid) for address, pid in servers]
+
+
+def names_below(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.rglob("*") if p.is_file())

@@ -7,6 +7,7 @@ in one of its own, where it prints its port and can be killed.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -140,6 +141,19 @@ def serve(profiler: FakeProfiler | None = None, host: str = "127.0.0.1", at: str
         profiler._stop.set()
         profiler._sleeping.set()
         server.stop(None).wait()
+
+
+COMMAND = (sys.executable, "-m", "tests.profiler.fake_server")
+
+
+@contextmanager
+def serving_process(*command: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that prints a line once it listens, the address of its server; killed at the end."""
+    with subprocess.Popen(command or COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
 
 
 if __name__ == "__main__":

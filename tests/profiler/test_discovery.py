@@ -22,21 +22,9 @@ from gputop.profiler import discovery, sockets
 from gputop.profiler.addresses import listening_pid
 from gputop.profiler.discovery import Finder, TrainingProcesses
 from gputop.profiler.sockets import Listener
-from tests.profiler.fake_server import FakeProfiler, serve
+from tests.profiler.fake_server import COMMAND, FakeProfiler, serve, serving_process
 from tests.records import replace
 
-
-@contextlib.contextmanager
-def process(*command: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that prints one line once it listens."""
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
-        try:
-            yield running, running.stdout.readline().strip()
-        finally:
-            running.kill()
-
-
-SERVER = (sys.executable, "-m", "tests.profiler.fake_server")
 # Listens on all interfaces, accepts, says nothing; prints how often it was called when stdin closes.
 SILENT = (
     sys.executable, "-c",
@@ -52,11 +40,11 @@ SILENT = (
 def test_server_of_a_named_process_is_found_once_and_for_good(monkeypatch):
     monkeypatch.setenv("RANK", "5")
     finder = Finder()
-    with process(*SERVER) as (running, address):
+    with serving_process() as (running, address):
         found = finder.find([running.pid])
         (server,) = found.servers
         assert (server.address, server.pid) == (address, running.pid)
-        assert server.command == " ".join(SERVER)
+        assert server.command == " ".join(COMMAND)
         assert server.user is not None and server.uid == os.geteuid() and server.rank == "rank 5"
         assert server.framework is None and server.version is None
         assert found.notes == ()
@@ -66,7 +54,7 @@ def test_server_of_a_named_process_is_found_once_and_for_good(monkeypatch):
 
 
 def test_server_of_a_child_is_found():
-    with process("sh", "-c", f"{sys.executable} -m tests.profiler.fake_server; true") as (shell, address):
+    with serving_process("sh", "-c", f"{sys.executable} -m tests.profiler.fake_server; true") as (shell, address):
         servers = Finder().find([shell.pid]).servers
         assert [s.address for s in servers] == [address]
         assert servers[0].pid != shell.pid
@@ -74,7 +62,7 @@ def test_server_of_a_child_is_found():
 
 
 def test_processes_without_training_libraries_are_not_asked():
-    with process(*SERVER) as (running, _):
+    with serving_process() as (running, _):
         assert running.pid not in [s.pid for s in Finder().find().servers]
 
 
@@ -94,7 +82,7 @@ def test_ports_that_nobody_answers_at_are_asked_some_at_a_time(monkeypatch):
     monkeypatch.setattr(discovery, "check_http2", lambda address, *_, **__: _note(asked, address))
     monkeypatch.setattr(discovery, "_mapped_libraries", lambda proc, pid: read.append(pid) or [])
     finder = Finder()
-    with process(*MANY, "200") as (running, _):
+    with serving_process(*MANY, "200") as (running, _):
         for search in range(1, 12):
             assert finder.find([running.pid]).servers == ()
             assert len(asked) <= 64 * 2 * search and len(read) <= search  # at 127.0.0.1 and ::1
@@ -126,7 +114,7 @@ def test_own_process_is_left_out():
 def test_ports_that_do_not_greet_are_asked_few_times(monkeypatch):
     monkeypatch.setattr(discovery, "_TIMEOUT_S", 0.05)
     finder = Finder()
-    with process(*SILENT) as (running, _):
+    with serving_process(*SILENT) as (running, _):
         for _ in range(discovery._ATTEMPTS + 3):
             assert finder.find([running.pid]).servers == ()
         running.stdin.close()
@@ -276,7 +264,7 @@ def test_processes_of_others_are_noted(monkeypatch):
         return real(proc, pid)
 
     monkeypatch.setattr(sockets, "network_namespace", refuse)
-    with process(*SERVER) as (running, _):
+    with serving_process() as (running, _):
         found = Finder().find([running.pid])
     assert found.servers == ()
     assert f"process {running.pid} belongs to" in found.notes[0]
@@ -284,7 +272,7 @@ def test_processes_of_others_are_noted(monkeypatch):
 
 
 def test_vanished_process():
-    with process(*SERVER) as (running, _):
+    with serving_process() as (running, _):
         pass
     assert Finder().find([running.pid]) == discovery.Discovery()
 
@@ -487,7 +475,6 @@ def two_containers() -> Iterator[tuple[int, int]]:
         except (OSError, subprocess.CalledProcessError):
             pytest.skip("no networks can be made here")
         for process in processes:
-            assert process.stdin is not None and process.stdout is not None
             process.stdin.write("go\n")
             process.stdin.flush()
             assert process.stdout.readline() == "ready\n"
@@ -512,15 +499,12 @@ def test_made_up_proc_is_read_as_meant(proc):
     assert sockets.with_children(proc, [1]) == {1, 77, os.getpid()}
 
 
-@pytest.mark.parametrize(
-    ("maps", "framework", "version"),
-    [
-        ("/opt/v/lib/python3.12/site-packages/jaxlib/libjax_common.so", "JAX", "0.6.1"),
-        ("/s/tensorflow/libtensorflow_framework.so.2\n1-2 r-xp 0 08:01 1 /s/jaxlib/xla_extension.so", "JAX", None),
-        ("/usr/lib/libcuda.so.535", None, None),
-        ("/usr/lib/libc.so.6", None, None),
-    ],
-)
+@pytest.mark.parametrize(("maps", "framework", "version"), [
+    ("/opt/v/lib/python3.12/site-packages/jaxlib/libjax_common.so", "JAX", "0.6.1"),
+    ("/s/tensorflow/libtensorflow_framework.so.2\n1-2 r-xp 0 08:01 1 /s/jaxlib/xla_extension.so", "JAX", None),
+    ("/usr/lib/libcuda.so.535", None, None),
+    ("/usr/lib/libc.so.6", None, None),
+])
 def test_framework_from_what_is_mapped(proc, maps, framework, version):
     (proc / "77" / "maps").write_text(f"7f00-7f01 r-xp 0000 08:01 1   {maps}\n")
     (proc / "77" / "root" / "opt/v/lib/python3.12/site-packages/jax-0.6.1.dist-info").mkdir(parents=True)
@@ -659,7 +643,7 @@ IPV6_ONLY = (
 def test_a_server_on_ipv6_only_is_asked_there(monkeypatch):
     asked: list[str] = []
     monkeypatch.setattr(discovery, "check_http2", lambda address, *_, **__: _note(asked, address))
-    with process(*IPV6_ONLY) as (running, port):
+    with serving_process(*IPV6_ONLY) as (running, port):
         if not port:
             pytest.skip("this machine has no IPv6")
         Finder().find([running.pid])

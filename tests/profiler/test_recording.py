@@ -14,7 +14,6 @@ from gputop.profiler.recording import TraceLost, end_of_recorded, pidfd_of
 def ended(command: str) -> TraceLost | None:
     with (subprocess.Popen(["sh", "-c", f"read line; {command}"], stdin=subprocess.PIPE) as process,
           pidfd_of(process.pid) as pidfd):
-        assert process.stdin is not None
         process.stdin.close()
         return end_of_recorded(process.pid, pidfd)
 
@@ -43,7 +42,6 @@ def test_one_that_goes_on_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None
     with (subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process,
           pidfd_of(process.pid) as pidfd):
         assert pidfd >= 0 and end_of_recorded(process.pid, pidfd) is None
-        assert process.stdin is not None
         process.stdin.close()
     with pidfd_of(process.pid) as pidfd:
         assert pidfd == -1 and end_of_recorded(process.pid, pidfd) is None

@@ -45,6 +45,15 @@ def owner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, Path]]:
         process.kill()
 
 
+@pytest.fixture
+def dead(owner: tuple[subprocess.Popen[str], Path, Path]) -> tuple[Path, Path]:
+    """The file and the folder of a process that was killed in the middle of a capture."""
+    process, partial, folder = owner
+    process.kill()
+    process.wait()
+    return partial, folder
+
+
 def aged(path: Path, hours: float) -> Path:
     os.utime(path, (time.time() - hours * 3600,) * 2)
     return path
@@ -96,21 +105,17 @@ def test_a_later_process_with_its_number_does_not_keep_it(tmp_path):
     assert (tmp_path / name).exists() and not earlier.exists()
 
 
-def test_a_trace_beside_it_stays(owner, tmp_path):
-    process, partial, _ = owner
-    process.kill()
-    process.wait()
+def test_a_trace_beside_it_stays(dead, tmp_path):
+    partial, _ = dead
     (trace := partial.parent / "other.xplane.pb").write_bytes(b"trace")
     remove_stale_files(tmp_path)
     assert not partial.exists() and trace.read_bytes() == b"trace"
 
 
 @pytest.mark.parametrize(("hours", "gone"), [(6, False), (25, True), (-25, False)])
-def test_of_other_hosts_only_what_is_too_old_to_be_of_a_capture(owner, tmp_path, monkeypatch, hours, gone):
+def test_of_other_hosts_only_what_is_too_old_to_be_of_a_capture(dead, tmp_path, monkeypatch, hours, gone):
     """Another host of a shared file system, or another container."""
-    process, partial, folder = owner
-    process.kill()
-    process.wait()
+    partial, folder = dead
     monkeypatch.setattr(stale_files.platform, "node", lambda: "another-host")
     for path in (partial, folder):
         aged(path, hours)
@@ -118,10 +123,8 @@ def test_of_other_hosts_only_what_is_too_old_to_be_of_a_capture(owner, tmp_path,
     assert (partial.exists(), folder.exists()) == (not gone, not gone)
 
 
-def test_of_other_users_nothing(owner, tmp_path, monkeypatch):
-    process, partial, folder = owner
-    process.kill()
-    process.wait()
+def test_of_other_users_nothing(dead, tmp_path, monkeypatch):
+    partial, folder = dead
     monkeypatch.setattr(stale_files.os, "geteuid", lambda: os.getuid() + 1)
     remove_stale_files(tmp_path)
     assert partial.exists() and folder.exists()
@@ -141,10 +144,8 @@ def test_where_the_system_does_not_tell_who_lives_age_does(tmp_path, monkeypatch
     assert new.name.partition(".")[2] != old.name.partition(".")[2]
 
 
-def test_other_things_stay_and_what_cannot_be_removed_is_no_error(owner, tmp_path, monkeypatch):
-    process, partial, folder = owner
-    process.kill()
-    process.wait()
+def test_other_things_stay_and_what_cannot_be_removed_is_no_error(dead, tmp_path, monkeypatch):
+    partial, folder = dead
     run = partial.parent
     others = [run / ".host.partial", run / ".rsync-partial", tmp_path / ".gputop-probe-12345678",
               run / partial.name[1:]]
@@ -160,10 +161,8 @@ def test_other_things_stay_and_what_cannot_be_removed_is_no_error(owner, tmp_pat
     remove_stale_files(Path("~no-such-user-here/logs"))
 
 
-def test_of_a_dead_probe_s_folder_links_are_removed_and_not_followed(owner, tmp_path):
-    process, _, folder = owner
-    process.kill()
-    process.wait()
+def test_of_a_dead_probe_s_folder_links_are_removed_and_not_followed(dead, tmp_path):
+    _, folder = dead
     (kept := tmp_path / "kept").mkdir()
     (kept / "file").touch()
     (folder / "link").symlink_to(kept)
@@ -172,10 +171,8 @@ def test_of_a_dead_probe_s_folder_links_are_removed_and_not_followed(owner, tmp_
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a folder of another user")
-def test_in_a_logdir_that_another_user_could_exchange_nothing_is_removed(owner, tmp_path):
-    process, partial, folder = owner
-    process.kill()
-    process.wait()
+def test_in_a_logdir_that_another_user_could_exchange_nothing_is_removed(dead, tmp_path):
+    partial, folder = dead
     os.chown(tmp_path / "plugins", 12345, -1)
     remove_stale_files(tmp_path)
     assert partial.exists() and folder.exists()

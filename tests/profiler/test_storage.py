@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import stat
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from gputop.profiler.xprof import client, server_disk
 from gputop.profiler.xprof.server_disk import ServerDisk
 from tests.descriptors import open_below
 from tests.profiler.capturing import capture
+from tests.profiler.fake_server import serving_process
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
 BOB = 12345
@@ -298,22 +298,16 @@ with serve(Hostile()) as server:
 
 @ROOT
 @pytest.mark.parametrize(("kind", "word"), [("link", "symbolic link"), ("pipe", "a pipe"), ("trace", None)])
-def test_a_server_of_another_user_that_answers_without_data(kind, word, secret, tmp_path):
+def test_a_server_of_another_user_that_answers_without_data(kind, word, secret, logdir):
     """The whole attack: root captures from a server of bob's, which makes it open a path that bob owns."""
-    logdir = tmp_path / "logs"
-    with subprocess.Popen([sys.executable, "-c", HOSTILE, kind, str(secret)], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, text=True) as server:
-        try:
-            address = server.stdout.readline().strip()
-            if word is None:
-                path = capture(address, seconds=0.01, logdir=logdir).path
-                assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.stat().st_size
-            else:
-                with pytest.raises(GputopError, match=word):
-                    capture(address, seconds=0.01, logdir=logdir)
-                assert not logdir.exists()
-            root = Path(server.stdout.readline().strip())
-            assert root.exists() == (word is not None), "what was copied is removed, with its folders"
-            shutil.rmtree(root, ignore_errors=True)
-        finally:
-            server.kill()
+    with serving_process(sys.executable, "-c", HOSTILE, kind, str(secret)) as (server, address):
+        if word is None:
+            path = capture(address, seconds=0.01, logdir=logdir).path
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.stat().st_size
+        else:
+            with pytest.raises(GputopError, match=word):
+                capture(address, seconds=0.01, logdir=logdir)
+            assert not logdir.exists()
+        root = Path(server.stdout.readline().strip())
+        assert root.exists() == (word is not None), "what was copied is removed, with its folders"
+        shutil.rmtree(root, ignore_errors=True)

@@ -178,17 +178,6 @@ def test_of_many_workers_few_are_captured(tmp_path, monkeypatch):
     assert (record.path / MARK).is_file() and any("3 of 9 workers" in remark for remark in record.remarks)
 
 
-def test_nobody_is_there_to_accept_that_it_may_end_the_job(tmp_path, monkeypatch):
-    monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda pids: "it was seen to")
-    with serve(FakeProfiler()) as server:
-        session = Fed(AutoCaptureOptions(RULE), tmp_path, (Server(server.address),))
-        session.go(120, 0.9)
-        session.go(8, 0.2)
-        session.wait()
-        assert session.control.status.phase == "failed" and not server.requests
-        assert "it was seen to" in session.control.status.message
-
-
 def test_when_a_trace_begins_is_told_from_its_events():
     record = CaptureRecord("a:1", Path("x"), 0.0, 10.0, 1.0, analysis=Analysis(trace=TraceSummary(start_s=1001.2)))
     assert held_before(record, 1000.0) == (

@@ -28,7 +28,6 @@ def captured(*gpus: int, end_s: float = START_S + 299, took_s: float = 9.0) -> C
 
 
 def visible(session: StillSession, text: str) -> NodeSample:
-    assert session.feed.sample is not None
     (process,) = session.feed.sample.processes
     held = {int(n): process.gpus[int(n)] for n in text.split(",")}
     return replace(session.feed.sample, processes=(replace(process, cuda_visible_devices=text, gpus=held),))
@@ -83,7 +82,6 @@ def test_a_capture_without_a_monitor_samples_for_itself() -> None:
     with watch.running():
         assert sampled.wait(20)
     assert source.at(0.0)[0] is node  # the job goes on as it was
-    assert watch.sample is not None
     (process,) = watch.sample.processes
     found = watch.counters(captured(0, end_s=watch.sample.time_s), (Server("127.0.0.1:1", pid=process.pid),))
     assert len(found.times_s) >= 2 and found.gpus[0]["sm_active"].values
@@ -153,7 +151,6 @@ def test_work_that_the_trace_lacks_is_told_by_the_gpus_activity() -> None:
 
 def test_of_several_workers_each_has_those_of_its_own_gpus() -> None:
     session = StillSession()
-    assert session.feed.sample is not None
     (process,) = session.feed.sample.processes
     both = tuple(replace(process, pid=pid, local_pid=None, cuda_visible_devices=str(gpu), gpus={gpu: process.gpus[gpu]})
                  for pid, gpu in ((7, 5), (8, 2)))

@@ -46,7 +46,6 @@ def test_children_ranks_gputop_and_others_are_told_apart(tmp_path: Path, monkeyp
     node(tmp_path, 4.0)
     users.sample(begin=False)
     found = users.of(JOB, [JOB])
-    assert found is not None
     assert found[:3] == pytest.approx((0.4, 0.4, 0.25), abs=0.01)
     assert found.children_waited == pytest.approx(0.1), "half of what each ran"
     assert [(user.pid, user.child) for user in found.busiest] == [

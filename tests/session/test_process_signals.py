@@ -24,7 +24,6 @@ def selected(pid: int) -> ProcessSample:
     """The process as the host's source sees it."""
     stat = proc_files.parse_stat(proc_files.read(f"/proc/{pid}/stat"))
     boot = next(int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if "btime" in line)
-    assert stat is not None
     return ProcessSample(pid, "me", "sleep", NONE, NONE, started_s=boot + stat.start / os.sysconf("SC_CLK_TCK"))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gputop.profiler.kineto import jobs as kineto_jobs
 from gputop.session.capture import capture_control, server_watch
 from gputop.session.capture.captures import FoundServers, choose_servers, find_servers, server_question
 from gputop.session.session import Options, Session
+from gputop.sources.simulated import SimulatedSource
 from gputop.tui.monitor import messages
 from tests.fakes import StillSession, StillSource, node_sample
 from tests.records import replace
@@ -28,68 +30,55 @@ from tests.session.watched import Watched
 REQUEST = CaptureRequest(1.0, Path("logs"))
 
 
-def simulated(tmp_path: Path, **options: object) -> Session:
-    from gputop.sources.simulated import SimulatedSource
-
-    return Session(SimulatedSource("gpu0-oversubscribed"),
-                   Options(interval_s=0.1, logdir=tmp_path, **options))  # type: ignore[arg-type]
-
-
-def test_a_session_goes_from_samples_to_a_named_cause(tmp_path: Path) -> None:
-    session = simulated(tmp_path, capture_s=2.0)
+@contextlib.contextmanager
+def simulated(logdir: Path, **options: object) -> Iterator[tuple[Session, Watched]]:
+    """A session of a simulated node that has found a server; closed at the end of the block."""
+    session = Session(SimulatedSource("gpu0-oversubscribed"), Options(interval_s=0.1, logdir=logdir, **options))
     watched = Watched(session)
     session.start()
     try:
         watched.until(lambda: session.feed.sample is not None and session.watch.servers)
+        yield session, watched
+    finally:
+        session.close()
+
+
+def test_a_session_goes_from_samples_to_a_named_cause(tmp_path: Path) -> None:
+    with simulated(tmp_path, capture_s=2.0) as (session, watched):
         phases: list[str] = []
         session.listen(lambda change: phases.append(session.control.status.phase) if session.control.status else None)
         session.start_capture()
         with pytest.raises(GputopError, match="a capture is already running"):
             session.start_capture()
-        watched.until(lambda: session.control.status is not None and not session.control.status.running)
-        assert session.control.status is not None and session.control.status.phase == "done", session.control.status
+        status = watched.captured()
+        assert status.phase == "done", status
         assert {"recording", "analyzing", "done"} <= set(phases)
         record = session.results.last_capture
         assert record is not None and record.path.is_file() and record.step_s is not None
         findings = session.results.findings
         assert findings[0].id == "gpu0_oversubscribed" and findings[0].severity == "high"
         assert [f.id for f in findings].count("gpu0_oversubscribed") == 1, "live and trace are one entry"
-    finally:
-        session.close()
 
 
 def test_a_stopped_capture_keeps_its_data(tmp_path: Path, analysis_in_this_process: None) -> None:
-    session = simulated(tmp_path, capture_s=60.0)
-    watched = Watched(session)
-    session.start()
-    try:
-        watched.until(lambda: session.watch.servers)
+    with simulated(tmp_path, capture_s=60.0) as (session, watched):
         session.start_capture()
         watched.until(lambda: session.control.status is not None and session.control.status.elapsed_s > 1.0)
         assert session.control.stop_capture()
-        watched.until(lambda: session.control.status is not None and not session.control.status.running)
-        assert session.control.status is not None and session.control.status.phase == "done", session.control.status
+        status = watched.captured()
+        assert status.phase == "done", status
         assert session.results.last_capture is not None and session.results.last_capture.took_s < 30
         assert not session.control.stop_capture()
-    finally:
-        session.close()
 
 
 def test_a_logdir_that_cannot_be_written_fails_the_capture_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    session = simulated(tmp_path / "file" / "sub")
-    watched = Watched(session)
-    session.start()
-    try:
-        watched.until(lambda: session.watch.servers)
+    with simulated(tmp_path / "file" / "sub") as (session, watched):
         session.start_capture()
-        watched.until(lambda: session.control.status is not None and not session.control.status.running)
-        assert session.control.status is not None and session.control.status.phase == "failed"
-        assert "file" in session.control.status.message and session.control.status.fix
+        status = watched.captured()
+        assert status.phase == "failed" and "file" in status.message and status.fix
         before = session.feed.sample
         watched.until(lambda: session.feed.sample is not before)
-    finally:
-        session.close()
 
 
 def test_a_source_that_does_not_open_is_the_session_s_failure() -> None:
@@ -176,8 +165,7 @@ def test_a_fault_of_gputop_ends_the_capture_and_not_the_session(monkeypatch: pyt
     watched = Watched(session)
     for _ in range(2):  # the second shows that another capture is possible
         session.start_capture()
-        watched.until(lambda: session.control.status is not None and not session.control.status.running)
-        assert session.control.status is not None and "no way" in session.control.status.message
+        assert "no way" in watched.captured().message
 
 
 def test_a_fault_of_the_discovery_of_servers_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,100 +301,6 @@ def test_a_capture_that_may_end_the_job_waits_for_an_answer(monkeypatch: pytest.
     assert taken == [["a:1", "b:1"]]
 
 
-@pytest.mark.parametrize("chosen", [True, False])
-def test_a_job_that_has_ended_is_known_with_the_next_sample(chosen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not only with the next search for servers, up to ten seconds later. Of one that nobody chose and that is not on
-    the GPUs nothing is told."""
-    session, job = StillSession(), subprocess.Popen(["sleep", "600"])
-    watch, server = session.watch, Server("127.0.0.1:6009", "train.py", job.pid)
-    found = [server]
-    monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers(tuple(found)))
-    session.watch.update()
-    if chosen:
-        session.watch.choose_job(server)
-    session.advance()
-    assert session.watch.servers == (server,) and session.watch.ended_server is None
-    job.kill()
-    os.waitid(os.P_PID, job.pid, os.WEXITED | os.WNOWAIT)  # ended, and its parent has yet to take notice
-    session.advance()
-    assert session.watch.servers == () and session.watch.ended_server == (server if chosen else None)
-    assert watch._search_now.is_set()
-    job.wait()
-    found[:] = [Server("127.0.0.1:6010", "train.py", os.getpid())]
-    session.watch.update()
-    assert session.watch.ended_server is None and session.watch.servers == tuple(found), "it was started again"
-    assert (session.watch.job.restarted == found[0]) is chosen
-
-
-def test_the_end_of_the_job_on_the_gpus_is_told_until_another_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    session, job = StillSession(), subprocess.Popen(["sleep", "600"])
-    sample = node_sample(1)
-    held = replace(sample.processes[0], pid=job.pid)
-    session.control.update_node(replace(session.watched_node, sample=replace(sample, processes=(held,))))
-    on_gpus, other = Server("127.0.0.1:2", "train.py", job.pid), Server("127.0.0.1:1", "eval.py", os.getpid())
-    monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers((other, on_gpus)))
-    session.watch.update()
-    assert session.watch.servers == (on_gpus, other), "the line of the job shows the job on the GPUs"
-    job.kill()
-    job.wait()
-    session.watch.drop_ended()
-    assert session.watch.ended_server == on_gpus and session.watch.servers == (other,)
-    question = session.watch.question(session.control.request())
-    assert question is not None and question.servers == (other,), "the line of the job still shows the one that ended"
-    monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers((other,)))
-    session.watch.update()
-    assert session.watch.ended_server is None, "nobody chose it"
-
-
-def test_the_end_of_a_named_job_does_not_make_way_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    session, job = StillSession(), subprocess.Popen(["sleep", "600"])
-    named, other = Server("127.0.0.1:1", "train.py", job.pid, asked=True), Server("127.0.0.1:2", "eval.py", os.getpid())
-    found = [named, other]
-    monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers(tuple(found)))
-    session.watch.update()
-    job.kill()
-    job.wait()
-    session.advance()
-    assert session.watch.ended_server == named and usable(session.watch.servers) == ()
-    found[0] = replace(named, problem="nothing listens there", pid=None)
-    session.watch.update()
-    assert session.watch.ended_server == named and usable(session.watch.servers) == ()
-
-
-def test_which_of_several_jobs_is_meant_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    session, begun = StillSession(), []
-    monkeypatch.setattr(session.control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
-    train, worker, evaluate = (Server("127.0.0.1:2", "train.py", 8), Server("127.0.0.1:3", "train.py", 9),
-                               Server("127.0.0.1:4", "eval.py", 10))
-    found = [train, worker, evaluate]
-    monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers(tuple(found)))
-    session.watch.update()
-    question = session.start_capture()
-    assert question is not None and question.servers == (train, evaluate) and not begun, (
-        "two workers of one command are one job")
-    session.start_capture(structs.replace(session.control.request(), reason="a dip"))
-    assert begun == [train.address], "the auto-capture has nobody to ask"
-    session.start_capture(answered(question, evaluate.address))
-    assert session.watch.servers[0] == evaluate, "the line of the job shows it"
-    found.insert(0, Server("127.0.0.1:1", "new.py", 11))
-    session.watch.update()
-    session.start_capture()
-    assert begun[1:] == [evaluate.address] * 2, "also when the search finds another one first"
-
-
-def test_one_job_that_was_captured_stays_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    session, begun = StillSession(), []
-    monkeypatch.setattr(session.control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
-    found = [Server("127.0.0.1:2", "train.py", 8)]
-    monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers(tuple(found)))
-    session.watch.update()
-    session.start_capture()
-    found.insert(0, Server("127.0.0.1:1", "new.py", 11))
-    session.watch.update()
-    session.start_capture()
-    assert begun == ["127.0.0.1:2"] * 2
-
-
 class Jobs:
     """A session that finds what it is told to; captures are noted, and so are questions."""
 
@@ -428,6 +322,86 @@ class Jobs:
         question = self.capture()
         assert question is not None
         return self.capture(answered(question, key))
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_job_that_has_ended_is_known_with_the_next_sample(chosen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only with the next search for servers, up to ten seconds later. Of one that nobody chose and that is not on
+    the GPUs nothing is told."""
+    jobs, job = Jobs(monkeypatch), subprocess.Popen(["sleep", "600"])
+    session, server = jobs.session, Server("127.0.0.1:6009", "train.py", job.pid)
+    jobs.search(server)
+    if chosen:
+        session.watch.choose_job(server)
+    session.advance()
+    assert session.watch.servers == (server,) and session.watch.ended_server is None
+    job.kill()
+    os.waitid(os.P_PID, job.pid, os.WEXITED | os.WNOWAIT)  # ended, and its parent has yet to take notice
+    session.advance()
+    assert session.watch.servers == () and session.watch.ended_server == (server if chosen else None)
+    assert session.watch._search_now.is_set()
+    job.wait()
+    again = Server("127.0.0.1:6010", "train.py", os.getpid())
+    jobs.search(again)
+    assert session.watch.ended_server is None and session.watch.servers == (again,), "it was started again"
+    assert (session.watch.job.restarted == again) is chosen
+
+
+def test_the_end_of_the_job_on_the_gpus_is_told_until_another_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, job = Jobs(monkeypatch), subprocess.Popen(["sleep", "600"])
+    session, sample = jobs.session, node_sample(1)
+    held = replace(sample.processes[0], pid=job.pid)
+    session.control.update_node(replace(session.watched_node, sample=replace(sample, processes=(held,))))
+    on_gpus, other = Server("127.0.0.1:2", "train.py", job.pid), Server("127.0.0.1:1", "eval.py", os.getpid())
+    jobs.search(other, on_gpus)
+    assert session.watch.servers == (on_gpus, other), "the line of the job shows the job on the GPUs"
+    job.kill()
+    job.wait()
+    session.watch.drop_ended()
+    assert session.watch.ended_server == on_gpus and session.watch.servers == (other,)
+    question = session.watch.question(session.control.request())
+    assert question is not None and question.servers == (other,), "the line of the job still shows the one that ended"
+    jobs.search(other)
+    assert session.watch.ended_server is None, "nobody chose it"
+
+
+def test_the_end_of_a_named_job_does_not_make_way_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, job = Jobs(monkeypatch), subprocess.Popen(["sleep", "600"])
+    session, other = jobs.session, Server("127.0.0.1:2", "eval.py", os.getpid())
+    named = Server("127.0.0.1:1", "train.py", job.pid, asked=True)
+    jobs.search(named, other)
+    job.kill()
+    job.wait()
+    session.advance()
+    assert session.watch.ended_server == named and usable(session.watch.servers) == ()
+    jobs.search(replace(named, problem="nothing listens there", pid=None), other)
+    assert session.watch.ended_server == named and usable(session.watch.servers) == ()
+
+
+def test_which_of_several_jobs_is_meant_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Jobs(monkeypatch)
+    train, worker, evaluate = (Server("127.0.0.1:2", "train.py", 8), Server("127.0.0.1:3", "train.py", 9),
+                               Server("127.0.0.1:4", "eval.py", 10))
+    jobs.search(train, worker, evaluate)
+    question = jobs.capture()
+    assert question is not None and question.servers == (train, evaluate) and not jobs.begun, (
+        "two workers of one command are one job")
+    jobs.capture(structs.replace(jobs.session.control.request(), reason="a dip"))
+    assert jobs.begun == [train.address], "the auto-capture has nobody to ask"
+    jobs.capture(answered(question, evaluate.address))
+    assert jobs.session.watch.servers[0] == evaluate, "the line of the job shows it"
+    jobs.search(Server("127.0.0.1:1", "new.py", 11), train, worker, evaluate)
+    jobs.capture()
+    assert jobs.begun[1:] == [evaluate.address] * 2, "also when the search finds another one first"
+
+
+def test_one_job_that_was_captured_stays_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, train = Jobs(monkeypatch), Server("127.0.0.1:2", "train.py", 8)
+    jobs.search(train)
+    jobs.capture()
+    jobs.search(Server("127.0.0.1:1", "new.py", 11), train)
+    jobs.capture()
+    assert jobs.begun == ["127.0.0.1:2"] * 2
 
 
 TRAIN = Server("127.0.0.1:1", "TensorFlow 2.21.0: python /home/ana/train.py --lr 1", 700001, user="ana")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from gputop.profiler.capture.records import CaptureStatus
 from gputop.session.session import Session
 
 
@@ -19,6 +20,12 @@ class Watched:
     def _on_change(self, change: str) -> None:
         with self._changed:
             self._changed.notify_all()
+
+    def captured(self) -> CaptureStatus:
+        """The status of the capture that runs, once it is over."""
+        control = self.session.control
+        self.until(lambda: control.status is not None and not control.status.running)
+        return control.status
 
     def until(self, done: Callable[[], object], timeout_s: float = 30.0) -> None:
         with self._changed:

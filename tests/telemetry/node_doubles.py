@@ -5,16 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 
-from gputop.core.samples import (
-    GpuInfo,
-    GpuProcess,
-    GpuSample,
-    HostSample,
-    NodeSample,
-    ProcessSample,
-    Reading,
-    XidEvent,
-)
+from gputop.core.samples import GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading, XidEvent
 
 WAIT_S = 20.0  # how long a test waits for something that must come
 

@@ -93,8 +93,7 @@ def fill(history: History, times: Sequence[float], metric: str, seed: int) -> li
        slice_s=st.sampled_from([0.125, 0.5, 1.0, 1.5, 2.0, 2.5, 7.0, 10.0, 60.0]),
        metric=st.sampled_from(["sm_active", "memory_used_bytes", "power_w"]), back=st.integers(0, 40))
 def test_what_single_samples_hold_is_exact_at_any_slice(
-    seed: int, count: int, slices: int, slice_s: float, metric: str, back: int,
-) -> None:
+        seed: int, count: int, slices: int, slice_s: float, metric: str, back: int) -> None:
     history = History(**SMALL)
     times = ticks(seed, count)
     rows = fill(history, times, metric, seed)
@@ -109,8 +108,7 @@ def test_what_single_samples_hold_is_exact_at_any_slice(
        metric=st.sampled_from(["sm_active", "pcie_rx_bytes_per_s"]),
        tier=st.sampled_from(SMALL["tiers"]), parts=st.integers(1, 7), gaps=st.booleans())
 def test_tiers_hold_the_same_as_the_samples_they_replace(
-    seed: int, count: int, metric: str, tier: tuple[float, int], parts: int, gaps: bool,
-) -> None:
+        seed: int, count: int, metric: str, tier: tuple[float, int], parts: int, gaps: bool) -> None:
     assume(parts < tier[1])  # a slice longer than what the tier keeps cannot be whole
     history = History(**SMALL)
     times = ticks(seed, count, gaps)

@@ -1,27 +1,18 @@
-"""The sampler's clock and threads, with probes that do what the test says, and over the fake NVML."""
+"""The sampler's clock and threads, with probes that do what the test says."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
 from gputop.core.errors import GputopError, NoDataError
-from gputop.core.samples import (
-    FAILED,
-    NOT_RESPONDING,
-    OK,
-    NodeSample,
-    XidEvent,
-)
+from gputop.core.samples import FAILED, NOT_RESPONDING, OK, NodeSample, XidEvent
 from gputop.sources.base import Source
-from gputop.sources.nvml.source import NvmlSource
 from gputop.telemetry import deadline_calls
 from gputop.telemetry.sampler import MIN_INTERVAL_S, OwnCpu, Sampler, next_tick
-from tests.nvml_fake import FakeNvml, build
 from tests.telemetry.node_doubles import WAIT_S, Node
 
 
@@ -257,8 +248,7 @@ def test_a_driver_that_hangs_at_the_start_is_reported_and_may_still_come(
     [(KeyError("odd"), "KeyError('odd')", "report"), (GputopError("no room", "Make some."), "no room", "Make some.")],
 )
 def test_a_sample_that_cannot_be_used_ends_it_and_is_no_fault_of_the_source(
-    which: str, fault: Exception, expected: str, fix: str
-) -> None:
+        which: str, fault: Exception, expected: str, fix: str) -> None:
     node, errors, taken = Node(), queue.SimpleQueue[GputopError](), []
 
     def take(sample: NodeSample | Sequence[NodeSample]) -> None:
@@ -284,39 +274,5 @@ def test_a_stop_at_the_first_sample_is_no_fault(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(node, "close", ended.set)
     sampler.start()
     assert ended.wait(WAIT_S)
-    assert sampler._thread is not None
     sampler._thread.join(WAIT_S)
     assert faults == []
-
-
-# -- in time that passes by calculation ------------------------------------------------------------
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeNvml]:
-    with FakeNvml(build(tmp_path)) as fake:
-        yield fake
-
-
-def test_rates_and_gpm_have_values_from_the_second_sample_on(fake: FakeNvml, run: Callable[..., Run]) -> None:
-    going = run(NvmlSource(), 0.5)
-    going.sample()
-    sample = going.sample()
-    assert len(sample.gpus) == 8
-    for gpu in sample.gpus:
-        for metric in ("sm_active", "pcie_rx_bytes_per_s", "nvlink_tx_bytes_per_s", "power_w", "gpu_util"):
-            assert gpu[metric].value is not None, (metric, gpu[metric].reason)
-    assert sample.host["cpu_ratio"].unit == "ratio"
-
-
-def test_a_wedged_driver_call(fake: FakeNvml, run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline_calls, "HANG_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(deadline_calls, "MOST_LATE", 1.0)  # however loaded the machine of the test is
-    going = run(NvmlSource())
-    assert states(going.sample()) == [OK] * 8
-    fake.hang(5)
-    assert fake.await_hanging(5)
-    sample = going.until(lambda sample: sample.gpus[5].state != OK)
-    assert states(sample) == [OK] * 5 + [NOT_RESPONDING] + [OK] * 2
-    fake.release(5)
-    assert going.until(lambda sample: sample.gpus[5]["power_w"].value is not None)

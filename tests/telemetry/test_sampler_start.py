@@ -63,8 +63,7 @@ def test_the_backfill_comes_once_after_the_first_sample(begin_backfill: Callable
 
 
 def test_a_source_whose_backfill_fails_is_sampled(
-    begin_backfill: Callable[[Node], list[object]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+        begin_backfill: Callable[[Node], list[object]], monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
     monkeypatch.setattr(node, "backfill", lambda now_s, interval_s: 1 / 0)
     assert begin_backfill(node)[1] == ()

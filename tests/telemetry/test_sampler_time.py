@@ -11,13 +11,7 @@ from typing import Any
 
 import pytest
 
-from gputop.core.samples import (
-    GpuSample,
-    HostSample,
-    NodeSample,
-    ProcessSample,
-    Reading,
-)
+from gputop.core.samples import GpuSample, HostSample, NodeSample, ProcessSample, Reading
 from gputop.telemetry import deadline_calls
 from gputop.telemetry import sampler as sampler_module
 from gputop.telemetry.deadline_calls import Batch, Call
@@ -157,8 +151,7 @@ def test_a_host_that_hangs_once_is_missing_and_nothing_old_is_shown_after_it(mon
 
 @pytest.mark.parametrize(("interval_s", "tick_timeout_s"), [(0.1, 0.08), (0.5, 0.4), (2.0, 0.5)])
 def test_a_gpu_that_begins_to_hang_delays_one_sample_by_the_documented_time(
-    interval_s: float, tick_timeout_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+        interval_s: float, tick_timeout_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sampler_module.tick_timeout_s(interval_s) == pytest.approx(tick_timeout_s)
     hangs_from_s = 2.5 * interval_s
     time = Calculated(lambda worker, _, begin_s: 1e9 if worker == "gpu1" and begin_s > hangs_from_s else 0.0)

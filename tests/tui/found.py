@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from textual.app import App
+from textual.pilot import Pilot
 
 from gputop.core.findings import Advice, CombinedGain, Finding, Gain
 from gputop.profiler.capture.records import CaptureRecord, Server
+from gputop.session.session import Session
+from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Popup
+from gputop.tui.terminal.color_support import Preferences
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
@@ -40,6 +47,24 @@ class FoundSession(StillSession):
             report="breakdown of the step")
         self.results.live = Advice()
         self.results.refresh()
+
+
+@asynccontextmanager
+async def piloted(session: Session, size: tuple[int, int] = (120, 40), *, preferences: Preferences | None = None,
+                  notifications: bool = False) -> AsyncIterator[tuple[GputopApp, Pilot[int]]]:
+    """The monitor of a session, its first frame drawn."""
+    app = GputopApp(session, preferences)
+    async with app.run_test(size=size, notifications=notifications) as pilot:
+        await pilot.pause()
+        yield app, pilot
+
+
+async def until(pilot: Pilot[Any], done: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline, "it did not come to that"
+        await pilot.pause(0.005)
+    await pilot.pause()
 
 
 def text_of(widget: LinesWidget) -> str:

@@ -91,7 +91,6 @@ class AskedSession(Scene):
         self.control.start_server = self._start_server  # type: ignore[method-assign]
 
     def start_capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
-        assert request is not None
         self.asked.append(("capture", request.force))
         return None
 
@@ -123,7 +122,6 @@ class OtherUserSession(AskedSession):
     """The only server belongs to another user."""
 
     def start_capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
-        assert request is not None
         if request.allowed is not None:
             self.asked.append(("allow", request.allowed.address))
             return None
@@ -134,7 +132,6 @@ class SeveralJobsSession(AskedSession):
     """Two jobs with a profiler server."""
 
     def start_capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
-        assert request is not None
         if request.job is not None:
             self.asked.append(("watch", request.job.address))
             return None
@@ -145,7 +142,6 @@ class ManyWorkersSession(AskedSession):
     """Nine workers."""
 
     def start_capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
-        assert request is not None
         if request.workers is None:
             addresses = [f"n{number}:6009" for number in range(9)]
             return ask_workers(request, [Server(address) for address in addresses],
@@ -161,7 +157,6 @@ class UnservedSession(AskedSession):
         raise GputopError("no profiler server")
 
     def processes_to_serve(self, chosen: ProcessSample | None = None) -> tuple[ProcessSample, ...]:
-        assert self.feed.sample is not None
         return tuple(replace(self.feed.sample.processes[0], pid=pid) for pid in (8, 9))
 
 
@@ -184,7 +179,6 @@ def two_savings() -> AskedSession:
     """With a capture of which two findings have a saving by replay."""
     session = AskedSession()
     record, second = capture_of("gpu0-oversubscribed"), capture_of("input-bound")
-    assert record.analysis is not None
     findings = (*record.findings, *second.findings)
     session.capture_ended(replace(record, time_s=session.now_s - 12.0, analysis=structs.replace(
         record.analysis, findings=findings)), session.watch.servers)
@@ -351,7 +345,6 @@ def selected(app: GputopApp) -> Any:
 
 def match(app: GputopApp) -> tuple[int, int]:
     canvas = app.screen.query_one(TimelineCanvas)
-    assert canvas.selected is not None
     return canvas.selected.row, canvas.selected.start_ns
 
 

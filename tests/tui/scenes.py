@@ -243,7 +243,6 @@ class Replayed(Session):
 
     def __init__(self, player: Player, at: int, snapshot: Snapshot | None = None) -> None:
         super().__init__(player, replayed_snapshot=snapshot)
-        assert self.feed.player is not None
         for index in range(at + 1):
             self.feed.player._index = index
             self.feed.on_sample(self.feed.player.recording.sample(index))

@@ -23,10 +23,10 @@ from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.dialogs import Popup
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.analyses import make_analysis
-from tests.fakes import START_S, StillSession
+from tests.fakes import StillSession
 from tests.records import replace
 from tests.telemetry.node_doubles import WAIT_S, Node
-from tests.tui.found import COMBINED, HEAVY, SMALL, FoundSession, text_of
+from tests.tui.found import COMBINED, HEAVY, SMALL, FoundSession, piloted, text_of
 from tests.tui.textual_private import messages as notices
 
 SIZES = [(80, 24), (120, 40), (200, 50)]
@@ -37,34 +37,22 @@ def test_main_screen(snap_compare: object) -> None:
 
 
 async def test_the_top_finding_and_the_step_time_are_on_the_smallest_screen() -> None:
-    app = GputopApp(FoundSession())
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
+    async with piloted(FoundSession(), (80, 24)) as (app, _):
         shown = text_of(app.query_one(ActionsPanel))
         assert "GPU 0 does 2.2× the work of the others" in shown and "fix: 412 → 255 ms at best" in shown
         assert "  Do    Keep metrics" in shown
         assert "step time 412 ms" in text_of(app.query_one("#job", LinesWidget))
 
 
-async def test_keys_step_through_metrics_and_intervals_scroll_and_pause() -> None:
+async def test_metrics_go_round_intervals_are_round_and_a_pause_is_in_the_header() -> None:
     session = StillSession()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
-        table = app.query_one(GpuTable)
-        await pilot.press("m")
-        assert table.metric == METRICS[1]
-        await pilot.press("M", "M")
-        assert table.metric == METRICS[-1]
-        await pilot.press("m")
+    async with piloted(session) as (app, pilot):
+        await pilot.press("M")
+        assert app.query_one(GpuTable).metric == METRICS[-1]
         await pilot.press("plus")
         assert session.feed.interval_s == 0.5
         await pilot.press("minus", "minus")
         assert session.feed.interval_s == 2.0
-        await pilot.press("left")
-        assert table.time.end_s is not None and table.time.end_s < START_S + session.tick
-        await pilot.press("right", "right")
-        assert table.time.end_s is None
         await pilot.press("p")
         assert "PAUSED" in text_of(app.query_one("#header", LinesWidget))
         await pilot.press("space")
@@ -73,9 +61,7 @@ async def test_keys_step_through_metrics_and_intervals_scroll_and_pause() -> Non
 
 async def test_new_samples_reach_the_screen_and_pausing_holds_it() -> None:
     session = StillSession()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         table = app.query_one(GpuTable)
         first = table.sample
         session.advance()
@@ -89,10 +75,9 @@ async def test_new_samples_reach_the_screen_and_pausing_holds_it() -> None:
 
 
 async def test_the_axis_is_made_only_where_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    app, axis, made = GputopApp(StillSession()), time_axis.axis, []
+    axis, made = time_axis.axis, []
     monkeypatch.setattr(time_axis, "axis", lambda *made_of: made.append(made_of) or axis(*made_of))
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(StillSession()) as (app, _):
         table = app.query_one(GpuTable)
         assert made
         made.clear()
@@ -112,9 +97,7 @@ async def test_what_if_the_chosen_findings_were_cured(size: tuple[int, int]) -> 
         steps={"median_s": 0.412, "mean_s": 0.412}, findings=findings, what_if=COMBINED))
     session.results.last_capture = session.results.last_capture
     session.results.refresh()
-    app = GputopApp(session)
-    async with app.run_test(size=size) as pilot:
-        await pilot.pause()
+    async with piloted(session, size) as (app, pilot):
         panel = app.query_one(ActionsPanel)
         await pilot.press("r", "w")
         assert "With this fix: 412 → 255 ms (38% less); next:" in text_of(panel)
@@ -131,9 +114,7 @@ async def test_what_if_the_chosen_findings_were_cured(size: tuple[int, int]) -> 
 
 
 async def test_a_filter_of_processes_stays_until_another_is_written() -> None:
-    app = GputopApp(StillSession())
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(StillSession()) as (app, pilot):
         panel = app.query_one(ProcessPanel)
         await pilot.press("slash", *"nobody", "enter")
         assert "no process matches" in text_of(panel)
@@ -142,9 +123,7 @@ async def test_a_filter_of_processes_stays_until_another_is_written() -> None:
 
 
 async def test_findings_that_do_not_fit_are_counted_as_long_as_there_are_any() -> None:
-    app = GputopApp(FoundSession())
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
+    async with piloted(FoundSession(), (80, 24)) as (app, _):
         panel = app.query_one(ActionsPanel)
         panel.update_view(tuple(replace(SMALL, id=f"rule_{n}") for n in range(20)), "What to do")
         assert "17 more: ↑ ↓" in panel.border_subtitle
@@ -153,12 +132,10 @@ async def test_findings_that_do_not_fit_are_counted_as_long_as_there_are_any() -
 
 
 async def test_what_to_do_is_whole_before_the_others_have_a_line_and_spare_lines_unfold_them() -> None:
-    app = GputopApp(FoundSession())
     lead, step = ("No problem found so far.", "Press c."), {"compute": 0.1, "host": 0.1}
     why, action = "The others wait. " * 9 + "So much.", "Keep metrics off GPU 0. " * 9
     long = replace(HEAVY, why=why, action=action, gain=replace(HEAVY.gain, by="replay"))
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
+    async with piloted(FoundSession(), (80, 24)) as (app, _):
         panel = app.query_one(ActionsPanel)
 
         def shown(*findings: Finding, lead: tuple[str, ...] = ()) -> str:
@@ -177,10 +154,8 @@ async def test_what_to_do_is_whole_before_the_others_have_a_line_and_spare_lines
 
 
 async def test_all_findings_of_a_what_if_are_on_the_screen_with_their_marks() -> None:
-    app = GputopApp(FoundSession())
     saving = replace(HEAVY, action="Keep metrics off GPU 0. " * 9, gain=replace(HEAVY.gain, by="replay"))
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
+    async with piloted(FoundSession(), (80, 24)) as (app, pilot):
         panel = app.query_one(ActionsPanel)
         others = (replace(SMALL, id=f"rule_{n}", gain=replace(SMALL.gain, by="replay")) for n in range(3))
         panel.update_view((saving, *others), "What to do", (), CaptureView({"compute": 0.2}, 0.2))
@@ -193,9 +168,7 @@ async def test_all_findings_of_a_what_if_are_on_the_screen_with_their_marks() ->
 async def test_snapshot_into_a_folder_that_cannot_be_written_says_so_and_goes_on(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    app = GputopApp(StillSession(logdir=blocked / "sub"))
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(StillSession(logdir=blocked / "sub")) as (app, pilot):
         await pilot.press("s")
         await app.workers.wait_for_complete()
         await pilot.pause()
@@ -205,9 +178,7 @@ async def test_snapshot_into_a_folder_that_cannot_be_written_says_so_and_goes_on
 
 @pytest.mark.parametrize("size", [(20, 5), (1, 1), (40, 12), (79, 23), (300, 90)])
 async def test_every_size_draws_and_quits(size: tuple[int, int]) -> None:
-    app = GputopApp(FoundSession())
-    async with app.run_test(size=size) as pilot:
-        await pilot.pause()
+    async with piloted(FoundSession(), size) as (app, pilot):
         await pilot.resize_terminal(120, 40)
         await pilot.pause()
         await pilot.resize_terminal(*size)
@@ -223,12 +194,9 @@ async def test_a_resized_terminal_is_laid_out_like_a_fresh_one() -> None:
 
     fresh = {}
     for size in SIZES:
-        app = GputopApp(FoundSession())
-        async with app.run_test(size=size) as pilot:
-            await pilot.pause()
+        async with piloted(FoundSession(), size) as (app, pilot):
             fresh[size] = layout(app)
-    app = GputopApp(FoundSession())
-    async with app.run_test(size=SIZES[1]) as pilot:
+    async with piloted(FoundSession(), SIZES[1]) as (app, pilot):
         for size in (SIZES[0], SIZES[2], (20, 5), SIZES[1], SIZES[0]):
             await pilot.resize_terminal(*size)
             await pilot.pause()
@@ -237,8 +205,7 @@ async def test_a_resized_terminal_is_laid_out_like_a_fresh_one() -> None:
 
 async def test_a_high_terminal_of_few_columns_gets_wide() -> None:
     """For a moment the columns are those of the one size and the lanes those of the other."""
-    app = GputopApp(FoundSession())
-    async with app.run_test(size=(20, 60)) as pilot:
+    async with piloted(FoundSession(), (20, 60)) as (app, pilot):
         for size in ((20, 60), (200, 60), (1, 1), (240, 70), (20, 60), (120, 40)):
             await pilot.resize_terminal(*size)
         await pilot.pause()
@@ -248,9 +215,7 @@ async def test_a_high_terminal_of_few_columns_gets_wide() -> None:
 
 
 async def test_sixteen_gpus_scroll() -> None:
-    app = GputopApp(StillSession(gpus=16))
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
+    async with piloted(StillSession(gpus=16), (80, 24)) as (app, pilot):
         table = app.query_one(GpuTable)
         table.focus()
         await pilot.press(*["down"] * 15)
@@ -262,9 +227,7 @@ async def test_markup_and_escape_codes_in_names_are_shown_literally() -> None:
     def rename(gpu: GpuSample, tick: int) -> GpuSample:
         return replace(gpu, info=replace(gpu.info, name="[bold red]\x1b[2Jevil[/]"))
 
-    app = GputopApp(StillSession(change=rename))
-    async with app.run_test(size=(200, 50)) as pilot:
-        await pilot.pause()
+    async with piloted(StillSession(change=rename), (200, 50)) as (app, pilot):
         header = text_of(app.query_one("#header", LinesWidget))
         assert "[bold red]�[2Jevil[/]" in header
         await pilot.press("tab")
@@ -276,19 +239,14 @@ async def test_markup_and_escape_codes_in_names_are_shown_literally() -> None:
 
 async def test_a_source_that_fails_ends_the_app_with_its_reason() -> None:
     session = StillSession()
-    app = GputopApp(session)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
+    async with piloted(session, (80, 24)) as (app, pilot):
         session.sampling_failed(NoDataError("no GPU", "plug one in"))
         await pilot.pause()
     assert app.error is not None and app.return_value == 3
 
 
 async def test_a_sample_that_comes_while_the_screen_is_taken_down_is_harmless() -> None:
-    session = StillSession(ticks=3)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("m")  # the first frame is drawn
+    async with piloted(StillSession(ticks=3)) as (app, pilot):
         await app.screen.query("*").remove()
         for change in ("sample", "servers", "capture"):
             app.post_message(GputopApp.Changed(change))
@@ -298,8 +256,7 @@ async def test_a_sample_that_comes_while_the_screen_is_taken_down_is_harmless() 
 async def test_where_nothing_is_wrong_the_panel_says_what_the_limit_is() -> None:
     session = FoundSession()
     session.results.last_capture = None
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)):
+    async with piloted(session):
         session.results.live = Advice(limit="No problem found so far. GPUs 0-7 are busy.")
         session.results.refresh()
         nothing, press = messages.panel_intro(session)
@@ -332,9 +289,7 @@ async def test_gpus_that_have_been_seen_are_shown_while_the_host_does_not_answer
     sampler.start()
     assert sampler.first_gpus_ready.wait(WAIT_S)
     session = Session(node, Options(discover=False), sampler=sampler)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         assert session.feed.sample is None and app.query_one(GpuTable).sample is sampler.first_gpus
         assert "2×H100" in text_of(app.query_one("#header", LinesWidget))
         assert not text_of(app.query_one("#host", LinesWidget)).strip()

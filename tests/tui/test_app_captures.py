@@ -17,28 +17,25 @@ from gputop.profiler.capture.request import CaptureRequest
 from gputop.render.palette import DIM
 from gputop.session.capture import capture_control
 from gputop.session.capture.captures import FoundServers
-from gputop.tui.app import GputopApp
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.messages import earlier_verdict, of_note, panel_intro
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.capture_questions import ChooseJob
 from gputop.tui.screens.details import capture_text, job_text
-from gputop.tui.screens.dialogs import Ask, Confirm
+from gputop.tui.screens.dialogs import Confirm
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import StillSession
 from tests.records import replace
 from tests.session.recurring_finding import returning
-from tests.tui.found import HEAVY, SMALL, FoundSession, text_of
+from tests.tui.found import HEAVY, SMALL, FoundSession, piloted, text_of
 from tests.tui.textual_private import clear_notifications, messages
 
 
 async def test_capture_without_a_server_says_how_to_get_one() -> None:
-    app = GputopApp(StillSession().holding())
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await pilot.pause()
+    async with piloted(StillSession().holding(), notifications=True) as (app, pilot):
         panel = app.query_one(ActionsPanel)
         await pilot.press("c")
         await pilot.pause()
@@ -69,9 +66,7 @@ async def test_why_there_was_nothing_to_capture_from_is_told_whole_until_there_i
     if not findings:
         session.results.last_capture = None
         session.results.refresh()
-    app = GputopApp(session)
-    async with app.run_test(size=(80, 24), notifications=True) as pilot:
-        await pilot.pause()
+    async with piloted(session, (80, 24), notifications=True) as (app, pilot):
         panel = app.query_one(ActionsPanel)
         await pilot.press("c")
         await pilot.pause()
@@ -90,9 +85,7 @@ async def test_before_the_first_capture_from_a_server_of_another_user_there_is_a
     session.watch.servers = (replace(session.watch.servers[0], owner="bob"),)
     started: list[object] = []
     monkeypatch.setattr(session.control, "_run_capture", lambda servers, *_: started.extend(servers))
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await pilot.pause()
+    async with piloted(session, notifications=True) as (app, pilot):
         assert "belongs to user bob" in str(job_text(session))
         await pilot.press("c")
         await pilot.pause()
@@ -127,9 +120,7 @@ async def test_whether_a_capture_may_end_the_job_is_asked(way: str, monkeypatch:
     monkeypatch.setattr("gputop.profiler.discovery.crash_risk", crash_risk)
     control = session.control
     session.listen(lambda change: answered.set() if control.status is None or control.status.message else None)
-    app = GputopApp(session)
-    async with app.run_test(size=(80, 24), notifications=True) as pilot:
-        await pilot.pause()
+    async with piloted(session, (80, 24), notifications=True) as (app, pilot):
         await pilot.press("c")
         if covered:
             await pilot.press("question_mark")
@@ -161,16 +152,13 @@ async def test_of_several_jobs_one_is_chosen_from_a_list_or_by_its_process(monke
     session.watch.servers = (train, evaluate)
     begun: list[str] = []
     monkeypatch.setattr(session.control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         await pilot.press("c")
         await pilot.pause()
         assert isinstance(app.screen, ChooseJob) and not begun
         assert "eval.py" in str(app.screen.query_one(WrappedText).text)
         await pilot.press("escape")
         panel = app.query_one(ProcessPanel)
-        assert panel.selected is not None
         session.watch.servers = (train, replace(evaluate, pid=panel.selected.pid))
         panel.focus()
         await pilot.press("c")
@@ -193,9 +181,7 @@ async def test_the_list_of_jobs_says_whose_they_are_what_they_hold_and_since_whe
     monkeypatch.setattr("gputop.session.capture.server_watch.find_servers",
                         lambda *_: FoundServers((other, idle, train)))
     session.watch.update()
-    app = GputopApp(session)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
+    async with piloted(session, (80, 24)) as (app, pilot):
         await pilot.press("c")
         await pilot.pause()
         assert isinstance(app.screen, ChooseJob)
@@ -210,8 +196,7 @@ async def test_the_list_of_jobs_says_whose_they_are_what_they_hold_and_since_whe
 async def test_while_the_first_capture_runs_nobody_is_asked_to_start_one() -> None:
     session = FoundSession()
     session.results.last_capture, session.results.live = None, Advice()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+    async with piloted(session, notifications=True) as (app, pilot):
         session.control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
         session.results.refresh()
         await pilot.pause()
@@ -226,7 +211,6 @@ async def test_while_the_first_capture_runs_nobody_is_asked_to_start_one() -> No
 def test_the_end_of_a_shortened_capture_takes_few_lines() -> None:
     session = FoundSession()
     record = session.results.last_capture
-    assert record is not None
     session.results.last_capture = replace(
         record, notices=("b:1 did not answer",), cost=Cost(6.5, 3.9),
         plan=Plan(10.0, 3.9, "about 100 steps are enough", notes=("n",), enough=True))
@@ -242,9 +226,7 @@ def test_the_end_of_a_shortened_capture_takes_few_lines() -> None:
 
 async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:
     session = FoundSession()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         job = app.query_one("#job", LinesWidget)
         session.control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
         await pilot.pause()
@@ -283,11 +265,9 @@ async def test_the_cost_of_a_capture_is_shown_when_it_is_done(key: str, force: b
     session = FoundSession()
     asked: list[bool] = []
     monkeypatch.setattr(session, "start_capture", lambda request: asked.append(request.force))
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+    async with piloted(session, notifications=True) as (app, pilot):
         await pilot.press(key)
         assert asked == [force]
-        assert session.results.last_capture is not None
         session.results.last_capture = replace(
             session.results.last_capture, plan=Plan(10.0, 4.1, "the job emits 240 k events/s"), cost=Cost(8.0, 4.1))
         session.control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 8.0, "/logs/trace"))
@@ -304,24 +284,9 @@ async def test_the_cost_of_a_capture_is_shown_when_it_is_done(key: str, force: b
         assert "240 k events/s" in str(capture_text(session.results.last_capture))
 
 
-async def test_attach_rejects_what_is_no_address_and_takes_what_is() -> None:
-    session = StillSession().holding()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("a", *"no:port", "enter")
-        await pilot.pause()
-        assert session.watch.attached == []
-        assert isinstance(app.screen, Ask), "the dialog stays, with what is wrong"
-        await pilot.press("escape")
-        await pilot.press("a", *"localhost:6009", "enter")
-        await pilot.pause()
-        assert len(session.watch.attached) == 1
-
-
 async def test_attaching_to_a_dead_address_is_answered() -> None:
     session = StillSession().holding()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         for _ in range(2):  # asking again is answered again
             clear_notifications(app)
             await pilot.press("a", *"localhost:1", "enter")
@@ -338,8 +303,7 @@ async def test_a_typo_in_an_address_keeps_the_job_that_answers(monkeypatch: pyte
         return FoundServers((*(Server(a, problem="nothing listens there", asked=True) for a in attached), server))
 
     monkeypatch.setattr("gputop.session.capture.server_watch.find_servers", find)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+    async with piloted(session, notifications=True) as (app, pilot):
         await pilot.press("a", *"localhost:1", "enter")
         await asyncio.to_thread(session.watch.update)
         await pilot.pause()
@@ -356,9 +320,7 @@ async def test_a_restarted_job_says_so_until_it_is_captured() -> None:
     session.watch.job.watch(before)
     session.watch.job.follow((again,))
     session.watch.servers = (again,)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, _):
         assert text_of(app._job).rstrip().endswith("restarted 12 s ago  c: capture a trace")
         record = replace(session.results.last_capture, time_s=session.feed.clock(), pid=again.pid,
                          started_s=again.started_s)
@@ -384,9 +346,7 @@ async def test_a_capture_of_an_earlier_job_stands_dimmed_behind_what_the_job_doe
     assert opened is not None
     session.capture_ended(opened, session.watch.servers)
     assert [f.title for f in session.results.findings] == [live.title, HEAVY.title, SMALL.title]
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         app._refresh_all()
         panel = app.query_one(ActionsPanel)
         panel.focus()
@@ -405,7 +365,6 @@ async def test_a_capture_of_an_earlier_job_stands_dimmed_behind_what_the_job_doe
 def test_the_verdict_on_an_earlier_job_is_not_said_of_the_one_that_runs() -> None:
     session = FoundSession()
     (server,), record = session.watch.servers, session.results.last_capture
-    assert record is not None
     session.results.last_capture = replace(
         record, analysis=make_analysis(findings=[]), limit="No problem found: busy 89%.",
                                    pid=server.pid, started_s=1.0)
@@ -428,9 +387,7 @@ def test_what_else_runs_covers_no_verdict() -> None:
 
 async def test_a_failed_capture_is_not_on_the_job_line_for_good() -> None:
     session = FoundSession()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         session.control.set_status(
             CaptureStatus("failed", "127.0.0.1:6009", 10.0, 4.3, "the job died", "Restart it."))
         await pilot.pause()
@@ -443,9 +400,7 @@ async def test_a_failed_capture_is_not_on_the_job_line_for_good() -> None:
 async def test_quitting_during_a_capture_keeps_its_data_unless_asked_twice() -> None:
     for twice in (False, True):
         session = FoundSession()
-        app = GputopApp(session)
-        async with app.run_test(size=(120, 40)) as pilot:
-            await pilot.pause()
+        async with piloted(session) as (app, pilot):
             session.control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
             await pilot.press("q")
             assert app.is_running and session.control._stop_capture.is_set()
@@ -461,14 +416,11 @@ async def test_quitting_during_a_capture_keeps_its_data_unless_asked_twice() -> 
 async def test_a_capture_of_an_earlier_job_is_not_told_as_that_of_the_one_that_runs(later: bool) -> None:
     session = FoundSession()
     record = session.results.last_capture
-    assert session.feed.sample is not None and record is not None
     first, *others = session.feed.sample.processes
     started = replace(first, started_s=record.time_s + (5 if later else -5))
     session.watch.servers = (replace(session.watch.servers[0], pid=started.local_pid or started.pid),)
     session.feed.sample = replace(session.feed.sample, processes=(started, *others))
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, _):
         assert (", from an earlier job" in str(app._actions.border_title)) is later
         job = text_of(app._job)
         assert ("c: capture a trace" in job) is later and ("step time" in job) is not later
@@ -478,9 +430,7 @@ async def test_escape_clears_why_a_capture_failed() -> None:
     session = FoundSession()
     session.control.status = CaptureStatus("failed", "127.0.0.1:6009", 10.0, message="it is busy", fix="Wait.",
                                    time_s=session.feed.clock())
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         assert "it is busy" in text_of(app._job) + text_of(app._actions)
         await pilot.press("escape")
         await pilot.pause()
@@ -511,9 +461,7 @@ class ReturningIdle(FoundSession):
 @pytest.mark.parametrize(("key", "taken"), [("escape", [False]), ("c", [False]), ("C", [True]), ("x", [])])
 async def test_c_waits_for_idle_that_returns(monkeypatch: pytest.MonkeyPatch, key: str, taken: list[bool]) -> None:
     session = ReturningIdle(monkeypatch)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await pilot.pause()
+    async with piloted(session, notifications=True) as (app, pilot):
         await pilot.press("c")
         await pilot.pause()
         told = text_of(app._job)
@@ -527,9 +475,7 @@ async def test_c_waits_for_idle_that_returns(monkeypatch: pytest.MonkeyPatch, ke
 
 async def test_quitting_does_not_wait_for_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     session = ReturningIdle(monkeypatch)
-    app = GputopApp(session)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
+    async with piloted(session, (80, 24)) as (app, pilot):
         await pilot.press("c")
         await pilot.pause()
         assert "esc: capture now" in text_of(app._job)

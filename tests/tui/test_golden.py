@@ -125,7 +125,6 @@ def epoch_ended() -> Scene:
 def hanging() -> Scene:
     """A job of which NCCL has told for a minute and a half that a rank does not come."""
     scene = Scene("hang")
-    assert scene.rank_watch is not None and scene._simulated_ranks is not None
     answer = replace(scene._simulated_ranks.ask((), frozenset()), time_s=scene.now_s)
     first = replace(answer, time_s=scene.now_s - 90.0)
     scene.rank_watch.report = RasReport(first, answer, hosts=scene._simulated_ranks.hosts())
@@ -160,7 +159,6 @@ def asked_which_without_figures(app: GputopApp) -> None:
 def with_stacks(app: GputopApp) -> None:
     """As if the capture had been of a job on this node, and py-spy were there."""
     record = app.session.results.last_capture
-    assert record is not None and record.analysis is not None
     stacks = from_document(STACKS, HostStacks, "stacks")
     app.session.results.last_capture = replace(
         record, analysis=structs.replace(record.analysis, stacks=stacks))

@@ -22,6 +22,7 @@ from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.run_app import RunApp
 from gputop.tui.widgets.cached_lines import KeyLine
 from gputop.tui.widgets.dialog_frame import DialogFrame
+from tests.tui.found import piloted
 from tests.tui.key_effects import REPLAY, STAGES, AskedSession, Stage
 from tests.tui.stages import monitor
 
@@ -72,10 +73,7 @@ def test_the_line_of_keys_names_only_keys_that_there_are(mode: str) -> None:
 
 async def test_the_line_of_keys_follows_what_one_does_and_a_click_presses_the_key() -> None:
     session = AskedSession()
-    app = GputopApp(session)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
-
+    async with piloted(session, (80, 24)) as (app, pilot):
         def shown() -> str:
             return "".join(text for text, _ in app.query_one(KeyLine)._lines[0])
 

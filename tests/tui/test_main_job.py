@@ -3,17 +3,17 @@ real job without a profiler server, with one, and where no driver is."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from tests import nvml_fake
+from tests.processes import once_ready
 from tests.tui.terminals import Terminal, terminal
 
 CAUSE = "Input wait takes"
@@ -67,19 +67,13 @@ def test_from_the_demo_to_the_cause_and_back_after_a_lost_session(size: tuple[in
         assert there.ended() == 0 and there.given_back()
 
 
-@contextlib.contextmanager
-def training(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def training(folder: Path) -> AbstractContextManager[subprocess.Popen[str]]:
     """A TensorFlow job that steps, without a profiler server."""
     script = folder / "train.py"
     script.write_text(TRAIN)
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     command = [sys.executable, str(script), "--lr", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as job:
-        try:
-            assert job.stdout is not None and job.stdout.readline() == "ready\n"
-            yield job
-        finally:
-            job.kill()
+    return once_ready(*command, env=env)
 
 
 def captured(there: Terminal) -> str:
@@ -107,7 +101,6 @@ def test_a_real_job_without_a_server_with_one_and_where_no_driver_is(tmp_path: P
             # Those of other tests are listed, too.
             own = re.compile(rf"● (127\.0\.0\.1:\d+)[^●]*PID {job.pid}\b")
             found = own.search(there.until(own.search))
-            assert found is not None
             address = found[1]
             there.press("\x1b")
             there.until(lambda text: "Profiler servers" not in text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 
 import pytest
 
@@ -16,6 +15,8 @@ from gputop.tui.screens.dialogs import Confirm
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.fakes import StillSession
+from tests.launch.jobs import wait_for
+from tests.tui.found import text_of, until
 from tests.tui.textual_private import exits, messages
 
 _PATIENT = "trap 'echo asked; exit 5' TERM; trap 'echo USR1' USR1; echo up; while :; do sleep 0.01; done"
@@ -24,82 +25,62 @@ _PATIENT = "trap 'echo asked; exit 5' TERM; trap 'echo USR1' USR1; echo up; whil
 @pytest.fixture
 def job(tmp_path):
     started = StartedJob(["bash", "-c", _PATIENT], os.environ, tmp_path / "run.log")
-    _wait_for(started, "up")
+    wait_for(started, "up")
     yield started
     started.send(signal.SIGTERM)
     started._process.wait()
 
 
-def _wait_for(job: StartedJob, text: str) -> None:
-    subprocess.run(["timeout", "60", "bash", "-c", f"tail -f -n +1 {job.log} | grep -q -m1 {text}"], check=True)
-
-
-def _text(widget: LinesWidget) -> str:
-    return "".join(text for line in widget._lines for text, _ in line)
-
-
 def _line(app: RunApp) -> str:
-    return _text(app.query_one("#job", LinesWidget))
+    return text_of(app.query_one("#job", LinesWidget))
 
 
 def _panel(app: RunApp) -> str:
-    return _text(app.query_one(ActionsPanel))
-
-
-async def _until(pilot, condition) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        await pilot.pause(0.005)
-    raise AssertionError("it did not come to it")
+    return text_of(app.query_one(ActionsPanel))
 
 
 async def test_the_job_line_tells_of_the_job_until_it_serves(job):
     app = RunApp(StillSession(), job)
     async with app.run_test(size=(160, 40)) as pilot:
         running = f"pid {job.pid} is running, no TensorFlow, JAX or PyTorch imported yet"
-        await _until(pilot, lambda: running in _line(app))
+        await until(pilot, lambda: running in _line(app))
         job.set_server(None, "no profiler server in process 1: RuntimeError: why")
-        await _until(pilot, lambda: "RuntimeError: why" in _line(app))
+        await until(pilot, lambda: "RuntimeError: why" in _line(app))
         job.set_server("127.0.0.1:6009", "")
         app.session.watch.servers = (Server("127.0.0.1:6009", "python train.py", job.pid),)
         app.session._notify("servers")
-        await _until(pilot, lambda: "● 127.0.0.1:6009" in _line(app))
+        await until(pilot, lambda: "● 127.0.0.1:6009" in _line(app))
         job.send(signal.SIGTERM)
-        await _until(pilot, lambda: "exited with status 5" in _line(app))
+        await until(pilot, lambda: "exited with status 5" in _line(app))
         assert [m for m in messages(app) if "status 5" in m] == [
             "The job exited with status 5. l: output, q: quit.\nasked"]
         await pilot.press("q")
-        await _until(pilot, lambda: _left(app))
+        await until(pilot, lambda: exits(app))
 
 
 async def test_without_a_server_the_panel_says_what_is_waited_for(job):
     app = RunApp(StillSession(), job)
     async with app.run_test(size=(160, 40)) as pilot:
         waits = "Press c once the job has imported TensorFlow, JAX or PyTorch"
-        await _until(pilot, lambda: waits in _panel(app))
+        await until(pilot, lambda: waits in _panel(app))
         job.set_server(None, "no profiler server in process 1: RuntimeError: why")
-        await _until(pilot, lambda: "profiler server did not start" in _panel(app))
+        await until(pilot, lambda: "profiler server did not start" in _panel(app))
         job.send(signal.SIGTERM)
-        await _until(pilot, lambda: "The job has ended. Press l to see its output." in _panel(app))
+        await until(pilot, lambda: "The job has ended. Press l to see its output." in _panel(app))
 
 
 async def test_its_output_is_shown_as_it_grows(job):
     app = RunApp(StillSession(), job)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("l")
-        await _until(pilot, lambda: isinstance(app.screen, Output))
+        await until(pilot, lambda: isinstance(app.screen, Output))
         output = app.screen.query_one(WrappedText)
-        await _until(pilot, lambda: "up" in str(output.text))
+        await until(pilot, lambda: "up" in str(output.text))
         assert job.log.name in str(app.screen.query_one("#popup").border_title)
         job.send(signal.SIGUSR1)
-        await _until(pilot, lambda: "USR1" in str(output.text))
+        await until(pilot, lambda: "USR1" in str(output.text))
         await pilot.press("escape")
-        await _until(pilot, lambda: not isinstance(app.screen, Output))
-
-
-def _left(app: RunApp) -> bool:
-    return exits(app)
+        await until(pilot, lambda: not isinstance(app.screen, Output))
 
 
 @pytest.mark.parametrize(("keys", "ended"), [(["q", "enter"], False), (["ctrl+c", "ctrl+c"], False),
@@ -107,14 +88,14 @@ def _left(app: RunApp) -> bool:
 async def test_quitting_asks_what_is_to_become_of_the_job(job, keys, ended):
     app = RunApp(StillSession(), job)
     async with app.run_test(size=(120, 40)) as pilot:
-        await _until(pilot, lambda: app.query("#keys"))
+        await until(pilot, lambda: app.query("#keys"))
         for answer in ("escape", keys[1]):
-            assert not _left(app)
+            assert not exits(app)
             await pilot.press(keys[0])
-            await _until(pilot, lambda: isinstance(app.screen, Leave))
+            await until(pilot, lambda: isinstance(app.screen, Leave))
             await pilot.press(answer)
-            await _until(pilot, lambda: _left(app) or not isinstance(app.screen, Leave))
-        assert _left(app)
+            await until(pilot, lambda: exits(app) or not isinstance(app.screen, Leave))
+        assert exits(app)
     if ended:
         assert job._process.wait(60) == 5
     else:
@@ -140,23 +121,23 @@ async def test_a_restart_asks_keeps_the_command_and_goes_on_in_the_log(tmp_path,
     monkeypatch.setattr(app.session.control, "start_server", lambda *_: None)
     try:
         async with app.run_test(size=(120, 40)) as pilot:
-            await _until(pilot, lambda: app.query("#keys") and started.tail(5)[0])
+            await until(pilot, lambda: app.query("#keys") and started.tail(5)[0])
             first, pid = started.tail(5)[0], started.pid
             started.set_server("127.0.0.1:6009", "")
             await pilot.press("R")
-            await _until(pilot, lambda: isinstance(app.screen, Confirm))
+            await until(pilot, lambda: isinstance(app.screen, Confirm))
             await pilot.press("n")
-            await _until(pilot, lambda: not isinstance(app.screen, Confirm))
+            await until(pilot, lambda: not isinstance(app.screen, Confirm))
             assert started.pid == pid and not started.ended.is_set()
             await pilot.press("R")
-            await _until(pilot, lambda: isinstance(app.screen, Confirm))
+            await until(pilot, lambda: isinstance(app.screen, Confirm))
             await pilot.press("y")
-            await _until(pilot, lambda: started.pid != pid and started.tail(9)[0].count(first[0]) == 2)
+            await until(pilot, lambda: started.pid != pid and started.tail(9)[0].count(first[0]) == 2)
             again = started.tail(9)[0]
             assert again[0] == again[-1] == first[0] and "name an argument" in first[0] and " x " in first[0]
             assert "gputop: started again at" in again[-2] and started.addresses == []
             assert [m for m in messages(app) if "exited with status" in m] == []
-            await _until(pilot, lambda: any(f"restarted (pid {started.pid})" in m for m in messages(app)))
+            await until(pilot, lambda: any(f"restarted (pid {started.pid})" in m for m in messages(app)))
             # The capture waits for the job to train.
             started.set_server("127.0.0.1:6010", "")
             app.session.watch.servers = (Server("127.0.0.1:6010", "python train.py", started.pid, asked=True),)
@@ -179,15 +160,15 @@ async def test_a_job_that_does_not_end_can_be_killed(tmp_path):
     app = RunApp(StillSession(), started)
     try:
         async with app.run_test(size=(160, 40)) as pilot:
-            await _until(pilot, lambda: app.query("#keys") and "up" in started.tail(5)[0])
+            await until(pilot, lambda: app.query("#keys") and "up" in started.tail(5)[0])
             pid = started.pid
             for question, line in (("End the job", "was asked to exit (R: kill it)"), ("Kill it?", "")):
                 await pilot.press("R")
-                await _until(pilot, lambda: isinstance(app.screen, Confirm))
+                await until(pilot, lambda: isinstance(app.screen, Confirm))
                 assert question in app.screen._question
                 await pilot.press("y")
-                await _until(pilot, lambda line=line: not isinstance(app.screen, Confirm) and line in _line(app))
-            await _until(pilot, lambda: started.pid != pid)
+                await until(pilot, lambda line=line: not isinstance(app.screen, Confirm) and line in _line(app))
+            await until(pilot, lambda: started.pid != pid)
             await pilot.press("x")
             assert "gputop will not capture after the restart." in messages(app)
     finally:

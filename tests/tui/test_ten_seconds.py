@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from gputop.tui.app import GputopApp
+from tests.tui.found import piloted
 from tests.tui.goldens import cells, text_of
 from tests.tui.scenes import Change, Scene, with_only, with_sixteen
 
@@ -26,8 +26,7 @@ def which_are_busy(text: str, gpus: int) -> bool:
 
 @pytest.mark.parametrize("gpus", CHANGES)
 async def test_the_first_look_answers_the_four_questions(gpus: int) -> None:
-    app = GputopApp(Scene("input-bound", CHANGES[gpus]))
-    async with app.run_test(size=SIZES[0]) as pilot:
+    async with piloted(Scene("input-bound", CHANGES[gpus]), SIZES[0]) as (app, pilot):
         for size in SIZES:
             await pilot.resize_terminal(*size)
             await pilot.pause()

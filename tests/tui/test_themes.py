@@ -20,7 +20,7 @@ from gputop.tui.app import GputopApp
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.terminal.color_support import DEFAULT_THEME, Preferences
 from tests.records import replace
-from tests.tui.found import FoundSession
+from tests.tui.found import FoundSession, piloted
 from tests.tui.goldens import cells, wear
 from tests.tui.textual_private import messages, screen_strips
 
@@ -55,9 +55,7 @@ async def test_an_app_starts_in_the_form_that_another_one_takes_on(form: str) ->
     """What each form looks like: tests/tui/test_golden.py."""
     pictures = []
     for preferences in (FORMS[form], Preferences()):
-        app = GputopApp(FoundSession(), preferences)
-        async with app.run_test(size=(120, 40)) as pilot:
-            await pilot.pause()
+        async with piloted(FoundSession(), preferences=preferences) as (app, pilot):
             if app.preferences != FORMS[form]:
                 await wear(app, pilot, FORMS[form])
             pictures.append(cells(app))
@@ -70,9 +68,7 @@ async def test_levels_are_distinguishable_without_color(form: str) -> None:
         level = {0: 0.0, 1: 0.5, 2: 1.0}.get(gpu.info.index, float(tick % 2))
         return replace(gpu, readings={**gpu.readings, "sm_active": replace(gpu["sm_active"], value=level)})
 
-    app = GputopApp(FoundSession(change=half), FORMS[form])
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(FoundSession(change=half), preferences=FORMS[form]) as (app, _):
         lines = shown(app)
         top = next(i for i, line in enumerate(lines) if line.startswith(" 0 "))
         rows = [tuple(line[30:40] for line in lines[i:i + 3]) for i in range(top, top + 12, 3)]
@@ -81,9 +77,8 @@ async def test_levels_are_distinguishable_without_color(form: str) -> None:
 
 async def test_a_theme_chosen_in_the_palette_is_remembered_and_all_of_the_screen_follows(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
-    app = GputopApp(FoundSession(), Preferences(keep_theme=lambda name: save_setting(file, "theme", name)))
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    remembered = Preferences(keep_theme=lambda name: save_setting(file, "theme", name))
+    async with piloted(FoundSession(), preferences=remembered) as (app, pilot):
         before = app.export_screenshot()
         assert SCHEMES["dark"].names["strong"] in before and not file.exists()
         for theme in ("gputop-light", "gputop-contrast", "nord", DEFAULT_THEME):
@@ -98,9 +93,8 @@ async def test_a_theme_chosen_in_the_palette_is_remembered_and_all_of_the_screen
 
 
 async def test_a_theme_that_cannot_be_remembered_is_worn_all_the_same() -> None:
-    app = GputopApp(FoundSession(), Preferences(keep_theme=lambda _: "the disk is full"))
-    async with app.run_test(size=(80, 24), notifications=True) as pilot:
-        await pilot.pause()
+    forgotten = Preferences(keep_theme=lambda _: "the disk is full")
+    async with piloted(FoundSession(), (80, 24), preferences=forgotten, notifications=True) as (app, pilot):
         app.theme = "gputop-light"
         await pilot.pause()
         assert any("the disk is full" in message for message in messages(app))
@@ -108,9 +102,7 @@ async def test_a_theme_that_cannot_be_remembered_is_worn_all_the_same() -> None:
 
 async def test_what_is_wrong_with_the_settings_is_said_on_the_screen() -> None:
     preferences = Preferences(theme="no[such]", warnings=("/c.toml:3: interval = [b]; 1 is used",))
-    app = GputopApp(FoundSession(), preferences)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await pilot.pause()
+    async with piloted(FoundSession(), preferences=preferences, notifications=True) as (app, _):
         warnings = messages(app)
         assert any("/c.toml:3: interval = [b]" in m for m in warnings)
         assert any("no theme no[such]" in m for m in warnings)
@@ -120,9 +112,7 @@ async def test_what_is_wrong_with_the_settings_is_said_on_the_screen() -> None:
 async def test_metric_and_span_begin_as_the_settings_say() -> None:
     from gputop.tui.monitor.gpu_table import GpuTable
 
-    app = GputopApp(FoundSession(), Preferences(metric="tensor_active", span_s=600.0))
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(FoundSession(), preferences=Preferences(metric="tensor_active", span_s=600.0)) as (app, _):
         table = app.query_one(GpuTable)
         assert table.metric == "tensor_active" and table.time.span_s == 600.0
 
@@ -144,7 +134,6 @@ class Hostile(FoundSession):
 
         self._make = named
         self.advance(3)
-        assert self.results.last_capture is not None
         self.watch.servers = (replace(self.watch.servers[0], description=HOSTILE),)
         self.results.last_capture = replace(self.results.last_capture, path=Path("/tmp") / HOSTILE, report=HOSTILE,
                                             notes=(HOSTILE,))
@@ -168,9 +157,7 @@ async def shown_after(app: GputopApp, pilot: Pilot[Any], *keys: str) -> str:
 
 
 async def test_hostile_names_are_shown_literally_on_every_screen() -> None:
-    app = GputopApp(Hostile())
-    async with app.run_test(size=(160, 50), notifications=True) as pilot:
-        await pilot.pause()
+    async with piloted(Hostile(), (160, 50), notifications=True) as (app, pilot):
         for keys in ((), ("enter",), ("question_mark",), ("slash", *"evil"), ("tab",), ("tab", "tab", "enter"),
                      ("ctrl+p", *"cap"), ("t",), ("m", "v", "left")):
             assert "[bold red]" in await shown_after(app, pilot, *keys), keys
@@ -205,12 +192,9 @@ def hostile_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_hostile_names_of_a_trace_are_shown_literally_on_every_screen(hostile_trace: Path) -> None:
     session = Hostile()
-    assert session.results.last_capture is not None
     session.results.last_capture = replace(session.results.last_capture, analysis=analyze_trace(load([hostile_trace])))
     session.results.findings = session.results.last_capture.findings
-    app = GputopApp(session)
-    async with app.run_test(size=(180, 60), notifications=True) as pilot:
-        await pilot.pause()
+    async with piloted(session, (180, 60), notifications=True) as (app, pilot):
         for keys in ((*"T",), (*"T2",), (*"T4",), (*"T6",), (*"T8",), (*"T0",), (*"TR",), ("T", "enter"), (*"J",),
                      (*"i",), (*"h",), ("enter", "y"), (*"B",), (*"S",), (*"w",)):
             text = await shown_after(app, pilot, *keys)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
+from textual.pilot import Pilot
 
 from gputop.core.findings import TraceNote
 from gputop.timeline.read_timeline import Timeline
+from gputop.tui.timeline.timeline_screen import TimelineScreen
 from gputop.tui.timeline.viewport import View
 from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget
@@ -81,14 +83,20 @@ async def test_zoomed_in_ranges_have_their_names() -> None:
         assert "dense_0/MatMul" not in "\n".join(picture(canvas))
 
 
+async def every_key(pilot: Pilot[int], screen: TimelineScreen) -> AsyncIterator[str]:
+    """The keys that are described, each once it was pressed and what it opened was closed."""
+    for key in sorted(described_keys() - {"q", "escape", "slash", "greater_than_sign", "less_than_sign"}):
+        await pilot.press(key)
+        while not screen.is_current:
+            await pilot.press("escape")
+            await pilot.pause()
+        yield key
+
+
 @pytest.mark.parametrize("size", [(1, 1), (20, 5), (80, 24), (200, 60)], ids=lambda s: f"{s[0]}x{s[1]}")
 async def test_every_key_at_every_size(size: tuple[int, int]) -> None:
     async with shown(size=size, findings=[LAUNCH_BOUND]) as (pilot, screen, canvas):
-        for key in sorted(described_keys() - {"q", "escape", "slash", "greater_than_sign", "less_than_sign"}):
-            await pilot.press(key)
-            while not screen.is_current:
-                await pilot.press("escape")
-                await pilot.pause()
+        async for _ in every_key(pilot, screen):
             assert all(strip.cell_length == canvas.size.width
                        for strip in (canvas.render_line(y) for y in range(canvas.size.height)))
         await pilot.resize_terminal(30, 8)
@@ -122,11 +130,7 @@ def one_event_of_no_length() -> Timeline:
 @pytest.mark.parametrize("make", [empty, no_host_events, no_gpu, one_event_of_no_length])
 async def test_traces_with_little_in_them(make: Callable[[], Timeline]) -> None:
     async with shown(make()) as (pilot, screen, canvas):
-        for key in sorted(described_keys() - {"q", "escape", "slash", "greater_than_sign", "less_than_sign"}):
-            await pilot.press(key)
-            while not screen.is_current:
-                await pilot.press("escape")
-                await pilot.pause()
+        async for _ in every_key(pilot, screen):
             assert "\x1b" not in "".join(picture(canvas))
         await pilot.press("slash", *"train", "enter")
         await pilot.pause()

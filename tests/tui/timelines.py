@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import tempfile
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -26,6 +25,7 @@ from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.timeline.make import build
 from tests.trace.build import Builder
+from tests.tui.found import text_of, until
 from tests.tui.textual_private import message_text
 
 STEP_NS = 1_000_000
@@ -114,24 +114,12 @@ async def shown(timeline: Timeline | None = None, size: tuple[int, int] = (120, 
         yield pilot, screen, screen._canvas
 
 
-async def until(pilot: Pilot, done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline, "it did not come to that"
-        await pilot.pause(0.005)
-    await pilot.pause()
-
-
 async def refused(pilot: Pilot) -> None:
     """Wait until the trace has been found to be unreadable."""
     def there() -> bool:
         return isinstance(pilot.app.screen, TimelineScreen) and pilot.app.screen._problem is not None
 
     await until(pilot, there)
-
-
-def text_of(widget: LinesWidget) -> str:
-    return "\n".join("".join(text for text, _ in line) for line in widget._lines)
 
 
 def details(screen: TimelineScreen) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from gputop.core.own_memory import control_groups, left_in, resident_bytes
 from gputop.profiler.capture import job_memory
 from gputop.profiler.capture.job_memory import free_disk_bytes, free_resources, job_pid
+from tests.profiler.fake_server import serving_process
 
 
 def cgroup(folder: Path, limit: str, use: int = 0, cache: int = 0, version: int = 2) -> Path:
@@ -71,14 +70,9 @@ def test_a_job_out_of_sight_is_said(tmp_path):
 def test_the_process_behind_a_local_port_is_found():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         assert job_pid(f"127.0.0.1:{listener.getsockname()[1]}", None) == os.getpid()
-    with subprocess.Popen([sys.executable, "-m", "tests.profiler.fake_server"], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, text=True) as tunnel:
-        try:
-            address = tunnel.stdout.readline().strip()
-            assert job_pid(address, None) is None, "it may lead to a server, it is not the job"
-            assert job_pid(address, tunnel.pid) == tunnel.pid
-        finally:
-            tunnel.kill()
+    with serving_process() as (tunnel, address):
+        assert job_pid(address, None) is None, "it may lead to a server, it is not the job"
+        assert job_pid(address, tunnel.pid) == tunnel.pid
     assert job_pid("192.0.2.1:1", None) is None
     assert job_pid("192.0.2.1:1", 1) == 1
 

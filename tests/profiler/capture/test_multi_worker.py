@@ -22,27 +22,17 @@ from gputop.profiler.capture.records import Server
 from gputop.profiler.capture.request import CaptureRequest, answered, require_no_question
 from gputop.session.capture.captures import CaptureRun, capture_and_analyze, risk_question
 from gputop.trace.readers.clock_file import read_clocks
-from tests.profiler.capturing import capture_workers, recorders_of
+from tests.profiler.capturing import capture_workers, names_below, recorders_of
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 from tests.records import replace
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Probes of a twentieth of a second, captures from a tenth on."""
-    monkeypatch.setattr(safe_capture, "PROBE_S", 0.05)
-    monkeypatch.setattr("gputop.profiler.capture.plan.MIN_CAPTURE_S", 0.1)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture
 def training(monkeypatch):
     """The servers count as training jobs of this machine."""
     monkeypatch.setattr(multi_worker, "is_training", lambda pid: True)
-
-
-@pytest.fixture
-def logdir(tmp_path: Path) -> Path:
-    return tmp_path / "logs"
 
 
 @contextlib.contextmanager
@@ -53,10 +43,6 @@ def serving(*profilers: FakeProfiler):
 
 def addresses(servers) -> list[tuple[str, None]]:
     return [(s.address, None) for s in servers]
-
-
-def names_below(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.rglob("*") if p.is_file())
 
 
 def test_one_run_folder_with_a_trace_of_each(logdir):

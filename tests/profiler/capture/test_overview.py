@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import grpc
 import pytest
@@ -12,7 +11,7 @@ from gputop.profiler.capture import job_memory, overview, safe_capture
 from gputop.profiler.capture.plan import MemoryLimits, Plan, overview_events
 from gputop.profiler.recording import Progress
 from gputop.profiler.storage import RunFolder
-from tests.profiler.capturing import capture_with_probe, capture_workers
+from tests.profiler.capturing import capture_with_probe, capture_workers, names_below
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 DETAIL = make_xspace(events=100_000)  # in a twentieth of a second: a tenth of a second of them is enough
@@ -21,26 +20,15 @@ MARKS = make_xspace(events=100_000, name="ThreadpoolListener::StartRegion")
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(safe_capture, "PROBE_S", 0.05)
-    monkeypatch.setattr("gputop.profiler.capture.plan.MIN_CAPTURE_S", 0.1)
+def overviews_of_few_events(quick, monkeypatch):
     monkeypatch.setattr("gputop.profiler.capture.plan.MIN_OVERVIEW_S", 0.1)
     monkeypatch.setattr("gputop.profiler.capture.plan._OVERVIEW_EVENTS", 75_000)
     monkeypatch.setattr("gputop.profiler.capture.plan.TARGET_EVENTS", 300_000)
 
 
-@pytest.fixture
-def logdir(tmp_path: Path) -> Path:
-    return tmp_path / "logs"
-
-
 def two_grains(server: FakeProfiler, number: int) -> None:
     """Many events in the probe and in the detail, few in the overview."""
     server.xspace = DETAIL if number < 2 else SPARSE
-
-
-def names_below(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.rglob("*") if p.is_file())
 
 
 def test_the_rest_of_the_time_is_an_overview_beside_the_detail(logdir):

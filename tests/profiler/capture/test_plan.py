@@ -28,29 +28,26 @@ def probe(host: float = 0, device: float = 0, step_s: float | None = None, mb_pe
     return Probe(0.5, 0.6, round(mb_per_s * MB / 2), round(host / 2), round(device / 2), step_s, sure=sure)
 
 
-@pytest.mark.parametrize(
-    ("asked_s", "probed", "chosen_s", "why"),
-    [
-        (10, probe(3_200), 10, "full length, at 3.2 k events/s"),
-        (10, probe(45_000), 10, "full length, at 45 k events/s"),
-        (10, probe(120_000), 3.6, "the job emits 120 k events/s"),
-        (1.5, probe(240_000), 1.5, "full length, at 240 k events/s"),
-        (60, probe(20_000), 24.5, "the job emits 20 k events/s"),
-        # Twenty steps, where their length is known and they fit in twice the target, ten within four times.
-        (10, probe(100_000, step_s=0.01), 4.5, "the job emits 100 k events/s"),
-        (10, probe(100_000, step_s=0.3), 6.0, "for 20 steps: the job emits 100 k events/s"),
-        (10, probe(100_000, step_s=0.8), 10, "full length, at 100 k events/s"),
-        (20, probe(100_000, step_s=0.8), 10, "for 12 steps: the job emits 100 k events/s"),
-        (10, probe(500_000, step_s=0.25), 2.5, "for 10 steps: the job emits 500 k events/s"),
-        (10, probe(1_000_000, step_s=0.5), 2.0, "for 4 steps: the job emits 1.0 M events/s"),
-        (2, probe(1_000_000, step_s=0.25), 2, "full length, at 1.0 M events/s"),
-        # Where GPUs work and no steps show, they may be too long for the probe.
-        (10, probe(140_000, 100_000), 4.1, "for steps longer than the probe: the job emits 240 k events/s"),
-        # A second, whatever it makes.
-        (10, probe(2_400_000), 1.0, "the shortest possible: the job emits 2.4 M events/s"),
-        (10, probe(0, 0), 10, "full length, because the probe contains no events"),
-    ],
-)
+@pytest.mark.parametrize(("asked_s", "probed", "chosen_s", "why"), [
+    (10, probe(3_200), 10, "full length, at 3.2 k events/s"),
+    (10, probe(45_000), 10, "full length, at 45 k events/s"),
+    (10, probe(120_000), 3.6, "the job emits 120 k events/s"),
+    (1.5, probe(240_000), 1.5, "full length, at 240 k events/s"),
+    (60, probe(20_000), 24.5, "the job emits 20 k events/s"),
+    # Twenty steps, where their length is known and they fit in twice the target, ten within four times.
+    (10, probe(100_000, step_s=0.01), 4.5, "the job emits 100 k events/s"),
+    (10, probe(100_000, step_s=0.3), 6.0, "for 20 steps: the job emits 100 k events/s"),
+    (10, probe(100_000, step_s=0.8), 10, "full length, at 100 k events/s"),
+    (20, probe(100_000, step_s=0.8), 10, "for 12 steps: the job emits 100 k events/s"),
+    (10, probe(500_000, step_s=0.25), 2.5, "for 10 steps: the job emits 500 k events/s"),
+    (10, probe(1_000_000, step_s=0.5), 2.0, "for 4 steps: the job emits 1.0 M events/s"),
+    (2, probe(1_000_000, step_s=0.25), 2, "full length, at 1.0 M events/s"),
+    # Where GPUs work and no steps show, they may be too long for the probe.
+    (10, probe(140_000, 100_000), 4.1, "for steps longer than the probe: the job emits 240 k events/s"),
+    # A second, whatever it makes.
+    (10, probe(2_400_000), 1.0, "the shortest possible: the job emits 2.4 M events/s"),
+    (10, probe(0, 0), 10, "full length, because the probe contains no events"),
+])
 def test_about_half_a_million_events_or_steps(asked_s, probed, chosen_s, why):
     made = plan(asked_s, probed, FreeResources())
     if chosen_s < asked_s:
@@ -62,28 +59,24 @@ def test_about_half_a_million_events_or_steps(asked_s, probed, chosen_s, why):
     assert made.probe is probed
 
 
-@pytest.mark.parametrize(
-    ("asked_s", "probed", "chosen_s", "why"),
-    [
-        # A hundred steps, in no less than 2 s: a job of small layers.
-        (10, probe(60_000, step_s=0.0025, sure=True), 2.0, "about 800 steps are enough, at 60 k "
-                                                           "events/s"),
-        (10, probe(40_000, 60_000, step_s=0.04, sure=True), 4.0,
-         "about 100 steps are enough, at 100 k events/s"),
-        (60, probe(60_000, step_s=0.0001, sure=True), 2.0,
-         "about 20000 steps are enough, at 60 k events/s"),
-        # Where they are cheap, more are taken: what is seldom is worth them.
-        (10, probe(25_000, step_s=0.02, sure=True), 4.0, "about 200 steps are enough, at 25 k events/s"),
-        (10, probe(9_000, step_s=0.02, sure=True), 10, "full length, at 9.0 k events/s"),
-        # Steps that a hundred of would cost too much, or are longer than asked.
-        (10, probe(240_000, step_s=0.05, sure=True), 1.5, "the job emits 240 k events/s"),
-        (10, probe(40_000, step_s=0.15, sure=True), 10, "full length, at 40 k events/s"),
-        (1.5, probe(60_000, step_s=0.0025, sure=True), 1.5, "full length, at 60 k events/s"),
-        # No ground for less: what repeats may be a part of a step, or there is nothing that does.
-        (10, probe(60_000, step_s=0.0025), 7.8, "the job emits 60 k events/s"),
-        (10, probe(60_000, sure=True), 7.8, "the job emits 60 k events/s"),
-    ],
-)
+@pytest.mark.parametrize(("asked_s", "probed", "chosen_s", "why"), [
+    # A hundred steps, in no less than 2 s: a job of small layers.
+    (10, probe(60_000, step_s=0.0025, sure=True), 2.0, "about 800 steps are enough, at 60 k events/s"),
+    (10, probe(40_000, 60_000, step_s=0.04, sure=True), 4.0,
+     "about 100 steps are enough, at 100 k events/s"),
+    (60, probe(60_000, step_s=0.0001, sure=True), 2.0,
+     "about 20000 steps are enough, at 60 k events/s"),
+    # Where they are cheap, more are taken: what is seldom is worth them.
+    (10, probe(25_000, step_s=0.02, sure=True), 4.0, "about 200 steps are enough, at 25 k events/s"),
+    (10, probe(9_000, step_s=0.02, sure=True), 10, "full length, at 9.0 k events/s"),
+    # Steps that a hundred of would cost too much, or are longer than asked.
+    (10, probe(240_000, step_s=0.05, sure=True), 1.5, "the job emits 240 k events/s"),
+    (10, probe(40_000, step_s=0.15, sure=True), 10, "full length, at 40 k events/s"),
+    (1.5, probe(60_000, step_s=0.0025, sure=True), 1.5, "full length, at 60 k events/s"),
+    # No ground for less: what repeats may be a part of a step, or there is nothing that does.
+    (10, probe(60_000, step_s=0.0025), 7.8, "the job emits 60 k events/s"),
+    (10, probe(60_000, sure=True), 7.8, "the job emits 60 k events/s"),
+])
 def test_a_hundred_steps_will_do(asked_s, probed, chosen_s, why):
     made = plan(asked_s, probed, FreeResources())
     assert (made.chosen_s, made.why) == (chosen_s, why)
@@ -103,34 +96,28 @@ def test_never_more_device_events_than_cupti_keeps():
     assert "CUPTI keeps at most 2 M" in made.why and "1.1 M events/s" in made.why
 
 
-@pytest.mark.parametrize(
-    ("free", "chosen_s", "named"),
-    [
-        (FreeResources(shared_bytes=100 * GB, job_bytes=100 * GB, own_bytes=100 * GB, disk_bytes=GB), 10,
-         "full length"),
-        (FreeResources(job_bytes=SERVER_MULTIPLE * 5 * MB * 10), 8.0, "within the job's limit"),
-        (FreeResources(own_bytes=312.5 * MB), 6.0, "within gputop's limit"),
-        (FreeResources(disk_bytes=25 * MB), 4.0, "of disk space in the logdir"),
-        (FreeResources(shared_bytes=750 * MB), 4.0, "of memory is free"),
-        (FreeResources(shared_bytes=750 * MB, job_here=False), 10, "full length"),
-    ],
-)
+@pytest.mark.parametrize(("free", "chosen_s", "named"), [
+    (FreeResources(shared_bytes=100 * GB, job_bytes=100 * GB, own_bytes=100 * GB, disk_bytes=GB), 10,
+     "full length"),
+    (FreeResources(job_bytes=SERVER_MULTIPLE * 5 * MB * 10), 8.0, "within the job's limit"),
+    (FreeResources(own_bytes=312.5 * MB), 6.0, "within gputop's limit"),
+    (FreeResources(disk_bytes=25 * MB), 4.0, "of disk space in the logdir"),
+    (FreeResources(shared_bytes=750 * MB), 4.0, "of memory is free"),
+    (FreeResources(shared_bytes=750 * MB, job_here=False), 10, "full length"),
+])
 def test_memory_and_disk_shorten_it(free, chosen_s, named):
     made = plan(10, probe(3_000, mb_per_s=5), free)
     assert made.chosen_s == pytest.approx(chosen_s, abs=0.1001)
     assert named in made.why
 
 
-@pytest.mark.parametrize(
-    ("free", "named"),
-    [
-        (FreeResources(shared_bytes=200 * MB),
-         r"not enough memory for a capture: 191 MiB free, and capturing 1 s needs about 215 MiB"),
-        (FreeResources(job_bytes=100 * MB), "not enough memory within the job's limit"),
-        (FreeResources(own_bytes=150 * MB), "not enough memory within gputop's limit"),
-        (FreeResources(disk_bytes=5 * MB), "not enough disk space in the logdir for a capture: 4.8 MiB free"),
-    ],
-)
+@pytest.mark.parametrize(("free", "named"), [
+    (FreeResources(shared_bytes=200 * MB),
+     r"not enough memory for a capture: 191 MiB free, and capturing 1 s needs about 215 MiB"),
+    (FreeResources(job_bytes=100 * MB), "not enough memory within the job's limit"),
+    (FreeResources(own_bytes=150 * MB), "not enough memory within gputop's limit"),
+    (FreeResources(disk_bytes=5 * MB), "not enough disk space in the logdir for a capture: 4.8 MiB free"),
+])
 def test_refused_where_not_even_a_second_fits(free, named):
     with pytest.raises(GputopError, match=named) as caught:
         plan(10, probe(3_000, mb_per_s=5), free)
@@ -214,25 +201,22 @@ def short(host: float, device: float = 0, step_s: float | None = None, sure: boo
     return Probe(0.1, 0.2, round(20 * (host + device)), round(host / 10), round(device / 10), step_s, sure=sure)
 
 
-@pytest.mark.parametrize(
-    ("probed", "free_bytes", "chosen_s", "shapes"),
-    [
-        # 256 MiB of the job, whatever its rate: tiny operations get less than a second, without shapes.
-        (short(420_000), 16 * GB, 0.31, False),
-        (short(420_000), 1000 * GB, 0.31, False),
-        (short(2_000_000), 16 * GB, 0.06, False),
-        (short(20_000_000), 64 * GB, 0.05, False),  # the shortest
-        (short(20_000), 16 * GB, 2.6, True),  # shapes first, where a second is left
-        (short(3_000), 16 * GB, 10, True),
-        # For twenty whole steps, as much as the guard of other recordings allows: a fiftieth of the free memory.
-        (short(20_000, step_s=0.4), 64 * GB, 8.0, True),
-        (short(100_000, step_s=0.4), 32 * GB, 4.0, False),  # for ten a tenth of it
-        (short(400_000, step_s=0.001), 16 * GB, 0.33, False),
-        (short(50_000, step_s=0.01, sure=True), 16 * GB, 1.0, True),
-        (short(2_000, 40_000), 128 * GB, 10, True),  # of a GPU, steps too long for the probe
-        (short(2_000, 400_000), 64 * GB, 1.5, False),
-    ],
-)
+@pytest.mark.parametrize(("probed", "free_bytes", "chosen_s", "shapes"), [
+    # 256 MiB of the job, whatever its rate: tiny operations get less than a second, without shapes.
+    (short(420_000), 16 * GB, 0.31, False),
+    (short(420_000), 1000 * GB, 0.31, False),
+    (short(2_000_000), 16 * GB, 0.06, False),
+    (short(20_000_000), 64 * GB, 0.05, False),  # the shortest
+    (short(20_000), 16 * GB, 2.6, True),  # shapes first, where a second is left
+    (short(3_000), 16 * GB, 10, True),
+    # For twenty whole steps, as much as the guard of other recordings allows: a fiftieth of the free memory.
+    (short(20_000, step_s=0.4), 64 * GB, 8.0, True),
+    (short(100_000, step_s=0.4), 32 * GB, 4.0, False),  # for ten a tenth of it
+    (short(400_000, step_s=0.001), 16 * GB, 0.33, False),
+    (short(50_000, step_s=0.01, sure=True), 16 * GB, 1.0, True),
+    (short(2_000, 40_000), 128 * GB, 10, True),  # of a GPU, steps too long for the probe
+    (short(2_000, 400_000), 64 * GB, 1.5, False),
+])
 def test_what_nothing_can_end_is_planned_to_grow_the_job_by_little(probed, free_bytes, chosen_s, shapes):
     made = plan(10, probed, FreeResources(free_bytes), UNSTOPPABLE)
     assert made.chosen_s == pytest.approx(chosen_s, abs=0.101 if chosen_s > 1 else 0.011)

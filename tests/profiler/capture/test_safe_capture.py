@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from gputop.profiler.capture import job_memory, safe_capture
 from gputop.profiler.capture.plan import FreeResources, MemoryLimits, Plan
 from gputop.profiler.xprof import client, server_disk
 from tests.profiler.capturing import capture, capture_with_probe
-from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
+from tests.profiler.fake_server import FakeProfiler, make_xspace, serve, serving_process
 
 BUSY = (grpc.StatusCode.UNAVAILABLE, "Another profiling session active.")
 
@@ -27,16 +25,7 @@ BUSY = (grpc.StatusCode.UNAVAILABLE, "Another profiling session active.")
 DATA = Path(__file__).parents[2] / "data"
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Probes of a twentieth of a second, captures from a tenth on."""
-    monkeypatch.setattr(safe_capture, "PROBE_S", 0.05)
-    monkeypatch.setattr("gputop.profiler.capture.plan.MIN_CAPTURE_S", 0.1)
-
-
-@pytest.fixture
-def logdir(tmp_path: Path) -> Path:
-    return tmp_path / "logs"
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -142,28 +131,18 @@ def test_busy_at_the_probe_or_after_it(logdir, busy_at, refusal):
 
 
 def test_a_server_that_dies_after_the_probe_leaves_the_probe(logdir):
-    command = [sys.executable, "-m", "tests.profiler.fake_server"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            address = process.stdout.readline().strip()
-            with pytest.raises(GputopError, match=r"by SIGKILL.* only the probe of 0.05 s was saved") as caught:
-                capture_with_probe(address, seconds=60, logdir=logdir, pid=process.pid,
-                                on_progress=lambda p: p.phase == "recording" and process.kill())
-        finally:
-            process.kill()
+    with serving_process() as (process, address), \
+            pytest.raises(GputopError, match=r"by SIGKILL.* only the probe of 0.05 s was saved") as caught:
+        capture_with_probe(address, seconds=60, logdir=logdir, pid=process.pid,
+                           on_progress=lambda p: p.phase == "recording" and process.kill())
     (kept,) = files_below(logdir)
     assert f"gputop analyze {kept}" in caught.value.fix
     assert kept.read_bytes() == make_xspace()
 
 
 def test_the_job_s_memory_is_watched(logdir):
-    command = [sys.executable, "-m", "tests.profiler.fake_server"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            address = process.stdout.readline().strip()
-            _, _, cost = capture_with_probe(address, seconds=0.2, logdir=logdir, pid=process.pid)
-        finally:
-            process.kill()
+    with serving_process() as (process, address):
+        _, _, cost = capture_with_probe(address, seconds=0.2, logdir=logdir, pid=process.pid)
     assert 1e6 < cost.memory_before_bytes <= cost.memory_peak_bytes
     assert cost.memory_after_bytes <= cost.memory_peak_bytes
     assert "the job's memory grew by" in cost.text()

@@ -19,6 +19,7 @@ from gputop.profiler import sockets
 from gputop.profiler.kineto import as_process, daemon
 from gputop.profiler.kineto.clients import client_of, find_clients
 from gputop.profiler.kineto.folder import SocketFolder, sweep
+from tests.processes import once_ready
 from tests.profiler.kineto.jobs import fake_job, found
 
 _USER = 12345
@@ -48,7 +49,6 @@ class _Mounting:
         self.process, self.pid = process, process.pid
 
     def mount(self, source: Path, over: Path | PurePosixPath) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(f"{source} {over}\n")
         self.process.stdin.flush()
         assert self.process.stdout.readline() == "0\n"
@@ -59,7 +59,6 @@ def mounting() -> Iterator[_Mounting]:
     with subprocess.Popen([sys.executable, "-c", _MOUNTING], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           text=True) as process:
         try:
-            assert process.stdout is not None
             if process.stdout.readline() != "ready\n":
                 pytest.skip("users may make no namespaces here")
             yield _Mounting(process)
@@ -143,19 +142,15 @@ def test_a_link_of_a_user_leads_root_s_thread_through_nobody_s_proc(place):
     folder = place / "f"
     folder.mkdir()
     os.chown(folder, _USER, -1)
-    with subprocess.Popen([sys.executable, "-c", "import os, sys; os.chroot(sys.argv[1]); print('ready', flush=True); "
-                           "sys.stdin.read()", str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          text=True) as of_root, subprocess.Popen(["sleep", "60"], user=_USER, group=_USER) as job:
-        try:
-            assert of_root.stdout is not None and of_root.stdout.readline() == "ready\n"
-            with SocketFolder.open(job.pid, PurePosixPath(folder), _USER) as opened:
-                folder.rename(place / "moved")
-                folder.symlink_to(f"/proc/{of_root.pid}/root/tmp")
-                with pytest.raises(GputopError, match="cannot create a socket"):
-                    opened.bind()
-        finally:
-            of_root.kill()
-            job.kill()
+    chroot = "import os, sys; os.chroot(sys.argv[1]); print('ready', flush=True); sys.stdin.read()"
+    of_user = ("sh", "-c", "echo ready; exec sleep 60")
+    with once_ready(sys.executable, "-c", chroot, str(root)) as of_root, \
+            once_ready(*of_user, user=_USER, group=_USER) as job, \
+            SocketFolder.open(job.pid, PurePosixPath(folder), _USER) as opened:
+        folder.rename(place / "moved")
+        folder.symlink_to(f"/proc/{of_root.pid}/root/tmp")
+        with pytest.raises(GputopError, match="cannot create a socket"):
+            opened.bind()
     assert not list((root / "tmp").iterdir())
 
 
@@ -184,7 +179,6 @@ def test_who_can_read_the_folder_cannot_lock_it(place, uid):
             assert (place / ".gputop-lock").stat().st_uid == uid
             other = subprocess.Popen([sys.executable, "-c", _LOCKING, str(place)], stdin=subprocess.PIPE,
                                      stdout=subprocess.PIPE, text=True)
-            assert other.stdout is not None
             assert [other.stdout.readline() for _ in range(2)] == ["PermissionError\n"] * 2
         assert not (place / ".gputop-lock").exists()
         with SocketFolder.open(job.pid, PurePosixPath(place), uid) as folder, daemon.serving(folder, lambda: True):
@@ -354,12 +348,8 @@ signal.pause()
 @_needs_root
 def test_names_in_another_network_are_the_kernel_s_too(place):
     own = os.stat("/proc/thread-self/ns/net").st_ino  # noqa: PTH116
-    with subprocess.Popen([sys.executable, "-c", _NETWORK, str(place)], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None and process.stdout.readline() == "ready\n"
-            assert found(process).folder == PurePosixPath(place)
-        finally:
-            process.kill()
+    with once_ready(sys.executable, "-c", _NETWORK, str(place)) as process:
+        assert found(process).folder == PurePosixPath(place)
     assert os.stat("/proc/thread-self/ns/net").st_ino == own  # noqa: PTH116
 
 

@@ -20,6 +20,7 @@ from gputop.profiler.kineto import daemon
 from gputop.profiler.kineto.clients import client_of, is_same
 from gputop.profiler.kineto.folder import SocketFolder, sweep
 from gputop.profiler.kineto.protocol import RecordingConfig, encode
+from tests.processes import once_ready
 from tests.profiler.kineto.jobs import fake_job, found
 
 _USER = 12345
@@ -75,16 +76,12 @@ def test_in_another_root_the_socket_has_the_name_that_the_job_sees(tmp_path):
     (root / "tmp").chmod(0o1777)
     code = ("import os, signal, sys; os.chroot(sys.argv[1]); os.setuid(12345); print('ready', flush=True); "
             "signal.pause()")
-    with subprocess.Popen([sys.executable, "-c", code, str(root)], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None and process.stdout.readline() == "ready\n"
-            with SocketFolder.create(process.pid, _USER) as folder, daemon.serving(folder) as server:
-                assert (root / folder.path.relative_to("/") / "dynolog").is_socket()
-                names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()]
-                assert f"{folder.path}/dynolog" in names
-                assert server.folder.path == folder.path
-        finally:
-            process.kill()
+    with once_ready(sys.executable, "-c", code, str(root)) as process, \
+            SocketFolder.create(process.pid, _USER) as folder, daemon.serving(folder) as server:
+        assert (root / folder.path.relative_to("/") / "dynolog").is_socket()
+        names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()]
+        assert f"{folder.path}/dynolog" in names
+        assert server.folder.path == folder.path
 
 
 @_needs_root
@@ -95,14 +92,10 @@ def test_a_link_for_tmp_does_not_lead_out_of_the_job_s_root(tmp_path, target):
     host.mkdir()
     (root / "tmp").symlink_to(target.format(host=host))
     code = "import os, signal, sys; os.chroot(sys.argv[1]); print('ready', flush=True); signal.pause()"
-    with subprocess.Popen([sys.executable, "-c", code, str(root)], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None and process.stdout.readline() == "ready\n"
-            with pytest.raises(GputopError, match="cannot create a socket folder"):
-                SocketFolder.create(process.pid, _USER)
-            assert list(host.iterdir()) == []
-        finally:
-            process.kill()
+    with once_ready(sys.executable, "-c", code, str(root)) as process:
+        with pytest.raises(GputopError, match="cannot create a socket folder"):
+            SocketFolder.create(process.pid, _USER)
+        assert list(host.iterdir()) == []
 
 
 @_needs_root

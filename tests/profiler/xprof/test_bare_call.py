@@ -13,17 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError
-from gputop.profiler.xprof.probe import (
-    GOAWAY,
-    HEADERS,
-    PING,
-    SETTINGS,
-    Unreadable,
-    _integer,
-    _status,
-    frame,
-    probe,
-)
+from gputop.profiler.xprof.probe import GOAWAY, HEADERS, PING, SETTINGS, Unreadable, _integer, _status, frame, probe
 from tests.profiler.fake_server import serve
 from tests.profiler.xprof.talking_server import talking
 

@@ -19,11 +19,6 @@ TWO_GIB = 2**31
 
 
 @pytest.fixture
-def logdir(tmp_path: Path) -> Path:
-    return tmp_path / "logs"
-
-
-@pytest.fixture
 def unprobed(monkeypatch):
     """The one connection there is is the capture's."""
     monkeypatch.setattr(client, "probe", lambda address: None)

@@ -28,11 +28,6 @@ from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 LONG_S = 60.0  # never waited for: something ends the capture before
 
 
-@pytest.fixture
-def logdir(tmp_path: Path) -> Path:
-    return tmp_path / "logs"
-
-
 def everything_below(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*"))
 
@@ -288,19 +283,16 @@ def test_damaged_trace_is_kept_and_said(logdir):
     assert result.path.exists()
 
 
-@pytest.mark.parametrize(
-    ("code", "details", "cause"),
-    [
-        ("INTERNAL", "Another profiling session active.", "is busy"),
-        ("UNAVAILABLE", "Another profile session running.", "is busy"),
-        ("ALREADY_EXISTS", "A profiling session is already running.", "is busy"),
-        ("UNIMPLEMENTED", "", "without the profiler service"),
-        ("UNAVAILABLE", "Socket closed", "the connection was lost"),
-        ("DEADLINE_EXCEEDED", "", "did not send"),
-        ("RESOURCE_EXHAUSTED", "Sent message larger than max", "too large"),
-        ("INTERNAL", "out of luck", "INTERNAL: out of luck"),
-    ],
-)
+@pytest.mark.parametrize(("code", "details", "cause"), [
+    ("INTERNAL", "Another profiling session active.", "is busy"),
+    ("UNAVAILABLE", "Another profile session running.", "is busy"),
+    ("ALREADY_EXISTS", "A profiling session is already running.", "is busy"),
+    ("UNIMPLEMENTED", "", "without the profiler service"),
+    ("UNAVAILABLE", "Socket closed", "the connection was lost"),
+    ("DEADLINE_EXCEEDED", "", "did not send"),
+    ("RESOURCE_EXHAUSTED", "Sent message larger than max", "too large"),
+    ("INTERNAL", "out of luck", "INTERNAL: out of luck"),
+])
 def test_refusals_name_cause_and_fix(logdir, code, details, cause):
     refusal = (grpc.StatusCode[code], details)
     with serve(FakeProfiler(refuse=refusal)) as server, pytest.raises(GputopError, match=cause) as caught:

@@ -14,57 +14,51 @@ from tests.profiler.fake_server import FakeProfiler, serve
 from tests.profiler.xprof.talking_server import talking
 
 
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("6009", "127.0.0.1:6009"),
-        (":6009", "127.0.0.1:6009"),
-        ("localhost:6009", "127.0.0.1:6009"),
-        ("0.0.0.0:6009", "127.0.0.1:6009"),
-        ("[::]:6009", "127.0.0.1:6009"),
-        ("[::1]:6009", "[::1]:6009"),
-        ("grpc://node-7:06009", "node-7:6009"),
-        (" node-7.example.org:65535 ", "node-7.example.org:65535"),
-        ("[2001:DB8::0:1]:1", "[2001:db8::1]:1"),
-        ("node_7.example.org.:1", "node_7.example.org.:1"),
-        (f"{'n' * 63}:1", f"{'n' * 63}:1"),
-        ("unix:/run/job 1/p.sock", "unix:/run/job 1/p.sock"),
-        ("unix:///run/p.sock", "unix:/run/p.sock"),
-        ("unix:p.sock", f"unix:{Path.cwd()}/p.sock"),
-        ("unix-abstract:job", "unix-abstract:job"),
-    ],
-)
+@pytest.mark.parametrize(("text", "address"), [
+    ("6009", "127.0.0.1:6009"),
+    (":6009", "127.0.0.1:6009"),
+    ("localhost:6009", "127.0.0.1:6009"),
+    ("0.0.0.0:6009", "127.0.0.1:6009"),
+    ("[::]:6009", "127.0.0.1:6009"),
+    ("[::1]:6009", "[::1]:6009"),
+    ("grpc://node-7:06009", "node-7:6009"),
+    (" node-7.example.org:65535 ", "node-7.example.org:65535"),
+    ("[2001:DB8::0:1]:1", "[2001:db8::1]:1"),
+    ("node_7.example.org.:1", "node_7.example.org.:1"),
+    (f"{'n' * 63}:1", f"{'n' * 63}:1"),
+    ("unix:/run/job 1/p.sock", "unix:/run/job 1/p.sock"),
+    ("unix:///run/p.sock", "unix:/run/p.sock"),
+    ("unix:p.sock", f"unix:{Path.cwd()}/p.sock"),
+    ("unix-abstract:job", "unix-abstract:job"),
+])
 def test_parse_address(text, address):
     assert parse_address(text) == address
     assert parse_address(address) == address
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("node", "port is missing"),
-        ("node:", "port is a number"),
-        ("node:0", "port is a number"),
-        ("node:65536", "port is a number"),
-        ("node:six", "port is a number"),
-        ("node:-6", "port is a number"),
-        ("node:²", "port is a number"),
-        ("::1:6009", "brackets"),
-        ("[::1]", ":PORT must follow"),
-        ("[::g]:1", "IPv6"),
-        ("a b:1", "spaces"),
-        ("http://node:6006", "URL"),
-        ("", "port is missing"),
-        ("node..x:6009", "1 to 63 characters"),
-        (".:6009", "1 to 63 characters"),
-        (f"{'n' * 64}:6009", "1 to 63 characters"),
-        (f"münchen.{'ü' * 64}:6009", "1 to 63 characters"),
-        ("unix:", "must be followed by a path"),
-        ("unix://host/p.sock", "must be followed by a path"),
-        ("unix-abstract:a\nb", "control characters"),
-        (f"unix:/{'n' * 107}", "at most 107 bytes"),
-    ],
-)
+@pytest.mark.parametrize(("text", "why"), [
+    ("node", "port is missing"),
+    ("node:", "port is a number"),
+    ("node:0", "port is a number"),
+    ("node:65536", "port is a number"),
+    ("node:six", "port is a number"),
+    ("node:-6", "port is a number"),
+    ("node:²", "port is a number"),
+    ("::1:6009", "brackets"),
+    ("[::1]", ":PORT must follow"),
+    ("[::g]:1", "IPv6"),
+    ("a b:1", "spaces"),
+    ("http://node:6006", "URL"),
+    ("", "port is missing"),
+    ("node..x:6009", "1 to 63 characters"),
+    (".:6009", "1 to 63 characters"),
+    (f"{'n' * 64}:6009", "1 to 63 characters"),
+    (f"münchen.{'ü' * 64}:6009", "1 to 63 characters"),
+    ("unix:", "must be followed by a path"),
+    ("unix://host/p.sock", "must be followed by a path"),
+    ("unix-abstract:a\nb", "control characters"),
+    (f"unix:/{'n' * 107}", "at most 107 bytes"),
+])
 def test_wrong_addresses_are_wrong_usage(text, why):
     with pytest.raises(GputopError, match=why) as caught:
         parse_address(text)
@@ -85,18 +79,15 @@ def test_is_local():
     assert not is_local("192.0.2.1:1")  # for documentation only, RFC 5737
 
 
-@pytest.mark.parametrize(
-    ("reply", "cause"),
-    [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "web server"),
-        (b"<!DOCTYPE HTML>\n<html>", "web server"),
-        (b"\x15\x03\x01\x00\x02\x02\x16", "TLS"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "SSH"),
-        (b"", "closed the connection"),
-        (b"220 ready \x1b[31m", r"does not speak gRPC; it answered '220 ready"),
-        (b"\x00\x00\x00\x05\x00\x00\x00\x00\x00", "does not speak gRPC"),
-    ],
-)
+@pytest.mark.parametrize(("reply", "cause"), [
+    (b"HTTP/1.1 400 Bad Request\r\n\r\n", "web server"),
+    (b"<!DOCTYPE HTML>\n<html>", "web server"),
+    (b"\x15\x03\x01\x00\x02\x02\x16", "TLS"),
+    (b"SSH-2.0-OpenSSH_9.6\r\n", "SSH"),
+    (b"", "closed the connection"),
+    (b"220 ready \x1b[31m", r"does not speak gRPC; it answered '220 ready"),
+    (b"\x00\x00\x00\x05\x00\x00\x00\x00\x00", "does not speak gRPC"),
+])
 def test_ports_that_speak_something_else_are_named(reply, cause):
     with talking(reply) as (address, _), pytest.raises(GputopError, match=cause) as caught:
         probe(address, timeout_s=10)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gputop.sources.dcgm.client import MAX_RETRY_S, STABLE_CONNECTION_S, Backoff
 
 
@@ -20,17 +22,11 @@ def test_the_first_try_is_due_at_once_and_each_failure_doubles_the_pause() -> No
     assert pauses(backoff, 8) == [1, 2, 4, 8, 16, 32, MAX_RETRY_S, MAX_RETRY_S]
 
 
-def test_a_connection_that_breaks_soon_goes_on_with_the_pauses() -> None:
+@pytest.mark.parametrize(("held_s", "next_pauses"), [
+    (STABLE_CONNECTION_S, [8, 16]), (STABLE_CONNECTION_S + 0.1, [1, 2])], ids=["breaks soon", "holds"])
+def test_only_a_connection_that_holds_forgets_the_failures(held_s: float, next_pauses: list[float]) -> None:
     backoff = Backoff()
     pauses(backoff, 3)
     backoff.connected(100.0)
-    backoff.answered(100.0 + STABLE_CONNECTION_S)
-    assert pauses(backoff, 1) == [8]
-
-
-def test_a_connection_that_holds_forgets_the_failures() -> None:
-    backoff = Backoff()
-    pauses(backoff, 3)
-    backoff.connected(100.0)
-    backoff.answered(100.1 + STABLE_CONNECTION_S)
-    assert pauses(backoff, 2) == [1, 2]
+    backoff.answered(100.0 + held_s)
+    assert pauses(backoff, 2) == next_pauses

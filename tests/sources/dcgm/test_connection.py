@@ -11,7 +11,9 @@ from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.bindings import find_installed, load
 from gputop.sources.dcgm.connection import Address, Engine, EngineError, parse_address
-from gputop.sources.dcgm.fields import PROFILING_IDS, decode
+from gputop.sources.dcgm.engine_reader import EngineReader
+from gputop.sources.dcgm.fields import PROFILING_IDS, FieldValue, decode
+from gputop.sources.dcgm.watches import Subscription
 from tests.dcgm_double import PROFILING
 from tests.dcgm_double.scene import START_S, Scene
 
@@ -93,6 +95,22 @@ def test_reads_what_others_watch_without_adding_a_watch(scene: Scene) -> None:
     assert values[G1, 1002].value == 0.5 and values[G1, 1002].time_us == START_S * 1e6
     assert values[G0, 1003].code == fields.NOT_WATCHED
     assert not scene.engine.calls["dcgmWatchFields"] and not scene.engine.died_of_live_data
+
+
+def test_the_age_of_a_value_is_judged_by_the_interval_of_the_reads(scene: Scene) -> None:
+    reader = EngineReader(connect(scene), local=True)
+    scene.engine.watched_by_others([1002])
+
+    def read(interval_s: float) -> FieldValue:
+        scene.now_s += interval_s
+        scene.engine.update()
+        answer = reader.read(Subscription((1002,), None), interval_s, scene.now_s, scene.now_s)
+        return answer.values["GPU-0"][1002]
+
+    for _ in range(3):
+        read(1.0)
+    scene.engine.watched_by_nobody_else()
+    assert read(3.0).value == 0.5 and read(1.0).code == fields.STALE_DATA
 
 
 def test_a_value_stays_readable_after_its_watch(scene: Scene) -> None:
@@ -260,12 +278,6 @@ def test_blanks_by_type(above: int, words: str) -> None:
     assert words in decode(0, True, 0, _DOUBLE + above, 5).reason
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
-def test_values_that_mean_nothing(value: float) -> None:
-    found = decode(0, True, 0, value, 5)
-    assert found.value is None and found.reason.startswith("DCGM ") and "valid " in found.reason
-
-
 def test_values_just_below_a_blank_are_values() -> None:
     assert decode(0, False, _INT - 1, 0.0, 5).value == float(_INT - 1)
     assert decode(0, True, 0, _DOUBLE - 1, 5).value == _DOUBLE - 1
@@ -318,8 +330,9 @@ def test_a_gpu_that_is_listed_twice_is_one(scene: Scene, monkeypatch: pytest.Mon
     assert [gpu.gpu for gpu in engine.gpus] == [0, 1]
 
 
-@pytest.mark.parametrize(("integer", "double"), [(-1, -1.0), (-(1 << 63), float("-inf")), (0, float("nan"))])
-@pytest.mark.parametrize("time_us", [0, -1, 1 << 62])
-def test_numbers_and_times_that_mean_nothing(integer: int, double: float, time_us: int) -> None:
-    value = decode(fields.OK, True, integer, double, time_us)
-    assert value.value is None and value.reason and value.time_us == 0
+@pytest.mark.parametrize("number", [-1.0, float("-inf"), float("inf"), float("nan")])
+@pytest.mark.parametrize("time_us", [0, -1, 1 << 62, 5])
+def test_numbers_and_times_that_mean_nothing(number: float, time_us: int) -> None:
+    value = decode(fields.OK, True, -1, number, time_us)
+    assert value.value is None and value.time_us == (5 if time_us == 5 else 0)
+    assert value.reason.startswith("DCGM ") and "valid " in value.reason

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import html
 import json
-import re
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from gputop.core.samples import GpuSample, Reading
-from gputop.session.session import Options, Session
-from gputop.sources.dcgm.client import DcgmClient
-from gputop.sources.dcgm.connection import Address, parse_address
+from gputop.sources.dcgm.connection import Address
 from gputop.sources.dcgm.fallback import NvmlWithDcgmFallback
 from gputop.sources.nvml.source import NvmlSource
-from gputop.tui.app import GputopApp
+from tests.commands.run_gputop import gputop
 from tests.dcgm_double import PROFILING, Gpu, install
 from tests.dcgm_double.scene import Scene
 from tests.nvml_fake import FakeNvml, environment
-from tests.session.watched import Watched
 from tests.sources.conftest import Clock
 
 RX, TX = "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s"
@@ -49,8 +40,14 @@ class Node:
         self.made += 1
         return self.scene.client
 
-    def sample(self, gpu: int = 0) -> GpuSample:
-        """A tick: the engine reads what is watched; the answer to the question of this tick is awaited."""
+    def sample(self, gpu: int = 0, times: int = 1) -> GpuSample:
+        """The last of some ticks."""
+        for _ in range(times):
+            sample = self._tick(gpu)
+        return sample
+
+    def _tick(self, gpu: int) -> GpuSample:
+        """The engine reads what is watched; the answer to the question of this tick is awaited."""
         self.clock.advance(1.0)
         self.scene.now_s += 1.0
         if self.scene.engine.alive:
@@ -78,8 +75,7 @@ def node(fake: FakeNvml, tmp_path: Path) -> Iterator[Callable[..., Node]]:
 
 def test_with_gpm_dcgm_is_never_contacted(node: Callable[..., Node]) -> None:
     one = node()
-    for _ in range(6):
-        one.sample()
+    one.sample(times=6)
     assert one.sample()["sm_active"].source == "GPM" and not one.made
     assert one.source.label.startswith("NVML + GPM, driver")
 
@@ -87,8 +83,7 @@ def test_with_gpm_dcgm_is_never_contacted(node: Callable[..., Node]) -> None:
 def test_without_gpm_what_somebody_watches_is_shown(node: Callable[..., Node]) -> None:
     one = node("gpm 0")
     one.scene.engine.watched_by_others(PROFILING)
-    one.sample()
-    one.sample()
+    one.sample(times=2)
     sample = one.sample()
     assert sample["sm_active"] == Reading(0.5, "ratio", "DCGM")
     assert sample["fp16_active"] == Reading(0.5, "ratio", "DCGM")
@@ -117,8 +112,7 @@ def test_nobody_watches_names_both_ways_out(node: Callable[..., Node]) -> None:
 
 def test_with_consent_the_fields_are_watched_and_released(node: Callable[..., Node]) -> None:
     one = node("gpm 0", watch=True)
-    for _ in range(4):
-        sample = one.sample(1)
+    sample = one.sample(1, times=4)
     assert sample["tensor_active"] == Reading(0.5, "ratio", "DCGM")
     assert {i for _, i in one.scene.engine.watched()} == PROFILING
     one.source.close()
@@ -136,8 +130,7 @@ def test_no_engine_is_said_beside_no_gpm(node: Callable[..., Node]) -> None:
 def test_an_engine_of_another_machine_is_not_mixed_in(node: Callable[..., Node]) -> None:
     one = node("gpm 0", listed=False)
     one.scene.engine.watched_by_others(PROFILING)
-    for _ in range(3):
-        sample = one.sample()
+    sample = one.sample(times=3)
     assert (sample["sm_active"].reason or "").endswith("DCGM: the host engine does not list this GPU")
 
 
@@ -152,19 +145,16 @@ def test_a_gpu_that_was_not_yet_asked_for_is_not_called_unlisted(node: Callable[
 def test_gpm_that_is_refused_later_is_replaced(node: Callable[..., Node], fake: FakeNvml) -> None:
     one = node()
     one.scene.engine.watched_by_others(PROFILING)
-    for _ in range(3):
-        one.sample()
+    one.sample(times=3)
     assert one.sample()["sm_active"].source == "GPM"
     fake.change("refuse nvmlGpmSampleGet 4")
-    for _ in range(4):
-        sample = one.sample()
+    sample = one.sample(times=4)
     assert sample["sm_active"].source == "DCGM"
 
 
 def test_gpm_that_misses_a_tick_or_two_is_waited_for(node: Callable[..., Node], fake: FakeNvml) -> None:
     one = node()
-    one.sample()
-    one.sample()
+    one.sample(times=2)
     assert not one.made  # both were without a value
     assert one.sample()["sm_active"].source == "GPM"
 
@@ -175,27 +165,23 @@ def test_pcie_prefers_dcgm_to_the_20_ms_window(node: Callable[..., Node]) -> Non
         coarse = one.sample()[RX]
     assert coarse.coarse and coarse.value is not None and coarse.source != "DCGM"
     one.scene.engine.watched_by_others(PROFILING)
-    for _ in range(13):
-        sample = one.sample()
+    sample = one.sample(times=13)
     assert sample[RX] == Reading(3.0, "bytes/s", "DCGM") == sample[TX]
 
 
 def test_pcie_counters_are_kept(node: Callable[..., Node]) -> None:
     one = node("gpm 0")
     one.scene.engine.watched_by_others(PROFILING)
-    for _ in range(4):
-        sample = one.sample()
+    sample = one.sample(times=4)
     assert sample[RX].source == "NVML counter"
 
 
 def test_a_stale_value_is_not_shown(node: Callable[..., Node]) -> None:
     one = node("gpm 0")
     one.scene.engine.watched_by_others(PROFILING)
-    for _ in range(3):
-        one.sample()
+    one.sample(times=3)
     one.scene.engine.watched_by_nobody_else()
-    for _ in range(6):
-        sample = one.sample()
+    sample = one.sample(times=6)
     assert sample["sm_active"].value is None and "was last updated" in (sample["sm_active"].reason or "")
     assert "DCGM" not in one.source.label
 
@@ -203,8 +189,7 @@ def test_a_stale_value_is_not_shown(node: Callable[..., Node]) -> None:
 def test_a_lost_gpu_stays_lost(node: Callable[..., Node], fake: FakeNvml) -> None:
     one = node("gpm 0")
     one.scene.engine.watched_by_others(PROFILING)
-    for _ in range(3):
-        one.sample()
+    one.sample(times=3)
     fake.lose(0)
     assert one.sample(0).state == "lost" and not one.sample(0).readings
     assert one.sample(1)["sm_active"].source == "DCGM"
@@ -214,8 +199,7 @@ def test_what_nvml_refuses_dcgm_may_have(node: Callable[..., Node]) -> None:
     one = node("gpm 0", "refuse nvmlDeviceGetPowerUsage 4", "refuse field:186 4", "refuse field:185 4")
     assert "DCGM" not in (one.sample()["power_w"].reason or "DCGM"), "no clutter where DCGM has it not"
     one.scene.engine.watched_by_others([155])
-    for _ in range(12):
-        sample = one.sample()
+    sample = one.sample(times=12)
     assert sample["power_w"] == Reading(3.0, "W", "DCGM")
 
 
@@ -233,48 +217,14 @@ def test_mig_instances_have_dcgm_s_values_of_their_own(node: Callable[..., Node]
 
 
 def test_numbers_of_mig_instances_mean_nothing_on_another_machine(
-    node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
+        node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Address, "reach", lambda self, timeout_s: False)
     one = node("gpm 0", "mig 0 0 9 1g.10gb 9728", listed=False)
     one.scene.engine.gpus[0].instances = {5: 9}
     one.scene.engine.figures[1005, 1002] = 0.9
     one.scene.engine.watched_by_others([1002], [1005])
-    for _ in range(3):
-        sample = one.sample(1)
+    sample = one.sample(1, times=3)
     assert sample["sm_active"].value is None and "does not list this GPU" in (sample["sm_active"].reason or "")
-
-
-async def test_in_the_monitor(fake: FakeNvml, tmp_path: Path) -> None:
-    """The SM lane of a GPU without GPM shows what the host engine has, and the header says where from."""
-    fake.configure("gpus 2", "gpm 0")
-    scene = Scene(tmp_path)
-    scene.engine.clock, scene.engine.live = time.time, True
-    scene.engine.watched_by_others(PROFILING)
-    scene.show({1002: 0.73})
-
-    def connect() -> DcgmClient:
-        scene.engine.gpus = {i: Gpu(i, probe.info.uuid) for i, probe in enumerate(source.gpus)}
-        return DcgmClient(parse_address(scene.engine.address), root=scene.root, env={}, interval_s=0.1)
-
-    source = NvmlWithDcgmFallback(NvmlSource(), connect)
-    session = Session(source, Options(interval_s=0.1, logdir=tmp_path, discover=False))
-    watched = Watched(session)
-    app = GputopApp(session)
-    try:
-        async with app.run_test(size=(140, 30)) as pilot:
-            screen = ""
-            for _ in range(100):
-                before = session.feed.sample
-                await asyncio.to_thread(watched.until, lambda before=before: session.feed.sample is not before)
-                await pilot.pause()
-                screen = html.unescape(re.sub("<[^>]*>", " ", app.export_screenshot())).replace("\xa0", " ")
-                if "73%" in screen:
-                    break
-            assert "SM active" in screen and "73%" in screen and "DCGM 4.6 host engine" in screen
-    finally:
-        session.close()
-        scene.close()
 
 
 def test_in_a_snapshot_of_the_program(nvml_library: Path, tmp_path: Path) -> None:
@@ -298,11 +248,7 @@ def test_in_a_snapshot_of_the_program(nvml_library: Path, tmp_path: Path) -> Non
 
 
 def _snapshot(library: Path, source: str, *arguments: str, **env: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "gputop", "snapshot", "--format", "json", "--source", source, "--interval", "0.1",
-         *arguments],
-        env={**environment(library, "gpus 2", "gpm 0"), **env}, capture_output=True, text=True, check=False,
-        cwd=Path(__file__).resolve().parents[3],
-    )
+    done = gputop("snapshot", "--format", "json", "--source", source, "--interval", "0.1", *arguments,
+                  env={**environment(library, "gpus 2", "gpm 0"), **env})
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -46,20 +46,17 @@ def child(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "1,3", "NVIDIA_VISIBLE_DEVICES": "all"},
     )
     yield process
-    assert process.stdin is not None and process.stdout is not None
     process.stdin.close()
     process.stdout.close()
     process.wait(timeout=30)
 
 
 def worker_of(child: subprocess.Popen[bytes]) -> int:
-    assert child.stdout is not None
     return int(child.stdout.readline())
 
 
 def burnt_ticks(pid: int) -> int:
     stat = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
-    assert stat is not None
     return stat.cpu_ticks
 
 
@@ -82,7 +79,6 @@ def test_a_real_process_with_a_worker(child: subprocess.Popen[bytes], ticking: T
         pass
     ticking.now_s += 1.0
     (sample,) = table.read(on_gpus(child.pid))
-    assert sample.cpu_cores.value is not None
     assert sample.cpu_cores.value >= 0.05, "the worker's CPU is not in its parent's"
 
 
@@ -257,9 +253,7 @@ TENSORFLOW, JAX, PYTORCH = (f"{SITE}/{library}" for library in (
     ([TENSORFLOW, PYTORCH], ""), ([JAX, PYTORCH], ""),  # either may be there for its data loaders alone
     ([], ""), (["/home/ana/torch/libtorch_ops.so", "/data/tensorflow/weights.bin"], ""),
 ])
-def test_the_framework_by_the_libraries(
-    proc: ProcTree, ticking: Ticking, libraries: list[str], framework: str,
-) -> None:
+def test_the_framework_by_the_libraries(proc: ProcTree, ticking: Ticking, libraries: list[str], framework: str) -> None:
     proc.add(10)
     proc.map_libraries(10, "/usr/bin/python3.12", *libraries)
     (sample,) = GpuProcessTable(ticking, proc.root).read(on_gpus(10))
@@ -354,8 +348,7 @@ def test_in_a_container_a_watched_process_is_that_of_its_own_proc(tmp_path: Path
 
 
 def test_in_a_container_another_users_process_may_be_it_or_not(
-    tmp_path: Path, ticking: Ticking, monkeypatch: pytest.MonkeyPatch
-) -> None:
+        tmp_path: Path, ticking: Ticking, monkeypatch: pytest.MonkeyPatch) -> None:
     def deny(proc: Path, pid: int) -> bool:
         raise PermissionError(13, "Permission denied")
 

@@ -25,7 +25,6 @@ def test_reading_stops_at_the_limit(tmp_path: Path) -> None:
 
 def test_stat_of_this_process() -> None:
     stat = pf.parse_stat(pf.read("/proc/self/stat"))
-    assert stat is not None
     assert (stat.parent, stat.state) == (os.getppid(), "R")
     assert stat.name.decode() == Path("/proc/self/comm").read_text().strip()
 
@@ -43,7 +42,6 @@ def test_a_stat_that_makes_no_sense(text: bytes) -> None:
 
 def test_a_name_may_hold_anything() -> None:
     stat = pf.parse_stat(b"1 (a) R 9 (\xff))" + REST)
-    assert stat is not None
     assert (stat.name, stat.parent, stat.cpu_ticks, stat.threads, stat.start, stat.rss_pages) == (
         b"a) R 9 (\xff)", 1, 11, 7, 500, 256)
 

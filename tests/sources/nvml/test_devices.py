@@ -16,7 +16,7 @@ from gputop.sources.nvml import xid_watch
 from gputop.sources.nvml.devices import Device, numa_node
 from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml
-from tests.sources.conftest import Clock
+from tests.sources.nvml.nodes import Node
 
 PATIENCE_S = 10.0
 HANGS = ("gpus 3", "fault * 0 1 1 hang 0")
@@ -30,12 +30,8 @@ def hung(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
         fake.release(gpu)
 
 
-def opened(fake: FakeNvml, clock: Clock, *settings: str, gpus: tuple[str, ...] = ()) -> NvmlSource:
-    fake.configure(*settings)
-    clock.advance(0)
-    source = NvmlSource(gpus, clock=clock, wall_clock=clock, environ={}, open_deadline_s=0.5)
-    source.open()
-    return source
+def opened(fake: FakeNvml, *settings: str, gpus: tuple[str, ...] = ()) -> NvmlSource:
+    return Node(fake, *settings, gpus=gpus, environ={}, open_deadline_s=0.5).source
 
 
 def read_in_thread(device: Device) -> queue.SimpleQueue[GpuSample | Exception]:
@@ -51,8 +47,8 @@ def read_in_thread(device: Device) -> queue.SimpleQueue[GpuSample | Exception]:
     return answers
 
 
-def test_a_gpu_that_hangs_is_there_without_a_name_and_the_others_are_read(hung: FakeNvml, clock: Clock) -> None:
-    source = opened(hung, clock, *HANGS)
+def test_a_gpu_that_hangs_is_there_without_a_name_and_the_others_are_read(hung: FakeNvml) -> None:
+    source = opened(hung, *HANGS)
     assert hung.await_hanging(0)
     sick, *well = source.gpus
     assert (sick.info.index, sick.info.uuid, sick.info.name) == (0, "index:0", "GPU 0")
@@ -60,8 +56,8 @@ def test_a_gpu_that_hangs_is_there_without_a_name_and_the_others_are_read(hung: 
     assert source.gpus_present == 3 and source.label.startswith("NVML + GPM")
 
 
-def test_reading_it_blocks_until_it_is_open_and_then_it_is_as_any_other(hung: FakeNvml, clock: Clock) -> None:
-    source = opened(hung, clock, *HANGS)
+def test_reading_it_blocks_until_it_is_open_and_then_it_is_as_any_other(hung: FakeNvml) -> None:
+    source = opened(hung, *HANGS)
     answers = read_in_thread(source.gpus[0])
     with pytest.raises(queue.Empty):
         answers.get(timeout=0.05)
@@ -74,20 +70,18 @@ def test_reading_it_blocks_until_it_is_open_and_then_it_is_as_any_other(hung: Fa
 
 
 @pytest.mark.parametrize(("gpus", "labels"), [(("GPU-1a2b3c11",), ["1"]), (("0",), ["0"]), (("1-2",), ["1", "2"])])
-def test_gpus_can_be_chosen_while_one_hangs(
-    hung: FakeNvml, clock: Clock, gpus: tuple[str, ...], labels: list[str]
-) -> None:
-    assert [device.info.label for device in opened(hung, clock, *HANGS, gpus=gpus).gpus] == labels
+def test_gpus_can_be_chosen_while_one_hangs(hung: FakeNvml, gpus: tuple[str, ...], labels: list[str]) -> None:
+    assert [device.info.label for device in opened(hung, *HANGS, gpus=gpus).gpus] == labels
 
 
-def test_a_uuid_of_none_of_the_others_may_be_its(hung: FakeNvml, clock: Clock) -> None:
+def test_a_uuid_of_none_of_the_others_may_be_its(hung: FakeNvml) -> None:
     with pytest.raises(GputopError, match="may be GPU 0, which does not respond") as caught:
-        opened(hung, clock, *HANGS, gpus=("GPU-1a2b3c00",))
+        opened(hung, *HANGS, gpus=("GPU-1a2b3c00",))
     assert caught.value.exit_code == EXIT_USAGE
 
 
-def test_closing_leaves_a_call_that_hangs_alone(hung: FakeNvml, clock: Clock) -> None:
-    source = opened(hung, clock, *HANGS, gpus=("1",))
+def test_closing_leaves_a_call_that_hangs_alone(hung: FakeNvml) -> None:
+    source = opened(hung, *HANGS, gpus=("1",))
     assert hung.await_hanging(0)
     source.close()  # must neither wait for it nor shut NVML down under it
     hung.release(0)
@@ -98,8 +92,8 @@ def test_closing_leaves_a_call_that_hangs_alone(hung: FakeNvml, clock: Clock) ->
     assert hung.calls("nvmlGpmQueryDeviceSupport", 0) == 1, "NVML was shut down before it was done"
 
 
-def test_a_divided_gpu_that_answers_late_shows_its_instances_after_a_restart(hung: FakeNvml, clock: Clock) -> None:
-    source = opened(hung, clock, *HANGS, "mig 0 0 9 1g.10gb 9728")
+def test_a_divided_gpu_that_answers_late_shows_its_instances_after_a_restart(hung: FakeNvml) -> None:
+    source = opened(hung, *HANGS, "mig 0 0 9 1g.10gb 9728")
     hung.release(0)
     sample = read_in_thread(source.gpus[0]).get(timeout=PATIENCE_S)
     assert isinstance(sample, GpuSample)
@@ -107,9 +101,7 @@ def test_a_divided_gpu_that_answers_late_shows_its_instances_after_a_restart(hun
     assert [device.info.label for device in source.gpus] == ["0", "1", "2"]
 
 
-def test_a_fault_of_gputop_while_opening_is_that_gpus_alone(
-    fake: FakeNvml, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_of_gputop_while_opening_is_that_gpus_alone(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     make = nvml_devices.NvmlGpu
 
     def broken(nvml: object, handle: object, info: nvml_devices.GpuInfo, *args: object) -> object:
@@ -118,7 +110,7 @@ def test_a_fault_of_gputop_while_opening_is_that_gpus_alone(
         return make(nvml, handle, info, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(nvml_devices, "NvmlGpu", broken)
-    source = opened(fake, clock, "gpus 3")
+    source = opened(fake, "gpus 3")
     assert source.gpus[0].probe is not None
     assert isinstance(read_in_thread(source.gpus[1]).get(timeout=PATIENCE_S), ZeroDivisionError)
     source.close()
@@ -143,10 +135,6 @@ def test_the_numa_node_is_the_kernels(tmp_path: Path) -> None:
         assert numa_node(unknown, tmp_path) is None
 
 
-def test_each_gpu_knows_its_numa_node(fake: FakeNvml, clock: Clock, tmp_path: Path) -> None:
+def test_each_gpu_knows_its_numa_node(fake: FakeNvml, tmp_path: Path) -> None:
     board(tmp_path, "0000:18:00.0", "1\n")
-    fake.configure("gpus 2")
-    clock.advance(0)
-    source = NvmlSource(clock=clock, wall_clock=clock, root=tmp_path)
-    source.open()
-    assert [device.info.numa_node for device in source.gpus] == [1, None]
+    assert [device.info.numa_node for device in Node(fake, "gpus 2", root=tmp_path).gpus] == [1, None]

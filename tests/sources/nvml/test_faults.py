@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 import queue
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ from gputop.sources.nvml.status import implausible_reason
 from gputop.telemetry import deadline_calls
 from gputop.telemetry.sampler import Clocks, Sampler
 from gputop.text.units import printable
+from tests.commands.run_gputop import gputop
 from tests.nvml_fake import FakeNvml, environment
 from tests.sources.conftest import Clock
 
@@ -234,8 +233,7 @@ def test_each_call_of_one_gpu_with_each_fault(
 
 @pytest.mark.parametrize("code", [1, 4, 999])
 def test_a_gpu_that_answers_nothing_says_so_and_is_asked_again(
-    fake: FakeNvml, healthy: dict[str, Healthy], code: int
-) -> None:
+        fake: FakeNvml, healthy: dict[str, Healthy], code: int) -> None:
     with Node(fake, "Hopper") as node:
         node.sample(0.0)
         fake.change(f"fault * {SICK} 1 1 code {code}")
@@ -288,17 +286,14 @@ class Skewed:
         return time.monotonic() + self.ahead_s
 
 
-@pytest.mark.parametrize(
-    ("kind", "function"),
-    [
-        ("Hopper", "nvmlDeviceGetUtilizationRates"),
-        ("Hopper", "nvmlDeviceGetFieldValues"),
-        ("Hopper", "nvmlGpmSampleGet"),
-        ("Hopper", "nvmlDeviceGetTotalEccErrors"),
-        ("Hopper", "nvmlDeviceGetComputeRunningProcesses_v3"),
-        ("old driver", "nvmlDeviceGetPcieThroughput"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "function"), [
+    ("Hopper", "nvmlDeviceGetUtilizationRates"),
+    ("Hopper", "nvmlDeviceGetFieldValues"),
+    ("Hopper", "nvmlGpmSampleGet"),
+    ("Hopper", "nvmlDeviceGetTotalEccErrors"),
+    ("Hopper", "nvmlDeviceGetComputeRunningProcesses_v3"),
+    ("old driver", "nvmlDeviceGetPcieThroughput"),
+])
 def test_a_call_that_hangs(fake: FakeNvml, healthy: dict[str, Healthy], kind: str, function: str,
                            monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadline_calls, "MOST_LATE", 1.0)  # the clock that is turned on is no starved host
@@ -336,14 +331,8 @@ def test_a_call_that_hangs(fake: FakeNvml, healthy: dict[str, Healthy], kind: st
 
 
 def test_what_the_screen_says_of_one_sick_gpu(nvml_library: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "gputop", "snapshot", "--source", "nvml", "--format", "text", "--seconds", "1"],
-        env=environment(nvml_library, *_FIXED, f"fault nvmlDeviceGetMemoryInfo_v2 {SICK} 1 1 code 15"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = gputop("snapshot", "--source", "nvml", "--format", "text", "--seconds", "1", env=environment(
+        nvml_library, *_FIXED, f"fault nvmlDeviceGetMemoryInfo_v2 {SICK} 1 1 code 15"))
     rows = [line for line in done.stdout.splitlines() if line[:1].isdigit()]
     assert [int(row.split()[0]) for row in rows[:GPUS]] == list(range(GPUS)), done.stdout + done.stderr
     for index, row in enumerate(rows[:GPUS]):

@@ -11,31 +11,18 @@ import pytest
 
 from gputop.core.errors import EXIT_NO_DATA, EXIT_USAGE, GputopError, NoDataError
 from gputop.core.metrics import GPU_METRICS
-from gputop.core.samples import FAILED, LOST, OK, GpuSample
+from gputop.core.samples import FAILED, LOST, OK
 from gputop.sources.nvml.gpu import clock_events
-from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml, environment
-from tests.sources.conftest import Clock
+from tests.sources.nvml.nodes import Node
 
 GIB = 1 << 30
 MIB = 1 << 20
 
 
-def opened(clock: Clock, *gpus: str) -> NvmlSource:
-    source = NvmlSource(gpus, clock=clock, wall_clock=clock)
-    source.open()
-    return source
-
-
-def samples_of(source: NvmlSource) -> list[GpuSample]:
-    return [probe.read(0.0) for probe in source.gpus]
-
-
-def test_all_gpus_with_identity_and_units(fake: FakeNvml, clock: Clock) -> None:
-    fake.configure("set power_w 431.5", "set memory_used_mib 1024", "set util 73", "set pcie_gen 4", "set reasons 4")
-    clock.advance(0)
-    source = opened(clock)
-    samples = samples_of(source)
+def test_all_gpus_with_identity_and_units(fake: FakeNvml) -> None:
+    node = Node(fake, "set power_w 431.5", "set memory_used_mib 1024", "set util 73", "set pcie_gen 4", "set reasons 4")
+    samples = node.samples()
     assert [s.info.index for s in samples] == list(range(8))
     assert len({s.info.uuid for s in samples}) == 8
     first = samples[0]
@@ -56,23 +43,15 @@ def test_all_gpus_with_identity_and_units(fake: FakeNvml, clock: Clock) -> None:
     assert values["memory_clock_hz"] == values["memory_clock_max_hz"] == 2619e6
     assert values["pcie_max_bytes_per_s"] == pytest.approx(31.5e9, rel=0.001)  # 4.0 x16
     assert first.clock_event_reasons == ("power cap",)
-    assert source.label == "NVML + GPM, driver 580.65.06"
+    assert node.source.label == "NVML + GPM, driver 580.65.06"
     assert first.readings.keys() <= GPU_METRICS.keys()
     assert all(reading.unit == GPU_METRICS[metric].unit for metric, reading in first.readings.items())
 
 
-def test_older_calls_stand_in_for_newer_ones(fake: FakeNvml, clock: Clock) -> None:
-    fake.configure(
-        "gpus 1",
-        "set memory_used_mib 1024",
-        "set reasons 8",
-        "refuse nvmlDeviceGetMemoryInfo_v2 13",
-        "refuse nvmlDeviceGetCurrentClocksEventReasons 13",
-        "refuse nvmlDeviceGetTemperature 26",
-    )
-    clock.advance(0)
-    source = opened(clock)
-    sample = samples_of(source)[0]
+def test_older_calls_stand_in_for_newer_ones(fake: FakeNvml) -> None:
+    sample = Node(
+        fake, "gpus 1", "set memory_used_mib 1024", "set reasons 8", "refuse nvmlDeviceGetMemoryInfo_v2 13",
+        "refuse nvmlDeviceGetCurrentClocksEventReasons 13", "refuse nvmlDeviceGetTemperature 26").sample()
     assert sample["memory_used_bytes"].value == (1024 + 600) * MIB
     assert "reserve" in sample["memory_used_bytes"].source
     assert sample["memory_reserved_bytes"].reason
@@ -84,12 +63,8 @@ def test_older_calls_stand_in_for_newer_ones(fake: FakeNvml, clock: Clock) -> No
     assert (sample["temperature_c"].value is not None) == has_newer
 
 
-def test_clock_events_that_cannot_be_read_are_not_shown_as_none(fake: FakeNvml, clock: Clock) -> None:
-    fake.configure("gpus 1", "refuse nvmlDeviceGetCurrentClocksEventReasons 3")
-    clock.advance(0)
-    source = opened(clock)
-    samples_of(source)
-    sample = samples_of(source)[0]
+def test_clock_events_that_cannot_be_read_are_not_shown_as_none(fake: FakeNvml) -> None:
+    sample = Node(fake, "gpus 1", "refuse nvmlDeviceGetCurrentClocksEventReasons 3").sample(times=2)
     assert sample.clock_event_reasons == ()
     assert "not supported" in (sample.clock_events_reason or "")
     assert fake.calls("nvmlDeviceGetCurrentClocksEventReasons") == 1
@@ -102,27 +77,23 @@ def test_clock_event_names() -> None:
 
 
 @pytest.mark.parametrize(("code", "word"), [(15, "Xid"), (16, "--gpu-reset -i 3")])
-def test_a_lost_gpu_is_dropped_and_the_others_go_on(fake: FakeNvml, clock: Clock, code: int, word: str) -> None:
-    source = opened(clock)
-    samples_of(source)
+def test_a_lost_gpu_is_dropped_and_the_others_go_on(fake: FakeNvml, code: int, word: str) -> None:
+    node = Node(fake)
+    node.samples()
     fake.change(f"refuse nvmlDeviceGetUtilizationRates {code} 3")
-    clock.advance(1)
-    samples = samples_of(source)
+    samples = node.samples(1)
     assert [s.state for s in samples] == [OK] * 3 + [LOST] + [OK] * 4
     assert word in samples[3].message
     assert samples[3]["power_w"].reason == samples[3].message
     fake.lose(3)
-    clock.advance(1)
-    assert [s.state for s in samples_of(source)][3] == LOST
-    source.close()
+    assert node.sample(3, after_s=1).state == LOST
+    node.source.close()
     assert fake.calls_after_lost(3) == 0, "the handle was used again"
 
 
-def test_a_gpu_lost_before_the_start_is_shown(fake: FakeNvml, clock: Clock) -> None:
-    fake.configure("gpus 3", "lost_after 0 1", "refuse nvmlDeviceGetHandleByIndex_v2 4 2")
-    clock.advance(0)
-    source = opened(clock)
-    samples = samples_of(source)
+def test_a_gpu_lost_before_the_start_is_shown(fake: FakeNvml) -> None:
+    node = Node(fake, "gpus 3", "lost_after 0 1", "refuse nvmlDeviceGetHandleByIndex_v2 4 2")
+    samples = node.samples()
     assert [s.state for s in samples] == [OK, LOST, FAILED]
     assert "/dev/nvidia2" in samples[2].message
 
@@ -131,57 +102,49 @@ def test_a_gpu_lost_before_the_start_is_shown(fake: FakeNvml, clock: Clock) -> N
     ("items", "indices"),
     [((), list(range(8))), (("0",), [0]), (("2-3", "0"), [0, 2, 3]), (("GPU-1A2B3C11",), [1]), (("0,5-6",), [0, 5, 6])],
 )
-def test_gpus_by_index_range_and_uuid(fake: FakeNvml, clock: Clock, items: tuple[str, ...], indices: list[int]) -> None:
-    source = opened(clock, *items)
+def test_gpus_by_index_range_and_uuid(fake: FakeNvml, items: tuple[str, ...], indices: list[int]) -> None:
+    source = Node(fake, gpus=items).source
     assert [probe.info.index for probe in source.gpus] == indices and source.gpus_present == 8
 
 
 @pytest.mark.parametrize("item", ["8", "6-9", "3-2", "GPU-ffff", "-1", "x"])
-def test_a_gpu_that_is_not_there_is_wrong_usage(fake: FakeNvml, clock: Clock, item: str) -> None:
+def test_a_gpu_that_is_not_there_is_wrong_usage(fake: FakeNvml, item: str) -> None:
     with pytest.raises(GputopError) as caught:
-        opened(clock, "0", item)
+        Node(fake, gpus=("0", item))
     assert caught.value.exit_code == EXIT_USAGE
     assert item in caught.value.message
     assert "GPU-1a2b3c00" in caught.value.fix
 
 
-def test_names_with_escape_codes_and_bytes_that_are_no_utf8(fake: FakeNvml, clock: Clock) -> None:
-    fake.configure("gpus 1", r"name H100\xff\x1b[31m\x07 80GB")
-    clock.advance(0)
-    assert opened(clock).gpus[0].info.name == "H100\ufffd\ufffd[31m\ufffd 80GB"
+def test_names_with_escape_codes_and_bytes_that_are_no_utf8(fake: FakeNvml) -> None:
+    (probe,) = Node(fake, "gpus 1", r"name H100\xff\x1b[31m\x07 80GB").gpus
+    assert probe.info.name == "H100\ufffd\ufffd[31m\ufffd 80GB"
 
 
-@pytest.mark.parametrize(
-    ("code", "kind", "words"),
-    [
-        (9, NoDataError, ("kernel module", "--demo")),
-        (12, NoDataError, ("libnvidia-ml.so.1", "--demo")),
-        (18, GputopError, ("different versions", "Reboot")),
-        (4, GputopError, ("no permission", "/dev/nvidiactl")),
-        (999, GputopError, ("999", "nvidia-smi")),
-    ],
-)
+@pytest.mark.parametrize(("code", "kind", "words"), [
+    (9, NoDataError, ("kernel module", "--demo")),
+    (12, NoDataError, ("libnvidia-ml.so.1", "--demo")),
+    (18, GputopError, ("different versions", "Reboot")),
+    (4, GputopError, ("no permission", "/dev/nvidiactl")),
+    (999, GputopError, ("999", "nvidia-smi")),
+])
 def test_a_driver_that_cannot_be_opened(
-    fake: FakeNvml, clock: Clock, code: int, kind: type[GputopError], words: tuple[str, ...]
-) -> None:
-    fake.configure(f"init {code}")
+        fake: FakeNvml, code: int, kind: type[GputopError], words: tuple[str, ...]) -> None:
     with pytest.raises(GputopError) as caught:
-        opened(clock)
+        Node(fake, f"init {code}")
     assert type(caught.value) is kind
     for word in words:
         assert word in str(caught.value)
 
 
-def test_a_driver_without_gpus(fake: FakeNvml, clock: Clock) -> None:
-    fake.configure("gpus 0")
+def test_a_driver_without_gpus(fake: FakeNvml) -> None:
     with pytest.raises(NoDataError, match="cannot see any GPU"):
-        opened(clock)
+        Node(fake, "gpus 0")
 
 
-def test_mig_mode_is_named_as_the_reason(fake: FakeNvml, clock: Clock) -> None:
-    fake.configure("gpus 1", "set mig 1", "refuse nvmlDeviceGetUtilizationRates 3")
-    clock.advance(0)
-    assert "MIG" in (samples_of(opened(clock))[0]["gpu_util"].reason or "")
+def test_mig_mode_is_named_as_the_reason(fake: FakeNvml) -> None:
+    sample = Node(fake, "gpus 1", "set mig 1", "refuse nvmlDeviceGetUtilizationRates 3").sample()
+    assert "MIG" in (sample["gpu_util"].reason or "")
 
 
 OPEN = """
@@ -200,29 +163,19 @@ source.close()
 """
 
 
+def run_opening(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", OPEN], env=env, capture_output=True, text=True, timeout=60)
+
+
 def test_no_library_at_all(tmp_path: Path) -> None:
     # An unusable file, so that a machine with a driver does not find its own either.
     (tmp_path / "libnvidia-ml.so.1").write_text("no library\n")
-    done = subprocess.run(
-        [sys.executable, "-c", OPEN],
-        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_opening({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
     assert done.returncode == EXIT_NO_DATA, done.stderr
     assert "has no NVIDIA driver" in done.stdout
     assert "gputop --demo" in done.stdout
 
 
 def test_a_process_of_its_own_finds_the_fake(nvml_library: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", OPEN],
-        env=environment(nvml_library, "gpus 2", "gpm 0", "driver 550.1"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_opening(environment(nvml_library, "gpus 2", "gpm 0", "driver 550.1"))
     assert done.stdout == "NVML, driver 550.1 2\n", done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
 PROCESS = [(1 << 48) | (pid << 24) for pid in (500, 501)]
@@ -45,13 +46,16 @@ ROWS = {
 }
 
 
-def report(path: Path, without: tuple[str, ...] = ()) -> Path:
+def report(path: Path, without: tuple[str, ...] = (), *changes: str | tuple[str, Sequence[object]]) -> Path:
+    """``changes``: statements of SQL, each with its values if it has some."""
     database = sqlite3.connect(path)
     for table, columns in TABLES.items():
         if table not in without:
             database.execute(f"CREATE TABLE {table} ({columns})")
             for row in ROWS[table]:
                 database.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", row)
+    for change in changes:
+        database.execute(*((change,) if isinstance(change, str) else change))
     database.commit()
     database.close()
     return path

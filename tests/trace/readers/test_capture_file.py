@@ -88,7 +88,6 @@ def test_the_samples_of_several_workers_go_to_their_own_gpus(tmp_path: Path) -> 
         names[3]: sampled(9, times=(5.0,))}))
     trace = load([tmp_path / name for name in names])
     assert [(gpu.rank, gpu.ordinal) for gpu in trace.gpus] == [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0)]
-    assert trace.counters is not None
     assert {gpu: own["power_w"].values[0] for gpu, own in trace.counters.gpus.items()} == {0: 1, 1: 2, 2: 3}
     assert trace.counters.reason == "c: node2:1 is on another machine; d: sampled at other times than the others"
 

@@ -2,45 +2,44 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError, NoDataError
-from gputop.trace.model import Kind, LaunchShape, MemoryKind
+from gputop.trace.model import Kind, LaunchShape, MemoryKind, Trace
 from gputop.trace.readers.load import load
 from gputop.trace.readers.nsys import read_nsys
 from tests.diagnosis.real_traces import needs_data, trace_of
 from tests.trace.readers.nsys_report import PROCESS, TABLES, report
 from tests.trace.shares import shares
 
+DIAGNOSTICS = "CREATE TABLE DIAGNOSTIC_EVENT (severity INTEGER, text TEXT)"
+
+
+def changed(folder: Path, *changes: str | tuple[str, Sequence[object]], without: tuple[str, ...] = ()) -> Trace:
+    """The trace of a report after these statements of SQL."""
+    return read_nsys(report(folder / "r.sqlite", without, *changes))
+
 
 def test_occupancy_is_reckoned_from_the_launch_shapes(tmp_path):
-    path = report(tmp_path / "r.sqlite")
-    database = sqlite3.connect(path)
     columns = ("registersPerThread", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "staticSharedMemory",
                "dynamicSharedMemory")
-    for column in columns:
-        database.execute(f"ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN {column} INTEGER")
     values = (168, 264, 1, 1, 384, 1, 1, 1024, 229_376)
-    database.execute(f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET {', '.join(f'{c} = ?' for c in columns)} "
-                     "WHERE start = 1100", values)
-    database.commit()
-    database.close()
-    trace = read_nsys(path)
+    trace = changed(
+        tmp_path, *(f"ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN {column} INTEGER" for column in columns),
+        (f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET {', '.join(f'{c} = ?' for c in columns)} WHERE start = 1100", values))
     # H100: one block of 12 warps, for its shared memory. The other kernel tells no shape.
     assert trace.device.shape.tolist() == [0, -1, -1, -1, -1]
     assert trace.launch_shapes == [LaunchShape((264, 1, 1), (384, 1, 1), 168, 230_400, 12 / 64)]
 
 
 def test_a_thread_without_a_name_has_that_of_its_program(tmp_path):
-    path = report(tmp_path / "r.sqlite")
-    database = sqlite3.connect(path)
-    database.execute("CREATE TABLE PROCESSES (globalPid INTEGER, pid INTEGER, name TEXT)")
-    database.execute("INSERT INTO PROCESSES VALUES (?, 501, './build/solver')", (PROCESS[1],))
-    database.commit()
-    database.close()
-    assert {line.name for line in read_nsys(path).lines if line.gpu < 0} == {"python3/500", "solver/501"}
+    trace = changed(tmp_path, "CREATE TABLE PROCESSES (globalPid INTEGER, pid INTEGER, name TEXT)",
+                    ("INSERT INTO PROCESSES VALUES (?, 501, './build/solver')", (PROCESS[1],)))
+    assert {line.name for line in trace.lines if line.gpu < 0} == {"python3/500", "solver/501"}
 
 
 def test_a_report_of_two_processes(tmp_path):
@@ -64,13 +63,9 @@ def test_a_report_of_two_processes(tmp_path):
 
 
 def test_ranges_named_as_kineto_s_steps_mark_steps(tmp_path):
-    database = sqlite3.connect(path := report(tmp_path / "r.sqlite"))
-    for step in range(4):
-        database.execute("INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, ?, ?, NULL)",
-                         (1000 + 150 * step, 1140 + 150 * step, f"ProfilerStep#{step}", PROCESS[0] + 500))
-    database.commit()
-    database.close()
-    steps = find_steps(read_nsys(path))
+    steps = find_steps(changed(tmp_path, *(
+        ("INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, ?, ?, NULL)",
+         (1000 + 150 * step, 1140 + 150 * step, f"ProfilerStep#{step}", PROCESS[0] + 500)) for step in range(4))))
     assert steps is not None and (steps.times.anchor, steps.times.median_s) == ("ProfilerStep# markers", 150e-9)
 
 
@@ -81,14 +76,10 @@ def test_any_table_may_be_missing(tmp_path, missing):
 
 
 def test_graphs_that_are_recorded_as_a_whole_are_work_of_the_gpu(tmp_path):
-    path = report(tmp_path / "r.sqlite")
-    database = sqlite3.connect(path)
-    database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, end INTEGER, deviceId INTEGER, "
-                     "streamId INTEGER, correlationId INTEGER, globalPid INTEGER, graphId INTEGER)")
-    database.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (1500, 9500, 0, 7, 7, {PROCESS[0]}, 3)")
-    database.commit()
-    database.close()
-    trace = read_nsys(path)
+    trace = changed(
+        tmp_path, "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, end INTEGER, deviceId INTEGER, "
+                  "streamId INTEGER, correlationId INTEGER, globalPid INTEGER, graphId INTEGER)",
+        f"INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (1500, 9500, 0, 7, 7, {PROCESS[0]}, 3)")
     graph = [i for i, name in enumerate(trace.device.name) if trace.names[name] == "CUDA graph"]
     assert len(graph) == 1 and trace.device.kind[graph[0]] == Kind.COMPUTE and trace.device.launch_line[graph[0]] >= 0
     assert trace.device.end_ns[graph[0]] - trace.device.start_ns[graph[0]] == 8000
@@ -109,25 +100,16 @@ def test_the_file_is_left_alone(tmp_path):
 
 
 def test_text_where_numbers_belong(tmp_path):
-    path = report(tmp_path / "r.sqlite")
-    database = sqlite3.connect(path)
-    database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ('x', 'y', 'z', 1, 1, 1, 1, 1)")
-    database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (9, 5, 0, 1, 1, 1, 1, 1)")
-    database.execute("INSERT INTO StringIds VALUES ('k', X'ff')")
-    database.execute("UPDATE NVTX_EVENTS SET text = X'ff00'")
-    database.commit()
-    database.close()
-    kinds = read_nsys(path).device.kind
-    assert (kinds > Kind.COLLECTIVE).sum() == 3
+    trace = changed(tmp_path, "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ('x', 'y', 'z', 1, 1, 1, 1, 1)",
+                    "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (9, 5, 0, 1, 1, 1, 1, 1)",
+                    "INSERT INTO StringIds VALUES ('k', X'ff')", "UPDATE NVTX_EVENTS SET text = X'ff00'")
+    assert (trace.device.kind > Kind.COLLECTIVE).sum() == 3
 
 
 def test_a_damaged_file(tmp_path):
-    path = report(tmp_path / "r.sqlite")
-    database = sqlite3.connect(path)
-    database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 7, ?, ?, 1, 1)",
-                         [(2000 + i, 2001 + i, 100 + i, PROCESS[0]) for i in range(5000)])
-    database.commit()
-    database.close()
+    path = report(tmp_path / "r.sqlite", (), *(
+        ("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 7, ?, ?, 1, 1)",
+         (2000 + i, 2001 + i, 100 + i, PROCESS[0])) for i in range(5000)))
     whole = path.read_bytes()
     kept = []
     for size in range(4096, len(whole), 8192):
@@ -198,24 +180,16 @@ def test_real_reports(name, figures):
 
 
 def test_migrations_of_managed_memory_are_told_from_copies(tmp_path):
-    path = report(tmp_path / "r.sqlite")
-    database = sqlite3.connect(path)
-    database.execute("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET copyKind = 12, srcKind = NULL, dstKind = NULL "
-                     "WHERE copyKind = 1")
-    database.commit()
-    database.close()
-    d = read_nsys(path).device
+    d = changed(tmp_path, "UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET copyKind = 12, srcKind = NULL, dstKind = NULL "
+                          "WHERE copyKind = 1").device
     migrated = int(d.bytes.tolist().index(4096))
     assert d.kind[migrated] == Kind.D2H and d.launch_ns[migrated] == -1
     assert d.src[migrated] == d.dst[migrated] == MemoryKind.MANAGED
 
 
 def test_calls_are_named_without_the_version_of_their_api(tmp_path):
-    database = sqlite3.connect(path := report(tmp_path / "r.sqlite"))
-    database.execute("UPDATE StringIds SET value = 'cudaDeviceSynchronize_v3020' WHERE id = 3")
-    database.execute("UPDATE StringIds SET value = 'kernel_v10010' WHERE id = 1")
-    database.commit()
-    trace = read_nsys(path)
+    trace = changed(tmp_path, "UPDATE StringIds SET value = 'cudaDeviceSynchronize_v3020' WHERE id = 3",
+                    "UPDATE StringIds SET value = 'kernel_v10010' WHERE id = 1")
     assert [trace.names[i] for i in trace.host.name].count("cudaDeviceSynchronize") == 2
     assert "kernel_v10010" in trace.names, "a kernel's name is its own"
 
@@ -227,22 +201,18 @@ def test_calls_are_named_without_the_version_of_their_api(tmp_path):
     ("CUPTI is not there", True),
 ])
 def test_what_nsight_misses_is_told_where_gputop_misses_it_too(tmp_path, message, told):
-    database = sqlite3.connect(path := report(tmp_path / "r.sqlite"))
-    database.execute("CREATE TABLE DIAGNOSTIC_EVENT (severity INTEGER, text TEXT)")
-    database.execute("INSERT INTO DIAGNOSTIC_EVENT VALUES (2, ?)", (message,))
-    database.commit()
-    messages = [note.message for note in read_nsys(path).quality]
+    trace = changed(tmp_path, DIAGNOSTICS, ("INSERT INTO DIAGNOSTIC_EVENT VALUES (2, ?)", (message,)))
+    messages = [note.message for note in trace.quality]
     assert messages == ([f"The profiler reported: {message}."] if told else [])
 
 
 def test_events_that_nsight_and_gputop_miss_are_told(tmp_path):
-    path = report(tmp_path / "r.sqlite", without=("NVTX_EVENTS",))
-    database = sqlite3.connect(path)
-    database.execute("CREATE TABLE DIAGNOSTIC_EVENT (severity INTEGER, text TEXT)")
-    database.execute("INSERT INTO DIAGNOSTIC_EVENT VALUES (2, 'No NVTX events collected. Does the process use NVTX?')")
-    database.execute("INSERT INTO DIAGNOSTIC_EVENT VALUES (2, 'Not all CUDA events might have been collected.')")
-    database.commit()
-    assert [note.message for note in read_nsys(path).quality] == [
+    trace = changed(
+        tmp_path, DIAGNOSTICS,
+        "INSERT INTO DIAGNOSTIC_EVENT VALUES (2, 'No NVTX events collected. Does the process use NVTX?')",
+        "INSERT INTO DIAGNOSTIC_EVENT VALUES (2, 'Not all CUDA events might have been collected.')",
+        without=("NVTX_EVENTS",))
+    assert [note.message for note in trace.quality] == [
         "The profiler reported: No NVTX events collected. Does the process use NVTX?",
         "The profiler dropped events: Not all CUDA events might have been collected. Counts and sums are too low, "
         "so capture for a shorter time."]

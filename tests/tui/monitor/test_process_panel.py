@@ -11,6 +11,7 @@ from gputop.tui.screens.details import gpu_text
 from gputop.tui.screens.process_screens import ProcessPopup
 from tests.fakes import StillSession, node_sample
 from tests.records import replace
+from tests.tui.found import piloted
 
 
 def _process(pid: int, command: str, memory: float | None, cpu: float | None, sm: float | None = 0.5) -> ProcessSample:
@@ -70,10 +71,8 @@ async def lines_of(width: int, process: ProcessSample, attached: frozenset[int] 
                    alone: bool = False) -> list[str]:
     """Title and row in the panel of a stacked screen of that width, which it fills; ``alone``: without GPUs."""
     session = StillSession(5)
-    assert session.feed.sample is not None
     session = session.holding(*session.feed.sample.processes, process)
     if alone:
-        assert session.feed.sample is not None
         session.feed.sample = replace(session.feed.sample, gpus=(), processes=(process,))
     async with GputopApp(session).run_test(size=(width, 62)) as pilot:
         panel = pilot.app.query_one(ProcessPanel)
@@ -187,11 +186,8 @@ def test_in_a_container_the_tree_goes_by_the_numbers_in_here() -> None:
 
 async def test_selection_tree_and_sorting_by_keys_and_mouse() -> None:
     session = StillSession()
-    assert session.feed.sample is not None
     session.feed.sample = replace(session.feed.sample, processes=(child(A, 77), child(B, 77), C))
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         panel = app.query_one(ProcessPanel)
         panel.focus()
         assert panel.selected is not None and panel.selected.pid == 2
@@ -212,11 +208,8 @@ async def test_selection_tree_and_sorting_by_keys_and_mouse() -> None:
 
 async def test_a_low_panel_has_rows_in_place_of_frame_and_heading_and_counts_the_others() -> None:
     session = StillSession()
-    assert session.feed.sample is not None
     session.feed.sample = replace(session.feed.sample, processes=(A, B, C))
-    app = GputopApp(session)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
+    async with piloted(session, (80, 24)) as (app, pilot):
         panel = app.query_one(ProcessPanel)
         panel.focus()
         await pilot.pause()

@@ -5,7 +5,6 @@ import pytest
 from gputop.core.samples import LOST, GpuSample, XidEvent
 from gputop.session.event_log import EventLog
 from gputop.telemetry.history import History
-from gputop.tui.app import GputopApp
 from gputop.tui.monitor.columns import ACTIVITY, figures_of, plan
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.lanes import LaneWindow, TimeView
@@ -13,6 +12,7 @@ from gputop.tui.monitor.visible_time import UNMEASURED, Slice, TimeCursor, gpu_i
 from gputop.tui.screens.dialogs import Popup
 from tests.fakes import GIB, START_S, StillSession, node_sample
 from tests.records import replace
+from tests.tui.found import piloted
 
 FIELDS = {field.key: field for field in plan(160)}
 
@@ -103,9 +103,7 @@ def _glyphs(table: GpuTable, y: int) -> str:
 
 async def test_keys_move_the_cursor_over_all_gpus_and_esc_takes_it_away() -> None:
     session = StillSession(gpus=3)
-    app = GputopApp(session)
-    async with app.run_test(size=(80, 30)) as pilot:
-        await pilot.pause()
+    async with piloted(session, (80, 30)) as (app, pilot):
         table = app.query_one(GpuTable)
         now = figures_of(session.feed.sample.gpus[0], ACTIVITY, FIELDS)["now"][0]  # type: ignore[union-attr]
         assert now in _glyphs(table, 2) and "now" in _glyphs(table, 0)
@@ -130,9 +128,7 @@ async def test_keys_move_the_cursor_over_all_gpus_and_esc_takes_it_away() -> Non
 
 async def test_it_stays_in_its_slice_while_time_goes_on_and_holds_the_picture_at_the_edge() -> None:
     session = StillSession(gpus=1)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 30)) as pilot:
-        await pilot.pause()
+    async with piloted(session, (120, 30)) as (app, pilot):
         table = app.query_one(GpuTable)
         await pilot.press("v")
         begin_s = table.time.cursor.slice.begin_s if table.time.cursor.slice else 0.0
@@ -153,9 +149,7 @@ async def test_it_stays_in_its_slice_while_time_goes_on_and_holds_the_picture_at
 
 
 async def test_beyond_the_edge_the_cursor_scrolls() -> None:
-    app = GputopApp(StillSession(ticks=2000, gpus=1))
-    async with app.run_test(size=(80, 30)) as pilot:
-        await pilot.pause()
+    async with piloted(StillSession(ticks=2000, gpus=1), (80, 30)) as (app, pilot):
         table = app.query_one(GpuTable)
         await pilot.press("v", *["shift+left"] * 8)
         window = table.time.window
@@ -166,9 +160,7 @@ async def test_beyond_the_edge_the_cursor_scrolls() -> None:
 
 
 async def test_a_click_puts_it_there_and_a_second_one_opens_the_gpu() -> None:
-    app = GputopApp(StillSession(gpus=4))
-    async with app.run_test(size=(120, 30)) as pilot:
-        await pilot.pause()
+    async with piloted(StillSession(gpus=4), (120, 30)) as (app, pilot):
         table = app.query_one(GpuTable)
         await pilot.click(GpuTable, offset=(30, 2 + table.rows.per_gpu))
         window = table.time.window
@@ -188,9 +180,7 @@ async def test_the_axis_shows_marks_with_a_legend_and_under_the_cursor_words() -
     def throttle(gpu: GpuSample, tick: int) -> GpuSample:
         return replace(gpu, clock_event_reasons=("thermal",)) if 200 <= tick < 280 and gpu.info.index < 2 else gpu
 
-    app = GputopApp(StillSession(gpus=3, change=throttle))
-    async with app.run_test(size=(120, 30)) as pilot:
-        await pilot.pause()
+    async with piloted(StillSession(gpus=3, change=throttle), (120, 30)) as (app, pilot):
         table = app.query_one(GpuTable)
         line = _glyphs(table, 1)
         assert "T" in line[:62] and "══" in line and " T heat" in line
@@ -200,16 +190,13 @@ async def test_the_axis_shows_marks_with_a_legend_and_under_the_cursor_words() -
 
 
 async def test_without_room_for_an_axis_the_cursor_works_all_the_same() -> None:
-    app = GputopApp(StillSession(gpus=2))
-    async with app.run_test(size=(60, 12)) as pilot:
-        await pilot.pause()
+    async with piloted(StillSession(gpus=2), (60, 12)) as (app, pilot):
         table = app.query_one(GpuTable)
         await pilot.press("v")
         assert not table.rows.has_axis and "mean" in _glyphs(table, 0) and "┃" in _glyphs(table, 1)
 
 
 async def test_before_the_first_sample_its_keys_do_nothing() -> None:
-    app = GputopApp(StillSession(ticks=0))
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with piloted(StillSession(ticks=0), (80, 24)) as (app, pilot):
         await pilot.press("v", "shift+left", "left", "escape", "left_square_bracket", "end")
         assert app.query_one(GpuTable).time.cursor.time_s is None

@@ -73,5 +73,4 @@ def found(**changes: Any) -> Analysis:
 class TabledSession(FoundSession):
     def __init__(self) -> None:
         super().__init__()
-        assert self.results.last_capture is not None
         self.results.last_capture = replace(self.results.last_capture, analysis=found())

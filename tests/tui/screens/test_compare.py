@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import shutil
 import threading
 from pathlib import Path
 
 import pytest
+from textual.pilot import Pilot
 
 from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.comparison.compare import Comparison
@@ -40,7 +40,7 @@ from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import START_S
 from tests.records import replace
-from tests.tui.found import FoundSession, text_of
+from tests.tui.found import FoundSession, piloted, text_of, until
 from tests.tui.textual_private import message_text
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -74,18 +74,9 @@ def messages(app: GputopApp) -> str:
     return " ".join(message_text(app).split())  # they are wrapped
 
 
-async def until(done: object, app: GputopApp) -> None:
-    for _ in range(400):
-        if done():  # type: ignore[operator]
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError("it never came")
-
-
 async def test_marking_says_what_to_do_next() -> None:
     session = Captured()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await pilot.press("A")
         await pilot.pause()
         assert "No capture yet. Press c" in messages(app) and session.results.baseline is None
@@ -111,8 +102,7 @@ async def test_the_only_capture_is_compared_with_that_of_its_script_before_gputo
     session.results.captures = (replace(session.results.captures[0], job="python train.py --workers 2"),)
     session.control.options = replace(session.control.options, logdir=tmp_path)
     session.watch.earlier = EarlierCaptures(3)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         for name, job, time_s in (("r1", "python train.py", START_S - 9), ("r2", "python train.py", START_S - 5),
                                   ("r3", "python eval.py", START_S - 2), ("r4", "python train.py", START_S + 9)):
             run = tmp_path / "plugins" / "profile" / name
@@ -122,13 +112,13 @@ async def test_the_only_capture_is_compared_with_that_of_its_script_before_gputo
             if name == "r1":
                 session.results.captures = (replace(session.results.captures[0], job=""),)
                 await pilot.press("B")
-                await until(lambda: "there is one so far" in messages(app), app)
+                await until(pilot, lambda: "there is one so far" in messages(app))
                 session.results.captures = (replace(session.results.captures[0], job="python train.py --workers 2"),)
         (b,) = session.results.captures
         before_start = before_this_run(replace(b, started_s=START_S - 7), tmp_path)
         assert before_start is not None and before_start.path.parent.name == "r1"
         await pilot.press("B")
-        await until(lambda: isinstance(app.screen, CompareScreen), app)
+        await until(pilot, lambda: isinstance(app.screen, CompareScreen))
         a = session.results.baseline
         assert a is not None and a.path.parent.name == "r2" and session.results.captures[-1].job == b.job
 
@@ -161,8 +151,7 @@ async def test_two_jobs_are_named_and_compared_only_if_they_are_chosen() -> None
     session = Captured()
     session.results.keep_capture(of(1, TRAIN, 7))
     session.results.keep_capture(of(2, EVALUATE, 8))
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await pilot.press("B")
         await pilot.pause()
         shown = " ".join(str(app.screen.query_one(WrappedText).text).split())
@@ -171,7 +160,7 @@ async def test_two_jobs_are_named_and_compared_only_if_they_are_chosen() -> None
         assert isinstance(app.screen, CompareScreen) and app.screen._shown is None
         await pilot.press("tab", "b")
         screen = app.screen
-        await until(lambda: screen._shown is not None, app)
+        await until(pilot, lambda: screen._shown is not None)
 
 
 def marks(app: GputopApp) -> list[str]:
@@ -183,8 +172,7 @@ def marks(app: GputopApp) -> list[str]:
 async def test_a_and_b_are_chosen_swapped_and_kept() -> None:
     session = Captured(*(record(n, 0.4 - 0.05 * n) for n in range(1, 4)))
     first, second, third = session.results.captures
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await pilot.press("B")
         screen = app.screen
         assert isinstance(screen, CompareScreen)
@@ -210,11 +198,11 @@ async def test_a_and_b_are_chosen_swapped_and_kept() -> None:
         assert marks(app) == ["A", "B", "+B"]
 
 
-async def shown(app: GputopApp) -> str:
+async def shown(pilot: Pilot[int]) -> str:
     """The comparison, once it is there."""
-    screen = app.screen
+    screen = pilot.app.screen
     assert isinstance(screen, CompareScreen)
-    await until(lambda: screen._shown is not None and not screen._reading, app)
+    await until(pilot, lambda: screen._shown is not None and not screen._reading)
     return " ".join(str(screen.query_one(WrappedText).text).split())
 
 
@@ -233,10 +221,9 @@ async def test_two_real_traces_side_by_side_are_read_once(
     records = [replace(record(n, 1.0), path=path, analysis=analyze([str(path)]))
                for n, path in enumerate((SLOW, FAST))]
     session = Captured(*records)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await pilot.press("B")
-        text = await shown(app)
+        text = await shown(pilot)
         assert text.startswith("Probably faster, not proven: ") and "Press c to capture again" in text
         assert PART_BY_ID["input"].name in text and "only by its saved analysis" not in text
         assert "GONE" in text and "estimated" in text  # the advice to mend the input was followed
@@ -250,7 +237,7 @@ async def test_two_real_traces_side_by_side_are_read_once(
         assert titles.startswith("group,id,gpu,unit,a,b,change,")
         assert any(row.startswith("steps,mean_s,") for row in rows)
         await pilot.press("x", "escape", "B")
-        await shown(app)
+        await shown(pilot)
         assert sorted(read) == sorted((str(SLOW), str(FAST)))
         last = session.results.last_capture
         assert last is session.results.captures[-1] and last.compared is not None
@@ -268,10 +255,9 @@ async def test_captures_that_were_analyzed_are_compared_without_reading_them(
     for path in paths:
         path.unlink()  # so that nothing else can be what is shown
     session = Captured(*taken)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await pilot.press("B")
-        text = await shown(app)
+        text = await shown(pilot)
         assert text.startswith("Probably faster, not proven: ") and ("only by its saved "
                                                                      "analysis") not in text and "GONE" in text
         await pilot.press("c")
@@ -279,9 +265,9 @@ async def test_captures_that_were_analyzed_are_compared_without_reading_them(
         await pilot.press("b")
         session.capture_ended(replace(taken[1], path=tmp_path / "c.xplane.pb.gz", time_s=START_S + 9), [SERVER])
         app.screen.update_view()
-        assert marks(app) == ["A", "B", "+B"] and "and " in await shown(app)
+        assert marks(app) == ["A", "B", "+B"] and "and " in await shown(pilot)
         await pilot.press("x", "escape", "B")
-        await shown(app)
+        await shown(pilot)
     assert len(read) == 2
 
 
@@ -305,8 +291,7 @@ def test_only_so_many_captures_keep_what_a_comparison_needs() -> None:
 
 async def test_a_capture_taken_again_counts_beside_the_first_one() -> None:
     session = Captured(record(1, 0.4), record(2, 0.39))
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await pilot.press("B", "c")
         assert isinstance(app.screen, CaptureAgain)
         session.start_capture = lambda *_: None  # type: ignore[method-assign]
@@ -314,14 +299,13 @@ async def test_a_capture_taken_again_counts_beside_the_first_one() -> None:
         session.capture_ended(record(3, 0.41), [SERVER])
         app.screen.update_view()
         assert marks(app) == ["A", "B", "+A"]
-        assert "and /gone/3.xplane.pb" in await shown(app)
+        assert "and /gone/3.xplane.pb" in await shown(pilot)
 
 
 async def test_without_the_traces_the_analyses_are_compared_and_that_is_said() -> None:
-    app = GputopApp(Captured(record(1, 0.4), record(2, 0.3)))
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(Captured(record(1, 0.4), record(2, 0.3))) as (_, pilot):
         await pilot.press("B")
-        text = await shown(app)
+        text = await shown(pilot)
         assert text.startswith("FASTER, certain: 401 → 301 ms")
         assert "A is compared only by its saved analysis: its trace is no longer on disk." in text
 
@@ -337,10 +321,9 @@ def test_captures_without_steps_say_that_it_cannot_be_decided() -> None:
 async def test_a_trace_that_cannot_be_read_falls_back(tmp_path: Path) -> None:
     for n in (1, 2):
         (tmp_path / f"{n}.xplane.pb").write_bytes(b"no trace")
-    app = GputopApp(Captured(record(1, 0.4, tmp_path), record(2, 0.3, tmp_path)))
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(Captured(record(1, 0.4, tmp_path), record(2, 0.3, tmp_path))) as (_, pilot):
         await pilot.press("B")
-        assert "A is compared only by its saved analysis: " in await shown(app)
+        assert "A is compared only by its saved analysis: " in await shown(pilot)
 
 
 def test_verdicts_are_colored_and_said_in_words() -> None:

@@ -37,7 +37,7 @@ from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession, cgroup_sample, node_sample, reading
 from tests.records import replace
-from tests.tui.found import HEAVY, SMALL, FoundSession, box_text, text_of
+from tests.tui.found import HEAVY, SMALL, FoundSession, box_text, piloted, text_of
 from tests.tui.screens.signaling import SignalingSession, open_signals
 from tests.tui.screens.tabled import TabledSession
 from tests.tui.textual_private import clear_notifications, message_text
@@ -51,8 +51,7 @@ def notes(app: GputopApp) -> str:
 
 async def test_a_signal_is_sent_only_after_the_question_is_answered() -> None:
     session = SignalingSession()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         signals = await open_signals(app, pilot)
         await pilot.press("y")
         assert isinstance(app.screen, SignalScreen) and session.sent == [], "y alone sends nothing"
@@ -68,8 +67,8 @@ async def test_a_signal_is_sent_only_after_the_question_is_answered() -> None:
 
 
 async def test_a_refused_signal_is_reported_with_its_reason() -> None:
-    app = GputopApp(SignalingSession(GputopError("41231 belongs to bob, you are ana", "Ask its owner.")))
-    async with app.run_test(size=(120, 40)) as pilot:
+    session = SignalingSession(GputopError("41231 belongs to bob, you are ana", "Ask its owner."))
+    async with piloted(session) as (app, pilot):
         await open_signals(app, pilot)
         await pilot.press("enter", "y")
         await pilot.pause()
@@ -89,13 +88,10 @@ def test_neither_recordings_nor_simulations_get_signals() -> None:
 
 async def test_the_details_of_a_process_and_its_copied_command_hide_secrets() -> None:
     session = StillSession()
-    assert session.feed.sample is not None
     process = replace(session.feed.sample.processes[0], command=f"python train.py --hf-token {SECRET}", parent_pid=7,
                       cuda_visible_devices="0,1", container="docker 0123")
     session.feed.sample = replace(session.feed.sample, processes=(process,))
-    app = GputopApp(session)
-    async with app.run_test(size=(200, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session, (200, 40)) as (app, pilot):
         panel = app.query_one(ProcessPanel)
         assert "--hf-token ***" in text_of(panel) and SECRET not in text_of(panel)
         panel.focus()
@@ -131,8 +127,7 @@ def test_a_process_shows_its_pod_or_why_its_name_is_not_known() -> None:
 
 async def test_host_and_job_open_by_key_and_by_mouse_and_follow_the_samples() -> None:
     session = FoundSession()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await pilot.press("h")
         assert isinstance(app.screen, LivePopup) and "I/O wait" in box_text(app)
         assert session.feed.sample is not None
@@ -209,8 +204,7 @@ def test_the_job_without_a_server_says_how_to_start_one() -> None:
 
 
 async def test_the_question_about_another_job_at_a_named_address_names_its_script_and_user() -> None:
-    app = GputopApp(StillSession())
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with piloted(StillSession(), (80, 24)) as (app, pilot):
         server = Server("127.0.0.1:9877", "TensorFlow 2.21.0: /opt/venv/bin/python serve.py /x", 8100, owner="eve")
         open_screens.ask_before_capture(app, ask_other_job(app.session.control.request(), server,
                                                            Server("127.0.0.1:6009")))
@@ -229,12 +223,10 @@ async def test_the_question_about_another_job_at_a_named_address_names_its_scrip
 async def test_what_is_pasted_types_nothing(written: str, copied: str) -> None:
     """A snapshot of somebody else's, whose findings have code."""
     session = FoundSession()
-    assert session.results.last_capture is not None
     heavy = replace(HEAVY, snippet=written)
     session.results.last_capture = replace(session.results.last_capture, analysis=make_analysis(findings=[heavy]))
     session.results.refresh()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await pilot.press("r", "y")
         await pilot.pause()
         assert app.clipboard == copied
@@ -249,8 +241,7 @@ def test_a_command_that_is_copied_is_one_line() -> None:
 
 
 async def test_the_code_of_a_finding_is_copied_from_the_panel_and_from_its_details() -> None:
-    app = GputopApp(FoundSession())
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(FoundSession()) as (app, pilot):
         await pilot.press("r", "y")
         await pilot.pause()
         assert app.clipboard == HEAVY.snippet and "OSC 52" in notes(app)
@@ -309,15 +300,13 @@ def test_the_saving_reads_as_one_in_the_details_too() -> None:
 async def test_findings_carry_the_nodes_gpu_numbers_in_the_app() -> None:
     session = FoundSession()
     assert session.results.last_capture is not None and session.results.last_capture.analysis is not None
-    assert session.feed.sample is not None
     process = replace(session.feed.sample.processes[0], cuda_visible_devices="3",
                       gpus={3: session.feed.sample.processes[0].gpus[3]})
     session.feed.sample = replace(session.feed.sample, processes=(process,))
     found = make_analysis(gpus=[{"gpu": 0}], findings=session.results.last_capture.findings)
     session.capture_ended(replace(session.results.last_capture, analysis=found), session.watch.servers)
     assert next(f for f in session.results.findings if f.id == HEAVY.id).gpus == (3,)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await pilot.press("r", "enter")
         assert "GPU 0 of the process = GPU 3 of the node" in box_text(app)
     session.capture_ended(replace(session.results.last_capture, analysis=found), 2 * [*session.watch.servers])
@@ -329,9 +318,7 @@ async def test_findings_carry_the_nodes_gpu_numbers_in_the_app() -> None:
 
 
 async def test_help_lists_the_keys_of_the_screen_one_is_on() -> None:
-    app = GputopApp(FoundSession())
-    async with app.run_test(size=(120, 60)) as pilot:
-        await pilot.pause()
+    async with piloted(FoundSession(), (120, 60)) as (app, pilot):
         await pilot.press("question_mark")
         text = box_text(app)
         lefts = [title for title in ("Capture", "Results", "Time") if f"\n{title}" in f"\n{text}"]
@@ -349,9 +336,7 @@ async def test_help_lists_the_keys_of_the_screen_one_is_on() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 async def test_help_is_broken_at_its_key_column(width: int) -> None:
-    app = GputopApp(StillSession())
-    async with app.run_test(size=(width, 24)) as pilot:
-        await pilot.pause()
+    async with piloted(StillSession(), (width, 24)) as (app, pilot):
         headings = {title for title, _ in key_groups(app.screen)}
         await pilot.press("question_mark")
         lines = box_text(app).splitlines()
@@ -365,9 +350,7 @@ async def test_help_is_broken_at_its_key_column(width: int) -> None:
 
 
 async def test_the_palette_has_every_key_with_a_sentence_and_runs_it() -> None:
-    app = GputopApp(FoundSession())
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(FoundSession()) as (app, pilot):
         found: dict[str, SystemCommand] = {c.title: c for c in app.get_system_commands(app.screen)}
         use = ("Capture a trace", "Attach to a profiler server", "Timeline", "Tables", "Captures", "Mark as A",
                "Compare with A", "Snapshot", "Host", "Job", "Filter processes", "Details", "Copy")
@@ -395,8 +378,7 @@ async def test_the_palette_has_every_key_with_a_sentence_and_runs_it() -> None:
 
 
 async def test_keys_of_the_picture_do_nothing_where_it_is_covered() -> None:
-    app = GputopApp(TabledSession())
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(TabledSession()) as (app, pilot):
         await pilot.press("T")
         screen = app.screen
         assert isinstance(screen, TablesScreen)
@@ -431,7 +413,6 @@ def test_rdma_stands_in_the_host_line_and_each_adapter_with_its_history_in_the_d
 
 def test_the_job_on_a_node_without_gpus_has_no_step_period_of_them() -> None:
     session = FoundSession()
-    assert session.feed.sample is not None
     session.feed.sample = replace(session.feed.sample, gpus=())
     text = str(job_text(session))
     assert "there are no GPUs here. In the last capture, a step took 412 ms." in text and "GPUs' load" not in text

@@ -10,6 +10,7 @@ from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Confirm
 from gputop.tui.screens.process_screens import StacksPopup
 from gputop.tui.widgets.dialog_frame import WrappedText
+from tests.tui.found import piloted
 from tests.tui.key_effects import HangingSession
 from tests.tui.stages import session_of
 from tests.tui.textual_private import message_text
@@ -31,8 +32,7 @@ async def press(pilot: object, app: GputopApp, key: str) -> None:
 
 
 async def test_the_rank_that_stands_elsewhere_is_shown_and_copied(session: HangingSession) -> None:
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await press(pilot, app, "S")
         assert isinstance(app.screen, StacksPopup)
         text = str(app.screen.query_one(WrappedText).text)
@@ -49,8 +49,7 @@ async def test_the_rank_that_stands_elsewhere_is_shown_and_copied(session: Hangi
 async def test_the_flight_recorders_dumps_come_first(
         session: HangingSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "read_flight_recorder", lambda pids: ("Recorder: rank 5 did not launch it.", "   x"))
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await press(pilot, app, "S")
         text = str(app.screen.query_one(WrappedText).text)
         assert 0 <= text.index("rank 5 did not launch it") < text.index("7 ranks in")
@@ -64,8 +63,7 @@ async def test_the_dumps_are_shown_where_the_stacks_cannot_be_read(
 
     monkeypatch.setattr(session, "read_stacks", fail)
     monkeypatch.setattr(session, "read_flight_recorder", lambda pids: ("Recorder: rank 5 did not launch it.",))
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+    async with piloted(session, notifications=True) as (app, pilot):
         await press(pilot, app, "S")
         assert "py-spy is not installed" in message_text(app)
         assert "rank 5 did not launch it" in str(app.screen.query_one(WrappedText).text)
@@ -74,8 +72,7 @@ async def test_the_dumps_are_shown_where_the_stacks_cannot_be_read(
 async def test_others_processes_are_asked_about_and_errors_are_told(
         session: HangingSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "others_of", lambda pids: {100: 4242})
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+    async with piloted(session, notifications=True) as (app, pilot):
         await press(pilot, app, "S")
         assert isinstance(app.screen, Confirm) and session.asked == []
         await press(pilot, app, "n")

@@ -20,12 +20,11 @@ from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import OFFER, panel_intro
 from gputop.tui.screens import capture_questions
 from gputop.tui.screens.capture_questions import StartServer
-from gputop.tui.screens.dialogs import Ask
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 from tests.fakes import StillSession
 from tests.records import replace
-from tests.tui.found import text_of
+from tests.tui.found import piloted, text_of
 
 FORBIDDEN = GputopError("process 7 belongs to bob", "Run gputop as that user")
 
@@ -39,7 +38,6 @@ def session(monkeypatch: pytest.MonkeyPatch) -> StillSession:
 
     monkeypatch.setattr(capture_questions, "examine", examine)
     session = StillSession()
-    assert session.feed.sample is not None
     (process,) = session.feed.sample.processes
     return session.holding(*(replace(process, pid=pid, command=f"/usr/bin/python3 /home/a/{name} --lr 1")
                              for pid, name in ((7, "other.py"), (7380, "train.py"))))
@@ -55,9 +53,7 @@ async def test_the_keys_of_a_capture_offer_a_server(keys: str, session: StillSes
     started: list[tuple[int, int | None]] = []
     monkeypatch.setattr(session.control, "start_server",
                         lambda pid, request: started.append((pid, request.process_started)))
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         await pilot.press(keys)
         assert isinstance(app.screen, StartServer)
         assert "train.py (pid 7380) has no profiler server. Start one? y/N" in text(app)
@@ -71,13 +67,10 @@ async def test_the_keys_of_a_capture_offer_a_server(keys: str, session: StillSes
 
 
 async def test_a_job_of_pytorch_is_offered_its_own_way(session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert session.feed.sample is not None
     forbidden, other = (replace(process, framework="pytorch") for process in session.feed.sample.processes)
     session.holding(forbidden)
     assert panel_intro(session)[-1] == OFFER
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         await pilot.press("c")
         assert "jax.profiler" not in text(app) and FORBIDDEN.fix in text(app)
         assert "start one" not in str(app.screen.query_one(DialogFrame).border_subtitle)
@@ -154,9 +147,7 @@ async def test_a_job_captured_before_is_asked_about_in_two_lines_and_enter_captu
         session.watch._watch_servers()
     else:
         session.results.captures = (CaptureRecord("kineto:41", Path("/traces"), 0.0, 1.0, 1.0, job=command, pid=41),)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         await pilot.press("c")
         shown = text(app)
         await pilot.press("enter")
@@ -168,18 +159,8 @@ async def test_a_job_captured_before_is_asked_about_in_two_lines_and_enter_captu
         assert "Start one? y/N" in shown
 
 
-async def test_an_address_can_be_named_instead(session: StillSession) -> None:
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
-        await pilot.press("c", "a")
-        assert isinstance(app.screen, Ask)
-
-
 async def test_the_question_goes_where_the_job_has_its_own_server_meanwhile(session: StillSession) -> None:
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await pilot.pause()
+    async with piloted(session, notifications=True) as (app, pilot):
         await pilot.press("c")
         app._refresh_all()
         await pilot.pause()
@@ -197,11 +178,8 @@ async def test_the_question_goes_where_the_job_has_its_own_server_meanwhile(sess
 
 
 async def test_the_question_goes_with_its_job(session: StillSession) -> None:
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await pilot.pause()
+    async with piloted(session, notifications=True) as (app, pilot):
         await pilot.press("c")
-        assert session.feed.sample is not None
         session.feed.sample = replace(session.feed.sample, processes=session.feed.sample.processes[1:])
         app._refresh_all()
         await pilot.pause()
@@ -240,7 +218,6 @@ BESIDE = Server("pid:900", "eval_on_cpu.py", 900)
 
 def on_gpus(session: StillSession, **changed: object) -> None:
     """The processes of the sample are PyTorch's, of gputop's user."""
-    assert session.feed.sample is not None
     session.feed.sample = replace(session.feed.sample, processes=tuple(
         replace(p, framework="pytorch", user=user_name(os.geteuid()), **changed)
         for p in session.feed.sample.processes))
@@ -253,9 +230,7 @@ async def test_a_job_that_holds_no_gpu_does_not_take_the_place_of_those_that_do(
     monkeypatch.setattr(session, "start_capture", recorded.append)
     on_gpus(session)
     session.watch.servers = (BESIDE,)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         line = text_of(app.screen.query_one("#job", LinesWidget))
         assert "no profiler server in the job on the GPUs   c: start one" in line and "eval_on_cpu" not in line
         await pilot.press("c")
@@ -271,9 +246,7 @@ async def test_c_captures_from_the_selected_process_although_another_one_has_a_s
     recorded: list[CaptureRequest] = []
     monkeypatch.setattr(session, "start_capture", recorded.append)
     session.watch.servers = (Server("pid:7", "other.py", 7),)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         await pilot.press("tab")
         while app._processes.selected is None or app._processes.selected.pid != 7380:
             await pilot.press("down")
@@ -295,7 +268,6 @@ def test_only_jobs_of_ones_own_that_train_on_gpus_come_before_a_server(
     session.watch.servers = (BESIDE, Server("pid:7", "other.py", 7))
     assert session.processes_to_serve() == (), "one of them has a server"
     session.watch.servers = (BESIDE,)
-    assert session.feed.sample is not None
     session.feed.sample = replace(session.feed.sample, processes=tuple(
         replace(p, **changed) for p in session.feed.sample.processes))
     assert session.processes_to_serve() == ()
@@ -308,7 +280,6 @@ def test_no_process_is_offered_where_a_server_answers_or_nothing_is_real(
     assert session.processes_to_serve() == ()
     session.watch.servers = (Server("127.0.0.1:6009", problem="nothing listens"),)
     assert session.processes_to_serve()
-    assert session.feed.sample is not None
     session.feed.sample = replace(session.feed.sample, processes=tuple(
         replace(p, reason=ZOMBIE if p.pid == 7 else None) for p in session.feed.sample.processes))
     assert [p.pid for p in session.processes_to_serve()] == [7380], "one that has ended can have none"

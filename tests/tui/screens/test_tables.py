@@ -11,14 +11,13 @@ from textual.widgets import DataTable
 from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.tables import tables
 from gputop.render.table import widths
-from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Ask, Popup
 from gputop.tui.screens.tables_screen import TablesScreen, Tabs
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.analyses import make_analysis
 from tests.diagnosis.real_capture import CAPTURE
 from tests.records import replace
-from tests.tui.found import FoundSession, box_text, text_of
+from tests.tui.found import FoundSession, box_text, piloted, text_of
 from tests.tui.screens.tabled import STACKS, TabledSession, found
 from tests.tui.textual_private import messages
 
@@ -126,8 +125,7 @@ def test_the_analysis_of_a_real_trace_fills_them() -> None:
 
 
 async def test_keys_and_mouse_of_the_tables() -> None:
-    app = GputopApp(TabledSession())
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(TabledSession()) as (app, pilot):
         await pilot.press("T")
         screen = app.screen
         assert isinstance(screen, TablesScreen) and screen.table.name == "Kernels"
@@ -159,8 +157,7 @@ async def test_keys_and_mouse_of_the_tables() -> None:
 async def test_a_table_is_written_as_csv(tmp_path: Path) -> None:
     session = TabledSession()
     session.control.options = replace(session.control.options, logdir=tmp_path)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await pilot.press("T", "1", "e")
         await pilot.pause()
         [path] = tmp_path.glob("gputop-kernels*.csv")
@@ -173,8 +170,7 @@ async def test_a_table_is_written_as_csv(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [120, 200])
 async def test_all_tabs_fit_one_line_and_name_their_keys(width: int) -> None:
-    app = GputopApp(TabledSession())
-    async with app.run_test(size=(width, 40)) as pilot:
+    async with piloted(TabledSession(), (width, 40)) as (app, pilot):
         await pilot.press("T")
         await pilot.pause()
         tabs = text_of(app.screen.query_one(Tabs)).splitlines()[0]
@@ -185,16 +181,14 @@ async def test_all_tabs_fit_one_line_and_name_their_keys(width: int) -> None:
 async def test_without_a_capture_the_key_says_what_to_do() -> None:
     session = FoundSession()
     session.results.last_capture = None
-    app = GputopApp(session)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with piloted(session, (80, 24)) as (app, pilot):
         await pilot.press("T")
         await pilot.pause()
         assert any("Press c" in message for message in messages(app))
 
 
 async def test_names_of_tables_stay_whole_where_they_need_several_lines() -> None:
-    app = GputopApp(TabledSession())
-    async with app.run_test(size=(60, 24)) as pilot:
+    async with piloted(TabledSession(), (60, 24)) as (app, pilot):
         await pilot.press("T")
         tabs = app.screen.query_one(Tabs)
         shown = text_of(tabs)
@@ -209,8 +203,7 @@ async def test_names_of_tables_stay_whole_where_they_need_several_lines() -> Non
 
 @pytest.mark.parametrize("size", [(80, 24), (20, 5), (200, 50)])
 async def test_they_draw_at_any_size(size: tuple[int, int]) -> None:
-    app = GputopApp(TabledSession())
-    async with app.run_test(size=size) as pilot:
+    async with piloted(TabledSession(), size) as (app, pilot):
         await pilot.press("T", *"123456780", *"9 ")
         await pilot.resize_terminal(60, 20)
         await pilot.pause()

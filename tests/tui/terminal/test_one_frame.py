@@ -12,6 +12,7 @@ from textual.widget import Widget
 from gputop.tui.app import GputopApp
 from gputop.tui.terminal.textual_private import one_frame
 from tests.fakes import StillSession
+from tests.tui.found import piloted
 from tests.tui.textual_private import DISPLAY, screen_strips
 
 
@@ -25,9 +26,7 @@ def frames_of(app: GputopApp, monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 async def test_a_sample_is_one_frame_which_is_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     session = StillSession(gpus=1)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         frames = frames_of(app, monkeypatch)
         session.advance()
         with one_frame(app):
@@ -40,9 +39,7 @@ async def test_a_sample_is_one_frame_which_is_drawn_at_once(monkeypatch: pytest.
 
 async def test_what_needs_more_than_a_repaint_is_left_to_textual() -> None:
     session = StillSession(gpus=1)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         host = app.query_one("#host")
         with one_frame(app):
             host.styles.height = 2
@@ -63,9 +60,7 @@ async def test_what_needs_more_than_a_repaint_is_left_to_textual() -> None:
 
 async def test_before_the_screen_has_heard_of_a_new_size_it_is_left_to_textual(monkeypatch: pytest.MonkeyPatch) -> None:
     session = StillSession(gpus=1)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         frames = frames_of(app, monkeypatch)
         session.advance()
         with monkeypatch.context() as resized:
@@ -79,9 +74,7 @@ async def test_before_the_screen_has_heard_of_a_new_size_it_is_left_to_textual(m
 
 async def test_only_what_has_changed_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     session = StillSession(gpus=1)
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with piloted(session) as (app, pilot):
         drawn: Counter[str] = Counter()
         render_lines = Widget.render_lines
         monkeypatch.setattr(Widget, "render_lines", lambda widget, crop: (

@@ -27,6 +27,7 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession
 from tests.records import replace
+from tests.tui.found import piloted
 from tests.tui.timelines import (
     LAUNCH_BOUND,
     details,
@@ -284,10 +285,8 @@ async def test_from_the_monitor_and_from_a_finding() -> None:
 
 async def test_without_a_trace_the_text_is_shown() -> None:
     session = CapturedSession()
-    assert session.results.last_capture is not None
     session.results.last_capture = replace(session.results.last_capture, problem=GputopError("cut off", "again"))
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with piloted(session) as (app, pilot):
         await pilot.press("t")
         assert isinstance(app.screen, Popup) and not isinstance(app.screen, TimelineScreen)
         app.clear_notifications()  # esc would clear them first

@@ -22,7 +22,7 @@ from gputop.tui.screens.details import process_text
 from gputop.tui.screens.dialogs import Ask
 from gputop.tui.screens.process_screens import SignalList, SignalScreen
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText, wrap_hanging
-from tests.tui.found import FoundSession, box_text, text_of
+from tests.tui.found import FoundSession, box_text, piloted, text_of
 from tests.tui.goldens import cells
 from tests.tui.goldens import text_of as screen_text
 from tests.tui.scenes import Scene
@@ -95,8 +95,7 @@ async def test_a_box_that_is_open_follows_the_terminal(keys: tuple[str, ...]) ->
 
 
 async def test_a_resized_box_stays_where_one_was_reading() -> None:
-    app = GputopApp(FoundSession())
-    async with app.run_test(size=(120, 20)) as pilot:
+    async with piloted(FoundSession(), (120, 20)) as (app, pilot):
         await pilot.press("question_mark", "pagedown", "pagedown")
         await pilot.pause()
 
@@ -119,8 +118,7 @@ async def test_a_resized_box_stays_where_one_was_reading() -> None:
 
 
 async def test_keys_that_come_together_each_scroll() -> None:
-    app = GputopApp(FoundSession())
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with piloted(FoundSession(), (80, 24)) as (app, pilot):
         await pilot.press("question_mark")
         await pilot.pause()
         for key in ("down", "down", "down", "up"):
@@ -152,8 +150,7 @@ async def test_a_signal_can_be_chosen_and_sent_on_every_terminal(size: tuple[int
 
 
 async def test_while_it_is_asked_no_key_is_named_that_does_nothing() -> None:
-    app = GputopApp(SignalingSession())
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with piloted(SignalingSession(), (80, 24)) as (app, pilot):
         await open_signals(app, pilot)
         keys = str(frame_of(pilot).border_subtitle)
         assert keys == "   ".join(SignalScreen.KEYS)
@@ -164,9 +161,7 @@ async def test_while_it_is_asked_no_key_is_named_that_does_nothing() -> None:
 
 
 async def test_keys_are_named_whole_or_not_at_all() -> None:
-    app = GputopApp(FoundSession())
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
+    async with piloted(FoundSession(), (80, 24)) as (app, pilot):
         app.query_one(ProcessPanel).focus()
         await pilot.press("enter")
         for width, shown in ((80, "K: signal…   y: copy the command   esc: close"), (40, "K: signal…   esc: close"),
@@ -178,9 +173,7 @@ async def test_keys_are_named_whole_or_not_at_all() -> None:
 
 
 async def test_the_attach_box_says_all_at_40x12_and_asks_again() -> None:
-    app = GputopApp(FoundSession())
-    async with app.run_test(size=(40, 12)) as pilot:
-        await pilot.pause()
+    async with piloted(FoundSession(), (40, 12)) as (app, pilot):
         await pilot.press("a")
         await pilot.pause()
         assert isinstance(app.screen, Ask)
@@ -196,7 +189,6 @@ async def test_the_attach_box_says_all_at_40x12_and_asks_again() -> None:
 
 def test_what_the_simulation_cannot_know_of_a_process_says_why() -> None:
     scene = Scene("healthy", served=False)
-    assert scene.feed.sample is not None
     for width in (36, 76, 100):
         lines = str(process_text(scene.feed.sample.processes[0], 0.0, width=width)).splitlines()
         unknown = [line for line in lines if "N/A" in line]

@@ -112,7 +112,6 @@ def test_the_first_use_of_a_library_by_an_op_is_a_start(op: str, busy: bool, loa
     if busy:
         timeline.op(STREAM, "before", "Softmax", 5, 430_000)
     analysis = analyze_trace(timeline.trace())
-    assert analysis.steps is not None
     assert ("loading of libraries and modules (440 ms)" in analysis.steps.start_up) == loads
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from tests.trace.readers.xspace.reference import (
-    Builder,
-)
+from tests.trace.readers.xspace.reference import Builder
 
 
 def sample() -> Builder:

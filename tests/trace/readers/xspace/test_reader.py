@@ -44,7 +44,6 @@ AMD = sorted((SHARED / "xplane_amd").glob("*.pb"))
 def test_real_captures_agree_with_protobuf_event_by_event(path):
     data = path.read_bytes()
     trace = check_equal(gzip.decompress(data) if path.suffix == ".gz" else data)
-    assert trace is not None
     assert trace.event_count > 100
     assert not trace.simulated
 
@@ -542,7 +541,6 @@ def test_clipping_at_cuptis_limit(monkeypatch):
     trace = b.read()
     assert "clipped" in {q.id for q in trace.quality}
     assert trace.host.stats["step_num"][1].tolist() == [4]
-    assert trace.profile_window_ns is not None
     assert trace.profile_window_ns[1] == 2030
 
 
