@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gputop.core import samples
 from gputop.core.errors import GputopError, NoDataError
-from gputop.core.metrics import BYTES, GPU_METRICS
+from gputop.core.metrics import BYTES
 from gputop.sources.base import HostProbe, LiveSource
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.client import DcgmClient
@@ -177,7 +177,7 @@ class _DcgmGpu:
         board = f"measured for the whole GPU: see GPU {self.info.index}"
         readings = {
             metric: dcgm_reading(snapshot, self.key, metric) if metric in fields.INSTANCE_METRICS
-            else samples.Reading.missing(GPU_METRICS[metric].unit, board, fields.SOURCE)
+            else samples.missing_of(metric, board, fields.SOURCE)
             for metric in (*fields.BY_METRIC, "pcie_max_bytes_per_s")
         }
         self._xids_reason = board

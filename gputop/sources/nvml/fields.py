@@ -14,8 +14,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.core.metrics import GPU_METRICS
-from gputop.core.samples import Reading
+from gputop.core.samples import Reading, missing_of
 from gputop.sources.nvml import status
 
 Values = Sequence[float | None]  # one per metric; None: this call does not give it
@@ -305,7 +304,7 @@ class FieldReader:
     def _store(self, field: NvmlField, values: Values) -> None:
         for metric, value in zip(field.metrics, values, strict=True):
             if value is None:
-                self.readings[metric] = Reading.missing(GPU_METRICS[metric].unit, _RESERVE_UNKNOWN, field.source)
+                self.readings[metric] = missing_of(metric, _RESERVE_UNKNOWN, field.source)
             else:
                 self.readings[metric] = status.plausible_reading(metric, value, field.source, field.coarse)
 
@@ -330,4 +329,4 @@ class FieldReader:
             else:
                 reason = status.reason(code, field.call, self._mig)
             for metric in field.metrics:
-                self.readings[metric] = Reading.missing(GPU_METRICS[metric].unit, reason, field.source)
+                self.readings[metric] = missing_of(metric, reason, field.source)

@@ -210,5 +210,4 @@ class ProcessReader:
 def _memory(used: int | None) -> Reading:
     if used is None:
         return _NO_MEMORY
-    reason = status.implausible_reason("memory_used_bytes", used)
-    return Reading(float(used), BYTES, "NVML") if reason is None else Reading.missing(BYTES, reason, "NVML")
+    return status.plausible_reading("memory_used_bytes", float(used), "NVML")

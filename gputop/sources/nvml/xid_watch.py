@@ -16,8 +16,8 @@ WAIT_S = 1.0  # one wait in the driver: how long the thread may outlive stop()
 BACKOFF_S = 5.0  # after an error of the wait; then twice as long each time
 MAX_BACKOFF_S = 60.0
 MAX_EVENTS = 16  # per GPU: a sick one can report thousands
-# Returns of the wait a second: drivers were seen whose wait returns at once, without an event. Each costs about 20 µs, so
-# this is 1% of a core.
+# Returns of the wait a second: drivers were seen whose wait returns at once, without an event. Each costs about 20 µs,
+# so this is 1% of a core.
 MAX_RETURNS = 500
 
 _NO_INSTANCE = (1 << 32) - 1
