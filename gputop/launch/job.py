@@ -18,7 +18,8 @@ from typing import Any
 
 from gputop.core.errors import GputopError, os_errors_as
 from gputop.core.files import writable_folder
-from gputop.core.own_memory import MONITOR_SCORE, offer_to_oom_killer, oom_score, set_oom_score
+from gputop.core.own_memory import MONITOR_SCORE, OOM_SCORE, offer_to_oom_killer, set_oom_score
+from gputop.core.proc import read_or_empty
 from gputop.core.signal_handlers import signal_handlers
 from gputop.text import console
 from gputop.text.commands import short_command
@@ -55,7 +56,7 @@ class StartedJob:
         self.end_asked = False
         self._argv, self._environ = tuple(argv), dict(environ)
         self._descriptor = open_log(log)  # kept for the next start
-        self._oom_score = oom_score()  # the job keeps the value that gputop was started with
+        self._oom_score = read_or_empty(OOM_SCORE)  # the job keeps the value that gputop was started with
         try:
             self._process = self._started()
         except GputopError:
