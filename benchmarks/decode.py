@@ -29,7 +29,7 @@ def read_ours(path: Path) -> int:
 
 def read_objects(path: Path) -> int:
     """protobuf's parser (upb where it is installed) and a loop that keeps five stats of each event."""
-    from gputop.profiler.xprof import messages
+    from tests import xspace_messages as messages
 
     space = messages.XSpace.FromString(path.read_bytes())
     rows = []
@@ -64,10 +64,10 @@ def measure(reader: str, path: Path) -> dict[str, float]:
 def run(reader: str, path: Path) -> None:
     import numpy  # noqa: F401  both processes hold the same libraries before the clock starts
 
-    from gputop.profiler.xprof import messages
     from gputop.trace.readers import load, nsys  # noqa: F401
     from gputop.trace.readers.chrome import reader as chrome  # noqa: F401
     from gputop.trace.readers.xspace import reader as xspace  # noqa: F401
+    from tests import xspace_messages as messages
 
     messages.XSpace()
     before, start = peak_bytes(), time.process_time()

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from gputop.analysis.results import Analysis
 from gputop.core.codec import encode, parse
-from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError, os_errors_as
 from gputop.core.files import open_regular, writable_folder
 from gputop.core.samples import LAST_TIME_S
 
@@ -61,16 +61,12 @@ def save_baseline(logdir: Path, name: str, analysis: Analysis, *, replace: bool)
     """Keep an analysis; returns its file. Raises GputopError where there is one of that name, unless ``replace``, and
     where it cannot be written."""
     path = baseline_path(logdir, name)
-    try:
-        with writable_folder(path.parent, "--logdir") as folder:
-            if folder.has(path.name) and not replace:
-                raise GputopError(f"the baseline {name} already exists: {path}",
-                                  "Add --replace, or choose another name.")
-            with folder.replacing(path.name) as file:
-                file.write(encode(analysis))
-    except OSError as error:
-        raise GputopError(f"cannot write {path}: {error.strerror or error}",
-                          "Choose a folder with --logdir.") from error
+    with (os_errors_as(f"cannot write {path}", "Choose a folder with --logdir."),
+          writable_folder(path.parent, "--logdir") as folder):
+        if folder.has(path.name) and not replace:
+            raise GputopError(f"the baseline {name} already exists: {path}", "Add --replace, or choose another name.")
+        with folder.replacing(path.name) as file:
+            file.write(encode(analysis))
     return path
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -31,6 +34,15 @@ class GputopError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n  {self.fix}" if self.fix else self.message
+
+
+@contextlib.contextmanager
+def os_errors_as(message: str, fix: str = "", kind: type[GputopError] = GputopError) -> Iterator[None]:
+    """Raise GputopError, "message: the system's reason", for an OSError of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{message}: {error.strerror or error}", fix) from error
 
 
 def sentences(*texts: str) -> str:

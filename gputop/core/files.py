@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError, os_errors_as
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
@@ -409,7 +409,8 @@ def write_file(path: Path, data: bytes, *, devices: bool = False) -> None:
 
     Raises GputopError with the cause; no partial file is left behind.
     """
-    try:
+    with os_errors_as(f"cannot write {path}", "Choose a writable folder with enough free space: --logdir DIR or -o "
+                                              "FILE."):
         if devices and (own_descriptor := _own_descriptor(path)) is not None:
             with os.fdopen(os.dup(own_descriptor), "wb", buffering=0) as stream:
                 stream.write(data)
@@ -422,9 +423,6 @@ def write_file(path: Path, data: bytes, *, devices: bool = False) -> None:
                     return
         with replacing(path) as file:
             file.write(data)
-    except OSError as error:
-        raise GputopError(f"cannot write {path}: {error.strerror or error}",
-                          "Choose a writable folder with enough free space: --logdir DIR or -o FILE.") from error
 
 
 def _own_descriptor(path: Path) -> int | None:
@@ -576,16 +574,13 @@ def write_new_files(path: Path, stem: str, contents: Mapping[str, bytes]) -> lis
 
     Raises GputopError, where another user could exchange what is written, too.
     """
-    try:
-        with writable_folder(path, "--logdir") as folder:
-            name, n = stem, 1
-            while any(folder.has(name + ending) for ending in contents):
-                n += 1
-                name = f"{stem}-{n}"
-            for ending, data in contents.items():
-                with folder.replacing(name + ending) as file:
-                    file.write(data)
-    except OSError as error:
-        raise GputopError(f"cannot write to {path}: {error.strerror or error}",
-                          "Choose a writable folder with enough free space: --logdir DIR.") from error
+    with (os_errors_as(f"cannot write to {path}", "Choose a writable folder with enough free space: --logdir DIR."),
+          writable_folder(path, "--logdir") as folder):
+        name, n = stem, 1
+        while any(folder.has(name + ending) for ending in contents):
+            n += 1
+            name = f"{stem}-{n}"
+        for ending, data in contents.items():
+            with folder.replacing(name + ending) as file:
+                file.write(data)
     return [path / (name + ending) for ending in contents]

@@ -145,3 +145,4 @@ _ADAPTER = (
 )
 
 ADAPTER_METRICS: dict[str, Metric] = {m.id: m for m in _ADAPTER}
+UNITS: dict[str, str] = {m.id: m.unit for m in (*_GPU, *_HOST, *_CGROUP, *_ADAPTER)}  # those of one id have one

@@ -12,6 +12,7 @@ from pathlib import Path
 
 # /proc/PID/oom_score_adj (proc(5)): the kernel kills the process with the highest score, and a job is worth more than
 # what watches it. Raising one's own needs no rights.
+OOM_SCORE = "/proc/self/oom_score_adj"
 ANALYSIS_SCORE = 1000  # before anything else
 MONITOR_SCORE = 500
 # Variables that NumPy reads as it is imported, for one's own process: a job that is started gets none of them.
@@ -92,24 +93,16 @@ def left_in(cgroup: Path) -> float | None:
     return None
 
 
-def offer_to_oom_killer(score: int, file: Path = _PROC / "self" / "oom_score_adj") -> None:
+def offer_to_oom_killer(score: int, file: Path = Path(OOM_SCORE)) -> None:
     """Have the kernel kill this process before others with a lower score; never lowers its score."""
     with contextlib.suppress(OSError, ValueError):
         if int(file.read_text()) < score:
             file.write_text(f"{score}\n")
 
 
-def oom_score(file: Path = _PROC / "self" / "oom_score_adj") -> bytes:
-    """OOM score of this process, as :func:`set_oom_score` writes it; empty where it cannot be read."""
-    try:
-        return file.read_bytes()
-    except OSError:
-        return b""
-
-
-def set_oom_score(score: bytes, path: str = "/proc/self/oom_score_adj") -> None:
-    """Write one's own, in a process that was just forked: by system calls alone. Down to what it began with needs no
-    rights (proc_pid_oom_score_adj(5))."""
+def set_oom_score(score: bytes, path: str = OOM_SCORE) -> None:
+    """Write one's own, as it was read, in a process that was just forked: by system calls alone. Down to what it began
+    with needs no rights (proc_pid_oom_score_adj(5))."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:

@@ -46,6 +46,16 @@ class Reading(Struct, frozen=True):
         return cls(None, unit, source, reason)
 
 
+def reading_of(metric_id: str, value: float, source: str) -> Reading:
+    """A reading of a metric, in its unit."""
+    return Reading(float(value), metrics.UNITS[metric_id], source)
+
+
+def missing_of(metric_id: str, reason: str, source: str | None = None) -> Reading:
+    """The reading of a metric that has no value."""
+    return Reading.missing(metrics.UNITS[metric_id], reason, source)
+
+
 class GpuInfo(Struct, frozen=True):
     """Facts about a GPU that do not change while gputop runs. ``index`` is NVML's; devices are keyed by ``uuid``.
 
@@ -128,7 +138,7 @@ class GpuSample(Struct, frozen=True):
             return reading
         if metric_id == metrics.TENSOR_FLOP_UTIL:
             return self._tensor_flop_util()
-        return Reading.missing(metrics.GPU_METRICS[metric_id].unit, self.message or "not sampled")
+        return missing_of(metric_id, self.message or "not sampled")
 
     def _tensor_flop_util(self) -> Reading:
         """An estimate of the same within 2 points of MFU on regular matrix products (arXiv 2605.20799)."""
@@ -164,8 +174,7 @@ class CgroupSample(Struct, frozen=True):
     readings: Mapping[str, Reading]
 
     def __getitem__(self, metric_id: str) -> Reading:
-        reading = self.readings.get(metric_id)
-        return reading or Reading.missing(metrics.CGROUP_METRICS[metric_id].unit, "not sampled")
+        return self.readings.get(metric_id) or missing_of(metric_id, "not sampled")
 
 
 NO_LIMIT = "no limit"
@@ -265,8 +274,7 @@ class AdapterSample(Struct, frozen=True):
     readings: Mapping[str, Reading]
 
     def __getitem__(self, metric_id: str) -> Reading:
-        reading = self.readings.get(metric_id)
-        return reading or Reading.missing(metrics.ADAPTER_METRICS[metric_id].unit, "not sampled")
+        return self.readings.get(metric_id) or missing_of(metric_id, "not sampled")
 
     @property
     def load_ratio(self) -> float | None:
@@ -300,8 +308,7 @@ class HostSample(Struct, frozen=True):
         return sum(core >= FULL_CORE_RATIO for core in self.core_ratios)
 
     def __getitem__(self, metric_id: str) -> Reading:
-        reading = self.readings.get(metric_id)
-        return reading or Reading.missing(metrics.HOST_METRICS[metric_id].unit, "not sampled")
+        return self.readings.get(metric_id) or missing_of(metric_id, "not sampled")
 
 
 class NodeSample(Struct, frozen=True):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import http.client
 import math
-import os
 import re
 import socket
 import struct
@@ -148,10 +147,7 @@ def _port_text(port: AdapterSample) -> str:
 
 def _bus_id(root: Path, index: int) -> str:
     """The PCI address of a GPU by its place among the driver's folders, which are in NVML's order."""
-    try:
-        bus_ids = sorted(os.listdir(root / "proc/driver/nvidia/gpus"))  # noqa: PTH208
-    except OSError:
-        return ""
+    bus_ids = sorted(folder.name for folder in (root / "proc/driver/nvidia/gpus").glob("*"))
     return bus_ids[index] if index < len(bus_ids) else ""
 
 

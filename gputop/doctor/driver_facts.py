@@ -20,7 +20,7 @@ from typing import Any
 
 from gputop.core.own_memory import ANALYSIS_SCORE, offer_to_oom_killer
 from gputop.core.own_program import child_command
-from gputop.core.proc import mappings, read_maps, waited_for_cpu_s
+from gputop.core.proc import MAPS_BYTES, mappings, read_or_empty, waited_for_cpu_s
 
 DEADLINE_S = 8.0  # nvmlInit takes seconds where 8 GPUs wake up without persistence mode
 _MOST_STARVED = 0.1  # of the deadline that the child may wait for a CPU, if the driver is to be the one that hangs
@@ -253,7 +253,5 @@ def _text(call: Any, *args: Any) -> str:
 
 def _mapped(name: str) -> str:
     """The file behind a loaded library; the loader has resolved its links."""
-    try:
-        return next((mapping.path for mapping in mappings(read_maps("self")) if name in mapping.path), "")
-    except OSError:
-        return ""
+    maps = read_or_empty("/proc/self/maps", MAPS_BYTES)
+    return next((mapping.path for mapping in mappings(maps) if name in mapping.path), "")

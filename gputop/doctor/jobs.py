@@ -124,11 +124,8 @@ def attached(address: str) -> Result:
 
 
 def _is_job(proc: Path, pid: int) -> bool:
-    try:
-        name = (proc / str(pid) / "comm").read_text(errors="replace").strip()
-    except OSError:
-        return False
-    return not name.startswith(_SERVICES) and pid != os.getpid()
+    name = text_of(proc / str(pid) / "comm")
+    return bool(name) and not name.startswith(_SERVICES) and pid != os.getpid()
 
 
 def _ancestors(proc: Path, pid: int) -> list[int]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gputop.core.codec import parse
-from gputop.core.errors import GputopError
+from gputop.core.errors import GputopError, os_errors_as
 from gputop.core.files import folder_of_process
 from gputop.core.own_memory import resident_bytes
 from gputop.core.proc import cpu_time_ns, stat_of
@@ -161,16 +161,14 @@ def _script(process: target.Target, text: str) -> Iterator[Path]:
     """
     name = f"gputop-{environment.new_token()}.py"
     with contextlib.ExitStack() as stack:
-        try:
+        with os_errors_as(f"cannot write a script to {_SCRIPTS} of process {process.pid}",
+                          f"The script needs a few kilobytes there, and {_SCRIPTS} must not be a link."):
             # Kept open: after the process has ended there is no other way into its container.
             folder = stack.enter_context(folder_of_process(process.pid, _SCRIPTS))
             file = as_process.with_rights(process.pid, process.uid, lambda: folder.create(name))
             stack.callback(folder.remove, name)
             with open(file, "w") as script:  # noqa: PTH123  a descriptor
                 script.write(text)
-        except OSError as error:
-            raise GputopError(f"cannot write a script to {_SCRIPTS} of process {process.pid}: {error.strerror}",
-                              f"The script needs a few kilobytes there, and {_SCRIPTS} must not be a link.") from None
         yield _SCRIPTS / name
 
 

@@ -16,9 +16,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gputop.core.errors import GputopError
+from gputop.core.errors import GputopError, os_errors_as
 from gputop.core.files import writable_folder
-from gputop.core.own_memory import MONITOR_SCORE, offer_to_oom_killer, oom_score, set_oom_score
+from gputop.core.own_memory import MONITOR_SCORE, OOM_SCORE, offer_to_oom_killer, set_oom_score
+from gputop.core.proc import read_or_empty
 from gputop.core.signal_handlers import signal_handlers
 from gputop.text import console
 from gputop.text.commands import short_command
@@ -35,12 +36,10 @@ FORWARDED = (*_TERMINAL_SIGNALS[:-1], signal.SIGTERM, signal.SIGUSR1, signal.SIG
 
 def open_log(log: Path) -> int:
     """The descriptor of a new file for a job's output. Raises GputopError."""
-    try:
-        with writable_folder(log.parent, "--output FILE or --logdir DIR") as folder:
-            return folder.create(log.name, flags=os.O_APPEND)
-    except OSError as error:
-        raise GputopError(f"cannot write the job's output to {log}: {error.strerror}",
-                          "Name another file with --output. The job was not started.") from None
+    with (os_errors_as(f"cannot write the job's output to {log}", "Name another file with --output. The job was not "
+                                                                   "started."),
+          writable_folder(log.parent, "--output FILE or --logdir DIR") as folder):
+        return folder.create(log.name, flags=os.O_APPEND)
 
 
 class StartedJob:
@@ -57,7 +56,7 @@ class StartedJob:
         self.end_asked = False
         self._argv, self._environ = tuple(argv), dict(environ)
         self._descriptor = open_log(log)  # kept for the next start
-        self._oom_score = oom_score()  # the job keeps the value that gputop was started with
+        self._oom_score = read_or_empty(OOM_SCORE)  # the job keeps the value that gputop was started with
         try:
             self._process = self._started()
         except GputopError:

@@ -13,7 +13,7 @@ import signal
 import struct
 import time
 
-from gputop.core.errors import GputopError
+from gputop.core.errors import os_errors_as
 from gputop.core.proc import status_fields
 from gputop.launch.deadline import Deadline, TooLate
 
@@ -65,11 +65,9 @@ class Tracee:
             raise OSError(error, os.strerror(error))
 
     def seize(self) -> None:
-        try:
+        with os_errors_as(f"the kernel does not allow gputop to stop thread {self.tid}",
+                          "A debugger or strace may hold the thread. If not, run gputop attach as root."):
             self.request(SEIZE, None, _O_TRACESYSGOOD)
-        except OSError as error:
-            raise GputopError(f"the kernel does not allow gputop to stop thread {self.tid}: {error.strerror}",
-                              "A debugger or strace may hold the thread. If not, run gputop attach as root.") from None
         self.held = True
 
     def interrupt(self, deadline: Deadline) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputop.core.errors import GputopError
+from gputop.core.errors import GputopError, os_errors_as
 from gputop.launch.elf import addresses_in
 
 # _Py_DebugOffsets, the beginning of _PyRuntime: numbers of 8 bytes each after the cookie. Where they are in it
@@ -46,11 +46,8 @@ class Slot(Struct, frozen=True):
 @contextlib.contextmanager
 def memory_of(pid: int) -> Iterator[int]:
     """A descriptor of the process's memory, to be read and written. Raises GputopError."""
-    try:
+    with os_errors_as(f"cannot write to the memory of process {pid}", "Run gputop attach as root."):
         descriptor = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise GputopError(f"cannot write to the memory of process {pid}: {error.strerror}",
-                          "Run gputop attach as root.") from None
     try:
         yield descriptor
     finally:

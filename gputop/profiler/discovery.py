@@ -295,15 +295,13 @@ class Finder:
         """Number of ports of a process that greet as gRPC servers do; blocks for up to a second for each that does
         not."""
         try:
-            namespace = sockets.network_namespace(self._proc, pid)
-            here = sockets.network_namespace(self._proc, os.getpid())
+            listening, _ = self._listening({pid})
         except OSError:
             return 0
-        listening = sockets.listeners(self._proc, pid, namespace)
         held = sockets.holders(self._proc, {listener.inode for listener in listening})
-        hosts = _OWN_HOSTS if namespace == here else sockets.addresses_of(self._proc, pid)[:_MAX_HOSTS]
-        ports = sorted({listener.port for listener in listening if pid in held[listener.inode]})[:_MAX_GREETED]
-        return sum(any(_greets(f"{host}:{port}") for host in hosts) for port in ports)
+        ports = {listener.port: hosts for listener, hosts in listening.items() if pid in held[listener.inode]}
+        return sum(any(_greets(f"{host}:{port}") for host in hosts)
+                   for port, hosts in sorted(ports.items())[:_MAX_GREETED])
 
     def _user(self, pid: int) -> str | None:
         uid = effective_uid(pid, self._proc)

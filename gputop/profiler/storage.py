@@ -25,7 +25,7 @@ from typing import BinaryIO
 from msgspec import Struct, field
 
 from gputop.core import files
-from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError, os_errors_as
 from gputop.profiler.stale_files import partial_name
 
 TRACE = ".xplane.pb"
@@ -155,25 +155,20 @@ class RunFolder(Struct):
         Raises GputopError that names ``source_path``, which stays as it is; also once ``stopped()``, and for a file
         that is too large.
         """
-        try:
+        with os_errors_as(
+                f"the trace could not be copied from {source_path} to {self.file}",
+                f"The trace is still at {source_path}. Free some space or choose another --logdir, or copy the trace "
+                "manually and run `gputop analyze` on it."):
             if self._holds(source):
                 self.folder.remove(self._partial)
                 return self.file
             return self._fill(source, self._max_copy_bytes(source), stopped)
-        except OSError as error:
-            raise GputopError(
-                f"the trace could not be copied from {source_path} to {self.file}: {error.strerror or error}",
-                f"The trace is still at {source_path}. Free some space or choose another --logdir, or copy the trace "
-                "manually and run `gputop analyze` on it.",
-            ) from None
 
     def take_over(self, path: Path) -> Path:
         """:meth:`adopt` a file that gputop itself has written; raises GputopError."""
-        try:
-            with files.open_regular(path, follow_links=False) as file:
-                return self.adopt(file, path)
-        except OSError as error:
-            raise GputopError(f"cannot read {path}: {error.strerror or error}", "Check the file system.") from None
+        with os_errors_as(f"cannot read {path}", "Check the file system."), files.open_regular(
+                path, follow_links=False) as file:
+            return self.adopt(file, path)
 
     def receive(self, source: files.Readable, size: int) -> Path:
         """Save what comes from ``source``, so many bytes, whole or not at all, and return where. Raises OSError, and

@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct
 
 from gputop.core import host_stacks
-from gputop.core.errors import GputopError, NoDataError
+from gputop.core.errors import GputopError, NoDataError, os_errors_as
 from gputop.core.files import read_regular, temporary_place, unnamed_file
 from gputop.core.proc import owner, read_stat
 from gputop.ranks.processes import check_rights
@@ -161,11 +161,9 @@ class StackSampler:
             if self._process.returncode != 0:
                 raise GputopError(f"py-spy could not sample process {self._pid}: "
                                   f"{printable(output)[-300:] or f'status {self._process.returncode}'}", "")
-            try:
+            with os_errors_as("cannot read py-spy's output"):
                 made = self._folder.stat().st_mtime_ns
                 data = read_regular(self._folder / "samples", _MAX_BYTES)
-            except OSError as error:
-                raise GputopError(f"cannot read py-spy's output: {error.strerror or error}", "") from None
         finally:
             self.discard()
         counts = _COUNTS.search(output)

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.core.codec import from_document, parse
-from gputop.core.errors import GputopError, NoDataError
+from gputop.core.errors import GputopError, NoDataError, os_errors_as
 from gputop.core.own_program import install_command
 from gputop.core.proc import owner
 from gputop.ranks.processes import Halt, check_rights, command_line, halt_of, rank_label
@@ -195,10 +195,8 @@ def _text(text: str) -> str:
 
 def _run(command: list[str], timeout_s: float) -> Ended:
     """Raises GputopError where it takes too long or prints too much."""
-    try:
+    with os_errors_as("cannot start py-spy", INSTALL):
         ended = run_program(command, timeout_s, _MAX_BYTES)
-    except OSError as error:
-        raise GputopError(f"cannot start py-spy: {error.strerror or error}", INSTALL) from None
     if not ended.in_time:
         raise GputopError(f"py-spy did not finish within {timeout_s:.0f} s", "gputop stopped py-spy, not the process.")
     if not ended.in_bounds:

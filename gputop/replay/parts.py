@@ -18,7 +18,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputop.core.errors import GputopError
+from gputop.core.errors import GputopError, os_errors_as
 from gputop.core.files import Folder, open_regular, writable_folder
 from gputop.core.samples import NodeSample
 from gputop.replay.format import HEADER, MAGIC, RecordingGone, RecordingWriter
@@ -172,15 +172,11 @@ def _order(name: str) -> tuple[str, int]:
 def recordings_in(folder: Path) -> list[Path]:
     """The recordings of a folder, whatever their names, in the order of these. Raises GputopError."""
     recordings = []
-    try:
-        with Folder(folder) as opened:
-            for name in sorted(opened.names(), key=_order):
-                with contextlib.suppress(OSError), open_regular(name, folder_fd=opened.fd) as file:
-                    if file.read(len(MAGIC)) == MAGIC:
-                        recordings.append(folder / name)
-    except OSError as error:
-        raise GputopError(f"cannot read {folder}: {error.strerror or error}",
-                          "Give a folder written by gputop record.") from error
+    with os_errors_as(f"cannot read {folder}", "Give a folder written by gputop record."), Folder(folder) as opened:
+        for name in sorted(opened.names(), key=_order):
+            with contextlib.suppress(OSError), open_regular(name, folder_fd=opened.fd) as file:
+                if file.read(len(MAGIC)) == MAGIC:
+                    recordings.append(folder / name)
     return recordings[-MAX_PARTS:]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from gputop.core.errors import GputopError, NoDataError
+from gputop.core.errors import GputopError, NoDataError, os_errors_as
 from gputop.core.files import open_regular
 from gputop.core.samples import NodeSample
 from gputop.replay import format_of_0_1_0
@@ -50,11 +50,8 @@ def is_recording(path: str) -> bool:
     read."""
     if not Path(path).is_file():
         return False
-    try:
-        with open_regular(path) as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError as error:
-        raise GputopError(f"cannot read {path}: {error.strerror or error}") from error
+    with os_errors_as(f"cannot read {path}"), open_regular(path) as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 class Recording:
@@ -76,13 +73,10 @@ class Recording:
         self._at = -1  # the sample the decoder stands at
         self._next = 0  # where the record after that one begins
         with contextlib.ExitStack() as opened:
-            try:
+            with os_errors_as(f"cannot read {path}", "Give a file written by `gputop record -o FILE`."):
                 self._file: BinaryIO = opened.enter_context(open_regular(path))
                 self._check_header()
                 self._scan()
-            except OSError as error:
-                raise GputopError(f"cannot read {path}: {error.strerror or error}",
-                                  "Give a file written by `gputop record -o FILE`.") from error
             opened.pop_all()
 
     def __len__(self) -> int:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gputop.analysis.results import Analysis
 from gputop.core import samples
 from gputop.core.codec import convert, document_of, parse
-from gputop.core.errors import GputopError
+from gputop.core.errors import GputopError, os_errors_as
 from gputop.core.files import open_regular
 from gputop.core.findings import Abstained, Advice, Finding, Problem
 from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS, LEVELS
@@ -322,11 +322,8 @@ def read(path: Path) -> Snapshot:
     Raises GputopError for a file that is none, is damaged or of another version.
     """
     fix = "Give a file from `gputop snapshot --format json` or html."
-    try:
-        with open_regular(path) as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise GputopError(f"cannot read {path}: {error.strerror or error}", fix) from error
+    with os_errors_as(f"cannot read {path}", fix), open_regular(path) as file:
+        data = file.read(_MAX_FILE_BYTES + 1)
     if len(data) > _MAX_FILE_BYTES:
         raise GputopError(f"{path} is not a snapshot: it is larger than {_MAX_FILE_BYTES >> 20} MB", fix)
     text = data.decode("utf-8", "replace")

@@ -165,14 +165,11 @@ class _Job:
                                 for now, then in zip(last.main, first.main, strict=True))
                 held_up, main = min(1.0, held_up), min(1.0, ran)
         # Which of the node's CPUs a process used is not known: where the job may not use all of them, none is named.
-        if users is None or others is None or first is None or len(allowed) < len(first.node.cores):
-            users = None
+        is_seen = others is not None and first is not None and len(allowed) >= len(first.node.cores)
         return JobCpus(
             float(len(allowed)), limit, used, others, held_up=held_up, waited=waited,
-            age_s=None if first is None else first.age_s,
-            children=users and users.children, ranks=users and users.ranks, gputop=users and users.gputop,
-            busiest=users.busiest if users else (), threads=threads, cores=_cores(allowed, self._root), main=main,
-            asleep=asleep, children_waited=users and users.children_waited)
+            age_s=None if first is None else first.age_s, threads=threads, cores=_cores(allowed, self._root), main=main,
+            asleep=asleep, **(users._asdict() if users is not None and is_seen else {}))
 
 
 def _cores(cpus: Collection[int], root: Path) -> int | None:

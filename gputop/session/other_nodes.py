@@ -23,7 +23,7 @@ from typing import IO
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.core.errors import GputopError, sentences
+from gputop.core.errors import GputopError, os_errors_as, sentences
 from gputop.launch.target import MAX_RANKS
 from gputop.profiler.capture.job_memory import Cost
 from gputop.profiler.capture.outcomes import Outcome
@@ -311,17 +311,15 @@ class OtherNodes:
     def _save(self, rank: RankTrace, source: IO[bytes], logdir: Path, came: Callable[[], None]) -> Path:
         """Raises NodeProblem."""
         assert self._run is not None
-        try:
-            with RunFolder.create(logdir, rank.name[:100], self._run.name, ENDING) as run:
-                def room() -> int:
-                    return run.free_bytes(reserve=True)
+        with (os_errors_as("cannot save the node's traces here", "Free some space or choose another --logdir.",
+                           NodeProblem),
+              RunFolder.create(logdir, rank.name[:100], self._run.name, ENDING) as run):
+            def room() -> int:
+                return run.free_bytes(reserve=True)
 
-                if rank.size > room():
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                return run.receive(_Trace(rank.size, source, came, room), rank.size)
-        except OSError as error:
-            raise NodeProblem(f"cannot save the node's traces here: {error.strerror or error}",
-                              "Free some space or choose another --logdir.") from None
+            if rank.size > room():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return run.receive(_Trace(rank.size, source, came, room), rank.size)
 
 
 def _offset_s(time_s: float, now_s: float | None = None) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from gputop.core.metrics import BYTES, CGROUP_METRICS, COUNT, GPU_METRICS, HOST_METRICS, RATIO, Metric
+from gputop.core.metrics import BYTES, COUNT, GPU_METRICS, RATIO
 from gputop.core.samples import (
     NO_LIMIT,
     CgroupSample,
@@ -20,6 +20,8 @@ from gputop.core.samples import (
     NodeSample,
     ProcessSample,
     Reading,
+    missing_of,
+    reading_of,
 )
 from gputop.simulation.figures import F64, GPU_QUANTITIES
 from gputop.simulation.loop import SimulatedLoop
@@ -80,8 +82,8 @@ def gpu_infos() -> tuple[GpuInfo, ...]:
         for i in range(GPU_COUNT))
 
 
-def _readings(values: Mapping[str, float], metrics: Mapping[str, Metric]) -> dict[str, Reading]:
-    return {name: Reading(float(value), metrics[name].unit, SOURCE) for name, value in values.items()}
+def _readings(values: Mapping[str, float]) -> dict[str, Reading]:
+    return {name: reading_of(name, value, SOURCE) for name, value in values.items()}
 
 
 _CONSTANT = _readings({
@@ -92,7 +94,7 @@ _CONSTANT = _readings({
     "temperature_slowdown_c": _SLOWDOWN_C, "encoder_util": 0, "decoder_util": 0,
     "ecc_corrected": 0, "ecc_uncorrected": 0, "ecc_uncorrected_lifetime": 0,
     "rows_remapped": 0, "row_remap_pending": 0, "row_remap_failed": 0,
-}, GPU_METRICS)
+})
 _PROCESS_MEMORY = Reading(float(_MEMORY_USED - 4 * _MiB), BYTES, SOURCE)
 
 
@@ -164,7 +166,7 @@ class SimulatedNode:
             "nvlink_rx_bytes_per_s": rate["nvlink_bytes"], "nvlink_tx_bytes_per_s": rate["nvlink_bytes"],
             "power_w": power, "temperature_c": round(heat_c), "memory_temperature_c": round(heat_c + _MEMORY_WARMER_C),
             "sm_clock_hz": _clock_mhz(power) * 1e6,
-        }, GPU_METRICS)
+        })
         # What NVML calls utilization, of the GPU and of a process: the share of time in which any kernel ran.
         coarse = readings["gpu_util"] = Reading(readings["gr_active"].value, RATIO, SOURCE, coarse=True)
         process = GpuProcess(self.pids[gpu], "C", None, _PROCESS_MEMORY, coarse)
@@ -190,7 +192,7 @@ class SimulatedNode:
             "disk_write_bytes_per_s": rate["write_bytes"],
             "net_rx_bytes_per_s": from_network,
             "net_tx_bytes_per_s": from_network * _ACK_SHARE + rate["batches"] * _LOG_BYTES_PER_BATCH,
-        }, HOST_METRICS)
+        })
         busy = [rate["python_cpu_s"], *[rate["launch_cpu_s"] / GPU_COUNT] * GPU_COUNT,
                 *[rate["input_s"]] * scenario.job.input_workers]  # a thread each
         job = [(pid, USER, command, cores / len(self.commands), self.job_memory_bytes() // len(self.commands))
@@ -240,11 +242,10 @@ class SimulatedNode:
 
     def _cgroup(self, cores: float) -> CgroupSample:
         """The batch job that the training job runs in has the whole node to itself, but for some memory."""
-        unlimited = {name: Reading.missing(CGROUP_METRICS[name].unit, NO_LIMIT, SOURCE)
-                     for name in ("cpu_limit_cores", "cpu_throttled_ratio")}
+        unlimited = {name: missing_of(name, NO_LIMIT, SOURCE) for name in ("cpu_limit_cores", "cpu_throttled_ratio")}
         return CgroupSample(CONTAINER, unlimited | _readings({
             "cpu_used_cores": round(cores, 3), "memory_limit_bytes": _JOB_MEMORY_LIMIT,
-            "memory_used_bytes": self.job_memory_bytes(), "oom_kills": 0}, CGROUP_METRICS))
+            "memory_used_bytes": self.job_memory_bytes(), "oom_kills": 0}))
 
     def sample(self, gpus: list[int], start_ns: int, end_ns: int, time_s: float, label: str) -> NodeSample:
         """All of it over that time."""

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Annotated, TypeVar
 from msgspec import Meta, Struct
 
 from gputop.core.codec import convert, encode, parse
-from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError, os_errors_as
 from gputop.core.files import read_regular
 from gputop.core.findings import Problem
 from gputop.core.metrics import GPU_METRICS
@@ -149,12 +149,9 @@ class Agent:
         words = ["ssh", "-T", "-C", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "LogLevel=ERROR", "-o",
                  "ClearAllForwardings=yes", "-o", "ForwardAgent=no", "-o", "ServerAliveInterval=5", "--", node,
                  f"{command} agent"]
-        try:
+        with os_errors_as("cannot start ssh", "Install the OpenSSH client on this machine.", NodeProblem):
             self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                             stderr=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"})
-        except OSError as error:
-            raise NodeProblem(f"cannot start ssh: {error.strerror or error}",
-                              "Install the OpenSSH client on this machine.") from None
         assert self.process.stdin is not None and self.process.stdout is not None and self.process.stderr is not None
         self.to_node, self.from_node = self.process.stdin, self.process.stdout
         self._errors = ErrorTail(self.process.stderr, self.process.kill, follow=follow)

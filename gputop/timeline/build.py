@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -13,7 +12,7 @@ from msgspec.structs import replace
 
 from gputop.analysis.results import MAX_SEGMENTS
 from gputop.analysis.steps.model import Steps
-from gputop.core.errors import GputopError
+from gputop.core.errors import os_errors_as
 from gputop.core.findings import TraceNote
 from gputop.text.units import printable
 from gputop.timeline.file_layout import Description, Extent, Writer
@@ -27,6 +26,8 @@ if TYPE_CHECKING:  # the analyses are loaded when the rows are there
     from gputop.timeline.idle_gaps import RankedIdleGap
 
 _LAUNCHED_BY = ", launched by "
+_NO_ROOM = ("Could not write the timeline",
+            "Free some space, or set TMPDIR to a larger folder: a million events take about 60 MB.")
 
 
 class RowsWritten:
@@ -39,7 +40,7 @@ class RowsWritten:
 
     def __init__(self, trace: Trace, steps: Steps | None, file: BinaryIO) -> None:
         self._rows = rows = rows_of(trace, steps)
-        with _disk_full_named():
+        with os_errors_as(*_NO_ROOM):
             self._out = Writer(file)
             self._tracks = _write_rows(trace, rows, self._out)
             bounds = steps.bounds_ns if steps is not None else ()
@@ -60,7 +61,7 @@ class RowsWritten:
         if any(row.kind == "gpu" for row in all_rows) and out.count("steps"):
             all_rows.append(_path_row(rows))
         awaited = len(all_rows) - len(rows.rows)
-        with _disk_full_named():
+        with os_errors_as(*_NO_ROOM):
             _write_texts(trace, rows, (), out)
             return out.describe(Description(
                 **self._about, quality=_notes(trace.quality), rows=tuple(all_rows),
@@ -77,7 +78,7 @@ class RowsWritten:
         trace, rows, tracks, out = facts.trace, self._rows, self._tracks, self._out
         idle_gaps = rank_idle_gaps(facts, per_cause=PER_CAUSE)
         path = path_spans(facts.analysis.critical_path)
-        with _disk_full_named():
+        with os_errors_as(*_NO_ROOM):
             if 0 < len(path.start) <= MAX_SEGMENTS:
                 self._add_path(trace, path)
             else:
@@ -103,16 +104,6 @@ class RowsWritten:
             tracks.edges.append(tracks.edges[-1] + len(track.start))
             for name, values in _span_columns(track):
                 out.extend(name, values)
-
-
-@contextmanager
-def _disk_full_named() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise GputopError(f"Could not write the timeline: {error.strerror or error}",
-                          "Free some space, or set TMPDIR to a larger folder: a million events take about 60 MB."
-                          ) from error
 
 
 def _path_row(rows: Rows) -> Row:

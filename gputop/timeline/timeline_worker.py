@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gputop.core.errors import GputopError
+from gputop.core.errors import os_errors_as
 from gputop.diagnosis.worker import Diagnosis, WorkerTask, answer, diagnosis_of, print_line, run_in_worker
 from gputop.timeline.file_layout import Extent
 from gputop.timeline.read_timeline import Timeline
@@ -34,21 +34,18 @@ def timeline_in_worker(
     and the idle gaps. ``on_diagnosis``: with what the trace says, so that nobody reads it once more for that. Raises
     GputopError as :func:`gputop.diagnosis.worker.analyze_in_worker` does, and where there is no room for the file.
     """
-    try:
-        with tempfile.TemporaryFile(prefix="gputop-timeline-") as file:
-            def show_rows(line: bytes) -> None:
-                on_rows(Timeline.open(file, Extent(*map(int, line.split()))))
+    with (os_errors_as("Cannot write the timeline", "Set TMPDIR to a folder that you can write to."),
+          tempfile.TemporaryFile(prefix="gputop-timeline-") as file):
+        def show_rows(line: bytes) -> None:
+            on_rows(Timeline.open(file, Extent(*map(int, line.split()))))
 
-            asked = "diagnosis" if on_diagnosis is not None else ""
-            task = WorkerTask("gputop.timeline.timeline_worker", (str(file.fileno()), asked, *map(str, paths)),
-                              "timeline", pass_fds=(file.fileno(),))
-            made = run_in_worker(task, _Made, stop, on_line=show_rows)
-            if on_diagnosis is not None and made.diagnosis is not None:
-                on_diagnosis(made.diagnosis)
-            return Timeline.open(file, made.section)
-    except OSError as error:
-        raise GputopError(f"Cannot write the timeline: {error.strerror or error}",
-                          "Set TMPDIR to a folder that you can write to.") from error
+        asked = "diagnosis" if on_diagnosis is not None else ""
+        task = WorkerTask("gputop.timeline.timeline_worker", (str(file.fileno()), asked, *map(str, paths)),
+                          "timeline", pass_fds=(file.fileno(),))
+        made = run_in_worker(task, _Made, stop, on_line=show_rows)
+        if on_diagnosis is not None and made.diagnosis is not None:
+            on_diagnosis(made.diagnosis)
+        return Timeline.open(file, made.section)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 import pytest
 
 from gputop.profiler.recording import EmptyTrace
-from gputop.profiler.xprof import messages
 from gputop.profiler.xprof.probe import probe
+from tests import xspace_messages as messages
 from tests.forked_processes import Forked
 from tests.launch.jobs import GPUTOP, addresses, environment
 from tests.profiler.capturing import capture

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import grpc
 
-from gputop.profiler.xprof import messages
+from tests import xspace_messages as messages
 
 
 def make_xspace(events: int = 3, errors: tuple[str, ...] = (), warnings: tuple[str, ...] = (),

@@ -270,7 +270,7 @@ def test_a_file_made_meanwhile_is_not_replaced(tmp_path):
 HOSTILE = """
 import os, sys
 from pathlib import Path
-from gputop.profiler.xprof import messages
+from tests import xspace_messages as messages
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 class Hostile(FakeProfiler):

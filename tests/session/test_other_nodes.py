@@ -143,7 +143,7 @@ def test_a_node_without_such_a_rank_says_so(folder, tmp_path, monkeypatch):
 def test_what_a_node_does_wrong_is_told_and_the_others_are_captured(folder, tmp_path, monkeypatch, script, reason):
     if script.endswith("'; cat"):  # it goes on, however long its end is waited for
         monkeypatch.setattr(agents, "_END_TIMEOUT_S", 0.1)
-    if "nothing came" in reason:
+    if "sent nothing" in reason:
         monkeypatch.setattr(other_nodes, "_SILENT_S", 0.5)
     _ssh(tmp_path, monkeypatch, script)
     with fake_job(folder) as here:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gputop.profiler.xprof import messages
 from gputop.simulation.encode import INT, REF, UINT, Plane, StatColumn, events, field_varint, stat, varint
+from tests import xspace_messages as messages
 
 
 def _line(data: bytes):  # type: ignore[no-untyped-def]

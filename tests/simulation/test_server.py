@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from gputop.profiler.xprof import messages
 from gputop.simulation.server import SimulatedProfilerServer
 from gputop.sources.simulated import SimulatedSource
+from tests import xspace_messages as messages
 from tests.profiler.capturing import capture
 
 LONG_MS = 600_000

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from gputop.diagnosis.diagnose import analyze_trace
-from gputop.profiler.xprof import messages
 from gputop.simulation.loop import StepKind
 from gputop.simulation.scenarios import SCENARIOS, GiB
 from gputop.simulation.xspace import build_xspace
 from gputop.trace.readers.xspace.reader import read_xspaces
+from tests import xspace_messages as messages
 from tests.simulation.conftest import SECOND
 from tests.simulation.loop_truth import loop_truth
 from tests.simulation.simulated_capture import ORIGIN, capture

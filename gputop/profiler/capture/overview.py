@@ -7,6 +7,7 @@ some milliseconds every 0.4 s. Nothing that goes wrong here harms the detail.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gputop.core.errors import GputopError, NoDataError
+from gputop.core.errors import GputopError, NoDataError, os_errors_as
 from gputop.core.files import write_file
 from gputop.profiler.capture import plan
 from gputop.profiler.capture.job_memory import MemoryGuard, Watch
@@ -177,11 +178,8 @@ def _counted(recorder: Recorder, path: Path) -> tuple[int, int]:
     """The events of a part, and the marks of thread pools in it; raises GputopError where it cannot be read."""
     from gputop.trace.readers.load import load
 
-    try:
+    events = 0
+    with os_errors_as(f"cannot read {path}", "Check the file system."), contextlib.suppress(NoDataError):
         total = sum(recorder.count_events(path))
         events = len(load([path]).host) if total else 0
-    except NoDataError:
-        events = 0
-    except OSError as error:
-        raise GputopError(f"cannot read {path}: {error.strerror or error}", "Check the file system.") from None
     return events, max(0, total - events)

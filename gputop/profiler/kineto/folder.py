@@ -16,7 +16,7 @@ import stat
 import time
 from pathlib import Path, PurePosixPath
 
-from gputop.core.errors import GputopError
+from gputop.core.errors import GputopError, os_errors_as
 from gputop.core.files import Folder, UnsafeFile, folder_of_process
 from gputop.profiler.kineto import as_process
 from gputop.profiler.kineto.protocol import CLIENT_PREFIX, DAEMON_NAME, MAX_FOLDER_CHARS
@@ -69,11 +69,9 @@ class SocketFolder:
                     raise
             return folder
 
-        try:
+        with os_errors_as(f"cannot create a socket folder in {PLACE} of process {pid}",
+                          f"{PLACE} must be a folder there, not a link, and have space for two files."):
             folder = as_process.with_rights(pid, uid, make)
-        except OSError as error:
-            raise GputopError(f"cannot create a socket folder in {PLACE} of process {pid}: {error.strerror or error}",
-                              f"{PLACE} must be a folder there, not a link, and have space for two files.") from None
         return cls(PLACE / name, folder, pid, uid)
 
     @classmethod
@@ -84,12 +82,9 @@ class SocketFolder:
             raise GputopError(f"the kineto socket of process {pid} is in {printable(str(path))}, a folder that gputop "
                               "cannot use", "KINETO_IPC_SOCKET_DIR must be an absolute path of at most "
                                             f"{MAX_FOLDER_CHARS} printable characters.")
-        try:
+        with os_errors_as(f"cannot enter {path}, the kineto socket folder of process {pid}",
+                          "The folder was removed or is a link. Restart the job to make it usable."):
             folder = folder_of_process(pid, Path(path))
-        except OSError as error:
-            raise GputopError(f"cannot enter {path}, the kineto socket folder of process {pid}: "
-                              f"{error.strerror or error}",
-                              "The folder was removed or is a link. Restart the job to make it usable.") from None
         state = os.fstat(folder.fd)
         if state.st_uid != uid or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             folder.close()

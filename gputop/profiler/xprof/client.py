@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError, os_errors_as
 from gputop.core.files import read_regular
 from gputop.profiler.addresses import machine_name
 from gputop.profiler.recording import (
@@ -294,15 +294,11 @@ def _trace_on_server_disk(
 
 def _outline_saved(run: RunFolder, path: Path) -> _Saved:
     """The trace in a run folder; raises GputopError, the trace is kept."""
-    try:
+    with os_errors_as(f"the trace was saved as {run.file} but cannot be read",
+                      "Check the file system (`dmesg`, quota, mount), then run `gputop analyze` on the file."):
         with run.open_trace() as file:
             data = map_open_file(file)
         return _Saved(path, len(data), outline(data))
-    except OSError as error:
-        raise GputopError(
-            f"the trace was saved as {run.file} but cannot be read: {error.strerror or error}",
-            "Check the file system (`dmesg`, quota, mount), then run `gputop analyze` on the file.",
-        ) from None
 
 
 def _empty(address: str, path: Path | None, messages: tuple[str, ...], took_s: float) -> EmptyTrace:

@@ -13,7 +13,7 @@ from gputop.trace import limits
 from gputop.trace.readers.xspace.wire import LENGTH, Fields, Quota, read_fields, tag
 from gputop.trace.readers.xspace.xplane import plane_stats
 
-# Field numbers as in gputop.profiler.xprof.messages.
+# Field numbers of xplane.proto.
 _PLANES, _ERRORS, _WARNINGS = tag(1, LENGTH), tag(2, LENGTH), tag(3, LENGTH)
 _PLANE_NAME = tag(2, LENGTH)
 _LINES = tag(3, LENGTH)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import socket
 import struct
 import threading
@@ -98,22 +99,14 @@ def _connect(address: str, timeout_s: float) -> socket.socket:
 
 def _first_bytes(sock: socket.socket, deadline: float) -> bytes | None:
     """The first bytes that the other side sends, enough for a frame header; None if it sends nothing."""
-    first = b""
-    while len(first) < FRAME_HEADER_BYTES:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return first or None
-        sock.settimeout(left)
-        try:
-            more = sock.recv(256)
-        except TimeoutError:
-            return first or None
-        except ConnectionError:  # reset: it did not like our greeting
-            return first
-        if not more:
-            return first
-        first += more
-    return first
+    received = bytearray()
+    try:
+        _receive(sock, received, FRAME_HEADER_BYTES, deadline)
+    except TimeoutError:
+        return bytes(received) or None
+    except ConnectionError:  # closed or reset: it did not like our greeting
+        pass
+    return bytes(received)
 
 
 def _judge(address: str, first: bytes | None, timeout_s: float) -> None:
@@ -245,7 +238,8 @@ DATA, HEADERS, SETTINGS, PING, GOAWAY = 0, 1, 4, 6, 7
 _ACK = _END_STREAM = 1
 _END_HEADERS = 4
 _STREAM = 1
-_STATUS_DIGITS = 3  # of a code; int() refuses thousands of digits
+# Two strings of a header block, each with its length before it (RFC 7541, 5.2): the name, and one to three digits.
+_GRPC_STATUS = re.compile(rb"\x0bgrpc-status(?:\x01([0-9])|\x02([0-9]{2})|\x03([0-9]{3}))")
 _MAX_ANSWER_BYTES = 1 << 16  # of frames: an answer without a message takes some hundred
 
 
@@ -292,6 +286,14 @@ def status_of(sock: socket.socket, authority: str, method: str, message: bytes, 
 
 def _take(sock: socket.socket, received: bytearray, count: int, deadline: float) -> bytes:
     """The next ``count`` bytes, of those that were ``received`` already first."""
+    _receive(sock, received, count, deadline)
+    out = bytes(received[:count])
+    del received[:count]
+    return out
+
+
+def _receive(sock: socket.socket, received: bytearray, count: int, deadline: float) -> None:
+    """Receive until ``count`` bytes are there. Raises TimeoutError, and ConnectionError where the other side ends."""
     while len(received) < count:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
@@ -301,9 +303,6 @@ def _take(sock: socket.socket, received: bytearray, count: int, deadline: float)
         if not more:
             raise ConnectionResetError
         received += more
-    out = bytes(received[:count])
-    del received[:count]
-    return out
 
 
 def _string(text: str) -> bytes:
@@ -323,43 +322,9 @@ def _integer(value: int) -> bytes:
 
 
 def _status(block: bytes) -> int:
-    """``grpc-status`` of a header block. C's gRPC, which TensorFlow and JAX serve with, writes it as plain text."""
-    pos = 0
-
-    def integer(prefix: int) -> int:
-        nonlocal pos
-        value = block[pos] & (1 << prefix) - 1
-        pos += 1
-        if value == (1 << prefix) - 1:
-            for shift in range(0, 28, 7):
-                more = block[pos]
-                pos += 1
-                value += (more & 127) << shift
-                if more < 128:
-                    return value
-            raise Unreadable
-        return value
-
-    def string() -> bytes:
-        nonlocal pos
-        huffman = block[pos] & 128
-        length = integer(7)
-        raw = block[pos: pos + length]
-        pos += length
-        return b"" if huffman else raw
-
-    try:
-        while pos < len(block):
-            kind = block[pos]
-            if kind & 128:  # a field of a table, none of which holds a status
-                integer(7)
-            elif kind & 0xE0 == 0x20:  # the table's size
-                integer(5)
-            else:
-                name = string() if not integer(6 if kind & 64 else 4) else b""
-                value = string()
-                if name == b"grpc-status" and value.isdigit() and len(value) <= _STATUS_DIGITS:
-                    return int(value)
-    except IndexError:
-        pass
-    raise Unreadable
+    """``grpc-status`` of a header block. C's gRPC, which TensorFlow and JAX serve with, writes it as plain text, and
+    no text of a header holds the lengths that it is found by. Raises Unreadable."""
+    status = _GRPC_STATUS.search(block)
+    if status is None:
+        raise Unreadable
+    return int(status[1] or status[2] or status[3])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputop.core.errors import GputopError
+from gputop.core.errors import GputopError, os_errors_as
 from gputop.core.files import Folder, refuse_untrusted
 from gputop.core.findings import Finding
 from gputop.core.samples import LAST_TIME_S
@@ -108,11 +108,8 @@ def rename_capture(record: CaptureRecord, name: str) -> None:
     user could exchange the folder."""
     run = run_of(record)
     refuse_untrusted(run.parent, "--logdir")
-    try:
+    with os_errors_as(f"cannot name {run}", "To name a capture, you need write access to its folder."):
         name_capture(run, name)
-    except OSError as error:
-        raise GputopError(f"cannot name {run}: {error.strerror or error}",
-                          "To name a capture, you need write access to its folder.") from error
 
 
 def delete_capture(record: CaptureRecord) -> None:

@@ -145,7 +145,6 @@ class Engine:
         value_type = self._structs.c_dcgmFieldValue_v2
         self._rows, self._floats = _packed(value_type, _MEMBERS | _INTEGER), _packed(value_type, _FLOAT)
         self._watches: list[tuple[Any, Any]] = []  # (group, field group)
-        self._name_counter = 0
         self._refused: dict[int, str] = {}  # by field id
         self._unreadable: dict[Entity, str] = {}  # entities that fail every read
         try:
@@ -246,7 +245,7 @@ class Engine:
         """
         if any(map(fields.is_profiling, ids)) and not all(map(fields.is_profiling, ids)):
             raise ValueError("profiling fields need a separate field group")
-        group = self._create_named("dcgmGroupCreate", lambda name: (_EMPTY_GROUP, name))
+        group = self._call("dcgmGroupCreate", _EMPTY_GROUP, _new_name())
         field_group = None
         refused: dict[Entity, int] = {}
         added = 0
@@ -274,7 +273,7 @@ class Engine:
 
         The values of a lost GPU are blanks without an error; this tells.
         """
-        group = self._create_named("dcgmGroupCreate", lambda name: (_EMPTY_GROUP, name))
+        group = self._call("dcgmGroupCreate", _EMPTY_GROUP, _new_name())
         code = self._add(group, entity)
         self._destroy_groups(group, None)
         return code
@@ -291,34 +290,21 @@ class Engine:
     def _field_group(self, ids: list[int]) -> Any:
         """A field group of those ``ids`` that the engine knows: an unknown one fails the whole group."""
         try:
-            return self._create_named("dcgmFieldGroupCreate", lambda name: (ids, name))
+            return self._call("dcgmFieldGroupCreate", ids, _new_name())
         except CallFailed:
             if len(ids) == 1:
                 raise
             good = []
             for i in ids:
                 try:
-                    alone = self._create_named("dcgmFieldGroupCreate", lambda name, i=i: ([i], name))
-                    self._destroy_groups(None, alone)
+                    self._destroy_groups(None, self._call("dcgmFieldGroupCreate", [i], _new_name()))
                 except CallFailed as refusal:
                     self._refused[i] = f"field {i}: {fields.meaning(refusal.code)}"
                 else:
                     good.append(i)
             if not good or len(good) == len(ids):
                 raise
-            return self._create_named("dcgmFieldGroupCreate", lambda name: (good, name))
-
-    def _create_named(self, call: str, arguments: Any) -> Any:
-        """Create a group under a name that no other client uses: names are unique in the engine."""
-        for attempt in range(4):
-            self._name_counter += 1
-            try:
-                return self._call(call, *arguments(f"gputop-{os.getpid()}-{self._name_counter}"))
-            except EngineError as error:
-                if error.code != fields.DUPLICATE_KEY or attempt == 3:
-                    raise
-                self._name_counter += 1000  # a process with this number in another container
-        raise AssertionError
+            return self._call("dcgmFieldGroupCreate", good, _new_name())
 
     def _destroy_groups(self, group: Any, field_group: Any) -> None:
         with contextlib.suppress(EngineError):
@@ -413,6 +399,12 @@ class Engine:
                     slices=getattr(entry.info, "nvmlProfileSlices", 0), number=first,
                     mig_ids=(instance, 0) if first is None else of_gpu[first])
         return tuple(instances.values())
+
+
+def _new_name() -> str:
+    """A name that no other client uses for a group, nor one with this process's number in another container: names are
+    unique in the engine."""
+    return f"gputop-{os.getpid()}-{os.urandom(6).hex()}"
 
 
 def _distinct(gpus: Iterable[EngineGpu]) -> tuple[EngineGpu, ...]:

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gputop.core.metrics import GPU_METRICS
-from gputop.core.samples import Reading
+from gputop.core.samples import Reading, missing_of
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.connection import CallFailed, Engine, EngineGpu, Entity, Values
 from gputop.sources.dcgm.fields import BY_METRIC, FieldValue
@@ -362,19 +361,18 @@ WATCH_HINT = "start gputop with --dcgm-watch, or dcgm-exporter"
 
 def dcgm_reading(snapshot: EngineAnswer, uuid: str, metric: str) -> Reading:
     """One metric of the GPU ``uuid`` from DCGM, or why it has none."""
-    unit = GPU_METRICS[metric].unit
     if snapshot.error is not None:
-        return Reading.missing(unit, snapshot.error, fields.SOURCE)
+        return missing_of(metric, snapshot.error, fields.SOURCE)
     of_gpu = snapshot.values.get(uuid)
     if of_gpu is None:
         reason = "not asked yet" if uuid in snapshot.listed else "the host engine does not list this GPU"
-        return Reading.missing(unit, reason, fields.SOURCE)
+        return missing_of(metric, reason, fields.SOURCE)
     total = 0.0
     of_metric = BY_METRIC[metric]
     for part in of_metric:
         value = of_gpu.get(part.id)
         if value is None or value.value is None:
-            return Reading.missing(unit, missing_reason(part.id, value), fields.SOURCE)
+            return missing_of(metric, missing_reason(part.id, value), fields.SOURCE)
         total += value.value * part.factor
     source = snapshot.sources.get((uuid, of_metric[0].id), fields.SOURCE)
     return plausible_reading(metric, total, source, of_metric[0].coarse)

@@ -7,7 +7,6 @@ user consents (``--dcgm-watch``) or the engine has them from GPM, which takes no
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,8 @@ from msgspec.structs import replace
 
 from gputop.core import samples
 from gputop.core.errors import GputopError, NoDataError
-from gputop.core.metrics import BYTES, GPU_METRICS
+from gputop.core.metrics import BYTES
+from gputop.core.proc import read_or_empty
 from gputop.sources.base import HostProbe, LiveSource
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.client import DcgmClient
@@ -177,7 +177,7 @@ class _DcgmGpu:
         board = f"measured for the whole GPU: see GPU {self.info.index}"
         readings = {
             metric: dcgm_reading(snapshot, self.key, metric) if metric in fields.INSTANCE_METRICS
-            else samples.Reading.missing(GPU_METRICS[metric].unit, board, fields.SOURCE)
+            else samples.missing_of(metric, board, fields.SOURCE)
             for metric in (*fields.BY_METRIC, "pcie_max_bytes_per_s")
         }
         self._xids_reason = board
@@ -275,12 +275,9 @@ def _is_of_this_machine(gpus: Sequence[EngineGpu], root: Path) -> bool:
     uuids: set[str] = set()
     buses: set[str] = set()
     for folder in (root / "proc/driver/nvidia/gpus").glob("*"):
-        text = ""
-        with contextlib.suppress(OSError):
-            text = (folder / "information").read_text(errors="replace")
-        match = re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", text, re.MULTILINE)
+        match = re.search(rb"^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", read_or_empty(f"{folder}/information"), re.MULTILINE)
         if match:
-            uuids.add(match[1])
+            uuids.add(match[1].decode())
         else:
             buses.add(folder.name.casefold())
     return not (uuids or buses) or any(

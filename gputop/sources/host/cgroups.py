@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from gputop.core.metrics import BYTES, CGROUP_METRICS
-from gputop.core.samples import NO_LIMIT, CgroupSample, Reading
+from gputop.core.samples import NO_LIMIT, CgroupSample, Reading, missing_of, reading_of
 from gputop.sources.host import proc_files
 from gputop.sources.host.containers import container_of
 from gputop.sources.host.cpu import parse_cpus
@@ -137,22 +137,22 @@ class Cgroups:
         return out
 
     def _cpu(self, group: _Known, now_s: float) -> dict[str, Reading]:
-        out = {"cpu_limit_cores": _missing("cpu_limit_cores", NO_LIMIT)}
+        out = {"cpu_limit_cores": missing_of("cpu_limit_cores", NO_LIMIT)}
         account = group.accounts[0] if group.accounts else None
         if group.cpu is not None:
-            out["cpu_limit_cores"] = _reading("cpu_limit_cores", group.cpu.value, group.cpu.file)
+            out["cpu_limit_cores"] = reading_of("cpu_limit_cores", group.cpu.value, group.cpu.file)
             # Hierarchies of version 1 may differ: then no counter covers exactly what the limit holds for.
             account = next((level for level in group.accounts if level.path == group.cpu.level.path), None)
         seconds = None if account is None else _cpu_seconds(account.folder)
         before, group.used = group.used, None
-        out["cpu_used_cores"] = _missing("cpu_used_cores", _UNCOUNTED)
+        out["cpu_used_cores"] = missing_of("cpu_used_cores", _UNCOUNTED)
         if account is not None and seconds is not None:
             group.used = now_s, account, seconds
             # When a limit appears or disappears, the account changes: counters of two groups give no rate.
-            out["cpu_used_cores"] = _missing("cpu_used_cores", FIRST)
+            out["cpu_used_cores"] = missing_of("cpu_used_cores", FIRST)
             if before is not None and before[1] == account and now_s > before[0] and seconds >= before[2]:
                 used = (seconds - before[2]) / (now_s - before[0])
-                out["cpu_used_cores"] = _reading("cpu_used_cores", used, _SOURCE)
+                out["cpu_used_cores"] = reading_of("cpu_used_cores", used, _SOURCE)
         out["cpu_throttled_ratio"] = _throttled(group)
         return out
 
@@ -192,8 +192,9 @@ def _throttled(group: _Known) -> Reading:
             # No period passes while nothing wants to run: then nothing is throttled either.
             shares.append((now[1] - then[1]) / max(1, now[0] - then[0]))
     if not shares:
-        return _missing("cpu_throttled_ratio", NO_QUOTA if not group.quotas else FIRST if group.periods else _UNCOUNTED)
-    return _reading("cpu_throttled_ratio", min(1.0, max(shares)), _SOURCE)
+        reason = NO_QUOTA if not group.quotas else FIRST if group.periods else _UNCOUNTED
+        return missing_of("cpu_throttled_ratio", reason)
+    return reading_of("cpu_throttled_ratio", min(1.0, max(shares)), _SOURCE)
 
 
 def _memory(group: _Known) -> dict[str, Reading]:
@@ -202,18 +203,18 @@ def _memory(group: _Known) -> dict[str, Reading]:
     limits = [limit for limit in group.memory if used.get(limit.level) is not None]
     tight = min(limits, key=lambda limit: limit.value - (used[limit.level] or 0), default=None)
     level = tight.level if tight is not None else group.memories[0] if group.memories else None
-    out = {"memory_limit_bytes": _missing("memory_limit_bytes", NO_LIMIT) if tight is None
-           else _reading("memory_limit_bytes", tight.value, tight.file)}
+    out = {"memory_limit_bytes": missing_of("memory_limit_bytes", NO_LIMIT) if tight is None
+           else reading_of("memory_limit_bytes", tight.value, tight.file)}
     total = None if level is None else used[level]
     if level is None or total is None:
-        return out | {m: _missing(m, _UNCOUNTED) for m in ("memory_used_bytes", "oom_kills")}
+        return out | {m: missing_of(m, _UNCOUNTED) for m in ("memory_used_bytes", "oom_kills")}
     stat = _numbers(f"{level.folder}/memory.stat")
     cache = stat.get("total_inactive_file", stat.get("inactive_file"))  # version 1 has both: its own, and all below
     used_bytes = float(max(0, total - (cache or 0)))
     out["memory_used_bytes"] = Reading(used_bytes, BYTES, _SOURCE, coarse=cache is None)
     events = _numbers(f"{level.folder}/memory.events") or _numbers(f"{level.folder}/memory.oom_control")
-    out["oom_kills"] = (_reading("oom_kills", events["oom_kill"], _SOURCE) if "oom_kill" in events
-                        else _missing("oom_kills", _UNCOUNTED))
+    out["oom_kills"] = (reading_of("oom_kills", events["oom_kill"], _SOURCE) if "oom_kill" in events
+                        else missing_of("oom_kills", _UNCOUNTED))
     return out
 
 
@@ -280,12 +281,4 @@ def _text(path: str) -> str | None:
 
 
 def _all_missing(reason: str) -> dict[str, Reading]:
-    return {metric: _missing(metric, reason) for metric in CGROUP_METRICS}
-
-
-def _reading(metric: str, value: float, source: str) -> Reading:
-    return Reading(float(value), CGROUP_METRICS[metric].unit, source)
-
-
-def _missing(metric: str, reason: str) -> Reading:
-    return Reading.missing(CGROUP_METRICS[metric].unit, reason)
+    return {metric: missing_of(metric, reason) for metric in CGROUP_METRICS}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from gputop.core.proc import read_or_empty
 from gputop.core.samples import CgroupSample
 from gputop.sources.host import proc_files
 
@@ -102,16 +103,9 @@ def parse_cpus(text: str) -> frozenset[int]:
 
 def cpus_by_node(root: Path = Path("/")) -> dict[int, frozenset[int]]:
     """The CPUs of each NUMA node that has any; empty where the kernel does not tell."""
-    top = f"{root}/sys/devices/system/node"
-    cpus_of: dict[int, frozenset[int]] = {}
-    try:
-        for name in os.listdir(top):  # noqa: PTH208
-            node = _NODE.fullmatch(name)
-            if node and (cpus := parse_cpus(proc_files.read(f"{top}/{name}/cpulist").decode("ascii", "replace"))):
-                cpus_of[int(node[1])] = cpus
-    except OSError:
-        return {}
-    return cpus_of
+    nodes = [(path, _NODE.fullmatch(path.name)) for path in (root / "sys/devices/system/node").glob("node*")]
+    return {int(node[1]): cpus for path, node in nodes if node is not None
+            and (cpus := parse_cpus(read_or_empty(f"{path}/cpulist").decode("ascii", "replace")))}
 
 
 def bound_to(allowed: frozenset[int], nodes: dict[int, frozenset[int]]) -> tuple[int, ...]:

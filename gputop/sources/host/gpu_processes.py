@@ -351,7 +351,7 @@ def missing_process(pid: int, held: dict[int, GpuProcess], reason: str,
 
 # The whole path: any user can map a file of a name that ends so.
 _MAPPED = re.compile(rb"^\S+ \S+ \S+ \S+ \d+ +/dev/nvidia(\d{1,4})$", re.MULTILINE)
-_MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
+_MINOR = re.compile(rb"^Device Minor:\s*(\d+)", re.MULTILINE)
 
 
 def opens_gpu(proc: Path, pid: int) -> bool:
@@ -368,18 +368,8 @@ def opens_gpu(proc: Path, pid: int) -> bool:
 
 def device_minors(proc: Path, infos: Iterable[GpuInfo]) -> dict[int, int]:
     """GPU index → N of its /dev/nvidiaN, from /proc/driver/nvidia; empty where that is not shown."""
-    by_address: dict[tuple[int, ...], int] = {}
-    try:
-        folders = sorted((proc / "driver/nvidia/gpus").iterdir())
-    except OSError:
-        return {}
-    for folder in folders:
-        try:
-            match = _MINOR.search((folder / "information").read_text("utf-8", "replace"))
-        except OSError:
-            continue
-        if match is not None:
-            by_address[_address(folder.name)] = int(match[1])
+    by_address = {_address(folder.name): int(match[1]) for folder in (proc / "driver/nvidia/gpus").glob("*")
+                  if (match := _MINOR.search(read_or_empty(f"{folder}/information"))) is not None}
     return {i.index: by_address[pci] for i in infos if (pci := _address(i.pci_bus_id)) and pci in by_address}
 
 

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from gputop.core.metrics import ADAPTER_METRICS
 from gputop.core.proc import read_or_empty
-from gputop.core.samples import AdapterSample, Reading
+from gputop.core.samples import AdapterSample, Reading, missing_of, reading_of
 from gputop.sources.host import proc_files
 from gputop.sources.host.proc_files import FIRST
 from gputop.text.units import printable
@@ -71,15 +70,16 @@ class RdmaPorts:
         state = _text(f"{port.folder}/state").rpartition(": ")[2]  # "4: ACTIVE"
         rate = _RATE.match(_text(f"{port.folder}/rate"))
         readings = {
-            "rdma_max_bytes_per_s": _reading("rdma_max_bytes_per_s", float(rate[1]) * 1e9 / 8) if rate else _missing(
-                "rdma_max_bytes_per_s", "the kernel does not report the rate of this port"),
+            "rdma_max_bytes_per_s": reading_of("rdma_max_bytes_per_s", float(rate[1]) * 1e9 / 8, SOURCE) if rate else (
+                missing_of("rdma_max_bytes_per_s", "the kernel does not report the rate of this port", SOURCE)),
             "rdma_rx_bytes_per_s": self._rate(port, "rdma_rx_bytes_per_s", "port_rcv_data"),
             "rdma_tx_bytes_per_s": self._rate(port, "rdma_tx_bytes_per_s", "port_xmit_data"),
         }
         again = [_count(f"{port.folder}/hw_counters/{name}") for name in _RETRANSMITS]
         counts = [count for count in again if isinstance(count, int)]
-        readings["rdma_retransmits"] = _reading("rdma_retransmits", sum(counts)) if len(counts) == len(again) else (
-            _missing("rdma_retransmits", next(reason for reason in again if isinstance(reason, str))))
+        reasons = [reason for reason in again if isinstance(reason, str)]
+        readings["rdma_retransmits"] = missing_of("rdma_retransmits", reasons[0], SOURCE) if reasons else (
+            reading_of("rdma_retransmits", sum(counts), SOURCE))
         return AdapterSample(port.name, state, _text(f"{port.folder}/link_layer"), port.numa_node, readings)
 
     def _rate(self, port: _Port, metric: str, file: str) -> Reading:
@@ -87,13 +87,13 @@ class RdmaPorts:
         now_s = self._clock()
         if isinstance(words, str) or words == _FULL:
             port.counts.pop(metric, None)
-            return _missing(metric, FULL if words == _FULL else str(words))
+            return missing_of(metric, FULL if words == _FULL else str(words), SOURCE)
         before, port.counts[metric] = port.counts.get(metric), (now_s, words)
         if before is None:
-            return _missing(metric, FIRST)
+            return missing_of(metric, FIRST, SOURCE)
         if words < before[1] or now_s <= before[0]:
-            return _missing(metric, WENT_BACK)
-        return _reading(metric, (words - before[1]) * _WORD_BYTES / (now_s - before[0]))
+            return missing_of(metric, WENT_BACK, SOURCE)
+        return reading_of(metric, (words - before[1]) * _WORD_BYTES / (now_s - before[0]), SOURCE)
 
 
 def find_ports(root: Path = Path("/")) -> list[_Port]:
@@ -127,11 +127,3 @@ def _count(path: str) -> int | str:
     except OSError as error:
         return f"the kernel does not report {path.rpartition('/')[2]} for this port: {error.strerror or error}"
     return int(text) if text.isascii() and text.isdecimal() else (f"the adapter does not count this: {text or 'empty'}")
-
-
-def _reading(metric: str, value: float) -> Reading:
-    return Reading(float(value), ADAPTER_METRICS[metric].unit, SOURCE)
-
-
-def _missing(metric: str, reason: str) -> Reading:
-    return Reading.missing(ADAPTER_METRICS[metric].unit, reason, SOURCE)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gputop.core.metrics import HOST_METRICS
-from gputop.core.samples import GpuSample, HostSample, ProcessSample, Reading
+from gputop.core.samples import GpuSample, HostSample, ProcessSample, Reading, missing_of, reading_of
 from gputop.sources.host.cpu import CpuTimes, core_ratios, cpu_limit, read_times, shares
 from gputop.sources.host.gpu_processes import GpuProcessTable
 from gputop.sources.host.proc_files import FIRST
@@ -59,8 +58,8 @@ class PsutilHost:
         readings, cpu_count = self._cpu_readings(clock_s)
         memory, reason = _ask(self._psutil.virtual_memory)
         for metric, used in (("memory_used_bytes", True), ("memory_total_bytes", False)):
-            readings[metric] = _missing(metric, reason) if memory is None else _reading(
-                metric, memory.total - memory.available if used else memory.total)
+            readings[metric] = missing_of(metric, reason, SOURCE) if memory is None else reading_of(
+                metric, memory.total - memory.available if used else memory.total, SOURCE)
         disks, reason = _ask(self._psutil.disk_io_counters, perdisk=True, nowrap=False)
         read, written = self._sum(disks or {}, "block", "read_bytes", "write_bytes")
         readings["disk_read_bytes_per_s"] = self._rate("disk_read_bytes_per_s", read, reason or _NO_DISK)
@@ -90,7 +89,7 @@ class PsutilHost:
         if isinstance(times, str):
             self._cpu = self._cores_before = None
             self._core_ratios = ()
-            return {m: _missing(m, times, CPU_SOURCE) for m in ("cpu_ratio", "iowait_ratio")}, None
+            return {m: missing_of(m, times, CPU_SOURCE) for m in ("cpu_ratio", "iowait_ratio")}, None
         before, self._cpu = self._cpu, times
         if self._cores_before is None:
             self._cores_before = clock_s, times
@@ -101,10 +100,10 @@ class PsutilHost:
         cores = len(times.cores) or None
         if busy_and_waiting is None:  # two samples within one kernel tick of 10 ms
             reason = FIRST if before is None else "the interval is too short"
-            return {m: _missing(m, reason, CPU_SOURCE) for m in ("cpu_ratio", "iowait_ratio")}, cores
+            return {m: missing_of(m, reason, CPU_SOURCE) for m in ("cpu_ratio", "iowait_ratio")}, cores
         busy, waiting = busy_and_waiting
-        return {"cpu_ratio": _reading("cpu_ratio", busy, CPU_SOURCE),
-                "iowait_ratio": _reading("iowait_ratio", waiting, CPU_SOURCE)}, cores
+        return {"cpu_ratio": reading_of("cpu_ratio", busy, CPU_SOURCE),
+                "iowait_ratio": reading_of("iowait_ratio", waiting, CPU_SOURCE)}, cores
 
     def _sum(self, devices: Mapping[str, Any], folder: str, first: str, second: str) -> tuple[int | None, int | None]:
         names = [name for name in devices if self._is_physical(folder, name)] or list(devices)
@@ -122,16 +121,16 @@ class PsutilHost:
     def _rate(self, metric: str, count: int | None, why_none: str) -> Reading:
         if count is None:
             self._counts.pop(metric, None)
-            return _missing(metric, why_none)
+            return missing_of(metric, why_none, SOURCE)
         now_s = self._clock()
         before = self._counts.get(metric)
         self._counts[metric] = (now_s, count)
         if before is None:
-            return _missing(metric, FIRST)
+            return missing_of(metric, FIRST, SOURCE)
         elapsed_s = now_s - before[0]
         if count < before[1] or elapsed_s <= 0:
-            return _missing(metric, "a counter went backward because a device was removed or reset")
-        return _reading(metric, (count - before[1]) / elapsed_s)
+            return missing_of(metric, "a counter went backward because a device was removed or reset", SOURCE)
+        return reading_of(metric, (count - before[1]) / elapsed_s, SOURCE)
 
 
 def _ask(function: Callable[..., Any], **how: object) -> tuple[Any, str]:
@@ -140,11 +139,3 @@ def _ask(function: Callable[..., Any], **how: object) -> tuple[Any, str]:
         return function(**how), ""
     except (OSError, RuntimeError, ValueError, LookupError) as error:  # what it raises on a /proc it cannot read
         return None, f"psutil: {printable(str(error)) or type(error).__name__}"
-
-
-def _reading(metric: str, value: float, source: str = SOURCE) -> Reading:
-    return Reading(float(value), HOST_METRICS[metric].unit, source)
-
-
-def _missing(metric: str, reason: str, source: str = SOURCE) -> Reading:
-    return Reading.missing(HOST_METRICS[metric].unit, reason, source)

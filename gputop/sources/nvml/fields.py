@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.core.metrics import GPU_METRICS
-from gputop.core.samples import Reading
+from gputop.core.samples import Reading, missing_of
 from gputop.sources.nvml import status
 
 Values = Sequence[float | None]  # one per metric; None: this call does not give it
@@ -57,76 +57,36 @@ class NvmlField(Struct, frozen=True):
     unsupported: str | None = None
 
 
+# nvmlFieldValue_t: number, scope, time stamp, latency, type of the value, code, value.
+_FIELD_VALUE = struct.Struct("=IIqqIi8s")
+_UNSIGNED, _UNSIGNED_LONG_LONG = 1, struct.Struct("=Q")
+_FORMATS = {number: struct.Struct(text) for number, text in (  # nvmlValueType_t
+    (0, "=d"), (_UNSIGNED, "=I"), (4, "=q"), (5, "=i"), (6, "=H"))}
+
+
 class FieldValues:
     """Some of the driver's "field values", read in one call: a batch costs the sum of its members."""
 
     def __init__(self, nvml: Any, handle: Any, *fields: tuple[int, int]) -> None:
         """``fields`` are pairs of NVML's number and the scope (0, or a link; see nvml.h)."""
-        self._nvml = nvml
-        self._handle = handle
-        self._values = (_FieldValue * len(fields))()
-        self._fields = fields
+        self._nvml, self._handle, self._count = nvml, handle, len(fields)
+        self._request = b"".join(_FIELD_VALUE.pack(*field, 0, 0, 0, 0, b"") for field in fields)
         self._function = nvml._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")
+        self.are_32_bits = False  # whether the driver hands the values over as 32-bit numbers; known after a read
 
     def read(self) -> list[float]:
         """The values in their order, in the driver's units. Raises NVMLError for the first that has none."""
-        for value, (number, scope) in zip(self._values, self._fields, strict=True):
-            value.number, value.scope = number, scope  # a damaged answer must not change the next request
-        code = self._function(self._handle, len(self._fields), self._values)
-        if code:
+        answer = ctypes.create_string_buffer(self._request, len(self._request))
+        if code := self._function(self._handle, self._count, answer):
             raise self._nvml.NVMLError(code)
         numbers = []
-        for value in self._values:
-            if value.code:
+        for *_, kind, code, value in _FIELD_VALUE.iter_unpack(answer):
+            if code:
                 # A driver that does not know the field reports an invalid argument.
-                raise self._nvml.NVMLError(
-                    status.FUNCTION_NOT_FOUND if value.code == status.INVALID_ARGUMENT else value.code)
-            numbers.append(getattr(value.value, _MEMBERS.get(value.type, "unsigned_long_long")))
+                raise self._nvml.NVMLError(status.FUNCTION_NOT_FOUND if code == status.INVALID_ARGUMENT else code)
+            self.are_32_bits = kind == _UNSIGNED
+            numbers.append(_FORMATS.get(kind, _UNSIGNED_LONG_LONG).unpack_from(value)[0])
         return numbers
-
-    def are_32_bits(self) -> bool:
-        """Return whether the driver hands the values over as 32-bit numbers; known after :meth:`read`."""
-        return bool(self._values[0].type == _UNSIGNED)
-
-
-class _Value(ctypes.Union):
-    """nvmlValue_t."""
-
-    _fields_ = (
-        ("double", ctypes.c_double),
-        ("unsigned", ctypes.c_uint),
-        ("unsigned_long_long", ctypes.c_ulonglong),
-        ("long_long", ctypes.c_longlong),
-        ("int", ctypes.c_int),
-        ("unsigned_short", ctypes.c_ushort),
-    )
-
-
-class _FieldValue(ctypes.Structure):
-    """nvmlFieldValue_t; older releases of nvidia-ml-py have no scope in theirs."""
-
-    _fields_ = (
-        ("number", ctypes.c_uint32),
-        ("scope", ctypes.c_uint32),
-        ("timestamp", ctypes.c_int64),
-        ("latency_us", ctypes.c_int64),
-        ("type", ctypes.c_uint),
-        ("code", ctypes.c_int),
-        ("value", _Value),
-    )
-
-
-_UNSIGNED = 1
-# nvmlValueType_t.
-_MEMBERS = {
-    0: "double",
-    _UNSIGNED: "unsigned",
-    2: "unsigned_long_long",
-    3: "unsigned_long_long",
-    4: "long_long",
-    5: "int",
-    6: "unsigned_short",
-}
 
 
 # -- how the calls are made ------------------------------------------------------------------
@@ -305,7 +265,7 @@ class FieldReader:
     def _store(self, field: NvmlField, values: Values) -> None:
         for metric, value in zip(field.metrics, values, strict=True):
             if value is None:
-                self.readings[metric] = Reading.missing(GPU_METRICS[metric].unit, _RESERVE_UNKNOWN, field.source)
+                self.readings[metric] = missing_of(metric, _RESERVE_UNKNOWN, field.source)
             else:
                 self.readings[metric] = status.plausible_reading(metric, value, field.source, field.coarse)
 
@@ -330,4 +290,4 @@ class FieldReader:
             else:
                 reason = status.reason(code, field.call, self._mig)
             for metric in field.metrics:
-                self.readings[metric] = Reading.missing(GPU_METRICS[metric].unit, reason, field.source)
+                self.readings[metric] = missing_of(metric, reason, field.source)

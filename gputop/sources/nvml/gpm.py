@@ -7,7 +7,7 @@ the time between them. Both buffers and the request (19 KB) are allocated once.
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -69,15 +69,7 @@ def unsupported_reason(nvml: Any, handle: Any) -> str | None:
     return None if supported else "this GPU has no GPM, which needs Hopper or newer"
 
 
-class _Metric(ctypes.Structure):
-    """nvmlGpmMetric_t."""
-
-    _fields_ = (
-        ("metricId", ctypes.c_uint),
-        ("nvmlReturn", ctypes.c_int),
-        ("value", ctypes.c_double),
-        ("names", ctypes.c_void_p * 3),
-    )
+_METRIC = struct.Struct("=Iid24x")  # nvmlGpmMetric_t: number, code, value, and pointers to its names
 
 
 class Gpm:
@@ -97,7 +89,7 @@ class Gpm:
         self._older_s: float | None = None
         self._request = nvml.c_nvmlGpmMetricsGet_t()
         self._request.version = nvml.NVML_GPM_METRICS_GET_VERSION
-        self._requested: list[tuple[Any, int, str, str, float]] = []
+        self._requested: list[tuple[int, int, str, str, float]] = []
         self._refused: dict[str, Reading] = {}
         self._last: dict[str, Reading] = {}
         self._request_metrics()
@@ -116,10 +108,10 @@ class Gpm:
         request.numMetrics = len(metrics)
         self._requested = []
         for slot, (number, metric, factor) in enumerate(metrics):
-            # A view of the request's memory: nvidia-ml-py's own structures are slow to read.
-            result = _Metric.from_buffer(request, type(request).metrics.offset + slot * ctypes.sizeof(_Metric))
-            result.metricId = number
-            self._requested.append((result, number, metric, GPU_METRICS[metric].unit, factor))
+            # In the request's memory: nvidia-ml-py's own structures are slow to read.
+            offset = type(request).metrics.offset + slot * _METRIC.size
+            _METRIC.pack_into(request, offset, number, 0, 0.0)
+            self._requested.append((offset, number, metric, GPU_METRICS[metric].unit, factor))
 
     def _set_missing(self, reason: str) -> None:
         self._last = dict(self._refused)
@@ -160,9 +152,9 @@ class Gpm:
         readings = dict(self._refused)
         last = self._last
         refused = damaged = False
-        for result, number, metric, unit, factor in self._requested:
-            code = result.nvmlReturn
-            value = result.value * factor
+        for offset, number, metric, unit, factor in self._requested:
+            answered, code, measured = _METRIC.unpack_from(self._request, offset)
+            value = measured * factor
             if code == status.SUCCESS and (reason := status.implausible_reason(metric, value)) is None:
                 if unit == RATIO and value > 1.0:  # rounding in the driver can give 100.2%
                     value = 1.0
@@ -175,7 +167,7 @@ class Gpm:
             if code != status.SUCCESS:
                 reason = status.reason(code, f"GPM metric {number}")
             readings[metric] = Reading.missing(unit, reason or "", SOURCE)
-            damaged |= result.metricId != number
+            damaged |= answered != number
             if code in status.REFUSED:
                 self._refused[metric] = readings[metric]
                 refused = True

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from gputop.core.metrics import BYTES_PER_S, GPU_METRICS
-from gputop.core.samples import CLOCK_EVENTS, FAILED, LOST, OK, GpuInfo, GpuSample, Reading
+from gputop.core.metrics import BYTES_PER_S
+from gputop.core.samples import CLOCK_EVENTS, FAILED, LOST, OK, GpuInfo, GpuSample, Reading, missing_of
 from gputop.sources.nvml import status
 from gputop.sources.nvml.fields import FieldReader
 from gputop.sources.nvml.gpm import GPM_ONLY_METRICS, NVLINK, PCIE, Gpm, WithGpm, unsupported_reason
@@ -142,7 +142,7 @@ class NvmlGpu(WithGpm):
         self._gpm = None
         self._no_gpm_reason = reason
         for metric in GPM_ONLY_METRICS:
-            self._missing_without_gpm[metric] = Reading.missing(GPU_METRICS[metric].unit, reason, _GPM_SOURCE)
+            self._missing_without_gpm[metric] = missing_of(metric, reason, _GPM_SOURCE)
 
     def _read_gpm(self, readings: dict[str, Reading]) -> None:
         """Add GPM's metrics; where GPM is refused for good, disable it."""

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from gputop.core.metrics import GPU_METRICS, RATIO, TENSOR_FLOP_UTIL
-from gputop.core.samples import FAILED, LOST, GpuInfo, GpuSample, Reading
+from gputop.core.samples import FAILED, LOST, GpuInfo, GpuSample, Reading, missing_of
 from gputop.sources.nvml import status
 from gputop.sources.nvml.fields import FIELDS, FieldReader
 from gputop.sources.nvml.gpm import GPM_ONLY_METRICS, Gpm, WithGpm, unavailable_reason
@@ -200,4 +200,4 @@ class MigInstance(WithGpm):
     def _disable_gpm(self, reason: str) -> None:
         self._gpm = None
         for metric in _ACTIVITY:
-            self._fixed_readings[metric] = Reading.missing(GPU_METRICS[metric].unit, reason, "GPM")
+            self._fixed_readings[metric] = missing_of(metric, reason, "GPM")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -21,38 +22,10 @@ _NO_MEMORY = Reading.missing(BYTES, "the driver does not report this value for t
 _NO_NEW_SHARE = Reading.missing(RATIO, "the driver has no new value for the process", "NVML")
 _NOT_ASKED = Reading.missing(RATIO, "not sampled yet", "NVML")
 
-
-class _ProcessInfo(ctypes.Structure):
-    """nvmlProcessInfo_t of the calls that end in _v3 and _v2 (R450 and newer)."""
-
-    _fields_ = (
-        ("pid", ctypes.c_uint),
-        ("used_bytes", ctypes.c_ulonglong),
-        ("gpu_instance", ctypes.c_uint),
-        ("compute_instance", ctypes.c_uint),
-    )
-
-
-class _ProcessInfoV1(ctypes.Structure):
-    """nvmlProcessInfo_v1_t of the plain call, the only one of older drivers."""
-
-    _fields_ = (("pid", ctypes.c_uint), ("used_bytes", ctypes.c_ulonglong))
-
-
-_VERSIONS = (("_v3", _ProcessInfo), ("_v2", _ProcessInfo), ("", _ProcessInfoV1))
-
-
-class _Share(ctypes.Structure):
-    """nvmlProcessUtilizationSample_t."""
-
-    _fields_ = (
-        ("pid", ctypes.c_uint),
-        ("stamp_us", ctypes.c_ulonglong),
-        ("sm_percent", ctypes.c_uint),
-        ("memory_percent", ctypes.c_uint),
-        ("encoder_percent", ctypes.c_uint),
-        ("decoder_percent", ctypes.c_uint),
-    )
+# PID and bytes of nvmlProcessInfo_t, of the calls that end in _v3 and _v2 (R450 and newer) and of the plain call, the
+# only one of older drivers; PID, time stamp (us) and percent of the SMs of nvmlProcessUtilizationSample_t.
+_INFO, _INFO_V1, _SHARE = struct.Struct("=I4xQ8x"), struct.Struct("=I4xQ"), struct.Struct("=I4xQI12x")
+_VERSIONS = (("_v3", _INFO), ("_v2", _INFO), ("", _INFO_V1))
 
 
 class _ImplausibleList(ValueError):
@@ -81,7 +54,7 @@ class ProcessReader:
         self._default_share = _NOT_ASKED
         self._shares: dict[int, Reading] = {}
         # nvidia-ml-py knows only the newest symbol, and makes two calls where one is enough.
-        self._versions: dict[str, list[tuple[str, type[ctypes.Structure]]]] = {
+        self._versions: dict[str, list[tuple[str, struct.Struct]]] = {
             kind: [(f"nvmlDeviceGet{kind}RunningProcesses{version}", structure) for version, structure in _VERSIONS]
             for kind in ("Compute", "Graphics")
         }
@@ -148,21 +121,21 @@ class ProcessReader:
                 self._reason = reason
             return []
 
-    def _call(self, symbol: str, structure: type[ctypes.Structure]) -> list[tuple[int, int | None]]:
+    def _call(self, symbol: str, structure: struct.Struct) -> list[tuple[int, int | None]]:
         entries = self._fetch_list(symbol, structure)
-        wrong = next((entry.pid for entry in entries if not 0 < entry.pid <= status.MAX_PID), None)
+        wrong = next((pid for pid, _ in entries if not 0 < pid <= status.MAX_PID), None)
         if wrong is not None:
             raise _ImplausibleList(f"the driver listed an impossible process {wrong} ({symbol})")
-        return [(entry.pid, None if entry.used_bytes == _NOT_AVAILABLE else entry.used_bytes) for entry in entries]
+        return [(pid, None if used == _NOT_AVAILABLE else used) for pid, used in entries]
 
-    def _fetch_list(self, symbol: str, structure: type[ctypes.Structure], *args: Any) -> list[Any]:
+    def _fetch_list(self, symbol: str, structure: struct.Struct, *args: Any) -> list[Any]:
         """The list of ``structure`` that the driver fills; one call where the capacity is sufficient."""
         nvml = self._nvml
         function = nvml._nvmlGetFunctionPointer(symbol)
         while True:
             capacity = self._capacity
             count = ctypes.c_uint(capacity)
-            entries = (structure * capacity)()
+            entries = (ctypes.c_char * (structure.size * capacity))()
             # The list precedes its length where there is a third argument, otherwise it follows it.
             order = (entries, ctypes.byref(count)) if args else (ctypes.byref(count), entries)
             code = function(self._handle, *order, *args)
@@ -172,7 +145,7 @@ class ProcessReader:
             if count.value > (capacity if enough else _MAX_CAPACITY) or (not enough and count.value <= capacity):
                 raise _ImplausibleList(f"the driver returned {count.value} as the list length ({symbol})")
             if enough:
-                return entries[: count.value]
+                return list(structure.iter_unpack(entries.raw[:structure.size * count.value]))
             self._capacity = count.value + 16  # some may start meanwhile
 
     def _read_shares(self) -> None:
@@ -182,7 +155,7 @@ class ProcessReader:
         nvml = self._nvml
         self._shares = {}
         try:
-            samples = self._fetch_list(_SHARE_CALL, _Share, ctypes.c_ulonglong(self._share_seen_us))
+            samples = self._fetch_list(_SHARE_CALL, _SHARE, ctypes.c_ulonglong(self._share_seen_us))
         except nvml.NVMLError as error:
             code = status.raise_if_gone(error)
             if code != status.NOT_FOUND:  # that one says that there is nothing new
@@ -198,8 +171,7 @@ class ProcessReader:
         self._default_share = _NO_NEW_SHARE
         newest: dict[int, int] = {}
         latest_us = int((self._wall_clock() + _CLOCK_ERROR_S) * 1e6)
-        for sample in samples:
-            stamp, pid, percent = sample.stamp_us, sample.pid, sample.sm_percent
+        for pid, stamp, percent in samples:
             # Drivers have been seen to return garbage of several thousand percent.
             if newest.get(pid, 0) <= stamp <= latest_us and percent <= 100:
                 self._share_seen_us = max(self._share_seen_us, stamp)
@@ -210,5 +182,4 @@ class ProcessReader:
 def _memory(used: int | None) -> Reading:
     if used is None:
         return _NO_MEMORY
-    reason = status.implausible_reason("memory_used_bytes", used)
-    return Reading(float(used), BYTES, "NVML") if reason is None else Reading.missing(BYTES, reason, "NVML")
+    return status.plausible_reading("memory_used_bytes", float(used), "NVML")

@@ -71,7 +71,7 @@ class CounterPair:
         if wrong is not None:
             self._previous = None
             return self._without(f"the driver reported an impossible count of {wrong}")
-        if self._values.are_32_bits():
+        if self._values.are_32_bits:
             self._bits = 32
         if previous is None:
             return self._without(_FIRST)

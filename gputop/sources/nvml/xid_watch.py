@@ -16,7 +16,9 @@ WAIT_S = 1.0  # one wait in the driver: how long the thread may outlive stop()
 BACKOFF_S = 5.0  # after an error of the wait; then twice as long each time
 MAX_BACKOFF_S = 60.0
 MAX_EVENTS = 16  # per GPU: a sick one can report thousands
-MAX_RETURNS = 500  # returns of the wait within WAIT_S: each costs about 20 µs, so this is 1% of a core
+# Returns of the wait a second: drivers were seen whose wait returns at once, without an event. Each costs about 20 µs,
+# so this is 1% of a core.
+MAX_RETURNS = 500
 
 _NO_INSTANCE = (1 << 32) - 1
 _NOT_ASKED = "gputop has not registered for these events"
@@ -32,24 +34,6 @@ class _Gpu:
         self.log: Log = ()
         self.reason: str | None = _NOT_ASKED
         self.address: int | None = None
-
-
-class _Pace:
-    """Keeps the thread from spinning: drivers were seen whose wait returns at once, without an event."""
-
-    def __init__(self) -> None:
-        self._began_s = time.monotonic()
-        self._returns = 0
-
-    def rest_s(self, timed_out: bool) -> float:
-        """Seconds to pause before the next wait; mostly 0."""
-        self._returns += 1
-        now_s = time.monotonic()
-        rest_s = self._began_s + WAIT_S - now_s
-        if rest_s > 0 and not timed_out and self._returns < MAX_RETURNS:
-            return 0.0
-        self._began_s, self._returns = now_s + max(0.0, rest_s), 0
-        return rest_s
 
 
 class XidWatch:
@@ -163,19 +147,19 @@ class XidWatch:
             self._reason = status.reason(status.FUNCTION_NOT_FOUND, "nvmlEventSetWait")
             return False
         backoff_s = BACKOFF_S
-        pace = _Pace()
         while True:
             with self._changed:
                 if self._stopped or not self._registered():
                     self._running = False  # a GPU that is added later starts it again
                     return False
             data.gpuInstanceId = _NO_INSTANCE  # a driver older than MIG does not set it
+            due_s = time.monotonic() + WAIT_S
             code = wait(self._events, ctypes.byref(data), ctypes.c_uint(int(1000 * WAIT_S)))
             if code in (status.SUCCESS, status.TIMEOUT):
                 if code == status.SUCCESS:
                     self._record(data)
                 self._reason, backoff_s = None, BACKOFF_S
-                self._pause(pace.rest_s(code == status.TIMEOUT))
+                self._pause(1 / MAX_RETURNS if code == status.SUCCESS else due_s - time.monotonic())
                 continue
             if code in status.DEVICE_GONE:
                 return True

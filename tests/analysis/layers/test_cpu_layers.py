@@ -19,8 +19,8 @@ from gputop.analysis.layers.tree import COMPILED, EAGER, EXECUTOR, NO_OP_RUNS, N
 from gputop.analysis.results import LayerRow, Layers
 from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report import text_report
-from gputop.profiler.xprof import messages
 from gputop.trace.model import HloOp, Trace
+from tests import xspace_messages as messages
 from tests.trace.build import Builder
 
 DATA = Path(__file__).resolve().parents[2] / "data"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.profiler.xprof import messages
+from tests import xspace_messages as messages
 
 tensorflow = importlib.util.find_spec("tensorflow")
 FOLDER = Path(tensorflow.origin).parent if tensorflow and tensorflow.origin else Path("tensorflow is not installed")
@@ -51,7 +51,7 @@ def test_raw_response_holds_the_xspace_bytes():
 ROUND_TRIP = """
 import importlib.util, sys
 from google.protobuf.json_format import MessageToDict
-from gputop.profiler.xprof import messages
+from tests import xspace_messages as messages
 
 def load(name):
     spec = importlib.util.spec_from_file_location(name, f"{sys.argv[1]}/tsl/profiler/protobuf/{name}.py")

@@ -17,10 +17,10 @@ from gputop.profiler.capture.plan import MIN_CAPTURE_S, MemoryLimits
 from gputop.profiler.capture.plan import plan as plan_capture
 from gputop.profiler.discovery import Finder
 from gputop.profiler.recording import SERVER_MULTIPLE
-from gputop.profiler.xprof import messages
 from gputop.profiler.xprof.outline import count_events
 from gputop.profiler.xprof.probe import probe
 from gputop.trace.readers.load import load
+from tests import xspace_messages as messages
 from tests.profiler.capturing import capture, capture_with_probe
 from tests.records import replace
 from tests.tf_job import start_tf_job

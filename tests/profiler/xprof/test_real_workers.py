@@ -8,9 +8,9 @@ import pytest
 
 from gputop.cli import main
 from gputop.core.errors import EXIT_FAILED
-from gputop.profiler.xprof import messages
 from gputop.trace.readers.clock_file import HostClock, write_clocks
 from gputop.trace.readers.load import load
+from tests import xspace_messages as messages
 from tests.workers_job import start_workers
 
 pytestmark = pytest.mark.tensorflow

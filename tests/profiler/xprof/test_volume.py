@@ -10,10 +10,10 @@ import pytest
 from gputop.analysis.steps import steps
 from gputop.analysis.steps.model import Steps
 from gputop.profiler.capture.safe_capture import step_time
-from gputop.profiler.xprof import messages
 from gputop.profiler.xprof.outline import count_events
 from gputop.trace.model import Trace
 from gputop.trace.readers import load
+from tests import xspace_messages as messages
 from tests.profiler.fake_server import make_xspace
 from tests.records import replace
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.profiler.xprof import messages
 from gputop.trace.readers.clock_file import FILE, HostClock, read_clocks, write_clocks
 from gputop.trace.readers.clock_skew import Skew, skew
 from gputop.trace.readers.load import load
+from tests import xspace_messages as messages
 
 MS = 1_000_000
 

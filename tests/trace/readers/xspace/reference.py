@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from gputop.core.errors import NoDataError
-from gputop.profiler.xprof import messages
 from gputop.trace import kernel_names
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.xspace.reader import read_xspaces
+from tests import xspace_messages as messages
 
 START = 1_700_000_000_000_000_000
 INTEGERS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "iter_num", "buffered_elements", "id",

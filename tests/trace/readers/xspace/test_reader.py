@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.diagnosis.diagnose import analyze_to_facts
-from gputop.profiler.xprof import messages
 from gputop.trace import quality
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.readers.xspace import uniform_messages
 from gputop.trace.readers.xspace.reader import read_xspaces
 from gputop.trace.readers.xspace.recordings import join_recordings, unrecorded_between
+from tests import xspace_messages as messages
 from tests.trace.readers.xspace.reference import (
     ALLOCATOR,
     INTEGERS,

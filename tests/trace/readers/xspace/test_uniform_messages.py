@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gputop.profiler.xprof import messages
 from gputop.trace.readers.xspace import uniform_messages
 from gputop.trace.readers.xspace.fields import EVENT_DURATION_PS, EVENT_METADATA_ID, EVENT_OFFSET_PS
 from gputop.trace.readers.xspace.uniform_messages import find_uniform
 from gputop.trace.readers.xspace.wire import Block
+from tests import xspace_messages as messages
 
 NUMBER = st.one_of(st.integers(1, 127), st.integers(128, 1 << 14), st.integers(1, (1 << 56) - 1),
                    st.integers(1 << 56, (1 << 63) - 1))
