@@ -24,7 +24,7 @@ t_npz     a compressed archive is read for each sample: once
 t_choice  a sampler shuffles all indices for each batch: draws some
 t_clip    gradients clipped one by one by Python: clip_grad_norm_
 t_ema     moving averages of all weights at each step: every 50
-t_board   histograms for TensorBoard every 5 steps: every 1,000
+t_board   NumPy's threads, for histograms of TensorBoard, take the CPUs of PyTorch's: one of them
 t_gan, t_accum  healthy: two networks that train in turns; an update for every four batches
 
 Keras:
@@ -45,7 +45,7 @@ k_fsync   a log synced to the disk after each batch: after every 500th
 k_numpy   many results read after each step: after every 100th
 k_ckpt    a checkpoint every 20 batches: every 2,000
 k_val     validation every 10 steps: every 500
-k_augment images augmented one by one: batch by batch
+k_augment images augmented by one thread: by several
 k_waits   a generator waits for a store: four of them interleaved
 k_probe   the model called in a callback after each batch: after every 200th
 
@@ -74,6 +74,7 @@ import itertools
 import json
 import os
 import queue
+import sys
 import threading
 import time
 import zlib
@@ -533,6 +534,9 @@ def t_ema(run: TorchRun) -> None:
 def t_board(run: TorchRun) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
+    if run.cured and "OPENBLAS_NUM_THREADS" not in os.environ:  # NumPy reads it as it is imported
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+
     writer, model = SummaryWriter(str(run.folder)), run.mlp(64, 256, 256, CLASSES)
     optimizer = run.sgd(model)
     for step in itertools.count(1):
@@ -540,7 +544,7 @@ def t_board(run: TorchRun) -> None:
         optimizer.zero_grad()
         run.loss(model(x), y).backward()
         optimizer.step()
-        if run.due(step, 5, 1000):
+        if step % 5 == 0:
             for name, weight in model.named_parameters():
                 writer.add_histogram(name, weight, step)
         run.mark()
@@ -918,7 +922,7 @@ def k_augment(run: KerasRun) -> None:
         return tf.reshape(image, (-1, 48 * 48 * 3)), label
 
     dataset = tf.data.Dataset.from_tensor_slices((images, run.y[:512])).repeat()
-    dataset = dataset.batch(64).map(augment) if run.cured else dataset.map(augment).batch(64)
+    dataset = dataset.map(augment, num_parallel_calls=tf.data.AUTOTUNE if run.cured else None).batch(64)
     run.fit(run.model(48 * 48 * 3, 64), dataset.map(flatten).prefetch(tf.data.AUTOTUNE))
 
 
