@@ -19,7 +19,7 @@ from gputop.advice.trace.known_work import UserFunction, function_of, main_funct
 from gputop.advice.trace.other_programs import others_take
 from gputop.analysis.host.python_stacks import PythonStacks, StackSpans, line_text
 from gputop.analysis.host.stack_lines import loader_of_frames, python_of
-from gputop.core.findings import Finding
+from gputop.core.findings import Finding, severity_of
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import intersect, merge, subtract, union
 
@@ -34,13 +34,14 @@ _HOST_WORK = ("step_gap_host", "long_steps", "time_outside_steps", _ANY_THREAD)
 
 def as_unrecorded(made: Finding, facts: TraceFacts) -> Finding:
     """The finding with the share that what it names takes outside of the recording, where samples show another one."""
-    gain, cpus = made.gain, facts.trace.job_cpus
-    if facts.active or gain.step_time is None or gain.claim is None or not (python := python_of(facts.trace)):
+    gain = made.gain
+    if facts.active or gain.step_time is None or gain.claim is None or len(facts.trace.stacks) != 1:
         return made
-    if cpus is not None and others_take(cpus):  # as they come and go, so do shares of the step
+    python = python_of(facts.trace)
+    if not python or others_take(facts.trace.job_cpus):  # as they come and go, so do shares of the step
         return made
     runs = _stacks_of(made, main_function(made.culprits, 0.0, facts.analysis.stacks), python[0])
-    if runs is None or python[0].exact or len(python) > 1:
+    if runs is None:
         return made
     threads = [python[0].loop, *(python[0].others if made.id == _ANY_THREAD else ())]
     recorded, outside, outside_s = _shares(threads, facts.trace.window_ns, runs)
@@ -53,7 +54,9 @@ def as_unrecorded(made: Finding, facts: TraceFacts) -> Finding:
     why = (f"{made.why} Outside of the recording, which slows down some of the job, Python's samples show this for "
            f"{percent(outside)} of {seconds(outside_s)}.")
     claim = gain.claim if gain.claim == "at least" else "about"
-    return replace(made, evidence={**made.evidence, "unrecorded_ratio": outside}, why=why,
+    by_share = made.severity == severity_of(gain.step_time)
+    return replace(made, severity=severity_of(outside) if by_share else made.severity, why=why,
+                   evidence={**made.evidence, "unrecorded_ratio": outside},
                    gain=replace(gain, step_time=outside, claim=claim, before_s=None))
 
 
