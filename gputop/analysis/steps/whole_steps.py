@@ -33,6 +33,7 @@ _MIN_COMPARED = 3  # steps: the leading one, and two or more whose median shows 
 # A pause is in a period that takes this many times the usual one. More than this share of the periods are no accidents.
 # gputop's own figures.
 _PAUSE_FACTOR, _MAX_PAUSES = 5.0, 0.25
+_LEAST_OF_TIME = 0.2  # what repeats for less of it does not stand for the job
 # Markers whose own end meets the next one's start within this share of the step are contiguous. gputop's own figure.
 _CONTIGUOUS_SHARE = 0.02
 # The profiler's own end, in JAX and in TensorFlow's and PyTorch's Python.
@@ -74,7 +75,8 @@ def alike(length_ns: I64, usual_ns: float) -> npt.NDArray[np.bool_]:
 def without_pause(length_ns: I64) -> npt.NDArray[np.bool_]:
     """Mask of these lengths of periods but those, if few, that have a pause (6)."""
     usual = length_ns <= _PAUSE_FACTOR * np.median(length_ns)
-    return usual if usual.mean() >= 1 - _MAX_PAUSES else np.ones(len(usual), bool)
+    few = usual.mean() >= 1 - _MAX_PAUSES and length_ns[usual].sum() >= _LEAST_OF_TIME * length_ns.sum()
+    return usual if few else np.ones(len(usual), bool)
 
 
 def _between_edges(anchors: Anchors, *, last_too: bool) -> I64:

@@ -255,7 +255,7 @@ def test_a_kernel_sequence_is_found_beside_a_pause_and_a_short_one_if_it_repeats
         for j in range(kernels):
             b.run(0, t, 8, f"k{j}")
             t += 10
-        t += 50_000 if i == times // 2 else 50
+        t += 3_000 if i == times // 2 else 50
     steps = find_steps(b.build())
     assert (steps is not None) == loop
     if steps is not None:
