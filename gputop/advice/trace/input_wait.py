@@ -67,7 +67,8 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         of_training = intersect(waits_for_input(facts), steps.call_spans)
         share = min(share, of_training.total / facts.analyzed_spans.total)
     least, waited_s = share, share * facts.period_s
-    if facts.framework == "pytorch" and not facts.active and loads_itself(facts.trace, facts.analyzed_spans):
+    same_cpus = facts.framework == "pytorch" and not facts.active and loads_itself(facts.trace, facts.analyzed_spans)
+    if same_cpus:
         share, least = without_recorder(facts, waited_s, waits_for_input(facts))
     # Of a recording with mostly single elements of tf.data, what recording costs is in the pipeline.
     elements = 2 * lines_of(facts.trace, INPUT)[facts.trace.host.line].sum() > len(facts.trace.host)
@@ -93,12 +94,11 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     claim = facts.on_cpus(fix.claim, _ON_GPUS.get(fix.claim, "measured"))
     counted = recorder_s(facts, waits_for_input(facts)) if least < _CERTAIN * share else 0.0
     counted = counted or min(more_s, waited_s)
-    if counted and claim != "at least":
-        claim = "about"  # as the profiler's part is
+    if (counted or same_cpus) and claim != "at least":
+        claim = "about"  # as the profiler's part is; and samples made ahead leave caches and memory to the step
     return replace(
-        verdict, saving=saving, claim=claim, cure=Cure(input_left=left, assumes=assumes),
-        severest="low" if least < MEDIUM_SHARE else "high", recording_s=counted,
-        waited_s=waited_s)
+        verdict, saving=saving, claim=claim, cure=Cure(input_left=left, assumes=assumes), waited_s=waited_s,
+        severest="low" if least < MEDIUM_SHARE else "high", recording_s=counted)
 
 
 def _is_odd_batch(facts: TraceFacts, *, is_open: bool) -> bool:

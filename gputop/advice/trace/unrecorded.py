@@ -25,7 +25,7 @@ from gputop.trace.intervals import intersect, merge, subtract, union
 
 _COLLECTS_NS = 1_500_000_000  # a job's pause after its recording, in which its profiler writes; measured up to 1.2 s
 _LEAST_S = 1.5  # of samples outside of the recording
-_ALIKE = 0.15  # what the samples in the recording show of the step differs from what is recorded by no more than this
+_ALIKE = 0.2  # what the samples in the recording show of the step differs from what is recorded by no more than this
 _WORTH_SAYING = 0.02  # of a step; and no less than the standard deviation of the samples
 _EVALUATES = re.compile(r"(?:run_|do_)?(?:eval|evaluate|validate|validation|test)(?:_\w+)?")
 _ANY_THREAD = "host_placement"  # whose Python a compiled function calls on any thread
