@@ -51,11 +51,13 @@ def as_unrecorded(made: Finding, facts: TraceFacts) -> Finding:
     error = sqrt(outside * (1 - outside) / samples)
     if abs(outside - gain.step_time) < max(error, _WORTH_SAYING):
         return made
+    of_recorded = percent(made.evidence.get("share_ratio", gain.step_time))
+    title = made.title.replace(of_recorded, percent(outside), 1)  # a heading has one share: that of the job
     why = (f"{made.why} Outside of the recording, which slows down some of the job, Python's samples show this for "
            f"{percent(outside)} of {seconds(outside_s)}.")
     claim = gain.claim if gain.claim == "at least" else "about"
     by_share = made.severity == severity_of(gain.step_time)
-    return replace(made, severity=severity_of(outside) if by_share else made.severity, why=why,
+    return replace(made, title=title, severity=severity_of(outside) if by_share else made.severity, why=why,
                    evidence={**made.evidence, "unrecorded_ratio": outside},
                    gain=replace(gain, step_time=outside, claim=claim, before_s=None))
 

@@ -41,6 +41,7 @@ def test_the_saving_is_that_of_the_job_which_nothing_records() -> None:
     assert found.evidence["share_ratio"] == pytest.approx(0.5, abs=0.03)  # of the recorded steps
     assert found.gain.step_time == pytest.approx(0.8, abs=0.03) == found.evidence["unrecorded_ratio"]
     assert found.gain.after_s is None  # the recorded step is not that of which the share is
+    assert found.title == "Host work between steps takes 80% of the step" and "(50%)" in found.why
     assert "Python's samples show this for 80%" in found.why
 
 
