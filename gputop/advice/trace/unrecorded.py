@@ -53,8 +53,8 @@ def as_unrecorded(made: Finding, facts: TraceFacts) -> Finding:
         return made
     of_recorded = percent(made.evidence.get("share_ratio", gain.step_time))
     title = made.title.replace(of_recorded, percent(outside), 1)  # a heading has one share: that of the job
-    why = (f"{made.why} Outside of the recording, which slows down some of the job, Python's samples show this for "
-           f"{percent(outside)} of {seconds(outside_s)}.")
+    why = (f"Outside of the recording, Python's samples show this for {percent(outside)} of {seconds(outside_s)}. What "
+           f"follows is of the recorded steps, which the profiler slows down unevenly. {made.why}")
     claim = gain.claim if gain.claim == "at least" else "about"
     by_share = made.severity == severity_of(gain.step_time)
     return replace(made, title=title, severity=severity_of(outside) if by_share else made.severity, why=why,
