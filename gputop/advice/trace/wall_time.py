@@ -181,6 +181,7 @@ class EvaluationShare(Verdict, frozen=True, kw_only=True):
     loops: int
     every_steps: int | None
     training_s: float
+    predicts: bool  # most of it does
 
 
 def judge_evaluation_share(facts: TraceFacts) -> EvaluationShare | Missing | None:
@@ -201,26 +202,30 @@ def judge_evaluation_share(facts: TraceFacts) -> EvaluationShare | Missing | Non
         gpus=facts.active_numbers, share=share, claim="measured" if loops > 1 else None,
         severity=severity_by_limits("evaluation_share", share) if loops > 1 else "low",
         evaluation_s=time_s, recorded_s=wall.recorded_s, loops=loops, every_steps=longest.every_steps,
-        training_s=sum(part.time_s for part in wall.parts if part.id == _STEPS))
+        training_s=sum(part.time_s for part in wall.parts if part.id == _STEPS), predicts=longest.id == PREDICTION)
 
 
 _VALIDATE_LESS = "Validate less often or on fewer batches, if the results allow it: validation_freq, validation_steps."
+_PREDICT_LESS = ("Predict less often, or for more samples in one call: a policy that acts can serve many environments "
+                 "at once. If this is validation, run it less often or on fewer batches.")
 
 
 def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
     often = f", every {counted(v.every_steps, 'step')}" if v.every_steps else ""
-    why = (f"Evaluation took {seconds(v.evaluation_s)} of the {seconds(v.recorded_s)} recorded ({percent(v.share)}"
+    what, more = ("Prediction", "") if v.predicts else ("Evaluation", " (validation)")
+    why = (f"{what} took {seconds(v.evaluation_s)} of the {seconds(v.recorded_s)} recorded ({percent(v.share)}"
            f"{often}), and training steps took {seconds(v.training_s)}.")
     evidence = known({
         "evaluation_s": v.evaluation_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
         "evaluations_count": float(v.loops), "every_training_steps": float(v.every_steps) if v.every_steps else None})
-    action = _VALIDATE_LESS if job.loop in KERAS else (
+    action = _PREDICT_LESS if v.predicts else _VALIDATE_LESS if job.loop in KERAS else (
         "Evaluate less often or on fewer batches, if the results allow it (validation frequency and size).")
     return Explanation(
-        title=(f"One evaluation (validation) of {seconds(v.evaluation_s)} in this recording" if v.claim is None else
-               f"Evaluation (validation) takes {percent(v.share)} of the time{often}"), why=why, evidence=evidence,
-        action=action, snippet=code("evaluation_share", *job.keys), per="recording",
-        gain=ONCE if v.claim is None else "assumes that no evaluation runs", source=source("evaluation_share.share"))
+        title=(f"One {what.lower()}{more} of {seconds(v.evaluation_s)} in this recording" if v.claim is None else
+               f"{what}{more} takes {percent(v.share)} of the time{often}"), why=why, evidence=evidence,
+        action=action, snippet=None if v.predicts else code("evaluation_share", *job.keys), per="recording",
+        gain=ONCE if v.claim is None else f"assumes that no {what.lower()} runs",
+        source=source("evaluation_share.share"))
 
 
 # -- unfinished_step --------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from gputop.analysis.steps.anchors import Anchors
 from gputop.analysis.steps.optimizer_calls import period_of_calls
-from gputop.analysis.steps.phases import EVALUATION, UNKNOWN
+from gputop.analysis.steps.phases import EVALUATION, PREDICTION, UNKNOWN
 from gputop.analysis.steps.pytorch_ops import Ops, outer_ops, thread_of_ops
 from gputop.analysis.steps.sequence_period import FEWEST, sequence_period
 from gputop.analysis.steps.training_loops import LOADER
@@ -120,6 +120,10 @@ def _steps_of_calls(ops: Ops, calls: _StepCalls) -> Anchors:
                for i in np.flatnonzero(ops_between > 2 * usually + 2).tolist()]
     loops = [(phase, *span) for span in between if (phase := _phase(ops, *span)) is not None]
     after = int(calls.next_op[-1])  # what follows the last step begins with the first of these
+    # One that was recorded in part is told by those that were recorded whole.
+    alike = {phase for phase, _, _ in loops} - {UNKNOWN}
+    loops += [(phase, first, stop) for first, stop in ((0, begins[0]), (after + usually, len(ops.start)))
+              if stop - first > usually + 2 and (phase := _phase(ops, first, stop)) in alike]
     tail = after + np.flatnonzero(ops.is_batch[after:]) if by_batch else np.arange(after + usually, len(ops.start))
     edges = np.concatenate((start_ns[recorded], ops.start[[first for _, first, _ in loops]], ops.start[tail[:1]]))
     return Anchors("calls of Optimizer.step", "medium", start_ns[recorded], calls.last_end_ns[recorded], edges,
@@ -186,12 +190,14 @@ def _begin_in(names: npt.NDArray, usual: npt.NDArray, lead: int, kept: int) -> i
 
 
 def _phase(ops: Ops, first: int, stop: int) -> str | None:
-    """Phase of the ops from ``first`` to before ``stop``, between two steps: an evaluation, a loop that trains
-    otherwise, or none."""
+    """Phase of the ops from ``first`` to before ``stop``, between two steps: an evaluation by a DataLoader's batches, a
+    prediction of other data, a loop that trains otherwise, or none."""
     begin_ns, end_ns = ops.start[first:first + 1], ops.end[stop - 1:stop]
     if ops.backward_nodes(begin_ns, end_ns)[0]:
         return UNKNOWN
-    return EVALUATION if ops.runs_model(begin_ns, end_ns)[0] else None
+    if not ops.runs_model(begin_ns, end_ns)[0]:
+        return None
+    return EVALUATION if ops.is_batch[first:stop].any() else PREDICTION
 
 
 # -- without one ----------------------------------------------------------------------------------------

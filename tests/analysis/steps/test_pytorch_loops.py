@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from gputop.analysis.host.wall_time import divide, wall_time
-from gputop.analysis.steps.phases import EVALUATION
+from gputop.analysis.steps.phases import EVALUATION, PREDICTION
 from gputop.analysis.steps.pytorch_loops import batch_steps, op_sequence, optimizer_steps
 from gputop.analysis.steps.steps import detect_steps, find_steps
 from gputop.analysis.steps.torch_compilations import torch_builds
-from gputop.diagnosis.diagnose import analyze
+from gputop.diagnosis.diagnose import analyze, analyze_trace
 from gputop.trace.readers.load import load
 from gputop.trace.threads import MAIN, lines_of
 from tests.analysis.steps.pytorch_loop import NODE, Loop
@@ -70,7 +70,8 @@ def test_steps_of_a_training_loop(seed):
                     loop.op(NEXT, 25)
                 loop.forward(layers).op("aten::argmax")
     is_true(loop)
-    assert (EVALUATION in find_steps(loop.b.build()).other_loops) == bool(evaluates)
+    phase = EVALUATION if loads else PREDICTION
+    assert set(find_steps(loop.b.build()).other_loops) == ({phase} if evaluates else set())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -117,6 +118,23 @@ def test_rollouts_of_random_length_end_with_the_optimizers_call():
             loop.forward(1).op("aten::argmax")
         loop.zero().forward().backward().update("Adam")
     is_true(loop)
+
+
+def test_a_policy_that_acts_between_updates_predicts_also_at_the_edges_of_a_recording():
+    loop = Loop()
+    for _ in range(5):
+        loop.step()
+        for _ in range(120):
+            loop.forward(1).op("aten::argmax")
+        for _ in range(4):
+            loop.zero().forward().backward().update("Adam")
+    for _ in range(90):
+        loop.forward(1).op("aten::argmax")
+    a = analyze_trace(loop.b.build())
+    shares = {part.id: part.time_s / a.wall_time.recorded_s for part in a.wall_time.parts}
+    assert shares["prediction"] > 0.6 and "open" not in shares and "evaluation" not in shares
+    finding = {f.id: f for f in a.findings}["evaluation_share"]
+    assert "environments" in finding.action and finding.title.startswith("Prediction takes")
 
 
 def test_a_closure_runs_within_the_optimizers_call():
