@@ -31,7 +31,8 @@ _OPTIMIZER_WORDS = ("multi_tensor_apply", "adam", "adagrad", "rmsprop", "rm_spro
                     "resourceapply", "applygradient", "apply_gradient", "optax")
 _GPU_MEMORY = r"rank \d+: memory of GPU|GPU_\d+_bfc"  # allocators
 TORCH_HOST_MEMORY = "PyTorch host memory"  # in the name of an allocator, behind the rank
-_GPU_OPS = r"aten::(?:_?cudnn_|miopen_|linear_backward|_?mps_)"  # the last two: of Apple's
+# The last two are of Apple's. An LSTM also asks on a CPU whether cuDNN would take its tensors.
+_GPU_OPS = r"aten::(?:_?cudnn_(?!is_acceptable)|miopen_|linear_backward|_?mps_)"
 LAUNCH_CALLS = r"(?:cuda|cu|hip)(?:Graph)?Launch(?!HostFunc)"
 OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 
@@ -249,6 +250,7 @@ def how_to_mark_steps(trace: Trace) -> str:
     if trace.format == "nsys":
         return ("NVTX ranges such as torch.cuda.nvtx.range(f'ProfilerStep#{step}')" if framework == "pytorch" else
                 "NVTX ranges named ProfilerStep#<number>")
-    return {"pytorch": "torch.profiler.record_function(f'step {step}') around each step, or prof.step() after it",
-            "jax": "jax.profiler.StepTraceAnnotation('train', step_num=step)"}.get(
-                framework, "tf.profiler.experimental.Trace('train', step_num=step, _r=1)")
+    marks = {"pytorch": "torch.profiler.record_function(f'step {step}') around each step, or prof.step() after it",
+             "jax": "jax.profiler.StepTraceAnnotation('train', step_num=step)",
+             "tensorflow": "tf.profiler.experimental.Trace('train', step_num=step, _r=1)"}
+    return marks.get(framework, f"{marks['tensorflow']} or {marks['jax']}")

@@ -158,6 +158,7 @@ def test_launches_do_not_explain_what_else_the_host_was_at():
     ("EagerExecute", "xspace", "tf.profiler.experimental.Trace('train'"), ("aten::mm", "chrome", "prof.step()"),
     ("aten::mm", "nsys", "torch.cuda.nvtx.range(f'ProfilerStep#{step}')"), ("main", "nsys", "NVTX ranges named"),
     ("PjitFunction(f)", "xspace", "jax.profiler.StepTraceAnnotation"),
+    ("ThunkExecutor::Execute", "xspace", "step_num=step, _r=1) or jax.profiler.StepTraceAnnotation"),
 ])
 def test_how_to_mark_steps_fits_the_framework(event, format_, how):
     trace = Builder().host(event, 0, 10).run(0, 20, 5, launch=5).build()
@@ -267,6 +268,8 @@ def test_a_trace_of_the_host_alone_says_what_its_profiler_missed() -> None:
     assert "--trace=cuda,nvtx" in note(Builder(gpus=0, format="nsys").host("forward", 0, 100))
     assert note(Builder(gpus=0).host("aten::mm", 0, 100)).startswith("The trace has no GPU. All time")
     assert "but the job used one" in note(Builder(gpus=0).host("aten::cudnn_convolution", 0, 100))
+    # What an LSTM asks on a CPU, too.
+    assert "but the job used one" not in note(Builder(gpus=0).host("aten::cudnn_is_acceptable", 0, 100))
     apple = Builder(gpus=0).host("aten::linear_backward", 0, 100)
     assert "Apple GPUs" in note(apple) and analyze_trace(apple.build()).cpu_layers is None
     assert limit_of(analyze_trace(apple.build())).startswith("NO VERDICT: the GPU work was not recorded")
