@@ -77,6 +77,12 @@ def counted(n: int, what: str, ending: str = "s") -> str:
     return f"{n:,} {what}" if n == 1 else f"{n:,} {what}{ending}"
 
 
+def counted_cpus(n: float) -> str:
+    """CPUs with their number: 1 CPU, 1.5 CPUs."""
+    number = f"{n:.3g}"
+    return f"{number} CPU{'' if number == '1' else 's'}"
+
+
 def listed(parts: Sequence[str]) -> str:
     """The parts as a list in a sentence: "a", "a and b", "a, b, and c"."""
     return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])}, and {parts[-1]}"

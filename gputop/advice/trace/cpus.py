@@ -20,7 +20,7 @@ from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.captured_samples import CpuUser, JobCpus
 from gputop.core.findings import Culprit
-from gputop.text.units import counted, percent, printable
+from gputop.text.units import counted, counted_cpus, percent, printable
 from gputop.trace.intervals import coverage
 from gputop.trace.lookups import computes_on_cpu, host_rows, spans_of
 from gputop.trace.threads import GLOBAL_POOL, INPUT, MAIN, lines_of
@@ -71,8 +71,8 @@ def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
     mostly_children = v.children is not None and v.children >= _MAIN_SHARE * v.programs
     who = "Other processes" if mostly_children else "Other programs"
     started = f", including {v.children:.2g} for processes that the job started" if mostly_children else ""
-    why = (f"{who} used {v.programs:.2g} of the {v.allowed:.3g} CPUs that the job may use{started}. The job itself "
-           f"got {v.used:.2g} CPUs, and no CPU was idle.")
+    why = (f"{who} used {v.programs:.2g} of the {counted_cpus(v.allowed)} that the job may use{started}. The job "
+           f"itself got {v.used:.2g} CPUs, and no CPU was idle.")
     if v.held_up is not None and v.held_up >= 0.01:
         why += f" The main thread was ready to run but had no CPU for {percent(v.held_up)} of the time."
     named = [f"{printable(user.name)[:_NAME_CHARS]} (PID {user.pid}{', started by the job' if user.child else ''}) "
@@ -84,7 +84,7 @@ def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
               "Stop these programs, lower their priority, move them to other CPUs, or run the job on its own node.")
     pids = " ".join(str(user.pid) for user in v.busiest[:_NAMED]) or "PID"
     return Explanation(
-        title=f"{who} keep {v.programs:.2g} of {v.allowed:.3g} CPUs busy, and the job gets {v.used:.2g}", why=why,
+        title=f"{who} keep {v.programs:.2g} of {counted_cpus(v.allowed)} busy, and the job gets {v.used:.2g}", why=why,
         evidence=known({
             "allowed_cpus": v.allowed, "job_cpus": v.used, "other_programs_cpus": v.programs,
             "child_processes_cpus": v.children, "main_thread_held_up_ratio": v.held_up, "share_ratio": v.share}),
@@ -162,7 +162,7 @@ def describe_threads_unused(v: ThreadsUnused, job: Job) -> Explanation:
     return Explanation(
         title=f"One thread computes for {percent(v.large_ratio)} of the {job.basis} while {v.idle_cpus:.2g} CPUs are "
               "idle",
-        why=(f"The job kept {v.used:.2g} of {v.allowed:.3g} CPUs busy, almost entirely with its main thread, and "
+        why=(f"The job kept {v.used:.2g} of {counted_cpus(v.allowed)} busy, almost entirely with its main thread, and "
              f"{v.idle_cpus:.2g} CPUs were idle. Ops that PyTorch can split across threads, mainly {op}, take "
              f"{percent(v.large_ratio)} of the {job.basis}."),
         evidence={"large_ops_ratio": v.large_ratio, "job_cpus": v.used, "idle_cpus": v.idle_cpus,
@@ -208,7 +208,7 @@ def judge_thread_oversubscription(facts: TraceFacts) -> ThreadOversubscription |
 def describe_thread_oversubscription(v: ThreadOversubscription, job: Job) -> Explanation:
     of_ranks = f"in each of about {v.ranks} processes" if v.ranks > 1 else ""
     return Explanation(
-        title=f"{v.working} threads{of_ranks and ' ' + of_ranks} share {v.allowed:.3g} CPUs",
+        title=f"{v.working} threads{of_ranks and ' ' + of_ranks} share {counted_cpus(v.allowed)}",
         why=(f"{of_ranks[:1].upper()}{of_ranks[1:]}{of_ranks and ', '}{v.working} threads were runnable; on average, "
              f"{v.waiting:.2g} of those threads were waiting for a CPU. "
              f"The main thread had no CPU for {percent(v.held_up)} of the time. An op is done when its last "

@@ -23,7 +23,7 @@ from gputop.analysis.host.tf_data import PARALLEL_STAGE, SEGMENT_ENDS, segments
 from gputop.analysis.results import Pipeline, Stage
 from gputop.core.captured_samples import JobCpus
 from gputop.core.findings import Claim
-from gputop.text.units import percent, seconds
+from gputop.text.units import counted_cpus, percent, seconds
 
 _PYTHON_MAP = ("The map function is Python (py_function or numpy_function), whose calls share the global interpreter "
                "lock (GIL): they compute one at a time and run in parallel only while they wait for storage or "
@@ -306,8 +306,7 @@ def _cpu_clause(job: JobCpus | None) -> str:
     if job is None:
         return "; the trace does not show whether CPUs are free for this work"
     quota = f" by its quota of {job.quota:.3g}" if job.quota is not None and job.quota < job.allowed else ""
-    cpus = "one CPU" if f"{job.free:.3g}" == "1" else f"{job.free:.3g} CPUs"
-    text = f", on the {cpus} that the job can get{quota}"
+    text = f", on the {counted_cpus(job.free)} that the job can get{quota}"
     if job.used is not None and job.others is not None:
         text += (f" (during the capture the job used {job.used:.2g} and all other programs used {job.others:.2g} of "
                  f"{job.allowed:.3g} CPUs)")

@@ -21,7 +21,7 @@ from gputop.analysis.host.launch_threads import cpu_budget
 from gputop.analysis.host.tf_data import python_s
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.training_loops import loads_itself, training_loops
-from gputop.text.units import seconds
+from gputop.text.units import counted_cpus, seconds
 from gputop.trace.intervals import EMPTY, merge, subtract
 from gputop.trace.threads import MAIN, lines_of
 
@@ -35,6 +35,7 @@ _OF_ROWS = frozenset((*_ROWS, *(f"aten::{name}" for name in (
 # figures.
 _MOSTLY_ROWS, _MANY_ROWS = 0.4, 64
 _WORKERS = 8  # to begin with, where the CPUs are not known
+_CHEAPER = "Make samples cheaper (decode, tokenize, and resize once, and store the result), or give the job more CPUs."
 _CPUS_FULL_RATIO = 0.9  # share of the CPUs that are busy; above it no further worker finds one
 
 
@@ -100,8 +101,11 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
                 "batch_size=None. Workers would also copy row by row.", code("input_bound", "rows"), None, "",
                 tells=f" The DataLoader takes the {rows:,.0f} rows of a batch from tensors one by one and stacks them "
                       "again.")
-        return InputFix(fix_of_loader("torch")[0], snippet, None, "",
-                        tells=" The DataLoader loads each batch in the training process (num_workers=0).")
+        tells = " The DataLoader loads each batch in the training process (num_workers=0)"
+        if cpus is not None and cpus.limit < 2 and (cpus.used or 0.0) >= _CPUS_FULL_RATIO * cpus.limit:
+            return InputFix(f"{_CHEAPER} Workers would only take turns with the model on the same CPU.", None, None, "",
+                            tells=f"{tells}, and the job keeps the {counted_cpus(cpus.limit)} that it may use busy.")
+        return InputFix(fix_of_loader("torch")[0], snippet, None, "", tells=f"{tells}.")
     waits = merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace)))
     if anew.total >= subtract(waits, anew).total:
         return InputFix(
@@ -114,8 +118,7 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
         tells = (f" The DataLoader workers keep {children:.2g} of {cpus.allowed:.3g} CPUs busy, and no CPU is idle."
                  if children >= 0.5 * (cpus.programs or 0.0) > 0 else f" None of the {cpus.allowed:.3g} CPUs is idle.")
         return InputFix(
-            "Make samples cheaper (decode, tokenize, and resize once, and store the result), or give the job more "
-            "CPUs. More workers would only wait for CPUs and cost memory and context switches.", snippet,
+            f"{_CHEAPER} More workers would only wait for CPUs and cost memory and context switches.", snippet,
             None, "", tells=tells)
     return InputFix("Give the DataLoader more workers, and let them prepare batches ahead of time.", snippet, None, "")
 

@@ -137,6 +137,10 @@ def test_what_to_do_about_pytorchs_loader(of: str, cpus: JobCpus | None, workers
     assert f"num_workers={workers}," in (f.snippet or "") and "pin_memory" not in (f.snippet or "")
     assert tells in f.why and ("more workers" in f.action.lower()) == (tells != "num_workers=0")
     assert ("wait for CPUs" in f.action) == ("CPUs" in tells)
+    trace.job_cpus = JobCpus(8.0, quota=1.0, used=0.95, others=0.1)
+    alone = findings(trace)["input_bound"]  # one CPU: workers would take it from the model
+    turns = "Single" in of
+    assert (alone.snippet is None) == ("keeps the 1 CPU" in alone.why) == ("take turns" in alone.action) == turns
 
 
 @pytest.mark.parametrize(("rows", "computes", "fix"), [
