@@ -27,6 +27,7 @@ from gputop.analysis.host.host_causes import EAGER_OPS
 from gputop.analysis.host.host_ops import small_ops
 from gputop.analysis.results import Functions
 from gputop.analysis.steps.compilations import COMPILER, CUDNN, TRITON, function_name, rebuilt, trials, tried_again
+from gputop.analysis.steps.jax_calls import is_own_op
 from gputop.analysis.steps.phases import TRAINING
 from gputop.analysis.steps.pytorch_ops import BACKWARD_NODE
 from gputop.analysis.steps.torch_compilations import built_again, script_builds, torch_builds
@@ -96,6 +97,9 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
     enough = steps is not None and steps.count >= limit("host.steps")
     trains = enough and steps is not None and (steps.times.phase == TRAINING or not again.made)
     young_s = None if trains else _young_s(facts)
+    if young_s is not None and steps is None and is_own_op(again.name):
+        return Missing("two complete steps, because each of JAX's ops compiles once per shape as a job starts; capture "
+                       "again in two minutes")
     tracing = waits_for_host(facts, "tracing")
     begins = longest_on_host(facts.trace, {again.name, f"PjitFunction({again.name})"}, tracing)
     ever = [use.tracing_count for use in functions.functions

@@ -580,7 +580,8 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
         return "input", ""
     if silent and coverage(page_reads(trace), idle.start, idle.end).sum() >= _MAIN_SHARE * total:
         return "managed", ""
-    if silent:  # profilers of frameworks record Python's jobs alone, Nsight any program's
+    # Profilers of frameworks record Python's jobs alone, Nsight any program's. Python may wait for other threads' ops.
+    if silent and sum(time for time, _ in work.values()) < _MAIN_SHARE * total:
         python = trace.format != "nsys" or detect_framework(trace) != "unknown" or any(
             line.gpu < 0 and _PYTHON.match(line.name) for line in trace.lines)
         return ("python" if python else "silent"), ""

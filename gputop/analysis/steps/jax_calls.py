@@ -61,9 +61,13 @@ _UPDATE = 0.1  # share of a program's ops, of which those of an update are more.
 def own_ops(trace: Trace) -> Mask:
     """Mask of ``trace.names`` that are calls of JAX's own ops, as :func:`gputop.trace.lookups.name_mask`."""
     mask = np.zeros(len(trace.names) + 1, bool)
-    mask[:-1] = [name.startswith("PjitFunction(") and _OWN.match(function_name(name)) is not None
-                 for name in trace.names]
+    mask[:-1] = [name.startswith("PjitFunction(") and is_own_op(function_name(name)) for name in trace.names]
     return mask
+
+
+def is_own_op(function: str) -> bool:
+    """Return whether a jitted function of this name is one of JAX's own ops."""
+    return _OWN.match(function) is not None
 
 
 def outer_calls(trace: Trace) -> I64:

@@ -235,6 +235,22 @@ def test_of_a_young_job_without_steps_it_is_said_that_this_may_be_the_start(age_
     assert f.id == "retracing" and ("job startup" in f.why) == hedged
 
 
+@pytest.mark.parametrize(("function", "judged"), [("add", False), ("loss", True)])
+def test_ops_that_compile_for_each_shape_as_a_job_starts_are_no_finding(function, judged):
+    """As of a first evaluation outside of jax.jit: each is one of JAX's own ops and compiles once a shape."""
+    b = Builder(gpus=0)
+    for i, name in enumerate((function, "dot", function, function, "dot")):
+        b.host(f"PjitFunction({name})", i * 900_000, 400_000).host("backend_compile", i * 900_000 + 10, 390_000)
+    b.host("dot_fusion", 4_500_000, 2_100_000, "tf_XLAPjRtCpuClient/1")
+    b.host("add_fusion", 6_600_000, 1_900_000, "tf_XLAPjRtCpuClient/1").host("Array.__float__", 8_490_000, 20_000)
+    trace = b.build()
+    trace.job_cpus = JobCpus(2.0, age_s=15.0)
+    a = analyze_trace(trace)
+    assert ("retracing" in {f.id for f in a.findings}) == judged
+    rest = [(part.kind, part.what) for part in a.wall_time.parts if part.id == "no_steps"]
+    assert rest == [("op", "dot_fusion")] or judged  # Python waits for other threads' ops
+
+
 @pytest.mark.parametrize("whole", [1, 2])
 def test_the_function_that_compiles_at_each_call_is_the_step_and_not_a_shorter_one(whole):
     """As jnp.asarray's, of a loop whose step compiles for most of the recording."""
