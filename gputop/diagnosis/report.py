@@ -95,7 +95,7 @@ _SIMULATED = "SIMULATED: gputop generated this trace; it was not recorded on rea
 
 
 def _provenance(a: Analysis) -> str:
-    """Basis of the verdict: "17 steps in 1.95 s, confidence low; no GPU in the trace"."""
+    """Basis of the verdict: "17 steps in 1.95 s, confidence low; no GPU work in the trace"."""
     recorded = seconds(a.wall_time.recorded_s if a.wall_time is not None else a.trace.window_s)
     ended = _ended(a)
     what = "a damaged file" if a.trace.is_damaged else f"{recorded} without steps"
@@ -107,7 +107,7 @@ def _provenance(a: Analysis) -> str:
         if a.wall_time is not None and (more_s := a.wall_time.recording_s(a.steps.median_s)):
             ended = (f"Recording in detail makes a step longer: {seconds(a.steps.median_s)}, and "
                      f"{seconds(a.steps.median_s - more_s)} while only rare events are recorded. {ended}").rstrip()
-    gpus = "" if a.trace.is_damaged else f"; {counted(len(a.gpus), 'GPU') if a.gpus else 'no GPU'} in the trace"
+    gpus = "" if a.trace.is_damaged else f"; {counted(len(a.gpus), 'GPU') if a.gpus else 'no GPU work'} in the trace"
     return what + gpus + (f". {ended}" if ended else "")
 
 

@@ -250,5 +250,6 @@ def how_to_mark_steps(trace: Trace) -> str:
         return ("NVTX ranges such as torch.cuda.nvtx.range(f'ProfilerStep#{step}')" if framework == "pytorch" else
                 "NVTX ranges named ProfilerStep#<number>")
     return {"pytorch": "torch.profiler.record_function(f'step {step}') around each step, or prof.step() after it",
-            "jax": "jax.profiler.StepTraceAnnotation('train', step_num=step)"}.get(
-                framework, "tf.profiler.experimental.Trace('train', step_num=step, _r=1)")
+            "jax": "jax.profiler.StepTraceAnnotation('train', step_num=step)",
+            "tensorflow": "tf.profiler.experimental.Trace('train', step_num=step, _r=1)"}.get(
+                framework, "annotations that have the stats step_num=<number> and _r=1")

@@ -10,8 +10,8 @@ first and last event), in this order:
 3. the loops of evaluations, predictions and other calls, outside of those steps: from the first call between two
    steps to the last one, and of Keras what it does right before and after them (making and freeing iterators), where no
    line of the user's runs in it;
-4. the work of a start (:mod:`gputop.analysis.steps.start_up`) outside of both, as far as no step precedes it, and
-   what ends the program: calls that free and unload after the last work of the GPUs;
+4. the work of a start (:mod:`gputop.analysis.steps.start_up`) outside of both, as far as no step precedes it, the
+   profiler's own, and what ends the program: calls that free and unload after the last work of the GPUs;
 5. before the first step or loop and after the last one: up to ``OPEN_STEPS`` usual steps are edges, what is longer is
    a step or a wait that had begun before the recording or had not ended with it. Events are written when they end, so
    such a step has none. Where a period is all that is known, which may be a layer, what is longer is other work;
@@ -69,6 +69,7 @@ _ONE_BY_ONE = 16  # stretches that are named each by itself, the longest ones; a
 _WORTH_ITS_NAME = 0.005  # share of the recording
 _NAMES = 4  # of the host's work that are kept of each part
 _SUMMARY = work_kinds.PATTERN_OF_KIND["summary"]
+_FLUSHES = r"FlushSummaryWriter\b"
 _OP = re.compile(r"[A-Z][A-Za-z0-9]*")  # of TensorFlow's
 _READS = rf"(?:EagerLocalExecute: )?{work_kinds.READ_VARIABLE}$"
 _XLA_PROGRAM = r"ThunkExecutor::Execute"
@@ -321,6 +322,8 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
         first, last = (int(recorded.start[0]), int(recorded.end[-1])) if len(recorded.start) else (last, last)
     take("start", intersect(start, _spans([(int(rank.window.start[0]), first)]) if steps is not None else rank.window))
     take(_PROFILER, spans_of(trace, host_rows(trace, _PROFILES, rank.lines)))
+    if steps is not None:
+        take(_PROFILER, _ended_by_callback(trace, rank, max(last, steps.last_call_ns or 0)))
     if len(rank.busy.end):
         take("end", tear_down(trace, rank.lines, int(rank.busy.end[-1])))
     pauses_by_stacks = subtract(pauses_by_stacks, merge(EMPTY, *divided.values()))
@@ -434,6 +437,17 @@ def _loop_setups(trace: Trace, stretches: Sequence[_Stretch], divided: Mapping[s
                   if not _line(first, user=True) and (
                       kind in (_SETS_UP if stretch.end_ns in loops.start else _CLEANS_UP) or (
                           kind == "python" and first is not None and PurePosixPath(first.file).name in PASS_ON)))
+
+
+def _ended_by_callback(trace: Trace, rank: _Rank, after_ns: int) -> Spans:
+    """The time after the last step, where TensorBoard's callback ends the recording: it writes the graph that it has
+    traced, and the last that its thread shows is that it flushes the file."""
+    on_loop = np.flatnonzero(rank.loop_lines.take(trace.host.line))
+    flushes = host_rows(trace, _FLUSHES, rank.loop_lines)
+    end_ns = int(rank.window.end[-1])
+    if not len(flushes) or trace.host.start_ns[on_loop].max() > trace.host.start_ns[flushes].max() or end_ns <= after_ns:
+        return EMPTY
+    return _spans([(after_ns, end_ns)])
 
 
 def _unrecorded(trace: Trace, rank: _Rank) -> Spans:
@@ -580,8 +594,8 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
         return "input", ""
     if silent and coverage(page_reads(trace), idle.start, idle.end).sum() >= _MAIN_SHARE * total:
         return "managed", ""
-    if silent:  # profilers of frameworks record Python's jobs alone, Nsight any program's
-        python = trace.format != "nsys" or detect_framework(trace) != "unknown" or any(
+    if silent:  # Nsight records any program, and XLA's profiler those of other languages
+        python = detect_framework(trace) != "unknown" or any(
             line.gpu < 0 and _PYTHON.match(line.name) for line in trace.lines)
         return ("python" if python else "silent"), ""
     return ("op", names[0]) if names else ("unknown", "")
