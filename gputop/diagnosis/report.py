@@ -22,7 +22,7 @@ from gputop.trace.readers.formats import WRITERS
 
 _WORTH_A_NAME = 0.1  # share of what is unexplained
 _BAR = 24
-_NOT_RECORDED = ("lost_kernels", "empty_device_plane")  # notes on launches of which the profiler has no kernel
+_NOT_RECORDED = ("lost_kernels", "empty_device_plane", "no_device_events")  # notes on GPUs of which no kernel is seen
 _ENDED = "ended_early"  # the note on what ended the recording
 
 
@@ -250,7 +250,7 @@ def limit_lines(a: Analysis) -> VerdictLines:
     active = [gpu for gpu in a.gpus if gpu.kernels]
     unrecorded = next((note.message for note in a.trace.quality if note.id in _NOT_RECORDED and not active), "")
     if unrecorded:
-        return no_verdict("the GPU work was not recorded", "record again with GPU events", unrecorded)
+        return no_verdict("no work on a GPU was recorded", "record again with GPU events", unrecorded)
     clean, about, do = _limit_of_gpus(a, active) if active else _limit_of_host(a)
     if (doubted := doubt(a, clean, about)) is not None:
         return doubted

@@ -19,6 +19,7 @@ _HALF = 0.5  # share of a part: what fills it, names it
 # Fewer steps show no rhythm of the job, and what is seldom not at all (TraceML: sure from 20 steps on).
 ENOUGH_STEPS = 20
 _FEW_STEPS, _FEW_KERNELS = 3, 20  # as few.steps, and few.hardly_any_kernels of a GPU
+_SHORT_S = 0.01  # recorded: of a loop it shows a step at most
 _MOMENT = 0.01  # share of the recording in which the GPUs worked
 _MIN_SHARE_IN_STEPS = 0.5  # share of the recording in whole training steps: what is said of them is said of the job
 _SENTENCE_PARTS = 4
@@ -122,7 +123,9 @@ def doubt(a: Analysis, clean: bool, about: str) -> VerdictLines | None:
     caused = any(f.evidence.get("share_ratio", 0) >= HIGH_SHARE for f in a.findings)
     few = caused or a.steps is None if _hardly_any_work(a) else (
         caused and a.steps is not None and a.steps.unit == "period")
-    begins = a.steps is None and _start_share(a) >= WORTH_SAYING  # then it shows no loop, whatever it idles for
+    # Then it shows no loop, whatever it idles for.
+    short = a.wall_time is not None and a.wall_time.recorded_s < _SHORT_S
+    begins = a.steps is None and (short or _start_share(a) >= WORTH_SAYING)
     no_kernel = not any(gpu.kernels for gpu in a.gpus)
     return not_enough(a, about) if clean or few or no_kernel or begins or _starts(a) else None
 
@@ -160,9 +163,9 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
         return no_verdict("the trace does not show how its time was spent", CAPTURE_LONGER, limit)
     recorded = f"{seconds(wall.recorded_s)} recorded"
     unused = a.trace.format == "nsys" or any(note.id == "unused_gpu" for note in a.trace.quality)
-    if steps is None and not a.gpus and unused:
-        return no_verdict(f"no GPU work in the {recorded}", _USE_A_GPU + _RECORDED_BY[a.trace.format],
-                          _seen(wall, "recorded time"))
+    if steps is None and not a.gpus and (unused or (a.input is None and not _starts(a))):
+        again = _RECORDED_BY[a.trace.format] if unused else "it again while the GPU works"
+        return no_verdict(f"no GPU work in the {recorded}", _USE_A_GPU + again, _seen(wall, "recorded time"))
     if _starts(a) and (steps is None or not steps.start_up):
         return no_verdict(f"the {recorded} are mostly job startup", _LATER, _seen(wall, "recorded time"))
     if steps is None:

@@ -31,7 +31,7 @@ from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.verdict import Basis, Explanation, Missing, Verdict, finding
 from gputop.analysis.host.host_spans import PYTHON_CALLBACK
 from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
-from gputop.analysis.results import StepTimes
+from gputop.analysis.results import SESSION_RUN, StepTimes
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, UNKNOWN
 from gputop.analysis.steps.training_loops import BATCH_WAIT
 from gputop.analysis.what_if.cure import NO_ROWS, Cure, combined
@@ -114,6 +114,8 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     if job.trains is False:
         made = replace(made, **{name: line.replace("train.py", "main.py") for name in ("snippet", "ncu")
                                 if (line := getattr(made, name))})
+    if steps is not None and steps.anchor == SESSION_RUN and made.snippet:
+        made = replace(made, snippet=f"# in TensorFlow 2:\n{made.snippet}")
     if replayed is not None and verdict.cure is not None:
         cures.by_finding[made.id] = verdict.cure
     spans = _spans(verdict, facts)

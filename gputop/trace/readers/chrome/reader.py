@@ -31,7 +31,7 @@ from gputop.trace.readers.content import as_utf8, memory_limit, read_chunks, tpu
 from gputop.trace.threads import GRAPH_EXECUTOR, NOT_NUMBERED
 
 _GPU_PROCESS = re.compile(r"/(?:device:GPU|gpu):(\d{1,3})(?!\d)")  # the second in early versions of TensorFlow 1
-_GPU_PLANE, _TPU_PROCESS = re.compile(r"/device:GPU:\d+$"), re.compile(r"/device:TPU:\d")  # in exports of XSpaces
+_GPU_PLANE, _TPU_PROCESS = re.compile(r"/device:GPU:(\d{1,3})$"), re.compile(r"/device:TPU:\d")  # in exports of XSpaces
 _PROCESS_STREAM = re.compile(r"/(?:stream:(\w+)|memcpy Compute$)")
 # TensorFlow 1's timeline of one session.run: the ops of a device are run by one executor, and a tid is a row of the
 # drawing. What its GPUs do is there three times: by stream, of all streams, and copies apart.
@@ -197,8 +197,10 @@ class _Rank:
                 _join(out, self._builder.host[-1], host["correlation"].copy())
             if len(host) and nodes.any():
                 _join_nodes(out, self._builder.host[-1], self._builder.names.list)
-        elif planes := [0 for name in self._file.processes.values() if _GPU_PLANE.match(name)]:
-            note_empty_planes(self._builder, self._file.host, planes, (), host["name"])
+        elif planes := {int(gpu[1]) for name in self._file.processes.values() if (gpu := _GPU_PLANE.match(name))}:
+            for ordinal in sorted(planes & set(range(MAX_GPUS))):
+                self._gpu(ordinal)
+            note_empty_planes(self._builder, self._file.host, [0] * len(planes), (), host["name"])
 
     def _names(self, host: npt.NDArray[np.void], nodes: Mask, on_host: Mask) -> npt.NDArray[np.int32]:
         """Names of events on the host: nodes of TensorFlow 1's graph are called as later versions call them."""
