@@ -65,8 +65,8 @@ def note_empty_planes(
         return
     if any(_NO_CUPTI.search(m) for m in messages):
         builder.note("empty_device_plane", f"{where}: the job could not use CUPTI, which traces GPUs. Put the folder "
-                                           "of CUDA's libcupti (extras/CUPTI/lib64) into its LD_LIBRARY_PATH, on Windows "
-                                           "into its PATH.")
+                                           "of CUDA's libcupti (extras/CUPTI/lib64) into its LD_LIBRARY_PATH (on "
+                                           "Windows: PATH).")
         return
     names, counts = (column.tolist() for column in np.unique(call_names, return_counts=True))
     launched = sum(count for i, count in zip(names, counts, strict=True) if _LAUNCH.match(builder.names.list[i]))

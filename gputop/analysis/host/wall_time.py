@@ -321,9 +321,7 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
         # Without a step of its own, where the other recording has some, all of it is an edge.
         first, last = (int(recorded.start[0]), int(recorded.end[-1])) if len(recorded.start) else (last, last)
     take("start", intersect(start, _spans([(int(rank.window.start[0]), first)]) if steps is not None else rank.window))
-    take(_PROFILER, spans_of(trace, host_rows(trace, _PROFILES, rank.lines)))
-    if steps is not None:
-        take(_PROFILER, _ended_by_callback(trace, rank, max(last, steps.last_call_ns or 0)))
+    take(_PROFILER, _of_profiler(trace, steps, rank, last))
     if len(rank.busy.end):
         take("end", tear_down(trace, rank.lines, int(rank.busy.end[-1])))
     pauses_by_stacks = subtract(pauses_by_stacks, merge(EMPTY, *divided.values()))
@@ -439,15 +437,17 @@ def _loop_setups(trace: Trace, stretches: Sequence[_Stretch], divided: Mapping[s
                           kind == "python" and first is not None and PurePosixPath(first.file).name in PASS_ON)))
 
 
-def _ended_by_callback(trace: Trace, rank: _Rank, after_ns: int) -> Spans:
-    """The time after the last step, where TensorBoard's callback ends the recording: it writes the graph that it has
-    traced, and the last that its thread shows is that it flushes the file."""
-    on_loop = np.flatnonzero(rank.loop_lines.take(trace.host.line))
+def _of_profiler(trace: Trace, steps: Steps | None, rank: _Rank, last_ns: int) -> Spans:
+    """When the profiler starts or stops. TensorBoard's callback, which stops its own after the last step, writes the
+    graph that it has traced; the last that its thread shows is that it flushes the file."""
+    spans = spans_of(trace, host_rows(trace, _PROFILES, rank.lines))
     flushes = host_rows(trace, _FLUSHES, rank.loop_lines)
-    end_ns = int(rank.window.end[-1])
-    if not len(flushes) or trace.host.start_ns[on_loop].max() > trace.host.start_ns[flushes].max() or end_ns <= after_ns:
-        return EMPTY
-    return _spans([(after_ns, end_ns)])
+    if steps is None or not len(flushes):
+        return spans
+    starts = trace.host.start_ns
+    if starts[rank.loop_lines.take(trace.host.line)].max() > starts[flushes].max():
+        return spans
+    return merge(spans, _spans([(max(last_ns, steps.last_call_ns or 0), int(rank.window.end[-1]))]))
 
 
 def _unrecorded(trace: Trace, rank: _Rank) -> Spans:

@@ -23,10 +23,10 @@ from gputop.trace.launch_join import Launches, set_launches
 from gputop.trace.lookups import TORCH_HOST_MEMORY, Mask, computes_on_cpu, distinct
 from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, StepEvents, Trace, TraceGpu
 from gputop.trace.occupancy import sm_count, with_estimate
+from gputop.trace.quality import note_empty_planes
 from gputop.trace.readers.chrome.events import HOST, ChromeFile, read_file, text_of
 from gputop.trace.readers.chrome.records import integer
 from gputop.trace.readers.clock_file import HostClock, clocks_of
-from gputop.trace.quality import note_empty_planes
 from gputop.trace.readers.content import as_utf8, memory_limit, read_chunks, tpu_error
 from gputop.trace.threads import GRAPH_EXECUTOR, NOT_NUMBERED
 
@@ -198,8 +198,8 @@ class _Rank:
             if len(host) and nodes.any():
                 _join_nodes(out, self._builder.host[-1], self._builder.names.list)
         elif planes := {int(gpu[1]) for name in self._file.processes.values() if (gpu := _GPU_PLANE.match(name))}:
-            for ordinal in sorted(planes & set(range(MAX_GPUS))):
-                self._gpu(ordinal)
+            for number in sorted(planes & set(range(MAX_GPUS))):
+                self._gpu(number)
             note_empty_planes(self._builder, self._file.host, [0] * len(planes), (), host["name"])
 
     def _names(self, host: npt.NDArray[np.void], nodes: Mask, on_host: Mask) -> npt.NDArray[np.int32]:
