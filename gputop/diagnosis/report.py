@@ -22,7 +22,9 @@ from gputop.trace.readers.formats import WRITERS
 
 _WORTH_A_NAME = 0.1  # share of what is unexplained
 _BAR = 24
-_NOT_RECORDED = ("lost_kernels", "empty_device_plane", "no_device_events")  # notes on GPUs of which no kernel is seen
+# Notes on GPUs of which the profiler has no kernel, and what they say.
+_LOST = "the GPU work was not recorded"
+_NOT_RECORDED = {"lost_kernels": _LOST, "empty_device_plane": _LOST, "no_device_events": "no GPU work was recorded"}
 _ENDED = "ended_early"  # the note on what ended the recording
 
 
@@ -248,9 +250,9 @@ def limit_lines(a: Analysis) -> VerdictLines:
         return no_verdict("the file is damaged", "copy or capture it again",
                           "values from the remaining part would be wrong")
     active = [gpu for gpu in a.gpus if gpu.kernels]
-    unrecorded = next((note.message for note in a.trace.quality if note.id in _NOT_RECORDED and not active), "")
-    if unrecorded:
-        return no_verdict("no work on a GPU was recorded", "record again with GPU events", unrecorded)
+    unrecorded = next((note for note in a.trace.quality if note.id in _NOT_RECORDED and not active), None)
+    if unrecorded is not None:
+        return no_verdict(_NOT_RECORDED[unrecorded.id], "record again with GPU events", unrecorded.message)
     clean, about, do = _limit_of_gpus(a, active) if active else _limit_of_host(a)
     if (doubted := doubt(a, clean, about)) is not None:
         return doubted

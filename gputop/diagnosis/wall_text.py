@@ -19,7 +19,7 @@ _HALF = 0.5  # share of a part: what fills it, names it
 # Fewer steps show no rhythm of the job, and what is seldom not at all (TraceML: sure from 20 steps on).
 ENOUGH_STEPS = 20
 _FEW_STEPS, _FEW_KERNELS = 3, 20  # as few.steps, and few.hardly_any_kernels of a GPU
-_SHORT_S = 0.01  # recorded: of a loop it shows a step at most
+_SHORT_S = 0.005  # recorded: of a loop it shows a step at most
 _MOMENT = 0.01  # share of the recording in which the GPUs worked
 _MIN_SHARE_IN_STEPS = 0.5  # share of the recording in whole training steps: what is said of them is said of the job
 _SENTENCE_PARTS = 4
@@ -163,15 +163,16 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
         return no_verdict("the trace does not show how its time was spent", CAPTURE_LONGER, limit)
     recorded = f"{seconds(wall.recorded_s)} recorded"
     unused = a.trace.format == "nsys" or any(note.id == "unused_gpu" for note in a.trace.quality)
-    if steps is None and not a.gpus and (unused or (a.input is None and not _starts(a))):
-        again = _RECORDED_BY[a.trace.format] if unused else "it again while the GPU works"
-        return no_verdict(f"no GPU work in the {recorded}", _USE_A_GPU + again, _seen(wall, "recorded time"))
+    if steps is None and not a.gpus and unused:
+        return no_verdict(f"no GPU work in the {recorded}", _USE_A_GPU + _RECORDED_BY[a.trace.format],
+                          _seen(wall, "recorded time"))
     if _starts(a) and (steps is None or not steps.start_up):
         return no_verdict(f"the {recorded} are mostly job startup", _LATER, _seen(wall, "recorded time"))
     if steps is None:
         little = _hardly_any_work(a)
         u = wall.unexplained
-        silent = u is not None and u.per == "recording" and (u.silent_s or 0.0) >= _HALF * wall.recorded_s
+        silent = u is not None and u.per == "recording" and (u.silent_s or 0.0) >= _HALF * wall.recorded_s and not any(
+            part.kind == "op" and part.time_s >= _HALF * wall.recorded_s for part in wall.parts)
         sample = _READ_AT_ONCE if any(part.kind == "managed" for part in wall.parts) else _SAMPLE
         longer = f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop"
         return no_verdict(f"{little or 'no complete step'} in the {recorded}", sample if silent else longer,

@@ -199,7 +199,7 @@ def test_a_gpu_that_is_there_and_has_no_work_is_told(gpus: int, tmp_path: Path):
 
 
 @pytest.mark.parametrize(("pause", "verdict"), [
-    (500, "NO VERDICT  no complete step in the"), (5_000, "NO CAUSE FOUND")])
+    (200, "NO VERDICT  no complete step in the"), (5_000, "NO CAUSE FOUND")])
 def test_a_moment_of_a_program_is_not_judged_by_what_its_gpu_idles(pause: int, verdict: str):
     b, at = Builder(format="nsys"), 1000.0
     for i in range(24):
