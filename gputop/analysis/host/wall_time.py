@@ -438,8 +438,8 @@ def _loop_setups(trace: Trace, stretches: Sequence[_Stretch], divided: Mapping[s
 
 
 def _of_profiler(trace: Trace, steps: Steps | None, rank: _Rank, last_ns: int) -> Spans:
-    """Spans in which the profiler starts or stops. TensorBoard's callback, which stops its own after the last step, writes the
-    graph that it has traced; the last that its thread shows is that it flushes the file."""
+    """Spans in which the profiler starts or stops. TensorBoard's callback, which stops its own after the last step,
+    writes the graph that it has traced; the last that its thread shows is that it flushes the file."""
     spans = spans_of(trace, host_rows(trace, _PROFILES, rank.lines))
     flushes = host_rows(trace, _FLUSHES, rank.loop_lines)
     if steps is None or not len(flushes):
@@ -447,7 +447,8 @@ def _of_profiler(trace: Trace, steps: Steps | None, rank: _Rank, last_ns: int) -
     starts = trace.host.start_ns
     if starts[rank.loop_lines.take(trace.host.line)].max() > starts[flushes].max():
         return spans
-    return merge(spans, _spans([(max(last_ns, steps.last_call_ns or 0), int(rank.window.end[-1]))]))
+    begin, end = max(last_ns, steps.last_call_ns or 0), int(rank.window.end[-1])
+    return merge(spans, _spans([(min(begin, end), end)]))
 
 
 def _unrecorded(trace: Trace, rank: _Rank) -> Spans:
