@@ -22,7 +22,9 @@ from gputop.trace.readers.formats import WRITERS
 
 _WORTH_A_NAME = 0.1  # share of what is unexplained
 _BAR = 24
-_NOT_RECORDED = ("lost_kernels", "empty_device_plane")  # notes on launches of which the profiler has no kernel
+# Notes on GPUs of which the profiler has no kernel, and what they say.
+_LOST = "the GPU work was not recorded"
+_NOT_RECORDED = {"lost_kernels": _LOST, "empty_device_plane": _LOST, "no_device_events": "no GPU work was recorded"}
 _ENDED = "ended_early"  # the note on what ended the recording
 
 
@@ -95,7 +97,7 @@ _SIMULATED = "SIMULATED: gputop generated this trace; it was not recorded on rea
 
 
 def _provenance(a: Analysis) -> str:
-    """Basis of the verdict: "17 steps in 1.95 s, confidence low; no GPU in the trace"."""
+    """Basis of the verdict: "17 steps in 1.95 s, confidence low; no GPU work in the trace"."""
     recorded = seconds(a.wall_time.recorded_s if a.wall_time is not None else a.trace.window_s)
     ended = _ended(a)
     what = "a damaged file" if a.trace.is_damaged else f"{recorded} without steps"
@@ -107,7 +109,7 @@ def _provenance(a: Analysis) -> str:
         if a.wall_time is not None and (more_s := a.wall_time.recording_s(a.steps.median_s)):
             ended = (f"Recording in detail makes a step longer: {seconds(a.steps.median_s)}, and "
                      f"{seconds(a.steps.median_s - more_s)} while only rare events are recorded. {ended}").rstrip()
-    gpus = "" if a.trace.is_damaged else f"; {counted(len(a.gpus), 'GPU') if a.gpus else 'no GPU'} in the trace"
+    gpus = "" if a.trace.is_damaged else f"; {counted(len(a.gpus), 'GPU') if a.gpus else 'no GPU work'} in the trace"
     return what + gpus + (f". {ended}" if ended else "")
 
 
@@ -248,9 +250,9 @@ def limit_lines(a: Analysis) -> VerdictLines:
         return no_verdict("the file is damaged", "copy or capture it again",
                           "values from the remaining part would be wrong")
     active = [gpu for gpu in a.gpus if gpu.kernels]
-    unrecorded = next((note.message for note in a.trace.quality if note.id in _NOT_RECORDED and not active), "")
-    if unrecorded:
-        return no_verdict("the GPU work was not recorded", "record again with GPU events", unrecorded)
+    unrecorded = next((note for note in a.trace.quality if note.id in _NOT_RECORDED and not active), None)
+    if unrecorded is not None:
+        return no_verdict(_NOT_RECORDED[unrecorded.id], "record again with GPU events", unrecorded.message)
     clean, about, do = _limit_of_gpus(a, active) if active else _limit_of_host(a)
     if (doubted := doubt(a, clean, about)) is not None:
         return doubted

@@ -19,6 +19,7 @@ _HALF = 0.5  # share of a part: what fills it, names it
 # Fewer steps show no rhythm of the job, and what is seldom not at all (TraceML: sure from 20 steps on).
 ENOUGH_STEPS = 20
 _FEW_STEPS, _FEW_KERNELS = 3, 20  # as few.steps, and few.hardly_any_kernels of a GPU
+_SHORT_S = 0.005  # recorded: of a loop it shows a step at most
 _MOMENT = 0.01  # share of the recording in which the GPUs worked
 _MIN_SHARE_IN_STEPS = 0.5  # share of the recording in whole training steps: what is said of them is said of the job
 _SENTENCE_PARTS = 4
@@ -122,7 +123,9 @@ def doubt(a: Analysis, clean: bool, about: str) -> VerdictLines | None:
     caused = any(f.evidence.get("share_ratio", 0) >= HIGH_SHARE for f in a.findings)
     few = caused or a.steps is None if _hardly_any_work(a) else (
         caused and a.steps is not None and a.steps.unit == "period")
-    begins = a.steps is None and _start_share(a) >= WORTH_SAYING  # then it shows no loop, whatever it idles for
+    # Then it shows no loop, whatever it idles for.
+    short = a.wall_time is not None and a.wall_time.recorded_s < _SHORT_S
+    begins = a.steps is None and (short or _start_share(a) >= WORTH_SAYING)
     no_kernel = not any(gpu.kernels for gpu in a.gpus)
     return not_enough(a, about) if clean or few or no_kernel or begins or _starts(a) else None
 
@@ -168,7 +171,8 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     if steps is None:
         little = _hardly_any_work(a)
         u = wall.unexplained
-        silent = u is not None and u.per == "recording" and (u.silent_s or 0.0) >= _HALF * wall.recorded_s
+        silent = u is not None and u.per == "recording" and (u.silent_s or 0.0) >= _HALF * wall.recorded_s and not any(
+            part.kind == "op" and part.time_s >= _HALF * wall.recorded_s for part in wall.parts)
         sample = _READ_AT_ONCE if any(part.kind == "managed" for part in wall.parts) else _SAMPLE
         longer = f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop"
         return no_verdict(f"{little or 'no complete step'} in the {recorded}", sample if silent else longer,

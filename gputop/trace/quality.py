@@ -59,13 +59,13 @@ def note_empty_planes(
     """
     if any(events):
         return
-    where = f"{host or 'This host'}: no events of its {len(events)} GPUs were recorded"
+    where = f"{host or 'This host'}: no events of its {counted(len(events), 'GPU')} were recorded"
     if any(_RIGHTS.search(m) for m in messages):
         builder.note("empty_device_plane", f"{where}: {INSUFFICIENT_RIGHTS[0]}. {INSUFFICIENT_RIGHTS[1]}")
         return
     if any(_NO_CUPTI.search(m) for m in messages):
-        builder.note("empty_device_plane", f"{where}: the job could not use CUPTI, which traces GPUs. Put the folder "
-                                           "of CUDA's libcupti (extras/CUPTI/lib64) into its LD_LIBRARY_PATH.")
+        builder.note("empty_device_plane", f"{where}: the job could not use CUPTI, which traces GPUs. Put CUDA's "
+                                           "extras/CUPTI/lib64 into its LD_LIBRARY_PATH (Windows: PATH).")
         return
     names, counts = (column.tolist() for column in np.unique(call_names, return_counts=True))
     launched = sum(count for i, count in zip(names, counts, strict=True) if _LAUNCH.match(builder.names.list[i]))

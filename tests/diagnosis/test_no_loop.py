@@ -196,3 +196,13 @@ def test_a_gpu_that_is_there_and_has_no_work_is_told(gpus: int, tmp_path: Path):
     assert ("unused_gpu" in {note.id for note in analysis.trace.quality}) == bool(gpus)
     reason = "no GPU work" if gpus else "no complete step"
     assert short_report(analysis, 1000).startswith(f"NO VERDICT  {reason} in the 4.90 s recorded")
+
+
+@pytest.mark.parametrize(("pause", "verdict"), [
+    (200, "NO VERDICT  no complete step in the"), (5_000, "NO CAUSE FOUND")])
+def test_a_moment_of_a_program_is_not_judged_by_what_its_gpu_idles(pause: int, verdict: str):
+    b, at = Builder(format="nsys"), 1000.0
+    for i in range(24):
+        b.run(0, at, 60 + 7 * (i * i % 11), f"add {i * i % 7}")
+        at += 150 + (pause if i in (3, 11, 12) else 0)
+    assert judged(b)[1].startswith(verdict)

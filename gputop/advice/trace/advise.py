@@ -31,7 +31,7 @@ from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.verdict import Basis, Explanation, Missing, Verdict, finding
 from gputop.analysis.host.host_spans import PYTHON_CALLBACK
 from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
-from gputop.analysis.results import StepTimes
+from gputop.analysis.results import SESSION_RUN, StepTimes
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, UNKNOWN
 from gputop.analysis.steps.training_loops import BATCH_WAIT
 from gputop.analysis.what_if.cure import NO_ROWS, Cure, combined
@@ -111,9 +111,7 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
         severest=facts.severest(rule), claims=claims, most=share)), facts)
     if _COMPUTE in rule.events and _COMPUTE in rule.parts:
         made = replace(made, ncu=_ncu(verdict, facts))
-    if job.trains is False:
-        made = replace(made, **{name: line.replace("train.py", "main.py") for name in ("snippet", "ncu")
-                                if (line := getattr(made, name))})
+    made = _for_program(made, job, steps)
     if replayed is not None and verdict.cure is not None:
         cures.by_finding[made.id] = verdict.cure
     spans = _spans(verdict, facts)
@@ -121,6 +119,15 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     facts.claimed[made.id] = Claimed(
         spans, min(claimed_ns / max(sum(of_gpu.total for of_gpu in spans.values()), 1), 1.0), verdict.others_wait)
     return made
+
+
+def _for_program(made: Finding, job: Job, steps: StepTimes | None) -> Finding:
+    """The finding with code that names what the program is, and the version that it is for."""
+    if job.trains is False:
+        made = replace(made, **{name: line.replace("train.py", "main.py") for name in ("snippet", "ncu")
+                                if (line := getattr(made, name))})
+    of_tf2 = made.snippet and steps is not None and steps.anchor == SESSION_RUN
+    return replace(made, snippet=f"# in TensorFlow 2:\n{made.snippet}") if of_tf2 else made
 
 
 def _with_function(words: Explanation, verdict: Verdict, culprits: Sequence[Culprit], facts: TraceFacts,

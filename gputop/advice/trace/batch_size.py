@@ -14,7 +14,7 @@ from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, removed_host_time, severity_by_limits, waits_for_launches
 from gputop.advice.trace.inputs import gpu_allocators, launch_calls
-from gputop.advice.trace.job import Job
+from gputop.advice.trace.job import Job, shows_training
 from gputop.advice.trace.kernel_rows import plain_name
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.sm_use import narrow_kernels
@@ -53,13 +53,14 @@ class BatchSizeHeadroom(Verdict, frozen=True, kw_only=True):
 
 
 def judge_batch_size_headroom(facts: TraceFacts) -> BatchSizeHeadroom | None:
-    """A larger batch takes less time per sample, and no allocator is known to have no room for it.
+    """A larger batch takes less time per sample, and no allocator is known to have no room for it. JAX also runs
+    programs that train nothing; those that do show a gradient.
 
     The factor is a power of two that fits even if all memory in use, weights included, grew
     with the batch; in truth only activations do. Where memory is not known it is the least there is.
     """
     assert facts.shares is not None
-    if facts.shares["input"] >= limit("input_bound.share"):
+    if facts.shares["input"] >= limit("input_bound.share") or (facts.framework == "jax" and not shows_training(facts)):
         return None
     numbers = set(facts.active_numbers)
     used = {gpu: use for gpu, use in gpu_allocators(facts, numbers).items() if use.peak_bytes > 0}

@@ -251,6 +251,7 @@ _NOT_TENSORFLOW = {
 }
 _CALLBACK_GAIN = "assumes that the callbacks run outside the step"
 _PLACEMENT_GAIN = "assumes that these ops run in the input pipeline or take almost no time on the GPU"
+_REPLACE = "use a newer TensorFlow version, or replace what needs it, such as a sparse gradient."
 _INPUT_OPS = re.compile(
     r"\w*(?:String|Regex|Decode|Parse|Lookup|Hash(?!Table)|Unicode|Sparse|Ragged|Unique|Encode|ReadFile)\w*$")
 # Types for which TensorFlow has GPU kernels of the usual number types (float, half, bfloat16).
@@ -304,7 +305,6 @@ def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
         (kind, action), snippet = _NOT_TENSORFLOW[job.framework], code("host_placement", job.framework)
     else:
         kind = "Python (py_function, numpy_function)" if python else "TF ops"
-        why += " The inputs of these ops are copied from the GPU and the results back to it." if v.gpus else ""
         action, key = _placement_fix([work.name for work in v.work])
         snippet = code("host_placement", key)
     return Explanation(
@@ -326,8 +326,9 @@ def _placement_fix(ops: Sequence[str]) -> tuple[str, str]:
                 "on the host.", "placed")
     if not before:
         return (f"{kind} seems to have no GPU kernel here and needs gradients, which the input pipeline does not have: "
-                "use a newer TensorFlow version, or replace what needs it, such as a sparse gradient.", "placed")
+                f"{_REPLACE}", "placed")
     if _INPUT_OPS.match(kind):
-        return f"{kind} prepares data: do this in the input pipeline, which overlaps with the step.", "input"
+        rest = next((f" For {op.rsplit(':', 1)[-1]}, {_REPLACE}" for op in ops if op not in before), "")
+        return f"{kind} prepares data: do this in the input pipeline, which overlaps with the step.{rest}", "input"
     return (f"{kind} seems to have no GPU kernel: move it to the input pipeline, replace it, or run it once for many "
             "steps.", "placed")

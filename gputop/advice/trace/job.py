@@ -98,11 +98,17 @@ def trains(facts: TraceFacts) -> bool | None:
     trace, pytorch = facts.trace, facts.framework == "pytorch"
     if not facts.active and not (pytorch and computes_on_cpu(trace) and name_mask(trace, FORWARD).any()):
         return None
-    backward = (name_mask(trace, rf"(?!{PYTHON_FUNCTION})", _BACKWARD) if facts.framework in ("pytorch", "unknown")
-                else name_mask(trace, _JAX_BACKWARD))
-    if (backward | optimizer_names(trace)).any():
+    if shows_training(facts):
         return True if pytorch else None
     return False if pytorch or name_mask(trace, _SERVES, _SERVES_WORDS).any() else None
+
+
+@once_per_trace
+def shows_training(facts: TraceFacts) -> bool:
+    """Return whether something in the trace is of a backward pass or an optimizer."""
+    backward = (name_mask(facts.trace, rf"(?!{PYTHON_FUNCTION})", _BACKWARD)
+                if facts.framework in ("pytorch", "unknown") else name_mask(facts.trace, _JAX_BACKWARD))
+    return bool((backward | optimizer_names(facts.trace)).any())
 
 
 def _server(facts: TraceFacts) -> str:

@@ -10,8 +10,8 @@ first and last event), in this order:
 3. the loops of evaluations, predictions and other calls, outside of those steps: from the first call between two
    steps to the last one, and of Keras what it does right before and after them (making and freeing iterators), where no
    line of the user's runs in it;
-4. the work of a start (:mod:`gputop.analysis.steps.start_up`) outside of both, as far as no step precedes it, and
-   what ends the program: calls that free and unload after the last work of the GPUs;
+4. the work of a start (:mod:`gputop.analysis.steps.start_up`) outside of both, as far as no step precedes it, the
+   profiler's own, and what ends the program: calls that free and unload after the last work of the GPUs;
 5. before the first step or loop and after the last one: up to ``OPEN_STEPS`` usual steps are edges, what is longer is
    a step or a wait that had begun before the recording or had not ended with it. Events are written when they end, so
    such a step has none. Where a period is all that is known, which may be a layer, what is longer is other work;
@@ -69,6 +69,7 @@ _ONE_BY_ONE = 16  # stretches that are named each by itself, the longest ones; a
 _WORTH_ITS_NAME = 0.005  # share of the recording
 _NAMES = 4  # of the host's work that are kept of each part
 _SUMMARY = work_kinds.PATTERN_OF_KIND["summary"]
+_FLUSHES = r"FlushSummaryWriter\b"
 _OP = re.compile(r"[A-Z][A-Za-z0-9]*")  # of TensorFlow's
 _READS = rf"(?:EagerLocalExecute: )?{work_kinds.READ_VARIABLE}$"
 _XLA_PROGRAM = r"ThunkExecutor::Execute"
@@ -320,7 +321,7 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
         # Without a step of its own, where the other recording has some, all of it is an edge.
         first, last = (int(recorded.start[0]), int(recorded.end[-1])) if len(recorded.start) else (last, last)
     take("start", intersect(start, _spans([(int(rank.window.start[0]), first)]) if steps is not None else rank.window))
-    take(_PROFILER, spans_of(trace, host_rows(trace, _PROFILES, rank.lines)))
+    take(_PROFILER, _of_profiler(trace, steps, rank, last))
     if len(rank.busy.end):
         take("end", tear_down(trace, rank.lines, int(rank.busy.end[-1])))
     pauses_by_stacks = subtract(pauses_by_stacks, merge(EMPTY, *divided.values()))
@@ -434,6 +435,20 @@ def _loop_setups(trace: Trace, stretches: Sequence[_Stretch], divided: Mapping[s
                   if not _line(first, user=True) and (
                       kind in (_SETS_UP if stretch.end_ns in loops.start else _CLEANS_UP) or (
                           kind == "python" and first is not None and PurePosixPath(first.file).name in PASS_ON)))
+
+
+def _of_profiler(trace: Trace, steps: Steps | None, rank: _Rank, last_ns: int) -> Spans:
+    """Spans in which the profiler starts or stops. TensorBoard's callback, which stops its own after the last step,
+    writes the graph that it has traced; the last that its thread shows is that it flushes the file."""
+    spans = spans_of(trace, host_rows(trace, _PROFILES, rank.lines))
+    flushes = host_rows(trace, _FLUSHES, rank.loop_lines)
+    if steps is None or not len(flushes):
+        return spans
+    starts = trace.host.start_ns
+    if starts[rank.loop_lines.take(trace.host.line)].max() > starts[flushes].max():
+        return spans
+    begin, end = max(last_ns, steps.last_call_ns or 0), int(rank.window.end[-1])
+    return merge(spans, _spans([(min(begin, end), end)]))
 
 
 def _unrecorded(trace: Trace, rank: _Rank) -> Spans:
@@ -580,9 +595,9 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
         return "input", ""
     if silent and coverage(page_reads(trace), idle.start, idle.end).sum() >= _MAIN_SHARE * total:
         return "managed", ""
-    # Profilers of frameworks record Python's jobs alone, Nsight any program's. Python may wait for other threads' ops.
+    # Nsight records any program, and XLA's profiler those of other languages. Python may wait for other threads' ops.
     if silent and sum(time for time, _ in work.values()) < _MAIN_SHARE * total:
-        python = trace.format != "nsys" or detect_framework(trace) != "unknown" or any(
+        python = detect_framework(trace) != "unknown" or any(
             line.gpu < 0 and _PYTHON.match(line.name) for line in trace.lines)
         return ("python" if python else "silent"), ""
     return ("op", names[0]) if names else ("unknown", "")

@@ -29,17 +29,17 @@ def profiler_steps(trace: Trace) -> Anchors | None:
 
 
 def session_run(trace: Trace) -> Anchors | None:
-    """The one ``session.run`` that a timeline of TensorFlow 1 holds; each of several, where files were joined into one:
-    the graph's source runs once in each."""
+    """The one ``session.run`` that a timeline of TensorFlow 1 holds; of several, where files were joined into one, each
+    up to the next: the graph's source runs once in each."""
     devices = [line.name.partition("/")[0] if line.name.startswith(GRAPH_EXECUTOR) else "" for line in trace.lines]
     if not any(devices):
         return None
     (begin, end), sources = trace.window_ns, host_rows(trace, "_SOURCE:")
     sources = sources[[devices[i] == devices[trace.host.line[sources[0]]] for i in trace.host.line[sources].tolist()]]
     start = np.unique(trace.host.start_ns[sources])  # a run may have been drawn several times
-    start = start if len(start) > 1 else np.array([begin])
-    return Anchors(SESSION_RUN, "medium", start, start, start,
-                   bounds_ns=np.stack((start, np.append(start[1:], end)), axis=1))
+    edges = start if len(start) > 1 else np.array([begin, end])
+    start = edges[:max(len(start), 1)]
+    return Anchors(SESSION_RUN, "medium", start, start, start, bounds_ns=np.stack((edges[:-1], edges[1:]), axis=1))
 
 
 def step_markers(trace: Trace) -> Anchors | None:

@@ -15,6 +15,7 @@ from typing import BinaryIO
 from gputop.core import own_memory as memory
 from gputop.core.errors import GputopError
 from gputop.core.files import open_regular
+from gputop.text.units import counted
 
 Data = bytes | bytearray | mmap.mmap
 GZIP = b"\x1f\x8b"
@@ -208,6 +209,12 @@ def _before_damage(stream: zlib._Decompress, piece: bytes) -> bytes:
 
 def unreadable(path: Path, error: OSError) -> GputopError:
     return GputopError(f"cannot read {path}: {error.strerror or error}.", "Check the path and its permissions.")
+
+
+def tpu_error(path: str, tpus: int) -> GputopError:
+    """Error for a trace of so many TPUs: without what ran on them its host would seem to be all of it."""
+    return GputopError(f"{path} is a trace of {counted(tpus, 'TPU')}, which gputop does not read.",
+                       "Open the trace with XProf: pip install xprof; xprof --logdir FOLDER.")
 
 
 def listed(files: Sequence[Path]) -> str:

@@ -141,3 +141,9 @@ def test_nothing_is_promised_that_the_input_pipeline_cannot_feed():
     assert fast.input_s is None and fast.share > 0.5
     assert slow.input_s == pytest.approx(17e-3, rel=0.05) and slow.share == pytest.approx(0.15, abs=0.05)
     assert verdict(piped(19_500.0), ID) is None
+
+
+@pytest.mark.parametrize("scope", ["forward", "transpose(jvp(forward))"])
+def test_a_program_of_jax_that_shows_no_gradient_has_no_batch(scope: str):
+    b = with_memory(launch_bound(), 1).host("PjitFunction(f)", 5, 1).host(f"jit(f)/{scope}/dot", 7, 1)
+    assert (ID in anywhere(analyze_trace(b.build()))) == ("jvp" in scope)

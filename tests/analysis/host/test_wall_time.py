@@ -561,3 +561,22 @@ def test_the_last_call_has_ended_and_is_no_part_of_an_unfinished_step():
     b.host("gradient_tape/x/MatMul:MatMul", 226 * MS, 60 * MS, line="tf_Compute/1")
     (left,) = (part for part in divided(b).parts if part.id == "open")
     assert left.time_s == pytest.approx(0.062, rel=0.01)
+
+
+@pytest.mark.parametrize("last", ["FlushSummaryWriter", "TFE_Py_FastPathExecute_C"])
+def test_what_tensorboards_callback_writes_where_it_ends_the_recording_is_no_unfinished_step(last: str):
+    b = Builder(gpus=0)
+    end = train(b, 0, 20)
+    b.host("WriteSummary", end + 700 * MS, 2 * MS).host("FlushSummaryWriter", end + 800 * MS, 20 * MS)
+    b.host(last, end + 830 * MS, 1 * MS)
+    parts = seconds_by(divided(b))
+    of_callback, other = ("profiler", "open") if last == "FlushSummaryWriter" else ("open", "profiler")
+    assert parts[of_callback] == pytest.approx(0.831, rel=0.01) and other not in parts
+
+
+@pytest.mark.parametrize(("thread", "kind"), [("julia", "silent"), ("python", "python")])
+def test_only_a_program_of_python_runs_python_without_an_event(thread: str, kind: str):
+    b = Builder(gpus=0).host("PjRtStreamExecutorLoadedExecutable::Execute", 0, 6 * MS, line=thread)
+    b.host("BufferFromHostBuffer", 90 * MS, 1 * MS, line=thread)
+    (part,) = divided(b).parts
+    assert (part.id, part.kind) == ("no_steps", kind)

@@ -23,13 +23,15 @@ from gputop.trace.launch_join import Launches, set_launches
 from gputop.trace.lookups import TORCH_HOST_MEMORY, Mask, computes_on_cpu, distinct
 from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, StepEvents, Trace, TraceGpu
 from gputop.trace.occupancy import sm_count, with_estimate
+from gputop.trace.quality import note_empty_planes
 from gputop.trace.readers.chrome.events import HOST, ChromeFile, read_file, text_of
 from gputop.trace.readers.chrome.records import integer
 from gputop.trace.readers.clock_file import HostClock, clocks_of
-from gputop.trace.readers.content import as_utf8, memory_limit, read_chunks
+from gputop.trace.readers.content import as_utf8, memory_limit, read_chunks, tpu_error
 from gputop.trace.threads import GRAPH_EXECUTOR, NOT_NUMBERED
 
 _GPU_PROCESS = re.compile(r"/(?:device:GPU|gpu):(\d{1,3})(?!\d)")  # the second in early versions of TensorFlow 1
+_GPU_PLANE, _TPU_PROCESS = re.compile(r"/device:GPU:(\d{1,3})$"), re.compile(r"/device:TPU:\d")  # in exports of XSpaces
 _PROCESS_STREAM = re.compile(r"/(?:stream:(\w+)|memcpy Compute$)")
 # TensorFlow 1's timeline of one session.run: the ops of a device are run by one executor, and a tid is a row of the
 # drawing. What its GPUs do is there three times: by stream, of all streams, and copies apart.
@@ -103,7 +105,10 @@ def _loaded(files: Sequence[tuple[str, Iterable[bytes]]], builder: TraceBuilder,
     loaded, errors = [], []
     for order, (path, pieces) in enumerate(files):
         try:
-            loaded.append(read_file(path, pieces, order, builder, limit_bytes))
+            file = read_file(path, pieces, order, builder, limit_bytes)
+            if tpus := _with_events(file, _TPU_PROCESS):
+                raise tpu_error(path, len(tpus))
+            loaded.append(file)
         except GputopError as error:
             errors.append(error)
     if not loaded:
@@ -114,6 +119,12 @@ def _loaded(files: Sequence[tuple[str, Iterable[bytes]]], builder: TraceBuilder,
         for order, file in enumerate(loaded):
             file.rank = order
     return sorted(loaded, key=lambda file: file.rank)
+
+
+def _with_events(file: ChromeFile, processes: re.Pattern[str]) -> set[Any]:
+    """Processes of such a name that have events."""
+    used = {file.rows[row][0] for row in distinct(file.events["row"]).tolist()}
+    return {pid for pid in used if processes.match(file.processes.get(pid, ""))}
 
 
 def _common_clock(files: Sequence[ChromeFile], starts: Sequence[float], builder: TraceBuilder) -> list[int]:
@@ -186,6 +197,10 @@ class _Rank:
                 _join(out, self._builder.host[-1], host["correlation"].copy())
             if len(host) and nodes.any():
                 _join_nodes(out, self._builder.host[-1], self._builder.names.list)
+        elif planes := {int(gpu[1]) for name in self._file.processes.values() if (gpu := _GPU_PLANE.match(name))}:
+            for number in sorted(planes & set(range(MAX_GPUS))):
+                self._gpu(number)
+            note_empty_planes(self._builder, self._file.host, [0] * len(planes), (), host["name"])
 
     def _names(self, host: npt.NDArray[np.void], nodes: Mask, on_host: Mask) -> npt.NDArray[np.int32]:
         """Names of events on the host: nodes of TensorFlow 1's graph are called as later versions call them."""

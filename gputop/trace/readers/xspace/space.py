@@ -11,7 +11,7 @@ from msgspec import Struct
 from gputop.core.errors import GputopError
 from gputop.trace import limits
 from gputop.trace.model import I64
-from gputop.trace.readers.content import Data, MemoryWatch, too_big
+from gputop.trace.readers.content import Data, MemoryWatch, too_big, tpu_error
 from gputop.trace.readers.xspace.wire import LENGTH, read_fields, tag
 from gputop.trace.readers.xspace.xplane import XPlane, event_count, read_plane
 
@@ -116,10 +116,9 @@ def _texts(data: Data, spans: tuple[I64, I64]) -> list[str]:
 
 
 def _refuse_tpus(path: str, planes: Sequence[XPlane]) -> None:
-    """Raises GputopError for a trace of TPUs alone: without what ran on them its host would seem to be all there is."""
+    """Raises GputopError for a trace of TPUs alone."""
     if any(ordinal(plane) is not None for plane in planes):
         return
     tpus = sum(plane.name.startswith(_TPU_PLANE) and event_count(plane.lines) > 0 for plane in planes)
     if tpus:
-        raise GputopError(f"{path} is a trace of {tpus} TPU{'' if tpus == 1 else 's'}, which gputop does not read.",
-                          "Open the trace with XProf: pip install xprof; xprof --logdir FOLDER.")
+        raise tpu_error(path, tpus)

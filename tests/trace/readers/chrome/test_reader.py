@@ -10,6 +10,7 @@ import pytest
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError, NoDataError
 from gputop.diagnosis.diagnose import analyze_trace
+from gputop.diagnosis.report import short_report
 from gputop.trace import limits
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.readers.chrome.reader import read_chrome
@@ -355,6 +356,28 @@ def test_a_file_cut_off_before_its_gpu_s_events_does_not_pass_for_one_without_a_
     assert [q.id for q in analysis.trace.quality[:2]] == ["truncated", "no_device_events"]
     assert analysis.breakdown is None and analysis.gpus == () and not analysis.findings
     assert "no_gpu" not in {q.id for q in analysis.trace.quality}
+
+
+def export(device: str, *events: dict[str, Any]) -> dict[str, Any]:
+    """An XSpace as TensorBoard exports it, with a call of the host's."""
+    return {"traceEvents": [
+        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"/device:{device}:0"}},
+        {"ph": "M", "pid": 701, "name": "process_name", "args": {"name": "/host:CPU"}},
+        {"ph": "X", "pid": 701, "tid": 1, "ts": 0.0, "dur": 60_000.0, "name": "train_function"}, *events]}
+
+
+def test_an_export_that_names_gpus_without_an_event_is_not_one_without_a_gpu():
+    assert "no_gpu" not in {q.id for q in analyze_trace(read(export("GPU"))).trace.quality}
+    (note,) = read(export("GPU")).quality
+    assert note.id == "no_device_events" and "no events of its 1 GPU were recorded" in note.message
+    assert "no GPU work was recorded" in short_report(analyze_trace(read(export("GPU"))))
+
+
+def test_an_export_of_tpus_is_refused_as_their_xspace_is():
+    op = {"ph": "X", "pid": 1, "tid": 7, "ts": 20.0, "dur": 9.0, "name": "fusion"}
+    with pytest.raises(GputopError, match="is a trace of 1 TPU, which gputop does not read"):
+        read(export("TPU", op))
+    assert len(read(export("TPU")).host) == 1
 
 
 def test_where_only_calls_of_cuda_are_recorded_the_rest_of_the_recording_is_unknown():

@@ -121,7 +121,7 @@ def test_runs_that_were_joined_into_one_file_are_steps():
         timeline.op(CPU, "_SOURCE", "NoOp", run * 20_000, 1).op(GPU, "_SOURCE", "NoOp", run * 20_000 + 5, 1)
         timeline.model(run * 20_000 + 200)
     analysis = analyze_trace(timeline.trace())
-    assert analysis.steps is not None and analysis.steps.count == 6 and abs(analysis.steps.median_s - 0.02) < 1e-3
+    assert analysis.steps is not None and analysis.steps.count == 5 and abs(analysis.steps.median_s - 0.02) < 1e-3
 
 
 def test_a_run_that_was_drawn_several_times_is_one_step():
@@ -133,3 +133,21 @@ def test_a_run_that_was_drawn_several_times_is_one_step():
     assert detect_framework(trace) == "tensorflow"
     steps = analyze_trace(trace).steps
     assert steps is not None and steps.count == 1
+
+
+def test_code_of_tensorflow_2_is_called_so():
+    timeline = Timeline().op(CPU, "v0/IteratorGetNext", "IteratorGetNext", 0, 20_000).model(20_100)
+    snippets = [f.snippet for f in analyze_trace(timeline.trace()).findings if f.snippet]
+    assert snippets and all(snippet.startswith("# in TensorFlow 2:\n") for snippet in snippets)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_an_op_of_the_optimizer_beside_one_that_prepares_data_has_a_fix_of_its_own(sparse: bool):
+    timeline = Timeline().kernel("embed", "GatherV2", 100, 290)
+    timeline.op(CPU, "hash_table_Lookup", "LookupTableFindV2", 400, 9_000)
+    for pid in (STREAM, COPIES):
+        timeline.op(pid, "edge_10_hash_table_Lookup", "MEMCPYHtoD", 9_450, 20)
+    if sparse:
+        timeline.op(GPU, "Adam/update_embed/Unique", "Unique", 9_500, 4_000)
+    finding = next(f for f in analyze_trace(timeline.model(13_600).trace()).findings if f.id == "host_placement")
+    assert "LookupTableFindV2 prepares data" in finding.action and ("For Unique, " in finding.action) == sparse
