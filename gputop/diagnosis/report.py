@@ -298,6 +298,11 @@ def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str, st
     if shares[lost] < HIGH_SHARE:
         return True, (f"the GPUs are busy for {percent(busy)} of the {basis} and compute for "
                       f"{percent(shares['compute'])}"), ""
+    b = a.breakdown
+    if lost == "idle" and b is not None and b.known.get("idle", 0.0) >= _MOST * shares[lost] * b.total and (
+            len(active) == 1 and active[0].idle_host_fault is not None):
+        return False, f"for {percent(shares[lost])} of the {basis}, the GPU shows no work, although some is launched", (
+            "record more steps, and all processes that use this GPU: what is launched waits for other work")
     what = {"idle": "the GPUs are idle for", "collectives": "exposed communication takes",
             "copies": "copies without overlapping compute take"}[lost]
     where = ("run gputop analyze --idle-gaps 10, or press b in the timeline, to see where the GPUs wait"
