@@ -211,7 +211,7 @@ def _found(spans: Spans) -> _Found:
 
 
 def _uploads(trace: Trace) -> _Found:
-    """Copies from pageable memory before a GPU's first kernel, where many follow one another: parameters, one by one."""
+    """Copies from pageable memory before a GPU's first kernel, where many follow one another: parameters."""
     device, spans = trace.device, EMPTY
     for gpu in range(len(trace.gpus)):
         mine = np.flatnonzero(device.gpu == gpu)  # in order of time

@@ -33,8 +33,8 @@ _KERNELS, _COPIES, _MEMSETS, _GRAPHS = (
 _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _OS_CALLS = "OSRT_API"
 _ACTIVITIES = (_KERNELS, _COPIES, _MEMSETS, _GRAPHS, _CALLS, "NVTX_EVENTS")
-_TABLES = frozenset((*_ACTIVITIES, _OS_CALLS, "StringIds", "ThreadNames", "PROCESSES", "DIAGNOSTIC_EVENT", "ENUM_CUDA_MEM_KIND",
-                     "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", "TARGET_INFO_SYSTEM_ENV",
+_TABLES = frozenset((*_ACTIVITIES, _OS_CALLS, "StringIds", "ThreadNames", "PROCESSES", "DIAGNOSTIC_EVENT",
+                     "ENUM_CUDA_MEM_KIND", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", "TARGET_INFO_SYSTEM_ENV",
                      "TARGET_INFO_SESSION_START_TIME"))
 # CUpti_ActivityMemcpyKind; copies to and from arrays are classified by direction.
 _COPY_KINDS = {1: Kind.H2D, 2: Kind.D2H, 3: Kind.H2D, 4: Kind.D2H, 5: Kind.D2D, 6: Kind.D2D, 7: Kind.D2D,
