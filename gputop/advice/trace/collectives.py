@@ -351,7 +351,7 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
         of_collectives=None if collectives is None else collectives.waiting,
         events=None if culprits else Events(np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE), timed=False),
         culprits=culprits, held_up=held_up,
-        meanwhile=_meanwhile(facts, by_number[latest], spans.get(by_number[latest], EMPTY)) if alone and held_up is None else None,
+        meanwhile=_meanwhile(facts, *next(iter(spans.items()))) if alone and held_up is None else None,
         cure=fix if _is_expressed(facts, fix, share, _EXPRESSED_TOGETHER if held_up is None else _EXPRESSED) else None)
 
 
