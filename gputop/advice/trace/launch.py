@@ -136,7 +136,7 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         kind = "-compiled"
         action = ("The step is already compiled: run several steps in one call, put separate calls into one function, "
                   f"and {job.larger} if memory allows.")
-    elif job.compiled and v.in_compiled:
+    elif job.framework == "pytorch" and v.in_compiled:
         kind = "-compiled-graphs"
         action = ("Let torch.compile replay CUDA graphs: most of this wait is in code that is compiled already but "
                   f"launches its kernels one by one. Then {job.larger} if memory allows.")
