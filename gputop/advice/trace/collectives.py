@@ -485,8 +485,8 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
     if v.meanwhile is not None:
         name, time_s = v.meanwhile
         why += f" Meanwhile, GPU {v.latest} runs {name} for {seconds(time_s)}."
-        action = (f"Start {name} on GPU {v.latest} earlier, on another stream so that it overlaps with compute, or make "
-                  "it shorter: it delays the collectives.")
+        action = (f"Start {name} on GPU {v.latest} earlier, on another stream so that it overlaps with compute, or "
+                  "make it shorter: it delays the collectives.")
     return Explanation(
         title=(f"The {others} for GPU {v.latest}" if v.alone else "GPUs wait for each other")
         + f" in collectives for {percent(v.share)} of the {job.basis}",
