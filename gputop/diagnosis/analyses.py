@@ -33,7 +33,7 @@ from gputop.analysis.layers.layers import layer_times
 from gputop.analysis.results import Analysis, HostOps
 from gputop.analysis.steps.membership import WorkOfSteps
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.steps.start_up import UPLOAD, StartUpSpan
+from gputop.analysis.steps.start_up import UPLOAD, StartUpSpan, start_end_ns
 from gputop.analysis.what_if.critical_path import critical_path
 from gputop.analysis.what_if.replay import replay_window
 from gputop.trace.gpu_clocks import clock_notes
@@ -79,10 +79,11 @@ def _copies(given: Given) -> Any:
 
 def _division(given: Given, python: Any) -> Any:
     of_recording = given.gpu_timelines if given.trace is given.recording else timelines(given.recording)
-    # Before the model is on the GPU everything is the start.
+    # Before the model is on the GPU everything is the start, and without steps all that is left out as such.
     begin_ns = given.recording.window_ns[0]
-    start_up = union([begin_ns if span.kind == UPLOAD else span.start_ns for span in given.started],
-                     [span.end_ns for span in given.started])
+    left_out_ns = start_end_ns(given.recording, given.started) if given.steps is None else None
+    start_up = union([*(begin_ns if span.kind == UPLOAD else span.start_ns for span in given.started), begin_ns],
+                     [*(span.end_ns for span in given.started), left_out_ns or begin_ns])
     return divide(given.recording, of_recording, given.steps, python, start_up)
 
 

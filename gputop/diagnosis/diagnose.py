@@ -232,8 +232,8 @@ def _notes(trace: Trace, steps: Steps | None, device_events: bool, clocks: Seque
     if steps is None:
         notes.append(TraceNote("no_steps", (
             "No steps found: the trace has no step markers, no calls to a step function, and no clearly repeated "
-            "kernel sequence. Shares refer to the whole recording. Capture more than two steps, or mark the steps with "
-            f"{how_to_mark_steps(trace)}.")))
+            "kernel sequence. Shares refer to the time that is evaluated. Capture more than two steps, or mark the "
+            f"steps with {how_to_mark_steps(trace)}.")))
     elif steps.count < _FEW_STEPS:
         more = ("trace more runs, because a timeline contains only one run" if steps.times.anchor == SESSION_RUN else
                 "capture a longer trace")

@@ -300,11 +300,22 @@ def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str, st
     if shares[lost] < HIGH_SHARE:
         return True, (f"the GPUs are busy for {percent(busy)} of the {basis} and compute for "
                       f"{percent(shares['compute'])}"), ""
+    if lost == "idle" and _launched_work_waits(a, active, shares[lost]):
+        return False, f"for {percent(shares[lost])} of the {basis}, the GPU shows no work, although some is launched", (
+            "record more steps, and all processes that use this GPU: what is launched waits for other work")
     what = {"idle": "the GPUs are idle for", "collectives": "exposed communication takes",
             "copies": "copies without overlapping compute take"}[lost]
     where = ("run gputop analyze --idle-gaps 10, or press b in the timeline, to see where the GPUs wait"
              if lost == "idle" else "")
     return False, f"{what} {percent(shares[lost])} of the {basis}", where
+
+
+def _launched_work_waits(a: Analysis, active: Sequence[GpuUse], idle: float) -> bool:
+    """Return whether the next work of the only GPU is launched already in most of the idle share of the step."""
+    if a.breakdown is None or len(active) > 1 or active[0].idle_host_fault is None:
+        return False
+    return active[0].window_s >= _MOST * a.trace.window_s and (
+        a.breakdown.known.get("idle", 0.0) >= _MOST * idle * a.breakdown.total)
 
 
 def _shares(a: Analysis, active: Sequence[GpuUse]) -> tuple[dict[str, float], str]:

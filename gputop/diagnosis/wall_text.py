@@ -183,10 +183,10 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
         return no_verdict(f"{steps.phase} but no training in the {recorded}", "capture again while the job trains",
                           limit)
     if steps.unit == "period":
-        work = "kernels" if a.gpus else "ops"
+        work, without, do = ("kernels", "", "") if a.gpus else ("ops", "no GPU work and ", _USE_A_GPU + "its kernels; ")
         seen = f"a sequence of {work} repeats {counted(steps.count, 'time')}, which may be a step or a layer"
-        return no_verdict(f"no steps are marked in the {recorded}", "mark the steps in the loop and capture again",
-                          seen, limit, _seen(wall))
+        return no_verdict(f"{without}no steps are marked in the {recorded}",
+                          f"{do}mark the steps in the loop and capture again", seen, limit, _seen(wall))
     ranks: tuple[WallTime | RankWallTime, ...] = wall.ranks or (wall,)
     share, least = min(((parts_share(rank), rank) for rank in ranks), key=lambda of_rank: of_rank[0])
     untold = max(ranks, key=lambda rank: parts_share(rank, _UNTOLD))

@@ -206,3 +206,53 @@ def test_a_moment_of_a_program_is_not_judged_by_what_its_gpu_idles(pause: int, v
         b.run(0, at, 60 + 7 * (i * i % 11), f"add {i * i % 7}")
         at += 150 + (pause if i in (3, 11, 12) else 0)
     assert judged(b)[1].startswith(verdict)
+
+
+def uploads(b: Builder, begin: float, count: int) -> float:
+    """That many copies of parameters; the time after the last one."""
+    for i in range(count):
+        b.run(0, begin + 2_000 * i, 1_500, "MemcpyH2D", kind=Kind.H2D, launch=begin + 2_000 * i - 10, size=1 << 22,
+              src=MemoryKind.PAGEABLE, dst=MemoryKind.DEVICE)
+    return begin + 2_000 * count
+
+
+def test_a_pause_behind_the_uploads_and_a_few_small_copies_is_no_start():
+    b = Builder(format="nsys")
+    at = uploads(b, 20, 30) + 4_000_000
+    for i in range(60):
+        b.run(0, uploads(b, at + 20_000 * i, 3), 500, f"probe {i % 3}", launch=at + 20_000 * i + 5_990)
+    analysis, report = judged(b)
+    assert analysis.wall_time is not None and "mostly job startup" not in report
+    parts = {part.id: part.time_s for part in analysis.wall_time.parts}
+    assert parts["start"] == pytest.approx(0.06, abs=0.005) and parts["no_steps"] > 4
+
+
+def test_all_that_is_left_out_as_the_start_is_the_start():
+    """Half of it is loading, the rest what leaves no event, and a few kernels."""
+    b = Builder(format="nsys").host("cudaFree", 0, 3_000_000, "launch 0").run(0, 3_500_000, 100, "first",
+                                                                              launch=3_499_000)
+    b.host("cudaStreamCreate", 4_000_000, 1_000_000, "launch 0")
+    for i in range(900):
+        b.run(0, 5_000_100 + 500 * i, 300, f"add {pow(3, i, 1009) % 7}", launch=5_000_060 + 500 * i)
+    analysis, report = judged(b)
+    assert "The first 5.00 s of the recording are job startup" in report and analysis.wall_time is not None
+    assert {part.id: round(part.time_s, 2) for part in analysis.wall_time.parts}["start"] == 5.0
+    assert "unexplained" not in report
+
+
+def test_of_a_job_without_marks_and_without_a_gpu_the_gpu_is_missed_first():
+    b = Builder(gpus=0, format="chrome")
+    for i in range(9):
+        for k in range(20):
+            b.host(f"aten::op{k}", i * 40_000 + k * 2_000, 1_900, "thread 1")
+    _, report = judged(b)
+    assert "no GPU work and no steps are marked" in report and "runs on a GPU" in report
+
+
+def test_launched_work_that_does_not_begin_waits_for_work_that_is_not_recorded():
+    b = Builder(format="chrome").host("ProfilerStep#7", 0, 470_000, "thread 1", step_num=7)
+    b.host("cudaMemcpyAsync", 400, 463_000, "thread 1").run(0, 80, 4, "embed", launch=20, thread="thread 1")
+    for i in range(60):
+        b.run(0, 463_380 + i * 100, 90, f"layer{i % 6}", launch=120 + i, thread="thread 1")
+    _, report = judged(b)
+    assert "the GPU shows no work, although some is launched" in report and "all processes" in report

@@ -28,7 +28,8 @@ from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import LARGE_SHARE, Culprit
 from gputop.text.units import counted, percent, ranges, rate, seconds
-from gputop.trace.intervals import EMPTY, coverage, intersect, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
+from gputop.trace.kernel_names import short_kernel
 from gputop.trace.lookups import distinct, host_rows, host_stat, launched_in_calls, optimizer_names, spans_of
 from gputop.trace.model import I64, Kind, Trace
 
@@ -298,7 +299,7 @@ class HeldUp(Struct, frozen=True):
 
 class CollectiveWaiting(Verdict, frozen=True, kw_only=True):
     late_s: float  # per step, by which the last GPUs were late
-    waiting_s: float  # per step and GPU: exposed waiting inside collectives
+    waiting_s: float  # per step and GPU that waits: exposed waiting inside collectives
     latest: int  # the GPU that causes most of the wait
     latest_part: float  # its share of it
     alone: bool  # it causes so much of it that it is named alone
@@ -308,6 +309,7 @@ class CollectiveWaiting(Verdict, frozen=True, kw_only=True):
     waiting_gpus: int
     of_collectives: float | None  # share of all time in collectives that is waiting
     held_up: HeldUp | None = None  # the host is why the last GPU is late
+    meanwhile: tuple[str, float] | None = None  # the exchange or copy of the latest GPU that is why: name, s per step
 
 
 def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing | None:
@@ -324,6 +326,7 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
     alone = waits.late_s[latest] >= limit("collective_waiting.one") * late
     gpus = (latest,) if alone else tuple(sorted(gpu for gpu in by_lateness if waits.late_s[gpu] >= 0.1 * late))
     collectives = facts.analysis.collectives
+    waiting = [waiting_s for gpu, waiting_s in waits.waiting_s.items() if not alone or gpu != latest]
     numbers = tuple(sorted(waits.held_up_s)) if not alone else (latest,)
     held_up, culprits = _held_up(facts, waits, late, numbers)
     fix = Cure(together=True, assumes=(
@@ -341,14 +344,27 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
     return CollectiveWaiting(
         gpus=gpus, share=share, spans=spans, late_s=late,
         others_wait={by_number[gpu]: waiting for gpu, waiting in waits.waiting.items()},
-        waiting_s=sum(waits.waiting_s.values()) / len(waits.waiting_s),
+        waiting_s=sum(waiting) / len(waiting),
         latest=latest, latest_part=waits.late_s[latest] / late, alone=alone,
         late_by_host=waits.late_by_host_s / late, last_to_arrive=waits.late_times.get(latest, 0),
         collectives=waits.count, waiting_gpus=len(waits.waiting_s),
         of_collectives=None if collectives is None else collectives.waiting,
         events=None if culprits else Events(np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE), timed=False),
         culprits=culprits, held_up=held_up,
+        meanwhile=_meanwhile(facts, *next(iter(spans.items()))) if alone and held_up is None else None,
         cure=fix if _is_expressed(facts, fix, share, _EXPRESSED_TOGETHER if held_up is None else _EXPRESSED) else None)
+
+
+def _meanwhile(facts: TraceFacts, gpu: int, waited_for: Spans) -> tuple[str, float] | None:
+    """The exchange or copy that this GPU alone runs for most of the time in which the others wait for it."""
+    device = facts.trace.device
+    rows = np.flatnonzero((device.gpu == gpu) & (device.kind >= Kind.COLLECTIVE))
+    time = coverage(waited_for, device.start_ns[rows], device.end_ns[rows])
+    name, time_ns = max(((name, int(time[device.name[rows] == name].sum())) for name in distinct(
+        device.name[rows]).tolist()), key=lambda of_name: of_name[1], default=(0, 0))
+    if time_ns < max(_MAIN_SHARE * waited_for.total, 1):
+        return None
+    return short_kernel(facts.trace.names[name]), time_ns / 1e9 / facts.steps_or_window
 
 
 def _is_expressed(facts: TraceFacts, fix: Cure, share: float, least: float) -> bool:
@@ -464,6 +480,13 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
            f"waits {seconds(v.waiting_s)} in collectives while none of its compute overlaps.")
     if v.of_collectives is not None:
         why += f" Waiting takes {percent(v.of_collectives)} of all time in collectives."
+    action = (f"Find out what delays GPU {v.latest} before its collectives: look at its launches, its share of the "
+              "input, and the CPU cores and NUMA node of its process.")
+    if v.meanwhile is not None:
+        name, time_s = v.meanwhile
+        why += f" Meanwhile, GPU {v.latest} runs {name} for {seconds(time_s)}."
+        action = (f"Start {name} on GPU {v.latest} earlier, on another stream so that it overlaps with compute, or "
+                  "make it shorter: it delays the collectives.")
     return Explanation(
         title=(f"The {others} for GPU {v.latest}" if v.alone else "GPUs wait for each other")
         + f" in collectives for {percent(v.share)} of the {job.basis}",
@@ -473,11 +496,10 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
             "late_gpu_part_ratio": v.latest_part, "late_by_host_ratio": v.late_by_host,
             "last_to_arrive_count": float(v.last_to_arrive), "collectives": float(v.collectives),
             "waiting_of_collectives_ratio": v.of_collectives}),
-        action=f"Find out what delays GPU {v.latest} before its collectives: look at its launches, its share of the "
-               "input, and the CPU cores and NUMA node of its process." if v.alone else
+        action=action if v.alone else
                "Make the GPUs arrive together: give them equal shapes and batches, have the input ready on all of "
                "them, and avoid work that only one process does.",
-        snippet=code("collective_waiting", "numa") if v.alone else None,
+        snippet=code("collective_waiting", "numa") if v.alone and v.meanwhile is None else None,
         gain="" if v.cure is not None else (
             "assumes that the slowest GPU reaches each collective at the same time as the others"),
         source=source("collectives.share") + "; HTA: finds stragglers by their late start, and takes the shortest "

@@ -21,10 +21,11 @@ from gputop.core.findings import Culprit
 from gputop.text.units import count, percent, seconds
 from gputop.trace.graph_captures import recordings
 from gputop.trace.intervals import Spans, coverage, distinct_times, in_order, intersect
-from gputop.trace.lookups import by_line, launching_lines, rows_of
+from gputop.trace.lookups import by_line, host_rows, launching_lines, rows_of, spans_of
 from gputop.trace.model import I64, Kind
 
 _SHORTEST_S = 1e-7  # no kernel starts so soon after its launch
+_COMPILED_RUNS = r"Torch-Compiled Region|## Call CompiledFxGraph|CompiledFunction(?:Backward)?$"
 _ONE_BY_ONE = 0.5  # share of the kernels that have a launch of their own
 
 
@@ -37,6 +38,7 @@ class LaunchBound(Verdict, frozen=True, kw_only=True):
     waits: bool = False  # whether the host waits for the GPU more than once per step
     recorded: float | None = None  # events that PyTorch's profiler recorded per step in the launching threads' waits
     recording_s: float | None = None  # what that took of them, estimated
+    in_compiled: bool = False  # whether torch.compile's code runs in most of the wait
 
 
 def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
@@ -68,6 +70,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         launch_delay_s=median(delays) if delays else None,
         idle_host_fault=sum(faults) / len(faults) if faults else None, pace_s=pace_s,
         waits=_waits_within_steps(facts), recorded=recorded, recording_s=recording_s,
+        in_compiled=_in_compiled(facts, waits),
         events=Events(late, idle_ns[late], idle=True),
         cure=Cure(host=waits, assumes=(
             "Assumes that each kernel is launched before its GPU waits for it, as with one call for many kernels, and "
@@ -88,6 +91,12 @@ def _in_waits(facts: TraceFacts, begin_ns: I64, waits: dict[int, Spans]) -> floa
     number = sum(int((np.searchsorted(begin_ns, spans.end) - np.searchsorted(begin_ns, spans.start)).sum())
                  for spans in waits.values())
     return number / max(len(waits), 1) / facts.steps_or_window
+
+
+def _in_compiled(facts: TraceFacts, waits: dict[int, Spans]) -> bool:
+    """Return whether code that torch.compile made runs on the host for most of these waits."""
+    compiled = spans_of(facts.trace, host_rows(facts.trace, _COMPILED_RUNS))
+    return sum(2 * intersect(spans, compiled).total - spans.total for spans in waits.values()) > 0
 
 
 def _waits_within_steps(facts: TraceFacts) -> bool:
@@ -127,6 +136,10 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         kind = "-compiled"
         action = ("The step is already compiled: run several steps in one call, put separate calls into one function, "
                   f"and {job.larger} if memory allows.")
+    elif job.framework == "pytorch" and v.in_compiled:
+        kind = "-compiled-graphs"
+        action = ("Let torch.compile replay CUDA graphs: most of this wait is in code that is compiled already but "
+                  f"launches its kernels one by one. Then {job.larger} if memory allows.")
     elif job.compiled:
         graphs = "" if v.waits else "let it replay CUDA graphs, "
         action = (f"Part of the model is already compiled: {graphs}find out what breaks the graph and what is "

@@ -13,6 +13,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.python_tracer import function_text
 from gputop.analysis.results import GapWork, StepGaps
 from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.optimizer_calls import users_ranges
 from gputop.analysis.steps.user_ranges import named_ranges, numbered_ranges
 from gputop.trace.intervals import AT_ONCE, EMPTY, Spans, coverage, merge, subtract
 from gputop.trace.lookups import FEW_LINES, host_stat, launching_lines, name_mask, numbered, rows_of, spans_of
@@ -24,6 +25,8 @@ TOP = 12  # names kept of each kind of thread
 # Calls that only pass an op on: their time is that op's.
 _WRAPPERS = (r"(?:TFE_Py_FastPathExecute_C|TFE_Py_ExecuteCancelable|EagerKernelExecute|KernelAndDevice(?:Func|Op)::Run|"
              r"EagerCopyToDevice|ValidateInputTypeAndPlacement|FunctionRun|ExecutorState::Process)$")
+_CALLS = r"(?:cuda|hip|cu)[A-Z]"  # of CUDA's and HIP's interfaces: no ranges of the user's
+_WITHIN = 0.99  # share of a range in which no GPU works: it lies within a gap
 _EAGER_PREFIX = re.compile(r"EagerLocalExecute: ")
 _MARKER = r"ProfilerStep#\d+$"  # PyTorch's mark of a step; others have a number of the step
 
@@ -118,8 +121,18 @@ def charge(trace: Trace, rows: I64, inside_ns: I64, line: npt.NDArray) -> Charge
     label[names_op] = op[eager_index[names_op]]
     passes_on = name_mask(trace, _WRAPPERS)[label]
     passes_on |= name_mask(trace, _EAGER_PREFIX.pattern)[label] & (nesting.parent >= 0) & names_op[nesting.parent]
+    in_gap = _ranges(trace)[rows] & (inside_ns >= _WITHIN * (host.end_ns[rows] - host.start_ns[rows]))
+    passes_on |= in_gap & (nesting.parent >= 0) & in_gap[nesting.parent]  # the user's outer range says more
     holder = nesting.holder(passes_on & ~names_op)
     return Charge(label[holder], nesting.own(inside_ns), np.where(nesting.parent < 0, inside_ns, 0), holder)
+
+
+@once
+def _ranges(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Mask of the host events that may be ranges of the user's."""
+    out = np.zeros(len(trace.host), bool)
+    out[users_ranges(trace)] = True
+    return out & ~name_mask(trace, _CALLS).take(trace.host.name)
 
 
 @once

@@ -211,15 +211,16 @@ def _found(spans: Spans) -> _Found:
 
 
 def _uploads(trace: Trace) -> _Found:
-    """Copies from pageable memory before a GPU's first kernel, if they are many: parameters, one by one."""
+    """Copies from pageable memory before a GPU's first kernel, where many follow one another: parameters."""
     device, spans = trace.device, EMPTY
     for gpu in range(len(trace.gpus)):
         mine = np.flatnonzero(device.gpu == gpu)  # in order of time
         before = mine[:np.argmax(np.append(device.kind[mine] <= Kind.COLLECTIVE, True))]
         before = before[(device.kind[before] == Kind.H2D) & (device.src[before] == MemoryKind.PAGEABLE)]
-        if len(before) >= _PARAMETERS:
-            spans = merge(spans, union(device.start_ns[before], device.end_ns[before]))
-    return _found(joined(spans, _WORTH_NAMING_NS))
+        runs = joined(union(device.start_ns[before], device.end_ns[before]), _WORTH_NAMING_NS)
+        many = np.diff(np.searchsorted(device.start_ns[before], runs.start), append=len(before)) >= _PARAMETERS
+        spans = merge(spans, Spans(runs.start[many], runs.end[many]))
+    return _found(spans)
 
 
 def _recorded(trace: Trace) -> Spans:

@@ -31,9 +31,10 @@ from gputop.trace.readers.content import MemoryWatch, listed, memory_limit, open
 _KERNELS, _COPIES, _MEMSETS, _GRAPHS = (
     f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"))
 _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_OS_CALLS = "OSRT_API"
 _ACTIVITIES = (_KERNELS, _COPIES, _MEMSETS, _GRAPHS, _CALLS, "NVTX_EVENTS")
-_TABLES = frozenset((*_ACTIVITIES, "StringIds", "ThreadNames", "PROCESSES", "DIAGNOSTIC_EVENT", "ENUM_CUDA_MEM_KIND",
-                     "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", "TARGET_INFO_SYSTEM_ENV",
+_TABLES = frozenset((*_ACTIVITIES, _OS_CALLS, "StringIds", "ThreadNames", "PROCESSES", "DIAGNOSTIC_EVENT",
+                     "ENUM_CUDA_MEM_KIND", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", "TARGET_INFO_SYSTEM_ENV",
                      "TARGET_INFO_SESSION_START_TIME"))
 # CUpti_ActivityMemcpyKind; copies to and from arrays are classified by direction.
 _COPY_KINDS = {1: Kind.H2D, 2: Kind.D2H, 3: Kind.H2D, 4: Kind.D2H, 5: Kind.D2D, 6: Kind.D2D, 7: Kind.D2D,
@@ -43,6 +44,10 @@ _COPY_NAMES = {Kind.H2D: "MemcpyH2D", Kind.D2H: "MemcpyD2H", Kind.D2D: "MemcpyD2
                Kind.COPY_OTHER: "MemcpyOther", Kind.MEMSET: "Memset"}
 _PROCESS = ~0xFFFFFF  # a global thread id is the global process id plus the thread's 24 bits
 _VERSION = re.compile(r"(?<=[a-z])_v\d{4,5}(?=$|_ptsz$|_ptds$)")  # "cudaLaunchKernel_v7000": of the API, no other call
+# Calls of the C library that wait for a file, a terminal or the network. What waits for another thread tells nothing.
+_READS_OR_WRITES = re.compile(r"(?:f|p)?(?:read|write)(?:v|64)?$|f?(?:get|put)(?:c|s|char)$|get(?:line|delim|char)$|"
+                              r"f(?:data)?sync$|fflush$|(?:f|fd)?open(?:64|at)?$|recv(?:from|msg)?$|accept4?$|connect$")
+_LONG_NS = 1_000_000  # of such a call: shorter ones are too many to keep
 # "No OpenGL events collected. Does the process use OpenGL?" stands there for each kind of event and process.
 _MISSED = re.compile(r"No (\w+) events collected\b")
 _MISSED_TABLES = {"CUDA": (*_ACTIVITIES, _CALLS), "NVTX": ("NVTX_EVENTS",), "OpenGL": (), "Vulkan": (), "cuBLAS": (),
@@ -182,7 +187,18 @@ class _Report:
         name = self._names_of(rows[:, 3], _VERSION)
         if len(rows):
             self._builder.host.append(HostEvents(line, name, rows[:, 0].copy(), rows[:, 1].copy()))
+            self._read_os_calls(host, rows)
         return _Calls(rows[:, 4], rows[:, 2] & _PROCESS, rows[:, 0], rows[:, 1], line)
+
+    def _read_os_calls(self, host: str, calls: I64) -> None:
+        """Long reads and writes of the threads that call CUDA, from their first such call to the last one."""
+        rows = self._integers(_OS_CALLS, ("start", "end", "globalTid", "nameId"))
+        reads = [i for i, name in self._strings.items() if _READS_OR_WRITES.match(name)]
+        rows = rows[(rows[:, 0] >= calls[0, 0]) & (rows[:, 1] <= calls[:, 1].max()) & (
+            rows[:, 1] - rows[:, 0] >= _LONG_NS) & np.isin(rows[:, 2], calls[:, 2]) & np.isin(rows[:, 3], reads)]
+        if len(rows):
+            self._builder.host.append(HostEvents(self._host_lines(rows[:, 2], host), self._names_of(rows[:, 3]),
+                                                 rows[:, 0].copy(), rows[:, 1].copy()))
 
     def _read_ranges(self, host: str) -> None:
         names = self._builder.names

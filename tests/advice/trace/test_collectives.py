@@ -397,3 +397,25 @@ def test_many_reductions_of_activations_are_no_gradients_to_pack():
 
     assert "allreduce_count" in named("c10d::allreduce_")
     assert "allreduce_count" not in named("Redistribute")
+
+
+@pytest.mark.parametrize(("kind", "name"), [
+    (Kind.P2P, "Memcpy PtoP"), (Kind.COLLECTIVE, "ncclDevKernel_SendRecv"), (Kind.COMPUTE, "ampere_sgemm")])
+def test_an_exchange_of_one_gpu_that_the_other_waits_for_is_named(kind, name):
+    b, thread = Builder(gpus=2, format="chrome"), "python"
+    for i in range(12):
+        at = i * 20_000 + 50
+        b.host(f"ProfilerStep#{i}", i * 20_000, 19_990, thread, step_num=i)
+        for gpu in (0, 1):
+            b.run(gpu, at, 5_000, KERNEL, launch=at - 40 + 10 * gpu, thread=thread)
+            begin = at + 5_000 + 8_000 * gpu
+            b.run(gpu, begin, at + 14_000 - begin, NCCL, kind=Kind.COLLECTIVE, launch=at + 200 + 10 * gpu, stream=2,
+                  thread=thread)
+            b.run(gpu, at + 14_000, 5_750, KERNEL, launch=at + 220 + 10 * gpu, thread=thread)
+        b.run(1, at + 5_000, 8_000, name, kind=kind, launch=at + 100, thread=thread, size=200_000_000)
+        b.host("cudaDeviceSynchronize", at + 400, 19_370, thread)
+    first = analyzed(b).findings[0]
+    f = next(f for f in (first, *first.consequences) if f.id == "collective_waiting")
+    exchanges = kind != Kind.COMPUTE  # else it computes more than the other, which stands above
+    assert (first is f) == exchanges == f.action.startswith(f"Start {name} on GPU 1")
+    assert ("Meanwhile, GPU 1 runs" in f.why) == exchanges and "the other GPU waits 8.0 ms" in f.why

@@ -99,6 +99,20 @@ def test_a_model_that_torch_compile_has_compiled_is_not_told_to_be_compiled():
         assert "already compiled" in action and "graph_breaks" in code
 
 
+@pytest.mark.parametrize(("length", "graphs"), [(STEP - 200, True), (STEP // 4, False)])
+def test_waits_in_compiled_code_are_shortened_by_graphs_and_not_by_compiling_more(length, graphs):
+    b = Builder(format="chrome")
+    for i in range(STEPS):
+        b.host(f"ProfilerStep#{i}", i * STEP, STEP - 1, line="launch 0", step_num=i)
+        b.host("Torch-Compiled Region: 0/0", i * STEP + 60, length, line="launch 0")
+        for k in range(3):
+            b.host("cudaStreamSynchronize", i * STEP + STEP - 90 + 20 * k, 15, line="launch 0")
+    fill(b, 0, 50, STEP, 10, 30)
+    f = findings(b)["launch_bound"]
+    assert ("replay CUDA graphs" in f.action) == graphs == ("reduce-overhead" in (f.snippet or ""))
+    assert ("graph_breaks" in (f.snippet or "")) != graphs
+
+
 def test_a_jitted_function_is_not_told_to_be_jitted():
     b = Builder()
     for i in range(STEPS):

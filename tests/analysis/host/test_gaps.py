@@ -122,3 +122,21 @@ def test_the_order_of_lines_and_events_tells_nothing(seed):
         b.memory(i * 100, "GPU_0_bfc", 100 + i, 900, 500, op=f"op{i}", size=100, address=i)
         b.memory(i * 100, "GPU_0_bfc", 50, 950, 500, size=100, address=i, free=True)
     assert analyze_trace(b.build()).to_json() == analyze_trace(b.build(shuffle=seed)).to_json()
+
+
+@pytest.mark.parametrize("format_", ["nsys", "chrome"])
+def test_of_nested_ranges_in_a_gap_the_outermost_is_named_and_no_whole_step(format_: str) -> None:
+    b, kind = Builder(format=format_), {"annotation": 1} if format_ == "chrome" else {}
+    for i in range(12):
+        at = i * 20_000 + 10
+        b.host(f"step {i}", at, 19_900, "launch 0", **kind).host("train", at + 50, 19_800, "launch 0", **kind)
+        b.host("load_sample", at + 100, 12_000, "launch 0", **kind)
+        for k in range(3):
+            b.host("decode", at + 200 + k * 3_900, 3_000, "launch 0", **kind)
+            b.host("huffman", at + 300 + k * 3_900, 2_500, "launch 0", **kind)
+        b.host("cudaMalloc", at + 11_950, 100, "launch 0")
+        for k in range(5):
+            b.run(0, at + 12_500 + k * 1_300, 1_300, launch=at + 12_400 + k * 10)
+    gaps = gaps_of(b)
+    assert gaps is not None and gaps.main[0].name == "load_sample" and gaps.main[0].s_per_step >= 0.0118
+    assert not {"decode", "huffman"} & by_name(gaps).keys()

@@ -62,6 +62,19 @@ def test_a_report_of_two_processes(tmp_path):
     assert (trace.hosts, trace.quality) == (["node"], [])
 
 
+def test_long_reads_of_a_thread_that_calls_cuda_are_host_events(tmp_path):
+    """Not those that wait for threads, are short, are of another thread, or lie outside of its calls."""
+    thread, ms = PROCESS[0] + 500, 1_000_000
+    rows = [(1100, 1100 + 5 * ms, thread, 30), (1100, 1100 + 5 * ms, thread, 31), (1100, 1900, thread, 30),
+            (1100, 1100 + 5 * ms, thread + 7, 30), (500, 500 + 5 * ms, thread, 30), (7 * ms, 99 * ms, thread, 30)]
+    trace = changed(tmp_path, "INSERT INTO StringIds VALUES (30, 'getc'), (31, 'pthread_cond_wait')",
+                 f"INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES ({8 * ms}, {9 * ms}, {thread}, 99, 3)",
+                 "CREATE TABLE OSRT_API (start INTEGER, end INTEGER, globalTid INTEGER, nameId INTEGER)",
+                 *(("INSERT INTO OSRT_API VALUES (?, ?, ?, ?)", row) for row in rows))
+    kept = [row for row in range(len(trace.host)) if trace.names[trace.host.name[row]] in ("getc", "pthread_cond_wait")]
+    assert [(trace.host.end_ns[row] - trace.host.start_ns[row]) for row in kept] == [5 * ms]
+
+
 def test_ranges_named_as_kineto_s_steps_mark_steps(tmp_path):
     steps = find_steps(changed(tmp_path, *(
         ("INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, ?, ?, NULL)",
