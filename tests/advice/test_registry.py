@@ -165,7 +165,7 @@ def test_the_table_of_findings_names_all_rules_and_only_rules() -> None:
 
 
 def test_no_document_misspells_an_id() -> None:
-    words = {word for path in documents() for quoted in re.findall(r"`([^`]+)`", path.read_text(encoding="utf-8"))
+    words = {word for path in documents() for quoted in re.findall(r"`+([^`]+)`+", path.read_text(encoding="utf-8"))
              for word in ID.findall(quoted)}
     assert not {word: near for word in words - FINDING_IDS if (near := get_close_matches(word, FINDING_IDS, 1, 0.9))}
 
