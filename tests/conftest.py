@@ -68,12 +68,14 @@ _TOGETHER = {
 _MAX_ID_CHARS = 300
 _GROUP = {file: group for group, files in _TOGETHER.items() for file in files}
 # What takes minutes begins first, so that no process works on alone at the end.
-_FIRST = (_PYTORCH_JOBS, "tests/test_environments.py", _SHARED_JOBS, "tests/tui/test_golden.py",
-          "tests/test_arm.py", _STAGES, "tests/tui/terminal/", "tests/telemetry/test_step_period.py",
-          "tests/advice/test_labeled.py", "tests/profiler/xprof/", "tests/commands/test_cli",
-          "tests/sources/nvml/test_faults.py", "tests/diagnosis/", _REAL_TRACES, "tests/tui/", _CAPTURES,
-          "tests/comparison/", "tests/timeline/", "tests/advice/live/", "tests/trace/readers/", "tests/launch/",
-          "tests/text/test_redaction.py", _PARSED_SOURCES)
+_FIRST = (_PYTORCH_JOBS, "tests/test_environments.py", _SHARED_JOBS, "tests/test_fix_code.py", "tests/test_install.py",
+          _STAGES, "tests/tui/test_golden.py", "tests/advice/test_labeled.py", "tests/launch/test_inject_attacks.py",
+          "tests/diagnosis/test_fuzz.py", "tests/analysis/layers/test_cpu_layers.py", "tests/tui/test_main_job.py",
+          "tests/launch/test_real_limits.py", "tests/tui/terminal/", "tests/session/test_other_nodes.py",
+          "tests/profiler/kineto/", "tests/sources/nvml/test_faults.py", "tests/telemetry/test_step_period.py",
+          "tests/profiler/xprof/", "tests/commands/test_cli", "tests/diagnosis/", _REAL_TRACES, _CAPTURES, "tests/tui/",
+          "tests/comparison/", "tests/timeline/", "tests/advice/live/", "tests/session/", "tests/trace/readers/",
+          "tests/launch/", "tests/text/test_redaction.py", _PARSED_SOURCES)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

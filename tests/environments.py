@@ -178,6 +178,22 @@ def _pip(folder: Path, *command: str, needed: bool = True) -> None:
     pytest.skip(f"no package index can be reached; {message}")
 
 
+def find_tool(name: str) -> str:
+    """The path of a program beside the tests' Python, or on the PATH; skips the test without one."""
+    found = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    return found or pytest.skip(f"no {name} here")
+
+
+def checked(*command: str | Path, stdin: str = "", **env: str | Path) -> str:
+    """What it prints. Where it fails, so does the test, unless no index answers."""
+    done = subprocess.run([str(word) for word in command], input=stdin, capture_output=True, text=True, timeout=600,
+                          env={**os.environ, **{name: str(value) for name, value in env.items()}})
+    if done.returncode and not index_answers(sys.executable):
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
 def index_answers(python: str) -> bool:
     """Whether pip gets what every index has, pip itself."""
     with tempfile.TemporaryDirectory() as folder:

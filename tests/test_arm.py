@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shlex
@@ -13,48 +12,30 @@ from typing import Any
 
 import pytest
 
+from tests.environments import checked, find_tool
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-PLAIN = "nvidia-ml-py"  # needs no wheel of a machine: without it there is no index
-EXTRAS = ("export", "parquet", "stacks")
 
 
-def resolved(folder: Path, python: str, *requirements: str) -> list[str]:
-    """Return the names of the wheels for aarch64. Skips the test if no index answers, or not in time."""
-    report = folder / f"{python}-{len(requirements)}.json"
-    platforms = [word for name in ("manylinux2014_aarch64", "manylinux_2_28_aarch64") for word in ("--platform", name)]
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "--retries", "1", "--timeout", "20",
-             "install", "--dry-run", "--ignore-installed", "--target", folder / "none", "--only-binary=:all:",
-             *platforms, "--implementation", "cp", "--python-version", python, "--report", report, *requirements],
-            capture_output=True, text=True, timeout=300)
-    except subprocess.TimeoutExpired:
-        pytest.skip("the package index takes too long")
-    if not report.exists():
-        if requirements != (PLAIN,) and ("No matching distribution" in done.stderr or "conflict" in done.stderr):
-            resolved(folder, python, PLAIN)
-            pytest.fail(done.stderr)
-        pytest.skip(f"no package index: {done.stderr.strip()[-200:]}")
-    return [item["download_info"]["url"].rpartition("/")[2] for item in json.loads(report.read_bytes())["install"]]
-
-
-@pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="no pip here")
 @pytest.mark.parametrize("python", ["3.10", "3.12"])
-def test_all_that_gputop_needs_has_wheels_for_aarch64(python: str, tmp_path: Path) -> None:
+def test_all_that_gputop_needs_has_wheels_for_aarch64(python: str) -> None:
+    """``manylinux_2_28``: glibc of RHEL 8 and newer."""
     if os.environ.get("GPUTOP_TEST_ENVIRONMENTS") == "off":
         pytest.skip("GPUTOP_TEST_ENVIRONMENTS=off")
-    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = [*project["dependencies"], *(one for extra in EXTRAS for one in project["optional-dependencies"][extra])]
-    # pip judges a condition by the Python that runs it, not by the one that is asked for.
-    wheels = resolved(tmp_path, python, *(one.partition(";")[0] for one in needed))
-    compiled = {name.partition("-")[0] for name in wheels if "aarch64" in name}
-    assert {"numpy", "msgspec", "grpcio", "protobuf", "psutil", "pyarrow", "py_spy"} <= compiled
-    assert not [name for name in wheels if "x86_64" in name or not name.endswith(".whl")]
+    extras = [word for name in ("export", "parquet", "stacks") for word in ("--extra", name)]
+    lock = checked(find_tool("uv"), "pip", "compile", "-q", "--no-python-downloads", "--only-binary", ":all:",
+                   "--python-version", python, "--python-platform", "aarch64-manylinux_2_28", "--format", "pylock.toml",
+                   *extras, ROOT / "pyproject.toml")
+    wheels = {package["name"]: {wheel["url"].rpartition("/")[2] for wheel in package["wheels"]}
+              for package in tomllib.loads(lock)["packages"]}
+    compiled = {name for name, files in wheels.items() if any("aarch64" in file for file in files)}
+    assert {"numpy", "msgspec", "grpcio", "protobuf", "psutil", "pyarrow", "py-spy"} <= compiled
+    assert all(files and not any("x86_64" in file for file in files) for files in wheels.values())
 
 
 def layouts(*python: str) -> dict[str, Any]:

@@ -53,9 +53,8 @@ def _anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=_name)
-def test_links_lead_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
+def test_links_lead_somewhere() -> None:
+    for document, target in ((page, to) for page in DOCUMENTS for to in re.findall(r"\]\(([^)]+)\)", page.read_text())):
         path, _, anchor = target.partition("#")
         if "://" in target:
             continue
@@ -65,16 +64,16 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert "--" not in anchor, f"{_name(document)}: a sign in a heading; the site makes {target} another way"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=_name)
-def test_files_that_are_named_exist(document: Path) -> None:
-    named = re.findall(r"`((?:gputop|tests|benchmarks|screenshots|docs)/[\w./-]+)`", document.read_text())
-    absent = [path for path in named if "NAME" not in path and not (ROOT / path).exists()]
-    assert not absent, f"{_name(document)} names {absent}"
+def test_files_that_are_named_exist() -> None:
+    absent = [(_name(document), path) for document in DOCUMENTS for path in re.findall(
+        r"`((?:gputop|tests|benchmarks|screenshots|docs)/[\w./-]+)`", document.read_text())
+              if "NAME" not in path and not (ROOT / path).exists()]
+    assert not absent
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=_name)
-def test_modules_and_names_that_are_named_exist(document: Path) -> None:
-    for dotted in set(re.findall(r"`(gputop(?:\.\w+)+)(?![\w/.-])", document.read_text())):
+def test_modules_and_names_that_are_named_exist() -> None:
+    for document, dotted in ((page, name) for page in DOCUMENTS for name in
+                             set(re.findall(r"`(gputop(?:\.\w+)+)(?![\w/.-])", page.read_text()))):
         parts = dotted.split(".")
         if parts[-1] in ("json", "toml"):  # a file
             continue

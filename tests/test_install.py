@@ -25,6 +25,7 @@ import pytest
 
 from gputop.core.version import __version__
 from tests import environments
+from tests.environments import checked, find_tool
 from tools import make_completion
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +48,7 @@ _NEWER: dict[str, set[str]] = {"when it was released": {"rich", "pygments"}, "to
 _ALL = bool(os.environ.get("GPUTOP_TEST_INSTALL"))
 _PINS = [(name, minor) for name, pythons in FRAMEWORKS.items() for minor in pythons] if _ALL else _OLDEST_AND_NEWEST
 _INSTALLS = [(minor, installer, kind) for minor in PYTHONS for installer in ("pip", "pipx", "uv")
-             for kind in ("wheel", "sdist")] if _ALL else [(sys.version_info[1], "uv", "wheel")]
+             for kind in ("wheel", "sdist")] if _ALL else [(sys.version_info[1], "uv", "sdist")]
 
 
 def _needs_build() -> None:
@@ -79,8 +80,15 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / f"gputop_tf-{__version__}"
 
 
-def test_the_wheel_of_the_sdist_has_each_file_of_the_package(unpacked: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(_built(unpacked, "wheel", tmp_path)) as wheel:
+@pytest.fixture(scope="module")
+def packed(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel and the sdist of these sources, as a release has them."""
+    (sdist,) = unpacked.parent.glob("dist/*.tar.gz")
+    return {"sdist": sdist, "wheel": _built(unpacked, "wheel", tmp_path_factory.mktemp("wheel"))}
+
+
+def test_the_wheel_of_the_sdist_has_each_file_of_the_package(packed: dict[str, Path]) -> None:
+    with zipfile.ZipFile(packed["wheel"]) as wheel:
         names = set(wheel.namelist())
         described = Parser().parsestr(wheel.read(f"gputop_tf-{__version__}.dist-info/METADATA").decode())
     listed = subprocess.run(["git", "ls-files", "gputop"], cwd=ROOT, capture_output=True, text=True)
@@ -92,6 +100,7 @@ def test_the_wheel_of_the_sdist_has_each_file_of_the_package(unpacked: Path, tmp
     assert len(links) > 20 and all(link.startswith("https://") for link in links), "an index has no files of ours"
 
 
+@pytest.mark.skipif(not _ALL, reason="takes most of a minute: make test-install")
 def test_it_is_installed_without_internet_as_the_page_says(unpacked: Path, tmp_path: Path,
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / "start" / "install.md").read_text()
@@ -144,11 +153,6 @@ def test_the_image_copies_what_a_build_needs(tmp_path: Path) -> None:
     assert len(copies) == 3 and _built(tmp_path / "src", "wheel", tmp_path).name.startswith(f"gputop_tf-{__version__}")
 
 
-def _program(name: str) -> str:
-    program = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    return program or pytest.skip(f"no {name} here")
-
-
 def _interpreter(minor: int) -> str:
     """That Python: the tests' own, one on the PATH that runs, or one of pyenv's."""
     own = [sys.executable] if sys.version_info[1] == minor else []
@@ -160,53 +164,36 @@ def _interpreter(minor: int) -> str:
     pytest.skip(f"no Python 3.{minor} here")
 
 
-def _run(*command: str | Path, stdin: str = "", **env: str | Path) -> str:
-    """What it prints. Where it fails, so does the test, unless no index answers."""
-    done = subprocess.run([str(word) for word in command], input=stdin, capture_output=True, text=True, timeout=600,
-                          env={**os.environ, **{name: str(value) for name, value in env.items()}})
-    if done.returncode and not environments.index_answers(sys.executable):
-        pytest.skip("no package index can be reached")
-    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def packed(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheel and the sdist of these sources, as a release has them."""
-    (sdist,) = unpacked.parent.glob("dist/*.tar.gz")
-    return {"sdist": sdist, "wheel": _built(unpacked, "wheel", tmp_path_factory.mktemp("wheel"))}
-
-
 @pytest.mark.parametrize("minor, installer, kind", _INSTALLS)
 def test_it_is_installed(minor: int, installer: str, kind: str, packed: dict[str, Path], tmp_path: Path) -> None:
     python, file = _interpreter(minor), packed[kind]
     if installer == "pip":
-        _run(python, "-m", "venv", tmp_path)
-        _run(tmp_path / "bin" / "pip", "install", "--disable-pip-version-check", "-q", file)
+        checked(python, "-m", "venv", tmp_path)
+        checked(tmp_path / "bin" / "pip", "install", "--disable-pip-version-check", "-q", file)
         program, environment = tmp_path / "bin" / "gputop", tmp_path
     elif installer == "pipx":
-        _run(_program("pipx"), "install", "--python", python, file, PIPX_HOME=tmp_path, PIPX_BIN_DIR=tmp_path / "bin",
-             PIPX_MAN_DIR=tmp_path / "man")
+        checked(find_tool("pipx"), "install", "--python", python, file, PIPX_HOME=tmp_path,
+                PIPX_BIN_DIR=tmp_path / "bin", PIPX_MAN_DIR=tmp_path / "man")
         program, environment = tmp_path / "bin" / "gputop", tmp_path / "venvs" / "gputop-tf"
     else:
-        _run(_program("uv"), "tool", "install", "-q", "--no-python-downloads", "--python", python, file,
-             UV_TOOL_DIR=tmp_path, UV_TOOL_BIN_DIR=tmp_path / "bin")
+        checked(find_tool("uv"), "tool", "install", "-q", "--no-python-downloads", "--python", python, file,
+                UV_TOOL_DIR=tmp_path, UV_TOOL_BIN_DIR=tmp_path / "bin")
         program, environment = tmp_path / "bin" / "gputop", tmp_path / "gputop-tf"
-    version = _run(program, "--version")
+    version = checked(program, "--version")
     assert version.startswith(f"gputop {__version__}\n") and f"Python 3.{minor}." in version
-    assert _run(program, "skill").startswith("---\nname: gputop")
-    assert ".TH" in _run(program, "completion", "man") and "complete" in _run(program, "completion", "bash")
+    assert checked(program, "skill").startswith("---\nname: gputop")
+    assert ".TH" in checked(program, "completion", "man") and "complete" in checked(program, "completion", "bash")
     assert (environment / "share" / "man" / "man1" / "gputop.1").is_file()
-    assert "SIMULATED" in _run(program, "snapshot", "--demo", "--seconds", "0.2")
-    assert "input_bound" in _run(program, "rules", "list")
+    assert "SIMULATED" in checked(program, "snapshot", "--demo", "--seconds", "0.2")
+    assert "input_bound" in checked(program, "rules", "list")
     if installer == "pipx":  # it puts the page where man looks for it
         assert (tmp_path / "man" / "man1" / "gputop.1").is_file()
 
 
 def _resolved(requirements: tuple[str, ...], minor: int, *words: str | Path) -> str:
-    return _run(_program("uv"), "pip", "compile", "-q", "--python", sys.executable, "--no-python-downloads",
-                "--no-header", "--no-annotate", "--only-binary", ":all:", "--python-version", f"3.{minor}", "-", *words,
-                stdin="\n".join(requirements))
+    return checked(find_tool("uv"), "pip", "compile", "-q", "--python", sys.executable, "--no-python-downloads",
+                   "--no-header", "--no-annotate", "--only-binary", ":all:", "--python-version", f"3.{minor}", "-",
+                   *words, stdin="\n".join(requirements))
 
 
 @cache

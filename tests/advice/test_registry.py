@@ -102,6 +102,12 @@ def test_a_record_is_complete(rule: Rule) -> None:
     prefix = "trace_memory" if name(rule) == "trace-memory_pressure" else rule.id
     assert all(own.id.startswith(f"{prefix}.") for own in rule.limits)
     assert all(id_ in LIMITS for id_ in rule.shared_limits)
+    assert callable(rule.function("judge")) and callable(rule.function("describe"))
+    assert set(rule.needs) <= set({"trace": TRACE_INPUTS, "live": LIVE_INPUTS, "fleet": ()}[rule.origin])
+    assert {*rule.follows_from, *rule.same_as} <= TRACE_IDS
+    # Causes before their symptoms: what a live rule yields to has been asked before it.
+    order = [other.id for other in (FLEET_RULES if rule.origin == "fleet" else LIVE_RULES)]
+    assert all(order.index(id_) < order.index(rule.id) for id_ in rule.yields_to)
     if rule.origin != "trace":
         assert not (rule.parts or rule.gaps or rule.events or rule.training_only or rule.silent_for)
         return
@@ -110,21 +116,6 @@ def test_a_record_is_complete(rule: Rule) -> None:
     assert bool(rule.parts) == (rule.id not in {"memory_pressure", "memory_growth"})
     assert rule.events or {*rule.ids} & {*NARROWEST_FIRST, *NO_PLACE}, "its place on the timeline; none: NO_PLACE"
     assert rule.events <= {*KINDS}
-
-
-@pytest.mark.parametrize("rule", RULES, ids=name)
-def test_a_record_names_its_functions_and_inputs(rule: Rule) -> None:
-    assert callable(rule.function("judge")) and callable(rule.function("describe"))
-    assert set(rule.needs) <= set({"trace": TRACE_INPUTS, "live": LIVE_INPUTS, "fleet": ()}[rule.origin])
-
-
-@pytest.mark.parametrize("rule", RULES, ids=name)
-def test_a_record_names_rules(rule: Rule) -> None:
-    assert set(rule.follows_from) <= TRACE_IDS
-    assert set(rule.same_as) <= TRACE_IDS
-    # Causes before their symptoms: what a live rule yields to has been asked before it.
-    order = [other.id for other in (FLEET_RULES if rule.origin == "fleet" else LIVE_RULES)]
-    assert all(order.index(id_) < order.index(rule.id) for id_ in rule.yields_to)
 
 
 def test_each_finding_that_can_claim_others_seconds_has_its_place_once() -> None:
@@ -173,9 +164,8 @@ def test_the_table_of_findings_names_all_rules_and_only_rules() -> None:
     assert set(re.findall(r"^\| \[`(\w+)`", live, re.M)) == LIVE_IDS
 
 
-@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_document_misspells_an_id(path: Path) -> None:
-    words = {word for quoted in re.findall(r"`([^`]+)`", path.read_text(encoding="utf-8"))
+def test_no_document_misspells_an_id() -> None:
+    words = {word for path in documents() for quoted in re.findall(r"`+([^`]+)`+", path.read_text(encoding="utf-8"))
              for word in ID.findall(quoted)}
     assert not {word: near for word in words - FINDING_IDS if (near := get_close_matches(word, FINDING_IDS, 1, 0.9))}
 

@@ -47,18 +47,17 @@ OF_OTHERS = {"tensorflow": r"torch|DataLoader|\bJAX_|XLA_PYTHON|jnp\.",
              "pytorch": r"TensorFlow(?! and JAX)|TF_|\btf\.|jnp\.|jax\.|XLA|\(c\)"}
 
 
-@pytest.mark.parametrize("framework", OF_OTHERS)
 @pytest.mark.parametrize("rule", LIVE, ids=lambda rule: rule.id)
-@pytest.mark.parametrize("style", JOBS)
-def test_live_advice_is_for_the_framework_of_the_job(rule: Rule, framework: str, style: str) -> None:
+def test_live_advice_is_for_the_framework_of_the_job(rule: Rule) -> None:
     (kind,) = verdicts_of(rule)
-    verdict = msgspec.structs.replace(example(kind, style), framework=framework)
-    words = rule.function("describe")(verdict)
-    found = re.search(OF_OTHERS[framework],
-                      f"{words.why}\n{words.brief}\n{words.action}\n{words.gain}\n{words.snippet}")
-    # tf.data feeds many JAX jobs, and that profiler is PyTorch's.
-    assert found is None or rule.id == "profiler_left_on" or (framework, rule.id) == ("jax", "host_cpu_saturated"), (
-        found)
+    for framework, style in itertools.product(OF_OTHERS, JOBS):
+        verdict = msgspec.structs.replace(example(kind, style), framework=framework)
+        words = rule.function("describe")(verdict)
+        found = re.search(OF_OTHERS[framework],
+                          f"{words.why}\n{words.brief}\n{words.action}\n{words.gain}\n{words.snippet}")
+        # tf.data feeds many JAX jobs, and that profiler is PyTorch's.
+        assert found is None or rule.id == "profiler_left_on" or (framework, rule.id) == (
+            "jax", "host_cpu_saturated"), (framework, found)
 
 
 def test_code_says_whose_it_is_where_the_framework_is_not_known() -> None:

@@ -113,7 +113,7 @@ def test_a_job_that_never_sleeps_is_recorded_and_its_results_are_equal(job, tmp_
     """The last here: from now on it has a thread of kineto's, which sleeps."""
     assert len(list(Path(f"/proc/{job.pid}/task").iterdir())) <= 2  # OpenMP's own, if any, waits in a futex
     switch_on(job.pid)
-    result, _, _ = capture_with_probe(recorder_of(f"pid:{job.pid}"), CaptureRequest(2.0, tmp_path, force=True),
+    result, _, _ = capture_with_probe(recorder_of(f"pid:{job.pid}"), CaptureRequest(1.0, tmp_path, force=True),
                                       lambda _: None, lambda _: None, threading.Event())
     assert result.bytes > 0
     _goes_on(job)

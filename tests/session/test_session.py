@@ -33,7 +33,7 @@ REQUEST = CaptureRequest(1.0, Path("logs"))
 @contextlib.contextmanager
 def simulated(logdir: Path, **options: object) -> Iterator[tuple[Session, Watched]]:
     """A session of a simulated node that has found a server; closed at the end of the block."""
-    session = Session(SimulatedSource("gpu0-oversubscribed"), Options(interval_s=0.1, logdir=logdir, **options))
+    session = Session(SimulatedSource("gpu0-oversubscribed"), Options(interval_s=0.5, logdir=logdir, **options))
     watched = Watched(session)
     session.start()
     try:

@@ -1,5 +1,6 @@
 """Every screen as text, some in every form of colors: golden files of two sizes, see :mod:`tests.tui.goldens`. At other
-sizes a screen is drawn, and nothing is compared.
+sizes a screen is drawn that no other test draws there (test_app, test_timeline, test_dialog_frame), and nothing is
+compared.
 
 Each screen is opened anew at each size, in one app that is resized. Compared are the cells that go to the terminal.
 """
@@ -50,7 +51,7 @@ from tests.tui.textual_private import draw_when_settled
 
 TINY, SMALL, USUAL, WIDE, HUGE = (20, 5), (40, 12), (80, 24), (120, 40), (200, 50)
 SIZES = (TINY, SMALL, USUAL, WIDE, HUGE)
-BOX = (TINY, SMALL, USUAL, WIDE)  # a box looks the same on anything larger
+BOTH = (USUAL, WIDE)
 FORMS = {
     "256": Preferences(colors="256"), "16": Preferences(colors="16"), "none": Preferences(colors="none"),
     "ascii": Preferences(colors="none", glyphs="ascii"),
@@ -165,71 +166,70 @@ def with_stacks(app: GputopApp) -> None:
 
 
 SCREENS = {
-    "main": Screen("faulty", sizes=SIZES, forms=MORE_FORMS, in_forms=(WIDE,)),
-    "healthy": Screen("healthy", sizes=(USUAL, WIDE)),
-    "epoch": Screen("epoch", sizes=(USUAL, WIDE)),
-    "lost": Screen("lost", sizes=SIZES),
+    "main": Screen("faulty", sizes=(USUAL, WIDE, HUGE), forms=MORE_FORMS, in_forms=(WIDE,)),
+    "healthy": Screen("healthy", sizes=BOTH),
+    "epoch": Screen("epoch", sizes=BOTH),
+    "lost": Screen("lost", sizes=BOTH),
     "sixteen": Screen("sixteen", sizes=SIZES),
-    "one": Screen("one", sizes=(USUAL, WIDE, HUGE), forms=FEW_FORMS, in_forms=(USUAL,)),
-    "two": Screen("two", sizes=(USUAL, WIDE, HUGE)),
-    "four": Screen("four", sizes=(USUAL, WIDE, HUGE)),
-    "coarse": Screen("coarse", sizes=(USUAL, WIDE)),
+    "one": Screen("one", sizes=BOTH, forms=FEW_FORMS, in_forms=(USUAL,)),
+    "two": Screen("two", sizes=BOTH),
+    "four": Screen("four", sizes=BOTH),
+    "coarse": Screen("coarse", sizes=BOTH),
     "one-metric": Screen("one", (*"mm", "v", *["left"] * 9), (WIDE,), anew=True),
-    "mig": Screen("mig", sizes=(SMALL, USUAL, WIDE)),
+    "mig": Screen("mig", sizes=BOTH),
     "no-gpu": Screen("no-gpu", sizes=(TINY, USUAL, WIDE)),
     "waiting": Screen("waiting", sizes=(TINY, USUAL)),
     "unserved": Screen("unserved"),
-    "capturing": Screen("capturing", prepare=capturing, sizes=(USUAL, WIDE)),
-    "cursor": Screen("lost", ("v", *["left"] * 12), (USUAL, WIDE), anew=True),
+    "capturing": Screen("capturing", prepare=capturing, sizes=BOTH),
+    "cursor": Screen("lost", ("v", *["left"] * 12), BOTH, anew=True),
     "metric": Screen("lost", (*"mmmmmm", "space")),
-    "tree": Screen("mig", ("v",), (USUAL, WIDE), focus=ProcessPanel, anew=True),
-    "recommendations": Screen("faulty", ("r", "down"), (USUAL, WIDE), anew=True),
-    "replay": Screen(lambda _: recorded(), sizes=(SMALL, USUAL, WIDE)),
-    "snapshot-replayed": Screen(lambda folder: snapshot_of(node("faulty"), folder), sizes=(USUAL, WIDE)),
+    "tree": Screen("mig", ("v",), BOTH, focus=ProcessPanel, anew=True),
+    "recommendations": Screen("faulty", ("r", "down"), BOTH, anew=True),
+    "replay": Screen(lambda _: recorded(), sizes=BOTH),
+    "snapshot-replayed": Screen(lambda folder: snapshot_of(node("faulty"), folder), sizes=BOTH),
     "snapshot-written": Screen("faulty", ("s",), notices=True),
 
-    "finding": Screen("faulty", ("r", "enter"), BOX, FEW_FORMS, in_forms=(USUAL,)),
+    "finding": Screen("faulty", ("r", "enter"), BOTH, FEW_FORMS, in_forms=(USUAL,)),
     "gpu": Screen("faulty", ("enter",), (SMALL, USUAL), focus=GpuTable),
     "gpu-lost": Screen("lost", ("down", "down", "down", "enter"), focus=GpuTable),
-    "process": Screen("faulty", ("enter",), (SMALL, USUAL), focus=ProcessPanel),
+    "process": Screen("faulty", ("enter",), focus=ProcessPanel),
     "signals": Screen("faulty", ("K",), focus=ProcessPanel),
-    "signal-asked": Screen("faulty", ("K", "down", "down", "enter"), (SMALL, USUAL), focus=ProcessPanel),
-    "host": Screen("faulty", ("h",), (SMALL, USUAL, WIDE)),
-    "hang": Screen("hanging", sizes=(USUAL, WIDE)),
-    "stacks": Screen("hanging", ("S",), BOX),
-    "workers": Screen("faulty", prepare=asked_which, sizes=BOX),
-    "workers-unasked": Screen("faulty", prepare=asked_which_without_figures, sizes=BOX),
-    "capture-waiting": Screen("faulty", prepare=waiting_for_idle, sizes=(SMALL, USUAL), anew=True),
-    "job": Screen("faulty", ("i",), (SMALL, USUAL)),
-    "captures": Screen("compared", ("J", "down"), (SMALL, USUAL, WIDE), FEW_FORMS, in_forms=(USUAL,)),
-    "attach": Screen("faulty", ("a",), (TINY, SMALL, USUAL)),
+    "signal-asked": Screen("faulty", ("K", "down", "down", "enter"), focus=ProcessPanel),
+    "host": Screen("faulty", ("h",), BOTH),
+    "hang": Screen("hanging", sizes=BOTH),
+    "stacks": Screen("hanging", ("S",), (SMALL, *BOTH)),
+    "workers": Screen("faulty", prepare=asked_which, sizes=(SMALL, *BOTH)),
+    "workers-unasked": Screen("faulty", prepare=asked_which_without_figures, sizes=BOTH),
+    "capture-waiting": Screen("faulty", prepare=waiting_for_idle, anew=True),
+    "job": Screen("faulty", ("i",)),
+    "captures": Screen("compared", ("J", "down"), BOTH, FEW_FORMS, in_forms=(USUAL,)),
+    "attach": Screen("faulty", ("a",)),
     "filter": Screen("faulty", ("slash", *"py")),
-    "palette": Screen("faulty", ("ctrl+p",), (SMALL, USUAL)),
-    "help": Screen("faulty", ("question_mark",), BOX, GLYPHS, in_forms=(USUAL,)),
+    "palette": Screen("faulty", ("ctrl+p",)),
+    "help": Screen("faulty", ("question_mark",), BOTH, GLYPHS, in_forms=(USUAL,)),
     "help-signals": Screen("faulty", ("K", "question_mark"), focus=ProcessPanel),
     "help-tables": Screen("faulty", ("T", "question_mark")),
-    "help-timeline": Screen("faulty", ("t", "question_mark"), (SMALL, USUAL)),
+    "help-timeline": Screen("faulty", ("t", "question_mark")),
     "help-compare": Screen("compared", ("B", "question_mark")),
-    "compare": Screen("compared", ("B",), (SMALL, USUAL, WIDE, HUGE), GLYPHS, in_forms=(USUAL,)),
+    "compare": Screen("compared", ("B",), (SMALL, *BOTH), GLYPHS, in_forms=(USUAL,)),
     "report": Screen("faulty", ("t", "r")),
 
-    "tables-kernels": Screen("faulty", ("T", "1"), SIZES, FORMS, in_forms=(WIDE,)),
+    "tables-kernels": Screen("faulty", ("T", "1"), (TINY, SMALL, *BOTH), FORMS, in_forms=(WIDE,)),
     "tables-row": Screen("faulty", ("T", "1", "enter")),
-    "tables-time": Screen("input-bound", ("T", "W"), (USUAL, WIDE)),
-    "tables-time-epoch": Screen("epoch", ("T", "W"), (USUAL, WIDE)),
-    "tables-path": Screen("input-bound", ("T", "P"), (USUAL, WIDE)),
-    "tables-python": Screen("input-bound", ("T", "shift+tab"), (SMALL, USUAL, WIDE), prepare=with_stacks,
-                            anew=True),
+    "tables-time": Screen("input-bound", ("T", "W"), BOTH),
+    "tables-time-epoch": Screen("epoch", ("T", "W"), BOTH),
+    "tables-path": Screen("input-bound", ("T", "P"), BOTH),
+    "tables-python": Screen("input-bound", ("T", "shift+tab"), BOTH, prepare=with_stacks, anew=True),
     "tables-ranks": Screen("faulty", ("T", "R")),
-    **{f"tables-{name}": Screen("input-bound", ("T", key), (USUAL, WIDE)) for key, name in zip(
+    **{f"tables-{name}": Screen("input-bound", ("T", key), BOTH) for key, name in zip(
         "234567890", ("ops", "collectives", "memory", "copies", "host", "functions", "input", "layers", "limit"),
         strict=True)},
 
-    "timeline": Screen("faulty", ("t",), SIZES, FEW_FORMS, in_forms=(USUAL,)),
-    "timeline-zoomed": Screen("faulty", ("t", "z", "plus"), SIZES, FORMS, in_forms=(WIDE,)),
+    "timeline": Screen("faulty", ("t",), BOTH, FEW_FORMS, in_forms=(USUAL,)),
+    "timeline-zoomed": Screen("faulty", ("t", "z", "plus"), BOTH, FORMS, in_forms=(WIDE,)),
     "timeline-unfolded": Screen("faulty", ("t", "E"), (WIDE,)),
     "timeline-details": Screen("faulty", ("t", "down", "full_stop", "enter")),
-    "idle-gaps": Screen("input-bound", ("t", "b", "right", "down"), SIZES,
+    "idle-gaps": Screen("input-bound", ("t", "b", "right", "down"), (TINY, *BOTH),
                         {f: FORMS[f] for f in ("16", "ascii")}, in_forms=(USUAL,)),
     "idle-gap-details": Screen("input-bound", ("t", "b", "enter", "down", "enter")),
 }
@@ -277,7 +277,7 @@ async def show(screen: Screen, app: GputopApp, pilot: Pilot[int]) -> None:
 
 async def check(screen: Screen, goldens: Goldens, app: GputopApp, pilot: Pilot[int], size: tuple[int, int]) -> None:
     """Compare what is shown, in all its forms."""
-    if size not in (USUAL, WIDE) and (screen, size) != (SCREENS["main"], HUGE):
+    if size not in BOTH and (screen, size) != (SCREENS["main"], HUGE):
         grid = cells(app)
         assert len(grid) == size[1] and all(len(line) == size[0] for line in grid)
         return
