@@ -33,7 +33,7 @@ from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import intersect
-from gputop.trace.lookups import how_to_mark_steps
+from gputop.trace.lookups import host_rows, how_to_mark_steps
 from gputop.trace.model import Trace
 
 _WORTH_NAMING = 0.01  # share of the gap; less is no part of the cause
@@ -250,6 +250,8 @@ _NOT_TENSORFLOW = {
         "them outside the step, for example every hundred steps."),
 }
 _CALLBACK_GAIN = "assumes that the callbacks run outside the step"
+_CALL_GAIN = "; without callbacks, JAX also calls the function without running Python"
+_CALLED_BY_PYTHON = r"ExecuteReplicated\.__call__$"
 _PLACEMENT_GAIN = "assumes that these ops run in the input pipeline or take almost no time on the GPU"
 _REPLACE = "use a newer TensorFlow version, or replace what needs it, such as a sparse gradient."
 _INPUT_OPS = re.compile(
@@ -267,6 +269,7 @@ _MOST_STEPS = 0.9  # share of the placement's time, if all steps were as those t
 class HostPlacement(Verdict, frozen=True, kw_only=True):
     wait_s: float  # per step: ops on the host while the GPU has nothing to do
     work: Sequence[GapWork]  # those ops, longest first
+    slowly_called: bool  # whether JAX calls the function through Python, as it does where it holds callbacks
 
 
 def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
@@ -288,8 +291,10 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     cure = Cure(host=removed, assumes="Assumes that these ops overlap with the step or take almost no time on the GPU.")
     # Of a few steps a replay misses too much of the first one, in which the GPU's first event comes late.
     whole = not removed or replayed_ns >= _MOST_STEPS * share * facts.analyzed_spans.total * len(removed)
+    slowly = not facts.active and facts.steps is not None and (
+        len(host_rows(facts.trace, _CALLED_BY_PYTHON)) >= facts.steps.count)
     return HostPlacement(gpus=facts.active_numbers, share=share, wait_s=host.placement_s, work=host.placement,
-                         claim=facts.on_cpus("about"),
+                         slowly_called=slowly, claim="at least" if slowly else facts.on_cpus("about"),
                          culprits=on_host(facts, host.placement, waits_for_host(facts, "placement")),
                          cure=cure if whole else None)
 
@@ -310,7 +315,7 @@ def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
     return Explanation(
         title=f"{'GPU' if v.gpus else 'Compiled function'} waits for {kind} on the host for {percent(v.share)} of the "
               f"{job.basis}", why=why, evidence=evidence, action=action, snippet=snippet,
-        gain=_CALLBACK_GAIN if job.framework == "jax" else _PLACEMENT_GAIN,
+        gain=(_PLACEMENT_GAIN if job.framework != "jax" else _CALLBACK_GAIN + _CALL_GAIN * v.slowly_called),
         source=source("host_placement.share"))
 
 

@@ -44,7 +44,13 @@ def test_a_python_callback_within_the_step_is_the_finding(callback):
     f = next(iter(findings.values()))
     assert f.id == "host_placement" and f.severity == "high" and f.culprits[0].name == callback
     assert f.evidence["host_ops_s"] == pytest.approx(0.020, rel=0.01) and "GPU" not in f.title + f.why
-    assert f.gain.step_time == pytest.approx(20 / 26, abs=0.02)
+    assert f.gain.step_time == pytest.approx(20 / 26, abs=0.02) and f.gain.claim == "about"
+    by_python = job(callback=callback, callback_us=20_000)  # as JAX calls what holds callbacks
+    for i in range(12):
+        by_python.host("ExecuteReplicated.__call__", i * STEP + 2_000, STEP - 2_500)
+    slower = found(by_python)["host_placement"].gain
+    assert slower.claim == "at least" and slower.step_time == f.gain.step_time
+    assert "without running Python" in slower.how
 
 
 @pytest.mark.parametrize(("name", "us"), [
