@@ -42,7 +42,7 @@ def test_what_a_job_used_and_what_others_did_while_it_was_recorded(tmp_path: Pat
                                         ("recording", 4, 12, (12.5, 11, 12)), ("receiving", 9, 90, (90, 90, 90))):
         now_s = 100.0 + seconds
         job(tmp_path, round(used * tick), tuple(round(core * tick) for core in cores))
-        watch(Progress(phase, seconds, 2.0))  # type: ignore[arg-type]
+        watch(Progress(phase, seconds))  # type: ignore[arg-type]
     found = watch.cpus("a:1")
     assert found == JobCpus(2.0, 1.5, used=1.0, others=0.75), "of two seconds, on the two CPUs it may run on"
     assert found.limit == 1.5 and found.free == 1.25 and watch.cpus("b:1") is None and len(reported) == 4
