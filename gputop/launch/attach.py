@@ -94,8 +94,8 @@ def give_back(process: target.Target) -> None:
 def no_answer(pid: int) -> GputopError:
     """The error of a process that has not run what it was requested to, with what it does now. Blocks for a second."""
     return GputopError(
-        f"Process {pid} did not answer within {ANSWER_TIMEOUT_S:.0f} s: its main thread is running native code or is idle, or "
-        f"it is not allowed to open a socket (seccomp). {state_now(pid)}",
+        f"Process {pid} did not answer within {ANSWER_TIMEOUT_S:.0f} s: its main thread is running native code or is "
+        f"idle, or it is not allowed to open a socket (seccomp). {state_now(pid)}",
         f"py-spy dump --pid {pid} shows where the thread is. The request is no longer valid.")
 
 
