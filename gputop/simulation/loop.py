@@ -300,7 +300,7 @@ class SimulatedLoop:
             host=[HostEvent("python", "SaveV2", s.begin_ns, s.end_ns) for s in ran if s.kind is StepKind.CHECKPOINT],
             steps=[Step(s.start_ns, s.wait_ns, s.begin_ns, s.begin_ns + self.templates[s.template].issued_ns, s.end_ns,
                         s.end_ns, training=s.kind is StepKind.TRAIN) for s in calls],
-            batches=[(s.made_from_ns, s.made_ns) for s in calls])
+            batches=[(s.made_from_ns, s.made_ns) for s in calls], end=end_ns)
 
 
 ABSENT_RANK = 5

@@ -99,6 +99,7 @@ class JobTimeline(Struct):
     host: list[HostEvent]
     steps: list[Step]
     batches: list[tuple[int, int]]  # when each step's batch was made
+    end: int
 
 
 class SimulatedPipeline:
@@ -159,9 +160,13 @@ class Simulation:
             self.steps.append(step)
             now = step.back = self._fetch_loss(step)
             now += int(self._vary(self.job.gap_ms * MS, "host", 0.1))
+        return self._timeline(now)
+
+    def _timeline(self, now: int) -> JobTimeline:
         return JobTimeline(
             self.job, self.programs, [StreamOps.join(parts) for parts in self.compute],
-            [StreamOps.join(parts) for parts in self.collectives], self.copies, [], self.steps, self.batches)
+            [StreamOps.join(parts) for parts in self.collectives], self.copies, [], self.steps, self.batches,
+            max([now, *self.free, *(s.device_end for s in self.steps)]))
 
     def _vary(self, mean_ns: float, stream: str, spread: float = 0.06) -> float:
         return mean_ns * float(np.exp(self.rng[stream].normal(0.0, spread)))
