@@ -25,10 +25,6 @@ class History(Struct, frozen=True):
     def time_s(self, i: int) -> float:
         return self.begin_s + i * self.step_s
 
-    @property
-    def end_s(self) -> float:
-        return self.time_s(len(self.values) - 1)
-
 
 class Gpu(Struct, frozen=True, kw_only=True):
     """One GPU or MIG instance. ``figures`` have the names of :mod:`gputop.sources.exporters`."""

@@ -79,12 +79,12 @@ def _reopened(entry: int, flags: int, path: str | Path) -> int:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def read_regular(path: str | Path, max_bytes: int, *, follow_links: bool = True) -> bytes:
+def read_regular(path: str | Path, max_bytes: int) -> bytes:
     """The whole content of a regular file of at most ``max_bytes``; raises as :func:`open_regular`.
 
     A file that grows meanwhile is cut there.
     """
-    with open_regular(path, max_bytes, follow_links=follow_links) as file:
+    with open_regular(path, max_bytes) as file:
         return file.read(max_bytes)
 
 

@@ -93,18 +93,19 @@ def left_in(cgroup: Path) -> float | None:
     return None
 
 
-def offer_to_oom_killer(score: int, file: Path = Path(OOM_SCORE)) -> None:
+def offer_to_oom_killer(score: int) -> None:
     """Have the kernel kill this process before others with a lower score; never lowers its score."""
+    file = Path(OOM_SCORE)
     with contextlib.suppress(OSError, ValueError):
         if int(file.read_text()) < score:
             file.write_text(f"{score}\n")
 
 
-def set_oom_score(score: bytes, path: str = OOM_SCORE) -> None:
+def set_oom_score(score: bytes) -> None:
     """Write one's own, as it was read, in a process that was just forked: by system calls alone. Down to what it began
     with needs no rights (proc_pid_oom_score_adj(5))."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = os.open(OOM_SCORE, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(descriptor, score)
         finally:

@@ -122,7 +122,7 @@ def stat_of(pid: int, proc: Path = Path("/proc")) -> Stat | None:
         return None
 
 
-def end_of(pid: int, pidfd: int = -1, proc: Path = Path("/proc")) -> str:
+def end_of(pid: int, pidfd: int) -> str:
     """Return how a process ended: "by SIGSEGV", "with status 1". From Linux 6.15 on by ``pidfd``, which was
     opened before; else only until its parent has waited for it, and "" from then on."""
     info = bytearray(_PIDFD_INFO.size)
@@ -132,7 +132,7 @@ def end_of(pid: int, pidfd: int = -1, proc: Path = Path("/proc")) -> str:
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
         mask, code = _PIDFD_INFO.unpack(info)
         code = code if mask & _PIDFD_INFO_EXIT else None
-    stat = stat_of(pid, proc) if code is None else None
+    stat = stat_of(pid) if code is None else None
     if stat is not None and stat.state == "Z":
         code = stat.exit_code
     if code is None:
@@ -178,12 +178,12 @@ def started_s(pid: int, proc: Path = Path("/proc")) -> float | None:
         return None
 
 
-def cpu_time_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
+def cpu_time_ns(pid: int) -> int | None:
     """CPU time of all its threads until now, to the nanosecond (/proc/PID/task/TID/schedstat); None where it has ended
     or the kernel does not keep it. One that moves says that the process runs."""
     total = None
     try:
-        with os.scandir(proc / str(pid) / "task") as tasks:
+        with os.scandir(f"/proc/{pid}/task") as tasks:
             for task in tasks:
                 with contextlib.suppress(OSError, ValueError, IndexError):
                     total = (total or 0) + int(read(f"{task.path}/schedstat").split()[0])
@@ -192,10 +192,10 @@ def cpu_time_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
     return total
 
 
-def waited_for_cpu_s(pid: int | str, proc: Path = Path("/proc")) -> float:
+def waited_for_cpu_s(pid: int) -> float:
     """Seconds that a process's main thread could have run and had no CPU; 0 where the kernel does not count them."""
     try:
-        return int(read(f"{proc}/{pid}/schedstat").split()[1]) / 1e9
+        return int(read(f"/proc/{pid}/schedstat").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
 

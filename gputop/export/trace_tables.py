@@ -86,11 +86,10 @@ def _device(trace: Trace) -> Iterator[Batch]:
     d = trace.device
     kinds = [kind.name.lower() for kind in Kind]
     memories = [None, *(kind.name.lower() for kind in list(MemoryKind)[1:])]
-    launch_ends = d.launch_end_ns if len(d.launch_end_ns) == len(d) else np.broadcast_to(np.int64(-1), len(d))
     for batch in batches_of(len(d)):
         yield (np.arange(batch.start, batch.stop), d.gpu[batch], d.line[batch],
                [kinds[kind] for kind in d.kind[batch].tolist()], d.name[batch], d.tf_op[batch],
-               d.start_ns[batch], d.end_ns[batch], d.launch_line[batch], d.launch_ns[batch], launch_ends[batch],
+               d.start_ns[batch], d.end_ns[batch], d.launch_line[batch], d.launch_ns[batch], d.launch_end_ns[batch],
                d.correlation[batch], d.bytes[batch], [memories[kind] for kind in d.src[batch].tolist()],
                [memories[kind] for kind in d.dst[batch].tolist()])
 

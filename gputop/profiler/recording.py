@@ -27,12 +27,11 @@ Phase = Literal["connecting", "probing", "recording", "overview", "receiving", "
 
 
 class Progress(Struct, frozen=True):
-    """Progress of a capture. ``elapsed_s`` counts from the request; ``asked_s`` is the recording asked for; ``more``:
-    another recording follows this one."""
+    """Progress of a capture. ``elapsed_s`` counts from the request; ``more``: another recording follows this
+    one."""
 
     phase: Phase
     elapsed_s: float
-    asked_s: float
     more: bool = False
 
 

@@ -59,13 +59,11 @@ class PartsWriter:
     Raises GputopError where the folder cannot be written, and where another one writes to it already.
     """
 
-    def __init__(self, folder: Path, rotation: Rotation, say: Callable[[str], None] = lambda text: None,
-                 clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, rotation: Rotation, say: Callable[[str], None] = lambda text: None) -> None:
         self.path = folder
         self.samples = self.size_bytes = 0  # of all parts of this run
         self._rotation = rotation
         self._say = say
-        self._clock = clock
         self._begun_s = 0.0
         self._part: RecordingWriter | None = None
         with contextlib.ExitStack() as opened:
@@ -141,7 +139,7 @@ class PartsWriter:
         keep, states = self._rotation.keep, list(self._states())
         left_bytes, left = sum(state.st_size for _, state in states), len(states)
         for name, state in states:
-            old = keep.age_s is not None and self._clock() - state.st_mtime > keep.age_s
+            old = keep.age_s is not None and time.time() - state.st_mtime > keep.age_s
             large = keep.size_bytes is not None and left_bytes > keep.size_bytes - self._rotation.part_bytes
             many = keep.parts is not None and left > keep.parts - 1
             if not (old or large or many):

@@ -83,8 +83,6 @@ class Player:
         self._on_sample, self._on_error = on_sample, on_error
 
     def start(self) -> None:
-        if self._thread is not None:
-            raise RuntimeError("a player can start only once")
         self._thread = threading.Thread(target=self._play, name="gputop-player", daemon=True)
         self._thread.start()
 

@@ -14,7 +14,7 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -76,12 +76,11 @@ class AutoCapture:
     ``missed`` counts the dips during a capture and just after it, which may be due to its own cost: none is captured.
     """
 
-    def __init__(self, host: CaptureHost, options: AutoCaptureOptions, clock: Callable[[], float]) -> None:
+    def __init__(self, host: CaptureHost, options: AutoCaptureOptions) -> None:
         self.options = options
         self.note = ""
         self.count = self.missed = 0
         self._host = host
-        self._clock = clock
         self._trigger = Trigger(options.rule)
         self._last_dip_s: float | None = None
         self._settled_s = 0.0

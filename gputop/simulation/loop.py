@@ -76,7 +76,6 @@ class StepRecord(Struct, frozen=True):
     number: int
     kind: StepKind
     template: int
-    batch: int
     start_ns: int
     wait_ns: int
     begin_ns: int
@@ -159,7 +158,6 @@ class SimulatedLoop:
         self._epochs: list[_Epoch] = []
         self._epoch_number = 0
         self._step_number = 0
-        self._batch = 0
         self._end_ns = 0
         self._gpu_total = np.zeros((GPU_COUNT, len(figures.GPU_QUANTITIES)))
         self._host_total = np.zeros(len(figures.HOST_QUANTITIES) + 1)
@@ -204,10 +202,8 @@ class SimulatedLoop:
             end = begin + self.templates[template].body_ns
             following = end + gap[i]
             steps.append(StepRecord(
-                self._step_number, kind, template, self._batch, time, asks, begin, end, following,
-                begun, ended))
+                self._step_number, kind, template, time, asks, begin, end, following, begun, ended))
             self._step_number += 1
-            self._batch += kind is not StepKind.CHECKPOINT
             time = following
         for kind in self._input:
             self._extend_input(kind, [s for s in steps if s.kind is kind])

@@ -42,7 +42,6 @@ class HostHistoryPoint(Struct, frozen=True):
     time_s: float
     cpu_ratio: float | None
     full_cores: int | None  # see HostSample.full_cores
-    cpu_limit_cores: float | None
     process_cores: Mapping[int, float]
     # For processes whose control group has a CPU limit: cores used / cores granted, and the share of scheduler
     # periods in which the quota ran out.
@@ -162,8 +161,8 @@ class History:
                     if r.value is not None:
                         ratios[p.pid] = r.value / scale
         self._host.append(HostHistoryPoint(sample.time_s, host["cpu_ratio"].value,
-                                   host.full_cores if host.core_ratios else None, host.cpu_limit_cores, cores,
-                                   granted, throttled, *_adapters(host)))
+                                   host.full_cores if host.core_ratios else None, cores, granted, throttled,
+                                   *_adapters(host)))
 
     # -- reading ------------------------------------------------------------------------------
 

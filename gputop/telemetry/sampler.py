@@ -94,8 +94,6 @@ class Sampler:
 
     def start(self) -> None:
         """Begin; returns at once."""
-        if self._thread is not None:
-            raise RuntimeError("a sampler can start only once")
         self._thread = threading.Thread(target=self._schedule, name="gputop-sampler", daemon=True)
         self._thread.start()
 

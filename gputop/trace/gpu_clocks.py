@@ -47,7 +47,7 @@ def set_right(device: DeviceEvents, host: HostEvents, names: Sequence[str], gpus
         highest = int(np.partition(delay, few := min(_OUTLIERS, len(delay) // 20))[few])
         if -JITTER_NS <= highest <= OFF_NS:
             continue
-        offset, evidence = _offset(device, rows, delay, highest, _wait_offsets(device, host, names, gpu))
+        offset, evidence = _offset(device, rows, highest, _wait_offsets(device, host, names, gpu))
         if offset is None:
             early = int((delay < -JITTER_NS).sum())
             if early >= max(MIN_EVENTS, _EARLY_SHARE * len(delay)):
@@ -63,7 +63,7 @@ def set_right(device: DeviceEvents, host: HostEvents, names: Sequence[str], gpus
                    f"the correction, {evidence}.")
 
 
-def _offset(device: DeviceEvents, rows: I64, delay: I64, highest: int, waits: I64) -> tuple[int | None, str]:
+def _offset(device: DeviceEvents, rows: I64, highest: int, waits: I64) -> tuple[int | None, str]:
     """Offset by which the GPU's clock is ahead (ns) and its evidence; None where that does not decide."""
     if len(waits):
         lowest = int(waits.max())

@@ -40,11 +40,11 @@ class IntMap:
 
 class LazyTable:
     """A number for each index, found by ``find`` when the index is first met in a column, in their order; index -1 has
-    ``none``."""
+    -1."""
 
-    def __init__(self, find: Callable[[int], int], none: int = -1) -> None:
+    def __init__(self, find: Callable[[int], int]) -> None:
         self._find = find
-        self._table = np.array([none], np.int64)  # the last entry is that of index -1
+        self._table = np.array([-1], np.int64)  # the last entry is that of index -1
 
     def __call__(self, column: npt.NDArray) -> I64:
         if (size := int(column.max(initial=-1)) + 2) > len(self._table):

@@ -189,7 +189,6 @@ class AllocatorEvents(Columns):
     allocation_bytes: I64  # what it took, rounding included
     address: I64
     fragmentation: F64  # 0-1, NaN: unknown
-    region_type: I32  # index into names, -1: none
 
 
 class StepEvents(Columns):

@@ -51,8 +51,6 @@ def nest(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequ
     if (start[lasting][1:] >= end[lasting][:-1]).all():  # one after the other
         return Nesting(parent)
     rows = nesting_order(line[lasting], start[lasting], end[lasting], name[lasting], names)
-    if not len(rows):
-        return Nesting(parent)
     rows = rows if isinstance(lasting, slice) else lasting[rows]
     depth = depths(line[rows], start[rows], end[rows])
     if not depth.any():

@@ -318,7 +318,8 @@ def test_the_past_is_the_mean_of_what_was_seen_in_each_step() -> None:
     cluster.problems = {"n2": NodeProblem("the node does not answer", "")}
     (job,) = watch(cluster, asked, 75, view).jobs
     both, alone = (0.4 + 6 * 0.9 + 8 * 0.9) / 16, (0.4 + 6 * 0.9) / 8
-    assert job.history.values[-4:-1] == pytest.approx((both, both, alone)) and job.history.end_s == NOW + 240
+    assert job.history.values[-4:-1] == pytest.approx((both, both, alone))
+    assert job.history.time_s(len(job.history.values) - 1) == NOW + 240
     assert job.idle_history.values[-4:-1] == (1.0, 1.0, 1.0) and job.idle.busy_history.values[-4:-1] == (15, 15, 7)
     (n1,) = (node for node in job.each if node.name == "n1")
     assert n1.history.values[-4:-1] == pytest.approx((alone,) * 3)

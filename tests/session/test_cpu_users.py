@@ -91,7 +91,7 @@ def test_the_main_threads_wait_and_the_age_of_the_job_are_kept(tmp_path: Path, m
     for elapsed_s in (0.0, 4.0):
         now_s = 100.0 + elapsed_s
         at(elapsed_s)
-        watch(Progress("recording", elapsed_s, 4.0))
+        watch(Progress("recording", elapsed_s))
     found = watch.cpus("a:1")
     assert found is not None and found.held_up == pytest.approx(0.3) and found.age_s == pytest.approx(300)
     assert found.used == pytest.approx(0.5) and found.others == pytest.approx(0.5)

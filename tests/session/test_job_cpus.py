@@ -42,13 +42,13 @@ def test_what_a_job_used_and_what_others_did_while_it_was_recorded(tmp_path: Pat
                                         ("recording", 4, 12, (12.5, 11, 12)), ("receiving", 9, 90, (90, 90, 90))):
         now_s = 100.0 + seconds
         job(tmp_path, round(used * tick), tuple(round(core * tick) for core in cores))
-        watch(Progress(phase, seconds, 2.0))  # type: ignore[arg-type]
+        watch(Progress(phase, seconds))  # type: ignore[arg-type]
     found = watch.cpus("a:1")
     assert found == JobCpus(2.0, 1.5, used=1.0, others=0.75), "of two seconds, on the two CPUs it may run on"
     assert found.limit == 1.5 and found.free == 1.25 and watch.cpus("b:1") is None and len(reported) == 4
     now_s = 112.0
     job(tmp_path, round(13 * tick), tuple(round(core * tick) for core in (14, 15, 15)))
-    watch(Progress("overview", 3.0, 8.0))
+    watch(Progress("overview", 3.0))
     found = watch.cpus("a:1")
     assert found is not None and (found.used, found.others) == (0.3, pytest.approx(0.6)), "of both grains"
 
@@ -71,11 +71,11 @@ def test_how_many_of_its_threads_waited_for_a_cpu(tmp_path: Path, monkeypatch: p
     job(tmp_path, 0, (0, 0))
     tasks(main=3.0, gone=9.0)
     watch = JobCpusWatch([("a:1", PID)], lambda _: None, tmp_path)
-    watch(Progress("recording", 0.0, 4.0))
+    watch(Progress("recording", 0.0))
     now_s = 104.0
     job(tmp_path, 2 * tick, (4 * tick, 4 * tick))
     tasks(main=5.0, new=1.0)
-    watch(Progress("recording", 4.0, 4.0))
+    watch(Progress("recording", 4.0))
     found = watch.cpus("a:1")
     assert found is not None and found.waited == pytest.approx(0.75)
     assert found.used == 0.5 and found.stretch == pytest.approx(2.5)
@@ -90,14 +90,14 @@ def test_how_many_of_its_threads_waited_for_a_cpu(tmp_path: Path, monkeypatch: p
     assert (found := watch.cpus("a:1")) is not None and found.cores == 1
     tasks()
     now_s = 105.0
-    watch(Progress("recording", 5.0, 4.0))
+    watch(Progress("recording", 5.0))
     found = watch.cpus("a:1")
     assert found is not None and found.waited is None is found.stretch
 
 
 def test_of_a_process_that_cannot_be_seen_nothing_is_known(tmp_path: Path) -> None:
     watch = JobCpusWatch([("a:1", 2**22 + 1)], lambda _: None, tmp_path)
-    watch(Progress("recording", 0.0, 2.0))
+    watch(Progress("recording", 0.0))
     assert watch.cpus("a:1") is None
 
 

@@ -48,7 +48,7 @@ def watched(pids: dict[str, int | None], wanted: bool | None = None, agreed: tup
     told: list[str] = []
     with StackWatch(pids, StackChoice(wanted, agreed), 7.0, lambda progress: told.append(progress.phase)) as watch:
         for phase in ("connecting", "probing", "connecting", "recording", "receiving", "saving"):
-            watch(Progress(phase, 0.0, 1.0))
+            watch(Progress(phase, 0.0))
         found = watch.samples()
     assert told == ["connecting", "probing", "connecting", "recording", "receiving", "saving"]
     return found
@@ -64,9 +64,9 @@ def test_a_job_of_one_s_own_is_sampled_from_the_first_second_to_the_last() -> No
 def test_the_overview_is_sampled_too() -> None:
     with StackWatch({"a:1": 77}, StackChoice(), 7.0, lambda _: None) as watch:
         for phase in ("probing", "recording", "receiving", "saving"):
-            watch(Progress(phase, 0.0, 1.0, more=True))
+            watch(Progress(phase, 0.0, more=True))
         assert FakeSampler.made[0].calls == ["made"]
-        watch(Progress("overview", 0.0, 1.0))
+        watch(Progress("overview", 0.0))
         assert FakeSampler.made[0].calls == ["made"] and watch.samples() == {"a:1": SAMPLES}
 
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_sampled_says_why() -> None:
 
 def test_a_capture_that_fails_leaves_no_sampler() -> None:
     with pytest.raises(GputopError), StackWatch({"a:1": 77}, OWN_STACKS, 7.0, lambda progress: None) as watch:
-        watch(Progress("recording", 0.0, 1.0))
+        watch(Progress("recording", 0.0))
         raise GputopError("lost", "")
     assert FakeSampler.made[0].calls[-1] == "discard"
 
@@ -106,7 +106,7 @@ def test_the_demo_s_stacks_are_those_of_its_job(wanted: bool | None) -> None:
     choice = StackChoice(wanted, simulated=simulated)
     with StackWatch({"demo:1": os.getpid(), "a:1": 77}, choice, 7.0, lambda _: None) as watch:
         for phase in ("recording", "receiving"):
-            watch(Progress(phase, 0.0, 1.0))
+            watch(Progress(phase, 0.0))
         found = watch.samples()
     if wanted is False:
         assert found == {} and not asked

@@ -447,12 +447,12 @@ def test_the_host_is_kept_for_some_minutes() -> None:
         cpu = Reading(0.5, "ratio") if i % 2 else Reading.missing("ratio", "the test says so")
         group = cgroup_sample(cpu_limit_cores=4.0, cpu_used_cores=1.0 if i % 2 else None, cpu_throttled_ratio=0.3)
         held = ProcessSample(7, "ana", "train", Reading(1.5, "count"), Reading(1.0, "bytes"), cgroup=group)
-        sample = NodeSample(START_S + i, (), HostSample("test", {"cpu_ratio": cpu}, 2, (1.0, 0.1), 1.5), (held,))
+        sample = NodeSample(START_S + i, (), HostSample("test", {"cpu_ratio": cpu}, 2, (1.0, 0.1)), (held,))
         history.append(sample)
     last = history.host(1.0)
     assert [sample.time_s - START_S for sample in last] == [HOST_HISTORY_POINTS + 3, HOST_HISTORY_POINTS + 4]
     assert (last[0].cpu_ratio, last[1].cpu_ratio) == (0.5, None)
-    assert last[0].full_cores == 1 and last[0].cpu_limit_cores == 1.5 and last[0].process_cores == {7: 1.5}
+    assert last[0].full_cores == 1 and last[0].process_cores == {7: 1.5}
     assert [sample.process_granted_ratio for sample in last] == [{7: 0.25}, {}]
     assert last[1].process_throttled_ratio == {7: 0.3}
     assert len(history.host(1e9)) == HOST_HISTORY_POINTS

@@ -114,7 +114,6 @@ class Builder:
             np.array([-1 if m["op"] is None else names[m["op"]] for m in memory], np.int32),
             is_free=column("free", bool), allocation_bytes=column("size"),
             address=column("address"), fragmentation=column("fragmentation", float),
-            region_type=np.full(len(memory), -1, np.int32),
         )
         return Trace(
             format=self.format, paths=["synthetic"], hosts=list(self.hosts), names=list(names),

@@ -55,7 +55,7 @@ def describe_held_idle(v: HeldIdle) -> job_view.FleetWords:
         evidence=job_view.evidence(v, {"gpus_count": float(v.count), "memory_used_ratio": v.memory_used_ratio}),
         action="Ask the job's owner whether the job is hanging, is waiting for data, or is a forgotten session. Run "
                "gputop on a node of the job to see the processes.",
-        gain=job_view.NO_STEP, source=_SOURCE,
+        source=_SOURCE,
         label=f"held, idle {'' if v.since_exact else '> '}{seconds(v.lasts_s or 0.0)}")
 
 
@@ -98,7 +98,7 @@ def describe_partly_used_job(v: PartlyUsed) -> job_view.FleetWords:
         action="Request as many GPUs as the training uses, or start a worker for each GPU. The number of workers "
                "depends on the number of processes (srun --ntasks, torchrun --nproc-per-node) and the devices of the "
                "distribution strategy.",
-        gain=job_view.NO_STEP, source=_SOURCE, label=f"uses {v.count - v.idle_count} of {v.count} GPUs")
+        source=_SOURCE, label=f"uses {v.count - v.idle_count} of {v.count} GPUs")
 
 
 # -- activity_drop ------------------------------------------------------------------------------------
@@ -145,5 +145,5 @@ def describe_activity_drop(v: ActivityDrop) -> job_view.FleetWords:
         evidence=job_view.evidence(v, {"before_ratio": v.before, "after_ratio": v.after}),
         action="Look in the job's log for what changed at that time: another training phase, another dataset, or "
                "slower storage. gputop compare shows what differs between two captures.",
-        gain=job_view.NO_STEP, source=source("activity_drop.ratio", "activity_drop.after_s"),
+        source=source("activity_drop.ratio", "activity_drop.after_s"),
         label=f"fell {percent(v.before)} → {percent(v.after)}")

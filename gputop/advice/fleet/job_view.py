@@ -74,6 +74,7 @@ class FleetVerdict(Verdict, frozen=True, kw_only=True):
 
 
 class FleetWords(Explanation, frozen=True):
+    gain: str = "unknown, because cluster metrics contain no step boundaries; the evidence includes the lost GPU hours"
     label: str = ""
 
 
@@ -89,4 +90,3 @@ def evidence(verdict: FleetVerdict, more: Mapping[str, float | None]) -> dict[st
 
 
 NO_PAST = Missing("data on the job's activity in the previous hours")
-NO_STEP = "unknown, because cluster metrics contain no step boundaries; the evidence includes the lost GPU hours"

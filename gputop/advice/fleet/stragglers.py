@@ -83,7 +83,7 @@ def describe_slow_node(v: SlowNode) -> job_view.FleetWords:
         evidence=job_view.evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
         action="Look at the host of this node with gputop (h): CPUs, disks, network, and other programs. Unequal "
                "work per node is another possible cause.",
-        gain=job_view.NO_STEP, source=source("straggler_gpu.below"),
+        source=source("straggler_gpu.below"),
         label=f"slow node {brief(v.places[0]) if v.places else '?'}")
 
 
@@ -212,7 +212,7 @@ def describe_straggler_gpu(v: Straggler) -> job_view.FleetWords:
         why=f"This GPU has been {percent(v.activity)} active{job_view.lasting(v)}, compared with a median of "
             f"{percent(v.median)} over the job's {v.count} GPUs. {reason}{more}",
         evidence=job_view.evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
-        action=action, gain=job_view.NO_STEP, source=source("straggler_gpu.mads", "straggler_gpu.below"),
+        action=action, source=source("straggler_gpu.mads", "straggler_gpu.below"),
         label=f"straggler {brief(first)}")
 
 
@@ -299,5 +299,5 @@ def describe_low_clock_gpu(v: LowClockGpu) -> job_view.FleetWords:
             f"it.{fault}{also}",
         evidence=job_view.evidence(v, {"sm_clock_hz": v.clock_hz, "median_sm_clock_hz": v.median_hz,
                                        "activity_ratio": v.activity}),
-        action=action, gain=job_view.NO_STEP, source=source("low_clock_gpu.clock", "straggler_gpu.mads"),
+        action=action, source=source("low_clock_gpu.clock", "straggler_gpu.mads"),
         label=f"low clock {brief(first)}")

@@ -125,8 +125,6 @@ def _staging_calls(facts: TraceFacts, rows: I64) -> Calls:
     synchronizations for them."""
     trace, device = facts.trace, facts.trace.device
     waits = host_waits(trace, math.inf).chosen(rows).calls
-    if len(device.launch_end_ns) != len(device):
-        return waits
     rows = rows[device.launch_ns[rows] >= 0]
     made = device.launch_line[rows].astype(np.int64), device.launch_ns[rows], device.launch_end_ns[rows]
     keep = ~waits_again(trace, made[0], made[2])

@@ -562,7 +562,7 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
 
 
 def _allreduces(facts: TraceFacts) -> I64:
-    _, rows = of_gpus(facts.trace, facts.gpu_timelines)
+    _, rows = of_gpus(facts.gpu_timelines)
     return np.concatenate(by_operation(facts.trace, rows)["AllReduce"])
 
 

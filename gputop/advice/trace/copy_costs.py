@@ -39,7 +39,7 @@ class CostOfCalls(NamedTuple):
 def cost_of_calls(facts: TraceFacts, calls: Calls) -> CostOfCalls:
     """Cost of these calls by the replay: neither what a GPU waits for a batch, nor what is before a step's first
     kernel."""
-    trace, replay = facts.trace, facts.replay
+    replay = facts.replay
     if replay is None or not len(calls.line):
         return CostOfCalls({}, 0)
     cure = Cure(calls=calls, assumes="")
@@ -48,7 +48,7 @@ def cost_of_calls(facts: TraceFacts, calls: Calls) -> CostOfCalls:
     idle = idle_saved(replay.graph, cure) if saved_ns else {}
     return CostOfCalls({timeline.gpu: subtract(
         intersect(idle[timeline.gpu], replay.spans),
-        merge(input_waits, before_steps(trace, timeline, facts.steps)))
+        merge(input_waits, before_steps(timeline, facts.steps)))
         for timeline in facts.gpu_timelines if timeline.gpu in idle}, saved_ns)
 
 

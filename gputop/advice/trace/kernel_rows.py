@@ -83,5 +83,5 @@ def batched_products(trace: Trace, kernels: I64) -> Mask:
         by_call = launched_in_calls(trace, kernels, r"aten::(?:badd)?bmm$")
     else:
         deep = np.array([shape.grid[2] > 1 for shape in trace.launch_shapes] + [False], bool)
-        by_call = deep[device.shape[kernels]] if len(device.shape) else np.zeros(len(kernels), bool)
+        by_call = deep[device.shape[kernels]]
     return np.where(has_op, by_op, by_call)

@@ -111,9 +111,7 @@ def _excess(facts: TraceFacts, heavy: int, work: Mapping[int, float]) -> Excess 
     """Excess of the GPU's compute time over the others that take part; None where that is mostly in ops that the others
     do not run at all."""
     by_number = {gpu_number(facts.trace, timeline.gpu): timeline for timeline in facts.gpu_timelines}
-    others = [by_number[gpu] for gpu in work if gpu != heavy and gpu in by_number]
-    if heavy not in by_number or not others:
-        return None
+    others = [by_number[gpu] for gpu in work if gpu != heavy]
     excess = excess_of(facts.trace, by_number[heavy], others, facts.analyzed_spans, facts.calls)
     return excess if excess is not None and excess.own_ns < _OWN_OPS_SHARE * excess.total_ns else None
 

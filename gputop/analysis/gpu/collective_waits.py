@@ -67,7 +67,7 @@ def collective_waits(
 ) -> CollectiveWaits | None:
     """None where no GPU ran a collective. ``idle``: of the steps' bounds or, without steps, the window."""
     device = trace.device
-    ran, rows = of_gpus(trace, gpu_timelines)
+    ran, rows = of_gpus(gpu_timelines)
     if not rows:
         return None
     if len(ran) == 1:

@@ -46,7 +46,7 @@ class _Match(Struct, frozen=True):
     last: tuple[int, ...]
 
 
-def of_gpus(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> tuple[list[GpuTimeline], list[I64]]:
+def of_gpus(gpu_timelines: Sequence[GpuTimeline]) -> tuple[list[GpuTimeline], list[I64]]:
     """The GPUs that ran collectives, and for each the rows of the device events that are some."""
     by_gpu = [(timeline, timeline.rows[np.flatnonzero(timeline.kind == Kind.COLLECTIVE)]) for timeline in gpu_timelines]
     return [timeline for timeline, rows in by_gpu if len(rows)], [rows for _, rows in by_gpu if len(rows)]
@@ -54,7 +54,7 @@ def of_gpus(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> tuple[list[Gp
 
 def collectives(trace: Trace, gpu_timelines: list[GpuTimeline], of_steps: WorkOfSteps | None) -> Collectives | None:
     """Collectives of the whole trace, or None where no GPU ran any."""
-    gpu_timelines, rows = of_gpus(trace, gpu_timelines)
+    gpu_timelines, rows = of_gpus(gpu_timelines)
     if not rows:
         return None
     device = trace.device

@@ -80,7 +80,7 @@ def _waiting(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps) -
     """
     device = trace.device
     summed, transfer = np.zeros((2, len(steps.bounds_ns)))
-    for rows in by_operation(trace, of_gpus(trace, gpu_timelines)[1]).values():
+    for rows in by_operation(trace, of_gpus(gpu_timelines)[1]).values():
         same = matched(trace, [r for r in rows if len(r)])
         if isinstance(same, str):
             return None

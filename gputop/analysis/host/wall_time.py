@@ -373,9 +373,9 @@ def _long_pauses(steps: Steps, rank: _Rank) -> tuple[Spans, Spans]:
         next_ = np.minimum(np.searchsorted(computing.end, begin, side="right"), len(computing.end) - 1)
         begin = np.where(computing.start[next_] <= begin + lull_ns, np.clip(computing.end[next_], begin, end), begin)
     taken = coverage(merge(rank.computes, rank.waits), begin, end)
-    if len(end):  # a call may be the lesser part of its step, and what follows it takes longer at times
-        pauses = (end - begin).astype(np.float64)
-        usual_ns = max(usual_ns + float(np.median(pauses)), usual_limit(pauses))
+    pauses = (end - begin).astype(np.float64)
+    # A call may be the lesser part of its step, and what follows it takes longer at times.
+    usual_ns = max(usual_ns + float(np.median(pauses)), usual_limit(pauses))
     long = (end - begin > usual_ns) & (taken < _MAIN_SHARE * (end - begin))
     return Spans(begin[long], end[long]), Spans(begin[~long], end[~long])
 

@@ -79,9 +79,8 @@ def _events(trace: Trace, steps: Steps, *, on_gpus: bool) -> tuple[I64, I64, I64
     """Rows within steps that run a known op, the op of each, their begins and ends (ns), and the number of steps."""
     if on_gpus:
         device, work = trace.device, work_of_steps(trace, steps)
-        rows = np.flatnonzero(work.inside & (device.hlo >= 0)) if len(device.hlo) else np.empty(0, np.int64)
-        hlo = device.hlo[rows].astype(np.int64) if len(rows) else rows
-        return rows, hlo, device.start_ns[rows], device.end_ns[rows], work.count
+        rows = np.flatnonzero(work.inside & (device.hlo >= 0))
+        return rows, device.hlo[rows].astype(np.int64), device.start_ns[rows], device.end_ns[rows], work.count
     host = trace.host
     rows, hlo = host_stat(host, "hlo")
     chosen = hlo >= 0

@@ -110,7 +110,7 @@ def build_graph(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps
     6. Match collectives across GPUs.
     7. Cut the streams into pieces where anything waits for anything else.
     """
-    spans = _replayed_spans(trace, gpu_timelines, steps)
+    spans = _replayed_spans(gpu_timelines, steps)
     line_rank = line_order(trace)
     events = events_between(trace, int(spans.start[0]), int(spans.end[-1]), line_rank)
     if events is None:
@@ -145,7 +145,7 @@ def _step_marks(trace: Trace, steps: Steps | None) -> StepMarks:
     return StepMarks(by_host, steps.times.median_s, steps.edges_ns.ravel())
 
 
-def _replayed_spans(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> Spans:
+def _replayed_spans(gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> Spans:
     """The steps; where there are very many events as many steps from the middle on as can be replayed; without steps
     the time from the first device event to the last."""
     if steps is None:
@@ -165,7 +165,7 @@ def _find_collectives(trace: Trace, events: ReplayEvents, gpu_timelines: Sequenc
     """Matched collectives of which all GPUs' events are replayed."""
     of_event, transfer = np.full(len(events.row), -1, np.int64), events.work.copy()
     begun = [np.empty(0, np.int64)]
-    _, rows_by_gpu = of_gpus(trace, gpu_timelines)
+    _, rows_by_gpu = of_gpus(gpu_timelines)
     replayed = [rows[events.of_row[rows] >= 0] for rows in rows_by_gpu]
     count = 0
     for operations in by_operation(trace, replayed).values():

@@ -116,7 +116,7 @@ def _copies_of(trace: Trace, syncs: I64, copies: I64) -> I64:
     return out
 
 
-def before_steps(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> Spans:
+def before_steps(timeline: GpuTimeline, steps: Steps | None) -> Spans:
     """Idle gaps of the GPU that end in the first kernel of a step: there the host has more to do than to wait.
 
     None where the steps rest on kernels: one such gap is then wherever the GPU is idle longest.

@@ -152,7 +152,7 @@ def _record(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch,
     GputopError."""
     def as_overview(progress: Progress) -> Progress:  # whatever the part's phase
         done_s = made.seconds + made.spread_s + progress.elapsed_s
-        return Progress("overview", min(chosen.overview_s, done_s), chosen.overview_s)
+        return Progress("overview", min(chosen.overview_s, done_s))
 
     scratch = Path(order.logdir)
     guard = MemoryGuard(watch, threading.Event(), label=as_overview)

@@ -212,7 +212,7 @@ class _Take(Struct):
             let_go(self.daemon, self.client)
         written_s = time.time()
         fetched_s = written_s - (time.monotonic() - self.fetched_s)
-        saving = Progress("saving", time.monotonic() - began, seconds)
+        saving = Progress("saving", time.monotonic() - began)
         self.on_progress(saving)
         stopped = stops_copy(self.stop, lambda: self.on_progress(saving))
         with self._open(file) as source:
@@ -298,7 +298,7 @@ class _Take(Struct):
                 self.ready_polls += 1
         over = self.fetched_s and now > self._over_s()
         phase: Phase = "receiving" if over else "recording" if self.fetched_s and now > self.begins_s else "connecting"
-        self.on_progress(Progress(phase, now - began, seconds))
+        self.on_progress(Progress(phase, now - began))
         if self.stop.is_set() and not self.fetched_s:
             raise GputopError("the capture was stopped before the job was recorded", "")
 

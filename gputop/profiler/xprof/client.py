@@ -70,7 +70,7 @@ class XProfRecorder(Struct, frozen=True):
             raise GputopError(f"a capture can last 0.001 to {_MAX_SECONDS:g} s, not {seconds:g}", exit_code=EXIT_USAGE)
         host = recording.host_name or machine_name(self.address)
         with RunFolder.create(recording.logdir, host, recording.run) as folder, pidfd_of(self.pid) as pidfd:
-            on_progress(Progress("connecting", 0.0, seconds))
+            on_progress(Progress("connecting", 0.0))
             probe(self.address)
             disk = ServerDisk.choose(folder, self.address, self.pid)
             wait_s = max(0.0, start_ns / 1e9 - time.time()) if start_ns is not None else 0.0
@@ -80,7 +80,7 @@ class XProfRecorder(Struct, frozen=True):
             except TraceLost as error:
                 lost = end_of_recorded(self.pid, pidfd) or error
                 return _trace_on_server_disk(call, folder, disk, lost, stops_copy(stop))
-            saving = Progress("saving", call.took_s, seconds)
+            saving = Progress("saving", call.took_s)
             on_progress(saving)
             return _save(call, folder, disk, response, stops_copy(stop, lambda: on_progress(saving)))
 
@@ -179,7 +179,7 @@ class _Call:
                     f"{grace:.0f} s; the call was canceled and the data is lost",
                     "The job may be short of CPU time or memory. Capture fewer seconds.")
             recording = elapsed < self._until_s and hand_over_by is None
-            report(Progress("recording" if recording else "receiving", elapsed, self.seconds))
+            report(Progress("recording" if recording else "receiving", elapsed))
 
     def _too_late(self, took_s: float) -> TraceLost:
         return TraceLost(f"{self.address} did not send its trace within {took_s:.0f} s; the capture was canceled",

@@ -83,7 +83,7 @@ class CaptureControl:
         if options.auto_capture is not None and not isinstance(source, Player):
             from gputop.session.auto_capture import AutoCapture
 
-            self.auto_capture = AutoCapture(self, options.auto_capture, clock)
+            self.auto_capture = AutoCapture(self, options.auto_capture)
 
     def start(self) -> None:
         """Start to look for servers. A recording has none: its processes run no longer."""

@@ -93,7 +93,6 @@ class EngineError(Exception):
     def __init__(self, code: int, call: str) -> None:
         super().__init__(f"{fields.meaning(code)} in {call}")
         self.code = code
-        self.call = call
 
     @property
     def fails_all(self) -> bool:

@@ -139,12 +139,6 @@ class Device:
         probe = self.probe
         return probe is not None and probe.has_gpm
 
-    @property
-    def handle(self) -> Any:
-        """NVML's handle of a whole GPU; None for an instance, a lost GPU and one that is not open."""
-        probe = self.probe
-        return probe.handle if isinstance(probe, NvmlGpu) else None
-
     def read(self, now_s: float) -> GpuSample:
         self._pending.done.wait()
         probe = self.probe

@@ -254,11 +254,11 @@ def fields_of(width: int) -> list[Field]:
     return fields
 
 
-def main_name(metric: str, gpu: GpuSample | None = None) -> str:
+def main_name(metric: str, gpu: GpuSample) -> str:
     """The short name of the main lane's metric."""
     if metric in GPU_METRICS:
         return _MAIN_NAMES.get(metric, metric)
-    coarse = gpu is not None and gpu.state == OK and gpu.activity()[0] == "gpu_util"
+    coarse = gpu.state == OK and gpu.activity()[0] == "gpu_util"
     return _MAIN_NAMES["gpu_util"] if coarse else LANES["sm"].name
 
 

@@ -195,10 +195,6 @@ class TerminalPalette:
         self._styles: dict[Style, Style] = {}
         self._table = _TABLES.get(glyphs)
 
-    @property
-    def key(self) -> tuple[str, str, str]:
-        return self.scheme, self.colors, self.glyphs
-
     def run(self, text: str, style: Style | None) -> tuple[str, Style | None]:
         """One run of text as this terminal shows it; as many cells as before."""
         if style is not None:

