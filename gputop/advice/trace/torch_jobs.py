@@ -31,6 +31,8 @@ _ADD = r"aten::(?:add_|add|_foreach_add_?)$"
 # Each AllReduce once: PyTorch's own op, and gloo's or NCCL's range around its work.
 _REDUCE, _REDUCES = r"c10d::allreduce_$", r"(?:gloo|nccl):all_?reduce$"
 _NAMED_OPS = 3
+_LOSS = (r"aten::(?:nll_loss|cross_entropy|mse_loss|l1_loss|smooth_l1_loss|huber_loss|binary_cross_entropy|kl_div|"
+         r"ctc_loss)")
 
 
 def _process_of(facts: TraceFacts, rows: I64) -> I64:
@@ -154,6 +156,7 @@ def describe_gradients_zeroed(v: GradientsZeroed, job: Job) -> Explanation:
 class OpsOutsideModel(Verdict, frozen=True, kw_only=True):
     ops_s: float  # per step
     names: str
+    evaluates: bool  # most of it runs the model, and computes a loss of which nothing learns
 
 
 def judge_ops_without_gradient(facts: TraceFacts) -> OpsOutsideModel | None:
@@ -167,7 +170,9 @@ def judge_ops_without_gradient(facts: TraceFacts) -> OpsOutsideModel | None:
     ops = result.rows
     within = coverage(facts.analyzed_spans, host.start_ns[ops], host.end_ns[ops])
     total = int(within.sum())
-    if not total or result.product_ns > limit("ops_without_gradient.products") * total:
+    runs_model = result.product_ns > limit("ops_without_gradient.products") * total
+    evaluates = runs_model and int(name_mask(trace, _LOSS)[host.name[ops]].sum()) >= steps.count
+    if not total or runs_model > evaluates:
         return None  # a second model runs without training, as a teacher does
     spans = intersect(result.spans, facts.analyzed_spans)
     share, _ = without_recorder(facts, spans.total / steps.count / 1e9, spans)
@@ -177,7 +182,7 @@ def judge_ops_without_gradient(facts: TraceFacts) -> OpsOutsideModel | None:
     times = np.bincount(which, within)
     longest = [i for i in np.argsort(-times).tolist() if times[i] >= limit("ops_without_gradient.named") * total]
     return OpsOutsideModel(
-        gpus=(), share=share, claim="about", ops_s=share * facts.period_s, spans={NO_GPU: spans},
+        gpus=(), share=share, claim="about", ops_s=share * facts.period_s, spans={NO_GPU: spans}, evaluates=evaluates,
         names=", ".join(trace.names[kinds[i]] for i in longest[:_NAMED_OPS]) or "many kinds",
         culprits=tuple(Culprit(trace.names[kinds[i]], "host", float(times[i]) / steps.count / 1e9, facts.basis,
                                at_s=int(host.start_ns[ops[which == i]][within[which == i].argmax()]) / 1e9)
@@ -185,15 +190,19 @@ def judge_ops_without_gradient(facts: TraceFacts) -> OpsOutsideModel | None:
 
 
 def describe_ops_without_gradient(v: OpsOutsideModel, job: Job) -> Explanation:
+    causes = ("They include a loss, so the model is evaluated." if v.evaluates else
+              "Typical causes are metrics, histograms, and other logging, or masks and tables that are recomputed each "
+              "time.")
     return Explanation(
-        title=f"Ops outside the model take {percent(v.share)} of the {job.basis}: {v.names}",
+        title=(f"An evaluation in each {job.basis} takes {percent(v.share)} of it" if v.evaluates else
+               f"Ops outside the model take {percent(v.share)} of the {job.basis}: {v.names}"),
         why=("No gradient passes through these ops, and they do not belong to the optimizer. Together with the Python "
-             f"code between them, these ops take {seconds(v.ops_s)} of {job.each}. Typical causes are metrics, "
-             "histograms, and other logging, or masks and tables that are recomputed each time."),
+             f"code between them, these ops take {seconds(v.ops_s)} of {job.each}. {causes}"),
         evidence={"ops_without_gradient_s": v.ops_s, "share_ratio": v.share},
-        action=("Compute metrics and logging every hundred steps. Compute constant data once, before the loop. Prepare "
+        action=("Evaluate every tenth step or less often, under torch.inference_mode()." if v.evaluates else
+                "Compute metrics and logging every hundred steps. Compute constant data once, before the loop. Prepare "
                 "the batch in DataLoader workers."),
-        snippet=code("ops_without_gradient", "pytorch"),
+        snippet=code("ops_without_gradient", "pytorch-evaluates" if v.evaluates else "pytorch"),
         gain="assumes that these ops take no time",
         source=source("ops_without_gradient.share", "ops_without_gradient.products"))
 

@@ -147,6 +147,15 @@ def test_what_is_small_or_a_model_or_an_update_or_on_a_gpu_is_not_judged(job: Bu
     assert verdict(job, "ops_without_gradient") is None
 
 
+def test_a_model_that_runs_without_a_gradient_up_to_its_loss_is_evaluated() -> None:
+    b = training("aten::linear", 6_000, "aten::addmm")
+    for i in range(STEPS):
+        b.host("aten::nll_loss_nd", i * STEP + 16_600, 200)
+    f = findings(b)["ops_without_gradient"]
+    assert f.title == "An evaluation in each step takes 32% of it" and f.gain.claim == "about"
+    assert "every tenth step" in f.action and "validate" in (f.snippet or "")
+
+
 def logging(op: str, read: str) -> Builder:
     """After the backward pass 400 small ops, each of which is followed by what Python does with it."""
     b = training("aten::zeros", 10)
