@@ -72,7 +72,7 @@ def start_server(process: target.Target, port: int = 0) -> Ready:
         else:
             announced = _wait_for_listener(process.pid, before)
     if announced is None:
-        raise no_answer(process.pid)
+        raise no_answer(process.pid, ANSWER_TIMEOUT_S)
     if announced.address is None:
         raise GputopError(announced.line, "The job itself continues.")
     probe(announced.address)
@@ -91,11 +91,11 @@ def give_back(process: target.Target) -> None:
             time.sleep(_FREED_POLL_S)
 
 
-def no_answer(pid: int) -> GputopError:
+def no_answer(pid: int, waited_s: float) -> GputopError:
     """The error of a process that has not run what it was requested to, with what it does now. Blocks for a second."""
     return GputopError(
-        f"Process {pid} did not answer within {ANSWER_TIMEOUT_S:.0f} s: its main thread is running native code or is "
-        f"idle, or it is not allowed to open a socket (seccomp). {state_now(pid)}",
+        f"Process {pid} did not answer within {waited_s:.0f} s: its main thread is running native code or is idle, or "
+        f"it is not allowed to open a socket (seccomp). {state_now(pid)}",
         f"py-spy dump --pid {pid} shows where the thread is. The request is no longer valid.")
 
 

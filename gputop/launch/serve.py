@@ -131,7 +131,7 @@ def _inject(process: target.Target, folder: SocketFolder, function: str, stop: t
         return
     if stop.is_set():
         raise GputopError("the capture was stopped", "The request expires after 30 s.")
-    raise no_answer(process.pid)
+    raise no_answer(process.pid, ANSWER_TIMEOUT_S)
 
 
 def source_of(call: str) -> str:
