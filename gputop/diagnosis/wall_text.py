@@ -36,7 +36,7 @@ _READ_AT_ONCE = ("copy all results to the host together before it reads them (pr
                  "look at what the host computes with them")
 _USE_A_GPU = "check that the program runs on a GPU, and record "
 _RECORDED_BY = {"nsys": "all of its processes: nsys profile --trace=cuda,nvtx", "chrome": "with ProfilerActivity.CUDA"}
-CAPTURE_LONGER = "gputop capture PID --seconds 60, or C in gputop's monitor"
+CAPTURE_LONGER = "gputop capture PID --seconds 60 (add --force if it records less), or C in gputop's monitor"
 
 
 class WallRow(Struct, frozen=True):

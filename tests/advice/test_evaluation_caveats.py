@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from gputop.advice.trace.advise import with_evaluation_caveat
 from gputop.analysis.results import StepTimes
@@ -17,7 +18,7 @@ def finding(id_: str = "input_bound") -> Finding:
 
 
 def steps(phase: str, **left_out: float) -> StepTimes:
-    return StepTimes("a", "high", 1, 1, 1, 1, phase=phase, left_out_s=left_out)
+    return StepTimes("a", "high", 3, 1, 1, 1, phase=phase, left_out_s=left_out)
 
 
 @pytest.mark.parametrize("phase", ["evaluation", "prediction"])
@@ -25,6 +26,7 @@ def test_evaluation_softens_advice_and_says_what_to_do(phase):
     f = with_evaluation_caveat(finding(), steps(phase))
     assert isinstance(f, Finding) and f.severity == "medium"
     assert f.why.startswith("Why.") and phase in f.why
+    assert with_evaluation_caveat(finding(), replace(steps(phase), count=2)).severity == "low"
     assert isinstance(with_evaluation_caveat(finding("batch_size_headroom"), steps(phase)), Abstained)
 
 

@@ -257,7 +257,8 @@ def with_evaluation_caveat(outcome: Finding | Abstained | None, steps: StepTimes
         rule = rule_of(outcome.id, "trace")
         if rule is not None and rule.training_only:
             return Abstained(outcome.id, f"training steps. The recorded steps are {steps.phase}; {_CAPTURE}")
-        return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(
+        worst = at_most(outcome.severity, "medium" if steps.count >= limit("few.steps") else "low")
+        return replace(outcome, severity=worst, why=(
             f"{outcome.why} The recording shows {steps.phase}, not training: {_CAPTURE} before you change the job."))
     if steps.phase == UNKNOWN and UNKNOWN in steps.left_out_s:
         return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(

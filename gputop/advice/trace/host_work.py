@@ -29,6 +29,7 @@ from gputop.analysis.host.host_spans import PYTHON_CALLBACK
 from gputop.analysis.layers.scopes import scope_of
 from gputop.analysis.results import GapWork, StackLine
 from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.phases import PREDICTION
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, seconds
@@ -56,6 +57,7 @@ class StepGapHost(Verdict, frozen=True, kw_only=True):
     loader_unseen: bool = False  # Nsight records no wait of PyTorch's for a batch
     inside: tuple[str, ...] = ()  # phases of Keras's that each step holds, in its callbacks
     new_workers: bool = False  # PyTorch's DataLoader starts its workers anew in most of the gaps
+    acts: bool = False  # a model predicts between training steps of PyTorch: a policy acts in an environment
     lines: Sequence[StackLine] = ()  # of Python
     slow_host: str | None = None  # the rank whose gaps these are, where the others' are far shorter
 
@@ -100,9 +102,11 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                            gaps.total, 1),
                        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
                        slow_host=_slow_rank(facts.trace, host.gap_host, host.gap_rank),
+                       acts=facts.analysis.wall_time is not None and any(
+                           part.id == PREDICTION for part in facts.analysis.wall_time.parts),
                        inside=steps.inside, cure=Cure(
                            host=removed_host_time(facts, "gap"),
-                          assumes="Assumes that the host work between two calls overlaps with compute or is removed."))
+                           assumes="Assumes that the host work between two calls overlaps with compute or is removed."))
 
 
 def _unknown_work(facts: TraceFacts, steps: Steps, share: float, runs_ops: bool) -> Missing | None:
@@ -205,6 +209,9 @@ def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
         return what, WORKERS_OR_SELDOM, code("input_bound", "torch")
     if job.trains is False:
         return (what, *fix_of_loader(""))
+    if loop == PYTORCH and v.acts:
+        return what, ("A policy acts between the steps: run several environments at once, in processes of their own "
+                      "(a vector environment), and move logging out of the loop."), None
     if loop == PYTORCH:
         return what, ("Move logging, metrics, gc.collect(), and saving out of the loop, or do this work every hundred "
                       "steps. Prepare data in DataLoader workers. Do not read results at each step."), seldom

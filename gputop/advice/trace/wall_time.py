@@ -164,7 +164,7 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
         return WORKERS_OR_SELDOM, code("input_bound", "torch") if job.loop == PYTORCH else None
     if part.id == _OUTSIDE and job.loop in KERAS:
         return _CALLBACKS, None
-    if part.id == _OPEN and part.kind == "op" and job.framework == "pytorch":  # an op that any step may run
+    if part.id == _OPEN and part.kind == "op":  # an op that any step may run
         return "Capture a longer trace to see whether such a step occurs again and what takes longer in it.", None
     if part.kind == "line" and "/" in part.what.partition(":")[0]:  # its package is shown of a library alone
         return "Find out what the library is waiting for here; its other threads may show that.", stacks

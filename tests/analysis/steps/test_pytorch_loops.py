@@ -137,6 +137,18 @@ def test_a_policy_that_acts_between_updates_predicts_also_at_the_edges_of_a_reco
     assert "environments" in finding.action and finding.title.startswith("Prediction takes")
 
 
+def test_between_the_steps_of_a_policy_that_acts_its_environments_take_the_time():
+    """As DQN of stable-baselines3, which acts by its policy or at random."""
+    loop = Loop()
+    for i in range(40):
+        loop.step().sleep(900)
+        if i % 3 == 2:
+            loop.forward(1).op("aten::argmax")
+        loop.sleep(900).zero().forward().backward().update("Adam")
+    finding = {f.id: f for f in analyze_trace(loop.b.build()).findings}["step_gap_host"]
+    assert "vector environment" in finding.action
+
+
 def test_a_closure_runs_within_the_optimizers_call():
     loop = Loop()
     for _ in range(12):
