@@ -12,6 +12,8 @@ from gputop.analysis.steps.phases import UNKNOWN
 from gputop.trace.intervals import Spans
 from gputop.trace.model import I64, Trace
 
+BY_THEIR = ", by their "  # behind an anchor's name: what shows the steps where the calls that begin them run ahead
+
 
 class Anchors(NamedTuple):
     """Events that mark steps. Times are nanoseconds of the trace's clock.

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from gputop.analysis.steps import loop_selection
 from gputop.analysis.steps.anchors import Anchors
 from gputop.analysis.steps.compilations import AGAIN, rebuilt
-from gputop.analysis.steps.jax_calls import gradient_functions, marking_calls, outer_calls, own_ops
+from gputop.analysis.steps.jax_calls import by_executions, gradient_functions, marking_calls, outer_calls, own_ops
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
 from gputop.trace.int_map import IntMap
 from gputop.trace.intervals import Spans
@@ -149,9 +149,9 @@ def jax_calls(trace: Trace) -> Anchors | None:
     anchors = repeating_calls(trace, rows, host.name[rows], loop, gradient_functions(trace))
     ops = outer_calls(trace)
     ops = ops[is_op[host.name[ops]]]
-    if anchors is None or (anchors.end_ns - anchors.start_ns).sum() >= (host.end_ns[ops] - host.start_ns[ops]).sum():
-        return anchors
-    return anchors._replace(end_ns=anchors.start_ns)
+    if anchors and (anchors.end_ns - anchors.start_ns).sum() < (host.end_ns[ops] - host.start_ns[ops]).sum():
+        anchors = anchors._replace(end_ns=anchors.start_ns)
+    return anchors and by_executions(trace, anchors)
 
 
 def function_calls(trace: Trace) -> Anchors | None:

@@ -9,6 +9,10 @@ of them a step, and one ``add`` is no step. Which is:
    the loop's, not that of an op; it begins with the function that takes most time of those called once in a period.
    Where nothing repeats there is no step, nor where a shorter sequence repeats within a longer one: an optimizer does
    the same for each parameter.
+
+On a CPU, calls queue programs, of which a thread of JAX's own executes one after the other, up to 32 later. Where that
+thread hardly pauses, the calls show no step time, and a read of a result waits for all that are queued: the steps are
+the executions (:func:`by_executions`).
 """
 
 from __future__ import annotations
@@ -18,7 +22,10 @@ import re
 import numpy as np
 import numpy.typing as npt
 
+from gputop.analysis.steps.anchors import BY_THEIR, Anchors
 from gputop.analysis.steps.compilations import PJIT, function_name
+from gputop.analysis.steps.loop_selection import pauses_for_other_calls
+from gputop.analysis.steps.phases import UNKNOWN
 from gputop.analysis.steps.sequence_period import FEWEST, sequence_period
 from gputop.trace.lookups import Mask, host_rows, host_stat, outermost_rows
 from gputop.trace.model import I64, Trace
@@ -51,6 +58,8 @@ _OWN = re.compile(
     r"unique_sorted_mask)$")
 
 
+_QUEUE, _EXECUTION = "tf_XLAPjRtCpuClient", "ThunkExecutor::Execute"
+_HARDLY = 0.1  # share of an execution, of which the usual pause before it is less. gputop's own figure
 # Calls of one step have so small a share of the usual step's calls between them, and are as many in so large a share of
 # the steps. gputop's own figures.
 _AT_ONCE, _AS_MANY = 0.1, 0.8
@@ -113,6 +122,34 @@ def gradient_functions(trace: Trace, update: float = 0.0) -> Mask:
     mask = np.zeros(len(trace.names) + 1, bool)
     mask[:-1] = [name.startswith("PjitFunction(") and function_name(name) in functions for name in trace.names]
     return mask
+
+
+def by_executions(trace: Trace, anchors: Anchors) -> Anchors:
+    """The steps as the executions of the function whose calls these are, where the thread that executes hardly pauses
+    between two programs, nor runs two at once as for several devices; else as they are."""
+    host = trace.host
+    queue = np.array([*(line.name.startswith(_QUEUE) for line in trace.lines), False], bool)
+    rows, begun = (host_rows(trace, pattern, queue) for pattern in (_EXECUTION, rf"{_EXECUTION}$"))
+    op_rows, module = host_stat(host, "hlo_module")
+    start = host.start_ns[outermost_rows(trace, begun, by_name=True)]
+    if len(trace.device) or len(start) < FEWEST or not len(op_rows):
+        return anchors
+    until = np.maximum.accumulate(host.end_ns[rows])[np.searchsorted(host.start_ns[rows], start[1:]) - 1]
+    pause = start[1:] - until
+    if np.percentile(pause, 10) < 0 or np.median(pause) > _HARDLY * np.median(np.diff(start)):
+        return anchors
+    ops = np.argsort(host.start_ns[op_rows], kind="stable")  # the first op after its begin tells an execution's program
+    first = np.searchsorted(host.start_ns[op_rows[ops]], start)
+    names = np.array([trace.names[name] for name in np.append(module[ops], 0)[first]])
+    is_step = names == anchors.name.removeprefix("calls of ").replace("PjitFunction(", "jit_").removesuffix(")")
+    steps, others = start[is_step], np.flatnonzero(~is_step[:-1])
+    if len(steps) < FEWEST:
+        return anchors
+    pauses = pauses_for_other_calls(steps, start[others], until[others])
+    return anchors._replace(
+        name=f"{anchors.name}{BY_THEIR}executions: Python runs ahead", start_ns=steps, end_ns=steps,
+        edges_ns=np.concatenate((steps, pauses.start)),
+        other_loops={phase: pauses for phase in list(anchors.other_loops)[:1] or [UNKNOWN] if len(pauses.start)})
 
 
 def _first_of_period(trace: Trace, name: npt.NDArray, length: I64, period: int) -> int:

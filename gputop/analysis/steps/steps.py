@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps import step_marks
-from gputop.analysis.steps.anchors import Anchors
+from gputop.analysis.steps.anchors import BY_THEIR, Anchors
 from gputop.analysis.steps.compilations import Rebuilt, rebuilt
 from gputop.analysis.steps.function_calls import (
     calls_of_functions,
@@ -52,7 +52,7 @@ from gputop.trace.lookups import distinct, host_rows
 from gputop.trace.model import I64, Kind, Trace
 
 _MOMENT = 0.005  # share of the recording. gputop's own figure
-_BY_KERNELS = ", by their kernels: the host runs ahead"
+_BY_KERNELS = f"{BY_THEIR}kernels: the host runs ahead"
 _REPLICA = re.compile(r"(?:^|/)replica_(\d{1,3})/")  # of the first no name tells: tf.distribute's MirroredStrategy
 _FORWARD_PASS = r"nn\.Module: |(?i:(?:\w+[_ ./:])?forward(?:[_ ]pass)?)$"
 _FEW_WARM_UP = 3  # steps that a loop, which may have run for long, leaves out at the head. gputop's own figure
@@ -146,7 +146,7 @@ def find_overview_steps(trace: Trace, overview: Trace, steps: Steps | None) -> S
     overview_steps = find_steps(replace(overview, function_phases=_function_phases(trace)))
     if steps is None:
         return overview_steps
-    anchor = steps.times.anchor.partition(_BY_KERNELS)[0]
+    anchor = steps.times.anchor.partition(BY_THEIR)[0]
     if overview_steps is not None:
         alike = overview_steps.times.anchor == anchor and overview_steps.times.phase == steps.times.phase
         return overview_steps if alike else None

@@ -277,3 +277,36 @@ def test_the_step_of_a_learner_is_its_update_and_not_a_call_of_the_policy():
     assert overview is not None and overview.times.anchor == steps.times.anchor and overview.count == steps.count
     # One update is no loop, and what is called more often beside it marks no steps.
     assert find_steps(replace(learner(updates=1).build(), hlo_ops=trace.hlo_ops)) is None
+
+
+def queued(pause: float, ahead: int = 16) -> Builder:
+    """A CPU job whose thread executes a step of 10 ms, pauses, and executes the next; Python queues up to ``ahead``,
+    and every 50 steps one evaluation of 20 ms, whose result it reads: it waits for all that are queued."""
+    b, now, done = Builder(gpus=0), 0.0, [0.0]
+    for i in range(150):
+        evaluates = i % 50 == 49
+        for name, long in (("update", 10_000), ("evaluate", 20_000))[:1 + evaluates]:
+            begin = max(now, done[-1] + pause)
+            b.host(f"PjitFunction({name})", now, 100)
+            b.host("ThunkExecutor::Execute", begin, long, "tf_XLAPjRtCpuClient/1")
+            b.host("dot.1", begin + 10, long - 20, "tf_XLAPjRtCpuClient/1", hlo_module=f"jit_{name}")
+            done.append(begin + long)
+            now = max(now + 300, done[-ahead] if len(done) >= ahead else 0.0)
+        if evaluates:
+            b.host("np.asarray(jax.Array)", now, done[-1] - now)
+            now = done[-1] + 100
+    return b
+
+
+def test_steps_that_python_queues_on_a_cpu_are_their_executions() -> None:
+    """A read waits for all that are queued, which is no longer step: the evaluation takes 4% of the time."""
+    trace = queued(pause=100).build()
+    steps = find_steps(trace)
+    assert steps is not None and steps.times.anchor.startswith("calls of PjitFunction(update), by their executions")
+    assert steps.times.median_s == pytest.approx(0.0101, rel=0.01) and steps.times.p95_s < 0.011
+    assert all(f.evidence["share_ratio"] < 0.05 for f in found(queued(pause=100)).values())
+
+
+def test_steps_that_wait_for_python_are_its_calls() -> None:
+    steps = find_steps(queued(pause=3_000).build())
+    assert steps is not None and steps.times.anchor == "calls of PjitFunction(update)"
