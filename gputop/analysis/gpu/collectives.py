@@ -156,9 +156,7 @@ def _match(trace: Trace, rows: Sequence[I64]) -> _Match | str:
 
 def matched(trace: Trace, rows: Sequence[I64]) -> I64 | str:
     """Rows of the device events by collective and GPU, shape (collectives, GPUs), in order; or why they cannot be.
-
-    ``rows`` are those of one operation for each GPU that ran any.
-    """
+    ``rows`` are those of one operation for each GPU that ran any."""
     device = trace.device
     if len(rows) < 2:
         return "only one GPU of the job is in the trace" if len(trace.gpus) < 2 else "only one GPU ran collectives"
@@ -183,11 +181,8 @@ def matched(trace: Trace, rows: Sequence[I64]) -> I64 | str:
 
 
 def _seen_by_all(trace: Trace, rows: Sequence[I64], slack_ns: int) -> Sequence[I64]:
-    """Leave out what only some GPUs have at the window's edges: a collective ends on all of them together,
-    within ``slack_ns``.
-
-    Where that leaves a GPU none, all stay: then no match will be made.
-    """
+    """Leave out what only some GPUs have at the window's edges: a collective ends on all of them together, within
+    ``slack_ns``. Where that leaves a GPU none, all stay: then no match will be made."""
     end = trace.device.end_ns
     lo = max(int(end[r].min()) for r in rows) - slack_ns
     hi = min(int(end[r].max()) for r in rows) + slack_ns

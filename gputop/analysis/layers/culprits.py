@@ -69,10 +69,8 @@ def named_events(
     calls: CallScopes | None = None,
 ) -> tuple[Culprit, ...]:
     """The culprits of these events, as far as ``within`` (the steps, ``count`` of them) goes; the mean of ``gpus``.
-    ``calls``: of PyTorch's kernels, which name no op, the modules and calls around their launches.
-
-    Empty where ops are named for less than half of the time.
-    """
+    ``calls``: of PyTorch's kernels, which name no op, the modules and calls around their launches. Empty where ops are
+    named for less than half of the time."""
     device, rows = trace.device, events.rows
     time = coverage(within, device.start_ns[rows], device.end_ns[rows]) if events.time_ns is None else events.time_ns
     gpus = events.more_on or gpus

@@ -192,11 +192,8 @@ def framework(trace: Trace, pytorch: bool) -> str:
 
 
 def _executions(trace: Trace, shares: Sequence[DeviceShare], many: int) -> tuple[F64, list[str]]:
-    """Number of runs of each op of a program on all GPUs, and its longest kernel's name.
-
-    An op may start several kernels, and a helper of them more than once: it ran as often as the rarest of its main
-    ones.
-    """
+    """Number of runs of each op of a program on all GPUs, and its longest kernel's name. An op may start several
+    kernels, and a helper of them more than once: it ran as often as the rarest of its main ones."""
     executions, names = np.zeros(many), [""] * many
     if not many:
         return executions, names

@@ -23,11 +23,8 @@ AGAIN = 2  # calls in which one function is built: once may be for another shape
 
 
 class Builds(Struct, frozen=True):
-    """Calls that trace or compile their function, in order of time.
-
-    A call of JAX or TensorFlow in which XLA compiles is one, and a call of a tf.function that says it traced. None lies
-    in another call of its name and thread.
-    """
+    """Calls that trace or compile their function, in order of time. A call of JAX or TensorFlow in which XLA compiles
+    is one, and a call of a tf.function that says it traced. None lies in another call of its name and thread."""
 
     rows: I64  # of the host's events
     built_ns: I64  # when the last tracing or compilation in it ends; the call's end where neither is recorded
@@ -68,12 +65,9 @@ def builds(trace: Trace) -> Builds:
 
 @once
 def rebuilt(trace: Trace) -> tuple[Rebuilt, ...]:
-    """Functions that are built again and again, the one that takes most time first.
-
-    A tf.function of the same name that is new counts as the same function: the program makes it anew. One such call is
-    its first. A function that has not been built for long, by its calls or by time, is left out, as one that a job's
-    start builds for several shapes.
-    """
+    """Functions that are built again and again, the one that takes most time first. A tf.function of the same name that
+    is new counts as the same function: the program makes it anew. One such call is its first. A function that has not
+    been built for long, by its calls or by time, is left out, as one that a job's start builds for several shapes."""
     all_builds, host, window_end = builds(trace), trace.host, trace.window_ns[1]
     rows, _ = host_stat(host, "tf_function_call")
     counted, tracing_count = host_stat(host, "tracing_count")

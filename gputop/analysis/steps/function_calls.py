@@ -55,10 +55,8 @@ class _KerasCalls(NamedTuple):
 
 def keras_calls(trace: Trace) -> Anchors | None:
     """Calls of Keras's step functions, two or more. Not bare FunctionRun: most of those sit on tf.data's threads.
-
     Training and validation are functions of their own, in Keras 3 by the same name. Calls of both end a step, unless
-    both belong to each step: a callback predicts after each batch.
-    """
+    both belong to each step: a callback predicts after each batch."""
     host, calls = trace.host, _calls_of_keras(trace)
     if len(calls.rows) < 2:
         return None
@@ -73,9 +71,7 @@ def keras_calls(trace: Trace) -> Anchors | None:
 
 def few_keras_calls(trace: Trace) -> Anchors | None:
     """A single call of Keras's step function, up to the end of what it launched; of two the first, up to the second.
-
-    What follows the last call, such as the callback that ends the profile, is no part of it.
-    """
+    What follows the last call, such as the callback that ends the profile, is no part of it."""
     host, device, calls = trace.host, trace.device, _calls_of_keras(trace)
     if not len(calls.rows):
         return None

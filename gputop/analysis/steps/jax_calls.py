@@ -127,10 +127,8 @@ def _first_of_period(trace: Trace, name: npt.NDArray, length: I64, period: int) 
 
 def first_calls(nth: I64) -> I64:
     """Index of the first call of each step, of calls of one function by their places among all calls: each of them,
-    unless most steps make the same number of them with hardly another call between.
-
-    The usual way to the next step is that in which half of all calls lie, however many short ones there are.
-    """
+    unless most steps make the same number of them with hardly another call between. The usual way to the next step is
+    that in which half of all calls lie, however many short ones there are."""
     apart = np.sort(np.diff(nth))
     usual = apart[np.searchsorted(np.cumsum(apart), apart.sum() / 2)] if len(apart) else 0
     first = np.flatnonzero(np.concatenate(([True], np.diff(nth) >= _AT_ONCE * usual)))

@@ -29,10 +29,8 @@ _ANOTHER_THREAD = 0.3
 
 class Ops(NamedTuple):
     """The outermost ops of one thread, in order of time; functions of Python and ranges of the user's are passed over.
-
     ``backward_ns`` are the begins of the backward pass's nodes in its process, ``forward_ns`` of ops with weights on
-    the thread, ``seed_ns`` of seeds.
-    """
+    the thread, ``seed_ns`` of seeds."""
 
     name: npt.NDArray
     start: I64

@@ -173,11 +173,9 @@ def _first_ops(trace: Trace) -> I64:
 
 def _set_up(trace: Trace) -> _Found:
     """Calls that take long before a rank's first event on a GPU, and later the first of a name that reserves and frees
-    no memory: they create the context or load modules.
-
-    Calls that wait by their nature are left out: work that was launched before the recording leaves no event. Where
-    CUDA itself begins in it there is none, and they set up until the first event.
-    """
+    no memory: they create the context or load modules. Calls that wait by their nature are left out: work that was
+    launched before the recording leaves no event. Where CUDA itself begins in it there is none, and they set up until
+    the first event."""
     host, device = trace.host, trace.device
     rows = host_rows(trace, _API)
     if not len(rows) or not len(device):
@@ -272,10 +270,8 @@ def past_start(trace: Trace) -> bool:
 
 def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
     """Work of a job's start that ran in every one of these steps, for a sentence; empty: nothing known, or the job is
-    past its start. ``bounds_ns`` has the shape (steps, 2).
-
-    A function that is compiled in two or more calls is no start: it returns.
-    """
+    past its start. ``bounds_ns`` has the shape (steps, 2). A function that is compiled in two or more calls is no
+    start: it returns."""
     if past_start(trace):
         return ""
     if len(bounds_ns) == 1 and _one_after_the_other(trace, *bounds_ns[0].tolist()):
@@ -301,10 +297,8 @@ def _one_after_the_other(trace: Trace, begin_ns: int, end_ns: int) -> bool:
 
 
 def start_end_ns(trace: Trace, spans: Sequence[StartUpSpan]) -> int | None:
-    """End of the start with which the recording begins; None where it does not begin with one.
-
-    From the recording's begin to there such work takes half of the time or more, or the model comes to the GPUs then.
-    """
+    """End of the start with which the recording begins; None where it does not begin with one. From the recording's
+    begin to there such work takes half of the time or more, or the model comes to the GPUs then."""
     if past_start(trace):
         return None
     begin, end = trace.window_ns
