@@ -52,14 +52,11 @@ class RowsWritten:
         """Write what the timeline of the rows alone is; returns where that stands. A row for the critical path is there
         already where there may be one: nothing is to move when it comes."""
         rows, tracks, out = self._rows, self._tracks, self._out
-        all_rows = list(rows.rows)
-        if any(row.kind == "gpu" for row in all_rows) and out.count("steps"):
-            all_rows.append(_path_row(rows))
-        awaited = len(all_rows) - len(rows.rows)
+        awaited = int(any(row.kind == "gpu" for row in rows.rows) and out.count("steps") > 0)
         with os_errors_as(*_NO_ROOM):
             _write_texts(trace, rows, (), out)
             return out.describe(Description(
-                **self._about, quality=_notes(trace.quality), rows=tuple(all_rows),
+                **self._about, quality=_notes(trace.quality), rows=(*rows.rows, *[_path_row(rows)] * awaited),
                 bounds=[*rows.bounds, *[(self._events,) * 2] * awaited], idle_gaps=(), idle_totals=(), basis="step",
                 period_s=0.0, all=[*tracks.all, *[len(tracks.edges) - 1] * awaited],
                 kinds=[*tracks.kinds, *[[(KINDS.index("host"), len(tracks.edges) - 1)]] * awaited],

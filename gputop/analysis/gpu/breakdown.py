@@ -257,7 +257,4 @@ def _launching(trace: Trace, within: Spans) -> Spans:
     runs = chained(launches(), LAUNCHING_GAP_NS)
     rows, values = host_stat(trace.host, "is_func")
     rows = rows[values == 1]
-    if not len(rows):
-        return runs
-    inside = spans_of(trace, rows)
-    return intersect(runs, inside)
+    return intersect(runs, spans_of(trace, rows)) if len(rows) else runs

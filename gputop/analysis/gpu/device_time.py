@@ -159,7 +159,9 @@ def event_after(trace: Trace, rows: I64, gaps: Spans) -> I64:
 
 
 def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
-    window = _window_ns(trace, timeline, steps)
+    (first, last), (begin, end) = timeline.window_ns, trace.window_ns
+    # One kernel does not make a GPU busy: without steps what takes a moment of the recording is a part of all of it.
+    window = end - begin if steps is None and last - first < _MOMENT * (end - begin) else last - first
     length = (timeline.end_ns - timeline.start_ns)[timeline.kernel_places]
     copied = timeline.copies
     by_type, tensor = kernel_types(trace, timeline)
@@ -187,15 +189,6 @@ def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
         copies_s=copies_s, copies_bytes=copies_bytes, copies_count=copies_count,
         copies_pageable_s=pageable_s(trace, moves),
         tensor_core_time=tensor, kernel_time_by_type=by_type)
-
-
-def _window_ns(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> int:
-    """Time from the first device event to the last; without steps the whole recording, where that is a moment of it.
-    One kernel does not make a GPU busy."""
-    first, last = timeline.window_ns
-    begin, end = trace.window_ns
-    moment = steps is None and last - first < _MOMENT * (end - begin)
-    return end - begin if moment else last - first
 
 
 def unused_gpu(trace: Trace, gpu: int) -> GpuUse:

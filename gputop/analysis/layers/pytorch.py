@@ -204,15 +204,8 @@ def _backward_threads(trace: Trace, functions: Mask, ops: I64) -> list[int]:
     marked = host_rows(trace, r"Optimizer\.|ProfilerStep#|enumerate\(DataLoader")
     rows = np.flatnonzero(functions.take(host.name))
     lines = set(host.line[rows].tolist()) - set(host.line[marked].tolist())
-    return sorted(thread for thread in lines if not _forward_on(
-        trace, rows[host.line[rows] == thread], ops[host.line[ops] == thread]))
-
-
-def _forward_on(trace: Trace, functions: I64, ops: I64) -> bool:
-    """Return whether one of these ops of a thread runs outside of that thread's functions of autograd."""
-    host = trace.host
-    inside = spans_of(trace, functions)
-    return not contains(inside, host.start_ns[ops]).all()
+    return sorted(thread for thread in lines if contains(
+        spans_of(trace, rows[host.line[rows] == thread]), host.start_ns[ops[host.line[ops] == thread]]).all())
 
 
 def _around(trace: Trace, calls: I64, line: npt.NDArray, time_ns: I64) -> I64:

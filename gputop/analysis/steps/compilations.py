@@ -51,16 +51,19 @@ def builds(trace: Trace) -> Builds:
     compiles = holds(trace, calls, host.start_ns[compiling])
     compiles[: len(rows)] |= traces
     outer = outermost_rows(trace, calls[compiles], by_name=True)
-    work = np.concatenate((host_rows(trace, TRACING), compiling))
-    order = np.argsort(host.start_ns[work], kind="stable")
-    begin, end = host.start_ns[work][order], np.maximum.accumulate(host.end_ns[work][order])
-    start, ends = host.start_ns[outer], host.end_ns[outer]
-    last = np.searchsorted(begin, ends) - 1
-    inside = last >= 0
-    inside[inside] = begin[last[inside]] >= start[inside]
-    built = ends.copy()
-    built[inside] = np.minimum(end[last[inside]], ends[inside])
-    return Builds(outer, built)
+    inside, built = built_within(trace, outer, np.concatenate((host_rows(trace, TRACING), compiling)))
+    return Builds(outer, np.where(inside, built, host.end_ns[outer]))
+
+
+def built_within(trace: Trace, calls: I64, work: I64) -> tuple[Mask, I64]:
+    """Mask of the calls in which some of the ``work`` begins, of events that trace or compile, and when the last of it
+    ends there, with the call at most."""
+    host = trace.host
+    work = work[np.argsort(host.start_ns[work], kind="stable")]
+    last = np.searchsorted(host.start_ns[work], host.end_ns[calls]) - 1
+    inside = (last >= 0) & (np.append(host.start_ns[work], 0)[last] >= host.start_ns[calls])
+    built = np.append(np.maximum.accumulate(host.end_ns[work]), 0)[last]
+    return np.asarray(inside, bool), np.minimum(built, host.end_ns[calls])
 
 
 @once

@@ -196,8 +196,7 @@ def calls_of_functions(trace: Trace) -> tuple[I64, I64]:
     rows, op = host_stat(host, "eager_op")
     runs = np.isin(rows, functions[is_func == 1])
     rows, op = rows[runs], op[runs]
-    pool = np.array([line.name.startswith("tf_") for line in trace.lines], bool)
-    outside = ~pool[host.line[rows]] if len(rows) else np.zeros(0, bool)
+    outside = ~np.array([line.name.startswith("tf_") for line in trace.lines], bool)[host.line[rows]]
     return rows[outside], op[outside]
 
 
@@ -232,7 +231,8 @@ def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str,
     candidates = np.isin(function, training) if training else np.ones(len(function), bool)
     loop = loop_selection.longest_function(trace, function[candidates], length[candidates])
     in_loop = function == loop
-    steps, others = _outer_calls(trace, rows[in_loop]), rows[~in_loop]
+    steps, others = rows[in_loop], rows[~in_loop]
+    steps = outermost_rows(trace, steps[host.line[steps] == busiest_line(trace, host.line[steps])])  # (3)
     start = host.start_ns[steps]
     pauses = loop_selection.pauses_for_other_calls(start, host.start_ns[others], host.end_ns[others])
     loops = {}
@@ -241,9 +241,3 @@ def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str,
     return Anchors(name.format(trace.names[loop]), "medium", start, host.end_ns[steps],
                    np.concatenate((start, pauses.start)), phase=TRAINING if loop in training else UNKNOWN,
                    other_loops=loops)
-
-
-def _outer_calls(trace: Trace, rows: I64) -> I64:
-    """Calls of a function (3), in order of time, on the busiest thread and in no other of them."""
-    line = trace.host.line[rows]
-    return outermost_rows(trace, rows[line == busiest_line(trace, line)])

@@ -76,9 +76,10 @@ def outer_ops(trace: Trace, line: int) -> Ops:
     rows = rows[~np.isin(rows, ranges)]
     forward = rows[name_mask(trace, FORWARD)[host.name[rows]]]
     rows = outermost_rows(trace, rows)
-    name = host.name[rows]
+    name, process = host.name[rows], (trace.lines[line].host, trace.lines[line].rank)
+    backward = host_rows(trace, BACKWARD_NODE, np.array([(one.host, one.rank) == process for one in trace.lines], bool))
     return Ops(name, host.start_ns[rows], host.end_ns[rows], name_mask(trace, LOADER)[name],
-               name_mask(trace, _ZERO_GRAD)[name], host.start_ns[_backward_rows(trace, line)], host.start_ns[forward],
+               name_mask(trace, _ZERO_GRAD)[name], host.start_ns[backward], host.start_ns[forward],
                host.start_ns[host_rows(trace, _SEED, only)])
 
 
@@ -101,13 +102,6 @@ def workers_started(trace: Trace) -> tuple[Spans, Spans]:
         begin = (first >= 0) & of_workers[first] & (ops.backward_nodes(*edges) == 0) & ~ops.runs_model(*edges)
         started = merge(started, union(ops.start[seeds[begin]], ops.end[first[begin]]))
     return started, anew
-
-
-def _backward_rows(trace: Trace, line: int) -> I64:
-    """The nodes of the backward pass in the process of this thread."""
-    process = trace.lines[line].host, trace.lines[line].rank
-    in_process = np.array([(other.host, other.rank) == process for other in trace.lines], bool)
-    return host_rows(trace, BACKWARD_NODE, in_process)
 
 
 def thread_of_ops(trace: Trace) -> int | None:

@@ -88,15 +88,18 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     """
     out: list[StartUpSpan] = []
     taken, (compiled, traced) = EMPTY, _built(trace)
-    by_torch = compiling(trace, lines_of(trace, MAIN))
+    main = lines_of(trace, MAIN)
+    by_torch = compiling(trace, main)
     if len(by_torch.start):  # parts of it are called as XLA's are
         outside = coverage(by_torch, compiled[0], compiled[0] + 1) == 0
         compiled = compiled[0][outside], compiled[1][outside], compiled[2][outside]
+    if any(built_again(trace, one) for one in torch_builds(trace, main)):
+        by_torch = EMPTY
     loaded = _joined(_loading(trace), _set_up(trace))
     scripted = merge(EMPTY, *(union(one.start_ns, one.end_ns) for one in script_builds(trace)
                               if not built_again(trace, one)))  # TorchScript's functions
     for kind, calls in ((LOADING, loaded), (UPLOAD, _uploads(trace)), (AUTOTUNING, _found(trials(trace)[CUDNN])),
-                        (GRAPHS, _found(_recorded(trace))), (TORCH_COMPILING, _by_torch(trace, by_torch)),
+                        (GRAPHS, _found(_recorded(trace))), (TORCH_COMPILING, _found(by_torch)),
                         (SCRIPT, _found(scripted)), (KERNELS, _found(compiling_kernels(trace))),
                         (COMPILING, compiled), (TRACED, traced)):
         new = subtract(union(calls[0], calls[1]), taken)
@@ -248,13 +251,6 @@ def _built(trace: Trace) -> tuple[_Found, _Found]:
         found_by[kind] = begin[keep], host.end_ns[rows][keep], names[in_call[keep]]
     once = start[~returns], built[~returns], host.name[calls.rows[~returns]].astype(np.int64)
     return found_by[COMPILING], _joined(found_by[TRACED], once)
-
-
-def _by_torch(trace: Trace, by_torch: Spans) -> _Found:
-    """Compilations of torch.compile, unless it compiles a function again and again."""
-    if any(built_again(trace, one) for one in torch_builds(trace, lines_of(trace, MAIN))):
-        by_torch = EMPTY
-    return _found(by_torch)
 
 
 def _joined(a: _Found, b: _Found) -> _Found:
