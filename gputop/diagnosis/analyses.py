@@ -56,10 +56,8 @@ class Given(Struct, frozen=True):
 
 
 class AnalysisEntry(Struct, frozen=True):
-    """An analysis: ``run`` is given :class:`Given` and the results of those it ``needs``, in that order.
-
-    ``when`` says whether there is something to analyze; its result is None without.
-    """
+    """An analysis: ``run`` is given :class:`Given` and the results of those it ``needs``, in that order. ``when`` says
+    whether there is something to analyze; its result is None without."""
 
     name: str  # of the field of Analysis that it is, if it is one
     run: Callable[..., Any]
@@ -152,10 +150,8 @@ def ordered(entries: Sequence[AnalysisEntry]) -> Iterator[AnalysisEntry]:
 def start_analyses(
     threads: ThreadPoolExecutor, given: Given, entries: Sequence[AnalysisEntry] = ANALYSES,
 ) -> Mapping[str, Future[Any]]:
-    """Submit the analyses; returns their results to come, by name.
-
-    A pool begins work in the order of its submission, so what a thread waits for has begun: one thread is enough.
-    """
+    """Submit the analyses; returns their results to come, by name. A pool begins work in the order of its submission,
+    so what a thread waits for has begun: one thread is enough."""
     futures: dict[str, Future[Any]] = {}
 
     def run(entry: AnalysisEntry, needed: Iterable[Future[Any]]) -> Any:

@@ -16,11 +16,9 @@ _CUT_STEPS = 2.5  # parts of which are in the window: one at each end, either of
 
 
 class PerStep(NamedTuple):
-    """Divisors of totals: ``steps`` of a sum over the window, ``steps_times_gpus`` of one over all GPUs, too.
-
-    ``unit`` is "step" or "period"; "window" where steps do not fill it, and then ``steps`` is 1. ``whole``: the sums
-    are of whole steps alone, per step already.
-    """
+    """Divisors of totals: ``steps`` of a sum over the window, ``steps_times_gpus`` of one over all GPUs, too. ``unit``
+    is "step" or "period"; "window" where steps do not fill it, and then ``steps`` is 1. ``whole``: the sums are of
+    whole steps alone, per step already."""
 
     steps: float
     gpus: int

@@ -30,11 +30,9 @@ _ENDED = "ended_early"  # the note on what ended the recording
 
 def text_report(analysis: Analysis, width: int = 80, *, findings: bool = True, verbose: bool = False) -> str:
     """Everything an analysis says, in lines of at most ``width`` columns, 60 at least (snippets and paths excepted).
-
     The findings come first, then the figures. ``findings``: not without them, for where they stand already.
     ``verbose``: with each rule that could not be judged, and why. Plain text: control characters out of the trace
-    (escape codes, newlines in names) are taken out.
-    """
+    (escape codes, newlines in names) are taken out."""
     made = {table.name: table for table in tables(analysis)}
     # Tables that say why they have no row, where the analysis has the result.
     explained = {"Path": analysis.critical_path, "Limit": analysis.limits, "Input": analysis.input,
@@ -319,11 +317,9 @@ def _launched_work_waits(a: Analysis, active: Sequence[GpuUse], idle: float) -> 
 
 
 def _shares(a: Analysis, active: Sequence[GpuUse]) -> tuple[dict[str, float], str]:
-    """Ratios of the GPUs' time by use, and what they are ratios of.
-
-    Of the mean step; where there are no steps, of the window that the findings judge. Older documents have no account:
-    of the time from each GPU's first event to its last.
-    """
+    """Ratios of the GPUs' time by use, and what they are ratios of. Of the mean step; where there are no steps, of the
+    window that the findings judge. Older documents have no account: of the time from each GPU's first event to its
+    last."""
     judged = a.account.breakdown if a.account is not None else a.breakdown
     if judged is not None and judged.total > 0:
         parts = {name: part_s / judged.total for name, part_s in judged.known.items()}

@@ -159,7 +159,7 @@ def gaps(a: Analysis, width: int) -> Iterator[str]:
         parts.append(("Python without events", g.no_event_s_per_step))
     parts.sort(key=lambda part: -part[1])
     for label, times in (("training loop", parts), ("executors", [(w.name, w.s_per_step) for w in g.executor])):
-        shown = [f"{_short(name, _NAME_WIDTH)} {seconds(time)}" for name, time in times[:_NAMES] if time > 0]
+        shown = [f"{_short(name)} {seconds(time)}" for name, time in times[:_NAMES] if time > 0]
         if shown:
             yield from _labeled("", f"{label}: {', '.join(shown)}", width)
 
@@ -208,12 +208,12 @@ def _contention(t: LaunchThreads) -> str:
     return text
 
 
-def _short(name: str, width: int) -> str:
+def _short(name: str) -> str:
     """A long name's end where it begins with scopes, else its beginning."""
     name = printable(name)
-    if len(name) <= width:
+    if len(name) <= _NAME_WIDTH:
         return name
-    return "…" + name[1 - width:] if "/" in name else name[:width - 1] + "…"
+    return "…" + name[1 - _NAME_WIDTH:] if "/" in name else name[:_NAME_WIDTH - 1] + "…"
 
 
 def _labeled(label: str, text: str, width: int) -> list[str]:

@@ -82,12 +82,9 @@ class WorkerTask(msgspec.Struct, frozen=True):
 def analyze_in_worker(
     paths: Sequence[str], stop: threading.Event | None = None, timeout_s: float = TIMEOUT_S,
 ) -> Diagnosis:
-    """Analyze these files in a subprocess.
-
-    Blocks; call it from a worker thread. Set ``stop`` to give up early. Raises GputopError
-    with the child's own message, or one that says how the child ended. However this ends,
-    KeyboardInterrupt included, the child does not outlive it.
-    """
+    """Analyze these files in a subprocess. Blocks; call it from a worker thread. Set ``stop`` to give up early. Raises
+    GputopError with the child's own message, or one that says how the child ended. However this ends, KeyboardInterrupt
+    included, the child does not outlive it."""
     return run_in_worker(WorkerTask("gputop.diagnosis.worker", tuple(map(str, paths))), Diagnosis, stop, timeout_s)
 
 
@@ -129,11 +126,9 @@ def run_in_worker(
     task: WorkerTask, kind: type[T], stop: threading.Event | None = None, timeout_s: float = TIMEOUT_S,
     on_line: Callable[[bytes], None] | None = None,
 ) -> T:
-    """Run a task in a subprocess, which prints an :class:`WorkerAnswer` (:func:`answer`).
-
-    ``kind`` is the type of its result. ``on_line`` is called with each line that it prints before its answer
-    (:func:`print_line`), as soon as it has. Else as :func:`analyze_in_worker`.
-    """
+    """Run a task in a subprocess, which prints an :class:`WorkerAnswer` (:func:`answer`). ``kind`` is the type of its
+    result. ``on_line`` is called with each line that it prints before its answer (:func:`print_line`), as soon as it
+    has. Else as :func:`analyze_in_worker`."""
     rules = "" if user_rules().paths is None else encode(user_rules().paths).decode()
     command = child_command("gputop.diagnosis.worker:child", str(os.getpid()), rules, task.module, *task.arguments)
     try:
@@ -228,11 +223,8 @@ def child() -> int:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when ``parent`` ends, in whatever way.
-
-    Strictly, when the thread that started it ends: that one waits for it in
-    :func:`run_in_worker` (prctl(2), PR_SET_PDEATHSIG).
-    """
+    """Have the kernel kill this process when ``parent`` ends, in whatever way. Strictly, when the thread that started
+    it ends: that one waits for it in :func:`run_in_worker` (prctl(2), PR_SET_PDEATHSIG)."""
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

@@ -32,11 +32,8 @@ _NO_ROOM = ("Could not write the timeline",
 
 class RowsWritten:
     """An open, seekable file, empty before, with the rows of a timeline, which need no analysis; :meth:`finish` adds
-    the critical path and the idle gaps.
-
-    The row of the critical path is the last one, so that the others keep their keys, and its columns have room for it.
-    Raises GputopError where the disk is full.
-    """
+    the critical path and the idle gaps. The row of the critical path is the last one, so that the others keep their
+    keys, and its columns have room for it. Raises GputopError where the disk is full."""
 
     def __init__(self, trace: Trace, steps: Steps | None, file: BinaryIO) -> None:
         self._rows = rows = rows_of(trace, steps)
@@ -52,19 +49,14 @@ class RowsWritten:
         rows.forget_events()
 
     def describe(self, trace: Trace) -> Extent:
-        """Write what the timeline of the rows alone is; returns where that stands.
-
-        A row for the critical path is there already where there may be one: nothing is to move when it comes.
-        """
+        """Write what the timeline of the rows alone is; returns where that stands. A row for the critical path is there
+        already where there may be one: nothing is to move when it comes."""
         rows, tracks, out = self._rows, self._tracks, self._out
-        all_rows = list(rows.rows)
-        if any(row.kind == "gpu" for row in all_rows) and out.count("steps"):
-            all_rows.append(_path_row(rows))
-        awaited = len(all_rows) - len(rows.rows)
+        awaited = int(any(row.kind == "gpu" for row in rows.rows) and out.count("steps") > 0)
         with os_errors_as(*_NO_ROOM):
             _write_texts(trace, rows, (), out)
             return out.describe(Description(
-                **self._about, quality=_notes(trace.quality), rows=tuple(all_rows),
+                **self._about, quality=_notes(trace.quality), rows=(*rows.rows, *[_path_row(rows)] * awaited),
                 bounds=[*rows.bounds, *[(self._events,) * 2] * awaited], idle_gaps=(), idle_totals=(), basis="step",
                 period_s=0.0, all=[*tracks.all, *[len(tracks.edges) - 1] * awaited],
                 kinds=[*tracks.kinds, *[[(KINDS.index("host"), len(tracks.edges) - 1)]] * awaited],
@@ -149,9 +141,7 @@ class _Tracks(Struct, frozen=True):
 
 def _write_tracks(trace: Trace, rows: Rows, out: Writer) -> _Tracks:
     """Write when each row shows something, in total and by kind, as tracks of spans with the time covered before each.
-
-    A row of one kind has one track, and a GPU with one stream has that stream's.
-    """
+    A row of one kind has one track, and a GPU with one stream has that stream's."""
     spans: list[Spans] = []
     track_of: dict[tuple[int, ...], tuple[int, list[tuple[int, int]]]] = {}
     for row in rows.rows:
@@ -201,10 +191,8 @@ def _times(trace: Trace, rows: Rows, events: I64) -> tuple[I64, I64, npt.NDArray
 
 def _links(trace: Trace, rows: Rows) -> Iterator[npt.NDArray]:
     """Yield the launch of each device event among the host's events, and the other way round; -1 where there is none.
-
     The launch is the event of its thread with the start and end that the trace gives; where none has that end, the
-    innermost with that start. An event that launched several is linked to the first.
-    """
+    innermost with that start. An event that launched several is linked to the first."""
     device, host = trace.device, trace.host
     n, starts = len(rows.of_device), host.start_ns[rows.of_host]
     to_host, to_device = np.full(n, -1, np.int64), np.full(len(starts), -1, np.int64)

@@ -14,11 +14,9 @@ from gputop.trace.model import I64
 _BLOCK = 4096  # rows searched first; each further block is four times as large
 
 class Coverage:
-    """The tracks of a timeline: each is a union of ranges, spans in order of time, none over another.
-
-    A row has one track of all its ranges and one of each kind, which together are the former. ``before`` sums the spans
-    of a track up to each span, so that what a stretch of time holds is a difference of two.
-    """
+    """The tracks of a timeline: each is a union of ranges, spans in order of time, none over another. A row has one
+    track of all its ranges and one of each kind, which together are the former. ``before`` sums the spans of a track up
+    to each span, so that what a stretch of time holds is a difference of two."""
 
     def __init__(self, columns: Mapping[str, npt.NDArray], description: Description) -> None:
         self._start, self._end, self._before = (columns[f"span_{name}"] for name in ("start", "end", "before"))
@@ -28,11 +26,9 @@ class Coverage:
     def picture(
         self, rows: Sequence[int], start_ns: int, end_ns: int, columns: int,
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        """Share of each row and column that ranges cover, and the kind that covers most of it.
-
-        Both of shape (rows, columns): float32 of 0-1, and uint8, an index into KINDS, 0 where nothing is. The columns
-        are equal parts of ``start_ns`` to ``end_ns``, of a nanosecond at least.
-        """
+        """Share of each row and column that ranges cover, and the kind that covers most of it. Both of shape (rows,
+        columns): float32 of 0-1, and uint8, an index into KINDS, 0 where nothing is. The columns are equal parts of
+        ``start_ns`` to ``end_ns``, of a nanosecond at least."""
         if not len(rows) or columns < 1:
             return np.zeros((len(rows), max(columns, 0)), np.float32), np.zeros((len(rows), max(columns, 0)), np.uint8)
         low, high = column_edges(start_ns, end_ns, columns)
@@ -86,10 +82,8 @@ class Coverage:
         return None if last < spans.start or self._end[last] <= time_ns else int(self._start[last])
 
     def next_gap(self, row: int, time_ns: int, minimum_ns: int, back: bool = False) -> tuple[int, int] | None:
-        """The next stretch between two ranges in which the row shows nothing, of ``minimum_ns`` at least.
-
-        It begins after ``time_ns``; with ``back`` it is the last that begins before.
-        """
+        """The next stretch between two ranges in which the row shows nothing, of ``minimum_ns`` at least. It begins
+        after ``time_ns``; with ``back`` it is the last that begins before."""
         last, spans = self._last_span(row, time_ns)
         if spans.stop - spans.start < 2:
             return None

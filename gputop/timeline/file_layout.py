@@ -52,10 +52,8 @@ class Description(Struct):
 
 
 class Writer:
-    """Writes columns to an open, seekable file, best an unbuffered one, so that closing it writes nothing.
-
-    Raises OSError where writing fails.
-    """
+    """Writes columns to an open, seekable file, best an unbuffered one, so that closing it writes nothing. Raises
+    OSError where writing fails."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -109,11 +107,8 @@ class Writer:
 
 
 def mapped(file: BinaryIO, section: Extent) -> tuple[dict[str, npt.NDArray], dict[str, Any]]:
-    """The columns, mapped read-only, and the description at ``section``, to which more may be being written.
-
-    Does not move the file's position, which whoever writes it may share. Raises GputopError for an incomplete or other
-    file.
-    """
+    """The columns, mapped read-only, and the description at ``section``, to which more may be being written. Does not
+    move the file's position, which whoever writes it may share. Raises GputopError for an incomplete or other file."""
     try:
         whole = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
         text = whole[section.offset:section.offset + section.length].tobytes()

@@ -39,10 +39,8 @@ class IdlePeriod(Struct, frozen=True):
 
 def host_work_in(trace: Trace, steps: Steps | None, periods: Sequence[IdlePeriod]) -> list[tuple[IdleWork, ...]]:
     """Work of the host in each period, at most :data:`MAX_WORKS`: threads that matter for its cause first, by time.
-
     Where the cause is in :data:`_ONE_THREAD_CAUSES`, the thread that was to launch, or between steps the training
-    loop's, also has an entry for the time in which it has no event.
-    """
+    loop's, also has an entry for the time in which it has no event."""
     out: list[tuple[IdleWork, ...]] = [()] * len(periods)
     if not len(trace.host) or not periods:
         return out

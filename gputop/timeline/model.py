@@ -82,13 +82,10 @@ class IdleWork(Struct, frozen=True):
 
 
 class IdleGap(Struct, frozen=True):
-    """One stretch of time in which one or more GPUs do nothing.
-
-    ``start_ns`` to ``end_ns`` is from the first GPU's idle time to the end of the last one's; ``cost_ns`` is the sum of
-    the idle times of the GPUs, so the GPU time lost. ``ends`` is the (row, index) of the range that ended it on the
-    GPU that was idle longest, for ``Timeline.range``; ``Timeline.linked`` gives its launch. None: it ended with the
-    step or the trace.
-    """
+    """One stretch of time in which one or more GPUs do nothing. ``start_ns`` to ``end_ns`` is from the first GPU's idle
+    time to the end of the last one's; ``cost_ns`` is the sum of the idle times of the GPUs, so the GPU time lost.
+    ``ends`` is the (row, index) of the range that ended it on the GPU that was idle longest, for ``Timeline.range``;
+    ``Timeline.linked`` gives its launch. None: it ended with the step or the trace."""
 
     gpus: tuple[int, ...]
     start_ns: int

@@ -21,11 +21,9 @@ from gputop.trace.model import I64
 
 
 class Timeline:
-    """One capture's timeline, read-only. Times are nanoseconds since the trace's origin.
-
-    Rows are named by their ``key``. A GPU's row is the union of its streams, and what it shows are ranges of those.
-    Not for several threads at once.
-    """
+    """One capture's timeline, read-only. Times are nanoseconds since the trace's origin. Rows are named by their
+    ``key``. A GPU's row is the union of its streams, and what it shows are ranges of those. Not for several threads at
+    once."""
 
     def __init__(self, columns: dict[str, npt.NDArray], about: dict[str, Any]) -> None:
         description = convert(about, Description)
@@ -95,10 +93,8 @@ class Timeline:
         return None
 
     def next_range(self, row: int, time_ns: int, back: bool = False, index: int | None = None) -> Range | None:
-        """The next range that begins after that time (``back``: the last that begins before it).
-
-        With the ``index`` of a range of this very row simply the next (last) one.
-        """
+        """The next range that begins after that time (``back``: the last that begins before it). With the ``index`` of
+        a range of this very row simply the next (last) one."""
         candidates = []
         for source in self._sources(row):
             first, stop = self.columns.bounds[source]
@@ -116,10 +112,8 @@ class Timeline:
 
     def search(self, text: str, row: int, time_ns: int, back: bool = False, index: int | None = None) -> Range | None:
         """The next range after a place (``back``: the last before it) whose name or op contains ``text``, in any case.
-
         Over streams and threads, by start, then row. The place is that of the range ``index`` of ``row``, which begins
-        at ``time_ns``, or where there is no index that time on that row.
-        """
+        at ``time_ns``, or where there is no index that time on that row."""
         columns, wanted = self.columns, self._texts.containing(text)
         best: tuple[int, int, int] | None = None
         names = np.flatnonzero(wanted).tolist()
@@ -206,10 +200,8 @@ _COMPARED_NAMES = 8  # so few names are faster compared one by one than looked u
 
 class RangeColumns:
     """The events of all rows, those of a row together and by start: row ``i`` has the events from ``bounds[i][0]`` to
-    before ``bounds[i][1]``, a GPU none, as its streams have them.
-
-    Ops are of the first rows only, levels of the last, which are those of counters.
-    """
+    before ``bounds[i][1]``, a GPU none, as its streams have them. Ops are of the first rows only, levels of the last,
+    which are those of counters."""
 
     def __init__(self, columns: Mapping[str, npt.NDArray], bounds: Sequence[tuple[int, int]], texts: Texts) -> None:
         self.bounds = bounds

@@ -28,12 +28,10 @@ def timeline_in_worker(
     paths: Sequence[str], stop: threading.Event, on_rows: Callable[[Timeline], None],
     on_diagnosis: Callable[[Diagnosis], None] | None,
 ) -> Timeline:
-    """The timeline of the trace in these files. Blocks; call it from a worker thread.
-
-    ``on_rows`` is called with what there is of it before the analysis has begun: all rows, without the critical path
-    and the idle gaps. ``on_diagnosis``: with what the trace says, so that nobody reads it once more for that. Raises
-    GputopError as :func:`gputop.diagnosis.worker.analyze_in_worker` does, and where there is no room for the file.
-    """
+    """The timeline of the trace in these files. Blocks; call it from a worker thread. ``on_rows`` is called with what
+    there is of it before the analysis has begun: all rows, without the critical path and the idle gaps.
+    ``on_diagnosis``: with what the trace says, so that nobody reads it once more for that. Raises GputopError as
+    :func:`gputop.diagnosis.worker.analyze_in_worker` does, and where there is no room for the file."""
     with (os_errors_as("Cannot write the timeline", "Set TMPDIR to a folder that you can write to."),
           tempfile.TemporaryFile(prefix="gputop-timeline-") as file):
         def show_rows(line: bytes) -> None:

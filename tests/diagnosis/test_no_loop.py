@@ -91,15 +91,22 @@ def test_what_follows_a_start_for_a_moment_has_no_causes_of_its_own():
         "more GPU work: it takes only 444 µs of this recording"]
 
 
-def test_what_follows_a_start_for_a_moment_is_no_verdict():
-    b = Builder(format="nsys").host("cudaMalloc", 0, 65_000, "launch 0")
-    for i in range(90):
-        b.run(0, 65_100 + 30 * i, 28, "spread", launch=65_090 + 30 * i, shape=LaunchShape((1, 1, 1), (32, 1, 1)))
+@pytest.mark.parametrize("many", [True, False])
+def test_narrow_kernels_that_follow_a_start_for_a_moment_are_no_verdict(many):
+    b, recorded = Builder(format="nsys"), "67.8" if many else "156"
+    if many:
+        b.host("cudaMalloc", 0, 65_000, "launch 0")
+        for i in range(90):
+            b.run(0, 65_100 + 30 * i, 28, "spread", launch=65_090 + 30 * i, shape=LaunchShape((1, 1, 1), (32, 1, 1)))
+    else:
+        b.host("cudaMalloc", 0, 127_000, "launch 0")
+        b.run(0, 137_000, 6_000, "add", launch=136_990, shape=LaunchShape((1, 1, 1), (256, 1, 1)))
+        b.run(0, 156_000, 100, "MemcpyD2H", kind=Kind.D2H, launch=155_990, size=1_000)
     trace = b.build()
     trace.gpus = [TraceGpu("node", 0, compute_capability=(9, 0), sms=132)]
     analysis = analyze_trace(trace)
     assert {f.id: f.severity for f in analysis.findings} == {"small_grids": "low"}
-    assert short_report(analysis, 1000).startswith("NO VERDICT  the 67.8 ms recorded are mostly job startup")
+    assert short_report(analysis, 1000).startswith(f"NO VERDICT  the {recorded} ms recorded are mostly job startup")
 
 
 def test_a_program_that_starts_cuda_and_launches_nothing_is_told_so():
@@ -117,12 +124,14 @@ def test_time_without_events_is_to_be_sampled():
     assert report.startswith("NO VERDICT  no complete step in the 920 ms recorded") and "perf record" in report
 
 
-def test_hardly_any_kernels_are_no_job_in_which_no_cause_is_found():
+@pytest.mark.parametrize(("kernels", "apart", "reason"), [
+    (14, 30_000, "only 14 kernels in the 400 ms"), (72, 20_000, "GPU work of only 288 µs in the 1.43 s")])
+def test_hardly_any_work_is_no_job_in_which_no_cause_is_found(kernels, apart, reason):
     b = Builder(format="nsys").host("cudaFree", 0, 9_000, "python3/17")
-    for i in range(14):
-        b.run(0, 10_000 + 30_000 * i, 4, f"add {i}", launch=9_990 + 30_000 * i, thread="python3/17")
+    for i in range(kernels):
+        b.run(0, 10_000 + apart * i, 4, f"add {i}", launch=9_990 + apart * i, thread="python3/17")
     _, report = judged(b)
-    assert report.startswith("NO VERDICT  only 14 kernels in the 400 ms recorded") and "bound by" not in report
+    assert report.startswith(f"NO VERDICT  {reason} recorded") and "bound by" not in report
 
 
 def test_a_lone_collective_is_named():
@@ -153,25 +162,6 @@ def test_what_repeats_after_a_start_for_a_moment_is_a_start():
     analysis, report = judged(b)
     assert analysis.steps is not None and analysis.steps.unit == "period"
     assert report.startswith("NO VERDICT  the 213 ms recorded are mostly job startup")
-
-
-def test_a_moment_of_gpu_work_is_no_job_in_which_no_cause_is_found():
-    b = Builder(format="nsys").host("cudaFree", 0, 9_000, "python3/17")
-    for i in range(72):
-        b.run(0, 10_000 + 20_000 * i, 4, f"add {i}", launch=9_990 + 20_000 * i, thread="python3/17")
-    _, report = judged(b)
-    assert report.startswith("NO VERDICT  GPU work of only 288 µs in the 1.43 s recorded")
-
-
-def test_a_narrow_kernel_that_takes_little_of_a_recording_is_no_verdict_on_it():
-    b = Builder(format="nsys").host("cudaMalloc", 0, 127_000, "launch 0")
-    b.run(0, 137_000, 6_000, "add", launch=136_990, shape=LaunchShape((1, 1, 1), (256, 1, 1)))
-    b.run(0, 156_000, 100, "MemcpyD2H", kind=Kind.D2H, launch=155_990, size=1_000)
-    trace = b.build()
-    trace.gpus = [TraceGpu("node", 0, compute_capability=(9, 0), sms=132)]
-    analysis = analyze_trace(trace)
-    assert {f.id: f.severity for f in analysis.findings} == {"small_grids": "low"}
-    assert short_report(analysis, 1000).startswith("NO VERDICT  the 156 ms recorded are mostly job startup")
 
 
 @pytest.mark.parametrize("length", [2_400_000, 1_200_000])

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report import text_report
 from tests.diagnosis.real_traces import DATA, FILES, analysis_of, analyzed, needs_data
 
@@ -56,25 +55,20 @@ def test_time_of_each_gpu(row):
 
 
 @needs_data
-def test_hta_agrees_on_idle():
-    hta = (49.34, 34.28, 62.08, 43.20, 53.57, 55.64, 61.80, 75.75)
+def test_time_in_collectives_and_that_dlrm_waits_for_gpu_7():
+    hta = (49.34, 34.28, 62.08, 43.20, 53.57, 55.64, 61.80, 75.75)  # idle
     assert [1 - use.busy for use in analyzed("dlrm").gpus] == pytest.approx([x / 100 for x in hta], abs=POINT)
-
-
-@needs_data
-def test_dlrm_waits_in_its_collectives_for_gpu_7():
     c = analyzed("dlrm").collectives
-    assert c is not None and c.transfer_s is not None
-    assert c.summed_s == pytest.approx(48.54e-3, rel=1e-3) and c.transfer_s == pytest.approx(1.74e-3, rel=5e-3)
-    assert c.waiting == pytest.approx(0.964, abs=5e-4)
+    assert c is not None and c.summed_s == pytest.approx(48.54e-3, rel=1e-3)
+    assert c.transfer_s == pytest.approx(1.74e-3, rel=5e-3) and c.waiting == pytest.approx(0.964, abs=5e-4)
     assert c.last_to_arrive == {7: 5, 5: 2, 4: 1} and c.count_per_step == 8
-
-
-@needs_data
-def test_mfu_transfer():
+    main = next(f for f in analyzed("dlrm").findings if f.id == "collective_waiting")
+    assert main.gpus == (7,) and main.evidence["last_to_arrive_count"] == 5
+    # The transfer is short: the network is not to blame.
+    assert not {"communication_exposed", "allreduce_slow", "allreduce_count"} & {i for f in analyzed("dlrm").findings
+                                                                                 for i in f.ids}
     c = analyzed("mfu").collectives
-    assert c is not None and c.transfer_s is not None
-    assert (c.summed_s, c.transfer_s) == pytest.approx((25.40e-3, 11.55e-3), rel=1e-3)
+    assert c is not None and (c.summed_s, c.transfer_s) == pytest.approx((25.40e-3, 11.55e-3), rel=1e-3)
 
 
 @needs_data
@@ -138,15 +132,6 @@ def test_nothing_wrong_says_what_the_limit_is():
 
 
 @needs_data
-def test_dlrm_waits_for_gpu_7():
-    main = next(f for f in analyzed("dlrm").findings if f.id == "collective_waiting")
-    assert main.gpus == (7,) and main.evidence["last_to_arrive_count"] == 5
-    # The transfer is short: the network is not to blame.
-    assert not {"communication_exposed", "allreduce_slow", "allreduce_count"} & {i for f in analyzed("dlrm").findings
-                                                                                 for i in f.ids}
-
-
-@needs_data
 def test_precision_is_all_there_is_to_say_of_the_healthy_trace():
     (finding,) = analyzed("v100").findings
     assert "GradScaler" in (finding.snippet or "") and "keras" not in (finding.snippet or "")
@@ -154,10 +139,11 @@ def test_precision_is_all_there_is_to_say_of_the_healthy_trace():
     assert finding.gain.by == "replay" and finding.gain.step_time == pytest.approx(0.342, abs=0.01)
 
 
-@needs_data
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=needs_data) for name in FILES), *(
+    OWN / f"{name}.xplane.pb.gz" for name in ("jax_cpu", "keras2_tf215", "keras3_fast", "keras3_host_work",
+                                              "keras3_validation", "tf_retracing"))])
 def test_documents_are_plain_json_and_reports_fit(name):
-    a = analyzed(name)
+    a = analyzed(name) if name in FILES else analysis_of(name)
     json.dumps(a.to_json(), allow_nan=False)
     if a.breakdown is not None and a.steps is not None:
         assert a.breakdown.total == pytest.approx(a.steps.mean_s)
@@ -168,7 +154,7 @@ def test_documents_are_plain_json_and_reports_fit(name):
 @pytest.mark.parametrize("name", ["keras2_tf215", "keras3_fast", "keras3_slow_input"])
 def test_tensorflow_captures_against_what_the_job_logged(name):
     logged = json.loads((OWN / "steps.json").read_text())[name]
-    a = analyze([str(OWN / f"{name}.xplane.pb.gz")])
+    a = analysis_of(OWN / f"{name}.xplane.pb.gz")
     assert a.steps is not None and a.steps.confidence == "high"
     assert a.steps.median_s == pytest.approx(logged["median_step_s"], rel=0.1)
     assert ("input_bound" in {f.id for f in a.findings}) == (name == "keras3_slow_input")

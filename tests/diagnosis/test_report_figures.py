@@ -6,7 +6,7 @@ import pytest
 from gputop.analysis.results import Analysis
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.report import text_report
-from gputop.trace.model import Kind, LaunchShape, MemoryKind, Trace
+from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from tests.analysis.host.tf_data_traces import CALLER, training
 from tests.trace.build import Builder, keras_steps
 
@@ -62,12 +62,11 @@ def test_layers_are_unfolded_where_the_time_is_however_deep():
     assert not any(line.strip().startswith("part_") for line in lines)
 
 
-def test_a_step_that_is_not_compared_with_the_limit_says_why():
-    assert "GPU's limit is unknown. The peak of this GPU is unknown" in text(job())
-
-
 def test_gpus_against_each_other():
     even, uneven = text(job()), " ".join(text(job(750)).split())
+    assert "GPU's limit is unknown. The peak of this GPU is unknown" in even
+    assert "  AllReduce      1  50.0 µs   50.0 µs       0%   1.0M\n" in even
+    assert "Collectives 50.0 µs per GPU in each step: 50.0 µs transfer, 0% waiting for the last GPU to arrive." in even
     assert "3 GPUs compared\n  work         even: each GPU computes for at most 300 µs per step, within 0%" in even
     assert "GPU 0 computes 2.50× as long as the median of the others per step (750 µs)" in uneven
     assert "only one GPU computes for 60% of the time in which any GPU computes" in uneven
@@ -81,12 +80,6 @@ def test_what_could_not_be_compared_says_why():
     assert "first kernel not evaluated: no steps were found" in whole
     assert "launches not evaluated: the trace does not show which host calls" in whole
     assert "GPUs compared" not in text(Builder(gpus=2).run(0, 0, 10))
-
-
-def test_operations_of_collectives():
-    whole = text(job())
-    assert "  AllReduce      1  50.0 µs   50.0 µs       0%   1.0M\n" in whole
-    assert "Collectives 50.0 µs per GPU in each step: 50.0 µs transfer, 0% waiting for the last GPU to arrive." in whole
 
 
 def test_many_kernels_and_ways_are_cut_short():
@@ -123,22 +116,17 @@ def test_an_analysis_of_older_fields_still_prints():
     assert "GPUs compared" not in text_report(bare, findings=False)
 
 
-def report(trace: Trace, width: int = 80) -> str:
-    return text_report(analyze_trace(trace), width)
-
-
-def words(trace: Trace) -> str:
-    return " ".join(report(trace).split())
+def words(b: Builder) -> str:
+    return " ".join(text(b, 80).split())
 
 
 def test_a_pipeline_that_is_waited_for_is_shown_by_stage():
     b = keras_steps(training(), 10, 100, 90)
     for i in range(10):
         b.host("IteratorGetNextOp::DoCompute", i * 100, 12, CALLER)
-    text = report(b.build())
     assert ("PrefetchDataset:4 [8,2]: 10 batches, 10.0 µs per call; bounded by ParallelMapV2 < BatchV2 < Prefetch < "
-            "Root." in " ".join(text.split()))
-    lines = [line.split() for line in text.splitlines()]
+            "Root." in words(b))
+    lines = [line.split() for line in text(b, 80).splitlines()]
     assert ["30.0", "µs", "70.7", "µs", "2", "N/A", "ParallelMapV2"] in [line[:7] for line in lines]
     assert ["0", "s", "8.1", "µs", "N/A", "50%", "Prefetch", "<", "Root"] in lines
 
@@ -147,9 +135,9 @@ def test_gaps_name_what_fills_them_and_small_ones_are_not_worth_a_line():
     b = keras_steps(Builder(gpus=0), 5, 100, 60)
     for i in range(5):
         b.host("metric\x1b[31m", i * 100 + 70, 25)
-    text = words(b.build())
-    assert "Gaps 40.0 µs per step" in text and "25.0 µs, Python without events 15.0 µs" in text and "\x1b" not in text
-    assert "Gaps" not in words(keras_steps(Builder(gpus=0), 5, 1000, 995).build())
+    whole = words(b)
+    assert "Gaps 40.0 µs per step" in whole and "25.0 µs, Python without events 15.0 µs" in whole
+    assert "\x1b" not in whole and "Gaps" not in words(keras_steps(Builder(gpus=0), 5, 1000, 995))
 
 
 def test_retracing_and_xla_and_eager_ops():
@@ -159,10 +147,10 @@ def test_retracing_and_xla_and_eager_ops():
         b.host("EagerExecute", i * 100 + 60, 30, is_func=0, eager_op="Square")
         b.host("m/Where:Where", i * 100 + 5, 10, "tf_Compute/1")
     b.host("compiled", 500, 50, tf_function_call="notTraced-xla").host("GpuCompiler::RunBackend", 501, 40)
-    text = words(b.build())
-    assert "1 50.0 µs 4 4 no train_step" in text and "XLA compiled once, in 40.0 µs." in text
-    assert "Where host 1 10.0 µs" in text and "Square eager 1 30.0 µs" in text
-    assert "Eager ops take 38% of the time in ops and functions." in text
+    whole = words(b)
+    assert "1 50.0 µs 4 4 no train_step" in whole and "XLA compiled once, in 40.0 µs." in whole
+    assert "Where host 1 10.0 µs" in whole and "Square eager 1 30.0 µs" in whole
+    assert "Eager ops take 38% of the time in ops and functions." in whole
 
 
 def test_launch_threads_and_what_contends_with_them():
@@ -172,11 +160,10 @@ def test_launch_threads_and_what_contends_with_them():
             b.run(gpu, i * 100 + 10, 30, launch=i * 100 + 2 + gpu, thread=f"tf_gpu_private_{gpu}/1")
         b.host("m/Decode:Decode", i * 100 + 40, 60, "tf_data_private_threadpool/1")
     b.host("Iterator::Root", 0, 3, CALLER, cpu_budget=16)
-    text = words(b.build())
-    assert "Launches by 2 host threads, 1 per GPU; TF_GPU_THREAD_MODE gpu_private" in text
-    assert "during launches on 16 CPUs; tf.data works for 86% of the time in which GPUs wait" in text
-    b = Builder().run(0, 10, 30, launch=1, thread="python/7").run(0, 50, 30, launch=45, thread="python/7")
-    one = words(b.build())
+    whole = words(b)
+    assert "Launches by 2 host threads, 1 per GPU; TF_GPU_THREAD_MODE gpu_private" in whole
+    assert "during launches on 16 CPUs; tf.data works for 86% of the time in which GPUs wait" in whole
+    one = words(Builder().run(0, 10, 30, launch=1, thread="python/7").run(0, 50, 30, launch=45, thread="python/7"))
     assert "Launches by one thread, python/7" in one and "MODE" not in one and "busy during" not in one
 
 
@@ -185,6 +172,6 @@ def test_the_fullest_allocator_names_its_holders():
     b.memory(1, "GPU_0_bfc", 6 * 2**30, 4 * 2**30, 0, op="m/attention/einsum/Einsum:Einsum", size=2**30, address=1,
              fragmentation=0.25)
     b.memory(2, "gpu_host_bfc", 1, 2**30, 1)
-    text = words(b.build())
-    assert "GPU_0_bfc: 4.0 GiB free at the peak in this window, fragmentation 25%." in text
-    assert "GPU_0_bfc 1.0G 10% m/attention/einsum/Einsum:Einsum" in text and "GPU_0_bfc 5.0G 50% Allocated" in text
+    whole = words(b)
+    assert "GPU_0_bfc: 4.0 GiB free at the peak in this window, fragmentation 25%." in whole
+    assert "GPU_0_bfc 1.0G 10% m/attention/einsum/Einsum:Einsum" in whole and "GPU_0_bfc 5.0G 50% Allocated" in whole

@@ -58,15 +58,23 @@ def test_two_stages_of_one_name_are_distinguished_by_their_paths():
     assert labels == ["Map", "Map::Batch::Map"]
 
 
-def test_steps_window_and_what_the_trace_is():
+def steady() -> Builder:
     b = keras_steps(Builder(), 6, 1_000, 900)
     for i in range(6):
-        b.run(0, 1_000 * i + 50, 700, launch=1_000 * i + 10)
-    trace = b.build()
+        b.run(0, 1_000 * i + 50, 700, launch=1_000 * i + 10, op="model/dense/MatMul")
+    return b
+
+
+def test_steps_window_critical_path_and_what_the_trace_is():
+    trace = steady().build()
     trace.simulated = True
     facts = analyze_to_facts(trace)
-    timeline = timeline_of(trace)
-    assert facts.steps is not None
+    timeline, path = timeline_of(facts), facts.analysis.critical_path
+    assert facts.steps is not None and path is not None and path.segments
+    row = next(row for row in timeline.rows if row.kind == "path")
+    spans = timeline.ranges(row.key, *timeline.window_ns)
+    assert [(r.start_ns, r.end_ns) for r in spans] == [(s.start_ns, s.end_ns) for s in path.segments]
+    assert "host work: cuLaunchKernel" in [r.name for r in spans]
     assert [tuple(step) for step in timeline.steps_ns.tolist()] == list(facts.steps.bounds_ns)
     assert timeline.window_ns == trace.window_ns and timeline.events == trace.event_count
     assert timeline.simulated and timeline.paths == ("synthetic",)
@@ -288,27 +296,10 @@ def test_threads_are_numbered_in_the_order_of_their_rows():
     assert sorted(labels) == ["launch 0", "python", "tf_Compute 1", "tf_Compute 2", "tf_data"]
 
 
-def test_the_critical_path_is_a_row_of_its_segments():
-    b = keras_steps(Builder(), 6, 1_000, 900)
-    for i in range(6):
-        b.run(0, 1_000 * i + 50, 700, launch=1_000 * i + 10)
-    facts = analyze_to_facts(b.build())
-    path = facts.analysis.critical_path
-    assert path is not None and path.segments
-    timeline = timeline_of(b.build())
-    row = next(row for row in timeline.rows if row.kind == "path")
-    spans = timeline.ranges(row.key, *timeline.window_ns)
-    assert [(r.start_ns, r.end_ns) for r in spans] == [(s.start_ns, s.end_ns) for s in path.segments]
-    assert "host work: cuLaunchKernel" in [r.name for r in spans]
-
-
 def test_the_rows_come_first_and_stay_as_they_are():
     """Keys, ranges and pictures of all rows but that of the critical path, which is the last."""
-    b = keras_steps(Builder(), 6, 1_000, 900)
-    for i in range(6):
-        b.run(0, 1_000 * i + 50, 700, launch=1_000 * i + 10, op="model/dense/MatMul")
-    facts = analyze_to_facts(b.build())
-    whole = timeline_of(b.build())
+    facts = analyze_to_facts(steady().build())
+    whole = timeline_of(facts)
     with tempfile.TemporaryFile(buffering=0) as file:
         written = RowsWritten(facts.trace, facts.steps, file)
         place = written.describe(facts.trace)

@@ -242,17 +242,6 @@ def test_without_steps_the_window_counts():
     consistent(facts)
 
 
-def test_without_a_gpu_there_is_no_place():
-    b = keras_steps(Builder(gpus=0), 5, 1_000, 900)
-    assert find_idle_gaps(analyze_to_facts(b.build())) == ()
-
-
-def test_a_gpu_that_never_rests_has_no_place():
-    b = Builder()
-    b.run(0, 0, 100).run(0, 100, 100)
-    assert find_idle_gaps(analyze_to_facts(b.build())) == ()
-
-
 def test_gaps_beyond_the_replayed_steps_belong_to_their_finding_too(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = analyze_to_facts(fetching(4, 400).build())
     monkeypatch.setattr(graph, "MAX_EVENTS", 200)

@@ -61,17 +61,12 @@ def test_every_cut_and_every_damage_to_the_description_is_seen(file):
             Timeline.open(file, section)
 
 
-def test_another_description(file):
-    writer = Writer(file)
-    writer.column("start", np.int64, [np.arange(5)])
-    with pytest.raises(GputopError, match="is not valid"):
-        Timeline.open(file, writer.describe({"window_ns": [0, 1]}))
-
-
-def test_a_value_of_another_type_is_told_with_its_place(file):
+@pytest.mark.parametrize(("whole", "said"), [(False, "is not valid"),
+                                             (True, "events: str where a whole number belongs")])
+def test_another_description_is_told_and_the_place_of_a_value_of_another_type(file, whole, said):
     about = to_document(Description((0, 1), (), False, 1, (), (), [], {}, (), (), "step", 1.0, [], [], [0]))
-    with pytest.raises(GputopError, match="events: str where a whole number belongs"):
-        Timeline.open(file, Writer(file).describe({**about, "events": "many"}))
+    with pytest.raises(GputopError, match=said):
+        Timeline.open(file, Writer(file).describe({**about, "events": "many"} if whole else {"window_ns": [0, 1]}))
 
 
 def test_columns_lie_at_multiples_of_eight_and_come_back(file):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from operator import attrgetter
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from gputop.timeline import read_timeline as module
-from gputop.timeline.model import KINDS, Range
-from gputop.timeline.read_timeline import RangeColumns, Texts, Timeline
+from gputop.timeline.model import KINDS
+from gputop.timeline.read_timeline import Timeline
 from gputop.trace.model import Kind, Trace
 from tests.timeline.make import Plain, timeline_of
 from tests.trace.build import Builder
@@ -51,7 +52,7 @@ class Question(Struct):
 
 _questions = st.builds(
     Question, st.integers(-5, _HORIZON + 25), st.integers(0, 70), st.integers(1, 12), st.integers(1, 20), st.booleans(),
-    st.sampled_from(["mat", "MATMUL", "e", "dense", "STRASSE", "αβγ", "no such", ""]), st.integers(0, 8))
+    st.sampled_from(["mat", "MATMUL", "e", "dense", "STRASSE", "αβγ", "no such", "", ".", "t\nm"]), st.integers(0, 8))
 
 
 def the_picture_is_what_one_sees_instant_by_instant(timeline: Timeline, plain: Plain, q: Question) -> None:
@@ -112,8 +113,7 @@ def the_next_range(timeline: Timeline, plain: Plain, q: Question) -> None:
         found = timeline.next_range(row.key, q.time, q.back)
         matching = sorted(r.start_ns for r in plain.rows[row.key]
                           if (r.start_ns < q.time if q.back else r.start_ns > q.time))
-        assert (found.start_ns if found else None) == (
-            (matching[-1] if q.back else matching[0]) if matching else None)
+        assert (found.start_ns if found else None) == ((matching[-1] if q.back else matching[0]) if matching else None)
 
 
 def from_range_to_range_by_its_index_misses_none(timeline: Timeline, plain: Plain, q: Question) -> None:
@@ -143,10 +143,15 @@ def search_goes_through_all_hits_in_order(timeline: Timeline, plain: Plain, q: Q
 
 
 @settings(max_examples=80)
-@given(_traces, _questions)
-@example(([], [((1, 1), "python", "Iterator::Map"), ((1, 2), "python", "Iterator::Map")]), Question(1))
-def test_every_answer_is_the_plain_truth(events, question):
-    timeline = timeline_of(trace_of(events))
+@given(_traces, _questions, st.booleans())
+@example(([], [((1, 1), "python", "Iterator::Map"), ((1, 2), "python", "Iterator::Map")]), Question(1), True)
+def test_every_answer_is_the_plain_truth(events, question, small):
+    """``small``: hardly a name is kept, and those that a search finds are looked up and not compared one by one."""
+    with patch.multiple(module, _NAMES_KEPT=1 if small else 99, _COMPARED_NAMES=0 if small else 8):
+        answers_are_true(timeline_of(trace_of(events)), question)
+
+
+def answers_are_true(timeline: Timeline, question: Question) -> None:
     plain = Plain.of(timeline)
     the_picture_is_what_one_sees_instant_by_instant(timeline, plain, question)
     the_next_gap(timeline, plain, question)
@@ -164,8 +169,8 @@ def test_names_and_depths_of_events():
     timeline = timeline_of(b.build())
     row = next(row for row in timeline.rows if row.label == "python")
     assert row.depth == 2
-    assert [(r.name, r.depth, r.kind) for r in timeline.ranges(row.key, 0, 10**6)] == [
-        ("outer", 0, "host"), ("inner", 1, "host"), ("innermost", 2, "host")]
+    assert [(r.name, r.depth, r.kind, r.tf_op) for r in timeline.ranges(row.key, 0, 10**6)] == [
+        ("outer", 0, "host", ""), ("inner", 1, "host", ""), ("innermost", 2, "host", "")]
     kernel = timeline.at(0, 12_000)
     assert kernel is not None and (kernel.name, kernel.tf_op, kernel.kind) == ("gemm", "model/dense:MatMul", "compute")
     assert timeline.rows[kernel.row].kind == "stream"
@@ -187,8 +192,7 @@ def test_many_events_are_read_in_blocks():
     found = timeline.search("needle", 0, 0)
     assert found is not None and found.start_ns == 99_000_000
     assert timeline.search("NEEDLE", 0, 10**9, back=True) == found
-    longest = timeline.ranges(0, 0, 10**9, 2)
-    assert [r.name for r in longest] == ["around", "needle"]
+    assert [r.name for r in timeline.ranges(0, 0, 10**9, 2)] == ["around", "needle"]  # the longest
     assert timeline.coverage.next_gap(0, 0, 1) is None
 
 
@@ -207,88 +211,3 @@ def test_no_rows_and_no_columns_are_no_picture():
     timeline = timeline_of(b.build())
     assert timeline.coverage.picture([], 0, 10, 5)[0].shape == (0, 5)
     assert timeline.coverage.picture([0, 1], 0, 10, 0)[1].shape == (2, 0)
-
-
-EMPTY = np.empty(0, np.int64)
-COMPUTE, COUNTER = KINDS.index("compute"), KINDS.index("counter")
-
-
-def columns() -> RangeColumns:
-    """Row 0: a kernel with an op and one within it; row 1: a launch of the first; row 2: a counter, sampled twice."""
-    raw = b"gemm\nlaunch\nDense\n"
-    return RangeColumns({
-        "start": np.array([10, 12, 5, 0, 20], np.int64), "end": np.array([30, 14, 6, 10, 40], np.int64),
-        "name": np.array([0, 0, 1, -1, -1], np.int32), "op": np.array([2, -1], np.int32),
-        "kind": np.array([COMPUTE] * 3 + [COUNTER] * 2, np.uint8), "depth": np.array([0, 1, 0, 0, 0], np.uint8),
-        "level": np.array([0.25, 1.0], np.float32), "link": np.array([2, -1, 0, -1, -1], np.int64),
-    }, [(0, 2), (2, 3), (3, 5)], Texts({
-        "text": np.frombuffer(raw, np.uint8), "text_end": np.array([5, 12, 18], np.int64),
-        "folded": np.frombuffer(raw, np.uint8), "folded_end": np.array([5, 12, 18], np.int64)}))
-
-
-def test_ranges_have_the_row_and_the_index_in_it() -> None:
-    assert columns().ranges(0, np.array([0, 1])) == [
-        Range(0, 0, 10, 30, "gemm", "compute", 0, "Dense"), Range(0, 1, 12, 14, "gemm", "compute", 1, "")]
-    assert columns().range(1, 2) == Range(1, 0, 5, 6, "launch", "compute", 0, "") and columns().ranges(0, EMPTY) == []
-
-
-def test_what_begins_and_what_runs_at_a_time() -> None:
-    assert columns().begun(0, 11, 100) == (1, 2) and columns().begun(1, 0, 5) == (2, 2)
-    assert columns().running(0, 13, since_ns=10, before=2).tolist() == [0, 1]
-    assert columns().running(0, 20, since_ns=10, before=2).tolist() == [0]
-    assert columns().running(0, 13, since_ns=12, before=2).tolist() == [1]
-    assert columns().lengths(np.array([0, 2])).tolist() == [20, 1]
-
-
-def test_a_link_leads_to_the_row_of_its_other_end() -> None:
-    assert columns().linked(0, 0) == (1, 2) and columns().linked(1, 0) == (0, 0) and columns().linked(0, 1) is None
-
-
-@pytest.mark.parametrize("further", [[], list(range(3, 20))])
-def test_names_and_ops_are_compared_or_looked_up(further: list[int]) -> None:
-    wanted = [2, *further]
-    mask = np.zeros(21, np.bool_)
-    mask[wanted] = True
-    assert columns().named(0, 2, wanted, mask).tolist() == [0], "its op"
-    assert columns().named(2, 3, wanted, mask).tolist() == []
-    mask[:2] = True
-    assert columns().named(0, 2, [0, 1, *wanted], mask).tolist() == [0, 1]
-    assert columns().named(2, 3, [0, 1, *wanted], mask).tolist() == [2]
-
-
-def test_levels_are_means_of_the_time_that_was_sampled() -> None:
-    levels = columns().levels(2, 0, 40, 2)
-    assert levels.tolist() == [0.25, 1.0] and np.isnan(columns().levels(2, 10, 20, 1)[0])
-    assert columns().levels(2, 0, 40, 1)[0] == pytest.approx((10 * 0.25 + 20 * 1.0) / 30)
-
-
-NAMES = ["MatMul", "", "conv2d/Größe", "matmul_grad", "a.b"]
-
-
-def texts_of(names: list[str]) -> Texts:
-    columns = {}
-    for column, shown in (("text", names), ("folded", [name.casefold() for name in names])):
-        raw = [name.encode() + b"\n" for name in shown]
-        columns[column] = np.frombuffer(b"".join(raw), np.uint8)
-        columns[f"{column}_end"] = np.cumsum([len(name) for name in raw], dtype=np.int64)
-    return Texts(columns)
-
-
-def test_each_number_has_its_name_however_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_NAMES_KEPT", 2)
-    texts = texts_of(NAMES)
-    for _ in range(2):
-        assert [texts[i] for i in range(len(NAMES))] == NAMES
-    assert texts[-1] == ""
-
-
-@pytest.mark.parametrize(("text", "numbers"), [
-    ("matmul", [0, 3]), ("MATMUL", [0, 3]), ("GRÖSSE", [2]), (".", [4]), ("", []), ("none", []), ("l\n", []),
-])
-def test_a_search_finds_the_names_that_contain_the_text(text: str, numbers: list[int]) -> None:
-    texts = texts_of(NAMES)
-    texts.containing("conv")
-    for _ in range(2):
-        found = texts.containing(text)
-        assert np.flatnonzero(found).tolist() == numbers and len(found) == len(NAMES) + 1 and not found[-1]
-    assert not texts_of([]).containing("a").any()

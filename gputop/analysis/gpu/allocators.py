@@ -18,9 +18,7 @@ _CUT_NAME, _CUT_HOST_NAME = re.compile(r"^[\0\ufffd](?=PU_)"), re.compile(r"^[\0
 
 def memory(trace: Trace) -> tuple[AllocatorUse, ...]:
     """Peak, capacity and the course in between by allocator, by name. Those whose records tell no sizes are left out.
-
-    The peak is of the allocator's lifetime where recorded; capacity is in use plus available.
-    """
+    The peak is of the allocator's lifetime where recorded; capacity is in use plus available."""
     events = trace.allocator
     out = []
     with_state = np.flatnonzero((events.allocator >= 0) & (events.in_use_bytes >= 0))

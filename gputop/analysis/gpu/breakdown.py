@@ -225,10 +225,8 @@ def _late_at_edges(trace: Trace, timeline: GpuTimeline, within: Spans, process: 
 
 
 def _starved(trace: Trace, gpu_timelines: Sequence[GpuTimeline], waiting: Sequence[TrainingLoop]) -> dict[int, Spans]:
-    """Spans by GPU in which the loop that feeds it waits for a batch and none of that loop's GPUs is busy.
-
-    A loop bound to a thread feeds the GPUs that thread launches on, any other loop those of its host.
-    """
+    """Spans by GPU in which the loop that feeds it waits for a batch and none of that loop's GPUs is busy. A loop bound
+    to a thread feeds the GPUs that thread launches on, any other loop those of its host."""
     out = {timeline.gpu: EMPTY for timeline in gpu_timelines}
     for loop in waiting:
         fed = [timeline for timeline in gpu_timelines
@@ -242,10 +240,7 @@ def _starved(trace: Trace, gpu_timelines: Sequence[GpuTimeline], waiting: Sequen
 
 def _launching(trace: Trace, within: Spans) -> Spans:
     """Spans in which the host was launching work: runs of launches close together, inside tf.functions where there are
-    any.
-
-    What lies outside ``within`` may be left out.
-    """
+    any. What lies outside ``within`` may be left out."""
     device = trace.device
     lo, hi = int(within.start[0]) - LAUNCHING_GAP_NS, int(within.end[-1]) + LAUNCHING_GAP_NS
 
@@ -262,7 +257,4 @@ def _launching(trace: Trace, within: Spans) -> Spans:
     runs = chained(launches(), LAUNCHING_GAP_NS)
     rows, values = host_stat(trace.host, "is_func")
     rows = rows[values == 1]
-    if not len(rows):
-        return runs
-    inside = spans_of(trace, rows)
-    return intersect(runs, inside)
+    return intersect(runs, spans_of(trace, rows)) if len(rows) else runs

@@ -209,9 +209,7 @@ def _before_first_launch(trace: Trace, timeline: GpuTimeline, steps: Steps | Non
 
 def _behind_by_host(waits: Sequence[Spans], start: I64, begun: I64, last: I64) -> F64:
     """Extra time (ns) that the last GPU waited for its host since the previous collective, over the others' median.
-
-    ``waits`` is when each GPU did, ``start`` of shape (collectives, GPUs) when it arrived, ``last`` who came last.
-    """
+    ``waits`` is when each GPU did, ``start`` of shape (collectives, GPUs) when it arrived, ``last`` who came last."""
     since = _since_collective_before(waits, begun)
     waited = np.stack([coverage(wait, np.minimum(since, start[:, j]), start[:, j]) for j, wait in enumerate(waits)], 1)
     rows = np.arange(len(last))

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from msgspec import Struct
 
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.results import CollectiveOp, Collectives
@@ -38,14 +37,6 @@ _OPERATIONS = {"allreduce": "AllReduce", "allgather": "AllGather", "reducescatte
                "cachednotify": "Barrier"}
 
 
-class _Match(Struct, frozen=True):
-    """Nanoseconds over all GPUs, and how often each GPU came last."""
-
-    transfer: int
-    matched: int
-    last: tuple[int, ...]
-
-
 def of_gpus(gpu_timelines: Sequence[GpuTimeline]) -> tuple[list[GpuTimeline], list[I64]]:
     """The GPUs that ran collectives, and for each the rows of the device events that are some."""
     by_gpu = [(timeline, timeline.rows[np.flatnonzero(timeline.kind == Kind.COLLECTIVE)]) for timeline in gpu_timelines]
@@ -57,27 +48,36 @@ def collectives(trace: Trace, gpu_timelines: list[GpuTimeline], of_steps: WorkOf
     gpu_timelines, rows = of_gpus(gpu_timelines)
     if not rows:
         return None
-    device = trace.device
-    operations, matches, reasons = [], [], []
+    device, operations, last = trace.device, list[CollectiveOp](), Counter[int]()
+    transfer_ns = matched_ns = 0
     for name, rows_by_gpu in by_operation(trace, rows).items():
-        result, match = _operation(trace, gpu_timelines, rows_by_gpu, name, of_steps)
-        operations.append(result)
-        if match is None:
-            reasons.append(result.reason or "")
-        else:
-            gpus = [timeline.gpu for timeline, r in zip(gpu_timelines, rows_by_gpu, strict=True) if len(r)]
-            matches.append((gpus, match))
+        ran = [timeline for timeline, r in zip(gpu_timelines, rows_by_gpu, strict=True) if len(r)]
+        rows_by_gpu = [r for r in rows_by_gpu if len(r)]
+        all_, same = np.concatenate(rows_by_gpu), matched(trace, rows_by_gpu)
+        transfer_s = waiting = None
+        if not isinstance(same, str):
+            start, end = device.start_ns[same], device.end_ns[same]
+            waited = start.max(axis=1) > start.min(axis=1)  # else nobody was last
+            times_last = np.bincount(np.argmax(start, axis=1)[waited], minlength=len(ran)).tolist()
+            last.update({timeline.gpu: n for timeline, n in zip(ran, times_last, strict=True)})
+            moving_ns, length_ns = int((end - start).min(axis=1).sum()) * len(ran), int((end - start).sum())
+            transfer_ns, matched_ns = transfer_ns + moving_ns, matched_ns + length_ns
+            transfer_s, waiting = moving_ns / 1e9, 1 - moving_ns / length_ns if length_ns else None
+        operations.append(CollectiveOp(
+            name, len(all_), _per_step(rows_by_gpu, of_steps),
+            int((device.end_ns[all_] - device.start_ns[all_]).sum()) / 1e9, _bytes(trace, name, all_),
+            {gpu_number(trace, timeline.gpu): subtract(union(device.start_ns[r], device.end_ns[r]),
+                                                       timeline.compute).total / 1e9
+             for timeline, r in zip(ran, rows_by_gpu, strict=True)},
+            transfer_s, waiting, same if isinstance(same, str) else None))
+    reason = next((op.reason for op in operations if op.reason is not None), None)
     operations.sort(key=lambda op: (-op.time_s, op.operation))
-    summed = sum(int((device.end_ns[r] - device.start_ns[r]).sum()) for r in rows)
+    summed_s = sum(int((device.end_ns[r] - device.start_ns[r]).sum()) for r in rows) / 1e9
     per_step = _per_step(rows, of_steps)
-    if reasons:
-        return Collectives(per_step, summed / 1e9, None, None, None, reasons[0], tuple(operations))
-    transfer, matched = (sum(getattr(m, part) for _, m in matches) for part in ("transfer", "matched"))
-    last = Counter[int]()
-    for gpus, match in matches:
-        last.update(dict(zip(gpus, match.last, strict=True)))
+    if reason is not None:
+        return Collectives(per_step, summed_s, None, None, None, reason, tuple(operations))
     return Collectives(
-        per_step, summed / 1e9, transfer / 1e9, 1 - transfer / matched if matched else None,
+        per_step, summed_s, transfer_ns / 1e9, 1 - transfer_ns / matched_ns if matched_ns else None,
         {gpu_number(trace, gpu): n for gpu, n in sorted(last.items()) if n}, None, tuple(operations))
 
 
@@ -110,30 +110,13 @@ def operation(kernel: str) -> str:
     return _OPERATIONS[match[1].lower().replace("_", "")] if match else UNKNOWN
 
 
-def _operation(
-    trace: Trace, gpu_timelines: Sequence[GpuTimeline], rows: Sequence[I64], name: str, of_steps: WorkOfSteps | None,
-) -> tuple[CollectiveOp, _Match | None]:
-    device = trace.device
-    exposed = {}
-    for timeline, r in zip(gpu_timelines, rows, strict=True):
-        if len(r):
-            spans = union(device.start_ns[r], device.end_ns[r])
-            exposed[gpu_number(trace, timeline.gpu)] = subtract(spans, timeline.compute).total / 1e9
-    rows = [r for r in rows if len(r)]
-    all_ = np.concatenate(rows)
-    known_sizes = device.bytes[all_]
+def _bytes(trace: Trace, name: str, rows: I64) -> int | None:
+    """Sum of the messages of these collectives of one operation, of those that tell; None where none does."""
+    sizes = trace.device.bytes[rows]
     if name == "AllReduce":  # XLA's program has the operand and the result
-        of_program = [trace.hlo_ops[i].bytes if i >= 0 else None for i in device.hlo[all_].tolist()]
-        known_sizes = np.where(known_sizes < 0, [-1 if size is None else size // 2 for size in of_program], known_sizes)
-    known_sizes = known_sizes[known_sizes >= 0]
-    match = _match(trace, rows)
-    times, reason = (None, match) if isinstance(match, str) else (match, None)
-    return CollectiveOp(
-        name, len(all_), _per_step(rows, of_steps), int((device.end_ns[all_] - device.start_ns[all_]).sum()) / 1e9,
-        int(known_sizes.sum()) if len(known_sizes) else None, exposed,
-        times.transfer / 1e9 if times else None,
-        1 - times.transfer / times.matched if times and times.matched else None, reason,
-    ), times
+        of_program = [trace.hlo_ops[i].bytes if i >= 0 else None for i in trace.device.hlo[rows].tolist()]
+        sizes = np.where(sizes < 0, [-1 if size is None else size // 2 for size in of_program], sizes)
+    return int(sizes[sizes >= 0].sum()) if (sizes >= 0).any() else None
 
 
 def _per_step(rows: Sequence[I64], of_steps: WorkOfSteps | None) -> float | None:
@@ -143,22 +126,9 @@ def _per_step(rows: Sequence[I64], of_steps: WorkOfSteps | None) -> float | None
     return sum(int(of_steps.inside[events].sum()) for events in rows) / len(rows) / of_steps.count
 
 
-def _match(trace: Trace, rows: Sequence[I64]) -> _Match | str:
-    """The collectives of one operation matched across GPUs, each of which ran some; or why they cannot be."""
-    operations = matched(trace, rows)
-    if isinstance(operations, str):
-        return operations
-    start, end = trace.device.start_ns[operations], trace.device.end_ns[operations]
-    waited = start.max(axis=1) > start.min(axis=1)  # else nobody was last
-    last = np.bincount(np.argmax(start, axis=1)[waited], minlength=len(rows))
-    return _Match(int((end - start).min(axis=1).sum()) * len(rows), int((end - start).sum()), tuple(last.tolist()))
-
-
 def matched(trace: Trace, rows: Sequence[I64]) -> I64 | str:
     """Rows of the device events by collective and GPU, shape (collectives, GPUs), in order; or why they cannot be.
-
-    ``rows`` are those of one operation for each GPU that ran any.
-    """
+    ``rows`` are those of one operation for each GPU that ran any."""
     device = trace.device
     if len(rows) < 2:
         return "only one GPU of the job is in the trace" if len(trace.gpus) < 2 else "only one GPU ran collectives"
@@ -183,11 +153,8 @@ def matched(trace: Trace, rows: Sequence[I64]) -> I64 | str:
 
 
 def _seen_by_all(trace: Trace, rows: Sequence[I64], slack_ns: int) -> Sequence[I64]:
-    """Leave out what only some GPUs have at the window's edges: a collective ends on all of them together,
-    within ``slack_ns``.
-
-    Where that leaves a GPU none, all stay: then no match will be made.
-    """
+    """Leave out what only some GPUs have at the window's edges: a collective ends on all of them together, within
+    ``slack_ns``. Where that leaves a GPU none, all stay: then no match will be made."""
     end = trace.device.end_ns
     lo = max(int(end[r].min()) for r in rows) - slack_ns
     hi = min(int(end[r].max()) for r in rows) + slack_ns

@@ -17,11 +17,9 @@ DIRECTIONS = {"h2d": Kind.H2D, "d2h": Kind.D2H, "d2d": Kind.D2D, "p2p": Kind.P2P
 
 
 def copies(trace: Trace, rows: I64) -> tuple[dict[str, float], dict[str, int | None], dict[str, int]]:
-    """Seconds, bytes and number of the copies among these device events, by the directions that occur.
-
-    Memsets are none. Seconds are sums over copies (streams may overlap); bytes are None where the trace does not tell
-    the size of any copy that way, else the sum of those it tells.
-    """
+    """Seconds, bytes and number of the copies among these device events, by the directions that occur. Memsets are
+    none. Seconds are sums over copies (streams may overlap); bytes are None where the trace does not tell the size of
+    any copy that way, else the sum of those it tells."""
     device = trace.device
     seconds: dict[str, float] = {}
     sizes: dict[str, int | None] = {}
@@ -47,10 +45,8 @@ def pageable_s(trace: Trace, rows: I64) -> float | None:
 
 
 def copy_table(trace: Trace, rows_of: Mapping[int, I64], of_steps: WorkOfSteps | None) -> CopyTable | None:
-    """All copies by GPU, direction and memory; ``rows_of`` are device rows, in order of time, by the GPU's number.
-
-    None where there is no copy.
-    """
+    """All copies by GPU, direction and memory; ``rows_of`` are device rows, in order of time, by the GPU's number. None
+    where there is no copy."""
     device = trace.device
     names = {kind: name for name, kind in DIRECTIONS.items()}
     out: list[CopyRow] = []

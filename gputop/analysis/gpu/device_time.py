@@ -146,10 +146,8 @@ def _late(trace: Trace, gaps: Spans, before: I64 | slice, after: I64 | slice) ->
 
 
 def event_after(trace: Trace, rows: I64, gaps: Spans) -> I64:
-    """First of a GPU's device events (``rows``) that begins at or after the end of each gap; -1: none.
-
-    Of several that start at once the earliest launched counts: the GPU could have run that one.
-    """
+    """First of a GPU's device events (``rows``) that begins at or after the end of each gap; -1: none. Of several that
+    start at once the earliest launched counts: the GPU could have run that one."""
     device = trace.device
     start = device.start_ns[rows]
     if not (lasts := device.end_ns[rows] > start).all():
@@ -161,7 +159,9 @@ def event_after(trace: Trace, rows: I64, gaps: Spans) -> I64:
 
 
 def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
-    window = _window_ns(trace, timeline, steps)
+    (first, last), (begin, end) = timeline.window_ns, trace.window_ns
+    # One kernel does not make a GPU busy: without steps what takes a moment of the recording is a part of all of it.
+    window = end - begin if steps is None and last - first < _MOMENT * (end - begin) else last - first
     length = (timeline.end_ns - timeline.start_ns)[timeline.kernel_places]
     copied = timeline.copies
     by_type, tensor = kernel_types(trace, timeline)
@@ -191,17 +191,6 @@ def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
         tensor_core_time=tensor, kernel_time_by_type=by_type)
 
 
-def _window_ns(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> int:
-    """Time from the first device event to the last; without steps the whole recording, where that is a moment of it.
-
-    One kernel does not make a GPU busy.
-    """
-    first, last = timeline.window_ns
-    begin, end = trace.window_ns
-    moment = steps is None and last - first < _MOMENT * (end - begin)
-    return end - begin if moment else last - first
-
-
 def unused_gpu(trace: Trace, gpu: int) -> GpuUse:
     """A GPU of the trace on which nothing ran, over the window of those on which something did."""
     device = trace.device
@@ -220,9 +209,7 @@ def gpu_number(trace: Trace, gpu: int) -> int:
 
 def _host_fault_share(trace: Trace, timeline: GpuTimeline) -> float | None:
     """Share of the idle time whose next launch began after the idle did (HTA's rule); of the gaps with a known launch.
-
-    None where there is no idle time, or where the launches of less than half of it are known.
-    """
+    None where there is no idle time, or where the launches of less than half of it are known."""
     gaps, launch = timeline.gaps, trace.device.launch_ns[timeline.after]
     length = gaps.end - gaps.start
     known_ns = int(length[launch >= 0].sum())
@@ -232,10 +219,8 @@ def _host_fault_share(trace: Trace, timeline: GpuTimeline) -> float | None:
 
 
 def _launch_delay(trace: Trace, timeline: GpuTimeline) -> float | None:
-    """Median time from the end of a kernel's launching call to its own start.
-
-    None where no launch is known, or where the clocks of host and GPU differ by more than such a delay.
-    """
+    """Median time from the end of a kernel's launching call to its own start. None where no launch is known, or where
+    the clocks of host and GPU differ by more than such a delay."""
     kernels = timeline.kernel_places
     delay = launch_delays_ns(trace, timeline.events.start + kernels, timeline.start_ns[kernels])
     delay = delay[delay != NO_LAUNCH]
@@ -244,11 +229,9 @@ def _launch_delay(trace: Trace, timeline: GpuTimeline) -> float | None:
 
 
 def launch_delays_ns(trace: Trace, rows: I64, start_ns: I64) -> I64:
-    """Time from the launching call of each of these device events to its start; ``NO_LAUNCH``: not known.
-
-    It counts from the end of the call, and is 0 for what begins during the call: that waited for nothing. Below 0 is
-    what begins before its call: the clocks of host and GPU differ.
-    """
+    """Time from the launching call of each of these device events to its start; ``NO_LAUNCH``: not known. It counts
+    from the end of the call, and is 0 for what begins during the call: that waited for nothing. Below 0 is what begins
+    before its call: the clocks of host and GPU differ."""
     device = trace.device
     called = device.launch_ns[rows]
     returned = np.maximum(called, device.launch_end_ns[rows])
@@ -257,10 +240,8 @@ def launch_delays_ns(trace: Trace, rows: I64, start_ns: I64) -> I64:
 
 
 def kernel_types(trace: Trace, timeline: GpuTimeline) -> tuple[dict[str, float] | None, float | None]:
-    """Share of kernel time by number type, collectives apart, and the share on tensor cores.
-
-    The latter is None where no kernel's name says anything either way.
-    """
+    """Share of kernel time by number type, collectives apart, and the share on tensor cores. The latter is None where
+    no kernel's name says anything either way."""
     computing = timeline.computing_places
     length = timeline.end_ns[computing] - timeline.start_ns[computing]
     total = int(length.sum())

@@ -95,10 +95,8 @@ def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kern
 
 def _skipped(launched_ns: I64, length_ns: I64, edges_ns: I64 | None) -> int:
     """Number of launches to skip from the job's start, so that the longest one of a step after the warm-up comes next.
-    ``edges_ns``: when the steps begin and end, where they are known.
-
-    A start that launches the kernel more often, to try algorithms, makes it another launch of the same kernel.
-    """
+    ``edges_ns``: when the steps begin and end, where they are known. A start that launches the kernel more often, to
+    try algorithms, makes it another launch of the same kernel."""
     if edges_ns is None:
         return min(_WARM_UP_LAUNCHES, len(launched_ns) - 1)
     edges = np.searchsorted(launched_ns, edges_ns)

@@ -27,11 +27,9 @@ _MediansOf = Callable[[I64, int], F64]  # by the group of each kind, and how man
 
 
 class _Kinds(Struct, frozen=True):
-    """The kernels that differ in name, op, GPU or launch shape, a row each, and the sums over all alike.
-
-    ``name`` and ``op`` are indices into ``Trace.names`` plus 1, ``cell`` is gpu * len(classes) + class with the GPU's
-    place among the timelines. Lengths are whole nanoseconds as floats, so that sums are exact.
-    """
+    """The kernels that differ in name, op, GPU or launch shape, a row each, and the sums over all alike. ``name`` and
+    ``op`` are indices into ``Trace.names`` plus 1, ``cell`` is gpu * len(classes) + class with the GPU's place among
+    the timelines. Lengths are whole nanoseconds as floats, so that sums are exact."""
 
     name: I64
     op: I64

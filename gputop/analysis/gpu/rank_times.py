@@ -22,12 +22,10 @@ from gputop.trace.model import Trace
 
 def rank_times(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
                waits: CollectiveWaits | None) -> tuple[RankTimes, ...]:
-    """The GPUs that compute, in the trace's order; none without steps, or with fewer than two such GPUs.
-
-    Definitions: ``load_s`` is the time with a compute kernel or a copy. ``waiting_s`` is the exposed wait for the last
-    rank, as in :mod:`gputop.analysis.gpu.collective_waits`; ``communication_s`` the rest of the time in collectives
-    that no load hides. ``other_s`` is what remains of the step: the GPU is idle. All are means over the steps.
-    """
+    """The GPUs that compute, in the trace's order; none without steps, or with fewer than two such GPUs. Definitions:
+    ``load_s`` is the time with a compute kernel or a copy. ``waiting_s`` is the exposed wait for the last rank, as in
+    :mod:`gputop.analysis.gpu.collective_waits`; ``communication_s`` the rest of the time in collectives that no load
+    hides. ``other_s`` is what remains of the step: the GPU is idle. All are means over the steps."""
     ranks = [timeline for timeline in gpu_timelines if timeline.compute.total]
     if steps is None or len(ranks) < 2:
         return ()

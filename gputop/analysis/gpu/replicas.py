@@ -126,10 +126,7 @@ def concurrency(active: Sequence[Spans], within: Spans, gpus: Sequence[int]) -> 
 
 def _time_by_state(inside: Sequence[Spans], codes: Sequence[tuple[int, int]], turn: np.ufunc, states: int) -> F64:
     """Time (ns) of each state from the first edge to the last. The state is 0 at first; a set's begin and end turn it
-    to another one by their codes.
-
-    Goes through the time in parts: what is computed of one stays in a core's cache.
-    """
+    to another one by their codes. Goes through the time in parts: what is computed of one stays in a core's cache."""
     out = np.zeros(states)
     first = min((int(spans.start[0]) for spans in inside if len(spans.start)), default=0)
     last = max((int(spans.end[-1]) for spans in inside if len(spans.start)), default=0)
@@ -196,10 +193,8 @@ class _First(Struct, frozen=True):
 
 
 def _first_kernels(trace: Trace, rows: Sequence[I64], by: I64, steps: Steps | None) -> _First:
-    """A kernel belongs to the step during which it was launched: it may run long after that.
-
-    ``rows`` are the kernels of each GPU in order of ``by``.
-    """
+    """A kernel belongs to the step during which it was launched: it may run long after that. ``rows`` are the kernels
+    of each GPU in order of ``by``."""
     bounds = np.array(steps.bounds_ns if steps else [], np.int64).reshape(-1, 2)
     columns: tuple[list[I64], ...] = ([], [], [])
     on_all_gpus = np.ones(len(bounds), bool)

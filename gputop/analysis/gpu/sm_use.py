@@ -48,16 +48,22 @@ def sm_use(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
         if gpu.sms is None or not trace.launch_shapes:
             out.append(SmUse(number, compute_s))
             continue
-        width, full_waves = _of_shapes(trace.launch_shapes, gpu)
+        shapes = trace.launch_shapes
+        width, full_waves = _of_shapes(shapes, gpu)
         shape = trace.device.shape[rows]
         used_ns = _covered(start, end, width[shape])
-        narrow = width[shape] < NARROW
         length: F64 = (end - start).astype(np.float64)
+        narrow = width[shape] < NARROW
+        # The names that leave most of the GPU empty, each with the launch shape with which it does so most.
+        emptiest = largest_names(trace, rows[narrow], (length * (1 - width[shape]))[narrow])
         out.append(SmUse(
             number, compute_s, sms=gpu.sms, used_s=used_ns / unit,
             tail_s=(used_ns - _covered(start, end, (width * full_waves)[shape])) / unit,
             known=float(length[shape >= 0].sum() / max(length.sum(), 1.0)),
-            narrow=_longest(trace, rows[narrow], length[narrow], width, unit)))
+            narrow=tuple(NarrowKernel(
+                name=name, blocks=math.prod(shapes[main].grid), threads=math.prod(shapes[main].block),
+                width=float(width[main]), time_s_per_step=float(length[narrow][chosen].sum()) / unit,
+                count_per_step=float(chosen.sum()) * 1e9 / unit) for name, chosen, _, main in emptiest)))
     return tuple(out)
 
 
@@ -107,15 +113,6 @@ def _covered(start: I64, end: I64, width: F64) -> float:
     order = np.argsort(edges, kind="stable")
     level = np.cumsum(np.concatenate((width, -width))[order])[:-1]
     return float((np.minimum(level, 1.0) * np.diff(edges[order])).sum())
-
-
-def _longest(trace: Trace, rows: I64, length: F64, width: F64, unit: float) -> tuple[NarrowKernel, ...]:
-    """The names that leave most of the GPU empty, each with the launch shape with which it does so most."""
-    shapes = trace.launch_shapes
-    return tuple(NarrowKernel(
-        name=name, blocks=math.prod(shapes[main].grid), threads=math.prod(shapes[main].block), width=float(width[main]),
-        time_s_per_step=float(length[chosen].sum()) / unit, count_per_step=float(chosen.sum()) * 1e9 / unit,
-    ) for name, chosen, _, main in largest_names(trace, rows, length * (1 - width[trace.device.shape[rows]])))
 
 
 def largest_names(trace: Trace, rows: I64, weights: F64) -> Iterator[tuple[str, Mask, float, int]]:

@@ -61,9 +61,8 @@ class StepArrays(Struct, frozen=True):
 
 
 def step_series(trace: Trace, steps: Steps, gpu_timelines: Sequence[GpuTimeline], by_gpu: PartsByGpu) -> StepArrays:
-    """The series of a trace. Without a GPU in it, or with GPUs on which nothing ran, ``gpus`` is empty.
-
-    ``by_gpu``: :func:`~gputop.analysis.gpu.breakdown.parts_by_gpu` of the steps."""
+    """The series of a trace. Without a GPU in it, or with GPUs on which nothing ran, ``gpus`` is empty. ``by_gpu``:
+    :func:`~gputop.analysis.gpu.breakdown.parts_by_gpu` of the steps."""
     start, end = steps.edges_ns.T
     readable = bool(gpu_timelines) or computes_on_cpu(trace)
     return StepArrays(
@@ -74,10 +73,8 @@ def step_series(trace: Trace, steps: Steps, gpu_timelines: Sequence[GpuTimeline]
 
 
 def _waiting(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps) -> F64 | None:
-    """Ratio of waiting per step: 1 - transfer / summed time of the collectives that begin in it.
-
-    See :mod:`gputop.analysis.gpu.collectives`.
-    """
+    """Ratio of waiting per step: 1 - transfer / summed time of the collectives that begin in it. See
+    :mod:`gputop.analysis.gpu.collectives`."""
     device = trace.device
     summed, transfer = np.zeros((2, len(steps.bounds_ns)))
     for rows in by_operation(trace, of_gpus(gpu_timelines)[1]).values():
@@ -110,10 +107,8 @@ def _of_gpu(trace: Trace, timeline: GpuTimeline, steps: Steps) -> dict[str, F64]
 
 
 def _launch_delay(trace: Trace, kernels: I64, step: I64, count: int) -> F64:
-    """Median per step of a kernel's start after its launching call.
-
-    See :func:`~gputop.analysis.gpu.device_time.gpu_use`.
-    """
+    """Median per step of a kernel's start after its launching call. See
+    :func:`~gputop.analysis.gpu.device_time.gpu_use`."""
     delay_ns = launch_delays_ns(trace, kernels, trace.device.start_ns[kernels])
     with_launch = delay_ns != NO_LAUNCH
     delay, step = delay_ns[with_launch] / 1e9, step[with_launch]

@@ -95,12 +95,10 @@ def loop_lines(trace: Trace, lines: npt.NDArray[np.bool_], calls: I64) -> npt.ND
 
 
 class Charge(Struct, frozen=True):
-    """Host events within gaps: the name that the time of each counts for, and the time itself.
-
-    ``name`` indexes ``Trace.names``; what only passes an op on counts for the op. ``own_ns`` is an event's time within
-    the gaps less that of events inside it, ``outer_ns`` all of it for an event that is in no other, else 0. ``holder``
-    is the place of the event that has the name.
-    """
+    """Host events within gaps: the name that the time of each counts for, and the time itself. ``name`` indexes
+    ``Trace.names``; what only passes an op on counts for the op. ``own_ns`` is an event's time within the gaps less
+    that of events inside it, ``outer_ns`` all of it for an event that is in no other, else 0. ``holder`` is the place
+    of the event that has the name."""
 
     name: I64
     own_ns: I64

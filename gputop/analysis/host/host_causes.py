@@ -312,11 +312,8 @@ _OF_USUAL = 2.0  # times the median pause of a place; longer is what came on top
 def recurring_share(trace: Trace, steps: Steps, pauses: Spans,
                     process: tuple[str, int | None] | None = None) -> float | None:
     """The share of this time in recurring pauses; None without pauses or ops. ``process``: the host and rank whose
-    pauses these are, if of one.
-
-    Of a pause that is longer than ``_OF_USUAL`` of the usual one at its place, only that much counts: a thread may lose
-    its CPU where a short pause comes in each step.
-    """
+    pauses these are, if of one. Of a pause that is longer than ``_OF_USUAL`` of the usual one at its place, only that
+    much counts: a thread may lose its CPU where a short pause comes in each step."""
     chosen = recurring_pauses(trace, steps, pauses, process)
     if chosen is None:
         return None

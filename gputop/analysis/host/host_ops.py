@@ -25,10 +25,8 @@ FOR_A_BATCH = r"(?:\w*Iterator\w*|OptionalHasValue|OptionalGetValue)$"
 
 
 def host_ops(trace: Trace, steps: Steps | None) -> HostOps | None:
-    """Ops by type, most time first, and the eager ones; None where the trace has none.
-
-    Those of tf.data are left out, whatever threads they run on. Host time is exclusive of ops inside on the thread.
-    """
+    """Ops by type, most time first, and the eager ones; None where the trace has none. Those of tf.data are left out,
+    whatever threads they run on. Host time is exclusive of ops inside on the thread."""
     host = trace.host
     is_op = name_mask(trace, OP)
     within = steps.spans if steps is not None else union([trace.window_ns[0]], [trace.window_ns[1] + 1])
@@ -161,11 +159,9 @@ def of_model_executors(trace: Trace) -> Spans:
 
 
 def without_idle_gpus(trace: Trace) -> Trace:
-    """The trace without GPUs of which it has no event, where the model ran on the CPU.
-
-    The executor shows products (MatMul, Conv2D) of a CPU alone, and no allocator but a GPU's is traced. A GPU's ops
-    exchange data with the host (_Send), and what launches them may be traced.
-    """
+    """The trace without GPUs of which it has no event, where the model ran on the CPU. The executor shows products
+    (MatMul, Conv2D) of a CPU alone, and no allocator but a GPU's is traced. A GPU's ops exchange data with the host
+    (_Send), and what launches them may be traced."""
     notes = [note for note in trace.quality if note.id not in ("empty_device_plane", "no_device_events")]
     if len(notes) == len(trace.quality) or len(trace.device) or len(trace.allocator) or len(
             host_rows(trace, rf"{LAUNCH_CALLS}|.*:_(?:Host)?(?:Send|Recv)$")):

@@ -11,7 +11,7 @@ from gputop.analysis.host.functions import XLA_RUN
 from gputop.analysis.host.host_ops import OP, PAUSE_NS, RUNS, of_input_pipeline, single_ops, small_ops
 from gputop.analysis.host.python_tracer import NAME as FUNCTION_NAME
 from gputop.analysis.host.tf_data import PYTHON_OP
-from gputop.analysis.steps.compilations import PJIT, TRACING, holds
+from gputop.analysis.steps.compilations import PJIT, TRACING, built_within, holds
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.analysis.steps.torch_compilations import compiling, script_builds, torch_builds
 from gputop.trace.intervals import EMPTY, Spans, complement, in_order, joined, merge, subtract, union
@@ -161,19 +161,12 @@ def _first_runs(trace: Trace, here: Mask, ops: I64, runs: I64, not_input: Mask) 
 def _tracing(trace: Trace, here: Mask, calls: I64, begun: I64) -> Spans:
     """Spans from each call that traces until its function begins to run: after building, compiling or, where neither is
     traced, from the call's start on. To the end of building where nothing is seen to run."""
-    host = trace.host
-    building = np.concatenate((host_rows(trace, TRACING, here), host_rows(trace, COMPILE, here)))
-    order = np.argsort(host.start_ns[building], kind="stable")
-    built_start = host.start_ns[building][order]
-    built = np.maximum.accumulate(host.end_ns[building][order]) if len(building) else built_start
-    start, end = host.start_ns[calls], host.end_ns[calls]
-    last = np.searchsorted(built_start, end) - 1
-    inside = (last >= 0) & (built_start[np.maximum(last, 0)] >= start) if len(building) else np.zeros(len(calls), bool)
-    after = np.where(inside, np.clip(built[np.maximum(last, 0)] if len(building) else start, start, end), start)
-    next_run = np.searchsorted(begun, after)
-    first = begun[np.minimum(next_run, len(begun) - 1)] if len(begun) else end
-    runs = (next_run < len(begun)) & (first <= end)
-    return union(start, np.where(runs, first, np.where(inside, after, end)))
+    start, end = trace.host.start_ns[calls], trace.host.end_ns[calls]
+    inside, built = built_within(
+        trace, calls, np.concatenate((host_rows(trace, TRACING, here), host_rows(trace, COMPILE, here))))
+    after = np.where(inside, built, start)
+    first = np.append(begun, np.iinfo(np.int64).max)[np.searchsorted(begun, after)]
+    return union(start, np.where(first <= end, first, np.where(inside, after, end)))
 
 
 def _calls_of_jax(trace: Trace, here: Mask) -> tuple[I64, I64]:

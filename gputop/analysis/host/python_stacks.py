@@ -30,10 +30,7 @@ _WAITING = ("threading.py", "queue.py", "selectors.py", "socket.py", "socketserv
 
 class StackSpans(NamedTuple):
     """Spans of a thread's stacks (index into those of its process; -1: none), on the trace's clock: in order, and
-    apart.
-
-    ``seen`` are the instants at which a sample first saw each of them.
-    """
+    apart. ``seen`` are the instants at which a sample first saw each of them."""
 
     start: I64
     end: I64

@@ -174,10 +174,8 @@ def _frame(name: str) -> tuple[StackFrame, bool | None]:
 
 
 def _stacks(calls: _Calls, names: _Frames) -> I64:
-    """Stack of each call while it runs itself, as an index into ``names.stacks``.
-
-    From a certain number of different stacks on what is deeper counts as the function around it.
-    """
+    """Stack of each call while it runs itself, as an index into ``names.stacks``. From a certain number of different
+    stacks on what is deeper counts as the function around it."""
     out = np.full(len(calls.start), -1, np.int64)
     above = np.zeros(len(calls.start), np.int64)  # of each call the stack around it, as an index into ``prefixes``
     prefixes: list[tuple[int, ...]] = [()]

@@ -49,11 +49,9 @@ class _Calls(Struct, frozen=True):
 
 
 def input_pipeline(trace: Trace, steps: Steps | None) -> InputPipeline | None:
-    """Mean wait per step, as the union of the calls within the steps, and tf.data's stages.
-
-    Mean over the loops where several ranks are traced. Without steps the share is that of the whole window and
-    ``wait_s_per_step`` the mean per wait. None where the trace has no events of an input pipeline.
-    """
+    """Mean wait per step, as the union of the calls within the steps, and tf.data's stages. Mean over the loops where
+    several ranks are traced. Without steps the share is that of the whole window and ``wait_s_per_step`` the mean per
+    wait. None where the trace has no events of an input pipeline."""
     waits = [loop.waits for loop in training_loops(trace)]
     if not waits:
         return None
@@ -73,13 +71,10 @@ def input_pipeline(trace: Trace, steps: Steps | None) -> InputPipeline | None:
 
 
 def stage_self_times(trace: Trace) -> dict[str, float]:
-    """tf.data stage → seconds in its own code in the window, longest first, summed over threads.
-
-    A stage is the last part of ``Iterator::Root::Prefetch::Map``, its position stripped. Self
-    time is an event's length minus that of the stages directly inside it on the same thread; a
-    parallel stage waiting for its own workers counts as that stage. ``Root`` and ``Prefetch``
-    only hand on or wait, so they are left out.
-    """
+    """tf.data stage → seconds in its own code in the window, longest first, summed over threads. A stage is the last
+    part of ``Iterator::Root::Prefetch::Map``, its position stripped. Self time is an event's length minus that of the
+    stages directly inside it on the same thread; a parallel stage waiting for its own workers counts as that stage.
+    ``Root`` and ``Prefetch`` only hand on or wait, so they are left out."""
     host = trace.host
     rows = np.flatnonzero(name_mask(trace, ITERATOR).take(host.name) & (host.end_ns > host.start_ns))
     if not len(rows):
@@ -96,11 +91,9 @@ def stage_self_times(trace: Trace) -> dict[str, float]:
 
 
 def pipelines(trace: Trace) -> tuple[Pipeline, ...]:
-    """The tf.data pipelines of the window, longest waited for first; empty where no iterator is traced.
-
-    Iterators belong to one dataset where their roots have the same name and shapes; those whose root did not
-    run in the window go with the only dataset that has their path, else with one of their own.
-    """
+    """The tf.data pipelines of the window, longest waited for first; empty where no iterator is traced. Iterators
+    belong to one dataset where their roots have the same name and shapes; those whose root did not run in the window go
+    with the only dataset that has their path, else with one of their own."""
     host = trace.host
     rows, path, paths = iterator_paths(trace)
     if not len(rows):
@@ -204,12 +197,10 @@ def _root_labels(
 
 
 def _function_time(trace: Trace, calls: _Calls) -> dict[int, int]:
-    """Nanoseconds by path that the functions of its stages ran on executor threads, where that is traced.
-
-    A stage starts its function in its own call, or, with workers, in a "…Produce" on its thread, in which it also calls
-    the stage below. A function that only passes on its arguments needs no executor: of a stage with workers whose
-    function has no run it is the rest of its "…Produce".
-    """
+    """Nanoseconds by path that the functions of its stages ran on executor threads, where that is traced. A stage
+    starts its function in its own call, or, with workers, in a "…Produce" on its thread, in which it also calls the
+    stage below. A function that only passes on its arguments needs no executor: of a stage with workers whose function
+    has no run it is the rest of its "…Produce"."""
     host = trace.host
     started, produced = host_rows(trace, STARTS_FUNCTION), host_rows(trace, _PRODUCES)
     if not len(started):
@@ -338,10 +329,8 @@ def segments(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
 
 
 def _buffer(trace: Trace, rows: I64) -> tuple[int | None, float | None]:
-    """Prefetch's limit, and the share of its calls that found the buffer empty: they lack ``buffered_elements``.
-
-    None where no call tells the limit either, so that a missing figure says nothing.
-    """
+    """Prefetch's limit, and the share of its calls that found the buffer empty: they lack ``buffered_elements``. None
+    where no call tells the limit either, so that a missing figure says nothing."""
     has_limit, limits = _stat_of(trace, rows, "buffer_limit")
     if not has_limit.any():
         return None, None

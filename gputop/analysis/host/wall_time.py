@@ -157,10 +157,8 @@ class Division(Struct, frozen=True):
 def divide(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
            python: Sequence[PythonStacks] = (), start: Spans = EMPTY) -> Division | None:
     """Divide the recorded time; None where the trace has no time. ``python``: the stacks of its processes, ``start``:
-    when they did what a job does once, at its start.
-
-    A rank's overview is divided like its trace, and what lies between the two was not recorded.
-    """
+    when they did what a job does once, at its start. A rank's overview is divided like its trace, and what lies between
+    the two was not recorded."""
     in_overviews = {number: find_overview_steps(trace, overview, steps) for number, overview in trace.overviews.items()}
     if steps is None:
         steps = next((Steps((), in_rank.times) for in_rank in in_overviews.values() if in_rank is not None), None)

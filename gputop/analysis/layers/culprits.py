@@ -69,10 +69,8 @@ def named_events(
     calls: CallScopes | None = None,
 ) -> tuple[Culprit, ...]:
     """The culprits of these events, as far as ``within`` (the steps, ``count`` of them) goes; the mean of ``gpus``.
-    ``calls``: of PyTorch's kernels, which name no op, the modules and calls around their launches.
-
-    Empty where ops are named for less than half of the time.
-    """
+    ``calls``: of PyTorch's kernels, which name no op, the modules and calls around their launches. Empty where ops are
+    named for less than half of the time."""
     device, rows = trace.device, events.rows
     time = coverage(within, device.start_ns[rows], device.end_ns[rows]) if events.time_ns is None else events.time_ns
     gpus = events.more_on or gpus
@@ -208,8 +206,10 @@ def _parts(node: _Node, whole_ns: float) -> list[tuple[str, _Node]] | None:
     inner = sum(child.time_ns for child in children.values())
     for same in (False, True):
         if same:
-            children = {}
-            for stem, alike in _alike(node.children).items():
+            children, by_stem = {}, dict[str, list[str]]()
+            for name in node.children:
+                by_stem.setdefault(_NUMBER.sub("*", name), []).append(name)
+            for stem, alike in by_stem.items():
                 several = children[stem if len(alike) > 1 else alike[0]] = _Node()
                 for name in alike:
                     several.merge(node.children[name])
@@ -217,13 +217,6 @@ def _parts(node: _Node, whole_ns: float) -> list[tuple[str, _Node]] | None:
             alone = _Node(node.time_ns - inner, 1, node.longest)  # an op whose name is also a scope of others
             return [*children.items(), *([("", alone)] if alone.time_ns > 0.5 else [])]
     return None
-
-
-def _alike(names: Iterable[str]) -> dict[str, list[str]]:
-    alike: dict[str, list[str]] = {}
-    for name in names:
-        alike.setdefault(_NUMBER.sub("*", name), []).append(name)
-    return alike
 
 
 # -- excess -------------------------------------------------------------------------------------------

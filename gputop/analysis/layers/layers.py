@@ -107,7 +107,10 @@ def _op_scope(trace: Trace, shares: Sequence[DeviceShare], size: int) -> _ScopeO
     def scope(what: int, op: int) -> tuple[str, tuple[str, ...]]:
         of_xla = op < many
         name = trace.hlo_ops[op].op_name if of_xla else trace.names[op - many] if op < size - 2 else ""
-        phase, path = _place(name, what, of_xla, of_xla and modules[op] in training)
+        trains = of_xla and modules[op] in training
+        if what in _MOVES:
+            return _MOVES[what], scope_of(name, trains).path if of_xla or ":" in name else ()
+        phase, path = tree.place_of(name, of_xla, trains)
         if phase == tree.NO_OP and op == size - 1:
             phase = tree.LOCAL_COPIES
         if phase == "other ops" and path == (name.rpartition(":")[2],) and path[0] in eager:
@@ -192,11 +195,8 @@ def framework(trace: Trace, pytorch: bool) -> str:
 
 
 def _executions(trace: Trace, shares: Sequence[DeviceShare], many: int) -> tuple[F64, list[str]]:
-    """Number of runs of each op of a program on all GPUs, and its longest kernel's name.
-
-    An op may start several kernels, and a helper of them more than once: it ran as often as the rarest of its main
-    ones.
-    """
+    """Number of runs of each op of a program on all GPUs, and its longest kernel's name. An op may start several
+    kernels, and a helper of them more than once: it ran as often as the rarest of its main ones."""
     executions, names = np.zeros(many), [""] * many
     if not many:
         return executions, names
@@ -227,10 +227,3 @@ def _modules(trace: Trace, shares: Sequence[DeviceShare], many: int) -> list[str
     for share in shares if many else ():
         of_op[trace.device.hlo[share.events]] = trace.device.tf_op[share.events]
     return [trace.names[i].rsplit("/", 1)[0] if i >= 0 else "" for i in of_op[:many].tolist()]
-
-
-def _place(name: str, what: int, has_program: bool, training: bool) -> tuple[str, tuple[str, ...]]:
-    """Root of the table and path below it."""
-    if what in _MOVES:
-        return _MOVES[what], scope_of(name, training).path if has_program or ":" in name else ()
-    return tree.place_of(name, has_program, training)

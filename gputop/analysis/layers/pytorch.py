@@ -143,12 +143,10 @@ def _backward_calls(trace: Trace, functions: Mask) -> Mask:
 def _stacks(
     trace: Trace, annotations: I64, frames: I64, ops: I64, functions: Mask, line: npt.NDArray, time_ns: I64,
 ) -> tuple[I64, I64, list[tuple[int, ...]]]:
-    """The calls that were running on each of these threads at its time: as a code, an index into the list of all.
-
-    A list's first entry is 1 on a thread that runs the backward pass alone, else 0; names follow, from the outermost
-    on. Second: the innermost function of autograd, as index into ``frames``, -1: not among them. ``ops`` are
-    those whose gradients the ``frames`` compute.
-    """
+    """The calls that were running on each of these threads at its time: as a code, an index into the list of all. A
+    list's first entry is 1 on a thread that runs the backward pass alone, else 0; names follow, from the outermost on.
+    Second: the innermost function of autograd, as index into ``frames``, -1: not among them. ``ops`` are those whose
+    gradients the ``frames`` compute."""
     host = trace.host
     called = (name_mask(trace, _CALL) | functions)[host.name]
     called[annotations] = True
@@ -177,12 +175,10 @@ def linked_ops(trace: Trace) -> I64:
 
 
 def _linked(trace: Trace, functions: Mask) -> tuple[I64, I64]:
-    """Rows of autograd's functions, and for each that of the op whose gradient it computes.
-
-    Both have the sequence number that the op's thread was at; of several ops the last one made the function: one that
-    a class of the user's own derived from ``torch.autograd.Function`` names (``CompiledFunction``), too. Numbers that
-    several threads have, as those of several ranks do, are left out.
-    """
+    """Rows of autograd's functions, and for each that of the op whose gradient it computes. Both have the sequence
+    number that the op's thread was at; of several ops the last one made the function: one that a class of the user's
+    own derived from ``torch.autograd.Function`` names (``CompiledFunction``), too. Numbers that several threads have,
+    as those of several ranks do, are left out."""
     host = trace.host
     rows, number = host_stat(host, "sequence")
     is_function, is_op = functions[host.name[rows]], ~_backward_calls(trace, functions)[host.name[rows]]
@@ -202,23 +198,14 @@ def _linked(trace: Trace, functions: Mask) -> tuple[I64, I64]:
 
 
 def _backward_threads(trace: Trace, functions: Mask, ops: I64) -> list[int]:
-    """Lines of autograd's threads: what they launch outside of its functions, as DDP's reducer does, is backward.
-
-    On the CPU the loop's own thread runs the backward pass: there are ``ops`` with a gradient outside of functions.
-    """
+    """Lines of autograd's threads: what they launch outside of its functions, as DDP's reducer does, is backward. On
+    the CPU the loop's own thread runs the backward pass: there are ``ops`` with a gradient outside of functions."""
     host = trace.host
     marked = host_rows(trace, r"Optimizer\.|ProfilerStep#|enumerate\(DataLoader")
     rows = np.flatnonzero(functions.take(host.name))
     lines = set(host.line[rows].tolist()) - set(host.line[marked].tolist())
-    return sorted(thread for thread in lines if not _forward_on(
-        trace, rows[host.line[rows] == thread], ops[host.line[ops] == thread]))
-
-
-def _forward_on(trace: Trace, functions: I64, ops: I64) -> bool:
-    """Return whether one of these ops of a thread runs outside of that thread's functions of autograd."""
-    host = trace.host
-    inside = spans_of(trace, functions)
-    return not contains(inside, host.start_ns[ops]).all()
+    return sorted(thread for thread in lines if contains(
+        spans_of(trace, rows[host.line[rows] == thread]), host.start_ns[ops[host.line[ops] == thread]]).all())
 
 
 def _around(trace: Trace, calls: I64, line: npt.NDArray, time_ns: I64) -> I64:

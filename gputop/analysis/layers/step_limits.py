@@ -33,10 +33,8 @@ def limits(
     given_flops: float | None = None,
 ) -> Limits | None:
     """The ladder of the mean step. ``uses``: what the GPUs did, for the number types by the kernels' names.
-
     ``given_flops``: those of one iteration on all ``gpus`` together, as the user states them; they take the place of
-    what the programs tell. None where nothing was computed.
-    """
+    what the programs tell. None where nothing was computed."""
     if parts is None or not gpus or not parts.compute:
         return None
     known_steps = [LimitStep(part, getattr(parts, part) or 0.0) for part in (*_WAITING, *_EXPOSED)]
@@ -134,11 +132,9 @@ def _of_ops(parts: Breakdown, known_steps: list[LimitStep], peak: GpuPeak, times
 
 
 def _typed(use: OpUse, peak: GpuPeak) -> dict[str, float] | None:
-    """FLOPs of one execution by the type that they are computed in; None where they or its peak are not known.
-
-    FP32 operands go through TF32 units where the kernel's name says tensor cores, or says nothing: the faster peak
-    claims less of a limit.
-    """
+    """FLOPs of one execution by the type that they are computed in; None where they or its peak are not known. FP32
+    operands go through TF32 units where the kernel's name says tensor cores, or says nothing: the faster peak claims
+    less of a limit."""
     if use.op.flops is None:
         return None
     typed: dict[str, float] = {}

@@ -124,10 +124,8 @@ def _parts(node: ScopeSums, itself: str) -> list[tuple[str, ScopeSums]]:
 
 
 def table_rows(root: ScopeSums, unit: int, reasons: Mapping[str, str]) -> list[LayerRow]:
-    """The tree in order, parents before children, siblings by falling time; what costs little is one row.
-
-    ``reasons``: in place of those of :data:`REASONS`.
-    """
+    """The tree in order, parents before children, siblings by falling time; what costs little is one row. ``reasons``:
+    in place of those of :data:`REASONS`."""
     rows: list[LayerRow] = []
     whole = root.device_ns + root.wait_ns
     least = _FOLDED_BELOW * whole

@@ -59,7 +59,5 @@ def steps_of_ranks(trace: Trace, rows: I64) -> tuple[I64, I64]:
     host = trace.host
     start, end = first_to_last(host.name[rows], host.start_ns[rows], host.end_ns[rows])
     if len(start) > 1:
-        names, which = np.unique(host.name[rows], return_inverse=True)
-        end = np.full(len(names), np.iinfo(np.int64).max)
-        np.minimum.at(end, which, host.end_ns[rows])
+        end, _ = first_to_last(host.name[rows], host.end_ns[rows], host.end_ns[rows])
     return start, end

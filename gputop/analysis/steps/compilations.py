@@ -23,11 +23,8 @@ AGAIN = 2  # calls in which one function is built: once may be for another shape
 
 
 class Builds(Struct, frozen=True):
-    """Calls that trace or compile their function, in order of time.
-
-    A call of JAX or TensorFlow in which XLA compiles is one, and a call of a tf.function that says it traced. None lies
-    in another call of its name and thread.
-    """
+    """Calls that trace or compile their function, in order of time. A call of JAX or TensorFlow in which XLA compiles
+    is one, and a call of a tf.function that says it traced. None lies in another call of its name and thread."""
 
     rows: I64  # of the host's events
     built_ns: I64  # when the last tracing or compilation in it ends; the call's end where neither is recorded
@@ -54,26 +51,26 @@ def builds(trace: Trace) -> Builds:
     compiles = holds(trace, calls, host.start_ns[compiling])
     compiles[: len(rows)] |= traces
     outer = outermost_rows(trace, calls[compiles], by_name=True)
-    work = np.concatenate((host_rows(trace, TRACING), compiling))
-    order = np.argsort(host.start_ns[work], kind="stable")
-    begin, end = host.start_ns[work][order], np.maximum.accumulate(host.end_ns[work][order])
-    start, ends = host.start_ns[outer], host.end_ns[outer]
-    last = np.searchsorted(begin, ends) - 1
-    inside = last >= 0
-    inside[inside] = begin[last[inside]] >= start[inside]
-    built = ends.copy()
-    built[inside] = np.minimum(end[last[inside]], ends[inside])
-    return Builds(outer, built)
+    inside, built = built_within(trace, outer, np.concatenate((host_rows(trace, TRACING), compiling)))
+    return Builds(outer, np.where(inside, built, host.end_ns[outer]))
+
+
+def built_within(trace: Trace, calls: I64, work: I64) -> tuple[Mask, I64]:
+    """Mask of the calls in which some of the ``work`` begins, of events that trace or compile, and when the last of it
+    ends there, with the call at most."""
+    host = trace.host
+    work = work[np.argsort(host.start_ns[work], kind="stable")]
+    last = np.searchsorted(host.start_ns[work], host.end_ns[calls]) - 1
+    inside = (last >= 0) & (np.append(host.start_ns[work], 0)[last] >= host.start_ns[calls])
+    built = np.append(np.maximum.accumulate(host.end_ns[work]), 0)[last]
+    return np.asarray(inside, bool), np.minimum(built, host.end_ns[calls])
 
 
 @once
 def rebuilt(trace: Trace) -> tuple[Rebuilt, ...]:
-    """Functions that are built again and again, the one that takes most time first.
-
-    A tf.function of the same name that is new counts as the same function: the program makes it anew. One such call is
-    its first. A function that has not been built for long, by its calls or by time, is left out, as one that a job's
-    start builds for several shapes.
-    """
+    """Functions that are built again and again, the one that takes most time first. A tf.function of the same name that
+    is new counts as the same function: the program makes it anew. One such call is its first. A function that has not
+    been built for long, by its calls or by time, is left out, as one that a job's start builds for several shapes."""
     all_builds, host, window_end = builds(trace), trace.host, trace.window_ns[1]
     rows, _ = host_stat(host, "tf_function_call")
     counted, tracing_count = host_stat(host, "tracing_count")

@@ -55,10 +55,8 @@ class _KerasCalls(NamedTuple):
 
 def keras_calls(trace: Trace) -> Anchors | None:
     """Calls of Keras's step functions, two or more. Not bare FunctionRun: most of those sit on tf.data's threads.
-
     Training and validation are functions of their own, in Keras 3 by the same name. Calls of both end a step, unless
-    both belong to each step: a callback predicts after each batch.
-    """
+    both belong to each step: a callback predicts after each batch."""
     host, calls = trace.host, _calls_of_keras(trace)
     if len(calls.rows) < 2:
         return None
@@ -73,9 +71,7 @@ def keras_calls(trace: Trace) -> Anchors | None:
 
 def few_keras_calls(trace: Trace) -> Anchors | None:
     """A single call of Keras's step function, up to the end of what it launched; of two the first, up to the second.
-
-    What follows the last call, such as the callback that ends the profile, is no part of it.
-    """
+    What follows the last call, such as the callback that ends the profile, is no part of it."""
     host, device, calls = trace.host, trace.device, _calls_of_keras(trace)
     if not len(calls.rows):
         return None
@@ -200,8 +196,7 @@ def calls_of_functions(trace: Trace) -> tuple[I64, I64]:
     rows, op = host_stat(host, "eager_op")
     runs = np.isin(rows, functions[is_func == 1])
     rows, op = rows[runs], op[runs]
-    pool = np.array([line.name.startswith("tf_") for line in trace.lines], bool)
-    outside = ~pool[host.line[rows]] if len(rows) else np.zeros(0, bool)
+    outside = ~np.array([line.name.startswith("tf_") for line in trace.lines], bool)[host.line[rows]]
     return rows[outside], op[outside]
 
 
@@ -236,7 +231,8 @@ def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str,
     candidates = np.isin(function, training) if training else np.ones(len(function), bool)
     loop = loop_selection.longest_function(trace, function[candidates], length[candidates])
     in_loop = function == loop
-    steps, others = _outer_calls(trace, rows[in_loop]), rows[~in_loop]
+    steps, others = rows[in_loop], rows[~in_loop]
+    steps = outermost_rows(trace, steps[host.line[steps] == busiest_line(trace, host.line[steps])])  # (3)
     start = host.start_ns[steps]
     pauses = loop_selection.pauses_for_other_calls(start, host.start_ns[others], host.end_ns[others])
     loops = {}
@@ -245,9 +241,3 @@ def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str,
     return Anchors(name.format(trace.names[loop]), "medium", start, host.end_ns[steps],
                    np.concatenate((start, pauses.start)), phase=TRAINING if loop in training else UNKNOWN,
                    other_loops=loops)
-
-
-def _outer_calls(trace: Trace, rows: I64) -> I64:
-    """Calls of a function (3), in order of time, on the busiest thread and in no other of them."""
-    line = trace.host.line[rows]
-    return outermost_rows(trace, rows[line == busiest_line(trace, line)])

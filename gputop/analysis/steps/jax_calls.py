@@ -18,6 +18,7 @@ the executions (:func:`by_executions`).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -69,9 +70,11 @@ _UPDATE = 0.1  # share of a program's ops, of which those of an update are more.
 
 def own_ops(trace: Trace) -> Mask:
     """Mask of ``trace.names`` that are calls of JAX's own ops, as :func:`gputop.trace.lookups.name_mask`."""
-    mask = np.zeros(len(trace.names) + 1, bool)
-    mask[:-1] = [name.startswith("PjitFunction(") and is_own_op(function_name(name)) for name in trace.names]
-    return mask
+    return _calls_of(trace, is_own_op)
+
+
+def _calls_of(trace: Trace, fits: Callable[[str], bool]) -> Mask:
+    return np.array([*(name.startswith("PjitFunction(") and fits(function_name(name)) for name in trace.names), False])
 
 
 def is_own_op(function: str) -> bool:
@@ -119,9 +122,7 @@ def gradient_functions(trace: Trace, update: float = 0.0) -> Mask:
     programs = np.unique(module[backward]) if len(rows) and len(rows) == len(module) else ()
     functions = {trace.names[program].removeprefix("jit_") for program in programs
                  if not of_pass[module == program].mean() > 1 - update}
-    mask = np.zeros(len(trace.names) + 1, bool)
-    mask[:-1] = [name.startswith("PjitFunction(") and function_name(name) in functions for name in trace.names]
-    return mask
+    return _calls_of(trace, functions.__contains__)
 
 
 def by_executions(trace: Trace, anchors: Anchors) -> Anchors:
@@ -164,10 +165,8 @@ def _first_of_period(trace: Trace, name: npt.NDArray, length: I64, period: int) 
 
 def first_calls(nth: I64) -> I64:
     """Index of the first call of each step, of calls of one function by their places among all calls: each of them,
-    unless most steps make the same number of them with hardly another call between.
-
-    The usual way to the next step is that in which half of all calls lie, however many short ones there are.
-    """
+    unless most steps make the same number of them with hardly another call between. The usual way to the next step is
+    that in which half of all calls lie, however many short ones there are."""
     apart = np.sort(np.diff(nth))
     usual = apart[np.searchsorted(np.cumsum(apart), apart.sum() / 2)] if len(apart) else 0
     first = np.flatnonzero(np.concatenate(([True], np.diff(nth) >= _AT_ONCE * usual)))

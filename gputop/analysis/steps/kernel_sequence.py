@@ -56,10 +56,8 @@ def kernel_sequence(trace: Trace) -> Anchors | None:
 
 
 def _period(names: npt.NDArray) -> int | None:
-    """Length of the sequence that repeats over all of ``names`` (2), or None.
-
-    Names that occur once a step give its length directly; those of a repeated layer fail the comparison.
-    """
+    """Length of the sequence that repeats over all of ``names`` (2), or None. Names that occur once a step give its
+    length directly; those of a repeated layer fail the comparison."""
     _, which, counts = np.unique(names, return_inverse=True, return_counts=True)
     tried: set[int] = set()
     for kind in np.argsort(counts, kind="stable"):

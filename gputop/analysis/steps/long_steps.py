@@ -36,10 +36,8 @@ class LongSteps(Struct, frozen=True):
 
 
 def long_steps(durations_s: F64, judged_s: F64 | None = None) -> LongSteps | None:
-    """None where no steps are far longer than most, or too few steps are known.
-
-    ``judged_s``: the part of each step that is compared; all of it unless given.
-    """
+    """None where no steps are far longer than most, or too few steps are known. ``judged_s``: the part of each step
+    that is compared; all of it unless given."""
     if len(durations_s) < MIN_STEPS:
         return None
     judged = durations_s if judged_s is None else judged_s
@@ -67,11 +65,8 @@ def usual_limit(times: F64) -> float:
 
 def period_of(places: I64, count: int) -> tuple[int | None, I64]:
     """Number of steps by which most of these (rising) positions lie apart, none missing among all ``count`` steps, and
-    those positions; None where that holds of fewer than three, or of too few of them.
-
-    Each distance between a place and one of the two after it is tried: an accident between two makes one of them two
-    shorter ones.
-    """
+    those positions; None where that holds of fewer than three, or of too few of them. Each distance between a place and
+    one of the two after it is tried: an accident between two makes one of them two shorter ones."""
     apart, times = np.unique(np.concatenate((np.diff(places), places[2:] - places[:-2])), return_counts=True)
     apart, times = apart[apart > 0], times[apart > 0]
     best, which = None, places[:0]

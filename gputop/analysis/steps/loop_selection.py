@@ -36,10 +36,8 @@ class SelectedLoop(Struct, frozen=True):
 
 
 def select_loop(trace: Trace, function: npt.NDArray, length_ns: I64, phase_of: Mapping[int, str]) -> SelectedLoop:
-    """The loop whose calls are the steps (2, 3), of calls of these functions, each of that length.
-
-    A function that is called once is none where another is called twice. Of equals the first in the alphabet.
-    """
+    """The loop whose calls are the steps (2, 3), of calls of these functions, each of that length. A function that is
+    called once is none where another is called twice. Of equals the first in the alphabet."""
     functions, which, counts = np.unique(function, return_inverse=True, return_counts=True)
     times = np.bincount(which, weights=length_ns)
     repeats = counts > 1 if (counts > 1).any() else counts > 0
@@ -106,11 +104,8 @@ def _held_by_most(call_start_ns: I64, step_start_ns: I64) -> bool:
 
 def pauses_for_other_calls(start_ns: I64, other_start_ns: I64, other_end_ns: I64) -> Spans:
     """Spans in which another loop (an evaluation) ran between two of these starts of steps: from its first call, which
-    ends the step, to the end of its last one.
-
-    Calls of other functions may belong to every step (metrics): another loop is where far more of them run between two
-    starts than usually do.
-    """
+    ends the step, to the end of its last one. Calls of other functions may belong to every step (metrics): another loop
+    is where far more of them run between two starts than usually do."""
     if len(start_ns) < 3 or not len(other_start_ns):
         return EMPTY
     order = np.argsort(other_start_ns, kind="stable")

@@ -35,10 +35,8 @@ class WorkOfSteps(Struct, frozen=True):
 
 def work_of_steps(trace: Trace, steps: Steps) -> WorkOfSteps:
     """Work of steps by its launches where the steps rest on calls or markers of the host, which may be steps ahead of
-    its GPUs; else, and where the launch is not known, by their starts.
-
-    The last steps are left out where they launched less than the others: the trace ended before the GPUs did that work.
-    """
+    its GPUs; else, and where the launch is not known, by their starts. The last steps are left out where they launched
+    less than the others: the trace ended before the GPUs did that work."""
     device, count = trace.device, steps.count
     by_launch = bool(steps.call_ends_ns)
     time_ns = np.where(device.launch_ns >= 0, device.launch_ns, device.start_ns) if by_launch else device.start_ns

@@ -33,10 +33,8 @@ _ABOUT_AS_GOOD, _MOST = 0.1, 0.6
 
 
 def period_of_calls(name: npt.NDArray, work: I64) -> int:
-    """Number of calls after which the optimizers' names and the work before each come again; 1 where nothing tells.
-
-    The shortest for which about as many of them do as for the best.
-    """
+    """Number of calls after which the optimizers' names and the work before each come again; 1 where nothing tells. The
+    shortest for which about as many of them do as for the best."""
     for with_work in (True, False):
         shares = {}
         for period in range(1, min(_MAX_OPTIMIZERS, len(work) // 2) + 1):

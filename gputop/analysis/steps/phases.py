@@ -38,10 +38,8 @@ _XLA_RUNS = (r"\w*Executable::Execute|ThunkExecutor::|.*:(?:XlaLaunch|_XlaRun|XL
 
 def phases(trace: Trace, rows: I64, key: I64) -> dict[int, str]:
     """The phase of each function in ``key`` (indices into the trace's names) called at ``rows`` of the host's events.
-
     By what runs in the same process during its calls: backward ops say training; other ops of a model and no XLA say
-    evaluation, or prediction by the name. UNKNOWN where no op is traced.
-    """
+    evaluation, or prediction by the name. UNKNOWN where no op is traced."""
     named = {phase: name_mask(trace, pattern) for phase, pattern in _NAMED}
     times = cache(partial(_times_by_rank, trace))  # of few kinds, and mostly those on the host's threads suffice
 

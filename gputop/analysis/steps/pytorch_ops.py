@@ -29,10 +29,8 @@ _ANOTHER_THREAD = 0.3
 
 class Ops(NamedTuple):
     """The outermost ops of one thread, in order of time; functions of Python and ranges of the user's are passed over.
-
     ``backward_ns`` are the begins of the backward pass's nodes in its process, ``forward_ns`` of ops with weights on
-    the thread, ``seed_ns`` of seeds.
-    """
+    the thread, ``seed_ns`` of seeds."""
 
     name: npt.NDArray
     start: I64
@@ -78,9 +76,10 @@ def outer_ops(trace: Trace, line: int) -> Ops:
     rows = rows[~np.isin(rows, ranges)]
     forward = rows[name_mask(trace, FORWARD)[host.name[rows]]]
     rows = outermost_rows(trace, rows)
-    name = host.name[rows]
+    name, process = host.name[rows], (trace.lines[line].host, trace.lines[line].rank)
+    backward = host_rows(trace, BACKWARD_NODE, np.array([(one.host, one.rank) == process for one in trace.lines], bool))
     return Ops(name, host.start_ns[rows], host.end_ns[rows], name_mask(trace, LOADER)[name],
-               name_mask(trace, _ZERO_GRAD)[name], host.start_ns[_backward_rows(trace, line)], host.start_ns[forward],
+               name_mask(trace, _ZERO_GRAD)[name], host.start_ns[backward], host.start_ns[forward],
                host.start_ns[host_rows(trace, _SEED, only)])
 
 
@@ -103,13 +102,6 @@ def workers_started(trace: Trace) -> tuple[Spans, Spans]:
         begin = (first >= 0) & of_workers[first] & (ops.backward_nodes(*edges) == 0) & ~ops.runs_model(*edges)
         started = merge(started, union(ops.start[seeds[begin]], ops.end[first[begin]]))
     return started, anew
-
-
-def _backward_rows(trace: Trace, line: int) -> I64:
-    """The nodes of the backward pass in the process of this thread."""
-    process = trace.lines[line].host, trace.lines[line].rank
-    in_process = np.array([(other.host, other.rank) == process for other in trace.lines], bool)
-    return host_rows(trace, BACKWARD_NODE, in_process)
 
 
 def thread_of_ops(trace: Trace) -> int | None:

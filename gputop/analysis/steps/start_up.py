@@ -88,15 +88,18 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     """
     out: list[StartUpSpan] = []
     taken, (compiled, traced) = EMPTY, _built(trace)
-    by_torch = compiling(trace, lines_of(trace, MAIN))
+    main = lines_of(trace, MAIN)
+    by_torch = compiling(trace, main)
     if len(by_torch.start):  # parts of it are called as XLA's are
         outside = coverage(by_torch, compiled[0], compiled[0] + 1) == 0
         compiled = compiled[0][outside], compiled[1][outside], compiled[2][outside]
+    if any(built_again(trace, one) for one in torch_builds(trace, main)):
+        by_torch = EMPTY
     loaded = _joined(_loading(trace), _set_up(trace))
     scripted = merge(EMPTY, *(union(one.start_ns, one.end_ns) for one in script_builds(trace)
                               if not built_again(trace, one)))  # TorchScript's functions
     for kind, calls in ((LOADING, loaded), (UPLOAD, _uploads(trace)), (AUTOTUNING, _found(trials(trace)[CUDNN])),
-                        (GRAPHS, _found(_recorded(trace))), (TORCH_COMPILING, _by_torch(trace, by_torch)),
+                        (GRAPHS, _found(_recorded(trace))), (TORCH_COMPILING, _found(by_torch)),
                         (SCRIPT, _found(scripted)), (KERNELS, _found(compiling_kernels(trace))),
                         (COMPILING, compiled), (TRACED, traced)):
         new = subtract(union(calls[0], calls[1]), taken)
@@ -173,11 +176,9 @@ def _first_ops(trace: Trace) -> I64:
 
 def _set_up(trace: Trace) -> _Found:
     """Calls that take long before a rank's first event on a GPU, and later the first of a name that reserves and frees
-    no memory: they create the context or load modules.
-
-    Calls that wait by their nature are left out: work that was launched before the recording leaves no event. Where
-    CUDA itself begins in it there is none, and they set up until the first event.
-    """
+    no memory: they create the context or load modules. Calls that wait by their nature are left out: work that was
+    launched before the recording leaves no event. Where CUDA itself begins in it there is none, and they set up until
+    the first event."""
     host, device = trace.host, trace.device
     rows = host_rows(trace, _API)
     if not len(rows) or not len(device):
@@ -252,13 +253,6 @@ def _built(trace: Trace) -> tuple[_Found, _Found]:
     return found_by[COMPILING], _joined(found_by[TRACED], once)
 
 
-def _by_torch(trace: Trace, by_torch: Spans) -> _Found:
-    """Compilations of torch.compile, unless it compiles a function again and again."""
-    if any(built_again(trace, one) for one in torch_builds(trace, lines_of(trace, MAIN))):
-        by_torch = EMPTY
-    return _found(by_torch)
-
-
 def _joined(a: _Found, b: _Found) -> _Found:
     begin, end, name = (np.concatenate(columns) for columns in zip(a, b, strict=True))
     return begin, end, name
@@ -272,10 +266,8 @@ def past_start(trace: Trace) -> bool:
 
 def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
     """Work of a job's start that ran in every one of these steps, for a sentence; empty: nothing known, or the job is
-    past its start. ``bounds_ns`` has the shape (steps, 2).
-
-    A function that is compiled in two or more calls is no start: it returns.
-    """
+    past its start. ``bounds_ns`` has the shape (steps, 2). A function that is compiled in two or more calls is no
+    start: it returns."""
     if past_start(trace):
         return ""
     if len(bounds_ns) == 1 and _one_after_the_other(trace, *bounds_ns[0].tolist()):
@@ -301,10 +293,8 @@ def _one_after_the_other(trace: Trace, begin_ns: int, end_ns: int) -> bool:
 
 
 def start_end_ns(trace: Trace, spans: Sequence[StartUpSpan]) -> int | None:
-    """End of the start with which the recording begins; None where it does not begin with one.
-
-    From the recording's begin to there such work takes half of the time or more, or the model comes to the GPUs then.
-    """
+    """End of the start with which the recording begins; None where it does not begin with one. From the recording's
+    begin to there such work takes half of the time or more, or the model comes to the GPUs then."""
     if past_start(trace):
         return None
     begin, end = trace.window_ns

@@ -104,11 +104,8 @@ def numbered_steps(trace: Trace) -> Anchors | None:
 
 
 def _of_repeated(trace: Trace, steps: RepeatedSteps) -> tuple[I64, I64, I64]:
-    """Begins, ends and edges (ns) of these steps.
-
-    The optimizer that follows several ranges ends their step; without one it is not known what behind them is the
-    step's, and each step is as long as that to the next.
-    """
+    """Begins, ends and edges (ns) of these steps. The optimizer that follows several ranges ends their step; without
+    one it is not known what behind them is the step's, and each step is as long as that to the next."""
     host, rows = trace.host, steps.rows
     start, end = host.start_ns[rows[:, 0]], host.end_ns[rows[:, 1]]
     edges = start if steps.end_row is None else np.append(start, host.start_ns[steps.end_row])

@@ -137,10 +137,8 @@ def find_steps(trace: Trace) -> Steps | None:
 
 def find_overview_steps(trace: Trace, overview: Trace, steps: Steps | None) -> Steps | None:
     """The steps of an overview of ``trace``, of the same kind as those of the trace itself where it has some: with none
-    where the overview shows no whole one. None where the two cannot be told to be alike.
-
-    An overview has calls but no ops: which function trains and which evaluates is known from the trace.
-    """
+    where the overview shows no whole one. None where the two cannot be told to be alike. An overview has calls but no
+    ops: which function trains and which evaluates is known from the trace."""
     if not len(overview.host):
         return None
     overview_steps = find_steps(replace(overview, function_phases=_function_phases(trace)))
@@ -215,11 +213,9 @@ def _call_ends(anchors: Anchors, bounds: I64) -> tuple[int, ...]:
 
 def _iterations(trace: Trace, anchors: Anchors, bounds: I64) -> float:
     """Optimizer steps in one call (Keras' steps_per_execution), by the calls of IteratorGetNext during it, or in the
-    step if there are none: a callback may read batches as well.
-
-    Every replica of a MirroredStrategy has its own iterator, so the count is divided by the GPUs that ran kernels, or
-    on CPUs by the replicas that ops are named for, where that leaves whole iterations.
-    """
+    step if there are none: a callback may read batches as well. Every replica of a MirroredStrategy has its own
+    iterator, so the count is divided by the GPUs that ran kernels, or on CPUs by the replicas that ops are named for,
+    where that leaves whole iterations."""
     start = trace.host.start_ns[host_rows(trace, GET_NEXT)]
     of_calls = union(anchors.start_ns, anchors.end_ns)
     during = start[coverage(of_calls, start, start + 1) > 0]

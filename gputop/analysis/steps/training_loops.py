@@ -30,11 +30,8 @@ class TrainingLoop(Struct, frozen=True):
 
 @once
 def training_loops(trace: Trace) -> list[TrainingLoop]:
-    """One per process that has a training loop; none where no calls for a batch are traced.
-
-    The replicas of one TensorFlow process each have an iterator and are one loop; the ranks
-    of a PyTorch job are a loop each.
-    """
+    """One per process that has a training loop; none where no calls for a batch are traced. The replicas of one
+    TensorFlow process each have an iterator and are one loop; the ranks of a PyTorch job are a loop each."""
     lines = trace.lines
     hosts = {host: i for i, host in enumerate(sorted({line.host for line in lines}))}
     for pattern, loop_of_line in (

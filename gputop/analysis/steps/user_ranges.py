@@ -185,8 +185,7 @@ def _mask(trace: Trace, key: str, fits: Callable[[str], bool]) -> Mask:
     """Mask of ``trace.names`` that fit, as :func:`gputop.trace.lookups.name_mask`."""
     mask = trace.found.get((key,))
     if mask is None or len(mask) != len(trace.names) + 1:
-        mask = np.zeros(len(trace.names) + 1, bool)
-        mask[:-1] = [0 < len(name) <= MAX_CHARS and fits(name) for name in trace.names]
+        mask = np.array([*(0 < len(name) <= MAX_CHARS and fits(name) for name in trace.names), False])
         mask.flags.writeable = False
         trace.found[(key,)] = mask
     return mask
@@ -331,9 +330,8 @@ def _users_ranges(trace: Trace) -> I64:
     """Rows of the ranges on the loops' threads whose names may be of a step or a part of one."""
     host = trace.host
     rows = users_ranges(trace)
-    if not len(rows):
-        return rows
-    rows = rows[_mask(trace, "named ranges", _may_name_a_step)[host.name[rows]]]
+    if len(rows):
+        rows = rows[_mask(trace, "named ranges", _may_name_a_step)[host.name[rows]]]
     return rows[lines_of(trace, MAIN)[host.line[rows]]]
 
 

@@ -121,10 +121,8 @@ def _count_start_up(trace: Trace, bounds: I64, start_up: Sequence[StartUpSpan]) 
 
 
 def _count_warm_up(bounds: I64, most: int | None) -> int:
-    """Number of leading steps that are warm-up (5); 0 where that is more than ``most``.
-
-    Long steps behind one like those kept are none: a function that is traced anew, after the recording's begin.
-    """
+    """Number of leading steps that are warm-up (5); 0 where that is more than ``most``. Long steps behind one like
+    those kept are none: a function that is traced anew, after the recording's begin."""
     length = bounds[:, 1] - bounds[:, 0]
     count = 0
     while len(length) - count >= _MIN_COMPARED and not alike(length[count], float(np.median(length[count + 1:]))):

@@ -77,11 +77,9 @@ class Boundaries(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """The graph of one trace. Times are nanoseconds of the trace's clock.
-
-    ``spans`` is the time that is replayed, ``ambiguous_ns`` how much of it the pauses are in which the trace does not
-    tell whether the host waits for the GPUs or is busy.
-    """
+    """The graph of one trace. Times are nanoseconds of the trace's clock. ``spans`` is the time that is replayed,
+    ``ambiguous_ns`` how much of it the pauses are in which the trace does not tell whether the host waits for the GPUs
+    or is busy."""
 
     trace: Trace
     spans: Spans

@@ -26,10 +26,8 @@ _NEAR_STEP_NS = 100_000  # what marks a step may be an event somewhat after its 
 
 
 class HostWaits(NamedTuple):
-    """Calls that return when work of a GPU is done: their threads, and when they run; any order.
-
-    ``copy`` is the row of the copy that is waited for, -1 for a synchronization without one.
-    """
+    """Calls that return when work of a GPU is done: their threads, and when they run; any order. ``copy`` is the row of
+    the copy that is waited for, -1 for a synchronization without one."""
 
     line: I64
     start_ns: I64
@@ -46,24 +44,19 @@ class HostWaits(NamedTuple):
 
 
 def waits_for_copy(call_ns: I64, call_end_ns: I64, copy_ns: I64, copy_end_ns: I64) -> Flags:
-    """Mask of the calls, by begin and end, that last until their copy has ended, or until the driver has taken it.
-
-    The driver takes the last part of a copy into its own memory, and the call returns while the GPU still moves it: 4
-    to 180 µs before the end in real traces of copies of 0.5 to 40 ms. An asynchronous call returns when the copy begins
-    or before, and does not see half of it. Calls that are no longer than launches tell that by their end alone.
-    """
+    """Mask of the calls, by begin and end, that last until their copy has ended, or until the driver has taken it. The
+    driver takes the last part of a copy into its own memory, and the call returns while the GPU still moves it: 4 to
+    180 µs before the end in real traces of copies of 0.5 to 40 ms. An asynchronous call returns when the copy begins or
+    before, and does not see half of it. Calls that are no longer than launches tell that by their end alone."""
     seen = np.minimum(call_end_ns, copy_end_ns) - np.maximum(call_ns, copy_ns)
     least = np.where(call_end_ns - call_ns >= HELD_NS, seen, (copy_end_ns - copy_ns) // 10)
     return copy_end_ns - call_end_ns <= np.maximum(least, 0)
 
 
 def host_waits(trace: Trace, staged_bytes: float) -> HostWaits:
-    """All such calls whose thread launches work.
-
-    A copy with the host is waited for where its call lasts until it ends, or where the thread synchronizes next.
-    Copies of more than ``staged_bytes`` with pageable memory are left out, they wait by nature, and so are
-    synchronizations for them.
-    """
+    """All such calls whose thread launches work. A copy with the host is waited for where its call lasts until it ends,
+    or where the thread synchronizes next. Copies of more than ``staged_bytes`` with pageable memory are left out, they
+    wait by nature, and so are synchronizations for them."""
     device, host = trace.device, trace.host
     copies = np.flatnonzero(((device.kind == Kind.H2D) | (device.kind == Kind.D2H)) & (device.launch_ns >= 0))
     pageable = (device.src[copies] == MemoryKind.PAGEABLE) | (device.dst[copies] == MemoryKind.PAGEABLE)
@@ -117,10 +110,8 @@ def _copies_of(trace: Trace, syncs: I64, copies: I64) -> I64:
 
 
 def before_steps(timeline: GpuTimeline, steps: Steps | None) -> Spans:
-    """Idle gaps of the GPU that end in the first kernel of a step: there the host has more to do than to wait.
-
-    None where the steps rest on kernels: one such gap is then wherever the GPU is idle longest.
-    """
+    """Idle gaps of the GPU that end in the first kernel of a step: there the host has more to do than to wait. None
+    where the steps rest on kernels: one such gap is then wherever the GPU is idle longest."""
     if steps is None or not steps.call_ends_ns:
         return EMPTY
     gaps = timeline.gaps

@@ -45,9 +45,7 @@ class StepMarks(Struct, frozen=True):
 
 class Waits(NamedTuple):
     """Waits of host lanes, in order of lane and end; the first of each lane is at :data:`NEG_INF`. Shape (waits,).
-
-    ``on`` is the event that is waited for, -1 for a batch.
-    """
+    ``on`` is the event that is waited for, -1 for a batch."""
 
     lane: I64
     begin: I64

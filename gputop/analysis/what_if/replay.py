@@ -350,17 +350,20 @@ def _removed_time(graph: Graph, cure: Cure) -> _Removed:
     3. Calls that are no longer made, from the lane's last launch in them, unless it goes on in another thread.
     4. With ``input_left`` that part of its fetches.
     """
-    parts: dict[int, list[Spans]] = {}
+    launches, parts = graph.launches, dict[int, list[Spans]]()
     for gpu, spans in cure.host.items():
         if gpu in graph.lanes.of_gpu:
             parts.setdefault(graph.lanes.of_gpu[gpu], []).append(spans)
     if cure.launching:
-        for lane, launches in enumerate(graph.launches.by_lane):
-            near = np.flatnonzero(np.diff(launches) <= _LAUNCHING_GAP_NS)
-            parts.setdefault(lane, []).append(union(launches[near], launches[near + 1]))
+        for lane, begins in enumerate(launches.by_lane):
+            near = np.flatnonzero(np.diff(begins) <= _LAUNCHING_GAP_NS)
+            parts.setdefault(lane, []).append(union(begins[near], begins[near + 1]))
     for lane, line, begin, end in _canceled_calls(graph, cure):
-        begin = graph.launches.last_before(lane, begin, end) + graph.launches.usual_call_ns
-        held = _next_launching_line(graph, lane, end) == line
+        begin = launches.last_before(lane, begin, end) + launches.usual_call_ns
+        of_lane = np.flatnonzero((launches.lane == lane) & (launches.begin > NEG_INF))
+        of_lane = of_lane[np.argsort(launches.begin[of_lane], kind="stable")]
+        launching = np.append(graph.trace.device.launch_line[graph.events.row[of_lane]], -1)
+        held = launching[np.searchsorted(launches.begin[of_lane], end)] == line  # its own thread launches next
         parts.setdefault(lane, []).append(union(np.minimum(begin, end)[held], end[held]))
     if cure.input_left < 1.0:
         for lane in np.unique(graph.fetches.lane).tolist():
@@ -374,15 +377,6 @@ def _removed_time(graph: Graph, cure: Cure) -> _Removed:
         out[lane] = intersect(subtract(
             merge(EMPTY, *several), union(waits.begin[of_lane], waits.end[of_lane])), replayed)
     return {lane: spans for lane, spans in out.items() if len(spans.start)}
-
-
-def _next_launching_line(graph: Graph, lane: int, time_ns: I64) -> I64:
-    """The threads (lines) that launch next in a host lane after each instant, -1: none."""
-    launches = graph.launches
-    of_lane = np.flatnonzero((launches.lane == lane) & (launches.begin > NEG_INF))
-    of_lane = of_lane[np.argsort(launches.begin[of_lane], kind="stable")]
-    line = np.append(graph.trace.device.launch_line[graph.events.row[of_lane]].astype(np.int64), -1)
-    return line[np.searchsorted(launches.begin[of_lane], time_ns)]
 
 
 def _canceled_calls(graph: Graph, cure: Cure) -> Iterator[tuple[int, I64, I64, I64]]:

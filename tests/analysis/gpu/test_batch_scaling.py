@@ -10,37 +10,16 @@ from gputop.analysis.gpu.batch_scaling import batch_scaling
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.results import BatchScaling, FewBlocks
 from gputop.analysis.steps.steps import find_steps
-from gputop.trace.model import LaunchShape, Trace, TraceGpu
+from gputop.trace.model import TraceGpu
+from tests.analysis.gpu.launch_traces import H100, HUGE, SMS, STEP, STEPS, job, on, shape
 from tests.diagnosis.real_traces import needs_data, trace_of
-from tests.trace.build import Builder, keras_steps
-
-SMS = 132
-STEPS = 4
-STEP = 1000.0  # µs
+from tests.trace.build import Builder
 
 
-def shape(blocks: int, threads: int = 1024) -> LaunchShape:
-    return LaunchShape((blocks, 1, 1), (threads, 1, 1), 32, 0, 1.0)  # an SM of an H100 holds 2 of these
-
-
-def job(*kernels: tuple[float, float, str, LaunchShape | None], stream: int = 1) -> Builder:
-    """Steps of 1 ms with these kernels: begin, length, name, shape."""
-    b = keras_steps(Builder(), STEPS, STEP, 900)
-    for i in range(STEPS):
-        for begin, length, name, how in kernels:
-            b.run(0, i * STEP + begin, length, name, shape=how, launch=i * STEP + begin - 10)
-    return b
-
-
-def scaling(b: Builder, sms: int | None = SMS) -> BatchScaling:
-    trace = b.build()
-    trace.gpus = [TraceGpu("node", 0, compute_capability=(9, 0), sms=sms)]
-    (own,) = of(trace)
+def scaling(b: Builder, gpu: TraceGpu = H100) -> BatchScaling:
+    trace = on(b, gpu)
+    (own,) = batch_scaling(trace, timelines(trace), find_steps(trace))
     return own
-
-
-def of(trace: Trace) -> tuple[BatchScaling, ...]:
-    return batch_scaling(trace, timelines(trace), find_steps(trace))
 
 
 def test_kernels_that_leave_sms_idle() -> None:
@@ -64,14 +43,12 @@ def test_kernels_that_leave_sms_idle() -> None:
 
 def test_without_shapes_or_sms_grids_are_not_judged() -> None:
     kernels = ((100.0, 8.0, "short", shape(33)), (200.0, 30.0, "ApplyAdamKernel", shape(4)))
-    for own in (scaling(job(*kernels), None), scaling(job(*((*k[:3], None) for k in kernels)))):
+    without_sms = TraceGpu("node", 0, compute_capability=(9, 0))
+    for own in (scaling(job(*kernels), without_sms), scaling(job(*((*k[:3], None) for k in kernels)))):
         assert own == BatchScaling(0, pytest.approx(30e-6))
-
-
-def test_where_it_is_not_known_what_an_sm_holds_waves_are_not_judged() -> None:
-    trace = job((100, 8, "short", shape(3)), (300, 80, "wave", shape(30))).build()
-    trace.gpus = [TraceGpu("node", 0, compute_capability=(6, 1), sms=20)]
-    (own,) = of(trace)
+    # Where it is not known what an SM holds waves are not judged.
+    own = scaling(job((100, 8, "short", shape(3)), (300, 80, "wave", shape(30))),
+                  TraceGpu("node", 0, compute_capability=(6, 1), sms=20))
     assert own.few_blocks_s == pytest.approx(8e-6) and own.last_wave_s is own.under_one_wave_s is None
 
 
@@ -96,16 +73,12 @@ def test_what_runs_beside_other_kernels_is_not_counted_twice() -> None:
     assert own.few_blocks_s == pytest.approx(40e-6)
 
 
-def test_only_kernels_within_steps_count() -> None:
+def test_only_kernels_within_steps_count_and_no_grid_is_too_large() -> None:
     b = job((100, 8, "short", shape(33)))
     b.run(0, STEPS * STEP + 5000, 8, "short", shape=shape(33))
     assert scaling(b).few_blocks_s == pytest.approx(8e-6)
     assert batch_scaling(Builder().build(), (), None) == ()
-
-
-def test_a_grid_that_no_integer_holds() -> None:
-    huge = LaunchShape(((1 << 32) - 1,) * 3, (1, 1, 1), 32, 0, 1.0)
-    own = scaling(job((100, 8, "huge", huge)))
+    own = scaling(job((100, 8, "huge", HUGE)))
     assert own.few_blocks_s == 0 and own.last_wave_s is not None and math.isfinite(own.last_wave_s)
 
 

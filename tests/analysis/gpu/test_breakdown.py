@@ -60,12 +60,10 @@ def test_work_that_was_queued_is_not_the_hosts_fault():
     assert parts(b, 60, 100) == {"compute": 20, "idle": 20}
 
 
-def test_a_launching_call_that_is_not_done_keeps_the_gpu_waiting_until_it_is():
+def test_a_launching_call_that_is_not_done_keeps_the_gpu_waiting_until_it_is_but_for_what_it_has_launched():
     b = Builder().run(0, 100, 10, launch=90).run(0, 190, 10, launch=105, launch_length=65)  # done at 170
     assert parts(b, 100, 200) == {"compute": 20, "launch": 60, "idle": 20}
-
-
-def test_the_kernels_of_one_launch_follow_each_other_as_they_depend():
+    # The kernels of one launch follow each other as they depend.
     b = Builder().run(0, 100, 10, launch=90, launch_length=200).run(0, 150, 10, launch=90, launch_length=200)
     assert parts(b, 100, 160) == {"compute": 20, "idle": 40}
 
@@ -111,15 +109,13 @@ def test_work_from_before_the_recording_may_run_as_long_as_recorded_work_does():
     assert parts(b, 0, 5_100) == {"compute": 100, "launch": 10, "host": 2_990, "idle": 2_000}
 
 
-@pytest.mark.parametrize("launch", [0, 2_000, None], ids=["before the step", "in a queue", "launch not known"])
-def test_the_time_before_the_first_event_has_no_cause_if_that_had_waited(launch):
-    b = Builder().host("aten::linear", 0, 7_000).run(0, 5_000, 100, launch=launch)
+@pytest.mark.parametrize(("host", "launch"), [(True, 0), (True, 2_000), (True, None), (False, 4_990)], ids=[
+    "before the step", "in a queue", "launch not known", "no event of the host"])
+def test_the_time_before_the_first_event_has_no_cause_if_that_had_waited_or_the_host_shows_none(host, launch):
+    b = Builder().run(0, 5_000, 100, launch=launch)
+    if host:
+        b.host("aten::linear", 0, 7_000)
     assert parts(b, 1_000, 5_100) == {"compute": 100, "idle": 4_000}
-
-
-def test_the_time_before_the_first_event_has_no_cause_where_the_host_shows_none():
-    b = Builder().run(0, 5_000, 100, launch=4_990)
-    assert parts(b, 0, 5_100) == {"compute": 100, "idle": 5_000}
 
 
 def test_a_large_part_of_the_steps_before_the_first_event_that_has_no_cause_is_noted():
@@ -147,11 +143,8 @@ def test_a_gpu_that_waits_at_an_edge_for_another_ones_work_does_not_wait_for_its
     assert found["compute"] == (9_900 + 90) / 2 and found["idle"] == 9_900 / 2
 
 
-def test_gpus_that_took_no_part_are_not_averaged_in():
+def test_gpus_that_took_no_part_are_not_averaged_in_and_without_any_the_rest_is_host():
     assert parts(Builder(gpus=8).run(3, 0, 60), 0, 100) == {"compute": 60, "idle": 40}
-
-
-def test_without_gpus_the_rest_is_host():
     b = Builder(gpus=0).host("IteratorGetNextOp::DoCompute", 10, 40)
     assert parts(b, 0, 100) == {"input": 40, "host": 60}
 

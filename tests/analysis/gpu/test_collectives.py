@@ -47,32 +47,20 @@ def test_collectives_that_are_not_matched(calls, reason):
     assert c.summed_s == pytest.approx(sum(end - start for _, start, end in calls) * 1e-6)
 
 
-def test_what_the_windows_edge_cut_off_on_one_gpu_is_left_out():
-    b = Builder(gpus=2)
-    reduce(b, 0, 0, 10)  # before the capture began on GPU 1
-    for i in range(1, 4):
-        reduce(b, 0, i * 10_000, i * 10_000 + 100)
-        reduce(b, 1, i * 10_000 + 60, i * 10_000 + 100)
+@pytest.mark.parametrize(("apart", "count", "first", "end"), [(10_000, 4, 1, 100), (300, 12, 3, 101)])
+def test_what_the_windows_edge_cut_off_on_one_gpu_is_left_out(apart, count, first, end):
+    """The capture of GPU 1 begins later: between collectives, or amidst some that follow each other every 300 µs."""
+    b, both = Builder(gpus=2), count - first
+    for at in range(0, count * apart, apart):
+        reduce(b, 0, at, at + 100)
+        if at >= first * apart:
+            reduce(b, 1, at + 60, at + end)
     c = judged(b)
-    assert c is not None and c.transfer_s == pytest.approx(3 * 2 * 40e-6)
-    assert c.waiting == pytest.approx(1 - 80 / 140) and c.last_to_arrive == {1: 3}
-    assert c.summed_s == pytest.approx((10 + 3 * 140) * 1e-6)
-
-
-def test_dense_collectives_at_the_windows_edge_are_matched():
-    """The capture of GPU 1 begins later, in the middle of collectives that follow each other every 300 us."""
-    b = Builder(gpus=2)
-    for i in range(12):
-        reduce(b, 0, i * 300, i * 300 + 100)
-        if i >= 3:
-            reduce(b, 1, i * 300 + 60, i * 300 + 101)
-    c = judged(b)
-    assert c is not None and c.reason is None and c.last_to_arrive == {1: 9}
-    assert c.transfer_s == pytest.approx(9 * 2 * 41e-6)
-
-
-def test_none_without_collectives():
-    assert judged(Builder().run(0, 0, 10)) is None
+    assert c is not None and c.reason is None and c.last_to_arrive == {1: both}
+    assert c.transfer_s == pytest.approx(both * 2 * (end - 60) * 1e-6)
+    assert c.waiting == pytest.approx(1 - 2 * (end - 60) / (40 + end))
+    assert c.summed_s == pytest.approx((count * 100 + both * (end - 60)) * 1e-6)
+    assert judged(Builder().run(0, 0, 10)) is None  # no collective
 
 
 def test_operations_are_matched_each_on_their_own():

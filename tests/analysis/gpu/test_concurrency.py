@@ -45,18 +45,10 @@ def test_against_counting_instants(active, window, offset, at_once):
     assert c.by_chance == pytest.approx(chance)
     any_ = sum(k > 0 for k in level)
     assert c.serial == (pytest.approx(level.count(1) / any_) if any_ else None)
+    assert c.serial_by_chance == (pytest.approx(chance[1] / sum(chance[1:])) if any_ else None)
     expected = {(i, j): (len(sets[i] & sets[j]) / min(len(sets[i]), len(sets[j])), max(p[i], p[j]))
                 for i, j in combinations(range(n), 2) if sets[i] and sets[j]}
     assert {pair.gpus: (pytest.approx(pair.overlap), pytest.approx(pair.by_chance)) for pair in c.pairs} == expected
-
-
-def test_one_after_the_other_and_side_by_side():
-    serial = concurrency([spans([(0, 10)]), spans([(10, 10)])], spans([(0, 20)]), (0, 1))
-    assert serial is not None and serial.exactly == (0, 1, 0) and serial.serial == 1
-    assert serial.by_chance == (0.25, 0.5, 0.25) and serial.serial_by_chance == pytest.approx(2 / 3)
-    assert (serial.pairs[0].overlap, serial.pairs[0].by_chance) == (0, 0.5)
-    parallel = concurrency([spans([(0, 10)])] * 2, spans([(0, 20)]), (0, 1))
-    assert parallel is not None and parallel.exactly == (0.5, 0, 0.5) and parallel.serial == 0
 
 
 @pytest.mark.parametrize("gpus", [16, 17, 40])

@@ -31,7 +31,7 @@ copied = st.lists(st.tuples(
 @given(copied, st.booleans())
 def test_against_plain_counting(events, with_steps):
     b = keras_steps(Builder(gpus=2), 5, 1000, 700) if with_steps else Builder(gpus=2)
-    b.run(0, 0, 5000, stream=9)
+    b.run(0, 0, 5000, stream=9).run(0, 10, 10, "Memset", kind=Kind.MEMSET, size=5, stream=9)  # no copy
     for gpu, start, length, way, src, dst, size, op in events:
         b.run(gpu, start, length, f"copy {way}", kind=KINDS[way], src=src, dst=dst, size=size, op=op)
     steps = find_steps(b.build())
@@ -76,7 +76,3 @@ def test_ops_beyond_those_kept_are_summed():
     assert found is not None and found.by_op is not None and len(found.by_op) == 20
     assert found.by_op[0].op == "op_00"
     assert found.other_ops_s == pytest.approx(sum(100 - i for i in range(20, 25)) * 1e-6)
-
-
-def test_memsets_are_no_copies():
-    assert table(Builder().run(0, 0, 10, "Memset", kind=Kind.MEMSET, size=5)) is None

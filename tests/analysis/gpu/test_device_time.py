@@ -5,7 +5,7 @@ import pytest
 from gputop.analysis.gpu.device_time import gpu_use, kernel_types, timelines
 from gputop.analysis.steps.steps import find_steps
 from gputop.trace.model import Kind, MemoryKind
-from tests.trace.build import Builder, keras_steps
+from tests.trace.build import Builder
 
 
 def use(b: Builder, gpu: int = 0):
@@ -17,6 +17,10 @@ def test_busy_is_the_union_of_streams_not_their_sum():
     b = Builder().run(0, 0, 60, stream=1).run(0, 20, 60, stream=2).run(0, 90, 10)
     u = use(b)
     assert u.window_s == pytest.approx(100e-6) and u.busy == pytest.approx(0.9) and u.compute == pytest.approx(0.9)
+    assert u.compute_s_per_step is None
+    for i in range(4):
+        b.host("train", i * 100, 90, step_num=i)
+    assert use(b).compute_s_per_step == pytest.approx(90e-6 / 3)
 
 
 def test_collectives_and_copies_are_apart_from_compute():
@@ -38,15 +42,8 @@ def test_idle_is_the_hosts_fault_where_the_launch_began_after_the_idle():
     assert u.launch_delay_median_s == pytest.approx(10e-6)  # from the end of the 5 µs call: 15, 0, 10
 
 
-def test_without_launches_the_fault_is_not_known():
-    u = use(Builder().run(0, 0, 10).run(0, 40, 10))
+    u = use(Builder().run(0, 0, 10).run(0, 40, 10))  # without launches
     assert u.idle_host_fault is None and u.launch_delay_median_s is None
-
-
-def test_launch_delay_counts_from_the_calls_start_where_its_end_is_not_known():
-    trace = Builder().run(0, 20, 10, launch=0).build()
-    trace.device.launch_end_ns[:] = -1
-    assert gpu_use(trace, timelines(trace)[0], None).launch_delay_median_s == pytest.approx(20e-6)
 
 
 def test_what_begins_during_its_call_waited_for_nothing_and_what_begins_before_it_has_another_clock():
@@ -54,6 +51,9 @@ def test_what_begins_during_its_call_waited_for_nothing_and_what_begins_before_i
     assert use(during).launch_delay_median_s == 0
     before = (Builder().run(0, 20, 10, launch=25).run(0, 60, 10, launch=65).run(0, 90, 5, launch=70))
     assert use(before).launch_delay_median_s is None
+    trace = Builder().run(0, 20, 10, launch=0).build()
+    trace.device.launch_end_ns[:] = -1  # then it counts from the call's start
+    assert gpu_use(trace, timelines(trace)[0], None).launch_delay_median_s == pytest.approx(20e-6)
 
 
 def test_one_moment_of_work_does_not_make_a_gpu_busy():
@@ -74,17 +74,8 @@ def test_copies_by_direction():
     assert u.copies_count == {"h2d": 2, "d2h": 1}
     assert u.copies_s == pytest.approx({"h2d": 40e-6, "d2h": 20e-6})
     assert u.copies_pageable_s == pytest.approx(30e-6)
-
-
-def test_an_unknown_kind_of_memory_is_not_called_pinned():
+    # An unknown kind of memory is not called pinned.
     assert use(Builder().run(0, 0, 10, "MemcpyH2D", kind=Kind.H2D, size=10)).copies_pageable_s is None
-
-
-def test_compute_per_step_goes_by_steps():
-    b = keras_steps(Builder(), 4, 100, 90)
-    for i in range(4):
-        b.run(0, i * 100 + 20, 40)
-    assert use(b).compute_s_per_step == pytest.approx(40e-6)
 
 
 def test_types_and_tensor_cores_by_time():
@@ -95,13 +86,10 @@ def test_types_and_tensor_cores_by_time():
     assert types == pytest.approx({"bf16": 0.6, "fp32": 0.3, "unknown": 0.1}) and tensor == pytest.approx(0.6)
 
 
-def test_gpus_without_events_have_no_timeline():
-    assert [timeline.gpu for timeline in timelines(Builder(gpus=3).run(1, 0, 10).build())] == [1]
-
-
 def test_each_gap_names_the_event_that_ends_it():
     trace = (Builder().run(0, 20, 10, launch=0).run(0, 25, 2, stream=2)  # within the first: ends no gap
              .run(0, 60, 10, launch=55).run(0, 80, 10)).build()
+    assert [timeline.gpu for timeline in timelines(Builder(gpus=3).run(1, 0, 10).build())] == [1]  # that has events
     (timeline,) = timelines(trace)
     gaps, start_us = timeline.gaps, (trace.device.start_ns - trace.device.start_ns[0]) // 1000 + 20
     assert ((gaps.end - gaps.start) // 1000).tolist() == [30, 10]

@@ -85,6 +85,7 @@ def test_rows_against_plain_counting(events):
 def test_every_table_sums_to_all_kernels(events):
     k = tables(made(events).build())
     assert (k.by_op is None) == (not any(e[4] for e in events)) == (k.by_op_type is None)
+    assert sum(k.time_s_by_gpu.values()) == pytest.approx(k.time_s)
     for rows in (k.by_name, k.by_op, k.by_op_type):
         for row in rows or ():
             assert sum(row.types.values()) == pytest.approx(1)
@@ -92,7 +93,6 @@ def test_every_table_sums_to_all_kernels(events):
         if rows is not None:
             assert sum(row.count for row in rows) == len(events)
             assert sum(row.time_s for row in rows) == pytest.approx(k.time_s)
-    assert sum(k.time_s_by_gpu.values()) == pytest.approx(k.time_s)
 
 
 def test_replicas_of_an_op_are_merged_and_types_are_not():
@@ -127,13 +127,6 @@ def test_no_kernel_no_table():
     trace = Builder().run(0, 0, 10, "MemcpyH2D", kind=Kind.H2D).build()
     assert kernels(trace, timelines(trace)) is None and kernels(trace, []) is None
     assert kernel_sizes(trace, timelines(trace), None) == ()
-
-
-def test_shapes_that_were_not_read_are_unknown():
-    trace = Builder().run(0, 0, 10).build()
-    trace.device.shape[:] = -1
-    (row,) = tables(trace).by_name
-    assert row.shape is None and row.occupancy is None and row.occupancy_known == 0
 
 
 def sizes(trace: Trace) -> tuple[KernelSizes, ...]:

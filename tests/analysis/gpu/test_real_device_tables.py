@@ -61,13 +61,6 @@ def test_operations_of_dlrm_and_its_replicas():
 
 
 @needs_data
-def test_pinned_copies_at_link_rate():
-    rows = [r for r in analyzed("h100").copies.rows if (r.direction, r.source) == ("h2d", "pinned")]
-    assert [r.bytes_per_s for r in rows] == pytest.approx([27.7e9] * 2, rel=2e-3)
-    assert [r.bytes for r in rows] == pytest.approx([25.5e9] * 2, rel=2e-3)
-
-
-@needs_data
 def test_two_gpus_of_a_pipeline_run_side_by_side():
     r = analyzed("mfu").replicas
     assert r is not None and r.compute is not None and r.compute.serial is not None and not r.missing

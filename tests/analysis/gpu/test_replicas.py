@@ -58,10 +58,12 @@ def test_idle_and_single_gpus_are_not_compared():
         assert all(reason in text for text in r.missing.values())
 
 
-def test_ranks_on_different_clocks_are_not_compared_in_time():
+def test_ranks_of_several_hosts_keep_their_names_and_on_different_clocks_are_not_compared_in_time():
     trace = each_step(each_step(job(2), 0, 50, 10, launch=20), 1, 50, 20, launch=20).build()
+    trace.gpus = [TraceGpu("a", 0, 0), TraceGpu("b", 0, 1)]
     trace.quality.append(TraceNote("no_common_clock", "…"))
     r = replicas(trace, timelines(trace), find_steps(trace))
+    assert r.work is not None and [(w.gpu, w.host, w.rank) for w in r.work] == [(0, "a", 0), (1, "b", 1)]
     assert r.gpu0_ratio == 0.5 and r.compute is None and r.first_kernel is None and r.launches is None
     assert all("clock" in r.missing[part] for part in ("compute", "busy", "first_kernel", "launches"))
 
@@ -125,16 +127,12 @@ def test_a_kernel_belongs_to_the_step_that_launched_it():
     assert skew is not None and skew.median_s == pytest.approx(200e-6) and skew.steps == STEPS - 1
 
 
-def test_without_launches_first_kernels_go_by_their_start():
-    r = compared(each_step(each_step(job(2), 0, 50, 20), 1, 80, 20))
+@pytest.mark.parametrize("behind", [30, 0])
+def test_without_launches_first_kernels_go_by_their_start_and_those_that_start_together_have_no_last(behind):
+    r = compared(each_step(each_step(job(2), 0, 50, 20), 1, 50 + behind, 20))
     assert r.launches is None and "does not show" in r.missing["launches"]
-    assert r.first_kernel is not None and r.first_kernel.median_s == pytest.approx(30e-6)
-    assert r.first_kernel.last == {1: STEPS - 1}
-
-
-def test_steps_that_start_together_have_no_last():
-    r = compared(each_step(each_step(job(2), 0, 50, 20), 1, 50, 20))
-    assert r.first_kernel is not None and r.first_kernel.median_s == 0 and r.first_kernel.last == {}
+    assert r.first_kernel is not None and r.first_kernel.median_s == pytest.approx(behind * 1e-6)
+    assert r.first_kernel.last == ({1: STEPS - 1} if behind else {})
 
 
 def test_first_kernels_need_two_steps_with_all_gpus():
@@ -142,13 +140,6 @@ def test_first_kernels_need_two_steps_with_all_gpus():
     assert "fewer than two" in compared(b).missing["first_kernel"]
     one = Builder(gpus=2).host("train", 0, 100, step_num=1).run(0, 10, 20).run(1, 30, 20)
     assert compared(one).missing["first_kernel"] == "the trace has only one step"
-
-
-def test_ranks_of_several_hosts_keep_their_names():
-    trace = Builder(gpus=2).run(0, 0, 10).run(1, 0, 20).build()
-    trace.gpus = [TraceGpu("a", 0, 0), TraceGpu("b", 0, 1)]
-    r = replicas(trace, timelines(trace), None)
-    assert r.work is not None and [(w.gpu, w.host, w.rank) for w in r.work] == [(0, "a", 0), (1, "b", 1)]
 
 
 launched = st.lists(st.tuples(
@@ -181,8 +172,7 @@ def test_first_kernels_against_plain_search(events):
     for a, b in steps.bounds_ns:
         first = []
         for gpu in own:
-            keyed = [(max(e[1] - e[3], 0) if by_launch else e[1], e[1])
-                     for e in (known if by_launch else own)[gpu]]
+            keyed = [(max(e[1] - e[3], 0) if by_launch else e[1], e[1]) for e in (known if by_launch else own)[gpu]]
             inside = [pair for pair in keyed if a <= pair[0] * 1000 < b]
             first.append(min(inside)[1] if inside else None)
         if None not in first:

@@ -15,37 +15,16 @@ from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.gpu.sm_use import launch_width, narrow_kernels, sm_use
 from gputop.analysis.results import SmUse
 from gputop.analysis.steps.steps import find_steps
-from gputop.trace.model import LaunchShape, Trace, TraceGpu
+from gputop.trace.model import LaunchShape, TraceGpu
+from tests.analysis.gpu.launch_traces import H100, HUGE, SMS, STEP, STEPS, job, on, shape
 from tests.diagnosis.real_traces import analyzed, files_of, needs_data
-from tests.trace.build import Builder, keras_steps
-
-SMS = 132
-STEPS, STEP = 4, 1000.0  # µs
-H100 = TraceGpu("node", 0, compute_capability=(9, 0), sms=SMS)
-
-
-def shape(blocks: int, threads: int = 1024) -> LaunchShape:
-    return LaunchShape((blocks, 1, 1), (threads, 1, 1), 32, 0)  # an SM of an H100 holds 2 blocks of 1024 threads
+from tests.trace.build import Builder
 
 
 def of(b: Builder, gpu: TraceGpu = H100) -> SmUse:
-    trace = trace_of(b, gpu)
+    trace = on(b, gpu)
     (own,) = sm_use(trace, timelines(trace), find_steps(trace))
     return own
-
-
-def trace_of(b: Builder, gpu: TraceGpu = H100) -> Trace:
-    trace = b.build()
-    trace.gpus = [gpu]
-    return trace
-
-
-def job(*kernels: tuple[float, float, LaunchShape | None], name: str = "gemm", stream: int = 1) -> Builder:
-    b = keras_steps(Builder(), STEPS, STEP, 900)
-    for i in range(STEPS):
-        for begin, length, how in kernels:
-            b.run(0, i * STEP + begin, length, name, shape=how, stream=stream)
-    return b
 
 
 @pytest.mark.parametrize(("launched", "width", "tail"), [
@@ -79,7 +58,7 @@ def test_the_width_against_dealing_out_warps_one_by_one(blocks: int, threads: in
 
 
 def test_kernels_of_few_blocks_that_fill_the_time() -> None:
-    own = of(job((0, 980, shape(24))))
+    own = of(job((0, 980, "gemm", shape(24))))
     assert own.compute_s == pytest.approx(980e-6) and own.used_s == pytest.approx(980e-6 * 24 / SMS)
     assert own.known == 1 and own.tail_s == pytest.approx(0)
     (narrow,) = own.narrow
@@ -88,7 +67,7 @@ def test_kernels_of_few_blocks_that_fill_the_time() -> None:
 
 
 def test_kernels_side_by_side_share_the_gpu() -> None:
-    b = job((100, 400, shape(SMS // 2)))
+    b = job((100, 400, "gemm", shape(SMS // 2)))
     for i in range(STEPS):
         b.run(0, i * STEP + 200, 400, "other", shape=shape(SMS // 2), stream=2)
         b.run(0, i * STEP + 300, 100, "third", shape=shape(SMS // 2), stream=3)  # more than there is
@@ -98,24 +77,20 @@ def test_kernels_side_by_side_share_the_gpu() -> None:
 
 
 def test_what_is_not_known_counts_as_full() -> None:
-    own = of(job((100, 300, shape(33)), (500, 100, None)))
+    own = of(job((100, 300, "gemm", shape(33)), (500, 100, "gemm", None)))
     assert own.known == pytest.approx(0.75) and own.used_s == pytest.approx((300 / 4 + 100) * 1e-6)
-    for missing in (of(job((100, 300, None))), of(job((100, 300, shape(33))), TraceGpu("node", 0))):
+    for how, gpu in ((None, H100), (shape(33), TraceGpu("node", 0))):
+        missing = of(job((100, 300, "gemm", how)), gpu)
         assert missing.used_s is None and missing.compute_s == pytest.approx(300e-6) and missing.narrow == ()
 
 
-def test_only_narrow_kernels_are_named() -> None:
-    b = job((100, 300, shape(33)), (500, 100, shape(SMS)), name="gemm")
-    trace = trace_of(b)
+def test_only_narrow_kernels_are_named_and_no_grid_is_too_large() -> None:
+    trace = on(job((100, 300, "gemm", shape(33)), (500, 100, "gemm", shape(SMS))))
     steps = find_steps(trace)
     rows = narrow_kernels(trace, timelines(trace), steps)
     assert {trace.launch_shapes[i].grid[0] for i in trace.device.shape[rows]} == {33}
     assert steps is not None and len(rows) == steps.count
-
-
-def test_a_grid_that_no_integer_holds() -> None:
-    huge = LaunchShape(((1 << 32) - 1,) * 3, (1024, 1, 1), 32, 0)
-    own = of(job((100, 8, huge)))
+    own = of(job((100, 8, "huge", HUGE)))
     assert own.used_s == pytest.approx(8e-6) and own.tail_s == pytest.approx(0, abs=1e-12)
 
 

@@ -55,10 +55,7 @@ def test_contention_compares_late_launches_with_the_rest():
 def test_python_waiting_in_a_call_is_not_busy():
     b = Builder().run(0, 20, 30, launch=5, thread="tf_Compute/1").host("EagerExecute", 0, 100)
     assert threads_of(b).busy_threads_at_launch == pytest.approx(1)
-
-
-def test_no_launches():
-    assert threads_of(Builder().run(0, 20, 30)) is None
+    assert threads_of(Builder().run(0, 20, 30)) is None  # no launch
 
 
 def test_roles():

@@ -248,8 +248,7 @@ def test_functions_are_told_by_their_names(name: str, shown: str | None) -> None
 def test_a_range_of_the_user_s_that_looks_like_a_function_is_none(tmp_path: Path) -> None:
     path = tmp_path / "rank0.pt.trace.json"
     path.write_text(json.dumps({"traceEvents": [
-        {"ph": "X", "cat": cat, "name": "a.py(3): f", "pid": 1, "tid": 1, "ts": 10, "dur": 5} for cat in (
-            "user_annotation",)]}))
+        {"ph": "X", "cat": "user_annotation", "name": "a.py(3): f", "pid": 1, "tid": 1, "ts": 10, "dur": 5}]}))
     assert traced_stacks(load([path])) == []
 
 
@@ -267,22 +266,19 @@ def test_methods_of_different_objects_have_one_name_and_callers_are_kept(tmp_pat
     assert lines == {3, 7, 8}  # a caller in another file, or none at all, tells of no line
 
 
-@pytest.mark.parametrize(("file", "library"), [
-    ("torch/nn/modules/linear.py", True), ("threading.py", True), ("<frozen os>", True), ("<stdin>", False),
-    ("multiprocessing/pool.py", True), ("/usr/lib/python3.11/site-packages/x.py", True), ("train.py", False),
-    ("mylib/metrics.py", False), ("/home/u/train.py", False),
-])
-def test_files_below_sys_path_are_told_by_their_package(file: str, library: bool) -> None:
-    assert is_library_below_path(file) is library
-
-
-@pytest.mark.parametrize(("file", "library"), [
-    ("pjit.py", True), ("polymorphic_function.py", True), ("callback_list.py", True), ("threading.py", True),
-    ("gen_math_ops.py", True), ("__init__.py", True), ("train.py", False), ("metrics.py", False), ("data.py", False),
-    ("util.py", None), ("trainer.py", None),
-])
-def test_files_without_a_path_are_told_by_their_names(file: str, library: bool | None) -> None:
-    assert is_library_file(file) is library
+def test_files_are_told_by_their_package_or_without_a_path_by_their_names() -> None:
+    below_path = {
+        True: ("torch/nn/modules/linear.py", "threading.py", "<frozen os>", "multiprocessing/pool.py",
+               "/usr/lib/python3.11/site-packages/x.py"),
+        False: ("<stdin>", "train.py", "mylib/metrics.py", "/home/u/train.py")}
+    by_name = {
+        True: ("pjit.py", "polymorphic_function.py", "callback_list.py", "threading.py", "gen_math_ops.py",
+               "__init__.py"),
+        False: ("train.py", "metrics.py", "data.py"), None: ("util.py", "trainer.py")}
+    assert {answer: tuple(file for file in files if is_library_below_path(file) is answer)
+            for answer, files in below_path.items()} == below_path
+    assert {answer: tuple(file for file in files if is_library_file(file) is answer)
+            for answer, files in by_name.items()} == by_name
 
 
 def test_a_file_of_a_shared_name_belongs_to_who_calls_it() -> None:

@@ -22,7 +22,7 @@ from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
 from gputop.diagnosis.report import text_report
 from gputop.trace.intervals import EMPTY, Spans, coverage, subtract, union
 from gputop.trace.model import Trace
-from tests.analysis.host.stack_samples import frame, sampled
+from tests.analysis.host.stack_samples import frame, sampled, with_samples
 from tests.trace.build import Builder, keras_steps
 
 FIT = "train.py:90 <module> > keras/src/trainer.py:371 fit"
@@ -40,10 +40,7 @@ def trace_of(stacks, *, gpus=0, input_s=0.0, **sampling) -> Trace:
             b.run(0, i * STEP_S * 1e6 + 1000, CALL_S * 1e6 - 1000, launch=i * STEP_S * 1e6 + 500)
         if input_s:
             b.host("IteratorGetNextOp::DoCompute", i * STEP_S * 1e6 + 1000, input_s * 1e6, line="tf_Compute/1")
-    trace = b.build()
-    trace.origin_ns = 1000 * 10 ** 9
-    trace.stacks = (sampled(stacks, STEPS * STEP_S, **sampling),)
-    return trace
+    return with_samples(b, stacks, STEPS * STEP_S, **sampling)
 
 
 def analysis_of(stacks, **more) -> Analysis:
@@ -110,8 +107,7 @@ def test_a_tracer_shows_pauses_by_its_own_calls():
 def test_a_stack_that_all_steps_have_is_around_them():
     """No change is seen in steps that run one stack: the line that calls fit names no pause before them."""
     changes = [(0.0, f"{FIT} > keras/src/backend.py:5 wait"), (1.0, STEP)]
-    process = sampled_stacks(sampled({"MainThread": changes}, 4.0),
-                             1000 * 10**9)
+    process = sampled_stacks(sampled({"MainThread": changes}, 4.0), 1000 * 10**9)
     wait, steps = (union([round(begin * 1e9)], [round(end * 1e9)]) for begin, end in ((0.2, 0.9), (2.0, 3.0)))
     ((line, *_),) = Lines(process, steps).of(wait)
     assert line_text(line) == "keras/…/backend.py:5 wait"
@@ -167,13 +163,10 @@ def test_a_finding_about_few_of_the_gaps_names_no_line_of_all_of_them(share, nam
 @pytest.mark.parametrize(("gap_s", "named"), [(0.0016, False), (0.007, False), (0.012, True)])
 def test_of_gaps_within_twice_the_error_of_the_samples_no_line_is_named(gap_s, named):
     """The samples may be 4 ms off: what was seen in so short a gap may have run in the step."""
-    b = keras_steps(Builder(gpus=0), 60, 20_000, 20_000 - gap_s * 1e6)
-    trace = b.build()
-    trace.origin_ns = 1000 * 10 ** 9
-    changes = [(0.0, STEP)]
+    b, changes = keras_steps(Builder(gpus=0), 60, 20_000, 20_000 - gap_s * 1e6), [(0.0, STEP)]
     for i in range(60):
         changes += [(0.02 * (i + 1) - 0.8 * gap_s, METRICS), (0.02 * (i + 1), STEP)]
-    trace.stacks = (sampled({"MainThread": changes[:-1]}, 1.2, rate_hz=1000.0),)
+    trace = with_samples(b, {"MainThread": changes[:-1]}, 1.2, rate_hz=1000.0)
     assert bool(gap(analyze_trace(trace)).lines) == named
 
 
@@ -203,10 +196,7 @@ def test_of_gaps_too_short_for_samples_the_loop_tells_what_it_calls_below_its_st
         b.host("Optimizer.step#Adam.step", at + 2_500, 500, annotation=1).host("aten::copy_", at + 3_200, 1_500)
         number = rng.choices(range(5), (3, 2, 2, 1, weight))[0]  # whatever the step is at
         changes.append((at / 1e6, loop.format(parts[number][0]) + parts[number][1]))
-    trace = b.build()
-    trace.origin_ns = 1000 * 10 ** 9
-    trace.stacks = (sampled({"MainThread": changes}, 1.5, rate_hz=1000.0),)
-    analysis = analyze_trace(trace)
+    analysis = analyze_trace(with_samples(b, {"MainThread": changes}, 1.5, rate_hz=1000.0))
     found = gap(analysis)
     assert (found.seen, [line.line for line in found.lines]) == (0, named)
     if not named:
@@ -224,10 +214,9 @@ def test_of_gaps_too_short_for_samples_a_callback_of_keras_is_named_as_it_runs_a
     parts = [loop.format("tensorflow/python/eager/polymorphic_function.py:833 Function.__call__"),
              loop.format("keras/src/callbacks/callback_list.py:198 CallbackList.on_train_batch_end > "
                          "log.py:9 Hist.on_train_batch_end")]
-    rng = random.Random(7)
-    trace = keras_steps(Builder(gpus=0), 300, 5_000, 2_500).build()
-    trace.origin_ns = 1000 * 10 ** 9
-    trace.stacks = (sampled({"MainThread": [(i * 5e-3, rng.choice(parts)) for i in range(300)]}, 1.5, rate_hz=1000.0),)
+    b, rng = keras_steps(Builder(gpus=0), 300, 5_000, 2_500), random.Random(7)
+    changes = [(i * 5e-3, rng.choice(parts)) for i in range(300)]
+    trace = with_samples(b, {"MainThread": changes}, 1.5, rate_hz=1000.0)
     finding = next(f for f in analyze_trace(trace).findings if f.id == "step_gap_host")
     assert finding.action.startswith("Move Hist.on_train_batch_end (log.py:9) out") and finding.gain.claim == "about"
 
@@ -242,9 +231,7 @@ def test_the_line_that_runs_the_step_is_none_of_the_gaps_in_which_its_thread_has
         b.host("Optimizer.step#Adam.step", at + 30_000, 10_000, annotation=1)
         changes += [(at / 1e6, step.format(calls[0])), (at / 1e6 + 0.03, step.format(calls[1])),
                     (at / 1e6 + 0.045, step.format(calls[0])), (at / 1e6 + 0.08, "train.py:90 main > log.py:3 write")]
-    trace = b.build()
-    trace.origin_ns = 1000 * 10 ** 9
-    trace.stacks = (sampled({"MainThread": changes}, 2.0, rate_hz=1000.0),)
+    trace = with_samples(b, {"MainThread": changes}, 2.0, rate_hz=1000.0)
     assert [line.line for line in gap(analyze_trace(trace)).lines] == ["log.py:3 write"]
 
 
@@ -261,9 +248,7 @@ def test_the_loop_s_own_thread_is_named_where_it_makes_the_batches(iterator, nam
         b.host("aten::mm", at * 1e6 + 60_100, 39_000)
         b.host("Optimizer.step#SGD.step", at * 1e6 + 99_200, 700)
         changes += [(at + 0.002, fetch), (at + CALL_S + 0.01, "train.py:12 <module>")]
-    trace = b.build()
-    trace.origin_ns = 1000 * 10 ** 9
-    trace.stacks = (sampled({"MainThread": changes}, STEPS * STEP_S),)
+    trace = with_samples(b, {"MainThread": changes}, STEPS * STEP_S)
     f = next(f for f in analyze_trace(trace).findings if f.id == "input_bound")
     assert [c.name for c in f.culprits if c.kind == "line"] == (["data.py:6 Slow.__getitem__"] if named else [])
 
@@ -294,13 +279,10 @@ def test_a_wait_for_input_names_other_threads_and_not_those_that_wait_for_work()
 
 
 def test_a_thread_that_was_seen_long_ago_is_not_charged():
-    gone = {"MainThread": [(0.0, STEP)], "short": [(0.0, "train.py:20 decode")]}
     b = keras_steps(Builder(gpus=0), 60, STEP_S * 1e6, CALL_S * 1e6)
     for i in range(60):
         b.host("IteratorGetNextOp::DoCompute", i * STEP_S * 1e6 + 1000, 50_000, line="tf_Compute/1")
-    trace = b.build()
-    trace.origin_ns = 1000 * 10 ** 9
-    trace.stacks = (sampled(gone, 6.0),)
+    trace = with_samples(b, {"MainThread": [(0.0, STEP)], "short": [(0.0, "train.py:20 decode")]}, 6.0)
     (line,) = gap(analyze_trace(trace), "input").lines
     assert line.share == pytest.approx(2.0 / 6.0, abs=0.05)
 
@@ -334,11 +316,8 @@ def test_the_flame_graph_adds_up():
 ])
 def test_lines_are_named_as_one_would_look_for_them(text: str, shown: str) -> None:
     assert line_text(StackFrame("f", text, 7)) == shown
-
-
-def test_qualified_names_are_cut_to_what_tells():
-    long = "outer_factory.<locals>.inner_factory.<locals>.tf__load.<locals>.if_body.<locals>.<lambda>"
-    assert line_text(StackFrame(long, "a.py", 3)) == "a.py:3 load.<lambda>"
+    qualified = "outer_factory.<locals>.inner_factory.<locals>.tf__load.<locals>.if_body.<locals>.<lambda>"
+    assert line_text(StackFrame(qualified, "a.py", 3)) == "a.py:3 load.<lambda>"
 
 
 @settings(max_examples=80, deadline=None)
@@ -399,14 +378,11 @@ def test_a_function_that_a_compiled_one_calls_is_named_on_whatever_thread():
     b = keras_steps(Builder(gpus=0), STEPS, STEP_S * 1e6, 0.99 * STEP_S * 1e6)
     for i in range(STEPS):
         b.host("PyFunc:PyFunc", i * STEP_S * 1e6 + 1000, 0.8 * STEP_S * 1e6, line="tf_Compute/1")
-    trace = b.build()
-    trace.origin_ns = 1000 * 10 ** 9
     called = "tensorflow/python/ops/script_ops.py:269 __call__ > loss.py:12 soft_dtw > loss.py:40 row"
     others = [(i * STEP_S + at, text) for i in range(STEPS) for at, text in ((0.001, called), (0.081, ""))]
-    trace.stacks = (sampled({"MainThread": [(0.0, STEP)], "executor": others, "writer": [
-        (0.0, "log.py:7 write")]}, STEPS * STEP_S),)
-    facts = analyze_to_facts(trace)
-    (finding,) = [finding for finding in facts.analysis.findings if finding.id == "host_placement"]
+    stacks = {"MainThread": [(0.0, STEP)], "executor": others, "writer": [(0.0, "log.py:7 write")]}
+    analysis = analyze_trace(with_samples(b, stacks, STEPS * STEP_S))
+    (finding,) = [finding for finding in analysis.findings if finding.id == "host_placement"]
     assert [(c.name, c.kind) for c in finding.culprits] == [("loss.py:12 soft_dtw", "line")]
 
 

@@ -102,6 +102,7 @@ def test_a_circle_of_parents_ends():
     b = Builder(gpus=0).host("Iterator::Root", 0, 9, id=1, name="A:1", shapes="")
     b.host("Iterator::Root::Map", 10, 9, id=2, parent_id=3).host("Iterator::Root::Map::Zip", 20, 9, id=3, parent_id=2)
     assert [len(p.stages) for p in pipelines(b.build())] == [3]
+    assert pipelines(Builder(gpus=0).host("x", 0, 1).build()) == ()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -138,10 +139,6 @@ def test_of_too_many_paths_the_longest_are_kept():
         b.host(f"Iterator::Root::Odd{i}", 2000 + i, 0.5, CALLER)
     (found,) = pipelines(b.build())
     assert len(found.stages) == 512 and found.bounding == "Root::Prefetch::BatchV2::ParallelMapV2"
-
-
-def test_no_iterators():
-    assert pipelines(Builder(gpus=0).host("x", 0, 1).build()) == ()
 
 
 def test_refills_of_a_shuffle_and_python_in_functions_are_told():

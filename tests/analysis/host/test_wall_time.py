@@ -8,7 +8,7 @@ import pytest
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.host.stack_lines import python_of
 from gputop.analysis.host.wall_time import SAMPLED, divide, wall_time
-from gputop.analysis.results import WallTime
+from gputop.analysis.results import WallPart, WallTime
 from gputop.analysis.steps.steps import detect_steps
 from gputop.core.findings import TraceNote
 from gputop.trace.model import Trace
@@ -32,6 +32,10 @@ def seconds_by(wall: WallTime) -> dict[str, float]:
     for part in wall.parts:
         out[part.id] = out.get(part.id, 0.0) + part.time_s
     return out
+
+
+def longest_pause(trace: Trace | Builder) -> WallPart:
+    return max((part for part in divided(trace).parts if part.id == "between"), key=lambda part: part.time_s)
 
 
 def test_epochs_are_divided_without_a_rest():
@@ -127,34 +131,33 @@ def test_a_pause_behind_the_last_whole_step_is_not_joined_with_the_partial_step_
     (("py_hash",), "op", "py_hash"),
 ])
 def test_what_the_host_did_names_a_pause(events, kind, what):
-    wall = divided(epochs(events=events))
-    pause = max((part for part in wall.parts if part.id == "between"), key=lambda part: part.time_s)
+    pause = longest_pause(epochs(events=events))
     assert (pause.kind, pause.what) in {(kind, what), (kind, events[0])}
     assert pause.work[0].name in events and pause.work[0].count == 4
 
 
-def test_reading_many_variables_in_silence_is_a_checkpoint():
-    b = epochs()
+@pytest.mark.parametrize(("histograms", "named"), [
+    (False, ("checkpoint", "ReadVariableOp")), (True, ("summary", "OneHot"))])
+def test_reading_many_variables_is_a_checkpoint_but_for_histograms(histograms, named):
+    b, apart = epochs(), (20 if histograms else 1) * MS
     starts = [e[2] for e in b._host if dict(e[4]).get("eager_op") == TEST]
-    for at in starts[3::4]:  # in the pause behind each evaluation
-        for i in range(12):
-            b.host("ReadVariableOp", at + 6 * MS + i * MS, 50)
-    pause = max((p for p in divided(b).parts if p.id == "between"), key=lambda part: part.time_s)
-    assert (pause.kind, pause.what) == ("checkpoint", "ReadVariableOp")
+    for first in starts[3::4]:  # in the pause behind each evaluation
+        for at in (first + 6 * MS + i * apart for i in range(12)):
+            b.host("ReadVariableOp", at, 50)
+            if histograms:
+                b.host("OneHot", at + 1 * MS, 17 * MS).host("WriteSummary", at + 19 * MS, 500)
+    pause = longest_pause(b)
+    assert (pause.kind, pause.what) == named
 
 
-def test_a_loop_of_ops_without_steps_that_reads_its_variables_saves_no_checkpoint():
-    b = Builder(gpus=0)
+def test_loops_of_ops_that_read_their_variables_save_no_checkpoint():
+    """Without steps, and without a function where one step takes long."""
+    b, at = Builder(gpus=0), 0.0
     for i in range(40):
         b.host("TFE_Py_FastPathExecute_C", i * 100 * MS, 300).host("ReadVariableOp", i * 100 * MS + 300, 50)
         b.host("MatMul", i * 100 * MS + 400, 50).host("Mul", i * 100 * MS + 500, 50)
-    assert {part.id for part in divided(b).parts} == {"no_steps"}
-    assert not {"checkpoint"} & {part.kind for part in divided(b).parts}
-
-
-def test_a_model_that_reads_its_variables_op_by_op_saves_no_checkpoint():
-    """A loop without a function, one step of which takes long."""
-    b, at = Builder(gpus=0), 0.0
+    assert {(part.id, part.kind == "checkpoint") for part in divided(b).parts} == {("no_steps", False)}
+    b = Builder(gpus=0)
     for step in range(20):
         b.host("EagerExecute", at, 100, eager_op="IteratorGetNext", is_func=0)
         pause = (400 if step == 10 else 30) * MS
@@ -164,20 +167,8 @@ def test_a_model_that_reads_its_variables_op_by_op_saves_no_checkpoint():
     assert not {"checkpoint"} & {part.kind for part in divided(b).parts}
 
 
-def test_reading_many_variables_for_histograms_is_no_checkpoint():
-    b = epochs()
-    starts = [e[2] for e in b._host if dict(e[4]).get("eager_op") == TEST]
-    for at in starts[3::4]:
-        for i in range(12):
-            b.host("ReadVariableOp", at + 6 * MS + i * 20 * MS, 50).host("OneHot", at + 7 * MS + i * 20 * MS, 17 * MS)
-            b.host("WriteSummary", at + 25 * MS + i * 20 * MS, 500)
-    pause = max((p for p in divided(b).parts if p.id == "between"), key=lambda part: part.time_s)
-    assert (pause.kind, pause.what) == ("summary", "OneHot")
-
-
 def test_a_line_of_python_names_a_pause():
-    wall = divided(with_stacks(epochs().build(), 11))
-    pause = max((part for part in wall.parts if part.id == "between"), key=lambda part: part.time_s)
+    pause = longest_pause(with_stacks(epochs().build(), 11))
     assert (pause.kind, pause.what, pause.count) == ("line", "train.py:11 Save.on_epoch_end", 4)
 
 
@@ -195,8 +186,8 @@ def test_a_wrapper_of_a_library_names_nothing_and_ends_the_evaluation():
     parts = seconds_by(divided(wrapped))
     # No callback runs in the pause: Keras' evaluate returns, and frees what it has used.
     assert "between" not in parts and parts["evaluation"] == pytest.approx(0.08 + 1.2, rel=0.02)
-    callback = with_stacks(epochs().build(), 117, "/x/site-packages/keras/src/callbacks/model_checkpoint.py")
-    pause = max((part for part in divided(callback).parts if part.id == "between"), key=lambda part: part.time_s)
+    pause = longest_pause(with_stacks(epochs().build(), 117,
+                                      "/x/site-packages/keras/src/callbacks/model_checkpoint.py"))
     assert pause.kind == "line" and "model_checkpoint.py" in pause.what
 
 
@@ -211,7 +202,7 @@ def test_a_wrapper_of_a_library_names_nothing_and_ends_the_evaluation():
 def test_a_library_that_saves_is_named_and_not_what_it_writes_with(file: str, function: str, what: str) -> None:
     traced = with_stacks(epochs().build(), 591, f"/x/site-packages/{file}", function=function,
                          library="/x/site-packages/fsspec/implementations/local.py")
-    pause = max((part for part in divided(traced).parts if part.id == "between"), key=lambda part: part.time_s)
+    pause = longest_pause(traced)
     kind, line = ("line", what.removeprefix("line ")) if what.startswith("line ") else ("checkpoint", what)
     assert (pause.kind, pause.what) == (kind, line)
 
@@ -279,28 +270,14 @@ def test_what_was_not_recorded_is_its_own_part():
     assert seconds_by(divided(clipped))["unrecorded"] == pytest.approx(3.0 - 1.2, rel=0.01)
 
 
-def test_the_profilers_own_begin_is_no_work_of_the_job():
-    b = Builder(gpus=0)
-    b.host("$profiler.py:101 start_trace", 0, 900 * MS)
-    train(b, 900 * MS, 20)
+def test_the_profilers_own_begin_and_end_are_no_work_of_the_job_whatever_lies_before_its_end():
+    b = Builder(gpus=0).host("$profiler.py:101 start_trace", 0, 900 * MS)
+    end = train(b, 900 * MS, 20)
     parts = seconds_by(divided(b))
     assert parts["profiler"] == pytest.approx(0.9) and "open" not in parts
-
-
-def test_the_profilers_own_end_is_none_either_whatever_lies_before_it():
-    b = Builder(gpus=0)
-    end = train(b, 0, 20)
     b.host("$train.py:9 save", end, 300 * MS).host("$profiler.py:213 stop_trace", end + 300 * MS, 200 * MS)
     parts = seconds_by(divided(b))
-    assert parts["profiler"] == pytest.approx(0.2) and parts["open"] == pytest.approx(0.3, rel=0.05)
-
-
-def test_warm_up_steps_are_the_start():
-    b = Builder(gpus=0)
-    b.host("EagerExecute", 0, 990 * MS, is_func=1, eager_op=TRAIN)
-    train(b, 1000 * MS, 20)
-    parts = seconds_by(divided(b))
-    assert parts["start"] == pytest.approx(1.0)
+    assert parts["profiler"] == pytest.approx(0.9 + 0.2) and parts["open"] == pytest.approx(0.3, rel=0.05)
 
 
 def two_ranks(job: Builder) -> Trace:
@@ -521,19 +498,13 @@ def test_stacks_that_steps_have_too_tell_of_no_pause(changes):
     assert "between" not in seconds_by(wall)
 
 
-def test_an_overview_without_a_step_is_open():
+def test_an_overview_without_a_step_is_open_and_one_of_an_instant_changes_nothing():
     detail = Builder(gpus=0)
     train(detail, 0, 30)
     silent = Builder(gpus=0).host("convert_to_tensor", 0, 10).host("convert_to_tensor", 5000 * MS, 10)
-    parts = seconds_by(divided(two_grains(detail, silent, by_s=0.4)))
-    assert parts["open"] == pytest.approx(5.0, rel=0.01)
-
-
-def test_an_overview_of_one_instant_changes_nothing():
-    detail = Builder(gpus=0)
-    train(detail, 0, 30)
-    trace = two_grains(detail, Builder(gpus=0).host("x", 0, 0), by_s=0.4)
-    assert divided(trace).recorded_s == pytest.approx(0.3, rel=0.01)
+    assert seconds_by(divided(two_grains(detail, silent, by_s=0.4)))["open"] == pytest.approx(5.0, rel=0.01)
+    instant = two_grains(detail, Builder(gpus=0).host("x", 0, 0), by_s=0.4)
+    assert divided(instant).recorded_s == pytest.approx(0.3, rel=0.01)
 
 
 def test_an_overview_of_other_steps_is_not_used():

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
+from statistics import median
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gputop.analysis.layers.culprits import Events, named_events
+from gputop.analysis.gpu.device_time import timelines
+from gputop.analysis.layers.culprits import Events, excess_of, named_events
 from gputop.analysis.layers.pytorch import call_scopes
 from gputop.core.findings import Culprit
 from gputop.trace.intervals import union
@@ -39,10 +44,12 @@ def test_ops_become_layers_with_their_time_per_step_and_gpu() -> None:
     assert (metrics.name, metrics.kind, metrics.names, metrics.gpu) == ("metrics/TopK", "op", 1, 1)
 
 
-def test_the_longest_event_is_its_place() -> None:
+def test_the_longest_event_is_its_place_and_times_that_mean_something_else_are_not_told() -> None:
     b = each(Builder(), lambda i: "a/x:MatMul", 3).run(0, 500, 90, "k", op="a/x:MatMul")
     own, = named(b)
-    assert (own.gpu, own.at_s) == (0, pytest.approx(500e-6))
+    assert (own.gpu, own.at_s, own.time_s) == (0, pytest.approx(500e-6), pytest.approx(120e-6))
+    other, = named(b, timed=False)
+    assert (other.name, other.time_s) == ("a/x", None)
 
 
 def test_forward_backward_and_replicas_of_a_layer_are_one() -> None:
@@ -92,11 +99,6 @@ def test_an_op_of_a_program_has_its_line() -> None:
     assert (own.name, own.source) == ("Model/Dense_0/dot_general", "train.py:31")
 
 
-def test_times_that_mean_something_else_are_not_told() -> None:
-    own, = named(each(Builder(), lambda i: "Adam/NcclAllReduce:NcclAllReduce", 2), timed=False)
-    assert own.time_s is None and own.name == "Adam/NcclAllReduce"
-
-
 def test_without_op_names_it_is_pytorchs_call_around_the_launch() -> None:
     b = Builder()
     b.host("aten::linear", 0, 50, line="python").host("aten::addmm", 5, 40, line="python")
@@ -106,3 +108,38 @@ def test_without_op_names_it_is_pytorchs_call_around_the_launch() -> None:
     b.run(0, 310, 5, "copy", launch=180, thread="python")  # of no op
     assert [(c.name, c.time_s) for c in named(b)] == [
         ("AddmmBackward0", pytest.approx(60e-6)), ("aten::linear", pytest.approx(30e-6))]
+
+
+replicas = st.lists(st.lists(st.tuples(st.sampled_from(["a/x", "a/y", "b/z", "c"]), st.integers(1, 50)), min_size=1,
+                             max_size=8), min_size=2, max_size=4)
+
+
+@settings(max_examples=120, deadline=None)
+@given(replicas, st.integers(0, 400))
+def test_the_excess_of_each_op_is_its_time_less_the_median_of_the_others(jobs, end):
+    b, sums = Builder(gpus=len(jobs)), [defaultdict(int) for _ in jobs]
+    for gpu, kernels in enumerate(jobs):
+        at = 0
+        for op, length in kernels:
+            b.run(gpu, at, length, op=op)
+            sums[gpu][op] += 1000 * max(0, min(end, at + length) - at)
+            at += length + 1
+    trace = b.build()
+    heavy, *others = timelines(trace)
+    found = excess_of(trace, heavy, others, union([0], [1000 * end]))
+    usual = {op: median(own[op] for own in sums[1:]) for op in {op for own in sums for op in own}}
+    longer = {op: max(0, sums[0][op] - usual[op]) for op in usual}
+    total = sum(sums[0][op] - usual[op] for op in usual)
+    if found is None:
+        assert total <= 0 or total < 0.5 * sum(longer.values()) or not sum(usual.values())
+        return
+    assert found.total_ns == pytest.approx(total, abs=1) and found.by_op
+    assert found.own_ns == pytest.approx(sum(sums[0][op] for op in usual if not usual[op]), abs=1)
+    by_op = defaultdict(int)
+    for row, time in zip(found.rows.tolist(), found.time_ns.tolist(), strict=True):
+        by_op[trace.names[trace.device.tf_op[row]]] += time
+    assert {op: by_op[op] for op in usual} == pytest.approx(longer, abs=10)
+    rate = total / sum(usual.values())
+    alike = sum(usual[op] for op in usual if longer[op] >= 0.5 * rate * usual[op]) / sum(usual.values())
+    assert found.alike == pytest.approx(alike) and 0 <= found.alike <= 1
+    assert found.blocks is None

@@ -32,17 +32,19 @@ class Kineto:
     def __init__(self) -> None:
         self.events: list[dict] = []
 
-    def call(self, name: str, begin: float, end: float, tid: int = 1, cat: str = "cpu_op", **args: object) -> None:
+    def call(self, name: str, begin: float, end: float, tid: int = 1, cat: str = "cpu_op", **args: object) -> Kineto:
         self.events.append({"ph": "X", "cat": cat, "name": name, "pid": 9, "tid": tid, "ts": begin, "dur": end - begin,
                             "args": args})
+        return self
 
-    def launch(self, at: float, tid: int = 1, name: str = "gemm", duration: int = 5) -> None:
+    def launch(self, at: float, tid: int = 1, name: str = "gemm", duration: int = 5) -> Kineto:
         number = len(self.events)
         self.events += [
             {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 9, "tid": tid, "ts": at, "dur": 1,
              "args": {"correlation": number}},
             {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": at + 2, "dur": duration,
              "args": {"correlation": number, "device": 0, "stream": 7}}]
+        return self
 
     def load(self, folder: Path) -> Trace:
         path = folder / "rank0.pt.trace.json"
@@ -59,26 +61,18 @@ def step(kineto: Kineto) -> Kineto:
     kineto.call("torch/nn/modules/linear.py(125): forward", 15, 100, cat="python_function")
     kineto.call("nn.Module: Linear_0", 20, 100, cat="python_function")
     kineto.call("aten::linear", 30, 90)
-    kineto.call("aten::addmm", 40, 80)
-    kineto.launch(50)
-    kineto.call("aten::relu", 110, 130)
-    kineto.launch(120)
-    kineto.call("aten::cross_entropy_loss", 210, 240)
-    kineto.launch(220)
+    kineto.call("aten::addmm", 40, 80).launch(50)
+    kineto.call("aten::relu", 110, 130).launch(120)
+    kineto.call("aten::cross_entropy_loss", 210, 240).launch(220)
     kineto.call(AUTOGRAD + "AddmmBackward0", 300, 350, tid=2)
     kineto.call("AddmmBackward0", 302, 340, tid=2)
-    kineto.call("aten::mm", 305, 330, tid=2)
-    kineto.launch(310, tid=2)
+    kineto.call("aten::mm", 305, 330, tid=2).launch(310, tid=2)
     kineto.call(AUTOGRAD + "CheckpointFunctionBackward", 400, 600, tid=2)
     kineto.call("nn.Module: Linear_0", 410, 450, tid=2, cat="python_function")
-    kineto.call("aten::linear", 415, 445, tid=2)
-    kineto.launch(420, tid=2)
-    kineto.call(AUTOGRAD + "MulBackward0", 500, 550, tid=2)
-    kineto.launch(510, tid=2)
+    kineto.call("aten::linear", 415, 445, tid=2).launch(420, tid=2)
+    kineto.call(AUTOGRAD + "MulBackward0", 500, 550, tid=2).launch(510, tid=2)
     kineto.call("Optimizer.step#Adam.step", 700, 800, cat="user_annotation")
-    kineto.call("aten::_foreach_add_", 710, 730)
-    kineto.launch(715)
-    kineto.launch(900)
+    kineto.call("aten::_foreach_add_", 710, 730).launch(715).launch(900)
     return kineto
 
 
@@ -95,14 +89,11 @@ def test_what_is_outside_of_a_marked_forward_pass_is_none_of_it(tmp_path: Path, 
     kineto = Kineto()
     if marked:
         kineto.call("## forward ##", 0, 100, cat="user_annotation")
-    kineto.call("aten::mm", 10, 90)
-    kineto.launch(50)
+    kineto.call("aten::mm", 10, 90).launch(50)
     kineto.call("next batch", 200, 300, cat="user_annotation")
-    kineto.call("aten::to", 210, 290)
-    kineto.launch(250)
+    kineto.call("aten::to", 210, 290).launch(250)
     kineto.call("nn.Module: Net_0", 400, 500, cat="python_function")
-    kineto.call("aten::mm", 410, 490)
-    kineto.launch(450)
+    kineto.call("aten::mm", 410, 490).launch(450)
     found = call_scopes(kineto.load(tmp_path))
     assert [found.scopes[i] for i in found.of_event.tolist()] == [
         Scope("forward", ("aten::mm",)), Scope(phase, ("next batch", "aten::to")),
@@ -115,9 +106,7 @@ def test_a_trace_without_modules_says_how_to_record_them(tmp_path: Path) -> None
         times = layer_times(trace, timelines(trace), None)
         return next(row.reason for row in times.table.rows if row.name == "forward")
 
-    without = Kineto()
-    without.call("aten::mm", 0, 50)
-    without.launch(10)
+    without = Kineto().call("aten::mm", 0, 50).launch(10)
     assert "with_modules=True" in reason(without) and not reason(step(Kineto()))
 
 
@@ -132,8 +121,7 @@ def test_a_number_of_several_threads_links_nothing(tmp_path: Path, modules: tupl
     for tid, module in zip((1, 3), modules, strict=False):
         kineto.call(f"nn.Module: {module}", 0, 50, tid=tid, cat="python_function")
         kineto.call("aten::mm", 10, 40, tid=tid, **number)
-    kineto.call(AUTOGRAD + "MmBackward0", 100, 150, tid=2, **number)
-    kineto.launch(110, tid=2)
+    kineto.call(AUTOGRAD + "MmBackward0", 100, 150, tid=2, **number).launch(110, tid=2)
     assert call_scopes(kineto.load(tmp_path)).scopes == [Scope("backward", path)]
 
 
@@ -145,8 +133,7 @@ def test_a_function_of_the_users_own_is_the_op_of_its_gradient(tmp_path: Path) -
     kineto.call("nn.Module: Net_0", 30, 90, cat="python_function")
     kineto.call("CompiledFunction", 40, 80, **number)
     kineto.call(AUTOGRAD + "CompiledFunctionBackward", 100, 150, tid=2, **number)
-    kineto.call("CompiledFunctionBackward", 105, 145, tid=2, **number)
-    kineto.launch(110, tid=2)
+    kineto.call("CompiledFunctionBackward", 105, 145, tid=2, **number).launch(110, tid=2)
     assert call_scopes(kineto.load(tmp_path)).scopes == [Scope("backward", ("Net_0", "CompiledFunctionBackward"))]
 
 
@@ -163,13 +150,9 @@ def test_the_table_and_the_rows_of_the_timeline_have_them(tmp_path: Path) -> Non
 
 
 def test_a_loop_without_gradients_has_no_loss_and_other_traces_no_calls(tmp_path: Path) -> None:
-    kineto = Kineto()
-    kineto.call("aten::mse_loss", 0, 50)
-    kineto.launch(10)
-    assert call_scopes(kineto.load(tmp_path)).scopes == [Scope("forward", ("aten::mse_loss",))]
-    other = Kineto()
-    other.launch(10)
-    assert call_scopes(other.load(tmp_path)) is None
+    without = Kineto().call("aten::mse_loss", 0, 50).launch(10)
+    assert call_scopes(without.load(tmp_path)).scopes == [Scope("forward", ("aten::mse_loss",))]
+    assert call_scopes(Kineto().launch(10).load(tmp_path)) is None
 
 
 def recorded_modules(*, kernels: bool) -> Kineto:
@@ -209,9 +192,7 @@ def test_a_cpu_s_ops_have_their_modules(tmp_path: Path) -> None:
 
 
 def test_collectives_of_the_cpu_beside_which_no_op_runs_are_a_row(tmp_path: Path) -> None:
-    kineto = Kineto()
-    kineto.call("aten::linear", 0, 100)
-    kineto.call("aten::mm", 300, 400)
+    kineto = Kineto().call("aten::linear", 0, 100).call("aten::mm", 300, 400)
     kineto.call("gloo:all_reduce", 50, 290, tid=7, cat="user_annotation")
     table = cpu_layers(kineto.load(tmp_path), None)
     assert table is not None
@@ -220,12 +201,9 @@ def test_collectives_of_the_cpu_beside_which_no_op_runs_are_a_row(tmp_path: Path
 
 
 def test_before_1_9_autograd_s_functions_have_bare_names(tmp_path: Path) -> None:
-    kineto = Kineto()
-    kineto.call("aten::conv2d", 0, 50)
-    kineto.launch(10)
+    kineto = Kineto().call("aten::conv2d", 0, 50).launch(10)
     kineto.call("CudnnConvolutionBackward", 100, 150, tid=2)
-    kineto.call("aten::cudnn_convolution_backward", 105, 145, tid=2)
-    kineto.launch(110, tid=2)
+    kineto.call("aten::cudnn_convolution_backward", 105, 145, tid=2).launch(110, tid=2)
     found = call_scopes(kineto.load(tmp_path))
     assert found is not None and [found.scopes[i] for i in found.of_event.tolist()] == [
         Scope("forward", ("aten::conv2d",)), Scope("backward", ("CudnnConvolutionBackward",))]

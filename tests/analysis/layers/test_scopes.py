@@ -37,18 +37,12 @@ NAMES = [
     ("AssignAddVariableOp_2:AssignAddVariableOp", "other ops", "AssignAddVariableOp_2"),
     ("kernel", "other ops", ""),
     ("p['params']['Dense_0']['bias']", "other ops", ""),
+    ("jit(step)/a)/b((/c/d:X", "optimizer", "a)/b((/c/d"),  # parentheses that do not match split somewhere
+    ("jit(predict)/Net/Dense_0/dot_general", "forward", "Net/Dense_0/dot_general"),  # without gradients no update
 ]
 
 
 @pytest.mark.parametrize(("name", "phase", "path"), NAMES)
 def test_phase_and_path(name: str, phase: str, path: str) -> None:
-    scope = scope_of(name, True)
+    scope = scope_of(name, training=not name.startswith("jit(predict)"))
     assert (scope.phase, "/".join(scope.path)) == (phase, path)
-
-
-def test_a_program_without_gradients_updates_nothing() -> None:
-    assert scope_of("jit(predict)/Net/Dense_0/dot_general", False).phase == "forward"
-
-
-def test_parentheses_that_do_not_match_split_somewhere() -> None:
-    assert scope_of("jit(step)/a)/b((/c/d:X", True).path

@@ -78,24 +78,16 @@ def test_a_real_job_that_numbers_its_micro_batches() -> None:
     assert steps_per_update(trace, steps) is None
 
 
-def test_keras_accumulates_in_a_branch_of_its_graph() -> None:
+def test_keras_accumulates_in_a_branch_of_its_graph_and_with_pytorch_shows_updates_by_ops() -> None:
     """Names as TensorFlow 2.21 and Keras 3.15 write them."""
-    b = keras_steps(Builder(gpus=0), 20, 10_000, 9_000)
+    b, torch = keras_steps(Builder(gpus=0), 20, 10_000, 9_000), Builder(gpus=0, format="chrome")
     for i in range(20):
         branch = "then/_32" if i % 4 == 3 else "else/_33"
         b.host(f"StatefulPartitionedCall/adam_w/cond/{branch}/adam_w/cond/AssignAddVariableOp_1:AssignAddVariableOp",
                i * 10_000 + 8_000, 100, line="tf_Compute/1")
-    trace = b.build()
-    steps = find_steps(trace)
-    assert steps is not None and steps.times.median_s == pytest.approx(10e-3)  # as Keras counts
-    assert steps_per_update(trace, steps) == 4
-
-
-def test_keras_with_pytorch_shows_updates_by_ops() -> None:
-    b = Builder(gpus=0, format="chrome")
-    for i in range(20):
-        b.host(f"ProfilerStep#{i}", i * 1_000, 999)
-        b.host("aten::_foreach_sqrt" if i % 2 else "aten::_foreach_add_", i * 1_000 + 800, 50)
-    trace = b.build()
-    steps = find_steps(trace)
-    assert steps is not None and steps_per_update(trace, steps) == 2
+        torch.host(f"ProfilerStep#{i}", i * 10_000, 9_990)
+        torch.host("aten::_foreach_sqrt" if i % 2 else "aten::_foreach_add_", i * 10_000 + 8_000, 500)
+    for trace, count in ((b.build(), 4), (torch.build(), 2)):
+        steps = find_steps(trace)
+        assert steps is not None and steps.times.median_s == pytest.approx(10e-3)  # as Keras counts
+        assert steps_per_update(trace, steps) == count

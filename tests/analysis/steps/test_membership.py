@@ -35,13 +35,11 @@ def test_a_step_has_the_work_that_it_launched_whenever_the_gpu_did_it(lag: float
     assert a.kernels is not None and a.steps is not None
     rows, by = kernels_per_step(a, a.kernels.by_name)
     assert by.basis == "per step"
-    assert {own.name: own.count for own in rows} == {
-        "k0": 12, "k1": 12, "k2": 12, REDUCE: 4}
+    assert {own.name: own.count for own in rows} == {"k0": 12, "k1": 12, "k2": 12, REDUCE: 4}
     assert sum(own.share for own in rows) == pytest.approx(1)
     assert sum(own.time_s for own in rows) == pytest.approx(KERNELS * 190e-6)
     reduced = collectives_per_step(a)[0]
-    assert [(own.operation, own.count, own.time_s) for own in reduced] == [
-        ("AllReduce", 4, pytest.approx(4 * 190e-6))]
+    assert [(own.operation, own.count, own.time_s) for own in reduced] == [("AllReduce", 4, pytest.approx(4 * 190e-6))]
     copied = copies_per_step(a)[0]
     assert [(own.direction, own.count, own.bytes) for own in copied] == [("h2d", 1, 1000)]
 

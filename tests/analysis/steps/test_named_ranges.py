@@ -117,11 +117,10 @@ def test_ranges_that_launch_unlike_amounts_or_little_of_all_are_none():
     assert named_ranges(b.build()) is None
 
 
-def test_names_of_other_profilers_are_no_ranges_of_the_users():
+@pytest.mark.parametrize("profiler", ["xspace", "chrome"])
+def test_names_of_other_profilers_are_no_ranges_of_the_users(profiler):
     b = loop([("train_step", 500, 9_900)])
-    b.format = "xspace"
-    assert named_ranges(b.build()) is None
-    b.format = "chrome"
+    b.format = profiler
     assert named_ranges(b.build()) is None
 
 

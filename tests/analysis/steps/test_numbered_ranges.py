@@ -201,17 +201,6 @@ def test_an_optimizers_calls_mark_steps_where_nothing_else_does():
     assert find_steps(b.build()).times.anchor == 'ranges "step N"'
 
 
-def test_two_optimizers_of_a_step_are_one_step():
-    b = Builder(format="chrome")
-    for i in range(10):
-        for k in range(3):
-            b.run(0, i * 100 + 5 + 10 * k, 8, launch=i * 100 + 1 + k, thread="python")
-        b.host("Optimizer.step#Adam.step", i * 100 + 50, 5)  # the discriminator's
-        b.run(0, i * 100 + 70, 8, launch=i * 100 + 60, thread="python")
-        b.host("Optimizer.step#Adam.step", i * 100 + 90, 5)  # the generator's
-    assert find_steps(b.build()).times.median_s == pytest.approx(100e-6)
-
-
 @pytest.mark.parametrize(("mark", "ops"), [("step {}", True), ("iteration {}", False), ("batch {}", True)])
 def test_in_an_nsight_report_the_pause_between_ranges_is_first_of_all_the_dataloader(tmp_path, mark, ops):
     path = numbered_report(tmp_path / "report.sqlite", mark, ops=ops)

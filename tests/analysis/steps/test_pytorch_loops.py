@@ -213,31 +213,21 @@ def test_where_nothing_repeats_there_are_no_steps(seed):
     assert op_sequence(loop.b.build()) is None and find_steps(loop.b.build()) is None
 
 
-def test_a_token_and_the_sequence_that_holds_it_are_not_told_apart():
-    loop = Loop()
+def test_what_repeats_without_being_surely_a_step_is_none():
+    """A token and the sequence that holds it, ops of two threads, and one op again and again."""
+    tokens, a, b, one_op = Loop(), Loop(1), Loop(2), Loop()
     for _ in range(8):
-        loop.op("aten::randint")
+        tokens.op("aten::randint")
         for _ in range(16):
-            loop.op("aten::embedding").forward().op("aten::argmax").op("aten::cat")
-    assert op_sequence(loop.b.build()) is None
-
-
-def test_two_threads_that_run_ops_have_no_steps():
-    a, b = Loop(1), Loop(2)
-    for loop, line in ((a, "python"), (b, "worker")):
-        for _ in range(20):
-            loop.op("aten::rand").forward().op("aten::argmax")
-        if line == "worker":
-            for name, _, start, length, stats in loop.b._host:
-                a.b.host(name, start + 3, length, line, **stats)
-    assert op_sequence(a.b.build()) is None
-
-
-def test_one_op_again_and_again_is_no_step():
-    loop = Loop()
+            tokens.op("aten::embedding").forward().op("aten::argmax").op("aten::cat")
+    for _ in range(20):
+        a.op("aten::rand").forward().op("aten::argmax")
+        b.op("aten::rand").forward().op("aten::argmax")
+    for name, _, start, length, stats in b.b._host:
+        a.b.host(name, start + 3, length, "worker", **stats)
     for _ in range(200):
-        loop.op("aten::mm")
-    assert op_sequence(loop.b.build()) is None
+        one_op.op("aten::mm")
+    assert [op_sequence(loop.b.build()) for loop in (tokens, a, one_op)] == [None] * 3
 
 
 def test_a_window_of_evaluation_alone_says_so():

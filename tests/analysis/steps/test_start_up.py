@@ -63,12 +63,10 @@ def test_first_launch_calls_that_load_are_a_start(first):
     assert start_end_ns(trace, start_up_spans(trace)) is not None
 
 
-def test_long_calls_of_kernels_that_ran_before_are_no_loading():
-    assert not kinds(launches((30_000.0,), long_later=30_000.0).build())  # threads without a CPU, full queues
-
-
-def test_a_recording_in_which_each_kernel_runs_once_tells_no_first_launch():
-    assert not kinds(launches((5.0, 1_300_000.0), kernels=200).build())
+@pytest.mark.parametrize("b", [launches((30_000.0,), long_later=30_000.0), launches((5.0, 1_300_000.0), kernels=200)],
+                         ids=["later ones are as long: no CPU, a full queue", "each kernel runs once"])
+def test_long_calls_that_may_be_no_first_ones_are_no_loading(b: Builder) -> None:
+    assert not kinds(b.build())
 
 
 @pytest.mark.parametrize(("first", "starts"), [("cuModuleGetLoadingMode", True), ("cudaGetDevice", False)])
@@ -342,18 +340,18 @@ def test_a_context_is_made_before_the_first_kernel(name: str, starts: bool, begi
     assert kinds(b.build()) == ({"loading": pytest.approx(2.5)} if starts else {})
 
 
-@pytest.mark.parametrize(("begin", "starts"), [("cuInit", True), ("cudaGetDevice", False)])
-def test_a_library_with_its_own_runtime_begins_cuda_again(begin: str, starts: bool) -> None:
+@pytest.mark.parametrize(("begin", "begins"), [("cuInit", True), ("cudaGetDevice", False)])
+def test_a_library_with_its_own_runtime_begins_cuda_again(begin: str, begins: bool) -> None:
     b = Builder(format="nsys").host("cudaMalloc", 0, 200_000).run(0, 200_100, 3, launch=200_050)
     b.host(begin, 200_300, 1).host("cudaFree", 201_000, 1_200_000).run(0, 1_401_100, 3, launch=1_401_050)
-    assert kinds(b.build()) == {"loading": pytest.approx(1.4 if starts else 0.2)}
+    assert kinds(b.build()) == {"loading": pytest.approx(1.4 if begins else 0.2)}
 
 
-@pytest.mark.parametrize(("begin", "starts"), [("cuDevicePrimaryCtxSetFlags_v2", True), ("cuDeviceGetCount", False)])
-def test_the_context_of_openmp_is_made_without_an_event(begin: str, starts: bool) -> None:
+@pytest.mark.parametrize(("begin", "begins"), [("cuDevicePrimaryCtxSetFlags_v2", True), ("cuDeviceGetCount", False)])
+def test_the_context_of_openmp_is_made_without_an_event(begin: str, begins: bool) -> None:
     b = Builder(format="nsys").host(begin, 0, 2).host("cuStreamCreate", 72_000, 8)
     b.run(0, 73_000, 200, launch=72_990).host("cuDevicePrimaryCtxRelease_v2", 73_300, 17_000)
-    assert kinds(b.build()) == ({"loading": pytest.approx(0.072)} if starts else {})
+    assert kinds(b.build()) == ({"loading": pytest.approx(0.072)} if begins else {})
 
 
 def captures(launched: bool) -> Builder:

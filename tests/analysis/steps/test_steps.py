@@ -5,6 +5,7 @@ import pytest
 from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.steps import STEP_DETECTORS, find_steps
 from gputop.trace.model import HloOp
+from tests.records import replace
 from tests.trace.build import Builder, keras_steps
 
 
@@ -25,10 +26,7 @@ def test_keras3_calls_reach_to_the_next_call_and_the_last_is_left_out():
     assert steps is not None and steps.count == 5 and steps.times.dropped == 1
     assert steps.times.median_s == pytest.approx(100e-6)
     assert steps.bounds_ns[0] == (7_000, 107_000) and steps.call_ends_ns[:2] == (67_000, 167_000)
-
-
-def test_keras3_by_the_traced_function_where_eager_execute_is_absent():
-    b = Builder(gpus=0)
+    b = Builder(gpus=0)  # without EagerExecute by the traced function
     for i in range(4):
         b.host("one_step_on_iterator", i * 50, 30, tf_function_call="notTraced-nonXla")
     steps = find_steps(b.build())
@@ -53,30 +51,19 @@ def test_functions_on_tf_data_threads_are_no_steps():
     assert find_steps(b.build()) is None
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_where_the_host_runs_ahead_its_calls_tell_no_step_time(ahead):
-    b = Builder(gpus=1)
-    for i in range(8):
-        call = i * (100 if ahead else 1000)
-        b.host("PjitFunction(train_step)", call, 50)
+@pytest.mark.parametrize(("mark", "pace", "length", "behind", "ahead"), [
+    ("PjitFunction(train_step)", 1000, 50, 20, False), ("PjitFunction(train_step)", 100, 50, 20, True),
+    # As DDP on MI300X of AMD-AGI/TraceLens: a marked step each 16 ms, and the GPU, 30 ms behind, takes 19 ms.
+    ("ProfilerStep#{}", 870, 870, 2020, True), ("ProfilerStep#{}", 1000, 1000, 2020, False)])
+def test_where_the_host_runs_ahead_its_calls_tell_no_step_time(mark, pace, length, behind, ahead):
+    b, count = Builder(gpus=1), 5 if "{}" in mark else 8  # of calls the last is left out
+    for i in range(count):
+        b.host(mark.format(i), i * pace, length)
         for k in range(9):
-            b.run(0, 20 + i * 1000 + k * 110, 100, launch=call + 1 + k, thread="python")
+            b.run(0, behind + i * 1000 + k * 110, 100, launch=i * pace + 1 + k, thread="python")
     steps = find_steps(b.build())
-    assert steps is not None and steps.count == 7 and steps.times.median_s == pytest.approx(1000e-6)
+    assert steps is not None and steps.count == min(count, 7) and steps.times.median_s == pytest.approx(1000e-6)
     assert ("the host runs ahead" in steps.times.anchor) == ahead and bool(steps.call_ends_ns) != ahead
-
-
-@pytest.mark.parametrize(("pace", "ahead"), [(870, True), (1000, False)])
-def test_a_host_a_step_ahead_that_gets_further_ahead_tells_no_step_time(pace, ahead):
-    """As DDP on MI300X of AMD-AGI/TraceLens: a marked step each 16 ms, and the GPU, 30 ms behind, takes 19 ms."""
-    b = Builder(gpus=1)
-    for i in range(5):
-        b.host(f"ProfilerStep#{i}", i * pace, pace)
-        for k in range(9):
-            b.run(0, 2020 + i * 1000 + k * 110, 100, launch=i * pace + 1 + k, thread="python")
-    steps = find_steps(b.build())
-    assert steps is not None and steps.count == 5 and steps.times.median_s == pytest.approx(1000e-6)
-    assert ("the host runs ahead" in steps.times.anchor) == ahead
 
 
 def test_a_pause_after_the_steps_is_no_running_ahead():
@@ -102,25 +89,17 @@ def test_what_compiles_again_and_again_is_no_warm_up():
 
 def test_compilation_is_warm_up():
     b = Builder(gpus=0)
-    b.host("EagerExecute", 0, 5000, is_func=1, eager_op="__inference_one_step_on_iterator_1")
-    keras_steps(b, 0, 0, 0)
-    for i in range(6):
-        b.host("EagerExecute", 5000 + i * 100, 60, is_func=1, eager_op="__inference_one_step_on_iterator_1")
+    for i in range(7):
+        b.host("EagerExecute", 4900 + i * 100 if i else 0, 60 if i else 5000, is_func=1,
+               eager_op="__inference_one_step_on_iterator_1")
     steps = find_steps(b.build())
     assert steps is not None and steps.count == 5 and steps.times.dropped == 2
     assert steps.times.mean_s == pytest.approx(100e-6)
 
 
-def test_steps_per_execution_is_counted_by_get_next():
-    b = keras_steps(Builder(gpus=0), 4, 100, 90)
-    for i in range(16):
-        b.host("IteratorGetNextAsOptionalOp::DoCompute", i * 25 + 3, 2, line="tf_data_iterator_get_next/1")
-    assert find_steps(b.build()).times.iterations_per_step == 4
-
-
 @pytest.mark.parametrize(("names", "iterations"), [(("gradient_tape/replica_1/dense/MatMul", "replica_1/Size"), 2),
                                                    (("my_replica_1/MatMul", "replica_x/MatMul"), 4)])
-def test_replicas_on_cpus_are_not_iterations(names, iterations):
+def test_steps_per_execution_is_counted_by_get_next_and_replicas_on_cpus_are_not_iterations(names, iterations):
     b = keras_steps(Builder(gpus=0), 4, 100, 90)
     for i in range(16):
         b.host("IteratorGetNextAsOptionalOp::DoCompute", i * 25 + 3, 2, line=f"tf_data_iterator_get_next/{i % 2}")
@@ -221,14 +200,6 @@ def test_jitted_steps_between_which_ops_evaluate_one_by_one_are_steps_where_they
     assert steps is not None and (steps.times.anchor, steps.count) == (anchor, pytest.approx(count, abs=6))
 
 
-def test_profiler_steps_that_touch_count_to_the_last():
-    b = Builder(gpus=0, format="chrome")
-    for i in range(3):
-        b.host(f"ProfilerStep#{i + 4}", i * 100, 99.5, step_num=i + 4)
-    steps = find_steps(b.build())
-    assert steps is not None and steps.count == 3 and steps.times.confidence == "high"
-
-
 def _sequence(names: list[str], gaps: float = 50) -> Builder:
     b = Builder(format="nsys")
     t = 0.0
@@ -271,7 +242,8 @@ def test_without_a_sure_period_there_are_no_steps(names):
     assert find_steps(_sequence(names).build()) is None
 
 
-def test_irregular_repetitions_are_no_steps():
+def test_irregular_repetitions_and_an_empty_trace_are_no_steps():
+    assert find_steps(Builder(gpus=1).build()) is None
     b, t = Builder(format="nsys"), 0.0
     for i in range(6):
         for j in range(12):
@@ -279,10 +251,6 @@ def test_irregular_repetitions_are_no_steps():
             t += 10
         t += 1500 * (i % 2)
     assert find_steps(b.build()) is None
-
-
-def test_an_empty_trace_has_no_steps():
-    assert find_steps(Builder(gpus=1).build()) is None
 
 
 def _call(b: Builder, start: float, length: float, function: str, *ops: str) -> None:
@@ -422,15 +390,15 @@ def test_a_loop_without_functions_steps_by_its_batches():
     assert steps is not None and "batch" in steps.times.anchor and steps.times.confidence == "low" and steps.count == 5
 
 
-@pytest.mark.parametrize("pause", [0, 1])
-def test_ranks_whose_marks_overlap_keep_their_last_step(pause):
+@pytest.mark.parametrize(("ranks", "pause"), [(2, 0), (2, 1), (1, 0.5)])
+def test_marks_that_touch_or_overlap_count_to_the_last_step(ranks, pause):
     """Two ranks, one 30% of a step behind: the later one's mark ends after the earlier one's next mark begins."""
-    b = Builder(gpus=0)
-    for rank in range(2):
+    b = Builder(gpus=0, format="chrome")
+    for rank in range(ranks):
         for i in range(3):
-            b.host(f"ProfilerStep#{i}", rank * 30 + i * 100, 100 - pause, f"rank {rank}")
+            b.host(f"ProfilerStep#{i + 4}", rank * 30 + i * 100, 100 - pause, f"rank {rank}")
     steps = find_steps(b.build())
-    assert steps is not None and steps.count == 3 and steps.times.dropped == 0
+    assert steps is not None and steps.count == 3 and steps.times.dropped == 0 and steps.times.confidence == "high"
     assert steps.bounds_ns[-1] == (200_000, (300 - pause) * 1000)
 
 
@@ -438,6 +406,20 @@ def test_a_single_step_lasts_until_its_last_rank_ends_it():
     b = Builder(gpus=0).host("ProfilerStep#7", 0, 100, "rank 0").host("ProfilerStep#7", 30, 100, "rank 1")
     steps = find_steps(b.build())
     assert steps is not None and steps.bounds_ns == ((0, 130_000),) and steps.times.confidence == "low"
+
+
+def test_what_another_rank_runs_meanwhile_says_nothing_of_a_function():
+    """Of two ranks that do not run in step: one evaluates while the other trains."""
+    b = Builder(gpus=0)
+    for i in range(40):
+        for rank, trains in ((0, i < 20), (1, i >= 20)):
+            function, op = (FIT, BACKWARD) if trains else (EVALUATE, FORWARD)
+            b.host("EagerExecute", i * 100 + rank, 90, f"python {rank}", is_func=1, eager_op=function)
+            b.host(op, i * 100 + 10 + rank, 50, f"tf_Compute {rank}")
+    trace = b.build()
+    trace.lines = [replace(line, rank=int(line.name.rpartition(" ")[2])) for line in trace.lines]
+    steps = find_steps(trace)
+    assert steps is not None and steps.times.phase == "training" and steps.other_loops.keys() == {"evaluation"}
 
 
 def test_each_way_to_find_steps_has_a_name_of_its_own_and_changes_no_trace():
