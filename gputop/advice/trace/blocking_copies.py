@@ -64,7 +64,6 @@ class CopiesPageable(Verdict, frozen=True, kw_only=True):
 
 def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
     """Copies from or to pageable memory, which the driver stages: slower than the link and not beside compute."""
-    assert facts.shares is not None
     if facts.shares["h2d"] + facts.shares["d2h"] < limit("copies_pageable.share"):
         return None
     gpus = [gpu for gpu in facts.analysis.gpus if gpu.busy]

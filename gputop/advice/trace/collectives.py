@@ -88,7 +88,6 @@ def _missing(facts: TraceFacts) -> Missing | None:
 
 def _judged(facts: TraceFacts) -> CollectiveWaits | Missing | None:
     """The waits, where exposed collectives take enough of the step and can be judged."""
-    assert facts.shares is not None
     if facts.waits is None or facts.shares["collectives"] < limit("collectives.share"):
         return None
     return facts.waits if facts.waits.count else _missing(facts)

@@ -225,7 +225,7 @@ def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
         return _judge_small_ops(facts)
     if ops is None or host is None or ops.eager_share is None:
         return None
-    if ops.eager_share < limit("eager_execution.share") or facts.period_s <= 0:
+    if ops.eager_share < limit("eager_execution.share") or not facts.shares:
         return None
     share = host.eager_s / facts.period_s
     if share < limit("eager_execution.cost"):
@@ -245,9 +245,9 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     """PyTorch starts so many small ops that this takes a good part of the CPU's time; a GPU that waits for launches is
     :func:`gputop.advice.trace.launch.judge_launch_bound`'s."""
     host, trace = facts.host, facts.trace
-    if host is None or not computes_on_cpu(trace) or facts.period_s <= 0:
+    if host is None or not computes_on_cpu(trace) or not facts.shares:
         return None
-    spans, per = waits_for_host(facts, "eager"), facts.steps_or_window * max(len(host.divided), 1)
+    spans, per = waits_for_host(facts, "eager"), facts.steps_or_window * facts.processes
     main = lines_of(trace, MAIN)
     small = small_ops(trace, main)
     ops = small.rows
@@ -400,7 +400,7 @@ def judge_xla_off(facts: TraceFacts) -> ChainedKernels | None:
         return None
     kernels = by_stream(facts.trace, kernels_in_steps(facts))
     saved_s, chains = chained_kernels(facts, kernels, _elementwise(facts.trace, kernels))
-    if facts.period_s <= 0 or saved_s < limit("xla_off.share") * facts.period_s:
+    if saved_s < limit("xla_off.share") * facts.period_s:
         return None
     share = saved_s / facts.period_s
     return replace(chains, share=share, severest="medium")

@@ -71,7 +71,6 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
     Copies from and to the host are judged together, as shares of the step. Those within the GPU count as its own work
     in the breakdown: what they take is a share of the device window, from a GPU's first event to its last.
     """
-    assert facts.shares is not None
     if facts.steps is None and not facts.active:
         return Missing("kernels; a trace with only copies shows job startup, so capture while the job trains")
     gpus = [gpu for gpu in facts.analysis.gpus if gpu.busy]
@@ -209,7 +208,6 @@ class DefaultStream(Verdict, frozen=True, kw_only=True):
 
 def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
     """All kernels and copies of a GPU are on one stream, so that pinned copies cannot run beside compute."""
-    assert facts.shares is not None
     if offloaded(facts):
         return None
     device, judged = facts.trace.device, facts.analyzed_spans

@@ -122,7 +122,7 @@ class ThreadsUnused(Verdict, frozen=True, kw_only=True):
 
 def judge_threads_unused(facts: TraceFacts) -> ThreadsUnused | Missing | None:
     """One thread computes ops that PyTorch would divide, while cores are idle."""
-    if not computes_on_cpu(facts.trace) or facts.period_s <= 0:
+    if not computes_on_cpu(facts.trace) or not facts.shares:
         return None
     cpus = _cpus(facts)
     if cpus is None or cpus.cores is None or cpus.main is None:
@@ -142,14 +142,13 @@ def judge_threads_unused(facts: TraceFacts) -> ThreadsUnused | Missing | None:
     large, inside = large[inside > 0], inside[inside > 0]
     if not len(large) or not spans.total:
         return None
-    processes = max(len(facts.host.divided) if facts.host is not None else 1, 1)
     covered = coverage(spans_of(facts.trace, large), spans.start, spans.end).sum()
     ratio = min(float(covered) / spans.total, 1.0)
     share = ratio * (1 - 1 / threads)
     if share < limit("threads_unused.share"):
         return None
     longest = large[inside.argmax()]
-    per = facts.steps_or_window * processes
+    per = facts.steps_or_window * facts.processes
     name = host.name[longest]
     return ThreadsUnused(
         gpus=(), share=share, large_ratio=ratio, used=cpus.used, idle_cpus=idle, allowed=cpus.limit, threads=threads,
@@ -186,7 +185,7 @@ class ThreadOversubscription(Verdict, frozen=True, kw_only=True):
 
 def judge_thread_oversubscription(facts: TraceFacts) -> ThreadOversubscription | Missing | None:
     """The job's own threads are more than the CPUs that it may use, and wait for each other's CPU."""
-    if not computes_on_cpu(facts.trace) or facts.period_s <= 0:
+    if not computes_on_cpu(facts.trace) or not facts.shares:
         return None
     cpus = _cpus(facts)
     if cpus is None or cpus.held_up is None:
@@ -246,7 +245,7 @@ def judge_thread_contention(facts: TraceFacts) -> ThreadContention | Missing | N
     """
     threads, host = facts.analysis.launch_threads, facts.host
     assert threads is not None and host is not None
-    if facts.period_s <= 0 or host.stalled is None or threads.input_threads_at_launch is None:
+    if not facts.shares or host.stalled is None or threads.input_threads_at_launch is None:
         return None
     held_up = host.dispatch_s * host.stalled
     if (held_up < limit("thread_contention.share") * facts.period_s or host.stalled < limit("thread_contention.stalled")

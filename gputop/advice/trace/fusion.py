@@ -45,7 +45,6 @@ def _matching(trace: Trace, column: I32, pattern: str, but: str = "(?!)") -> Mas
 
 def _beside_launch_waits(facts: TraceFacts, seconds: float) -> float:
     """The share of the step that work of that length on the GPU costs, the launch waits taken off."""
-    assert facts.shares is not None
     return savings.removed(seconds - facts.shares["launch"] * facts.period_s, facts.period_s)
 
 

@@ -74,7 +74,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     if steps is None or steps.count < (1 if traced else limit("host.steps")):
         return Missing("two complete steps, because the gap is between steps; capture a longer trace, or mark the "
                        f"steps with {how_to_mark_steps(facts.trace)}")
-    if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
+    if not facts.shares or host.gap_s < limit("step_gap_host.share") * facts.period_s:
         return None
     share = host.gap_s / facts.period_s
     lines, of_ops = ([line for gaps in (stacks.gaps if stacks else ()) if gaps.gap == gap for line in gaps.lines]
@@ -283,7 +283,7 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     if host is None or host.placement_s is None:
         return Missing("data on the model's ops on the host threads" + (
             TORCH_HOST if facts.framework == "pytorch" else HOST_EVENTS))
-    if facts.period_s <= 0 or host.placement_s < limit("host_placement.share") * facts.period_s or not host.placement:
+    if not facts.shares or host.placement_s < limit("host_placement.share") * facts.period_s or not host.placement:
         return None
     share = min(host.placement_s / facts.period_s, 1.0)
     removed = removed_host_time(facts, "placement")

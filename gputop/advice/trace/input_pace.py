@@ -43,9 +43,10 @@ def paced_by_input(facts: TraceFacts) -> float | None:
     """Seconds that the input pipeline takes for the batches of a step, where the steps follow one another at its pace:
     it works beside them and is never ahead. What else the loop does meanwhile costs no time. None where that is not
     so, or not known."""
-    if facts.shares is None or facts.steps is None or facts.shares["input"] < limit("input_bound.share"):
+    input_share = facts.shares.get("input", 0.0)
+    if facts.steps is None or input_share < limit("input_bound.share"):
         return None
-    fix = input_fix(facts, facts.shares["input"] * facts.period_s)
+    fix = input_fix(facts, input_share * facts.period_s)
     if fix.beside_s is None or (fix.numbers or {}).get("buffer_empty_ratio", 0.0) < limit("input_bound.empty"):
         return None
     return fix.beside_s

@@ -51,7 +51,6 @@ class InputBound(Verdict, frozen=True, kw_only=True):
 
 def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     """The GPUs stand still while the training loop waits for a batch."""
-    assert facts.shares is not None
     steps, share, wall = facts.steps, facts.shares["input"], facts.analysis.wall_time
     open_s = sum(part.time_s for part in wall.parts if part.id == "open" and part.kind == "input") if wall else 0.0
     is_open = wall is not None and open_s >= limit("input_bound.share") * wall.recorded_s
@@ -114,7 +113,6 @@ def _is_odd_batch(facts: TraceFacts, *, is_open: bool) -> bool:
 
 def _open_wait(facts: TraceFacts, wall: WallTime, open_s: float) -> InputBound:
     """The loop waits at an edge of the recording, far longer than in its steps: all waits, as a share of the time."""
-    assert facts.shares is not None
     wait_s = facts.shares["input"] * facts.period_s * facts.steps_or_window + open_s
     opened = recorded_spans(facts, [part for part in wall.parts if part.id == "open" and part.kind == "input"])
     verdict = _verdict(facts, input_fix(facts, wait_s), min(wait_s / wall.recorded_s, 1.0), opened)

@@ -47,7 +47,6 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
     Idle time that another cause explains (input wait, waiting for another GPU, copies, host work between launches) is
     not in the share ``launch``, so this fires for launches alone.
     """
-    assert facts.shares is not None
     if not waits_for_launches(facts):
         return None
     gpus, share = facts.active, facts.shares["launch"]

@@ -143,7 +143,7 @@ def _compute_s(facts: TraceFacts) -> float:
     gpus = facts.active
     kernels_s = sum(gpu.compute * gpu.window_s if gpu.compute_s_per_step is None else gpu.compute_s_per_step
                     for gpu in gpus) / len(gpus)
-    return min(kernels_s, facts.shares["compute"] * facts.period_s) if facts.shares is not None else kernels_s
+    return min(kernels_s, facts.shares["compute"] * facts.period_s)
 
 
 def _mixed(matmuls: Matmuls) -> bool:

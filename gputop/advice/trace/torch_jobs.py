@@ -74,7 +74,7 @@ def judge_accumulation_sync(facts: TraceFacts) -> AccumulationSync | None:
         return None
     spans = {gpu: parts["collectives"] for gpu, parts in facts.parts.items()}
     if facts.active:
-        communication = (facts.shares or {}).get("collectives", 0.0)
+        communication = facts.shares.get("collectives", 0.0)
     else:
         work = host_rows(trace, _REDUCES)
         numbers = _process_of(facts, work)
@@ -279,8 +279,8 @@ def _stacks_s(facts: TraceFacts, nodes: I64) -> float:
     of_node = np.unique(np.stack((line, number))[:, innermost], axis=1, return_inverse=True)[1].reshape(-1)
     longest = np.zeros(of_node.max() + 1, np.int64)
     np.maximum.at(longest, of_node, (end - start)[innermost])
-    return float(np.minimum(longest, _STACK_AT_MOST * np.percentile(longest, _CHEAPEST)).sum()) / 1e9 / (
-        facts.steps_or_window * max(len(facts.host.divided) if facts.host is not None else 1, 1))
+    least_ns = np.minimum(longest, _STACK_AT_MOST * np.percentile(longest, _CHEAPEST))
+    return float(least_ns.sum()) / 1e9 / (facts.steps_or_window * facts.processes)
 
 
 def _after_checks(facts: TraceFacts, rows: I64, line: int) -> Spans:

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gputop.advice.live.ranks import DelayLimits, RankActivity, RankDelay, slow_rank
+from gputop.advice.live.ranks import RankActivity, RankDelay, slow_rank
 
-LIMITS = DelayLimits(gap=0.1, slices=0.9, alike=0.1)
 SLICES, CLOCK_HZ = 30, 1.98e9
 WAIT_SM = 0.12  # SMs that a kernel of NCCL keeps
 Each = Callable[[int, int, random.Random], float]  # by slice and rank
@@ -52,7 +51,7 @@ class Job:
 
 
 def found(job: Job) -> RankDelay:
-    outcome = slow_rank(job.activity(), LIMITS)
+    outcome = slow_rank(job.activity(), "enter")
     assert isinstance(outcome, RankDelay), outcome
     return outcome
 
@@ -75,7 +74,7 @@ def test_a_gpu_with_a_low_clock() -> None:
 
 def test_a_checkpoint_now_and_then_does_not_hide_it() -> None:
     assert found(Job(host=of(0, 0.2, 0.0), pauses=(7, 20))).number == 0
-    outcome = slow_rank(Job(host=of(0, 0.2, 0.0), pauses=range(12)).activity(), LIMITS)
+    outcome = slow_rank(Job(host=of(0, 0.2, 0.0), pauses=range(12)).activity(), "enter")
     assert isinstance(outcome, str) and "minutes in which" in outcome
 
 
@@ -92,7 +91,7 @@ def test_a_checkpoint_now_and_then_does_not_hide_it() -> None:
 ], ids=["even", "three", "host-bound", "two", "in turns", "by chance", "all idle", "a moment", "boost", "for a while"])
 def test_jobs_without_one(job: Job) -> None:
     for seed in range(5):
-        assert slow_rank(job.activity(seed), LIMITS) is None
+        assert slow_rank(job.activity(seed), "enter") is None
 
 
 @pytest.mark.parametrize(("job", "words"), [
@@ -103,7 +102,7 @@ def test_jobs_without_one(job: Job) -> None:
     (Job(tensor=0.01, host=of(5, 0.2, 0.0)), "tensor cores"),
 ])
 def test_jobs_of_which_nothing_can_be_said(job: Job, words: str) -> None:
-    outcome = slow_rank(job.activity(), LIMITS)
+    outcome = slow_rank(job.activity(), "enter")
     assert isinstance(outcome, str) and words in outcome, outcome
 
 
@@ -111,5 +110,5 @@ def test_jobs_of_which_nothing_can_be_said(job: Job, words: str) -> None:
 def test_a_figure_that_is_missing(metric: str) -> None:
     ranks = Job(host=of(5, 0.2, 0.0)).activity()
     getattr(ranks[3], metric)[:] = [math.nan] * SLICES
-    outcome = slow_rank(ranks, LIMITS)
+    outcome = slow_rank(ranks, "enter")
     assert isinstance(outcome, str) and "minutes in which" in outcome
