@@ -312,8 +312,7 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
               + ("SM activity" if fine else "utilization"),
         why=f"On GPU {v.gpu}, {what} was {percent(v.activity)} over the last {v.window_s:.0f} s.{how}",
         evidence=evidence, brief=f"{brief}.", unknown=unknown,
-        action="Press c to capture a trace, which shows the cause and what to change.",
-        gain=NO_FIGURE,
+        action="Press c to capture a trace, which shows the cause and what to change.", gain=NO_FIGURE,
         source="SM activity from GPM or DCGM; " + source("low_sm_active.active_enter", "low_sm_active.slices_enter"))
 
 
@@ -396,6 +395,5 @@ def describe_tensor_idle(v: TensorSpare) -> Explanation:
               "which is fine only if the model has no matmuls.", unknown="matmuls on CUDA cores?",
         action="If the model has matmuls, use mixed precision or keep TF32 enabled, and give layers sizes that are "
                "multiples of 8. A capture names the kernels.",
-        snippet=code_for(v.framework, "tensor_idle"),
-        gain="depends on the share of matmuls; " + NO_FIGURE,
+        snippet=code_for(v.framework, "tensor_idle"), gain="depends on the share of matmuls; " + NO_FIGURE,
         source="tensor pipe activity from GPM or DCGM; " + source("tensor_idle.tensor_enter", "tensor_idle.window_s"))

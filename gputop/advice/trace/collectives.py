@@ -257,15 +257,12 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
         why += (" The trace covers only one rank, so it does not show how much of this time moves data and how much is "
                 "waiting for other ranks.")
     return Explanation(
-        title=f"{what} takes {percent(exposed)} of the {job.basis}{f' on {gpus}' if alone else ''}",
-        why=why,
+        title=f"{what} takes {percent(exposed)} of the {job.basis}{f' on {gpus}' if alone else ''}", why=why,
         evidence=known({
             "exposed_collectives_s" if alone else "exposed_transfer_s": v.exposed_s, "share_ratio": exposed,
             "exposed_waiting_s": v.waiting_s, "free_compute_s": v.free_compute_s,
             "collectives_per_step": v.per_step}),
-        action=f"{_BOTH if alone else ''}{action}",
-        snippet=snippet,
-        gain=gain,
+        action=f"{_BOTH if alone else ''}{action}", snippet=snippet, gain=gain,
         source=source("collectives.share") + "; nsys-ai: reports overlap below 30%")
 
 
@@ -624,8 +621,7 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
         return None
     return AllReduceSlow(gpus=facts.active_numbers, share=share, transfer_s=transfer_s, wanted_s=wanted_s,
                          moved_bytes=moved[0], basis=moved[1], calls=count, link_bytes_per_s=rate,
-                         exposed=waits.allreduce_exposed,
-                         events=Events(_allreduces(facts), timed=False),
+                         exposed=waits.allreduce_exposed, events=Events(_allreduces(facts), timed=False),
                          cure=Cure(scaled=((_allreduces(facts), wanted_s / transfer_s),), assumes=(
                              "Assumes that AllReduces run at the rate of the PCIe link; NVLink is even faster.")))
 

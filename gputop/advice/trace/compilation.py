@@ -186,8 +186,7 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
             + (f" Kernel benchmarking (max-autotune) takes {seconds(v.tuning_s)} of this time." if v.tuning_s else "")
             + ("" if v.young_s is None else f" The job was only {seconds(v.young_s)} old, so these calls may be part "
                                             "of job startup. Capture again in two minutes to be sure."),
-        evidence=evidence, action=action, snippet=snippet,
-        source=source("retracing.share", "retracing.count"))
+        evidence=evidence, action=action, snippet=snippet, source=source("retracing.share", "retracing.count"))
 
 
 # -- eager_execution --------------------------------------------------------------------------------
@@ -233,8 +232,7 @@ def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
     begins = longest_on_host(facts.trace, {op.name for op in ops.eager}, waits_for_host(facts, "eager"))
     return EagerExecution(
         gpus=facts.active_numbers, share=share, claim=facts.on_cpus("at least"), wait_s=host.eager_s,
-        eager_ratio=ops.eager_share,
-        ops_per_step=ops.eager_ops_per_step,
+        eager_ratio=ops.eager_share, ops_per_step=ops.eager_ops_per_step,
         culprits=tuple(Culprit(op.name, "host", op.seconds / facts.steps_or_window, facts.basis,
                                at_s=begins.get(op.name)) for op in ops.eager),
         cure=Cure(host=removed_host_time(facts, "eager"),
@@ -280,8 +278,7 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     return EagerExecution(
         gpus=(), share=share, saving=max(updates, 0.0) if optimizer else None,
         claim="about" if optimizer else claim, spans={NO_GPU: intersect(spans, calls) if optimizer else spans},
-        wait_s=host.eager_s, eager_ratio=len(small.rows) / small.of,
-        ops_per_step=len(ops) / per,
+        wait_s=host.eager_s, eager_ratio=len(small.rows) / small.of, ops_per_step=len(ops) / per,
         op_median_s=float(np.median(trace.host.end_ns[ops] - trace.host.start_ns[ops])) / 1e9,
         most_often=trace.names[names[counts.argmax()]], most_often_per_step=float(counts.max()) / per,
         optimizer_ratio=ratio if optimizer else 0.0, recording_s=min(recorder_s(facts, spans), host.eager_s),
@@ -327,10 +324,8 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
     return Explanation(
         title=f"Eager ops cost {percent(v.share)} of the {job.basis}",
         why=f"{each} one by one from Python, and {waits} {percent(v.share)} of the {job.basis}.",
-        evidence=evidence,
-        action="Put the whole training step into one tf.function.",
-        snippet=code("eager_execution", *job.keys),
-        source=source("eager_execution.share"))
+        evidence=evidence, action="Put the whole training step into one tf.function.",
+        snippet=code("eager_execution", *job.keys), source=source("eager_execution.share"))
 
 
 def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
@@ -359,9 +354,7 @@ def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
                                "elementwise_unfused", "graph-breaks")
     return Explanation(
         title=f"{ops} take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence, action=action,
-        snippet=snippet,
-        gain=gain,
-        source=source("eager_execution.share", "launch_bound.recording_s"))
+        snippet=snippet, gain=gain, source=source("eager_execution.share", "launch_bound.recording_s"))
 
 
 def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) -> Explanation:
@@ -416,9 +409,7 @@ def describe_xla_off(v: ChainedKernels, job: Job) -> Explanation:
         evidence={"chained_s": v.chained_s, "chained_ratio": chained, "chains_count": v.chains,
                   "share_ratio": v.share},
         action="Try XLA: compile the step, and compare the step time after the slow first step.",
-        snippet=job.xla,
-        gain=UNCERTAIN,
-        source=source("xla_off.share", "xla_off.chain") + "; DLProf: XLA off")
+        snippet=job.xla, gain=UNCERTAIN, source=source("xla_off.share", "xla_off.chain") + "; DLProf: XLA off")
 
 
 def _sees_xla(trace: Trace, functions: Functions | None) -> bool:

@@ -249,5 +249,4 @@ def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
             f"{v.bytes_per_s / 1e9:.1f} GB/s, and could overlap with compute.",
         evidence={"exposed_copies_s": v.exposed_s, "bytes_per_s": v.bytes_per_s, "share_ratio": v.share},
         action="Copy the next batch on a separate stream while the current one is being processed.",
-        snippet=code("default_stream", job.framework),
-        source=source("default_stream.share"))
+        snippet=code("default_stream", job.framework), source=source("default_stream.share"))

@@ -51,8 +51,7 @@ def judge_cpu_contention(facts: TraceFacts) -> CpuContention | Missing | None:
     return CpuContention(
         # More than the CPU time itself: their work also empties caches and interrupts the job's threads.
         gpus=facts.active_numbers, share=lost_share(facts, cpus),
-        claim=None if facts.steps is None else facts.on_cpus("at most"),
-        allowed=cpus.allowed, used=cpus.used,
+        claim=None if facts.steps is None else facts.on_cpus("at most"), allowed=cpus.allowed, used=cpus.used,
         programs=cpus.programs, children=cpus.children, held_up=cpus.held_up,
         busiest=tuple(user for user in cpus.busiest if user.cpus >= limit("cpu_contention.named") * cpus.programs))
 
@@ -88,8 +87,7 @@ def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
         evidence=known({
             "allowed_cpus": v.allowed, "job_cpus": v.used, "other_programs_cpus": v.programs,
             "child_processes_cpus": v.children, "main_thread_held_up_ratio": v.held_up, "share_ratio": v.share}),
-        action=action,
-        snippet=None if mostly_children else code("cpu_contention", "others", PIDS=pids),
+        action=action, snippet=None if mostly_children else code("cpu_contention", "others", PIDS=pids),
         gain="unknown, because the trace has no steps" if v.claim is None else
              f"assumes that the threads that delay the {job.basis} always get a CPU when they are ready to run",
         source=source("cpu_contention.full", "cpu_contention.others"))

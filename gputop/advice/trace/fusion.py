@@ -143,8 +143,7 @@ def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
         "attention_unfused.in_memory_s") * 1e9
     return AttentionUnfused(
         gpus=facts.active_numbers, share=share, claim="at least" if in_memory else "about", between_s=between_s,
-        softmax_s=_seconds(facts, rows), count=count,
-        names=_longest(facts, rows),
+        softmax_s=_seconds(facts, rows), count=count, names=_longest(facts, rows),
         fallback=bool(len(host_rows(trace, "aten::_scaled_dot_product_attention_math"))),
         in_memory=in_memory, events=Events(kernels[between]), cure=Cure(
             scaled=((kernels[between], 0.0),), assumes=(
@@ -238,8 +237,7 @@ def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
         evidence={"conversions_s": v.conversions_s, "conversions_count": v.count, "share_ratio": part},
         action="Keep images in one layout throughout: NHWC for convolutions on tensor cores (16-bit types, TF32), NCHW "
                "for convolutions in FP32 without tensor cores.",
-        snippet=code("layout_conversions", job.framework),
-        source=source("layout_conversions.share"))
+        snippet=code("layout_conversions", job.framework), source=source("layout_conversions.share"))
 
 
 # -- elementwise_unfused ----------------------------------------------------------------------------
@@ -294,8 +292,7 @@ def describe_elementwise_unfused(v: kernel_rows.ChainedKernels, job: Job) -> Exp
                "Use the inductor backend, and find what breaks the graph." if job.compiled else
                "Try torch.compile on the model, and compare the step time after the slow first steps.",
         snippet=code("elementwise_unfused", "pytorch-compiled" if job.compiled else "pytorch"),
-        gain=kernel_rows.UNCERTAIN,
-        source=source("elementwise_unfused.share", "xla_off.chain"))
+        gain=kernel_rows.UNCERTAIN, source=source("elementwise_unfused.share", "xla_off.chain"))
 
 
 # -- optimizer_unfused ------------------------------------------------------------------------------

@@ -69,8 +69,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         launch_delay_s=median(delays) if delays else None,
         idle_host_fault=sum(faults) / len(faults) if faults else None, pace_s=pace_s,
         waits=_waits_within_steps(facts), recorded=recorded, recording_s=recording_s,
-        in_compiled=_in_compiled(facts, waits),
-        events=Events(late, idle_ns[late], idle=True),
+        in_compiled=_in_compiled(facts, waits), events=Events(late, idle_ns[late], idle=True),
         cure=Cure(host=waits, assumes=(
             "Assumes that each kernel is launched before its GPU waits for it, as with one call for many kernels, and "
             "that kernels take as long as they do now.")))

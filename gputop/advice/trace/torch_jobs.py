@@ -392,6 +392,5 @@ def describe_onednn_off(v: OnednnOff, job: Job) -> Explanation:
              "disabled or not built in, PyTorch runs such convolutions with oneDNN, which is faster."),
         evidence={"slow_convolutions_ratio": v.ratio},
         action="Enable oneDNN, or install a PyTorch build that includes it.",
-        snippet=code("onednn_off", "pytorch"),
-        gain="assumes that these convolutions take no time",
+        snippet=code("onednn_off", "pytorch"), gain="assumes that these convolutions take no time",
         source=source("onednn_off.batch", "onednn_off.share"))
