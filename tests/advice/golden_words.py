@@ -68,8 +68,7 @@ def has_fields(cls: Any) -> bool:
 def chosen(cls: Any, style: str, name: str, hint: Any) -> Any:
     if name == "metric" and cls.__name__ == "_FullLink":
         return "pcie_rx_bytes_per_s"
-    return CHOSEN[style][name] if name in CHOSEN[style] and not has_fields(hint) else example(
-        hint, style, name)
+    return CHOSEN[style][name] if name in CHOSEN[style] and not has_fields(hint) else example(hint, style, name)
 
 
 def plain(cls: Any, style: str, name: str) -> Any:

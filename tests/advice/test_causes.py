@@ -69,8 +69,7 @@ def test_a_fix_that_takes_a_part_of_the_same_seconds_claims_that_part():
     slow, whole = made("allreduce_slow", 0.05), made("allreduce_slow", 0.28)
     assert folded((slow, at(0, 30, part=1 / 6)), (exposed, at(0, 30))) == {
         "communication_exposed": (), "allreduce_slow": ()}
-    assert folded((whole, at(0, 30, part=0.9)), (exposed, at(0, 30))) == {
-        "allreduce_slow": ("communication_exposed",)}
+    assert folded((whole, at(0, 30, part=0.9)), (exposed, at(0, 30))) == {"allreduce_slow": ("communication_exposed",)}
 
 
 def test_ops_that_a_function_between_steps_runs_stand_under_it_and_small_ops_under_those_of_a_metric():

@@ -15,16 +15,7 @@ from gputop.advice.fix_code import source_of_page
 from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.live.advise import MISSING as LIVE_INPUTS
 from gputop.advice.live_rules import LIVE_RULES
-from gputop.advice.registry import (
-    EXPLANATIONS,
-    FINDING_IDS,
-    LIMITS,
-    RULES,
-    SHARED_LIMITS,
-    limit,
-    rule_of,
-    source,
-)
+from gputop.advice.registry import EXPLANATIONS, FINDING_IDS, LIMITS, RULES, SHARED_LIMITS, limit, rule_of, source
 from gputop.advice.rule import Rule
 from gputop.advice.trace.inputs import MISSING as TRACE_INPUTS
 from gputop.advice.trace_rules import TRACE_RULES

@@ -406,8 +406,7 @@ def describe_xla_off(v: ChainedKernels, job: Job) -> Explanation:
         why=f"XLA does not compile any function. {v.chains:.0f} chains of element-wise kernels that run back to back "
             f"on the same tensors take {percent(chained)} of the {job.basis}. Only a test shows whether "
             "XLA fuses these kernels for this model.",
-        evidence={"chained_s": v.chained_s, "chained_ratio": chained, "chains_count": v.chains,
-                  "share_ratio": v.share},
+        evidence={"chained_s": v.chained_s, "chained_ratio": chained, "chains_count": v.chains, "share_ratio": v.share},
         action="Try XLA: compile the step, and compare the step time after the slow first step.",
         snippet=job.xla, gain=UNCERTAIN, source=source("xla_off.share", "xla_off.chain") + "; DLProf: XLA off")
 

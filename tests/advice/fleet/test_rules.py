@@ -58,8 +58,7 @@ def test_a_young_job_on_nodes_that_were_idle_before_it_is_not_idle() -> None:
     (0, 8, 24, set()), (0, 0, 24, set())])
 def test_of_gpus_without_samples_for_a_part_of_the_time_nothing_is_said(idle: int, quiet: int, watched: int,
                                                                         ids: set[str]) -> None:
-    findings, abstained = fleet_advice(fleet(job(idle_gpus=idle, idle=IdleGpus(quiet=quiet, seen=watched),
-                                                 median=0.0)))
+    findings, abstained = fleet_advice(fleet(job(idle_gpus=idle, idle=IdleGpus(quiet=quiet, seen=watched), median=0.0)))
     assert {finding.id for finding in findings} == ids
     assert any("have no samples for part" in own.missing for own in abstained) == (quiet > idle and watched < 32)
 

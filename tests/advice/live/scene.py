@@ -12,15 +12,7 @@ from gputop.advice.live.node_view import NodeView
 from gputop.advice.live_rules import LIVE_RULES
 from gputop.core.findings import Advice, Finding
 from gputop.core.metrics import GPU_METRICS
-from gputop.core.samples import (
-    GpuInfo,
-    GpuProcess,
-    GpuSample,
-    HostSample,
-    NodeSample,
-    ProcessSample,
-    Reading,
-)
+from gputop.core.samples import GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 from gputop.ranks.model import RasReport
 from gputop.telemetry.history import History
 from tests.fakes import cgroup_sample
@@ -192,5 +184,3 @@ def get(advice: Advice, finding_id: str) -> Finding:
 
 def abstained(advice: Advice) -> dict[str, str]:
     return {a.id: a.missing for a in advice.abstained}
-
-

@@ -204,7 +204,6 @@ def test_the_start_of_a_job_and_missing_readings_do_not_count() -> None:
 
 def test_a_time_without_samples_is_not_idle() -> None:
     times, values = node(PLAIN)
-    keep = [i for i, time_s in enumerate(times) if not any(
-        b - 0.5 < time_s - START_S - 2 < e + 30 for b, e in PLAIN)]
+    keep = [i for i, time_s in enumerate(times) if not any(b - 0.5 < time_s - START_S - 2 < e + 30 for b, e in PLAIN)]
     groups, _ = recurring_idle([times[i] for i in keep], [[values[0][i] for i in keep]], [0.0])
     assert all(own.idle_s < 10 for one in groups for own in one.intervals)

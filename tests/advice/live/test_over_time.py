@@ -65,8 +65,7 @@ HOVERING = {
     "host_cpu_saturated": pair(0.6, cpu=near(0.95, 0.02)),
     "host_cpu_saturated by activity": pair(near(0.8), cpu=0.99),
     "host_cpu_saturated by thread": pair(0.6, util=0.6, full_cores=lambda t: 1.0 if sin(t / 9) < 0.95 else 0.0),
-    "host_cpu_saturated by cores": pair(
-        0.6, util=0.6, full_cores=1.0, jobs=[Job(gpus=(0, 1), cores=near(0.9, 0.1))]),
+    "host_cpu_saturated by cores": pair(0.6, util=0.6, full_cores=1.0, jobs=[Job(gpus=(0, 1), cores=near(0.9, 0.1))]),
     "thermal_throttled by slowdown": pair(0.9, {"sm_clock_hz": 1.5e9, "temperature_c": near(87.0, 0.01)},
                                           events=["hw slowdown"]),
     "thermal_throttled": pair(0.9, {"sm_clock_hz": 1.5e9, "temperature_c": 88.0}, change=hot),

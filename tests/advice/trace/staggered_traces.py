@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from gputop.trace.model import Kind
-from tests.advice.trace.traces import (
-    KERNEL,
-    NCCL,
-    STEP,
-    STEPS,
-    job,
-)
+from tests.advice.trace.traces import KERNEL, NCCL, STEP, STEPS, job
 from tests.trace.build import Builder
 
 

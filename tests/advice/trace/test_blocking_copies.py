@@ -179,8 +179,7 @@ def launch_bound_with_a_fetch() -> Builder:
         for k in range(480):
             t = i * STEP + 100 + 40 * k
             if k % 120 == 60:
-                b.run(0, t, 2, "MemcpyD2H", kind=Kind.D2H, launch=t - 3, launch_length=9, size=4,
-                      dst=MemoryKind.PINNED)
+                b.run(0, t, 2, "MemcpyD2H", kind=Kind.D2H, launch=t - 3, launch_length=9, size=4, dst=MemoryKind.PINNED)
             else:
                 b.run(0, t, 10, KERNEL, launch=t - 8, launch_length=5)
     return b

@@ -94,8 +94,7 @@ def test_a_serial_map_runs_on_all_cpus():
     assert "1 thread" in c.action and c.step_s == pytest.approx(0.02)  # the rest of the step
     assert c.claim == "at most", "the trace does not tell what runs on the CPUs"
     assert cured(pipeline(("Prefetch", 0, 1), ("Map", 0.1, 1)), wait=0.08, cpus=2).step_s == pytest.approx(0.05)
-    assert "100%" in c.tells and c.numbers == {
-        "slowest_stage_s": 0.1, "pipeline_s": 0.1, "buffer_empty_ratio": 1.0}
+    assert "100%" in c.tells and c.numbers == {"slowest_stage_s": 0.1, "pipeline_s": 0.1, "buffer_empty_ratio": 1.0}
 
 
 @pytest.mark.parametrize(("job", "step_s"), [

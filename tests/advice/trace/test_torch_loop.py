@@ -35,8 +35,7 @@ def accumulating(passes: int, *, last_only: bool = False, reducing: float = 0.4,
                 b.host("nccl:all_reduce" if gpu else "gloo:all_reduce", at, length * reducing, line="reducer",
                        annotation=1)
                 if gpu:
-                    b.run(0, at + 10, length * reducing, NCCL, kind=Kind.COLLECTIVE, launch=at + 5,
-                          thread="reducer")
+                    b.run(0, at + 10, length * reducing, NCCL, kind=Kind.COLLECTIVE, launch=at + 5, thread="reducer")
             if gpu:
                 b.run(0, t + 5, length * 0.4, launch=t + 2)
         for update in range(updates):
