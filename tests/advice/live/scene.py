@@ -25,6 +25,10 @@ TIERS = ((1.0, 600), (10.0, 60), (60.0, 60))
 LINK = 63e9  # PCIe 5 × 16
 
 Level = float | Callable[[float], float]
+STUCK: dict[str, Level | None] = {  # GPUs that wait for each other
+    "tensor_active": 0.0, "dram_active": 0.001, "power_w": 130.0,
+    "pcie_rx_bytes_per_s": 2e5, "pcie_tx_bytes_per_s": 2e5,
+}
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,12 @@ class Scene:
 def two(level: Level, job: Job | None = None, **how: Any) -> Scene:
     """Two GPUs of a job that do the same: over a long time they show it as well as eight, in less time."""
     return Scene({0: level, 1: level}, [replace(job or Job(), gpus=(0, 1))], gpus=2, **how)
+
+
+def only(index: int, **values: float) -> Callable[[GpuSample, float], GpuSample]:
+    """A change of a scene: one GPU has these readings."""
+    readings = {m: read(m, v) for m, v in values.items()}
+    return lambda gpu, t: gpu if gpu.info.index != index else replace(gpu, readings={**gpu.readings, **readings})
 
 
 def at(level: Level, t: float) -> float:

@@ -12,9 +12,8 @@ def test_what_bounds_a_healthy_job() -> None:
     assert ids(advice) == []
     assert advice.limit == ("No problem found so far. GPUs 0-7 are compute bound (SM 92%, tensor 61%, DRAM 32%, "
                             "540 of 700 W).")
-
-
-def test_other_limits() -> None:
+    scene = Scene({0: 0.95, 1: 0.8}, gpus=2, jobs=[Job(gpus=(0, 1))])  # GPUs that differ are shown as a span
+    assert after(scene, 200).limit.startswith("No problem found so far. GPUs 0-1 are busy (SM 80-95%")
     def limit_text(**other: float) -> str:
         return after(Scene(dict.fromkeys(range(8), 0.9), other=other), 200).limit
 
@@ -22,11 +21,6 @@ def test_other_limits() -> None:
     assert "limited by memory bandwidth" in limit_text(dram_active=0.7, tensor_active=0.2)
     assert "are busy (SM 90%" in limit_text(tensor_active=0.2)
     assert "are partly busy and not at any limit (SM 70%" in after(Scene(dict.fromkeys(range(8), 0.7)), 200).limit
-
-
-def test_gpus_that_differ_are_shown_as_a_span() -> None:
-    scene = Scene({0: 0.95, 1: 0.8}, gpus=2, jobs=[Job(gpus=(0, 1))])
-    assert after(scene, 200).limit.startswith("No problem found so far. GPUs 0-1 are busy (SM 80-95%")
 
 
 def test_no_problem_is_said_only_with_evidence() -> None:
@@ -59,10 +53,7 @@ def test_a_job_that_works_much_less_than_before_is_not_called_well() -> None:
         "120 s, gputop checks for a hang.")
     idles = Scene(dict.fromkeys(range(8), lambda t: 0.9 if t < 260 else 0.0))
     assert "fell from 90% to 0% 40 s ago" in after(idles, 300).limit
-
-
-def test_a_short_pause_and_one_that_is_over_are_ordinary() -> None:
-    for begin, end in ((292, 300), (220, 260)):
+    for begin, end in ((292, 300), (220, 260)):  # a short pause and one that is over are ordinary
         scene = Scene(dict.fromkeys(range(8), lambda t, begin=begin, end=end: 0.1 if begin <= t < end else 0.9))
         assert "fell" not in after(scene, 300).limit
     assert "fell" not in after(Scene(dict.fromkeys(range(8), lambda t: 0.9 if int(t / 10) % 2 else 0.3)), 300).limit

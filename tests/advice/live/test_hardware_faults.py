@@ -8,7 +8,7 @@ import pytest
 
 from gputop.core.findings import Finding, Severity
 from gputop.core.samples import LOST, NOT_RESPONDING, GpuInfo, GpuSample, XidEvent
-from tests.advice.live.scene import START_S, Scene, abstained, after, get, ids, play, read
+from tests.advice.live.scene import START_S, Scene, abstained, after, get, ids, only, play
 from tests.records import replace
 
 # -- lost and silent GPUs -----------------------------------------------------------------------------
@@ -31,16 +31,13 @@ def test_a_lost_gpu_is_reported_at_once_and_the_rest_is_judged() -> None:
     assert get(advice[-1], "idle_gpu").gpus == (0,)
 
 
-def test_a_short_silence_is_no_error() -> None:
+def test_a_short_silence_is_no_error_and_no_answer_at_all_is_one() -> None:
     _, advice = play(Scene(change=sick(NOT_RESPONDING, 50, 58)), 70)
     assert all("hardware_error" not in ids(a) for a in advice)
     _, advice = play(Scene(change=sick(NOT_RESPONDING, 50)), 70)
     shown = [i for i, a in enumerate(advice) if "hardware_error" in ids(a)]
     assert shown == list(range(59, 70))  # 10 s after the last answer, at 49
     assert get(advice[-1], "hardware_error").evidence["silent_s"] == 20.0
-
-
-def test_a_gpu_that_never_answered_is_reported_too() -> None:
     assert "hardware_error" in ids(after(Scene(change=sick(NOT_RESPONDING, 0)), 30))
 
 
@@ -97,13 +94,10 @@ def test_the_command_resets_the_gpus_of_the_title() -> None:
     assert "--gpu-reset" not in (finding.snippet or "")
 
 
-def test_an_unknown_number_points_to_the_catalog() -> None:
+def test_an_unknown_number_points_to_the_catalog_and_an_old_one_is_forgotten() -> None:
     finding = get(after(with_xids({3: ((5.0, 987),)}), 20), "hardware_error")
     assert "docs.nvidia.com" in finding.action
-
-
-def test_an_old_xid_is_forgotten() -> None:
-    scene = with_xids({3: ((5.0, 79),)})
+    scene = with_xids({3: ((5.0, 79),)})  # an old Xid is forgotten
     _, advice = play(replace(scene, interval_s=10.0), 640)
     shown = [10.0 * i for i, a in enumerate(advice) if "hardware_error" in ids(a)]
     assert (shown[0], shown[-1]) == (10.0, 600.0)
@@ -131,12 +125,7 @@ def test_an_event_that_a_mig_instance_reports_too_counts_once() -> None:
 # -- memory ---------------------------------------------------------------------------------------------
 
 def memory(**values: float) -> Finding | None:
-    def change(gpu: GpuSample, t: float) -> GpuSample:
-        if gpu.info.index != 4:
-            return gpu
-        return replace(gpu, readings={**gpu.readings, **{m: read(m, v) for m, v in values.items()}})
-
-    return next((f for f in after(Scene(change=change), 10).findings if f.id == "hardware_error"), None)
+    return next((f for f in after(Scene(change=only(4, **values)), 10).findings if f.id == "hardware_error"), None)
 
 
 @pytest.mark.parametrize(("values", "severity", "evidence"), [
@@ -149,14 +138,11 @@ def test_memory_faults(values: dict[str, float], severity: Severity, evidence: d
     assert (finding.severity, finding.gpus, finding.evidence) == (severity, (4,), evidence)
 
 
-def test_memory_that_is_healthy_is_no_finding() -> None:
+def test_memory_that_is_healthy_is_no_finding_and_a_pending_row_waits_for_the_job() -> None:
     healthy = {"ecc_uncorrected": 0, "ecc_corrected": 12, "row_remap_failed": 0, "row_remap_pending": 0,
                "rows_remapped": 3, "ecc_uncorrected_lifetime": 1}
     assert memory(**healthy) is None
-
-
-def test_a_pending_row_says_to_wait_for_the_job() -> None:
-    assert "when the job is done" in memory(row_remap_pending=1).action
+    assert "when the job is done" in memory(row_remap_pending=1).action  # a pending row says to wait for the job
 
 
 # -- nothing known ------------------------------------------------------------------------------------------

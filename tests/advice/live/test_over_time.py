@@ -18,7 +18,7 @@ from gputop.simulation.loop import SimulatedLoop, StepKind
 from gputop.simulation.scenarios import SCENARIOS
 from gputop.sources.simulated import SimulatedSource
 from gputop.telemetry.history import History
-from tests.advice.live.scene import LINK, TOTAL, Job, Level, Scene, ids, play
+from tests.advice.live.scene import LINK, STUCK, TOTAL, Job, Level, Scene, ids, play
 from tests.records import replace
 
 # -- a signal that hovers at its limit ------------------------------------------------------------------
@@ -28,10 +28,6 @@ def near(value: float, by: float = 0.04) -> Level:
     """Slow waves and noise around ``value``."""
     rng = random.Random(repr(value))
     return lambda t: value * (1 + by * sin(t / 40) + 0.5 * by * rng.uniform(-1, 1))
-
-
-STUCK: dict[str, Level | None] = {"tensor_active": 0.0, "dram_active": 0.001, "power_w": 130.0,
-                                  "pcie_rx_bytes_per_s": 2e5, "pcie_tx_bytes_per_s": 2e5}
 
 
 def pair(level: Level = 0.9, other: dict[str, Level | None] | None = None, **rest: object) -> Scene:

@@ -60,14 +60,11 @@ def of(rank: int, value: float, usual: float) -> Each:
     return lambda slice, own, rng: value if own == rank else usual
 
 
-def test_a_rank_whose_host_is_late() -> None:
+def test_a_rank_whose_host_is_late_and_a_gpu_with_a_low_clock() -> None:
     late = found(Job(host=of(5, 0.2, 0.0)))
     assert (late.number, late.late) == (5, True) and late.slices == 1.0
     assert late.own == pytest.approx(0.2 / 1.25, abs=0.02) and late.others < 0.02 and late.clock == pytest.approx(1.0)
-
-
-def test_a_gpu_with_a_low_clock() -> None:
-    slow = found(Job(clock=of(2, 0.8, 1.0)))
+    slow = found(Job(clock=of(2, 0.8, 1.0)))  # a GPU with a low clock
     assert (slow.number, slow.late) == (2, False) and slow.clock == pytest.approx(0.8)
     assert slow.own > slow.others + 0.1
 

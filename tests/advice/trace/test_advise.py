@@ -11,15 +11,16 @@ from tests.advice.trace.traces import KERNEL, STEP, findings, healthy, launch_bo
 from tests.trace.build import Builder, keras_steps
 
 
-def test_a_trace_without_the_host_accuses_nobody():
+def test_without_a_host_nobody_is_accused_and_the_worst_comes_first():
     bare = Builder(gpus=1)
     for i in range(50):
         bare.run(0, i * 100, 90, "Mul_GPU_DT_FLOAT_DT_FLOAT_kernel")
     assert found(bare) == {} and set(missing(bare)) == HOST_RULES
+    a = analyze_trace(with_memory(launch_bound(), 20 / 1.2).build())  # worst comes first
+    assert [f.id for f in a.findings] == ["launch_bound", "batch_size_headroom"]
 
 
 GIB = 2**30
-
 
 
 @pytest.mark.parametrize("gpus", [1, 4])
@@ -52,8 +53,3 @@ def test_few_kernels_make_nothing_high_and_a_handful_nothing_but_low():
     assert not tiny_steps.hardly_any_kernels  # seen several times, they are the job
     many, caveat = micro(400, 0)
     assert many["launch_bound"].severity == "high" and caveat is None
-
-
-def test_worst_comes_first():
-    a = analyze_trace(with_memory(launch_bound(), 20 / 1.2).build())
-    assert [f.id for f in a.findings] == ["launch_bound", "batch_size_headroom"]

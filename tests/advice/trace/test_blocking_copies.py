@@ -112,15 +112,9 @@ def test_values_of_a_loop_are_read_one_by_one(values, kernels, there):
         assert titles[0].startswith("Reading 200 values")
 
 
-def test_pinned_copies_are_not_cured_by_pinning():
+def test_pinned_small_and_unknown_copies_are_not_cured_by_pinning():
     assert "copies_pageable" not in findings(copying(Kind.H2D, 6_000))
-
-
-def test_small_pageable_copies_are_staged_at_once():
     assert "copies_pageable" not in findings(copying(Kind.H2D, 6_000, MemoryKind.PAGEABLE, size=60_000))
-
-
-def test_unknown_memory_is_not_judged():
     assert "kind_src" in abstained(copying(Kind.H2D, 6_000, MemoryKind.UNKNOWN))["copies_pageable"]
 
 
@@ -159,17 +153,16 @@ def slow_after_wait(pace: float, wait: bool) -> Builder:
     return b
 
 
-def test_a_wait_is_charged_with_the_empty_queue_that_follows():
+def test_waits_are_charged_with_what_they_cost():
     """Without the wait the 80 launches of 90 µs each were done while the first half ran."""
     f = findings(slow_after_wait(90, True))["sync_copies"]
     assert f.evidence["idle_after_copies_s"] == pytest.approx(79 * 30e-6, rel=0.05)
     assert f.evidence["syncs_per_step"] == pytest.approx(1) and "copies" not in f.title
     assert "sync_copies" not in findings(slow_after_wait(90, False))
-
-
-def test_launching_that_is_slow_by_itself_is_not_charged_to_a_short_wait():
-    found = findings(launch_bound_with_a_fetch())
+    found = findings(launch_bound_with_a_fetch())  # launching that is slow by itself is not charged to a short wait
     assert "launch_bound" in found and "sync_copies" not in found
+    assert "sync_copies" in findings(partners(both_wait=True))
+    assert "sync_copies" not in findings(partners(both_wait=False))
 
 
 def launch_bound_with_a_fetch() -> Builder:
@@ -211,11 +204,6 @@ def partners(both_wait: bool) -> Builder:
     return b
 
 
-def test_a_gpu_that_waits_for_another_gains_nothing_by_being_early():
-    assert "sync_copies" in findings(partners(both_wait=True))
-    assert "sync_copies" not in findings(partners(both_wait=False))
-
-
 @pytest.mark.parametrize("b", [
     fetching(4, 50),  # one per cent
     fetching(4, 400, sync=False),  # nobody waited for them
@@ -225,10 +213,11 @@ def test_copies_that_cost_nothing_within_the_step(b):
     assert "sync_copies" not in findings(b)
 
 
-def test_copies_without_their_calls_are_not_judged():
+def test_neither_is_judged_without_its_events():
     b = healthy()
     b.run(0, 50, 2, "MemcpyD2H", kind=Kind.D2H, size=4)
     assert "correlation" in abstained(b)["sync_copies"]
+    assert "GPU_<n>_bfc" in abstained(healthy())["memory_pressure"]  # memory is not judged without the allocator
 
 
 @pytest.mark.parametrize(("peak", "pieces", "severity"), [
@@ -241,10 +230,6 @@ def test_memory_pressure(peak, pieces, severity):
     assert (found and found.severity) == severity
     if found:
         assert found.gain.step_time is None and found.evidence["peak_ratio"] == pytest.approx(peak / 40)
-
-
-def test_memory_is_not_judged_without_the_allocator():
-    assert "GPU_<n>_bfc" in abstained(healthy())["memory_pressure"]
 
 
 @pytest.mark.skipif(not (SHARED / "cases").is_dir(), reason=NEEDS_SHARED)

@@ -22,7 +22,7 @@ def test_retracing_at_every_call(share, severity):
         assert "step_gap_host" not in found(retraced(share))
 
 
-def test_a_function_traced_anew_is_the_same_steps_by_another_number():
+def test_a_function_traced_anew_is_the_same_steps_by_another_number_and_one_tracing_is_none():
     b = Builder(gpus=1)
     for i in range(9):
         at = i * STEP
@@ -35,10 +35,7 @@ def test_a_function_traced_anew_is_the_same_steps_by_another_number():
     a = analyze_trace(b.build())
     assert a.steps is not None and a.steps.count >= 7
     assert found(b)["retracing"].gain.step_time == pytest.approx(0.1, abs=0.03)
-
-
-def test_one_tracing_in_the_window_is_no_retracing():
-    assert "retracing" not in found(retraced(0.4, every=STEPS + 1))
+    assert "retracing" not in found(retraced(0.4, every=STEPS + 1))  # one tracing in the window is no retracing
 
 
 def test_jax_compiling_at_every_call():
@@ -53,13 +50,10 @@ def test_jax_compiling_at_every_call():
     assert f.gain.step_time == pytest.approx(0.33, abs=0.1)
 
 
-def test_a_model_that_runs_op_by_op():
+def test_a_model_that_runs_op_by_op_and_the_few_ops_of_a_callback():
     f = found(eager(80, 60))["eager_execution"]
     assert f.severity == "high" and f.gain.step_time == pytest.approx(60 / 160, abs=0.03)
     assert f.evidence["eager_ops_per_step"] == 80 and "@tf.function" in (f.snippet or "")
-
-
-def test_few_eager_ops_are_a_callbacks():
     assert "eager_execution" not in found(eager(40, 60))  # below 50 a step
     assert "eager_execution" not in found(eager(80, 2))  # 2% of the step
     assert "eager_execution" not in found(gap(0.3))

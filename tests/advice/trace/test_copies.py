@@ -21,26 +21,14 @@ def test_pinned_copies_are_not_advised_to_pin():
     assert v.worst == "h2d" and v.compute >= v.share  # all of it can hide
 
 
-def test_copies_hide_behind_no_more_compute_than_there_is():
+def test_copies_hide_behind_compute_and_pageable_ones_are_pinned():
     f = findings(copying(Kind.H2D, 18_000))["copies_excessive"]
     assert f.gain.step_time == pytest.approx(0.9, abs=0.02)
     v = verdict(copying(Kind.H2D, 18_000), "copies_excessive")
     assert v.compute == pytest.approx(0.09, abs=0.005) and "9%" in f.gain.how
-
-
-def test_pageable_copies_are():
     (f,) = findings(copying(Kind.H2D, 6_000, MemoryKind.PAGEABLE))["copies_pageable"].consequences
     assert f.id == "copies_excessive" and f.evidence["pageable_ratio"] == 1
-
-
-def test_unknown_memory_and_sizes_are_left_out():
-    f = findings(copying(Kind.H2D, 6_000, MemoryKind.UNKNOWN, size=-1))["copies_excessive"]
-    assert "pageable_ratio" not in f.evidence and "h2d_bytes_per_s" not in f.evidence
-    assert verdict(copying(Kind.H2D, 6_000, MemoryKind.UNKNOWN, size=-1), "copies_excessive").pageable is None
-
-
-def test_reading_back_has_its_own_cure():
-    f = findings(copying(Kind.D2H, 2_500))["copies_excessive"]
+    f = findings(copying(Kind.D2H, 2_500))["copies_excessive"]  # reading back has its own cure
     assert f.severity == "medium" and verdict(copying(Kind.D2H, 2_500), "copies_excessive").worst == "d2h"
 
 
@@ -52,12 +40,23 @@ def test_copies_within_the_gpu():
     assert f.evidence["d2d_of_window_ratio"] == f.gain.step_time
 
 
-def test_small_or_hidden_copies_are_no_finding():
+def test_what_is_no_loop_that_copies_too_much():
     assert findings(copying(Kind.H2D, 700)) == {}
     b = healthy()
     for i in range(STEPS):
         b.run(0, i * STEP + 100, 15_000, "MemcpyH2D", kind=Kind.H2D, stream=2, launch=i * STEP + 10)
     assert "copies_excessive" not in findings(b)
+    f = findings(copying(Kind.H2D, 6_000, MemoryKind.UNKNOWN, size=-1))["copies_excessive"]
+    assert "pageable_ratio" not in f.evidence and "h2d_bytes_per_s" not in f.evidence
+    assert verdict(copying(Kind.H2D, 6_000, MemoryKind.UNKNOWN, size=-1), "copies_excessive").pageable is None
+    # Weights and buffers go to the GPU before the first kernel: nothing computes beside which they could hide.
+    b = Builder(format="nsys").host("ncclCommInitRank", 0, 300_000)
+    for i in range(7):
+        b.run(0, 300_000 + 30_000 * i, 2_800, "MemcpyH2D", kind=Kind.H2D, launch=299_000 + 30_000 * i, size=1 << 25,
+              src=MemoryKind.PINNED, dst=MemoryKind.DEVICE)
+    assert "start" in abstained(b)["copies_excessive"]
+    b.run(0, 520_000, 500, launch=519_000)
+    assert "copies_excessive" in findings(b), "one that computes is judged"
 
 
 @pytest.mark.parametrize(("op", "words"), [
@@ -88,17 +87,6 @@ def test_copies_on_the_stream_of_the_kernels():
     for none in (one_stream(stream=2), one_stream(MemoryKind.PAGEABLE), one_stream(length=300),
                  one_stream(framework="EagerExecute"), healthy()):
         assert "default_stream" not in findings(none)
-
-
-def test_uploads_of_a_start_are_no_loop_that_copies_too_much():
-    """Weights and buffers go to the GPU before the first kernel: nothing computes beside which they could hide."""
-    b = Builder(format="nsys").host("ncclCommInitRank", 0, 300_000)
-    for i in range(7):
-        b.run(0, 300_000 + 30_000 * i, 2_800, "MemcpyH2D", kind=Kind.H2D, launch=299_000 + 30_000 * i, size=1 << 25,
-              src=MemoryKind.PINNED, dst=MemoryKind.DEVICE)
-    assert "start" in abstained(b)["copies_excessive"]
-    b.run(0, 520_000, 500, launch=519_000)
-    assert "copies_excessive" in findings(b), "one that computes is judged"
 
 
 def layers(fetched_by: str | None, *, count: int = 16, sizes: tuple[int, ...] = (8 << 20, 4 << 20)) -> Builder:

@@ -29,12 +29,16 @@ def on_cpu() -> Builder:
     return keras_steps(Builder(gpus=0), 12, 1000, 990)
 
 
-def test_other_programs_are_named_with_their_cpus():
+def test_other_programs_are_named_with_their_cpus_and_the_jobs_own_processes_are_told_apart():
     f = findings(recorded(on_cpu()))["cpu_contention"]
     assert f.evidence["other_programs_cpus"] == 1.6 and f.evidence["job_cpus"] == 0.4
     assert f.evidence["main_thread_held_up_ratio"] == 0.4 and f.severity == "high"
     assert "1.6 of 2 CPUs" in f.title and "mypy" in f.why and "renice 19 71" in (f.snippet or "")
     assert 0.7 < (f.gain.step_time or 0.0) <= 0.8
+    own = JobCpus(2.0, used=0.4, others=1.6, children=1.5, ranks=0.0, gputop=0.0, busiest=HOGS)
+    f = findings(recorded(on_cpu(), own))["cpu_contention"]
+    assert f.evidence["child_processes_cpus"] == 1.5 and f.snippet is None
+    assert "started by the job" in f.why and "Other programs" not in f.title
 
 
 @pytest.mark.parametrize(("waits_ms", "main", "held_up", "most"), [
@@ -69,21 +73,11 @@ def test_without_the_cpu_times_it_is_not_judged(cpus):
     assert "captures" in abstained(recorded(on_cpu(), cpus))["cpu_contention"]
 
 
-def test_a_gpu_that_never_waits_for_its_host_loses_nothing():
+def test_a_gpu_that_never_waits_and_a_job_with_a_few_workers_lose_nothing():
     b = keras_steps(Builder(), 12, 1000, 990)
     for i in range(12):
         b.run(0, i * 1000 + 5, 994, launch=max(i * 1000 - 900, 0))
     assert "cpu_contention" not in findings(recorded(b))
-
-
-def test_the_job_s_own_processes_are_told_apart():
-    own = JobCpus(2.0, used=0.4, others=1.6, children=1.5, ranks=0.0, gputop=0.0, busiest=HOGS)
-    f = findings(recorded(on_cpu(), own))["cpu_contention"]
-    assert f.evidence["child_processes_cpus"] == 1.5 and f.snippet is None
-    assert "started by the job" in f.why and "Other programs" not in f.title
-
-
-def test_a_few_workers_are_part_of_the_job():
     hog, worker = CpuUser(7, "mypy", 0.9), CpuUser(8, "pt_data_worker", 0.8, child=True)
     mixed = JobCpus(2.0, used=0.2, others=1.8, children=0.8, ranks=0.0, gputop=0.0, busiest=(hog, worker))
     v = verdict(recorded(on_cpu(), mixed), "cpu_contention")

@@ -57,6 +57,7 @@ def test_launches_that_come_late_name_the_layers_that_wait_for_them() -> None:
     assert isinstance(there, IdleGap) and (there.cause, there.finding) == ("dispatch", "launch_bound")
     ended_by = timeline_of(b.build()).range(*(there.ends or (0, 0)))
     assert ended_by.tf_op == "model/decoder/MatMul:MatMul", "the gap before a kernel of that layer"
+    assert findings(launch_bound())["launch_bound"].culprits == ()  # a launch without an op names nothing
 
 
 def test_before_a_kernel_whose_launch_was_late_there_is_its_gap() -> None:
@@ -83,20 +84,13 @@ def test_all_waiting_of_a_part_is_charged_to_the_kernel_after_it(b: Builder) -> 
             assert int(idle_ns[device.gpu == gpu].sum()) == parts[part].total - of_none
 
 
-def test_a_launch_without_an_op_names_nothing() -> None:
-    assert findings(launch_bound())["launch_bound"].culprits == ()
-
-
-def test_input_names_the_stage_and_goes_to_the_wait_for_it() -> None:
+def test_input_names_the_stage_and_goes_to_the_wait_for_it_or_to_its_longest_call() -> None:
     b = input_bound()
     f = findings(b)["input_bound"]
     assert [(c.name, c.kind) for c in f.culprits] == [("Map", "stage")]
     there = place(b, f)
     assert isinstance(there, IdleGap) and there.cause == "input"
-
-
-def test_input_on_a_cpu_goes_to_the_longest_call_of_the_stage() -> None:
-    b = Builder(gpus=0)
+    b = Builder(gpus=0)  # input on a CPU goes to the longest call of the stage
     for i in range(STEPS):
         slow = 9_000 if i == 3 else 8_000
         b.host("IteratorGetNextOp::DoCompute", i * STEP + 20, slow, line="tf_data_iterator_get_next/1")
@@ -157,13 +151,10 @@ def test_allocations_go_to_their_longest_call() -> None:
     assert f.culprits[0].time_s == pytest.approx(f.evidence["calls_s"])
 
 
-def test_threads_of_the_input_that_hold_launches_up_are_named_without_a_time() -> None:
+def test_threads_are_named_without_a_time() -> None:
     f = findings(contended(8))["thread_contention"]
     assert named(f) and all(c.time_s is None and c.kind == "host" for c in f.culprits)
-
-
-def test_the_thread_that_launches_to_one_gpu_after_the_other() -> None:
-    f = findings(staggered(800))["staggered_launch"]
+    f = findings(staggered(800))["staggered_launch"]  # the thread that launches to one GPU after the other
     assert [(c.name, c.kind) for c in f.culprits] == [("python", "thread")]
 
 

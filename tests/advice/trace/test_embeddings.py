@@ -69,9 +69,13 @@ def test_a_table_that_needs_its_gradient_or_that_costs_little(job: Builder) -> N
     assert verdict(job, ID) is None
 
 
-def test_without_shapes_nothing_is_said() -> None:
+def test_without_shapes_or_the_scatters_zeros_nothing_is_said() -> None:
     assert "record_shapes=True" in abstained(training(shapes=False))[ID]
     assert ID not in findings(training(shapes=False))
+    job = of_jax("zeros", gpu=True, scatter=HloOp(f"{BACK}/scatter-add", "train.py:9", (), BYTES + 135_168, "fusion"),
+                 gather=HloOp("jit(step)/jvp()/gather", "train.py:9", (), 270_336, "fusion"))
+    v = verdict(job, ID).tables
+    assert v.table_bytes == BYTES and v.used == pytest.approx(1024 / 1e6, rel=0.06)
 
 
 @pytest.mark.parametrize("kernel", [
@@ -229,13 +233,6 @@ def test_a_program_of_xlas_that_updates_a_table_as_a_whole(gpu: bool) -> None:
     f = findings(of_jax(gpu=gpu))[ID]
     assert "jax.grad" in (f.snippet or "") and "less than 1%" in f.title
     assert "train.py:9" in {text for culprit in f.culprits for text in (culprit.name, culprit.source)}
-
-
-def test_zeros_within_the_scatter() -> None:
-    job = of_jax("zeros", gpu=True, scatter=HloOp(f"{BACK}/scatter-add", "train.py:9", (), BYTES + 135_168, "fusion"),
-                 gather=HloOp("jit(step)/jvp()/gather", "train.py:9", (), 270_336, "fusion"))
-    v = verdict(job, ID).tables
-    assert v.table_bytes == BYTES and v.used == pytest.approx(1024 / 1e6, rel=0.06)
 
 
 @pytest.mark.parametrize("job", [

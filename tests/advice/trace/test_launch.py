@@ -50,22 +50,13 @@ def test_time_that_pytorchs_profiler_takes_itself(ops, kernel_us, expected_s):
         assert f.evidence["recording_s"] == pytest.approx(expected_s, rel=0.1)
 
 
-def test_a_deep_queue_is_healthy_even_with_gaps():
+def test_idle_of_other_causes_is_not_launching():
     b = job()
     fill(b, 0, 0, STEP, 10, 30, queued=15_000)
     assert "launch_bound" not in findings(b)
-
-
-def test_idle_that_input_explains_is_not_launching():
-    assert "launch_bound" not in findings(input_bound())
-
-
-def test_idle_behind_a_busier_gpu_is_not_launching():
-    assert "launch_bound" not in findings(uneven(2, 3.0))
-
-
-def test_host_work_between_steps_is_not_launching():
-    b = Builder()
+    assert "launch_bound" not in findings(input_bound())  # idle that input explains is not launching
+    assert "launch_bound" not in findings(uneven(2, 3.0))  # idle behind a busier GPU is not launching
+    b = Builder()  # host work between steps is not launching
     for i in range(6):
         b.host("EagerExecute", i * 20_000, 8_000, is_func=1, eager_op="__inference_multi_step_on_iterator_42")
     fill(b, 0, 20, 8_000, 196, 4, queued=15)

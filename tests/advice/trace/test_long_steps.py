@@ -91,11 +91,7 @@ def test_one_long_step_is_told_and_may_be_an_accident(more, severity):
     assert f.gain.step_time is None and "how often it occurs" in f.gain.how
 
 
-def test_few_steps_are_not_judged():
-    assert "8 complete steps" in abstained(job({2: 20_000.0, 4: 20_000.0}, count=6))["long_steps"]
-
-
-def test_steps_that_vary_are_not_called_long():
+def test_steps_that_vary_or_are_few_are_not_called_long():
     rng = np.random.default_rng(3)
     assert long_steps(np.exp(0.25 * rng.standard_normal(200))) is None
     found = long_steps(np.array([1.0, 1.01, 0.99, 2.0] * 5))
@@ -103,6 +99,7 @@ def test_steps_that_vary_are_not_called_long():
     beside = np.array([1.0, 1.01, 0.99, 1.0, 2.0] * 5 + [1.0, 3.0])
     found = long_steps(beside)
     assert found is not None and found.every == 5 and found.indices.tolist() == [4, 9, 14, 19, 24]
+    assert "8 complete steps" in abstained(job({2: 20_000.0, 4: 20_000.0}, count=6))["long_steps"]
 
 
 def test_a_wait_between_two_calls_counts_once_without_a_gpu():
@@ -129,9 +126,14 @@ def test_a_rhythm_is_one_with_an_accident_between(places, every, of_them):
     assert (found, tuple(np.array(places, np.int64)[own])) == (every, of_them)
 
 
-def test_a_rhythm_goes_on_to_the_last_step():
+def test_a_rhythm_goes_on_to_the_last_step_and_the_first_ones_are_no_rare_steps():
     assert period_of(np.array([2, 5, 8]), 11)[0] == 3
     assert period_of(np.array([2, 5, 8]), 40)[0] is None
+    # As of a PyTorch job on an H200, while its profiler began.
+    durations = np.array([29.3, 30.0, 33.1, 28.7, 30.4, 29.8, 29.3, *[19.1, 22.4, 22.5, 20.0, 22.3] * 5]) / 1e3
+    assert long_steps(durations) is None
+    elsewhere = np.concatenate((durations[7:12], durations[:1], durations[12:24], durations[1:3], durations[24:]))
+    assert long_steps(elsewhere) is not None
 
 
 def test_steps_that_are_a_little_longer_are_accidents_beside_the_long_ones():
@@ -155,11 +157,3 @@ def test_a_function_whose_line_takes_the_time_is_named_and_what_may_run_within_i
     assert less_often(words, UserFunction("main", "t.py:9", True, in_gaps=0.3)) is words, "the loop itself"
     line = less_often(words, UserFunction("main", "t.py:9", True, in_gaps=0.9))
     assert line.title.endswith("longer: t.py:9") and "main" not in f"{line.why}{line.action}"
-
-
-def test_the_first_steps_of_a_recording_are_no_rare_ones() -> None:
-    """As of a PyTorch job on an H200, while its profiler began."""
-    durations = np.array([29.3, 30.0, 33.1, 28.7, 30.4, 29.8, 29.3, *[19.1, 22.4, 22.5, 20.0, 22.3] * 5]) / 1e3
-    assert long_steps(durations) is None
-    elsewhere = np.concatenate((durations[7:12], durations[:1], durations[12:24], durations[1:3], durations[24:]))
-    assert long_steps(elsewhere) is not None

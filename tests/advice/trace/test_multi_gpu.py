@@ -55,10 +55,6 @@ def test_gpus_launched_one_after_the_other(each, shared, gpus, there):
         assert f.gpus == tuple(range(1, gpus)) and f.gain.step_time == pytest.approx((gpus - 1) * each / STEP, abs=0.01)
 
 
-def test_one_late_gpu_is_no_staggered_launch():
-    assert "staggered_launch" not in findings(reducing(200, late=3_000))
-
-
 @pytest.mark.parametrize(("heavy", "id_"), [(0, "gpu0_oversubscribed"), (2, "replica_imbalance")])
 @pytest.mark.parametrize(("longer", "left"), [(True, 1.25), (False, 1.0)], ids=["a larger share", "work of its own"])
 def test_imbalance(heavy, id_, longer, left):
@@ -164,15 +160,13 @@ def test_ops_without_names_are_compared_by_their_kernels():
     assert "No layer is to blame" not in f.why
 
 
-def test_imbalance_below_ten_percent_is_no_finding():
+def test_imbalance_that_saves_little_is_no_finding():
     assert findings(uneven(0, 1.07, light=15_000)) == {}
-
-
-def test_imbalance_that_saves_nothing_of_the_step_is_no_finding():
     assert not findings(uneven(0, 1.5, light=600)).keys() & {"gpu0_oversubscribed", "replica_imbalance"}
+    assert "staggered_launch" not in findings(reducing(200, late=3_000))  # one late GPU is no staggered launch
 
 
-def test_an_unused_gpu_is_not_a_light_replica():
+def test_an_unused_gpu_and_waiting_in_collectives_are_no_work():
     b = healthy()
     trace = b.build()
     trace.gpus += [type(trace.gpus[0])("node", 1)]
@@ -182,16 +176,14 @@ def test_an_unused_gpu_is_not_a_light_replica():
     for gpu in (1, 2, 3):  # some odd kernel only
         fill(b, gpu, 100, 400, 196, 4, queued=20)
     assert not findings(b).keys() & {"gpu0_oversubscribed", "replica_imbalance"}
-
-
-def test_waiting_in_collectives_is_no_work():
-    b = job(2)
+    b = job(2)  # waiting in collectives is no work
     fill(b, 0, 100, 9_000, 96, 4, queued=20)
     fill(b, 1, 100, 9_000, 96, 4, queued=20)
     for i in range(STEPS):
         b.run(0, i * STEP + 9_100, 9_000, "ncclDevKernel_AllReduce", kind=Kind.COLLECTIVE, launch=i * STEP + 9_050)
         b.run(1, i * STEP + 18_000, 100, "ncclDevKernel_AllReduce", kind=Kind.COLLECTIVE, launch=i * STEP + 9_050)
     assert not findings(b).keys() & {"gpu0_oversubscribed", "replica_imbalance"}
+
 
 @pytest.mark.parametrize(("job", "there", "not_there"), [
     (Job("step", 0.1, "tensorflow", KERAS3, (0, 1), strategy="mirrored"), "model.compile", "MirroredStrategy()"),

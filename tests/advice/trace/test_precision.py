@@ -42,7 +42,6 @@ def on(b: Builder, capability: tuple[int, int] | None, name: str = "") -> Trace:
     return trace
 
 
-
 @pytest.mark.parametrize(("matmul_us", "severity"), [(600, None), (1_100, "low"), (3_000, "medium"), (9_000, "high")])
 def test_fp32_matmuls_on_a_gpu_with_tensor_cores(matmul_us, severity):
     job = mixed((SGEMM, matmul_us), (KERNEL, 18_000 - matmul_us))
@@ -61,11 +60,10 @@ def test_gpus_by_their_capability_or_their_kernels():
     assert "TF32" in findings(on(b, (8, 0)))["tensor_cores_unused"].action
     unknown = analyze_trace(on(mixed(("maxwell_sgemm_128x64_nn", 18_000)), None))
     assert "compute capability" in {a.id: a.missing for a in unknown.abstained}["tensor_cores_unused"]
-
-
-def test_tensor_cores_in_use_are_no_finding():
-    found = findings(on(mixed((HMMA, 18_000)), (8, 0)))
+    found = findings(on(mixed((HMMA, 18_000)), (8, 0)))  # tensor cores in use are no finding
     assert not found.keys() & {"tensor_cores_unused", "fp16_fallback", "dims_unaligned"}
+    f = findings(on(mixed(("volta_hgemm_128x64_nn", 6_000), (HMMA, 12_000)), (8, 0)))["fp16_fallback"]
+    assert f.evidence["fallback_16_bit_ratio"] == pytest.approx(1 / 3, abs=0.01) and f.severity == "high"
 
 
 @pytest.mark.parametrize(("name", "half", "id_"), [
@@ -77,11 +75,6 @@ def test_with_mixed_precision_on_fp32_matmuls_are_a_fallback(name, half, id_):
     parts = (SGEMM, 8_000), (name, half), (KERNEL, 10_000 - half)
     found = findings(on(mixed(*parts), (8, 0)))
     assert found.keys() & {"tensor_cores_unused", "fp16_fallback"} == {id_}
-
-
-def test_sixteen_bit_matmuls_of_the_ordinary_cores_are_a_fallback():
-    f = findings(on(mixed(("volta_hgemm_128x64_nn", 6_000), (HMMA, 12_000)), (8, 0)))["fp16_fallback"]
-    assert f.evidence["fallback_16_bit_ratio"] == pytest.approx(1 / 3, abs=0.01) and f.severity == "high"
 
 
 @pytest.mark.parametrize(("align", "there"), [(1, True), (2, True), (4, False), (8, False)])
@@ -115,7 +108,7 @@ def test_the_multiple_is_that_of_the_type(kernel, multiple):
     assert f"a multiple of {multiple} (16 bytes)" in found.why and f"to multiples of {multiple} (64" in found.action
 
 
-def test_padding_the_vocabulary_is_not_advised_for_attention():
+def test_padding_the_vocabulary_is_not_advised_for_attention_nor_where_names_do_not_tell():
     kernel = "void cutlass::Kernel2<cutlass_80_tensorop_f16_s16816gemm_f16_64x64_32x6_nt_align1>(Params)"
     b = mixed((KERNEL, 9_000), (kernel, 9_000))
     for event in b._device:
@@ -123,9 +116,6 @@ def test_padding_the_vocabulary_is_not_advised_for_attention():
     found = findings(on(b, (8, 0)))["dims_unaligned"]
     assert "sequence" in found.action and "does not change attention" in found.action
     assert found.snippet is not None and "vocabulary" not in found.snippet
-
-
-def test_alignment_that_names_do_not_tell_is_not_judged():
     a = analyze_trace(on(mixed(("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT", 18_000)), (9, 0)))
     assert "dims_unaligned" in {x.id for x in a.abstained}
 
@@ -147,11 +137,8 @@ def test_products_in_32_bits_on_tensor_cores_could_be_in_16(name, severity, fact
     assert not findings(on(b, (6, 1))).keys() & PRECISION
 
 
-def test_products_in_16_bits_are_left_alone():
+def test_products_in_16_bits_are_left_alone_and_so_is_what_mixed_precision_leaves_out():
     assert not findings(on(mixed((FLASH, 9_000), (HMMA, 9_000)), (8, 0))).keys() & PRECISION
-
-
-def test_what_is_left_out_of_mixed_precision():
     v = verdict(on(mixed((HMMA, 4_000), (ATTENTION, 12_000)), (8, 0)), "tensor_cores_unused")
     assert v.id == "sixteen_bit_unused" and v.mixed and v.plain_fp32 == 0
 

@@ -15,6 +15,8 @@ def test_launches_held_up_while_tf_data_fills_the_cpus():
     assert f.evidence["cpus"] == 8 and "TF_GPU_THREAD_MODE=gpu_private" in (f.snippet or "")
     private = found(contended(6, pool="gpu_private_0/1"))["thread_contention"]
     assert "GPU_THREAD" not in (private.snippet or "") and "private_threadpool_size" in (private.snippet or "")
+    assert "cpu_budget" in missing(contended(6, cpus=0))["thread_contention"]
+    assert "host_tracer_level" in missing(Builder(gpus=1).run(0, 0, 100))["thread_contention"]
 
 
 @pytest.mark.parametrize("b", [
@@ -22,11 +24,6 @@ def test_launches_held_up_while_tf_data_fills_the_cpus():
 ], ids=["few threads", "another time", "hardly late", "all alike", "none"])
 def test_no_contention_without_all_of_its_evidence(b):
     assert "thread_contention" not in found(b)
-
-
-def test_contention_abstains_without_the_cpus_and_without_launches():
-    assert "cpu_budget" in missing(contended(6, cpus=0))["thread_contention"]
-    assert "host_tracer_level" in missing(Builder(gpus=1).run(0, 0, 100))["thread_contention"]
 
 
 def test_functions_of_tf_data_on_the_threads_of_the_model():

@@ -59,11 +59,6 @@ def test_gradients_that_are_reduced_once_or_for_a_short_time(job: Builder) -> No
     assert verdict(job, "accumulation_sync") is None
 
 
-def test_two_optimizers_one_after_the_other_are_one_update() -> None:
-    assert verdict(accumulating(4, updates=2), "accumulation_sync").passes == 4
-    assert verdict(accumulating(1, updates=2), "accumulation_sync") is None
-
-
 def zeroing(length: float, *, lists: bool = False, passes: int = 1, gpu: bool = False) -> Builder:
     """Four parameters, each filled with zeros for so long (µs), then added to as long in each backward pass."""
     b = Builder(gpus=int(gpu))
@@ -97,12 +92,14 @@ def test_zeros_cost_what_writes_them_and_what_adds_to_them(job: Builder, share: 
     assert "set_to_none=True" in (findings(job)["gradients_zeroed"].snippet or "")
 
 
-def test_few_zeros_and_zeros_elsewhere_are_no_finding() -> None:
+def test_few_zeros_and_zeros_elsewhere_are_no_finding_nor_two_optimizers_two_updates() -> None:
     assert verdict(zeroing(50), "gradients_zeroed") is None
     b = Builder(gpus=0)
     for i in range(STEPS):
         b.host(f"ProfilerStep#{i}", i * STEP, STEP - 1).host("aten::zero_", i * STEP + 10, 10_000)
     assert verdict(b, "gradients_zeroed") is None
+    assert verdict(accumulating(4, updates=2), "accumulation_sync").passes == 4
+    assert verdict(accumulating(1, updates=2), "accumulation_sync") is None
 
 
 def training(op: str, length: float, *inside: str, gpus: int = 0) -> Builder:
@@ -165,7 +162,7 @@ def logging(op: str, read: str) -> Builder:
     return b
 
 
-def test_small_ops_whose_results_python_reads_are_a_part_of_what_runs_between_steps() -> None:
+def test_ops_that_python_runs_between_steps_are_the_gap_unless_a_model_runs_there() -> None:
     read, clipping = (logging("aten::linalg_vector_norm", op) for op in ("aten::item", "aten::mul_"))
     v = verdict(read, "ops_without_gradient")
     assert v.share == pytest.approx(400 * 12 / STEP, rel=0.1)  # with Python's way from one to the next
@@ -173,12 +170,6 @@ def test_small_ops_whose_results_python_reads_are_a_part_of_what_runs_between_st
     assert (gap.id, [f.id for f in gap.consequences]) == ("step_gap_host", ["ops_without_gradient"])
     assert verdict(clipping, "ops_without_gradient") is None
     assert list(findings(clipping)) == ["step_gap_host"]
-
-
-def test_what_follows_the_optimizer_is_the_gap_unless_a_model_runs_there() -> None:
     average, teacher = (verdict(training(op, 6_000), "step_gap_host") for op in ("aten::lerp_", "aten::linear"))
     assert (average.share, teacher.share) == pytest.approx((0.52, 0.22), abs=0.01)
-
-
-def test_ops_of_the_model_have_gradients() -> None:
-    assert verdict(training("aten::to", 6_000), "ops_without_gradient") is None
+    assert verdict(training("aten::to", 6_000), "ops_without_gradient") is None  # ops of the model have gradients
