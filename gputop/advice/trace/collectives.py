@@ -260,8 +260,7 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
         title=f"{what} takes {percent(exposed)} of the {job.basis}{f' on {gpus}' if alone else ''}", why=why,
         evidence=known({
             "exposed_collectives_s" if alone else "exposed_transfer_s": v.exposed_s, "share_ratio": exposed,
-            "exposed_waiting_s": v.waiting_s, "free_compute_s": v.free_compute_s,
-            "collectives_per_step": v.per_step}),
+            "exposed_waiting_s": v.waiting_s, "free_compute_s": v.free_compute_s, "collectives_per_step": v.per_step}),
         action=f"{_BOTH if alone else ''}{action}", snippet=snippet, gain=gain,
         source=source("collectives.share") + "; nsys-ai: reports overlap below 30%")
 

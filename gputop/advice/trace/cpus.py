@@ -294,8 +294,7 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
         evidence={
             "launch_wait_s": v.launch_wait_s, "collective_wait_s": v.collective_wait_s, "share_ratio": v.share,
             "held_up_ratio": v.held_up, "input_threads_at_work": v.threads_at_work, "cpus": float(v.cpus),
-            "input_working_meanwhile_ratio": v.input_meanwhile,
-        },
+            "input_working_meanwhile_ratio": v.input_meanwhile},
         action=("Limit the number of tf.data threads, so that the launching threads have free CPUs." if private else
                 "Give each GPU its own launching threads, and limit the number of tf.data threads."),
         snippet=limited if private else joined(code("thread_contention", "launches"), limited),

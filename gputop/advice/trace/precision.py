@@ -296,10 +296,8 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
 _SMALL_PART = 0.1  # share of these kernels' time
 _CONVOLUTION = re.compile(r"conv|fprop|dgrad|wgrad|implicit", re.IGNORECASE)
 _DIMENSIONS = {
-    "attention": "the sequence length or the head size",
-    "convolutions": "the number of channels",
-    "other matmuls": "the number of units, the vocabulary size, or the batch size",
-}
+    "attention": "the sequence length or the head size", "convolutions": "the number of channels",
+    "other matmuls": "the number of units, the vocabulary size, or the batch size"}
 _PAD = {
     "attention": "Pad sequences to a multiple of {0} (64 is even better) and mask the padding; use a head size that is "
                  "a multiple of {0}. Padding the vocabulary does not change attention.",

@@ -111,8 +111,7 @@ CONV: Table = {
         "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816fprop_analytic_bf16_64x64_32x5_nhwc_"
         "align1>(Params)",)},
     "fp16_scudnn": {"": (
-        "volta_fp16_scudnn_fp16_128x64_relu_interior_nn_v1",
-        "volta_fp16_scudnn_fp16_128x128_stridedB_interior_nn_v1",
+        "volta_fp16_scudnn_fp16_128x64_relu_interior_nn_v1", "volta_fp16_scudnn_fp16_128x128_stridedB_interior_nn_v1",
         "void cudnn::cnn::wgrad2d_grouped_direct_kernel<__half, float, __half, float, 3, 3>(Params)")},
 }
 

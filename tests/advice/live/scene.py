@@ -113,8 +113,7 @@ class Scene:
             "sm_clock_hz": 1.98e9, "sm_clock_max_hz": 1.98e9, "temperature_c": 60.0, "temperature_slowdown_c": 92.0,
             "tensor_active": 0.45 * level if self.fine else None, "dram_active": 0.35 * level if self.fine else None,
             "pcie_rx_bytes_per_s": 6e8 * level, "pcie_tx_bytes_per_s": 5e7 * level, "pcie_max_bytes_per_s": LINK,
-            "pcie_gen": 5.0, "pcie_width": 16.0,
-        }
+            "pcie_gen": 5.0, "pcie_width": 16.0}
         values.update({m: None if v is None else at(v, t) for m, v in self.other.items()})
         info = GpuInfo(index, f"GPU-{index}", "H100", pcie_gen_max=5, pcie_width_max=16)
         return GpuSample(info, {m: read(m, v) for m, v in values.items()},

@@ -130,8 +130,7 @@ def test_gpus_that_wait_for_each_other_and_for_how_long() -> None:
 
 @pytest.mark.parametrize(("metric", "just_below", "just_above"), [
     ("tensor_active", 0.0049, 0.006), ("dram_active", 0.019, 0.021), ("power_w", 314.0, 316.0),
-    ("gpu_util", 0.981, 0.979),
-])
+    ("gpu_util", 0.981, 0.979)])
 def test_real_work_at_low_occupancy_is_not_spinning(metric: str, just_below: float, just_above: float) -> None:
     assert "spinning" in ids(stuck(**{metric: just_below}))
     advice = stuck(**{metric: just_above})
@@ -224,8 +223,7 @@ def test_servers_of_models_wait_for_requests(command: str) -> None:
 # -- tensor_idle and dram_bound ---------------------------------------------------------------------
 
 @pytest.mark.parametrize(("sm", "tensor", "found"), [
-    (0.61, 0.0, True), (0.59, 0.0, False), (0.9, 0.0049, True), (0.9, 0.0051, False),
-])
+    (0.61, 0.0, True), (0.59, 0.0, False), (0.9, 0.0049, True), (0.9, 0.0051, False)])
 def test_tensor_cores_unused(sm: float, tensor: float, found: bool) -> None:
     advice = eight(sm, tensor_active=tensor)
     assert ("tensor_idle" in ids(advice)) == found
@@ -248,8 +246,7 @@ def test_missing_pipes_are_named() -> None:
 
 
 @pytest.mark.parametrize(("dram", "tensor", "found"), [
-    (0.61, 0.1, True), (0.59, 0.1, False), (0.7, 0.29, True), (0.7, 0.31, False),
-])
+    (0.61, 0.1, True), (0.59, 0.1, False), (0.7, 0.29, True), (0.7, 0.31, False)])
 def test_bound_by_device_memory(dram: float, tensor: float, found: bool) -> None:
     advice = eight(0.9, dram_active=dram, tensor_active=tensor)
     assert ("dram_bound" in ids(advice)) == found

@@ -53,11 +53,9 @@ def with_xids(events: Mapping[int, tuple[tuple[float, int], ...]]) -> Scene:
 
 
 @pytest.mark.parametrize(("xid", "severity", "resets"), [
-    (79, "high", False), (54, "high", False), (143, "high", False),
-    (48, "high", True), (74, "high", True), (119, "high", True), (109, "high", True),
-    (63, "medium", False), (92, "medium", False), (93, "medium", False),
-    (13, "medium", False), (31, "medium", False), (43, "medium", False), (45, "low", False), (987, "medium", False),
-])
+    (79, "high", False), (54, "high", False), (143, "high", False), (48, "high", True), (74, "high", True),
+    (119, "high", True), (109, "high", True), (63, "medium", False), (92, "medium", False), (93, "medium", False),
+    (13, "medium", False), (31, "medium", False), (43, "medium", False), (45, "low", False), (987, "medium", False)])
 def test_the_severity_follows_what_the_number_means(xid: int, severity: Severity, resets: bool) -> None:
     finding = get(after(with_xids({3: ((5.0, xid),)}), 20), "hardware_error")
     assert (finding.severity, finding.gpus) == (severity, (3,))
@@ -131,8 +129,7 @@ def memory(**values: float) -> Finding | None:
 @pytest.mark.parametrize(("values", "severity", "evidence"), [
     ({"ecc_uncorrected": 2}, "high", {"ecc_uncorrected_count": 2.0}),
     ({"row_remap_failed": 1}, "high", {"row_remap_failed_count": 1.0}),
-    ({"row_remap_pending": 1}, "medium", {"row_remap_pending_count": 1.0}),
-])
+    ({"row_remap_pending": 1}, "medium", {"row_remap_pending_count": 1.0})])
 def test_memory_faults(values: dict[str, float], severity: Severity, evidence: dict[str, float]) -> None:
     finding = memory(**values)
     assert (finding.severity, finding.gpus, finding.evidence) == (severity, (4,), evidence)

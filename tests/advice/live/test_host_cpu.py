@@ -10,8 +10,7 @@ WAITING = dict.fromkeys(range(8), 0.4)
 
 
 @pytest.mark.parametrize(("cpu", "level", "found"), [
-    (0.96, 0.4, True), (0.94, 0.4, False), (0.99, 0.79, True), (0.99, 0.81, False),
-])
+    (0.96, 0.4, True), (0.94, 0.4, False), (0.99, 0.79, True), (0.99, 0.81, False)])
 def test_all_cores_full_while_gpus_wait(cpu: float, level: float, found: bool) -> None:
     advice = after(Scene(dict.fromkeys(range(8), level), cpu=cpu), 200)
     assert ("host_cpu_saturated" in ids(advice)) == found
@@ -26,8 +25,7 @@ def test_what_it_says() -> None:
 
 
 @pytest.mark.parametrize(("cores", "limit_cores", "found"), [
-    (7.7, 8.0, True), (7.5, 8.0, False), (20.0, 8.0, False), (7.9, None, False),
-])
+    (7.7, 8.0, True), (7.5, 8.0, False), (20.0, 8.0, False), (7.9, None, False)])
 def test_the_cores_that_the_container_grants(cores: float, limit_cores: float | None, found: bool) -> None:
     """A gputop in a smaller container than the job's sees a limit that is not the job's."""
     advice = after(Scene(WAITING, cpu=0.2, jobs=[Job(cores=cores)], cpu_limit_cores=limit_cores), 200)

@@ -33,8 +33,7 @@ def two_jobs(free: float, moves: float = 0.02) -> Scene:
 
 
 @pytest.mark.parametrize(("free", "moves", "found"), [
-    (0.019, 0.02, True), (0.022, 0.02, False), (0.019, 0.0051, True), (0.019, 0.0049, False),
-])
+    (0.019, 0.02, True), (0.022, 0.02, False), (0.019, 0.0051, True), (0.019, 0.0049, False)])
 def test_two_jobs_compete_for_the_last_memory(free: float, moves: float, found: bool) -> None:
     advice = after(two_jobs(free, moves), 200)
     assert ("memory_pressure" in ids(advice)) == found

@@ -95,8 +95,7 @@ RIVALS = [
     {"pcie_saturated", "pcie_link_degraded"}, {"thermal_throttled", "power_capped"},
     {"memory_pressure", "memory_preallocated"}, {"idle_gpu", "spinning"}, {"idle_gpu", "unused_gpu"},
     {"low_sm_active", "network_bound"}, {"pcie_saturated", "network_bound"}, {"host_cpu_saturated", "network_bound"},
-    {"host_cpu_saturated", "gpu0_oversubscribed"}, {"host_cpu_saturated", "idle_gpu"},
-]
+    {"host_cpu_saturated", "gpu0_oversubscribed"}, {"host_cpu_saturated", "idle_gpu"}]
 
 
 def check(advice: Advice, gpus: int) -> None:
@@ -163,8 +162,7 @@ def test_random_nodes_never_raise_and_never_contradict_themselves(seed: int) -> 
     ("low_sm_active", pair(0.3)), ("spinning", pair(0.2, STUCK)), ("tensor_idle", pair(0.9, {"tensor_active": 0.0})),
     ("dram_bound", pair(0.9, {"dram_active": 0.7, "tensor_active": 0.1})), ("host_cpu_saturated", pair(0.5, cpu=0.99)),
     ("pcie_saturated", pair(0.9, {"pcie_rx_bytes_per_s": 45e9})),
-    ("pcie_link_degraded", pair(0.9, {"pcie_max_bytes_per_s": LINK / 4})),
-])
+    ("pcie_link_degraded", pair(0.9, {"pcie_max_bytes_per_s": LINK / 4}))])
 def test_other_intervals(rule: str, scene: Scene, interval_s: float) -> None:
     history = History()
     for sample in replace(scene, interval_s=interval_s).samples(max(200.0, 7 * interval_s)):

@@ -65,8 +65,7 @@ def hot(share: float, reason: str = "thermal", clock: float = 1.6e9, temperature
 
 @pytest.mark.parametrize(("share", "clock", "found"), [
     (1.0, 1.6e9, True), (1 / 3, 1.6e9, True), (1 / 5, 1.6e9, False), (1.0, 0.94 * 1.98e9, True),
-    (1.0, 0.96 * 1.98e9, False),
-])
+    (1.0, 0.96 * 1.98e9, False)])
 def test_heat_holds_the_clocks_down(share: float, clock: float, found: bool) -> None:
     assert ("thermal_throttled" in ids(after(hot(share, clock=clock), 61))) == found
 

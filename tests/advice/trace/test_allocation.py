@@ -15,8 +15,7 @@ from tests.trace.build import Builder
 
 @pytest.mark.parametrize(("call", "there"), [
     ("cudaFree", True), ("cudaMalloc_v3020", True), ("cuMemUnmap", True), ("hipMalloc", True),
-    ("cudaMallocAsync", False), ("cudaFreeAsync_v11020", False), ("cudaMemcpyAsync", False),
-])
+    ("cudaMallocAsync", False), ("cudaFreeAsync_v11020", False), ("cudaMemcpyAsync", False)])
 def test_allocating_in_the_steps(call, there):
     found = findings(allocating(call))
     assert ("allocation_in_steps" in found) == there

@@ -61,8 +61,7 @@ def test_a_model_that_runs_op_by_op_and_the_few_ops_of_a_callback():
 
 
 @pytest.mark.parametrize(("row", "part", "severity"), [
-    (2, 0.4, None), (4, 0.03, None), (4, 0.2, "medium"), (8, 0.4, "medium"),
-])
+    (2, 0.4, None), (4, 0.03, None), (4, 0.2, "medium"), (8, 0.4, "medium")])
 def test_rows_of_elementwise_kernels(row, part, severity):
     f = found(chained(row, part=part)).get("xla_off")
     assert (f.severity if f else None) == severity

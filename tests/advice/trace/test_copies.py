@@ -61,8 +61,7 @@ def test_what_is_no_loop_that_copies_too_much():
 
 @pytest.mark.parametrize(("op", "words"), [
     ("image_summary/write:WriteImageSummary", "summaries"), ("model/EagerPyFunc:EagerPyFunc", "an op on the host"),
-    ("metrics/mean/div:DivNoNan", "Read results back less often"),
-])
+    ("metrics/mean/div:DivNoNan", "Read results back less often")])
 def test_copies_to_the_host_are_told_with_the_ops_that_ask_for_them(op, words):
     b = copying(Kind.D2H, 4_000)
     for event in b._device:

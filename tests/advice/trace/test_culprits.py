@@ -118,11 +118,8 @@ def test_pytorchs_input_names_what_runs_in_the_loader() -> None:
 
 
 @pytest.mark.parametrize(("b", "id_", "name", "cause"), [
-    (gap(0.3), "step_gap_host", "Mean", "gap"),
-    (placed(0.3), "host_placement", "model/py", "placement"),
-    (retraced(0.3), "retracing", "train_step", "tracing"),
-    (eager(100, 40), "eager_execution", "MatMul", "eager"),
-])
+    (gap(0.3), "step_gap_host", "Mean", "gap"), (placed(0.3), "host_placement", "model/py", "placement"),
+    (retraced(0.3), "retracing", "train_step", "tracing"), (eager(100, 40), "eager_execution", "MatMul", "eager")])
 def test_work_of_the_host_goes_to_the_gap_that_it_lies_in(b: Builder, id_: str, name: str, cause: str) -> None:
     f = findings(b)[id_]
     first = f.culprits[0]

@@ -190,8 +190,7 @@ PROGRAM = {
     "moment": (HloOp("jit(step)/add", "train.py:15", (), 3 * BYTES, "fusion"), 20.0),
     "update": (HloOp("jit(step)/add", "train.py:16", (), 4 * BYTES + 8, "fusion"), 25.0),
     "layer": (HloOp("jit(step)/add", "train.py:16", (), 12_582_912, "fusion"), 3.0),
-    "dot": (HloOp(f"{BACK}/dot_general", "train.py:8", (("fp32", 2e9),), 12_582_912, "dot"), 30.0),
-}
+    "dot": (HloOp(f"{BACK}/dot_general", "train.py:8", (("fp32", 2e9),), 12_582_912, "dot"), 30.0)}
 
 
 def of_jax(*without: str, gpu: bool, **changed: HloOp) -> Builder:

@@ -112,8 +112,7 @@ CONVOLUTION = "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_t
     (TO_NHWC, None, True), ("batched_transpose_32x32_half", None, True),
     (SWAP, "conv1/Conv2DBackpropFilter-0-TransposeNHWCToNCHW-LayoutOptimizer:Transpose", True),
     (SWAP, "conv1/Conv2D:Conv2D", True), (SWAP, "attention/transpose:Transpose", False), (SWAP, None, False),
-    (CONVOLUTION, None, False), ("loop_transpose_fusion", None, False),
-])
+    (CONVOLUTION, None, False), ("loop_transpose_fusion", None, False)])
 def test_layout_conversions(name, op, there):
     found = findings(model([(name, 100), (CONVOLUTION, 400)], 10, call="aten::x", ops={name: op} if op else None))
     assert ("layout_conversions" in found) == there

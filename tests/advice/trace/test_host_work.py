@@ -141,16 +141,14 @@ def test_a_python_callback_in_a_jitted_step_holds_the_gpu_up(launches):
 
 
 @pytest.mark.parametrize(("name", "api"), [
-    ("SaveV2", "ModelCheckpoint"), ("WriteScalarSummary", "TensorBoard"), ("AnonymousIteratorV3", ".repeat()"),
-])
+    ("SaveV2", "ModelCheckpoint"), ("WriteScalarSummary", "TensorBoard"), ("AnonymousIteratorV3", ".repeat()")])
 def test_what_fills_the_gap_decides_the_cure(name, api):
     assert api in (found(gap(0.3, name=name))["step_gap_host"].snippet or "")
 
 
 @pytest.mark.parametrize(("function", "ops", "calls", "instead"), [
     ("__inference_one_step_on_data_distributed_3", (), "predict()", "predict_on_batch"),
-    ("__inference_multi_step_on_iterator_7", ("m/dense/MatMul:MatMul",), "evaluate()", "test_on_batch"),
-])
+    ("__inference_multi_step_on_iterator_7", ("m/dense/MatMul:MatMul",), "evaluate()", "test_on_batch")])
 def test_what_a_callback_predicts_or_evaluates_in_each_step_is_named(function, ops, calls, instead):
     """Most of the gap is the iterator that it makes: to make it once is no fix for these."""
     b = gap(0.3, name="AnonymousIteratorV3")

@@ -37,8 +37,7 @@ def test_the_words_of_the_fixes(request):
         [("BatchV2", 0.0, 1), ("ParallelMapV2", 0.1, 2)], [buffer, ("ParallelMapV2", 0.1, 1)],
         [buffer, ("MapAndBatch", 0.1, 8)], [buffer, ("FlatMap", 0.0, 1), ("Map", 0.1, 1)],
         [buffer, ("ParallelInterleaveV4", 0, 1), ("Map", 0.1, 1)], [buffer, ("Generator", 0.1, 1)],
-        [buffer, ("BatchV2", 0.1, 1)], [buffer, ("Shuffle", 0.1, 1)],
-    ]
+        [buffer, ("BatchV2", 0.1, 1)], [buffer, ("Shuffle", 0.1, 1)]]
     fixes = [cured(pipeline(*stages, calls=320), wait=0.05) for stages in pipelines]
     words = "\n----\n".join(f"{fix.action}\n{fix.tells.strip()}\n{fix.snippet}\n" for fix in fixes)
     same_as_golden("input_fixes", words, request)
@@ -111,9 +110,8 @@ def test_more_threads_bring_no_more_than_the_cpus_that_are_free(job, step_s):
 
 
 @pytest.mark.parametrize("stages", [
-    (("Map", 0.0023, 1),), (("Prefetch", 0, 1), ("Map", 0.0023, 1)),
-    (("Prefetch", 0, 1), ("ParallelMapV2", 0.0023, 2)), (("Prefetch", 0, 1), ("Generator", 0.0023, 1)),
-])
+    (("Map", 0.0023, 1),), (("Prefetch", 0, 1), ("Map", 0.0023, 1)), (("Prefetch", 0, 1), ("ParallelMapV2", 0.0023, 2)),
+    (("Prefetch", 0, 1), ("Generator", 0.0023, 1))])
 def test_where_the_wait_is_longer_than_the_stages_take_the_wait_is_the_bound(stages):
     """Of many small elements tf.data's own time is most: a batched map brought 93% where its function took 9%."""
     c = cured(pipeline(*stages), 0.0185, 0.0137)
@@ -153,9 +151,8 @@ def test_work_on_single_elements_goes_onto_batches_and_generators_have_a_fix():
 
 
 @pytest.mark.parametrize("stages", [
-    (("FlatMap", 0.0, 1), ("Map", 0.1, 1)), (("Interleave", 0.1, 1),), (("TFRecord", 0.1, 1),),
-    (("TextLine", 0.1, 1),), (("InterleaveV2", 0.0, 1), ("TFRecord", 0.1, 1)),
-])
+    (("FlatMap", 0.0, 1), ("Map", 0.1, 1)), (("Interleave", 0.1, 1),), (("TFRecord", 0.1, 1),), (("TextLine", 0.1, 1),),
+    (("InterleaveV2", 0.0, 1), ("TFRecord", 0.1, 1))])
 def test_files_are_read_side_by_side(stages):
     c = cured(pipeline(("Prefetch", 0, 1), *stages), wait=0.08, cpus=4)
     assert "interleave" in c.snippet and c.step_s == pytest.approx(0.025)

@@ -29,8 +29,7 @@ def test_input_bound():
 
 @pytest.mark.parametrize(("stage", "words"), [
     ("Map", "num_parallel_calls"), ("ParallelMapV2", "cache"), ("BatchV2", "batch(batch_size, num_parallel_calls"),
-    ("TFRecord", "interleave"), ("Generator", "TFRecordDataset"), ("Shuffle", "prefetch"),
-])
+    ("TFRecord", "interleave"), ("Generator", "TFRecordDataset"), ("Shuffle", "prefetch")])
 def test_the_cure_fits_the_slowest_stage(stage, words):
     assert words in (findings(input_bound(stage=stage))["input_bound"].snippet or "")
 

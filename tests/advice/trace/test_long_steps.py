@@ -17,8 +17,7 @@ from tests.trace.build import Builder
 
 @pytest.mark.parametrize(("name", "words"), [
     ("SaveV2", "saving checkpoints"), ("WriteScalarSummary", "writing summaries"), ("gc", "garbage collection"),
-    ("SetWeights", "SetWeights"), ("", "Python without events"),
-])
+    ("SetWeights", "SetWeights"), ("", "Python without events")])
 def test_work_every_so_many_steps_is_told_with_its_steps(name, words):
     found = findings(job(dict.fromkeys(range(2, COUNT, 5), 20000.0), name))
     f = found["long_steps"]

@@ -190,8 +190,7 @@ def test_an_unused_gpu_and_waiting_in_collectives_are_no_work():
     (Job("step", 0.1, "tensorflow", CUSTOM, (0, 1), strategy="mirrored"), "strategy.run", "MirroredStrategy()"),
     (Job("step", 0.1, "tensorflow", CUSTOM, (0, 1)), "MirroredStrategy()", "strategy.run"),
     (Job("step", 0.1, "pytorch", PYTORCH, (0, 1), strategy="ddp"), "DistributedSampler", "strategy"),
-    (Job("step", 0.1, "jax", JAX, (0, 1)), "NamedSharding", "strategy"),
-])
+    (Job("step", 0.1, "jax", JAX, (0, 1)), "NamedSharding", "strategy")])
 def test_the_code_for_even_batches_fits_the_job(job, there, not_there):
     code = describe_replica_imbalance(verdict(uneven(0, 2.0), "replica_imbalance"), job).snippet or ""
     assert there in code and not_there not in code
