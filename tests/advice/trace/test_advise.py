@@ -7,6 +7,7 @@ import pytest
 from gputop.core.findings import Finding
 from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
 from tests.advice.trace.host_jobs import HOST_RULES, found, missing
+from tests.advice.trace.stalls import with_memory
 from tests.advice.trace.traces import KERNEL, STEP, findings, healthy, launch_bound
 from tests.trace.build import Builder, keras_steps
 
@@ -20,18 +21,9 @@ def test_without_a_host_nobody_is_accused_and_the_worst_comes_first():
     assert [f.id for f in a.findings] == ["launch_bound", "batch_size_headroom"]
 
 
-GIB = 2**30
-
-
 @pytest.mark.parametrize("gpus", [1, 4])
 def test_healthy_job_has_no_findings(gpus):
     assert findings(healthy(gpus)) == {}
-
-
-def with_memory(b: Builder, peak_gib: float, gpus: int = 1) -> Builder:
-    for gpu in range(gpus):
-        b.memory(5, f"GPU_{gpu}_bfc", int(peak_gib * GIB / 2), int((40 - peak_gib / 2) * GIB), int(peak_gib * GIB))
-    return b
 
 
 def test_few_kernels_make_nothing_high_and_a_handful_nothing_but_low():

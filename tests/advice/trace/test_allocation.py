@@ -8,7 +8,7 @@ import pytest
 
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.trace.model import Kind, MemoryKind
-from tests.advice.trace.allocation_traces import allocating
+from tests.advice.trace.stalls import allocating
 from tests.advice.trace.traces import STEP, STEPS, abstained, findings, healthy
 from tests.trace.build import Builder
 

@@ -9,29 +9,10 @@ from gputop.analysis.results import Analysis
 from gputop.core.findings import Finding
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import LaunchShape, Trace, TraceGpu
-from tests.advice.trace.traces import (
-    STEP,
-    STEPS,
-    abstained,
-    fill,
-    findings,
-    healthy,
-    input_bound,
-    job,
-    launch_bound,
-    reducing,
-    verdict,
-)
-from tests.trace.build import Builder
+from tests.advice.trace.stalls import GIB, reducing, with_memory
+from tests.advice.trace.traces import STEP, STEPS, fill, findings, healthy, input_bound, job, launch_bound, verdict
 
-GIB = 2**30
 ID = "batch_size_headroom"
-
-
-def with_memory(b: Builder, peak_gib: float, gpus: int = 1) -> Builder:
-    for gpu in range(gpus):
-        b.memory(5, f"GPU_{gpu}_bfc", int(peak_gib * GIB / 2), int((40 - peak_gib / 2) * GIB), int(peak_gib * GIB))
-    return b
 
 
 def anywhere(a: Analysis) -> dict[str, Finding]:
@@ -77,7 +58,7 @@ def test_no_headroom(b):
 def test_where_memory_is_not_known_the_gain_is_told_for_twice_the_batch(known):
     a = analyze_trace(with_memory(launch_bound(2), 2, gpus=known).build())
     f = anywhere(a)[ID]
-    assert ID not in abstained(a) and ID not in findings(a)  # launch_bound has the cure
+    assert all(one.id != ID for one in (*a.abstained, *a.findings))  # launch_bound has the cure
     assert f.evidence["factor"] == 2 and "capacity_bytes" not in f.evidence and f.severity == "medium"
     assert f.gain.step_time == pytest.approx(0.75 / 2, abs=0.03)
 

@@ -6,12 +6,10 @@ import pytest
 
 from gputop.diagnosis.diagnose import analyze
 from gputop.trace.model import Kind, MemoryKind
-from tests.advice.trace.blocking_copy_traces import fetching
+from tests.advice.trace.stalls import GIB, fetching, waiting_for
 from tests.advice.trace.traces import KERNEL, STEP, STEPS, abstained, copying, findings, healthy, job, verdict
 from tests.trace.build import Builder, keras_steps
 from tests.trace.shares import NEEDS_SHARED, SHARED
-
-GIB = 2**30
 
 
 @pytest.mark.parametrize(("length", "there"), [(500, False), (800, True), (6_000, True)])
@@ -239,24 +237,6 @@ def test_waits_per_step_and_gpu_do_not_depend_on_the_number_of_ranks(ranks):
     first = found.findings[0]
     assert first.id == "sync_copies" and first.evidence["syncs_per_step"] == pytest.approx(1.0)
     assert " at these calls (per GPU): 1 synchronizing call. " in first.why
-
-
-def waiting_for(*copies: tuple[Kind, int]) -> Builder:
-    """Each step has these copies, of so many bytes, evenly spread; the host waits for each and then needs 400 µs."""
-    b = job()
-    for i in range(STEPS):
-        t = i * STEP + 100
-        for k in range(len(copies) + 1):
-            launch = t - 8
-            while t < i * STEP + 100 + (k + 1) * 16_000 / (len(copies) + 1):
-                b.run(0, t, 96, KERNEL, launch=launch, launch_length=2)
-                t, launch = t + 100, launch + 3
-            if k < len(copies):
-                way, size = copies[k]
-                b.run(0, t, 100, f"Memcpy{way.name}", kind=way, launch=launch, size=size, src=MemoryKind.PINNED,
-                      dst=MemoryKind.PINNED, launch_length=t + 102 - launch)
-                t += 500
-    return b
 
 
 def test_sizes_are_told_by_direction():

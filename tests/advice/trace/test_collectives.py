@@ -12,19 +12,8 @@ from gputop.diagnosis.diagnose import analyze, analyze_to_facts, analyze_trace
 from gputop.timeline.rows import rows_of
 from gputop.trace.model import HloOp, Kind, Trace
 from gputop.trace.readers.load import load
-from tests.advice.trace.traces import (
-    KERNEL,
-    NCCL,
-    STEP,
-    STEPS,
-    abstained,
-    analyzed,
-    fill,
-    findings,
-    job,
-    reducing,
-    verdict,
-)
+from tests.advice.trace.stalls import NCCL, reducing
+from tests.advice.trace.traces import KERNEL, STEP, STEPS, abstained, fill, findings, job, verdict
 from tests.records import replace
 from tests.timeline.make import find_idle_gaps
 from tests.trace.build import Builder, one_process_each
@@ -232,7 +221,7 @@ def delayed(late_gpu: int | None, *, every: int = 1, gpus: int = 4, steps: int =
 
 @pytest.mark.parametrize(("late_gpu", "format"), [(0, "xspace"), (1, "xspace"), (3, "nsys"), (2, "chrome")])
 def test_a_rank_that_its_host_delays_is_named_and_its_delay_is_the_gain(late_gpu, format):
-    found = analyzed(delayed(late_gpu, format=format)).findings
+    found = analyze_trace(delayed(late_gpu, format=format)).findings
     f = found[0]
     assert f.id == "collective_waiting" and f.gpus == (late_gpu,) and f.severity == "high"
     assert f"The host of rank {late_gpu} delays GPU {late_gpu}" in f.title
@@ -396,7 +385,7 @@ def test_an_exchange_of_one_gpu_that_the_other_waits_for_is_named(kind, name):
             b.run(gpu, at + 14_000, 5_750, KERNEL, launch=at + 220 + 10 * gpu, thread=thread)
         b.run(1, at + 5_000, 8_000, name, kind=kind, launch=at + 100, thread=thread, size=200_000_000)
         b.host("cudaDeviceSynchronize", at + 400, 19_370, thread)
-    first = analyzed(b).findings[0]
+    first = analyze_trace(b.build()).findings[0]
     f = next(f for f in (first, *first.consequences) if f.id == "collective_waiting")
     exchanges = kind != Kind.COMPUTE  # else it computes more than the other, which stands above
     assert (first is f) == exchanges == f.action.startswith(f"Start {name} on GPU 1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.trace.model import Kind, MemoryKind
-from tests.advice.trace.copy_traces import one_stream
+from tests.advice.trace.stalls import one_stream
 from tests.advice.trace.traces import STEP, STEPS, abstained, copying, findings, healthy, launched_ahead, verdict
 from tests.trace.build import Builder
 

@@ -12,10 +12,8 @@ from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.timeline.model import IdleGap, Range
 from gputop.timeline.read_timeline import Timeline
 from gputop.tui.timeline.trace_file import gap_before, place_of
-from tests.advice.trace.allocation_traces import allocating
-from tests.advice.trace.copy_traces import one_stream
 from tests.advice.trace.host_jobs import contended, eager, gap, placed, retraced
-from tests.advice.trace.staggered_traces import staggered
+from tests.advice.trace.stalls import allocating, one_stream, staggered
 from tests.advice.trace.traces import KERNEL, STEP, STEPS, findings, input_bound, job, launch_bound, launched_ahead
 from tests.records import replace
 from tests.timeline.make import timeline_of

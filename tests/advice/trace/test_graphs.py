@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gputop.advice.trace.job import Job
@@ -11,9 +9,8 @@ from gputop.advice.trace.launch import launch_pace_s
 from gputop.diagnosis.diagnose import analyze, analyze_to_facts, analyze_trace
 from tests.advice.trace.traces import STEP, STEPS, findings, verdict
 from tests.trace.build import Builder
+from tests.trace.shares import NEEDS_SHARED, SHARED
 
-CASES = Path(__file__).resolve().parents[4] / "shared" / "data" / "cases"
-needs_cases = pytest.mark.skipif(not CASES.exists(), reason="the shared traces are not on this machine")
 LOOP = "python"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
 ADAM = "void at::native::multi_tensor_apply_kernel<Metadata<4>, FusedAdamMathFunctor<float>>(int)"
@@ -89,9 +86,9 @@ def test_where_a_graph_runs_no_advice_records_one(last: str, trains: bool) -> No
     assert job.graphs and job.trains is trains
 
 
-@needs_cases
+@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
 def test_inference_with_a_graph_and_copied_inputs() -> None:
-    analysis = analyze(str(CASES / "graph_inference_foreach_copy.pt.trace.json.gz"))
+    analysis = analyze(str(SHARED / "cases" / "graph_inference_foreach_copy.pt.trace.json.gz"))
     assert analysis.steps is not None and "optimizer" not in analysis.steps.anchor
     several = [*analysis.findings, *(own for f in analysis.findings for own in f.consequences)]
     assert several and not {f.id for f in several} & {

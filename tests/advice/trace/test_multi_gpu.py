@@ -9,20 +9,8 @@ from gputop.advice.trace.multi_gpu import describe_replica_imbalance
 from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
 from gputop.render.finding_text import culprits_text
 from gputop.trace.model import Kind, LaunchShape
-from tests.advice.trace.staggered_traces import staggered
-from tests.advice.trace.traces import (
-    KERNEL,
-    STEP,
-    STEPS,
-    fill,
-    findings,
-    healthy,
-    job,
-    launched_ahead,
-    reducing,
-    uneven,
-    verdict,
-)
+from tests.advice.trace.stalls import reducing, staggered
+from tests.advice.trace.traces import KERNEL, STEP, STEPS, fill, findings, healthy, job, launched_ahead, uneven, verdict
 from tests.trace.build import Builder
 
 

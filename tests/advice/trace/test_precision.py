@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gputop.advice.registry import limit
 from gputop.advice.trace.inputs import GPU_ALLOCATOR
 from gputop.diagnosis.diagnose import analyze, analyze_trace
-from gputop.trace.model import Trace
+from gputop.trace.model import Kind, Trace
 from tests.advice.trace.traces import KERNEL, STEP, STEPS, findings, job, launched_ahead, verdict
 from tests.records import replace
 from tests.trace.build import Builder
+from tests.trace.shares import NEEDS_SHARED, SHARED
 
 SGEMM, HMMA = "volta_sgemm_128x64_nn", "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_64x3_nn"
 
@@ -20,8 +19,6 @@ TF32 = "cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x256_16x3_tn_align4>"
 ATTENTION = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(AttentionKernel<float, cutlass::arch::Sm80, true, 64, 64, 64>)"
 FLASH = "void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false, cutlass::half_t, float> >(int)"
 TO_HALF = "void at::native::unrolled_elementwise_kernel<copy_device_to_device, c10::Half, float>(c10::Half)"
-CASES = Path(__file__).resolve().parents[4] / "shared" / "data" / "cases"
-needs_cases = pytest.mark.skipif(not CASES.exists(), reason="the shared traces are not on this machine")
 
 
 def mixed(*parts: tuple[str, float], begin: float = 100) -> Builder:
@@ -143,17 +140,17 @@ def test_products_in_16_bits_are_left_alone_and_so_is_what_mixed_precision_leave
     assert v.id == "sixteen_bit_unused" and v.mixed and v.plain_fp32 == 0
 
 
-@needs_cases
+@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
 def test_attention_in_fp32_is_what_the_step_is_made_of():
-    found = {f.id: f for f in analyze(str(CASES / "fp32_attention_tf32.pt.trace.json.gz")).findings}
+    found = {f.id: f for f in analyze(str(SHARED / "cases" / "fp32_attention_tf32.pt.trace.json.gz")).findings}
     own = found["sixteen_bit_unused"]
     assert own.severity == "high" and own.gain.step_time == pytest.approx(0.69, abs=0.06)  # 69% on the real job
     assert "torch.autocast" in (own.snippet or "") and not found.keys() & {"fp16_fallback", "tensor_cores_unused"}
 
 
-@needs_cases
+@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
 def test_conversions_to_half_are_not_mixed_precision():
-    analysis = analyze(str(CASES / "fp32_with_half_codec.pt.trace.json.gz"))
+    analysis = analyze(str(SHARED / "cases" / "fp32_with_half_codec.pt.trace.json.gz"))
     assert {f.id for f in analysis.findings} & PRECISION == {"tensor_cores_unused"}
     assert analysis.kernels is not None and not any("fp64" in row.types for row in analysis.kernels.by_name)
 
@@ -163,3 +160,45 @@ def test_numbers_in_names_have_few_digits() -> None:
     analysis = analyze_trace(on(mixed((TF32.replace("align4", "align" + "8" * 5000), 18_000)), (8, 0)))
     assert analysis.kernels is not None and analysis.kernels.by_name
     assert GPU_ALLOCATOR.match(f"GPU_{'1' * 5000}_bfc") is None and GPU_ALLOCATOR.match("GPU_12_bfc")
+
+
+# -- loss scaling -----------------------------------------------------------------------------------
+
+def scaled(checks: int, op: str, wait: float = 0) -> Builder:
+    """The host launches all up to the verdict at once, waits for its copy, and needs ``wait`` µs to launch on."""
+    b = job()
+    for i in range(STEPS):
+        t, launch = i * STEP + 100, i * STEP + 20
+        for k in range(80 + checks):
+            name, length, of = (("Mul_GPU_DT_HALF_DT_HALF_kernel", 100, "gradient_tape/model/mul:Mul") if k < 80 else
+                                ("IsFinite_GPU_DT_HALF_DT_BOOL_kernel", 10, f"{op}_{k}:IsFinite"))
+            b.run(0, t, length, name, launch=launch + 2 * k, launch_length=1, op=of)
+            t += length
+        if wait:
+            begun = launch + 2 * (80 + checks)
+            b.run(0, t, 2, "MemcpyD2H", kind=Kind.D2H, launch=begun, launch_length=t + 4 - begun, size=1,
+                  op="loss_scale/cond:If")
+            t += 2 + wait
+        then = t - 20 if wait else launch + 2 * (80 + checks)
+        for k in range(80):
+            b.run(0, t, 100, "Mul_GPU_DT_HALF_DT_HALF_kernel", launch=then + k, launch_length=1)
+            t += 100
+        b.host("cuStreamSynchronize", then + 81, t + 1 - then - 81, line="launch 0")
+    return b
+
+
+@pytest.mark.parametrize(("checks", "wait", "share"), [(20, 0, None), (120, 0, 0.06), (40, 600, 0.05)])
+def test_loss_scaling_counts_its_checks_and_the_wait_for_the_verdict(checks, wait, share):
+    found = findings(on(scaled(checks, "loss_scale_optimizer/IsFinite", wait), (7, 0)))
+    if share is None:
+        assert "loss_scaling" not in found
+    else:
+        f = found["loss_scaling"]
+        assert f.gain.step_time == pytest.approx(share, abs=0.006)
+        assert (f.evidence["verdict_wait_s"] > 0) == bool(wait)
+
+
+def test_newer_gpus_are_advised_to_use_bfloat16():
+    job = scaled(120, "loss_scale_optimizer/IsFinite")
+    assert [verdict(on(job, capability), "loss_scaling").has_bf16 for capability in ((7, 0), (8, 0))] == [False, True]
+    assert "BF16" in findings(on(job, (8, 0)))["loss_scaling"].action

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gputop.diagnosis.diagnose import analyze, analyze_trace
@@ -13,9 +11,7 @@ from tests.advice.trace.traces import abstained, findings, healthy, verdict
 from tests.analysis.host.traces_of_epochs import MS, epochs, evaluate, train, with_stacks
 from tests.records import replace
 from tests.trace.build import Builder
-
-DATA = Path(__file__).resolve().parents[3] / "../shared/data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the shared real traces are not on this machine")
+from tests.trace.shares import NEEDS_SHARED, SHARED
 
 
 def test_the_end_of_an_epoch_is_found_with_its_line():
@@ -169,17 +165,17 @@ def test_few_steps_are_no_clean_bill_and_many_are():
     assert not text.startswith("NO PROBLEM FOUND") and "unfinished step" in text
 
 
-@needs_data
+@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
 def test_a_start_that_loads_libraries_is_no_job():
-    analysis = analyze(str(DATA / "cases" / "cold_first_launch.pt.trace.json.gz"))
+    analysis = analyze(str(SHARED / "cases" / "cold_first_launch.pt.trace.json.gz"))
     assert not limit_of(analysis).startswith("NO PROBLEM FOUND") or not any(
         f.severity in ("high", "medium") for f in analysis.findings)
 
 
-@needs_data
+@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
 @pytest.mark.parametrize("name", ["ddp_healthy", "ddp_gcall", "ddp_gcone", "ddp_sleep"])
 def test_ranks_of_a_set_are_whole(name):
-    analysis = analyze([str(path) for path in sorted((DATA / "cases" / name).glob("*.gz"))])
+    analysis = analyze([str(path) for path in sorted((SHARED / "cases" / name).glob("*.gz"))])
     wall = analysis.wall_time
     assert wall is not None and len(wall.ranks) == 4 and parts_share(wall) > 0.99
 
