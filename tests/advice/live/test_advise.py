@@ -19,7 +19,6 @@ from gputop.telemetry.history import History
 from tests.advice.live.scene import TOTAL, Job, Scene, abstained, after, ids, play
 from tests.records import replace
 
-# -- all rules ------------------------------------------------------------------------------------
 
 def test_a_healthy_node_has_no_finding_at_any_time() -> None:
     rng = random.Random(3)
@@ -115,8 +114,6 @@ def test_leaving_is_further_than_entering() -> None:
         enter, leave = limit(name + "enter"), limit(name + "leave")
         assert (leave > enter) if name in smaller_is_worse else (leave < enter)
 
-
-# -- words --------------------------------------------------------------------------------------------
 
 def test_names_of_gpus() -> None:
     assert gpus_text([3]) == "GPU 3"

@@ -11,7 +11,6 @@ from gputop.core.samples import LOST, NOT_RESPONDING, GpuInfo, GpuSample, XidEve
 from tests.advice.live.scene import START_S, Scene, abstained, after, get, ids, only, play
 from tests.records import replace
 
-# -- lost and silent GPUs -----------------------------------------------------------------------------
 
 def sick(state: str, since_s: float, until_s: float = 1e9) -> Callable[[GpuSample, float], GpuSample]:
     def change(gpu: GpuSample, t: float) -> GpuSample:
@@ -40,8 +39,6 @@ def test_a_short_silence_is_no_error_and_no_answer_at_all_is_one() -> None:
     assert get(advice[-1], "hardware_error").evidence["silent_s"] == 20.0
     assert "hardware_error" in ids(after(Scene(change=sick(NOT_RESPONDING, 0)), 30))
 
-
-# -- Xids -----------------------------------------------------------------------------------------------
 
 def with_xids(events: Mapping[int, tuple[tuple[float, int], ...]]) -> Scene:
     """GPUs that report (seconds of the scene, Xid)."""
@@ -120,8 +117,6 @@ def test_an_event_that_a_mig_instance_reports_too_counts_once() -> None:
     assert finding.evidence["xid_count"] == 1 and finding.gpus == (0,)
 
 
-# -- memory ---------------------------------------------------------------------------------------------
-
 def memory(**values: float) -> Finding | None:
     return next((f for f in after(Scene(change=only(4, **values)), 10).findings if f.id == "hardware_error"), None)
 
@@ -141,8 +136,6 @@ def test_memory_that_is_healthy_is_no_finding_and_a_pending_row_waits_for_the_jo
     assert memory(**healthy) is None
     assert "when the job is done" in memory(row_remap_pending=1).action  # a pending row says to wait for the job
 
-
-# -- nothing known ------------------------------------------------------------------------------------------
 
 def test_without_events_and_counters_the_rule_abstains() -> None:
     def change(gpu: GpuSample, t: float) -> GpuSample:

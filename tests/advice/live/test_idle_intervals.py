@@ -80,8 +80,6 @@ def test_a_planted_period_and_length_are_found(seed: int, interval_s: float, per
     assert 0 < one.share < 0.5 and one.spread_s is not None and one.spread_s <= 0.1 * one.period_s
 
 
-# -- what looks like it ---------------------------------------------------------------------------------
-
 def accident(rng: random.Random) -> Spans:
     begin_s = rng.uniform(30, 550)
     return [(begin_s, begin_s + rng.uniform(3, 40))]
@@ -126,8 +124,6 @@ def test_what_comes_at_random_has_no_period() -> None:
     assert shown > 30 and regular <= 2
 
 
-# -- regular, with something else among them ------------------------------------------------------------
-
 PLAIN = every(62.0, 4.1, random.Random(3), first_s=30.0)
 
 
@@ -163,8 +159,6 @@ def test_the_next_one_is_that_after_one_under_way() -> None:
     (one,) = found(spans, total_s=600.0)  # which began at 597 s
     assert one.next_s == pytest.approx(START_S + 39 + 62 * 10, abs=1.5)
 
-
-# -- several GPUs ---------------------------------------------------------------------------------------
 
 def node(*spans: Spans, **how: object) -> tuple[list[float], list[list[float]]]:
     rows = [readings(own, random.Random(gpu), **how) for gpu, own in enumerate(spans)]  # type: ignore[arg-type]

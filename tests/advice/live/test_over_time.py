@@ -21,8 +21,6 @@ from gputop.telemetry.history import History
 from tests.advice.live.scene import LINK, STUCK, TOTAL, Job, Level, Scene, ids, play
 from tests.records import replace
 
-# -- a signal that hovers at its limit ------------------------------------------------------------------
-
 
 def near(value: float, by: float = 0.04) -> Level:
     """Slow waves and noise around ``value``."""
@@ -154,8 +152,6 @@ def test_random_nodes_never_raise_and_never_contradict_themselves(seed: int) -> 
     for advice in play(scene, max(190.0, 12 * interval_s))[1]:
         check(advice, gpus)
 
-
-# -- other intervals --------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("interval_s", [0.1, 0.5, 5.0, 10.0, 60.0])
 @pytest.mark.parametrize(("rule", "scene"), [

@@ -63,8 +63,6 @@ def test_where_memory_is_not_known_the_gain_is_told_for_twice_the_batch(known):
     assert f.gain.step_time == pytest.approx(0.75 / 2, abs=0.03)
 
 
-# -- what does not grow, on GPUs that are busy ------------------------------------------------------
-
 def busy(*also: tuple[float, float, str, LaunchShape | None], sms: int | None = 132) -> Trace:
     """The GPU computes from 1 ms on; ``also`` are further kernels of each step: begin, length, name, shape."""
     b = with_memory(job(), 2)

@@ -101,8 +101,6 @@ def test_attention_that_has_fallen_back():
     assert found.snippet is None and "scaled_dot_product_attention runs as separate kernels here" in found.action
 
 
-# -- layouts ----------------------------------------------------------------------------------------
-
 TO_NHWC = "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>(cudnn::ops::nchw2nhwc_params_t<float>)"
 SWAP = "void tensorflow::functor::SwapDimension1And2InTensor3UsingTiles<unsigned int, 256, 32, 32, false>(int)"
 CONVOLUTION = "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x16"
@@ -122,8 +120,6 @@ def test_layout_conversions(name, op, there):
         assert "channels_last" in (own.snippet or "")
         assert [c.name for c in own.culprits] == [op.split(":")[0] if op else "aten::x"]
 
-
-# -- element-wise kernels and optimizers ------------------------------------------------------------
 
 @pytest.mark.parametrize("first", [ADD, NORM])
 def test_element_wise_kernels_in_rows(first):
