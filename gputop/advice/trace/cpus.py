@@ -177,7 +177,6 @@ class ThreadOversubscription(Verdict, frozen=True, kw_only=True):
     waiting: float  # of them without a CPU, on average
     allowed: float
     ranks: int  # processes of the job on this node
-    held_up: float  # share of the time in which the main thread has no CPU
     threads: int  # to set
 
 
@@ -198,8 +197,7 @@ def judge_thread_oversubscription(facts: TraceFacts) -> ThreadOversubscription |
         return None
     return ThreadOversubscription(
         gpus=(), share=cpus.held_up, working=cpus.threads, waiting=cpus.waited, allowed=cpus.limit, ranks=ranks,
-        held_up=cpus.held_up, threads=max(int(np.floor(min(cpus.limit, cpus.cores or cpus.limit) / ranks)), 1),
-        claim="about")
+        threads=max(int(np.floor(min(cpus.limit, cpus.cores or cpus.limit) / ranks)), 1), claim="about")
 
 
 def describe_thread_oversubscription(v: ThreadOversubscription, job: Job) -> Explanation:
@@ -208,10 +206,10 @@ def describe_thread_oversubscription(v: ThreadOversubscription, job: Job) -> Exp
         title=f"{v.working} threads{of_ranks and ' ' + of_ranks} share {counted_cpus(v.allowed)}",
         why=(f"{of_ranks[:1].upper()}{of_ranks[1:]}{of_ranks and ', '}{v.working} threads were runnable; on average, "
              f"{v.waiting:.2g} of those threads were waiting for a CPU. "
-             f"The main thread had no CPU for {percent(v.held_up)} of the time. An op is done when its last "
+             f"The main thread had no CPU for {percent(v.share)} of the time. An op is done when its last "
              "thread is done, so each op waits for threads without a CPU."),
         evidence={"working_threads": float(v.working), "waiting_threads": v.waiting, "allowed_cpus": v.allowed,
-                  "main_thread_held_up_ratio": v.held_up},
+                  "main_thread_held_up_ratio": v.share},
         action=f"Give each process {counted(v.threads, 'thread')}, so that the total matches the number of CPUs. "
                "NumPy's threads come on top of PyTorch's and compete for the CPUs even while they wait.",
         snippet=code("thread_oversubscription", "pytorch", THREADS=v.threads),

@@ -124,8 +124,8 @@ def _verdict(facts: TraceFacts, fix: InputFix, share: float, opened: Mapping[int
     assert waited is not None
     spans = {gpu: merge(waits, opened.get(gpu, EMPTY)) for gpu, waits in input_spans(facts).items()}
     if starts := facts.starts_of_workers(spans):
-        fix = InputFix(FIRST_WORKERS, None, None, "", " Most of this is the wait for a first batch after workers "
-                                                      "start, which more workers do not make shorter.")
+        fix = InputFix(FIRST_WORKERS, tells=" Most of this is the wait for a first batch after workers start, which "
+                                            "more workers do not make shorter.")
     stage = slowest_by_name(waited.stages) if not fix.tells else None
     return InputBound(culprits=_culprits(facts, fix, stage), gpus=facts.active_numbers, share=share, fix=fix,
                       spans=spans, wait_ratio=waited.wait_ratio, starts=starts, claim=None if starts else "measured",

@@ -361,7 +361,6 @@ def describe_double_precision(v: DoublePrecision, job: Job) -> Explanation:
 # -- onednn_off -----------------------------------------------------------------------------------------
 
 class OnednnOff(Verdict, frozen=True, kw_only=True):
-    ratio: float  # share of the step in such convolutions
     op: str
 
 
@@ -380,17 +379,17 @@ def judge_onednn_off(facts: TraceFacts) -> OnednnOff | None:
     ratio = share_of_steps(facts, spans_of(facts.trace, np.sort(np.concatenate((rows, backward)))))
     if ratio < limit("onednn_off.share"):
         return None
-    return OnednnOff(gpus=(), share=ratio, ratio=ratio, op=trace.names[host.name[rows[0]]],
+    return OnednnOff(gpus=(), share=ratio, op=trace.names[host.name[rows[0]]],
                      culprits=(Culprit(trace.names[host.name[rows[0]]], "host", ratio * facts.period_s, facts.basis,
                                        at_s=int(host.start_ns[rows[0]]) / 1e9),))
 
 
 def describe_onednn_off(v: OnednnOff, job: Job) -> Explanation:
     return Explanation(
-        title=f"Convolutions without oneDNN take {percent(v.ratio)} of the {job.basis}",
+        title=f"Convolutions without oneDNN take {percent(v.share)} of the {job.basis}",
         why=(f"Convolutions of at least 16 samples run as {v.op} in the forward and backward passes. Unless oneDNN is "
              "disabled or not built in, PyTorch runs such convolutions with oneDNN, which is faster."),
-        evidence={"slow_convolutions_ratio": v.ratio},
+        evidence={"slow_convolutions_ratio": v.share},
         action="Enable oneDNN, or install a PyTorch build that includes it.",
         snippet=code("onednn_off", "pytorch"), gain="assumes that these convolutions take no time",
         source=source("onednn_off.batch", "onednn_off.share"))

@@ -21,7 +21,6 @@ def test_what_it_says() -> None:
     assert finding.severity == "medium" and finding.gpus == tuple(range(8))
     assert finding.evidence == pytest.approx(
         {"window_s": 120.0, "cpu_ratio": 0.97, "gpu_activity_ratio": 0.4, "cpu_cores": 64.0})
-    assert "64 CPU cores" in finding.why and "97%" in finding.why
 
 
 @pytest.mark.parametrize(("cores", "limit_cores", "found"), [
@@ -51,7 +50,6 @@ def test_what_the_jobs_control_group_grants(cores: float, throttled: float, foun
         assert finding.evidence["cpu_limit_cores"] == 8.0
         assert finding.evidence["cpu_of_limit_ratio"] == pytest.approx(cores / 8)
         assert finding.evidence.get("cpu_throttled_ratio") == (pytest.approx(throttled) if throttled else None)
-        assert "GPUs 0-7" in finding.title
         assert ("CPUThrottlingHigh" in finding.source) == bool(throttled)
 
 

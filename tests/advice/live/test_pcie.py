@@ -27,7 +27,6 @@ def test_a_full_link_matters_where_the_gpu_waits() -> None:
     assert low.severity == "low" and low.evidence["traffic_of_link_ratio"] == pytest.approx(45 / 63)
     medium = get(after(Scene(dict.fromkeys(range(8), 0.5), other=other), 40), "pcie_saturated")
     assert medium.severity == "medium"
-    assert "45.0 GB/s" in medium.why and "63.0 GB/s" in medium.why
     assert verdict(Scene(other=other), 40, "pcie_saturated").worst.metric == "pcie_rx_bytes_per_s"
 
 

@@ -20,7 +20,6 @@ def test_one_process_uses_one_of_the_gpus_it_holds() -> None:
     assert (finding.gpus, finding.severity) == (tuple(range(1, 8)), "high")
     assert finding.evidence["window_s"] == 60.0 and finding.evidence["held_gpus_count"] == 8.0
     assert finding.snippet is not None and "CUDA_VISIBLE_DEVICES=0 " in finding.snippet
-    assert "GPUs 1-7" in finding.title
 
 
 def test_a_process_is_starting_up_for_two_minutes_after_it_came_or_started() -> None:
@@ -146,7 +145,6 @@ def test_the_first_gpu_of_the_process_does_twice_the_work() -> None:
     assert (finding.gpus, finding.severity) == ((0,), "high")
     assert finding.evidence["times_peers"] == pytest.approx(0.95 / 0.4)
     assert finding.evidence["slices_share_ratio"] == 1.0
-    assert "2.4×" in finding.title
     scene = Scene({4: 0.95, 5: 0.3, 6: 0.3, 7: 0.3}, jobs=[Job(gpus=range(4, 8))])
     assert get(after(scene, 60), "gpu0_oversubscribed").gpus == (4,)
 

@@ -126,28 +126,17 @@ def test_a_wait_that_its_stage_explains_saves_no_more_than_the_stage_costs():
 
 def test_a_map_on_few_of_the_cpus_gets_more():
     c = cured(pipeline(("Prefetch", 0, 1), ("ParallelMapV2", 0.1, 2)), wait=0.08)
-    assert "currently 2 on 8 CPUs" in c.action
-    assert "prefetch" not in c.snippet
-    assert c.step_s == pytest.approx(0.025)
-    bare = cured(pipeline(("BatchV2", 0.0, 1), ("ParallelMapV2", 0.1, 2)), wait=0.08)
-    assert "prefetch" in bare.snippet
-    c = cured(pipeline(("Prefetch", 0, 1), ("ParallelMapV2", 0.1, 1)), wait=0.08)
-    assert "1 thread" not in c.action and "AUTOTUNE" in c.snippet
+    assert "currently 2 on 8 CPUs" in c.action and c.step_s == pytest.approx(0.025)
     c = cured(pipeline(("Prefetch", 0, 1), ("ParallelMapV2", 0.025, 8), function=True), cpus=2)
     assert (c.numbers or {})["slowest_stage_s"] == pytest.approx(0.1)
     assert c.step_s == pytest.approx(0.04) and "private_threadpool_size = 8" in c.snippet
-    c = cured(pipeline(("Prefetch", 0, 1), ("ParallelInterleaveV4", 0, 1), ("Map", 0.1, 1)))
-    assert "interleave(" not in c.snippet and "ds.cache()" in c.snippet
 
 
 def test_work_on_single_elements_goes_onto_batches_and_generators_have_a_fix():
-    c = cured(pipeline(("Prefetch", 0, 1), ("MapAndBatch", 0.1, 8), ("Range", 0, 1), calls=320))
-    assert "fn_of_a_batch" in c.snippet and ".cache" in c.snippet
     single = cured(pipeline(("Prefetch", 0, 1), ("ParallelMapV2", 0.1, 8), ("Range", 0, 1)))
     assert "fn_of_a_batch" not in single.snippet
     c = cured(pipeline(("Prefetch", 0, 1), ("BatchV2", 0.01, 1), ("Generator", 0.09, 1)), wait=0.08)
     assert "from_generator" in c.action and c.step_s == pytest.approx(0.02)
-    assert ".batch(" in cured(pipeline(("Prefetch", 0, 1), ("BatchV2", 0.1, 1))).snippet
 
 
 @pytest.mark.parametrize("stages", [
@@ -171,13 +160,11 @@ def test_buffers_several_batches_a_step_and_another_slow_segment():
     assert c.snippet.startswith("ds = ds.prefetch(")
 
 
-def test_without_costs_or_for_an_unusual_stage_the_advice_is_general():
+def test_without_costs_the_advice_is_general():
     assert suggest_fix(pipeline(("Prefetch", 0, 1)), 0.1, 0.06, 1, 8) is None
     assert suggest_fix_by_name(None).claim == "at most"
     assert suggest_fix_by_name(None).step_s is None and "prefetch" in suggest_fix_by_name("Shuffle").snippet
     assert "fn_of_a_batch" in suggest_fix_by_name("ParallelMapV2").snippet
     assert "num_parallel" in suggest_fix_by_name("Map").snippet
-    fix = cured(pipeline(("Prefetch", 0, 1), ("Shuffle", 0.1, 1)))  # a stage unlike the others gets general advice
-    assert "Make the pipeline faster" in fix.action and "prefetch" not in f"{fix.action} {fix.snippet}"
     for stage in ("Map", "Shuffle", "BatchV2", "TFRecord", "ParallelMapV2", None):
         assert "prefetch(" not in suggest_fix_by_name(stage, prefetches=True).snippet
