@@ -156,11 +156,8 @@ def test_a_wait_for_late_gpus_is_not_explained_by_a_fix_that_saves_little_of_it(
                      {"launch_bound": ("collective_waiting",)})
 
 
-def test_removing_a_wait_saves_its_length_and_no_more_than_the_step():
+def test_removing_a_wait_saves_its_length_and_a_rate_its_share():
     assert savings.removed(0.03, 0.1) == pytest.approx(0.3)
     assert savings.removed(0.2, 0.1) == 1 and savings.removed(-0.1, 0.1) == 0 and savings.removed(1, 0) == 0
-
-
-def test_work_at_three_times_the_rate_saves_two_thirds():
-    assert savings.faster(0.06, 3, 0.1) == pytest.approx(0.4)
+    assert savings.faster(0.06, 3, 0.1) == pytest.approx(0.4)  # work at three times the rate saves two thirds
     assert savings.faster(0.06, 1, 0.1) == 0

@@ -94,9 +94,6 @@ def test_validation_and_checkpoints_are_no_alarm() -> None:
     scene = two(training_with_pauses, cpu=lambda t: 0.97 if t % 300 >= 250 else 0.3, interval_s=2.0)
     _, advices = play(scene, 1000)
     assert {i for a in advices for i in ids(a)} == set()
-
-
-def test_a_checkpoint_for_which_the_others_wait_in_nccl_is_no_alarm() -> None:
     def saving(t: float) -> bool:
         return t % 400 >= 320  # 80 s
 
@@ -167,7 +164,7 @@ def test_those_that_wait_for_a_lost_gpu_say_so() -> None:
     assert ids(advice)[0] == "hardware_error"
 
 
-def test_spinning_from_coarse_figures_needs_a_gpu_far_from_any_work() -> None:
+def test_spinning_from_coarse_figures_needs_a_gpu_far_from_any_work_and_none_without_figures() -> None:
     def coarse(**other: Level | None) -> Advice:
         return after(Scene(fine=False, other=STUCK | {"tensor_active": None, "dram_active": None} | other), 200)
 
@@ -178,10 +175,7 @@ def test_spinning_from_coarse_figures_needs_a_gpu_far_from_any_work() -> None:
     assert "spinning" not in ids(coarse(nvlink_rx_bytes_per_s=2e8))
     assert "PCIe traffic" in abstained(coarse(pcie_rx_bytes_per_s=None))["spinning"]
     assert "power" in abstained(coarse(power_w=None))["spinning"]
-
-
-def test_spinning_abstains_without_its_figures() -> None:
-    for metric in ("gpu_util", "tensor_active", "dram_active", "power_w"):
+    for metric in ("gpu_util", "tensor_active", "dram_active", "power_w"):  # spinning abstains without its figures
         advice = stuck(**{metric: None})
         assert "spinning" not in ids(advice) and "the test says so" in abstained(advice)["spinning"], metric
 
@@ -237,13 +231,6 @@ def test_unused_tensor_cores_are_said_with_care() -> None:
     assert "tensor_idle" not in ids(eight(0.9, tensor_active=0.0, fp64_active=0.3))
 
 
-def test_missing_pipes_are_named() -> None:
-    advice = eight(0.9, tensor_active=None, dram_active=None)
-    assert "tensor_active of GPU 0: the test says so" in abstained(advice)["tensor_idle"]
-    assert "dram_active of GPU 0: the test says so" in abstained(advice)["dram_bound"]
-    assert "tensor_active" in abstained(eight(0.9, tensor_active=None, dram_active=0.7))["dram_bound"]
-
-
 @pytest.mark.parametrize(("dram", "tensor", "found"), [
     (0.61, 0.1, True), (0.59, 0.1, False), (0.7, 0.29, True), (0.7, 0.31, False)])
 def test_bound_by_device_memory(dram: float, tensor: float, found: bool) -> None:
@@ -251,24 +238,29 @@ def test_bound_by_device_memory(dram: float, tensor: float, found: bool) -> None
     assert ("dram_bound" in ids(advice)) == found
 
 
-def test_memory_bound_is_a_limit_and_no_fault_of_the_tensor_cores() -> None:
+def test_memory_bound_is_a_limit_and_missing_pipes_are_named() -> None:
     advice = eight(0.9, dram_active=0.75, tensor_active=0.0)
     assert ids(advice) == ["dram_bound"] and get(advice, "dram_bound").severity == "low"
     assert "limited by memory bandwidth" in advice.limit
+    advice = eight(0.9, tensor_active=None, dram_active=None)  # missing pipes are named
+    assert "tensor_active of GPU 0: the test says so" in abstained(advice)["tensor_idle"]
+    assert "dram_active of GPU 0: the test says so" in abstained(advice)["dram_bound"]
+    assert "tensor_active" in abstained(eight(0.9, tensor_active=None, dram_active=0.7))["dram_bound"]
 
 
 # -- no_fine_metrics --------------------------------------------------------------------------------
 
-def test_coarse_only() -> None:
+def test_coarse_only_is_what_stays_so() -> None:
     advice = after(Scene(fine=False), 40)
     finding = get(advice, "no_fine_metrics")
     assert finding.gpus == tuple(range(8)) and "the test says so" in finding.why
     no_util = after(Scene(fine=False, other={"gpu_util": None}), 40)
     assert "no_fine_metrics" in abstained(no_util)
-
-
-def test_the_first_blank_ticks_of_gpm_are_not_coarse_only() -> None:
-    """A prefilled history holds coarse utilization alone; GPM answers from the third tick on."""
+    scene = Scene(other={"sm_active": 0.9}, change=lambda g, t: g if t % 7 else replace(
+        g, readings={**g.readings, "sm_active": read("sm_active", None)}))
+    _, advice = play(scene, 60)
+    assert all("no_fine_metrics" not in ids(a) for a in advice)
+    # A prefilled history holds coarse utilization alone; GPM answers from the third tick on.
     history = History()
     for t in range(14):
         for_now = Scene(fine=False, other={"memory_used_bytes": None}).sample(t)
@@ -277,10 +269,3 @@ def test_the_first_blank_ticks_of_gpm_are_not_coarse_only() -> None:
         sample = Scene(fine=t > 16).sample(t)
         history.append(sample)
         assert "no_fine_metrics" not in ids(live_advice(history, sample))
-
-
-def test_a_missing_value_now_and_then_is_not_coarse_only() -> None:
-    scene = Scene(other={"sm_active": 0.9}, change=lambda g, t: g if t % 7 else replace(
-        g, readings={**g.readings, "sm_active": read("sm_active", None)}))
-    _, advice = play(scene, 60)
-    assert all("no_fine_metrics" not in ids(a) for a in advice)

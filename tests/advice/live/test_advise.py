@@ -29,15 +29,12 @@ def test_a_healthy_node_has_no_finding_at_any_time() -> None:
         "nobody looked; it needs minutes")
 
 
-def test_a_node_without_processes_is_normally_idle() -> None:
+def test_a_node_without_processes_and_the_first_tick_abstain() -> None:
     advice = after(Scene(jobs=()), 200)
     assert ids(advice) == []
     for rule in ("idle_gpu", "unused_gpu", "gpu0_oversubscribed", "shared_gpu", "memory_preallocated"):
         assert "a compute process that holds a GPU" in abstained(advice)[rule]
-
-
-def test_the_first_tick_abstains_and_says_for_what() -> None:
-    advice = after(Scene(), 1)
+    advice = after(Scene(), 1)  # the first tick abstains and says for what
     assert ids(advice) == []
     assert set(abstained(advice)) == {"idle_gpu", "unused_gpu", "gpu0_oversubscribed", "power_capped",
                                       "memory_preallocated", "no_fine_metrics", "memory_pressure", "thermal_throttled",
@@ -45,9 +42,6 @@ def test_the_first_tick_abstains_and_says_for_what() -> None:
                                       "dram_bound", "low_sm_active", "recurring_idle", "below_own_best",
                                       "tensor_idle", "unprotected_profiler", "profiler_left_on", "slow_rank"}
     assert all(abstained(advice).values())
-
-
-def test_unreadable_processes_are_named() -> None:
     def hide(gpu: GpuSample, t: float) -> GpuSample:
         return replace(gpu, processes=(), processes_reason="nvmlDeviceGetComputeRunningProcesses: no permission")
 
@@ -77,9 +71,6 @@ def test_late_ticks_at_a_slow_interval_are_judged_all_the_same() -> None:
         history.append(sample)
         if now > 70:
             assert ids(live_advice(history, sample)) == ["gpu0_oversubscribed"]
-
-
-def test_an_abstention_at_a_slow_interval_names_the_time_it_needs() -> None:
     assert "150 s" in abstained(after(Scene(interval_s=30.0), 60))["memory_preallocated"]
 
 

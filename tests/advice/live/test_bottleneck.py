@@ -23,7 +23,7 @@ def test_what_bounds_a_healthy_job() -> None:
     assert "are partly busy and not at any limit (SM 70%" in after(Scene(dict.fromkeys(range(8), 0.7)), 200).limit
 
 
-def test_no_problem_is_said_only_with_evidence() -> None:
+def test_no_problem_is_said_only_with_evidence_and_where_no_time_is_lost() -> None:
     assert after(Scene(fine=False), 200).limit == "", "a finding says so"
     assert after(Scene(), 3).limit == "No findings yet: gputop has 2 s of samples, and the rules need 30 s to 7 min."
     assert after(Scene(), 20).limit.startswith("No findings yet: gputop has 19 s of samples")
@@ -36,10 +36,7 @@ def test_no_problem_is_said_only_with_evidence() -> None:
         return replace(gpu, readings={}) if gpu.info.index == 3 and t >= 199 else gpu
 
     assert after(Scene(change=late), 200).limit == "Not checked: GPU 3 cannot be read."
-
-
-def test_nothing_is_said_where_time_is_lost() -> None:
-    assert after(Scene(dict.fromkeys(range(8), 0.3)), 200).limit == ""
+    assert after(Scene(dict.fromkeys(range(8), 0.3)), 200).limit == ""  # nothing is said where time is lost
     assert after(Scene({0: 0.95} | dict.fromkeys(range(1, 8), 0.3)), 200).limit == ""
     without_power = after(Scene(other={"power_w": None, "tensor_active": None}), 200).limit
     assert without_power == "No problem found so far. GPUs 0-7 are busy (SM 90%, DRAM 32%)."

@@ -42,16 +42,13 @@ def test_ordinary_states_are_no_hang_and_without_an_answer_it_says_why() -> None
     assert abstained(advice)["collective_hang"] == "nothing listens" and "spinning" in ids(advice)
 
 
-def test_a_rank_of_another_node_is_looked_at_there() -> None:
+def test_a_rank_of_another_node_is_looked_at_there_and_one_without_a_name_is_counted() -> None:
     far = ras_double.Job((100,) * 12 + (99,) + (100,) * 3, first_pid=100)
     seen = verdict(RANKS, 200, "collective_hang", report(far))
     assert seen.pids == () and seen.gpus == tuple(range(8)) and seen.absence.absent[0].host == "10.0.0.2"
     assert get(stuck(report(far)), "collective_hang").snippet == "ssh 10.0.0.2 gputop stacks"
     gone = ras_double.Job((100,) * 16, first_pid=100, gone=frozenset({12}))
     assert get(stuck(report(gone)), "collective_hang").severity == "high"
-
-
-def test_text_that_names_no_rank_still_counts_them() -> None:
     halves = read_text(ras_double.as_text(ras_double.Job((100,) * 4 + (99,) * 4, version="2.27.7")), 0.0)
     seen = verdict(RANKS, 200, "collective_hang", RasReport(halves, replace(halves, time_s=80.0)))
     assert seen.absence.absent_count == 4 and seen.pids == ()

@@ -61,14 +61,6 @@ def test_the_severity_follows_what_the_number_means(xid: int, severity: Severity
     assert finding.evidence == {"xid": float(xid), "xid_count": 1.0, "xid_age_s": 14.0}
 
 
-def test_a_gpu_off_the_bus_gets_one_order_and_no_reset() -> None:
-    """It cannot be reset, whatever else it reported before it went."""
-    finding = get(after(with_xids({3: ((5.0, 48), (6.0, 79)), 2: ((5.0, 48),)}), 20), "hardware_error")
-    assert finding.title.startswith("GPU 3 reported Xid 79") and finding.action.startswith("Power-cycle the node")
-    assert "reset" not in finding.action and "--gpu-reset" not in (finding.snippet or "")
-    assert "Also: GPUs 2-3 reported Xid 48" in finding.why
-
-
 @pytest.mark.parametrize("state", [LOST, NOT_RESPONDING])
 def test_a_gpu_that_is_gone_has_the_drivers_order_alone(state: str) -> None:
     finding = get(after(Scene(change=sick(state, 0)), 30), "hardware_error")
@@ -105,6 +97,11 @@ def test_the_worst_comes_first_and_the_others_are_named() -> None:
     assert "GPUs 1-2" in finding.why and "Xid 31:" in finding.why
     assert finding.evidence["xid"] == 95
     assert "--gpu-reset -i 2" in (finding.snippet or "") and "-i 1" not in (finding.snippet or "")
+    # It cannot be reset, whatever else it reported before it went.
+    finding = get(after(with_xids({3: ((5.0, 48), (6.0, 79)), 2: ((5.0, 48),)}), 20), "hardware_error")
+    assert finding.title.startswith("GPU 3 reported Xid 79") and finding.action.startswith("Power-cycle the node")
+    assert "reset" not in finding.action and "--gpu-reset" not in (finding.snippet or "")
+    assert "Also: GPUs 2-3 reported Xid 48" in finding.why
 
 
 def test_an_event_that_a_mig_instance_reports_too_counts_once() -> None:

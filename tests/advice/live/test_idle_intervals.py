@@ -142,7 +142,7 @@ def test_one_among_regular_ones_that_is_missing_or_irregular() -> None:
     assert max(own.idle_s for own in one.intervals) == pytest.approx(24, abs=0.5)
 
 
-def test_too_few_stopped_or_most_of_the_time() -> None:
+def test_too_few_stopped_most_of_the_time_and_the_next_one() -> None:
     assert found(PLAIN, total_s=150.0) == []  # two
     (three,) = found(PLAIN, total_s=200.0)
     assert len(three.intervals) == 3 and three.period_s is None, "two equal distances are chance"
@@ -152,10 +152,7 @@ def test_too_few_stopped_or_most_of_the_time() -> None:
     (often,) = found(every(60.0, 27.0, random.Random(5)))
     assert often.share == pytest.approx(0.45, abs=0.05)
     assert found(PLAIN, idle=0.2) == [] and len(found(PLAIN, idle=0.05)) == 1
-
-
-def test_the_next_one_is_that_after_one_under_way() -> None:
-    spans = every(62.0, 6.0, random.Random(6), first_s=39.0, jitter=0.0)
+    spans = every(62.0, 6.0, random.Random(6), first_s=39.0, jitter=0.0)  # the next one is that after one under way
     (one,) = found(spans, total_s=600.0)  # which began at 597 s
     assert one.next_s == pytest.approx(START_S + 39 + 62 * 10, abs=1.5)
 

@@ -184,22 +184,19 @@ def simulated(scenario: str, since_s: float = 0.0, interval_s: float = 4.0) -> l
     return out
 
 
-def test_a_healthy_job_has_no_alarm_and_its_limit_is_said() -> None:
+def test_a_healthy_job_and_one_that_works_half_of_the_time_have_no_alarm() -> None:
     advices = simulated("healthy")
     assert all(f.severity == "low" and f.id == "memory_preallocated" for a in advices for f in a.findings)
     assert "compute bound" in advices[-1].limit and "GPUs 0-7 are " in advices[-1].limit
     assert not any("fell" in advice.limit for advice in advices)  # its evaluations are too short
+    for advice in simulated("slow-callback", 140):
+        assert ids(advice) == ["memory_preallocated"] and "partly busy and not at any limit" in advice.limit
 
 
 @pytest.mark.parametrize("scenario", ["input-bound", "launch-bound"])
 def test_a_job_that_waits_works_little_and_a_trace_is_to_say_why(scenario: str) -> None:
     for advice in simulated(scenario, 140):
         assert set(ids(advice)) == {"low_sm_active", "memory_preallocated"} and advice.limit == ""
-
-
-def test_a_job_that_works_half_of_the_time_has_no_alarm_and_the_rest_is_for_a_trace() -> None:
-    for advice in simulated("slow-callback", 140):
-        assert ids(advice) == ["memory_preallocated"] and "partly busy and not at any limit" in advice.limit
 
 
 def test_gpu_0_is_the_one_cause() -> None:

@@ -165,7 +165,7 @@ def test_another_busy_gpu_validation_on_the_first_and_a_process_for_each_gpu_are
     assert "several GPUs" in abstained(advice)["gpu0_oversubscribed"]
 
 
-def test_coarse_utilization_can_show_it_but_not_exclude_it() -> None:
+def test_uneven_by_coarse_utilization_and_without_flicker() -> None:
     scene = busy_first(0.95, 0.4, fine=False)
     advice = after(scene, 60)  # waiting counts as busy: 100% everywhere
     assert "SM activity" in abstained(advice)["gpu0_oversubscribed"]
@@ -174,10 +174,7 @@ def test_coarse_utilization_can_show_it_but_not_exclude_it() -> None:
     finding = get(after(uneven, 60), "gpu0_oversubscribed")
     assert "first_gpu_gpu_util_ratio" in finding.evidence
     assert verdict(uneven, 60, "gpu0_oversubscribed").metric == "gpu_util"
-
-
-def test_uneven_does_not_flicker() -> None:
-    """Ratio 1.4 for a while: too little to appear, too much to go."""
+    # Ratio 1.4 for a while: too little to appear, too much to go.
     def peers(t: float) -> float:
         return 0.4 if t < 100 else 0.64 if t < 200 else 0.88
 
@@ -207,6 +204,10 @@ def test_two_jobs_on_one_gpu() -> None:
     assert "shared_gpu" in ids(advice)
     assert get(two(Job(100, sm=0.9), Job(200, [1], "jupyter", sm=0.0)), "shared_gpu").severity == "low"
     assert get(two(Job(100), Job(200, [1], "jupyter")), "shared_gpu").severity == "low"  # SM share not known
+    jobs = [Job(100, [0]), Job(200, [0], "python b.py"), Job(300, [0], "nvidia-cuda-mps-server")]
+    advice = after(Scene(jobs=jobs), 40)
+    assert "MPS" in abstained(advice)["shared_gpu"]
+    assert "pid 200" in abstained(two(Job(100, [0]), Job(200, [0], None)))["shared_gpu"]
 
 
 @pytest.mark.parametrize(("a", "b"), [
@@ -221,13 +222,6 @@ def test_two_jobs_on_one_gpu() -> None:
 ])
 def test_what_is_not_sharing(a: Job, b: Job) -> None:
     assert "shared_gpu" not in ids(two(a, b))
-
-
-def test_mps_shares_on_purpose_and_an_unreadable_process_abstains() -> None:
-    jobs = [Job(100, [0]), Job(200, [0], "python b.py"), Job(300, [0], "nvidia-cuda-mps-server")]
-    advice = after(Scene(jobs=jobs), 40)
-    assert "MPS" in abstained(advice)["shared_gpu"]
-    assert "pid 200" in abstained(two(Job(100, [0]), Job(200, [0], None)))["shared_gpu"]
 
 
 def test_severity_of_sharing_does_not_flicker() -> None:

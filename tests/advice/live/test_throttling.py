@@ -70,7 +70,7 @@ def test_heat_holds_the_clocks_down(share: float, clock: float, found: bool) -> 
     assert ("thermal_throttled" in ids(after(hot(share, clock=clock), 61))) == found
 
 
-def test_heat_says_how_hot_and_how_slow() -> None:
+def test_heat_says_how_hot_and_how_slow_with_reasons_or_without() -> None:
     finding = get(after(hot(1.0), 61), "thermal_throttled")
     assert finding.severity == "medium" and finding.gpus == tuple(range(8))
     assert "88 °C" in finding.why and "92 °C" in finding.why and finding.evidence["thermal_share_ratio"] == 1.0
@@ -80,9 +80,6 @@ def test_heat_says_how_hot_and_how_slow() -> None:
     assert "thermal_throttled" not in ids(after(hot(1.0, "power cap", temperature=88.0), 61))
     scene = Scene(events=["thermal", "power cap"], other={"power_w": 699.0, "sm_clock_hz": 1.5e9})
     assert ids(after(scene, 61)) == ["thermal_throttled"]
-
-
-def test_heat_without_reasons_and_without_anything() -> None:
     by_temperature = Scene(events=None, other={"sm_clock_hz": 1.5e9, "temperature_c": 93.0})
     assert "thermal_throttled" in ids(after(by_temperature, 61))
     cooler = replace(by_temperature, other={"sm_clock_hz": 1.5e9, "temperature_c": 90.0})

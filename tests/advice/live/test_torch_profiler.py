@@ -23,14 +23,11 @@ def test_the_job_that_records_most_is_named_with_its_gpus(profiled: dict[int, fl
     assert finding.snippet is not None and "repeat=1" in finding.snippet
 
 
-def test_a_few_steps_of_many_are_no_finding_and_nobody_knows_before_a_capture() -> None:
+def test_a_few_steps_of_many_are_no_finding_and_a_refused_capture_is_the_same_one() -> None:
     advice = after(SCENE, 5, profiled={200: 0.02})
     assert all(one.id != "profiler_left_on" for one in (*advice.findings, *advice.abstained))
     assert "profiler_left_on" in {one.id for one in after(SCENE, 5).abstained}
     assert "profiler_left_on" not in {one.id for one in after(SCENE, 5, profiled={}).abstained}
-
-
-def test_a_capture_that_was_refused_is_the_same_finding() -> None:
     (live,) = [f for f in after(SCENE, 5, profiled={7: 0.3}).findings if f.id == "profiler_left_on"]
     assert refused_capture(7, 0.3) == live
     assert refused_capture(7, 0.02) is None

@@ -123,9 +123,15 @@ def test_waiting_for_copies_within_the_step(call):
     assert f.evidence["copies_per_step"] == pytest.approx(4) and "numpy" in (f.snippet or "")
 
 
-def test_copies_to_the_gpu_have_a_cure_of_their_own():
+def test_copies_to_the_gpu_have_a_cure_of_their_own_and_sizes_are_told_by_direction():
     f = findings(fetching(4, 400, way=Kind.H2D))["sync_copies"]
     assert "send" in f.action and "read" not in f.action
+    own = verdict(waiting_for((Kind.H2D, 4), (Kind.H2D, 4), (Kind.D2H, 50_000_000)), "sync_copies")
+    assert {way: (copies.count, copies.mean_bytes) for way, copies in own.copies.items()} == {
+        "h2d": (pytest.approx(2), 4), "d2h": (pytest.approx(1), 50_000_000)}
+    found = findings(waiting_for((Kind.H2D, 4), (Kind.H2D, 4), (Kind.D2H, 50_000_000)))["sync_copies"]
+    assert "small values" in found.action and found.evidence["mean_bytes"] == 4
+    assert "47.7 MiB each" in found.why and "(4 B each" in found.why
 
 
 def slow_after_wait(pace: float, wait: bool) -> Builder:
@@ -237,15 +243,6 @@ def test_waits_per_step_and_gpu_do_not_depend_on_the_number_of_ranks(ranks):
     first = found.findings[0]
     assert first.id == "sync_copies" and first.evidence["syncs_per_step"] == pytest.approx(1.0)
     assert " at these calls (per GPU): 1 synchronizing call. " in first.why
-
-
-def test_sizes_are_told_by_direction():
-    own = verdict(waiting_for((Kind.H2D, 4), (Kind.H2D, 4), (Kind.D2H, 50_000_000)), "sync_copies")
-    assert {way: (copies.count, copies.mean_bytes) for way, copies in own.copies.items()} == {
-        "h2d": (pytest.approx(2), 4), "d2h": (pytest.approx(1), 50_000_000)}
-    found = findings(waiting_for((Kind.H2D, 4), (Kind.H2D, 4), (Kind.D2H, 50_000_000)))["sync_copies"]
-    assert "small values" in found.action and found.evidence["mean_bytes"] == 4
-    assert "47.7 MiB each" in found.why and "(4 B each" in found.why
 
 
 @pytest.mark.parametrize("way", [Kind.H2D, Kind.D2H])

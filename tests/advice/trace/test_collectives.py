@@ -158,12 +158,6 @@ def test_many_exposed_allreduces_of_which_fewer_save_nothing_are_claimed_once(gp
         assert a.wall_time.unexplained.parts["collectives"] == pytest.approx(0.2 * a.breakdown.total, rel=0.02)
 
 
-def test_allreduces_that_are_not_told_to_be_fewer():
-    assert "allreduce_count" not in findings(uneven_allreduces(100, hidden=True))
-    assert "allreduce_count" not in findings(uneven_allreduces(30))
-    assert "--params" in abstained(reducing(400, 40, compute=2_000))["allreduce_count"]
-
-
 @pytest.mark.parametrize(("params", "there"), [(2_000_000, True), (8_000_000, False), (None, False)])
 def test_allreduce_against_its_bytes(params, there):
     # 4 ms; at 11.9 GB/s a ring of four takes 1.5 × 8 MB in 1.0 ms, or 32 MB in 4.0 ms.
@@ -178,9 +172,12 @@ def test_allreduce_against_its_bytes(params, there):
         assert "--params" in abstained(b)["allreduce_slow"]
 
 
-def test_the_link_must_be_known_and_waiting_is_never_slowness():
+def test_the_link_must_be_known_and_few_allreduces_are_not_told_to_be_fewer():
     assert "pinned" in abstained(reducing(4_000), 2_000_000)["allreduce_slow"]
     assert "allreduce_slow" not in findings(reducing(200, late=5_000, link=True), 2_000_000)
+    assert "allreduce_count" not in findings(uneven_allreduces(100, hidden=True))
+    assert "allreduce_count" not in findings(uneven_allreduces(30))
+    assert "--params" in abstained(reducing(400, 40, compute=2_000))["allreduce_count"]
 
 
 @pytest.mark.skipif(not (SHARED / "cases").is_dir(), reason=NEEDS_SHARED)
@@ -248,11 +245,16 @@ def test_what_the_late_host_ran_is_named_and_a_checkpoint_has_its_own_advice():
     assert "Save less often" in f.action
 
 
-def test_a_rank_that_is_late_every_few_steps_costs_these_steps_share():
+def test_a_rank_that_is_late_every_few_steps_or_of_one_process():
     found = findings(delayed(1, every=4, steps=16))
     f = found["collective_waiting"]
     assert "The host of rank 1 delays GPU 1" in f.title and f.gain.step_time == pytest.approx(8 / 48, abs=0.03)
     assert "long_steps" not in found
+    trace = delayed(1, late=900)  # GPUs of one process have no rank
+    one = replace(trace, gpus=[replace(gpu, rank=0) for gpu in trace.gpus],
+                  lines=[replace(line, rank=0) for line in trace.lines])
+    f = findings(one)["collective_waiting"]
+    assert f.title.startswith("The host delays GPU 1") and "rank" not in f.title
 
 
 @pytest.mark.parametrize("job", [delayed(None), delayed(1, heavier=True)])
@@ -260,14 +262,6 @@ def test_even_ranks_and_one_with_more_work_are_not_delayed_by_a_host(job):
     waiting = verdict(job, "collective_waiting")
     assert waiting is None or waiting.held_up is None
     assert not any("host of rank" in f.title for f in findings(job).values())
-
-
-def test_gpus_of_one_process_have_no_rank():
-    trace = delayed(1, late=900)
-    one = replace(trace, gpus=[replace(gpu, rank=0) for gpu in trace.gpus],
-                  lines=[replace(line, rank=0) for line in trace.lines])
-    f = findings(one)["collective_waiting"]
-    assert f.title.startswith("The host delays GPU 1") and "rank" not in f.title
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)

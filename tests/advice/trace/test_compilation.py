@@ -50,7 +50,7 @@ def test_jax_compiling_at_every_call():
     assert f.gain.step_time == pytest.approx(0.33, abs=0.1)
 
 
-def test_a_model_that_runs_op_by_op_and_the_few_ops_of_a_callback():
+def test_a_model_that_runs_op_by_op_the_few_ops_of_a_callback_and_xla_that_is_on():
     f = found(eager(80, 60))["eager_execution"]
     assert f.severity == "high" and f.gain.step_time == pytest.approx(60 / 160, abs=0.03)
     assert f.evidence["eager_ops_per_step"] == 80 and "@tf.function" in (f.snippet or "")
@@ -58,6 +58,8 @@ def test_a_model_that_runs_op_by_op_and_the_few_ops_of_a_callback():
     assert "eager_execution" not in found(eager(80, 2))  # 2% of the step
     assert "eager_execution" not in found(gap(0.3))
     assert "EagerExecute" in missing(Builder(gpus=1).run(0, 0, 100, launch=0))["eager_execution"]
+    assert "xla_off" not in found(chained(8, xla=True))  # where XLA is seen it is not off
+    assert "xla_off" not in found(chained(8).run(0, STEP * 20, 5, "input_fusion_3", launch=STEP * 19))
 
 
 @pytest.mark.parametrize(("row", "part", "severity"), [
@@ -68,11 +70,6 @@ def test_rows_of_elementwise_kernels(row, part, severity):
     if f:
         assert f.gain.step_time == pytest.approx(part * (1 - 1.5 / row), abs=0.01)
         assert "jit_compile" in (f.snippet or "")
-
-
-def test_where_xla_is_seen_it_is_not_off():
-    assert "xla_off" not in found(chained(8, xla=True))
-    assert "xla_off" not in found(chained(8).run(0, STEP * 20, 5, "input_fusion_3", launch=STEP * 19))
 
 
 @pytest.mark.parametrize("named", ["EagerExecute: {}", "EagerKernelExecute", "TFE_Py_FastPathExecute_C"])

@@ -71,11 +71,15 @@ def test_copies_to_the_host_are_told_with_the_ops_that_ask_for_them(op, words):
     assert words in f.action and op.split(":")[0] == f.culprits[0].name and "feed" not in f.action
 
 
-def test_pageable_copies_to_the_host_are_not_cured_by_feeding():
+def test_copies_to_the_host_and_of_micro_batches_have_their_cure():
     for size, action in ((500_000, "Read results back less often"), (200_000_000, "large results")):
         f = findings(copying(Kind.D2H, 4_000, MemoryKind.PAGEABLE, size))["copies_pageable"]
         assert "Feed" not in f.action and action in f.action and "back to the host" in f.why
         assert "prefetch" not in (f.snippet or "")
+    assert "CPU offload" in (f := findings(layers(None))["copies_excessive"]).action and "uint8" in f.action
+    assert "CPU offload" not in findings(layers(None, count=4))["copies_excessive"].action
+    # The inputs of a sharded model are copied by what prepares it, once a step.
+    assert "CPU offload" not in findings(layers("FSDP::root_pre_forward", count=4))["copies_excessive"].action
 
 
 def test_copies_on_the_stream_of_the_kernels():
@@ -112,13 +116,6 @@ def test_parameters_that_lie_in_the_hosts_memory(name):
     found = findings(layers(name))
     assert "CPU offload" in found["copies_excessive"].action and "uint8" not in found["copies_excessive"].action
     assert "default_stream" not in found and "CPUOffloadPolicy" in (found["copies_excessive"].snippet or "")
-
-
-def test_rounds_of_large_copies_may_be_those_of_micro_batches():
-    assert "CPU offload" in (f := findings(layers(None))["copies_excessive"]).action and "uint8" in f.action
-    assert "CPU offload" not in findings(layers(None, count=4))["copies_excessive"].action
-    # The inputs of a sharded model are copied by what prepares it, once a step.
-    assert "CPU offload" not in findings(layers("FSDP::root_pre_forward", count=4))["copies_excessive"].action
 
 
 @pytest.mark.parametrize("returned", [50_000_000, 40_000_000])

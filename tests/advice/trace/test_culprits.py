@@ -177,7 +177,7 @@ def test_copies_on_the_stream_of_the_kernels_are_named_by_the_call_that_made_the
     assert isinstance(there, Range) and there.kind == "h2d"
 
 
-def test_a_line_leads_to_the_gap_in_which_it_ran() -> None:
+def test_the_place_of_a_line_and_of_host_events_is_a_gap() -> None:
     class Gaps(Timeline):
         def __init__(self) -> None:
             lines = [(StackLine("other.py:1 f", "other.py", 0.1, 1.0),), (StackLine("m.py:2 g", "m.py", 0.1, 1.0),)]
@@ -188,10 +188,7 @@ def test_a_line_leads_to_the_gap_in_which_it_ran() -> None:
     f = findings(gap(0.3))["step_gap_host"]
     own = (Culprit("m.py:2 g", "line", 0.1),)
     assert place_of(Gaps(), replace(f, culprits=own)) == 1
-
-
-def test_the_place_of_host_events_is_found_by_name_where_two_begin_at_once() -> None:
-    b = gap(0.3)
+    b = gap(0.3)  # the place of host events is found by name where two begin at once
     at = int(np.round((findings(b)["step_gap_host"].culprits[0].at_s or 0) * 1e6))
     b.host("elsewhere", at, 3, line="another")
     f = findings(b)["step_gap_host"]

@@ -143,7 +143,7 @@ def test_an_optimizer_of_tensorflow_that_goes_over_whole_tables(gpu: bool) -> No
     assert f.gain.estimate != gpu  # without a GPU the fix frees CPUs and memory for the rest of the step
 
 
-def test_a_lookup_that_copies_the_table_and_an_optimizer_that_updates_rows() -> None:
+def test_a_lookup_that_copies_the_table_and_large_variables_that_are_no_tables() -> None:
     job = of_tensorflow({**GATHER, f"{READ}:ReadVariableOp": 28.0}, MODEL, SCATTER)
     v = verdict(job, ID).tables
     assert v.copies_s == pytest.approx(28e-3, rel=0.01) and v.gradients_s == v.optimizer_s == 0
@@ -153,9 +153,6 @@ def test_a_lookup_that_copies_the_table_and_an_optimizer_that_updates_rows() -> 
     passes = {"sgd_1/IsNan:IsNan": 30.0, "sgd_1/Sqrt:Sqrt": 20.0}
     v = verdict(of_tensorflow({**GATHER, f"{READ}:ReadVariableOp": 28.0}, MODEL, SCATTER, passes), ID).tables
     assert v.optimizer_s == pytest.approx(50e-3, rel=0.01)
-
-
-def test_large_variables_that_are_no_tables_count_for_nothing() -> None:
     dense = {name.replace(":", "_9:"): length for name, length in OF_ADAM.items()}
     v = verdict(of_tensorflow(GATHER, SUMS, OF_ADAM, dense), ID).tables
     assert v.mixed and v.optimizer_s == 0 and v.gradients_s == pytest.approx(20e-3, rel=0.01)

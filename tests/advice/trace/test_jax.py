@@ -114,7 +114,7 @@ def test_calls_that_a_step_makes_at_once_are_one_step(calls, missing):
     assert steps.times.median_s == pytest.approx(8e-3)
 
 
-def test_a_function_called_for_each_layer_is_no_step():
+def test_calls_in_groups_and_for_each_layer():
     """Spread evenly over a step that Python runs op by op: the step is the period of all calls."""
     b = Builder(gpus=0)
     for i in range(12):
@@ -123,9 +123,6 @@ def test_a_function_called_for_each_layer_is_no_step():
     steps = find_steps(b.build())
     assert steps is not None and steps.times.anchor == "a loop of JAX's own ops"
     assert steps.count == 11 and steps.times.median_s == pytest.approx(8e-3)
-
-
-def test_calls_in_groups_of_any_size_are_steps_of_their_own():
     places = np.cumsum([1, 1, 1, 100, 1, 100, 1, 1, 1, 1, 100, 100, 1, 1, 100])
     assert len(first_calls(places)) == len(places)
     assert first_calls(np.cumsum([1, 100] * 6)).tolist() == [0, 1, 3, 5, 7, 9, 11]

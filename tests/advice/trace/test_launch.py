@@ -57,7 +57,7 @@ def test_idle_of_other_causes_is_not_launching():
 def test_launch_abstains_without_launches():
     b = job()
     for i in range(STEPS * 100):
-        b.run(0, i * 200, 100)
+        b.run(0, i * 200, 100, "add")
     a = analyze_trace(b.build())
     assert "correlation" in abstained(a)["launch_bound"] and not a.findings
 

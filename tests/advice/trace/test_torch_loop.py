@@ -121,13 +121,19 @@ def training(op: str, length: float, *inside: str, gpus: int = 0) -> Builder:
     return b
 
 
-def test_an_op_that_no_gradient_passes_through() -> None:
+def test_an_op_that_no_gradient_passes_through_and_a_model_that_is_evaluated() -> None:
     gap = findings(training("aten::histogram", 6_000))["step_gap_host"]
     f, = gap.consequences  # what runs between steps, of which the op is a part
     assert f.id == "ops_without_gradient" and gap.evidence["share_ratio"] == pytest.approx(0.52, abs=0.01)
     assert f.severity == "high" and f.evidence["share_ratio"] == pytest.approx(0.3, abs=0.01)
     assert f.title.endswith("aten::histogram") and [c.name for c in f.culprits] == ["aten::histogram"]
     assert b"aten::histogram" in encode(f)  # no number of NumPy's is in it
+    b = training("aten::linear", 6_000, "aten::addmm")
+    for i in range(STEPS):
+        b.host("aten::nll_loss_nd", i * STEP + 16_600, 200)
+    f = findings(b)["ops_without_gradient"]
+    assert f.title == "An evaluation in each step takes 32% of it" and f.gain.claim == "about"
+    assert "every tenth step" in f.action and "validate" in (f.snippet or "")
 
 
 @pytest.mark.parametrize("job", [
@@ -141,15 +147,6 @@ def test_an_op_that_no_gradient_passes_through() -> None:
 ])
 def test_what_is_small_or_a_model_or_an_update_or_on_a_gpu_is_not_judged(job: Builder) -> None:
     assert verdict(job, "ops_without_gradient") is None
-
-
-def test_a_model_that_runs_without_a_gradient_up_to_its_loss_is_evaluated() -> None:
-    b = training("aten::linear", 6_000, "aten::addmm")
-    for i in range(STEPS):
-        b.host("aten::nll_loss_nd", i * STEP + 16_600, 200)
-    f = findings(b)["ops_without_gradient"]
-    assert f.title == "An evaluation in each step takes 32% of it" and f.gain.claim == "about"
-    assert "every tenth step" in f.action and "validate" in (f.snippet or "")
 
 
 def logging(op: str, read: str) -> Builder:
