@@ -100,8 +100,6 @@ def describe_partly_used_job(v: PartlyUsed) -> job_view.FleetWords:
         source=_SOURCE, label=f"uses {v.count - v.idle_count} of {v.count} GPUs")
 
 
-# -- activity_drop ------------------------------------------------------------------------------------
-
 class ActivityDrop(job_view.FleetVerdict, frozen=True, kw_only=True):
     before: float
     after: float

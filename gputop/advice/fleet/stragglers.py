@@ -39,8 +39,6 @@ def _is_old(view: job_view.JobView) -> bool:
     return view.age_s is not None and view.age_s >= limit("straggler_gpu.age_s")
 
 
-# -- slow_node --------------------------------------------------------------------------------------
-
 
 class SlowNode(job_view.FleetVerdict, frozen=True, kw_only=True):
     activity: float
@@ -82,8 +80,6 @@ def describe_slow_node(v: SlowNode) -> job_view.FleetWords:
                "work per node is another possible cause.",
         source=source("straggler_gpu.below"), label=f"slow node {brief(v.places[0]) if v.places else '?'}")
 
-
-# -- straggler_gpu ----------------------------------------------------------------------------------
 
 
 class Straggler(job_view.FleetVerdict, frozen=True, kw_only=True):
@@ -209,8 +205,6 @@ def describe_straggler_gpu(v: Straggler) -> job_view.FleetWords:
         action=action, source=source("straggler_gpu.mads", "straggler_gpu.below"),
         label=f"straggler {brief(first)}")
 
-
-# -- low_clock_gpu ----------------------------------------------------------------------------------
 
 
 class LowClockGpu(job_view.FleetVerdict, frozen=True, kw_only=True):

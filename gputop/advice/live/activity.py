@@ -45,8 +45,6 @@ def _judge_each(view: NodeView, rule: str, window_s: float,
     return None if len(missing) < len(outcomes) else view.not_at_work(window_s)
 
 
-# -- spinning ---------------------------------------------------------------------------------------
-
 class _Spin(Struct, frozen=True):
     gpu: GpuSample
     evidence: dict[str, float]
@@ -222,8 +220,6 @@ def describe_spinning(v: Spinning) -> Explanation:
                + source("spinning.sm_enter", "spinning.varies_enter"))
 
 
-# -- low_sm_active ----------------------------------------------------------------------------------
-
 class LowSmActive(Verdict, frozen=True, kw_only=True):
     window_s: float
     gpu: int  # the one that works least
@@ -315,8 +311,6 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
         action="Press c to capture a trace, which shows the cause and what to change.", gain=NO_FIGURE,
         source="SM activity from GPM or DCGM; " + source("low_sm_active.active_enter", "low_sm_active.slices_enter"))
 
-
-# -- dram_bound and tensor_idle ---------------------------------------------------------------------
 
 class _Pipes(Struct, frozen=True):
     """Activity of two units of one GPU over the window."""

@@ -191,8 +191,6 @@ def _thread_full(v: HostCpuSaturated, process: ProcessSample, evidence: dict[str
         source="/proc: CPU use by core and by process; " + source(f"{_RULE}.thread_enter", f"{_RULE}.most_cores_enter"))
 
 
-# -- numa_remote --------------------------------------------------------------------------------------
-
 class NumaRemote(Verdict, frozen=True, kw_only=True):
     """``gpus`` are the far ones of all processes; the rest tells of one process."""
 

@@ -20,8 +20,6 @@ _EVEN_WORK = {
 }
 
 
-# -- idle_gpu ---------------------------------------------------------------------------------------
-
 class _Holder(Struct, frozen=True):
     process: ProcessSample
     idle: tuple[int, ...]
@@ -126,8 +124,6 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
         gain="no step is running" if v.complete else NO_FIGURE, source="gputop's own limits")
 
 
-# -- unused_gpu -------------------------------------------------------------------------------------
-
 class UnusedGpu(Verdict, frozen=True, kw_only=True):
     window_s: float
     gpus_count: int  # of the node
@@ -160,8 +156,6 @@ def describe_unused_gpu(v: UnusedGpu) -> Explanation:
         gain="unknown, because this may be intentional; " + NO_FIGURE,
         source="NVML process lists; gputop's own thresholds")
 
-
-# -- gpu0_oversubscribed ----------------------------------------------------------------------------
 
 class Gpu0Oversubscribed(Verdict, frozen=True, kw_only=True):
     window_s: float
@@ -255,8 +249,6 @@ def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:
         source="comparison of the GPUs of one process; gputop's own thresholds, above the straggler thresholds of HTA "
                "and TraceML (20%)")
 
-
-# -- shared_gpu -------------------------------------------------------------------------------------
 
 class SharedGpu(Verdict, frozen=True, kw_only=True):
     gpu: int  # where the lesser job takes most

@@ -59,8 +59,6 @@ def describe_profiler_left_on(v: ProfilerLeftOn) -> Explanation:
         source=source("profiler_left_on.recorded"))
 
 
-# -- unprotected_profiler ---------------------------------------------------------------------------
-
 _NAMED = 8  # PIDs in a sentence
 
 

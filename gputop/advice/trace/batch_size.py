@@ -205,8 +205,6 @@ def _memory(v: BatchSizeHeadroom) -> str:
             "allocator.")
 
 
-# -- small_grids --------------------------------------------------------------------------------------
-
 _SHOWN, _WARP = 3, 32
 _GUIDES = ("Nsight Compute: small grid, tail effect; NVIDIA, Matrix Multiplication Background: wave and tile "
            "quantization; CUDA C++ Programming Guide: four schedulers per SM")

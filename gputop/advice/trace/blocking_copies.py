@@ -42,8 +42,6 @@ _ACTIONS_IF_LARGE = {
 }
 
 
-# -- copies_pageable --------------------------------------------------------------------------------
-
 # Bytes per second of pinned copies over PCIe with 16 lanes, by the major compute capability. 55 GB/s were measured with
 # an H200 (PCIe 5); of PCIe 3 and 4, with 15.8 and 31.5 GB/s, five sixths are usual.
 _LINKS = {7: 13e9, 8: 26e9}
@@ -153,8 +151,6 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
         snippet=fetch_snippet if down else code("copies_pageable", *job.keys),
         source=source("copies_pageable.share", "copies_pageable.bytes"))
 
-
-# -- sync_copies ------------------------------------------------------------------------------------
 
 class WaitedCopies(Struct, frozen=True):
     """Copies of one way."""

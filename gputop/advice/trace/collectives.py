@@ -138,8 +138,6 @@ def _gradient_elements(facts: TraceFacts, steps: Steps) -> float:
     return float(elements[chosen].sum()) / steps.count / max(ranks, 1)
 
 
-# -- communication_exposed --------------------------------------------------------------------------
-
 class CommunicationExposed(Verdict, frozen=True, kw_only=True):
     """``share`` is what overlap can save: no more than there is compute to hide it behind."""
 
@@ -278,8 +276,6 @@ def _fix(v: CommunicationExposed, job: Job) -> tuple[str, str | None]:
             "fsdp-gather" if v.operation == "AllGather" and job.strategy == "fsdp" else "")
     return words, None if serves else code("communication_exposed", key)
 
-
-# -- collective_waiting -----------------------------------------------------------------------------
 
 class HeldUp(Struct, frozen=True):
     """The hosts that delay their GPUs, and with these the others."""
@@ -501,8 +497,6 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
                                              "duration across the GPUs as the transfer time")
 
 
-# -- allreduce_count --------------------------------------------------------------------------------
-
 class AllReduceCount(Verdict, frozen=True, kw_only=True):
     count: float  # per step
     needed: int
@@ -576,8 +570,6 @@ def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
         snippet=code("allreduce_count", job.strategy or job.framework),
         source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"))
 
-
-# -- allreduce_slow ---------------------------------------------------------------------------------
 
 class AllReduceSlow(Verdict, frozen=True, kw_only=True):
     transfer_s: float  # per step, waiting left out

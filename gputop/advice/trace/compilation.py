@@ -60,8 +60,6 @@ _MADE_ONCE = ("Create the function once, outside the loop, and call it in the lo
               "on its first call.")
 
 
-# -- retracing --------------------------------------------------------------------------------------
-
 class Retracing(Verdict, frozen=True, kw_only=True):
     function: str
     tracing_s: float  # per step, or of the window without steps
@@ -188,8 +186,6 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
                                             "of job startup. Capture again in two minutes to be sure."),
         evidence=evidence, action=action, snippet=snippet, source=source("retracing.share", "retracing.count"))
 
-
-# -- eager_execution --------------------------------------------------------------------------------
 
 _MOSTLY_OPTIMIZER = 0.5  # share of the time of small ops
 # What one call for all parameters leaves of the optimizer's calls, and for each parameter: of AdamW with 16 to 1,200
@@ -373,8 +369,6 @@ def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) ->
         snippet=code("eager_execution", "jax" if everything else "jax-update"),
         source=source("eager_execution.share"))
 
-
-# -- xla_off ----------------------------------------------------------------------------------------
 
 # Ops whose kernels read and write each element once.
 _ELEMENTWISE = (

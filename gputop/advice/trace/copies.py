@@ -195,8 +195,6 @@ def _pageable(gpus: list[GpuUse]) -> float | None:
     return sum(gpu.copies_pageable_s or 0.0 for gpu in recorded) / seconds if seconds else None
 
 
-# -- default_stream ---------------------------------------------------------------------------------
-
 _SHOWN_STREAMS = 4
 
 

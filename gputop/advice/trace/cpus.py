@@ -108,8 +108,6 @@ def _cpus(facts: TraceFacts) -> JobCpus | None:
     return cpus
 
 
-# -- threads_unused -------------------------------------------------------------------------------------
-
 class ThreadsUnused(Verdict, frozen=True, kw_only=True):
     large_ratio: float  # share of the step in large ops
     used: float
@@ -170,8 +168,6 @@ def describe_threads_unused(v: ThreadsUnused, job: Job) -> Explanation:
         source=source("threads_unused.share", "threads_unused.idle"))
 
 
-# -- thread_oversubscription ----------------------------------------------------------------------------
-
 class ThreadOversubscription(Verdict, frozen=True, kw_only=True):
     working: int  # threads of the process that run or want to
     waiting: float  # of them without a CPU, on average
@@ -216,8 +212,6 @@ def describe_thread_oversubscription(v: ThreadOversubscription, job: Job) -> Exp
         gain="assumes that the main thread always has a CPU when there are no more threads than CPUs",
         source=source("thread_oversubscription.threads", "thread_oversubscription.held_up"))
 
-
-# -- thread_contention --------------------------------------------------------------------------------
 
 _WORTH_NAMING = 0.05  # share of what tf.data's threads do while launches are late
 

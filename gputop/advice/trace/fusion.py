@@ -73,8 +73,6 @@ def _named(names: Sequence[str]) -> str:
     return f" Kernels: {', '.join(names)}." if names else ""
 
 
-# -- attention_unfused ------------------------------------------------------------------------------
-
 _FUSED_ATTENTION = r"fmha|flash|attention|sdpa"
 _PRODUCT = r"gem[mv]|cijk_|nvjet"
 _NO_PRODUCT = rf"conv|fprop|dgrad|wgrad|winograd|implicit|cudnn|splitk_?reduce|{_FUSED_ATTENTION}"
@@ -189,8 +187,6 @@ def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
         source=source("attention_unfused.share", "attention_unfused.count", "attention_unfused.in_memory_s"))
 
 
-# -- layout_conversions -----------------------------------------------------------------------------
-
 # Kernels of cuDNN, of MIOpen, and of TensorFlow in ops that its layout optimizer has inserted or within convolutions.
 _CONVERSION = r"nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|batched_transpose_\d+x\d+|transpose_\w*NC?HW"
 _CONVERSION_OP = r"TransposeN\w+ToN\w+-LayoutOptimizer"
@@ -239,8 +235,6 @@ def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
                "for convolutions in FP32 without tensor cores.",
         snippet=code("layout_conversions", job.framework), source=source("layout_conversions.share"))
 
-
-# -- elementwise_unfused ----------------------------------------------------------------------------
 
 # Batch normalization by statistics that it does not compute is element-wise.
 _TORCH_ELEMENTWISE = r"at(?:::|6)native.*(?:elementwise|batch_norm_transform_input)_kernel|cudnn.*bn_fw_inf_"
@@ -294,8 +288,6 @@ def describe_elementwise_unfused(v: kernel_rows.ChainedKernels, job: Job) -> Exp
         snippet=code("elementwise_unfused", "pytorch-compiled" if job.compiled else "pytorch"),
         gain=kernel_rows.UNCERTAIN, source=source("elementwise_unfused.share", "xla_off.chain"))
 
-
-# -- optimizer_unfused ------------------------------------------------------------------------------
 
 _APPLY_OP = r":Resource(?:Sparse)?Apply\w+$"
 

@@ -44,8 +44,6 @@ _INSIDE = {  # by phase: what Keras calls it, and what does so without a new dat
 }
 
 
-# -- step_gap_host ----------------------------------------------------------------------------------
-
 
 class StepGapHost(Verdict, frozen=True, kw_only=True):
     gap_s: float  # per step
@@ -235,8 +233,6 @@ def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
         return f"Python without events for {seconds(silent)} ({python})" + (f"; the rest is {shown}" if shown else "")
     return f"mainly {shown}" + (f", and Python without events for {seconds(silent)}" if silent >= 0.1 * v.gap_s else "")
 
-
-# -- host_placement ---------------------------------------------------------------------------------
 
 # By framework: what it is called, and what to do.
 _NOT_TENSORFLOW = {

@@ -173,8 +173,6 @@ def launch_pace_s(facts: TraceFacts) -> float | None:
     return float(np.median(apart, overwrite_input=True)) / 1e9 if len(apart) else None
 
 
-# -- small_kernels ------------------------------------------------------------------------------------
-
 # A pause between two queued kernels, or one launch; longer ones have other causes.
 _PAUSE_NS = 40_000
 _WAITS = ("launch", "host", "idle")  # parts of the step that pauses are in
@@ -258,8 +256,6 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
             "small_kernels", job.framework + kind),
         source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels under 10 µs")
 
-
-# -- graph_recapture ----------------------------------------------------------------------------------
 
 _RECORD_ONCE = ("Record the graph once, before the loop, and only launch it in the loop. Keep shapes and input "
                 "addresses the same: copy new inputs into the memory on which the graph was recorded.")

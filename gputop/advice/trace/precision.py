@@ -150,8 +150,6 @@ def _mixed(matmuls: Matmuls) -> bool:
     return matmuls.sixteen_bit >= limit("precision.sixteen_bit")
 
 
-# -- tensor_cores_unused, sixteen_bit_unused --------------------------------------------------------
-
 class TensorCoresUnused(Verdict, frozen=True, kw_only=True):
     """``share`` is what the estimate saves: tensor cores where they are unused, and 16 bits."""
 
@@ -250,8 +248,6 @@ def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
         source=source("precision.share", "precision.speedup", "precision.tf32_speedup"))
 
 
-# -- fp16_fallback ----------------------------------------------------------------------------------
-
 class Fp16Fallback(Verdict, frozen=True, kw_only=True):
     """``share`` is what tensor cores would save."""
 
@@ -290,8 +286,6 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
         source=source("precision.share", "precision.sixteen_bit", "precision.speedup")
         + "; DLProf: reports eligible ops that do not use tensor cores")
 
-
-# -- dims_unaligned ---------------------------------------------------------------------------------
 
 _SMALL_PART = 0.1  # share of these kernels' time
 _CONVOLUTION = re.compile(r"conv|fprop|dgrad|wgrad|implicit", re.IGNORECASE)

@@ -43,8 +43,6 @@ def _process_of(facts: TraceFacts, rows: I64) -> I64:
     return of_line[facts.trace.host.line[rows]]
 
 
-# -- accumulation_sync ----------------------------------------------------------------------------------
-
 class AccumulationSync(Verdict, frozen=True, kw_only=True):
     passes: int  # forward passes from one call of the optimizer to the next
     reductions: float  # AllReduces after each of them
@@ -100,8 +98,6 @@ def describe_accumulation_sync(v: AccumulationSync, job: Job) -> Explanation:
         source=source("accumulation_sync.share", "accumulation_sync.updates", "accumulation_sync.reduced"))
 
 
-# -- gradients_zeroed -----------------------------------------------------------------------------------
-
 class GradientsZeroed(Verdict, frozen=True, kw_only=True):
     zeroing_s: float  # per step
     adding_s: float  # per step: the backward pass adds to what is zero
@@ -150,8 +146,6 @@ def describe_gradients_zeroed(v: GradientsZeroed, job: Job) -> Explanation:
         gain="assumes that writing zeros" + (" and adding to them take no time" if v.adding_s else " takes no time"),
         source=source("gradients_zeroed.share"))
 
-
-# -- ops_without_gradient -------------------------------------------------------------------------------
 
 class OpsOutsideModel(Verdict, frozen=True, kw_only=True):
     ops_s: float  # per step
@@ -216,8 +210,6 @@ _PRODUCT = (r"aten::(?:addmm|mm|bmm|baddbmm|addmv|mv|dot|linear|matmul|_?convolu
 def _on_main(facts: TraceFacts, rows: I64) -> I64:
     return rows[lines_of(facts.trace, MAIN)[facts.trace.host.line[rows]]]
 
-
-# -- anomaly_mode ---------------------------------------------------------------------------------------
 
 class AnomalyMode(Verdict, frozen=True, kw_only=True):
     nodes: float  # of the backward pass, per step
@@ -318,8 +310,6 @@ def describe_anomaly_mode(v: AnomalyMode, job: Job) -> Explanation:
         source=source("anomaly_mode.checked"))
 
 
-# -- double_precision -----------------------------------------------------------------------------------
-
 class DoublePrecision(Verdict, frozen=True, kw_only=True):
     ratio: float  # share of the step in products of 64 bits
     of_products: float  # share of all products' time
@@ -357,8 +347,6 @@ def describe_double_precision(v: DoublePrecision, job: Job) -> Explanation:
         gain="assumes that these ops take half the time; other ops also move half the bytes",
         source=source("double_precision.saved", "double_precision.share"))
 
-
-# -- onednn_off -----------------------------------------------------------------------------------------
 
 class OnednnOff(Verdict, frozen=True, kw_only=True):
     op: str
