@@ -100,8 +100,7 @@ def test_the_late_gpu_and_the_allocator_are_as_the_job_says() -> None:
                                                                    "serial_gpus")])
 def test_a_fault_costs_what_was_asked_for(id_: str) -> None:
     case = fault_case(id_, "strong", 1)
-    assert case.shares[id_] == pytest.approx(0.32, abs=0.13)
-    assert case.must[id_][1] == HIGH
+    assert case.shares[id_] == pytest.approx(0.32, abs=0.13) and case.must[id_][1] == HIGH
 
 
 @pytest.mark.parametrize("id_", list(FAULTS)[1::4])
@@ -118,8 +117,7 @@ def test_healthy_jobs_have_nothing_to_fix(case: Case) -> None:
 
 def test_a_trace_is_the_same_each_time_and_fast_to_make() -> None:
     one, other = (fault_case.__wrapped__("replica_imbalance", "weak", 4) for _ in range(2))
-    assert one is not other
-    assert one.bytes() == other.bytes()
+    assert one is not other and one.bytes() == other.bytes()
     assert one.bytes() != fault_case("replica_imbalance", "weak", 5).bytes()
 
 
@@ -130,8 +128,7 @@ def test_causes_add_up_to_their_share_of_the_step_and_pairs_name_the_larger_firs
     assert call_ms(job.replace(prefetch=0, produce_ms=step)) == pytest.approx(2 * step, rel=0.05)
     assert call_ms(job.replace(launch_us=2 * step * 1000 / job.kernels)) == pytest.approx(2 * step, rel=0.05)
     case = next(case for case in pairs() if case.name == "pair-gap-input")  # pairs name the larger cause first
-    assert case.main == ("step_gap_host",)
-    assert case.shares["step_gap_host"] > case.shares["input_bound"] > 0.05
+    assert case.main == ("step_gap_host",) and case.shares["step_gap_host"] > case.shares["input_bound"] > 0.05
     assert set(case.must) == {"step_gap_host", "input_bound"}
 
 
@@ -189,10 +186,8 @@ def test_a_score_counts_what_is_found_missed_and_false() -> None:
     assert judge(case, [], None).missed == ("retracing",)
     assert summary([])["recall"] is None
     assert severity_window(0.3) == (HIGH, HIGH)  # severities near a limit may be either
-    assert severity_window(0.14) == (MEDIUM, HIGH)
-    assert severity_window(0.1) == (MEDIUM, MEDIUM)
-    assert severity_window(0.055) == (None, MEDIUM)
-    assert severity_window(0.02) == (None, LOW)
+    assert severity_window(0.14) == (MEDIUM, HIGH) and severity_window(0.1) == (MEDIUM, MEDIUM)
+    assert severity_window(0.055) == (None, MEDIUM) and severity_window(0.02) == (None, LOW)
 
 
 def test_the_benchmark_prints_and_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

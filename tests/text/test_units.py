@@ -34,8 +34,7 @@ def test_a_ratio_is_rounded_alike_in_64_bits_and_in_the_32_of_the_history() -> N
 
 
 def test_unknown_differs_from_zero_and_a_reading_has_a_value_or_a_reason() -> None:
-    assert fmt.reading(Reading.missing("W", "no permission")) == "N/A"
-    assert fmt.reading(Reading(0.0, "W")) == "0W"
+    assert fmt.reading(Reading.missing("W", "no permission")) == "N/A" and fmt.reading(Reading(0.0, "W")) == "0W"
     with pytest.raises(ValueError, match="a value or a reason"):  # a reading has a value or a reason
         Reading(None, "W")
     with pytest.raises(ValueError, match="a value or a reason"):
@@ -72,9 +71,7 @@ def test_evidence_is_shown_in_the_unit_its_name_ends_in(name: str, value: float,
 
 
 def test_ranges_are_short() -> None:
-    assert fmt.ranges([]) == ""
-    assert fmt.ranges([3]) == "3"
-    assert fmt.ranges([7, 0, 1, 2, 5]) == "0-2,5,7"
+    assert fmt.ranges([]) == "" and fmt.ranges([3]) == "3" and fmt.ranges([7, 0, 1, 2, 5]) == "0-2,5,7"
     assert fmt.ranges([0, 1, 5], ", ") == "0-1, 5"
 
 

@@ -70,8 +70,7 @@ def test_a_known_cause_stands_alone(scene: Scene) -> None:
 def test_one_of_two_jobs_works_little() -> None:
     jobs = [Job(100, range(4)), Job(200, range(4, 8), "python other.py", "bob")]
     advice = after(Scene({0: 0.95} | dict.fromkeys(range(1, 8), 0.3), jobs=jobs), 200)
-    assert get(advice, "gpu0_oversubscribed").gpus == (0,)
-    assert get(advice, "low_sm_active").gpus == (4, 5, 6, 7)
+    assert get(advice, "gpu0_oversubscribed").gpus == (0,) and get(advice, "low_sm_active").gpus == (4, 5, 6, 7)
 
 
 def test_starting_up_is_not_low_activity() -> None:
@@ -116,8 +115,7 @@ def test_gpus_that_wait_for_each_other_and_for_how_long() -> None:
     finding = get(stuck(), "spinning")
     assert finding.severity == "medium" and finding.gpus == tuple(range(8))
     assert finding.evidence["gpu_util_ratio"] == 1.0 and finding.evidence["sm_active_ratio"] == pytest.approx(0.15)
-    assert finding.evidence["pcie_bytes_per_s"] == pytest.approx(4e5)
-    assert finding.snippet == "gputop stacks 100"
+    assert finding.evidence["pcie_bytes_per_s"] == pytest.approx(4e5) and finding.snippet == "gputop stacks 100"
     long = get(stuck(seconds=400), "spinning")
     assert long.severity == "high" and long.evidence["lasts_s"] == 360.0  # it goes on and on, and nobody works
     began = stuck(seconds=400, tensor_active=lambda t: 0.4 if t < 200 else 0.0)
@@ -170,8 +168,7 @@ def test_spinning_from_coarse_figures_needs_a_gpu_far_from_any_work_and_none_wit
 
     finding = get(coarse(), "spinning")
     assert finding.severity == "medium" and "sm_active_ratio" not in finding.evidence
-    assert "spinning" not in ids(coarse(power_w=250.0))
-    assert "spinning" not in ids(coarse(pcie_rx_bytes_per_s=4e7))
+    assert "spinning" not in ids(coarse(power_w=250.0)) and "spinning" not in ids(coarse(pcie_rx_bytes_per_s=4e7))
     assert "spinning" not in ids(coarse(nvlink_rx_bytes_per_s=2e8))
     assert "PCIe traffic" in abstained(coarse(pcie_rx_bytes_per_s=None))["spinning"]
     assert "power" in abstained(coarse(power_w=None))["spinning"]

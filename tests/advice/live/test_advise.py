@@ -107,8 +107,7 @@ def test_leaving_is_further_than_entering() -> None:
 
 
 def test_names_of_gpus() -> None:
-    assert gpus_text([3]) == "GPU 3"
-    assert gpus_text([5, 0, 2, 1]) == "GPUs 0-2, 5"
+    assert gpus_text([3]) == "GPU 3" and gpus_text([5, 0, 2, 1]) == "GPUs 0-2, 5"
 
 
 def test_rules_are_pure() -> None:

@@ -49,8 +49,7 @@ def test_all_gpus_of_a_process_idle_takes_longer() -> None:
     first = next(i for i, a in enumerate(advice) if "idle_gpu" in ids(a))
     assert 150 + 0.95 * 120 <= first <= 150 + 121
     finding = get(advice[-1], "idle_gpu")
-    assert finding.severity == "medium" and finding.gpus == (0, 1)
-    assert finding.snippet == "gputop stacks 100"
+    assert finding.severity == "medium" and finding.gpus == (0, 1) and finding.snippet == "gputop stacks 100"
     assert not {"gpu0_oversubscribed", "unused_gpu"} & set(ids(advice[-1]))
 
 

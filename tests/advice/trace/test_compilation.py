@@ -85,8 +85,7 @@ def test_eager_execution_by_the_names_of_each_version(named):
     b._host[:] = events
     old_trace = b.build()
     add_eager_stats(old_trace.host, old_trace.names, _number(old_trace.names))
-    assert "eager_execution" in findings(trace)
-    assert "eager_execution" in findings(old_trace)
+    assert "eager_execution" in findings(trace) and "eager_execution" in findings(old_trace)
 
 
 def _number(names):

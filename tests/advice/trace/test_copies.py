@@ -12,8 +12,7 @@ from tests.trace.build import Builder
 
 def test_pinned_copies_are_not_advised_to_pin():
     f = findings(copying(Kind.H2D, 6_000))["copies_excessive"]
-    assert f.severity == "high"
-    assert f.evidence["pageable_ratio"] == 0
+    assert f.severity == "high" and f.evidence["pageable_ratio"] == 0
     assert f.evidence["h2d_bytes_per_s"] == pytest.approx(200e6 / 6e-3)
     assert f.evidence["h2d_bytes_per_step"] == pytest.approx(200e6, rel=0.25)  # six copies in five whole steps
     assert f.gain.step_time == pytest.approx(0.3, abs=0.02)
@@ -36,8 +35,7 @@ def test_copies_within_the_gpu():
     f = findings(copying(Kind.D2D, 4_000))["copies_excessive"]
     assert verdict(copying(Kind.D2D, 4_000), "copies_excessive").worst == "d2d"
     # They are known as a share of the device window alone.
-    assert "of the step" not in f"{f.title} {f.why}"
-    assert f.evidence["d2d_of_window_ratio"] == f.gain.step_time
+    assert "of the step" not in f"{f.title} {f.why}" and f.evidence["d2d_of_window_ratio"] == f.gain.step_time
 
 
 def test_what_is_no_loop_that_copies_too_much():

@@ -17,8 +17,7 @@ def test_input_bound():
     found = findings(input_bound())
     assert set(found) == {"input_bound"}
     f = found["input_bound"]
-    assert f.severity == "high" and f.gpus == (0,)
-    assert f.gain.step_time == pytest.approx(0.4, abs=0.02)
+    assert f.severity == "high" and f.gpus == (0,) and f.gain.step_time == pytest.approx(0.4, abs=0.02)
     assert f.evidence["wait_s"] == pytest.approx(8e-3, rel=0.05)
     assert findings(input_bound(wait=900)) == {}  # a wait below five percent is no finding
     b = healthy()  # waiting while the GPUs work off their queue costs nothing

@@ -46,8 +46,7 @@ def accumulating(passes: int, *, last_only: bool = False, reducing: float = 0.4,
 @pytest.mark.parametrize("gpu", [False, True])
 def test_gradients_that_are_reduced_after_each_of_eight_backward_passes(gpu: bool) -> None:
     v = verdict(accumulating(8, gpu=gpu), "accumulation_sync")
-    assert v.passes == 8 and v.reductions == 1
-    assert v.share == pytest.approx(0.4 * 0.9 * 7 / 8, abs=0.03)
+    assert v.passes == 8 and v.reductions == 1 and v.share == pytest.approx(0.4 * 0.9 * 7 / 8, abs=0.03)
     assert "no_sync" in (findings(accumulating(8, gpu=gpu))["accumulation_sync"].snippet or "")
 
 
