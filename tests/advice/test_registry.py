@@ -129,6 +129,8 @@ def test_every_limit_has_a_unit_and_a_source() -> None:
 
 
 ID = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)+")
+
+
 def documents() -> list[Path]:
     """But for the reference, which is made from the code or lists the keys of JSON: `idle_gpus` is one."""
     pages = sorted((ROOT / "docs").rglob("*.md"))

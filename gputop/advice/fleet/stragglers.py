@@ -39,7 +39,6 @@ def _is_old(view: job_view.JobView) -> bool:
     return view.age_s is not None and view.age_s >= limit("straggler_gpu.age_s")
 
 
-
 class SlowNode(job_view.FleetVerdict, frozen=True, kw_only=True):
     activity: float
     median: float
@@ -79,7 +78,6 @@ def describe_slow_node(v: SlowNode) -> job_view.FleetWords:
         action="Look at the host of this node with gputop (h): CPUs, disks, network, and other programs. Unequal "
                "work per node is another possible cause.",
         source=source("straggler_gpu.below"), label=f"slow node {brief(v.places[0]) if v.places else '?'}")
-
 
 
 class Straggler(job_view.FleetVerdict, frozen=True, kw_only=True):
@@ -204,7 +202,6 @@ def describe_straggler_gpu(v: Straggler) -> job_view.FleetWords:
         evidence=job_view.evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
         action=action, source=source("straggler_gpu.mads", "straggler_gpu.below"),
         label=f"straggler {brief(first)}")
-
 
 
 class LowClockGpu(job_view.FleetVerdict, frozen=True, kw_only=True):

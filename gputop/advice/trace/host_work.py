@@ -44,7 +44,6 @@ _INSIDE = {  # by phase: what Keras calls it, and what does so without a new dat
 }
 
 
-
 class StepGapHost(Verdict, frozen=True, kw_only=True):
     gap_s: float  # per step
     silent_s: float | None  # of it, without any event on the host
