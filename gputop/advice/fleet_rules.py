@@ -19,8 +19,7 @@ FLEET_RULES: tuple[Rule, ...] = (
     )),
     Rule(id="slow_node", module="fleet.stragglers", yields_to=("held_idle",),
          shared_limits=("straggler_gpu.below", "straggler_gpu.high", "straggler_gpu.age_s"), limits=(
-        Limit("slow_node.nodes", 3, "count", "gputop: does not compare two nodes: either may be the slow one"),
-    )),
+             Limit("slow_node.nodes", 3, "count", "gputop: does not compare two nodes: either may be the slow one"),)),
     Rule(id="straggler_gpu", module="fleet.stragglers", yields_to=("held_idle", "slow_node"),
          shared_limits=("held_idle.activity",), limits=(
         Limit("straggler_gpu.peers", 3, "count", "gputop: the median must represent most of the GPUs"),

@@ -40,8 +40,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         Limit("unused_gpu.window_s", 60.0, "s", "gputop: ignores the gap between two queued jobs"),
         Limit("unused_gpu.enter", 0.01, "ratio", "same as idle_gpu.enter"),
         Limit("unused_gpu.leave", 0.03, "ratio", "same as idle_gpu.leave"),
-        Limit("unused_gpu.peer_busy", 0.10, "ratio", "same as idle_gpu.peer_busy"),
-    )),
+        Limit("unused_gpu.peer_busy", 0.10, "ratio", "same as idle_gpu.peer_busy"))),
     Rule(id="gpu0_oversubscribed", module="live.processes", needs=("processes",), shared_limits=("window_s",),
          same_as=("replica_imbalance",), hides_limit=True, holds_up_job=True, limits=(
         Limit("gpu0_oversubscribed.ratio_enter", 1.5, "ratio",

@@ -158,8 +158,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(id="loss_scaling", module="trace.loss_scaling", severity="by_share_capped", needs=("gpu_activity",),
          training_only=True, needs_training=True, shared_limits=("copies_pageable.bytes",),
          parts=("host", "launch", "idle", "compute"), limits=(
-        Limit("loss_scaling.share", 0.02, "ratio", "gputop: ignores static scaling (about 0.1% of the step)"),
-    )),
+             Limit("loss_scaling.share", 0.02, "ratio", "gputop: ignores static scaling (about 0.1% of the step)"),)),
     Rule(id="batch_size_headroom", module="trace.batch_size", needs=("gpu_activity",),
          shared_limits=("input_bound.share",), training_only=True, needs_training=True, parts=("compute",), limits=(
         Limit("batch_size_headroom.memory", 0.9, "ratio",
@@ -206,8 +205,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     )),
     Rule(id="gradients_zeroed", module="trace.torch_jobs", severity="by_share_capped", silent_for=("tensorflow", "jax"),
          training_only=True, needs_training=True, parts=("compute", "host"), limits=(
-        Limit("gradients_zeroed.share", 0.05, "ratio", "gputop: medium severity starts at 5%"),
-    )),
+             Limit("gradients_zeroed.share", 0.05, "ratio", "gputop: medium severity starts at 5%"),)),
     Rule(id="ops_without_gradient", module="trace.torch_jobs", severity="by_share_capped",
          silent_for=("tensorflow", "jax"), training_only=True, needs_training=True, parts=("host",), limits=(
         Limit("ops_without_gradient.steps", 3, "count", "gputop: does not consider a single step typical"),
@@ -234,9 +232,8 @@ TRACE_RULES: tuple[Rule, ...] = (
     )),
     Rule(id="long_steps", module="trace.long_steps", severity="by_share_capped",
          shared_limits=("cpu_contention.full", "cpu_contention.others"), parts=PART_IDS, gaps=("gap",), limits=(
-        Limit("long_steps.share", 0.03, "ratio", "XProf: rates most categories as moderate at 3% of the step"),
-        Limit("long_steps.named", 0.4, "ratio", "gputop: names only work that causes much of the extra time"),
-    )),
+             Limit("long_steps.share", 0.03, "ratio", "XProf: rates most categories as moderate at 3% of the step"),
+             Limit("long_steps.named", 0.4, "ratio", "gputop: names only work that causes much of the extra time"))),
     Rule(id="time_outside_steps", module="trace.wall_time", severity="by_share_capped",
          shared_limits=("host.steps", "cpu_contention.full", "cpu_contention.others", "step_gap_host.named",
                         "unfinished_step.medium"), parts=("between", "open", "no_steps"), limits=(
@@ -299,9 +296,8 @@ TRACE_RULES: tuple[Rule, ...] = (
     )),
     Rule(id="eager_execution", module="trace.compilation", severity="by_share_capped", needs=("eager_ops",),
          shared_limits=("launch_bound.recording_s",), parts=("host", "launch"), gaps=("eager", "dispatch"), limits=(
-        Limit("eager_execution.share", 0.10, "ratio", "XProf: flags eager execution above 10%"),
-        Limit("eager_execution.cost", 0.03, "ratio", "same as launch_bound.share"),
-    )),
+             Limit("eager_execution.share", 0.10, "ratio", "XProf: flags eager execution above 10%"),
+             Limit("eager_execution.cost", 0.03, "ratio", "same as launch_bound.share"))),
     Rule(id="retracing", module="trace.compilation", severity="by_share_capped", shared_limits=("host.steps",),
          parts=("host", "launch"), gaps=("tracing",), limits=(
         Limit("retracing.count", 2, "count",

@@ -108,7 +108,7 @@ def analyze_with_steps(
                       list(by_gpu.values()), flops_per_step) if steps else None,
         **{name: results[name] for name in FIELDS})
     total_s = judged.total if judged is not None else 0.0
-    shares = {name: judged.known.get(name, 0.0) / total_s for name in PART_IDS} if judged and total_s else None
+    shares = {name: judged.known.get(name, 0.0) / total_s for name in PART_IDS} if judged and total_s else {}
     basis = account.basis if account is not None and (steps or judged) else "step"
     facts = TraceFacts(
         trace, analysis, steps, shares, basis, total_s, detect_framework(trace), params=params,
@@ -147,7 +147,7 @@ def _unjudged(trace: Trace, steps: Steps | None) -> TraceFacts:
     analysis = Analysis(simulated=trace.simulated, trace=_summary(trace, notes),
                         abstained=tuple(Abstained(rule.id, _WHOLE_FILE) for rule in TRACE_RULES))
     basis = steps.times.unit if steps is not None else "window"
-    return TraceFacts(trace, analysis, steps, None, basis, 0.0, detect_framework(trace))
+    return TraceFacts(trace, analysis, steps, {}, basis, 0.0, detect_framework(trace))
 
 
 def _summary(trace: Trace, quality: Sequence[TraceNote]) -> TraceSummary:

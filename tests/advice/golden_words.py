@@ -21,8 +21,7 @@ from tests.fakes import cgroup_sample
 FOLDER = Path(__file__).parent / "words"
 JOBS = {
     "rich": Job("step", 0.1, "tensorflow", "Keras 3", (0, 1), strategy="mirrored"),
-    "poor": Job("window", 10.0, "pytorch", "PyTorch", (0,), strategy="ddp"),
-}
+    "poor": Job("window", 10.0, "pytorch", "PyTorch", (0,), strategy="ddp")}
 SCENE = Scene().sample(0.0)
 # Fields whose values are words that the sentences choose by.
 CHOSEN: Mapping[str, Mapping[str, Any]] = {
@@ -33,9 +32,8 @@ CHOSEN: Mapping[str, Mapping[str, Any]] = {
              "activations": False, "claim": None, "severest": "high", "tries": ""},
     "poor": {"worst": "d2d", "metric": "gpu_util", "limited_by": "node", "pool": "global", "way": "d2h",
              "kind": "checkpoint", "products": ("convolutions",), "operation": "AllToAll", "inside": (), "lines": (),
-             "starts": (),
-             "gpus": (0,), "severity": "low", "framework": "pytorch", "id": None, "saving": None, "idle": (0, 1),
-             "claim": "measured", "severest": "high", "tries": ""},
+             "starts": (), "gpus": (0,), "severity": "low", "framework": "pytorch", "id": None, "saving": None,
+             "idle": (0, 1), "claim": "measured", "severest": "high", "tries": ""},
 }
 FIGURES = ("gpu_util_ratio", "power_of_limit_ratio", "sm_active_ratio")
 
@@ -68,8 +66,7 @@ def has_fields(cls: Any) -> bool:
 def chosen(cls: Any, style: str, name: str, hint: Any) -> Any:
     if name == "metric" and cls.__name__ == "_FullLink":
         return "pcie_rx_bytes_per_s"
-    return CHOSEN[style][name] if name in CHOSEN[style] and not has_fields(hint) else example(
-        hint, style, name)
+    return CHOSEN[style][name] if name in CHOSEN[style] and not has_fields(hint) else example(hint, style, name)
 
 
 def plain(cls: Any, style: str, name: str) -> Any:

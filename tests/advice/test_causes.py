@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gputop.advice import savings
 from gputop.advice.causes import Claimed, fold_consequences
 from gputop.advice.merge import merge_findings
 from gputop.core.codec import convert, to_document
@@ -40,6 +41,12 @@ def test_of_two_that_claim_the_same_seconds_the_narrower_cause_stands_above():
     # Elsewhere in time, or on another GPU, they are two.
     assert len(folded((LAUNCH, at(0, 30)), (EAGER, at(40, 70)))) == 2
     assert len(folded((LAUNCH, at(0, 30)), (EAGER, at(0, 30, gpu=1)))) == 2
+    assert len(folded((made("input_bound", 0.3), at(0, 30)), (made("tensor_cores_unused", 0.2), at(0, 30)))) == 2
+    (finding,) = tops((made("copies_pageable", 0.2), at(0, 20)), (made("sync_copies", 0.1), at(10, 20)))
+    document = to_document(finding)
+    assert [c["id"] for c in document["consequences"]] == ["sync_copies"]
+    assert convert(document, Finding) == finding
+    assert convert({k: v for k, v in document.items() if k != "consequences"}, Finding).consequences == ()
 
 
 @pytest.mark.parametrize("until", [5, 17, 18, 30])
@@ -53,24 +60,17 @@ def test_what_a_cause_does_not_explain_stays_with_the_rest_as_gain(until):
         assert launch.severity == severity_of(0.3 * (1 - until / 30))
 
 
-def test_what_is_replayed_keeps_its_gain_beside_a_cause_of_a_part():
+def test_several_causes_explain_together_and_what_is_replayed_keeps_its_gain():
+    found = folded((LAUNCH, at(0, 30)), (SYNC, at(0, 12)), (made("host_placement", 0.1), at(12, 22)))
+    assert found == {"sync_copies": ("launch_bound",), "host_placement": ()}
     effect = replace(LAUNCH, gain=Gain(0.3, "how", by="replay"))
     assert {f.id: f.gain.step_time for f in tops((effect, at(0, 30)), (SYNC, at(0, 10)))} == {
         "launch_bound": 0.3, "sync_copies": 0.2}
-
-
-def test_several_causes_explain_together_what_none_does_alone():
-    found = folded((LAUNCH, at(0, 30)), (SYNC, at(0, 12)), (made("host_placement", 0.1), at(12, 22)))
-    assert found == {"sync_copies": ("launch_bound",), "host_placement": ()}
-
-
-def test_a_fix_that_takes_a_part_of_the_same_seconds_claims_that_part():
-    exposed = made("communication_exposed", 0.3)
+    exposed = made("communication_exposed", 0.3)  # a fix that takes a part of the same seconds claims that part
     slow, whole = made("allreduce_slow", 0.05), made("allreduce_slow", 0.28)
     assert folded((slow, at(0, 30, part=1 / 6)), (exposed, at(0, 30))) == {
         "communication_exposed": (), "allreduce_slow": ()}
-    assert folded((whole, at(0, 30, part=0.9)), (exposed, at(0, 30))) == {
-        "allreduce_slow": ("communication_exposed",)}
+    assert folded((whole, at(0, 30, part=0.9)), (exposed, at(0, 30))) == {"allreduce_slow": ("communication_exposed",)}
 
 
 def test_ops_that_a_function_between_steps_runs_stand_under_it_and_small_ops_under_those_of_a_metric():
@@ -127,23 +127,11 @@ def test_a_larger_batch_is_a_fix_of_its_own_where_memory_has_room():
     assert folded((EAGER, fixed), (with_room, fixed)) == {"eager_execution": ("batch_size_headroom",)}
 
 
-def test_chains_hang_together():
+def test_chains_hang_together_and_a_live_finding_that_is_folded_is_not_listed_again():
     found = tops((made("serial_gpus", 0.6), at(0, 60)), (made("launch_bound", 0.5), at(0, 50)),
                  (made("batch_size_headroom", 0.4), at(0, 40)))
     assert [f.id for f in found] == ["serial_gpus"]
     assert {"launch_bound", "batch_size_headroom"} <= found[0].ids
-
-
-def test_unrelated_findings_stay_and_documents_keep_what_is_folded():
-    assert len(folded((made("input_bound", 0.3), at(0, 30)), (made("tensor_cores_unused", 0.2), at(0, 30)))) == 2
-    (finding,) = tops((made("copies_pageable", 0.2), at(0, 20)), (made("sync_copies", 0.1), at(10, 20)))
-    document = to_document(finding)
-    assert [c["id"] for c in document["consequences"]] == ["sync_copies"]
-    assert convert(document, Finding) == finding
-    assert convert({k: v for k, v in document.items() if k != "consequences"}, Finding).consequences == ()
-
-
-def test_a_live_finding_that_a_trace_has_folded_is_not_listed_again():
     main, = tops((made("serial_gpus", 0.4), at(0, 40)), (made("gpu0_oversubscribed", 0.2), at(0, 20)))
     assert [f.id for f in merge_findings([main], [made("gpu0_oversubscribed", None), made("idle_gpu", None)])] == [
         "serial_gpus", "idle_gpu"]
@@ -166,3 +154,10 @@ def test_a_wait_for_late_gpus_is_not_explained_by_a_fix_that_saves_little_of_it(
     found = folded((waiting, at(0, 50)), (launch, at(0, 50)))
     assert found == ({"launch_bound": (), "collective_waiting": ()} if apart else
                      {"launch_bound": ("collective_waiting",)})
+
+
+def test_removing_a_wait_saves_its_length_and_a_rate_its_share():
+    assert savings.removed(0.03, 0.1) == pytest.approx(0.3)
+    assert savings.removed(0.2, 0.1) == 1 and savings.removed(-0.1, 0.1) == 0 and savings.removed(1, 0) == 0
+    assert savings.faster(0.06, 3, 0.1) == pytest.approx(0.4)  # work at three times the rate saves two thirds
+    assert savings.faster(0.06, 1, 0.1) == 0

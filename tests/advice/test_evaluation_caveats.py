@@ -30,16 +30,13 @@ def test_evaluation_softens_advice_and_says_what_to_do(phase):
     assert isinstance(with_evaluation_caveat(finding("batch_size_headroom"), steps(phase)), Abstained)
 
 
-def test_training_and_unknown_phases_get_no_caveat():
+def test_training_unknown_phases_and_two_loops_get_no_caveat():
     for s in (steps("training", evaluation=1.0), steps("unknown"), None):
         assert with_evaluation_caveat(finding(), s) == finding()
     assert with_evaluation_caveat(None, steps("evaluation")) is None
     abstained = Abstained("x", "y")
     assert with_evaluation_caveat(abstained, steps("evaluation")) is abstained
-
-
-def test_two_loops_of_which_none_is_known_to_train():
-    f = with_evaluation_caveat(finding(), steps("unknown", unknown=1.0))
+    f = with_evaluation_caveat(finding(), steps("unknown", unknown=1.0))  # two loops of which none is known to train
     assert isinstance(f, Finding) and f.severity == "medium" and f.why != finding().why
 
 

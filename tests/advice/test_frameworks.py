@@ -26,9 +26,7 @@ C_API = r"cuda(?:Stream|Memcpy|Event|Graph|MemPrefetch)\w*\(|cudnn[A-Z]\w+"
 OF_OTHERS = {
     "tensorflow": rf"torch|DataLoader|\bJAX_|\bjax\.|jnp\.|optax|{C_API}",
     "jax": rf"torch|DataLoader|TensorFlow(?! and JAX)|\btf\.(?!data)|TF_|{C_API}",
-    "pytorch": rf"TensorFlow|\btf\.|TF_|[kK]eras|jnp\.|\bjax\b|JAX|XLA|optax|{C_API}",
-    "unknown": C_API,
-}
+    "pytorch": rf"TensorFlow|\btf\.|TF_|[kK]eras|jnp\.|\bjax\b|JAX|XLA|optax|{C_API}", "unknown": C_API}
 LOOPS = {"tensorflow": (KERAS2, KERAS3, CUSTOM, EAGER), "jax": (JAX,), "pytorch": (PYTORCH,), "unknown": (UNKNOWN,)}
 # Verdicts of one framework.
 ONLY_OF = {EmbeddingDense: "pytorch", TablesAsWhole: "tensorflow", TablesInXla: "jax"}

@@ -85,15 +85,12 @@ def test_matmuls_of_healthy_jobs_are_seen_on_tensor_cores(dtype: str, gpu: str, 
     assert use.kernel_time_by_type is not None and use.kernel_time_by_type[dtype] >= own.matmul_share - 1e-6
 
 
-def test_the_late_gpu_is_seen_in_the_collectives() -> None:
+def test_the_late_gpu_and_the_allocator_are_as_the_job_says() -> None:
     case, analysis = analyzed("collective_waiting")
     found, real = analysis.collectives, truth(case.timeline)
     assert found is not None and found.waiting == pytest.approx(real.collective_waiting, abs=0.02)
     assert found.count_per_step == pytest.approx(real.collectives_per_step, abs=0.6)
-
-
-def test_the_allocator_is_as_full_as_the_job_says() -> None:
-    case, analysis = analyzed("memory_pressure")
+    case, analysis = analyzed("memory_pressure")  # the allocator is as full as the job says
     assert analysis.memory
     for use in analysis.memory:
         assert use.peak_bytes / use.capacity_bytes == pytest.approx(case.job.memory, abs=1e-3)
@@ -103,8 +100,7 @@ def test_the_allocator_is_as_full_as_the_job_says() -> None:
                                                                    "serial_gpus")])
 def test_a_fault_costs_what_was_asked_for(id_: str) -> None:
     case = fault_case(id_, "strong", 1)
-    assert case.shares[id_] == pytest.approx(0.32, abs=0.13)
-    assert case.must[id_][1] == HIGH
+    assert case.shares[id_] == pytest.approx(0.32, abs=0.13) and case.must[id_][1] == HIGH
 
 
 @pytest.mark.parametrize("id_", list(FAULTS)[1::4])
@@ -121,23 +117,18 @@ def test_healthy_jobs_have_nothing_to_fix(case: Case) -> None:
 
 def test_a_trace_is_the_same_each_time_and_fast_to_make() -> None:
     one, other = (fault_case.__wrapped__("replica_imbalance", "weak", 4) for _ in range(2))
-    assert one is not other
-    assert one.bytes() == other.bytes()
+    assert one is not other and one.bytes() == other.bytes()
     assert one.bytes() != fault_case("replica_imbalance", "weak", 5).bytes()
 
 
-def test_causes_add_up_to_their_share_of_the_step() -> None:
+def test_causes_add_up_to_their_share_of_the_step_and_pairs_name_the_larger_first() -> None:
     job = LabeledJob(1, compute_ms=50.0, run_ahead=0, gap_ms=0.0)
     step = call_ms(job)
     assert call_ms(job.replace(gap_ms=step)) == pytest.approx(2 * step, rel=0.05)
     assert call_ms(job.replace(prefetch=0, produce_ms=step)) == pytest.approx(2 * step, rel=0.05)
     assert call_ms(job.replace(launch_us=2 * step * 1000 / job.kernels)) == pytest.approx(2 * step, rel=0.05)
-
-
-def test_pairs_name_the_larger_cause_first() -> None:
-    case = next(case for case in pairs() if case.name == "pair-gap-input")
-    assert case.main == ("step_gap_host",)
-    assert case.shares["step_gap_host"] > case.shares["input_bound"] > 0.05
+    case = next(case for case in pairs() if case.name == "pair-gap-input")  # pairs name the larger cause first
+    assert case.main == ("step_gap_host",) and case.shares["step_gap_host"] > case.shares["input_bound"] > 0.05
     assert set(case.must) == {"step_gap_host", "input_bound"}
 
 
@@ -156,8 +147,7 @@ def test_findings_of_weak_faults_rest_on_something(id_: str) -> None:
 
 @pytest.mark.parametrize("name", [
     "healthy-eight-overlapped", "healthy-tf32-by-default", "healthy-cpu-only", "healthy-unused-gpus",
-    "healthy-big-batches-pinned", "healthy-callbacks-behind-queue", "healthy-near-memory-limit",
-])
+    "healthy-big-batches-pinned", "healthy-callbacks-behind-queue", "healthy-near-memory-limit"])
 def test_healthy_jobs_are_not_accused(name: str) -> None:
     case, analysis = analyzed(name)
     assert not judge(case, findings(analysis)).false
@@ -190,22 +180,14 @@ def test_a_score_counts_what_is_found_missed_and_false() -> None:
     document = summary([verdict])
     assert (document["recall"], document["precision"], document["main_cause_first"]) == (0.5, pytest.approx(1 / 3), 0.0)
     assert document["ids"]["input_bound"]["severity_off"] == 1 and document["ids"]["serial_gpus"]["false"] == 1
-
-
-def test_a_score_leaves_out_ids_without_a_rule() -> None:
-    case = _case(windows={"retracing": (MEDIUM, HIGH)}, main=("retracing",))
+    case = _case(windows={"retracing": (MEDIUM, HIGH)}, main=("retracing",))  # a score leaves out ids without a rule
     verdict = judge(case, [], frozenset(("input_bound",)))
     assert verdict.missed == () and verdict.first_right is None
     assert judge(case, [], None).missed == ("retracing",)
     assert summary([])["recall"] is None
-
-
-def test_severities_near_a_limit_may_be_either() -> None:
-    assert severity_window(0.3) == (HIGH, HIGH)
-    assert severity_window(0.14) == (MEDIUM, HIGH)
-    assert severity_window(0.1) == (MEDIUM, MEDIUM)
-    assert severity_window(0.055) == (None, MEDIUM)
-    assert severity_window(0.02) == (None, LOW)
+    assert severity_window(0.3) == (HIGH, HIGH)  # severities near a limit may be either
+    assert severity_window(0.14) == (MEDIUM, HIGH) and severity_window(0.1) == (MEDIUM, MEDIUM)
+    assert severity_window(0.055) == (None, MEDIUM) and severity_window(0.02) == (None, LOW)
 
 
 def test_the_benchmark_prints_and_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,16 +15,7 @@ from gputop.advice.fix_code import source_of_page
 from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.live.advise import MISSING as LIVE_INPUTS
 from gputop.advice.live_rules import LIVE_RULES
-from gputop.advice.registry import (
-    EXPLANATIONS,
-    FINDING_IDS,
-    LIMITS,
-    RULES,
-    SHARED_LIMITS,
-    limit,
-    rule_of,
-    source,
-)
+from gputop.advice.registry import EXPLANATIONS, FINDING_IDS, LIMITS, RULES, SHARED_LIMITS, limit, rule_of, source
 from gputop.advice.rule import Rule
 from gputop.advice.trace.inputs import MISSING as TRACE_INPUTS
 from gputop.advice.trace_rules import TRACE_RULES
@@ -54,8 +45,7 @@ CHECKS = (
     ("ops on the host, the share of their time", "host_placement", ""),
     ("ops without a GPU's kernel: tf.unique and its kind", "host_placement", "tf.unique"),
     ("kernels in 16 bits, their share", "sixteen_bit_unused", ""),
-    ("tensor cores by the kernels' names", "tensor_cores_unused", ""),
-    ("loss scaling of FP16", "loss_scaling", ""),
+    ("tensor cores by the kernels' names", "tensor_cores_unused", ""), ("loss scaling of FP16", "loss_scaling", ""),
     ("eager execution", "eager_execution", "tf.while_loop"),
     ("XLA, its levels, and 1 if memory is scarce", "xla_off", "memory is scarce"),
     ("functions traced or compiled anew", "retracing", "TorchScript"),
@@ -79,12 +69,10 @@ CHECKS = (
     ("memory: limits of programs that share a GPU", "memory_pressure", "memory_limit"),
     ("programs that share a GPU: MPS", "shared_gpu", "nvidia-cuda-mps-control"),
     ("batch size by the head-room of memory", "batch_size_headroom", ""),
-    ("SM issue beside SM active", "low_sm_active", "SM issue"),
-    ("few blocks, low occupancy", "small_grids", ""),
+    ("SM issue beside SM active", "low_sm_active", "SM issue"), ("few blocks, low occupancy", "small_grids", ""),
     ("gaps: Python, callbacks, logging", "step_gap_host", "py-spy"),
     ("gaps: page faults, long calls of the OS, interrupts", "step_gap_host", "page-faults"),
-    ("gaps: checkpoints, evaluations, ends of epochs", "time_outside_steps", ""),
-)
+    ("gaps: checkpoints, evaluations, ends of epochs", "time_outside_steps", ""))
 
 
 def name(rule: Rule) -> str:
@@ -118,11 +106,7 @@ def test_a_record_is_complete(rule: Rule) -> None:
     assert rule.events <= {*KINDS}
 
 
-def test_each_finding_that_can_claim_others_seconds_has_its_place_once() -> None:
-    assert len(set(NARROWEST_FIRST)) == len(NARROWEST_FIRST) and set(NARROWEST_FIRST) <= TRACE_IDS
-
-
-def test_ids_are_of_one_rule_each() -> None:
+def test_ids_are_of_one_rule_each_and_have_one_place() -> None:
     for rules in (TRACE_RULES, LIVE_RULES, FLEET_RULES):
         ids = [id_ for rule in rules for id_ in rule.ids]
         assert len(ids) == len(set(ids))
@@ -130,6 +114,7 @@ def test_ids_are_of_one_rule_each() -> None:
     assert rule_of("memory_pressure", "live").origin == "live"
     assert rule_of("gpu0_oversubscribed", "trace").id == "replica_imbalance"
     assert rule_of("no_such_rule", "live") is None
+    assert len(set(NARROWEST_FIRST)) == len(NARROWEST_FIRST) and set(NARROWEST_FIRST) <= TRACE_IDS
 
 
 def test_every_limit_has_a_unit_and_a_source() -> None:
@@ -139,16 +124,13 @@ def test_every_limit_has_a_unit_and_a_source() -> None:
     assert source("input_bound.steps", "input_bound.steps") == LIMITS["input_bound.steps"].source
     with pytest.raises(KeyError):
         limit("no.such")
-
-
-def test_what_others_read_from_the_records() -> None:
     assert {"dram_bound", "memory_growth", "memory_preallocated", "no_fine_metrics", "unprotected_profiler",
             "unused_gpu"} == EXPLANATIONS
 
 
-# -- texts ------------------------------------------------------------------------------------------
-
 ID = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)+")
+
+
 def documents() -> list[Path]:
     """But for the reference, which is made from the code or lists the keys of JSON: `idle_gpus` is one."""
     pages = sorted((ROOT / "docs").rglob("*.md"))
@@ -164,10 +146,17 @@ def test_the_table_of_findings_names_all_rules_and_only_rules() -> None:
     assert set(re.findall(r"^\| \[`(\w+)`", live, re.M)) == LIVE_IDS
 
 
-def test_no_document_misspells_an_id() -> None:
+def test_no_document_and_no_code_misspells_an_id() -> None:
     words = {word for path in documents() for quoted in re.findall(r"`+([^`]+)`+", path.read_text(encoding="utf-8"))
              for word in ID.findall(quoted)}
     assert not {word: near for word in words - FINDING_IDS if (near := get_close_matches(word, FINDING_IDS, 1, 0.9))}
+    prefixes = {id_.split(".")[0] for id_ in LIMITS}  # no code names an id that is no rule
+    named: dict[str, set[str]] = {}
+    for module in sources():
+        if module.folder in ("advice", "diagnosis"):
+            own = {word for word in ids_in_code(module.nodes) if ID.fullmatch(word)}
+            named[module.name] = own - FINDING_IDS - prefixes
+    assert not {name: own for name, own in named.items() if own}
 
 
 def ids_in_code(nodes: Sequence[ast.AST]) -> set[str]:
@@ -190,13 +179,3 @@ def ids_in_code(nodes: Sequence[ast.AST]) -> set[str]:
 def strings(node: ast.AST | None) -> set[str]:
     return {own.value for own in ast.walk(node) if isinstance(own, ast.Constant) and isinstance(own.value, str)
             } if node is not None else set()
-
-
-def test_no_code_names_an_id_that_is_no_rule() -> None:
-    prefixes = {id_.split(".")[0] for id_ in LIMITS}
-    named: dict[str, set[str]] = {}
-    for module in sources():
-        if module.folder in ("advice", "diagnosis"):
-            own = {word for word in ids_in_code(module.nodes) if ID.fullmatch(word)}
-            named[module.name] = own - FINDING_IDS - prefixes
-    assert not {name: own for name, own in named.items() if own}

@@ -39,10 +39,7 @@ def test_names_that_differ_in_numbers_alone_are_one() -> None:
     assert left is not None and left.parts == {"host": 0.1, "launch": 0.02} and left.of_s == pytest.approx(0.4)
     assert [(work.name, work.count) for work in left.work] == [("ensure_layer_#_weights", 8)]
     assert left.work[0].time_s == pytest.approx(0.088)
-
-
-def test_a_number_within_a_word_is_no_count() -> None:
-    copies = tuple(GapWork(f"h2d_w{i}", 0.05, 1.0) for i in (1, 2))
+    copies = tuple(GapWork(f"h2d_w{i}", 0.05, 1.0) for i in (1, 2))  # a number within a word is no count
     left = unexplained(structs.replace(analysis(), gaps=structs.replace(GAPS, main=copies)), ())
     assert left is not None and [work.name for work in left.work] == ["h2d_w#"]
 
@@ -55,17 +52,11 @@ def test_a_small_finding_does_not_silence_what_is_left(claimed_s: float, parts: 
     assert (left.parts if left is not None else None) == (parts and pytest.approx(parts))
 
 
-def test_what_kernels_cost_explains_no_wait() -> None:
-    assert unexplained(analysis(), [finding("tensor_cores_unused", compute=2.4)]) == unexplained(analysis(), ())
-
-
-def test_a_cause_and_what_follows_from_it_claim_the_same_seconds_once() -> None:
+def test_what_is_claimed_or_little_is_not_told() -> None:
     cause = structs.replace(finding("eager_execution", host=0.5), consequences=(finding("launch_bound", host=0.4),))
     assert unexplained(analysis(), [cause]) == unexplained(analysis(), [finding("eager_execution", host=0.5)])
-
-
-def test_little_is_not_told() -> None:
-    assert unexplained(analysis(replace(STEP, host=0.01)), ()) is None
+    assert unexplained(analysis(replace(STEP, host=0.01)), ()) is None  # little is not told
+    assert unexplained(analysis(), [finding("tensor_cores_unused", compute=2.4)]) == unexplained(analysis(), ())
 
 
 @needs_data

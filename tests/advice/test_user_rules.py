@@ -54,7 +54,7 @@ def dip(t: float) -> float:
     return 0.2 if 40 <= t < 60 else 0.9
 
 
-def test_a_live_rule_holds_for_its_time_and_stays_a_little() -> None:
+def test_a_live_rule_holds_for_its_time_and_the_clock_may_be_set_back() -> None:
     assert not use(live_rule("sm_active < 40%", 'for = "10s"\nseverity = "high"\naction = "A"\nwhy = "W."'))
     out = played(Scene({0: 0.9, 1: dip}, gpus=2), 75)
     shown = [t for t, found in enumerate(out) if found is not None]
@@ -63,6 +63,11 @@ def test_a_live_rule_holds_for_its_time_and_stays_a_little() -> None:
     assert last is not None and last.gpus == (1,) and last.severity == "high" and last.yours == "r.toml:1"
     assert last.evidence == {"sm_active_ratio": pytest.approx(0.2)}  # of when it held
     assert last.gain.step_time is None and last.origin == "live"
+    use(live_rule("sm_active < 40%", "for = 10"))  # the clock may be set back
+    history, held = History(), HeldConditions()
+    for tick in (*range(9), *range(-500, -492)):
+        history.append(sample := Scene({0: 0.1}, gpus=1).sample(float(tick)))
+        assert "mine" not in {f.id for f in live_advice(history, sample, (), held=held).findings}
 
 
 def test_a_rule_of_the_node_names_no_gpu_and_past_figures_abstain_without_readings() -> None:
@@ -84,14 +89,6 @@ def test_it_can_ask_for_gputop_s_own_findings() -> None:
     assert "mine" in {f.id for f in merge_findings((), advice.findings)}
 
 
-def test_the_clock_may_be_set_back() -> None:
-    use(live_rule("sm_active < 40%", "for = 10"))
-    history, held = History(), HeldConditions()
-    for tick in (*range(9), *range(-500, -492)):
-        history.append(sample := Scene({0: 0.1}, gpus=1).sample(float(tick)))
-        assert "mine" not in {f.id for f in live_advice(history, sample, (), held=held).findings}
-
-
 # -- traces -----------------------------------------------------------------------------------------
 
 
@@ -100,8 +97,7 @@ def test_the_clock_may_be_set_back() -> None:
     ("collectives.waiting > 0", None), ("memory.peak_ratio > 0.5", None), ("limits.mfu > 0", None),
     ("gpu.busy < 90%", True), ("gpus.max(gpu.busy) > 90%", False), ('kernel("*").count > 10', True),
     ('kernel("no such").time > 0', False), ('finding("input_bound")', True), ('finding("allreduce_slow")', False),
-    ('op("*").time > 0', None), ("trace.window > 10ms and trace.events > 0", True),
-])
+    ('op("*").time > 0', None), ("trace.window > 10ms and trace.events > 0", True)])
 def test_figures_of_a_trace(when: str, holds: bool | None) -> None:
     assert judged(condition(when, "trace"), analyzed(input_bound()))[0] is holds
 
@@ -135,7 +131,7 @@ def test_the_finding_names_the_gpus_and_the_figures() -> None:
     assert "mine" not in findings(healthy(4))
 
 
-def test_layers_are_summed_once() -> None:
+def test_layers_are_summed_once_and_what_several_figures_lack_is_said_once() -> None:
     rows = [{"name": name, "parent": parent, "device_s": s, "wait_s": 0.0, "share": s, "kernels": 1.0}
             for name, parent, s in (
         ("forward", None, 0.6), ("encoder", 0, 0.4), ("attention", 1, 0.3), ("decoder", 0, 0.2),
@@ -143,16 +139,17 @@ def test_layers_are_summed_once() -> None:
     analysis = make_analysis(layers={"basis": "step", "total_s": 1.0, "gpus": 1, "rows": rows})
     for pattern, time_s in (("*", 1.0), ("encoder*", 0.4), ("*/encoder/*", 0.3), ("*coder", 0.6), ("nothing", 0.0)):
         assert judged(condition(f'abs(layer("{pattern}").time - {time_s}s) < 1us', "trace"), analysis)[0], pattern
+    assert in_words(["a.b: steps", "c: GPUs", "d: steps", "a.b: steps", "a divisor"]) == (
+        "a.b, d: steps; c: GPUs; a divisor")
 
 
 @pytest.mark.parametrize(("when", "holds"), [
     ('kernel("gemm*").share > 60%', True), ('kernel("gemm*").share > 75%', None),
-    ('kernel("gemm*").share > 95%', False),
-    ('kernel("other").count > 0', None), ('kernel("gemm*").count == 0', False), ('kernel("gemm*").count == 20', None),
-    ('kernel("*").count == 30', True), ('abs(kernel("gemm*").time - 0.75s) < 0.01s', None),
+    ('kernel("gemm*").share > 95%', False), ('kernel("other").count > 0', None), ('kernel("gemm*").count == 0', False),
+    ('kernel("gemm*").count == 20', None), ('kernel("*").count == 30', True),
+    ('abs(kernel("gemm*").time - 0.75s) < 0.01s', None),
     ('kernel("other").count > 0 or kernel("gemm*").count > 3', True),
-    ('kernel("gemm*").time > 3 * kernel("relu").time', None),
-])
+    ('kernel("gemm*").time > 3 * kernel("relu").time', None)])
 def test_kernels_without_a_row_of_their_own_may_be_among_those_that_a_pattern_chooses(
         when: str, holds: bool | None) -> None:
     row = analyzed(input_bound()).kernels.by_name[0]
@@ -163,11 +160,6 @@ def test_kernels_without_a_row_of_their_own_may_be_among_those_that_a_pattern_ch
     found, outcomes = judged(condition(when, "trace"), make_analysis(kernels=kernels))
     assert found is holds
     assert holds is not None or "a row for each kernel: 7 kernels (20% of the time) share one row" in missing(outcomes)
-
-
-def test_what_several_figures_lack_is_said_once() -> None:
-    assert in_words(["a.b: steps", "c: GPUs", "d: steps", "a.b: steps", "a divisor"]) == (
-        "a.b, d: steps; c: GPUs; a divisor")
 
 
 @pytest.mark.parametrize(("on", "id_", "message"), [
@@ -201,9 +193,8 @@ def test_a_limit_that_is_set_counts_and_the_finding_says_whose_it_is() -> None:
 @pytest.mark.parametrize(("line", "message"), [
     ("input_bound.shar = 0.1", "did you mean input_bound.share"), ("input_bound.share = '3s'", "is in ratio"),
     ("input_bound.share = 2", "from 0.5% to 50%"), ("slice_s = 3", "cannot be set"),
-    ("idle_gpu.enter = -1", "a number with its unit"),
-    ("idle_gpu.window_s = '1h'", "from 6 to 600"), ("idle_gpu.window_s = '5%'", "from 6"),
-])
+    ("idle_gpu.enter = -1", "a number with its unit"), ("idle_gpu.window_s = '1h'", "from 6 to 600"),
+    ("idle_gpu.window_s = '5%'", "from 6")])
 def test_limits_that_cannot_be_set(line: str, message: str) -> None:
     (problem,) = use(f"[limits]\n{line}")
     assert message in problem and not user_rules().limits

@@ -73,13 +73,15 @@ def test_a_flood_of_error_text_is_a_line(capsys: pytest.CaptureFixture[str]) -> 
     assert "characters)" in err and len(str(error)) < 10_000
 
 
-def test_what_is_printable_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printable_and_colors_of_gputops_own_stay(capsys: pytest.CaptureFixture[str]) -> None:
     text = "  two  spaces: 71.2 °C, ⣿ µs, 漢字\n    indented\n"
     console.write_text(text, end="")
     console.write_document(text)
     assert capsys.readouterr().out == text + text
     console.print_error(GputopError("cause", "one\n  two"))
     assert capsys.readouterr().err == "gputop: cause\n  one\n  two\n"
+    console.write_colored("\x1b[32mok\x1b[0m \x1b[5mblink\x1b]0;t\a\n")  # colors of gputops own pass
+    assert capsys.readouterr().out == "\x1b[32mok\x1b[0m \ufffd[5mblink\ufffd]0;t\ufffd\n"
 
 
 def _all_of(terminal: int) -> str:
@@ -111,11 +113,6 @@ def test_messages_on_a_terminal_are_wrapped_between_words(monkeypatch: pytest.Mo
     assert [line for line in lines if not line.startswith("  ")] == lines[:1]
     assert " ".join(prose.split()) == f"gputop: {message} Capture fewer seconds. {message}."
     assert len(told[0].splitlines()) == 4
-
-
-def test_colors_of_gputops_own_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    console.write_colored("\x1b[32mok\x1b[0m \x1b[5mblink\x1b]0;t\a\n")
-    assert capsys.readouterr().out == "\x1b[32mok\x1b[0m \ufffd[5mblink\ufffd]0;t\ufffd\n"
 
 
 def test_a_stream_that_is_closed_or_poor_takes_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from gputop.timeline.model import CAUSES, IdleTotal
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.xspace.reader import read_xspaces
 from tests.advice.labeled.cases import fault_case
-from tests.advice.trace.blocking_copy_traces import fetching
+from tests.advice.trace.stalls import fetching
 from tests.advice.trace.traces import fill, healthy, input_bound, job, launch_bound, uneven
 from tests.diagnosis.real_traces import facts_of, needs_data
 from tests.records import replace

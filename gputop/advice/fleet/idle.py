@@ -32,11 +32,11 @@ def judge_held_idle(view: job_view.JobView) -> HeldIdle | Missing | None:
     # The mean of a large job would hide that one of its GPUs worked; of one without samples nobody knows.
     known_s, seen = view.lasts_s(view.past(job.idle.busy_history), lambda _, busy: busy <= 0)
     lasts_s = max(window_s, known_s)
-    lost = job.gpus * lasts_s / job_view.HOUR_S
+    hours = job.gpus * lasts_s / job_view.HOUR_S
     used, whole = job.memory_used_bytes, job.memory_total_bytes
     return HeldIdle(
-        gpus=(), job=job.id, count=job.gpus, lasts_s=lasts_s, since_exact=seen and known_s >= window_s,
-        gpu_hours_lost=lost, severity="high" if lost >= limit("held_idle.high_gpu_hours") else "medium",
+        job=job.id, count=job.gpus, lost=job.gpus, lasts_s=lasts_s, since_exact=seen and known_s >= window_s,
+        severity="high" if hours >= limit("held_idle.high_gpu_hours") else "medium",
         memory_used_ratio=used / whole if used is not None and whole else None)
 
 
@@ -55,8 +55,7 @@ def describe_held_idle(v: HeldIdle) -> job_view.FleetWords:
         evidence=job_view.evidence(v, {"gpus_count": float(v.count), "memory_used_ratio": v.memory_used_ratio}),
         action="Ask the job's owner whether the job is hanging, is waiting for data, or is a forgotten session. Run "
                "gputop on a node of the job to see the processes.",
-        source=_SOURCE,
-        label=f"held, idle {'' if v.since_exact else '> '}{seconds(v.lasts_s or 0.0)}")
+        source=_SOURCE, label=f"held, idle {'' if v.since_exact else '> '}{seconds(v.lasts_s or 0.0)}")
 
 
 class PartlyUsed(job_view.FleetVerdict, frozen=True, kw_only=True):
@@ -83,8 +82,8 @@ def judge_partly_used_job(view: job_view.JobView) -> PartlyUsed | Missing | None
     low = job.idle.names or tuple(gpu.name for gpu in job.low_gpus
                                   if (gpu.activity or 0.0) <= limit("held_idle.activity"))
     return PartlyUsed(
-        gpus=(), job=job.id, count=job.gpus, idle_count=idle, places=low, lasts_s=lasts_s,
-        since_exact=seen and known_s >= lasts_s, gpu_hours_lost=idle * lasts_s / job_view.HOUR_S,
+        job=job.id, count=job.gpus, idle_count=idle, lost=idle, places=low, lasts_s=lasts_s,
+        since_exact=seen and known_s >= lasts_s,
         severity="high" if idle / job.gpus >= limit("partly_used_job.high") else "medium")
 
 
@@ -100,8 +99,6 @@ def describe_partly_used_job(v: PartlyUsed) -> job_view.FleetWords:
                "distribution strategy.",
         source=_SOURCE, label=f"uses {v.count - v.idle_count} of {v.count} GPUs")
 
-
-# -- activity_drop ------------------------------------------------------------------------------------
 
 class ActivityDrop(job_view.FleetVerdict, frozen=True, kw_only=True):
     before: float
@@ -132,9 +129,8 @@ def judge_activity_drop(view: job_view.JobView) -> ActivityDrop | Missing | None
     if len(above) < 0.8 * begin or median(after) > limit("activity_drop.ratio") * median(before):
         return None
     lasts_s = view.now_s - max(past[begin - 1][0], past[begin][0] - 2 * step_s)  # whatever was in a gap between
-    lost = job.gpus * (median(before) - median(after)) * lasts_s / job_view.HOUR_S
-    return ActivityDrop(gpus=(), job=job.id, count=job.gpus, lasts_s=lasts_s, gpu_hours_lost=lost,
-                        before=median(before), after=median(after), severity="medium")
+    return ActivityDrop(job=job.id, count=job.gpus, lasts_s=lasts_s, before=median(before), after=median(after),
+                        lost=job.gpus * (median(before) - median(after)), severity="medium")
 
 
 def describe_activity_drop(v: ActivityDrop) -> job_view.FleetWords:

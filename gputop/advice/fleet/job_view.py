@@ -62,15 +62,20 @@ class JobView(Struct):
 
 
 class FleetVerdict(Verdict, frozen=True, kw_only=True):
-    """``lasts_s`` None: not known; ``since_exact`` False: at least so long."""
+    """``lasts_s`` None: not known; ``since_exact`` False: at least so long. ``lost``: the work of so many GPUs."""
 
+    gpus: tuple[int, ...] = ()
     job: str
     count: int  # GPUs of the job
     nodes: tuple[str, ...] = ()  # that it explains wholly
     places: tuple[str, ...] = ()
-    lasts_s: float | None = None
+    lasts_s: float | None
     since_exact: bool = True
-    gpu_hours_lost: float | None = None
+    lost: float
+
+    @property
+    def gpu_hours_lost(self) -> float | None:
+        return None if self.lasts_s is None else self.lost * self.lasts_s / HOUR_S
 
 
 class FleetWords(Explanation, frozen=True):

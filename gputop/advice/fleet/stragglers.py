@@ -39,9 +39,6 @@ def _is_old(view: job_view.JobView) -> bool:
     return view.age_s is not None and view.age_s >= limit("straggler_gpu.age_s")
 
 
-# -- slow_node --------------------------------------------------------------------------------------
-
-
 class SlowNode(job_view.FleetVerdict, frozen=True, kw_only=True):
     activity: float
     median: float
@@ -61,16 +58,13 @@ def judge_slow_node(view: job_view.JobView) -> SlowNode | Missing | None:
         return None
     if not _is_old(view):
         return job_view.NO_PAST
-    worst = min(low, key=lambda node: node.activity or 0.0)
-    names = tuple(node.name for node in sorted(low, key=lambda node: node.activity or 0.0))
-    on_it = [gpu for gpu in job.low_gpus if gpu.node in names]
-    lasts_s, seen = _lasts(view, [gpu.history for gpu in on_it])
-    per_node = job.gpus / job.nodes
-    missing = sum(job.node_median - (node.activity or 0.0) for node in low) * per_node
+    low.sort(key=lambda node: node.activity or 0.0)
+    worst, names = low[0], tuple(node.name for node in low)
+    lasts_s, seen = _lasts(view, [gpu.history for gpu in job.low_gpus if gpu.node in names])
     return SlowNode(
-        gpus=(), job=job.id, count=job.gpus, nodes=names, places=names, lasts_s=lasts_s or None, since_exact=seen,
-        gpu_hours_lost=missing * lasts_s / job_view.HOUR_S if lasts_s else None, activity=worst.activity or 0.0,
-        median=job.node_median,
+        job=job.id, count=job.gpus, nodes=names, places=names, lasts_s=lasts_s or None, since_exact=seen,
+        lost=sum(job.node_median - (node.activity or 0.0) for node in low) * (job.gpus / job.nodes),
+        activity=worst.activity or 0.0, median=job.node_median,
         severity="high" if job.node_median - (worst.activity or 0.0) >= limit("straggler_gpu.high") else "medium")
 
 
@@ -83,11 +77,7 @@ def describe_slow_node(v: SlowNode) -> job_view.FleetWords:
         evidence=job_view.evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
         action="Look at the host of this node with gputop (h): CPUs, disks, network, and other programs. Unequal "
                "work per node is another possible cause.",
-        source=source("straggler_gpu.below"),
-        label=f"slow node {brief(v.places[0]) if v.places else '?'}")
-
-
-# -- straggler_gpu ----------------------------------------------------------------------------------
+        source=source("straggler_gpu.below"), label=f"slow node {brief(v.places[0]) if v.places else '?'}")
 
 
 class Straggler(job_view.FleetVerdict, frozen=True, kw_only=True):
@@ -117,23 +107,21 @@ def judge_straggler_gpu(view: job_view.JobView) -> Straggler | Missing | None:
         return job_view.NO_PAST
     worst = low[0]
     lasts_s, seen = _lasts(view, [worst.history])
-    missing = sum(job.median - (gpu.activity or 0.0) for gpu in low)
     cause, value, usual = _reason(worst, job)
     return Straggler(
-        gpus=(), job=job.id, count=job.gpus, places=tuple(gpu.name for gpu in low), lasts_s=lasts_s or None,
-        since_exact=seen, gpu_hours_lost=missing * lasts_s / job_view.HOUR_S if lasts_s else None,
-        activity=worst.activity or 0.0, median=job.median, cause=cause, value=value, usual=usual,
+        job=job.id, count=job.gpus, places=tuple(gpu.name for gpu in low), lasts_s=lasts_s or None, since_exact=seen,
+        lost=sum(job.median - (gpu.activity or 0.0) for gpu in low), activity=worst.activity or 0.0, median=job.median,
+        cause=cause, value=value, usual=usual,
         severity="high" if job.median - (worst.activity or 0.0) >= limit("straggler_gpu.high") else "medium")
 
 
 def _reason(gpu: Gpu, job: Job) -> tuple[str, float | None, float | None]:
     """Explanation of a slow GPU: first what slows it now, then faults that may be old."""
-    figures = gpu.figures
-    clock, usual = figures.get("sm_clock_hz"), job.peers.get("sm_clock_hz")
-    bits = int(figures.get("clock_reasons", 0))
-    if clock is not None and usual and clock < limit("straggler_gpu.clock") * usual and bits != _IDLE:
-        return _limiter(figures, job.peers), clock, usual
-    return _fault(figures, job)
+    clock, usual = gpu.figures.get("sm_clock_hz"), job.peers.get("sm_clock_hz")
+    idle = int(gpu.figures.get("clock_reasons", 0)) == _IDLE
+    if clock is not None and usual and clock < limit("straggler_gpu.clock") * usual and not idle:
+        return _limiter(gpu.figures, job.peers), clock, usual
+    return _fault(gpu.figures, job)
 
 
 def _limiter(figures: Mapping[str, float], peers: Mapping[str, float]) -> str:
@@ -216,9 +204,6 @@ def describe_straggler_gpu(v: Straggler) -> job_view.FleetWords:
         label=f"straggler {brief(first)}")
 
 
-# -- low_clock_gpu ----------------------------------------------------------------------------------
-
-
 class LowClockGpu(job_view.FleetVerdict, frozen=True, kw_only=True):
     """``cause``: what holds the clock of the lowest down, or what else is known of it; ``others``: how many more."""
 
@@ -255,10 +240,9 @@ def judge_low_clock_gpu(view: job_view.JobView) -> LowClockGpu | Missing | None:
     lasts_s, seen = _lasts_low(view, worst)
     held = _limiter(worst_gpu.figures, job.peers)
     cause, value, usual = _fault(worst_gpu.figures, job) if held == "clock" else ("", None, None)
-    behind = sum(1.0 - one.clock_hz / one.median_hz for one in low)
     return LowClockGpu(
-        gpus=(), job=job.id, count=worst.gpus, places=tuple(one.gpu.name for one in low), lasts_s=lasts_s or None,
-        since_exact=seen, gpu_hours_lost=behind * lasts_s / job_view.HOUR_S if lasts_s else None,
+        job=job.id, count=worst.gpus, places=tuple(one.gpu.name for one in low), lasts_s=lasts_s or None,
+        since_exact=seen, lost=sum(1.0 - one.clock_hz / one.median_hz for one in low),
         activity=worst_gpu.activity or 0.0, clock_hz=worst.clock_hz, median_hz=worst.median_hz,
         others=max(worst.low, len(low)) - 1, held=held, cause=cause, value=value, usual=usual,
         severity="high" if worst.clock_hz <= limit("low_clock_gpu.high") * worst.median_hz else "medium")

@@ -45,8 +45,6 @@ def _judge_each(view: NodeView, rule: str, window_s: float,
     return None if len(missing) < len(outcomes) else view.not_at_work(window_s)
 
 
-# -- spinning ---------------------------------------------------------------------------------------
-
 class _Spin(Struct, frozen=True):
     gpu: GpuSample
     evidence: dict[str, float]
@@ -195,7 +193,7 @@ def _for_long(view: NodeView, gpu: GpuSample) -> bool:
 def describe_spinning(v: Spinning) -> Explanation:
     figures = v.figures
     idle = "tensor pipe, memory, and NVLink" if "nvlink_bytes_per_s" in figures else "tensor pipe and memory"
-    low = (f"{percent(figures['sm_active_ratio'])} SM activity ({idle} idle) " if "sm_active_ratio" in figures else "")
+    low = f"{percent(figures['sm_active_ratio'])} SM activity ({idle} idle) " if "sm_active_ratio" in figures else ""
     lasts = f" This state has lasted for {v.minutes} min." if v.minutes > 1 else ""
     wait = (f"The GPUs may be waiting for {gpus_text(v.faulty_gpus)}, which reported a fault." if v.faulty_gpus else
             f"The GPUs may be waiting for {gpus_text(v.busy_gpus)} of the same job, which "
@@ -216,14 +214,11 @@ def describe_spinning(v: Spinning) -> Explanation:
         unknown="the line that each rank is executing",
         action="Look at the stacks of the ranks: the rank that is not in a collective delays the others. NCCL 2.24 "
                "and newer can report that rank through the RAS service, which gputop keeps querying on this node.",
-        snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else code(
-            "spinning", "log"),
+        snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else code("spinning", "log"),
         gain="no step completes while the ranks are waiting" if v.stuck else NO_FIGURE,
         source="NVML utilization, compared with power and with SM, tensor, and DRAM activity from GPM or DCGM; "
                + source("spinning.sm_enter", "spinning.varies_enter"))
 
-
-# -- low_sm_active ----------------------------------------------------------------------------------
 
 class LowSmActive(Verdict, frozen=True, kw_only=True):
     window_s: float
@@ -275,8 +270,8 @@ def _low(view: NodeView, low: list[tuple[GpuSample, str, float]], rest: dict[int
     peers = {g.info.index for p in view.processes if worst.info.index in p.gpus for g in view.compute_gpus(p)}
     return LowSmActive(
         gpus=tuple(sorted(gpu.info.index for gpu, _, _ in low)), severity="low", window_s=window_s,
-        gpu=worst.info.index, metric=metric,
-        activity=activity, gpu_util=view.mean(worst, "gpu_util", window_s), full_cores=view.full_cores(window_s),
+        gpu=worst.info.index, metric=metric, activity=activity,
+        gpu_util=view.mean(worst, "gpu_util", window_s), full_cores=view.full_cores(window_s),
         fall=falls(view).get(worst.info.index) if metric == "sm_active" else None,
         busier_peers=tuple(i for i in sorted(peers & set(rest)) if rest[i] >= 1.5 * activity))
 
@@ -313,25 +308,8 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
               + ("SM activity" if fine else "utilization"),
         why=f"On GPU {v.gpu}, {what} was {percent(v.activity)} over the last {v.window_s:.0f} s.{how}",
         evidence=evidence, brief=f"{brief}.", unknown=unknown,
-        action="Press c to capture a trace, which shows the cause and what to change.",
-        gain=NO_FIGURE,
+        action="Press c to capture a trace, which shows the cause and what to change.", gain=NO_FIGURE,
         source="SM activity from GPM or DCGM; " + source("low_sm_active.active_enter", "low_sm_active.slices_enter"))
-
-
-# -- dram_bound and tensor_idle ---------------------------------------------------------------------
-
-class _Busy(Struct, frozen=True):
-    """Unit of a GPU that is busy while its tensor cores are not: a metric, and how the rule's limits of it begin.
-
-    ``unless``: a metric that says now that tensor cores are not wanted.
-    """
-
-    metric: str
-    limits: str
-    unless: str = ""
-
-
-_BUSY = {"dram_bound": _Busy("dram_active", "dram_"), "tensor_idle": _Busy("sm_active", "sm_", unless="fp64")}
 
 
 class _Pipes(Struct, frozen=True):
@@ -349,25 +327,25 @@ class TensorSpare(Verdict, frozen=True, kw_only=True):
 
 def judge_dram_bound(view: NodeView) -> TensorSpare | Missing | None:
     """Device memory is near what it can move while the tensor cores have time: a limit, not a fault."""
-    return _spare(view, "dram_bound")
+    return _spare(view, "dram_bound", "dram")
 
 
-def _spare(view: NodeView, rule: str) -> TensorSpare | Missing | None:
-    """Judge both rules: one unit of a GPU is busy over the window, and its tensor cores are not."""
-    unit, window_s = _BUSY[rule], view.seconds(f"{rule}.window_s")
+def _spare(view: NodeView, rule: str, unit: str, unless: str = "") -> TensorSpare | Missing | None:
+    """Judge both rules: one unit of a GPU is busy over the window, and its tensor cores are not. ``unless``: the unit
+    whose work says now that tensor cores are not wanted."""
+    active, window_s = f"{unit}_active", view.seconds(f"{rule}.window_s")
 
     def pipes(gpu: GpuSample) -> _Pipes | str | None:
-        busy, tensor = (view.mean(gpu, metric, window_s) for metric in (unit.metric, "tensor_active"))
+        busy, tensor = (view.mean(gpu, metric, window_s) for metric in (active, "tensor_active"))
         index = gpu.info.index
-        if busy is not None and busy < view.limit(rule, unit.limits, index):
+        if busy is not None and busy < view.limit(rule, f"{unit}_", index):
             return None
-        for metric, mean in ((unit.metric, busy), ("tensor_active", tensor)):
+        for metric, mean in ((active, busy), ("tensor_active", tensor)):
             if mean is None and (reason := gpu[metric].reason) is not None:
                 return f"{metric} of {gpus_text([gpu])}: {reason}"
         if busy is None or tensor is None:
             return ""
-        wanted = not unit.unless or (gpu[f"{unit.unless}_active"].value or 0.0) < view.limit(
-            rule, f"{unit.unless}_", index)
+        wanted = not unless or (gpu[f"{unless}_active"].value or 0.0) < view.limit(rule, f"{unless}_", index)
         return _Pipes(index, busy, tensor) if wanted and tensor <= view.limit(rule, "tensor_", index) else None
 
     spare = _judge_each(view, rule, window_s, pipes)
@@ -397,7 +375,7 @@ def describe_dram_bound(v: TensorSpare) -> Explanation:
 
 def judge_tensor_idle(view: NodeView) -> TensorSpare | Missing | None:
     """SMs are busy for minutes and the tensor cores never: precision, or work that has no matrices."""
-    return _spare(view, "tensor_idle")
+    return _spare(view, "tensor_idle", "sm", unless="fp64")
 
 
 def describe_tensor_idle(v: TensorSpare) -> Explanation:
@@ -411,6 +389,5 @@ def describe_tensor_idle(v: TensorSpare) -> Explanation:
               "which is fine only if the model has no matmuls.", unknown="matmuls on CUDA cores?",
         action="If the model has matmuls, use mixed precision or keep TF32 enabled, and give layers sizes that are "
                "multiples of 8. A capture names the kernels.",
-        snippet=code_for(v.framework, "tensor_idle"),
-        gain="depends on the share of matmuls; " + NO_FIGURE,
+        snippet=code_for(v.framework, "tensor_idle"), gain="depends on the share of matmuls; " + NO_FIGURE,
         source="tensor pipe activity from GPM or DCGM; " + source("tensor_idle.tensor_enter", "tensor_idle.window_s"))

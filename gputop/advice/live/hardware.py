@@ -192,8 +192,6 @@ def _ratio_of(view: NodeView, gpu: GpuSample, metric: str, scale: str, window_s:
     return mean / full if mean is not None and full else None
 
 
-# -- thermal_throttled ------------------------------------------------------------------------------
-
 class _Heat(Struct, frozen=True):
     gpu: int
     clock: float  # SM clock, of its maximum
@@ -259,8 +257,6 @@ def describe_thermal_throttled(v: ThermalThrottled) -> Explanation:
         source="NVML clock event reasons 'SW thermal', 'HW thermal', 'HW slowdown'; "
                + source("thermal_throttled.near_c_enter"))
 
-
-# -- power_capped -----------------------------------------------------------------------------------
 
 class _PowerCap(Struct, frozen=True):
     gpu: int

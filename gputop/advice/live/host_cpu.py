@@ -187,12 +187,9 @@ def _thread_full(v: HostCpuSaturated, process: ProcessSample, evidence: dict[str
                + ("compile the model to reduce launches" if v.framework == "pytorch" else
                   "run more steps in each call to the compiled function")
                + ", prepare input in parallel threads or worker processes, and run callbacks and metrics less often.",
-        snippet=code_for(v.framework, _RULE, "thread-"),
-        gain=NO_FIGURE,
+        snippet=code_for(v.framework, _RULE, "thread-"), gain=NO_FIGURE,
         source="/proc: CPU use by core and by process; " + source(f"{_RULE}.thread_enter", f"{_RULE}.most_cores_enter"))
 
-
-# -- numa_remote --------------------------------------------------------------------------------------
 
 class NumaRemote(Verdict, frozen=True, kw_only=True):
     """``gpus`` are the far ones of all processes; the rest tells of one process."""

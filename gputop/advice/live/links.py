@@ -23,8 +23,6 @@ _LINK = "pcie_max_bytes_per_s"
 _WAYS = {"pcie_rx_bytes_per_s": "host-to-device", "pcie_tx_bytes_per_s": "device-to-host"}
 
 
-# -- pcie_link_degraded -----------------------------------------------------------------------------
-
 class _SlowLink(Struct, frozen=True):
     gpu: GpuSample
     slow_share: float  # of the readings at work
@@ -111,8 +109,6 @@ def describe_pcie_link_degraded(v: PcieLinkDegraded) -> Explanation:
         gain="depends on how much is copied; " + NO_FIGURE,
         source="current and maximum PCIe generation and width from NVML; " + source("pcie_link_degraded.busy"))
 
-
-# -- pcie_saturated ---------------------------------------------------------------------------------
 
 class _FullLink(Struct, frozen=True):
     gpu: GpuSample
@@ -208,8 +204,6 @@ def _no_traffic(gpu: GpuSample, metric: str, window_s: float) -> str:
                 "because single samples show little")
     return f"{window_s:.0f} s of PCIe traffic"
 
-
-# -- network_bound -------------------------------------------------------------------------------
 
 _NET = "network_bound"
 _RDMA_WAY = ("received", "sent")  # in the order of HostHistoryPoint.rdma_bytes_per_s

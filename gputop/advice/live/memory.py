@@ -35,8 +35,6 @@ def _held_gpus(view: NodeView) -> Iterable[GpuSample]:
     return {g.info.index: g for p in view.processes for g in view.compute_gpus(p)}.values()
 
 
-# -- memory_pressure --------------------------------------------------------------------------------
-
 class _Tight(Struct, frozen=True):
     gpu: int
     free: float  # share of all memory
@@ -104,8 +102,6 @@ def describe_memory_pressure(v: MemoryPressure) -> Explanation:
         gain="none: a fix prevents a failure and saves no time",
         source="memory use and processes from NVML; " + source("memory_pressure.free_enter"))
 
-
-# -- memory_preallocated ----------------------------------------------------------------------------
 
 class MemoryPreallocated(Verdict, frozen=True, kw_only=True):
     window_s: float

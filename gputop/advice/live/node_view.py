@@ -144,8 +144,11 @@ class NodeView:
         return not self.sample.gpus_unwatched
 
     def seconds(self, threshold_id: str) -> float:
-        """The length of a window: the threshold, or at slow intervals as long as enough readings take."""
-        return max(limit(threshold_id), limit("min_readings") * (self.sample.interval_s or 0.0))
+        return self.enough(limit(threshold_id))
+
+    def enough(self, seconds: float) -> float:
+        """The length of a window of so many seconds: at slow intervals as long as enough readings take."""
+        return max(seconds, limit("min_readings") * (self.sample.interval_s or 0.0))
 
     # -- readings -----------------------------------------------------------------------------
 

@@ -20,8 +20,6 @@ _EVEN_WORK = {
 }
 
 
-# -- idle_gpu ---------------------------------------------------------------------------------------
-
 class _Holder(Struct, frozen=True):
     process: ProcessSample
     idle: tuple[int, ...]
@@ -123,11 +121,8 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
         action=action, snippet=f"gputop stacks {process.pid}",
         brief=f"{name_of(process)} is compiling, loading, waiting, or stuck." if v.complete else "",
         unknown="the line that it is executing" if v.complete else "",
-        gain="no step is running" if v.complete else NO_FIGURE,
-        source="gputop's own limits")
+        gain="no step is running" if v.complete else NO_FIGURE, source="gputop's own limits")
 
-
-# -- unused_gpu -------------------------------------------------------------------------------------
 
 class UnusedGpu(Verdict, frozen=True, kw_only=True):
     window_s: float
@@ -161,8 +156,6 @@ def describe_unused_gpu(v: UnusedGpu) -> Explanation:
         gain="unknown, because this may be intentional; " + NO_FIGURE,
         source="NVML process lists; gputop's own thresholds")
 
-
-# -- gpu0_oversubscribed ----------------------------------------------------------------------------
 
 class Gpu0Oversubscribed(Verdict, frozen=True, kw_only=True):
     window_s: float
@@ -252,13 +245,10 @@ def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:
                   f"peers_{v.metric}_ratio": v.peers_activity, "times_peers": times, "slices_share_ratio": v.slices},
         action=f"Let GPU {index} compute only its share of the batch: {_EVEN_WORK.get(v.framework, _EVEN_WORK[''])} "
                f"A capture shows which operations run only on GPU {index}.",
-        snippet=code_for(v.framework, "gpu0_oversubscribed"),
-        gain=NO_FIGURE,
+        snippet=code_for(v.framework, "gpu0_oversubscribed"), gain=NO_FIGURE,
         source="comparison of the GPUs of one process; gputop's own thresholds, above the straggler thresholds of HTA "
                "and TraceML (20%)")
 
-
-# -- shared_gpu -------------------------------------------------------------------------------------
 
 class SharedGpu(Verdict, frozen=True, kw_only=True):
     gpu: int  # where the lesser job takes most
@@ -328,8 +318,7 @@ def describe_shared_gpu(v: SharedGpu) -> Explanation:
         evidence=known({
             "together_s": v.together_s, "shared_gpus_count": float(v.shared),
             "first_sm_ratio": a.gpus[v.gpu].sm_ratio.value, "second_sm_ratio": b.gpus[v.gpu].sm_ratio.value}),
-        brief=f"{name_of(a)} and {name_of(b)} take turns on GPU {v.gpu}.",
-        action="Give each job its own GPUs.",
+        brief=f"{name_of(a)} and {name_of(b)} take turns on GPU {v.gpu}.", action="Give each job its own GPUs.",
         snippet=code("shared_gpu", "jobs"),
         gain="depends on how much GPU time the other job uses; " + NO_FIGURE,
         source="NVML process list and process utilization; CUDA time-slices contexts of different processes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean, median, pstdev
+from typing import Literal
 
 from msgspec import Struct
 
@@ -55,12 +56,12 @@ def _processes(view: NodeView, ranks: Sequence[Rank], hosts: frozenset[str]) -> 
 def describe_collective_hang(v: CollectiveHang) -> Explanation:
     a = v.absence
     who, where = ranks_text(a), "; ".join(map(place_text, a.absent[:_NAMED]))
-    evidence = {"unchanged_s": v.unchanged_s, "absent_ranks_count": float(a.absent_count),
-                "waiting_ranks_count": float(a.waiting_count)}
     return Explanation(
         title=title(a), why=f"{counts_text(a)} No rank has launched a collective for {seconds(v.unchanged_s)}. "
                             + (f"{where}." if where else f"NCCL does not name {who}."),
-        evidence=evidence, brief=counts_text(a),
+        evidence={"unchanged_s": v.unchanged_s, "absent_ranks_count": float(a.absent_count),
+                  "waiting_ranks_count": float(a.waiting_count)},
+        brief=counts_text(a),
         unknown="" if a.silent else f"the line that {who} {'is' if a.absent_count == 1 else 'are'} executing",
         action="Compare the stack of the absent rank with those of the others: its line of code shows why they wait."
                if not a.silent else
@@ -87,7 +88,7 @@ def counts_text(a: Absence) -> str:
         return f"{a.absent_count} of {a.absent_count + a.waiting_count} ranks did not answer NCCL."
     waiting = f"{a.waiting_count} rank{'s' if a.waiting_count != 1 else ''}"
     of = f"{a.operation}s" if a.operation else "collectives"
-    text = (f"{waiting} launched {a.waiting_at:,} {of}, but {ranks_text(a)} launched only {a.absent_at:,}.")
+    text = f"{waiting} launched {a.waiting_at:,} {of}, but {ranks_text(a)} launched only {a.absent_at:,}."
     if a.crossed:
         text += " The other ranks are behind in another collective, so the ranks run different code."
     if a.circle:
@@ -190,9 +191,7 @@ def _slow(view: NodeView, gpus: list[GpuSample], window_s: float) -> RankDelay |
     means = {metric: view.history.slice_means(metric, SLICE_S, slices)[1]
              for metric in ("gpu_util", "sm_active", "tensor_active", "sm_clock_hz")}
     ranks = [RankActivity(*(means[metric][view.column(gpu)] for metric in means)) for gpu in gpus]
-    shown = view.shown("slow_rank") & {gpu.info.index for gpu in gpus}
-    edge = "leave" if shown else "enter"
-    return slow_rank(ranks, DelayLimits(*(limit(f"slow_rank.{name}_{edge}") for name in ("gap", "slices", "alike"))))
+    return slow_rank(ranks, "leave" if view.shown("slow_rank") & {gpu.info.index for gpu in gpus} else "enter")
 
 
 def describe_slow_rank(v: SlowRank) -> Explanation:
@@ -270,17 +269,9 @@ class RankDelay(Struct, frozen=True):
     clock: float
 
 
-class DelayLimits(Struct, frozen=True):
-    """``gap``: by how much it differs from each other one. ``slices``: in which share of them. ``alike``: how far the
-    work of a rank may be from the median of all."""
-
-    gap: float
-    slices: float
-    alike: float
-
-
-def slow_rank(ranks: Sequence[RankActivity], limits: DelayLimits) -> RankDelay | str | None:
-    """The rank that is always last; None where none is, or the reason why that cannot be told.
+def slow_rank(ranks: Sequence[RankActivity], edge: Literal["enter", "leave"]) -> RankDelay | str | None:
+    """The rank that is always last; None where none is, or the reason why that cannot be told. ``edge``: which of the
+    limits count.
 
     1. Slices count in which all figures of all GPUs are known and the job works: its work is above half of its median.
        Where they are fewer than 80% of the window, nothing is said.
@@ -300,34 +291,34 @@ def slow_rank(ranks: Sequence[RankActivity], limits: DelayLimits) -> RankDelay |
     usual = median([of_job[n] for n in slices]) if slices else 0.0
     slices = [n for n in slices if of_job[n] >= _PAUSE * usual]
     if len(slices) < _SLICES_KNOWN * len(of_job):
-        return ("minutes in which all GPUs of the job work, with utilization, SM activity, tensor activity and clocks")
+        return "minutes in which all GPUs of the job work, with utilization, SM activity, tensor activity and clocks"
     if min(fmean([rank.tensor_active[n] for n in slices]) for rank in ranks) < _LEAST_WORK:
         return "work on tensor cores, which gputop uses to compare the ranks"
     means = [fmean([work[n] for n in slices]) for work in works]
-    if any(abs(mean - median(means)) > limits.alike * median(means) for mean in means):
+    if any(abs(mean - median(means)) > limit(f"slow_rank.alike_{edge}") * median(means) for mean in means):
         return "ranks that do the same work, unlike pipeline stages or uneven shards"
     if pstdev([of_job[n] for n in slices]) > _STEADY * fmean([of_job[n] for n in slices]):
         return "steady work, but the job alternates between phases"
     idle = [[1.0 - rank.util[n] for n in slices] for rank in ranks]
-    late = _first(idle, limits)
+    late = _first(idle, edge)
     if late is not None and (
             max(fmean(ratios) for number, ratios in enumerate(idle) if number != late[0]) <= _NEVER_IDLE):
         return _found(True, idle, *late, ranks, slices)
     active = [[rank.sm_active[n] for n in slices] for rank in ranks]
-    slow = _first(active, limits)
+    slow = _first(active, edge)
     if slow is not None and max(map(fmean, idle)) <= _NEVER_IDLE:
         return _found(False, active, *slow, ranks, slices)
     return None
 
 
-def _first(values: Sequence[Sequence[float]], limits: DelayLimits) -> tuple[int, float] | None:
+def _first(values: Sequence[Sequence[float]], edge: str) -> tuple[int, float] | None:
     """The rank whose value is above each other's by the gap, and the share of slices in which it is; None where that
     are too few."""
     number = max(range(len(values)), key=lambda rank: fmean(values[rank]))
     others = [max(then) for then in zip(*(work for rank, work in enumerate(values) if rank != number), strict=True)]
-    above = sum(work - other >= limits.gap for work, other in zip(values[number], others, strict=True))
-    share = above / len(others)
-    return (number, share) if share >= limits.slices else None
+    gap = limit(f"slow_rank.gap_{edge}")
+    share = sum(work - other >= gap for work, other in zip(values[number], others, strict=True)) / len(others)
+    return (number, share) if share >= limit(f"slow_rank.slices_{edge}") else None
 
 
 def _found(late: bool, values: Sequence[Sequence[float]], number: int, share: float,

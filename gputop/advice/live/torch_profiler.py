@@ -54,13 +54,10 @@ def describe_profiler_left_on(v: ProfilerLeftOn) -> Explanation:
             "three times as long. Two recordings at the same time would terminate the job, so gputop did not record.",
         evidence={"recorded_ratio": v.recorded},
         action="Remove the profiler from the script, or let it record a few steps only once.",
-        snippet=code("profiler_left_on", "once"),
-        gain="depends on how many of its steps the job records",
+        snippet=code("profiler_left_on", "once"), gain="depends on how many of its steps the job records",
         brief=f"The job's torch.profiler records {share} of its steps, which often take two to three times as long.",
         source=source("profiler_left_on.recorded"))
 
-
-# -- unprotected_profiler ---------------------------------------------------------------------------
 
 _NAMED = 8  # PIDs in a sentence
 
@@ -92,6 +89,5 @@ def describe_unprotected_profiler(v: UnprotectedProfiler) -> Explanation:
         evidence={"processes_count": float(len(v.pids))},
         action="Start the job without KINETO_USE_DAEMON, which gputop does not need. If another daemon such as dynolog "
                "needs it, set KINETO_IPC_SOCKET_DIR for both to a folder with mode 0700.",
-        snippet=code("unprotected_profiler", "folder"),
-        gain="none: this finding is about security, not speed",
+        snippet=code("unprotected_profiler", "folder"), gain="none: this finding is about security, not speed",
         source="libkineto: DaemonConfigLoader; unix(7): an abstract socket name has no owner and no access mode")

@@ -65,7 +65,7 @@ class LiveValues:
         return _known(reading)
 
     def _past(self, gpu: GpuSample, reference: Reference) -> tuple[Value, str]:
-        seconds = self._seconds(reference.window_s)
+        seconds = self._view.enough(reference.window_s)
         name = reference.quantity.name
         for metric in _ACTIVITY if name == "activity" else (name,):
             mean = self._view.mean(gpu, metric, seconds)
@@ -80,15 +80,11 @@ class LiveValues:
     def _of_host(self, name: str, window_s: float) -> tuple[Value, str]:
         if not window_s:
             return _known(self._view.sample.host[name])
-        seconds = self._seconds(window_s)
+        seconds = self._view.enough(window_s)
         points = [p for p in self._view.host(seconds) if p.cpu_ratio is not None]
         if len(points) < limit("min_readings") or points[-1].time_s - points[0].time_s < limit("coverage") * seconds:
             return None, f"{seconds:g} s of readings"
         return statistics.fmean(p.cpu_ratio for p in points if p.cpu_ratio is not None), ""
-
-    def _seconds(self, window_s: float) -> float:
-        """Length of a window: at slow intervals as long as enough readings take, as those of gputop's own rules."""
-        return max(window_s, limit("min_readings") * (self._view.sample.interval_s or 0.0))
 
 
 _AGGREGATES: Mapping[str, Callable[[list[float]], float]] = {"min": min, "max": max, "median": statistics.median}

@@ -59,7 +59,6 @@ def judge_batch_size_headroom(facts: TraceFacts) -> BatchSizeHeadroom | None:
     The factor is a power of two that fits even if all memory in use, weights included, grew
     with the batch; in truth only activations do. Where memory is not known it is the least there is.
     """
-    assert facts.shares is not None
     if facts.shares["input"] >= limit("input_bound.share") or (facts.framework == "jax" and not shows_training(facts)):
         return None
     numbers = set(facts.active_numbers)
@@ -115,7 +114,6 @@ def _launch_and_host_s(facts: TraceFacts) -> tuple[float, float]:
     Ops on the host grow with the batch, and so may Python code without an event, or whatever else keeps a call of the
     step from launching: these are left out.
     """
-    assert facts.shares is not None
     launch_s, host_s = (facts.shares[part] * facts.period_s for part in ("launch", "host"))
     causes = facts.host
     if causes is None or causes.gap_host is not None:  # one rank's own work: the others wait for it
@@ -206,8 +204,6 @@ def _memory(v: BatchSizeHeadroom) -> str:
     return (f"At peak, the fullest GPU uses {percent(peak / capacity)} of the {size(capacity)} available to its "
             "allocator.")
 
-
-# -- small_grids --------------------------------------------------------------------------------------
 
 _SHOWN, _WARP = 3, 32
 _GUIDES = ("Nsight Compute: small grid, tail effect; NVIDIA, Matrix Multiplication Background: wave and tile "

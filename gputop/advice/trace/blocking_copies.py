@@ -42,8 +42,6 @@ _ACTIONS_IF_LARGE = {
 }
 
 
-# -- copies_pageable --------------------------------------------------------------------------------
-
 # Bytes per second of pinned copies over PCIe with 16 lanes, by the major compute capability. 55 GB/s were measured with
 # an H200 (PCIe 5); of PCIe 3 and 4, with 15.8 and 31.5 GB/s, five sixths are usual.
 _LINKS = {7: 13e9, 8: 26e9}
@@ -64,7 +62,6 @@ class CopiesPageable(Verdict, frozen=True, kw_only=True):
 
 def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
     """Copies from or to pageable memory, which the driver stages: slower than the link and not beside compute."""
-    assert facts.shares is not None
     if facts.shares["h2d"] + facts.shares["d2h"] < limit("copies_pageable.share"):
         return None
     gpus = [gpu for gpu in facts.analysis.gpus if gpu.busy]
@@ -154,8 +151,6 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
         snippet=fetch_snippet if down else code("copies_pageable", *job.keys),
         source=source("copies_pageable.share", "copies_pageable.bytes"))
 
-
-# -- sync_copies ------------------------------------------------------------------------------------
 
 class WaitedCopies(Struct, frozen=True):
     """Copies of one way."""

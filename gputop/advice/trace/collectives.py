@@ -88,7 +88,6 @@ def _missing(facts: TraceFacts) -> Missing | None:
 
 def _judged(facts: TraceFacts) -> CollectiveWaits | Missing | None:
     """The waits, where exposed collectives take enough of the step and can be judged."""
-    assert facts.shares is not None
     if facts.waits is None or facts.shares["collectives"] < limit("collectives.share"):
         return None
     return facts.waits if facts.waits.count else _missing(facts)
@@ -138,8 +137,6 @@ def _gradient_elements(facts: TraceFacts, steps: Steps) -> float:
     ranks = len({facts.trace.lines[line].rank for line in facts.trace.host.line[rows[chosen]].tolist()})
     return float(elements[chosen].sum()) / steps.count / max(ranks, 1)
 
-
-# -- communication_exposed --------------------------------------------------------------------------
 
 class CommunicationExposed(Verdict, frozen=True, kw_only=True):
     """``share`` is what overlap can save: no more than there is compute to hide it behind."""
@@ -258,15 +255,11 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
         why += (" The trace covers only one rank, so it does not show how much of this time moves data and how much is "
                 "waiting for other ranks.")
     return Explanation(
-        title=f"{what} takes {percent(exposed)} of the {job.basis}{f' on {gpus}' if alone else ''}",
-        why=why,
+        title=f"{what} takes {percent(exposed)} of the {job.basis}{f' on {gpus}' if alone else ''}", why=why,
         evidence=known({
             "exposed_collectives_s" if alone else "exposed_transfer_s": v.exposed_s, "share_ratio": exposed,
-            "exposed_waiting_s": v.waiting_s, "free_compute_s": v.free_compute_s,
-            "collectives_per_step": v.per_step}),
-        action=f"{_BOTH if alone else ''}{action}",
-        snippet=snippet,
-        gain=gain,
+            "exposed_waiting_s": v.waiting_s, "free_compute_s": v.free_compute_s, "collectives_per_step": v.per_step}),
+        action=f"{_BOTH if alone else ''}{action}", snippet=snippet, gain=gain,
         source=source("collectives.share") + "; nsys-ai: reports overlap below 30%")
 
 
@@ -283,8 +276,6 @@ def _fix(v: CommunicationExposed, job: Job) -> tuple[str, str | None]:
             "fsdp-gather" if v.operation == "AllGather" and job.strategy == "fsdp" else "")
     return words, None if serves else code("communication_exposed", key)
 
-
-# -- collective_waiting -----------------------------------------------------------------------------
 
 class HeldUp(Struct, frozen=True):
     """The hosts that delay their GPUs, and with these the others."""
@@ -506,8 +497,6 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
                                              "duration across the GPUs as the transfer time")
 
 
-# -- allreduce_count --------------------------------------------------------------------------------
-
 class AllReduceCount(Verdict, frozen=True, kw_only=True):
     count: float  # per step
     needed: int
@@ -582,8 +571,6 @@ def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
         source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"))
 
 
-# -- allreduce_slow ---------------------------------------------------------------------------------
-
 class AllReduceSlow(Verdict, frozen=True, kw_only=True):
     transfer_s: float  # per step, waiting left out
     wanted_s: float  # what a ring over the node's slowest link would take
@@ -625,8 +612,7 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
         return None
     return AllReduceSlow(gpus=facts.active_numbers, share=share, transfer_s=transfer_s, wanted_s=wanted_s,
                          moved_bytes=moved[0], basis=moved[1], calls=count, link_bytes_per_s=rate,
-                         exposed=waits.allreduce_exposed,
-                         events=Events(_allreduces(facts), timed=False),
+                         exposed=waits.allreduce_exposed, events=Events(_allreduces(facts), timed=False),
                          cure=Cure(scaled=((_allreduces(facts), wanted_s / transfer_s),), assumes=(
                              "Assumes that AllReduces run at the rate of the PCIe link; NVLink is even faster.")))
 

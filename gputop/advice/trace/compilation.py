@@ -60,8 +60,6 @@ _MADE_ONCE = ("Create the function once, outside the loop, and call it in the lo
               "on its first call.")
 
 
-# -- retracing --------------------------------------------------------------------------------------
-
 class Retracing(Verdict, frozen=True, kw_only=True):
     function: str
     tracing_s: float  # per step, or of the window without steps
@@ -186,11 +184,8 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
             + (f" Kernel benchmarking (max-autotune) takes {seconds(v.tuning_s)} of this time." if v.tuning_s else "")
             + ("" if v.young_s is None else f" The job was only {seconds(v.young_s)} old, so these calls may be part "
                                             "of job startup. Capture again in two minutes to be sure."),
-        evidence=evidence, action=action, snippet=snippet,
-        source=source("retracing.share", "retracing.count"))
+        evidence=evidence, action=action, snippet=snippet, source=source("retracing.share", "retracing.count"))
 
-
-# -- eager_execution --------------------------------------------------------------------------------
 
 _MOSTLY_OPTIMIZER = 0.5  # share of the time of small ops
 # What one call for all parameters leaves of the optimizer's calls, and for each parameter: of AdamW with 16 to 1,200
@@ -225,7 +220,7 @@ def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
         return _judge_small_ops(facts)
     if ops is None or host is None or ops.eager_share is None:
         return None
-    if ops.eager_share < limit("eager_execution.share") or facts.period_s <= 0:
+    if ops.eager_share < limit("eager_execution.share") or not facts.shares:
         return None
     share = host.eager_s / facts.period_s
     if share < limit("eager_execution.cost"):
@@ -233,8 +228,7 @@ def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
     begins = longest_on_host(facts.trace, {op.name for op in ops.eager}, waits_for_host(facts, "eager"))
     return EagerExecution(
         gpus=facts.active_numbers, share=share, claim=facts.on_cpus("at least"), wait_s=host.eager_s,
-        eager_ratio=ops.eager_share,
-        ops_per_step=ops.eager_ops_per_step,
+        eager_ratio=ops.eager_share, ops_per_step=ops.eager_ops_per_step,
         culprits=tuple(Culprit(op.name, "host", op.seconds / facts.steps_or_window, facts.basis,
                                at_s=begins.get(op.name)) for op in ops.eager),
         cure=Cure(host=removed_host_time(facts, "eager"),
@@ -245,9 +239,9 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     """PyTorch starts so many small ops that this takes a good part of the CPU's time; a GPU that waits for launches is
     :func:`gputop.advice.trace.launch.judge_launch_bound`'s."""
     host, trace = facts.host, facts.trace
-    if host is None or not computes_on_cpu(trace) or facts.period_s <= 0:
+    if host is None or not computes_on_cpu(trace) or not facts.shares:
         return None
-    spans, per = waits_for_host(facts, "eager"), facts.steps_or_window * max(len(host.divided), 1)
+    spans, per = waits_for_host(facts, "eager"), facts.steps_or_window * facts.processes
     main = lines_of(trace, MAIN)
     small = small_ops(trace, main)
     ops = small.rows
@@ -280,8 +274,7 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     return EagerExecution(
         gpus=(), share=share, saving=max(updates, 0.0) if optimizer else None,
         claim="about" if optimizer else claim, spans={NO_GPU: intersect(spans, calls) if optimizer else spans},
-        wait_s=host.eager_s, eager_ratio=len(small.rows) / small.of,
-        ops_per_step=len(ops) / per,
+        wait_s=host.eager_s, eager_ratio=len(small.rows) / small.of, ops_per_step=len(ops) / per,
         op_median_s=float(np.median(trace.host.end_ns[ops] - trace.host.start_ns[ops])) / 1e9,
         most_often=trace.names[names[counts.argmax()]], most_often_per_step=float(counts.max()) / per,
         optimizer_ratio=ratio if optimizer else 0.0, recording_s=min(recorder_s(facts, spans), host.eager_s),
@@ -327,10 +320,8 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
     return Explanation(
         title=f"Eager ops cost {percent(v.share)} of the {job.basis}",
         why=f"{each} one by one from Python, and {waits} {percent(v.share)} of the {job.basis}.",
-        evidence=evidence,
-        action="Put the whole training step into one tf.function.",
-        snippet=code("eager_execution", *job.keys),
-        source=source("eager_execution.share"))
+        evidence=evidence, action="Put the whole training step into one tf.function.",
+        snippet=code("eager_execution", *job.keys), source=source("eager_execution.share"))
 
 
 def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
@@ -359,9 +350,7 @@ def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
                                "elementwise_unfused", "graph-breaks")
     return Explanation(
         title=f"{ops} take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence, action=action,
-        snippet=snippet,
-        gain=gain,
-        source=source("eager_execution.share", "launch_bound.recording_s"))
+        snippet=snippet, gain=gain, source=source("eager_execution.share", "launch_bound.recording_s"))
 
 
 def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) -> Explanation:
@@ -381,8 +370,6 @@ def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) ->
         source=source("eager_execution.share"))
 
 
-# -- xla_off ----------------------------------------------------------------------------------------
-
 # Ops whose kernels read and write each element once.
 _ELEMENTWISE = (
     r"(?:Add(?:V2|N)?|Sub|Mul|(?:Real|Float)?Div(?:NoNan)?|Maximum|Minimum|(?:Leaky)?Relu6?(?:Grad)?|S?Elu(?:Grad)?|"
@@ -400,7 +387,7 @@ def judge_xla_off(facts: TraceFacts) -> ChainedKernels | None:
         return None
     kernels = by_stream(facts.trace, kernels_in_steps(facts))
     saved_s, chains = chained_kernels(facts, kernels, _elementwise(facts.trace, kernels))
-    if facts.period_s <= 0 or saved_s < limit("xla_off.share") * facts.period_s:
+    if saved_s < limit("xla_off.share") * facts.period_s:
         return None
     share = saved_s / facts.period_s
     return replace(chains, share=share, severest="medium")
@@ -413,12 +400,9 @@ def describe_xla_off(v: ChainedKernels, job: Job) -> Explanation:
         why=f"XLA does not compile any function. {v.chains:.0f} chains of element-wise kernels that run back to back "
             f"on the same tensors take {percent(chained)} of the {job.basis}. Only a test shows whether "
             "XLA fuses these kernels for this model.",
-        evidence={"chained_s": v.chained_s, "chained_ratio": chained, "chains_count": v.chains,
-                  "share_ratio": v.share},
+        evidence={"chained_s": v.chained_s, "chained_ratio": chained, "chains_count": v.chains, "share_ratio": v.share},
         action="Try XLA: compile the step, and compare the step time after the slow first step.",
-        snippet=job.xla,
-        gain=UNCERTAIN,
-        source=source("xla_off.share", "xla_off.chain") + "; DLProf: XLA off")
+        snippet=job.xla, gain=UNCERTAIN, source=source("xla_off.share", "xla_off.chain") + "; DLProf: XLA off")
 
 
 def _sees_xla(trace: Trace, functions: Functions | None) -> bool:

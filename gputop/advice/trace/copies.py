@@ -71,7 +71,6 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
     Copies from and to the host are judged together, as shares of the step. Those within the GPU count as its own work
     in the breakdown: what they take is a share of the device window, from a GPU's first event to its last.
     """
-    assert facts.shares is not None
     if facts.steps is None and not facts.active:
         return Missing("kernels; a trace with only copies shows job startup, so capture while the job trains")
     gpus = [gpu for gpu in facts.analysis.gpus if gpu.busy]
@@ -196,8 +195,6 @@ def _pageable(gpus: list[GpuUse]) -> float | None:
     return sum(gpu.copies_pageable_s or 0.0 for gpu in recorded) / seconds if seconds else None
 
 
-# -- default_stream ---------------------------------------------------------------------------------
-
 _SHOWN_STREAMS = 4
 
 
@@ -209,7 +206,6 @@ class DefaultStream(Verdict, frozen=True, kw_only=True):
 
 def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
     """All kernels and copies of a GPU are on one stream, so that pinned copies cannot run beside compute."""
-    assert facts.shares is not None
     if offloaded(facts):
         return None
     device, judged = facts.trace.device, facts.analyzed_spans
@@ -251,5 +247,4 @@ def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
             f"{v.bytes_per_s / 1e9:.1f} GB/s, and could overlap with compute.",
         evidence={"exposed_copies_s": v.exposed_s, "bytes_per_s": v.bytes_per_s, "share_ratio": v.share},
         action="Copy the next batch on a separate stream while the current one is being processed.",
-        snippet=code("default_stream", job.framework),
-        source=source("default_stream.share"))
+        snippet=code("default_stream", job.framework), source=source("default_stream.share"))

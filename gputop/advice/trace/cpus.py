@@ -51,8 +51,7 @@ def judge_cpu_contention(facts: TraceFacts) -> CpuContention | Missing | None:
     return CpuContention(
         # More than the CPU time itself: their work also empties caches and interrupts the job's threads.
         gpus=facts.active_numbers, share=lost_share(facts, cpus),
-        claim=None if facts.steps is None else facts.on_cpus("at most"),
-        allowed=cpus.allowed, used=cpus.used,
+        claim=None if facts.steps is None else facts.on_cpus("at most"), allowed=cpus.allowed, used=cpus.used,
         programs=cpus.programs, children=cpus.children, held_up=cpus.held_up,
         busiest=tuple(user for user in cpus.busiest if user.cpus >= limit("cpu_contention.named") * cpus.programs))
 
@@ -88,8 +87,7 @@ def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
         evidence=known({
             "allowed_cpus": v.allowed, "job_cpus": v.used, "other_programs_cpus": v.programs,
             "child_processes_cpus": v.children, "main_thread_held_up_ratio": v.held_up, "share_ratio": v.share}),
-        action=action,
-        snippet=None if mostly_children else code("cpu_contention", "others", PIDS=pids),
+        action=action, snippet=None if mostly_children else code("cpu_contention", "others", PIDS=pids),
         gain="unknown, because the trace has no steps" if v.claim is None else
              f"assumes that the threads that delay the {job.basis} always get a CPU when they are ready to run",
         source=source("cpu_contention.full", "cpu_contention.others"))
@@ -110,8 +108,6 @@ def _cpus(facts: TraceFacts) -> JobCpus | None:
     return cpus
 
 
-# -- threads_unused -------------------------------------------------------------------------------------
-
 class ThreadsUnused(Verdict, frozen=True, kw_only=True):
     large_ratio: float  # share of the step in large ops
     used: float
@@ -122,7 +118,7 @@ class ThreadsUnused(Verdict, frozen=True, kw_only=True):
 
 def judge_threads_unused(facts: TraceFacts) -> ThreadsUnused | Missing | None:
     """One thread computes ops that PyTorch would divide, while cores are idle."""
-    if not computes_on_cpu(facts.trace) or facts.period_s <= 0:
+    if not computes_on_cpu(facts.trace) or not facts.shares:
         return None
     cpus = _cpus(facts)
     if cpus is None or cpus.cores is None or cpus.main is None:
@@ -142,14 +138,13 @@ def judge_threads_unused(facts: TraceFacts) -> ThreadsUnused | Missing | None:
     large, inside = large[inside > 0], inside[inside > 0]
     if not len(large) or not spans.total:
         return None
-    processes = max(len(facts.host.divided) if facts.host is not None else 1, 1)
     covered = coverage(spans_of(facts.trace, large), spans.start, spans.end).sum()
     ratio = min(float(covered) / spans.total, 1.0)
     share = ratio * (1 - 1 / threads)
     if share < limit("threads_unused.share"):
         return None
     longest = large[inside.argmax()]
-    per = facts.steps_or_window * processes
+    per = facts.steps_or_window * facts.processes
     name = host.name[longest]
     return ThreadsUnused(
         gpus=(), share=share, large_ratio=ratio, used=cpus.used, idle_cpus=idle, allowed=cpus.limit, threads=threads,
@@ -173,20 +168,17 @@ def describe_threads_unused(v: ThreadsUnused, job: Job) -> Explanation:
         source=source("threads_unused.share", "threads_unused.idle"))
 
 
-# -- thread_oversubscription ----------------------------------------------------------------------------
-
 class ThreadOversubscription(Verdict, frozen=True, kw_only=True):
     working: int  # threads of the process that run or want to
     waiting: float  # of them without a CPU, on average
     allowed: float
     ranks: int  # processes of the job on this node
-    held_up: float  # share of the time in which the main thread has no CPU
     threads: int  # to set
 
 
 def judge_thread_oversubscription(facts: TraceFacts) -> ThreadOversubscription | Missing | None:
     """The job's own threads are more than the CPUs that it may use, and wait for each other's CPU."""
-    if not computes_on_cpu(facts.trace) or facts.period_s <= 0:
+    if not computes_on_cpu(facts.trace) or not facts.shares:
         return None
     cpus = _cpus(facts)
     if cpus is None or cpus.held_up is None:
@@ -201,8 +193,7 @@ def judge_thread_oversubscription(facts: TraceFacts) -> ThreadOversubscription |
         return None
     return ThreadOversubscription(
         gpus=(), share=cpus.held_up, working=cpus.threads, waiting=cpus.waited, allowed=cpus.limit, ranks=ranks,
-        held_up=cpus.held_up, threads=max(int(np.floor(min(cpus.limit, cpus.cores or cpus.limit) / ranks)), 1),
-        claim="about")
+        threads=max(int(np.floor(min(cpus.limit, cpus.cores or cpus.limit) / ranks)), 1), claim="about")
 
 
 def describe_thread_oversubscription(v: ThreadOversubscription, job: Job) -> Explanation:
@@ -211,18 +202,16 @@ def describe_thread_oversubscription(v: ThreadOversubscription, job: Job) -> Exp
         title=f"{v.working} threads{of_ranks and ' ' + of_ranks} share {counted_cpus(v.allowed)}",
         why=(f"{of_ranks[:1].upper()}{of_ranks[1:]}{of_ranks and ', '}{v.working} threads were runnable; on average, "
              f"{v.waiting:.2g} of those threads were waiting for a CPU. "
-             f"The main thread had no CPU for {percent(v.held_up)} of the time. An op is done when its last "
+             f"The main thread had no CPU for {percent(v.share)} of the time. An op is done when its last "
              "thread is done, so each op waits for threads without a CPU."),
         evidence={"working_threads": float(v.working), "waiting_threads": v.waiting, "allowed_cpus": v.allowed,
-                  "main_thread_held_up_ratio": v.held_up},
+                  "main_thread_held_up_ratio": v.share},
         action=f"Give each process {counted(v.threads, 'thread')}, so that the total matches the number of CPUs. "
                "NumPy's threads come on top of PyTorch's and compete for the CPUs even while they wait.",
         snippet=code("thread_oversubscription", "pytorch", THREADS=v.threads),
         gain="assumes that the main thread always has a CPU when there are no more threads than CPUs",
         source=source("thread_oversubscription.threads", "thread_oversubscription.held_up"))
 
-
-# -- thread_contention --------------------------------------------------------------------------------
 
 _WORTH_NAMING = 0.05  # share of what tf.data's threads do while launches are late
 
@@ -246,7 +235,7 @@ def judge_thread_contention(facts: TraceFacts) -> ThreadContention | Missing | N
     """
     threads, host = facts.analysis.launch_threads, facts.host
     assert threads is not None and host is not None
-    if facts.period_s <= 0 or host.stalled is None or threads.input_threads_at_launch is None:
+    if not facts.shares or host.stalled is None or threads.input_threads_at_launch is None:
         return None
     held_up = host.dispatch_s * host.stalled
     if (held_up < limit("thread_contention.share") * facts.period_s or host.stalled < limit("thread_contention.stalled")
@@ -297,8 +286,7 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
         evidence={
             "launch_wait_s": v.launch_wait_s, "collective_wait_s": v.collective_wait_s, "share_ratio": v.share,
             "held_up_ratio": v.held_up, "input_threads_at_work": v.threads_at_work, "cpus": float(v.cpus),
-            "input_working_meanwhile_ratio": v.input_meanwhile,
-        },
+            "input_working_meanwhile_ratio": v.input_meanwhile},
         action=("Limit the number of tf.data threads, so that the launching threads have free CPUs." if private else
                 "Give each GPU its own launching threads, and limit the number of tf.data threads."),
         snippet=limited if private else joined(code("thread_contention", "launches"), limited),

@@ -247,8 +247,7 @@ def _describe_xla(v: XlaTables, job: Job) -> Explanation:
                   "dense_optimizer_s": v.optimizer_s, "share_ratio": v.spent_s / job.period_s},
         action="Look up the rows outside the differentiated function, and add their gradient only to these rows, with "
                "the table donated. The table then uses plain SGD, so compare the loss.",
-        snippet=code("embedding_dense", "jax"),
-        source=source("embedding_dense.share", "embedding_dense.used"))
+        snippet=code("embedding_dense", "jax"), source=source("embedding_dense.share", "embedding_dense.used"))
 
 
 def _describe_tensorflow(v: TableUpdates, job: Job) -> Explanation:

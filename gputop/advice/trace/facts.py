@@ -49,15 +49,15 @@ _COMPUTING = RLock()  # of :func:`once_per_trace`
 class TraceFacts(Struct, frozen=True):
     """A trace, its analysis, and where the time goes as shares.
 
-    ``shares`` has the parts of a :class:`~gputop.analysis.results.Breakdown` as ratios of the
-    step, or of the device window where there are no steps (``basis`` says which); None where
-    the trace does not tell. ``period_s`` is the length of one step or of the window.
+    ``shares`` has the parts of a :class:`~gputop.analysis.results.Breakdown` as ratios of the step, or of the device
+    window where there are no steps (``basis`` says which). ``period_s`` is the length of one step or of the window.
+    Where the trace does not tell, the shares are empty and the length is 0.
     """
 
     trace: Trace
     analysis: Analysis
     steps: Steps | None
-    shares: Mapping[str, float] | None
+    shares: Mapping[str, float]
     basis: str  # "step", "window", or "period": of a kernel sequence that may be a layer or the step
     period_s: float
     framework: str  # tensorflow, jax, pytorch or unknown
@@ -138,6 +138,11 @@ class TraceFacts(Struct, frozen=True):
     def steps_or_window(self) -> int:
         """Number of steps in a sum over all of ``analyzed_spans``; 1 without steps."""
         return self.steps.count if self.steps else 1
+
+    @property
+    def processes(self) -> int:
+        """Number of the job's processes in a sum over their hosts."""
+        return max(len(self.host.divided), 1) if self.host is not None else 1
 
     @property
     def of_recorded(self) -> float:
@@ -249,7 +254,7 @@ def recorder_s(facts: TraceFacts, spans: Spans) -> float:
     begun = host.start_ns[lines_of(facts.trace, MAIN).take(host.line)]
     events = int((np.searchsorted(begun, spans.end) - np.searchsorted(begun, spans.start)).sum())
     each_s = limit("launch_bound.recording_s") * (_WITH_SHAPES if len(host_stat(host, "elements")[0]) else 1.0)
-    return events * each_s / facts.steps_or_window / max(len(facts.host.divided) if facts.host is not None else 1, 1)
+    return events * each_s / facts.steps_or_window / facts.processes
 
 
 def without_recorder(facts: TraceFacts, time_s: float, spans: Spans, held_up: float = 0.0) -> tuple[float, float]:
@@ -316,5 +321,5 @@ def removed_host_time(facts: TraceFacts, *causes: str) -> dict[int, Spans]:
 def waits_for_launches(facts: TraceFacts) -> bool:
     """Return whether the GPUs wait for launches, and not with kernels in a deep queue."""
     delays = [gpu.launch_delay_median_s for gpu in facts.active if gpu.launch_delay_median_s is not None]
-    return (facts.shares or {}).get("launch", 0.0) >= limit("launch_bound.share") and (
+    return facts.shares.get("launch", 0.0) >= limit("launch_bound.share") and (
         not delays or min(delays) < limit("launch_bound.deep_queue_s"))

@@ -45,7 +45,6 @@ def _matching(trace: Trace, column: I32, pattern: str, but: str = "(?!)") -> Mas
 
 def _beside_launch_waits(facts: TraceFacts, seconds: float) -> float:
     """The share of the step that work of that length on the GPU costs, the launch waits taken off."""
-    assert facts.shares is not None
     return savings.removed(seconds - facts.shares["launch"] * facts.period_s, facts.period_s)
 
 
@@ -73,8 +72,6 @@ def _longest(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
 def _named(names: Sequence[str]) -> str:
     return f" Kernels: {', '.join(names)}." if names else ""
 
-
-# -- attention_unfused ------------------------------------------------------------------------------
 
 _FUSED_ATTENTION = r"fmha|flash|attention|sdpa"
 _PRODUCT = r"gem[mv]|cijk_|nvjet"
@@ -144,8 +141,7 @@ def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
         "attention_unfused.in_memory_s") * 1e9
     return AttentionUnfused(
         gpus=facts.active_numbers, share=share, claim="at least" if in_memory else "about", between_s=between_s,
-        softmax_s=_seconds(facts, rows), count=count,
-        names=_longest(facts, rows),
+        softmax_s=_seconds(facts, rows), count=count, names=_longest(facts, rows),
         fallback=bool(len(host_rows(trace, "aten::_scaled_dot_product_attention_math"))),
         in_memory=in_memory, events=Events(kernels[between]), cure=Cure(
             scaled=((kernels[between], 0.0),), assumes=(
@@ -190,8 +186,6 @@ def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
                                                code("attention_unfused", job.framework)),
         source=source("attention_unfused.share", "attention_unfused.count", "attention_unfused.in_memory_s"))
 
-
-# -- layout_conversions -----------------------------------------------------------------------------
 
 # Kernels of cuDNN, of MIOpen, and of TensorFlow in ops that its layout optimizer has inserted or within convolutions.
 _CONVERSION = r"nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|batched_transpose_\d+x\d+|transpose_\w*NC?HW"
@@ -239,11 +233,8 @@ def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
         evidence={"conversions_s": v.conversions_s, "conversions_count": v.count, "share_ratio": part},
         action="Keep images in one layout throughout: NHWC for convolutions on tensor cores (16-bit types, TF32), NCHW "
                "for convolutions in FP32 without tensor cores.",
-        snippet=code("layout_conversions", job.framework),
-        source=source("layout_conversions.share"))
+        snippet=code("layout_conversions", job.framework), source=source("layout_conversions.share"))
 
-
-# -- elementwise_unfused ----------------------------------------------------------------------------
 
 # Batch normalization by statistics that it does not compute is element-wise.
 _TORCH_ELEMENTWISE = r"at(?:::|6)native.*(?:elementwise|batch_norm_transform_input)_kernel|cudnn.*bn_fw_inf_"
@@ -295,11 +286,8 @@ def describe_elementwise_unfused(v: kernel_rows.ChainedKernels, job: Job) -> Exp
                "Use the inductor backend, and find what breaks the graph." if job.compiled else
                "Try torch.compile on the model, and compare the step time after the slow first steps.",
         snippet=code("elementwise_unfused", "pytorch-compiled" if job.compiled else "pytorch"),
-        gain=kernel_rows.UNCERTAIN,
-        source=source("elementwise_unfused.share", "xla_off.chain"))
+        gain=kernel_rows.UNCERTAIN, source=source("elementwise_unfused.share", "xla_off.chain"))
 
-
-# -- optimizer_unfused ------------------------------------------------------------------------------
 
 _APPLY_OP = r":Resource(?:Sparse)?Apply\w+$"
 

@@ -45,9 +45,6 @@ _INSIDE = {  # by phase: what Keras calls it, and what does so without a new dat
 }
 
 
-# -- step_gap_host ----------------------------------------------------------------------------------
-
-
 class StepGapHost(Verdict, frozen=True, kw_only=True):
     gap_s: float  # per step
     silent_s: float | None  # of it, without any event on the host
@@ -76,7 +73,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     if steps is None or steps.count < (1 if traced else limit("host.steps")):
         return Missing("two complete steps, because the gap is between steps; capture a longer trace, or mark the "
                        f"steps with {how_to_mark_steps(facts.trace)}")
-    if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
+    if not facts.shares or host.gap_s < limit("step_gap_host.share") * facts.period_s:
         return None
     share = host.gap_s / facts.period_s
     lines, of_ops = ([line for gaps in (stacks.gaps if stacks else ()) if gaps.gap == gap for line in gaps.lines]
@@ -243,8 +240,6 @@ def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
     return f"mainly {shown}" + (f", and Python without events for {seconds(silent)}" if silent >= 0.1 * v.gap_s else "")
 
 
-# -- host_placement ---------------------------------------------------------------------------------
-
 # By framework: what it is called, and what to do.
 _NOT_TENSORFLOW = {
     "pytorch": (
@@ -290,7 +285,7 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     if host is None or host.placement_s is None:
         return Missing("data on the model's ops on the host threads" + (
             TORCH_HOST if facts.framework == "pytorch" else HOST_EVENTS))
-    if facts.period_s <= 0 or host.placement_s < limit("host_placement.share") * facts.period_s or not host.placement:
+    if not facts.shares or host.placement_s < limit("host_placement.share") * facts.period_s or not host.placement:
         return None
     share = min(host.placement_s / facts.period_s, 1.0)
     removed = removed_host_time(facts, "placement")

@@ -69,9 +69,9 @@ class InputFix(Struct, frozen=True):
     """``step_s`` is the step to expect, None where the pipeline tells no costs; ``how`` what that assumes."""
 
     action: str
-    snippet: str | None
-    step_s: float | None
-    how: str
+    snippet: str | None = None
+    step_s: float | None = None
+    how: str = ""
     tells: str = ""  # a sentence about the stage that bounds the pipeline
     numbers: Mapping[str, float] | None = None
     stage: str = ""  # the path of the stage that bounds the pipeline
@@ -375,7 +375,7 @@ def suggest_fix_by_name(stage: str | None, prefetches: bool = False) -> InputFix
     snippet = _code(key) or ""
     if prefetches:
         action, snippet = action.replace(" and prefetch", ""), snippet.removesuffix(f"\n{_code('prefetch')}")
-    return InputFix(action, snippet, None, "", claim="at most")  # how long a batch takes to make is not known
+    return InputFix(action, snippet, claim="at most")  # how long a batch takes to make is not known
 
 
 def _cost(stage: Stage, cpus: float | None) -> float:

@@ -43,9 +43,10 @@ def paced_by_input(facts: TraceFacts) -> float | None:
     """Seconds that the input pipeline takes for the batches of a step, where the steps follow one another at its pace:
     it works beside them and is never ahead. What else the loop does meanwhile costs no time. None where that is not
     so, or not known."""
-    if facts.shares is None or facts.steps is None or facts.shares["input"] < limit("input_bound.share"):
+    input_share = facts.shares.get("input", 0.0)
+    if facts.steps is None or input_share < limit("input_bound.share"):
         return None
-    fix = input_fix(facts, facts.shares["input"] * facts.period_s)
+    fix = input_fix(facts, input_share * facts.period_s)
     if fix.beside_s is None or (fix.numbers or {}).get("buffer_empty_ratio", 0.0) < limit("input_bound.empty"):
         return None
     return fix.beside_s
@@ -72,7 +73,7 @@ def input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     if facts.framework == "pytorch":
         return _loader_fix(facts)
     if any(loop.line >= 0 for loop in training_loops(facts.trace)):
-        return InputFix(*fix_of_loader("grain"), None, "", tells=" grain prepares batches only when the loop asks.")
+        return InputFix(*fix_of_loader("grain"), tells=" grain prepares batches only when the loop asks.")
     waited, steps = facts.analysis.input, facts.steps
     if waited is None:
         return suggest_fix_by_name(None)
@@ -98,18 +99,18 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
         if rows >= _MANY_ROWS:
             return InputFix(
                 "Take a whole batch from the tensors in one op: let a BatchSampler choose the rows, with "
-                "batch_size=None. Workers would also copy row by row.", code("input_bound", "rows"), None, "",
+                "batch_size=None. Workers would also copy row by row.", code("input_bound", "rows"),
                 tells=f" The DataLoader takes the {rows:,.0f} rows of a batch from tensors one by one and stacks them "
                       "again.")
         tells = " The DataLoader loads each batch in the training process (num_workers=0)"
         if cpus is not None and cpus.limit < 2 and (cpus.used or 0.0) >= _CPUS_FULL_RATIO * cpus.limit:
-            return InputFix(f"{_CHEAPER} Workers would only take turns with the model on the same CPU.", None, None, "",
+            return InputFix(f"{_CHEAPER} Workers would only take turns with the model on the same CPU.",
                             tells=f"{tells}, and the job keeps the {counted_cpus(cpus.limit)} that it may use busy.")
-        return InputFix(fix_of_loader("torch")[0], snippet, None, "", tells=f"{tells}.")
+        return InputFix(fix_of_loader("torch")[0], snippet, tells=f"{tells}.")
     waits = merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace)))
     if anew.total >= subtract(waits, anew).total:
         return InputFix(
-            KEEP_WORKERS, snippet, None, "",
+            KEEP_WORKERS, snippet,
             tells=f" The DataLoader restarts its workers for each pass over its data ({len(anew.start)} times in this "
                   f"recording), so the time from the last batch of a pass to the next batch is "
                   f"{seconds(anew.total / len(anew.start) / 1e9)}.")
@@ -119,8 +120,8 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
                  if children >= 0.5 * (cpus.programs or 0.0) > 0 else f" None of the {cpus.allowed:.3g} CPUs is idle.")
         return InputFix(
             f"{_CHEAPER} More workers would only wait for CPUs and cost memory and context switches.", snippet,
-            None, "", tells=tells)
-    return InputFix("Give the DataLoader more workers, and let them prepare batches ahead of time.", snippet, None, "")
+            tells=tells)
+    return InputFix("Give the DataLoader more workers, and let them prepare batches ahead of time.", snippet)
 
 
 def _rows_per_batch(facts: TraceFacts) -> float:

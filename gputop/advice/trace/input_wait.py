@@ -51,7 +51,6 @@ class InputBound(Verdict, frozen=True, kw_only=True):
 
 def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     """The GPUs stand still while the training loop waits for a batch."""
-    assert facts.shares is not None
     steps, share, wall = facts.steps, facts.shares["input"], facts.analysis.wall_time
     open_s = sum(part.time_s for part in wall.parts if part.id == "open" and part.kind == "input") if wall else 0.0
     is_open = wall is not None and open_s >= limit("input_bound.share") * wall.recorded_s
@@ -114,7 +113,6 @@ def _is_odd_batch(facts: TraceFacts, *, is_open: bool) -> bool:
 
 def _open_wait(facts: TraceFacts, wall: WallTime, open_s: float) -> InputBound:
     """The loop waits at an edge of the recording, far longer than in its steps: all waits, as a share of the time."""
-    assert facts.shares is not None
     wait_s = facts.shares["input"] * facts.period_s * facts.steps_or_window + open_s
     opened = recorded_spans(facts, [part for part in wall.parts if part.id == "open" and part.kind == "input"])
     verdict = _verdict(facts, input_fix(facts, wait_s), min(wait_s / wall.recorded_s, 1.0), opened)
@@ -126,8 +124,8 @@ def _verdict(facts: TraceFacts, fix: InputFix, share: float, opened: Mapping[int
     assert waited is not None
     spans = {gpu: merge(waits, opened.get(gpu, EMPTY)) for gpu, waits in input_spans(facts).items()}
     if starts := facts.starts_of_workers(spans):
-        fix = InputFix(FIRST_WORKERS, None, None, "", " Most of this is the wait for a first batch after workers "
-                                                      "start, which more workers do not make shorter.")
+        fix = InputFix(FIRST_WORKERS, tells=" Most of this is the wait for a first batch after workers start, which "
+                                            "more workers do not make shorter.")
     stage = slowest_by_name(waited.stages) if not fix.tells else None
     return InputBound(culprits=_culprits(facts, fix, stage), gpus=facts.active_numbers, share=share, fix=fix,
                       spans=spans, wait_ratio=waited.wait_ratio, starts=starts, claim=None if starts else "measured",

@@ -65,11 +65,11 @@ def _eager_ops(facts: TraceFacts) -> str | None:
 
 # By the name of an input: what is missing of it, None where nothing is.
 MISSING: Mapping[str, Callable[[TraceFacts], str | None]] = {
-    "gpu_activity": lambda facts: None if facts.active and facts.shares is not None else _GPU_ACTIVITY,
-    "busy_gpus": lambda facts: None if facts.shares is not None and any(gpu.busy for gpu in facts.analysis.gpus) else (
+    "gpu_activity": lambda facts: None if facts.active and facts.shares else _GPU_ACTIVITY,
+    "busy_gpus": lambda facts: None if facts.shares and any(gpu.busy for gpu in facts.analysis.gpus) else (
         _GPU_ACTIVITY),
     "batch_waits": _batch_waits,
-    "gpu_idle_time": lambda facts: None if facts.shares is not None else (
+    "gpu_idle_time": lambda facts: None if facts.shares else (
         "data on GPU activity to see whether GPUs are idle while the loop waits for a batch; `gputop doctor` checks "
         "the permission to profile"),
     "launch_calls": launch_calls,

@@ -21,6 +21,7 @@ UNCERTAIN = ("uncertain: assumes that a fused chain reads two tensors and writes
              "reads and writes its own")
 _PLAIN_NAME = re.compile(r"(?:void )?(?:[\w:]*::)?(\w+)")
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
+_PLAIN_PRODUCTS = ("MatMul", "_FusedMatMul", "SparseMatMul")
 
 
 @once_per_trace
@@ -69,7 +70,6 @@ def plain_name(kernel: str) -> str:
     kernel = short_kernel(kernel) if kernel.startswith("_Z") else kernel
     match = _PLAIN_NAME.match(_ANONYMOUS.sub("", kernel))
     return match[1][:60] if match else kernel[:60]
-_PLAIN_PRODUCTS = ("MatMul", "_FusedMatMul", "SparseMatMul")
 
 
 def batched_products(trace: Trace, kernels: I64) -> Mask:

@@ -32,6 +32,8 @@ class KnownWork(Struct, frozen=True):
 
     def fits(self, name: str) -> bool:
         return re.match(PATTERN_OF_KIND[self.kind], name) is not None
+
+
 # The first that fills most of a gap is named.
 WORK: tuple[KnownWork, ...] = (
     KnownWork("checkpoint", "Save less often, and in the background."),

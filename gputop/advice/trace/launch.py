@@ -47,7 +47,6 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
     Idle time that another cause explains (input wait, waiting for another GPU, copies, host work between launches) is
     not in the share ``launch``, so this fires for launches alone.
     """
-    assert facts.shares is not None
     if not waits_for_launches(facts):
         return None
     gpus, share = facts.active, facts.shares["launch"]
@@ -70,8 +69,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         launch_delay_s=median(delays) if delays else None,
         idle_host_fault=sum(faults) / len(faults) if faults else None, pace_s=pace_s,
         waits=_waits_within_steps(facts), recorded=recorded, recording_s=recording_s,
-        in_compiled=_in_compiled(facts, waits),
-        events=Events(late, idle_ns[late], idle=True),
+        in_compiled=_in_compiled(facts, waits), events=Events(late, idle_ns[late], idle=True),
         cure=Cure(host=waits, assumes=(
             "Assumes that each kernel is launched before its GPU waits for it, as with one call for many kernels, and "
             "that kernels take as long as they do now.")))
@@ -175,8 +173,6 @@ def launch_pace_s(facts: TraceFacts) -> float | None:
     return float(np.median(apart, overwrite_input=True)) / 1e9 if len(apart) else None
 
 
-# -- small_kernels ------------------------------------------------------------------------------------
-
 # A pause between two queued kernels, or one launch; longer ones have other causes.
 _PAUSE_NS = 40_000
 _WAITS = ("launch", "host", "idle")  # parts of the step that pauses are in
@@ -260,8 +256,6 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
             "small_kernels", job.framework + kind),
         source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels under 10 µs")
 
-
-# -- graph_recapture ----------------------------------------------------------------------------------
 
 _RECORD_ONCE = ("Record the graph once, before the loop, and only launch it in the loop. Keep shapes and input "
                 "addresses the same: copy new inputs into the memory on which the graph was recorded.")

@@ -127,8 +127,6 @@ def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
         source=source("allocation_in_steps.share", "allocation_in_steps.recurring"))
 
 
-# -- managed_memory ---------------------------------------------------------------------------------
-
 _PREFETCH = r"(?:cu|cuda|hip)MemPrefetch(?:Async|BatchAsync)"
 
 
@@ -178,8 +176,6 @@ def describe_managed_memory(v: ManagedMemory, job: Job) -> Explanation:
         snippet=code("managed_memory", job.framework), source=source("managed_memory.share"),
         gain="assumes that the memory is already where it is used, without any migration")
 
-
-# -- memory_pressure ----------------------------------------------------------------------------------
 
 _NO_GAIN = "none: a fix prevents an out-of-memory error and saves no time"
 
@@ -235,8 +231,6 @@ def describe_memory_pressure(v: MemoryPressure, job: Job) -> Explanation:
         snippet=code("memory_pressure", *job.keys), gain=_NO_GAIN,
         source=source("trace_memory.warn", "trace_memory.critical"))
 
-
-# -- memory_growth ----------------------------------------------------------------------------------
 
 _HOUR_S = 3600.0
 _ONLY_RANK = re.compile(r"rank \d+: ")

@@ -160,8 +160,6 @@ def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
         source=source("replica_imbalance.ratio", "replica_imbalance.share"))
 
 
-# -- serial_gpus ------------------------------------------------------------------------------------
-
 class SerialGpus(Verdict, frozen=True, kw_only=True):
     one_alone: float  # share of the time with any compute in which only one GPU computes
     one_alone_by_chance: float  # the same, were the GPUs independent
@@ -215,8 +213,6 @@ def describe_serial_gpus(v: SerialGpus, job: Job) -> Explanation:
         gain="assumes that the same work runs in parallel, and that a step takes as long as the GPU with the most work",
         source=source("serial_gpus.overlap", "serial_gpus.share"))
 
-
-# -- staggered_launch -------------------------------------------------------------------------------
 
 class StaggeredLaunch(Verdict, frozen=True, kw_only=True):
     first: int

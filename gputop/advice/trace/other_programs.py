@@ -30,7 +30,7 @@ def others_take(cpus: JobCpus | None) -> bool:
 
 def host_share(facts: TraceFacts) -> float:
     """Share of the step in which GPUs wait for a CPU's work; without a GPU all of it."""
-    return sum((facts.shares or {}).get(part, 0.0) for part in _OF_HOST) if facts.active else 1.0
+    return sum(facts.shares.get(part, 0.0) for part in _OF_HOST) if facts.active else 1.0
 
 
 def lost_share(facts: TraceFacts, cpus: JobCpus) -> float:
@@ -46,13 +46,13 @@ def lost_share(facts: TraceFacts, cpus: JobCpus) -> float:
     """
     host = host_share(facts)
     bounds = [host * taken(cpus), 1 - _undisturbed(facts)]
-    if cpus.held_up is not None and facts.host is not None and facts.period_s > 0:
+    if cpus.held_up is not None and facts.host is not None and facts.shares:
         main_s = facts.host.tracing_s + facts.host.eager_s + (facts.host.gap_s or 0.0)
         main = min(main_s / facts.period_s, host)
         bounds.append(main * min(cpus.held_up, taken(cpus)) + (host - main) * taken(cpus))
         if cpus.main is not None and loads_itself(facts.trace, facts.analyzed_spans):
             asleep = 1 - cpus.main - cpus.held_up
-            bounds.append(cpus.held_up + max(asleep - (facts.shares or {}).get("input", 0.0), 0.0))
+            bounds.append(cpus.held_up + max(asleep - facts.shares.get("input", 0.0), 0.0))
         elif cpus.main is not None and cpus.children_waited is not None:
             bounds.append(1 - _paced_by_workers(facts, 1 - cpus.main - cpus.held_up) * (1 - cpus.children_waited))
     recorded = facts.trace.job_cpus
@@ -64,7 +64,7 @@ def lost_share(facts: TraceFacts, cpus: JobCpus) -> float:
 def _paced_by_workers(facts: TraceFacts, asleep: float) -> float:
     """Share of the time in steps that wait for a batch of PyTorch's workers. In such a wait the main thread is asleep:
     ``asleep`` is the share of the time in which it was, and what is beyond it were waits for a CPU."""
-    input_share = (facts.shares or {}).get("input", 0.0)
+    input_share = facts.shares.get("input", 0.0)
     if facts.steps is None or not input_share or not name_mask(facts.trace, LOADER).any():
         return 0.0
     begin, end = facts.steps.edges_ns[:, 0], facts.steps.edges_ns[:, 1]

@@ -143,14 +143,12 @@ def _compute_s(facts: TraceFacts) -> float:
     gpus = facts.active
     kernels_s = sum(gpu.compute * gpu.window_s if gpu.compute_s_per_step is None else gpu.compute_s_per_step
                     for gpu in gpus) / len(gpus)
-    return min(kernels_s, facts.shares["compute"] * facts.period_s) if facts.shares is not None else kernels_s
+    return min(kernels_s, facts.shares["compute"] * facts.period_s)
 
 
 def _mixed(matmuls: Matmuls) -> bool:
     return matmuls.sixteen_bit >= limit("precision.sixteen_bit")
 
-
-# -- tensor_cores_unused, sixteen_bit_unused --------------------------------------------------------
 
 class TensorCoresUnused(Verdict, frozen=True, kw_only=True):
     """``share`` is what the estimate saves: tensor cores where they are unused, and 16 bits."""
@@ -250,8 +248,6 @@ def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
         source=source("precision.share", "precision.speedup", "precision.tf32_speedup"))
 
 
-# -- fp16_fallback ----------------------------------------------------------------------------------
-
 class Fp16Fallback(Verdict, frozen=True, kw_only=True):
     """``share`` is what tensor cores would save."""
 
@@ -291,15 +287,11 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
         + "; DLProf: reports eligible ops that do not use tensor cores")
 
 
-# -- dims_unaligned ---------------------------------------------------------------------------------
-
 _SMALL_PART = 0.1  # share of these kernels' time
 _CONVOLUTION = re.compile(r"conv|fprop|dgrad|wgrad|implicit", re.IGNORECASE)
 _DIMENSIONS = {
-    "attention": "the sequence length or the head size",
-    "convolutions": "the number of channels",
-    "other matmuls": "the number of units, the vocabulary size, or the batch size",
-}
+    "attention": "the sequence length or the head size", "convolutions": "the number of channels",
+    "other matmuls": "the number of units, the vocabulary size, or the batch size"}
 _PAD = {
     "attention": "Pad sequences to a multiple of {0} (64 is even better) and mask the padding; use a head size that is "
                  "a multiple of {0}. Padding the vocabulary does not change attention.",

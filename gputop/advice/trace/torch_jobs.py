@@ -43,8 +43,6 @@ def _process_of(facts: TraceFacts, rows: I64) -> I64:
     return of_line[facts.trace.host.line[rows]]
 
 
-# -- accumulation_sync ----------------------------------------------------------------------------------
-
 class AccumulationSync(Verdict, frozen=True, kw_only=True):
     passes: int  # forward passes from one call of the optimizer to the next
     reductions: float  # AllReduces after each of them
@@ -74,7 +72,7 @@ def judge_accumulation_sync(facts: TraceFacts) -> AccumulationSync | None:
         return None
     spans = {gpu: parts["collectives"] for gpu, parts in facts.parts.items()}
     if facts.active:
-        communication = (facts.shares or {}).get("collectives", 0.0)
+        communication = facts.shares.get("collectives", 0.0)
     else:
         work = host_rows(trace, _REDUCES)
         numbers = _process_of(facts, work)
@@ -99,8 +97,6 @@ def describe_accumulation_sync(v: AccumulationSync, job: Job) -> Explanation:
         gain="assumes that only the last reduction of each update remains",
         source=source("accumulation_sync.share", "accumulation_sync.updates", "accumulation_sync.reduced"))
 
-
-# -- gradients_zeroed -----------------------------------------------------------------------------------
 
 class GradientsZeroed(Verdict, frozen=True, kw_only=True):
     zeroing_s: float  # per step
@@ -150,8 +146,6 @@ def describe_gradients_zeroed(v: GradientsZeroed, job: Job) -> Explanation:
         gain="assumes that writing zeros" + (" and adding to them take no time" if v.adding_s else " takes no time"),
         source=source("gradients_zeroed.share"))
 
-
-# -- ops_without_gradient -------------------------------------------------------------------------------
 
 class OpsOutsideModel(Verdict, frozen=True, kw_only=True):
     ops_s: float  # per step
@@ -217,8 +211,6 @@ def _on_main(facts: TraceFacts, rows: I64) -> I64:
     return rows[lines_of(facts.trace, MAIN)[facts.trace.host.line[rows]]]
 
 
-# -- anomaly_mode ---------------------------------------------------------------------------------------
-
 class AnomalyMode(Verdict, frozen=True, kw_only=True):
     nodes: float  # of the backward pass, per step
     checked: float  # share of them whose results are looked at for NaN
@@ -279,8 +271,8 @@ def _stacks_s(facts: TraceFacts, nodes: I64) -> float:
     of_node = np.unique(np.stack((line, number))[:, innermost], axis=1, return_inverse=True)[1].reshape(-1)
     longest = np.zeros(of_node.max() + 1, np.int64)
     np.maximum.at(longest, of_node, (end - start)[innermost])
-    return float(np.minimum(longest, _STACK_AT_MOST * np.percentile(longest, _CHEAPEST)).sum()) / 1e9 / (
-        facts.steps_or_window * max(len(facts.host.divided) if facts.host is not None else 1, 1))
+    least_ns = np.minimum(longest, _STACK_AT_MOST * np.percentile(longest, _CHEAPEST))
+    return float(least_ns.sum()) / 1e9 / (facts.steps_or_window * facts.processes)
 
 
 def _after_checks(facts: TraceFacts, rows: I64, line: int) -> Spans:
@@ -317,8 +309,6 @@ def describe_anomaly_mode(v: AnomalyMode, job: Job) -> Explanation:
                                             " take no time; the forward pass also becomes faster"),
         source=source("anomaly_mode.checked"))
 
-
-# -- double_precision -----------------------------------------------------------------------------------
 
 class DoublePrecision(Verdict, frozen=True, kw_only=True):
     ratio: float  # share of the step in products of 64 bits
@@ -358,10 +348,7 @@ def describe_double_precision(v: DoublePrecision, job: Job) -> Explanation:
         source=source("double_precision.saved", "double_precision.share"))
 
 
-# -- onednn_off -----------------------------------------------------------------------------------------
-
 class OnednnOff(Verdict, frozen=True, kw_only=True):
-    ratio: float  # share of the step in such convolutions
     op: str
 
 
@@ -380,18 +367,17 @@ def judge_onednn_off(facts: TraceFacts) -> OnednnOff | None:
     ratio = share_of_steps(facts, spans_of(facts.trace, np.sort(np.concatenate((rows, backward)))))
     if ratio < limit("onednn_off.share"):
         return None
-    return OnednnOff(gpus=(), share=ratio, ratio=ratio, op=trace.names[host.name[rows[0]]],
+    return OnednnOff(gpus=(), share=ratio, op=trace.names[host.name[rows[0]]],
                      culprits=(Culprit(trace.names[host.name[rows[0]]], "host", ratio * facts.period_s, facts.basis,
                                        at_s=int(host.start_ns[rows[0]]) / 1e9),))
 
 
 def describe_onednn_off(v: OnednnOff, job: Job) -> Explanation:
     return Explanation(
-        title=f"Convolutions without oneDNN take {percent(v.ratio)} of the {job.basis}",
+        title=f"Convolutions without oneDNN take {percent(v.share)} of the {job.basis}",
         why=(f"Convolutions of at least 16 samples run as {v.op} in the forward and backward passes. Unless oneDNN is "
              "disabled or not built in, PyTorch runs such convolutions with oneDNN, which is faster."),
-        evidence={"slow_convolutions_ratio": v.ratio},
+        evidence={"slow_convolutions_ratio": v.share},
         action="Enable oneDNN, or install a PyTorch build that includes it.",
-        snippet=code("onednn_off", "pytorch"),
-        gain="assumes that these convolutions take no time",
+        snippet=code("onednn_off", "pytorch"), gain="assumes that these convolutions take no time",
         source=source("onednn_off.batch", "onednn_off.share"))

@@ -173,8 +173,6 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
     return "Find out what the host does during this time, and move it out of the loop or do it less often.", stacks
 
 
-# -- evaluation_share -------------------------------------------------------------------------------
-
 class EvaluationShare(Verdict, frozen=True, kw_only=True):
     evaluation_s: float
     recorded_s: float
@@ -227,8 +225,6 @@ def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
         gain=ONCE if v.claim is None else f"assumes that no {what.lower()} runs",
         source=source("evaluation_share.share"))
 
-
-# -- unfinished_step --------------------------------------------------------------------------------
 
 class UnfinishedStep(Verdict, frozen=True, kw_only=True):
     part: WallPart

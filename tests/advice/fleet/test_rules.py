@@ -19,34 +19,21 @@ def only(*jobs: Job) -> FleetFinding:
     return finding
 
 
-def test_nothing_is_said_of_a_healthy_job() -> None:
-    assert fleet_advice(fleet(job())) == ((), ())
-
-
 def test_a_job_that_holds_gpus_and_does_not_use_them() -> None:
     finding = only(job(idle_gpus=32, median=0.0, activity=0.0, history=past((136, 0.9), (42, 0.0))))
     assert (finding.id, finding.job, finding.severity, finding.label) == ("held_idle", "7", "high", "held, idle 42 min")
     assert NOW - finding.since_s == pytest.approx(42 * 60, abs=1) and finding.since_exact
     assert finding.gpu_hours_lost == pytest.approx(32 * 42 / 60, rel=0.01)
-
-
-def test_idle_for_longer_than_the_history_is_at_least_that() -> None:
     finding = only(job(idle_gpus=32, median=0.0, history=past((180, 0.0))))
     assert not finding.since_exact and finding.label == "held, idle > 3.0 h"
-
-
-def test_one_gpu_of_many_that_worked_ends_the_idle_time() -> None:
-    finding = only(job(idle_gpus=32, median=0.0, activity=0.0, history=past((180, 0.005)),
-                       idle_history=past((120, 31.0), (60, 32.0))))
-    assert finding.since_exact and NOW - finding.since_s == pytest.approx(3600, abs=1)
-
-
-def test_idle_without_a_history_is_a_quarter_of_an_hour_at_least() -> None:
     finding = only(job(idle_gpus=32, median=0.0, history=None))
     assert finding.gpu_hours_lost == 8.0 and not finding.since_exact
 
 
-def test_a_young_job_on_nodes_that_were_idle_before_it_is_not_idle() -> None:
+def test_one_gpu_that_worked_or_a_young_job_ends_the_idle_time() -> None:
+    finding = only(job(idle_gpus=32, median=0.0, activity=0.0, history=past((180, 0.005)),
+                       idle_history=past((120, 31.0), (60, 32.0))))
+    assert finding.since_exact and NOW - finding.since_s == pytest.approx(3600, abs=1)
     young = {"idle_gpus": 32, "median": 0.0, "mapped": "node", "start_s": NOW - 300, "history": past((180, 0.0))}
     assert "held_idle" not in [f.id for f in found(job(**young))]
     finding = only(job(**{**young, "start_s": NOW - 1800, "history": past((150, None), (30, 0.0))}))
@@ -58,8 +45,7 @@ def test_a_young_job_on_nodes_that_were_idle_before_it_is_not_idle() -> None:
     (0, 8, 24, set()), (0, 0, 24, set())])
 def test_of_gpus_without_samples_for_a_part_of_the_time_nothing_is_said(idle: int, quiet: int, watched: int,
                                                                         ids: set[str]) -> None:
-    findings, abstained = fleet_advice(fleet(job(idle_gpus=idle, idle=IdleGpus(quiet=quiet, seen=watched),
-                                                 median=0.0)))
+    findings, abstained = fleet_advice(fleet(job(idle_gpus=idle, idle=IdleGpus(quiet=quiet, seen=watched), median=0.0)))
     assert {finding.id for finding in findings} == ids
     assert any("have no samples for part" in own.missing for own in abstained) == (quiet > idle and watched < 32)
 
@@ -116,9 +102,7 @@ def low_clock(activity: float = 0.97, clock_hz: float = 1.29e9, **changes: float
     ({"power_w": 399.0, "power_limit_w": 400.0}, "that its power limit is lower than those of the other GPUs."),
     ({"power_w": 300.0, "power_limit_w": 400.0, "power_violation": 5e9}, "The reason is that its power is limited."),
     ({"thermal_violation": 5e9}, "The reason is that it is too hot."),
-    ({"power_violation": 0.0, "xid": 79.0}, "GPU is 79"),
-    ({"pcie_width": 4.0}, "4 lanes, and the others with 16"),
-])
+    ({"power_violation": 0.0, "xid": 79.0}, "GPU is 79"), ({"pcie_width": 4.0}, "4 lanes, and the others with 16")])
 def test_a_busy_gpu_with_a_low_clock_is_what_the_others_wait_for(figures: dict[str, float], word: str) -> None:
     finding = only(job(low_clocks=(low_clock(**figures),), peers={"power_limit_w": 700.0, "pcie_width": 16.0}))
     assert (finding.id, finding.severity, finding.label) == ("low_clock_gpu", "high", "low clock n4:3")
@@ -128,21 +112,20 @@ def test_a_busy_gpu_with_a_low_clock_is_what_the_others_wait_for(figures: dict[s
     assert finding.gpu_hours_lost == pytest.approx(0.5 * (1 - 1.29 / 1.98))
 
 
-def test_a_low_clock_without_a_history_says_no_time() -> None:
+def test_a_low_clock_without_a_history_says_no_time_and_one_of_idle_time_does_not_count() -> None:
     finding = only(job(low_clocks=(replace(low_clock(), history=None),)))
     assert finding.since_s is None and finding.gpu_hours_lost is None and "(5-minute mean). The median" in finding.why
-
-
-def test_a_low_clock_of_a_time_in_which_the_gpu_idled_does_not_count() -> None:
-    own = low_clock()
+    own = low_clock()  # a low clock of a time in which the GPU idled does not count
     idled = replace(own, gpu=replace(own.gpu, history=past((170, 0.0), (10, 0.97))), history=past((180, 1.29e9)))
     assert NOW - only(job(low_clocks=(idled,))).since_s == pytest.approx(600, abs=1)
+    low = low_clock(0.97, sm_clock_hz=1.29e9)  # a straggler with a low clock is found once
+    own = job(low_gpus=(gpu(0.5, sm_clock_hz=1.29e9),), low_clocks=(low,), peers={"sm_clock_hz": 1.98e9})
+    assert [f.id for f in found(own)] == ["straggler_gpu"]
 
 
 @pytest.mark.parametrize("low", [
     low_clock(0.5), low_clock(clock_hz=1.75e9), low_clock(gpus=3), low_clock(clock_reasons=1.0), low_clock(0.1),
-    low_clock(clock_hz=1.6e9, mad_hz=0.09e9),
-], ids=["works less", "near", "too few", "idle", "hardly busy", "spread"])
+    low_clock(clock_hz=1.6e9, mad_hz=0.09e9)], ids=["works less", "near", "too few", "idle", "hardly busy", "spread"])
 def test_what_is_no_low_clock(low: LowClock) -> None:
     assert found(job(low_clocks=(low,))) == []
 
@@ -153,13 +136,7 @@ def test_clocks_that_differ_everywhere_are_no_outliers(low: LowClock) -> None:
     assert findings == () and [a.id for a in abstained] == ["low_clock_gpu"]
 
 
-def test_a_straggler_with_a_low_clock_is_found_once() -> None:
-    low = low_clock(0.97, sm_clock_hz=1.29e9)
-    own = job(low_gpus=(gpu(0.5, sm_clock_hz=1.29e9),), low_clocks=(low,), peers={"sm_clock_hz": 1.98e9})
-    assert [f.id for f in found(own)] == ["straggler_gpu"]
-
-
-def test_a_slow_node_explains_its_gpus() -> None:
+def test_a_slow_node_explains_its_gpus_and_of_two_neither_is_slow() -> None:
     low = tuple(gpu(0.4, f"n2:{i}", past((120, 0.9), (60, 0.4))) for i in range(4))
     finding = only(job(low_gpus=low, low_nodes=(node(0.45),)))
     assert (finding.id, finding.places, finding.label) == ("slow_node", ("n2",), "slow node n2")
@@ -167,10 +144,7 @@ def test_a_slow_node_explains_its_gpus() -> None:
     other = job(low_gpus=(*low, gpu(0.5, "n3:0")), low_nodes=(node(0.45),))
     assert [f.id for f in found(other)] == ["slow_node", "straggler_gpu"]
     assert found(other)[1].places == ("n3:0",)
-
-
-def test_of_two_nodes_neither_is_the_slow_one() -> None:
-    assert found(job(nodes=2, gpus=16, low_nodes=(node(0.45),))) == []
+    assert found(job(nodes=2, gpus=16, low_nodes=(node(0.45),))) == []  # of two nodes neither is the slow one
     assert found(job(low_nodes=(node(0.45), node(0.4, "n3")))) == []
 
 
@@ -205,10 +179,7 @@ def test_of_a_time_without_measurements_nothing_is_lost() -> None:
     assert NOW - short.since_s == pytest.approx(120 * 60, abs=121) and short.since_exact
     fell = only(job(activity=0.4, median=0.4, node_median=0.4, history=past((60, 0.9), (100, None), (20, 0.4))))
     assert fell.id == "activity_drop" and fell.gpu_hours_lost == pytest.approx(32 * 0.5 * 22 / 60, rel=0.15)
-
-
-def test_a_job_that_has_just_begun_has_no_straggler() -> None:
-    low = {"low_gpus": (gpu(0.5),), "low_nodes": (node(0.4),)}
+    low = {"low_gpus": (gpu(0.5),), "low_nodes": (node(0.4),)}  # a job that has just begun has no straggler
     assert {f.id for f in found(job(**low))} == {"straggler_gpu", "slow_node"}
     assert found(job(**low, history=past((170, None), (8, 0.9)))) == []
     assert found(job(**low, start_s=NOW - 300)) == []
@@ -216,7 +187,8 @@ def test_a_job_that_has_just_begun_has_no_straggler() -> None:
     assert findings == () and {a.id for a in abstained} == {"straggler_gpu", "slow_node", "activity_drop"}
 
 
-def test_what_lost_most_stands_first() -> None:
+def test_what_lost_most_stands_first_and_nothing_is_said_of_a_healthy_job() -> None:
     long = job(id="1", idle_gpus=32, median=0.0, history=past((60, 0.9), (120, 0.0)))
     short = job(id="2", idle_gpus=32, median=0.0, history=past((120, 0.9), (60, 0.0)))
     assert [f.job for f in found(short, long)] == ["1", "2"]
+    assert fleet_advice(fleet(job())) == ((), ())  # nothing is said of a healthy job

@@ -114,6 +114,5 @@ def ambient_fixes(job: LabeledJob) -> dict[str, LabeledJob]:
         out["sync_copies"] = job.replace(run_ahead=1)
     if not (job.xla or job.jax or job.cpu_only):
         left = 1 - job.elementwise * (1 - 1 / FUSED)
-        out["xla_off"] = job.replace(compute_ms=job.compute_ms * left,
-                                     elementwise=job.elementwise / FUSED / left)
+        out["xla_off"] = job.replace(compute_ms=job.compute_ms * left, elementwise=job.elementwise / FUSED / left)
     return out

@@ -247,8 +247,7 @@ def optimizer_unfused(seed: int, share: float) -> Fault:
 
 def allocation_in_steps(seed: int, share: float) -> Fault:
     """Memory is freed and allocated by the driver in each step: the call waits for the GPU, which then has no work."""
-    job = random_job(
-        seed, warm_up=0.0, gpus=1, run_ahead=1, **loop_style(seed, "custom", "jax_step", "keras3"))
+    job = random_job(seed, warm_up=0.0, gpus=1, run_ahead=1, **loop_style(seed, "custom", "jax_step", "keras3"))
     count = 4 + 2 * (seed % 3)
     each = max(step_ms(job) * share / (1 - share) / count - 0.03, 0.01)
     calls = tuple(MidStepWork((i + 0.5) / count, blocks=True, host_ms=each, op=("cudaFree", "cudaMalloc")[i % 2])

@@ -113,7 +113,6 @@ class LabeledJob(SimulatedJob, frozen=True):
     burst_ms: float = 0.0
     map_parallel: bool = True
     pinned: bool = True
-    h2d_overlap: bool = True
 
     # Several GPUs, and unevenness among them.
     comm_count: int = 8

@@ -186,17 +186,16 @@ class LabeledSimulation(Simulation):
         memory = "pinned" if job.pinned else "pageable"
         copy = Copy("H2D", round(job.batch_mb * 1e6), rate, memory, "device")
         length = int(copy.size / rate)
-        overlap = job.h2d_overlap and job.pinned
         # With prefetching to the device the next batch is copied once this one is taken, while the step computes.
         taken = self.steps[-1].ready if self.steps else self.step_start - length
-        launch = max(min(taken, self.step_start) + 300 * US, self.h2d_free[gpu]) if overlap else host
+        launch = max(min(taken, self.step_start) + 300 * US, self.h2d_free[gpu]) if job.pinned else host
         begin = max(launch + 7 * US, self.h2d_free[gpu])
         end = begin + length
-        call_end = end if not job.pinned else launch + 6 * US
+        call_end = launch + 6 * US if job.pinned else end
         self.h2d_free[gpu] = end
         self.copies[gpu].append(CopyEvent(copy, "IteratorGetNext:IteratorGetNext", begin, end, launch, call_end))
         self.free[gpu] = max(self.free[gpu], end)
-        return host if overlap else max(host, call_end) + 5 * US
+        return host if job.pinned else max(host, call_end) + 5 * US
 
     def _copy(self, gpu: int, copy: Copy, host: int, after: int, op: str) -> tuple[int, int]:
         call_end, end = super()._copy(gpu, copy, host, after, op)

@@ -12,15 +12,7 @@ from gputop.advice.live.node_view import NodeView
 from gputop.advice.live_rules import LIVE_RULES
 from gputop.core.findings import Advice, Finding
 from gputop.core.metrics import GPU_METRICS
-from gputop.core.samples import (
-    GpuInfo,
-    GpuProcess,
-    GpuSample,
-    HostSample,
-    NodeSample,
-    ProcessSample,
-    Reading,
-)
+from gputop.core.samples import GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 from gputop.ranks.model import RasReport
 from gputop.telemetry.history import History
 from tests.fakes import cgroup_sample
@@ -33,6 +25,10 @@ TIERS = ((1.0, 600), (10.0, 60), (60.0, 60))
 LINK = 63e9  # PCIe 5 × 16
 
 Level = float | Callable[[float], float]
+STUCK: dict[str, Level | None] = {  # GPUs that wait for each other
+    "tensor_active": 0.0, "dram_active": 0.001, "power_w": 130.0,
+    "pcie_rx_bytes_per_s": 2e5, "pcie_tx_bytes_per_s": 2e5,
+}
 
 
 @dataclass(frozen=True)
@@ -117,8 +113,7 @@ class Scene:
             "sm_clock_hz": 1.98e9, "sm_clock_max_hz": 1.98e9, "temperature_c": 60.0, "temperature_slowdown_c": 92.0,
             "tensor_active": 0.45 * level if self.fine else None, "dram_active": 0.35 * level if self.fine else None,
             "pcie_rx_bytes_per_s": 6e8 * level, "pcie_tx_bytes_per_s": 5e7 * level, "pcie_max_bytes_per_s": LINK,
-            "pcie_gen": 5.0, "pcie_width": 16.0,
-        }
+            "pcie_gen": 5.0, "pcie_width": 16.0}
         values.update({m: None if v is None else at(v, t) for m, v in self.other.items()})
         info = GpuInfo(index, f"GPU-{index}", "H100", pcie_gen_max=5, pcie_width_max=16)
         return GpuSample(info, {m: read(m, v) for m, v in values.items()},
@@ -129,6 +124,12 @@ class Scene:
 def two(level: Level, job: Job | None = None, **how: Any) -> Scene:
     """Two GPUs of a job that do the same: over a long time they show it as well as eight, in less time."""
     return Scene({0: level, 1: level}, [replace(job or Job(), gpus=(0, 1))], gpus=2, **how)
+
+
+def only(index: int, **values: float) -> Callable[[GpuSample, float], GpuSample]:
+    """A change of a scene: one GPU has these readings."""
+    readings = {m: read(m, v) for m, v in values.items()}
+    return lambda gpu, t: gpu if gpu.info.index != index else replace(gpu, readings={**gpu.readings, **readings})
 
 
 def at(level: Level, t: float) -> float:
@@ -192,5 +193,3 @@ def get(advice: Advice, finding_id: str) -> Finding:
 
 def abstained(advice: Advice) -> dict[str, str]:
     return {a.id: a.missing for a in advice.abstained}
-
-

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from gputop.advice.live.advise import live_advice
 from gputop.core.findings import Advice
 from gputop.core.samples import LOST, GpuSample
-from tests.advice.live.scene import Job, Level, Scene, abstained, after, get, ids, play, read, two, verdict
-from tests.advice.live.stuck_jobs import STUCK
+from gputop.telemetry.history import History
+from tests.advice.live.scene import STUCK, Job, Level, Scene, abstained, after, get, ids, only, play, read, two, verdict
 from tests.records import replace
 
 
-def with_others(level: float, **other: Level | None) -> Scene:
-    return Scene(dict.fromkeys(range(8), level), other=other)
+def eight(level: float, **other: Level | None) -> Advice:
+    return after(Scene(dict.fromkeys(range(8), level), other=other), 200)
 
 
 def four(first: float, others: float, **how: Any) -> Scene:
@@ -26,22 +27,18 @@ def four(first: float, others: float, **how: Any) -> Scene:
 
 @pytest.mark.parametrize(("level", "found"), [(0.49, True), (0.51, False), (0.03, True), (0.015, False)])
 def test_low_sm_activity(level: float, found: bool) -> None:
-    advice = after(with_others(level), 200)
+    advice = eight(level)
     assert ("low_sm_active" in ids(advice)) == found
     assert "low_sm_active" not in abstained(advice)
 
 
-def test_low_activity_says_what_is_seen_and_asks_for_a_trace() -> None:
+def test_low_activity_says_what_is_seen_and_names_a_busier_gpu_of_the_job() -> None:
     finding = get(after(Scene(dict.fromkeys(range(8), 0.2), util=0.4, full_cores=12.0), 200), "low_sm_active")
     assert finding.severity == "low" and finding.gpus == tuple(range(8))
     assert finding.evidence == pytest.approx(
         {"window_s": 120.0, "sm_active_ratio": 0.2, "gpu_util_ratio": 0.4, "full_cpu_cores": 12.0})
-    assert "60%" in finding.why and "12 CPU cores" in finding.why
-    always = get(after(with_others(0.2), 200), "low_sm_active")
+    always = get(eight(0.2), "low_sm_active")
     assert "full_cpu_cores" not in always.evidence
-
-
-def test_low_activity_names_a_busier_gpu_of_the_same_job() -> None:
     seen = verdict(Scene(dict.fromkeys(range(7), 0.3) | {7: 0.9}), 200, "low_sm_active")
     assert (seen.gpus, seen.busier_peers) == (tuple(range(7)), (7,))
 
@@ -73,8 +70,7 @@ def test_a_known_cause_stands_alone(scene: Scene) -> None:
 def test_one_of_two_jobs_works_little() -> None:
     jobs = [Job(100, range(4)), Job(200, range(4, 8), "python other.py", "bob")]
     advice = after(Scene({0: 0.95} | dict.fromkeys(range(1, 8), 0.3), jobs=jobs), 200)
-    assert get(advice, "gpu0_oversubscribed").gpus == (0,)
-    assert get(advice, "low_sm_active").gpus == (4, 5, 6, 7)
+    assert get(advice, "gpu0_oversubscribed").gpus == (0,) and get(advice, "low_sm_active").gpus == (4, 5, 6, 7)
 
 
 def test_starting_up_is_not_low_activity() -> None:
@@ -97,9 +93,6 @@ def test_validation_and_checkpoints_are_no_alarm() -> None:
     scene = two(training_with_pauses, cpu=lambda t: 0.97 if t % 300 >= 250 else 0.3, interval_s=2.0)
     _, advices = play(scene, 1000)
     assert {i for a in advices for i in ids(a)} == set()
-
-
-def test_a_checkpoint_for_which_the_others_wait_in_nccl_is_no_alarm() -> None:
     def saving(t: float) -> bool:
         return t % 400 >= 320  # 80 s
 
@@ -114,54 +107,46 @@ def test_a_checkpoint_for_which_the_others_wait_in_nccl_is_no_alarm() -> None:
 
 # -- spinning -----------------------------------------------------------------------------------------
 
-def stuck(level: float = 0.15, **other: Level | None) -> Advice:
-    return after(Scene(dict.fromkeys(range(8), level), other=STUCK | other), 200)
+def stuck(level: float = 0.15, seconds: float = 200, **other: Level | None) -> Advice:
+    return after(Scene(dict.fromkeys(range(8), level), other=STUCK | other), seconds)
 
 
-def test_gpus_that_wait_for_each_other() -> None:
+def test_gpus_that_wait_for_each_other_and_for_how_long() -> None:
     finding = get(stuck(), "spinning")
     assert finding.severity == "medium" and finding.gpus == tuple(range(8))
     assert finding.evidence["gpu_util_ratio"] == 1.0 and finding.evidence["sm_active_ratio"] == pytest.approx(0.15)
-    assert finding.evidence["pcie_bytes_per_s"] == pytest.approx(4e5)
-    assert finding.snippet == "gputop stacks 100"
-    long = get(after(Scene(dict.fromkeys(range(8), 0.15), other=STUCK), 340), "spinning")
-    assert long.severity == "high"  # it goes on and on, and nobody works
+    assert finding.evidence["pcie_bytes_per_s"] == pytest.approx(4e5) and finding.snippet == "gputop stacks 100"
+    long = get(stuck(seconds=400), "spinning")
+    assert long.severity == "high" and long.evidence["lasts_s"] == 360.0  # it goes on and on, and nobody works
+    began = stuck(seconds=400, tensor_active=lambda t: 0.4 if t < 200 else 0.0)
+    assert get(began, "spinning").evidence["lasts_s"] == 120.0
 
 
 @pytest.mark.parametrize(("metric", "just_below", "just_above"), [
     ("tensor_active", 0.0049, 0.006), ("dram_active", 0.019, 0.021), ("power_w", 314.0, 316.0),
-    ("gpu_util", 0.981, 0.979),
-])
+    ("gpu_util", 0.981, 0.979)])
 def test_real_work_at_low_occupancy_is_not_spinning(metric: str, just_below: float, just_above: float) -> None:
     assert "spinning" in ids(stuck(**{metric: just_below}))
     advice = stuck(**{metric: just_above})
     assert "spinning" not in ids(advice) and "low_sm_active" in ids(advice)
 
 
-def test_the_share_of_sms_that_spin() -> None:
+def test_more_sms_variation_and_traffic_are_work() -> None:
     assert "spinning" in ids(stuck(0.34)) and "spinning" not in ids(stuck(0.36))
-
-
-def test_activity_that_varies_is_work() -> None:
-    rng = random.Random(5)
+    rng = random.Random(5)  # activity that varies is work
     scene = Scene(dict.fromkeys(range(8), lambda t: 0.15 * (1 + rng.uniform(-0.3, 0.3))), other=STUCK)
     assert "spinning" not in ids(after(scene, 200))
-
-
-def test_traffic_makes_it_less_sure() -> None:
     scene = Scene(dict.fromkeys(range(8), 0.15), other=STUCK | {"pcie_rx_bytes_per_s": 4e7})
     seen = verdict(scene, 400, "spinning")
     assert seen.severity == "medium" and not seen.sure
+    idle = stuck(nvlink_rx_bytes_per_s=1e6, nvlink_tx_bytes_per_s=1e6)  # traffic between GPUs is work
+    assert get(idle, "spinning").evidence["nvlink_bytes_per_s"] == pytest.approx(2e6)
+    assert "spinning" not in ids(stuck(nvlink_rx_bytes_per_s=6e7, nvlink_tx_bytes_per_s=6e7))
 
 
 def test_some_wait_for_one_that_works() -> None:
-    def change(gpu: GpuSample, t: float) -> GpuSample:
-        if gpu.info.index != 3:
-            return gpu
-        at_work = {m: read(m, v) for m, v in {"sm_active": 0.9, "tensor_active": 0.4, "power_w": 600.0}.items()}
-        return replace(gpu, readings={**gpu.readings, **at_work})
-
-    scene = Scene(dict.fromkeys(range(8), 0.15), other=STUCK, change=change)
+    scene = Scene(dict.fromkeys(range(8), 0.15), other=STUCK,
+                  change=only(3, sm_active=0.9, tensor_active=0.4, power_w=600.0))
     finding, seen = get(after(scene, 400), "spinning"), verdict(scene, 400, "spinning")
     assert finding.gpus == (0, 1, 2, 4, 5, 6, 7) and finding.severity == "medium"
     assert (seen.busy_gpus, seen.faulty_gpus) == ((3,), set()) and "GPU 3" in finding.why
@@ -177,36 +162,19 @@ def test_those_that_wait_for_a_lost_gpu_say_so() -> None:
     assert ids(advice)[0] == "hardware_error"
 
 
-def test_spinning_from_coarse_figures_needs_a_gpu_far_from_any_work() -> None:
+def test_spinning_from_coarse_figures_needs_a_gpu_far_from_any_work_and_none_without_figures() -> None:
     def coarse(**other: Level | None) -> Advice:
         return after(Scene(fine=False, other=STUCK | {"tensor_active": None, "dram_active": None} | other), 200)
 
     finding = get(coarse(), "spinning")
     assert finding.severity == "medium" and "sm_active_ratio" not in finding.evidence
-    assert "spinning" not in ids(coarse(power_w=250.0))
-    assert "spinning" not in ids(coarse(pcie_rx_bytes_per_s=4e7))
+    assert "spinning" not in ids(coarse(power_w=250.0)) and "spinning" not in ids(coarse(pcie_rx_bytes_per_s=4e7))
     assert "spinning" not in ids(coarse(nvlink_rx_bytes_per_s=2e8))
     assert "PCIe traffic" in abstained(coarse(pcie_rx_bytes_per_s=None))["spinning"]
     assert "power" in abstained(coarse(power_w=None))["spinning"]
-
-
-def test_spinning_abstains_without_its_figures() -> None:
-    for metric in ("gpu_util", "tensor_active", "dram_active", "power_w"):
+    for metric in ("gpu_util", "tensor_active", "dram_active", "power_w"):  # spinning abstains without its figures
         advice = stuck(**{metric: None})
         assert "spinning" not in ids(advice) and "the test says so" in abstained(advice)["spinning"], metric
-
-
-def test_it_says_for_how_long() -> None:
-    finding = get(after(Scene(dict.fromkeys(range(8), 0.15), other=STUCK), 400), "spinning")
-    assert finding.evidence["lasts_s"] == 360.0
-    began = Scene(dict.fromkeys(range(8), 0.15), other=STUCK | {"tensor_active": lambda t: 0.4 if t < 200 else 0.0})
-    assert get(after(began, 400), "spinning").evidence["lasts_s"] == 120.0
-
-
-def test_traffic_between_gpus_is_work() -> None:
-    idle = stuck(nvlink_rx_bytes_per_s=1e6, nvlink_tx_bytes_per_s=1e6)
-    assert get(idle, "spinning").evidence["nvlink_bytes_per_s"] == pytest.approx(2e6)
-    assert "spinning" not in ids(stuck(nvlink_rx_bytes_per_s=6e7, nvlink_tx_bytes_per_s=6e7))
 
 
 NO_PIPES = {"fp64_active": 0.0, "fp32_active": 0.0, "fp16_active": 0.0}
@@ -229,7 +197,7 @@ def test_a_kernel_that_waits_on_all_sms() -> None:
     {"nvlink_rx_bytes_per_s": 2e10, "nvlink_tx_bytes_per_s": 2e10},  # exchanges
 ], ids=["trains", "hashes", "fp32", "unknown", "memory test", "no PCIe", "PCIe", "NVLink"])
 def test_busy_sms_that_are_no_wait(other: dict[str, Level | None]) -> None:
-    assert "spinning" not in ids(after(Scene(dict.fromkeys(range(8), 0.98), other=STUCK | NO_PIPES | other), 400))
+    assert "spinning" not in ids(stuck(0.98, 400, **NO_PIPES | other))
 
 
 @pytest.mark.parametrize("command", ["python -m vllm.entrypoints.openai.api_server --tp 8", "vllm serve m",
@@ -245,41 +213,56 @@ def test_servers_of_models_wait_for_requests(command: str) -> None:
 # -- tensor_idle and dram_bound ---------------------------------------------------------------------
 
 @pytest.mark.parametrize(("sm", "tensor", "found"), [
-    (0.61, 0.0, True), (0.59, 0.0, False), (0.9, 0.0049, True), (0.9, 0.0051, False),
-])
+    (0.61, 0.0, True), (0.59, 0.0, False), (0.9, 0.0049, True), (0.9, 0.0051, False)])
 def test_tensor_cores_unused(sm: float, tensor: float, found: bool) -> None:
-    advice = after(with_others(sm, tensor_active=tensor), 200)
+    advice = eight(sm, tensor_active=tensor)
     assert ("tensor_idle" in ids(advice)) == found
 
 
 def test_unused_tensor_cores_are_said_with_care() -> None:
-    finding = get(after(with_others(0.9, tensor_active=0.0), 200), "tensor_idle")
+    finding = get(eight(0.9, tensor_active=0.0), "tensor_idle")
     assert finding.severity == "low"
     assert finding.evidence == pytest.approx({"window_s": 180.0, "sm_active_ratio": 0.9, "tensor_active_ratio": 0.0})
-
-
-def test_tensor_cores_idle_for_a_while_or_beside_fp64_are_left_alone() -> None:
     recent = Scene(dict.fromkeys(range(8), 0.9), other={"tensor_active": lambda t: 0.4 if t < 60 else 0.0})
     assert "tensor_idle" not in ids(after(recent, 230))
-    assert "tensor_idle" not in ids(after(with_others(0.9, tensor_active=0.0, fp64_active=0.3), 200))
-
-
-def test_missing_pipes_are_named() -> None:
-    advice = after(with_others(0.9, tensor_active=None, dram_active=None), 200)
-    assert "tensor_active of GPU 0: the test says so" in abstained(advice)["tensor_idle"]
-    assert "dram_active of GPU 0: the test says so" in abstained(advice)["dram_bound"]
-    assert "tensor_active" in abstained(after(with_others(0.9, tensor_active=None, dram_active=0.7), 200))["dram_bound"]
+    assert "tensor_idle" not in ids(eight(0.9, tensor_active=0.0, fp64_active=0.3))
 
 
 @pytest.mark.parametrize(("dram", "tensor", "found"), [
-    (0.61, 0.1, True), (0.59, 0.1, False), (0.7, 0.29, True), (0.7, 0.31, False),
-])
+    (0.61, 0.1, True), (0.59, 0.1, False), (0.7, 0.29, True), (0.7, 0.31, False)])
 def test_bound_by_device_memory(dram: float, tensor: float, found: bool) -> None:
-    advice = after(with_others(0.9, dram_active=dram, tensor_active=tensor), 200)
+    advice = eight(0.9, dram_active=dram, tensor_active=tensor)
     assert ("dram_bound" in ids(advice)) == found
 
 
-def test_memory_bound_is_a_limit_and_no_fault_of_the_tensor_cores() -> None:
-    advice = after(with_others(0.9, dram_active=0.75, tensor_active=0.0), 200)
+def test_memory_bound_is_a_limit_and_missing_pipes_are_named() -> None:
+    advice = eight(0.9, dram_active=0.75, tensor_active=0.0)
     assert ids(advice) == ["dram_bound"] and get(advice, "dram_bound").severity == "low"
     assert "limited by memory bandwidth" in advice.limit
+    advice = eight(0.9, tensor_active=None, dram_active=None)  # missing pipes are named
+    assert "tensor_active of GPU 0: the test says so" in abstained(advice)["tensor_idle"]
+    assert "dram_active of GPU 0: the test says so" in abstained(advice)["dram_bound"]
+    assert "tensor_active" in abstained(eight(0.9, tensor_active=None, dram_active=0.7))["dram_bound"]
+
+
+# -- no_fine_metrics --------------------------------------------------------------------------------
+
+def test_coarse_only_is_what_stays_so() -> None:
+    advice = after(Scene(fine=False), 40)
+    finding = get(advice, "no_fine_metrics")
+    assert finding.gpus == tuple(range(8)) and "the test says so" in finding.why
+    no_util = after(Scene(fine=False, other={"gpu_util": None}), 40)
+    assert "no_fine_metrics" in abstained(no_util)
+    scene = Scene(other={"sm_active": 0.9}, change=lambda g, t: g if t % 7 else replace(
+        g, readings={**g.readings, "sm_active": read("sm_active", None)}))
+    _, advice = play(scene, 60)
+    assert all("no_fine_metrics" not in ids(a) for a in advice)
+    # A prefilled history holds coarse utilization alone; GPM answers from the third tick on.
+    history = History()
+    for t in range(14):
+        for_now = Scene(fine=False, other={"memory_used_bytes": None}).sample(t)
+        history.append(for_now)
+    for t in range(14, 30):
+        sample = Scene(fine=t > 16).sample(t)
+        history.append(sample)
+        assert "no_fine_metrics" not in ids(live_advice(history, sample))

@@ -19,7 +19,6 @@ from gputop.telemetry.history import History
 from tests.advice.live.scene import TOTAL, Job, Scene, abstained, after, ids, play
 from tests.records import replace
 
-# -- all rules ------------------------------------------------------------------------------------
 
 def test_a_healthy_node_has_no_finding_at_any_time() -> None:
     rng = random.Random(3)
@@ -30,15 +29,12 @@ def test_a_healthy_node_has_no_finding_at_any_time() -> None:
         "nobody looked; it needs minutes")
 
 
-def test_a_node_without_processes_is_normally_idle() -> None:
+def test_a_node_without_processes_and_the_first_tick_abstain() -> None:
     advice = after(Scene(jobs=()), 200)
     assert ids(advice) == []
     for rule in ("idle_gpu", "unused_gpu", "gpu0_oversubscribed", "shared_gpu", "memory_preallocated"):
         assert "a compute process that holds a GPU" in abstained(advice)[rule]
-
-
-def test_the_first_tick_abstains_and_says_for_what() -> None:
-    advice = after(Scene(), 1)
+    advice = after(Scene(), 1)  # the first tick abstains and says for what
     assert ids(advice) == []
     assert set(abstained(advice)) == {"idle_gpu", "unused_gpu", "gpu0_oversubscribed", "power_capped",
                                       "memory_preallocated", "no_fine_metrics", "memory_pressure", "thermal_throttled",
@@ -46,9 +42,6 @@ def test_the_first_tick_abstains_and_says_for_what() -> None:
                                       "dram_bound", "low_sm_active", "recurring_idle", "below_own_best",
                                       "tensor_idle", "unprotected_profiler", "profiler_left_on", "slow_rank"}
     assert all(abstained(advice).values())
-
-
-def test_unreadable_processes_are_named() -> None:
     def hide(gpu: GpuSample, t: float) -> GpuSample:
         return replace(gpu, processes=(), processes_reason="nvmlDeviceGetComputeRunningProcesses: no permission")
 
@@ -78,9 +71,6 @@ def test_late_ticks_at_a_slow_interval_are_judged_all_the_same() -> None:
         history.append(sample)
         if now > 70:
             assert ids(live_advice(history, sample)) == ["gpu0_oversubscribed"]
-
-
-def test_an_abstention_at_a_slow_interval_names_the_time_it_needs() -> None:
     assert "150 s" in abstained(after(Scene(interval_s=30.0), 60))["memory_preallocated"]
 
 
@@ -116,11 +106,8 @@ def test_leaving_is_further_than_entering() -> None:
         assert (leave > enter) if name in smaller_is_worse else (leave < enter)
 
 
-# -- words --------------------------------------------------------------------------------------------
-
 def test_names_of_gpus() -> None:
-    assert gpus_text([3]) == "GPU 3"
-    assert gpus_text([5, 0, 2, 1]) == "GPUs 0-2, 5"
+    assert gpus_text([3]) == "GPU 3" and gpus_text([5, 0, 2, 1]) == "GPUs 0-2, 5"
 
 
 def test_rules_are_pure() -> None:

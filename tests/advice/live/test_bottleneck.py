@@ -12,9 +12,8 @@ def test_what_bounds_a_healthy_job() -> None:
     assert ids(advice) == []
     assert advice.limit == ("No problem found so far. GPUs 0-7 are compute bound (SM 92%, tensor 61%, DRAM 32%, "
                             "540 of 700 W).")
-
-
-def test_other_limits() -> None:
+    scene = Scene({0: 0.95, 1: 0.8}, gpus=2, jobs=[Job(gpus=(0, 1))])  # GPUs that differ are shown as a span
+    assert after(scene, 200).limit.startswith("No problem found so far. GPUs 0-1 are busy (SM 80-95%")
     def limit_text(**other: float) -> str:
         return after(Scene(dict.fromkeys(range(8), 0.9), other=other), 200).limit
 
@@ -24,12 +23,7 @@ def test_other_limits() -> None:
     assert "are partly busy and not at any limit (SM 70%" in after(Scene(dict.fromkeys(range(8), 0.7)), 200).limit
 
 
-def test_gpus_that_differ_are_shown_as_a_span() -> None:
-    scene = Scene({0: 0.95, 1: 0.8}, gpus=2, jobs=[Job(gpus=(0, 1))])
-    assert after(scene, 200).limit.startswith("No problem found so far. GPUs 0-1 are busy (SM 80-95%")
-
-
-def test_no_problem_is_said_only_with_evidence() -> None:
+def test_no_problem_is_said_only_with_evidence_and_where_no_time_is_lost() -> None:
     assert after(Scene(fine=False), 200).limit == "", "a finding says so"
     assert after(Scene(), 3).limit == "No findings yet: gputop has 2 s of samples, and the rules need 30 s to 7 min."
     assert after(Scene(), 20).limit.startswith("No findings yet: gputop has 19 s of samples")
@@ -42,10 +36,7 @@ def test_no_problem_is_said_only_with_evidence() -> None:
         return replace(gpu, readings={}) if gpu.info.index == 3 and t >= 199 else gpu
 
     assert after(Scene(change=late), 200).limit == "Not checked: GPU 3 cannot be read."
-
-
-def test_nothing_is_said_where_time_is_lost() -> None:
-    assert after(Scene(dict.fromkeys(range(8), 0.3)), 200).limit == ""
+    assert after(Scene(dict.fromkeys(range(8), 0.3)), 200).limit == ""  # nothing is said where time is lost
     assert after(Scene({0: 0.95} | dict.fromkeys(range(1, 8), 0.3)), 200).limit == ""
     without_power = after(Scene(other={"power_w": None, "tensor_active": None}), 200).limit
     assert without_power == "No problem found so far. GPUs 0-7 are busy (SM 90%, DRAM 32%)."
@@ -59,10 +50,7 @@ def test_a_job_that_works_much_less_than_before_is_not_called_well() -> None:
         "120 s, gputop checks for a hang.")
     idles = Scene(dict.fromkeys(range(8), lambda t: 0.9 if t < 260 else 0.0))
     assert "fell from 90% to 0% 40 s ago" in after(idles, 300).limit
-
-
-def test_a_short_pause_and_one_that_is_over_are_ordinary() -> None:
-    for begin, end in ((292, 300), (220, 260)):
+    for begin, end in ((292, 300), (220, 260)):  # a short pause and one that is over are ordinary
         scene = Scene(dict.fromkeys(range(8), lambda t, begin=begin, end=end: 0.1 if begin <= t < end else 0.9))
         assert "fell" not in after(scene, 300).limit
     assert "fell" not in after(Scene(dict.fromkeys(range(8), lambda t: 0.9 if int(t / 10) % 2 else 0.3)), 300).limit

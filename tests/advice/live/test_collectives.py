@@ -5,8 +5,7 @@ from __future__ import annotations
 from gputop.core.findings import Advice
 from gputop.ranks.model import RasReport
 from gputop.ranks.ras_answers import read_json, read_text
-from tests.advice.live.scene import Job, Scene, abstained, after, get, ids, verdict
-from tests.advice.live.stuck_jobs import STUCK
+from tests.advice.live.scene import STUCK, Job, Scene, abstained, after, get, ids, verdict
 from tests.ranks import ras_double
 from tests.records import replace
 
@@ -34,29 +33,22 @@ def test_the_rank_the_others_wait_for_is_the_one_cause() -> None:
     assert finding.snippet == "gputop stacks 105" and "105" in finding.why and "10.0.0.1" in finding.why
 
 
-def test_ordinary_states_are_no_hang() -> None:
+def test_ordinary_states_are_no_hang_and_without_an_answer_it_says_why() -> None:
     moving = ras_double.Job((120, 120, 120, 120, 120, 119, 120, 120), first_pid=100)
     even = ras_double.Job((100,) * 8, first_pid=100)
     for ranks in (None, report(span_s=59.0), report(last=moving), report(even)):
         assert "spinning" in ids(stuck(ranks)) and "collective_hang" not in ids(stuck(ranks))
-
-
-def test_without_an_answer_it_says_why() -> None:
-    advice = stuck(RasReport(problem="nothing listens"))
+    advice = stuck(RasReport(problem="nothing listens"))  # without an answer it says why
     assert abstained(advice)["collective_hang"] == "nothing listens" and "spinning" in ids(advice)
 
 
-def test_a_rank_of_another_node_is_looked_at_there() -> None:
+def test_a_rank_of_another_node_is_looked_at_there_and_one_without_a_name_is_counted() -> None:
     far = ras_double.Job((100,) * 12 + (99,) + (100,) * 3, first_pid=100)
     seen = verdict(RANKS, 200, "collective_hang", report(far))
     assert seen.pids == () and seen.gpus == tuple(range(8)) and seen.absence.absent[0].host == "10.0.0.2"
     assert get(stuck(report(far)), "collective_hang").snippet == "ssh 10.0.0.2 gputop stacks"
     gone = ras_double.Job((100,) * 16, first_pid=100, gone=frozenset({12}))
     assert get(stuck(report(gone)), "collective_hang").severity == "high"
-
-
-def test_text_that_names_no_rank_still_counts_them() -> None:
     halves = read_text(ras_double.as_text(ras_double.Job((100,) * 4 + (99,) * 4, version="2.27.7")), 0.0)
     seen = verdict(RANKS, 200, "collective_hang", RasReport(halves, replace(halves, time_s=80.0)))
     assert seen.absence.absent_count == 4 and seen.pids == ()
-

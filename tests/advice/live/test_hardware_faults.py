@@ -8,10 +8,9 @@ import pytest
 
 from gputop.core.findings import Finding, Severity
 from gputop.core.samples import LOST, NOT_RESPONDING, GpuInfo, GpuSample, XidEvent
-from tests.advice.live.scene import START_S, Scene, abstained, after, get, ids, play, read
+from tests.advice.live.scene import START_S, Scene, abstained, after, get, ids, only, play
 from tests.records import replace
 
-# -- lost and silent GPUs -----------------------------------------------------------------------------
 
 def sick(state: str, since_s: float, until_s: float = 1e9) -> Callable[[GpuSample, float], GpuSample]:
     def change(gpu: GpuSample, t: float) -> GpuSample:
@@ -31,20 +30,15 @@ def test_a_lost_gpu_is_reported_at_once_and_the_rest_is_judged() -> None:
     assert get(advice[-1], "idle_gpu").gpus == (0,)
 
 
-def test_a_short_silence_is_no_error() -> None:
+def test_a_short_silence_is_no_error_and_no_answer_at_all_is_one() -> None:
     _, advice = play(Scene(change=sick(NOT_RESPONDING, 50, 58)), 70)
     assert all("hardware_error" not in ids(a) for a in advice)
     _, advice = play(Scene(change=sick(NOT_RESPONDING, 50)), 70)
     shown = [i for i, a in enumerate(advice) if "hardware_error" in ids(a)]
     assert shown == list(range(59, 70))  # 10 s after the last answer, at 49
     assert get(advice[-1], "hardware_error").evidence["silent_s"] == 20.0
-
-
-def test_a_gpu_that_never_answered_is_reported_too() -> None:
     assert "hardware_error" in ids(after(Scene(change=sick(NOT_RESPONDING, 0)), 30))
 
-
-# -- Xids -----------------------------------------------------------------------------------------------
 
 def with_xids(events: Mapping[int, tuple[tuple[float, int], ...]]) -> Scene:
     """GPUs that report (seconds of the scene, Xid)."""
@@ -56,25 +50,15 @@ def with_xids(events: Mapping[int, tuple[tuple[float, int], ...]]) -> Scene:
 
 
 @pytest.mark.parametrize(("xid", "severity", "resets"), [
-    (79, "high", False), (54, "high", False), (143, "high", False),
-    (48, "high", True), (74, "high", True), (119, "high", True), (109, "high", True),
-    (63, "medium", False), (92, "medium", False), (93, "medium", False),
-    (13, "medium", False), (31, "medium", False), (43, "medium", False), (45, "low", False), (987, "medium", False),
-])
+    (79, "high", False), (54, "high", False), (143, "high", False), (48, "high", True), (74, "high", True),
+    (119, "high", True), (109, "high", True), (63, "medium", False), (92, "medium", False), (93, "medium", False),
+    (13, "medium", False), (31, "medium", False), (43, "medium", False), (45, "low", False), (987, "medium", False)])
 def test_the_severity_follows_what_the_number_means(xid: int, severity: Severity, resets: bool) -> None:
     finding = get(after(with_xids({3: ((5.0, xid),)}), 20), "hardware_error")
     assert (finding.severity, finding.gpus) == (severity, (3,))
     assert "GPU 3" in finding.title and f"Xid {xid}:" in finding.title
     assert ("--gpu-reset -i 3" in (finding.snippet or "")) == resets
     assert finding.evidence == {"xid": float(xid), "xid_count": 1.0, "xid_age_s": 14.0}
-
-
-def test_a_gpu_off_the_bus_gets_one_order_and_no_reset() -> None:
-    """It cannot be reset, whatever else it reported before it went."""
-    finding = get(after(with_xids({3: ((5.0, 48), (6.0, 79)), 2: ((5.0, 48),)}), 20), "hardware_error")
-    assert finding.title.startswith("GPU 3 reported Xid 79") and finding.action.startswith("Power-cycle the node")
-    assert "reset" not in finding.action and "--gpu-reset" not in (finding.snippet or "")
-    assert "Also: GPUs 2-3 reported Xid 48" in finding.why
 
 
 @pytest.mark.parametrize("state", [LOST, NOT_RESPONDING])
@@ -97,13 +81,10 @@ def test_the_command_resets_the_gpus_of_the_title() -> None:
     assert "--gpu-reset" not in (finding.snippet or "")
 
 
-def test_an_unknown_number_points_to_the_catalog() -> None:
+def test_an_unknown_number_points_to_the_catalog_and_an_old_one_is_forgotten() -> None:
     finding = get(after(with_xids({3: ((5.0, 987),)}), 20), "hardware_error")
     assert "docs.nvidia.com" in finding.action
-
-
-def test_an_old_xid_is_forgotten() -> None:
-    scene = with_xids({3: ((5.0, 79),)})
+    scene = with_xids({3: ((5.0, 79),)})  # an old Xid is forgotten
     _, advice = play(replace(scene, interval_s=10.0), 640)
     shown = [10.0 * i for i, a in enumerate(advice) if "hardware_error" in ids(a)]
     assert (shown[0], shown[-1]) == (10.0, 600.0)
@@ -113,9 +94,13 @@ def test_the_worst_comes_first_and_the_others_are_named() -> None:
     finding = get(after(with_xids({1: ((5.0, 31), (6.0, 31)), 2: ((6.0, 31), (7.0, 95))}), 20), "hardware_error")
     assert finding.severity == "high" and finding.gpus == (1, 2)
     assert finding.title.startswith("GPU 2 ") and "Xid 95:" in finding.title
-    assert "GPUs 1-2" in finding.why and "Xid 31:" in finding.why
-    assert finding.evidence["xid"] == 95
+    assert "GPUs 1-2" in finding.why and "Xid 31:" in finding.why and finding.evidence["xid"] == 95
     assert "--gpu-reset -i 2" in (finding.snippet or "") and "-i 1" not in (finding.snippet or "")
+    # It cannot be reset, whatever else it reported before it went.
+    finding = get(after(with_xids({3: ((5.0, 48), (6.0, 79)), 2: ((5.0, 48),)}), 20), "hardware_error")
+    assert finding.title.startswith("GPU 3 reported Xid 79") and finding.action.startswith("Power-cycle the node")
+    assert "reset" not in finding.action and "--gpu-reset" not in (finding.snippet or "")
+    assert "Also: GPUs 2-3 reported Xid 48" in finding.why
 
 
 def test_an_event_that_a_mig_instance_reports_too_counts_once() -> None:
@@ -128,38 +113,25 @@ def test_an_event_that_a_mig_instance_reports_too_counts_once() -> None:
     assert finding.evidence["xid_count"] == 1 and finding.gpus == (0,)
 
 
-# -- memory ---------------------------------------------------------------------------------------------
-
 def memory(**values: float) -> Finding | None:
-    def change(gpu: GpuSample, t: float) -> GpuSample:
-        if gpu.info.index != 4:
-            return gpu
-        return replace(gpu, readings={**gpu.readings, **{m: read(m, v) for m, v in values.items()}})
-
-    return next((f for f in after(Scene(change=change), 10).findings if f.id == "hardware_error"), None)
+    return next((f for f in after(Scene(change=only(4, **values)), 10).findings if f.id == "hardware_error"), None)
 
 
 @pytest.mark.parametrize(("values", "severity", "evidence"), [
     ({"ecc_uncorrected": 2}, "high", {"ecc_uncorrected_count": 2.0}),
     ({"row_remap_failed": 1}, "high", {"row_remap_failed_count": 1.0}),
-    ({"row_remap_pending": 1}, "medium", {"row_remap_pending_count": 1.0}),
-])
+    ({"row_remap_pending": 1}, "medium", {"row_remap_pending_count": 1.0})])
 def test_memory_faults(values: dict[str, float], severity: Severity, evidence: dict[str, float]) -> None:
     finding = memory(**values)
     assert (finding.severity, finding.gpus, finding.evidence) == (severity, (4,), evidence)
 
 
-def test_memory_that_is_healthy_is_no_finding() -> None:
+def test_memory_that_is_healthy_is_no_finding_and_a_pending_row_waits_for_the_job() -> None:
     healthy = {"ecc_uncorrected": 0, "ecc_corrected": 12, "row_remap_failed": 0, "row_remap_pending": 0,
                "rows_remapped": 3, "ecc_uncorrected_lifetime": 1}
     assert memory(**healthy) is None
+    assert "when the job is done" in memory(row_remap_pending=1).action  # a pending row says to wait for the job
 
-
-def test_a_pending_row_says_to_wait_for_the_job() -> None:
-    assert "when the job is done" in memory(row_remap_pending=1).action
-
-
-# -- nothing known ------------------------------------------------------------------------------------------
 
 def test_without_events_and_counters_the_rule_abstains() -> None:
     def change(gpu: GpuSample, t: float) -> GpuSample:

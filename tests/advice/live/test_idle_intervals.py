@@ -80,8 +80,6 @@ def test_a_planted_period_and_length_are_found(seed: int, interval_s: float, per
     assert 0 < one.share < 0.5 and one.spread_s is not None and one.spread_s <= 0.1 * one.period_s
 
 
-# -- what looks like it ---------------------------------------------------------------------------------
-
 def accident(rng: random.Random) -> Spans:
     begin_s = rng.uniform(30, 550)
     return [(begin_s, begin_s + rng.uniform(3, 40))]
@@ -126,36 +124,25 @@ def test_what_comes_at_random_has_no_period() -> None:
     assert shown > 30 and regular <= 2
 
 
-# -- regular, with something else among them ------------------------------------------------------------
-
 PLAIN = every(62.0, 4.1, random.Random(3), first_s=30.0)
 
 
-def test_an_accident_among_regular_ones_is_told_apart() -> None:
+def test_one_among_regular_ones_that_is_missing_or_irregular() -> None:
     (one,) = found([*PLAIN, (PLAIN[3][0] + 25, PLAIN[3][0] + 37)])
     assert one.period_s == pytest.approx(62, rel=0.03) and len(one.intervals) == len(PLAIN) and len(one.others) == 1
     assert one.others[0].idle_s == pytest.approx(12, abs=0.5)
-
-
-def test_one_that_is_missing_does_not_double_the_period() -> None:
-    (one,) = found([*PLAIN[:4], *PLAIN[5:]])
+    (one,) = found([*PLAIN[:4], *PLAIN[5:]])  # one that is missing does not double the period
     assert one.period_s == pytest.approx(62, rel=0.03) and not one.others
-
-
-def test_of_two_kinds_the_regular_one_is_told() -> None:
-    long = every(170.0, 24.0, random.Random(4), first_s=75.0)
+    long = every(170.0, 24.0, random.Random(4), first_s=75.0)  # of two kinds the regular one is told
     (one,) = found([*(s for s in PLAIN if not any(s[0] < e + 2 and b - 2 < s[1] for b, e in long)), *long])
     assert one.period_s == pytest.approx(62, rel=0.03)
     assert max(own.idle_s for own in one.intervals) < 6 and min(own.idle_s for own in one.others) > 20
-
-
-def test_every_third_may_be_longer() -> None:
     (one,) = found([(begin, end + (20 if i % 3 == 0 else 0)) for i, (begin, end) in enumerate(PLAIN)])
     assert one.period_s == pytest.approx(62, rel=0.03) and not one.others
     assert max(own.idle_s for own in one.intervals) == pytest.approx(24, abs=0.5)
 
 
-def test_too_few_stopped_or_most_of_the_time() -> None:
+def test_too_few_stopped_most_of_the_time_and_the_next_one() -> None:
     assert found(PLAIN, total_s=150.0) == []  # two
     (three,) = found(PLAIN, total_s=200.0)
     assert len(three.intervals) == 3 and three.period_s is None, "two equal distances are chance"
@@ -164,19 +151,11 @@ def test_too_few_stopped_or_most_of_the_time() -> None:
     assert found(every(60.0, 36.0, random.Random(5))) == []
     (often,) = found(every(60.0, 27.0, random.Random(5)))
     assert often.share == pytest.approx(0.45, abs=0.05)
-
-
-def test_the_next_one_is_that_after_one_under_way() -> None:
-    spans = every(62.0, 6.0, random.Random(6), first_s=39.0, jitter=0.0)
+    assert found(PLAIN, idle=0.2) == [] and len(found(PLAIN, idle=0.05)) == 1
+    spans = every(62.0, 6.0, random.Random(6), first_s=39.0, jitter=0.0)  # the next one is that after one under way
     (one,) = found(spans, total_s=600.0)  # which began at 597 s
     assert one.next_s == pytest.approx(START_S + 39 + 62 * 10, abs=1.5)
 
-
-def test_activity_that_falls_to_a_quarter_is_not_idle() -> None:
-    assert found(PLAIN, idle=0.2) == [] and len(found(PLAIN, idle=0.05)) == 1
-
-
-# -- several GPUs ---------------------------------------------------------------------------------------
 
 def node(*spans: Spans, **how: object) -> tuple[list[float], list[list[float]]]:
     rows = [readings(own, random.Random(gpu), **how) for gpu, own in enumerate(spans)]  # type: ignore[arg-type]
@@ -191,7 +170,7 @@ def test_gpus_that_are_idle_together_are_one_and_others_another() -> None:
     assert groups[1].period_s == pytest.approx(62, rel=0.03)
 
 
-def test_the_start_of_a_job_and_missing_readings_do_not_count() -> None:
+def test_the_start_of_a_job_missing_readings_and_a_time_without_samples_do_not_count() -> None:
     times, values = node(PLAIN, PLAIN)
     (late,), _ = recurring_idle(times, values, [START_S + 200, math.inf])
     assert late.gpus == (0,) and late.seen_s == pytest.approx(400, abs=2) and len(late.intervals) == 7
@@ -200,11 +179,7 @@ def test_the_start_of_a_job_and_missing_readings_do_not_count() -> None:
     assert both.gpus == (0, 1) and both.period_s == pytest.approx(62, rel=0.03)
     assert recurring_idle(times, [[math.nan] * len(times)], [0.0]) == ([], 0)
     assert recurring_idle([], [[]], [0.0]) == ([], 0)
-
-
-def test_a_time_without_samples_is_not_idle() -> None:
-    times, values = node(PLAIN)
-    keep = [i for i, time_s in enumerate(times) if not any(
-        b - 0.5 < time_s - START_S - 2 < e + 30 for b, e in PLAIN)]
+    times, values = node(PLAIN)  # a time without samples is not idle
+    keep = [i for i, time_s in enumerate(times) if not any(b - 0.5 < time_s - START_S - 2 < e + 30 for b, e in PLAIN)]
     groups, _ = recurring_idle([times[i] for i in keep], [[values[0][i] for i in keep]], [0.0])
     assert all(own.idle_s < 10 for one in groups for own in one.intervals)

@@ -8,21 +8,18 @@ from tests.advice.live.scene import TOTAL, Job, Level, Scene, abstained, after, 
 from tests.records import replace
 
 
-def test_memory_reserved_at_start() -> None:
+def test_memory_reserved_at_start_by_a_process() -> None:
     advice = after(Scene(jobs=[Job(gpus=range(4), memory=0.95 * TOTAL), Job(2, range(4, 8))]), 40)
     finding = get(advice, "memory_preallocated")
     assert finding.gpus == (0, 1, 2, 3) and finding.severity == "low"
     assert finding.snippet is not None and "TF_FORCE_GPU_ALLOW_GROWTH" in finding.snippet
     assert finding.evidence["memory_used_of_total_ratio"] == pytest.approx(0.95 + 0.5 / 80)
+    assert ids(after(Scene(jobs=(), other={"memory_used_bytes": 0.95 * TOTAL}), 40)) == []
 
 
 @pytest.mark.parametrize("used", [0.88 * TOTAL, lambda t: (0.92 + 0.02 * (t % 2)) * TOTAL])
 def test_memory_that_moves_or_has_room_is_not_reserved(used: Level) -> None:
     assert "memory_preallocated" not in ids(after(Scene(other={"memory_used_bytes": used}), 40))
-
-
-def test_full_memory_without_a_process_is_nobodys_reservation() -> None:
-    assert ids(after(Scene(jobs=(), other={"memory_used_bytes": 0.95 * TOTAL}), 40)) == []
 
 
 def two_jobs(free: float, moves: float = 0.02) -> Scene:
@@ -36,8 +33,7 @@ def two_jobs(free: float, moves: float = 0.02) -> Scene:
 
 
 @pytest.mark.parametrize(("free", "moves", "found"), [
-    (0.019, 0.02, True), (0.022, 0.02, False), (0.019, 0.0051, True), (0.019, 0.0049, False),
-])
+    (0.019, 0.02, True), (0.022, 0.02, False), (0.019, 0.0051, True), (0.019, 0.0049, False)])
 def test_two_jobs_compete_for_the_last_memory(free: float, moves: float, found: bool) -> None:
     advice = after(two_jobs(free, moves), 200)
     assert ("memory_pressure" in ids(advice)) == found
@@ -47,15 +43,12 @@ def test_two_jobs_compete_for_the_last_memory(free: float, moves: float, found: 
         assert "memory_preallocated" not in ids(advice)
 
 
-def test_memory_that_the_driver_keeps_is_not_free() -> None:
+def test_what_the_driver_keeps_is_not_free_and_what_one_job_holds_is_no_pressure() -> None:
     scene = two_jobs(0.03)
     assert "memory_pressure" not in ids(after(scene, 200))
     scene = replace(scene, other={**scene.other, "memory_reserved_bytes": 0.02 * TOTAL})
     assert "memory_pressure" in ids(after(scene, 200))
-
-
-def test_what_one_job_holds_says_nothing_about_pressure() -> None:
-    full = after(Scene(jobs=[Job(memory=0.97 * TOTAL)]), 200)
+    full = after(Scene(jobs=[Job(memory=0.97 * TOTAL)]), 200)  # what one job holds says nothing about pressure
     assert "memory_pressure" not in ids(full) and "a capture shows the peak" in abstained(full)["memory_pressure"]
     half = after(Scene(), 200)  # what is not even mapped is not short
     assert "memory_pressure" not in abstained(half)

@@ -48,6 +48,8 @@ def test_a_full_adapter_while_gpus_wait_is_found() -> None:
     assert found.retransmits == pytest.approx(120, abs=10)  # of both adapters
     advice = after(Networked(**WAITING), 130)
     assert "network_bound" in ids(advice) and "low_sm_active" not in ids(advice)
+    advice = after(Networked(loads=(None, 0.1), **WAITING), 130)  # an adapter that cannot be read is told
+    assert "mlx5_0: the test says so" in abstained(advice)["network_bound"]
 
 
 @pytest.mark.parametrize("scene", [
@@ -61,11 +63,6 @@ def test_a_full_adapter_while_gpus_wait_is_found() -> None:
 def test_a_network_that_holds_up_no_gpu_is_not(scene: Networked) -> None:
     advice = after(scene, 130)
     assert "network_bound" not in ids(advice) and "network_bound" not in abstained(advice)
-
-
-def test_an_adapter_that_cannot_be_read_is_told() -> None:
-    advice = after(Networked(loads=(None, 0.1), **WAITING), 130)
-    assert "mlx5_0: the test says so" in abstained(advice)["network_bound"]
 
 
 # -- numa_remote ------------------------------------------------------------------------------------

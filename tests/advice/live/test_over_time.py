@@ -18,20 +18,14 @@ from gputop.simulation.loop import SimulatedLoop, StepKind
 from gputop.simulation.scenarios import SCENARIOS
 from gputop.sources.simulated import SimulatedSource
 from gputop.telemetry.history import History
-from tests.advice.live.scene import LINK, TOTAL, Job, Level, Scene, ids, play
+from tests.advice.live.scene import LINK, STUCK, TOTAL, Job, Level, Scene, ids, play
 from tests.records import replace
-
-# -- a signal that hovers at its limit ------------------------------------------------------------------
 
 
 def near(value: float, by: float = 0.04) -> Level:
     """Slow waves and noise around ``value``."""
     rng = random.Random(repr(value))
     return lambda t: value * (1 + by * sin(t / 40) + 0.5 * by * rng.uniform(-1, 1))
-
-
-STUCK: dict[str, Level | None] = {"tensor_active": 0.0, "dram_active": 0.001, "power_w": 130.0,
-                                  "pcie_rx_bytes_per_s": 2e5, "pcie_tx_bytes_per_s": 2e5}
 
 
 def pair(level: Level = 0.9, other: dict[str, Level | None] | None = None, **rest: object) -> Scene:
@@ -65,8 +59,7 @@ HOVERING = {
     "host_cpu_saturated": pair(0.6, cpu=near(0.95, 0.02)),
     "host_cpu_saturated by activity": pair(near(0.8), cpu=0.99),
     "host_cpu_saturated by thread": pair(0.6, util=0.6, full_cores=lambda t: 1.0 if sin(t / 9) < 0.95 else 0.0),
-    "host_cpu_saturated by cores": pair(
-        0.6, util=0.6, full_cores=1.0, jobs=[Job(gpus=(0, 1), cores=near(0.9, 0.1))]),
+    "host_cpu_saturated by cores": pair(0.6, util=0.6, full_cores=1.0, jobs=[Job(gpus=(0, 1), cores=near(0.9, 0.1))]),
     "thermal_throttled by slowdown": pair(0.9, {"sm_clock_hz": 1.5e9, "temperature_c": near(87.0, 0.01)},
                                           events=["hw slowdown"]),
     "thermal_throttled": pair(0.9, {"sm_clock_hz": 1.5e9, "temperature_c": 88.0}, change=hot),
@@ -100,8 +93,7 @@ RIVALS = [
     {"pcie_saturated", "pcie_link_degraded"}, {"thermal_throttled", "power_capped"},
     {"memory_pressure", "memory_preallocated"}, {"idle_gpu", "spinning"}, {"idle_gpu", "unused_gpu"},
     {"low_sm_active", "network_bound"}, {"pcie_saturated", "network_bound"}, {"host_cpu_saturated", "network_bound"},
-    {"host_cpu_saturated", "gpu0_oversubscribed"}, {"host_cpu_saturated", "idle_gpu"},
-]
+    {"host_cpu_saturated", "gpu0_oversubscribed"}, {"host_cpu_saturated", "idle_gpu"}]
 
 
 def check(advice: Advice, gpus: int) -> None:
@@ -161,15 +153,12 @@ def test_random_nodes_never_raise_and_never_contradict_themselves(seed: int) -> 
         check(advice, gpus)
 
 
-# -- other intervals --------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("interval_s", [0.1, 0.5, 5.0, 10.0, 60.0])
 @pytest.mark.parametrize(("rule", "scene"), [
     ("low_sm_active", pair(0.3)), ("spinning", pair(0.2, STUCK)), ("tensor_idle", pair(0.9, {"tensor_active": 0.0})),
     ("dram_bound", pair(0.9, {"dram_active": 0.7, "tensor_active": 0.1})), ("host_cpu_saturated", pair(0.5, cpu=0.99)),
     ("pcie_saturated", pair(0.9, {"pcie_rx_bytes_per_s": 45e9})),
-    ("pcie_link_degraded", pair(0.9, {"pcie_max_bytes_per_s": LINK / 4})),
-])
+    ("pcie_link_degraded", pair(0.9, {"pcie_max_bytes_per_s": LINK / 4}))])
 def test_other_intervals(rule: str, scene: Scene, interval_s: float) -> None:
     history = History()
     for sample in replace(scene, interval_s=interval_s).samples(max(200.0, 7 * interval_s)):
@@ -195,22 +184,19 @@ def simulated(scenario: str, since_s: float = 0.0, interval_s: float = 4.0) -> l
     return out
 
 
-def test_a_healthy_job_has_no_alarm_and_its_limit_is_said() -> None:
+def test_a_healthy_job_and_one_that_works_half_of_the_time_have_no_alarm() -> None:
     advices = simulated("healthy")
     assert all(f.severity == "low" and f.id == "memory_preallocated" for a in advices for f in a.findings)
     assert "compute bound" in advices[-1].limit and "GPUs 0-7 are " in advices[-1].limit
     assert not any("fell" in advice.limit for advice in advices)  # its evaluations are too short
+    for advice in simulated("slow-callback", 140):
+        assert ids(advice) == ["memory_preallocated"] and "partly busy and not at any limit" in advice.limit
 
 
 @pytest.mark.parametrize("scenario", ["input-bound", "launch-bound"])
 def test_a_job_that_waits_works_little_and_a_trace_is_to_say_why(scenario: str) -> None:
     for advice in simulated(scenario, 140):
         assert set(ids(advice)) == {"low_sm_active", "memory_preallocated"} and advice.limit == ""
-
-
-def test_a_job_that_works_half_of_the_time_has_no_alarm_and_the_rest_is_for_a_trace() -> None:
-    for advice in simulated("slow-callback", 140):
-        assert ids(advice) == ["memory_preallocated"] and "partly busy and not at any limit" in advice.limit
 
 
 def test_gpu_0_is_the_one_cause() -> None:

@@ -54,14 +54,11 @@ def test_these_are_left_alone(level: Level, seconds: float) -> None:
     assert "below_own_best" not in ids(advice) and "below_own_best" not in abstained(advice)
 
 
-def test_low_activity_tells_of_it_itself() -> None:
+def test_low_activity_tells_of_it_itself_and_another_job_is_no_measure() -> None:
     finding = get(at_the_end(falling(1500, 0.88, 0.3), 2280), "low_sm_active")
     assert finding.evidence["before_ratio"] == pytest.approx(0.88, abs=0.01) and "88%" in finding.why
     assert "before_ratio" not in get(at_the_end(0.3, 2280), "low_sm_active").evidence
-
-
-def test_another_job_is_no_measure() -> None:
-    jobs = (Job(100, until_s=1500), Job(200, since_s=1500))
+    jobs = (Job(100, until_s=1500), Job(200, since_s=1500))  # another job is no measure
     assert "below_own_best" not in ids(at_the_end(falling(1500), 2400, jobs=jobs))
     assert "below_own_best" in abstained(at_the_end(falling(1500), 2400, jobs=()))
     assert "below_own_best" in abstained(at_the_end(falling(1500), 2400, fine=False, util=0.9))

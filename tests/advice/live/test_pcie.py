@@ -8,7 +8,7 @@ import pytest
 
 from gputop.core.metrics import BYTES_PER_S
 from gputop.core.samples import GpuInfo, GpuSample, Reading
-from tests.advice.live.scene import LINK, Level, Scene, abstained, after, get, ids, play, verdict
+from tests.advice.live.scene import LINK, Level, Scene, abstained, after, get, ids, only, play, verdict
 from tests.records import replace
 
 # -- pcie_saturated ---------------------------------------------------------------------------------
@@ -27,7 +27,6 @@ def test_a_full_link_matters_where_the_gpu_waits() -> None:
     assert low.severity == "low" and low.evidence["traffic_of_link_ratio"] == pytest.approx(45 / 63)
     medium = get(after(Scene(dict.fromkeys(range(8), 0.5), other=other), 40), "pcie_saturated")
     assert medium.severity == "medium"
-    assert "45.0 GB/s" in medium.why and "63.0 GB/s" in medium.why
     assert verdict(Scene(other=other), 40, "pcie_saturated").worst.metric == "pcie_rx_bytes_per_s"
 
 
@@ -68,29 +67,24 @@ def test_missing_traffic_is_named() -> None:
 HALF: dict[str, Level | None] = {"pcie_max_bytes_per_s": LINK / 2, "pcie_width": 8.0}
 
 
-def on_gpu_5(**change: float) -> Scene:
-    def degrade(gpu: GpuSample, t: float) -> GpuSample:
-        if gpu.info.index != 5:
-            return gpu
-        values = {m: replace(gpu[m], value=v) for m, v in change.items()}
-        return replace(gpu, readings={**gpu.readings, **values})
-
-    return Scene(change=degrade)
-
-
 def test_a_link_with_half_of_its_lanes() -> None:
-    finding = get(after(on_gpu_5(pcie_max_bytes_per_s=LINK / 2, pcie_width=8.0), 70), "pcie_link_degraded")
+    finding = get(after(Scene(change=only(5, pcie_max_bytes_per_s=LINK / 2, pcie_width=8.0)), 70), "pcie_link_degraded")
     assert finding.gpus == (5,) and finding.severity == "low"
     assert "5 × 8" in finding.why and "5 × 16" in finding.why
     assert finding.evidence["link_bytes_per_s"] == pytest.approx(LINK / 2)
     busy = after(Scene(other=HALF | {"pcie_rx_bytes_per_s": 12e9}), 70)
     assert get(busy, "pcie_link_degraded").severity == "medium"
+    advice = after(Scene(other=HALF | {"pcie_rx_bytes_per_s": 25e9}), 70)  # a full degraded link is one finding
+    assert ids(advice) == ["pcie_link_degraded"]
+    scene = Scene(change=lambda g, t: replace(g, info=GpuInfo(g.info.index, g.info.uuid, "H100")))
+    assert "highest PCIe generation" in abstained(after(scene, 70))["pcie_link_degraded"]
 
 
 @pytest.mark.parametrize(("share", "found"), [(0.89, True), (0.91, False)])
 def test_how_much_slower(share: float, found: bool) -> None:
     full = 32e9 * 128 / 130 / 8 * 16
-    assert ("pcie_link_degraded" in ids(after(on_gpu_5(pcie_max_bytes_per_s=share * full), 70))) == found
+    slower = Scene(change=only(5, pcie_max_bytes_per_s=share * full))
+    assert ("pcie_link_degraded" in ids(after(slower, 70))) == found
 
 
 def test_an_idle_link_runs_slower_on_purpose() -> None:
@@ -104,13 +98,3 @@ def test_an_idle_link_runs_slower_on_purpose() -> None:
     assert all("pcie_link_degraded" not in ids(a) for a in advices)
     never = after(Scene(dict.fromkeys(range(8), 0.0), other={"pcie_max_bytes_per_s": 4e9}), 100)
     assert "idle links run slower" in abstained(never)["pcie_link_degraded"]
-
-
-def test_a_full_degraded_link_is_one_finding() -> None:
-    advice = after(Scene(other=HALF | {"pcie_rx_bytes_per_s": 25e9}), 70)
-    assert ids(advice) == ["pcie_link_degraded"]
-
-
-def test_an_unknown_maximum_is_named() -> None:
-    scene = Scene(change=lambda g, t: replace(g, info=GpuInfo(g.info.index, g.info.uuid, "H100")))
-    assert "highest PCIe generation" in abstained(after(scene, 70))["pcie_link_degraded"]

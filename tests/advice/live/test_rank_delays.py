@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gputop.advice.live.ranks import DelayLimits, RankActivity, RankDelay, slow_rank
+from gputop.advice.live.ranks import RankActivity, RankDelay, slow_rank
 
-LIMITS = DelayLimits(gap=0.1, slices=0.9, alike=0.1)
 SLICES, CLOCK_HZ = 30, 1.98e9
 WAIT_SM = 0.12  # SMs that a kernel of NCCL keeps
 Each = Callable[[int, int, random.Random], float]  # by slice and rank
@@ -52,7 +51,7 @@ class Job:
 
 
 def found(job: Job) -> RankDelay:
-    outcome = slow_rank(job.activity(), LIMITS)
+    outcome = slow_rank(job.activity(), "enter")
     assert isinstance(outcome, RankDelay), outcome
     return outcome
 
@@ -61,21 +60,15 @@ def of(rank: int, value: float, usual: float) -> Each:
     return lambda slice, own, rng: value if own == rank else usual
 
 
-def test_a_rank_whose_host_is_late() -> None:
+def test_a_rank_whose_host_is_late_and_a_gpu_with_a_low_clock() -> None:
     late = found(Job(host=of(5, 0.2, 0.0)))
     assert (late.number, late.late) == (5, True) and late.slices == 1.0
     assert late.own == pytest.approx(0.2 / 1.25, abs=0.02) and late.others < 0.02 and late.clock == pytest.approx(1.0)
-
-
-def test_a_gpu_with_a_low_clock() -> None:
-    slow = found(Job(clock=of(2, 0.8, 1.0)))
+    slow = found(Job(clock=of(2, 0.8, 1.0)))  # a GPU with a low clock
     assert (slow.number, slow.late) == (2, False) and slow.clock == pytest.approx(0.8)
     assert slow.own > slow.others + 0.1
-
-
-def test_a_checkpoint_now_and_then_does_not_hide_it() -> None:
-    assert found(Job(host=of(0, 0.2, 0.0), pauses=(7, 20))).number == 0
-    outcome = slow_rank(Job(host=of(0, 0.2, 0.0), pauses=range(12)).activity(), LIMITS)
+    assert found(Job(host=of(0, 0.2, 0.0), pauses=(7, 20))).number == 0  # a checkpoint now and then does not hide it
+    outcome = slow_rank(Job(host=of(0, 0.2, 0.0), pauses=range(12)).activity(), "enter")
     assert isinstance(outcome, str) and "minutes in which" in outcome
 
 
@@ -92,7 +85,7 @@ def test_a_checkpoint_now_and_then_does_not_hide_it() -> None:
 ], ids=["even", "three", "host-bound", "two", "in turns", "by chance", "all idle", "a moment", "boost", "for a while"])
 def test_jobs_without_one(job: Job) -> None:
     for seed in range(5):
-        assert slow_rank(job.activity(seed), LIMITS) is None
+        assert slow_rank(job.activity(seed), "enter") is None
 
 
 @pytest.mark.parametrize(("job", "words"), [
@@ -103,7 +96,7 @@ def test_jobs_without_one(job: Job) -> None:
     (Job(tensor=0.01, host=of(5, 0.2, 0.0)), "tensor cores"),
 ])
 def test_jobs_of_which_nothing_can_be_said(job: Job, words: str) -> None:
-    outcome = slow_rank(job.activity(), LIMITS)
+    outcome = slow_rank(job.activity(), "enter")
     assert isinstance(outcome, str) and words in outcome, outcome
 
 
@@ -111,5 +104,5 @@ def test_jobs_of_which_nothing_can_be_said(job: Job, words: str) -> None:
 def test_a_figure_that_is_missing(metric: str) -> None:
     ranks = Job(host=of(5, 0.2, 0.0)).activity()
     getattr(ranks[3], metric)[:] = [math.nan] * SLICES
-    outcome = slow_rank(ranks, LIMITS)
+    outcome = slow_rank(ranks, "enter")
     assert isinstance(outcome, str) and "minutes in which" in outcome

@@ -58,14 +58,11 @@ def test_before_the_third_time_it_abstains() -> None:
     assert verdict(alike(0.9), 400, "recurring_idle") is None
 
 
-def test_only_coarse_utilization_and_only_some_gpus() -> None:
+def test_only_coarse_utilization_only_some_gpus_and_waiting_meanwhile() -> None:
     level = pauses(62, 4)
     seen = verdict(Scene({2: level, 3: level}, gpus=4, fine=False), 800, "recurring_idle")
     assert seen.gpus == (2, 3) and seen.metric == "gpu_util" and seen.period_s == pytest.approx(62, abs=0.2)
-
-
-def test_a_gpu_that_waits_in_a_collective_meanwhile_is_not_idle() -> None:
-    saving, waiting = pauses(62, 6), pauses(62, 6, low=0.25)
+    saving, waiting = pauses(62, 6), pauses(62, 6, low=0.25)  # a GPU that waits in a collective meanwhile is not idle
     seen = verdict(Scene({0: saving} | dict.fromkeys(ALL[1:], waiting), gpus=len(ALL)), 800, "recurring_idle")
     assert seen.gpus == (0,)
 
@@ -90,16 +87,13 @@ def test_a_job_that_has_just_begun_is_not_judged_by_the_one_before() -> None:
     assert "recurring_idle" in ids(after(alike(level, jobs=(before, after_it)), 1100))
 
 
-def test_shown_it_stays_until_its_share_is_small() -> None:
+def test_shown_it_stays_until_its_share_is_small_and_does_not_flicker() -> None:
     history, first = play(two(pauses(62, 7), interval_s=2.0), 20, start=480)
     assert "recurring_idle" in ids(first[-1])
     _, later = play(two(0.9, interval_s=2.0), 600, history, 500, first[-1].findings)
     shown = ["recurring_idle" in ids(advice) for advice in later]
     assert shown[0] and not shown[-1] and sum(a != b for a, b in pairwise(shown)) == 1
-
-
-def test_its_severity_does_not_flicker() -> None:
-    rng = random.Random(4)
+    rng = random.Random(4)  # its severity does not flicker
     begins = [130.0]
     while begins[-1] < 1500:
         begins.append(begins[-1] + 140 * rng.uniform(0.97, 1.03))

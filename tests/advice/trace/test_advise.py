@@ -7,30 +7,23 @@ import pytest
 from gputop.core.findings import Finding
 from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
 from tests.advice.trace.host_jobs import HOST_RULES, found, missing
+from tests.advice.trace.stalls import with_memory
 from tests.advice.trace.traces import KERNEL, STEP, findings, healthy, launch_bound
 from tests.trace.build import Builder, keras_steps
 
 
-def test_a_trace_without_the_host_accuses_nobody():
+def test_without_a_host_nobody_is_accused_and_the_worst_comes_first():
     bare = Builder(gpus=1)
     for i in range(50):
         bare.run(0, i * 100, 90, "Mul_GPU_DT_FLOAT_DT_FLOAT_kernel")
     assert found(bare) == {} and set(missing(bare)) == HOST_RULES
-
-
-GIB = 2**30
-
+    a = analyze_trace(with_memory(launch_bound(), 20 / 1.2).build())  # worst comes first
+    assert [f.id for f in a.findings] == ["launch_bound", "batch_size_headroom"]
 
 
 @pytest.mark.parametrize("gpus", [1, 4])
 def test_healthy_job_has_no_findings(gpus):
     assert findings(healthy(gpus)) == {}
-
-
-def with_memory(b: Builder, peak_gib: float, gpus: int = 1) -> Builder:
-    for gpu in range(gpus):
-        b.memory(5, f"GPU_{gpu}_bfc", int(peak_gib * GIB / 2), int((40 - peak_gib / 2) * GIB), int(peak_gib * GIB))
-    return b
 
 
 def test_few_kernels_make_nothing_high_and_a_handful_nothing_but_low():
@@ -52,8 +45,3 @@ def test_few_kernels_make_nothing_high_and_a_handful_nothing_but_low():
     assert not tiny_steps.hardly_any_kernels  # seen several times, they are the job
     many, caveat = micro(400, 0)
     assert many["launch_bound"].severity == "high" and caveat is None
-
-
-def test_worst_comes_first():
-    a = analyze_trace(with_memory(launch_bound(), 20 / 1.2).build())
-    assert [f.id for f in a.findings] == ["launch_bound", "batch_size_headroom"]

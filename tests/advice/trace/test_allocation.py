@@ -8,15 +8,14 @@ import pytest
 
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.trace.model import Kind, MemoryKind
-from tests.advice.trace.allocation_traces import allocating
+from tests.advice.trace.stalls import allocating
 from tests.advice.trace.traces import STEP, STEPS, abstained, findings, healthy
 from tests.trace.build import Builder
 
 
 @pytest.mark.parametrize(("call", "there"), [
     ("cudaFree", True), ("cudaMalloc_v3020", True), ("cuMemUnmap", True), ("hipMalloc", True),
-    ("cudaMallocAsync", False), ("cudaFreeAsync_v11020", False), ("cudaMemcpyAsync", False),
-])
+    ("cudaMallocAsync", False), ("cudaFreeAsync_v11020", False), ("cudaMemcpyAsync", False)])
 def test_allocating_in_the_steps(call, there):
     found = findings(allocating(call))
     assert ("allocation_in_steps" in found) == there
@@ -27,14 +26,11 @@ def test_allocating_in_the_steps(call, there):
         assert "launch_bound" not in found  # it follows from these calls
 
 
-def test_the_cure_is_that_of_the_framework():
+def test_the_cure_is_that_of_the_framework_and_a_cache_that_fills_needs_none():
     snippets = {name: findings(allocating(framework=call))["allocation_in_steps"].snippet or "" for name, call in (
         ("jax", "PjitFunction(f)"), ("tensorflow", "EagerExecute"))}
     assert "XLA_PYTHON_CLIENT_ALLOCATOR" in snippets["jax"] and "cuda_malloc_async" in snippets["tensorflow"]
-
-
-def test_a_cache_that_fills_is_none_of_it():
-    assert "allocation_in_steps" not in findings(allocating(steps=range(2)))
+    assert "allocation_in_steps" not in findings(allocating(steps=range(2)))  # a cache that fills is none of it
     assert "allocation_in_steps" not in findings(allocating(takes=100))
     assert "allocation_in_steps" not in findings(healthy())
     assert "cudaFree" in abstained(allocating(marked=False))["allocation_in_steps"]
@@ -104,9 +100,6 @@ def test_managed_memory_that_moves():
     assert found.evidence["to_gpu_bytes"] == found.evidence["to_host_bytes"] == 20_000_000
     assert found.evidence["migrations_count"] == 20 and "both ways" in found.why
     assert "both ways" not in findings(migrating(length=100))["managed_memory"].why
-
-
-def test_what_is_no_fault_of_managed_memory():
     assert "managed_memory" not in findings(migrating(call=10))  # copies that somebody asked for
     assert "managed_memory" not in findings(migrating(length=20))
     prefetched = migrating(length=600, prefetch=True)

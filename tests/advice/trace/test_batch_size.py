@@ -9,29 +9,10 @@ from gputop.analysis.results import Analysis
 from gputop.core.findings import Finding
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import LaunchShape, Trace, TraceGpu
-from tests.advice.trace.traces import (
-    STEP,
-    STEPS,
-    abstained,
-    fill,
-    findings,
-    healthy,
-    input_bound,
-    job,
-    launch_bound,
-    reducing,
-    verdict,
-)
-from tests.trace.build import Builder
+from tests.advice.trace.stalls import GIB, reducing, with_memory
+from tests.advice.trace.traces import STEP, STEPS, fill, findings, healthy, input_bound, job, launch_bound, verdict
 
-GIB = 2**30
 ID = "batch_size_headroom"
-
-
-def with_memory(b: Builder, peak_gib: float, gpus: int = 1) -> Builder:
-    for gpu in range(gpus):
-        b.memory(5, f"GPU_{gpu}_bfc", int(peak_gib * GIB / 2), int((40 - peak_gib / 2) * GIB), int(peak_gib * GIB))
-    return b
 
 
 def anywhere(a: Analysis) -> dict[str, Finding]:
@@ -53,10 +34,18 @@ def test_headroom_keeps_below_ninety_percent(peak_gib, factor):
     assert f.severity == "medium"  # launch_bound claims the same idle time
 
 
-def test_headroom_goes_by_the_fullest_gpu():
+def test_headroom_goes_by_the_fullest_gpu_and_what_is_shared_out():
     b = with_memory(launch_bound(2), 4)
     b.memory(6, "GPU_1_bfc", 10 * GIB, 30 * GIB, 15 * GIB)
     assert findings(b)[ID].evidence["factor"] == 2
+    v = judged(busy((50, 4000, "ApplyAdamKernel", None)))  # the optimizer is shared out
+    assert v.factor == 8 and v.optimizer_s == pytest.approx(4e-3) and v.compute > 0.9
+    assert v.share == pytest.approx((4e-3 + v.launch_s + v.host_s) * 7 / 8 / 20e-3) and v.share > 0.17
+    v = judged(reducing(5_000.0).build())  # exposed allreduces are shared out and waiting in them is not
+    assert v.allreduce_s == pytest.approx(5e-3, rel=0.02)
+    late = verdict(reducing(300.0, late=4_000.0), ID)
+    assert late is None or late.allreduce_s == pytest.approx(0.3e-3, rel=0.1)
+    assert findings(reducing(5_000.0)).keys() >= {"communication_exposed"} - {ID}
 
 
 @pytest.mark.parametrize("b", [
@@ -74,12 +63,10 @@ def test_no_headroom(b):
 def test_where_memory_is_not_known_the_gain_is_told_for_twice_the_batch(known):
     a = analyze_trace(with_memory(launch_bound(2), 2, gpus=known).build())
     f = anywhere(a)[ID]
-    assert ID not in abstained(a) and ID not in findings(a)  # launch_bound has the cure
+    assert all(one.id != ID for one in (*a.abstained, *a.findings))  # launch_bound has the cure
     assert f.evidence["factor"] == 2 and "capacity_bytes" not in f.evidence and f.severity == "medium"
     assert f.gain.step_time == pytest.approx(0.75 / 2, abs=0.03)
 
-
-# -- what does not grow, on GPUs that are busy ------------------------------------------------------
 
 def busy(*also: tuple[float, float, str, LaunchShape | None], sms: int | None = 132) -> Trace:
     """The GPU computes from 1 ms on; ``also`` are further kernels of each step: begin, length, name, shape."""
@@ -100,12 +87,6 @@ def judged(trace: Trace) -> BatchSizeHeadroom:
     return v
 
 
-def test_the_optimizer_is_shared_out():
-    v = judged(busy((50, 4000, "ApplyAdamKernel", None)))
-    assert v.factor == 8 and v.optimizer_s == pytest.approx(4e-3) and v.compute > 0.9
-    assert v.share == pytest.approx((4e-3 + v.launch_s + v.host_s) * 7 / 8 / 20e-3) and v.share > 0.17
-
-
 def test_short_kernels_with_few_blocks_fill_the_gpu():
     few = LaunchShape((16, 1, 1), (256, 1, 1), 32, 0, 1.0)
     trace = busy(*((50 + 9 * i, 8.9, "relu", few) for i in range(300)))
@@ -117,14 +98,6 @@ def test_short_kernels_with_few_blocks_fill_the_gpu():
     # So few blocks that run long: whether there will be more of them is not known.
     assert verdict(busy((50, 2700, "batch_norm", few)), ID) is None
     assert verdict(busy(*((50 + 9 * i, 8.9, "relu", few) for i in range(300)), sms=None), ID) is None
-
-
-def test_exposed_allreduces_are_shared_out_and_waiting_in_them_is_not():
-    v = judged(reducing(5_000.0).build())
-    assert v.allreduce_s == pytest.approx(5e-3, rel=0.02)
-    late = verdict(reducing(300.0, late=4_000.0), ID)
-    assert late is None or late.allreduce_s == pytest.approx(0.3e-3, rel=0.1)
-    assert findings(reducing(5_000.0)).keys() >= {"communication_exposed"} - {ID}
 
 
 def test_nothing_is_promised_that_the_input_pipeline_cannot_feed():

@@ -6,12 +6,10 @@ import pytest
 
 from gputop.diagnosis.diagnose import analyze
 from gputop.trace.model import Kind, MemoryKind
-from tests.advice.trace.blocking_copy_traces import fetching
+from tests.advice.trace.stalls import GIB, fetching, waiting_for
 from tests.advice.trace.traces import KERNEL, STEP, STEPS, abstained, copying, findings, healthy, job, verdict
 from tests.trace.build import Builder, keras_steps
 from tests.trace.shares import NEEDS_SHARED, SHARED
-
-GIB = 2**30
 
 
 @pytest.mark.parametrize(("length", "there"), [(500, False), (800, True), (6_000, True)])
@@ -112,15 +110,9 @@ def test_values_of_a_loop_are_read_one_by_one(values, kernels, there):
         assert titles[0].startswith("Reading 200 values")
 
 
-def test_pinned_copies_are_not_cured_by_pinning():
+def test_pinned_small_and_unknown_copies_are_not_cured_by_pinning():
     assert "copies_pageable" not in findings(copying(Kind.H2D, 6_000))
-
-
-def test_small_pageable_copies_are_staged_at_once():
     assert "copies_pageable" not in findings(copying(Kind.H2D, 6_000, MemoryKind.PAGEABLE, size=60_000))
-
-
-def test_unknown_memory_is_not_judged():
     assert "kind_src" in abstained(copying(Kind.H2D, 6_000, MemoryKind.UNKNOWN))["copies_pageable"]
 
 
@@ -131,9 +123,15 @@ def test_waiting_for_copies_within_the_step(call):
     assert f.evidence["copies_per_step"] == pytest.approx(4) and "numpy" in (f.snippet or "")
 
 
-def test_copies_to_the_gpu_have_a_cure_of_their_own():
+def test_copies_to_the_gpu_have_a_cure_of_their_own_and_sizes_are_told_by_direction():
     f = findings(fetching(4, 400, way=Kind.H2D))["sync_copies"]
     assert "send" in f.action and "read" not in f.action
+    own = verdict(waiting_for((Kind.H2D, 4), (Kind.H2D, 4), (Kind.D2H, 50_000_000)), "sync_copies")
+    assert {way: (copies.count, copies.mean_bytes) for way, copies in own.copies.items()} == {
+        "h2d": (pytest.approx(2), 4), "d2h": (pytest.approx(1), 50_000_000)}
+    found = findings(waiting_for((Kind.H2D, 4), (Kind.H2D, 4), (Kind.D2H, 50_000_000)))["sync_copies"]
+    assert "small values" in found.action and found.evidence["mean_bytes"] == 4
+    assert "47.7 MiB each" in found.why and "(4 B each" in found.why
 
 
 def slow_after_wait(pace: float, wait: bool) -> Builder:
@@ -159,17 +157,16 @@ def slow_after_wait(pace: float, wait: bool) -> Builder:
     return b
 
 
-def test_a_wait_is_charged_with_the_empty_queue_that_follows():
+def test_waits_are_charged_with_what_they_cost():
     """Without the wait the 80 launches of 90 µs each were done while the first half ran."""
     f = findings(slow_after_wait(90, True))["sync_copies"]
     assert f.evidence["idle_after_copies_s"] == pytest.approx(79 * 30e-6, rel=0.05)
     assert f.evidence["syncs_per_step"] == pytest.approx(1) and "copies" not in f.title
     assert "sync_copies" not in findings(slow_after_wait(90, False))
-
-
-def test_launching_that_is_slow_by_itself_is_not_charged_to_a_short_wait():
-    found = findings(launch_bound_with_a_fetch())
+    found = findings(launch_bound_with_a_fetch())  # launching that is slow by itself is not charged to a short wait
     assert "launch_bound" in found and "sync_copies" not in found
+    assert "sync_copies" in findings(partners(both_wait=True))
+    assert "sync_copies" not in findings(partners(both_wait=False))
 
 
 def launch_bound_with_a_fetch() -> Builder:
@@ -179,8 +176,7 @@ def launch_bound_with_a_fetch() -> Builder:
         for k in range(480):
             t = i * STEP + 100 + 40 * k
             if k % 120 == 60:
-                b.run(0, t, 2, "MemcpyD2H", kind=Kind.D2H, launch=t - 3, launch_length=9, size=4,
-                      dst=MemoryKind.PINNED)
+                b.run(0, t, 2, "MemcpyD2H", kind=Kind.D2H, launch=t - 3, launch_length=9, size=4, dst=MemoryKind.PINNED)
             else:
                 b.run(0, t, 10, KERNEL, launch=t - 8, launch_length=5)
     return b
@@ -212,11 +208,6 @@ def partners(both_wait: bool) -> Builder:
     return b
 
 
-def test_a_gpu_that_waits_for_another_gains_nothing_by_being_early():
-    assert "sync_copies" in findings(partners(both_wait=True))
-    assert "sync_copies" not in findings(partners(both_wait=False))
-
-
 @pytest.mark.parametrize("b", [
     fetching(4, 50),  # one per cent
     fetching(4, 400, sync=False),  # nobody waited for them
@@ -226,10 +217,11 @@ def test_copies_that_cost_nothing_within_the_step(b):
     assert "sync_copies" not in findings(b)
 
 
-def test_copies_without_their_calls_are_not_judged():
+def test_neither_is_judged_without_its_events():
     b = healthy()
     b.run(0, 50, 2, "MemcpyD2H", kind=Kind.D2H, size=4)
     assert "correlation" in abstained(b)["sync_copies"]
+    assert "GPU_<n>_bfc" in abstained(healthy())["memory_pressure"]  # memory is not judged without the allocator
 
 
 @pytest.mark.parametrize(("peak", "pieces", "severity"), [
@@ -244,10 +236,6 @@ def test_memory_pressure(peak, pieces, severity):
         assert found.gain.step_time is None and found.evidence["peak_ratio"] == pytest.approx(peak / 40)
 
 
-def test_memory_is_not_judged_without_the_allocator():
-    assert "GPU_<n>_bfc" in abstained(healthy())["memory_pressure"]
-
-
 @pytest.mark.skipif(not (SHARED / "cases").is_dir(), reason=NEEDS_SHARED)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_waits_per_step_and_gpu_do_not_depend_on_the_number_of_ranks(ranks):
@@ -255,33 +243,6 @@ def test_waits_per_step_and_gpu_do_not_depend_on_the_number_of_ranks(ranks):
     first = found.findings[0]
     assert first.id == "sync_copies" and first.evidence["syncs_per_step"] == pytest.approx(1.0)
     assert " at these calls (per GPU): 1 synchronizing call. " in first.why
-
-
-def waiting_for(*copies: tuple[Kind, int]) -> Builder:
-    """Each step has these copies, of so many bytes, evenly spread; the host waits for each and then needs 400 µs."""
-    b = job()
-    for i in range(STEPS):
-        t = i * STEP + 100
-        for k in range(len(copies) + 1):
-            launch = t - 8
-            while t < i * STEP + 100 + (k + 1) * 16_000 / (len(copies) + 1):
-                b.run(0, t, 96, KERNEL, launch=launch, launch_length=2)
-                t, launch = t + 100, launch + 3
-            if k < len(copies):
-                way, size = copies[k]
-                b.run(0, t, 100, f"Memcpy{way.name}", kind=way, launch=launch, size=size, src=MemoryKind.PINNED,
-                      dst=MemoryKind.PINNED, launch_length=t + 102 - launch)
-                t += 500
-    return b
-
-
-def test_sizes_are_told_by_direction():
-    own = verdict(waiting_for((Kind.H2D, 4), (Kind.H2D, 4), (Kind.D2H, 50_000_000)), "sync_copies")
-    assert {way: (copies.count, copies.mean_bytes) for way, copies in own.copies.items()} == {
-        "h2d": (pytest.approx(2), 4), "d2h": (pytest.approx(1), 50_000_000)}
-    found = findings(waiting_for((Kind.H2D, 4), (Kind.H2D, 4), (Kind.D2H, 50_000_000)))["sync_copies"]
-    assert "small values" in found.action and found.evidence["mean_bytes"] == 4
-    assert "47.7 MiB each" in found.why and "(4 B each" in found.why
 
 
 @pytest.mark.parametrize("way", [Kind.H2D, Kind.D2H])

@@ -22,7 +22,7 @@ def test_retracing_at_every_call(share, severity):
         assert "step_gap_host" not in found(retraced(share))
 
 
-def test_a_function_traced_anew_is_the_same_steps_by_another_number():
+def test_a_function_traced_anew_is_the_same_steps_by_another_number_and_one_tracing_is_none():
     b = Builder(gpus=1)
     for i in range(9):
         at = i * STEP
@@ -35,10 +35,7 @@ def test_a_function_traced_anew_is_the_same_steps_by_another_number():
     a = analyze_trace(b.build())
     assert a.steps is not None and a.steps.count >= 7
     assert found(b)["retracing"].gain.step_time == pytest.approx(0.1, abs=0.03)
-
-
-def test_one_tracing_in_the_window_is_no_retracing():
-    assert "retracing" not in found(retraced(0.4, every=STEPS + 1))
+    assert "retracing" not in found(retraced(0.4, every=STEPS + 1))  # one tracing in the window is no retracing
 
 
 def test_jax_compiling_at_every_call():
@@ -53,33 +50,26 @@ def test_jax_compiling_at_every_call():
     assert f.gain.step_time == pytest.approx(0.33, abs=0.1)
 
 
-def test_a_model_that_runs_op_by_op():
+def test_a_model_that_runs_op_by_op_the_few_ops_of_a_callback_and_xla_that_is_on():
     f = found(eager(80, 60))["eager_execution"]
     assert f.severity == "high" and f.gain.step_time == pytest.approx(60 / 160, abs=0.03)
     assert f.evidence["eager_ops_per_step"] == 80 and "@tf.function" in (f.snippet or "")
-
-
-def test_few_eager_ops_are_a_callbacks():
     assert "eager_execution" not in found(eager(40, 60))  # below 50 a step
     assert "eager_execution" not in found(eager(80, 2))  # 2% of the step
     assert "eager_execution" not in found(gap(0.3))
     assert "EagerExecute" in missing(Builder(gpus=1).run(0, 0, 100, launch=0))["eager_execution"]
+    assert "xla_off" not in found(chained(8, xla=True))  # where XLA is seen it is not off
+    assert "xla_off" not in found(chained(8).run(0, STEP * 20, 5, "input_fusion_3", launch=STEP * 19))
 
 
 @pytest.mark.parametrize(("row", "part", "severity"), [
-    (2, 0.4, None), (4, 0.03, None), (4, 0.2, "medium"), (8, 0.4, "medium"),
-])
+    (2, 0.4, None), (4, 0.03, None), (4, 0.2, "medium"), (8, 0.4, "medium")])
 def test_rows_of_elementwise_kernels(row, part, severity):
     f = found(chained(row, part=part)).get("xla_off")
     assert (f.severity if f else None) == severity
     if f:
         assert f.gain.step_time == pytest.approx(part * (1 - 1.5 / row), abs=0.01)
         assert "jit_compile" in (f.snippet or "")
-
-
-def test_where_xla_is_seen_it_is_not_off():
-    assert "xla_off" not in found(chained(8, xla=True))
-    assert "xla_off" not in found(chained(8).run(0, STEP * 20, 5, "input_fusion_3", launch=STEP * 19))
 
 
 @pytest.mark.parametrize("named", ["EagerExecute: {}", "EagerKernelExecute", "TFE_Py_FastPathExecute_C"])
@@ -95,8 +85,7 @@ def test_eager_execution_by_the_names_of_each_version(named):
     b._host[:] = events
     old_trace = b.build()
     add_eager_stats(old_trace.host, old_trace.names, _number(old_trace.names))
-    assert "eager_execution" in findings(trace)
-    assert "eager_execution" in findings(old_trace)
+    assert "eager_execution" in findings(trace) and "eager_execution" in findings(old_trace)
 
 
 def _number(names):

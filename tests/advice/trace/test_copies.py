@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from gputop.trace.model import Kind, MemoryKind
-from tests.advice.trace.copy_traces import one_stream
+from tests.advice.trace.stalls import one_stream
 from tests.advice.trace.traces import STEP, STEPS, abstained, copying, findings, healthy, launched_ahead, verdict
 from tests.trace.build import Builder
 
 
 def test_pinned_copies_are_not_advised_to_pin():
     f = findings(copying(Kind.H2D, 6_000))["copies_excessive"]
-    assert f.severity == "high"
-    assert f.evidence["pageable_ratio"] == 0
+    assert f.severity == "high" and f.evidence["pageable_ratio"] == 0
     assert f.evidence["h2d_bytes_per_s"] == pytest.approx(200e6 / 6e-3)
     assert f.evidence["h2d_bytes_per_step"] == pytest.approx(200e6, rel=0.25)  # six copies in five whole steps
     assert f.gain.step_time == pytest.approx(0.3, abs=0.02)
@@ -21,26 +20,14 @@ def test_pinned_copies_are_not_advised_to_pin():
     assert v.worst == "h2d" and v.compute >= v.share  # all of it can hide
 
 
-def test_copies_hide_behind_no_more_compute_than_there_is():
+def test_copies_hide_behind_compute_and_pageable_ones_are_pinned():
     f = findings(copying(Kind.H2D, 18_000))["copies_excessive"]
     assert f.gain.step_time == pytest.approx(0.9, abs=0.02)
     v = verdict(copying(Kind.H2D, 18_000), "copies_excessive")
     assert v.compute == pytest.approx(0.09, abs=0.005) and "9%" in f.gain.how
-
-
-def test_pageable_copies_are():
     (f,) = findings(copying(Kind.H2D, 6_000, MemoryKind.PAGEABLE))["copies_pageable"].consequences
     assert f.id == "copies_excessive" and f.evidence["pageable_ratio"] == 1
-
-
-def test_unknown_memory_and_sizes_are_left_out():
-    f = findings(copying(Kind.H2D, 6_000, MemoryKind.UNKNOWN, size=-1))["copies_excessive"]
-    assert "pageable_ratio" not in f.evidence and "h2d_bytes_per_s" not in f.evidence
-    assert verdict(copying(Kind.H2D, 6_000, MemoryKind.UNKNOWN, size=-1), "copies_excessive").pageable is None
-
-
-def test_reading_back_has_its_own_cure():
-    f = findings(copying(Kind.D2H, 2_500))["copies_excessive"]
+    f = findings(copying(Kind.D2H, 2_500))["copies_excessive"]  # reading back has its own cure
     assert f.severity == "medium" and verdict(copying(Kind.D2H, 2_500), "copies_excessive").worst == "d2h"
 
 
@@ -48,22 +35,31 @@ def test_copies_within_the_gpu():
     f = findings(copying(Kind.D2D, 4_000))["copies_excessive"]
     assert verdict(copying(Kind.D2D, 4_000), "copies_excessive").worst == "d2d"
     # They are known as a share of the device window alone.
-    assert "of the step" not in f"{f.title} {f.why}"
-    assert f.evidence["d2d_of_window_ratio"] == f.gain.step_time
+    assert "of the step" not in f"{f.title} {f.why}" and f.evidence["d2d_of_window_ratio"] == f.gain.step_time
 
 
-def test_small_or_hidden_copies_are_no_finding():
+def test_what_is_no_loop_that_copies_too_much():
     assert findings(copying(Kind.H2D, 700)) == {}
     b = healthy()
     for i in range(STEPS):
         b.run(0, i * STEP + 100, 15_000, "MemcpyH2D", kind=Kind.H2D, stream=2, launch=i * STEP + 10)
     assert "copies_excessive" not in findings(b)
+    f = findings(copying(Kind.H2D, 6_000, MemoryKind.UNKNOWN, size=-1))["copies_excessive"]
+    assert "pageable_ratio" not in f.evidence and "h2d_bytes_per_s" not in f.evidence
+    assert verdict(copying(Kind.H2D, 6_000, MemoryKind.UNKNOWN, size=-1), "copies_excessive").pageable is None
+    # Weights and buffers go to the GPU before the first kernel: nothing computes beside which they could hide.
+    b = Builder(format="nsys").host("ncclCommInitRank", 0, 300_000)
+    for i in range(7):
+        b.run(0, 300_000 + 30_000 * i, 2_800, "MemcpyH2D", kind=Kind.H2D, launch=299_000 + 30_000 * i, size=1 << 25,
+              src=MemoryKind.PINNED, dst=MemoryKind.DEVICE)
+    assert "start" in abstained(b)["copies_excessive"]
+    b.run(0, 520_000, 500, launch=519_000)
+    assert "copies_excessive" in findings(b), "one that computes is judged"
 
 
 @pytest.mark.parametrize(("op", "words"), [
     ("image_summary/write:WriteImageSummary", "summaries"), ("model/EagerPyFunc:EagerPyFunc", "an op on the host"),
-    ("metrics/mean/div:DivNoNan", "Read results back less often"),
-])
+    ("metrics/mean/div:DivNoNan", "Read results back less often")])
 def test_copies_to_the_host_are_told_with_the_ops_that_ask_for_them(op, words):
     b = copying(Kind.D2H, 4_000)
     for event in b._device:
@@ -73,11 +69,15 @@ def test_copies_to_the_host_are_told_with_the_ops_that_ask_for_them(op, words):
     assert words in f.action and op.split(":")[0] == f.culprits[0].name and "feed" not in f.action
 
 
-def test_pageable_copies_to_the_host_are_not_cured_by_feeding():
+def test_copies_to_the_host_and_of_micro_batches_have_their_cure():
     for size, action in ((500_000, "Read results back less often"), (200_000_000, "large results")):
         f = findings(copying(Kind.D2H, 4_000, MemoryKind.PAGEABLE, size))["copies_pageable"]
         assert "Feed" not in f.action and action in f.action and "back to the host" in f.why
         assert "prefetch" not in (f.snippet or "")
+    assert "CPU offload" in (f := findings(layers(None))["copies_excessive"]).action and "uint8" in f.action
+    assert "CPU offload" not in findings(layers(None, count=4))["copies_excessive"].action
+    # The inputs of a sharded model are copied by what prepares it, once a step.
+    assert "CPU offload" not in findings(layers("FSDP::root_pre_forward", count=4))["copies_excessive"].action
 
 
 def test_copies_on_the_stream_of_the_kernels():
@@ -88,17 +88,6 @@ def test_copies_on_the_stream_of_the_kernels():
     for none in (one_stream(stream=2), one_stream(MemoryKind.PAGEABLE), one_stream(length=300),
                  one_stream(framework="EagerExecute"), healthy()):
         assert "default_stream" not in findings(none)
-
-
-def test_uploads_of_a_start_are_no_loop_that_copies_too_much():
-    """Weights and buffers go to the GPU before the first kernel: nothing computes beside which they could hide."""
-    b = Builder(format="nsys").host("ncclCommInitRank", 0, 300_000)
-    for i in range(7):
-        b.run(0, 300_000 + 30_000 * i, 2_800, "MemcpyH2D", kind=Kind.H2D, launch=299_000 + 30_000 * i, size=1 << 25,
-              src=MemoryKind.PINNED, dst=MemoryKind.DEVICE)
-    assert "start" in abstained(b)["copies_excessive"]
-    b.run(0, 520_000, 500, launch=519_000)
-    assert "copies_excessive" in findings(b), "one that computes is judged"
 
 
 def layers(fetched_by: str | None, *, count: int = 16, sizes: tuple[int, ...] = (8 << 20, 4 << 20)) -> Builder:
@@ -125,13 +114,6 @@ def test_parameters_that_lie_in_the_hosts_memory(name):
     found = findings(layers(name))
     assert "CPU offload" in found["copies_excessive"].action and "uint8" not in found["copies_excessive"].action
     assert "default_stream" not in found and "CPUOffloadPolicy" in (found["copies_excessive"].snippet or "")
-
-
-def test_rounds_of_large_copies_may_be_those_of_micro_batches():
-    assert "CPU offload" in (f := findings(layers(None))["copies_excessive"]).action and "uint8" in f.action
-    assert "CPU offload" not in findings(layers(None, count=4))["copies_excessive"].action
-    # The inputs of a sharded model are copied by what prepares it, once a step.
-    assert "CPU offload" not in findings(layers("FSDP::root_pre_forward", count=4))["copies_excessive"].action
 
 
 @pytest.mark.parametrize("returned", [50_000_000, 40_000_000])

@@ -8,9 +8,9 @@ from gputop.advice.trace.input_fixes import InputFix
 from gputop.advice.verdict import Missing
 from gputop.core.captured_samples import CpuUser, JobCpus
 from gputop.trace.model import Trace
-from tests.advice.trace.host_jobs import gap
+from tests.advice.trace.host_jobs import contended, found, gap, missing
 from tests.advice.trace.long_step_traces import COUNT, job
-from tests.advice.trace.traces import abstained, findings, input_bound, verdict
+from tests.advice.trace.traces import STEP, STEPS, abstained, findings, input_bound, verdict
 from tests.analysis.host.stack_samples import sampled
 from tests.analysis.host.traces_of_epochs import MS, train
 from tests.trace.build import Builder, keras_steps
@@ -29,12 +29,16 @@ def on_cpu() -> Builder:
     return keras_steps(Builder(gpus=0), 12, 1000, 990)
 
 
-def test_other_programs_are_named_with_their_cpus():
+def test_other_programs_are_named_with_their_cpus_and_the_jobs_own_processes_are_told_apart():
     f = findings(recorded(on_cpu()))["cpu_contention"]
     assert f.evidence["other_programs_cpus"] == 1.6 and f.evidence["job_cpus"] == 0.4
     assert f.evidence["main_thread_held_up_ratio"] == 0.4 and f.severity == "high"
     assert "1.6 of 2 CPUs" in f.title and "mypy" in f.why and "renice 19 71" in (f.snippet or "")
     assert 0.7 < (f.gain.step_time or 0.0) <= 0.8
+    own = JobCpus(2.0, used=0.4, others=1.6, children=1.5, ranks=0.0, gputop=0.0, busiest=HOGS)
+    f = findings(recorded(on_cpu(), own))["cpu_contention"]
+    assert f.evidence["child_processes_cpus"] == 1.5 and f.snippet is None
+    assert "started by the job" in f.why and "Other programs" not in f.title
 
 
 @pytest.mark.parametrize(("waits_ms", "main", "held_up", "most"), [
@@ -69,21 +73,11 @@ def test_without_the_cpu_times_it_is_not_judged(cpus):
     assert "captures" in abstained(recorded(on_cpu(), cpus))["cpu_contention"]
 
 
-def test_a_gpu_that_never_waits_for_its_host_loses_nothing():
+def test_a_gpu_that_never_waits_and_a_job_with_a_few_workers_lose_nothing():
     b = keras_steps(Builder(), 12, 1000, 990)
     for i in range(12):
         b.run(0, i * 1000 + 5, 994, launch=max(i * 1000 - 900, 0))
     assert "cpu_contention" not in findings(recorded(b))
-
-
-def test_the_job_s_own_processes_are_told_apart():
-    own = JobCpus(2.0, used=0.4, others=1.6, children=1.5, ranks=0.0, gputop=0.0, busiest=HOGS)
-    f = findings(recorded(on_cpu(), own))["cpu_contention"]
-    assert f.evidence["child_processes_cpus"] == 1.5 and f.snippet is None
-    assert "started by the job" in f.why and "Other programs" not in f.title
-
-
-def test_a_few_workers_are_part_of_the_job():
     hog, worker = CpuUser(7, "mypy", 0.9), CpuUser(8, "pt_data_worker", 0.8, child=True)
     mixed = JobCpus(2.0, used=0.2, others=1.8, children=0.8, ranks=0.0, gputop=0.0, busiest=(hog, worker))
     v = verdict(recorded(on_cpu(), mixed), "cpu_contention")
@@ -182,3 +176,33 @@ def test_a_gap_between_steps_is_the_jobs_where_it_is_named_or_would_be_long_with
     assert ("step_gap_host" in findings(trace)) == blamed
     if not blamed:
         assert "other processes kept 1.6 of 2 CPUs" in abstained(trace)["step_gap_host"]
+
+
+# -- tf.data's threads against the launching ones -----------------------------------------------------
+
+def test_launches_held_up_while_tf_data_fills_the_cpus():
+    f = found(contended(6))["thread_contention"]
+    assert f.severity == "high" and f.evidence["input_threads_at_work"] == pytest.approx(6)
+    assert f.evidence["cpus"] == 8 and "TF_GPU_THREAD_MODE=gpu_private" in (f.snippet or "")
+    private = found(contended(6, pool="gpu_private_0/1"))["thread_contention"]
+    assert "GPU_THREAD" not in (private.snippet or "") and "private_threadpool_size" in (private.snippet or "")
+    assert "cpu_budget" in missing(contended(6, cpus=0))["thread_contention"]
+    assert "host_tracer_level" in missing(Builder(gpus=1).run(0, 0, 100))["thread_contention"]
+
+
+@pytest.mark.parametrize("b", [
+    contended(3), contended(6, together=0.3), contended(6, stall=20), contended(6, stall=60, every=1), contended(0),
+], ids=["few threads", "another time", "hardly late", "all alike", "none"])
+def test_no_contention_without_all_of_its_evidence(b):
+    assert "thread_contention" not in found(b)
+
+
+def test_functions_of_tf_data_on_the_threads_of_the_model():
+    """No thread of tf.data's own works: its functions take three of the four threads that run the model's ops."""
+    b = contended(0, cpus=16)
+    for i in range(STEPS + 1):
+        for thread in range(2, 5):
+            b.host("InstantiatedCapturedFunction::RunAsync", i * STEP, 5, line="tf_data_iterator/1", id=90 + thread)
+            b.host("ExecutorState::Process", i * STEP + 10, STEP * 0.9, line=f"tf_Compute/{thread}", id=90 + thread)
+    f = found(b)["thread_contention"]
+    assert "TF_GPU_THREAD_MODE=gpu_private" in (f.snippet or "") and "belong to the shared pool" in f.why

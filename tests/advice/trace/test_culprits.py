@@ -12,10 +12,8 @@ from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.timeline.model import IdleGap, Range
 from gputop.timeline.read_timeline import Timeline
 from gputop.tui.timeline.trace_file import gap_before, place_of
-from tests.advice.trace.allocation_traces import allocating
-from tests.advice.trace.copy_traces import one_stream
 from tests.advice.trace.host_jobs import contended, eager, gap, placed, retraced
-from tests.advice.trace.staggered_traces import staggered
+from tests.advice.trace.stalls import allocating, one_stream, staggered
 from tests.advice.trace.traces import KERNEL, STEP, STEPS, findings, input_bound, job, launch_bound, launched_ahead
 from tests.records import replace
 from tests.timeline.make import timeline_of
@@ -57,6 +55,7 @@ def test_launches_that_come_late_name_the_layers_that_wait_for_them() -> None:
     assert isinstance(there, IdleGap) and (there.cause, there.finding) == ("dispatch", "launch_bound")
     ended_by = timeline_of(b.build()).range(*(there.ends or (0, 0)))
     assert ended_by.tf_op == "model/decoder/MatMul:MatMul", "the gap before a kernel of that layer"
+    assert findings(launch_bound())["launch_bound"].culprits == ()  # a launch without an op names nothing
 
 
 def test_before_a_kernel_whose_launch_was_late_there_is_its_gap() -> None:
@@ -83,20 +82,13 @@ def test_all_waiting_of_a_part_is_charged_to_the_kernel_after_it(b: Builder) -> 
             assert int(idle_ns[device.gpu == gpu].sum()) == parts[part].total - of_none
 
 
-def test_a_launch_without_an_op_names_nothing() -> None:
-    assert findings(launch_bound())["launch_bound"].culprits == ()
-
-
-def test_input_names_the_stage_and_goes_to_the_wait_for_it() -> None:
+def test_input_names_the_stage_and_goes_to_the_wait_for_it_or_to_its_longest_call() -> None:
     b = input_bound()
     f = findings(b)["input_bound"]
     assert [(c.name, c.kind) for c in f.culprits] == [("Map", "stage")]
     there = place(b, f)
     assert isinstance(there, IdleGap) and there.cause == "input"
-
-
-def test_input_on_a_cpu_goes_to_the_longest_call_of_the_stage() -> None:
-    b = Builder(gpus=0)
+    b = Builder(gpus=0)  # input on a CPU goes to the longest call of the stage
     for i in range(STEPS):
         slow = 9_000 if i == 3 else 8_000
         b.host("IteratorGetNextOp::DoCompute", i * STEP + 20, slow, line="tf_data_iterator_get_next/1")
@@ -124,11 +116,8 @@ def test_pytorchs_input_names_what_runs_in_the_loader() -> None:
 
 
 @pytest.mark.parametrize(("b", "id_", "name", "cause"), [
-    (gap(0.3), "step_gap_host", "Mean", "gap"),
-    (placed(0.3), "host_placement", "model/py", "placement"),
-    (retraced(0.3), "retracing", "train_step", "tracing"),
-    (eager(100, 40), "eager_execution", "MatMul", "eager"),
-])
+    (gap(0.3), "step_gap_host", "Mean", "gap"), (placed(0.3), "host_placement", "model/py", "placement"),
+    (retraced(0.3), "retracing", "train_step", "tracing"), (eager(100, 40), "eager_execution", "MatMul", "eager")])
 def test_work_of_the_host_goes_to_the_gap_that_it_lies_in(b: Builder, id_: str, name: str, cause: str) -> None:
     f = findings(b)[id_]
     first = f.culprits[0]
@@ -157,13 +146,10 @@ def test_allocations_go_to_their_longest_call() -> None:
     assert f.culprits[0].time_s == pytest.approx(f.evidence["calls_s"])
 
 
-def test_threads_of_the_input_that_hold_launches_up_are_named_without_a_time() -> None:
+def test_threads_are_named_without_a_time() -> None:
     f = findings(contended(8))["thread_contention"]
     assert named(f) and all(c.time_s is None and c.kind == "host" for c in f.culprits)
-
-
-def test_the_thread_that_launches_to_one_gpu_after_the_other() -> None:
-    f = findings(staggered(800))["staggered_launch"]
+    f = findings(staggered(800))["staggered_launch"]  # the thread that launches to one GPU after the other
     assert [(c.name, c.kind) for c in f.culprits] == [("python", "thread")]
 
 
@@ -191,7 +177,7 @@ def test_copies_on_the_stream_of_the_kernels_are_named_by_the_call_that_made_the
     assert isinstance(there, Range) and there.kind == "h2d"
 
 
-def test_a_line_leads_to_the_gap_in_which_it_ran() -> None:
+def test_the_place_of_a_line_and_of_host_events_is_a_gap() -> None:
     class Gaps(Timeline):
         def __init__(self) -> None:
             lines = [(StackLine("other.py:1 f", "other.py", 0.1, 1.0),), (StackLine("m.py:2 g", "m.py", 0.1, 1.0),)]
@@ -202,10 +188,7 @@ def test_a_line_leads_to_the_gap_in_which_it_ran() -> None:
     f = findings(gap(0.3))["step_gap_host"]
     own = (Culprit("m.py:2 g", "line", 0.1),)
     assert place_of(Gaps(), replace(f, culprits=own)) == 1
-
-
-def test_the_place_of_host_events_is_found_by_name_where_two_begin_at_once() -> None:
-    b = gap(0.3)
+    b = gap(0.3)  # the place of host events is found by name where two begin at once
     at = int(np.round((findings(b)["step_gap_host"].culprits[0].at_s or 0) * 1e6))
     b.host("elsewhere", at, 3, line="another")
     f = findings(b)["step_gap_host"]

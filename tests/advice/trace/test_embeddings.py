@@ -69,9 +69,13 @@ def test_a_table_that_needs_its_gradient_or_that_costs_little(job: Builder) -> N
     assert verdict(job, ID) is None
 
 
-def test_without_shapes_nothing_is_said() -> None:
+def test_without_shapes_or_the_scatters_zeros_nothing_is_said() -> None:
     assert "record_shapes=True" in abstained(training(shapes=False))[ID]
     assert ID not in findings(training(shapes=False))
+    job = of_jax("zeros", gpu=True, scatter=HloOp(f"{BACK}/scatter-add", "train.py:9", (), BYTES + 135_168, "fusion"),
+                 gather=HloOp("jit(step)/jvp()/gather", "train.py:9", (), 270_336, "fusion"))
+    v = verdict(job, ID).tables
+    assert v.table_bytes == BYTES and v.used == pytest.approx(1024 / 1e6, rel=0.06)
 
 
 @pytest.mark.parametrize("kernel", [
@@ -139,7 +143,7 @@ def test_an_optimizer_of_tensorflow_that_goes_over_whole_tables(gpu: bool) -> No
     assert f.gain.estimate != gpu  # without a GPU the fix frees CPUs and memory for the rest of the step
 
 
-def test_a_lookup_that_copies_the_table_and_an_optimizer_that_updates_rows() -> None:
+def test_a_lookup_that_copies_the_table_and_large_variables_that_are_no_tables() -> None:
     job = of_tensorflow({**GATHER, f"{READ}:ReadVariableOp": 28.0}, MODEL, SCATTER)
     v = verdict(job, ID).tables
     assert v.copies_s == pytest.approx(28e-3, rel=0.01) and v.gradients_s == v.optimizer_s == 0
@@ -149,9 +153,6 @@ def test_a_lookup_that_copies_the_table_and_an_optimizer_that_updates_rows() -> 
     passes = {"sgd_1/IsNan:IsNan": 30.0, "sgd_1/Sqrt:Sqrt": 20.0}
     v = verdict(of_tensorflow({**GATHER, f"{READ}:ReadVariableOp": 28.0}, MODEL, SCATTER, passes), ID).tables
     assert v.optimizer_s == pytest.approx(50e-3, rel=0.01)
-
-
-def test_large_variables_that_are_no_tables_count_for_nothing() -> None:
     dense = {name.replace(":", "_9:"): length for name, length in OF_ADAM.items()}
     v = verdict(of_tensorflow(GATHER, SUMS, OF_ADAM, dense), ID).tables
     assert v.mixed and v.optimizer_s == 0 and v.gradients_s == pytest.approx(20e-3, rel=0.01)
@@ -186,8 +187,7 @@ PROGRAM = {
     "moment": (HloOp("jit(step)/add", "train.py:15", (), 3 * BYTES, "fusion"), 20.0),
     "update": (HloOp("jit(step)/add", "train.py:16", (), 4 * BYTES + 8, "fusion"), 25.0),
     "layer": (HloOp("jit(step)/add", "train.py:16", (), 12_582_912, "fusion"), 3.0),
-    "dot": (HloOp(f"{BACK}/dot_general", "train.py:8", (("fp32", 2e9),), 12_582_912, "dot"), 30.0),
-}
+    "dot": (HloOp(f"{BACK}/dot_general", "train.py:8", (("fp32", 2e9),), 12_582_912, "dot"), 30.0)}
 
 
 def of_jax(*without: str, gpu: bool, **changed: HloOp) -> Builder:
@@ -229,13 +229,6 @@ def test_a_program_of_xlas_that_updates_a_table_as_a_whole(gpu: bool) -> None:
     f = findings(of_jax(gpu=gpu))[ID]
     assert "jax.grad" in (f.snippet or "") and "less than 1%" in f.title
     assert "train.py:9" in {text for culprit in f.culprits for text in (culprit.name, culprit.source)}
-
-
-def test_zeros_within_the_scatter() -> None:
-    job = of_jax("zeros", gpu=True, scatter=HloOp(f"{BACK}/scatter-add", "train.py:9", (), BYTES + 135_168, "fusion"),
-                 gather=HloOp("jit(step)/jvp()/gather", "train.py:9", (), 270_336, "fusion"))
-    v = verdict(job, ID).tables
-    assert v.table_bytes == BYTES and v.used == pytest.approx(1024 / 1e6, rel=0.06)
 
 
 @pytest.mark.parametrize("job", [

@@ -73,6 +73,9 @@ def test_attention_by_the_ops_and_the_grid_alone():
     # XLA's softmax has the name of its fusion or of its op
     fusion = {"input_reduce_fusion": "jit_step/attention.softmax", BMM: "jit_step/dot.1"}
     assert verdict(model(attention("input_reduce_fusion"), call="other", ops=fusion), "attention_unfused") is not None
+    assert verdict(model(attention(SHORT.format("false")), call="aten::bmm"), "attention_unfused") is not None
+    paced = findings(model(attention(), call="aten::bmm", ahead=4, pause=80))
+    assert "launch_bound" in paced and "attention_unfused" not in paced
 
 
 @pytest.mark.parametrize(("kernels", "times", "call", "shape"), [
@@ -91,23 +94,12 @@ def test_what_is_no_unfused_attention(kernels, times, call, shape):
     assert verdict(model(kernels, times, call, shape), "attention_unfused") is None
 
 
-def test_the_softmax_of_short_rows_is_told_from_its_logarithm():
-    assert verdict(model(attention(SHORT.format("false")), call="aten::bmm"), "attention_unfused") is not None
-
-
-def test_a_job_that_its_host_paces_gains_nothing_from_shorter_kernels():
-    paced = findings(model(attention(), call="aten::bmm", ahead=4, pause=80))
-    assert "launch_bound" in paced and "attention_unfused" not in paced
-
-
 def test_attention_that_has_fallen_back():
     b = model(attention(), call="aten::bmm")
     b.host("aten::_scaled_dot_product_attention_math", 5, 3, line="launch 0")
     found = findings(b)["attention_unfused"]
     assert found.snippet is None and "scaled_dot_product_attention runs as separate kernels here" in found.action
 
-
-# -- layouts ----------------------------------------------------------------------------------------
 
 TO_NHWC = "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>(cudnn::ops::nchw2nhwc_params_t<float>)"
 SWAP = "void tensorflow::functor::SwapDimension1And2InTensor3UsingTiles<unsigned int, 256, 32, 32, false>(int)"
@@ -118,8 +110,7 @@ CONVOLUTION = "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_t
     (TO_NHWC, None, True), ("batched_transpose_32x32_half", None, True),
     (SWAP, "conv1/Conv2DBackpropFilter-0-TransposeNHWCToNCHW-LayoutOptimizer:Transpose", True),
     (SWAP, "conv1/Conv2D:Conv2D", True), (SWAP, "attention/transpose:Transpose", False), (SWAP, None, False),
-    (CONVOLUTION, None, False), ("loop_transpose_fusion", None, False),
-])
+    (CONVOLUTION, None, False), ("loop_transpose_fusion", None, False)])
 def test_layout_conversions(name, op, there):
     found = findings(model([(name, 100), (CONVOLUTION, 400)], 10, call="aten::x", ops={name: op} if op else None))
     assert ("layout_conversions" in found) == there
@@ -129,8 +120,6 @@ def test_layout_conversions(name, op, there):
         assert "channels_last" in (own.snippet or "")
         assert [c.name for c in own.culprits] == [op.split(":")[0] if op else "aten::x"]
 
-
-# -- element-wise kernels and optimizers ------------------------------------------------------------
 
 @pytest.mark.parametrize("first", [ADD, NORM])
 def test_element_wise_kernels_in_rows(first):
@@ -161,13 +150,10 @@ def test_optimizers_with_kernels_for_each_variable(call, op, count, length, ther
         assert ("jit_compile" if op else "fused=True") in (own.snippet or "")
 
 
-def test_without_steps_it_is_not_known_how_many_kernels_an_optimizer_has():
+def test_without_steps_or_with_fused_kernels_no_optimizer_has_too_many():
     b = Builder()
     for i in range(60):
         b.run(0, 10 + i * (20 + i % 7), 2, f"kernel_{i}", launch=1, op="adam/update:ResourceApplyAdam")
     b.host("EagerExecute", 0, 1)
     assert "optimizer" in abstained(b)["optimizer_unfused"]
-
-
-def test_a_fused_optimizer_is_none_of_them():
     assert "optimizer_unfused" not in findings(model([(MULTI, 300)], 4, "Optimizer.step#AdamW.step"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gputop.advice.trace.job import Job
@@ -11,9 +9,8 @@ from gputop.advice.trace.launch import launch_pace_s
 from gputop.diagnosis.diagnose import analyze, analyze_to_facts, analyze_trace
 from tests.advice.trace.traces import STEP, STEPS, findings, verdict
 from tests.trace.build import Builder
+from tests.trace.shares import NEEDS_SHARED, SHARED
 
-CASES = Path(__file__).resolve().parents[4] / "shared" / "data" / "cases"
-needs_cases = pytest.mark.skipif(not CASES.exists(), reason="the shared traces are not on this machine")
 LOOP = "python"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
 ADAM = "void at::native::multi_tensor_apply_kernel<Metadata<4>, FusedAdamMathFunctor<float>>(int)"
@@ -39,26 +36,23 @@ def recorded(each: int = 1, record_us: float = 4_000.0, last: str = ADAM, steps:
     return b
 
 
-def test_a_graph_recorded_anew_in_each_step() -> None:
+def test_a_graph_recorded_anew_in_each_step_and_one_without_a_pace() -> None:
     v = verdict(recorded(), "graph_recapture")
     assert v.recorded == pytest.approx(1.0) and v.recording_s == pytest.approx(4.0e-3, rel=0.01)
     assert v.share == pytest.approx(1 / 6, abs=0.02)  # before the first event of all a GPU is not called idle
     found = findings(recorded())
     assert found["graph_recapture"].severity == "high" and "launch_bound" not in found
     assert "torch.cuda.graph" in (found["graph_recapture"].snippet or "")
+    assert launch_pace_s(analyze_to_facts(recorded().build())) is None  # the kernels of a graph have no pace
+    b = Builder()
+    for k in range(40):
+        b.run(0, 100 + 50 * k, 20, GEMM, launch=50 + 50 * k)
+    assert launch_pace_s(analyze_to_facts(b.build())) == pytest.approx(50e-6)
 
 
 @pytest.mark.parametrize("job", [recorded(each=STEPS), recorded(each=3), recorded(record_us=600.0)])
 def test_a_graph_recorded_once_or_now_and_then_or_quickly(job: Builder) -> None:
     assert verdict(job, "graph_recapture") is None
-
-
-def test_the_kernels_of_a_graph_have_no_pace() -> None:
-    assert launch_pace_s(analyze_to_facts(recorded().build())) is None
-    b = Builder()
-    for k in range(40):
-        b.run(0, 100 + 50 * k, 20, GEMM, launch=50 + 50 * k)
-    assert launch_pace_s(analyze_to_facts(b.build())) == pytest.approx(50e-6)
 
 
 def small(last: str) -> Builder:
@@ -89,9 +83,9 @@ def test_where_a_graph_runs_no_advice_records_one(last: str, trains: bool) -> No
     assert job.graphs and job.trains is trains
 
 
-@needs_cases
+@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
 def test_inference_with_a_graph_and_copied_inputs() -> None:
-    analysis = analyze(str(CASES / "graph_inference_foreach_copy.pt.trace.json.gz"))
+    analysis = analyze(str(SHARED / "cases" / "graph_inference_foreach_copy.pt.trace.json.gz"))
     assert analysis.steps is not None and "optimizer" not in analysis.steps.anchor
     several = [*analysis.findings, *(own for f in analysis.findings for own in f.consequences)]
     assert several and not {f.id for f in several} & {

@@ -34,13 +34,10 @@ def test_the_gap_between_calls_is_rated_by_its_share(share, severity):
         assert "steps_per_execution" in (f.snippet or "") and f.gpus == (0,)
 
 
-def test_a_gap_without_events_is_pythons():
+def test_a_gap_without_events_is_pythons_and_several_steps_a_call_save_at_least_it():
     f = found(gap(0.3, silent=True))["step_gap_host"]
     assert f.evidence["no_event_s"] == pytest.approx(0.3 * STEP / 1e6, rel=0.05)
-
-
-def test_several_steps_a_call_save_at_least_the_gap_where_the_cpu_computes() -> None:
-    """Of four small jobs of Keras they saved 16 to 78%, and the gap was 8 to 54% of the step."""
+    # Of four small jobs of Keras they saved 16 to 78%, and the gap was 8 to 54% of the step.
     gain = found(gap(0.3, gpus=0))["step_gap_host"].gain
     assert gain.claim == "at least" and gain.step_time == pytest.approx(0.3 * 15 / 16, rel=0.01)
 
@@ -79,12 +76,13 @@ def test_a_real_job_of_pytorch_that_saves_at_each_step() -> None:
     assert "torch.save" in f["step_gap_host"].snippet and f["step_gap_host"].culprits[0].name.startswith("train.py:25")
 
 
-def test_a_collective_of_the_cpu_is_no_python() -> None:
+def test_a_collective_of_the_cpu_and_short_pauses_from_op_to_op_are_no_python() -> None:
     """While the backward pass waits for gloo it runs no op, on whatever thread gloo works."""
     b = torch_gap(0.3)
     for i in range(STEPS):
         b.host("gloo:all_reduce", (i + 0.6) * STEP, 0.4 * STEP, line="thread 7")
     assert "step_gap_host" not in found(b) and "step_gap_host" in found(torch_gap(0.3))
+    assert "step_gap_host" not in found(torch_gap(0.3, pauses=20))
 
 
 def test_the_steps_of_pytorch_on_a_cpu_are_no_calls_with_gaps_between_them(tmp_path: Path) -> None:
@@ -99,10 +97,6 @@ def test_the_steps_of_pytorch_on_a_cpu_are_no_calls_with_gaps_between_them(tmp_p
         paths[-1].write_text(json.dumps({"distributedInfo": {"rank": rank}, "traceEvents": events}))
     analysis = analyze_to_facts(load(paths)).analysis
     assert analysis.steps is not None and analysis.steps.count >= 6 and analysis.gaps is None
-
-
-def test_short_pauses_from_op_to_op_in_pytorch_are_launches():
-    assert "step_gap_host" not in found(torch_gap(0.3, pauses=20))
 
 
 def torch_op_on_the_cpu(inside: tuple[str, float]) -> Builder:
@@ -147,16 +141,14 @@ def test_a_python_callback_in_a_jitted_step_holds_the_gpu_up(launches):
 
 
 @pytest.mark.parametrize(("name", "api"), [
-    ("SaveV2", "ModelCheckpoint"), ("WriteScalarSummary", "TensorBoard"), ("AnonymousIteratorV3", ".repeat()"),
-])
+    ("SaveV2", "ModelCheckpoint"), ("WriteScalarSummary", "TensorBoard"), ("AnonymousIteratorV3", ".repeat()")])
 def test_what_fills_the_gap_decides_the_cure(name, api):
     assert api in (found(gap(0.3, name=name))["step_gap_host"].snippet or "")
 
 
 @pytest.mark.parametrize(("function", "ops", "calls", "instead"), [
     ("__inference_one_step_on_data_distributed_3", (), "predict()", "predict_on_batch"),
-    ("__inference_multi_step_on_iterator_7", ("m/dense/MatMul:MatMul",), "evaluate()", "test_on_batch"),
-])
+    ("__inference_multi_step_on_iterator_7", ("m/dense/MatMul:MatMul",), "evaluate()", "test_on_batch")])
 def test_what_a_callback_predicts_or_evaluates_in_each_step_is_named(function, ops, calls, instead):
     """Most of the gap is the iterator that it makes: to make it once is no fix for these."""
     b = gap(0.3, name="AnonymousIteratorV3")
@@ -170,22 +162,16 @@ def test_what_a_callback_predicts_or_evaluates_in_each_step_is_named(function, o
     assert instead in (f.snippet or "") and ".repeat()" not in (f.snippet or "")
 
 
-def test_a_gap_that_the_gpu_works_through_costs_nothing():
+def test_what_is_no_work_between_steps():
     b = gap(0.3)
     for i in range(STEPS + 1):
         kernels(b, i, STEP * 0.7, STEP - 10, ahead=9_000)
     assert "step_gap_host" not in found(b)
-
-
-def test_waiting_for_a_result_is_not_work_between_steps():
-    b = Builder(gpus=0)
+    b = Builder(gpus=0)  # waiting for a result is not work between steps
     for i in range(8):
         b.host("train", i * 1000, 990, step_num=i, _r=1).host("PjitFunction(step)", i * 1000 + 5, 50)
         b.host("ThunkExecutor::Execute", i * 1000 + 60, 900, line="tf_XLAPjRtCpuClient/1")
     assert "step_gap_host" not in found(b)
-
-
-def test_the_gap_abstains_without_calls_and_on_a_single_step():
     assert "host_tracer_level 2" in missing(Builder(gpus=1).run(0, 0, 100, launch=0))["step_gap_host"]
     one = keras_steps(Builder(gpus=1), 2, STEP, STEP / 2)
     kernels(one, 0, 20, STEP / 2)
@@ -275,13 +261,10 @@ def ranks(*pauses_us: float) -> Trace:
     return read_xspaces(files)
 
 
-def test_the_rank_that_holds_the_others_up_is_named():
+def test_the_rank_that_holds_the_others_up_is_named_unless_all_pause_alike():
     finding = next(f for f in analyze_to_facts(ranks(100, 20_000)).analysis.findings if f.id == "step_gap_host")
     assert "on rank node_6010" in finding.title and "wait for this rank" in finding.why
     assert finding.evidence["gap_s"] == pytest.approx(0.020, rel=0.01)
-
-
-def test_where_all_ranks_pause_alike_none_is_named():
     finding = next(f for f in analyze_to_facts(ranks(20_000, 15_000)).analysis.findings if f.id == "step_gap_host")
     assert "node_60" not in finding.title + finding.why
 

@@ -114,7 +114,7 @@ def test_calls_that_a_step_makes_at_once_are_one_step(calls, missing):
     assert steps.times.median_s == pytest.approx(8e-3)
 
 
-def test_a_function_called_for_each_layer_is_no_step():
+def test_calls_in_groups_and_for_each_layer():
     """Spread evenly over a step that Python runs op by op: the step is the period of all calls."""
     b = Builder(gpus=0)
     for i in range(12):
@@ -123,9 +123,6 @@ def test_a_function_called_for_each_layer_is_no_step():
     steps = find_steps(b.build())
     assert steps is not None and steps.times.anchor == "a loop of JAX's own ops"
     assert steps.count == 11 and steps.times.median_s == pytest.approx(8e-3)
-
-
-def test_calls_in_groups_of_any_size_are_steps_of_their_own():
     places = np.cumsum([1, 1, 1, 100, 1, 100, 1, 1, 1, 1, 100, 100, 1, 1, 100])
     assert len(first_calls(places)) == len(places)
     assert first_calls(np.cumsum([1, 100] * 6)).tolist() == [0, 1, 3, 5, 7, 9, 11]
@@ -163,19 +160,7 @@ def test_lines_that_run_the_ops_one_by_one_are_no_work_beside_the_model():
     assert "one by one" in getattr(judged("t.py:6 forward"), "what", "")
 
 
-def test_eager_ops_that_do_not_repeat_are_no_steps():
-    b = Builder(gpus=0)
-    names = random.Random(3)
-    for k in range(400):
-        b.host(f"PjitFunction({names.choice(['add', 'multiply', 'sqrt', 'sum'])})", k * 100, 60)
-    assert find_steps(b.build()) is None
-
-
-def test_where_a_shorter_sequence_repeats_in_a_longer_one_neither_is_the_step():
-    assert find_steps(eager(jitted=False, logs=5).build()) is None
-
-
-def test_without_a_function_of_the_users_the_step_is_the_period_of_the_ops():
+def test_a_loop_of_jaxs_own_ops_is_the_step_where_it_repeats():
     b = Builder(gpus=0)
     ops = ("dot", "add", "tanh", "dot", "log_softmax", "transpose", "multiply", "subtract", "multiply", "subtract")
     for i in range(20):
@@ -183,14 +168,16 @@ def test_without_a_function_of_the_users_the_step_is_the_period_of_the_ops():
             b.host(f"PjitFunction({name})", i * 1_000 + k * 80, 60)
     steps = find_steps(b.build())
     assert steps is not None and steps.count == 19 and steps.times.median_s == pytest.approx(1e-3)
-
-
-def test_one_op_of_jaxs_own_in_a_loop_is_its_step():
-    b = Builder(gpus=0)
+    b = Builder(gpus=0)  # one op of JAX's own in a loop is its step
     for i in range(20):
         b.host("PjitFunction(matmul)", i * 1_000, 900)
     steps = find_steps(b.build())
     assert steps is not None and steps.times.anchor == "a loop of JAX's own ops" and steps.count == 19
+    b = Builder(gpus=0)  # eager ops that do not repeat are no steps
+    names = random.Random(3)
+    for k in range(400):
+        b.host(f"PjitFunction({names.choice(['add', 'multiply', 'sqrt', 'sum'])})", k * 100, 60)
+    assert find_steps(b.build()) is None and find_steps(eager(jitted=False, logs=5).build()) is None
 
 
 @pytest.mark.parametrize(("ops", "fires"), [(12, False), (24, True)])
@@ -215,9 +202,14 @@ def test_a_loop_without_jit_is_told_whatever_the_number_of_its_ops(jitted, fires
         assert next(iter(result)) == "eager_execution"
 
 
-def test_a_jitted_step_beside_which_a_few_ops_run_stays_the_step():
+def test_a_jitted_step_beside_which_a_few_ops_run_stays_and_large_ops_are_the_jobs_own_computing():
     assert find_steps(eager(ops=3).build()).times.anchor == "calls of PjitFunction(loss)"
     assert "eager_execution" not in found(eager(ops=3))
+    b = eager()  # large ops one by one are the job's own computing
+    for i in range(12):
+        b.host("dot.1", i * 8_000.0 + 150, 5_800, line="tf_XLAEigen/1")
+    f = found(b).get("eager_execution")
+    assert f is None or f.evidence["share_ratio"] < 0.1
 
 
 def test_ops_that_a_loop_runs_between_jitted_steps_are_work_between_them():
@@ -241,14 +233,6 @@ def test_an_update_outside_of_jit_is_the_finding(jitted):
     assert "a single jax.jit" in f.action and "tf." not in f"{f.action}{f.snippet}{f.why}"
     assert f.culprits[0].name in ("PjitFunction(multiply)", "multiply")
     assert f.evidence["share_ratio"] == pytest.approx(6.0 / 8.0, abs=0.03)
-
-
-def test_large_ops_one_by_one_are_the_jobs_own_computing():
-    b = eager()
-    for i in range(12):
-        b.host("dot.1", i * 8_000.0 + 150, 5_800, line="tf_XLAEigen/1")
-    f = found(b).get("eager_execution")
-    assert f is None or f.evidence["share_ratio"] < 0.1
 
 
 def learner(ops: bool = True, updates: int = 12) -> Builder:

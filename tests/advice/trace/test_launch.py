@@ -1,22 +1,11 @@
-"""Waiting for launches."""
+"""Waiting for launches, and kernels that are too small."""
 
 from __future__ import annotations
 
 import pytest
 
 from gputop.diagnosis.diagnose import analyze_trace
-from tests.advice.trace.traces import (
-    KERNEL,
-    STEP,
-    STEPS,
-    abstained,
-    fill,
-    findings,
-    input_bound,
-    job,
-    launch_bound,
-    uneven,
-)
+from tests.advice.trace.traces import STEP, STEPS, abstained, fill, findings, input_bound, job, launch_bound, uneven
 from tests.trace.build import Builder
 
 
@@ -50,22 +39,13 @@ def test_time_that_pytorchs_profiler_takes_itself(ops, kernel_us, expected_s):
         assert f.evidence["recording_s"] == pytest.approx(expected_s, rel=0.1)
 
 
-def test_a_deep_queue_is_healthy_even_with_gaps():
+def test_idle_of_other_causes_is_not_launching():
     b = job()
     fill(b, 0, 0, STEP, 10, 30, queued=15_000)
     assert "launch_bound" not in findings(b)
-
-
-def test_idle_that_input_explains_is_not_launching():
-    assert "launch_bound" not in findings(input_bound())
-
-
-def test_idle_behind_a_busier_gpu_is_not_launching():
-    assert "launch_bound" not in findings(uneven(2, 3.0))
-
-
-def test_host_work_between_steps_is_not_launching():
-    b = Builder()
+    assert "launch_bound" not in findings(input_bound())  # idle that input explains is not launching
+    assert "launch_bound" not in findings(uneven(2, 3.0))  # idle behind a busier GPU is not launching
+    b = Builder()  # host work between steps is not launching
     for i in range(6):
         b.host("EagerExecute", i * 20_000, 8_000, is_func=1, eager_op="__inference_multi_step_on_iterator_42")
     fill(b, 0, 20, 8_000, 196, 4, queued=15)
@@ -77,7 +57,7 @@ def test_host_work_between_steps_is_not_launching():
 def test_launch_abstains_without_launches():
     b = job()
     for i in range(STEPS * 100):
-        b.run(0, i * 200, 100, KERNEL)
+        b.run(0, i * 200, 100, "add")
     a = analyze_trace(b.build())
     assert "correlation" in abstained(a)["launch_bound"] and not a.findings
 
@@ -145,3 +125,33 @@ def test_layers_that_run_for_a_moment_of_the_recording_bring_no_verdict(before):
     assert analysis.steps is not None and analysis.steps.unit == "period"
     found = findings(analysis)["launch_bound"]
     assert found.severity == ("low" if before else "high")
+
+
+def many(kernel: float, gap: float) -> Builder:
+    b = job()
+    for i in range(STEPS):
+        t = i * STEP + 100
+        while t + kernel < (i + 1) * STEP:
+            b.run(0, t, kernel, "add", launch=max(t - 500, 0), launch_length=2)
+            t += kernel + gap
+    return b
+
+
+@pytest.mark.parametrize(("kernel", "gap", "there"), [(10, 2, True), (10, 0.2, False), (30, 4, False)])
+def test_pauses_between_short_kernels(kernel, gap, there):
+    found = findings(many(kernel, gap).build())
+    assert set(found) == ({"small_kernels"} if there else set())
+    if there:
+        f = found["small_kernels"]
+        assert f.gain.step_time == pytest.approx(gap / (kernel + gap), abs=0.01) and f.severity == "high"
+        assert f.evidence["below_20us_ratio"] == 1 and f.evidence["launch_pace_s"] == pytest.approx(12e-6)
+
+
+def test_kernels_per_step_are_those_of_the_steps_where_the_window_is_longer():
+    def kernels_of(b: Builder) -> float:
+        return findings(b.build())["small_kernels"].evidence["kernels_per_step"]
+
+    b = many(10, 2)
+    alone = kernels_of(b)
+    b.run(0, 20 * STEPS * STEP, 10, "add")  # something else long after the last step
+    assert kernels_of(b) == pytest.approx(alone) and alone > 100

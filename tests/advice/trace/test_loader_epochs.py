@@ -82,14 +82,11 @@ def test_a_first_batch_of_workers_that_had_started_before_is_no_start_of_them(lo
     assert "Input wait takes" in f.title and not len(workers_started(loop.b.build())[0].start)
 
 
-def test_what_no_step_ends_in_while_workers_start_is_told_as_that():
-    f = findings(started(wait_us=10_000, steps=30, pause_us=5_000_000))["unfinished_step"]
-    assert f.title.endswith("the DataLoader starting its workers") and "num_workers=0" in f.action
-
-
-def test_an_epochs_last_call_is_no_batch_of_its_own():
+def test_an_epochs_last_call_is_no_batch_and_no_step_ends_in_while_workers_start():
     trace = epochs(2_000, trains=False).b.build()
     assert find_steps(trace).count == pytest.approx(60, abs=2)
+    f = findings(started(wait_us=10_000, steps=30, pause_us=5_000_000))["unfinished_step"]
+    assert f.title.endswith("the DataLoader starting its workers") and "num_workers=0" in f.action
 
 
 def odd(long_us: float, at: tuple[int, ...], steps: int = 60) -> Loop:

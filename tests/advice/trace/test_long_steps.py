@@ -17,8 +17,7 @@ from tests.trace.build import Builder
 
 @pytest.mark.parametrize(("name", "words"), [
     ("SaveV2", "saving checkpoints"), ("WriteScalarSummary", "writing summaries"), ("gc", "garbage collection"),
-    ("SetWeights", "SetWeights"), ("", "Python without events"),
-])
+    ("SetWeights", "SetWeights"), ("", "Python without events")])
 def test_work_every_so_many_steps_is_told_with_its_steps(name, words):
     found = findings(job(dict.fromkeys(range(2, COUNT, 5), 20000.0), name))
     f = found["long_steps"]
@@ -43,12 +42,6 @@ def test_long_steps_in_which_a_library_saves_are_told_by_the_line_that_calls_it(
     trace.origin_ns, trace.stacks = 1000 * 10 ** 9, (sampled({"MainThread": changes}, begin, rate_hz=1000.0),)
     f = findings(trace)["long_steps"]
     assert f.title.endswith("saving checkpoints (train.py:12 keep)") and f.action.startswith("Save less often")
-
-
-def test_odd_steps_are_listed_with_what_is_different_in_them():
-    f = findings(job({4: 30_000.0, 9: 30_000.0, 21: 30_000.0}, kernel=True))["long_steps"]
-    assert "3 of 30 steps" in f.title and "long_matmul" in f.title and "5, 10, 22" in f.why
-    assert f.evidence["compute_more_s"] == pytest.approx(0.03)
 
 
 def test_where_nsight_records_no_wait_for_a_batch_a_late_one_may_be_that():
@@ -76,12 +69,15 @@ def test_no_long_steps(long):
     assert "long_steps" not in findings(job(long))
 
 
-def test_long_steps_that_are_unlike_are_told_as_a_range_and_the_longest_is_named():
+def test_long_steps_that_are_unlike_are_listed():
     f = findings(job({4: 6_500.0, 9: 90_000.0}))["long_steps"]
     assert f.title.startswith("2 of 30 steps take 6.5 ms to 90.0 ms longer") and "Step 10 is the longest." in f.why
     assert f.evidence["longest_more_s"] == pytest.approx(0.09)
     alike = findings(job({4: 60_000.0, 9: 70_000.0}))["long_steps"]
     assert alike.title.startswith("2 of 30 steps take 65.0 ms longer") and "longest" not in alike.why
+    f = findings(job({4: 30_000.0, 9: 30_000.0, 21: 30_000.0}, kernel=True))["long_steps"]
+    assert "3 of 30 steps" in f.title and "long_matmul" in f.title and "5, 10, 22" in f.why
+    assert f.evidence["compute_more_s"] == pytest.approx(0.03)
 
 
 @pytest.mark.parametrize(("more", "severity"), [(50_000.0, "low"), (100_000.0, "medium")])
@@ -91,11 +87,7 @@ def test_one_long_step_is_told_and_may_be_an_accident(more, severity):
     assert f.gain.step_time is None and "how often it occurs" in f.gain.how
 
 
-def test_few_steps_are_not_judged():
-    assert "8 complete steps" in abstained(job({2: 20_000.0, 4: 20_000.0}, count=6))["long_steps"]
-
-
-def test_steps_that_vary_are_not_called_long():
+def test_steps_that_vary_or_are_few_are_not_called_long():
     rng = np.random.default_rng(3)
     assert long_steps(np.exp(0.25 * rng.standard_normal(200))) is None
     found = long_steps(np.array([1.0, 1.01, 0.99, 2.0] * 5))
@@ -103,6 +95,7 @@ def test_steps_that_vary_are_not_called_long():
     beside = np.array([1.0, 1.01, 0.99, 1.0, 2.0] * 5 + [1.0, 3.0])
     found = long_steps(beside)
     assert found is not None and found.every == 5 and found.indices.tolist() == [4, 9, 14, 19, 24]
+    assert "8 complete steps" in abstained(job({2: 20_000.0, 4: 20_000.0}, count=6))["long_steps"]
 
 
 def test_a_wait_between_two_calls_counts_once_without_a_gpu():
@@ -129,9 +122,13 @@ def test_a_rhythm_is_one_with_an_accident_between(places, every, of_them):
     assert (found, tuple(np.array(places, np.int64)[own])) == (every, of_them)
 
 
-def test_a_rhythm_goes_on_to_the_last_step():
-    assert period_of(np.array([2, 5, 8]), 11)[0] == 3
-    assert period_of(np.array([2, 5, 8]), 40)[0] is None
+def test_a_rhythm_goes_on_to_the_last_step_and_the_first_ones_are_no_rare_steps():
+    assert period_of(np.array([2, 5, 8]), 11)[0] == 3 and period_of(np.array([2, 5, 8]), 40)[0] is None
+    # As of a PyTorch job on an H200, while its profiler began.
+    durations = np.array([29.3, 30.0, 33.1, 28.7, 30.4, 29.8, 29.3, *[19.1, 22.4, 22.5, 20.0, 22.3] * 5]) / 1e3
+    assert long_steps(durations) is None
+    elsewhere = np.concatenate((durations[7:12], durations[:1], durations[12:24], durations[1:3], durations[24:]))
+    assert long_steps(elsewhere) is not None
 
 
 def test_steps_that_are_a_little_longer_are_accidents_beside_the_long_ones():
@@ -155,11 +152,3 @@ def test_a_function_whose_line_takes_the_time_is_named_and_what_may_run_within_i
     assert less_often(words, UserFunction("main", "t.py:9", True, in_gaps=0.3)) is words, "the loop itself"
     line = less_often(words, UserFunction("main", "t.py:9", True, in_gaps=0.9))
     assert line.title.endswith("longer: t.py:9") and "main" not in f"{line.why}{line.action}"
-
-
-def test_the_first_steps_of_a_recording_are_no_rare_ones() -> None:
-    """As of a PyTorch job on an H200, while its profiler began."""
-    durations = np.array([29.3, 30.0, 33.1, 28.7, 30.4, 29.8, 29.3, *[19.1, 22.4, 22.5, 20.0, 22.3] * 5]) / 1e3
-    assert long_steps(durations) is None
-    elsewhere = np.concatenate((durations[7:12], durations[:1], durations[12:24], durations[1:3], durations[24:]))
-    assert long_steps(elsewhere) is not None

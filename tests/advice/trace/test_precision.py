@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gputop.advice.registry import limit
 from gputop.advice.trace.inputs import GPU_ALLOCATOR
 from gputop.diagnosis.diagnose import analyze, analyze_trace
-from gputop.trace.model import Trace
+from gputop.trace.model import Kind, Trace
 from tests.advice.trace.traces import KERNEL, STEP, STEPS, findings, job, launched_ahead, verdict
 from tests.records import replace
 from tests.trace.build import Builder
+from tests.trace.shares import NEEDS_SHARED, SHARED
 
 SGEMM, HMMA = "volta_sgemm_128x64_nn", "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_64x3_nn"
 
@@ -20,8 +19,6 @@ TF32 = "cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x256_16x3_tn_align4>"
 ATTENTION = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(AttentionKernel<float, cutlass::arch::Sm80, true, 64, 64, 64>)"
 FLASH = "void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false, cutlass::half_t, float> >(int)"
 TO_HALF = "void at::native::unrolled_elementwise_kernel<copy_device_to_device, c10::Half, float>(c10::Half)"
-CASES = Path(__file__).resolve().parents[4] / "shared" / "data" / "cases"
-needs_cases = pytest.mark.skipif(not CASES.exists(), reason="the shared traces are not on this machine")
 
 
 def mixed(*parts: tuple[str, float], begin: float = 100) -> Builder:
@@ -42,7 +39,6 @@ def on(b: Builder, capability: tuple[int, int] | None, name: str = "") -> Trace:
     return trace
 
 
-
 @pytest.mark.parametrize(("matmul_us", "severity"), [(600, None), (1_100, "low"), (3_000, "medium"), (9_000, "high")])
 def test_fp32_matmuls_on_a_gpu_with_tensor_cores(matmul_us, severity):
     job = mixed((SGEMM, matmul_us), (KERNEL, 18_000 - matmul_us))
@@ -61,11 +57,10 @@ def test_gpus_by_their_capability_or_their_kernels():
     assert "TF32" in findings(on(b, (8, 0)))["tensor_cores_unused"].action
     unknown = analyze_trace(on(mixed(("maxwell_sgemm_128x64_nn", 18_000)), None))
     assert "compute capability" in {a.id: a.missing for a in unknown.abstained}["tensor_cores_unused"]
-
-
-def test_tensor_cores_in_use_are_no_finding():
-    found = findings(on(mixed((HMMA, 18_000)), (8, 0)))
+    found = findings(on(mixed((HMMA, 18_000)), (8, 0)))  # tensor cores in use are no finding
     assert not found.keys() & {"tensor_cores_unused", "fp16_fallback", "dims_unaligned"}
+    f = findings(on(mixed(("volta_hgemm_128x64_nn", 6_000), (HMMA, 12_000)), (8, 0)))["fp16_fallback"]
+    assert f.evidence["fallback_16_bit_ratio"] == pytest.approx(1 / 3, abs=0.01) and f.severity == "high"
 
 
 @pytest.mark.parametrize(("name", "half", "id_"), [
@@ -77,11 +72,6 @@ def test_with_mixed_precision_on_fp32_matmuls_are_a_fallback(name, half, id_):
     parts = (SGEMM, 8_000), (name, half), (KERNEL, 10_000 - half)
     found = findings(on(mixed(*parts), (8, 0)))
     assert found.keys() & {"tensor_cores_unused", "fp16_fallback"} == {id_}
-
-
-def test_sixteen_bit_matmuls_of_the_ordinary_cores_are_a_fallback():
-    f = findings(on(mixed(("volta_hgemm_128x64_nn", 6_000), (HMMA, 12_000)), (8, 0)))["fp16_fallback"]
-    assert f.evidence["fallback_16_bit_ratio"] == pytest.approx(1 / 3, abs=0.01) and f.severity == "high"
 
 
 @pytest.mark.parametrize(("align", "there"), [(1, True), (2, True), (4, False), (8, False)])
@@ -115,7 +105,7 @@ def test_the_multiple_is_that_of_the_type(kernel, multiple):
     assert f"a multiple of {multiple} (16 bytes)" in found.why and f"to multiples of {multiple} (64" in found.action
 
 
-def test_padding_the_vocabulary_is_not_advised_for_attention():
+def test_padding_the_vocabulary_is_not_advised_for_attention_nor_where_names_do_not_tell():
     kernel = "void cutlass::Kernel2<cutlass_80_tensorop_f16_s16816gemm_f16_64x64_32x6_nt_align1>(Params)"
     b = mixed((KERNEL, 9_000), (kernel, 9_000))
     for event in b._device:
@@ -123,9 +113,6 @@ def test_padding_the_vocabulary_is_not_advised_for_attention():
     found = findings(on(b, (8, 0)))["dims_unaligned"]
     assert "sequence" in found.action and "does not change attention" in found.action
     assert found.snippet is not None and "vocabulary" not in found.snippet
-
-
-def test_alignment_that_names_do_not_tell_is_not_judged():
     a = analyze_trace(on(mixed(("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT", 18_000)), (9, 0)))
     assert "dims_unaligned" in {x.id for x in a.abstained}
 
@@ -147,26 +134,23 @@ def test_products_in_32_bits_on_tensor_cores_could_be_in_16(name, severity, fact
     assert not findings(on(b, (6, 1))).keys() & PRECISION
 
 
-def test_products_in_16_bits_are_left_alone():
+def test_products_in_16_bits_are_left_alone_and_so_is_what_mixed_precision_leaves_out():
     assert not findings(on(mixed((FLASH, 9_000), (HMMA, 9_000)), (8, 0))).keys() & PRECISION
-
-
-def test_what_is_left_out_of_mixed_precision():
     v = verdict(on(mixed((HMMA, 4_000), (ATTENTION, 12_000)), (8, 0)), "tensor_cores_unused")
     assert v.id == "sixteen_bit_unused" and v.mixed and v.plain_fp32 == 0
 
 
-@needs_cases
+@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
 def test_attention_in_fp32_is_what_the_step_is_made_of():
-    found = {f.id: f for f in analyze(str(CASES / "fp32_attention_tf32.pt.trace.json.gz")).findings}
+    found = {f.id: f for f in analyze(str(SHARED / "cases" / "fp32_attention_tf32.pt.trace.json.gz")).findings}
     own = found["sixteen_bit_unused"]
     assert own.severity == "high" and own.gain.step_time == pytest.approx(0.69, abs=0.06)  # 69% on the real job
     assert "torch.autocast" in (own.snippet or "") and not found.keys() & {"fp16_fallback", "tensor_cores_unused"}
 
 
-@needs_cases
+@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
 def test_conversions_to_half_are_not_mixed_precision():
-    analysis = analyze(str(CASES / "fp32_with_half_codec.pt.trace.json.gz"))
+    analysis = analyze(str(SHARED / "cases" / "fp32_with_half_codec.pt.trace.json.gz"))
     assert {f.id for f in analysis.findings} & PRECISION == {"tensor_cores_unused"}
     assert analysis.kernels is not None and not any("fp64" in row.types for row in analysis.kernels.by_name)
 
@@ -176,3 +160,45 @@ def test_numbers_in_names_have_few_digits() -> None:
     analysis = analyze_trace(on(mixed((TF32.replace("align4", "align" + "8" * 5000), 18_000)), (8, 0)))
     assert analysis.kernels is not None and analysis.kernels.by_name
     assert GPU_ALLOCATOR.match(f"GPU_{'1' * 5000}_bfc") is None and GPU_ALLOCATOR.match("GPU_12_bfc")
+
+
+# -- loss scaling -----------------------------------------------------------------------------------
+
+def scaled(checks: int, op: str, wait: float = 0) -> Builder:
+    """The host launches all up to the verdict at once, waits for its copy, and needs ``wait`` µs to launch on."""
+    b = job()
+    for i in range(STEPS):
+        t, launch = i * STEP + 100, i * STEP + 20
+        for k in range(80 + checks):
+            name, length, of = (("Mul_GPU_DT_HALF_DT_HALF_kernel", 100, "gradient_tape/model/mul:Mul") if k < 80 else
+                                ("IsFinite_GPU_DT_HALF_DT_BOOL_kernel", 10, f"{op}_{k}:IsFinite"))
+            b.run(0, t, length, name, launch=launch + 2 * k, launch_length=1, op=of)
+            t += length
+        if wait:
+            begun = launch + 2 * (80 + checks)
+            b.run(0, t, 2, "MemcpyD2H", kind=Kind.D2H, launch=begun, launch_length=t + 4 - begun, size=1,
+                  op="loss_scale/cond:If")
+            t += 2 + wait
+        then = t - 20 if wait else launch + 2 * (80 + checks)
+        for k in range(80):
+            b.run(0, t, 100, "Mul_GPU_DT_HALF_DT_HALF_kernel", launch=then + k, launch_length=1)
+            t += 100
+        b.host("cuStreamSynchronize", then + 81, t + 1 - then - 81, line="launch 0")
+    return b
+
+
+@pytest.mark.parametrize(("checks", "wait", "share"), [(20, 0, None), (120, 0, 0.06), (40, 600, 0.05)])
+def test_loss_scaling_counts_its_checks_and_the_wait_for_the_verdict(checks, wait, share):
+    found = findings(on(scaled(checks, "loss_scale_optimizer/IsFinite", wait), (7, 0)))
+    if share is None:
+        assert "loss_scaling" not in found
+    else:
+        f = found["loss_scaling"]
+        assert f.gain.step_time == pytest.approx(share, abs=0.006)
+        assert (f.evidence["verdict_wait_s"] > 0) == bool(wait)
+
+
+def test_newer_gpus_are_advised_to_use_bfloat16():
+    job = scaled(120, "loss_scale_optimizer/IsFinite")
+    assert [verdict(on(job, capability), "loss_scaling").has_bf16 for capability in ((7, 0), (8, 0))] == [False, True]
+    assert "BF16" in findings(on(job, (8, 0)))["loss_scaling"].action

@@ -63,12 +63,9 @@ def passes(each: int, count: int) -> Builder:
 
 # -- small ops --------------------------------------------------------------------------------------
 
-def test_each_of_several_passes_that_one_update_sums_up_has_its_own_small_ops() -> None:
+def test_small_ops_of_several_passes_and_of_no_steps() -> None:
     assert "eager_execution" not in findings(passes(40, 4)) and "eager_execution" in findings(passes(160, 1))
-
-
-def test_small_ops_of_a_recording_without_steps_are_judged_as_a_whole() -> None:
-    b = Builder(gpus=0, format="chrome")
+    b = Builder(gpus=0, format="chrome")  # small ops of a recording without steps are judged as a whole
     for i in range(3_000):
         b.host(f"aten::op{i}", i * 8, 4)
     assert findings(b)["eager_execution"].evidence["small_ops_per_step"] == 3_000
@@ -83,6 +80,12 @@ def test_a_loop_of_small_ops_is_found_with_its_figures() -> None:
     f = findings(job)["eager_execution"]
     assert f.severity == "high" and "torch.compile" in (f.snippet or "") and f.gain.by == "bound"
     assert {culprit.name for culprit in f.culprits} >= {"aten::mul", "aten::add"}
+    v = verdict(loop(ops=60, in_optimizer=450), "eager_execution")  # the optimizer's small ops have a fix of their own
+    assert v.optimizer_ratio > 0.8
+    assert "fused=True" in (findings(loop(ops=60, in_optimizer=450))["eager_execution"].snippet or "")
+    # Three quarters of the time the main thread has no CPU: of the rest nearly all are small ops.
+    held_up = JobCpus(2.0, used=0.25, others=1.7, held_up=0.7, waited=0.7)
+    assert verdict(captured(loop(ops=500), held_up), "eager_execution").share == pytest.approx(0.65, abs=0.06)
 
 
 @pytest.mark.parametrize("job", [
@@ -113,16 +116,19 @@ def test_short_pauses_of_python_in_each_step_are_the_gap() -> None:
     assert "step_gap_host" not in findings(paused(False))
 
 
-def test_the_optimizers_small_ops_have_a_fix_of_their_own() -> None:
-    v = verdict(loop(ops=60, in_optimizer=450), "eager_execution")
-    assert v.optimizer_ratio > 0.8
-    assert "fused=True" in (findings(loop(ops=60, in_optimizer=450))["eager_execution"].snippet or "")
-
-
-def test_what_torch_compile_has_compiled_is_no_small_op() -> None:
+def test_compiled_ops_and_those_of_a_gpu_are_no_small_ops() -> None:
     job = loop(ops=1500)
     for i in range(COUNT + 1):
         job.host("Torch-Compiled Region: 0/0", i * STEP + 5, 13_000)
+    assert "eager_execution" not in findings(job)
+    job = loop(ops=1500)  # a GPU that waits for launches is another finding
+    job.gpus = 1
+    for i in range(COUNT):
+        job.run(0, i * STEP + 20, 5, launch=i * STEP + 12, thread="python")
+    assert "eager_execution" not in findings(job)
+    job = loop(ops=1500)  # a GPU that the recording left out is no job of the CPU
+    for i in range(COUNT):
+        job.host("cudaLaunchKernel", i * STEP + 11, 2)
     assert "eager_execution" not in findings(job)
 
 
@@ -138,27 +144,6 @@ def test_small_ops_name_the_line_that_starts_them() -> None:
     assert (first.name, first.kind) == ("model.py:7 forward", "line")
 
 
-def test_a_thread_without_a_cpu_is_no_excuse_for_small_ops() -> None:
-    """Three quarters of the time the main thread has no CPU: of the rest nearly all are small ops."""
-    held_up = JobCpus(2.0, used=0.25, others=1.7, held_up=0.7, waited=0.7)
-    assert verdict(captured(loop(ops=500), held_up), "eager_execution").share == pytest.approx(0.65, abs=0.06)
-
-
-def test_a_gpu_that_waits_for_launches_is_another_finding() -> None:
-    job = loop(ops=1500)
-    job.gpus = 1
-    for i in range(COUNT):
-        job.run(0, i * STEP + 20, 5, launch=i * STEP + 12, thread="python")
-    assert "eager_execution" not in findings(job)
-
-
-def test_a_gpu_that_the_recording_left_out_is_no_job_of_the_cpu() -> None:
-    job = loop(ops=1500)
-    for i in range(COUNT):
-        job.host("cudaLaunchKernel", i * STEP + 11, 2)
-    assert "eager_execution" not in findings(job)
-
-
 # -- threads ----------------------------------------------------------------------------------------
 
 def test_one_thread_while_cores_are_idle() -> None:
@@ -166,6 +151,9 @@ def test_one_thread_while_cores_are_idle() -> None:
     assert v.threads == 8 and (v.large_ratio, v.share) == pytest.approx((0.6, 0.525), abs=0.01)
     f = findings(captured(loop(large=12_000), ALONE))["threads_unused"]
     assert f.severity == "high" and "set_num_threads(8)" in (f.snippet or "") and f.culprits[0].name == "aten::addmm"
+    # As torchrun starts them: one thread each.
+    v = verdict(captured(loop(large=12_000), replace(ALONE, others=1.1, ranks=1.0)), "threads_unused")
+    assert v.threads == 4
 
 
 @pytest.mark.parametrize(("cpus", "large", "name"), [
@@ -179,12 +167,6 @@ def test_one_thread_while_cores_are_idle() -> None:
 ], ids=["others", "threads", "one core", "ranks", "quota", "serial op", "small op"])
 def test_threads_that_would_not_help_are_not_advised(cpus: JobCpus, large: float, name: str) -> None:
     assert "threads_unused" not in findings(captured(loop(large=large, large_name=name), cpus))
-
-
-def test_the_ranks_of_a_node_share_its_idle_cores() -> None:
-    """As torchrun starts them: one thread each."""
-    v = verdict(captured(loop(large=12_000), replace(ALONE, others=1.1, ranks=1.0)), "threads_unused")
-    assert v.threads == 4
 
 
 def test_more_threads_than_cpus() -> None:
@@ -270,6 +252,7 @@ def test_memory_that_each_step_leaves() -> None:
     assert v.per_step_bytes == 50_000 and v.bytes_per_s == pytest.approx(2.5e6) and v.on_host
     f = findings(holding(50_000))["memory_growth"]
     assert f.severity == "medium" and ".item()" in (f.snippet or "") and f.gain.step_time is None
+    assert "profile_memory" in abstained(loop(large=12_000))["memory_growth"]
 
 
 @pytest.mark.parametrize("job", [holding(0), holding(50_000, every=3), holding(50_000, drops=4), holding(100)],
@@ -292,24 +275,17 @@ def test_layers_of_one_pass_are_no_steps_that_keep_their_memory_or_take_longer()
     assert "layers of one pass" in told["memory_growth"] and "layers of one pass" in told["long_steps"]
 
 
-def test_memory_is_not_judged_without_its_records() -> None:
-    assert "profile_memory" in abstained(loop(large=12_000))["memory_growth"]
-
-
 # -- real jobs (tests/data/README.md) ---------------------------------------------------------------
 
 def real(name: str) -> Analysis:
     return analyze(DATA / f"pytorch_{name}.pt.trace.json.gz")
 
 
-def test_a_real_job_that_keeps_its_outputs() -> None:
+def test_real_jobs_that_keep_their_outputs_and_that_detect_anomalies() -> None:
     """8 KiB of activations and 1,280 bytes of output a step."""
     f = findings(real("keeps_outputs"))["memory_growth"]
     assert f.evidence["grows_bytes_per_step"] == pytest.approx(8192 + 1280, rel=0.01)
-
-
-def test_a_real_job_with_anomaly_detection() -> None:
-    f = findings(real("anomaly"))["anomaly_mode"]
+    f = findings(real("anomaly"))["anomaly_mode"]  # a real job with anomaly detection
     assert f.evidence["checked_ratio"] > 0.5 and f.evidence["nodes_per_step"] == pytest.approx(71, abs=3)
     assert f.gain.at_least and f.severity == "high"
 

@@ -55,9 +55,12 @@ def test_functions_of_python_do_not_train(host: str) -> None:
     assert Job.of(analyze_to_facts(decoding(host=(host,)))).trains is False
 
 
-def test_a_job_that_also_serves_its_model_trains() -> None:
+def test_a_job_that_also_serves_trains_and_one_marked_step_of_a_server_is_a_step() -> None:
     backward = decoding(host=("autograd::engine::evaluate_function: AddmmBackward0",))
     assert Job.of(analyze_to_facts(backward)).trains is True
+    found = analyze_trace(serving("p", "step[EXTEND bs=15 toks=15360]", ""))  # one marked step of a server is a step
+    assert found.steps is not None and found.steps.count == 1
+    assert found.steps.anchor.startswith("ranges of an inference engine's steps that prefill")
 
 
 @pytest.mark.parametrize(("host", "server"), [
@@ -100,12 +103,6 @@ def test_prefill_and_decode_are_judged_apart(prefill: str, decode: str) -> None:
         assert times[other] == pytest.approx(other_s, rel=0.02)
         assert any(f"also contains {seconds(found.steps.left_out_s[other])} of {other}" in note.message
                    for note in found.trace.quality)
-
-
-def test_one_marked_step_of_a_server_is_a_step() -> None:
-    found = analyze_trace(serving("p", "step[EXTEND bs=15 toks=15360]", ""))
-    assert found.steps is not None and found.steps.count == 1
-    assert found.steps.anchor.startswith("ranges of an inference engine's steps that prefill")
 
 
 def test_a_server_is_not_told_how_to_train() -> None:

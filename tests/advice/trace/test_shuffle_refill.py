@@ -27,7 +27,7 @@ def with_fills(times: int, elements: int, overview: Trace | None = None) -> Trac
     return trace
 
 
-def test_each_epoch_of_the_recording_fills_it():
+def test_a_fill_of_each_epoch_or_of_one():
     found = verdict(with_fills(3, 4000), "shuffle_refill")
     fill = found.longest
     assert (found.times, fill.elements, fill.whole, fill.stage) == (3, 4000, True, "ParallelMapV2")
@@ -35,16 +35,10 @@ def test_each_epoch_of_the_recording_fills_it():
     assert found.claim == "at most" and found.seen.samples == 0
     finding = findings(with_fills(3, 4000))["shuffle_refill"]
     assert finding.severity == "high" and "4,000 elements" in finding.why and ".repeat()" in (finding.snippet or "")
-
-
-def test_one_fill_is_told_as_once():
-    finding = findings(with_fills(1, 4000))["shuffle_refill"]
+    finding = findings(with_fills(1, 4000))["shuffle_refill"]  # one fill is told as once
     assert finding.title.startswith("Training waits 200 ms for a shuffle buffer to fill (once")
     assert finding.severity != "high"
-
-
-def test_a_short_fill_is_no_finding():
-    assert "shuffle_refill" not in findings(with_fills(3, 100))
+    assert "shuffle_refill" not in findings(with_fills(3, 100))  # a short fill is no finding
 
 
 def test_looks_alone_name_it():

@@ -42,6 +42,8 @@ def test_kernels_of_24_blocks_on_132_sms() -> None:
     found = findings(trace(24))["small_grids"]
     assert found.severity == "high" and found.gain.step_time is None  # what spreading them saves is not known
     assert found.evidence["used_of_gpu_ratio"] == pytest.approx(24 / SMS)
+    assert "small_grids" in findings(trace(24, streams=2)) and "small_grids" not in findings(trace(24, streams=5))
+    assert "small_grids" not in findings(trace(24, until=STEP / 8))
 
 
 @pytest.mark.parametrize(("blocks", "threads", "severity"), [
@@ -54,22 +56,11 @@ def test_how_much_of_the_gpu_is_empty(blocks: int, threads: int, severity: str |
     assert (found and found.severity) == severity
 
 
-def test_streams_side_by_side_fill_the_gpu() -> None:
-    assert "small_grids" in findings(trace(24, streams=2)) and "small_grids" not in findings(trace(24, streams=5))
-
-
-def test_a_gpu_that_computes_little_is_not_too_wide_for_its_kernels() -> None:
-    assert "small_grids" not in findings(trace(24, until=STEP / 8))
-
-
-def test_last_waves_are_told_and_no_finding_of_their_own() -> None:
+def test_last_waves_are_no_finding_and_without_grids_or_sms_it_abstains() -> None:
     assert "small_grids" not in findings(trace(8 * SMS + 1))
     own = verdict(trace(24), "small_grids")
     assert own.tail_s == 0
-
-
-def test_without_grids_or_sms_it_abstains() -> None:
-    for missing in (trace(None), trace(24, sms=None)):
+    for missing in (trace(None), trace(24, sms=None)):  # without grids or SMs it abstains
         assert isinstance(verdict(missing, "small_grids"), Missing)
         assert "grid sizes" in abstained(missing)["small_grids"]
     assert verdict(trace(None, until=STEP / 8), "small_grids") is None

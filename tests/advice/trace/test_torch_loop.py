@@ -35,8 +35,7 @@ def accumulating(passes: int, *, last_only: bool = False, reducing: float = 0.4,
                 b.host("nccl:all_reduce" if gpu else "gloo:all_reduce", at, length * reducing, line="reducer",
                        annotation=1)
                 if gpu:
-                    b.run(0, at + 10, length * reducing, NCCL, kind=Kind.COLLECTIVE, launch=at + 5,
-                          thread="reducer")
+                    b.run(0, at + 10, length * reducing, NCCL, kind=Kind.COLLECTIVE, launch=at + 5, thread="reducer")
             if gpu:
                 b.run(0, t + 5, length * 0.4, launch=t + 2)
         for update in range(updates):
@@ -47,8 +46,7 @@ def accumulating(passes: int, *, last_only: bool = False, reducing: float = 0.4,
 @pytest.mark.parametrize("gpu", [False, True])
 def test_gradients_that_are_reduced_after_each_of_eight_backward_passes(gpu: bool) -> None:
     v = verdict(accumulating(8, gpu=gpu), "accumulation_sync")
-    assert v.passes == 8 and v.reductions == 1
-    assert v.share == pytest.approx(0.4 * 0.9 * 7 / 8, abs=0.03)
+    assert v.passes == 8 and v.reductions == 1 and v.share == pytest.approx(0.4 * 0.9 * 7 / 8, abs=0.03)
     assert "no_sync" in (findings(accumulating(8, gpu=gpu))["accumulation_sync"].snippet or "")
 
 
@@ -58,11 +56,6 @@ def test_gradients_that_are_reduced_after_each_of_eight_backward_passes(gpu: boo
 ])
 def test_gradients_that_are_reduced_once_or_for_a_short_time(job: Builder) -> None:
     assert verdict(job, "accumulation_sync") is None
-
-
-def test_two_optimizers_one_after_the_other_are_one_update() -> None:
-    assert verdict(accumulating(4, updates=2), "accumulation_sync").passes == 4
-    assert verdict(accumulating(1, updates=2), "accumulation_sync") is None
 
 
 def zeroing(length: float, *, lists: bool = False, passes: int = 1, gpu: bool = False) -> Builder:
@@ -98,12 +91,14 @@ def test_zeros_cost_what_writes_them_and_what_adds_to_them(job: Builder, share: 
     assert "set_to_none=True" in (findings(job)["gradients_zeroed"].snippet or "")
 
 
-def test_few_zeros_and_zeros_elsewhere_are_no_finding() -> None:
+def test_few_zeros_and_zeros_elsewhere_are_no_finding_nor_two_optimizers_two_updates() -> None:
     assert verdict(zeroing(50), "gradients_zeroed") is None
     b = Builder(gpus=0)
     for i in range(STEPS):
         b.host(f"ProfilerStep#{i}", i * STEP, STEP - 1).host("aten::zero_", i * STEP + 10, 10_000)
     assert verdict(b, "gradients_zeroed") is None
+    assert verdict(accumulating(4, updates=2), "accumulation_sync").passes == 4
+    assert verdict(accumulating(1, updates=2), "accumulation_sync") is None
 
 
 def training(op: str, length: float, *inside: str, gpus: int = 0) -> Builder:
@@ -125,13 +120,19 @@ def training(op: str, length: float, *inside: str, gpus: int = 0) -> Builder:
     return b
 
 
-def test_an_op_that_no_gradient_passes_through() -> None:
+def test_an_op_that_no_gradient_passes_through_and_a_model_that_is_evaluated() -> None:
     gap = findings(training("aten::histogram", 6_000))["step_gap_host"]
     f, = gap.consequences  # what runs between steps, of which the op is a part
     assert f.id == "ops_without_gradient" and gap.evidence["share_ratio"] == pytest.approx(0.52, abs=0.01)
     assert f.severity == "high" and f.evidence["share_ratio"] == pytest.approx(0.3, abs=0.01)
     assert f.title.endswith("aten::histogram") and [c.name for c in f.culprits] == ["aten::histogram"]
     assert b"aten::histogram" in encode(f)  # no number of NumPy's is in it
+    b = training("aten::linear", 6_000, "aten::addmm")
+    for i in range(STEPS):
+        b.host("aten::nll_loss_nd", i * STEP + 16_600, 200)
+    f = findings(b)["ops_without_gradient"]
+    assert f.title == "An evaluation in each step takes 32% of it" and f.gain.claim == "about"
+    assert "every tenth step" in f.action and "validate" in (f.snippet or "")
 
 
 @pytest.mark.parametrize("job", [
@@ -147,15 +148,6 @@ def test_what_is_small_or_a_model_or_an_update_or_on_a_gpu_is_not_judged(job: Bu
     assert verdict(job, "ops_without_gradient") is None
 
 
-def test_a_model_that_runs_without_a_gradient_up_to_its_loss_is_evaluated() -> None:
-    b = training("aten::linear", 6_000, "aten::addmm")
-    for i in range(STEPS):
-        b.host("aten::nll_loss_nd", i * STEP + 16_600, 200)
-    f = findings(b)["ops_without_gradient"]
-    assert f.title == "An evaluation in each step takes 32% of it" and f.gain.claim == "about"
-    assert "every tenth step" in f.action and "validate" in (f.snippet or "")
-
-
 def logging(op: str, read: str) -> Builder:
     """After the backward pass 400 small ops, each of which is followed by what Python does with it."""
     b = training("aten::zeros", 10)
@@ -166,7 +158,7 @@ def logging(op: str, read: str) -> Builder:
     return b
 
 
-def test_small_ops_whose_results_python_reads_are_a_part_of_what_runs_between_steps() -> None:
+def test_ops_that_python_runs_between_steps_are_the_gap_unless_a_model_runs_there() -> None:
     read, clipping = (logging("aten::linalg_vector_norm", op) for op in ("aten::item", "aten::mul_"))
     v = verdict(read, "ops_without_gradient")
     assert v.share == pytest.approx(400 * 12 / STEP, rel=0.1)  # with Python's way from one to the next
@@ -174,12 +166,6 @@ def test_small_ops_whose_results_python_reads_are_a_part_of_what_runs_between_st
     assert (gap.id, [f.id for f in gap.consequences]) == ("step_gap_host", ["ops_without_gradient"])
     assert verdict(clipping, "ops_without_gradient") is None
     assert list(findings(clipping)) == ["step_gap_host"]
-
-
-def test_what_follows_the_optimizer_is_the_gap_unless_a_model_runs_there() -> None:
     average, teacher = (verdict(training(op, 6_000), "step_gap_host") for op in ("aten::lerp_", "aten::linear"))
     assert (average.share, teacher.share) == pytest.approx((0.52, 0.22), abs=0.01)
-
-
-def test_ops_of_the_model_have_gradients() -> None:
-    assert verdict(training("aten::to", 6_000), "ops_without_gradient") is None
+    assert verdict(training("aten::to", 6_000), "ops_without_gradient") is None  # ops of the model have gradients

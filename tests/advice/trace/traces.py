@@ -14,7 +14,6 @@ from tests.trace.build import Builder, keras_steps
 STEP = 20_000.0  # µs
 STEPS = 6
 KERNEL = "loop_add_fusion_3"  # tells neither its number type nor what cores it needs
-NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
 def analyzed(job: Builder | Trace | Analysis, params: int | None = None) -> Analysis:
@@ -115,24 +114,4 @@ def uneven(heavy: int, factor: float, gpus: int = 4, light: float = 6_000.0, lon
         more = factor if gpu == heavy else 1
         length = 100 * (more if longer else 1)
         fill(b, gpu, 100, 100 + light * more, length - 4, 4, queued=20)
-    return b
-
-
-def reducing(transfer: float, count: int = 1, late: float = 0.0, gpus: int = 4, compute: float = 14_000,
-             link: bool = False, hidden: bool = False) -> Builder:
-    """Compute, then ``count`` AllReduces of ``transfer`` µs; the last GPU begins its compute ``late`` µs later."""
-    b = job(gpus)
-    for gpu in range(gpus):
-        behind = late if gpu == gpus - 1 else 0.0
-        fill(b, gpu, 100 + behind, 100 + behind + compute, 98, 2, queued=90)
-        for i in range(STEPS):
-            if link:
-                b.run(gpu, i * STEP + 10, 84, "MemcpyH2D", kind=Kind.H2D, launch=i * STEP, size=1_000_000,
-                      src=MemoryKind.PINNED, dst=MemoryKind.DEVICE)
-            begin = i * STEP + 100 + (0 if hidden else compute)
-            joined = begin + late
-            for k in range(count):
-                start = begin + behind if k == 0 else joined + k * (transfer + 1)
-                b.run(gpu, start, joined + k * (transfer + 1) + transfer - start, NCCL, kind=Kind.COLLECTIVE,
-                      launch=max(begin - 500, 0), stream=2)
     return b

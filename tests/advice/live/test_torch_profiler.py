@@ -1,10 +1,11 @@
-"""PyTorch jobs whose own profiler is left on."""
+"""PyTorch jobs whose own profiler is left on, or can be commanded by any local user."""
 
 from __future__ import annotations
 
 import pytest
 
 from gputop.advice.live.torch_profiler import refused_capture
+from gputop.core.findings import Abstained
 from tests.advice.live.scene import Job, Scene, after
 
 SCENE = Scene(jobs=(Job(pid=100, gpus=(0, 1)), Job(pid=200, gpus=(2,))), gpus=3)
@@ -22,14 +23,21 @@ def test_the_job_that_records_most_is_named_with_its_gpus(profiled: dict[int, fl
     assert finding.snippet is not None and "repeat=1" in finding.snippet
 
 
-def test_a_few_steps_of_many_are_no_finding_and_nobody_knows_before_a_capture() -> None:
+def test_a_few_steps_of_many_are_no_finding_and_a_refused_capture_is_the_same_one() -> None:
     advice = after(SCENE, 5, profiled={200: 0.02})
     assert all(one.id != "profiler_left_on" for one in (*advice.findings, *advice.abstained))
     assert "profiler_left_on" in {one.id for one in after(SCENE, 5).abstained}
     assert "profiler_left_on" not in {one.id for one in after(SCENE, 5, profiled={}).abstained}
-
-
-def test_a_capture_that_was_refused_is_the_same_finding() -> None:
     (live,) = [f for f in after(SCENE, 5, profiled={7: 0.3}).findings if f.id == "profiler_left_on"]
-    assert refused_capture(7, 0.3) == live
-    assert refused_capture(7, 0.02) is None
+    assert refused_capture(7, 0.3) == live and refused_capture(7, 0.02) is None
+
+
+# -- unprotected_profiler --------------------------------------------------------------------------------
+
+def test_jobs_that_any_local_user_can_command_are_named_with_their_gpus() -> None:
+    (finding,) = [f for f in after(SCENE, 5, unprotected=(200, 7)).findings if f.id == "unprotected_profiler"]
+    assert finding.gpus == (2,) and finding.evidence == {"processes_count": 2.0} and "7, 200" in finding.why
+    protected = after(SCENE, 5, unprotected=())
+    assert all(one.id != "unprotected_profiler" for one in (*protected.findings, *protected.abstained))
+    assert Abstained("unprotected_profiler", "a search for PyTorch's profilers in the processes of this node") in (
+        after(SCENE, 5).abstained)
