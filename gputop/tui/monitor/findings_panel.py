@@ -19,7 +19,7 @@ from gputop.render.step_bar import step_lines
 from gputop.render.styled_text import StyledText, justify, whole_sentences, wrap, wrap_sentences
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import printable
-from gputop.tui.keys import STACKS_TELL, key
+from gputop.tui.keys import STACKS_TELL, key, up_and_down
 from gputop.tui.widgets.cached_lines import DrawnLines, WheelMoves
 
 _MIN_HEIGHT_OF_TWO_LINES = 8  # a lower panel has one line for what the chosen cures save together
@@ -111,8 +111,7 @@ class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
     """A list of findings; up and down select, enter asks for the details."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("up,k", "move(-1)", "up", "select the finding above"),
-        key("down,j", "move(1)", "down", "select the finding below"),
+        *up_and_down("finding"),
         key("enter", "details", "details", "show evidence, code to paste, source"),
         key("w", "choose", "what if", "mark the finding: estimate the step with all marked fixes"),
         key("y", "copy", "copy", "copy the finding's code or, if there is none, the finding as Markdown (OSC 52)"),
