@@ -40,7 +40,7 @@ from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import START_S
 from tests.records import replace
-from tests.tui.found import FoundSession, piloted, text_of, until
+from tests.tui.found import FoundSession, box_text, piloted, text_of, until
 from tests.tui.textual_private import message_text
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -154,7 +154,7 @@ async def test_two_jobs_are_named_and_compared_only_if_they_are_chosen() -> None
     async with piloted(session) as (app, pilot):
         await pilot.press("B")
         await pilot.pause()
-        shown = " ".join(str(app.screen.query_one(WrappedText).text).split())
+        shown = " ".join(box_text(app).split())
         assert ("two different jobs: A is from train.py --lr 1 (TensorFlow 2.21.0), B from evaluate.py "
                 "(PyTorch 2.13.0).") in shown
         assert isinstance(app.screen, CompareScreen) and app.screen._shown is None
@@ -228,7 +228,7 @@ async def test_two_real_traces_side_by_side_are_read_once(
         assert PART_BY_ID["input"].name in text and "only by its saved analysis" not in text
         assert "GONE" in text and "estimated" in text  # the advice to mend the input was followed
         await pilot.press("u")
-        assert "Welch" in str(app.screen.query_one(WrappedText).text)
+        assert "Welch" in box_text(app)
         monkeypatch.chdir(tmp_path)  # where the captures go
         await pilot.press("y", "e")
         assert app.clipboard.startswith("gputop: Probably faster, not proven: ") and "```" in app.clipboard

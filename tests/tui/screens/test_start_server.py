@@ -21,10 +21,10 @@ from gputop.tui.monitor.messages import OFFER, panel_intro
 from gputop.tui.screens import capture_questions
 from gputop.tui.screens.capture_questions import StartServer
 from gputop.tui.widgets.cached_lines import LinesWidget
-from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
+from gputop.tui.widgets.dialog_frame import DialogFrame
 from tests.fakes import StillSession
 from tests.records import replace
-from tests.tui.found import piloted, text_of
+from tests.tui.found import box_text, piloted, text_of
 
 FORBIDDEN = GputopError("process 7 belongs to bob", "Run gputop as that user")
 
@@ -44,7 +44,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> StillSession:
 
 
 def text(app: GputopApp) -> str:
-    return str(app.screen.query_one(WrappedText).text)
+    return box_text(app)
 
 
 @pytest.mark.parametrize("keys", ["c", "a", "T", "B", "t"])
