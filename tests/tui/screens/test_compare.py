@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 
 from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.comparison.compare import Comparison
-from gputop.comparison.report_lines import ReportLine, layout
+from gputop.comparison.report_lines import layout
 from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.diagnosis import worker
@@ -32,7 +32,6 @@ from gputop.tui.screens.compare import (
     CompareScreen,
     before,
     before_this_run,
-    colored,
     compared,
     side_of,
 )
@@ -77,23 +76,18 @@ def messages(app: GputopApp) -> str:
 async def test_marking_says_what_to_do_next() -> None:
     session = Captured()
     async with piloted(session) as (app, pilot):
-        await pilot.press("A")
-        await pilot.pause()
-        assert "No capture yet. Press c" in messages(app) and session.results.baseline is None
-        await pilot.press("B")
-        await pilot.pause()
-        assert "This compares two captures" in messages(app)
+        async def told(key: str) -> str:
+            await pilot.press(key)
+            await pilot.pause()
+            return messages(app)
+
+        assert "No capture yet. Press c" in await told("A") and session.results.baseline is None
+        assert "This compares two captures" in await told("B")
         session.capture_ended(record(1, 0.4), [SERVER])
-        await pilot.press("A")
-        await pilot.pause()
-        assert ("and then B to see what "
-                "changed") in messages(app) and session.results.baseline is session.results.captures[0]
-        await pilot.press("A")
-        await pilot.pause()
-        assert "is already A" in messages(app)
-        await pilot.press("B")
-        await pilot.pause()
-        assert "there is one so far" in messages(app)
+        assert "and then B to see what changed" in await told("A")
+        assert session.results.baseline is session.results.captures[0]
+        assert "is already A" in await told("A")
+        assert "there is one so far" in await told("B")
 
 
 async def test_the_only_capture_is_compared_with_that_of_its_script_before_gputop_was_started_again(
@@ -324,13 +318,6 @@ async def test_a_trace_that_cannot_be_read_falls_back(tmp_path: Path) -> None:
     async with piloted(Captured(record(1, 0.4, tmp_path), record(2, 0.3, tmp_path))) as (_, pilot):
         await pilot.press("B")
         assert "A is compared only by its saved analysis: " in await shown(pilot)
-
-
-def test_verdicts_are_colored_and_said_in_words() -> None:
-    lines = (("FASTER: shorter.", "good"), ("mean worse", "bad"), ("median noise", ""))
-    text = colored([ReportLine(text, tone) for text, tone in lines])
-    styles = {str(text)[s.start:s.end].strip().split()[-1]: str(s.style) for s in text.spans}
-    assert styles["worse"] != styles["shorter."] != styles["noise"]
 
 
 def test_only_so_many_captures_are_kept_and_failed_ones_are_not() -> None:

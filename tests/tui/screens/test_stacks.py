@@ -24,6 +24,10 @@ def session() -> HangingSession:
     return session
 
 
+def fail(pids: object, native: bool) -> None:
+    raise GputopError("py-spy is not installed", "Install it.")
+
+
 async def press(pilot: object, app: GputopApp, key: str) -> None:
     await pilot.press(key)  # type: ignore[attr-defined]
     await app.workers.wait_for_complete()
@@ -56,10 +60,6 @@ async def test_the_flight_recorders_dumps_come_first(
 
 async def test_the_dumps_are_shown_where_the_stacks_cannot_be_read(
         session: HangingSession, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    def fail(pids: object, native: bool) -> None:
-        raise GputopError("py-spy is not installed", "Install it.")
-
     monkeypatch.setattr(session, "read_stacks", fail)
     monkeypatch.setattr(session, "read_flight_recorder", lambda pids: ("Recorder: rank 5 did not launch it.",))
     async with piloted(session, notifications=True) as (app, pilot):
@@ -76,10 +76,6 @@ async def test_others_processes_are_asked_about_and_errors_are_told(
         assert isinstance(app.screen, Confirm) and session.asked == []
         await press(pilot, app, "n")
         assert not isinstance(app.screen, Confirm) and session.asked == []
-
-        def fail(pids: object, native: bool) -> None:
-            raise GputopError("py-spy is not installed", "Install it.")
-
         monkeypatch.setattr(session, "read_stacks", fail)
         await press(pilot, app, "S")
         await press(pilot, app, "y")
