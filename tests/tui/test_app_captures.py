@@ -344,7 +344,6 @@ async def test_a_capture_of_an_earlier_job_stands_dimmed_behind_what_the_job_doe
     session.watch.servers = (replace(server, started_s=session.feed.clock() - 5),)
     session.servers_changed()
     opened = session.results.last_capture
-    assert opened is not None
     session.capture_ended(opened, session.watch.servers)
     assert [f.title for f in session.results.findings] == [live.title, HEAVY.title, SMALL.title]
     async with piloted(session) as (app, pilot):

@@ -109,7 +109,6 @@ async def shown(timeline: Timeline | None = None, size: tuple[int, int] = (120, 
     async with app.run_test(size=size, notifications=True) as pilot:
         await until(pilot, lambda: isinstance(app.screen, TimelineScreen) and app.screen._canvas.timeline is not None)
         screen = app.screen
-        assert isinstance(screen, TimelineScreen)
         yield pilot, screen, screen._canvas
 
 

@@ -30,7 +30,6 @@ def test_every_line_has_a_use_at_every_size(columns: int, gpus: int) -> None:
         assert advice >= LEAST_ADVICE and (advice <= lines / 3 + 1 or no_line_for_each), (lines, found)
         assert found.rows.host_lines <= 1 and dict(found.rows.lanes).get("memory", 1) == 1, "they hardly change"
         if "narrow" in found.classes:
-            assert found.process_lines is not None
             rows = found.process_lines - (0 if found.bare_processes else 3)
             assert 1 <= rows <= max(1, processes), "no row of the process table is empty"
         else:

@@ -79,7 +79,6 @@ def test_it_moves_within_what_is_kept_and_stays_on_screen() -> None:
     cursor.move(-1000, window, START_S, newest)
     assert cursor.time_s == START_S + 2.5, "the oldest"
     end_s = cursor.keep_on_screen(window, newest)
-    assert end_s is not None
     assert LaneWindow.of(TimeView(5.0, end_s), newest, 20).column(cursor.time_s) == 0
     cursor.time_s = START_S + 290
     early = LaneWindow.of(TimeView(5.0, START_S + 100), newest, 20)

@@ -121,7 +121,6 @@ async def test_a_lost_file_says_so_and_a_real_one_is_read_in_a_worker(tmp_path: 
     async with app.run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: trace.analyzed)
         screen = app.screen
-        assert isinstance(screen, TimelineScreen)
         assert "SIMULATED" in header_of(screen)
         assert "Prefetch" in "\n".join(picture(screen._canvas))
         await until(pilot, lambda: bool(screen._idle_gaps.titles))
