@@ -565,4 +565,3 @@ def run(session: Session, preferences: Preferences | None = None, first_frame: F
         raise app.error
     tell_where_captures_are(session)
     return EXIT_OK if status is None else status
-
