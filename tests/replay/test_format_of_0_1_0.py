@@ -57,6 +57,7 @@ def test_fields_and_classes_of_a_later_version_are_passed_over() -> None:
     (("shapes",), [["NodeSample", ["time_s", "more"], ["f", ["p", "NodeSample"]]]], None),  # of itself
     (("shapes", -1, 2, 0), ["?", 1], "unknown item"),
     (("shapes", "readings", 1, 0, 1), None, None),  # a reading without a reason
+    (("shapes", "GpuInfo", 0), "HostSample", "invalid structure"),
     (("shapes", "GpuInfo", 2, 0), "s", r"gpus\[0\].info.index: str where a whole number belongs"),
     (("shapes", "HostSample", 1, 0), "name_of_later", "host: hostname is missing"),
 ])
