@@ -211,10 +211,9 @@ def test_a_simulated_snapshot_says_so_in_name_text_and_json(tmp_path: Path) -> N
 
 
 def test_before_the_first_sample_there_is_nothing_to_write() -> None:
-    with pytest.raises(GputopError, match="nothing has been sampled"):
-        document(StillSession(ticks=0))
-    with pytest.raises(GputopError, match="nothing has been sampled"):
-        to_text(StillSession(ticks=0))
+    for make in (document, to_text):
+        with pytest.raises(GputopError, match="nothing has been sampled"):
+            make(StillSession(ticks=0))
 
 
 def test_files_are_private_and_never_overwritten(tmp_path: Path) -> None:

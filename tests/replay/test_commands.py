@@ -105,6 +105,9 @@ def test_options() -> None:
 @pytest.mark.parametrize("args", [
     ["record"], ["record", "-o", "f", "--seconds", "0"], ["replay"], ["replay", "f", "--speed", "0"],
     ["replay", "f", "--speed", "fast"], ["replay", "f", "--speed", "nan"], ["replay", "f", "--start", "-1"],
+    *(["record", "--demo", "-o", "f", *words] for words in (
+        ["--rotate", "soon"], ["--rotate", "0d"], ["--rotate", "7"], ["--rotate", "1d,2d"],
+        ["--rotate", "1d", "--keep", "x"], ["--rotate", "1d", "--keep", ""], ["--rotate=1d", "--keep=1e3"])),
 ])
 def test_wrong_usage_is_2(args: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -9,7 +9,7 @@ import pytest
 
 from gputop.core.errors import NoDataError
 from gputop.core.findings import Advice, Finding
-from gputop.core.samples import GpuSample, HostSample
+from gputop.core.samples import HostSample
 from gputop.profiler.capture.records import CaptureStatus
 from gputop.session.capture.captures import EarlierCaptures
 from gputop.session.session import Options, Session
@@ -20,7 +20,6 @@ from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.findings_panel import ActionsPanel, CaptureView
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
-from gputop.tui.screens.dialogs import Popup
 from tests.analyses import make_analysis
 from tests.fakes import StillSession
 from tests.records import replace
@@ -33,14 +32,6 @@ SIZES = [(80, 24), (120, 40), (200, 50)]
 
 def test_main_screen(snap_compare: object) -> None:
     assert snap_compare(GputopApp(FoundSession()), terminal_size=(120, 40))  # type: ignore[operator]
-
-
-async def test_the_top_finding_and_the_step_time_are_on_the_smallest_screen() -> None:
-    async with piloted(FoundSession(), (80, 24)) as (app, _):
-        shown = text_of(app.query_one(ActionsPanel))
-        assert "GPU 0 does 2.2× the work of the others" in shown and "fix: 412 → 255 ms at best" in shown
-        assert "  Do    Keep metrics" in shown
-        assert "step time 412 ms" in text_of(app._job)
 
 
 async def test_metrics_go_round_intervals_are_round_and_pausing_holds_the_screen() -> None:
@@ -195,20 +186,6 @@ async def test_sixteen_gpus_scroll() -> None:
         await pilot.press(*["down"] * 15)
         await pilot.pause()
         assert table.selected == 15 and app.query_one("#gpus-box").scroll_offset.y > 0
-
-
-async def test_markup_and_escape_codes_in_names_are_shown_literally() -> None:
-    def rename(gpu: GpuSample, tick: int) -> GpuSample:
-        return replace(gpu, info=replace(gpu.info, name="[bold red]\x1b[2Jevil[/]"))
-
-    async with piloted(StillSession(change=rename), (200, 50)) as (app, pilot):
-        header = text_of(app._header)
-        assert "[bold red]�[2Jevil[/]" in header
-        await pilot.press("tab")
-        app.query_one(GpuTable).focus()
-        await pilot.press("enter")
-        await pilot.pause()
-        assert isinstance(app.screen, Popup)
 
 
 async def test_a_source_that_fails_ends_the_app_with_its_reason() -> None:
