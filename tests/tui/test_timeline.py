@@ -9,6 +9,8 @@ from textual.pilot import Pilot
 
 from gputop.core.findings import TraceNote
 from gputop.timeline.read_timeline import Timeline
+from gputop.tui.timeline.canvas import TimelineCanvas
+from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.timeline_screen import TimelineScreen
 from gputop.tui.timeline_app import TimelineApp
 from tests.records import replace
@@ -16,7 +18,6 @@ from tests.timeline.make import timeline_of
 from tests.trace.build import Builder
 from tests.tui.timelines import (
     LAUNCH_BOUND,
-    described_keys,
     details,
     header_of,
     job,
@@ -71,9 +72,13 @@ async def test_a_little_is_not_nothing() -> None:
         assert line_of(canvas, "Stream #1").endswith(" 0% ")
 
 
+KEYS = {key for widget in (TimelineScreen, TimelineCanvas, IdleGapList) for binding in widget.BINDINGS
+        for key in binding.key.split(",")}
+
+
 async def every_key(pilot: Pilot[int], screen: TimelineScreen) -> AsyncIterator[str]:
     """The keys that are described, each once it was pressed and what it opened was closed."""
-    for key in sorted(described_keys() - {"q", "escape", "slash", "greater_than_sign", "less_than_sign"}):
+    for key in sorted(KEYS - {"q", "escape", "slash", "greater_than_sign", "less_than_sign"}):
         await pilot.press(key)
         while not screen.is_current:
             await pilot.press("escape")

@@ -19,7 +19,6 @@ from gputop.timeline.file_layout import Extent
 from gputop.timeline.read_timeline import Timeline
 from gputop.trace.model import Kind, Trace
 from gputop.tui.timeline.canvas import TimelineCanvas
-from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.timeline_screen import TimelineScreen
 from gputop.tui.timeline.trace_file import TraceFile
 from gputop.tui.timeline_app import TimelineApp
@@ -147,11 +146,3 @@ async def press_to(pilot: Pilot, canvas: TimelineCanvas, label: str) -> None:
             return
         await pilot.press("down")
     raise AssertionError(f"no row {label}")
-
-
-def described_keys() -> set[str]:
-    keys = set()
-    for widget in (TimelineScreen, TimelineCanvas, IdleGapList):
-        for binding in widget.BINDINGS:
-            keys |= set(binding.key.split(","))  # type: ignore[union-attr]
-    return keys
