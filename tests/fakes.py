@@ -88,6 +88,14 @@ def node_sample(tick: int, gpus: int = 8, *, fine: bool = True, change: Change |
     return NodeSample(START_S + tick, tuple(gpus_now), host, (process,), 1.0, "NVML + GPM, driver 580.65", False, 0.008)
 
 
+def history_of(ticks: int, gpus: int = 1, *, change: Change | None = None, **options: object) -> History:
+    """A history with these ``options`` after so many samples."""
+    history = History(**options)  # type: ignore[arg-type]
+    for tick in range(ticks):
+        history.append(node_sample(tick, gpus, change=change))
+    return history
+
+
 @lru_cache(maxsize=16)
 def _still_history(ticks: int, gpus: int, fine: bool) -> History:
     history = History()

@@ -11,7 +11,7 @@ from gputop.diagnosis.python_lines import cost_words, gap_words, lines_of_gaps, 
 from gputop.diagnosis.report import limit_of, text_report
 from gputop.diagnosis.roofline import axes_text, legend, svg
 from gputop.diagnosis.tables import tables
-from gputop.export.page import BANNER, page, part_shares, step_runs
+from gputop.export.page import BANNER, page, step_runs
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import DO, NOTHING_FOUND, gain_sentence, kernel_rows, verdict_of
 from gputop.render.step_parts import PART_BY_ID
@@ -83,19 +83,20 @@ def step_of(result: Analysis) -> list[str]:
 
 
 def _breakdown(result: Analysis) -> str:
-    shares = part_shares(result.breakdown)
-    if not shares:
+    times = {} if result.breakdown is None else result.breakdown.known
+    parts = [(PART_BY_ID[id_], time_s) for id_, time_s in times.items() if time_s > 0]
+    if not parts:
         return ""
-    total = sum(s.time_s for s in shares)
+    total = sum(time_s for _, time_s in parts)
     summary = f"Mean step {seconds(total)}"
     if result.steps is not None:
         summary += (f", median {seconds(result.steps.median_s)}, 95th percentile {seconds(result.steps.p95_s)} "
                     f"of {result.steps.count} steps")
-    bar = "".join(f'<span style="width:{100 * s.share:.3f}%;background:{s.part.dark}" title="{esc(s.part.label)}: '
-                  f'{seconds(s.time_s)}, {percent(s.share)}"></span>' for s in shares)
-    rows = "".join(f'<li title="{esc(s.part.meaning)}"><i style="background:{s.part.dark}"></i>{esc(s.part.label)}'
-                   f"<b>{esc(_share(s.share))}</b><em>{seconds(s.time_s)}</em></li>"
-                   for s in sorted(shares, key=lambda s: -s.time_s))
+    bar = "".join(f'<span style="width:{100 * (time_s / total):.3f}%;background:{part.dark}" title="{esc(part.label)}: '
+                  f'{seconds(time_s)}, {percent(time_s / total)}"></span>' for part, time_s in parts)
+    rows = "".join(f'<li title="{esc(part.meaning)}"><i style="background:{part.dark}"></i>{esc(part.label)}'
+                   f"<b>{esc(_share(time_s / total))}</b><em>{seconds(time_s)}</em></li>"
+                   for part, time_s in sorted(parts, key=lambda part: -part[1]))
     means = " Each part is averaged over the participating GPUs." if len(result.gpus) > 1 else ""
     return (f"<p>{summary}.{means}</p>"
             f'<div class="step" role="img" aria-label="parts of the step">{bar}</div><ul class="legend">{rows}</ul>')

@@ -4,7 +4,7 @@ readers of PyTorch's traces know, gputop's own among them."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,14 +37,14 @@ def pieces(trace: Trace) -> Iterator[bytes]:
 
 
 def _events(trace: Trace) -> Iterator[dict[str, Any]]:
-    yield from _names(trace)
+    hosts = {host: _HOSTS_FROM + i for i, host in enumerate(dict.fromkeys(line.host for line in trace.lines))}
+    yield from _names(trace, hosts)
     launch = _launch_of(trace)
     yield from _device(trace, launch)
-    yield from _host(trace, launch)
+    yield from _host(trace, launch, hosts)
 
 
-def _names(trace: Trace) -> Iterator[dict[str, Any]]:
-    hosts = {host: _HOSTS_FROM + i for i, host in enumerate(dict.fromkeys(line.host for line in trace.lines))}
+def _names(trace: Trace, hosts: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     for i, gpu in enumerate(trace.gpus):
         yield _meta("process_name", i, 0, f"GPU {gpu.ordinal} {gpu.name} {gpu.host}".strip())
     for host, pid in hosts.items():
@@ -86,9 +86,8 @@ def _device(trace: Trace, launch: I64) -> Iterator[dict[str, Any]]:
                    "ts": int(d.start_ns[i]) / 1e3}
 
 
-def _host(trace: Trace, launch: I64) -> Iterator[dict[str, Any]]:
+def _host(trace: Trace, launch: I64, hosts: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     h, names = trace.host, trace.names
-    pids = {host: _HOSTS_FROM + i for i, host in enumerate(dict.fromkeys(line.host for line in trace.lines))}
     stats: dict[int, dict[str, Any]] = {}
     for stat, (rows, values) in h.stats.items():
         for row, value in zip(rows.tolist(), values.tolist(), strict=True):
@@ -97,7 +96,7 @@ def _host(trace: Trace, launch: I64) -> Iterator[dict[str, Any]]:
                      launch.tolist(), strict=True))
     for i in range(len(h)):
         line, start = int(h.line[i]), int(h.start_ns[i])
-        pid, ts = pids[trace.lines[line].host], start / 1e3
+        pid, ts = hosts[trace.lines[line].host], start / 1e3
         event: dict[str, Any] = {"ph": "X", "name": names[h.name[i]], "pid": pid, "tid": line, "ts": ts,
                                  "dur": (int(h.end_ns[i]) - start) / 1e3}
         call = calls.pop((line, start), None)

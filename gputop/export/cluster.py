@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _SPANS_S = (600.0, 1_800.0, 3_600.0, 7_200.0, 14_400.0, 28_800.0, 57_600.0)  # that a history is drawn for
 _LEAST_HOURS = 0.05  # below it one decimal place shows 0.0
-_UNKNOWN, _NO_FIGURE = "neither a label nor Slurm provides this value", ("no exporter provides it for the job's GPUs")
+_UNKNOWN, _NO_FIGURE = "neither a label nor Slurm provides this value", "no exporter provides it for the job's GPUs"
 
 
 def fleet_columns(jobs: Sequence[Job]) -> dict[str, Column]:
@@ -221,22 +221,14 @@ def to_html(report: FleetReport) -> str:
     fleet = report.fleet
     head = header("gputop cluster", summary(fleet), [esc(fleet.source)], moment(fleet.time_s))
     problems = "".join(f'<p class="bad">{esc(p.message)}</p><p>{esc(p.fix)}</p>' for p in fleet.problems)
-    parts = [head, problems, _html_jobs(report), _html_findings(report)]
+    table = _jobs_table(report)
+    jobs = (f'<section class="fleet"><h2>Jobs<small>{esc(span_text(shown_span_s(fleet.jobs)))}</small></h2>'
+            f"{html_grid(table, table.rows, _picture)}</section>")
+    findings = "".join(map(_html_finding, report.findings)) or "<p>None.</p>"
+    missing = "".join(f"<p>{esc(sentence)}.</p>" for sentence in not_judged(report))
+    parts = [head, problems, jobs, f"<section><h2>Findings</h2>{findings}{missing}</section>"]
     return page(f"gputop cluster, {moment(fleet.time_s)}", parts,
                 [f"<footer>Written by gputop {esc(__version__)}.</footer>"], script="", style=_STYLE)
-
-
-def _html_jobs(report: FleetReport) -> str:
-    table = _jobs_table(report)
-    span = esc(span_text(shown_span_s(report.fleet.jobs)))
-    return (f'<section class="fleet"><h2>Jobs<small>{span}</small></h2>'
-            f"{html_grid(table, table.rows, _picture)}</section>")
-
-
-def _html_findings(report: FleetReport) -> str:
-    findings = "".join(map(_html_finding, report.findings))
-    missing = "".join(f"<p>{esc(sentence)}.</p>" for sentence in not_judged(report))
-    return f"<section><h2>Findings</h2>{findings or '<p>None.</p>'}{missing}</section>"
 
 
 def _picture(values: Lane) -> str:

@@ -300,11 +300,8 @@ def _node(s: Snapshot) -> str:
         granted = "" if h.cpu_limit_cores is None else f", {h.cpu_limit_cores:g} granted here"
         full = f", {h.full_cores} full" if h.core_ratios else ""
         rows.append(("cores", f"{h.cpu_count}{granted}{full}"))
-    nodes: dict[int, list[str]] = {}
-    for g in s.sample.gpus:
-        if g.info.numa_node is not None and g.info.mig is None:
-            nodes.setdefault(g.info.numa_node, []).append(g.info.label)
-    rows += [(f"NUMA node {n}", f"GPU {', '.join(labels)}") for n, labels in sorted(nodes.items())]
+    rows += [(f"NUMA node {n}", f"GPU {', '.join(map(str, gpus))}")
+             for n, gpus in gpu_columns.numa_gpus(s.sample).items()]
     out = "".join(f"<dt>{esc(HOST_METRICS[m].label)}</dt><dd>{titled(reading(h[m]), h[m].reason or h[m].source)}</dd>"
                   for m in HOST_METRICS)
     out += "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in rows)

@@ -55,7 +55,7 @@ class MetricsServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gputop-metrics", daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="gputop-metrics", daemon=True)
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -70,9 +70,6 @@ class MetricsServer:
                     self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(0.5)
         self._listener.close()
-
-    def _run(self) -> None:
-        asyncio.run(self._serve())
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()

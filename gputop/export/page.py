@@ -16,13 +16,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
-from gputop.analysis.results import Breakdown
 from gputop.core.metrics import LEVELS
 from gputop.render.gpu_columns import MUTED_METRICS
 from gputop.render.palette import SHADES, STEPS, level_rgb, step_of
-from gputop.render.step_parts import PART_BY_ID, PARTS, StepPart
+from gputop.render.step_parts import PART_BY_ID
 from gputop.text.markup import esc
 
 SCRIPT = """\
@@ -140,21 +139,6 @@ def step_runs(runs: Sequence[tuple[str, int, int]]) -> str:
     for part, first, end in runs:
         cells[PART_BY_ID[part].dark].append((first, 0, end - first, 1))
     return _paths(cells)
-
-
-class PartShare(NamedTuple):
-    """A part of the mean step: its time, and its share of the step (0-1)."""
-
-    part: StepPart
-    time_s: float
-    share: float
-
-
-def part_shares(breakdown: Breakdown | None) -> list[PartShare]:
-    """The parts of a step that are known and not zero, in the order of the bar."""
-    parts = {} if breakdown is None else {name: value for name, value in breakdown.known.items() if value > 0}
-    total = sum(parts.values())
-    return [PartShare(part, parts[part.id], parts[part.id] / total) for part in PARTS if part.id in parts]
 
 
 def _runs(cells: dict[str, list[tuple[int, int, int, int]]], colors: Iterable[str | None], y: int) -> None:

@@ -20,7 +20,7 @@ from gputop.core.metrics import LANE_METRICS
 from gputop.core.samples import OK, AdapterSample, HostSample, NodeSample, ProcessSample
 from gputop.core.version import __version__
 from gputop.render.finding_text import plain_lines, verdict_of
-from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, clock_limits, fault_texts, unread_text
+from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, clock_limits, fault_texts, numa_gpus, unread_text
 from gputop.render.time_slices import slice_for
 from gputop.replay import snapshot_document as form
 from gputop.text import redaction
@@ -182,12 +182,8 @@ def _host_lines(session: Session, sample: NodeSample) -> Iterator[str]:
         yield (f"Step period, estimated from the load: {seconds(session.feed.step_period.period_s)}, confidence "
                f"{session.feed.step_period.confidence:.1f}")
     yield from map(_adapter_line, h.adapters)
-    nodes: dict[int, list[int]] = {}
-    for g in sample.gpus:
-        if g.info.numa_node is not None and g.info.mig is None:
-            nodes.setdefault(g.info.numa_node, []).append(g.info.index)
-    if nodes:
-        yield "  " + "  ".join(f"NUMA node {n}: GPU {ranges(gpus)}" for n, gpus in sorted(nodes.items()))
+    if nodes := numa_gpus(sample):
+        yield "  " + "  ".join(f"NUMA node {n}: GPU {ranges(gpus)}" for n, gpus in nodes.items())
 
 
 def _capture_lines(record: CaptureRecord) -> Iterator[str]:

@@ -130,7 +130,7 @@ def _fill(made: SqlTables, path: Path) -> None:
             connection.execute(table.declaration)
             insert = f"INSERT INTO {table.name} VALUES ({', '.join('?' * len(table.columns))})"
             for batch in batches:
-                connection.executemany(insert, _rows(table, batch))
+                connection.executemany(insert, zip(*map(SqlColumn.known, table.columns, batch), strict=True))
         connection.execute("COMMIT")
         connection.executescript(made.views)
     finally:
@@ -141,10 +141,6 @@ def without_formulas(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """The row with an apostrophe before texts that a spreadsheet would take for a formula, such as a name of a GPU that
     somebody wrote into a recording; numbers, below zero as well, stay as they are."""
     return tuple([_FORMULA.sub("'", cell) if isinstance(cell, str) else cell for cell in row])
-
-
-def _rows(table: SqlTable, batch: Batch) -> Iterator[tuple[Any, ...]]:
-    return zip(*map(SqlColumn.known, table.columns, batch), strict=True)
 
 
 def need_pyarrow() -> None:

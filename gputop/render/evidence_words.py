@@ -331,4 +331,3 @@ def evidence(finding: Finding) -> list[tuple[str, str]]:
     basis = _SHARE_OF.search(f"{finding.title} {finding.why}")
     return [(f"share of the {basis[1]}" if name == "share_ratio" and basis is not None else evidence_label(name),
              figure(name, value)) for name, value in finding.evidence.items()]
-

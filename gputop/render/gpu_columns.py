@@ -222,3 +222,12 @@ def gpu_kinds(sample: NodeSample) -> str:
     whole = {g.info.index for g in sample.gpus if g.info.mig is None}
     kinds = Counter(short_gpu_name(g.info.name) for g in sample.gpus if g.info.mig is None or g.info.index not in whole)
     return " + ".join(f"{n}×{name}" for name, n in kinds.items())
+
+
+def numa_gpus(sample: NodeSample) -> dict[int, list[int]]:
+    """The whole GPUs by the NUMA node that they are near, as far as it is known."""
+    nodes: dict[int, list[int]] = {}
+    for g in sample.gpus:
+        if g.info.numa_node is not None and g.info.mig is None:
+            nodes.setdefault(g.info.numa_node, []).append(g.info.index)
+    return dict(sorted(nodes.items()))

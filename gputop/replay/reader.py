@@ -106,7 +106,8 @@ class Recording:
                 self._at, self._next = bisect_left(self._segments, segment) - 1, segment
                 self._decoder = self._new_decoder()
             while self._at < index:
-                self._advance()
+                kind, payload, self._next = self._read(self._next)
+                self._at += self._decoder.take(kind, payload)
             return self._decoder.sample()
         except (OSError, DamagedRecord) as error:
             self._at = -1
@@ -115,13 +116,6 @@ class Recording:
                               ) from error
 
     # -- records ------------------------------------------------------------------------------
-
-    def _advance(self) -> None:
-        while True:
-            kind, payload, self._next = self._read(self._next)
-            if self._decoder.take(kind, payload):
-                self._at += 1
-                return
 
     def _read(self, offset: int) -> tuple[int, bytes, int]:
         """Kind and payload of the record at ``offset``, and where the next one begins. Raises Damaged."""

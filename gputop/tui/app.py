@@ -25,7 +25,7 @@ from gputop.tui.monitor import messages, status_lines
 from gputop.tui.monitor.columns import METRICS, unread_lanes
 from gputop.tui.monitor.findings_panel import ActionsPanel, CaptureView
 from gputop.tui.monitor.gpu_table import GpuTable, HiddenGpus
-from gputop.tui.monitor.layout import SIZE_CLASSES, LayoutInput, layout
+from gputop.tui.monitor.layout import SIZE_CLASSES, layout
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.terminal.color_support import Preferences
 from gputop.tui.terminal.first_frame import ENDING_SIGNALS, FirstFrame
@@ -85,7 +85,7 @@ class GputopApp(open_screens.MonitorApp):
         self._quitting = False
         self._postponed: tuple[float, CaptureQuestion] | None = None  # when it came up
         self._terminal_size = self.size
-        self._laid_out: LayoutInput | None = None  # for the main screen as it is
+        self._laid_out: tuple[object, ...] = ()  # what the main screen is laid out for
         self._attaching: str | None = None
         self._refused: NoDataError | None = None  # why there was nothing to capture from when it was asked for
         self.error: GputopError | None = None
@@ -182,27 +182,22 @@ class GputopApp(open_screens.MonitorApp):
         self._fit(self.screen_stack[0])
         self._refresh_all()
 
-    @property
-    def _layout_input(self) -> LayoutInput:
-        """Terminal and node to lay the main screen out for."""
-        sample, known_gpus = self.session.feed.sample, self.session.feed.known_gpus
-        processes = len(sample.processes) if sample is not None else 0
-        if known_gpus is None:
-            return LayoutInput(self._terminal_size, _GPUS_UNTIL_KNOWN, processes)
-        return LayoutInput(self._terminal_size, len(known_gpus.gpus), processes, unread_lanes(known_gpus.gpus))
-
     def _fit(self, main: Screen[Any]) -> None:
-        """Lay the main screen out, if it is for something else."""
-        needed = self._layout_input
+        """Lay the main screen out for terminal and node, if it is for others."""
+        sample, known_gpus = self.session.feed.sample, self.session.feed.known_gpus
+        width, height = self._terminal_size
+        gpus = known_gpus.gpus if known_gpus is not None else ()
+        needed = (width, height, len(gpus) if known_gpus is not None else _GPUS_UNTIL_KNOWN,
+                  len(sample.processes) if sample is not None else 0, unread_lanes(gpus))
         if needed == self._laid_out:
             return
         self._laid_out = needed
-        fitted = layout(*needed.terminal, needed.gpus, needed.processes, needed.unread)
+        fitted = layout(*needed)
         main.classes = main.classes.difference(size.name for size in SIZE_CLASSES).union(fitted.classes)
-        self._table.take_layout(fitted, needed.terminal[0])
+        self._table.take_layout(fitted, width)
         self._processes.styles.height = fitted.process_lines
         self._processes.set_class(fitted.bare_processes, "bare")
-        self._more.fit(fitted, needed.gpus if self.session.feed.known_gpus is not None else 0)
+        self._more.fit(fitted, len(gpus))
 
     def _refresh_all(self) -> None:
         session = self.session
@@ -392,18 +387,14 @@ class GputopApp(open_screens.MonitorApp):
         self.notify("Stopping the capture and keeping its data, then quitting. q: quit now.")
 
     def action_stop_capture(self) -> None:
-        status, phase = self.session.control.status, self._phase
-        if status is not None and phase == "recording" and not status.stoppable:
+        status = self.session.control.status
+        waiting = status is not None and status.phase == "waiting"
+        if status is not None and status.phase == "recording" and not status.stoppable:
             self.notify("This recording cannot be stopped. It ends on its own, and its data is kept.")
         elif self.session.control.stop_capture():
-            self.notify("No capture was taken." if phase == "waiting" else "Stopping the capture; its data is kept.")
+            self.notify("No capture was taken." if waiting else "Stopping the capture; its data is kept.")
         else:
             self.notify("No capture is running.")
-
-    @property
-    def _phase(self) -> str:
-        """Phase of the capture under way, or of the last one."""
-        return self.session.control.status.phase if self.session.control.status is not None else ""
 
     @property
     def shows_simulated(self) -> bool:
@@ -574,4 +565,3 @@ def run(session: Session, preferences: Preferences | None = None, first_frame: F
         raise app.error
     tell_where_captures_are(session)
     return EXIT_OK if status is None else status
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 from textual.app import SystemCommand
@@ -22,6 +22,12 @@ def key(keys: str, action: str, title: str, sentence: str, footer: bool = False,
     # Textual's footer has a sign for enter that few know, and that ASCII has not.
     return Binding(keys, action, title, footer, "enter" if keys.split(",")[0] == "enter" else None,
                    tooltip=sentence, priority=priority)
+
+
+def up_and_down(what: str) -> list[Binding]:
+    """The keys of a list that select the line above or below: ``what`` it is."""
+    return [key("up,k", "move(-1)", "up", f"select the {what} above"),
+            key("down,j", "move(1)", "down", f"select the {what} below")]
 
 
 GROUPS: dict[str, list[Binding]] = {
@@ -74,6 +80,7 @@ GROUPS: dict[str, list[Binding]] = {
     ],
 }
 MONITOR: list[BindingType] = [binding for group in GROUPS.values() for binding in group]
+_RANKS = {binding.action: rank for rank, binding in enumerate(chain.from_iterable(GROUPS.values()))}
 
 # The line at the bottom of the monitor by what one does: keys and what is said of them. The last two always fit.
 _ALWAYS = (("question_mark", "help"), ("q", "quit"))
@@ -144,13 +151,12 @@ def key_groups(screen: Screen[Any]) -> Iterator[tuple[str, list[tuple[str, str]]
     everywhere, of_screen = here.pop(screen.app, []), here.pop(screen, [])
     if of_screen:
         yield "This screen", _folded(of_screen)
-    order = [binding.action for group in GROUPS.values() for binding in group]
-    everywhere.sort(key=lambda line: order.index(line[1].action) if line[1].action in order else len(order))
+    everywhere.sort(key=lambda line: _rank(line[1]))
     for title, group in GROUPS.items():
         actions = {binding.action for binding in group}
         lines = [line for line in everywhere if line[1].action in actions]
         # What Textual and the terminal add is about the view.
-        lines += [line for line in everywhere if line[1].action not in order] if title == "View" else []
+        lines += [line for line in everywhere if line[1].action not in _RANKS] if title == "View" else []
         if lines:
             yield title, _folded(lines)
     for node, lines in here.items():
@@ -160,6 +166,11 @@ def key_groups(screen: Screen[Any]) -> Iterator[tuple[str, list[tuple[str, str]]
         keyed = [b for b in type(widget).BINDINGS if isinstance(b, Binding) and b.tooltip]
         if widget not in here and keyed:
             yield f"{_panel(widget)} (tab)", _folded([([name(k) for k in b.key.split(",")], b) for b in keyed])
+
+
+def _rank(binding: Binding) -> int:
+    """Its place among those of the monitor; what Textual and the terminal add comes last."""
+    return _RANKS.get(binding.action, len(_RANKS))
 
 
 def _folded(lines: list[tuple[list[str], Binding]]) -> list[tuple[str, str]]:
@@ -206,14 +217,13 @@ def _panel(node: DOMNode) -> str:
 
 def commands(screen: Screen[Any]) -> Iterator[SystemCommand]:
     """Every key of the screen and of its focused widget, as commands of the palette, by use."""
-    order = [binding.action for group in GROUPS.values() for binding in group]
     keyed = [one for one in bindings(screen) if not one[1].action.startswith("move(")]  # nobody types "up"
     screen_has_keys = any(node is screen for _, _, node in keyed)
 
     def rank(one: tuple[list[str], Binding, DOMNode]) -> int:
         if one[2] is not screen.app:
-            return -1 if screen_has_keys else len(order)
-        return order.index(one[1].action) if one[1].action in order else len(order)
+            return -1 if screen_has_keys else len(_RANKS)
+        return _rank(one[1])
 
     for keys, binding, node in sorted(keyed, key=rank):
         yield SystemCommand(binding.description[:1].upper() + binding.description[1:],

@@ -336,28 +336,31 @@ def write_snapshot(app: MonitorApp) -> None:
     def write() -> None:
         from gputop.export.snapshot import write_snapshot
 
-        try:
-            paths = write_snapshot(app.session, app.session.control.options.logdir)
-        except GputopError as error:
-            show_error(app, error)
-        else:
-            ends = " ".join(path.suffix for path in paths)
-            app.notify(f"{paths[0].with_suffix('')}\n{ends}", title="Snapshot written")
+        paths = write_snapshot(app.session, app.session.control.options.logdir)
+        ends = " ".join(path.suffix for path in paths)
+        app.notify(f"{paths[0].with_suffix('')}\n{ends}", title="Snapshot written")
 
-    app.run_worker(write, group="snapshot", thread=True)
+    _in_thread(app, "snapshot", write)
 
 
 def run_next_job(app: MonitorApp) -> None:
     """Restart the job of the demo with its cure, in a thread: it takes a quarter of a second."""
     def run() -> None:
+        title = app.session.run_next_job()
+        app.notify(f"The simulated job was restarted. {title}.\nc: capture it   B: compare with the previous one")
+
+    _in_thread(app, "next job", run)
+
+
+def _in_thread(app: MonitorApp, group: str, work: Callable[[], None]) -> None:
+    """Do ``work`` in a thread, or show why it could not be done."""
+    def run() -> None:
         try:
-            title = app.session.run_next_job()
+            work()
         except GputopError as error:
             show_error(app, error)
-        else:
-            app.notify(f"The simulated job was restarted. {title}.\nc: capture it   B: compare with the previous one")
 
-    app.run_worker(run, group="next job", thread=True)
+    app.run_worker(run, group=group, thread=True)
 
 
 def copy_finding(app: MonitorApp, chosen: Finding, *, as_markdown: bool) -> None:

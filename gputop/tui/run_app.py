@@ -231,7 +231,7 @@ class Output(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with DialogFrame(f"Output of the job · {self._job.log}", "↑↓ scroll", "esc: close", id="popup"):
-            yield WrappedText(Text("\n".join(self._job.tail(OUTPUT_LINES)[0]) or "no output yet"))
+            yield WrappedText(lambda _: Text("\n".join(self._job.tail(OUTPUT_LINES)[0]) or "no output yet"))
 
     def on_mount(self) -> None:
         self.set_interval(OUTPUT_PERIOD_S, self._show)
@@ -242,8 +242,7 @@ class Output(ModalScreen[None]):
     def _show(self) -> None:
         box = self.query_one("#popup", DialogFrame)
         follows = box.scroll_offset.y >= box.max_scroll_y
-        lines, _ = self._job.tail(OUTPUT_LINES)
-        self.query_one(WrappedText).update_text(Text("\n".join(lines) or "no output yet"))
+        self.query_one(WrappedText).update_text()
         if follows:
             self.call_after_refresh(box.scroll_end, animate=False)
 

@@ -79,7 +79,6 @@ def _watched(gpus: int, name: str, noise: bool, ticks: int) -> tuple[StillSessio
         return replace(gpu, readings=readings, xids=xids)
 
     out = StillSession(ticks=ticks, gpus=gpus, change=change)
-    assert out.feed.sample is not None
     return out, out.feed.sample
 
 

@@ -41,7 +41,6 @@ def _harmless(text: str) -> bool:
 
 def test_the_page_shows_the_ops_below_the_roofs() -> None:
     roofline = re.search(r'<svg xmlns[^>]*aria-label="roofline">.*?</svg>', to_html(document(session())))
-    assert roofline is not None
     root = ElementTree.fromstring(roofline[0])
     fast, slow = root.iter(f"{_SVG}circle")
     roof, = root.iter(f"{_SVG}polyline")
@@ -147,7 +146,6 @@ def test_a_page_of_16_gpus_with_wild_figures_stays_small() -> None:
 
 def test_a_simulated_node_says_so_in_every_form() -> None:
     watched = session()
-    assert watched.feed.sample is not None
     watched.feed.sample = replace(watched.feed.sample, simulated=True)
     page = Page(render(watched, "html"))
     assert page.count("div", "banner") == 1 and "SIMULATED" in page.text
@@ -155,7 +153,6 @@ def test_a_simulated_node_says_so_in_every_form() -> None:
 
 def test_without_capture_history_or_gpus_there_is_still_a_page() -> None:
     watched = StillSession(ticks=1)
-    assert watched.feed.sample is not None
     watched.feed.sample = replace(watched.feed.sample, gpus=(), processes=())
     watched.feed.history = None
     watched.results.live = Advice()
@@ -165,7 +162,6 @@ def test_without_capture_history_or_gpus_there_is_still_a_page() -> None:
 
 def test_a_trace_that_could_not_be_analyzed_says_why() -> None:
     watched = session()
-    assert watched.results.last_capture is not None
     watched.results.last_capture = replace(watched.results.last_capture, analysis=None, report="",
                                    problem=GputopError("the trace holds no event", "Capture while it trains."))
     text = to_html(document(watched))
@@ -207,7 +203,6 @@ def test_the_name_of_a_file_decides_the_format(name: str, kind: str) -> None:
 
 
 def _chromium(profile: Path, page: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    assert CHROMIUM is not None
     return subprocess.run(
         [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
          "--disable-component-update", "--no-first-run", "--hide-scrollbars", "--enable-logging=stderr",

@@ -95,7 +95,6 @@ def test_gpus_that_cannot_be_read_for_several_reasons() -> None:
 
 
 def _with(session: StillSession, process: ProcessSample) -> StillSession:
-    assert session.feed.sample is not None
     host = replace(session.feed.sample.host, core_ratios=(1.0, 0.97, 0.5), cpu_limit_cores=8.0)
     session.feed.sample = replace(session.feed.sample, host=host, processes=(process,))
     return session
@@ -149,7 +148,6 @@ def test_limits_of_control_groups_and_busy_processes_without_a_gpu_are_written_a
                           memory_limit_bytes=64 * 2.0**30, memory_used_bytes=62 * 2.0**30, oom_kills=2.0)
     own = cgroup_sample("/user.slice", cpu_limit_cores=None, cpu_used_cores=0.1)
     session = _with(StillSession(ticks=3), replace(_INSIDE, cgroup=group))
-    assert session.feed.sample is not None
     top = tuple(HostProcess(pid, "bob", f"make {pid}", Reading(cores, "count"), Reading(1e9, "bytes"))
                 for pid, cores in ((20, 6.4), (31, 2.5), (32, 0.2)))  # 20 holds a GPU, 32 does little
     host = replace(session.feed.sample.host, cgroup=own, top_processes=top, top_reason=None)
@@ -205,7 +203,6 @@ def test_text_names_memory_nodes_instances_and_faults() -> None:
 
 def test_a_simulated_snapshot_says_so_in_name_text_and_json(tmp_path: Path) -> None:
     session = StillSession(ticks=3)
-    assert session.feed.sample is not None
     session.feed.sample = replace(session.feed.sample, simulated=True)
     paths = write_snapshot(session, tmp_path)
     assert all("SIMULATED" in p.name for p in paths)
@@ -214,10 +211,9 @@ def test_a_simulated_snapshot_says_so_in_name_text_and_json(tmp_path: Path) -> N
 
 
 def test_before_the_first_sample_there_is_nothing_to_write() -> None:
-    with pytest.raises(GputopError, match="nothing has been sampled"):
-        document(StillSession(ticks=0))
-    with pytest.raises(GputopError, match="nothing has been sampled"):
-        to_text(StillSession(ticks=0))
+    for make in (document, to_text):
+        with pytest.raises(GputopError, match="nothing has been sampled"):
+            make(StillSession(ticks=0))
 
 
 def test_files_are_private_and_never_overwritten(tmp_path: Path) -> None:

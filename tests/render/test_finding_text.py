@@ -122,7 +122,6 @@ def test_a_bound_says_whether_it_is_the_most_or_the_least() -> None:
     wait = Verdict(gpus=(), share=0.4, claim="at least")
     words = Explanation(title="", why="", evidence={}, action="", gain="the wait, if it were gone", source="")
     rule = rule_of("retracing", "trace")
-    assert rule is not None
     least = finding(rule, wait, words, Basis(step_s=0.2))
     assert least.gain.at_least and gain_texts(least)[0] == "fix: 200 → 120 ms or less"
     short = finding(rule, wait, words, Basis(window=0.1)).gain

@@ -96,6 +96,5 @@ def test_text_and_page_name_the_same_faults_and_the_table_marks_those_that_last(
     tone = "l warn" if lasting else "l"
     assert f'<td class="{tone}">{line.removeprefix("GPU 0: ")}</td>' in to_html(document(session))
     assert line.count(", ") == len(counts) - 1
-    assert session.feed.sample is not None
     flags = {"ecc_uncorrected": ["ECC"], "row_remap_pending": ["remap"], "row_remap_failed": ["remap"]}
     assert flags_of(session.feed.sample.gpus[0]) == ((flags[next(iter(counts))], "bad") if lasting else ([], "warn"))

@@ -4,6 +4,7 @@ import pytest
 
 from gputop.render.step_bar import step_lines
 from gputop.text.units import step_time
+from tests.tui.found import line_text
 
 STEP = {"input": 0.1, "h2d": 0.0, "compute": 0.2, "collectives": 0.05, "d2h": 0.0, "launch": 0.001, "host": 0.04,
         "idle": 0.009}
@@ -20,7 +21,7 @@ def test_the_bar_fills_its_room_in_proportion(width: int) -> None:
 
 
 def test_the_largest_part_is_named_first_and_what_is_nothing_not_at_all() -> None:
-    text = "".join(t for t, _ in step_lines(STEP, 90)[1])
+    text = line_text(step_lines(STEP, 90)[1])
     assert text.index("compute 50%") < text.index("input wait 25%")
     assert "H2D" not in text and "D2H" not in text
 
@@ -28,7 +29,7 @@ def test_the_largest_part_is_named_first_and_what_is_nothing_not_at_all() -> Non
 @pytest.mark.parametrize("width", [132, 200])
 def test_the_legend_stands_beside_the_bar_where_it_has_room(width: int) -> None:
     (line,) = step_lines(STEP, width)
-    text = "".join(t for t, _ in line)
+    text = line_text(line)
     assert len(text.rstrip()) < len(text) <= width and text.count("█") >= 30
     assert text.index("compute 50%") < text.index("input wait 25%") < text.index("other idle 2%")
 

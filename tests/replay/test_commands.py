@@ -81,13 +81,18 @@ def test_a_kill_loses_at_most_the_last_sample(tmp_path: Path) -> None:
     assert len(recording) >= 3 and all(recording.sample(i).simulated for i in range(len(recording)))
 
 
-def test_replay_of_what_is_no_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty").touch()
-    (tmp_path / "text").write_text("a note, not a recording")
-    for name, status in (("none", 1), ("text", 1), ("empty", 3)):
-        assert main(["replay", str(tmp_path / name)]) == status
-        shown = capsys.readouterr()
-        assert shown.out == "" and name in shown.err and "gputop:" in shown.err
+@pytest.mark.parametrize(("text", "status", "message"), [
+    (None, 1, "cannot read"), ("", 3, "gputop:"), ("a note", 1, "recording"), ("<html>", 1, "damaged"),
+    ('{"schema": "gputop.snapshot/9"}', 1, "of type gputop.snapshot/9"), ('{"schema": "gputop.snapsh', 1, "damaged"),
+    ('{"traceEvents": []}', 1, "not a gputop document")])
+def test_replay_of_what_is_neither_recording_nor_snapshot(
+        text: str | None, status: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.json"
+    if text is not None:
+        file.write_text(text)
+    assert main(["replay", str(file)]) == status
+    shown = capsys.readouterr()
+    assert shown.out == "" and message in shown.err and "x.json" in shown.err and "gputop:" in shown.err
 
 
 def test_options() -> None:
@@ -100,6 +105,9 @@ def test_options() -> None:
 @pytest.mark.parametrize("args", [
     ["record"], ["record", "-o", "f", "--seconds", "0"], ["replay"], ["replay", "f", "--speed", "0"],
     ["replay", "f", "--speed", "fast"], ["replay", "f", "--speed", "nan"], ["replay", "f", "--start", "-1"],
+    *(["record", "--demo", "-o", "f", *words] for words in (
+        ["--rotate", "soon"], ["--rotate", "0d"], ["--rotate", "7"], ["--rotate", "1d,2d"],
+        ["--rotate", "1d", "--keep", "x"], ["--rotate", "1d", "--keep", ""], ["--rotate=1d", "--keep=1e3"])),
 ])
 def test_wrong_usage_is_2(args: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -35,11 +35,8 @@ def write(path: Path, ticks: int, gpus: int = 1) -> list[int]:
 
 
 def read(path: Path) -> list[NodeSample]:
-    recording = Recording(path)
-    try:
+    with Recording(path) as recording:
         return [recording.sample(i) for i in range(len(recording))]
-    finally:
-        recording.close()
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,50 +50,24 @@ def test_fields_and_classes_of_a_later_version_are_passed_over() -> None:
     assert play(words, payload) == written_sample()
 
 
-def _no_texts(words: dict[str, Any]) -> None:
-    words["texts"] = []
-
-
-def _number_as_text(words: dict[str, Any]) -> None:
-    words["texts"] = [1] * len(words["texts"])
-
-
-def _other_type(words: dict[str, Any]) -> None:
-    next(s for s in words["shapes"] if s[0] == "NodeSample")[2][1] = "s"  # gpus: a text
-
-
-def _itself(words: dict[str, Any]) -> None:
-    words["shapes"] = [["NodeSample", ["time_s", "more"], ["f", ["p", "NodeSample"]]]]
-
-
-def _unknown_item(words: dict[str, Any]) -> None:
-    words["shapes"][-1][1].append("later")
-    words["shapes"][-1][2].append(["?", 1])
-
-
-def _reading_without_reason(words: dict[str, Any]) -> None:
-    readings = next(s for s in words["shapes"] if s[0] == "readings")
-    readings[1][0][1] = None
-
-
-def _text_as_number(words: dict[str, Any]) -> None:
-    next(s for s in words["shapes"] if s[0] == "GpuInfo")[2][0] = "s"
-
-
-def _no_name(words: dict[str, Any]) -> None:
-    schema = next(s for s in words["shapes"] if s[0] == "HostSample")
-    schema[1][0] = "name_of_later"
-
-
-@pytest.mark.parametrize(("harm", "message"), [
-    (_no_texts, "out of range"), (_number_as_text, r"texts\[0\]: int where a text belongs"), (_other_type, None),
-    (_itself, None), (_unknown_item, "unknown item"), (_reading_without_reason, None),
-    (_text_as_number, r"gpus\[0\].info.index: str where a whole number belongs"),
-    (_no_name, "host: hostname is missing"),
+@pytest.mark.parametrize(("place", "value", "message"), [
+    (("texts",), [], "out of range"),
+    (("texts",), [1] * 1000, r"texts\[0\]: int where a text belongs"),
+    (("shapes", "NodeSample", 2, 1), "s", None),  # gpus: a text
+    (("shapes",), [["NodeSample", ["time_s", "more"], ["f", ["p", "NodeSample"]]]], None),  # of itself
+    (("shapes", -1, 2, 0), ["?", 1], "unknown item"),
+    (("shapes", "readings", 1, 0, 1), None, None),  # a reading without a reason
+    (("shapes", "GpuInfo", 0), "HostSample", "invalid structure"),
+    (("shapes", "GpuInfo", 2, 0), "s", r"gpus\[0\].info.index: str where a whole number belongs"),
+    (("shapes", "HostSample", 1, 0), "name_of_later", "host: hostname is missing"),
 ])
-def test_words_that_make_no_sample_are_damage(harm: Callable[[dict[str, Any]], None], message: str | None) -> None:
+def test_words_that_make_no_sample_are_damage(place: tuple[Any, ...], value: object, message: str | None) -> None:
     words, payload = written()
-    harm(words)
+    inner: Any = words
+    for key in place[:-1]:
+        by_name = isinstance(inner, list) and isinstance(key, str)
+        inner = next(shape for shape in inner if shape[0] == key) if by_name else inner[key]
+    inner[place[-1]] = value
     with pytest.raises(DamagedRecord, match=message):
         play(words, payload)
 
@@ -108,16 +81,12 @@ def test_nesting_without_end_is_damage() -> None:
 def test_hostile_sizes_are_bounded() -> None:
     _, payload = written()
     decoder = OldDecoder()
-    with pytest.raises(DamagedRecord):
-        decoder.take(SAMPLE, _SAMPLE_HEAD.pack(0.0, 2**32 - 1, 0) + b"\0" * 100)
-    with pytest.raises(DamagedRecord):
-        decoder.take(SAMPLE, payload[:-3])
-    with pytest.raises(DamagedRecord):
-        decoder.take(SAMPLE, _SAMPLE_HEAD.pack(0.0, 4, 1) + zlib.compress(bytes(64 << 20), 1))
-    with pytest.raises(DamagedRecord):
-        decoder.take(DICTIONARY, zlib.compress(b" " * (64 << 20), 1))
-    with pytest.raises(DamagedRecord):
-        decoder.take(SAMPLE, struct.pack("<d", 0.0))
+    for kind, harmful in (
+        (SAMPLE, _SAMPLE_HEAD.pack(0.0, 2**32 - 1, 0) + b"\0" * 100), (SAMPLE, payload[:-3]),
+        (SAMPLE, _SAMPLE_HEAD.pack(0.0, 4, 1) + zlib.compress(bytes(64 << 20), 1)),
+        (DICTIONARY, zlib.compress(b" " * (64 << 20), 1)), (SAMPLE, struct.pack("<d", 0.0))):
+        with pytest.raises(DamagedRecord):
+            decoder.take(kind, harmful)
 
 
 def test_many_small_records_of_a_segment_do_not_fill_memory() -> None:

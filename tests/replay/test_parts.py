@@ -203,16 +203,6 @@ def test_after_a_kill_it_goes_on_with_a_new_part(tmp_path: Path) -> None:
     assert len(Recording(first)) >= 3 and len(Recording(second)) >= 3
 
 
-@pytest.mark.parametrize("words", [
-    ["--rotate", "soon"], ["--rotate", "0d"], ["--rotate", "7"], ["--rotate", "1d,2d"],
-    ["--rotate", "1d", "--keep", "x"],
-    ["--rotate", "1d", "--keep", ""], ["--rotate=1d", "--keep=1e3"]])
-def test_what_is_no_bound_is_wrong_usage(words: list[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["record", "--demo", "-o", str(tmp_path / "days"), *words])
-    assert caught.value.code == 2
-
-
 @pytest.mark.parametrize(("words", "says"), [
     (["--keep", "7d"], "Add --rotate"), (["--systemd-unit"], "Add --rotate"),
     (["--rotate", "--keep", "7M"], "less than 8M")])

@@ -16,11 +16,10 @@ from gputop.replay.format import RecordingWriter
 from gputop.replay.player import MAX_SPEED, Player
 from gputop.replay.reader import Recording
 from gputop.session.session import Options, Session
-from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import panel_intro
-from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.fakes import START_S, node_sample
 from tests.records import replace
+from tests.tui.found import piloted, text_of
 
 DEADLINE_S = 20.0
 Change = Callable[[NodeSample], NodeSample]
@@ -176,7 +175,6 @@ def test_a_session_lives_in_recorded_time(tmp_path: Path) -> None:
     assert ended.wait(DEADLINE_S)
     assert session.feed.source.simulated and session.feed.sample is not None and session.feed.sample.simulated
     assert session.feed.clock() == START_S + 119 and session.feed.interval_s == 1.0
-    assert session.feed.history is not None
     assert session.feed.history.oldest_s == START_S and session.feed.history.newest_s == START_S + 119
     with pytest.raises(GputopError, match="recording"):
         session.start_capture()
@@ -205,29 +203,24 @@ def test_going_back_forgets_what_comes_later(tmp_path: Path) -> None:
 # -- on the screen ------------------------------------------------------------------------------
 
 
-def header_of(app: GputopApp) -> str:
-    return "".join(text for line in app.query_one("#header", LinesWidget)._lines for text, _ in line)
-
-
 async def test_the_screen_says_replay_and_its_keys_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = recorded(tmp_path / "node.rec", [float(t) for t in range(200)], lambda s: replace(s, simulated=True))
     player = Player(Recording(path))
     session = Session(player)
     shown = threading.Event()
     session.listen(lambda change: shown.set())
-    app = GputopApp(session)
-    async with app.run_test(size=(160, 40)) as pilot:
+    async with piloted(session, (160, 40)) as (app, pilot):
         assert shown.wait(DEADLINE_S)
         await pilot.press("space")
         await pilot.pause()
         assert player.paused and not app.paused
         intro = panel_intro(session)
         assert intro and not any("profiler server" in line for line in intro)
-        header = header_of(app)
+        header = text_of(app._header)
         assert "REPLAY" in header and "SIMULATED" in header and "2027-01-15" in header and "1×, paused" in header
         await pilot.press("plus")
         await pilot.pause()
-        assert player.speed == 2.0 and "2×, paused" in header_of(app)
+        assert player.speed == 2.0 and "2×, paused" in text_of(app._header)
         before_s = player.now_s()
         shown.clear()
         await pilot.press("full_stop")
@@ -235,15 +228,14 @@ async def test_the_screen_says_replay_and_its_keys_play(tmp_path: Path, monkeypa
         await pilot.pause()
         assert player.now_s() == before_s + 60
         await pilot.press("comma", "minus", "left", "right", "end")
-        job = app.query_one("#job", LinesWidget)
-        assert "Recording" in "".join(text for text, _ in job._lines[0])
+        assert "Recording" in text_of(app._job)
         player.seek(math.inf)
         while not player.at_end:
             await pilot.pause()
         await pilot.pause()
         await pilot.press("space")
         await pilot.pause()
-        assert "end of recording" in header_of(app)
+        assert "end of recording" in text_of(app._header)
         await pilot.press("c")
         await pilot.pause()
     session.close()

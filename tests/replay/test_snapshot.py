@@ -18,11 +18,16 @@ from gputop.core.metrics import ADAPTER_METRICS, TENSOR_FLOP_UTIL
 from gputop.core.samples import AdapterSample, Reading
 from gputop.export.html import to_html
 from gputop.export.snapshot import document, to_json, to_text
-from gputop.replay.snapshot_document import from_document, from_json, is_snapshot, read
+from gputop.replay.snapshot_document import Snapshot, from_document, from_json, is_snapshot, read
 from gputop.text import redaction
 from tests.export.scene import session
 from tests.fakes import StillSession
 from tests.records import replace
+
+
+def written(watched: StillSession) -> Snapshot:
+    """What is read of its snapshot."""
+    return from_document(json.loads(to_json(document(watched))))
 
 
 @cache
@@ -32,8 +37,7 @@ def _document() -> dict[str, Any]:
 
 def test_what_is_written_is_read() -> None:
     watched = session()
-    s = from_document(json.loads(to_json(document(watched))))
-    assert watched.feed.sample is not None and watched.results.last_capture is not None
+    s = written(watched)
     known = {m: r for g in s.sample.gpus for m, r in g.readings.items() if r.reason != "not sampled"}
     assert set(known) == {*watched.feed.sample.gpus[0].readings, TENSOR_FLOP_UTIL}
     for read_back, gpu in zip(s.sample.gpus, watched.feed.sample.gpus, strict=True):
@@ -51,12 +55,11 @@ def test_what_is_written_is_read() -> None:
 
 def test_adapters_and_numa_nodes_are_read_back_and_printed() -> None:
     watched = session()
-    assert watched.feed.sample is not None
     adapter = AdapterSample("mlx5_0", "ACTIVE", "InfiniBand", 1, {
         m: Reading(7e9, metric.unit, "test") for m, metric in ADAPTER_METRICS.items()})
     watched.feed.sample = replace(watched.feed.sample, host=replace(watched.feed.sample.host, adapters=(adapter,)),
                              processes=tuple(replace(p, numa_nodes=(1,)) for p in watched.feed.sample.processes))
-    s = from_document(json.loads(to_json(document(watched))))
+    s = written(watched)
     assert s.sample.host.adapters == (adapter,) and s.sample.processes[0].numa_nodes == (1,)
     text = to_text(watched)
     assert "RDMA mlx5_0  ACTIVE, NUMA node 1  in 7.0 GB/s" in text and "bound to NUMA node 1" in text
@@ -79,13 +82,12 @@ def test_a_number_that_is_none_is_refused_wherever_it_stands(number: str, tmp_pa
 
 def test_a_sample_that_holds_such_a_number_is_written_without_it() -> None:
     watched = session()
-    assert watched.feed.sample is not None
     gpu = watched.feed.sample.gpus[0]
     readings = {**gpu.readings, "power_w": replace(gpu["power_w"], value=float("inf"))}
     host = replace(watched.feed.sample.host, core_ratios=(0.5, float("nan")))
     watched.feed.sample = replace(watched.feed.sample, host=host,
                              gpus=(replace(gpu, readings=readings), *watched.feed.sample.gpus[1:]))
-    read_back = from_document(json.loads(to_json(document(watched))))
+    read_back = written(watched)
     assert read_back.sample.gpus[0]["power_w"].value is None and read_back.sample.host.core_ratios == ()
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from gputop.cli import main
 from gputop.core.errors import GputopError
 from gputop.core.samples import LOST, GpuSample
 from gputop.export.snapshot import document, render
@@ -17,12 +18,11 @@ from gputop.replay.snapshot_document import Snapshot, from_document
 from gputop.replay.snapshot_source import SnapshotPlayer, SnapshotSamples, open_player
 from gputop.session.session import Session
 from gputop.text import redaction
-from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Popup
-from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.export.scene import HOSTILE, session
 from tests.fakes import StillSession, node_sample
 from tests.records import replace
+from tests.tui.found import piloted, text_of
 
 DEADLINE_S = 20.0
 
@@ -31,7 +31,8 @@ def snapshot_of(watched: StillSession) -> Snapshot:
     return from_document(document(watched))
 
 
-def shown(snapshot: Snapshot) -> Session:
+@contextmanager
+def shown(snapshot: Snapshot) -> Iterator[Session]:
     """A session that has taken all of a snapshot."""
     player = SnapshotPlayer(snapshot)
     out, done = Session(player, replayed_snapshot=snapshot), threading.Event()
@@ -42,30 +43,28 @@ def shown(snapshot: Snapshot) -> Session:
 
     out.listen(listener)
     out.start()
-    assert done.wait(DEADLINE_S)
-    return out
+    try:
+        assert done.wait(DEADLINE_S)
+        yield out
+    finally:
+        out.close()
 
 
 def test_the_sample_the_findings_and_the_capture_are_the_snapshots() -> None:
     watched = session()
     snapshot = snapshot_of(watched)
-    out = shown(snapshot)
-    try:
+    with shown(snapshot) as out:
         assert out.feed.sample == snapshot.sample and out.feed.interval_s == 1.0
         assert out.results.findings == watched.results.findings and out.watch.servers[0].address == "localhost:6009"
         last, before = out.results.last_capture, watched.results.last_capture
         assert last is not None and before is not None and last.step_s == before.step_s
         with pytest.raises(GputopError, match="recording"):
             out.start_capture()
-    finally:
-        out.close()
 
 
 def test_the_minutes_before_are_the_means_of_the_history() -> None:
     watched = StillSession(ticks=300)
-    out = shown(snapshot_of(watched))
-    try:
-        assert out.feed.history is not None and watched.feed.history is not None
+    with shown(snapshot_of(watched)) as out:
         end_s = watched.feed.sample.time_s // 5 * 5  # type: ignore[union-attr]
         for metric in ("sm_active", "power_w", "memory_used_bytes"):
             lanes = [h.lane("GPU-test-3", metric, end_s=end_s, slice_s=5.0, slices=50)
@@ -73,8 +72,6 @@ def test_the_minutes_before_are_the_means_of_the_history() -> None:
             assert lanes[1].mean == pytest.approx(lanes[0].mean, rel=1e-4)
             assert lanes[1].full_scale == pytest.approx(lanes[0].full_scale)
         assert lanes[1].count == [5] * 50
-    finally:
-        out.close()
 
 
 def test_samples_of_the_history_are_coarse() -> None:
@@ -116,32 +113,17 @@ def test_a_file_is_opened_by_what_is_in_it(tmp_path: Path, kind: str) -> None:
     player.recording.close()
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ('{"schema": "gputop.snapshot/9"}', "of type gputop.snapshot/9"), ('{"schema": "gputop.snapsh', "damaged"),
-    ("<html>", "damaged"), ('{"traceEvents": []}', "not a gputop document"), ("a note", "recording"),
-])
-def test_replay_of_what_is_no_snapshot(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str,
-                                       message: str) -> None:
-    (tmp_path / "x.json").write_text(text)
-    assert main(["replay", str(tmp_path / "x.json")]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == "" and message in printed.err and "x.json" in printed.err
-
-
 @pytest.mark.parametrize("name", ["", HOSTILE])
 async def test_the_screen_says_snapshot_and_shows_it(name: str) -> None:
     snapshot = snapshot_of(session(name=name))
     out = Session(SnapshotPlayer(snapshot), replayed_snapshot=snapshot)
-    app = GputopApp(out)
     ready = threading.Event()
     out.listen(lambda change: ready.set() if out.feed.sample is not None else None)
-    async with app.run_test(size=(140, 40)) as pilot:
+    async with piloted(out, (140, 40)) as (app, pilot):
         assert ready.wait(DEADLINE_S)
         await pilot.pause()
-        header = app.query_one("#header", LinesWidget)
-        text = "".join(segment.text for segment in header.render_line(0))
-        assert " SNAPSHOT " in text and "2027-01-15" in text
-        assert "Snapshot" in "".join(s.text for s in app.query_one("#job", LinesWidget).render_line(0))
+        assert " SNAPSHOT " in text_of(app._header) and "2027-01-15" in text_of(app._header)
+        assert "Snapshot" in text_of(app._job)
         picture = app.export_screenshot()
         assert ("Input" in picture) != bool(name) and "\x1b" not in picture
         await pilot.press("t")

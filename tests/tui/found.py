@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from textual.app import App
 from textual.pilot import Pilot
+from textual.screen import ModalScreen
 
 from gputop.core.findings import Advice, CombinedGain, Finding, Gain
 from gputop.profiler.capture.records import CaptureRecord, Server
+from gputop.render.styled_text import StyledText
 from gputop.session.session import Session
 from gputop.tui.app import GputopApp
-from gputop.tui.screens.dialogs import Popup
 from gputop.tui.terminal.color_support import Preferences
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import WrappedText
@@ -48,6 +49,10 @@ class FoundSession(StillSession):
         self.results.live = Advice()
         self.results.refresh()
 
+    def change_capture(self, **changes: object) -> None:
+        """As if the last capture had said so."""
+        self.results.last_capture = replace(self.results.last_capture, **changes)
+
 
 @asynccontextmanager
 async def piloted(session: Session, size: tuple[int, int] = (120, 40), *, preferences: Preferences | None = None,
@@ -67,11 +72,15 @@ async def until(pilot: Pilot[Any], done: Callable[[], object]) -> None:
     await pilot.pause()
 
 
+def line_text(runs: Iterable[StyledText]) -> str:
+    return "".join(text for text, _ in runs)
+
+
 def text_of(widget: LinesWidget) -> str:
-    return "\n".join("".join(text for text, _ in line) for line in widget._lines)
+    return "\n".join(map(line_text, widget._lines))
 
 
 def box_text(app: App[Any]) -> str:
     """What the open box says, in the lines it has; its code is not in it."""
-    assert isinstance(app.screen, Popup)
+    assert isinstance(app.screen, ModalScreen)
     return "\n".join(str(widget.text) for widget in app.screen.query(WrappedText))

@@ -35,6 +35,12 @@ from gputop.tui.terminal.color_support import Preferences
 from tests.tui.textual_private import screen_strips
 
 FOLDER = Path(__file__).parent / "golden"
+FORMS = {
+    "256": Preferences(colors="256"), "16": Preferences(colors="16"), "none": Preferences(colors="none"),
+    "console": Preferences(colors="16", glyphs="console"), "ascii": Preferences(colors="none", glyphs="ascii"),
+    "light": Preferences(theme="gputop-light"), "contrast": Preferences(theme="gputop-contrast"),
+    "light-16": Preferences("gputop-light", "16"),
+}
 _SHOWN = 25  # differing lines that a failure tells
 # Letters one cell wide, for as many styles as a screen of the most colors has.
 _LETTERS = [c for c in map(chr, itertools.chain(range(48, 123), range(0xC0, 0x530))) if c.isalnum() and c.isprintable()]

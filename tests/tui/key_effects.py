@@ -228,10 +228,6 @@ def focused(app: GputopApp) -> type:
     return type(app.focused)
 
 
-def notes(app: GputopApp) -> str:
-    return message_text(app)
-
-
 def copied(app: GputopApp) -> str:
     return app.clipboard
 
@@ -314,7 +310,7 @@ MONITOR_EFFECTS = {
     "zoom(-1)": Effect(lambda app: table(app).time.span_s, less),
     "sort": Effect(lambda app: processes(app).sort, other),
     "filter": Effect(title, to("Filter processes")),
-    "open('stacks')": Effect(notes, other),  # those of the demo have none
+    "open('stacks')": Effect(message_text, other),  # those of the demo have none
     "help": HELPS,
     "quit": Effect(ends, to(True)),
     "suspend_process": Effect(last_asked, to("suspend")),  # what comes of it: test_terminal_manners
@@ -438,7 +434,7 @@ STAGES: dict[type, Stage] = {
         "markdown": Effect(copied, other),
         "place": Effect(lambda app: isinstance(app.screen, TimelineScreen) and app.screen._canvas.selected is not None,
                         to(True)),
-        "app.open('stacks')": Effect(notes, other)},
+        "app.open('stacks')": Effect(message_text, other)},
         ("r", *["up"] * 9, "enter")),
     StacksPopup: Stage({
         "again(False)": Effect(asked, to([("stacks", False)] * 2)),
@@ -483,8 +479,8 @@ STAGES: dict[type, Stage] = {
         "unfold": Effect(on_screen(lambda s: s._everything), other),
         "swap": Effect(on_screen(lambda s: (s._a, s._b)), other),
         "capture_again": Effect(screen, to(CaptureAgain)),
-        "copy": Effect(notes, other),
-        "export": Effect(notes, other),
+        "copy": Effect(message_text, other),
+        "export": Effect(message_text, other),
         "app.help": HELPS,
         "dismiss": CLOSES}, ("B",), stays=True, session=three_captures),
     Changes: Stage({
@@ -520,8 +516,8 @@ STAGES: dict[type, Stage] = {
         "turn(1)": Effect(on_screen(lambda s: s._index), by(1), ("1",)),
         "turn(-1)": Effect(on_screen(lambda s: s._index), by(-1), ("3",)),
         **{f"table({n})": Effect(on_screen(lambda s: s._index), to(n), ("2" if n == 0 else "1",)) for n in range(14)},
-        "table(14)": Effect(notes, other),  # no stacks
-        "export": Effect(notes, other),
+        "table(14)": Effect(message_text, other),  # no stacks
+        "export": Effect(message_text, other),
         "step_back": CLOSES,
         "unfold": Effect(on_screen(lambda s: s._rows), other, ("9",)),
         "move(1)": Effect(on_screen(lambda s: s.query_one(DataTable).cursor_row), by(1), ("1",)),

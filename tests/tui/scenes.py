@@ -26,13 +26,12 @@ from gputop.simulation.node import COMMAND, PID
 from gputop.sources.nvml.status import LIBRARY_NOT_FOUND, open_error
 from gputop.sources.simulated import SimulatedSource
 from gputop.timeline.file_layout import Extent
-from gputop.timeline.read_timeline import Timeline
 from gputop.trace.readers.load import load
 from gputop.tui.screens.details import capture_text
 from gputop.tui.timeline.trace_file import TraceFile
 from tests.fakes import START_S
 from tests.records import replace
-from tests.timeline.make import build
+from tests.tui.timelines import built, opened
 
 TRACE_S, EPOCH_S = 2.0, 10.0
 ADDRESS = "127.0.0.1:6009"
@@ -113,26 +112,14 @@ def capture_of(scenario: str, *, epoch: bool = False) -> CaptureRecord:
 
 @cache
 def _timeline(scenario: str) -> tuple[bytes, Extent]:
-    with tempfile.TemporaryFile() as file:
-        section = build(_facts(scenario)[0], file)
-        file.seek(0)
-        return file.read(), section
-
-
-def timeline_of(scenario: str) -> Timeline:
-    """Its timeline, to be closed by who shows it."""
-    content, section = _timeline(scenario)
-    with tempfile.TemporaryFile() as file:
-        file.write(content)
-        file.flush()
-        return Timeline.open(file, section)
+    return built(_facts(scenario)[0])
 
 
 def trace_of(record: CaptureRecord) -> TraceFile:
     """A capture that was opened before: its timeline is there at once."""
     scenario = record.path.parent.name
     return TraceFile((str(record.path),), f"{scenario}/{record.path.name}", record.findings, capture_text(record),
-                     analyzed=True, timeline=timeline_of(scenario))
+                     analyzed=True, timeline=opened(*_timeline(scenario)))
 
 
 # -- what is otherwise with a node ---------------------------------------------------------------

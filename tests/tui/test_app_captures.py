@@ -24,14 +24,15 @@ from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.capture_questions import ChooseJob
 from gputop.tui.screens.details import capture_text, job_text
 from gputop.tui.screens.dialogs import Confirm
-from gputop.tui.widgets.cached_lines import LinesWidget
-from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import StillSession
 from tests.records import replace
 from tests.session.recurring_finding import returning
-from tests.tui.found import HEAVY, SMALL, FoundSession, piloted, text_of
+from tests.tui.found import HEAVY, SMALL, FoundSession, box_text, piloted, text_of
 from tests.tui.textual_private import clear_notifications, messages
+
+RECORDING = CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0)
+WITH_OVERVIEW = replace(RECORDING, chosen_s=2.2, overview_s=7.8, why="about 810 steps are enough, at 44 k events/s")
 
 
 async def test_capture_without_a_server_says_how_to_get_one() -> None:
@@ -90,7 +91,7 @@ async def test_before_the_first_capture_from_a_server_of_another_user_there_is_a
         await pilot.press("c")
         await pilot.pause()
         assert isinstance(app.screen, Confirm) and not started
-        text = "\n".join(str(part.text) for part in app.screen.query(WrappedText))
+        text = box_text(app)
         assert "This server belongs to user bob. Capture from it? y/N" in text and "127.0.0.1:6009" in text
         await pilot.press("enter")
         await pilot.pause()
@@ -135,7 +136,7 @@ async def test_whether_a_capture_may_end_the_job_is_asked(way: str, monkeypatch:
             assert isinstance(app.screen, Confirm) and not accepted
             return
         assert isinstance(app.screen, Confirm)
-        text = "\n".join(str(part.text) for part in app.screen.query(WrappedText))
+        text = box_text(app)
         assert text == "This capture may end the job. Capture anyway? y/N\nIt was seen to."
         answered.clear()
         await pilot.press(way)
@@ -156,7 +157,7 @@ async def test_of_several_jobs_one_is_chosen_from_a_list_or_by_its_process(monke
         await pilot.press("c")
         await pilot.pause()
         assert isinstance(app.screen, ChooseJob) and not begun
-        assert "eval.py" in str(app.screen.query_one(WrappedText).text)
+        assert "eval.py" in box_text(app)
         await pilot.press("escape")
         panel = app.query_one(ProcessPanel)
         session.watch.servers = (train, replace(evaluate, pid=panel.selected.pid))
@@ -185,7 +186,7 @@ async def test_the_list_of_jobs_says_whose_they_are_what_they_hold_and_since_whe
         await pilot.press("c")
         await pilot.pause()
         assert isinstance(app.screen, ChooseJob)
-        reason, _, *jobs = str(app.screen.query_one(WrappedText).text).splitlines()[:5]
+        reason, _, *jobs = box_text(app).splitlines()[:5]
         assert reason == "The job at 127.0.0.1:6012 has ended."
         assert [job.split() for job in jobs] == [
             ["›", "ana", "GPU", "0-7", "566G", "2.0", "h", "41231", "train.py", "--lr", "1"],
@@ -197,7 +198,7 @@ async def test_while_the_first_capture_runs_nobody_is_asked_to_start_one() -> No
     session = FoundSession()
     session.results.last_capture, session.results.live = None, Advice()
     async with piloted(session, notifications=True) as (app, pilot):
-        session.control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
+        session.control.set_status(RECORDING)
         session.results.refresh()
         await pilot.pause()
         assert "running" in panel_intro(session)[-1]
@@ -209,54 +210,56 @@ async def test_while_the_first_capture_runs_nobody_is_asked_to_start_one() -> No
 
 
 def test_the_end_of_a_shortened_capture_takes_few_lines() -> None:
-    session = FoundSession()
-    record = session.results.last_capture
-    session.results.last_capture = replace(
-        record, notices=("b:1 did not answer",), cost=Cost(6.5, 3.9),
-        plan=Plan(10.0, 3.9, "about 100 steps are enough", notes=("n",), enough=True))
-    done = CaptureStatus("done", "a:1", 10.0)
+    session, done = FoundSession(), CaptureStatus("done", "a:1", 10.0)
+    plan = Plan(10.0, 3.9, "about 100 steps are enough", notes=("n",), enough=True)
+    session.change_capture(notices=("b:1 did not answer",), cost=Cost(6.5, 3.9), plan=plan)
     assert of_note(session, done) == ("b:1 did not answer\n3.9 s: about 100 steps are enough",)
-    both = replace(session.results.last_capture, plan=replace(session.results.last_capture.plan, overview_s=6.1))
-    session.results.last_capture = both
+    session.change_capture(plan=replace(plan, overview_s=6.1))
     assert of_note(session, done) == (
         "b:1 did not answer\n3.9 s in detail: about 100 steps are enough; then 6.1 s of rare events",)
-    session.results.last_capture = replace(session.results.last_capture, notices=(), plan=None)
-    assert of_note(session, done) == (), "the panel says what was found"
+    others = "4 other jobs with a profiler server were not captured: a:1, …; to capture another, use --attach."
+    session.change_capture(notices=(), plan=None, uncaptured=others)
+    assert of_note(session, done) == (), "the panel says what was found, and what else runs covers no verdict"
+    assert others in str(capture_text(session.results.last_capture))
 
 
 async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:
     session = FoundSession()
     async with piloted(session) as (app, pilot):
-        job = app.query_one("#job", LinesWidget)
-        session.control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
-        await pilot.pause()
-        assert "4.2 of 10 s" in text_of(job) and "x: stop" in text_of(job)
-        session.control.set_status(CaptureStatus("recording", "pid:4711", 10.0, 4.2, stoppable=False))
+        for status, told in (
+            (replace(RECORDING, elapsed_s=4.2), ("4.2 of 10 s", "x: stop")),
+            (replace(RECORDING, stoppable=False), ("2.0 of 10 s",)),
+            (replace(RECORDING, phase="probing"), ("a short test capture of 127.0.0.1:6009",)),
+            (replace(RECORDING, chosen_s=4.1, why="it is busy"), ("2.0 of 4.1 s", "(it is busy)", "x: stop")),
+            (WITH_OVERVIEW, ("2.0 of 2.2 s", "(then 7.8 s of rare events)", "x: stop")),
+            (replace(WITH_OVERVIEW, phase="overview", elapsed_s=3.1),
+             ("watching for rare events in 127.0.0.1:6009", "3.1 of 7.8 s", "x: stop")),
+        ):
+            session.control.set_status(status)
+            await pilot.pause()
+            job = text_of(app._job)
+            assert all(text in job for text in told), job
+            assert ("x: stop" in job) == ("x: stop" in told) and ("(" in job) == any("(" in text for text in told)
+        session.control.set_status(replace(RECORDING, stoppable=False))
         await pilot.press("x")
-        assert "4.2 of 10 s" in text_of(job) and "x: stop" not in text_of(job)
-        assert [note.message for note in app._notifications] == [
-            "This recording cannot be stopped. It ends on its own, and its data is kept."]
-        session.control.set_status(CaptureStatus("probing", "127.0.0.1:6009", 10.0, 0.2))
+        assert messages(app) == ["This recording cannot be stopped. It ends on its own, and its data is kept."]
+
+
+@pytest.mark.parametrize("key", ["", "escape"])
+async def test_a_failure_stays_until_escape_or_for_a_while(key: str) -> None:
+    session = FoundSession()
+    async with piloted(session) as (app, pilot):
+        session.control.set_status(replace(RECORDING, phase="failed", message="the job died", fix="Restart it.",
+                                           time_s=session.feed.clock()))
         await pilot.pause()
-        assert "a short test capture of 127.0.0.1:6009" in text_of(job)
-        session.control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0, chosen_s=4.1,
-                                          why="the job emits 240 k events/s"))
+        assert "capture failed: the job died. Restart it." in text_of(app._job)
+        assert "the job died" in text_of(app._actions)
+        if key:
+            await pilot.press(key)
+        else:
+            session.advance(40)
         await pilot.pause()
-        assert "2.0 of 4.1 s" in text_of(job) and "(the job emits 240 k events/s)" in text_of(job)
-        both = CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0, chosen_s=2.2, overview_s=7.8,
-                             why="about 810 steps are enough, at 44 k events/s")
-        session.control.set_status(both)
-        await pilot.pause()
-        assert "2.0 of 2.2 s" in text_of(job)
-        assert "(then 7.8 s of rare events)" in text_of(job)
-        session.control.set_status(replace(both, phase="overview", elapsed_s=3.1))
-        await pilot.pause()
-        assert "watching for rare events in 127.0.0.1:6009" in text_of(job)
-        assert "3.1 of 7.8 s" in text_of(job) and "x: stop" in text_of(job) and "(" not in text_of(job)
-        session.control.set_status(
-            CaptureStatus("failed", "127.0.0.1:6009", 10.0, 4.3, "the job died", "Restart it."))
-        await pilot.pause()
-        assert "capture failed: the job died. Restart it." in text_of(job)
+        assert "the job died" not in text_of(app._job) + text_of(app._actions)
 
 
 @pytest.mark.parametrize(("key", "force"), [("c", False), ("C", True)])
@@ -265,23 +268,22 @@ async def test_the_cost_of_a_capture_is_shown_when_it_is_done(key: str, force: b
     session = FoundSession()
     asked: list[bool] = []
     monkeypatch.setattr(session, "start_capture", lambda request: asked.append(request.force))
+    done = replace(RECORDING, phase="done", elapsed_s=8.0, message="/logs/trace")
+    plan = Plan(10.0, 4.1, "the job emits 240 k events/s")
     async with piloted(session, notifications=True) as (app, pilot):
         await pilot.press(key)
         assert asked == [force]
-        session.results.last_capture = replace(
-            session.results.last_capture, plan=Plan(10.0, 4.1, "the job emits 240 k events/s"), cost=Cost(8.0, 4.1))
-        session.control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 8.0, "/logs/trace"))
+        session.change_capture(plan=plan, cost=Cost(8.0, 4.1))
+        session.control.set_status(done)
         await pilot.pause()
         (message,) = messages(app)
         assert "4.1 s: the job emits 240 k events/s" in message and "the capture call took" not in message
-        session.results.last_capture = replace(session.results.last_capture, plan=Plan(10.0, 10.0, "as asked"))
-        session.control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 10.1, "/logs/trace"))
+        assert "240 k events/s" in str(capture_text(session.results.last_capture))
+        session.change_capture(plan=Plan(10.0, 10.0, "as asked"))
+        session.control.set_status(replace(done, elapsed_s=10.1))
         await pilot.pause()
         assert messages(app) == [message], "no word of a capture as asked: the panel has its findings"
         assert "t: timeline   T: tables   B: compare" in str(app.query_one(ActionsPanel).border_subtitle)
-        plan = Plan(10.0, 4.1, "the job emits 240 k events/s")
-        session.results.last_capture = replace(session.results.last_capture, plan=plan)
-        assert "240 k events/s" in str(capture_text(session.results.last_capture))
 
 
 async def test_attaching_to_a_dead_address_is_answered() -> None:
@@ -331,19 +333,17 @@ async def test_a_restarted_job_says_so_until_it_is_captured() -> None:
 
 async def test_a_capture_of_an_earlier_job_stands_dimmed_behind_what_the_job_does_now() -> None:
     session = FoundSession()
-    (server,), record = session.watch.servers, session.results.last_capture
-    assert record is not None
+    (server,) = session.watch.servers
     live = replace(HEAVY, title="The GPUs are idle now", origin="live", gain=Gain(None, ""))
     session.results.live = Advice((live,))
     session.results.rules_ran_s = session.feed.clock()
-    session.results.last_capture = replace(record, pid=server.pid, started_s=session.feed.clock() - 99)
+    session.change_capture(pid=server.pid, started_s=session.feed.clock() - 99)
     session.results.refresh()
     titles = [f.title for f in session.results.findings]
     assert titles == [HEAVY.title, SMALL.title], "of the same job the trace knows more"
     session.watch.servers = (replace(server, started_s=session.feed.clock() - 5),)
     session.servers_changed()
     opened = session.results.last_capture
-    assert opened is not None
     session.capture_ended(opened, session.watch.servers)
     assert [f.title for f in session.results.findings] == [live.title, HEAVY.title, SMALL.title]
     async with piloted(session) as (app, pilot):
@@ -364,10 +364,9 @@ async def test_a_capture_of_an_earlier_job_stands_dimmed_behind_what_the_job_doe
 
 def test_the_verdict_on_an_earlier_job_is_not_said_of_the_one_that_runs() -> None:
     session = FoundSession()
-    (server,), record = session.watch.servers, session.results.last_capture
-    session.results.last_capture = replace(
-        record, analysis=make_analysis(findings=[]), limit="No problem found: busy 89%.",
-                                   pid=server.pid, started_s=1.0)
+    (server,) = session.watch.servers
+    session.change_capture(analysis=make_analysis(findings=[]), limit="No problem found: busy 89%.", pid=server.pid,
+                           started_s=1.0)
     session.results.refresh()
     session.watch.servers = (replace(server, started_s=1.0),)
     assert panel_intro(session)[-1] == "No problem found: busy 89%." and not earlier_verdict(session)
@@ -377,37 +376,17 @@ def test_the_verdict_on_an_earlier_job_is_not_said_of_the_one_that_runs() -> Non
     assert earlier_verdict(session) == ("Earlier job: No problem found: busy 89%.",)
 
 
-def test_what_else_runs_covers_no_verdict() -> None:
-    session = FoundSession()
-    others = "4 other jobs with a profiler server were not captured: a:1, …; to capture another, use --attach."
-    session.results.last_capture = replace(session.results.last_capture, uncaptured=others)
-    assert of_note(session, CaptureStatus("done", "a:1", 10.0)) == ()
-    assert others in str(capture_text(session.results.last_capture))
-
-
-async def test_a_failed_capture_is_not_on_the_job_line_for_good() -> None:
-    session = FoundSession()
-    async with piloted(session) as (app, pilot):
-        session.control.set_status(
-            CaptureStatus("failed", "127.0.0.1:6009", 10.0, 4.3, "the job died", "Restart it."))
-        await pilot.pause()
-        assert "the job died" in text_of(app.query_one("#job", LinesWidget))
-        session.advance(40)
-        await pilot.pause()
-        assert "the job died" not in text_of(app.query_one("#job", LinesWidget))
-
-
 async def test_quitting_during_a_capture_keeps_its_data_unless_asked_twice() -> None:
     for twice in (False, True):
         session = FoundSession()
         async with piloted(session) as (app, pilot):
-            session.control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
+            session.control.set_status(RECORDING)
             await pilot.press("q")
             assert app.is_running and session.control._stop_capture.is_set()
             if twice:
                 await pilot.press("q")
             else:
-                session.control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 4.3, "kept"))
+                session.control.set_status(replace(RECORDING, phase="done"))
             await pilot.pause()
         assert app.return_code == 0
 
@@ -424,17 +403,6 @@ async def test_a_capture_of_an_earlier_job_is_not_told_as_that_of_the_one_that_r
         assert (", from an earlier job" in str(app._actions.border_title)) is later
         job = text_of(app._job)
         assert ("c: capture a trace" in job) is later and ("step time" in job) is not later
-
-
-async def test_escape_clears_why_a_capture_failed() -> None:
-    session = FoundSession()
-    session.control.status = CaptureStatus("failed", "127.0.0.1:6009", 10.0, message="it is busy", fix="Wait.",
-                                   time_s=session.feed.clock())
-    async with piloted(session) as (app, pilot):
-        assert "it is busy" in text_of(app._job) + text_of(app._actions)
-        await pilot.press("escape")
-        await pilot.pause()
-        assert "it is busy" not in text_of(app._job) + text_of(app._actions)
 
 
 class ReturningIdle(FoundSession):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.terminal.color_support import Preferences
 from tests.records import replace
-from tests.tui.goldens import FOLDER, Goldens, cells, wear
+from tests.tui.goldens import FOLDER, FORMS, Goldens, cells, wear
 from tests.tui.scenes import (
     ADDRESS,
     Scene,
@@ -52,39 +52,9 @@ from tests.tui.textual_private import draw_when_settled
 TINY, SMALL, USUAL, WIDE, HUGE = (20, 5), (40, 12), (80, 24), (120, 40), (200, 50)
 SIZES = (TINY, SMALL, USUAL, WIDE, HUGE)
 BOTH = (USUAL, WIDE)
-FORMS = {
-    "256": Preferences(colors="256"), "16": Preferences(colors="16"), "none": Preferences(colors="none"),
-    "ascii": Preferences(colors="none", glyphs="ascii"),
-    "light": Preferences(theme="gputop-light"), "contrast": Preferences(theme="gputop-contrast"),
-}
+USUAL_FORMS = {form: FORMS[form] for form in ("256", "16", "none", "ascii", "light", "contrast")}
 FEW_FORMS = {form: FORMS[form] for form in ("16", "ascii", "light")}
 GLYPHS = {"ascii": FORMS["ascii"]}  # where other screens have each pair of colors in the other forms
-MORE_FORMS = {"console": Preferences(colors="16", glyphs="console"), **FORMS,
-              "light-16": Preferences("gputop-light", "16")}
-
-
-FEW = {"one": with_only(1), "two": with_only(2), "four": with_only(4), "coarse": with_coarse}
-
-
-@cache
-def node(name: str) -> Scene:
-    """The sessions; screens that change nothing in them share one."""
-    if name == "unserved":
-        return Scene("input-bound", served=False)
-    if name == "capturing":
-        return Scene("healthy")
-    if name in MADE:
-        return MADE[name]()
-    if name in ("waiting", "no-gpu", "mig", "sixteen"):
-        change = {"mig": with_mig, "sixteen": with_sixteen, "no-gpu": without_gpus}.get(name, lambda sample: sample)
-        return Scene(change=change, watched=name != "waiting")
-    if name in FEW:
-        return Scene("input-bound", FEW[name])
-    scene = Scene({"faulty": "gpu0-oversubscribed", "lost": "input-bound"}.get(name, name),
-                  with_faults if name == "lost" else lambda sample: sample)
-    if name != "lost":
-        scene.capture()
-    return scene
 
 
 @dataclass(frozen=True)
@@ -133,7 +103,27 @@ def hanging() -> Scene:
     return scene
 
 
-MADE = {"compared": compared, "epoch": epoch_ended, "hanging": hanging}
+def captured(scenario: str) -> Scene:
+    scene = Scene(scenario)
+    scene.capture()
+    return scene
+
+
+MADE: dict[str, Callable[[], Scene]] = {
+    "faulty": lambda: captured("gpu0-oversubscribed"), "healthy": lambda: captured("healthy"),
+    "input-bound": lambda: captured("input-bound"), "epoch": epoch_ended, "compared": compared, "hanging": hanging,
+    "lost": lambda: Scene("input-bound", with_faults), "unserved": lambda: Scene("input-bound", served=False),
+    "capturing": lambda: Scene("healthy"), "waiting": lambda: Scene(watched=False),
+    "no-gpu": lambda: Scene(change=without_gpus), "mig": lambda: Scene(change=with_mig),
+    "sixteen": lambda: Scene(change=with_sixteen), "coarse": lambda: Scene("input-bound", with_coarse),
+    **{name: partial(Scene, "input-bound", with_only(count)) for name, count in (("one", 1), ("two", 2), ("four", 4))},
+}
+
+
+@cache
+def node(name: str) -> Scene:
+    """The sessions; screens that change nothing in them share one."""
+    return MADE[name]()
 
 
 def asked_which(app: GputopApp) -> None:
@@ -166,7 +156,7 @@ def with_stacks(app: GputopApp) -> None:
 
 
 SCREENS = {
-    "main": Screen("faulty", sizes=(USUAL, WIDE, HUGE), forms=MORE_FORMS, in_forms=(WIDE,)),
+    "main": Screen("faulty", sizes=(USUAL, WIDE, HUGE), forms=FORMS, in_forms=(WIDE,)),
     "healthy": Screen("healthy", sizes=BOTH),
     "epoch": Screen("epoch", sizes=BOTH),
     "lost": Screen("lost", sizes=BOTH),
@@ -214,7 +204,7 @@ SCREENS = {
     "compare": Screen("compared", ("B",), (SMALL, *BOTH), GLYPHS, in_forms=(USUAL,)),
     "report": Screen("faulty", ("t", "r")),
 
-    "tables-kernels": Screen("faulty", ("T", "1"), (TINY, SMALL, *BOTH), FORMS, in_forms=(WIDE,)),
+    "tables-kernels": Screen("faulty", ("T", "1"), (TINY, SMALL, *BOTH), USUAL_FORMS, in_forms=(WIDE,)),
     "tables-row": Screen("faulty", ("T", "1", "enter")),
     "tables-time": Screen("input-bound", ("T", "W"), BOTH),
     "tables-time-epoch": Screen("epoch", ("T", "W"), BOTH),
@@ -226,7 +216,7 @@ SCREENS = {
         strict=True)},
 
     "timeline": Screen("faulty", ("t",), BOTH, FEW_FORMS, in_forms=(USUAL,)),
-    "timeline-zoomed": Screen("faulty", ("t", "z", "plus"), BOTH, FORMS, in_forms=(WIDE,)),
+    "timeline-zoomed": Screen("faulty", ("t", "z", "plus"), BOTH, USUAL_FORMS, in_forms=(WIDE,)),
     "timeline-unfolded": Screen("faulty", ("t", "E"), (WIDE,)),
     "timeline-details": Screen("faulty", ("t", "down", "full_stop", "enter")),
     "idle-gaps": Screen("input-bound", ("t", "b", "right", "down"), (TINY, *BOTH),

@@ -22,7 +22,7 @@ from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.run_app import RunApp
 from gputop.tui.widgets.cached_lines import KeyLine
 from gputop.tui.widgets.dialog_frame import DialogFrame
-from tests.tui.found import piloted
+from tests.tui.found import piloted, text_of
 from tests.tui.key_effects import REPLAY, STAGES, AskedSession, Stage
 from tests.tui.stages import monitor
 
@@ -55,14 +55,9 @@ def test_every_key_has_its_effect_here(owner: str) -> None:
 
 
 @pytest.mark.parametrize("owner", owners())
-def test_no_key_has_two_actions(owner: str) -> None:
+def test_no_key_has_two_actions_and_each_is_written_as_it_stands_on_the_keyboard(owner: str) -> None:
     keys = [key for binding in vars(owners()[owner])["BINDINGS"] for key in binding.key.split(",")]
-    assert len(keys) == len(set(keys))
-
-
-@pytest.mark.parametrize("owner", owners())
-def test_keys_are_written_as_they_stand_on_the_keyboard(owner: str) -> None:
-    assert not [shown for shown in map(name, keys_of(owners()[owner])) if "_" in shown]
+    assert len(keys) == len(set(keys)) and not [shown for shown in map(name, keys) if "_" in shown]
 
 
 @pytest.mark.parametrize("mode", FOOTERS)
@@ -75,7 +70,7 @@ async def test_the_line_of_keys_follows_what_one_does_and_a_click_presses_the_ke
     session = AskedSession()
     async with piloted(session, (80, 24)) as (app, pilot):
         def shown() -> str:
-            return "".join(text for text, _ in app.query_one(KeyLine)._lines[0])
+            return text_of(app.query_one(KeyLine))
 
         assert shown().startswith(" c capture  a attach") and shown().endswith("? help  q quit  ")
         await pilot.click(KeyLine, offset=(3, 0))
@@ -94,7 +89,7 @@ async def test_the_line_of_keys_follows_what_one_does_and_a_click_presses_the_ke
         assert "K signal" in shown()
     wide = KeyLine()
     wide.show_keys(FOOTERS["captured"], 20)
-    assert "".join(text for text, _ in wide._lines[0]) == " ? help  q quit  "
+    assert text_of(wide) == " ? help  q quit  "
 
 
 # -- pressing them -------------------------------------------------------------------------------

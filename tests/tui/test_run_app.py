@@ -9,14 +9,12 @@ import pytest
 
 from gputop.launch.job import StartedJob
 from gputop.profiler.capture.records import Server
-from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.run_app import Leave, Output, RunApp, job_line
 from gputop.tui.screens.dialogs import Confirm
-from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.fakes import StillSession
 from tests.launch.jobs import wait_for
-from tests.tui.found import text_of, until
+from tests.tui.found import line_text, text_of, until
 from tests.tui.textual_private import exits, messages
 
 _PATIENT = "trap 'echo asked; exit 5' TERM; trap 'echo USR1' USR1; echo up; while :; do sleep 0.01; done"
@@ -31,42 +29,27 @@ def job(tmp_path):
     started._process.wait()
 
 
-def _line(app: RunApp) -> str:
-    return text_of(app.query_one("#job", LinesWidget))
-
-
-def _panel(app: RunApp) -> str:
-    return text_of(app.query_one(ActionsPanel))
-
-
-async def test_the_job_line_tells_of_the_job_until_it_serves(job):
+async def test_the_job_line_and_the_panel_tell_of_the_job_until_it_serves(job):
     app = RunApp(StillSession(), job)
     async with app.run_test(size=(160, 40)) as pilot:
-        running = f"pid {job.pid} is running, no TensorFlow, JAX or PyTorch imported yet"
-        await until(pilot, lambda: running in _line(app))
+        async def told(line: str, panel: str = "") -> None:
+            await until(pilot, lambda: line in text_of(app._job) and panel in text_of(app._actions))
+
+        await told(f"pid {job.pid} is running, no TensorFlow, JAX or PyTorch imported yet",
+                   "Press c once the job has imported TensorFlow, JAX or PyTorch")
         job.set_server(None, "no profiler server in process 1: RuntimeError: why")
-        await until(pilot, lambda: "RuntimeError: why" in _line(app))
+        await told("RuntimeError: why", "profiler server did not start")
         job.set_server("127.0.0.1:6009", "")
         app.session.watch.servers = (Server("127.0.0.1:6009", "python train.py", job.pid),)
         app.session._notify("servers")
-        await until(pilot, lambda: "● 127.0.0.1:6009" in _line(app))
+        await told("● 127.0.0.1:6009")
+        app.session.watch.servers = ()
         job.send(signal.SIGTERM)
-        await until(pilot, lambda: "exited with status 5" in _line(app))
+        await told("exited with status 5", "The job has ended. Press l to see its output.")
         assert [m for m in messages(app) if "status 5" in m] == [
             "The job exited with status 5. l: output, q: quit.\nasked"]
         await pilot.press("q")
         await until(pilot, lambda: exits(app))
-
-
-async def test_without_a_server_the_panel_says_what_is_waited_for(job):
-    app = RunApp(StillSession(), job)
-    async with app.run_test(size=(160, 40)) as pilot:
-        waits = "Press c once the job has imported TensorFlow, JAX or PyTorch"
-        await until(pilot, lambda: waits in _panel(app))
-        job.set_server(None, "no profiler server in process 1: RuntimeError: why")
-        await until(pilot, lambda: "profiler server did not start" in _panel(app))
-        job.send(signal.SIGTERM)
-        await until(pilot, lambda: "The job has ended. Press l to see its output." in _panel(app))
 
 
 async def test_its_output_is_shown_as_it_grows(job):
@@ -105,7 +88,7 @@ async def test_quitting_asks_what_is_to_become_of_the_job(job, keys, ended):
 def test_what_comes_from_outside_is_made_safe(tmp_path):
     started = StartedJob(["true", "\x1b[31m[bold]"], os.environ, tmp_path / "log")
     assert started.ended.wait(60)
-    text = "".join(part for part, _ in job_line(started, 120))
+    text = line_text(job_line(started, 120))
     assert "\x1b" not in text and "[bold]" in text and "exited with status 0" in text
 
 
@@ -143,7 +126,7 @@ async def test_a_restart_asks_keeps_the_command_and_goes_on_in_the_log(tmp_path,
             app.session.watch.servers = (Server("127.0.0.1:6010", "python train.py", started.pid, asked=True),)
             app.session.advance(2)
             app._refresh_all()
-            assert captures == [] and "captured when it trains, x: cancel" in _line(app)
+            assert captures == [] and "captured when it trains, x: cancel" in text_of(app._job)
             app.session.advance(70)
             app._refresh_all()
             assert len(captures) == 1
@@ -167,7 +150,7 @@ async def test_a_job_that_does_not_end_can_be_killed(tmp_path):
                 await until(pilot, lambda: isinstance(app.screen, Confirm))
                 assert question in app.screen._question
                 await pilot.press("y")
-                await until(pilot, lambda line=line: not isinstance(app.screen, Confirm) and line in _line(app))
+                await until(pilot, lambda line=line: not isinstance(app.screen, Confirm) and line in text_of(app._job))
             await until(pilot, lambda: started.pid != pid)
             await pilot.press("x")
             assert "gputop will not capture after the restart." in messages(app)

@@ -21,15 +21,8 @@ from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.terminal.color_support import DEFAULT_THEME, Preferences
 from tests.records import replace
 from tests.tui.found import FoundSession, piloted
-from tests.tui.goldens import cells, wear
+from tests.tui.goldens import FORMS, cells, wear
 from tests.tui.textual_private import messages, screen_strips
-
-FORMS = {
-    "light": Preferences(theme="gputop-light"), "contrast": Preferences(theme="gputop-contrast"),
-    "256": Preferences(colors="256"), "16": Preferences(colors="16"), "light-16": Preferences("gputop-light", "16"),
-    "none": Preferences(colors="none"), "console": Preferences(colors="16", glyphs="console"),
-    "ascii": Preferences(colors="none", glyphs="ascii"),
-}
 
 
 def shown(app: GputopApp) -> list[str]:
@@ -199,12 +192,3 @@ async def test_hostile_names_of_a_trace_are_shown_literally_on_every_screen(host
                      (*"i",), (*"h",), ("enter", "y"), (*"B",), (*"S",), (*"w",)):
             text = await shown_after(app, pilot, *keys)
             assert "evil" in text or keys not in (("T",), ("T", "enter")), keys
-
-
-@pytest.mark.parametrize("form", ["text", "json", "svg", "html"])
-def test_hostile_names_in_exports_are_shown_literally(form: str) -> None:
-    from gputop.export.snapshot import render
-
-    text = render(Hostile(), form)
-    assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
-    assert "[bold red]" in text

@@ -9,23 +9,22 @@ from textual.pilot import Pilot
 
 from gputop.core.findings import TraceNote
 from gputop.timeline.read_timeline import Timeline
+from gputop.tui.timeline.canvas import TimelineCanvas
+from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.timeline_screen import TimelineScreen
-from gputop.tui.timeline.viewport import View
 from gputop.tui.timeline_app import TimelineApp
-from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.records import replace
+from tests.timeline.make import timeline_of
 from tests.trace.build import Builder
 from tests.tui.timelines import (
     LAUNCH_BOUND,
-    described_keys,
     details,
+    header_of,
     job,
     job_timeline,
     line_of,
     picture,
     shown,
-    text_of,
-    timeline_of,
     trace_file,
 )
 
@@ -43,7 +42,7 @@ async def test_the_whole_capture_is_shown_first() -> None:
         assert "0 ms" in lines[1] and "busy" in lines[1]
         assert "▇" in line_of(canvas, "GPU 0") and "train" in line_of(canvas, "python")
         assert line_of(canvas, "GPU 0").rstrip().endswith("%")
-        header = text_of(screen.query_one("#timeline-header", LinesWidget))
+        header = header_of(screen)
         assert "node.xplane.pb" in header and "3 steps" in header and "SIMULATED" not in header
         assert "4.0 ms shown" in details(screen) and "costly idle gaps" in details(screen)
 
@@ -58,7 +57,7 @@ async def test_a_trace_that_lost_events_says_so(lost: tuple[str, ...], note: str
         for size in ((40, 12), (80, 24), (200, 60)):
             await pilot.resize_terminal(*size)
             await pilot.pause()
-            header = text_of(screen.query_one("#timeline-header", LinesWidget))
+            header = header_of(screen)
             assert note in header if note else "(r)" not in header
             assert len(header) <= size[0]
 
@@ -73,19 +72,13 @@ async def test_a_little_is_not_nothing() -> None:
         assert line_of(canvas, "Stream #1").endswith(" 0% ")
 
 
-async def test_zoomed_in_ranges_have_their_names() -> None:
-    async with shown() as (pilot, _, canvas):
-        canvas.set_view(View.whole(canvas.view.window_ns).at(300_000, 450_000))
-        await pilot.pause()
-        line = "\n".join(picture(canvas))
-        assert "dense_0/MatMul" in line and "dense_1/MatMul" in line and "ncclDevKernel_" in line
-        await pilot.press("0")
-        assert "dense_0/MatMul" not in "\n".join(picture(canvas))
+KEYS = {key for widget in (TimelineScreen, TimelineCanvas, IdleGapList) for binding in widget.BINDINGS
+        for key in binding.key.split(",")}
 
 
 async def every_key(pilot: Pilot[int], screen: TimelineScreen) -> AsyncIterator[str]:
     """The keys that are described, each once it was pressed and what it opened was closed."""
-    for key in sorted(described_keys() - {"q", "escape", "slash", "greater_than_sign", "less_than_sign"}):
+    for key in sorted(KEYS - {"q", "escape", "slash", "greater_than_sign", "less_than_sign"}):
         await pilot.press(key)
         while not screen.is_current:
             await pilot.press("escape")

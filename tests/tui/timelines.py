@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 from textual.pilot import Pilot
 
+from gputop.advice.trace.facts import TraceFacts
 from gputop.core.findings import Finding, Gain
 from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.timeline.build import RowsWritten
@@ -18,7 +19,6 @@ from gputop.timeline.file_layout import Extent
 from gputop.timeline.read_timeline import Timeline
 from gputop.trace.model import Kind, Trace
 from gputop.tui.timeline.canvas import TimelineCanvas
-from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.timeline_screen import TimelineScreen
 from gputop.tui.timeline.trace_file import TraceFile
 from gputop.tui.timeline_app import TimelineApp
@@ -35,30 +35,27 @@ LAUNCH_BOUND = Finding(id="launch_bound", severity="high", title="The GPUs wait 
                        gain=Gain(0.4, "no gap"), gpus=(0, 1))
 
 
-def timeline_of(trace: Trace) -> Timeline:
-    return _opened(*_built(trace))
-
-
 def job_timeline(steps: int = 4, gpus: int = 2) -> Timeline:
     """The timeline of :func:`job`, which is analyzed once."""
-    return _opened(*_built_job(steps, gpus))
+    return opened(*_built_job(steps, gpus))
 
 
-def _built(trace: Trace) -> tuple[bytes, Extent]:
+def built(facts: TraceFacts) -> tuple[bytes, Extent]:
     with tempfile.TemporaryFile() as file:
-        section = build(analyze_to_facts(trace), file)
+        section = build(facts, file)
         file.seek(0)
         return file.read(), section
 
 
 @functools.cache
 def _built_job(steps: int, gpus: int) -> tuple[bytes, Extent]:
-    return _built(job(steps, gpus))
+    return built(analyze_to_facts(job(steps, gpus)))
 
 
-def _opened(built: bytes, section: Extent) -> Timeline:
+def opened(content: bytes, section: Extent) -> Timeline:
+    """A timeline that was built, to be closed by who shows it."""
     with tempfile.TemporaryFile(buffering=0) as file:
-        file.write(built)
+        file.write(content)
         return Timeline.open(file, section)
 
 
@@ -105,12 +102,12 @@ def trace_file(timeline: Timeline, *findings: Finding) -> ReadHere:
 
 @asynccontextmanager
 async def shown(timeline: Timeline | None = None, size: tuple[int, int] = (120, 40), findings: Sequence[Finding] = (),
-                ) -> AsyncIterator[tuple[Pilot, TimelineScreen, TimelineCanvas]]:
-    app = TimelineApp(trace_file(timeline or job_timeline(), *findings))
+                trace: TraceFile | None = None) -> AsyncIterator[tuple[Pilot, TimelineScreen, TimelineCanvas]]:
+    """The rows of a timeline, or of a ``trace``, in an app of their own."""
+    app = TimelineApp(trace or trace_file(timeline or job_timeline(), *findings))
     async with app.run_test(size=size, notifications=True) as pilot:
         await until(pilot, lambda: isinstance(app.screen, TimelineScreen) and app.screen._canvas.timeline is not None)
         screen = app.screen
-        assert isinstance(screen, TimelineScreen)
         yield pilot, screen, screen._canvas
 
 
@@ -120,6 +117,10 @@ async def refused(pilot: Pilot) -> None:
         return isinstance(pilot.app.screen, TimelineScreen) and pilot.app.screen._problem is not None
 
     await until(pilot, there)
+
+
+def header_of(screen: TimelineScreen) -> str:
+    return text_of(screen.query_one("#timeline-header", LinesWidget))
 
 
 def details(screen: TimelineScreen) -> str:
@@ -145,11 +146,3 @@ async def press_to(pilot: Pilot, canvas: TimelineCanvas, label: str) -> None:
             return
         await pilot.press("down")
     raise AssertionError(f"no row {label}")
-
-
-def described_keys() -> set[str]:
-    keys = set()
-    for widget in (TimelineScreen, TimelineCanvas, IdleGapList):
-        for binding in widget.BINDINGS:
-            keys |= set(binding.key.split(","))  # type: ignore[union-attr]
-    return keys

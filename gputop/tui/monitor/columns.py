@@ -120,7 +120,11 @@ def figures_of(gpu: GpuSample, metric: str, fields: Mapping[str, Field]) -> dict
     if "bar" in fields:
         out["bar"] = bar_of(gpu, metric, fields["bar"].width - 1)
     if metric != ACTIVITY:
-        out["now"] = styled(_figure(gpu, metric))
+        now = gpu[metric]
+        if now.value is not None and now.unit == BYTES_PER_S:  # the column is narrow: the lane's title has the unit
+            out["now"] = rate_gb(now.value), PLAIN
+        else:
+            out["now"] = styled(plain_figure(now))
     for key, form in _NARROW_FORMS.items():
         if key in out:
             text, style = out[key]
@@ -141,13 +145,6 @@ def bar_of(gpu: GpuSample, metric: str, cells: int) -> StyledText:
 def styled(figure: Figure) -> StyledText:
     """A figure in the colors of the terminal."""
     return figure[0], _TONES[figure[1]]
-
-
-def _figure(gpu: GpuSample, metric: str) -> Figure:
-    now = gpu[metric]
-    if now.value is not None and now.unit == BYTES_PER_S:
-        return rate_gb(now.value), "text"  # the column is narrow: the unit stands in the lane's title
-    return plain_figure(now)
 
 
 # The first word of what is wrong, where there is room for three letters.
@@ -254,14 +251,6 @@ def fields_of(width: int) -> list[Field]:
     return fields
 
 
-def main_name(metric: str, gpu: GpuSample) -> str:
-    """The short name of the main lane's metric."""
-    if metric in GPU_METRICS:
-        return _MAIN_NAMES.get(metric, metric)
-    coarse = gpu.state == OK and gpu.activity()[0] == "gpu_util"
-    return _MAIN_NAMES["gpu_util"] if coarse else LANES["sm"].name
-
-
 def lane_shown(lane: str, main_metric: str) -> str:
     """The lane in this place: that of the SM activity takes the place of the one that the main lane shows already."""
     return "sm" if lane != MAIN and main_metric in LANES[lane].metrics else lane
@@ -276,15 +265,12 @@ def unread_lanes(gpus: Sequence[GpuSample]) -> frozenset[str]:
 
 def name_of(lane: str, main_metric: str, gpu: GpuSample) -> str:
     """The short name of the lane in this place."""
-    return main_name(main_metric, gpu) if lane == MAIN else LANES[lane_shown(lane, main_metric)].name
-
-
-def reason_text(gpu: GpuSample, lane: str) -> str:
-    """Reason why a further lane has no value; "" where it has one."""
-    readings = [gpu[metric] for metric in LANES[lane].metrics]
-    if not readings or any(reading.value is not None for reading in readings):
-        return ""
-    return printable(f"N/A: {readings[0].reason}")
+    if lane != MAIN:
+        return LANES[lane_shown(lane, main_metric)].name
+    if main_metric in GPU_METRICS:
+        return _MAIN_NAMES.get(main_metric, main_metric)
+    coarse = gpu.state == OK and gpu.activity()[0] == "gpu_util"
+    return _MAIN_NAMES["gpu_util"] if coarse else LANES["sm"].name
 
 
 def figures_of_gpu(gpu: GpuSample, metric: str, places: Sequence[str], fields: Mapping[str, Field]) -> Figures:
@@ -314,7 +300,10 @@ def figures_of_lane(gpu: GpuSample, lane: str, fields: Mapping[str, Field]) -> d
     entry, note_cells = LANES[lane], fields["note"].width
     column = _COLUMNS[entry.column]
     figure: Figure = column.figure(gpu, entry.unit or column.heading) if column.figure is not None else ("", "text")
-    out = {"value": styled(figure), "reason": (reason_text(gpu, lane), DIM)}
+    readings = [gpu[metric] for metric in entry.metrics]
+    measured = not readings or any(reading.value is not None for reading in readings)
+    reason = "" if measured else printable(f"N/A: {readings[0].reason}")
+    out = {"value": styled(figure), "reason": (reason, DIM)}
     if figure[0] != NA and (note := _first_that_fits(_notes(gpu, lane, entry), note_cells - _GAP)):
         out["note"] = (" " + note.ljust(note_cells - _GAP), DIM)
     return out
@@ -339,10 +328,10 @@ def _main_notes(gpu: GpuSample, cells: int, shown: Collection[str]) -> tuple[Sty
                and (column := _COLUMNS[LANES[lane].column]).figure is not None
                and (figure := column.figure(gpu, column.heading)[0]) != NA]
     quiet = _first_that_fits((" ".join(figures), *figures[:1]), cells - _GAP)
-    quiet_text: StyledText = (" " + quiet.ljust(max(0, cells - _GAP)), DIM) if quiet else ("", PLAIN)
+    quiet_text: StyledText = (" " + quiet.ljust(cells - _GAP), DIM) if quiet else ("", PLAIN)
     if not flags:
         return quiet_text, ("", PLAIN)
-    return styled((" " + ", ".join(flags).ljust(max(0, cells - _GAP)), tone)), quiet_text
+    return styled((" " + ", ".join(flags).ljust(cells - _GAP), tone)), quiet_text
 
 
 def host_figures(host: HostSample, note_cells: int) -> dict[str, StyledText]:
@@ -352,7 +341,7 @@ def host_figures(host: HostSample, note_cells: int) -> dict[str, StyledText]:
     if host.cpu_count:
         full = f", {host.full_cores} full" if host.full_cores else ""
         notes = (f"of {host.cpu_count} cores{full}", f"of {host.cpu_count} cores", f"of {host.cpu_count}")
-        out["note"] = (" " + _first_that_fits(notes, note_cells - _GAP).ljust(max(0, note_cells - _GAP)), DIM)
+        out["note"] = (" " + _first_that_fits(notes, note_cells - _GAP).ljust(note_cells - _GAP), DIM)
     return out
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from rich.style import Style
 from textual import events
 from textual.binding import BindingType
@@ -19,7 +19,7 @@ from gputop.render.step_bar import step_lines
 from gputop.render.styled_text import StyledText, justify, whole_sentences, wrap, wrap_sentences
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import printable
-from gputop.tui.keys import STACKS_TELL, key
+from gputop.tui.keys import STACKS_TELL, key, up_and_down
 from gputop.tui.widgets.cached_lines import DrawnLines, WheelMoves
 
 _MIN_HEIGHT_OF_TWO_LINES = 8  # a lower panel has one line for what the chosen cures save together
@@ -111,8 +111,7 @@ class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
     """A list of findings; up and down select, enter asks for the details."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("up,k", "move(-1)", "up", "select the finding above"),
-        key("down,j", "move(1)", "down", "select the finding below"),
+        *up_and_down("finding"),
         key("enter", "details", "details", "show evidence, code to paste, source"),
         key("w", "choose", "what if", "mark the finding: estimate the step with all marked fixes"),
         key("y", "copy", "copy", "copy the finding's code or, if there is none, the finding as Markdown (OSC 52)"),
@@ -229,8 +228,7 @@ class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
         finding = self.selected
         if finding is None:
             return []
-        view = msgspec.structs.replace(self._view_of(finding), selected=self.has_focus, keyed=self.keyed,
-                                       remark=self.numbers.remark(finding))
+        view = replace(self._view_of(finding), selected=self.has_focus, remark=self.numbers.remark(finding))
         return finding_lines(finding, width, room, view, reason_lines, code=code)
 
     def _grown(self, width: int, selected: list[list[StyledText]], spare: int) -> list[list[StyledText]]:
@@ -241,17 +239,11 @@ class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
             return selected
         whole, code = len(selected) + spare, (finding.snippet or "").splitlines()
         fits = bool(code) and len(code) <= spare and max(map(len, code)) < width - _INDENT - 2
-        hint = self._hint_lines(width)
+        texts = wrap(printable(self.no_line(finding)), width - _INDENT - 1, 2) if self.keyed else ()
+        hint: list[list[StyledText]] = [[(" " * _INDENT + text, DIM)] for text in texts if text]
         hint = hint if len(hint) <= spare - fits * len(code) else []
         room = whole - fits * len(code) - len(hint)
         return self._selected_lines(width, room, room, code=fits) + hint
-
-    def _hint_lines(self, width: int) -> list[list[StyledText]]:
-        """Hint how to learn the line of Python that the selected finding is about."""
-        if self.selected is None or not self.keyed:
-            return []
-        texts = wrap(printable(self.no_line(self.selected)), width - _INDENT - 1, 2)
-        return [[(" " * _INDENT + text, DIM)] for text in texts if text]
 
     def _view_of(self, finding: Finding) -> FindingView:
         """View of a finding that is not selected."""

@@ -73,7 +73,7 @@ def _lines(sample: NodeSample, interval_s: float, width: int, height: int) -> li
         places = [lane for lane, _ in fitted.rows.lanes]
         figures = columns.figures_of_gpu(gpu, columns.ACTIVITY, places, shown)
         for lane, height_of_lane in fitted.rows.lanes:
-            name = columns.main_name(columns.ACTIVITY, gpu) if lane == columns.MAIN else columns.LANES[lane].name
+            name = columns.name_of(lane, columns.ACTIVITY, gpu)
             lines.append(_gpu_line(fields, {**figures.get((lane, 0), {}), "name": (name, DIM)}, width))
             lines += [[]] * (height_of_lane - 1)
     return lines

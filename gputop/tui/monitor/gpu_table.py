@@ -19,7 +19,7 @@ from gputop.render.palette import ACCENT, DIM, PLAIN
 from gputop.render.styled_text import StyledText, crop, wrap
 from gputop.session.event_log import EventLog
 from gputop.text.units import fit, percent, printable, rate_gb
-from gputop.tui.keys import key
+from gputop.tui.keys import key, up_and_down
 from gputop.tui.monitor import columns, time_axis
 from gputop.tui.monitor.columns import ACTIVITY, HOST, MAIN, Field, Figures, Part
 from gputop.tui.monitor.layout import Layout, TableRows
@@ -88,8 +88,7 @@ class GpuTable(DrawnOnce, can_focus=True):
     """All GPUs. :meth:`update_view` brings it to the newest sample, repainting only what changed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("up,k", "move(-1)", "up", "select the GPU above"),
-        key("down,j", "move(1)", "down", "select the GPU below"),
+        *up_and_down("GPU"),
         key("enter", "details", "GPU details", "all readings of the GPU, each with its source or why it is missing"),
     ]
     PANEL = "GPUs"

@@ -61,15 +61,6 @@ class LaneLines(NamedTuple):
     lines: int
 
 
-class LayoutInput(Struct, frozen=True):
-    """Terminal and node that the main screen is laid out for."""
-
-    terminal: tuple[int, int]  # columns, lines
-    gpus: int
-    processes: int = 0
-    unread: frozenset[str] = frozenset()  # see :func:`layout`
-
-
 class TableRows(Struct, frozen=True, dict=True):
     """The lines of the GPU table: what stands above the GPUs, those of each GPU, and the host's below them."""
 

@@ -18,6 +18,7 @@ from gputop.render.table import Column, Table, widths
 from gputop.text.commands import short_command
 from gputop.text.units import NA, bytes_, devices, fit, percent, printable, rate
 from gputop.tui.keys import key as bind
+from gputop.tui.keys import up_and_down
 from gputop.tui.monitor.status_lines import bar
 from gputop.tui.widgets.cached_lines import DrawnLines, WheelMoves
 
@@ -151,8 +152,7 @@ class ProcessPanel(WheelMoves, DrawnLines, can_focus=True):
     """A table of processes; up and down select, enter asks for the details."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        bind("up,k", "move(-1)", "up", "select the process above"),
-        bind("down,j", "move(1)", "down", "select the process below"),
+        *up_and_down("process"),
         bind("enter", "details", "process details", "full command, GPUs, CPU, I/O"),
         bind("K", "signal", "signal…", "send a signal, after confirmation"),
         bind("v", "tree", "tree", "show children under their parents, or a flat list"),

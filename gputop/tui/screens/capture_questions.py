@@ -21,7 +21,7 @@ from gputop.render.table import Column, Table, table_lines
 from gputop.session.capture.which_job import gpu_use
 from gputop.text.commands import command_of, script_of, short_command
 from gputop.text.units import bytes_, fit, printable, ranges
-from gputop.tui.keys import key
+from gputop.tui.keys import key, up_and_down
 from gputop.tui.monitor.status_lines import time_ago
 from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
@@ -43,8 +43,7 @@ class ChooseJob(Dialog[Server | None]):
     """Dismissed with the server of the chosen job, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("up,k", "move(-1)", "up", "select the job above"),
-        key("down,j", "move(1)", "down", "select the job below"),
+        *up_and_down("job"),
         key("enter,c", "choose", "capture", "capture from the selected job"),
         key("escape,q", "dismiss", "close", "close without capturing"),
         key("question_mark,f1", "app.help", "help", "show the keys of this screen"),
@@ -125,8 +124,7 @@ class StartServer(ModalScreen[int | None]):
     """Question which process is to get a server; dismissed with its PID here, :data:`NAME_AN_ADDRESS`, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("up,k", "move(-1)", "up", "select the process above"),
-        key("down,j", "move(1)", "down", "select the process below"),
+        *up_and_down("process"),
         key("y", "start", "start one", "start a profiler server in the selected process, then capture from it"),
         key("a", "address", "enter an address", "enter the HOST:PORT of a server on another machine"),
         key("enter", "answer", "the answer in capitals", "start one in a job that was captured before; otherwise "

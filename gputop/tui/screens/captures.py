@@ -31,7 +31,7 @@ from gputop.session.capture.saved_captures import (
 from gputop.session.session import Session
 from gputop.text.commands import command_of, short_command, short_description
 from gputop.text.units import fit, printable, seconds
-from gputop.tui.keys import key
+from gputop.tui.keys import key, up_and_down
 from gputop.tui.screens.dialogs import Confirm, ask_text
 from gputop.tui.widgets.cached_lines import ChoiceList, WheelMoves
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
@@ -53,8 +53,7 @@ class SavedCaptures(ChoiceList[ListedCapture], WheelMoves):
     """A line a capture, the newest first; ● is the one that is shown, A and B are those to compare."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("up,k", "move(-1)", "up", "select the capture above"),
-        key("down,j", "move(1)", "down", "select the capture below"),
+        *up_and_down("capture"),
         key("pageup", "move(-10)", "up a page", "ten captures up"),
         key("pagedown", "move(10)", "down a page", "ten captures down"),
         key("home", "move(-1000)", "newest", "the newest capture"),

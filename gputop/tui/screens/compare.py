@@ -26,7 +26,7 @@ from gputop.session.capture.saved_captures import saved_captures
 from gputop.session.session import Session
 from gputop.text.commands import command_of, script_of, short_description
 from gputop.text.units import fit, printable, seconds, size
-from gputop.tui.keys import key
+from gputop.tui.keys import key, up_and_down
 from gputop.tui.monitor.messages import no_capture
 from gputop.tui.terminal.terminal_app import copy
 from gputop.tui.widgets.cached_lines import ChoiceList
@@ -103,8 +103,7 @@ class CaptureList(ChoiceList[CaptureRecord]):
     """The captures, oldest first, with what each is in the comparison: A, B, or another one of their jobs."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("up,k", "move(-1)", "up", "select the capture above"),
-        key("down,j", "move(1)", "down", "select the capture below"),
+        *up_and_down("capture"),
     ]
     PANEL = "Captures"
     ROWS = 6

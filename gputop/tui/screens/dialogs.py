@@ -148,15 +148,14 @@ class Confirm(Dialog[bool]):
     ]
     HELP = "Only y confirms.\n"
 
-    def __init__(self, title: str, question: str, hint: str = "") -> None:
+    def __init__(self, title: str, question: str, hint: str) -> None:
         super().__init__()
         self._title, self._question, self._hint = title, question, hint
 
     def compose(self) -> ComposeResult:
         with DialogFrame(self._title, "y: yes", "n, esc: no", id="popup"):
             yield WrappedText(Text(printable(self._question), WARN))
-            if self._hint:
-                yield WrappedText(Text("\n".join(printable(line) for line in self._hint.split("\n"))))
+            yield WrappedText(Text("\n".join(printable(line) for line in self._hint.split("\n"))))
 
 
 def ask_attach() -> Ask:

@@ -23,7 +23,7 @@ from gputop.session.process_signals import SIGNALS
 from gputop.text import redaction
 from gputop.text.commands import short_command
 from gputop.text.units import fit, printable
-from gputop.tui.keys import key
+from gputop.tui.keys import key, up_and_down
 from gputop.tui.screens.dialogs import LivePopup, Popup
 from gputop.tui.widgets.cached_lines import DrawnLines, WheelMoves
 from gputop.tui.widgets.dialog_frame import DialogFrame
@@ -109,8 +109,7 @@ class SignalScreen(WheelMoves, ModalScreen[Signals | None]):
     """The question which signal to send; dismissed with it, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("up,k", "move(-1)", "up", "select the signal above"),
-        key("down,j", "move(1)", "down", "select the signal below"),
+        *up_and_down("signal"),
         key("enter", "ask", "choose", "choose the selected signal; gputop then asks for confirmation"),
         key("y", "send", "send it", "send the signal when gputop asks"),
         key("n,escape,q", "back", "no", "do not send the signal; press again to close"),

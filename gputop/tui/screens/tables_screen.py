@@ -171,7 +171,8 @@ class TablesScreen(Screen[None]):
         about = f"{table.note} {keys}".rstrip()
         if self._pattern:
             about = f"{len(self._rows)} of {len(table.rows)} rows contain “{self._pattern}”   {about}"
-        self.query_one(Tabs).draw(self._index, printable(about))
+        tabs = self.query_one(Tabs)
+        tabs.draw(self._index, printable(about))
         grid: DataTable[Text] = self.query_one(DataTable)
         grid.clear(columns=True)
         self._shown = widths(table, self._rows, width - 2, self._by)
@@ -180,7 +181,6 @@ class TablesScreen(Screen[None]):
             arrow = "" if i != self._by else " ▴" if (column.show is None) != self._reverse else " ▾"
             right = column.show is not None
             grid.add_column(Text(column.title + arrow, BOLD, justify="right" if right else "left"), width=size)
-        tabs = self.query_one(Tabs)
         most = sentence_lines(table, self._rows, self._shown, self.size.height - tabs.lines_high - _HEAD_LINES)
         for row in self._rows:
             cells = [cell_lines(table.columns[i], row[i], size, most) for i, size in self._shown.items()]
@@ -242,15 +242,18 @@ class TablesScreen(Screen[None]):
     def on_data_table_row_selected(self) -> None:
         self.action_row()
 
+    @property
+    def _selected(self) -> tuple[Value, ...]:
+        """The selected row; empty where there is none."""
+        return next(iter(self._rows[self.query_one(DataTable).cursor_row:]), ())
+
     def action_timeline(self) -> None:
-        row = self.query_one(DataTable).cursor_row
-        self._go(self.table.name, self._rows[row] if 0 <= row < len(self._rows) else ())
+        self._go(self.table.name, self._selected)
 
     def action_row(self) -> None:
-        grid: DataTable[Text] = self.query_one(DataTable)
-        if not self._rows:
+        row = self._selected
+        if not row:
             return
-        row = self._rows[min(grid.cursor_row, len(self._rows) - 1)]
         out = Text()
         for column, value in zip(self.table.columns, row, strict=True):
             out.append(f"{column.title:<16}", DIM)
@@ -262,12 +265,12 @@ class TablesScreen(Screen[None]):
         if command:
             out.append("\nTo inspect it with Nsight Compute:\n", BOLD)
             parts.append(Code(command))
-        self.app.push_screen(Popup(f"{self.table.name}, row {grid.cursor_row + 1}", *parts,
+        self.app.push_screen(Popup(f"{self.table.name}, row {self.query_one(DataTable).cursor_row + 1}", *parts,
                                    keys=["y: copy the command"] if command else []))
 
     def action_copy(self) -> None:
-        row = self.query_one(DataTable).cursor_row
-        command = self.table.commands.get(str(self._rows[row][-1])) if 0 <= row < len(self._rows) else None
+        row = self._selected
+        command = self.table.commands.get(str(row[-1])) if row else None
         if command:
             copy(self.app, printable(command), "The command")
         else:

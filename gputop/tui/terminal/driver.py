@@ -24,6 +24,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from textual import constants, events
@@ -104,7 +105,7 @@ class StallProofDriver(OpenLinuxDriver):
 
     def start_application_mode(self) -> None:
         with self._lock:
-            self._writer = TerminalWriter(self._out, self._drained)
+            self._writer = TerminalWriter(self._out, partial(self._in_loop, self._send))
             self.exit_event = self._input_exit = WakingEvent()
             self._leaving = False
             self._answered.set()
@@ -224,10 +225,6 @@ class StallProofDriver(OpenLinuxDriver):
     def _send_again(self) -> None:
         self._retry = None
         self._send()
-
-    def _drained(self) -> None:
-        """Everything is written; called by the writer's thread."""
-        self._in_loop(self._send)
 
     def _in_loop(self, call: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended; close() sends the rest

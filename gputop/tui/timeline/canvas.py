@@ -282,23 +282,18 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         self._wheel(event, 1)
 
     def on_mouse_scroll_left(self, event: events.MouseEvent) -> None:
-        self._wheel_pan(event, -1)
+        self._wheel(event, -1, sideways=True)
 
     def on_mouse_scroll_right(self, event: events.MouseEvent) -> None:
-        self._wheel_pan(event, 1)
+        self._wheel(event, 1, sideways=True)
 
-    def _wheel(self, event: events.MouseEvent, by: int) -> None:
+    def _wheel(self, event: events.MouseEvent, by: int, sideways: bool = False) -> None:
         event.stop()
         event.prevent_default()
-        if event.shift or event.ctrl:
-            self._wheel_pan(event, by)
+        if sideways or event.shift or event.ctrl:
+            self.action_pan(by)
         elif event.x < self.label_cells:
             self.scroll_rows(3 * by)
         else:
             about_ns = self.view.time(self._column(event.x) + 0.5, self.cells)
             self.set_view(self.view.zoom(_WHEEL_ZOOM**by, about_ns), keep=False)
-
-    def _wheel_pan(self, event: events.MouseEvent, by: int) -> None:
-        event.stop()
-        event.prevent_default()
-        self.action_pan(by)

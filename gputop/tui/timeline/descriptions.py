@@ -227,11 +227,8 @@ def idle_gap_lines(
     """One idle gap in at most ``room`` lines: cost, cause, what the host did, what ended it, its finding."""
     length = idle_gap.end_ns - idle_gap.start_ns
     who = f"GPU {ranges(idle_gap.gpus, ', ')}" if len(idle_gap.gpus) == 1 else f"GPUs {ranges(idle_gap.gpus, ', ')}"
-    tail: list[list[StyledText]] = []
-    if idle_gap.ended_by:
-        tail.append([("ended by  ", DIM), (idle_gap.ended_by, PLAIN)])
-    else:
-        tail.append([("ended by  ", DIM), ("nothing in this step or trace", DIM)])
+    ended_by = (idle_gap.ended_by, PLAIN) if idle_gap.ended_by else ("nothing in this step or trace", DIM)
+    tail: list[list[StyledText]] = [[("ended by  ", DIM), ended_by]]
     if finding:
         tail.append([("finding   ", DIM), *finding])
     cause = cause_text(idle_gap.cause, idle_gap.part) + (f": {idle_gap.meanwhile}" if idle_gap.meanwhile else "")
@@ -310,8 +307,6 @@ def axis_origin(view: View, cells: int) -> str:
 
 def visible_steps(steps: Steps, view: View) -> range:
     """Indices of the steps that are in the view, at least in part. Steps are in order and do not overlap."""
-    if not len(steps):
-        return range(0)
     first = int(np.searchsorted(steps[:, 1], view.start_ns, "right"))
     return range(first, int(np.searchsorted(steps[:, 0], view.end_ns, "left")))
 
@@ -371,8 +366,6 @@ def steps_line(steps: Steps, view: View, cells: int, cursor_ns: int | None) -> l
 
 def step_at(steps: Steps, time_ns: int) -> int | None:
     """Index of the step at this time."""
-    if not len(steps):
-        return None
     i = int(np.searchsorted(steps[:, 0], time_ns, "right")) - 1
     return i if i >= 0 and time_ns < steps[i, 1] else None
 

@@ -408,4 +408,3 @@ class TimelineScreen(ModalScreen[None]):
     def action_close(self) -> None:
         self._stop.set()
         self.dismiss()
-

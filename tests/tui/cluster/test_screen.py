@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from textual.pilot import Pilot
 
 from gputop.advice.fleet.advise import FleetReport, fleet_advice
 from gputop.cluster.model import NO_JOB, FleetView, together
@@ -21,6 +24,7 @@ from gputop.tui.cluster.cluster_app import ClusterApp
 from gputop.tui.cluster.fleet_rows import ORDERS, State
 from tests.cluster.fleets import NOW, StillAsker, fleet, gpu, job, node, past
 from tests.records import replace
+from tests.tui.found import line_text as plain
 from tests.tui.textual_private import draw_when_settled
 
 
@@ -37,10 +41,6 @@ def report(**changes: object) -> FleetReport:
 
 def state(**changes: object) -> State:
     return State(FleetView(), report(**changes))
-
-
-def plain(line: list[tuple[str, object]]) -> str:
-    return "".join(text for text, _ in line)
 
 
 def ids(own: State) -> list[str]:
@@ -91,6 +91,9 @@ def test_a_filter_finds_by_user_node_and_finding() -> None:
         own.pattern = pattern
         assert ids(own) == found
     assert "No job matches the filter" in plain(rows.details(own, None, 80, 7)[0])
+    own.pattern = ""
+    unknown = replace(own.rows()[-1], job=replace(job(id="1"), history=None))
+    assert "No finding yet" in plain(rows.details(own, unknown, 80, 7)[1]), "it is not called healthy"
 
 
 def test_unfolding_shows_nodes_and_gpus_and_asks_for_them() -> None:
@@ -131,7 +134,7 @@ def test_what_is_missing_is_said() -> None:
     own = state(problems=(Problem("a is gone", "mend it"), Problem("b")), figures_s=NOW - 90)
     lines = [plain(line) for line in rows.header(own, 100)]
     assert "data 90 s old" in lines[0] and "! a is gone" in lines[1] and "(+1: p)" in lines[1]
-    text = "".join(part for part, _ in rows.problems(own.report))
+    text = plain(rows.problems(own.report))
     assert "a is gone" in text and "mend it" in text and "b" in text
 
 
@@ -143,12 +146,19 @@ def test_commands_for_a_node_take_no_name_for_an_option() -> None:
         assert rows.commands_for(name) == {}
 
 
-async def test_answers_change_the_screen_and_faults_leave_it(tmp_path: Path) -> None:
-    asker, own = StillAsker(), state()
-    app = ClusterApp(own, asker, rows.commands_for, tmp_path)  # type: ignore[arg-type]
+@asynccontextmanager
+async def shown(own: State) -> AsyncIterator[tuple[ClusterApp, Pilot, StillAsker]]:
+    asker = StillAsker()
+    app = ClusterApp(own, asker, rows.commands_for, Path(), period_s=15.0)  # type: ignore[arg-type]
     draw_when_settled(app)
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.pause()
+        yield app, pilot, asker
+
+
+async def test_answers_change_the_screen_and_faults_leave_it() -> None:
+    own = state()
+    async with shown(own) as (app, pilot, asker):
         assert asker.wanted[-1].jobs == ("2", "3", "1")
         await pilot.press("down", "space")
         assert asker.wanted[-1].open_jobs == ("3",)
@@ -162,12 +172,9 @@ async def test_answers_change_the_screen_and_faults_leave_it(tmp_path: Path) -> 
     assert app.return_value == ["ssh", "-t", "n4", "gputop"]
 
 
-async def test_what_is_shown_gets_older_while_no_answer_comes(tmp_path: Path) -> None:
-    asker, own = StillAsker(), state()
-    app = ClusterApp(own, asker, rows.commands_for, tmp_path, period_s=15.0)  # type: ignore[arg-type]
-    draw_when_settled(app)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await pilot.pause()
+async def test_what_is_shown_gets_older_while_no_answer_comes() -> None:
+    own = state()
+    async with shown(own) as (app, pilot, asker):
         app._main.show_age()
         assert own.late_s == 0.0
         app._main._answered_s -= 62.0
@@ -205,12 +212,6 @@ def test_a_program_that_fails_leaves_its_words_until_they_are_read(monkeypatch: 
     assert read == ["enter"] and "exited with status 127" in said and "--remote-command /PATH/gputop" in said
     app.run_program(["/no/such/program"])
     assert read == ["enter"] * 2 and "cannot start" in capsys.readouterr().err
-
-
-def test_a_job_whose_past_is_not_known_is_not_called_healthy() -> None:
-    own = state()
-    unknown = replace(own.rows()[-1], job=replace(job(id="1"), history=None))
-    assert "No finding yet" in plain(rows.details(own, unknown, 80, 7)[1])
 
 
 def test_jobs_are_sorted_by_the_numbers_in_their_names() -> None:

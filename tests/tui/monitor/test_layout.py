@@ -22,7 +22,7 @@ def advice_lines(found: Layout, lines: int) -> int:
 
 @pytest.mark.parametrize("gpus", GPUS)
 @pytest.mark.parametrize("columns", COLUMNS)
-def test_every_line_has_a_use_at_every_size(columns: int, gpus: int) -> None:
+def test_every_line_has_a_use_at_every_size_and_no_gpu_is_hidden_without_a_count(columns: int, gpus: int) -> None:
     for lines, processes in itertools.product(range(24, 71), (0, 1, 2, 8, 100)):
         found = layout(columns, lines, gpus, processes)
         advice = advice_lines(found, lines)
@@ -30,18 +30,10 @@ def test_every_line_has_a_use_at_every_size(columns: int, gpus: int) -> None:
         assert advice >= LEAST_ADVICE and (advice <= lines / 3 + 1 or no_line_for_each), (lines, found)
         assert found.rows.host_lines <= 1 and dict(found.rows.lanes).get("memory", 1) == 1, "they hardly change"
         if "narrow" in found.classes:
-            assert found.process_lines is not None
             rows = found.process_lines - (0 if found.bare_processes else 3)
             assert 1 <= rows <= max(1, processes), "no row of the process table is empty"
         else:
             assert found.process_lines is None
-
-
-@pytest.mark.parametrize("gpus", GPUS)
-@pytest.mark.parametrize("columns", COLUMNS)
-def test_no_gpu_is_hidden_without_a_count(columns: int, gpus: int) -> None:
-    for lines in range(24, 71):
-        found = layout(columns, lines, gpus, processes=3)
         shown = (found.table_lines - 1 - found.rows.has_axis - found.rows.host_lines) / found.rows.per_gpu
         assert shown + found.hidden_gpus == gpus
         assert not found.hidden_gpus or (found.rows.per_gpu == 1 and not found.rows.host_lines), (lines, found)

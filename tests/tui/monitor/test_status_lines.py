@@ -11,18 +11,26 @@ from gputop.tui.screens.details import _period
 from tests.analyses import make_analysis
 from tests.fakes import cgroup_sample, node_sample
 from tests.records import replace
+from tests.tui.found import line_text
 
 SERVER = Server("127.0.0.1:6009", "python train.py --batch 256", 41231)
 FOUND = StepPeriodEstimate(2.4, 0.91, None, "sm_active", tuple(range(8)), 8, 0.5, 1.25, 60.0)
 
 
-def _job(step_period: StepPeriodEstimate | None, step_s: float | None = None, width: int = 160,
-         restarted_s: float | None = None) -> str:
+def _job(step_period: StepPeriodEstimate | None = None, step_s: float | None = None, width: int = 160,
+         **state: object) -> str:
     record = None if step_s is None else CaptureRecord(
         SERVER.address, Path("t"), 100.0, 10.0, 10.0, analysis=make_analysis(
             steps={"median_s": step_s, "mean_s": step_s}))
-    return "".join(text for text, _ in job(
-        JobState((SERVER,), True, record=record, step_period=step_period, restarted_s=restarted_s), 112.0, width))
+    return line_text(job(JobState((SERVER,), True, record=record, step_period=step_period, **state), 112.0, width))
+
+
+def test_the_auto_capture_stands_before_the_command() -> None:
+    line = _job(auto_capture="auto-capture 0/20: sm<0.6*median for 5s")
+    assert line.index("127.0.0.1:6009") < line.index("auto-capture 0/20: sm<0.6") < line.index("train.py")
+    assert "\x1b" not in _job(auto_capture="auto-capture: \x1b[31m"), "its note may hold what a server said"
+    assert len(_job(width=80, auto_capture="auto-capture: " + "x" * 200)) <= 80
+    assert "auto-capture" not in _job()
 
 
 def test_the_hosts_line_warns_of_a_quota_that_throttles_and_memory_near_its_limit() -> None:
@@ -31,10 +39,10 @@ def test_the_hosts_line_warns_of_a_quota_that_throttles_and_memory_near_its_limi
 
     def line(**values: float | None) -> str:
         ranks = tuple(replace(process, pid=pid, cgroup=cgroup_sample(**values)) for pid in (1, 2))
-        return "".join(text for text, _ in host(replace(sample, processes=ranks), 200))
+        return line_text(host(replace(sample, processes=ranks), 200))
 
     plain = line(cpu_throttled_ratio=0.2, memory_used_bytes=0.8e9, memory_limit_bytes=1e9)
-    assert plain == "".join(text for text, _ in host(sample, 200))
+    assert plain == line_text(host(sample, 200))
     strained = line(cpu_throttled_ratio=0.3, memory_used_bytes=0.95e9, memory_limit_bytes=1e9)
     assert strained.count("CPU quota: throttled 30%") == 1 and strained.count("memory limit: 906M/954M") == 1
 
@@ -81,14 +89,14 @@ def test_the_period_gives_way_on_a_narrow_line_but_the_captured_step_stays() -> 
 
 
 def test_a_replay_shows_the_period_of_the_recording() -> None:
-    assert "period 2.40 s" in "".join(text for text, _ in replay_line(160, (200.0, 400.0), FOUND))
-    assert "earlier minutes" in "".join(text for text, _ in replay_line(160))
+    assert "period 2.40 s" in line_text(replay_line(160, (200.0, 400.0), FOUND))
+    assert "earlier minutes" in line_text(replay_line(160))
 
 
 @pytest.mark.parametrize("width", [40, 80, 160])
 def test_a_replay_shows_how_far_it_is(width: int) -> None:
     def shown(played_s: float, length_s: float) -> str:
-        text = "".join(text for text, _ in replay_line(width, (played_s, length_s)))
+        text = line_text(replay_line(width, (played_s, length_s)))
         assert len(text) == width - 1
         return text
 

@@ -17,12 +17,9 @@ from gputop.tui.monitor.time_axis import (
 )
 from tests.fakes import START_S, gpu_sample
 from tests.records import replace
+from tests.tui.found import line_text as text
 
 WINDOW = LaneWindow.of(TimeView(5.0), START_S + 299, 60)  # 300 s, the newest slice from 295 s on
-
-
-def text(runs: list[tuple[str, object]]) -> str:
-    return "".join(run[0] for run in runs)
 
 
 def mark(kind: str, begin: float, end: float | None = None, what: str = "it", gpu: str = "") -> LoggedEvent:

@@ -10,23 +10,16 @@ from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.lanes import LaneWindow, TimeView
 from gputop.tui.monitor.visible_time import UNMEASURED, Slice, TimeCursor, gpu_in_slice
 from gputop.tui.screens.dialogs import Popup
-from tests.fakes import GIB, START_S, StillSession, node_sample
+from tests.fakes import GIB, START_S, StillSession, history_of, node_sample
 from tests.records import replace
 from tests.tui.found import piloted
 
 FIELDS = {field.key: field for field in plan(160)}
 
 
-def _history(ticks: int = 300, **options: object) -> History:
-    history = History(**options)  # type: ignore[arg-type]
-    for tick in range(ticks):
-        history.append(node_sample(tick, 2))
-    return history
-
-
 def test_the_figures_under_the_cursor_are_means_of_the_slice() -> None:
     gpu = node_sample(299, 1).gpus[0]
-    past, mean_of_s = gpu_in_slice(_history(), gpu, START_S + 100, 5.0, ())
+    past, mean_of_s = gpu_in_slice(history_of(300, 2), gpu, START_S + 100, 5.0, ())
     samples = [node_sample(tick, 1).gpus[0] for tick in range(100, 105)]
     assert mean_of_s == 5.0
     for metric in ("sm_active", "power_w", "pcie_rx_bytes_per_s", "temperature_c"):
@@ -38,11 +31,11 @@ def test_the_figures_under_the_cursor_are_means_of_the_slice() -> None:
 
 def test_where_nothing_was_measured_nothing_is_made_up() -> None:
     gpu = replace(node_sample(299, 1).gpus[0], state=LOST, message="the GPU is lost")
-    past, _ = gpu_in_slice(_history(), gpu, START_S + 1000, 5.0, ())
+    past, _ = gpu_in_slice(history_of(300, 2), gpu, START_S + 1000, 5.0, ())
     assert past["sm_active"].reason == UNMEASURED and past["power_w"].value is None
     figures = figures_of(past, ACTIVITY, FIELDS)
     assert "message" not in figures and figures["now"][0] == figures["power"][0] == figures["memory"][0] == "N/A"
-    before, _ = gpu_in_slice(_history(), gpu, START_S + 100, 5.0, ())
+    before, _ = gpu_in_slice(history_of(300, 2), gpu, START_S + 100, 5.0, ())
     assert before["sm_active"].value is not None, "lost by now, it was there then"
     assert past["fp64_active"].value is None, "not kept in history"
 
@@ -69,9 +62,7 @@ def test_the_title_says_how_long_a_mean_it_is() -> None:
 
 
 def test_where_history_is_coarser_than_the_slice_the_mean_says_so() -> None:
-    history = History(raw_samples=50, tiers=((1.0, 60), (10.0, 100)))
-    for tick in range(300):
-        history.append(node_sample(tick, 1))
+    history = history_of(300, raw_samples=50, tiers=((1.0, 60), (10.0, 100)))
     gpu = node_sample(299, 1).gpus[0]
     assert gpu_in_slice(history, gpu, START_S + 100, 5.0, ())[1] == 10.0
     assert gpu_in_slice(history, gpu, START_S + 280, 5.0, ())[1] == 5.0
@@ -88,7 +79,6 @@ def test_it_moves_within_what_is_kept_and_stays_on_screen() -> None:
     cursor.move(-1000, window, START_S, newest)
     assert cursor.time_s == START_S + 2.5, "the oldest"
     end_s = cursor.keep_on_screen(window, newest)
-    assert end_s is not None
     assert LaneWindow.of(TimeView(5.0, end_s), newest, 20).column(cursor.time_s) == 0
     cursor.time_s = START_S + 290
     early = LaneWindow.of(TimeView(5.0, START_S + 100), newest, 20)

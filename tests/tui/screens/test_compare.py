@@ -11,8 +11,7 @@ import pytest
 from textual.pilot import Pilot
 
 from gputop.analysis.gpu.packed_series import ComparedTrace
-from gputop.comparison.compare import Comparison
-from gputop.comparison.report_lines import ReportLine, layout
+from gputop.comparison.report_lines import layout
 from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.diagnosis import worker
@@ -32,7 +31,6 @@ from gputop.tui.screens.compare import (
     CompareScreen,
     before,
     before_this_run,
-    colored,
     compared,
     side_of,
 )
@@ -40,7 +38,7 @@ from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import START_S
 from tests.records import replace
-from tests.tui.found import FoundSession, piloted, text_of, until
+from tests.tui.found import FoundSession, box_text, piloted, text_of, until
 from tests.tui.textual_private import message_text
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -77,23 +75,18 @@ def messages(app: GputopApp) -> str:
 async def test_marking_says_what_to_do_next() -> None:
     session = Captured()
     async with piloted(session) as (app, pilot):
-        await pilot.press("A")
-        await pilot.pause()
-        assert "No capture yet. Press c" in messages(app) and session.results.baseline is None
-        await pilot.press("B")
-        await pilot.pause()
-        assert "This compares two captures" in messages(app)
+        async def told(key: str) -> str:
+            await pilot.press(key)
+            await pilot.pause()
+            return messages(app)
+
+        assert "No capture yet. Press c" in await told("A") and session.results.baseline is None
+        assert "This compares two captures" in await told("B")
         session.capture_ended(record(1, 0.4), [SERVER])
-        await pilot.press("A")
-        await pilot.pause()
-        assert ("and then B to see what "
-                "changed") in messages(app) and session.results.baseline is session.results.captures[0]
-        await pilot.press("A")
-        await pilot.pause()
-        assert "is already A" in messages(app)
-        await pilot.press("B")
-        await pilot.pause()
-        assert "there is one so far" in messages(app)
+        assert "and then B to see what changed" in await told("A")
+        assert session.results.baseline is session.results.captures[0]
+        assert "is already A" in await told("A")
+        assert "there is one so far" in await told("B")
 
 
 async def test_the_only_capture_is_compared_with_that_of_its_script_before_gputop_was_started_again(
@@ -154,7 +147,7 @@ async def test_two_jobs_are_named_and_compared_only_if_they_are_chosen() -> None
     async with piloted(session) as (app, pilot):
         await pilot.press("B")
         await pilot.pause()
-        shown = " ".join(str(app.screen.query_one(WrappedText).text).split())
+        shown = " ".join(box_text(app).split())
         assert ("two different jobs: A is from train.py --lr 1 (TensorFlow 2.21.0), B from evaluate.py "
                 "(PyTorch 2.13.0).") in shown
         assert isinstance(app.screen, CompareScreen) and app.screen._shown is None
@@ -175,7 +168,6 @@ async def test_a_and_b_are_chosen_swapped_and_kept() -> None:
     async with piloted(session) as (app, pilot):
         await pilot.press("B")
         screen = app.screen
-        assert isinstance(screen, CompareScreen)
         captures = screen.query_one(CaptureList)
         assert marks(app) == ["", "A", "B"]  # without a mark the last two
         await pilot.press("tab", "up", "up", "a")
@@ -228,7 +220,7 @@ async def test_two_real_traces_side_by_side_are_read_once(
         assert PART_BY_ID["input"].name in text and "only by its saved analysis" not in text
         assert "GONE" in text and "estimated" in text  # the advice to mend the input was followed
         await pilot.press("u")
-        assert "Welch" in str(app.screen.query_one(WrappedText).text)
+        assert "Welch" in box_text(app)
         monkeypatch.chdir(tmp_path)  # where the captures go
         await pilot.press("y", "e")
         assert app.clipboard.startswith("gputop: Probably faster, not proven: ") and "```" in app.clipboard
@@ -313,7 +305,6 @@ async def test_without_the_traces_the_analyses_are_compared_and_that_is_said() -
 def test_captures_without_steps_say_that_it_cannot_be_decided() -> None:
     bare = replace(record(1, 0.4), analysis=make_analysis())
     found = compared((bare, bare), 0, {})
-    assert isinstance(found, Comparison)
     assert layout(found, 88, everything=False, unfold="", again="")[0].text.startswith("CANNOT BE TOLD: ")
 
 
@@ -324,13 +315,6 @@ async def test_a_trace_that_cannot_be_read_falls_back(tmp_path: Path) -> None:
     async with piloted(Captured(record(1, 0.4, tmp_path), record(2, 0.3, tmp_path))) as (_, pilot):
         await pilot.press("B")
         assert "A is compared only by its saved analysis: " in await shown(pilot)
-
-
-def test_verdicts_are_colored_and_said_in_words() -> None:
-    lines = (("FASTER: shorter.", "good"), ("mean worse", "bad"), ("median noise", ""))
-    text = colored([ReportLine(text, tone) for text, tone in lines])
-    styles = {str(text)[s.start:s.end].strip().split()[-1]: str(s.style) for s in text.spans}
-    assert styles["worse"] != styles["shorter."] != styles["noise"]
 
 
 def test_only_so_many_captures_are_kept_and_failed_ones_are_not() -> None:

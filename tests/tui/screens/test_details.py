@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import signal
 
 import pytest
-from rich.text import Text
 from textual.app import SystemCommand
-from textual.binding import Binding
 from textual.command import CommandList
 
 from gputop.core.errors import GputopError
@@ -18,11 +15,10 @@ from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS
 from gputop.core.samples import AdapterSample, CgroupSample, HostProcess, PodContainer, ProcessSample, Reading
 from gputop.profiler.capture.records import Server
 from gputop.profiler.capture.request import ask_other_job
-from gputop.render.palette import BAD, BOLD, GAIN, WARN
+from gputop.render.palette import BAD, BOLD, WARN
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.telemetry.history import History
 from gputop.tui import open_screens
-from gputop.tui.app import GputopApp
 from gputop.tui.keys import MONITOR, key_groups, name
 from gputop.tui.monitor import status_lines
 from gputop.tui.monitor.columns import METRICS
@@ -37,16 +33,12 @@ from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession, cgroup_sample, node_sample, reading
 from tests.records import replace
-from tests.tui.found import HEAVY, SMALL, FoundSession, box_text, piloted, text_of
+from tests.tui.found import HEAVY, SMALL, FoundSession, box_text, line_text, piloted, text_of, until
 from tests.tui.screens.signaling import SignalingSession, open_signals
 from tests.tui.screens.tabled import TabledSession
 from tests.tui.textual_private import clear_notifications, message_text
 
 SECRET = "hf_" + "a1B2" * 8
-
-
-def notes(app: GputopApp) -> str:
-    return message_text(app)
 
 
 async def test_a_signal_is_sent_only_after_the_question_is_answered() -> None:
@@ -63,7 +55,7 @@ async def test_a_signal_is_sent_only_after_the_question_is_answered() -> None:
         assert not signals.asked
         await pilot.press("up", "enter", "y")
         await pilot.pause()
-        assert session.sent == [(41231, signal.SIGINT)] and "SIGINT was sent to process 41231" in notes(app)
+        assert session.sent == [(41231, signal.SIGINT)] and "SIGINT was sent to process 41231" in message_text(app)
 
 
 async def test_a_refused_signal_is_reported_with_its_reason() -> None:
@@ -72,7 +64,7 @@ async def test_a_refused_signal_is_reported_with_its_reason() -> None:
         await open_signals(app, pilot)
         await pilot.press("enter", "y")
         await pilot.pause()
-        assert "41231 belongs to bob, you are ana" in notes(app) and "Ask its owner" in notes(app)
+        assert "41231 belongs to bob, you are ana" in message_text(app) and "Ask its owner" in message_text(app)
 
 
 def test_neither_recordings_nor_simulations_get_signals() -> None:
@@ -130,7 +122,6 @@ async def test_host_and_job_open_by_key_and_by_mouse_and_follow_the_samples() ->
     async with piloted(session) as (app, pilot):
         await pilot.press("h")
         assert isinstance(app.screen, LivePopup) and "I/O wait" in box_text(app)
-        assert session.feed.sample is not None
         sample = session.feed.sample
         session.feed.sample = replace(sample, host=replace(sample.host, hostname="other-node"))
         app._refresh_all()
@@ -223,8 +214,7 @@ async def test_the_question_about_another_job_at_a_named_address_names_its_scrip
 async def test_what_is_pasted_types_nothing(written: str, copied: str) -> None:
     """A snapshot of somebody else's, whose findings have code."""
     session = FoundSession()
-    heavy = replace(HEAVY, snippet=written)
-    session.results.last_capture = replace(session.results.last_capture, analysis=make_analysis(findings=[heavy]))
+    session.change_capture(analysis=make_analysis(findings=[replace(HEAVY, snippet=written)]))
     session.results.refresh()
     async with piloted(session) as (app, pilot):
         await pilot.press("r", "y")
@@ -244,22 +234,16 @@ async def test_the_code_of_a_finding_is_copied_from_the_panel_and_from_its_detai
     async with piloted(FoundSession()) as (app, pilot):
         await pilot.press("r", "y")
         await pilot.pause()
-        assert app.clipboard == HEAVY.snippet and "OSC 52" in notes(app)
-        app._clipboard = ""
-        await pilot.press("enter", "y")
-        await pilot.pause()
-        assert app.clipboard == HEAVY.snippet
-        await pilot.press("escape")
+        assert app.clipboard == HEAVY.snippet and "OSC 52" in message_text(app)
         clear_notifications(app)
-        session = app.session
-        session.results.findings = (replace(SMALL, snippet=None),)
+        app.session.results.findings = (replace(SMALL, snippet=None),)
         app._refresh_actions()
         await pilot.press("y")
         await pilot.pause()
-        assert "The finding as Markdown" in notes(app) and SMALL.title in app.clipboard
+        assert "The finding as Markdown" in message_text(app) and SMALL.title in app.clipboard
         await pilot.press("enter", "y")
         await pilot.pause()
-        assert "no code to copy" in notes(app)
+        assert "no code to copy" in message_text(app)
 
 
 def parts_text(finding: Finding, numbers: GpuNumbers | None) -> str:
@@ -286,20 +270,8 @@ def test_a_comment_that_does_not_fit_stands_above_its_line_of_code() -> None:
     assert with_comments_above(url, 20) == url, "that is no comment"
 
 
-def test_the_saving_reads_as_one_in_the_details_too() -> None:
-    def saving(finding: Finding) -> str:
-        part = finding_parts(finding)[0]
-        assert isinstance(part, Text)
-        (span,) = (span for span in part.spans if str(span.style) == str(GAIN))
-        return part.plain[span.start:span.end].strip()
-
-    assert saving(HEAVY) == "fix: 412 → 255 ms at best"
-    assert saving(replace(HEAVY, gain=replace(HEAVY.gain, before_s=None))) == "fix saves up to 38% of the step"
-
-
 async def test_findings_carry_the_nodes_gpu_numbers_in_the_app() -> None:
     session = FoundSession()
-    assert session.results.last_capture is not None and session.results.last_capture.analysis is not None
     process = replace(session.feed.sample.processes[0], cuda_visible_devices="3",
                       gpus={3: session.feed.sample.processes[0].gpus[3]})
     session.feed.sample = replace(session.feed.sample, processes=(process,))
@@ -325,7 +297,6 @@ async def test_help_lists_the_keys_of_the_screen_one_is_on() -> None:
         assert lefts == ["Capture", "Results", "Time"] and text.index("Capture") < text.index("Results")
         assert text.index("What to do, where you are") < text.index("Processes (tab)")
         for binding in MONITOR:
-            assert isinstance(binding, Binding)
             assert name(binding.key.split(",")[0]) in text and binding.tooltip.split()[0].rstrip(",;") in text
         assert "Each row is a GPU" in text and "server.start(6009)" in text
         await pilot.press("escape")
@@ -365,16 +336,9 @@ async def test_the_palette_has_every_key_with_a_sentence_and_runs_it() -> None:
         await pilot.press("ctrl+p")
         await pilot.pause()
         await pilot.press(*"in the lanes")  # words of what it does
-        for _ in range(100):
-            await asyncio.sleep(0.05)
-            if app.screen.query(CommandList).first().option_count:
-                break
+        await until(pilot, lambda: app.screen.query(CommandList).first().option_count)
         await pilot.press("enter")
-        for _ in range(100):
-            await asyncio.sleep(0.05)
-            if app.query_one(GpuTable).metric != METRICS[0]:
-                break
-        assert app.query_one(GpuTable).metric == METRICS[1]
+        await until(pilot, lambda: app.query_one(GpuTable).metric == METRICS[1])
 
 
 async def test_keys_of_the_picture_do_nothing_where_it_is_covered() -> None:
@@ -403,9 +367,9 @@ def test_rdma_stands_in_the_host_line_and_each_adapter_with_its_history_in_the_d
     for load in (0.0, 0.5, 0.9):
         sample = replace(sample, time_s=sample.time_s + 1, host=replace(sample.host, adapters=adapters(load, None)))
         history.append(sample)
-    line = "".join(text for text, _ in status_lines.host(sample, 200))
+    line = line_text(status_lines.host(sample, 200))
     assert " RDMA ×2 ↓ 45.0 GB/s ↑ 2.0 GB/s, fullest 90%" in line, line
-    assert "RDMA" not in "".join(text for text, _ in status_lines.host(node_sample(1), 200))
+    assert "RDMA" not in line_text(status_lines.host(node_sample(1), 200))
     text = str(host_text(sample, 100, history.host(60.0)))
     assert "RDMA adapter mlx5_0  InfiniBand ACTIVE, NUMA node 0" in text and "90% of the link" in text
     assert "▁▅█" in text and "the test says so" in text.partition("mlx5_1")[2]

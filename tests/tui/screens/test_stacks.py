@@ -9,8 +9,7 @@ from gputop.ranks import stacks
 from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Confirm
 from gputop.tui.screens.process_screens import StacksPopup
-from gputop.tui.widgets.dialog_frame import WrappedText
-from tests.tui.found import piloted
+from tests.tui.found import box_text, piloted
 from tests.tui.key_effects import HangingSession
 from tests.tui.stages import session_of
 from tests.tui.textual_private import message_text
@@ -25,6 +24,10 @@ def session() -> HangingSession:
     return session
 
 
+def fail(pids: object, native: bool) -> None:
+    raise GputopError("py-spy is not installed", "Install it.")
+
+
 async def press(pilot: object, app: GputopApp, key: str) -> None:
     await pilot.press(key)  # type: ignore[attr-defined]
     await app.workers.wait_for_complete()
@@ -35,7 +38,7 @@ async def test_the_rank_that_stands_elsewhere_is_shown_and_copied(session: Hangi
     async with piloted(session) as (app, pilot):
         await press(pilot, app, "S")
         assert isinstance(app.screen, StacksPopup)
-        text = str(app.screen.query_one(WrappedText).text)
+        text = box_text(app)
         assert "7 ranks in wrapper → all_reduce at train.py:112, 1 rank in load at data.py:40" in text
         assert "Check rank 5 (pid 105) first" in text
         await press(pilot, app, "y")
@@ -51,22 +54,18 @@ async def test_the_flight_recorders_dumps_come_first(
     monkeypatch.setattr(session, "read_flight_recorder", lambda pids: ("Recorder: rank 5 did not launch it.", "   x"))
     async with piloted(session) as (app, pilot):
         await press(pilot, app, "S")
-        text = str(app.screen.query_one(WrappedText).text)
+        text = box_text(app)
         assert 0 <= text.index("rank 5 did not launch it") < text.index("7 ranks in")
 
 
 async def test_the_dumps_are_shown_where_the_stacks_cannot_be_read(
         session: HangingSession, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    def fail(pids: object, native: bool) -> None:
-        raise GputopError("py-spy is not installed", "Install it.")
-
     monkeypatch.setattr(session, "read_stacks", fail)
     monkeypatch.setattr(session, "read_flight_recorder", lambda pids: ("Recorder: rank 5 did not launch it.",))
     async with piloted(session, notifications=True) as (app, pilot):
         await press(pilot, app, "S")
         assert "py-spy is not installed" in message_text(app)
-        assert "rank 5 did not launch it" in str(app.screen.query_one(WrappedText).text)
+        assert "rank 5 did not launch it" in box_text(app)
 
 
 async def test_others_processes_are_asked_about_and_errors_are_told(
@@ -77,10 +76,6 @@ async def test_others_processes_are_asked_about_and_errors_are_told(
         assert isinstance(app.screen, Confirm) and session.asked == []
         await press(pilot, app, "n")
         assert not isinstance(app.screen, Confirm) and session.asked == []
-
-        def fail(pids: object, native: bool) -> None:
-            raise GputopError("py-spy is not installed", "Install it.")
-
         monkeypatch.setattr(session, "read_stacks", fail)
         await press(pilot, app, "S")
         await press(pilot, app, "y")

@@ -16,15 +16,14 @@ from gputop.profiler.capture.request import CaptureRequest, answered
 from gputop.profiler.kineto.guard import ProfilesItself
 from gputop.sources.host.proc_files import ZOMBIE
 from gputop.trace.readers.capture_file import CaptureFile, write_capture
-from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import OFFER, panel_intro
 from gputop.tui.screens import capture_questions
 from gputop.tui.screens.capture_questions import StartServer
-from gputop.tui.widgets.cached_lines import LinesWidget
-from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
+from gputop.tui.widgets.dialog_frame import DialogFrame
 from tests.fakes import StillSession
 from tests.records import replace
-from tests.tui.found import piloted, text_of
+from tests.tui.found import box_text, piloted, text_of
+from tests.tui.textual_private import messages
 
 FORBIDDEN = GputopError("process 7 belongs to bob", "Run gputop as that user")
 
@@ -43,23 +42,33 @@ def session(monkeypatch: pytest.MonkeyPatch) -> StillSession:
                              for pid, name in ((7, "other.py"), (7380, "train.py"))))
 
 
-def text(app: GputopApp) -> str:
-    return str(app.screen.query_one(WrappedText).text)
+@pytest.fixture
+def started(session: StillSession, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
+    """The processes that a server was to be started in."""
+    asked: list[tuple[int, int | None]] = []
+    monkeypatch.setattr(session.control, "start_server",
+                        lambda pid, request: asked.append((pid, request.process_started)))
+    return asked
+
+
+@pytest.fixture
+def recorded(session: StillSession, monkeypatch: pytest.MonkeyPatch) -> list[CaptureRequest]:
+    """The captures that were asked for."""
+    asked: list[CaptureRequest] = []
+    monkeypatch.setattr(session, "start_capture", asked.append)
+    return asked
 
 
 @pytest.mark.parametrize("keys", ["c", "a", "T", "B", "t"])
-async def test_the_keys_of_a_capture_offer_a_server(keys: str, session: StillSession,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[tuple[int, int | None]] = []
-    monkeypatch.setattr(session.control, "start_server",
-                        lambda pid, request: started.append((pid, request.process_started)))
+async def test_the_keys_of_a_capture_offer_a_server(
+        keys: str, session: StillSession, started: list[tuple[int, int | None]]) -> None:
     async with piloted(session) as (app, pilot):
         await pilot.press(keys)
         assert isinstance(app.screen, StartServer)
-        assert "train.py (pid 7380) has no profiler server. Start one? y/N" in text(app)
-        assert target.WHAT_STARTING_DOES.split(".")[0].split()[-1] in text(app)
+        assert "train.py (pid 7380) has no profiler server. Start one? y/N" in box_text(app)
+        assert target.WHAT_STARTING_DOES.split(".")[0].split()[-1] in box_text(app)
         await pilot.press("down")
-        assert "gputop cannot start one from here." in text(app) and FORBIDDEN.fix in text(app)
+        assert "gputop cannot start one from here." in box_text(app) and FORBIDDEN.fix in box_text(app)
         await pilot.press("y", "up", "enter")
         assert not started and not isinstance(app.screen, StartServer), "only y where it is possible means yes"
         await pilot.press(keys, "y")
@@ -72,14 +81,14 @@ async def test_a_job_of_pytorch_is_offered_its_own_way(session: StillSession, mo
     assert panel_intro(session)[-1] == OFFER
     async with piloted(session) as (app, pilot):
         await pilot.press("c")
-        assert "jax.profiler" not in text(app) and FORBIDDEN.fix in text(app)
+        assert "jax.profiler" not in box_text(app) and FORBIDDEN.fix in box_text(app)
         assert "start one" not in str(app.screen.query_one(DialogFrame).border_subtitle)
         await pilot.press("escape")
         session.holding(other)
         monkeypatch.setattr(target, "is_pytorch", lambda _: True)
         await pilot.press("c")
-        assert "has no profiler server. Start one? y/N" in text(app)
-        assert "PyTorch's profiler" in text(app)
+        assert "has no profiler server. Start one? y/N" in box_text(app)
+        assert "PyTorch's profiler" in box_text(app)
 
 
 def test_a_job_that_used_torch_profiler_is_captured_after_another_question(
@@ -133,11 +142,9 @@ def test_gputop_by_itself_leaves_a_job_alone_that_is_ending(
     ("PyTorch 2.13.0: /usr/bin/python3 /home/a/train.py --lr 0.1", True),
     ("PyTorch 2.13.0: /usr/bin/python3 /home/a/eval.py", False), ("", False)])
 async def test_a_job_captured_before_is_asked_about_in_two_lines_and_enter_captures_it(
-        command: str, again: bool, earlier: bool, session: StillSession, tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch) -> None:
+        command: str, again: bool, earlier: bool, session: StillSession, started: list[tuple[int, int | None]],
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    started: list[int] = []
-    monkeypatch.setattr(session.control, "start_server", lambda pid, request: started.append(pid))
     if earlier:  # by a gputop that has ended
         run = session.control.options.logdir / "plugins" / "profile" / "r"
         run.mkdir(parents=True)
@@ -149,9 +156,9 @@ async def test_a_job_captured_before_is_asked_about_in_two_lines_and_enter_captu
         session.results.captures = (CaptureRecord("kineto:41", Path("/traces"), 0.0, 1.0, 1.0, job=command, pid=41),)
     async with piloted(session) as (app, pilot):
         await pilot.press("c")
-        shown = text(app)
+        shown = box_text(app)
         await pilot.press("enter")
-        assert not isinstance(app.screen, StartServer) and started == [7380] * again
+        assert not isinstance(app.screen, StartServer) and started == [(7380, 900)] * again
     if again:
         assert shown.endswith("train.py --lr 1 (pid 7380) was captured before.\nCapture it? Y/n")
         assert target.WHAT_STARTING_DOES.split(".")[0] not in shown
@@ -159,36 +166,29 @@ async def test_a_job_captured_before_is_asked_about_in_two_lines_and_enter_captu
         assert "Start one? y/N" in shown
 
 
-async def test_the_question_goes_where_the_job_has_its_own_server_meanwhile(session: StillSession) -> None:
+async def test_the_question_goes_with_its_job_or_once_that_has_its_own_server(session: StillSession) -> None:
+    other = Server("127.0.0.1:6010", "other.py", 99)
+    server = Server("127.0.0.1:6009", "TensorFlow 2.21.0: /usr/bin/python3 /home/a/train.py", 7380)
     async with piloted(session, notifications=True) as (app, pilot):
+        async def asked() -> bool:
+            app._refresh_all()
+            await pilot.pause()
+            return isinstance(app.screen, StartServer)
+
         await pilot.press("c")
-        app._refresh_all()
-        await pilot.pause()
-        session.watch.servers = (Server("127.0.0.1:6010", "other.py", 99),)
-        app._refresh_all()
-        await pilot.pause()
-        assert isinstance(app.screen, StartServer), "that is another job's"
-        server = Server("127.0.0.1:6009", "TensorFlow 2.21.0: /usr/bin/python3 /home/a/train.py", 7380)
+        assert await asked()
+        session.watch.servers = (other,)
+        assert await asked(), "that is another job's"
         session.watch.servers = (server,)
-        app._refresh_all()
-        await pilot.pause()
-        assert not isinstance(app.screen, StartServer)
-        assert [n.message for n in app._notifications] == [
-            "train.py (TensorFlow 2.21.0) now has a profiler server. Press c to capture."]
-
-
-async def test_the_question_goes_with_its_job(session: StillSession) -> None:
-    async with piloted(session, notifications=True) as (app, pilot):
+        assert not await asked()
+        assert messages(app) == ["train.py (TensorFlow 2.21.0) now has a profiler server. Press c to capture."]
+        session.watch.servers = ()
         await pilot.press("c")
-        session.feed.sample = replace(session.feed.sample, processes=session.feed.sample.processes[1:])
-        app._refresh_all()
-        await pilot.pause()
-        assert isinstance(app.screen, StartServer)
-        session.feed.sample = replace(session.feed.sample, processes=())
-        app._refresh_all()
-        await pilot.pause()
-        assert not isinstance(app.screen, StartServer)
-        assert [n.message for n in app._notifications] == ["The job has ended."]
+        session.holding(*session.feed.sample.processes[1:])
+        assert await asked()
+        session.holding()
+        assert not await asked()
+        assert messages(app) == ["The job has ended."]
 
 
 def test_the_capture_follows_the_server_or_the_reason_is_told(session: StillSession,
@@ -217,24 +217,21 @@ BESIDE = Server("pid:900", "eval_on_cpu.py", 900)
 
 
 def on_gpus(session: StillSession, **changed: object) -> None:
-    """The processes of the sample are PyTorch's, of gputop's user."""
-    session.feed.sample = replace(session.feed.sample, processes=tuple(
-        replace(p, framework="pytorch", user=user_name(os.geteuid()), **changed)
-        for p in session.feed.sample.processes))
+    """The processes of the sample are PyTorch's, of gputop's user, but for what is ``changed``."""
+    changes = {"framework": "pytorch", "user": user_name(os.geteuid()), **changed}
+    session.holding(*(replace(p, **changes) for p in session.feed.sample.processes))
 
 
 async def test_a_job_that_holds_no_gpu_does_not_take_the_place_of_those_that_do(
-        session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        session: StillSession, recorded: list[CaptureRequest]) -> None:
     """A PyTorch job on the GPUs waits for nobody until it is asked; one on the CPU that was captured before does."""
-    recorded: list[CaptureRequest] = []
-    monkeypatch.setattr(session, "start_capture", recorded.append)
     on_gpus(session)
     session.watch.servers = (BESIDE,)
     async with piloted(session) as (app, pilot):
-        line = text_of(app.screen.query_one("#job", LinesWidget))
+        line = text_of(app._job)
         assert "no profiler server in the job on the GPUs   c: start one" in line and "eval_on_cpu" not in line
         await pilot.press("c")
-        assert isinstance(app.screen, StartServer) and "train.py (pid 7380)" in text(app)
+        assert isinstance(app.screen, StartServer) and "train.py (pid 7380)" in box_text(app)
         await pilot.press("escape")
         session.watch.choose_job(BESIDE)  # the user means that one
         await pilot.press("c")
@@ -242,16 +239,14 @@ async def test_a_job_that_holds_no_gpu_does_not_take_the_place_of_those_that_do(
 
 
 async def test_c_captures_from_the_selected_process_although_another_one_has_a_server(
-        session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded: list[CaptureRequest] = []
-    monkeypatch.setattr(session, "start_capture", recorded.append)
+        session: StillSession, recorded: list[CaptureRequest]) -> None:
     session.watch.servers = (Server("pid:7", "other.py", 7),)
     async with piloted(session) as (app, pilot):
         await pilot.press("tab")
         while app._processes.selected is None or app._processes.selected.pid != 7380:
             await pilot.press("down")
         await pilot.press("c")
-        assert isinstance(app.screen, StartServer) and text(app).startswith("train.py (pid 7380)")
+        assert isinstance(app.screen, StartServer) and box_text(app).startswith("train.py (pid 7380)")
         await pilot.press("escape", "up", "c")
         assert not isinstance(app.screen, StartServer) and len(recorded) == 1
         assert session.watch.job.server is not None and session.watch.job.server.pid == 7
@@ -268,8 +263,7 @@ def test_only_jobs_of_ones_own_that_train_on_gpus_come_before_a_server(
     session.watch.servers = (BESIDE, Server("pid:7", "other.py", 7))
     assert session.processes_to_serve() == (), "one of them has a server"
     session.watch.servers = (BESIDE,)
-    session.feed.sample = replace(session.feed.sample, processes=tuple(
-        replace(p, **changed) for p in session.feed.sample.processes))
+    on_gpus(session, **changed)
     assert session.processes_to_serve() == ()
 
 
@@ -280,8 +274,7 @@ def test_no_process_is_offered_where_a_server_answers_or_nothing_is_real(
     assert session.processes_to_serve() == ()
     session.watch.servers = (Server("127.0.0.1:6009", problem="nothing listens"),)
     assert session.processes_to_serve()
-    session.feed.sample = replace(session.feed.sample, processes=tuple(
-        replace(p, reason=ZOMBIE if p.pid == 7 else None) for p in session.feed.sample.processes))
+    session.holding(*(replace(p, reason=ZOMBIE if p.pid == 7 else None) for p in session.feed.sample.processes))
     assert [p.pid for p in session.processes_to_serve()] == [7380], "one that has ended can have none"
     monkeypatch.setattr(session.feed.source, "simulated", True)
     assert session.processes_to_serve() == ()

@@ -17,9 +17,8 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.analyses import make_analysis
 from tests.diagnosis.real_capture import CAPTURE
 from tests.records import replace
-from tests.tui.found import FoundSession, box_text, piloted, text_of
+from tests.tui.found import box_text, piloted, text_of
 from tests.tui.screens.tabled import STACKS, TabledSession, found
-from tests.tui.textual_private import messages
 
 EMPTY = make_analysis(gpus=[{"gpu": 0}])
 
@@ -162,7 +161,6 @@ async def test_a_table_is_written_as_csv(tmp_path: Path) -> None:
         await pilot.pause()
         [path] = tmp_path.glob("gputop-kernels*.csv")
         screen = app.screen
-        assert isinstance(screen, TablesScreen)
         head, *rows = path.read_text().splitlines()
         assert head.split(",") == [column.title for column in screen.table.columns]
         assert len(rows) == len(screen._rows) and path.stat().st_mode & 0o777 == 0o600
@@ -178,21 +176,11 @@ async def test_all_tabs_fit_one_line_and_name_their_keys(width: int) -> None:
         assert re.findall(r"(?:^| )(\S)[ :](?=[A-Z])", tabs) == [*"1234567890RPWG"]
 
 
-async def test_without_a_capture_the_key_says_what_to_do() -> None:
-    session = FoundSession()
-    session.results.last_capture = None
-    async with piloted(session, (80, 24)) as (app, pilot):
-        await pilot.press("T")
-        await pilot.pause()
-        assert any("Press c" in message for message in messages(app))
-
-
 async def test_names_of_tables_stay_whole_where_they_need_several_lines() -> None:
     async with piloted(TabledSession(), (60, 24)) as (app, pilot):
         await pilot.press("T")
         tabs = app.screen.query_one(Tabs)
         shown = text_of(tabs)
-        assert isinstance(app.screen, TablesScreen)
         assert all(table.name in shown for table in tables(found()))
         lines = shown.splitlines()
         at = next((line.index("Limit"), y) for y, line in enumerate(lines) if "Limit" in line)

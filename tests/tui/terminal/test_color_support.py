@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from typing import get_args
 
 import pytest
@@ -200,15 +199,6 @@ def test_colors_follow_the_terminal(env: dict[str, str], colors: str) -> None:
 ])
 def test_glyphs_follow_locale_and_console(env: dict[str, str], glyphs: str) -> None:
     assert terminal_glyphs(env) == glyphs
-
-
-def test_parts_are_the_same_wherever_they_are_drawn() -> None:
-    from gputop.analysis.results import Breakdown
-    from gputop.export.page import part_shares
-
-    drawn = {s.part.id: s.part.dark for s in part_shares(Breakdown(**dict.fromkeys(PART_STYLE, 1.0)))}
-    assert json.dumps(drawn, sort_keys=True) == json.dumps(
-        {name: style.color.name for name, style in PART_STYLE.items() if style.color}, sort_keys=True)
 
 
 @pytest.mark.parametrize("colors", ["truecolor", "256"])

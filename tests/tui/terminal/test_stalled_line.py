@@ -131,5 +131,3 @@ def test_a_closed_terminal_ends_it() -> None:
         stall(there, report)
         there.program.send_signal(1)  # SIGHUP, as the kernel sends when a terminal goes away
         assert there.ended() == 0
-
-

@@ -7,14 +7,11 @@ import pytest
 
 from gputop.tui.timeline import descriptions
 from gputop.tui.timeline.viewport import View
+from tests.tui.found import line_text as text
 
 MS = 1_000_000
 STEPS = np.array([[i * 10 * MS, (i + 1) * 10 * MS] for i in range(40)], np.int64)
 WHOLE = View.whole((0, 400 * MS))
-
-
-def text(runs: list) -> str:
-    return "".join(run[0] for run in runs)
 
 
 @pytest.mark.parametrize("cells", [4, 20, 90, 200])

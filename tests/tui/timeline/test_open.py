@@ -13,10 +13,8 @@ from gputop.cli import main
 from gputop.core.errors import GputopError
 from gputop.core.findings import Culprit
 from gputop.diagnosis.diagnose import analyze_to_facts
-from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.timeline.read_timeline import Timeline
 from gputop.trace.readers.load import load
-from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Popup
 from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.timeline.canvas import TimelineCanvas
@@ -25,12 +23,13 @@ from gputop.tui.timeline.trace_file import TraceFile, place_of, place_of_row, tr
 from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.analyses import make_analysis
-from tests.fakes import START_S, StillSession
 from tests.records import replace
-from tests.tui.found import piloted
+from tests.timeline.make import timeline_of
+from tests.tui.found import FoundSession, piloted
 from tests.tui.timelines import (
     LAUNCH_BOUND,
     details,
+    header_of,
     job,
     job_timeline,
     notes,
@@ -39,7 +38,6 @@ from tests.tui.timelines import (
     rows_and_rest,
     shown,
     text_of,
-    timeline_of,
     trace_file,
     until,
 )
@@ -123,8 +121,7 @@ async def test_a_lost_file_says_so_and_a_real_one_is_read_in_a_worker(tmp_path: 
     async with app.run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: trace.analyzed)
         screen = app.screen
-        assert isinstance(screen, TimelineScreen)
-        assert "SIMULATED" in text_of(screen.query_one("#timeline-header", LinesWidget))
+        assert "SIMULATED" in header_of(screen)
         assert "Prefetch" in "\n".join(picture(screen._canvas))
         await until(pilot, lambda: bool(screen._idle_gaps.titles))
         assert trace.timeline is not None and screen._idle_gaps.titles["input_bound"]
@@ -137,6 +134,7 @@ class Slowly:
     def __init__(self, failure: GputopError | None = None) -> None:
         self.rows, self.rest = rows_and_rest(job())
         self.go_on, self._failure = threading.Event(), failure
+        self.trace = replace(trace_file(self.rest, LAUNCH_BOUND), reader=self.read)
 
     def read(self, stop: threading.Event, on_rows: Callable[[Timeline], None]) -> Timeline:
         on_rows(self.rows)
@@ -146,18 +144,9 @@ class Slowly:
         return self.rest
 
 
-def header_of(screen: TimelineScreen) -> str:
-    return text_of(screen.query_one("#timeline-header", LinesWidget))
-
-
 async def test_the_rows_are_there_first_and_nothing_moves_when_the_rest_comes() -> None:
     slowly = Slowly()
-    app = TimelineApp(replace(trace_file(slowly.rest), reader=slowly.read))
-    async with app.run_test(size=(120, 16)) as pilot:
-        await until(pilot, lambda: isinstance(app.screen, TimelineScreen) and app.screen._canvas.timeline is not None)
-        screen = app.screen
-        assert isinstance(screen, TimelineScreen)
-        canvas = screen._canvas
+    async with shown(size=(120, 16), trace=slowly.trace) as (pilot, screen, canvas):
         assert "reading idle gaps, critical path" in header_of(screen)
         assert "critical path" in "\n".join(picture(canvas)) and "train" in "\n".join(picture(canvas))
         await pilot.press("b")
@@ -179,7 +168,7 @@ async def test_the_rows_are_there_first_and_nothing_moves_when_the_rest_comes() 
 @pytest.mark.parametrize("moved", [False, True])
 async def test_a_finding_is_gone_to_when_its_place_is_known_unless_the_user_has_moved(moved: bool) -> None:
     slowly = Slowly()
-    screen = TimelineScreen(replace(trace_file(slowly.rest, LAUNCH_BOUND), reader=slowly.read), LAUNCH_BOUND)
+    screen = TimelineScreen(slowly.trace, LAUNCH_BOUND)
     async with shown() as (pilot, _, _):
         pilot.app.push_screen(screen)
         await until(pilot, lambda: screen.is_mounted and screen._canvas.timeline is slowly.rows
@@ -194,17 +183,13 @@ async def test_a_finding_is_gone_to_when_its_place_is_known_unless_the_user_has_
 
 async def test_the_rows_stay_where_the_analysis_fails() -> None:
     slowly = Slowly(GputopError("It ran out of memory.", "Use another machine."))
-    app = TimelineApp(replace(trace_file(slowly.rest), reader=slowly.read))
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await until(pilot, lambda: isinstance(app.screen, TimelineScreen) and app.screen._canvas.timeline is not None)
-        screen = app.screen
-        assert isinstance(screen, TimelineScreen)
+    async with shown(trace=slowly.trace) as (pilot, screen, canvas):
         slowly.go_on.set()
         await until(pilot, lambda: screen._problem is not None)
         assert "ran out of memory" in notes(pilot) and "rows only" in header_of(screen)
         await pilot.press("b")
         assert "could not be analyzed" in text_of(screen._idle_gaps)
-        assert "GPU 0" in "\n".join(picture(screen._canvas)) and screen.trace.timeline is None
+        assert "GPU 0" in "\n".join(picture(canvas)) and screen.trace.timeline is None
 
 
 # -- where findings are -----------------------------------------------------------------------
@@ -238,27 +223,22 @@ def test_without_a_gpu_the_place_of_waiting_for_input_is_the_longest_wait_for_a_
     assert (place.name, place.end_ns - place.start_ns) == ("IteratorGetNextOp::DoCompute", max(waits)[0])
 
 
-class CapturedSession(StillSession):
-    def __init__(self) -> None:
-        super().__init__()
-        self.results.last_capture = CaptureRecord(
-            "127.0.0.1:6009", Path("/traces/run/node.xplane.pb"), START_S + self.tick - 12, 10.0, 10.4,
-            analysis=make_analysis(findings=[LAUNCH_BOUND]), report="where the step goes")
-        self.results.refresh()
+def captured() -> FoundSession:
+    session = FoundSession()
+    session.change_capture(path=Path("/traces/run/node.xplane.pb"), analysis=make_analysis(findings=[LAUNCH_BOUND]))
+    session.results.refresh()
+    return session
 
 
 async def test_from_the_monitor_and_from_a_finding() -> None:
-    session = CapturedSession()
-    app = GputopApp(session)
-    timeline = job_timeline()
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
-        assert session.results.last_capture is not None
-        app.trace = trace_of(session.results.last_capture, None)
+    session, timeline = captured(), job_timeline()
+    record = session.results.last_capture
+    async with piloted(session, notifications=True) as (app, pilot):
+        app.trace = trace_of(record, None)
         app.trace.timeline = timeline
         await pilot.press("t")
         assert isinstance(app.screen, TimelineScreen) and app.screen._canvas.timeline is timeline
-        assert trace_of(session.results.last_capture, app.trace) is app.trace
+        assert trace_of(record, app.trace) is app.trace
         assert app.trace.title == "run/node.xplane.pb"
         session.advance()
         await pilot.press("r")
@@ -277,22 +257,20 @@ async def test_from_the_monitor_and_from_a_finding() -> None:
         app.push_screen(FindingPopup(live, lambda f: pytest.fail("a live finding has no place")))
         await pilot.press("t")
         assert "live samples" in notes(pilot)
-        lost = replace(session.results.last_capture, path=Path("/other"))
-        assert trace_of(lost, app.trace).timeline is None
+        assert trace_of(replace(record, path=Path("/other")), app.trace).timeline is None
         with pytest.raises(AttributeError):  # the one before was closed
             timeline.coverage.picture([0], 0, 1, 1)
 
 
 async def test_without_a_trace_the_text_is_shown() -> None:
-    session = CapturedSession()
-    session.results.last_capture = replace(session.results.last_capture, problem=GputopError("cut off", "again"))
+    session = captured()
+    session.change_capture(problem=GputopError("cut off", "again"))
     async with piloted(session) as (app, pilot):
         await pilot.press("t")
         assert isinstance(app.screen, Popup) and not isinstance(app.screen, TimelineScreen)
         app.clear_notifications()  # esc would clear them first
         await pilot.press("escape")
         session.results.last_capture = None
-        session.watch.servers = (Server("127.0.0.1:6009", "python train.py", 41231),)
         await pilot.press("t")
         assert "No capture yet" in notes(pilot)
 

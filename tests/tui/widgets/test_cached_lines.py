@@ -1,14 +1,16 @@
-"""Lines that are drawn anew each second."""
+"""Lines that are drawn anew each second; the line of keys does not work at each sample."""
 
 from __future__ import annotations
 
 import gc
 import weakref
 
+import pytest
 from rich.segment import Segment
 from textual.strip import Strip
 
-from gputop.tui.widgets.cached_lines import DrawnLine
+from gputop.tui.widgets.cached_lines import DrawnLine, KeyLine
+from tests.tui.found import line_text
 
 PARTS = [Segment("GPU 0 "), Segment("45%"), Segment("  12.5")]
 
@@ -33,3 +35,11 @@ def test_it_is_cut_as_any_strip() -> None:
     for start, end in ((0, 15), (3, 8), (0, 6), (9, 99), (15, 20), (8, 3)):
         assert (line.crop(start, end).text, line.crop(start, end).cell_length) == (
             strip.crop(start, end).text, strip.crop(start, end).cell_length)
+
+
+def test_the_same_keys_are_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, shown = KeyLine(), []
+    monkeypatch.setattr(line, "show", shown.append)
+    for width in (80, 80, 12, 12):
+        line.show_keys([("c", "capture"), ("q", "quit"), ("h", "help")], width)
+    assert [line_text(lines[0]) for lines in shown] == [" c capture  q quit  h help  ", " q quit  h help  "]

@@ -184,7 +184,7 @@ async def test_the_attach_box_says_all_at_40x12_and_asks_again() -> None:
         await pilot.pause()
         assert isinstance(app.screen, Ask)
         assert_whole(pilot)
-        assert "nowhere" in str(app.screen.query_one(WrappedText).text)
+        assert "nowhere" in box_text(app)
 
 
 def test_what_the_simulation_cannot_know_of_a_process_says_why() -> None:
