@@ -35,10 +35,8 @@ class _ImplausibleList(ValueError):
 class ProcessReader:
     """Lists the processes of one GPU and their share of its SMs. Used by one thread."""
 
-    def __init__(
-        self, nvml: Any, handle: Any, clock: Callable[[], float], wall_clock: Callable[[], float], phase: int = 0,
-        mig: int | None = None,
-    ) -> None:
+    def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float], wall_clock: Callable[[], float],
+                 phase: int = 0, mig: int | None = None) -> None:
         """``phase`` differs between GPUs, so that their lists are read at different ticks. ``mig``: the number of the
         MIG instance that ``handle`` is of."""
         self._nvml = nvml
@@ -54,10 +52,8 @@ class ProcessReader:
         self._default_share = _NOT_ASKED
         self._shares: dict[int, Reading] = {}
         # nvidia-ml-py knows only the newest symbol, and makes two calls where one is enough.
-        self._versions: dict[str, list[tuple[str, struct.Struct]]] = {
-            kind: [(f"nvmlDeviceGet{kind}RunningProcesses{version}", structure) for version, structure in _VERSIONS]
-            for kind in ("Compute", "Graphics")
-        }
+        self._versions = {kind: [(f"nvmlDeviceGet{kind}RunningProcesses{version}", structure)
+                                 for version, structure in _VERSIONS] for kind in ("Compute", "Graphics")}
         self._capacity = 32
         self._refused: dict[str, str] = {}
         self._processes: tuple[GpuProcess, ...] = ()
@@ -84,12 +80,7 @@ class ProcessReader:
             self._share_due_s = now_s + SHARE_PERIOD_S
             self._read_shares()
         self._processes = tuple(
-            GpuProcess(
-                pid,
-                kind,
-                self._mig,
-                _memory(used),
-                self._shares.get(pid, self._default_share))
+            GpuProcess(pid, kind, self._mig, _memory(used), self._shares.get(pid, self._default_share))
             for pid, (kind, used) in held.items())
         return self._processes, self._reason
 
@@ -180,6 +171,4 @@ class ProcessReader:
 
 
 def _memory(used: int | None) -> Reading:
-    if used is None:
-        return _NO_MEMORY
-    return status.plausible_reading("memory_used_bytes", float(used), "NVML")
+    return _NO_MEMORY if used is None else status.plausible_reading("memory_used_bytes", float(used), "NVML")
