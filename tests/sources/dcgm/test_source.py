@@ -315,6 +315,7 @@ def test_where_the_engine_reads_through_gpm_a_watch_locks_nothing(
 
 @pytest.mark.parametrize(("numbers", "lost", "shown"), [
     ((0, 0), {0}, [1, 0]),  # after detach and attach a GPU that is gone keeps the number that another has now
+    ((0, 0), set(), [0, 1]),
     ((10**12, 1), set(), [0, 1]), ((2**62, 1), set(), [0, 1]),  # which cannot be
 ])
 def test_two_gpus_never_have_the_same_number(node: Node, numbers: tuple[int, int], lost: set[int],
