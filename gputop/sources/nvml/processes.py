@@ -86,31 +86,25 @@ class ProcessReader:
 
     def _list(self, kind: str) -> list[tuple[int, int | None]]:
         """(PID, bytes) of one kind. Compute-only GPUs may refuse the graphics list: not an error."""
-        refused = self._refused.get(kind)
-        if refused is not None:
-            if kind == "Compute":
-                self._reason = refused
-            return []
         nvml = self._nvml
         versions = self._versions[kind]
-        while True:
+        reason = self._refused.get(kind)
+        while reason is None:
             try:
                 return self._call(*versions[0])
+            except _ImplausibleList as error:
+                reason = str(error)
             except nvml.NVMLError as error:
                 code = status.raise_if_gone(error)
-            except _ImplausibleList as error:
-                if kind == "Compute":
-                    self._reason = str(error)
-                return []
-            if code == status.FUNCTION_NOT_FOUND and len(versions) > 1:
-                del versions[0]
-                continue
-            reason = status.reason(code, f"nvmlDeviceGet{kind}RunningProcesses")
-            if code in status.REFUSED:
-                self._refused[kind] = reason
-            if kind == "Compute":
-                self._reason = reason
-            return []
+                if code == status.FUNCTION_NOT_FOUND and len(versions) > 1:
+                    del versions[0]
+                    continue
+                reason = status.reason(code, f"nvmlDeviceGet{kind}RunningProcesses")
+                if code in status.REFUSED:
+                    self._refused[kind] = reason
+        if kind == "Compute":
+            self._reason = reason
+        return []
 
     def _call(self, symbol: str, structure: struct.Struct) -> list[tuple[int, int | None]]:
         entries = self._fetch_list(symbol, structure)
