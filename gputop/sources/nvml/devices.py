@@ -122,8 +122,8 @@ class Device:
     @property
     def probe(self) -> NvmlGpu | MigInstance | None:
         """The probe of the opened device; None before the GPU is open."""
-        pending = self._pending
-        return pending.probes[self._place] if pending.done.is_set() and pending.probes else None
+        probes = self._pending.probes
+        return probes[self._place] if probes else None
 
     @property
     def has_gpm(self) -> bool:
