@@ -133,20 +133,16 @@ def read_stacks(pid: int, *, native: bool = False, program: str | None = None,
     Raises GputopError where it is gone, may not be read or is no Python.
     """
     program = program or py_spy()
-    folder = proc / str(pid)
-    try:
-        uid = folder.stat().st_uid
-    except OSError:
-        raise NoDataError(f"there is no process {pid}", "ps shows the right PID.") from None
-    check_rights(pid, folder, uid, "stacks", proc=proc)
-    how = ["--native"] if native else ["--nonblocking"]
-    command = [program, "dump", "--json", "--full-filenames", *how, "--pid", str(pid)]
-    for attempt in range(_ATTEMPTS):
-        ended = _run(command, NATIVE_TIMEOUT_S if native else TIMEOUT_S)
+    uid = owner(pid, proc)
+    if uid is None:
+        raise NoDataError(f"there is no process {pid}", "ps shows the right PID.")
+    check_rights(pid, proc / str(pid), uid, "stacks", proc=proc)
+    how, timeout_s, attempts = ("--native", NATIVE_TIMEOUT_S, 1) if native else ("--nonblocking", TIMEOUT_S, _ATTEMPTS)
+    command = [program, "dump", "--json", "--full-filenames", how, "--pid", str(pid)]
+    for _ in range(attempts):
+        ended = _run(command, timeout_s)
         if ended.status == 0:
             return read_dump(ended.out, pid)
-        if native or attempt == _ATTEMPTS - 1:
-            break
     raise GputopError(f"py-spy could not read process {pid}: {ended.error or f'status {ended.status}'}",
                       "Check that it is a running Python process.")
 

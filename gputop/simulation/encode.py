@@ -76,10 +76,8 @@ class StatColumn(Struct, frozen=True):
     values: npt.NDArray[np.integer]
 
 
-def events(
-    metadata_id: npt.NDArray[np.integer], offset_ps: I64, duration_ps: I64,
-    columns: Sequence[StatColumn] = (), constant_stats: Sequence[bytes] = (),
-) -> bytes:
+def events(metadata_id: npt.NDArray[np.integer], offset_ps: I64, duration_ps: I64, columns: Sequence[StatColumn] = (),
+           constant_stats: Sequence[bytes] = ()) -> bytes:
     """XEvents as the field ``events`` of an XLine. All values must be non-negative."""
     pieces = []
     for first in range(0, len(offset_ps), _CHUNK_ROWS):

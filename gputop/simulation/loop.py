@@ -130,9 +130,8 @@ def _checkpoint_template(scenario: Scenario, programs: list[StepProgram]) -> Ste
     return _template(scenario, StepKind.CHECKPOINT, gpus, time, body, curve)
 
 
-def _template(
-    scenario: Scenario, kind: StepKind, gpus: list[figures.StepOps], issued_ns: int, body_ns: int, host: figures.Curve,
-) -> StepTemplate:
+def _template(scenario: Scenario, kind: StepKind, gpus: list[figures.StepOps], issued_ns: int, body_ns: int,
+              host: figures.Curve) -> StepTemplate:
     curves = tuple(figures.gpu_curve(ops, scenario) for ops in gpus)
     total = np.stack([curve.total[-1] for curve in curves])
     return StepTemplate(kind, tuple(gpus), issued_ns, body_ns, curves, host, total)

@@ -20,9 +20,8 @@ def placeholder_uuid(index: int) -> str:
     return f"{_PLACEHOLDER_PREFIX}{index}"
 
 
-def select_gpus(
-    items: Iterable[str], present: Sequence[GpuInfo], environ: Mapping[str, str] = os.environ
-) -> list[GpuInfo]:
+def select_gpus(items: Iterable[str], present: Sequence[GpuInfo],
+                environ: Mapping[str, str] = os.environ) -> list[GpuInfo]:
     """The devices of ``present`` that ``items`` name, in its order.
 
     ``items`` are indices ("0"), inclusive ranges ("2-3"), UUIDs or the beginning of one ("GPU-4f", "MIG-7"), labels of

@@ -90,9 +90,8 @@ class SimulatedSource:
 
     simulated = True
 
-    def __init__(
-        self, scenario: str = DEFAULT_SCENARIO, *, gpus: Sequence[str] = (), clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, scenario: str = DEFAULT_SCENARIO, *, gpus: Sequence[str] = (),
+                 clock: Callable[[], float] = time.time) -> None:
         self._jobs = find_jobs(scenario)
         self._scenario = self._jobs[0]
         self._restarts = 0

@@ -116,10 +116,9 @@ class TraceBuilder(Struct):
         self.note("not_streams", f"{host or 'This host'}, GPU {ordinal}: lines that are not GPU streams are left "
                                  f"out ({listed}), because they repeat the streams.")
 
-    def finish(
-        self, paths: Sequence[str], *, to_unix_ns: int | None,
-        windows_ns: Mapping[int, tuple[int, int]] | None = None, simulated: bool = False, empty_fix: str = "",
-    ) -> Trace:
+    def finish(self, paths: Sequence[str], *, to_unix_ns: int | None,
+               windows_ns: Mapping[int, tuple[int, int]] | None = None, simulated: bool = False,
+               empty_fix: str = "") -> Trace:
         """Join, sort and shift to the first event. ``to_unix_ns`` added to the columns' times gives Unix times;
         ``windows_ns`` is by rank when its profiler began and ended.
 

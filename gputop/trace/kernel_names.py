@@ -178,10 +178,8 @@ def dimensions(values: object) -> tuple[int, int, int] | None:
     return (x, y, z) if sound else None
 
 
-def kineto_shape(
-    grid: tuple[int, int, int] | None, block: tuple[int, int, int] | None, registers: int, shared: int,
-    percent: float | None,
-) -> LaunchShape | None:
+def kineto_shape(grid: tuple[int, int, int] | None, block: tuple[int, int, int] | None, registers: int, shared: int,
+                 percent: float | None) -> LaunchShape | None:
     """The launch shape in a Chrome event's arguments, as kineto writes them."""
     grid, block = dimensions(grid), dimensions(block)
     if grid is None or block is None:

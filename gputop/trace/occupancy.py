@@ -44,9 +44,8 @@ def sm_count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_SMS else None
 
 
-def resident_blocks(
-    compute_capability: tuple[int, int] | None, threads: int, registers: int, shared_bytes: int,
-) -> int | None:
+def resident_blocks(compute_capability: tuple[int, int] | None, threads: int, registers: int,
+                    shared_bytes: int) -> int | None:
     """Blocks of ``threads`` threads that one SM can hold; None for an unknown GPU or a block that fits none.
 
     ``registers`` are per thread, ``shared_bytes`` static and dynamic of a block.
@@ -65,9 +64,8 @@ def resident_blocks(
     return blocks or None
 
 
-def theoretical_occupancy(
-    compute_capability: tuple[int, int] | None, threads: int, registers: int, shared_bytes: int,
-) -> float | None:
+def theoretical_occupancy(compute_capability: tuple[int, int] | None, threads: int, registers: int,
+                          shared_bytes: int) -> float | None:
     """Share of an SM's warps that can be resident; None where :func:`resident_blocks` is."""
     blocks = resident_blocks(compute_capability, threads, registers, shared_bytes)
     if blocks is None or compute_capability is None:

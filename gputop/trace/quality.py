@@ -50,9 +50,8 @@ def note_messages(builder: TraceBuilder, errors: Sequence[str], warnings: Sequen
             builder.note(id_, f"The profiler reported: {message}{'' if message.endswith(('.', '!', '?')) else '.'}")
 
 
-def note_empty_planes(
-    builder: TraceBuilder, host: str, events: Sequence[int], messages: Sequence[str], call_names: I32 | I64,
-) -> None:
+def note_empty_planes(builder: TraceBuilder, host: str, events: Sequence[int], messages: Sequence[str],
+                      call_names: I32 | I64) -> None:
     """A note where the trace has GPUs and no event of any: the reason, as far as the host's side shows it.
 
     ``events`` counts those of each GPU, ``call_names`` are the names of host calls with a correlation id.
@@ -77,10 +76,8 @@ def note_empty_planes(
                                        "the capture, or GPU tracing failed (see the job's log for CUPTI errors).")
 
 
-def note_clipping(
-    builder: TraceBuilder, host: str, device_events: Sequence[DeviceEvents], host_events: Sequence[HostEvents],
-    window_ns: tuple[int, int] | None,
-) -> tuple[int, int] | None:
+def note_clipping(builder: TraceBuilder, host: str, device_events: Sequence[DeviceEvents],
+                  host_events: Sequence[HostEvents], window_ns: tuple[int, int] | None) -> tuple[int, int] | None:
     """Cut one host's events at its last device event where CUPTI's buffers ran full; returns the window left."""
     records = sum(len(d) for d in device_events)
     calls = sum(int((d.launch_line >= 0).sum()) for d in device_events)

@@ -81,6 +81,8 @@ def test_kinds(name, kind):
     ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x128", "fp8", True),
     ("turing_int8_i8816gemm_int8_256x128_ldg16_relu_nn", "int8", True),
     ("void flash_fwd_kernel<Flash_fwd_kernel_traits<128, cutlass::half_t>>", "fp16", True),
+    ("void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4, false, "
+     "false, cutlass::half_t, float>, false>(Flash_fwd_params)", "fp16", True),
     ("ampere_sgemm_128x64_tn", "fp32", False),
     ("volta_sgemm_128x64_nn", "fp32", False),
     ("volta_dgemm_64x64_nn", "fp64", False),
@@ -207,22 +209,14 @@ ADAM = ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<Fused
         "FusedAdamMathFunctor<{}, 4, (ADAM_MODE)0, false>, float const*, double, double, double, double, bool>(int)")
 
 
-@pytest.mark.parametrize("dtype", ["float", "double"])
-def test_the_hyper_parameters_of_a_fused_optimizer_are_not_its_type(dtype):
-    assert classify(ADAM.format(dtype)).dtype == {"float": "fp32", "double": "fp64"}[dtype]
+# PyTorch's normal_ takes its mean and its deviation in FP64, whatever it fills.
+NORMAL = ("void at::native::<unnamed>::distribution_elementwise_grid_stride_kernel<{0}, (int)4, void "
+          "at::native::templates::cuda::normal_and_transform<{0}, {0}, at::CUDAGeneratorImpl *, void "
+          "at::native::templates::cuda::normal_kernel<at::CUDAGeneratorImpl *>(const at::TensorBase &, double, double"
+          ", T1)::[lambda() (instance 1)]>")
 
 
-def test_flash_attention_in_half_precision():
-    name = ("void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4, false, "
-            "false, cutlass::half_t, float>, false>(Flash_fwd_params)")
-    assert classify(name) == (Kind.COMPUTE, "fp16", True)
-
-
-@pytest.mark.parametrize("dtype", ["float", "double"])
-def test_the_bounds_of_random_numbers_are_no_operands(dtype: str) -> None:
-    """PyTorch's normal_ takes its mean and its deviation in FP64, whatever it fills."""
-    name = (f"void at::native::<unnamed>::distribution_elementwise_grid_stride_kernel<{dtype}, (int)4, void "
-            f"at::native::templates::cuda::normal_and_transform<{dtype}, {dtype}, at::CUDAGeneratorImpl *, void "
-            "at::native::templates::cuda::normal_kernel<at::CUDAGeneratorImpl *>(const at::TensorBase &, double, double"
-            ", T1)::[lambda() (instance 1)]>")
-    assert classify(name).dtype == {"float": "fp32", "double": "fp64"}[dtype]
+@pytest.mark.parametrize("kernel", [ADAM, NORMAL])
+@pytest.mark.parametrize(("element", "dtype"), [("float", "fp32"), ("double", "fp64")])
+def test_types_of_a_kernel_s_parameters_are_not_its_own(kernel: str, element: str, dtype: str) -> None:
+    assert classify(kernel.format(element)).dtype == dtype

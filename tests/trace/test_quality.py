@@ -89,6 +89,7 @@ def test_each_host_is_clipped_by_its_own_records(monkeypatch):
     per_host = {host: [n for ln, n in numbered if trace.lines[ln].host == host] for host in ("full", "half")}
     assert per_host == {"full": [0, 1, 2, 3, 4], "half": list(range(20))}
     assert (np.diff(trace.host.stats["step_num"][0]) > 0).all()
+    assert read_xspaces(files[:1]).profile_window_ns == (0, 450)
 
 
 def test_nsight_systems_own_messages(tmp_path):
@@ -111,11 +112,15 @@ def test_no_steps_and_no_gpu_are_said_once():
     assert [q.id for q in analyze_trace(b.read()).trace.quality] == ["no_steps", "no_gpu"]
     b.plane("/device:GPU:0")
     assert [q.id for q in analyze_trace(b.read()).trace.quality] == ["no_device_events", "no_steps"]
-    b.space.errors.append("node: Failed to load libcupti (is it installed and accessible?)")
+    b.space.errors.append("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+    assert ids(b.read()) == ["empty_device_plane", "capture_error"]
+    b.space.errors[0] = "node: Failed to load libcupti (is it installed and accessible?)"
     assert "LD_LIBRARY_PATH" in next(q.message for q in b.read().quality if q.id == "empty_device_plane")
     del b.space.errors[:]
     b.event("/host:CPU", b.line("/host:CPU", "t2"), "cuLaunchKernel", 1, 1, correlation_id=1)
-    assert [q.id for q in analyze_trace(b.read()).trace.quality] == ["empty_device_plane", "no_steps"]
+    notes = analyze_trace(b.read()).trace.quality
+    assert [note.id for note in notes] == ["empty_device_plane", "no_steps"]
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in notes[0].message
 
 
 @pytest.mark.parametrize(("op", "others", "on_cpu"), [

@@ -128,17 +128,9 @@ class TickPace:
 class DcgmClient:
     """Thread-safe. ``bindings`` is the folder of ``--dcgm-bindings``; without it ``root`` and ``env`` are searched."""
 
-    def __init__(
-        self,
-        address: Address,
-        *,
-        bindings: Path | None = None,
-        interval_s: float = 1.0,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-        root: Path = Path("/"),
-        env: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, address: Address, *, bindings: Path | None = None, interval_s: float = 1.0,
+                 clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time,
+                 root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> None:
         self.address = address
         self._clock = clock
         self._wall_clock = wall_clock
@@ -150,7 +142,7 @@ class DcgmClient:
         self._step_began: tuple[float, float] | None = None  # the step under way: monotonic and Unix time
         self._snapshot = EngineAnswer()
         # Below: used by the thread only.
-        self._searched = root, os.environ if env is None else env, bindings
+        self._searched = root, env, bindings
         self._preferred = 0  # the major version of the bindings that the engine understands, which come first
         self._backoff = Backoff()
         self._reader: EngineReader | None = None  # None: not connected
@@ -158,16 +150,14 @@ class DcgmClient:
     # -- for callers --------------------------------------------------------------------------
 
     def subscribe(self, ids: Iterable[int], uuids: Iterable[str] | None, *, profiling: bool = False,
-             ordinary: bool = False) -> None:
+                  ordinary: bool = False) -> None:
         """Read ``ids`` of the GPUs ``uuids`` (None: all) from now on, in addition to earlier subscriptions."""
         with self._lock:
             old = self._subscription
-            everywhere = uuids is None or old.uuids is None
             self._subscription = Subscription(
                 tuple(dict.fromkeys((*old.ids, *ids))),
-                None if everywhere else (old.uuids or frozenset()) | frozenset(uuids or ()),
-                None if profiling else old.profiled,
-                old.watch_ordinary or ordinary)
+                None if uuids is None or old.uuids is None else old.uuids | frozenset(uuids),
+                None if profiling else old.profiled, old.watch_ordinary or ordinary)
 
     def choose(self, uuids: Iterable[str], profiled: Iterable[str]) -> None:
         """Read and watch these GPUs alone from now on, and the profiling fields of those that are ``profiled``."""

@@ -184,8 +184,7 @@ class Engine:
                 self._refused.update(failed)
         for entity in entities:
             for i in ids:
-                reason = self._unreadable.get(entity) or self._refused.get(i)
-                if reason is not None:
+                if (reason := self._unreadable.get(entity) or self._refused.get(i)) is not None:
                     values[entity, i] = FieldValue(None, reason)
         return values
 
@@ -246,16 +245,10 @@ class Engine:
             raise ValueError("profiling fields need a separate field group")
         group = self._call("dcgmGroupCreate", _EMPTY_GROUP, _new_name())
         field_group = None
-        refused: dict[Entity, int] = {}
-        added = 0
         try:
-            for entity in entities:
-                code = self._add(group, entity)
-                if code == fields.OK:
-                    added += 1
-                else:
-                    refused[entity] = code
-            if not added:
+            codes = {entity: self._add(group, entity) for entity in entities}
+            refused = {entity: code for entity, code in codes.items() if code != fields.OK}
+            if len(refused) == len(codes):
                 self._destroy_groups(group, None)
                 return refused
             field_group = self._field_group([i for i in ids if i not in self._refused])
@@ -306,12 +299,10 @@ class Engine:
             return self._call("dcgmFieldGroupCreate", good, _new_name())
 
     def _destroy_groups(self, group: Any, field_group: Any) -> None:
-        with contextlib.suppress(EngineError):
-            if field_group is not None:
-                self._call("dcgmFieldGroupDestroy", field_group)
-        with contextlib.suppress(EngineError):
-            if group is not None:
-                self._call("dcgmGroupDestroy", group)
+        for call, each in (("dcgmFieldGroupDestroy", field_group), ("dcgmGroupDestroy", group)):
+            if each is not None:
+                with contextlib.suppress(EngineError):
+                    self._call(call, each)
 
     def unwatch(self) -> None:
         watches, self._watches = self._watches, []

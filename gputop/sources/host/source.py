@@ -61,14 +61,13 @@ class PsutilHost:
             readings[metric] = missing_of(metric, reason, SOURCE) if memory is None else reading_of(
                 metric, memory.total - memory.available if used else memory.total, SOURCE)
         disks, reason = _ask(self._psutil.disk_io_counters, perdisk=True, nowrap=False)
-        read, written = self._sum(disks or {}, "block", "read_bytes", "write_bytes")
-        readings["disk_read_bytes_per_s"] = self._rate("disk_read_bytes_per_s", read, reason or _NO_DISK)
-        readings["disk_write_bytes_per_s"] = self._rate("disk_write_bytes_per_s", written, reason or _NO_DISK)
+        disks = self._physical_of("block", disks or {})
+        for metric, count in (("disk_read_bytes_per_s", "read_bytes"), ("disk_write_bytes_per_s", "write_bytes")):
+            readings[metric] = self._rate(metric, disks, count, reason or _NO_DISK)
         cards, reason = _ask(self._psutil.net_io_counters, pernic=True, nowrap=False)
-        cards = {name: card for name, card in (cards or {}).items() if name != "lo"}
-        received, sent = self._sum(cards, "class/net", "bytes_recv", "bytes_sent")
-        readings["net_rx_bytes_per_s"] = self._rate("net_rx_bytes_per_s", received, reason or _NO_NETWORK)
-        readings["net_tx_bytes_per_s"] = self._rate("net_tx_bytes_per_s", sent, reason or _NO_NETWORK)
+        cards = self._physical_of("class/net", {name: card for name, card in (cards or {}).items() if name != "lo"})
+        for metric, count in (("net_rx_bytes_per_s", "bytes_recv"), ("net_tx_bytes_per_s", "bytes_sent")):
+            readings[metric] = self._rate(metric, cards, count, reason or _NO_NETWORK)
         own_group = self._processes.cgroups.own()
         top, why_none = self._processes.node.top()
         sample = HostSample(self._hostname, readings, cpu_count, self._core_ratios, cpu_limit(own_group, cpu_count),
@@ -105,25 +104,21 @@ class PsutilHost:
         return {"cpu_ratio": reading_of("cpu_ratio", busy, CPU_SOURCE),
                 "iowait_ratio": reading_of("iowait_ratio", waiting, CPU_SOURCE)}, cores
 
-    def _sum(self, devices: Mapping[str, Any], folder: str, first: str, second: str) -> tuple[int | None, int | None]:
-        names = [name for name in devices if self._is_physical(folder, name)] or list(devices)
-        if not names:
-            return None, None
-        return sum(getattr(devices[n], first) for n in names), sum(getattr(devices[n], second) for n in names)
+    def _physical_of(self, folder: str, devices: Mapping[str, Any]) -> list[Any]:
+        """The counters of the physical devices, of all where none is physical."""
+        for name in devices:
+            if (folder, name) not in self._physical:
+                # Partitions are no entries of /sys/block; virtual devices have no "device" link.
+                self._physical[folder, name] = (self._root / "sys" / folder / name / "device").exists()
+        return [device for name, device in devices.items() if self._physical[folder, name]] or [*devices.values()]
 
-    def _is_physical(self, folder: str, name: str) -> bool:
-        physical = self._physical.get((folder, name))
-        if physical is None:
-            # Partitions are no entries of /sys/block; virtual devices have no "device" link.
-            physical = self._physical[folder, name] = (self._root / "sys" / folder / name / "device").exists()
-        return physical
-
-    def _rate(self, metric: str, count: int | None, why_none: str) -> Reading:
-        if count is None:
-            self._counts.pop(metric, None)
-            return missing_of(metric, why_none, SOURCE)
+    def _rate(self, metric: str, devices: Sequence[Any], counter: str, why_none: str) -> Reading:
+        """The rate of a counter, all devices together, or ``why_none`` where there is no device."""
         now_s = self._clock()
-        before = self._counts.get(metric)
+        before = self._counts.pop(metric, None)
+        if not devices:
+            return missing_of(metric, why_none, SOURCE)
+        count = sum(getattr(device, counter) for device in devices)
         self._counts[metric] = (now_s, count)
         if before is None:
             return missing_of(metric, FIRST, SOURCE)

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -18,21 +18,15 @@ from gputop.sources.nvml.xid_watch import Log, XidWatch
 from gputop.sources.selection import placeholder_uuid
 from gputop.text.units import printable
 
+_T = TypeVar("_T")
 _OPENED_TOO_LATE = "the GPU started responding after gputop had started. Restart gputop to see the GPU's MIG instances"
 
 
 class PendingDevice:
     """A GPU that is being opened. ``done`` is set once ``gpu`` or ``error`` is set."""
 
-    def __init__(
-        self,
-        nvml: Any,
-        index: int,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-        watch: XidWatch,
-        root: Path = Path("/"),
-    ) -> None:
+    def __init__(self, nvml: Any, index: int, clock: Callable[[], float], wall_clock: Callable[[], float],
+                 watch: XidWatch, root: Path = Path("/")) -> None:
         self.index = index
         self.done = threading.Event()
         self.opened_too_late = False  # after the deadline: its MIG instances are not shown
@@ -80,21 +74,18 @@ class PendingDevice:
             self.gpu = NvmlGpu.unavailable(nvml, info, error.value)
 
     def _describe(self, handle: Any, info: GpuInfo) -> GpuInfo:
-        nvml = self._nvml
-        bus_id = self._ask(nvml.nvmlDeviceGetPciInfo, handle, "", lambda call, gpu: printable(call(gpu).busId))
+        nvml, ask = self._nvml, self._ask
+        bus_id = ask("", lambda: printable(nvml.nvmlDeviceGetPciInfo(handle).busId))
         return replace(
-            info,
-            name=self._ask(nvml.nvmlDeviceGetName, handle, info.name, status.nvml_text),
-            pci_bus_id=bus_id,
-            pcie_gen_max=self._ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle, None, _if_plausible("pcie_gen")),
-            pcie_width_max=self._ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle, None, _if_plausible("pcie_width")),
-            numa_node=numa_node(bus_id, self._root),
-            mig_mode=in_mig_mode(nvml, handle))
+            info, name=ask(info.name, lambda: status.nvml_text(nvml.nvmlDeviceGetName, handle)), pci_bus_id=bus_id,
+            pcie_gen_max=ask(None, lambda: _plausible("pcie_gen", nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))),
+            pcie_width_max=ask(None, lambda: _plausible("pcie_width", nvml.nvmlDeviceGetMaxPcieLinkWidth(handle))),
+            numa_node=numa_node(bus_id, self._root), mig_mode=in_mig_mode(nvml, handle))
 
-    def _ask(self, call: Callable[..., Any], handle: Any, otherwise: Any, read: Callable[..., Any]) -> Any:
+    def _ask(self, otherwise: _T, call: Callable[[], _T]) -> _T:
         """One fact about a GPU, or ``otherwise`` where it is refused. A lost GPU raises NVMLError."""
         try:
-            return read(call, handle)
+            return call()
         except self._nvml.NVMLError as error:
             status.raise_if_gone(error)
             return otherwise
@@ -131,8 +122,8 @@ class Device:
     @property
     def probe(self) -> NvmlGpu | MigInstance | None:
         """The probe of the opened device; None before the GPU is open."""
-        pending = self._pending
-        return pending.probes[self._place] if pending.done.is_set() and pending.probes else None
+        probes = self._pending.probes
+        return probes[self._place] if probes else None
 
     @property
     def has_gpm(self) -> bool:
@@ -176,12 +167,8 @@ def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
     return None
 
 
-def _if_plausible(metric: str) -> Callable[[Callable[..., Any], Any], int | None]:
-    def read(call: Callable[..., Any], handle: Any) -> int | None:
-        number: int = call(handle)
-        return number if status.implausible_reason(metric, number) is None else None
-
-    return read
+def _plausible(metric: str, number: int) -> int | None:
+    return number if status.implausible_reason(metric, number) is None else None
 
 
 def _placeholder_info(index: int) -> GpuInfo:

@@ -215,10 +215,8 @@ class _FieldState:
 class FieldReader:
     """The fields of one GPU, used by one thread. ``readings`` are the newest of all fields."""
 
-    def __init__(
-        self, nvml: Any, handle: Any, now_s: float, phase: int = 0, mig: bool = False,
-        fields: Sequence[NvmlField] = FIELDS,
-    ) -> None:
+    def __init__(self, nvml: Any, handle: Any, now_s: float, phase: int = 0, mig: bool = False,
+                 fields: Sequence[NvmlField] = FIELDS) -> None:
         """``phase`` differs between GPUs, so that their slow calls come at different ticks."""
         self._nvml = nvml
         self._handle = handle
@@ -264,10 +262,8 @@ class FieldReader:
 
     def _store(self, field: NvmlField, values: Values) -> None:
         for metric, value in zip(field.metrics, values, strict=True):
-            if value is None:
-                self.readings[metric] = missing_of(metric, _RESERVE_UNKNOWN, field.source)
-            else:
-                self.readings[metric] = status.plausible_reading(metric, value, field.source, field.coarse)
+            self.readings[metric] = missing_of(metric, _RESERVE_UNKNOWN, field.source) if value is None else (
+                status.plausible_reading(metric, value, field.source, field.coarse))
 
     def _failed(self, state: _FieldState, code: int, among: list[_FieldState]) -> None:
         if code in status.DEVICE_GONE:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from gputop.core.metrics import BYTES_PER_S
 from gputop.core.samples import CLOCK_EVENTS, FAILED, LOST, OK, GpuInfo, GpuSample, Reading, missing_of
 from gputop.sources.nvml import status
 from gputop.sources.nvml.fields import FieldReader
@@ -36,15 +35,8 @@ class NvmlGpu(WithGpm):
     reason. Once the device is lost, its handle is dropped and never used again.
     """
 
-    def __init__(
-        self,
-        nvml: Any,
-        handle: Any,
-        info: GpuInfo,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-        divided_reason: str = "",
-    ) -> None:
+    def __init__(self, nvml: Any, handle: Any, info: GpuInfo, clock: Callable[[], float],
+                 wall_clock: Callable[[], float], divided_reason: str = "") -> None:
         """``divided_reason``, for a GPU in MIG mode: why its activity is missing."""
         self.info = info
         self._nvml = nvml
@@ -52,8 +44,7 @@ class NvmlGpu(WithGpm):
         self._clock = clock
         self._final_sample: GpuSample | None = None
         self._missing_without_gpm: dict[str, Reading] = {}  # metrics that are missing without GPM, with the reason
-        self._link: tuple[Reading | None, Reading | None] = (None, None)
-        self._link_rate = Reading.missing(BYTES_PER_S, "not sampled", "NVML")
+        self._link: tuple[Reading, Reading, Reading] | None = None  # generation, lanes, and the rate of both
         # The first is the name since R535.
         self._events_calls = [_EVENTS_CALL, "nvmlDeviceGetCurrentClocksThrottleReasons"]
         self._events_reason: str | None = None
@@ -162,18 +153,15 @@ class NvmlGpu(WithGpm):
             readings.update(self._missing_without_gpm)
 
     def _read_link_rate(self, readings: dict[str, Reading]) -> Reading:
-        generation, lanes = link = readings["pcie_gen"], readings["pcie_width"]
-        if generation is self._link[0] and lanes is self._link[1]:
-            return self._link_rate
-        self._link, self._link_rate = link, link_rate(generation, lanes, "NVML")
-        return self._link_rate
+        generation, lanes = readings["pcie_gen"], readings["pcie_width"]
+        if self._link is None or generation is not self._link[0] or lanes is not self._link[1]:
+            self._link = generation, lanes, link_rate(generation, lanes, "NVML")
+        return self._link[2]
 
     def _pcie_traffic(self) -> PcieTraffic:
         if self._pcie is None:
-            info = self.info
-            has_maximum = info.pcie_gen_max is not None and info.pcie_width_max is not None
-            link_max = link_bytes_per_s(info.pcie_gen_max or 0, info.pcie_width_max or 0) if has_maximum else None
             # The maximum, not the current rate: an idle link is slower than the traffic that wakes it.
+            link_max = link_bytes_per_s(self.info.pcie_gen_max or 0, self.info.pcie_width_max or 0)
             self._pcie = PcieTraffic(self._nvml, self.handle, self._clock, link_max)
         return self._pcie
 

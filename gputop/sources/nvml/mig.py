@@ -90,14 +90,8 @@ def divided_reason(labels: Sequence[str]) -> str:
 class MigInstance(WithGpm):
     """Satisfies :class:`gputop.sources.base.GpuProbe`. Everything of one instance, read by one thread."""
 
-    def __init__(
-        self,
-        nvml: Any,
-        gpu_handle: Any,
-        device: MigDevice,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, nvml: Any, gpu_handle: Any, device: MigDevice, clock: Callable[[], float],
+                 wall_clock: Callable[[], float]) -> None:
         """A lost GPU raises NVMLError."""
         self.info = info = device.info
         self._nvml = nvml
@@ -108,12 +102,10 @@ class MigInstance(WithGpm):
         self._final_sample: GpuSample | None = None
         self._board_reason = f"measured for the whole GPU: see GPU {info.index}"
         self._fixed_readings = {
-            metric.id: Reading.missing(metric.unit, self._board_reason, "NVML")
-            for metric in GPU_METRICS.values()
-            if metric.id not in _ACTIVITY and metric.id not in _MEMORY and metric.id != TENSOR_FLOP_UTIL
-        }
-        self._fixed_readings["gpu_util"] = Reading.missing(RATIO, "NVML reports no utilization for MIG "
-                                                                  "instances", "NVML")
+            metric: missing_of(metric, self._board_reason, "NVML") for metric in GPU_METRICS
+            if metric not in _ACTIVITY and metric not in _MEMORY and metric != TENSOR_FLOP_UTIL}
+        self._fixed_readings["gpu_util"] = missing_of(
+            "gpu_util", "NVML reports no utilization for MIG instances", "NVML")
         self._memory = FieldReader(nvml, device.handle, clock(), device.gpu_instance, True, _MEMORY_FIELDS)
         self._no_memory: Reading | None = None  # what the last check of the instance was for
         self._processes = ProcessReader(nvml, device.handle, clock, wall_clock, device.gpu_instance, info.mig)
@@ -174,10 +166,8 @@ class MigInstance(WithGpm):
             status.raise_if_gone(error)
             if error.value not in _NO_SUCH_INSTANCE:
                 return  # a transient fault says nothing about the instance
-        self._mark_unusable(
-            FAILED,
-            f"MIG instance {info.label} no longer exists: it was destroyed, or GPU {info.index} was repartitioned. "
-            "Restart gputop to see the current instances.")
+        self._mark_unusable(FAILED, f"MIG instance {info.label} no longer exists: it was destroyed, or GPU "
+                                    f"{info.index} was repartitioned. Restart gputop to see the current instances.")
 
     # -- what is read ----------------------------------------------------------------------------
 

@@ -35,10 +35,8 @@ class _ImplausibleList(ValueError):
 class ProcessReader:
     """Lists the processes of one GPU and their share of its SMs. Used by one thread."""
 
-    def __init__(
-        self, nvml: Any, handle: Any, clock: Callable[[], float], wall_clock: Callable[[], float], phase: int = 0,
-        mig: int | None = None,
-    ) -> None:
+    def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float], wall_clock: Callable[[], float],
+                 phase: int = 0, mig: int | None = None) -> None:
         """``phase`` differs between GPUs, so that their lists are read at different ticks. ``mig``: the number of the
         MIG instance that ``handle`` is of."""
         self._nvml = nvml
@@ -54,10 +52,8 @@ class ProcessReader:
         self._default_share = _NOT_ASKED
         self._shares: dict[int, Reading] = {}
         # nvidia-ml-py knows only the newest symbol, and makes two calls where one is enough.
-        self._versions: dict[str, list[tuple[str, struct.Struct]]] = {
-            kind: [(f"nvmlDeviceGet{kind}RunningProcesses{version}", structure) for version, structure in _VERSIONS]
-            for kind in ("Compute", "Graphics")
-        }
+        self._versions = {kind: [(f"nvmlDeviceGet{kind}RunningProcesses{version}", structure)
+                                 for version, structure in _VERSIONS] for kind in ("Compute", "Graphics")}
         self._capacity = 32
         self._refused: dict[str, str] = {}
         self._processes: tuple[GpuProcess, ...] = ()
@@ -84,42 +80,31 @@ class ProcessReader:
             self._share_due_s = now_s + SHARE_PERIOD_S
             self._read_shares()
         self._processes = tuple(
-            GpuProcess(
-                pid,
-                kind,
-                self._mig,
-                _memory(used),
-                self._shares.get(pid, self._default_share))
+            GpuProcess(pid, kind, self._mig, _memory(used), self._shares.get(pid, self._default_share))
             for pid, (kind, used) in held.items())
         return self._processes, self._reason
 
     def _list(self, kind: str) -> list[tuple[int, int | None]]:
         """(PID, bytes) of one kind. Compute-only GPUs may refuse the graphics list: not an error."""
-        refused = self._refused.get(kind)
-        if refused is not None:
-            if kind == "Compute":
-                self._reason = refused
-            return []
         nvml = self._nvml
         versions = self._versions[kind]
-        while True:
+        reason = self._refused.get(kind)
+        while reason is None:
             try:
                 return self._call(*versions[0])
+            except _ImplausibleList as error:
+                reason = str(error)
             except nvml.NVMLError as error:
                 code = status.raise_if_gone(error)
-            except _ImplausibleList as error:
-                if kind == "Compute":
-                    self._reason = str(error)
-                return []
-            if code == status.FUNCTION_NOT_FOUND and len(versions) > 1:
-                del versions[0]
-                continue
-            reason = status.reason(code, f"nvmlDeviceGet{kind}RunningProcesses")
-            if code in status.REFUSED:
-                self._refused[kind] = reason
-            if kind == "Compute":
-                self._reason = reason
-            return []
+                if code == status.FUNCTION_NOT_FOUND and len(versions) > 1:
+                    del versions[0]
+                    continue
+                reason = status.reason(code, f"nvmlDeviceGet{kind}RunningProcesses")
+                if code in status.REFUSED:
+                    self._refused[kind] = reason
+        if kind == "Compute":
+            self._reason = reason
+        return []
 
     def _call(self, symbol: str, structure: struct.Struct) -> list[tuple[int, int | None]]:
         entries = self._fetch_list(symbol, structure)
@@ -180,6 +165,4 @@ class ProcessReader:
 
 
 def _memory(used: int | None) -> Reading:
-    if used is None:
-        return _NO_MEMORY
-    return status.plausible_reading("memory_used_bytes", float(used), "NVML")
+    return _NO_MEMORY if used is None else status.plausible_reading("memory_used_bytes", float(used), "NVML")

@@ -28,16 +28,9 @@ class NvmlSource(LiveSource):
     this module loads neither nvidia-ml-py nor the driver; :meth:`open` does.
     """
 
-    def __init__(
-        self,
-        gpus: Sequence[str] = (),
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-        environ: Mapping[str, str] = os.environ,
-        root: Path = Path("/"),
-        open_deadline_s: float = OPEN_DEADLINE_S,
-    ) -> None:
+    def __init__(self, gpus: Sequence[str] = (), *, clock: Callable[[], float] = time.monotonic,
+                 wall_clock: Callable[[], float] = time.time, environ: Mapping[str, str] = os.environ,
+                 root: Path = Path("/"), open_deadline_s: float = OPEN_DEADLINE_S) -> None:
         self._wanted = tuple(gpus)
         self._clock = clock
         self._wall_clock = wall_clock
@@ -76,9 +69,8 @@ class NvmlSource(LiveSource):
             self._driver = status.nvml_text(nvml.nvmlSystemGetDriverVersion)
             count = nvml.nvmlDeviceGetCount()
             self._watch = watch = XidWatch(nvml, self._wall_clock)
-            pending_devices = [
-                PendingDevice(nvml, index, self._clock, self._wall_clock, watch, self._root) for index in range(count)
-            ]
+            pending_devices = [PendingDevice(nvml, index, self._clock, self._wall_clock, watch, self._root)
+                               for index in range(count)]
             for pending in pending_devices:
                 pending.start()
         except nvml.NVMLError as error:
@@ -89,10 +81,9 @@ class NvmlSource(LiveSource):
         until_s = self._clock() + self._open_deadline_s
         for pending in pending_devices:
             pending.opened_too_late = not pending.done.wait(max(0.0, until_s - self._clock()))
-        pending_of = {info.uuid: (pending, i) for pending in pending_devices for i, info in enumerate(pending.infos)}
-        present = [info for pending in pending_devices for info in pending.infos]
-        chosen = select_gpus(self._wanted, present, self._environ)
-        self.gpus = tuple(Device(*pending_of[info.uuid], watch) for info in chosen)
+        pending_of = {info: (pending, i) for pending in pending_devices for i, info in enumerate(pending.infos)}
+        chosen = select_gpus(self._wanted, list(pending_of), self._environ)
+        self.gpus = tuple(Device(*pending_of[info], watch) for info in chosen)
         for pending in pending_devices:
             for probe in pending.probes:
                 if probe.info not in chosen:

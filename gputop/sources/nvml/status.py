@@ -33,31 +33,22 @@ FUNCTION_NOT_FOUND = 13
 GPU_IS_LOST = 15
 RESET_REQUIRED = 16
 LIB_RM_VERSION_MISMATCH = 18
-NO_DATA = 21
 VGPU_ECC_NOT_SUPPORTED = 22
 ARGUMENT_VERSION_MISMATCH = 25
 DEPRECATED = 26
-UNKNOWN = 999
 
 # The device is gone: its handle must not be used again.
 DEVICE_GONE = frozenset((GPU_IS_LOST, RESET_REQUIRED))
 # Refused for good: a retry costs time (a refused field can take over 1 ms) and gives the same answer.
-REFUSED = frozenset(
-    (
-        NOT_SUPPORTED,
-        NO_PERMISSION,
-        FUNCTION_NOT_FOUND,
-        VGPU_ECC_NOT_SUPPORTED,
-        ARGUMENT_VERSION_MISMATCH,
-        DEPRECATED,
-    ))
+REFUSED = frozenset((NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, VGPU_ECC_NOT_SUPPORTED,
+                     ARGUMENT_VERSION_MISMATCH, DEPRECATED))
 # What a field value that the driver does not have is answered with for good. Not for other calls: there NOT_FOUND can
 # mean that nothing is new.
 FIELD_VALUE_REFUSED = REFUSED | {NOT_FOUND}
 
 # What nvml.h says about each code, as the reason of a missing reading.
 _REASONS = {
-    1: "the driver library was shut down",
+    UNINITIALIZED: "the driver library was shut down",
     INVALID_ARGUMENT: "the driver does not know the requested value",
     NOT_SUPPORTED: "not supported by this GPU",
     NO_PERMISSION: "no permission: run as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0",
@@ -66,7 +57,7 @@ _REASONS = {
     INSUFFICIENT_SIZE: "the driver's answer did not fit into the buffer",
     8: "the GPU's power cables are not attached properly",
     DRIVER_NOT_LOADED: "the kernel module is not loaded",
-    10: "the driver timed out waiting for the GPU",
+    TIMEOUT: "the driver timed out waiting for the GPU",
     11: "the kernel has a problem with the GPU's interrupts",
     LIBRARY_NOT_FOUND: "a part of the driver library is missing",
     FUNCTION_NOT_FOUND: "this driver is too old for this function",
@@ -77,7 +68,7 @@ _REASONS = {
     LIB_RM_VERSION_MISMATCH: "the kernel module and the driver library have different versions",
     19: "another program uses the GPU exclusively",
     20: "the driver is short of memory",
-    NO_DATA: "the driver currently has no value",
+    21: "the driver currently has no value",
     VGPU_ECC_NOT_SUPPORTED: "ECC errors are not reported for a virtual GPU",
     23: "the driver is short of resources",
     24: "this GPU does not have that clock",
@@ -87,7 +78,7 @@ _REASONS = {
     28: "the driver cannot find the GPU",
     29: "the GPU is in a state that does not allow this call",
     30: "this GPU does not support this kind of reset",
-    UNKNOWN: "the driver reported an unknown error",
+    999: "the driver reported an unknown error",
 }
 
 
@@ -112,27 +103,19 @@ RESTART = " Restart gputop afterwards."
 def lost_message(code: int, index: int) -> str:
     """Cause and fix for a GPU that stopped answering for good. Who will not use its handle again adds RESTART."""
     if code == RESET_REQUIRED:
-        return (
-            f"GPU {index} needs a reset: the driver rejects all calls to it. Stop the GPU's processes and run "
-            f"`nvidia-smi --gpu-reset -i {index}`; if that fails, reboot. `dmesg | grep Xid` shows the cause."
-        )
-    return (
-        f"GPU {index} is lost: it no longer responds on the PCIe bus. Take the node out of service and reboot it "
-        "(power-cycle it if the GPU does not return). `dmesg | grep Xid` shows the cause."
-    )
+        return (f"GPU {index} needs a reset: the driver rejects all calls to it. Stop the GPU's processes and run "
+                f"`nvidia-smi --gpu-reset -i {index}`; if that fails, reboot. `dmesg | grep Xid` shows the cause.")
+    return (f"GPU {index} is lost: it no longer responds on the PCIe bus. Take the node out of service and reboot it "
+            "(power-cycle it if the GPU does not return). `dmesg | grep Xid` shows the cause.")
 
 
 def unreadable_message(reason: str, index: int) -> str:
     """Message for a GPU that is present but cannot be read; ``reason`` is the reason of one reading."""
-    return (
-        f"GPU {index} cannot be read: {reason}. gputop keeps trying. Check whether `nvidia-smi -i {index}` shows more. "
-        "`dmesg | grep -i nvrm` shows driver faults."
-    )
+    return (f"GPU {index} cannot be read: {reason}. gputop keeps trying. Check whether `nvidia-smi -i {index}` shows "
+            "more. `dmesg | grep -i nvrm` shows driver faults.")
 
 
 _DEMO = "`gputop --demo` shows a simulated node without a driver."
-
-
 # What a failed nvmlInit means to the user, by its code: the kind of error, the cause, what to do.
 _OPEN_ERRORS: dict[int, tuple[type[GputopError], str, str]] = {
     LIBRARY_NOT_FOUND: (
@@ -173,10 +156,8 @@ def no_gpus() -> GputopError:
 def no_access_message(code: int, index: int) -> str:
     """Cause and fix for a GPU that NVML counts but does not hand out."""
     if code == NO_PERMISSION:
-        return (
-            f"This user is not allowed to open GPU {index}. Check the permissions of /dev/nvidia{index} and the device "
-            "cgroup of the container or job."
-        )
+        return (f"This user is not allowed to open GPU {index}. Check the permissions of /dev/nvidia{index} and the "
+                "device cgroup of the container or job.")
     return f"GPU {index} could not be opened (NVML error {code}). `nvidia-smi` and `dmesg | grep -i nvrm` show details."
 
 

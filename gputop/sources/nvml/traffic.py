@@ -6,7 +6,7 @@ counters (field values 197 and 198), else the call that measures the link for 20
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gputop.core.metrics import BYTES_PER_S
@@ -31,26 +31,18 @@ _NVLINK_CALL = "field values 138/139"
 class CounterPair:
     """The rates of two counters that are read together: sent and received. Used by one thread.
 
-    ``max_bytes_per_s`` is the capacity of the link in one direction, None where it is not known; it
-    distinguishes a wrapped counter, a restarted one and garbage.
+    ``max_bytes_per_s`` is the capacity of the link in one direction: it distinguishes a wrapped counter, a restarted
+    one and garbage.
     """
 
-    def __init__(
-        self,
-        nvml: Any,
-        handle: Any,
-        clock: Callable[[], float],
-        fields: tuple[tuple[int, int], tuple[int, int]],
-        metrics: tuple[str, str],
-        max_bytes_per_s: float | None,
-        unit_bytes: int = 1,
-    ) -> None:
+    def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float], fields: Sequence[tuple[int, int]],
+                 metrics: Sequence[str], max_bytes_per_s: float, unit_bytes: int = 1) -> None:
         self._values = FieldValues(nvml, handle, *fields)
         self._clock = clock
         self._metrics = metrics
         self._max = max_bytes_per_s
         self._unit_bytes = unit_bytes
-        self._previous: tuple[float, tuple[int, int]] | None = None
+        self._previous: tuple[float, list[int]] | None = None
         self._last: dict[str, Reading] = {}
         self._due_s = clock()
         self._bits = 64
@@ -64,8 +56,7 @@ class CounterPair:
         now_s = self._clock()
         if now_s < self._due_s and self._last:
             return self._last
-        sent, received = (int(value) for value in self._values.read())
-        counts = (sent, received)
+        counts = [int(value) for value in self._values.read()]
         previous, self._previous = self._previous, (now_s, counts)
         wrong = next((count for count in counts if count >= status.MAX_COUNTER or count == 0xFFFFFFFF), None)
         if wrong is not None:
@@ -84,19 +75,17 @@ class CounterPair:
             self._bits = 32
         if self._bits == 64:
             self._due_s = now_s + PERIOD_S
-        elif self._max is not None and self._max * elapsed_s >= self._unit_bytes << 32:
+        elif self._max * elapsed_s >= self._unit_bytes << 32:
             return None
-        self._last = {
-            metric: self._rate(count, before, elapsed_s)
-            for metric, count, before in zip(self._metrics, counts, previous[1], strict=True)
-        }
+        self._last = {metric: self._rate(count, before, elapsed_s)
+                      for metric, count, before in zip(self._metrics, counts, previous[1], strict=True)}
         return self._last
 
     def _rate(self, count: int, before: int, elapsed_s: float) -> Reading:
         rate = (count - before) % (1 << self._bits) * self._unit_bytes / elapsed_s
         # A restarted counter looks like a wrapped one; the capacity of the link tells them apart. The limit is
         # twice the capacity, because the driver refreshes some counters only now and then.
-        too_fast = self._max is not None and rate > 2 * self._max
+        too_fast = rate > 2 * self._max
         if count < before and (self._bits == 64 or too_fast):
             return Reading.missing(BYTES_PER_S, "the counter was restarted", SOURCE)
         if too_fast:
@@ -149,9 +138,7 @@ class NvlinkTraffic:
 
 # -- PCIe -------------------------------------------------------------------------------------------
 
-TX = "pcie_tx_bytes_per_s"  # from the GPU: device to host
-RX = "pcie_rx_bytes_per_s"  # to the GPU: host to device
-_PCIE_METRICS = (TX, RX)
+_PCIE_METRICS = ("pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s")  # from the GPU to the host, and to the GPU
 
 WINDOW = "NVML 20 ms"
 WINDOW_PERIOD_S = 5.0  # it blocks about 21 ms per direction
@@ -231,7 +218,8 @@ class PcieTraffic:
     def _by_counter(self) -> dict[str, Reading] | None:
         """Rates from the byte counters; None if they wrap too fast for a rate."""
         if self._counters is None:
-            self._counters = CounterPair(self._nvml, self._handle, self._clock, PCIE_FIELDS, (TX, RX), self._link_max)
+            self._counters = CounterPair(
+                self._nvml, self._handle, self._clock, PCIE_FIELDS, _PCIE_METRICS, self._link_max)
         readings = self._counters.read()
         if readings is None:
             self._why_not.append("the byte counters have 32 bits and can wrap between two samples at this link's speed")
@@ -251,11 +239,9 @@ class PcieTraffic:
             self._window_due_s = now_s + WINDOW_PERIOD_S
             self._window = _missing(_PCIE_METRICS, "not measured", WINDOW)
             nvml = self._nvml
-            for metric, counter in ((TX, nvml.NVML_PCIE_UTIL_TX_BYTES), (RX, nvml.NVML_PCIE_UTIL_RX_BYTES)):
+            counters = nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES
+            for metric, counter in zip(_PCIE_METRICS, counters, strict=True):
                 rate = nvml.nvmlDeviceGetPcieThroughput(self._handle, counter) * 1000.0
-                self._window[metric] = (
-                    Reading(rate, BYTES_PER_S, WINDOW, coarse=True)
-                    if rate <= self._link_max
-                    else Reading.missing(BYTES_PER_S, status.implausible_text(rate, BYTES_PER_S), WINDOW)
-                )
+                self._window[metric] = Reading(rate, BYTES_PER_S, WINDOW, coarse=True) if rate <= self._link_max else (
+                    Reading.missing(BYTES_PER_S, status.implausible_text(rate, BYTES_PER_S), WINDOW))
         return self._window

@@ -94,11 +94,9 @@ def tightest(files: Mapping[str, JobCpus | None]) -> JobCpus | None:
 def _plausible(cpus: JobCpus | None) -> bool:
     if cpus is None:
         return True
-    of_all = (cpus.allowed, cpus.quota, cpus.used, cpus.others, cpus.children, cpus.ranks, cpus.gputop,
-              *(user.cpus for user in cpus.busiest))
-    return (cpus.allowed > 0 and all(value is None or 0 <= value <= _MAX_CPUS for value in of_all)
-            and 0 <= (cpus.held_up or 0.0) <= 1 and 0 <= (cpus.waited or 0.0) <= _MAX_THREADS
-            and 0 <= (cpus.age_s or 0.0) < _MAX_TIME_S and 0 <= (cpus.threads or 0) <= _MAX_THREADS
-            and 0 <= (cpus.cores or 0) <= _MAX_CPUS and 0 <= (cpus.main or 0.0) <= 1 and 0 <= (cpus.asleep or 0.0) <= 1
-            and 0 <= (cpus.children_waited or 0.0) <= 1
-            and len(cpus.busiest) <= _MAX_USERS)
+    at_most = {
+        1: (cpus.held_up, cpus.main, cpus.asleep, cpus.children_waited), _MAX_THREADS: (cpus.waited, cpus.threads),
+        _MAX_CPUS: (cpus.allowed, cpus.quota, cpus.cores, cpus.used, cpus.others, cpus.children, cpus.ranks,
+                    cpus.gputop, *(user.cpus for user in cpus.busiest))}
+    return (cpus.allowed > 0 and all(0 <= (value or 0) <= most for most, values in at_most.items() for value in values)
+            and 0 <= (cpus.age_s or 0) < _MAX_TIME_S and len(cpus.busiest) <= _MAX_USERS)

@@ -123,9 +123,8 @@ def _ahead_ns(host: HostSlices) -> int:
     return host.clock.offset_ns if host.clock is not None else 0
 
 
-def _offset(
-    builder: TraceBuilder, first: HostSlices, of_first: tuple[I64, I64], processes: Sequence[HostSlices],
-) -> tuple[HostSlices, int]:
+def _offset(builder: TraceBuilder, first: HostSlices, of_first: tuple[I64, I64],
+            processes: Sequence[HostSlices]) -> tuple[HostSlices, int]:
     """The first of a machine's processes whose collectives match the first host's, and by how much its clock is
     ahead of that (ns); the first of all and 0 where none match. ``of_first`` are the first host's collectives."""
     notes = []

@@ -14,7 +14,6 @@ from gputop.sources.dcgm.client import HANG_TIMEOUT_S, MAX_RETRY_S, DcgmClient
 from gputop.sources.dcgm.connection import Address
 from gputop.sources.dcgm.engine_reader import BLANK_S, CHECK_S, REFUSED_RETRY_S, clock_text
 from gputop.sources.dcgm.fields import PROFILING_IDS
-from tests.dcgm_double import PROFILING
 from tests.dcgm_double.scene import Scene
 
 
@@ -275,13 +274,6 @@ def test_watches_follow_the_pace_of_the_ticks(scene: Scene) -> None:
         scene.client._pace.note(tick_s)
         scene.step(0.1)
         assert period_s() == expected_s
-
-
-def test_an_unknown_field_costs_only_itself(scene: Scene) -> None:
-    scene.engine.watched_by_others(PROFILING)
-    scene.engine.unknown.add(1009)
-    scene.step(times=2)
-    assert scene.value(1002) == 0.5 and "field 1009" in str(scene.value(1009))
 
 
 # -- freshness -------------------------------------------------------------------------------------

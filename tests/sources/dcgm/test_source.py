@@ -136,6 +136,7 @@ def test_clock_event_reasons_are_decoded_as_nvml_s(node: Node) -> None:
     node.engine.stuck |= {(0, 112)}
     sample = node.sample(times=4)
     assert sample.clock_event_reasons == () and "field 112 was last updated" in (sample.clock_events_reason or "")
+    assert sample.processes == () and "DCGM does not list processes" in (sample.processes_reason or "")
 
 
 @pytest.mark.parametrize("skew_s", [0.0, -3600.0, 3600.0])
@@ -156,12 +157,6 @@ def test_xids_are_those_since_gputop_watches(node: Node, skew_s: float) -> None:
     lost = node.sample()
     assert len(lost.xids) == 2 and lost.xids_reason
     assert node.source.gpus[0].xids()[0] == lost.xids
-
-
-def test_processes_are_not_made_up(node: Node) -> None:
-    node.open()
-    sample = node.sample()
-    assert sample.processes == () and "DCGM does not list processes" in (sample.processes_reason or "")
 
 
 def test_a_gpu_that_is_lost(node: Node) -> None:
@@ -208,11 +203,14 @@ def test_a_gpu_that_comes_back_has_the_profiling_fields_that_the_others_have(nod
 
 
 def test_what_a_gpu_cannot_have_is_refused(node: Node) -> None:
-    node.show({250: 80000, 252: 90000, 237: 0, 150: 199})
+    node.engine.watched_by_others(PROFILING)
+    node.show({250: 80000, 252: 90000, 237: 0, 150: 199, 155: 1e9, 1002: 77.0, 100: 10**8, 203: 5000, 1009: 10**17,
+               253: 10**15})
     node.open()
     sample = node.sample(times=2)
     assert "more than the GPU has" in (sample["memory_used_bytes"].reason or "")
-    for metric in ("pcie_gen", "temperature_c"):
+    for metric in ("pcie_gen", "temperature_c", "power_w", "sm_active", "sm_clock_hz", "gpu_util",
+                   "pcie_tx_bytes_per_s", "memory_reserved_bytes"):
         assert sample[metric].value is None and "impossible" in (sample[metric].reason or "")
 
 
@@ -315,19 +313,17 @@ def test_where_the_engine_reads_through_gpm_a_watch_locks_nothing(
     node.close()
 
 
-def test_two_gpus_never_have_the_same_number(node: Node) -> None:
-    """After detach and attach a GPU that is gone keeps the number that another has now."""
-    node.engine.figures |= {(0, 52): 0, (1, 52): 0}
-    node.engine.lost.add(0)
+@pytest.mark.parametrize(("numbers", "lost", "shown"), [
+    ((0, 0), {0}, [1, 0]),  # after detach and attach a GPU that is gone keeps the number that another has now
+    ((0, 0), set(), [0, 1]),
+    ((10**12, 1), set(), [0, 1]), ((2**62, 1), set(), [0, 1]),  # which cannot be
+])
+def test_two_gpus_never_have_the_same_number(node: Node, numbers: tuple[int, int], lost: set[int],
+                                             shown: list[int]) -> None:
+    node.engine.figures |= {(gpu, 52): number for gpu, number in enumerate(numbers)}
+    node.engine.lost |= lost
     node.open()
-    assert [probe.info.index for probe in node.source.gpus] == [1, 0]
-
-
-@pytest.mark.parametrize("index", [10**12, 2**62])
-def test_a_number_that_cannot_be_is_not_shown(node: Node, index: int) -> None:
-    node.engine.figures |= {(0, 52): index, (1, 52): 1}
-    node.open()
-    assert [probe.info.index for probe in node.source.gpus] == [0, 1]
+    assert [probe.info.index for probe in node.source.gpus] == shown
 
 
 def test_consent_takes_the_counters_of_the_chosen_gpus_only(node: Node) -> None:
@@ -335,19 +331,6 @@ def test_consent_takes_the_counters_of_the_chosen_gpus_only(node: Node) -> None:
     node.open("1", watch=True)
     assert {gpu for gpu, i in node.engine.watched() if i in PROFILING} == {1}
     assert {gpu for gpu, _ in node.engine.watched()} == {1}
-
-
-@pytest.mark.parametrize(("field", "value", "metric"), [
-    (155, 1e9, "power_w"), (1002, 77.0, "sm_active"), (150, 10**9, "temperature_c"), (252, 10**15, "memory_used_bytes"),
-    (100, 10**8, "sm_clock_hz"), (203, 5000, "gpu_util"), (1009, 10**17, "pcie_tx_bytes_per_s"),
-])
-def test_a_value_that_cannot_be_is_no_value(node: Node, field: int, value: float, metric: str) -> None:
-    node.engine.watched_by_others(PROFILING)
-    node.show({field: value})
-    node.open()
-    node.sample()
-    reading = node.sample()[metric]
-    assert reading.value is None and "impossible" in (reading.reason or "")
 
 
 def test_names_of_the_engine_drive_no_terminal(node: Node) -> None:
@@ -403,15 +386,12 @@ def test_an_engine_that_hangs_when_opened(node: Node, monkeypatch: pytest.Monkey
 
 
 def test_the_host_of_an_engine_on_this_machine(node: Node) -> None:
+    node.open()
+    assert "another machine" not in node.source.label, "nothing speaks for another"
     node.present("GPU-????????-????-????-????-????????????", "0000:01:00.0")  # a driver that does not tell UUIDs
     node.open()
     assert node.source.label == f"DCGM 4.6 host engine at {node.engine.address}, driver 550.54.15"
     assert node.source.host.read(0.0)["memory_total_bytes"].value
-
-
-def test_an_engine_at_a_local_address_is_of_this_machine_where_nothing_speaks_for_another(node: Node) -> None:
-    node.open()
-    assert "another machine" not in node.source.label
 
 
 def test_a_tunnel_to_another_machine_does_not_pass_its_host_off_as_this_one(node: Node) -> None:

@@ -10,29 +10,18 @@ from gputop.sources.dcgm.client import UpdateRequests
 WAIT_S = 20.0
 
 
-def test_one_answer_serves_all_requests_before_it() -> None:
+def test_one_answer_serves_all_requests_before_it_and_none_made_meanwhile() -> None:
     requests = UpdateRequests()
+    assert requests.wait(0.0), "nothing was requested"
     assert requests.make() and requests.make()
     assert not requests.wait(0.0)
-    number = requests.take()
-    assert number == 2
-    requests.answer(number)
-    assert requests.wait(0.0)
-
-
-def test_a_request_made_meanwhile_waits_for_the_next_answer() -> None:
-    requests = UpdateRequests()
-    requests.make()
-    number = requests.take()
-    requests.make()
-    assert number is not None
-    requests.answer(number)
-    assert not requests.wait(0.0)
     assert requests.take() == 2
-
-
-def test_nothing_is_waited_for_where_nothing_was_requested() -> None:
-    assert UpdateRequests().wait(0.0)
+    requests.make()
+    requests.answer(2)
+    assert not requests.wait(0.0)
+    assert requests.take() == 3
+    requests.answer(3)
+    assert requests.wait(0.0)
 
 
 def test_the_end_wakes_the_thread_and_takes_no_request_any_more() -> None:

@@ -24,6 +24,7 @@ def test_a_divided_gpu_is_followed_by_its_instances(fake: FakeNvml) -> None:
     assert infos[1].uuid.startswith("MIG-")
     assert infos[2].name == "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
     assert infos[1].pci_bus_id == infos[0].pci_bus_id
+    assert divided(fake, gpus=("1", "MIG-7e570000")).labels == ["0:0", "1"]
 
 
 def test_what_the_board_has_and_what_the_instance_has(fake: FakeNvml) -> None:
@@ -131,13 +132,3 @@ def test_a_driver_that_leaves_the_profile_out_of_the_name(fake: FakeNvml) -> Non
     fake_name = "fault nvmlDeviceGetName 16 1 1 garbage 41"  # "AAAA…", no profile in it
     node = divided(fake, fake_name)
     assert node.gpus[1].info.name == "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
-
-
-def test_gpus_names_an_instance_or_the_whole_gpu(fake: FakeNvml) -> None:
-    def chosen(*gpus: str) -> list[str]:
-        return divided(fake, gpus=gpus).labels
-
-    assert chosen("0") == ["0", "0:0", "0:1"]
-    assert chosen("0:1") == ["0:1"]
-    assert chosen("MIG-7e570000") == ["0:0"]
-    assert chosen("1", "0:0") == ["0:0", "1"]

@@ -90,21 +90,13 @@ def test_an_impossible_share_is_dropped(fake: FakeNvml) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["ff", "a5", "random"])
-def test_a_list_that_cannot_be_is_no_list(fake: FakeNvml, pattern: str) -> None:
-    call = "nvmlDeviceGetComputeRunningProcesses_v3"
-    node = opened(fake, "process 0 10 1000 C 40", f"fault {call} 0 1 2 garbage {pattern}")
+@pytest.mark.parametrize(("what", "reason"), [
+    ("nvmlDeviceGetComputeRunningProcesses_v3", "as the list length"), ("process", "impossible")])
+def test_a_list_or_an_entry_that_cannot_be_is_no_process(fake: FakeNvml, what: str, reason: str, pattern: str) -> None:
+    node = opened(fake, "process 0 10 1000 C 40", f"fault {what} 0 1 2 garbage {pattern}")
     sample = node.sample()
-    assert sample.processes == ()
-    assert "as the list length" in (sample.processes_reason or "")
+    assert sample.processes == () and reason in (sample.processes_reason or "")
     assert [p.pid for p in node.sample(after_s=LIST_PERIOD_S).processes] == [10]
-
-
-@pytest.mark.parametrize("pattern", ["ff", "a5", "random"])
-def test_an_entry_that_cannot_be_is_no_process(fake: FakeNvml, pattern: str) -> None:
-    node = opened(fake, "process 0 10 1000 C 40", f"fault process 0 1 1 garbage {pattern}")
-    sample = node.sample()
-    assert sample.processes == ()
-    assert "impossible" in (sample.processes_reason or "")
 
 
 @pytest.mark.parametrize("pattern", ["ff", "a5", "random"])

@@ -98,22 +98,12 @@ def test_a_gpu_lost_before_the_start_is_shown(fake: FakeNvml) -> None:
     assert "/dev/nvidia2" in samples[2].message
 
 
-@pytest.mark.parametrize(
-    ("items", "indices"),
-    [((), list(range(8))), (("0",), [0]), (("2-3", "0"), [0, 2, 3]), (("GPU-1A2B3C11",), [1]), (("0,5-6",), [0, 5, 6])],
-)
-def test_gpus_by_index_range_and_uuid(fake: FakeNvml, items: tuple[str, ...], indices: list[int]) -> None:
-    source = Node(fake, gpus=items).source
-    assert [probe.info.index for probe in source.gpus] == indices and source.gpus_present == 8
-
-
-@pytest.mark.parametrize("item", ["8", "6-9", "3-2", "GPU-ffff", "-1", "x"])
-def test_a_gpu_that_is_not_there_is_wrong_usage(fake: FakeNvml, item: str) -> None:
-    with pytest.raises(GputopError) as caught:
-        Node(fake, gpus=("0", item))
-    assert caught.value.exit_code == EXIT_USAGE
-    assert item in caught.value.message
-    assert "GPU-1a2b3c00" in caught.value.fix
+def test_chosen_gpus(fake: FakeNvml) -> None:
+    node = Node(fake, gpus=("2-3", "0"))
+    assert node.labels == ["0", "2", "3"] and node.source.gpus_present == 8
+    with pytest.raises(GputopError, match="--gpus 8: there is no such GPU") as caught:
+        Node(fake, gpus=("0", "8"))
+    assert caught.value.exit_code == EXIT_USAGE and "GPU-1a2b3c00" in caught.value.fix
 
 
 def test_names_with_escape_codes_and_bytes_that_are_no_utf8(fake: FakeNvml) -> None:

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
-_PROCESS = (1 << 48) | (500 << 24)
+from tests.trace.readers.nsys_report import PROCESS, write_tables
+
 _MS = 1_000_000
-_TABLES = {
-    "StringIds": "id INTEGER, value TEXT",
-    "CUPTI_ACTIVITY_KIND_KERNEL": "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, "
-                                  "correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, shortName INTEGER",
-    "CUPTI_ACTIVITY_KIND_RUNTIME": "start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER, "
-                                   "nameId INTEGER",
-    "TARGET_INFO_GPU": "id INTEGER, name TEXT",
-    "NVTX_EVENTS": "start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER",
-    "ThreadNames": "nameId INTEGER, globalTid INTEGER",
-}
+_THREAD = PROCESS[0] + 500
 _KERNELS = 20  # of each iteration
 
 
@@ -24,31 +15,25 @@ def numbered_report(path: Path, mark: str, *, steps: int = 30, work: int = 60, p
                     restart: int = 1 << 30, ops: bool = True) -> Path:
     """``mark`` names each iteration's range, as "step {}"; in each run "layer 0" to "layer 3" and kernels. The numbers
     start over after ``restart`` iterations. ``ops``: PyTorch's are recorded, else its kernels alone tell of it."""
-    database = sqlite3.connect(path)
-    for table, columns in _TABLES.items():
-        database.execute(f"CREATE TABLE {table} ({columns})")
-
-    def add(table: str, *row: object) -> None:
-        database.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", row)
-
     kernel = "sm90_xmma_gemm_bf16bf16_bf16f32_tn" if ops else "void at::native::elementwise_kernel<128, 4>"
-    for number, text in ((1, kernel), (3, "cudaLaunchKernel"), (5, "python3")):
-        add("StringIds", number, text)
-    add("TARGET_INFO_GPU", 0, "NVIDIA H100 80GB HBM3")
-    add("ThreadNames", 5, _PROCESS + 500)
+    ranges: list[tuple[int, int, str]] = []
+    calls: list[tuple[object, ...]] = []
+    kernels: list[tuple[object, ...]] = []
     each = work * _MS // _KERNELS
     for i in range(steps):
         begin = i * (work + pause) * _MS
-        add("NVTX_EVENTS", begin, begin + work * _MS, 59, mark.format(i % restart), _PROCESS + 500)
+        ranges.append((begin, begin + work * _MS, mark.format(i % restart)))
         for layer in range(4):
             at = begin + layer * work * _MS // 4
-            add("NVTX_EVENTS", at, at + work * _MS // 4, 59, f"layer {layer}", _PROCESS + 500)
+            ranges.append((at, at + work * _MS // 4, f"layer {layer}"))
         for k in range(_KERNELS):
             at, correlation = begin + k * each, 1 + i * _KERNELS + k
             if ops:
-                add("NVTX_EVENTS", at, at + 200_000, 59, f"aten::mm, op_id = {correlation}", _PROCESS + 500)
-            add("CUPTI_ACTIVITY_KIND_RUNTIME", at + 1000, at + 9000, _PROCESS + 500, correlation, 3)
-            add("CUPTI_ACTIVITY_KIND_KERNEL", at + 12_000, at + each - 5000, 0, 7, correlation, _PROCESS, 1, 1)
-    database.commit()
-    database.close()
-    return path
+                ranges.append((at, at + 200_000, f"aten::mm, op_id = {correlation}"))
+            calls.append((at + 1000, at + 9000, _THREAD, correlation, 3))
+            kernels.append((at + 12_000, at + each - 5000, 0, 7, correlation, PROCESS[0], 1, 1))
+    return write_tables(path, {
+        "StringIds": [(1, kernel), (3, "cudaLaunchKernel"), (5, "python3")],
+        "TARGET_INFO_GPU": [(0, "NVIDIA H100 80GB HBM3", None, None, None, None)], "ThreadNames": [(5, _THREAD)],
+        "NVTX_EVENTS": [(begin, end, 59, text, _THREAD, None) for begin, end, text in ranges],
+        "CUPTI_ACTIVITY_KIND_RUNTIME": calls, "CUPTI_ACTIVITY_KIND_KERNEL": kernels})

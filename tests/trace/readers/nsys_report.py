@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PROCESS = [(1 << 48) | (pid << 24) for pid in (500, 501)]
@@ -48,12 +48,17 @@ ROWS = {
 
 def report(path: Path, without: tuple[str, ...] = (), *changes: str | tuple[str, Sequence[object]]) -> Path:
     """``changes``: statements of SQL, each with its values if it has some."""
+    return write_tables(path, {table: ROWS[table] for table in TABLES if table not in without}, *changes)
+
+
+def write_tables(path: Path, rows_of: Mapping[str, Sequence[tuple[object, ...]]],
+                 *changes: str | tuple[str, Sequence[object]]) -> Path:
+    """A report of these of the tables, with these rows."""
     database = sqlite3.connect(path)
-    for table, columns in TABLES.items():
-        if table not in without:
-            database.execute(f"CREATE TABLE {table} ({columns})")
-            for row in ROWS[table]:
-                database.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", row)
+    for table, rows in rows_of.items():
+        database.execute(f"CREATE TABLE {table} ({TABLES[table]})")
+        for row in rows:
+            database.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", row)
     for change in changes:
         database.execute(*((change,) if isinstance(change, str) else change))
     database.commit()

@@ -18,24 +18,17 @@ from gputop.trace import limits
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
 from gputop.trace.readers.xspace import wire, xplane
+from tests.trace.readers.xspace.wire_encoding import encoded
 
 NS = 10**18
 
 
-def varint(number: int) -> bytes:
-    out = b""
-    while number > 127:
-        out += bytes([number & 127 | 128])
-        number >>= 7
-    return out + bytes([number])
-
-
 def part(number: int, content: bytes) -> bytes:
-    return varint(number << 3 | 2) + varint(len(content)) + content
+    return encoded(number, wire.LENGTH, content)
 
 
 def whole(number: int, value: int) -> bytes:
-    return varint(number << 3) + varint(value)
+    return encoded(number, wire.VARINT, value)
 
 
 def named(number: int, id_: int, name: bytes) -> bytes:

@@ -25,6 +25,12 @@ def put(path: Path, data: bytes) -> Path:
     return path
 
 
+def host_capture(path: Path, host: str) -> Path:
+    b = Builder(host)
+    b.event("/host:CPU", b.line("/host:CPU", "t"), "x", 1, 1)
+    return put(path, b.bytes())
+
+
 def test_an_xspace_plain_and_compressed(tmp_path):
     data = sample().bytes()
     for path in (put(tmp_path / "a.xplane.pb", data), put(tmp_path / "b.xplane.pb.gz", gzip.compress(data)),
@@ -42,24 +48,10 @@ def test_the_hosts_name_falls_back_to_the_files(tmp_path):
 def test_a_run_of_several_hosts(tmp_path):
     run = tmp_path / "plugins/profile/2024_01_01"
     for host in ("b", "a"):
-        b = Builder(host)
-        b.event("/host:CPU", b.line("/host:CPU", "t"), "x", 1, 1)
-        put(run / f"{host}.xplane.pb", b.bytes())
+        host_capture(run / f"{host}.xplane.pb", host)
     put(run / "a.trace.json.gz", b"not read")
     for where in (run, tmp_path, tmp_path / "plugins", tmp_path / "plugins/profile", tmp_path.parent):
         assert load([where]).hosts == ["a", "b"]
-
-
-def test_the_newest_run_is_taken_and_named(tmp_path):
-    for i, run in enumerate(("zzz", "aaa", "mmm")):
-        b = Builder(run)
-        b.event("/host:CPU", b.line("/host:CPU", "t"), "x", 1, 1)
-        path = put(tmp_path / "plugins/profile" / run / "h.xplane.pb", b.bytes())
-        os.utime(path, ns=(0, (10, 30, 20)[i] * 10**9))
-    trace = load([tmp_path])
-    assert trace.hosts == ["aaa"]
-    assert [q.id for q in trace.quality] == ["newest_run"]
-    assert "aaa" in trace.quality[0].message
 
 
 def test_a_folder_of_ranks(tmp_path):
@@ -170,12 +162,6 @@ def test_a_bomb_is_refused(tmp_path, monkeypatch, name, begin, filling):
     with pytest.raises(GputopError, match="200 times") as caught:
         load([path])
     assert "gunzip" in caught.value.fix
-
-
-def host_capture(path: Path, host: str, name: str = "x") -> Path:
-    b = Builder(host)
-    b.event("/host:CPU", b.line("/host:CPU", "t"), name, 1, 1)
-    return put(path, b.bytes())
 
 
 def test_bad_files_among_good_ones_are_named_and_left_out(tmp_path):

@@ -48,10 +48,8 @@ def decoder(kind: type[_T]) -> Callable[[Any], _T]:
     return msgspec.json.Decoder(kind).decode
 
 
-def read_list(
-    pieces: Iterable[bytes], member: str, keep: Collection[str], take: Callable[[list[_T]], None],
-    decode: Callable[[str], list[_T]], convert: Callable[[Any], _T],
-) -> tuple[dict[str, Any], bool, bool]:
+def read_list(pieces: Iterable[bytes], member: str, keep: Collection[str], take: Callable[[list[_T]], None],
+              decode: Callable[[str], list[_T]], convert: Callable[[Any], _T]) -> tuple[dict[str, Any], bool, bool]:
     """Hand the elements of a list to ``take``, some at a time: that of the document's ``member``, or the document
     itself. ``decode`` makes them of the text of a list of objects, ``convert`` of any JSON value.
 
@@ -180,10 +178,8 @@ class _Text:
         self._text, self._at = spelled, 0
         return True
 
-    def elements(
-        self, take: Callable[[list[_T]], None], decode: Callable[[str], list[_T]], convert: Callable[[Any], _T], *,
-        may_end: bool = False,
-    ) -> None:
+    def elements(self, take: Callable[[list[_T]], None], decode: Callable[[str], list[_T]],
+                 convert: Callable[[Any], _T], *, may_end: bool = False) -> None:
         """Hand over the elements of a list and pass its end, or the text's, if that ``may_end`` it."""
         ended = False
         while not ended:

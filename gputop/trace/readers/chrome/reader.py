@@ -54,10 +54,8 @@ def read_files(files: Sequence[Path]) -> Trace:
                        limit_bytes=memory_limit(), known_clocks=clocks_of(files))
 
 
-def read_chrome(
-    files: Sequence[tuple[str, Iterable[bytes]]], *, damaged: Collection[str] = (), limit_bytes: float = float("inf"),
-    known_clocks: Mapping[str, HostClock] | None = None,
-) -> Trace:
+def read_chrome(files: Sequence[tuple[str, Iterable[bytes]]], *, damaged: Collection[str] = (),
+                limit_bytes: float = float("inf"), known_clocks: Mapping[str, HostClock] | None = None) -> Trace:
     """One Trace from the JSON of one or several ranks, each given as its text in pieces.
 
     ``damaged`` names files known to be incomplete, by the time they have been read; ``known_clocks`` are, by path, what

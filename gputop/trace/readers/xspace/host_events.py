@@ -66,9 +66,8 @@ class HostPlanesReader:
             self._builder.host.append(events)
         return events, calls.whole()
 
-    def _without_repeated(
-        self, plane: XPlane, earlier: dict[tuple[str, int, str, int, int], tuple[XPlane, XLine]],
-    ) -> list[XLine]:
+    def _without_repeated(self, plane: XPlane,
+                          earlier: dict[tuple[str, int, str, int, int], tuple[XPlane, XLine]]) -> list[XLine]:
         """The lines of threads, without those whose events the recording has already; ``earlier`` are its lines."""
         lines = [xline for xline in plane.lines if not is_derived(xline.name, xline.id)]
         once = [xline for xline in lines if not self._repeats(plane, xline, earlier)]

@@ -44,10 +44,8 @@ def read_files(files: Sequence[Path]) -> Trace:
                         damaged=damaged, limit_bytes=limit, known_clocks=clocks_of(files))
 
 
-def read_xspaces(
-    files: Iterable[tuple[str, str, Data | Callable[[], Data]]], *, damaged: Collection[str] = (),
-    limit_bytes: float = float("inf"), known_clocks: Mapping[str, HostClock] | None = None,
-) -> Trace:
+def read_xspaces(files: Iterable[tuple[str, str, Data | Callable[[], Data]]], *, damaged: Collection[str] = (),
+                 limit_bytes: float = float("inf"), known_clocks: Mapping[str, HostClock] | None = None) -> Trace:
     """One Trace from the XSpaces of one capture, one per host or process, in the order of their ranks.
 
     ``files`` holds the path, the host's name in case the XSpace has none, and the bytes or a function that reads them;

@@ -186,25 +186,18 @@ def test_tensorboard_and_jax_export():
     assert trace.origin_ns == 0
 
 
-def rows_of_a_gpu(*names: str) -> list[dict[str, Any]]:
-    """One kernel of 3 µs on each of the rows of a GPU."""
-    out = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}}]
-    for tid, name in enumerate(names):
-        out.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": name}})
-        out.append({"ph": "X", "pid": 1, "tid": tid, "ts": 10.0, "dur": 3.0, "name": "7"})
-    return out
-
-
-def test_rows_that_repeat_the_streams_are_no_kernels():
-    trace = read({"traceEvents": rows_of_a_gpu(
-        "Stream #13(Compute)", "TensorFlow Ops", "TensorFlow Name Scope", "Framework Ops", "Steps")})
+def test_rows_beside_the_streams_are_left_out_and_said_where_they_are_not_known():
+    rows = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}}]
+    for tid, name in enumerate((
+            "Stream #13(Compute)", "TensorFlow Ops", "TensorFlow Name Scope", "Framework Ops", "Steps",
+            "Ops of tomorrow")):
+        rows += [{"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": name}},
+                 {"ph": "X", "pid": 1, "tid": tid, "ts": 10.0, "dur": 3.0, "name": "7"}]
+    trace = read(rows[:-2])
     assert len(trace.device) == 1 and not trace.quality
     assert [trace.names[i] for i in trace.step_events.name] == ["7"]
     assert (trace.step_events.start_ns.tolist(), trace.step_events.end_ns.tolist()) == ([0], [3000])
-
-
-def test_rows_beside_the_streams_that_are_not_known_are_left_out_and_said():
-    trace = read({"traceEvents": rows_of_a_gpu("Stream #13(Compute)", "Ops of tomorrow")})
+    trace = read(rows)
     assert len(trace.device) == 1 and [note.id for note in trace.quality] == ["not_streams"]
 
 

@@ -27,7 +27,8 @@ def test_planes_messages_and_the_first_host_that_has_a_name() -> None:
     assert [p.name for p in space.planes] == ["/host:CPU"] and len(space.planes[0].lines) == 2
     assert (space.errors, space.warnings, space.machine) == (["broken"], ["late"], "node-1")
     assert not (space.damaged or space.simulated or space.has_gpus or space.many_lines or any(space.surplus.values()))
-    assert read(plane(b"/device:GPU:3")).has_gpus and not read(plane(b"/device:GPU:3000")).has_gpus
+    assert read(plane(b"/device:GPU:3") + plane(b"/device:TPU:0", 1)).has_gpus
+    assert not read(plane(b"/device:GPU:3000")).has_gpus
     assert read(plane(b"/gputop:simulated")).simulated and read(b"").machine == ""
 
 
