@@ -39,10 +39,6 @@ _COPY_AFTER_STOP_S = 60.0  # for the trace of a recording that was stopped early
 _REPORT_PERIOD_S = 0.125
 
 
-def _never() -> bool:
-    return False
-
-
 def stops_copy(stop: threading.Event, report: Callable[[], None] = lambda: None) -> Callable[[], bool]:
     """Make the test whether a copy is to end: ``stop`` was set while it went on, or so long before that it takes too
     long.
@@ -137,7 +133,7 @@ class RunFolder(Struct):
         another place, and ``save_error`` gives the reason.
         """
         try:
-            return self._fill(io.BytesIO(data), len(data), _never)  # shares the bytes, does not copy them
+            return self.receive(io.BytesIO(data), len(data))  # shares the bytes, does not copy them
         except OSError as error:
             self.save_error = error.strerror or str(error)
         tried = _fallback_folders(self.path, len(data))
@@ -149,7 +145,7 @@ class RunFolder(Struct):
             f"the trace ({len(data) / 1e6:.1f} MB) could not be saved as {self.file}: {self.save_error}{nor}",
             "Free some space or choose another --logdir, and capture again; gputop left no partial files behind.")
 
-    def adopt(self, source: BinaryIO, source_path: Path, stopped: Callable[[], bool] = _never) -> Path:
+    def adopt(self, source: BinaryIO, source_path: Path, stopped: Callable[[], bool] = lambda: False) -> Path:
         """Take over a trace that is open as ``source``: in place already, or copied.
 
         Raises GputopError that names ``source_path``, which stays as it is; also once ``stopped()``, and for a file
@@ -162,18 +158,13 @@ class RunFolder(Struct):
             if self._holds(source):
                 self.folder.remove(self._partial)
                 return self.file
-            return self._fill(source, self._max_copy_bytes(source), stopped)
+            return self.receive(source, self._max_copy_bytes(source), stopped)
 
     def take_over(self, path: Path) -> Path:
         """:meth:`adopt` a file that gputop itself has written; raises GputopError."""
         with os_errors_as(f"cannot read {path}", "Check the file system."), files.open_regular(
                 path, follow_links=False) as file:
             return self.adopt(file, path)
-
-    def receive(self, source: files.Readable, size: int) -> Path:
-        """Save what comes from ``source``, so many bytes, whole or not at all, and return where. Raises OSError, and
-        what ``source.read`` raises."""
-        return self._fill(source, size, _never)
 
     def open_trace(self) -> BinaryIO:
         """The trace after :meth:`adopt`, for reading; raises OSError."""
@@ -213,8 +204,9 @@ class RunFolder(Struct):
             raise OSError(errno.ENOSPC, f"the trace needs {size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free")
         return min(MAX_COPY_BYTES, free)
 
-    def _fill(self, source: files.Readable, max_bytes: int, stopped: Callable[[], bool]) -> Path:
-        """Raises OSError, nothing partial left behind."""
+    def receive(self, source: files.Readable, max_bytes: int, stopped: Callable[[], bool] = lambda: False) -> Path:
+        """Save what comes from ``source``, whole or not at all, and return where. Raises OSError, nothing partial left
+        behind, also once ``stopped()``; and what ``source.read`` raises."""
         try:
             os.lseek(self._descriptor, 0, os.SEEK_SET)
             os.ftruncate(self._descriptor, 0)
@@ -277,7 +269,7 @@ def _save_below(folder: Path, host: str, data: bytes) -> Path:
     logdir = tempfile.mkdtemp(prefix="gputop-traces-", dir=folder)
     try:
         with RunFolder.create(logdir, host) as run:
-            return run._fill(io.BytesIO(data), len(data), _never)
+            return run.receive(io.BytesIO(data), len(data))
     except BaseException:
         shutil.rmtree(logdir, ignore_errors=True)
         raise

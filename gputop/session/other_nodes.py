@@ -304,8 +304,7 @@ class OtherNodes:
                     clock.offset_ns / 1e9)
                 path = self._save(rank, from_node, request.logdir, node.came)
                 outcome = replace(outcome, name=path.name, cost=cost, began_s=began_s, result=CaptureResult(
-                    outcome.address, path, path.parent, path.parent.name, node.start.seconds, took_s, rank.size, False,
-                    "response"))
+                    path, node.start.seconds, took_s, rank.size, False))
             node.outcomes.append(outcome)
 
     def _save(self, rank: RankTrace, source: IO[bytes], logdir: Path, came: Callable[[], None]) -> Path:

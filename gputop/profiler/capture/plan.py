@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
@@ -134,7 +134,7 @@ class Plan(Struct, frozen=True):
     chosen_s: float
     why: str
     probe: Probe | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     enough: bool = False
     overview_s: float = 0.0
     ended: str = ""
@@ -147,6 +147,15 @@ class Plan(Struct, frozen=True):
     def most_events(self, probe: Probe) -> int:
         """Return the events of the host at which a recording as planned ends, of the job that this ``probe`` showed."""
         return round(max(_LEAST_EVENTS, _MORE_EVENTS * probe.host_events_per_s * self.chosen_s))
+
+    def ended_early(self, seconds: float, cause: str, *, overview: bool = False) -> Plan:
+        """The plan as it was carried out: shorter, with the reason, and then all the rest an ``overview`` if there can
+        be one."""
+        rest = "after that, gputop watched only for rare events" if overview else "less frequent work is missing"
+        return replace(
+            self, chosen_s=seconds, enough=False, why=f"ended early, because {cause}",
+            overview_s=round(self.asked_s - seconds, 3) if overview else 0.0,
+            ended=f"gputop ended the recording after {seconds:g} of {self.asked_s:g} s, because {cause}: {rest}.")
 
 
 def needs_probe(asked_s: float, limits: RecorderLimits = SERVER_LIMITS) -> bool:

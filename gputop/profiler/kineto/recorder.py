@@ -230,8 +230,7 @@ class _Take(Struct):
             raise EmptyTrace(f"PyTorch's profiler recorded no activity in process {pid} for {seconds:g} s",
                              "Either the process is not training, or it is waiting for a GPU with seconds of queued "
                              f"work; in that case, capture for longer. The trace is in {path}", took_s)
-        return CaptureResult(f"pid:{pid}", path, run.path, run.path.name, self.recorded_s, took_s, size, False,
-                             "job's disk", sent_s=written_s - took_s)
+        return CaptureResult(path, self.recorded_s, took_s, size, False, sent_s=written_s - took_s)
 
     def _config(self) -> RecordingConfig:
         order = self.recording
