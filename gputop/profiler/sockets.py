@@ -34,6 +34,7 @@ _UNIX_QUERY = struct.Struct("=BBxxIII8x")  # struct unix_diag_req: family, proto
 _UNIX_ANSWER = struct.Struct("=4xI8x")  # struct unix_diag_msg: inode
 _ATTRIBUTE = struct.Struct("=HH")  # struct nlattr: length, type
 _SHOW_NAME, _NAME = 1, 0
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 _NETLINK_TIMEOUT_S = 1.0
 _KERNEL = 0  # its address (netlink(7))
@@ -117,11 +118,8 @@ def listeners(proc: Path, pid: int, namespace: int) -> list[Listener]:
     if proc == Path("/proc"):
         with contextlib.suppress(OSError):  # the process is gone
             rows = _in_network(pid, _kernel_rows)
-    return _wildcards(_table_rows(f"{proc}/{pid}/net") if rows is None else rows, namespace)
-
-
-def _wildcards(rows: Iterable[_Row], namespace: int) -> list[Listener]:
-    return [Listener(row.inode, row.port, namespace) for row in rows if not any(row.address)]
+    return [Listener(row.inode, row.port, namespace)
+            for row in (_table_rows(f"{proc}/{pid}/net") if rows is None else rows) if not any(row.address)]
 
 
 def _table_rows(folder: str) -> Iterator[_Row]:
@@ -188,6 +186,15 @@ def _answers(kernel: socket.socket) -> Iterator[bytes]:
                 raise OSError("the kernel does not list its sockets")
             yield answer[pos + _HEADER.size:pos + length]
             pos += (length + 3) & ~3
+
+
+def receive(own: socket.socket, most_bytes: int) -> tuple[bytes, tuple[int, int] | None, object]:
+    """A datagram, the PID and the user of who sent it, as the kernel tells them (SO_PASSCRED), and the name of their
+    socket. Raises OSError."""
+    data, ancillary, _, name = own.recvmsg(most_bytes, socket.CMSG_SPACE(_CREDENTIALS.size))
+    senders = [_CREDENTIALS.unpack(value)[:2] for level, kind, value in ancillary
+               if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(value) == _CREDENTIALS.size]
+    return data, senders[0] if senders else None, name
 
 
 def listening_uids(proc: Path, host: str, port: int) -> frozenset[int]:

@@ -40,7 +40,6 @@ from gputop.trace.readers.clock_file import FILE as CLOCKS
 from gputop.trace.readers.stacks_file import FILE as STACKS
 
 if TYPE_CHECKING:
-    from gputop.core.samples import NodeSample
     from gputop.telemetry.history import History
 
 FOLDER = "black-box"  # below the logdir

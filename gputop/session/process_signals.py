@@ -16,8 +16,7 @@ from gputop.core.errors import GputopError
 from gputop.core.proc import started_s, user_name
 from gputop.core.samples import ProcessSample
 
-# Each with its effect on a training job.
-# Each in a line of a screen of 80 columns: the question replaces what is said of the selected one.
+# Each with its effect on a training job, in a line of a screen of 80 columns.
 SIGNALS: tuple[tuple[signal.Signals, str], ...] = (
     (signal.SIGINT, "like ctrl-c (KeyboardInterrupt): the job can save a checkpoint"),
     (signal.SIGTERM, "asks the process to exit; it may save its work first"),

@@ -32,8 +32,8 @@ def server() -> Iterator[str]:
 
 def test_announcements_arrive_and_malformed_ones_do_not(server):
     token, received = new_token(), queue.Queue()
-    announcements = Announcements(token, received.put)
-    announcements.start()
+    announcements = Announcements(token)
+    announcements.start(received.put)
     for nonsense in (b"", b"\xff", b"[]", b"{}", b'{"address": 1}',
                      b'{"address": "[", "line": ""}'):
         _tell(token, nonsense)
@@ -48,7 +48,7 @@ def test_announcements_arrive_and_malformed_ones_do_not(server):
 def test_which_process_it_is_says_the_kernel():
     """Not the process: in a container it has another number there, which is somebody else's here."""
     token = new_token()
-    announcements = Announcements(token, lambda _: None)
+    announcements = Announcements(token)
     _tell(token, json.dumps({"address": "pid:1", "line": "one"}).encode())
     assert announcements.receive(30) == Announcement(f"pid:{os.getpid()}", "one")
     announcements.close()
@@ -58,7 +58,7 @@ def test_which_process_it_is_says_the_kernel():
 def test_a_server_that_the_job_does_not_have_is_not_announced(address, server):
     """gputop would capture there without a question: it may be another user's, or on another machine."""
     token = new_token()
-    with contextlib.closing(Announcements(token, lambda _: None)) as announcements:
+    with contextlib.closing(Announcements(token)) as announcements:
         _tell(token, json.dumps({"address": address, "line": "one"}).encode())
         _tell(token, json.dumps({"address": server, "line": "two"}).encode())
         assert announcements.receive(30) == Announcement(server, "two")
@@ -69,21 +69,21 @@ def test_a_server_of_another_user_is_not_announced(server):
     token = new_token()
     code = ("import json, os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); "
             f"s.sendto(json.dumps({{'address': {server!r}, 'line': ''}}).encode(), {socket_name('run', token)!r})")
-    with contextlib.closing(Announcements(token, lambda _: None, 65534)) as announcements:
+    with contextlib.closing(Announcements(token, 65534)) as announcements:
         subprocess.run([sys.executable, "-c", code], check=True)
         _tell(token, json.dumps({"address": server, "line": "mine"}).encode())
         assert announcements.receive(30) == Announcement(server, "mine")
 
 
 def test_no_announcement_is_none():
-    announcements = Announcements(new_token(), lambda _: None)
+    announcements = Announcements(new_token())
     assert announcements.receive(0.0) is None
     announcements.close()
 
 
 def test_announcements_are_made_printable():
     token = new_token()
-    announcements = Announcements(token, lambda _: None)
+    announcements = Announcements(token)
     _tell(token, json.dumps({"address": None, "line": "\x1b[31mno server"}).encode())
     assert announcements.receive(30) == Announcement(None, "\ufffd[31mno server")
     announcements.close()
@@ -93,7 +93,7 @@ def test_announcements_are_made_printable():
 @pytest.mark.parametrize("user", [None, 65534])
 def test_other_users_are_not_listened_to_but_the_one_that_is_meant(user):
     token = new_token()
-    announcements = Announcements(token, lambda _: None, user)
+    announcements = Announcements(token, user)
     code = (f"import os, socket; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); "
             f"s.sendto(b'{{\"address\": null, \"line\": \"other\"}}', {socket_name('run', token)!r})")
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -107,7 +107,7 @@ def test_no_name_that_others_see_shows_the_token(monkeypatch):
     """Whoever knew it could bind the claims of a job's ranks before these do: none would be captured."""
     token = new_token()
     monkeypatch.setattr(gputop_serve, "_claim", None)
-    with contextlib.closing(Announcements(token, lambda _: None)):
+    with contextlib.closing(Announcements(token)):
         assert gputop_serve._claimed(token)
         assert token not in Path("/proc/self/net/unix").read_text(errors="replace")
     gputop_serve._release()
@@ -157,7 +157,7 @@ def _is_sending(thread: threading.Thread) -> bool:
 def test_another_user_who_fills_the_socket_does_not_silence_the_job(monkeypatch):
     monkeypatch.setattr(gputop_serve, "_TELL_S", 60)
     token = new_token()
-    with contextlib.closing(Announcements(token, lambda _: None)) as announcements, subprocess.Popen(
+    with contextlib.closing(Announcements(token)) as announcements, subprocess.Popen(
             [sys.executable, "-c", _FLOOD, socket_name("run", token)[1:]], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "full\n"

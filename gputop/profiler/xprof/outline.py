@@ -70,18 +70,12 @@ def map_open_file(file: BinaryIO) -> bytes:
 
 
 def session_window_ns(path: Path) -> tuple[int, int] | None:
-    """See :func:`recorded_window_ns`; None also for a file that cannot be read."""
+    """Begin and end of the recording, Unix time by the server's clock; None where the trace does not say, or cannot be
+    read. Of several that were joined, when the first began and the last ended."""
     try:
-        return recorded_window_ns(map_file(path))
+        data = map_file(path)
     except OSError:
         return None
-
-
-def recorded_window_ns(data: bytes) -> tuple[int, int] | None:
-    """Begin and end of the recording, Unix time by the server's clock; None where the trace does not say.
-
-    Of several that were joined, when the first began and the last ended.
-    """
     windows = []
     steps = Quota(limits.OUTLINE_FIELDS)
     for begin, end in _spans(read_fields(data, 0, len(data), {_PLANES}, _AT_MOST, steps=steps), _PLANES):
