@@ -95,10 +95,8 @@ FATAL_SIGNALS = tuple(signal.Signals[name] for name in (
 
 
 class EndBySignal:
-    """A handler that restores something, such as the terminal, and then ends the process by the signal it got.
-
-    It does not wait for an event loop, which may be what hangs.
-    """
+    """A handler that restores something, such as the terminal, and then ends the process by the signal it got. It does
+    not wait for an event loop, which may be what hangs."""
 
     def __init__(self, restore: Callable[[], None]) -> None:
         self._restore = restore

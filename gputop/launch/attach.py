@@ -153,10 +153,8 @@ def running_in(process: target.Target, text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _script(process: target.Target, text: str) -> Iterator[Path]:
-    """A file in the process's own /tmp, for the time of the block; yields its path as the process sees it.
-
-    The job's user may have made that root, a link for /tmp included, which would lead into the host.
-    """
+    """A file in the process's own /tmp, for the time of the block; yields its path as the process sees it. The job's
+    user may have made that root, a link for /tmp included, which would lead into the host."""
     name = f"gputop-{environment.new_token()}.py"
     with contextlib.ExitStack() as stack:
         with os_errors_as(f"cannot write a script to {_SCRIPTS} of process {process.pid}",

@@ -188,9 +188,7 @@ def ranks_elsewhere(environ: Mapping[str, str]) -> int:
 
 def find_ranks(address: str, proc: Path = Path("/proc")) -> list[int]:
     """The PIDs of the ranks on this node that meet at ``address``, by rank, as far as their environment may be read.
-
-    Raises GputopError where they are of several users: a job is one user's, and anybody can set these variables.
-    """
+    Raises GputopError where they are of several users: a job is one user's, and anybody can set these variables."""
     environs = {pid: environ_of(pid, proc) for pid in process_ids(proc)}
     ranks = {pid: int(environ["RANK"]) for pid, environ in environs.items() if meeting_address(environ) == address}
     rank_pids = []

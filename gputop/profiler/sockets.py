@@ -204,10 +204,8 @@ def listening_uids(proc: Path, host: str, port: int) -> frozenset[int]:
 
 
 def listening_pid(proc: Path, host: str, port: int) -> int | None:
-    """The process whose socket listens there; None where that may not be seen.
-
-    A job's loader workers that were forked have the socket open, too: it is the oldest that serves.
-    """
+    """The process whose socket listens there; None where that may not be seen. A job's loader workers that were forked
+    have the socket open, too: it is the oldest that serves."""
     held = holders(proc, {inode for _, inode in _listening(proc, host, port)})
     return next((pids[0] for pids in held.values() if pids), None)
 

@@ -127,11 +127,8 @@ class RunFolder(Struct):
         return self.path / self._partial
 
     def save(self, data: bytes) -> Path:
-        """Write the trace, whole or not at all, and return where; raises GputopError.
-
-        The job has paid for it by now: where the logdir cannot take it any more, it goes to
-        another place, and ``save_error`` gives the reason.
-        """
+        """Write the trace, whole or not at all, and return where; raises GputopError. The job has paid for it by now:
+        where the logdir cannot take it any more, it goes to another place, and ``save_error`` gives the reason."""
         try:
             return self.receive(io.BytesIO(data), len(data))  # shares the bytes, does not copy them
         except OSError as error:
@@ -146,11 +143,8 @@ class RunFolder(Struct):
             "Free some space or choose another --logdir, and capture again; gputop left no partial files behind.")
 
     def adopt(self, source: BinaryIO, source_path: Path, stopped: Callable[[], bool] = lambda: False) -> Path:
-        """Take over a trace that is open as ``source``: in place already, or copied.
-
-        Raises GputopError that names ``source_path``, which stays as it is; also once ``stopped()``, and for a file
-        that is too large.
-        """
+        """Take over a trace that is open as ``source``: in place already, or copied. Raises GputopError that names
+        ``source_path``, which stays as it is; also once ``stopped()``, and for a file that is too large."""
         with os_errors_as(
                 f"the trace could not be copied from {source_path} to {self.file}",
                 f"The trace is still at {source_path}. Free some space or choose another --logdir, or copy the trace "

@@ -133,10 +133,8 @@ def job_hosts(environ: Mapping[str, str]) -> list[str]:
 
 
 def tf_config_hosts(text: str) -> list[str]:
-    """The machines of the training tasks in a TF_CONFIG; the ports there are tf.distribute's own.
-
-    Raises GputopError (wrong usage).
-    """
+    """The machines of the training tasks in a TF_CONFIG; the ports there are tf.distribute's own. Raises GputopError
+    (wrong usage)."""
     try:
         cluster = parse(text)["cluster"]
         tasks = [address for task in _TRAINING_TASKS for address in cluster.get(task, ())]

@@ -67,9 +67,7 @@ def unknown(reason: str) -> GpuNumbers:
 
 def on_node(finding: Finding, numbers: GpuNumbers) -> Finding:
     """A finding of a trace with NVML's numbers in ``gpus``, consequences included; unchanged where they are not known.
-
-    Its texts keep the job's own numbers.
-    """
+    Its texts keep the job's own numbers."""
     gpus = numbers.on_node(finding.gpus)
     if numbers.same or gpus is None:
         return finding
@@ -89,10 +87,8 @@ def local(server: Server) -> bool:
 
 
 def numbers_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSample | None) -> GpuNumbers:
-    """The node's numbers of the GPUs in a capture of these servers; ``sample``: the node's newest.
-
-    Of one worker of several, those of all GPUs that it holds: which of the trace's are its own is not known here.
-    """
+    """The node's numbers of the GPUs in a capture of these servers; ``sample``: the node's newest. Of one worker of
+    several, those of all GPUs that it holds: which of the trace's are its own is not known here."""
     if record.analysis is None or sample is None:
         return unknown("the capture has no analysis, or the node has not been sampled yet")
     if len(servers) != 1:

@@ -29,10 +29,8 @@ _SAME_START_S = 1.0  # the boot time in /proc/stat changes by up to a second whe
 
 def send(process: ProcessSample, number: signal.Signals, *, proc: Path = Path("/proc"),
          deliver: Callable[[int, signal.Signals], None] | None = None, own_uid: int | None = None) -> None:
-    """Send the signal; raises GputopError with the reason where it must not or cannot be sent.
-
-    ``deliver(fd, number)`` takes a pidfd: :func:`signal.pidfd_send_signal`.
-    """
+    """Send the signal; raises GputopError with the reason where it must not or cannot be sent. ``deliver(fd, number)``
+    takes a pidfd: :func:`signal.pidfd_send_signal`."""
     pid = process.local_pid or process.pid
     if pid <= 1 or pid == os.getpid():
         raise GputopError(f"gputop does not send signals to PID {pid}", "To quit gputop, press q.")

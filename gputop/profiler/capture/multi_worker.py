@@ -255,10 +255,8 @@ def shortest_plan(asked_s: float, plans: Sequence[tuple[str, Plan]]) -> Plan:
 
 
 def trace_names(addresses: Sequence[str]) -> list[str]:
-    """Return what to call each worker's trace: its host, with the port (socket) where several are on one host.
-
-    Several addresses can have one host name and one port (two loopback addresses, two namespaces): they are counted.
-    """
+    """Return what to call each worker's trace: its host, with the port (socket) where several are on one host. Several
+    addresses can have one host name and one port (two loopback addresses, two namespaces): they are counted."""
     hosts = [machine_name(address) for address in addresses]
     places = [re.sub(r"[^A-Za-z0-9._-]+", "_", unix_name(address) or str(split_address(address)[1])).strip("_")
               for address in addresses]

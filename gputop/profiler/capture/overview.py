@@ -132,9 +132,7 @@ class _Overview(Struct):
 def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch, scratch: Path,
                     workers: int = 1) -> OverviewMade:
     """Record ``chosen.overview_s`` beside the detail, as far as that goes; blocks. Raises nothing of its own.
-
-    ``detail`` is its trace. ``scratch``: a folder of this overview's own, removed by its owner.
-    """
+    ``detail`` is its trace. ``scratch``: a folder of this overview's own, removed by its owner."""
     assert chosen.probe is not None
     made = _Overview(recorder, chosen, chosen.probe, watch, scratch / "overview", workers)
     try:

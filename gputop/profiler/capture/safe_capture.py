@@ -165,10 +165,8 @@ def _probe_once(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threa
 
 @contextmanager
 def probe_logdir(logdir: str | Path) -> Iterator[Path]:
-    """A folder below the logdir for the probe's trace, gone afterwards; raises GputopError where none can be.
-
-    There and not in /tmp: a server on another machine may reach the logdir and nothing else.
-    """
+    """A folder below the logdir for the probe's trace, gone afterwards; raises GputopError where none can be. There and
+    not in /tmp: a server on another machine may reach the logdir and nothing else."""
     RunFolder.create(logdir, "probe").discard()  # says what is wrong with the logdir before the job is disturbed
     base = Path(logdir).expanduser().absolute()
     missing = [folder for folder in (base, *base.parents) if not folder.exists()]

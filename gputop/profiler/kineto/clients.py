@@ -73,10 +73,8 @@ def find_clients(proc: Path = _PROC) -> list[DaemonClient]:
 
 
 def _client(pid: int, proc: Path, bound: dict[int, str]) -> DaemonClient | None:
-    """The client that a process is; ``bound``: the sockets with a client's name. Raises OSError.
-
-    A forked child has its parent's socket open, too, and is no client: kineto's thread is not in it.
-    """
+    """The client that a process is; ``bound``: the sockets with a client's name. Raises OSError. A forked child has its
+    parent's socket open, too, and is no client: kineto's thread is not in it."""
     inodes = bound.keys() & sockets.open_inodes(proc, pid) if bound else frozenset[int]()
     stat = stat_of(pid, proc)
     if not inodes or stat is None:

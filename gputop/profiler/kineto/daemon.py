@@ -138,11 +138,8 @@ _serving_lock = threading.Lock()
 
 @contextlib.contextmanager
 def serving(folder: SocketFolder, stopped: Callable[[], bool] = lambda: False) -> Iterator[Daemon]:
-    """Be the daemon in a folder for the block; its socket is gone afterwards. Raises GputopError.
-
-    Processes with one folder share the daemon. Waits for another gputop that serves there, for as long as a capture
-    usually takes.
-    """
+    """Be the daemon in a folder for the block; its socket is gone afterwards. Raises GputopError. Processes with one
+    folder share the daemon. Waits for another gputop that serves there, for as long as a capture usually takes."""
     state = os.fstat(folder.folder.fd)
     key = state.st_dev, state.st_ino
     deadline = time.monotonic() + _LOCK_TIMEOUT_S

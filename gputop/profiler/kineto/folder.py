@@ -117,10 +117,7 @@ class SocketFolder:
 
     def lock(self) -> bool:
         """Return whether this gputop is now the one that serves here, until :meth:`unlock` or :meth:`close`, or gputop
-        ends.
-
-        Others cannot hold it: its file can be opened by the job's user and root alone. Raises GputopError.
-        """
+        ends. Others cannot hold it: its file can be opened by the job's user and root alone. Raises GputopError."""
         try:
             self._lock = self.folder.take(_LOCK_NAME, self.uid)
         except BlockingIOError:
@@ -216,9 +213,7 @@ class SocketFolder:
 
 def sweep(parent: Path = Path(PLACE)) -> None:
     """Remove from this machine's /tmp what killed gputops and jobs that have ended left; of other users only as root.
-
-    Raises nothing, follows no link, and leaves alone what another gputop serves.
-    """
+    Raises nothing, follows no link, and leaves alone what another gputop serves."""
     with contextlib.suppress(OSError), Folder(parent) as above:
         with os.scandir(above.fd) as entries:
             named = (entry.name for entry in entries if entry.name.startswith(_PREFIX))

@@ -34,11 +34,8 @@ class Outline(Struct, frozen=True):
 
 
 def outline(data: bytes) -> Outline:
-    """Outline a serialized XSpace (bytes, or a mapped file).
-
-    This runs in the process that captures: it takes memory for some thousand places in the trace, and time for a
-    bounded number of fields, whatever a server has answered.
-    """
+    """Outline a serialized XSpace (bytes, or a mapped file). This runs in the process that captures: it takes memory
+    for some thousand places in the trace, and time for a bounded number of fields, whatever a server has answered."""
     steps = Quota(limits.OUTLINE_FIELDS)
     space = read_fields(data, 0, len(data), {_PLANES, _ERRORS, _WARNINGS}, _AT_MOST, steps=steps)
 
@@ -97,10 +94,8 @@ def _plane_has_events(data: bytes, begin: int, end: int, steps: Quota) -> bool:
 
 
 def count_events(data: bytes) -> tuple[int, int]:
-    """Events of the host and of the devices in a serialized XSpace, as far as it is whole.
-
-    Of a trace with more parts than a profiler writes those at its beginning count.
-    """
+    """Events of the host and of the devices in a serialized XSpace, as far as it is whole. Of a trace with more parts
+    than a profiler writes those at its beginning count."""
     host = devices = 0
     steps = Quota(limits.OUTLINE_FIELDS)
     for begin, end in _spans(read_fields(data, 0, len(data), {_PLANES}, _COUNTED, steps=steps), _PLANES):

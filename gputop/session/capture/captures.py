@@ -59,11 +59,8 @@ class FoundServers(NamedTuple):
 
 def find_servers(attached: Sequence[str], endpoints: Mapping[str, str], discover: bool,
                  busy: Collection[str] = ()) -> FoundServers:
-    """Look once for servers.
-
-    ``endpoints`` are servers the source itself brings; ``busy`` are addresses that are being captured
-    from, which must not be probed meanwhile.
-    """
+    """Look once for servers. ``endpoints`` are servers the source itself brings; ``busy`` are addresses that are being
+    captured from, which must not be probed meanwhile."""
     from gputop.core.proc import started_s
     from gputop.profiler.addresses import parse_address
     from gputop.profiler.ways import check as check_address

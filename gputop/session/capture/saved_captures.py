@@ -114,9 +114,7 @@ def rename_capture(record: CaptureRecord, name: str) -> None:
 
 def delete_capture(record: CaptureRecord) -> None:
     """Remove the traces of a capture and what gputop wrote beside them; the folder stays where it holds anything else.
-
-    Raises GputopError where that is not possible, or another user could exchange the folder.
-    """
+    Raises GputopError where that is not possible, or another user could exchange the folder."""
     run = run_of(record)
     refuse_untrusted(run.parent, "--logdir")
     try:

@@ -168,9 +168,7 @@ class ServerWatch:
 
     def attach(self, address: str) -> str:
         """Watch a profiler server, or several in the syntax of ``--attach``; returns the first in its canonical form.
-
-        Raises GputopError (usage) for what cannot be an address.
-        """
+        Raises GputopError (usage) for what cannot be an address."""
         from gputop.profiler.addresses import parse_address
         from gputop.profiler.workers import addresses
 
