@@ -149,8 +149,7 @@ class Folder:
         return inside
 
     def create(self, name: str, mode: int = PRIVATE_FILE, flags: int = 0) -> int:
-        """A descriptor of a new file, for writing; ``flags``: more of open(2). Raises FileExistsError where the name is
-        taken."""
+        """A descriptor of a new file, for writing; ``flags``: more of open(2). Raises FileExistsError."""
         return os.open(name, _CREATE | flags, mode, dir_fd=self.fd)
 
     @contextmanager
@@ -420,8 +419,7 @@ def write_file(path: Path, data: bytes, *, devices: bool = False) -> None:
 
 
 def _own_descriptor(path: Path) -> int | None:
-    """Descriptor that /dev/stdout or /dev/fd/N leads to. Redirected to a file it is no device, and may not be
-    replaced."""
+    """Descriptor that /dev/stdout or /dev/fd/N leads to. Redirected to a file, it may not be replaced."""
     try:
         target = path.readlink() if path.parent == Path("/dev") else path
         return int(target.name) if target.parent.resolve() == Path(f"/proc/{os.getpid()}/fd") else None

@@ -98,8 +98,7 @@ def no_answer(pid: int, waited_s: float) -> GputopError:
 
 
 def state_now(pid: int, watched_s: float = _WATCH_S) -> str:
-    """Sentence that says whether a process still runs after a request, as far as CPU time shows it. Blocks for a
-    second."""
+    """Sentence on whether a process still runs after a request, by its CPU time. Blocks for a second."""
     before_ns = cpu_time_ns(pid)
     time.sleep(watched_s)
     now_ns, stat = cpu_time_ns(pid), stat_of(pid)

@@ -115,8 +115,7 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA, *,
 
 
 def is_pytorch(pid: int) -> bool:
-    """Return whether PyTorch is what is captured of a process: a job of TensorFlow or JAX may have it loaded for its
-    data."""
+    """Return whether a process is captured by PyTorch: a TensorFlow or JAX job may have that loaded for its data."""
     loaded = loaded_frameworks(read_or_empty(f"/proc/{pid}/maps", MAPS_BYTES))
     return "pytorch" in loaded and not loaded & SERVED
 

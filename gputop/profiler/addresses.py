@@ -103,8 +103,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_local(address: str) -> bool:
-    """Return whether an address belongs to this machine: its loopback, its name, one of its interfaces, a Unix
-    socket."""
+    """Return whether an address is of this machine: its loopback, its name, one of its interfaces, a Unix socket."""
     if unix_name(address) is not None or process_of(address) is not None:
         return True
     host = split_address(address)[0]

@@ -288,8 +288,7 @@ class Finder:
         return self._grpc_servers(pid) > 1
 
     def _grpc_servers(self, pid: int) -> int:
-        """Number of ports of a process that greet as gRPC servers do; blocks for up to a second for each that does
-        not."""
+        """Number of ports of a process that greet as gRPC servers do; blocks for a second at most for each other."""
         try:
             listening, _ = self._listening({pid})
         except OSError:

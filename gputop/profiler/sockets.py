@@ -155,8 +155,7 @@ def _kernel_rows() -> list[_Row] | None:
 
 
 def _messages(query: bytes) -> Iterator[bytes]:
-    """Yield the kernel's answers to one query for all sockets of a kind; of very many the rest is left out. Raises
-    OSError."""
+    """Yield the kernel's answers to a query for all sockets of a kind, of very many the first. Raises OSError."""
     left = _TABLE_BYTES
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
         kernel.settimeout(_NETLINK_TIMEOUT_S)
@@ -435,8 +434,7 @@ def _stays(address: str, local: Collection[str], routes: Sequence[_Route], inter
 
 
 def _is_internal(interfaces: Path, name: str, depth: int = 4) -> bool:
-    """Return whether an interface and those below it, as of a bridge, a bond or a VLAN, are neither devices nor
-    tunnels."""
+    """Return whether an interface and those below it (of a bridge, a bond, a VLAN) are no devices or tunnels."""
     folder = interfaces / name
     try:
         if not depth or (folder / "type").read_text().strip() != _ETHERNET or (folder / "device").exists():

@@ -181,8 +181,7 @@ class RunFolder(Struct):
             return False
 
     def free_bytes(self, *, reserve: bool = False) -> int:
-        """Number of bytes that its file system still takes; with ``reserve``, so that others find room as well. Raises
-        OSError."""
+        """Bytes that its file system still takes; with ``reserve``, so that others find room too. Raises OSError."""
         disk = os.fstatvfs(self.folder.fd)
         kept = min(disk.f_blocks * disk.f_frsize // _RESERVED_PARTS, _RESERVED_BYTES) if reserve else 0
         return disk.f_bavail * disk.f_frsize - kept

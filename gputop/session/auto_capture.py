@@ -272,8 +272,7 @@ class Trigger(Struct):
     _gpus: dict[str, _Gpu] = field(default_factory=dict)
 
     def check(self, history: History, sample: NodeSample | None = None) -> Dip | None:
-        """The first GPU that meets the rule since this sample, if any. Call it once per sample, which a condition
-        reads."""
+        """The first GPU that meets the rule since this sample, which a condition reads. Call it once per sample."""
         if self.rule.condition is not None and sample is not None:
             return self._check_condition(self.rule.condition, history, sample)
         first: Dip | None = None

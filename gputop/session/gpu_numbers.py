@@ -43,8 +43,7 @@ class GpuNumbers(Struct, frozen=True):
         return bool(self.by_ordinal) and all(a == b for a, b in self.by_ordinal.items())
 
     def remark(self, finding: Finding) -> str:
-        """Remark for a finding of a trace: which of the job's numbers in its texts are which GPUs of the node; "" if
-        equal."""
+        """Remark for a trace's finding: which of the job's numbers in it are which GPUs of the node; "" if equal."""
         if finding.origin != "trace" or self.same:
             return ""
         pairs = [f"GPU {a} is GPU {b} on this node" for a, b in sorted(self.by_ordinal.items()) if b in finding.gpus]

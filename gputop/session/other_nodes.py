@@ -97,8 +97,7 @@ class RankTrace(Struct, frozen=True):
 
 
 class Ranks(Struct, frozen=True):
-    """The last line of a node; the traces follow in this order. ``received_s``: when :class:`Start` came, Unix time
-    there."""
+    """The last line of a node; the traces follow in this order. ``received_s``: Unix time there of :class:`Start`."""
 
     schema: str
     received_s: float

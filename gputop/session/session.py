@@ -204,8 +204,7 @@ class Session:
             self._notify("capture")
 
     def open_capture(self, record: CaptureRecord) -> None:
-        """Show a capture as the last one is shown; one that is not analyzed is analyzed first, in the background.
-        Raises GputopError where that cannot be."""
+        """Show a capture as the last one is shown, once it is analyzed, in the background. Raises GputopError."""
         if self.replayed_snapshot is not None and record is not self.results.last_capture:
             raise GputopError("a snapshot does not contain other captures", "Run gputop to open the capture.")
         if record.analysis is None:

@@ -268,8 +268,7 @@ def trace_names(addresses: Sequence[str]) -> list[str]:
 
 
 def each_once(recorders: Sequence[Recorder]) -> list[Recorder]:
-    """Return those of the recorders that record different processes: further addresses of the same port of one left
-    out."""
+    """Return the recorders of different processes, without further addresses of the same port of one."""
     first: dict[tuple[int, int] | str, Recorder] = {}
     for recorder in recorders:
         address, pid = recorder.address, recorder.pid

@@ -104,8 +104,7 @@ class _Overview(Struct):
                 rate = max(rate, (events + marks) / recorded_s)
 
     def _record(self, order: RecordingOrder) -> tuple[float, int, int]:
-        """Make one recording, a part of the overview: its seconds, its events, and the marks of thread pools. Raises
-        GputopError."""
+        """Record one part: its seconds, its events, and the marks of thread pools. Raises GputopError."""
         def as_overview(progress: Progress) -> Progress:  # whatever the part's phase
             done_s = self.seconds + self.spread_s + progress.elapsed_s
             return Progress("overview", min(self.chosen.overview_s, done_s))

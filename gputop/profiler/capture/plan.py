@@ -233,8 +233,7 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
 
 
 def overview_events(asked_s: float, workers: int = 1) -> tuple[float, float]:
-    """Return how many events the overview of each of so many workers may have, in a capture of ``asked_s``, and how
-    many marks of thread pools."""
+    """The events, and the marks of thread pools, that each of so many workers' overviews may have."""
     most = _MAX_OVERVIEW_EVENTS / workers
     events = min(_OVERVIEW_EVENTS * max(1.0, asked_s / 10), most)
     return events, most - events
@@ -274,8 +273,7 @@ class MemoryLimits(Struct, frozen=True):
     job_bytes_per_s: float = 0.0
 
     def excess(self, seconds: float, grown: int, free: FreeResources) -> str:
-        """Return what is wrong with a job that grew by ``grown`` bytes in ``seconds`` of recording, as the rest of a
-        sentence; "" for nothing."""
+        """What is wrong with a job that grew by so many bytes in so many seconds, as the rest of a sentence, or ""."""
         for left, least, per_s, where in (
                 (free.shared_bytes, self.shared_bytes, self.shared_bytes_per_s, "is free"),
                 (free.job_bytes, self.job_bytes, self.job_bytes_per_s, "is left within the job's limit")):
@@ -309,8 +307,7 @@ def _left(free: FreeResources) -> float | None:
 
 
 def _job_bytes_per_s(probe: Probe, limits: RecorderLimits) -> float:
-    """Return what a job grows by in each second of a recording. A short probe shows less of that than is known of an
-    event."""
+    """What a job grows by in a second of recording. A short probe shows less of it than is known of an event."""
     if limits.job_bytes_per_event:
         return limits.job_bytes_per_byte * probe.bytes / probe.seconds + (
             limits.job_bytes_per_event * probe.events_per_s)

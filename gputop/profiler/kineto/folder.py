@@ -36,8 +36,7 @@ _MAX_ENTRIES = 4096
 
 
 def is_of_gputop(folder: PurePosixPath) -> bool:
-    """Return whether gputop made a folder, here or in a job that it prepared: its clients poll often and log
-    nothing."""
+    """Return whether gputop, or a job that it prepared, made a folder: its clients poll often and log nothing."""
     return folder.name.startswith(_PREFIX)
 
 
@@ -145,15 +144,13 @@ class SocketFolder:
                               as_process.fix(error)) from None
 
     def unbind(self) -> None:
-        """Remove the daemon's socket if it still is that of :meth:`bind`: a job would wait for one that nobody
-        reads."""
+        """Remove the daemon's socket if it still is ours: a job would wait for one that nobody reads."""
         with contextlib.suppress(OSError):
             if self._bound is not None and os.path.samestat(self.folder.state(DAEMON_NAME), self._bound):
                 self.folder.remove(DAEMON_NAME)
 
     def send(self, daemon: socket.socket, name: str, datagram: bytes) -> bool:
-        """Send a datagram to the socket of that name, if it is one of the job's user; returns whether it went. Never
-        blocks."""
+        """Send to the socket of that name, if it is the job's user's; returns whether it went. Never blocks."""
         try:
             with self.folder.socket(name, self.uid) as path:
                 daemon.sendto(datagram, path)

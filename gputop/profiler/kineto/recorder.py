@@ -336,8 +336,7 @@ def _events(file: BinaryIO) -> Iterator[bytes]:
 
 
 def window_ns(file: BinaryIO) -> tuple[int, int] | None:
-    """Window from the first event that the file names to the end of the recording, which it names last. Raises
-    OSError."""
+    """Window from the first event in the file to the recording's end, which stands last. Raises OSError."""
     head = file.read(_EDGE_BYTES)
     file.seek(max(0, os.fstat(file.fileno()).st_size - _EDGE_BYTES))
     base, first = _BASE.search(head), _TIME.search(head)

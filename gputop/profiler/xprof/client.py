@@ -116,8 +116,7 @@ def set_options(options: Any, *, overview: bool = False, operations: bool = Fals
 
 
 class _Call:
-    """One Profile call, watched from the calling thread: when it was sent (``sent_s``, Unix time), and how long it
-    took."""
+    """One Profile call, watched from the calling thread. ``sent_s`` is Unix time."""
 
     def __init__(self, address: str, seconds: float, request: Any, wait_s: float = 0.0) -> None:
         """``wait_s``: about how long the server waits before it begins."""

@@ -312,8 +312,7 @@ class CaptureControl:
                                           record.problem.fix))
 
     def _wait_for_idle(self, wait: IdleWait, servers: Sequence[Server]) -> bool:
-        """Block until it is time for the capture, somebody wants it now, or the job has ended; False: until it was
-        canceled."""
+        """Block until it is time, somebody wants it now, or the job has ended; False: until it was canceled."""
         from gputop.profiler.ways import prepare
 
         prepare()  # a second that is not in the way later

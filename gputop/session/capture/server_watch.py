@@ -234,8 +234,7 @@ class ServerWatch:
             self._on_change()
 
     def _without_failed(self, servers: tuple[Server, ...]) -> tuple[Server, ...]:
-        """An address that the user named while another server answered, and at which none does, is named no longer:
-        that server stays the one to capture from."""
+        """An address that was named while another server answered, and at which none does, is named no longer."""
         tried = [s for s in servers if s.address in self._tried]
         if not tried:
             return servers
