@@ -123,7 +123,7 @@ class _Node:
     def expect(self, seconds: float) -> None:
         """All that is still to come must have come in so many seconds, and something of it soon."""
         self.latest_s = time.monotonic() + seconds
-        self.due_s = min(self.latest_s, time.monotonic() + _SILENT_S)
+        self.came()
 
     def came(self) -> None:
         """Note that something has come."""

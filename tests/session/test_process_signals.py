@@ -58,22 +58,27 @@ def test_a_later_process_of_the_same_number_gets_nothing(child: subprocess.Popen
     assert child.poll() is None
 
 
-def test_processes_of_others_are_refused_by_name_and_roots_rights_are_used(child: subprocess.Popen[bytes]) -> None:
+def test_processes_of_others_are_refused_by_name_and_roots_rights_are_used(child: subprocess.Popen[bytes],
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     process = selected(child.pid)
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda _, n: sent.append(n))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 54321)
     with pytest.raises(GputopError, match=rf"{child.pid} belongs to .*, and you are"):
-        send(process, signal.SIGKILL, own_uid=os.getuid() + 54321, deliver=lambda _, n: sent.append(n))
+        send(process, signal.SIGKILL)
     assert sent == []
-    send(process, signal.SIGKILL, own_uid=0, deliver=lambda _, n: sent.append(n))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    send(process, signal.SIGKILL)
     assert sent == [signal.SIGKILL]
 
 
-def test_what_the_kernel_refuses_is_said(child: subprocess.Popen[bytes]) -> None:
+def test_what_the_kernel_refuses_is_said(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: int, __: signal.Signals) -> None:
         raise PermissionError
 
+    monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
     with pytest.raises(GputopError, match="kernel does not allow you"):
-        send(selected(child.pid), signal.SIGTERM, deliver=refuse)
+        send(selected(child.pid), signal.SIGTERM)
 
 
 def test_neither_itself_nor_the_first_process() -> None:
