@@ -185,7 +185,7 @@ def test_remote_execution_is_asked_for_where_there_is_one(packages, monkeypatch)
         assert attach.start_server(_target(process)).address is not None
         with remote_exec.memory_of(process.pid) as memory:
             slot = remote_exec.find_slot(process.pid, memory)
-            assert slot is not None and remote_exec._flag(memory, slot.pending) == 0
+            assert slot is not None and remote_exec._word(memory, slot.pending, 4) == 0
 
 
 @pytest.mark.parametrize(("options", "environ"), [((), {"PYTHON_DISABLE_REMOTE_DEBUG": "1"}),

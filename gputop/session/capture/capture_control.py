@@ -17,13 +17,7 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.core.proc import stat_of
 from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
-from gputop.profiler.capture.request import (
-    CaptureQuestion,
-    CaptureRequest,
-    ask_hold,
-    ask_workers,
-    require_no_question,
-)
+from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, ask_hold, ask_workers, require_no_question
 from gputop.replay.player import Player
 from gputop.session.capture import captures
 from gputop.session.capture.server_watch import ServerWatch
