@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from gputop.core.errors import GputopError
 from gputop.core.samples import ProcessSample, Reading
 from gputop.session.process_signals import SIGNALS, send
 from gputop.sources.host import proc_files
+from tests.processes import asleep
 from tests.records import replace
 
 NONE = Reading.missing("bytes", "test")
@@ -29,9 +29,8 @@ def selected(pid: int) -> ProcessSample:
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+    with asleep() as process:
         yield process
-        process.kill()
 
 
 def test_stop_go_on_and_end(child: subprocess.Popen[bytes]) -> None:
