@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,14 @@ def quick_pilots() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         make_pilots_cheap(patch)
         yield
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that others may enter, with a short path: the name of a socket has 107 characters at most."""
+    with tempfile.TemporaryDirectory(prefix="gk-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.fixture

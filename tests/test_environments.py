@@ -57,7 +57,7 @@ def test_tensorflow_215_writes_to_its_own_disk(tensorflow: Environment, tmp_path
         result = capture(job.address, seconds=1, logdir=tmp_path / "here", pid=job.pid)
         (server,) = [s for s in Finder().find([job.pid]).servers if s.pid == job.pid]
         capture_inside(tensorflow, job.address, tmp_path / "inside")
-    assert result.delivered == "server disk" and result.path.is_relative_to(tmp_path / "here")
+    assert result.path.is_relative_to(tmp_path / "here")
     steps = find_steps(load([result.path]))
     assert steps is not None and steps.count > 2
     assert (server.framework, server.version) == ("TensorFlow", job.versions["tensorflow"])
@@ -70,7 +70,6 @@ def test_jax_hands_the_trace_over(jax: Environment, tmp_path: Path) -> None:
         result = capture(address, seconds=1, logdir=tmp_path / "here", pid=pid)
         (server,) = [s for s in Finder().find([pid]).servers if s.pid == pid]
         capture_inside(jax, address, tmp_path / "inside")
-    assert result.delivered == "response"
     steps = find_steps(load([result.path]))
     assert steps is not None and steps.count > 2
     assert (server.framework, server.version) == ("JAX", version)

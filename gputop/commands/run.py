@@ -119,9 +119,9 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
             session.watch.attach(announcement.address)
         job.set_server(announcement.address, announcement.line)
 
-    with contextlib.closing(Announcements(token, on_announcement)) as announcements:
+    with contextlib.closing(Announcements(token)) as announcements:
         job = StartedJob(args.job, environ, args.output or log_path(options.logdir))
-        announcements.start()
+        announcements.start(on_announcement)
         try:
             with (contextlib.closing(session), common.exporting(args, session), common.notifying(args, session),
                   forward_signals(job)):

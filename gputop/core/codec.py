@@ -39,10 +39,8 @@ class TooManyValues(ValueError):
 
 
 def encode(value: object) -> bytes:
-    """``value`` as compact JSON. Lone surrogates, which a command line may hold, come back from :func:`parse`.
-
-    Raises ValueError for a number that is not finite.
-    """
+    """``value`` as compact JSON. Lone surrogates, which a command line may hold, come back from :func:`parse`. Raises
+    ValueError for a number that is not finite."""
     return json.dumps(msgspec.to_builtins(value, str_keys=True), allow_nan=False, separators=(",", ":")).encode()
 
 
@@ -52,10 +50,8 @@ def document_of(kind: type[S], value: object, **other: Any) -> S:
 
 
 def to_document(value: object, *, finite: bool = False) -> Any:
-    """``value`` as JSON-ready objects, lists, texts and numbers; keys in the order of the fields.
-
-    ``finite``: null takes the place of each number that JSON does not have.
-    """
+    """``value`` as JSON-ready objects, lists, texts and numbers; keys in the order of the fields. ``finite``: null
+    takes the place of each number that JSON does not have."""
     return _with_lists(msgspec.to_builtins(value, str_keys=True), finite)
 
 
@@ -77,10 +73,8 @@ def from_document(document: object, kind: type[T], name: str, fix: str = _DAMAGE
 
 
 def convert(document: object, kind: type[T], *, any_number: bool = False) -> T:
-    """The same; raises ValueError that says what is wrong where. ``any_number``: numbers may be infinite or NaN.
-
-    What is of the right type already is taken as it is: dataclasses and structs.
-    """
+    """The same; raises ValueError that says what is wrong where. ``any_number``: numbers may be infinite or NaN. What
+    is of the right type already is taken as it is: dataclasses and structs."""
     if not any_number:
         check_numbers(document)
     try:

@@ -14,11 +14,8 @@ MESSAGE_CHARS = 4000  # of what an error keeps: a server may answer with 50 MB o
 
 
 class GputopError(Exception):
-    """Something failed for a reason the user can act on.
-
-    ``message`` names the cause, ``fix`` what to do about it (may be empty), ``exit_code``
-    the status of the command (1 failed, 2 wrong usage, 3 no data).
-    """
+    """Something failed for a reason the user can act on. ``message`` names the cause, ``fix`` what to do about it (may
+    be empty), ``exit_code`` the status of the command (1 failed, 2 wrong usage, 3 no data)."""
 
     def __init__(self, message: str, fix: str = "", exit_code: int = EXIT_FAILED) -> None:
         message = _shortened(message)

@@ -80,10 +80,8 @@ def _reopened(entry: int, flags: int, path: str | Path) -> int:
 
 
 def read_regular(path: str | Path, max_bytes: int) -> bytes:
-    """The whole content of a regular file of at most ``max_bytes``; raises as :func:`open_regular`.
-
-    A file that grows meanwhile is cut there.
-    """
+    """The whole content of a regular file of at most ``max_bytes``; raises as :func:`open_regular`. A file that grows
+    meanwhile is cut there."""
     with open_regular(path, max_bytes) as file:
         return file.read(max_bytes)
 
@@ -151,16 +149,13 @@ class Folder:
         return inside
 
     def create(self, name: str, mode: int = PRIVATE_FILE, flags: int = 0) -> int:
-        """A descriptor of a new file, for writing; ``flags``: more of open(2). Raises FileExistsError where the name is
-        taken."""
+        """A descriptor of a new file, for writing; ``flags``: more of open(2). Raises FileExistsError."""
         return os.open(name, _CREATE | flags, mode, dir_fd=self.fd)
 
     @contextmanager
     def socket(self, name: str, owner: int | None = None) -> Iterator[str]:
         """A path that leads to the UNIX socket of that name in it alone, and not to where a link of that name does.
-
-        Raises OSError, ConnectionRefusedError for what is no socket, or not one of ``owner``.
-        """
+        Raises OSError, ConnectionRefusedError for what is no socket, or not one of ``owner``."""
         entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
         try:
             state = os.fstat(entry)
@@ -264,10 +259,8 @@ class Folder:
 
     @contextmanager
     def making(self, name: str) -> Iterator[Folder]:
-        """A new private folder that gets ``name`` once it is whole; nothing is left of it after an exception.
-
-        Raises OSError, FileExistsError where something of that name already exists.
-        """
+        """A new private folder that gets ``name`` once it is whole; nothing is left of it after an exception. Raises
+        OSError, FileExistsError where something of that name already exists."""
         if self.has(name):
             raise FileExistsError(errno.EEXIST, "a file or folder with this name already exists", str(self.path / name))
         temporary = f".{name[:200]}.{os.urandom(6).hex()}"
@@ -426,8 +419,7 @@ def write_file(path: Path, data: bytes, *, devices: bool = False) -> None:
 
 
 def _own_descriptor(path: Path) -> int | None:
-    """Descriptor that /dev/stdout or /dev/fd/N leads to. Redirected to a file it is no device, and may not be
-    replaced."""
+    """Descriptor that /dev/stdout or /dev/fd/N leads to. Redirected to a file, it may not be replaced."""
     try:
         target = path.readlink() if path.parent == Path("/dev") else path
         return int(target.name) if target.parent.resolve() == Path(f"/proc/{os.getpid()}/fd") else None
@@ -451,10 +443,8 @@ def unnamed_file(folder: Path) -> BinaryIO:
 
 
 def make_folders(path: Path) -> list[Path]:
-    """Make a folder and those above it, private; returns those that were not there before, outermost first.
-
-    Raises OSError, what was made removed again.
-    """
+    """Make a folder and those above it, private; returns those that were not there before, outermost first. Raises
+    OSError, what was made removed again."""
     made: list[Path] = []
     try:
         for folder in (*reversed(path.parents), path):
@@ -483,10 +473,8 @@ class Readable(Protocol):
 
 def copy_bounded(source: Readable, target: BinaryIO, max_bytes: int,
                  stopped: Callable[[], bool] = lambda: False) -> int:
-    """Copy to the end; returns the number of bytes.
-
-    Raises OSError where there are more than ``max_bytes``, and InterruptedError once ``stopped()``.
-    """
+    """Copy to the end; returns the number of bytes. Raises OSError where there are more than ``max_bytes``, and
+    InterruptedError once ``stopped()``."""
     copied = 0
     while data := source.read(min(_COPY_BYTES, max_bytes - copied + 1)):
         copied += len(data)
@@ -517,10 +505,8 @@ def untrusted_ancestor(path: Path) -> tuple[Path, str] | None:
 
 
 def _is_root_of_the_machine() -> bool:
-    """Return whether gputop runs as root, and not as the root of a user namespace (rootless containers, fakeroot).
-
-    That one has the rights of an ordinary user outside, and sees the folders of root as those of nobody.
-    """
+    """Return whether gputop runs as root, and not as the root of a user namespace (rootless containers, fakeroot). That
+    one has the rights of an ordinary user outside, and sees the folders of root as those of nobody."""
     if os.geteuid() != 0:
         return False
     try:

@@ -57,8 +57,7 @@ def free_bytes(proc: Path = _PROC, root: Path = _CGROUPS) -> float:
 
 def control_groups(pid: int | str, proc: Path = _PROC, root: Path = _CGROUPS,
                    controller: str = "memory") -> frozenset[Path]:
-    """The control groups of a process, of one controller, from its own to the top, as far as they can be seen from
-    here."""
+    """The control groups of a process, of one controller, from its own to the top, as far as they can be seen."""
     try:
         with (proc / str(pid) / "cgroup").open("rb") as file:
             text = file.read(_CGROUP_BYTES)

@@ -84,10 +84,8 @@ class Stat(Struct, frozen=True):
 
 
 def parse_stat(text: bytes) -> Stat | None:
-    """Parse /proc/PID/stat (proc(5)); None if it is truncated or malformed.
-
-    The command, in parentheses, may itself hold spaces and parentheses: fields are counted from the last one.
-    """
+    """Parse /proc/PID/stat (proc(5)); None if it is truncated or malformed. The command, in parentheses, may itself
+    hold spaces and parentheses: fields are counted from the last one."""
     head, _, tail = text.rpartition(b")")
     fields = tail.split()
     if len(fields) < 22:

@@ -153,10 +153,8 @@ class GpuSample(Struct, frozen=True):
         return Reading(min(1.0, active * clock / highest), metrics.RATIO, f"estimate from {sources}")
 
     def activity(self) -> tuple[str, Reading]:
-        """The best measure of how busy the SMs are: ``sm_active``, else coarse ``gpu_util``.
-
-        Returns the metric's id with its reading, so that a view can label the coarse one.
-        """
+        """The best measure of how busy the SMs are: ``sm_active``, else coarse ``gpu_util``. Returns the metric's id
+        with its reading, so that a view can label the coarse one."""
         fine = self["sm_active"]
         if fine.value is not None:
             return "sm_active", fine

@@ -35,8 +35,7 @@ def termination_handlers(handler: Any) -> dict[signal.Signals, Any]:
 
 @contextlib.contextmanager
 def unwinding() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block as ctrl-c does, so that what it has begun is taken back; in the main thread
-    only."""
+    """Let SIGTERM and SIGHUP end the block as ctrl-c does, so that it is cleaned up; in the main thread only."""
     def ended(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
@@ -48,8 +47,7 @@ def unwinding() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stop_at_end() -> Iterator[threading.Event]:
-    """Yield an event that is set by the first of :func:`termination_handlers`'s signals; the second ends the program
-    at once."""
+    """Yield an event that the first of :func:`termination_handlers`'s signals sets; the second ends at once."""
     stop = threading.Event()
 
     def ended(number: int, _: object) -> None:
@@ -95,10 +93,8 @@ FATAL_SIGNALS = tuple(signal.Signals[name] for name in (
 
 
 class EndBySignal:
-    """A handler that restores something, such as the terminal, and then ends the process by the signal it got.
-
-    It does not wait for an event loop, which may be what hangs.
-    """
+    """A handler that restores something, such as the terminal, and then ends the process by the signal it got. It does
+    not wait for an event loop, which may be what hangs."""
 
     def __init__(self, restore: Callable[[], None]) -> None:
         self._restore = restore

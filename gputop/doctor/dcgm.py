@@ -140,10 +140,8 @@ def _through_gpm(connection: Engine) -> frozenset[int]:
 
 
 def _held_ids(connection: Engine) -> frozenset[int] | None:
-    """The fields in field groups of the engine's clients; None where it does not list them.
-
-    The last value of a watch that ended stays readable, and looks like one of now. Its group is gone.
-    """
+    """The fields in field groups of the engine's clients; None where it does not list them. The last value of a watch
+    that ended stays readable, and looks like one of now. Its group is gone."""
     try:
         return frozenset().union(*connection.field_groups().values())
     except CallFailed:

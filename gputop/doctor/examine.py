@@ -49,10 +49,8 @@ class Examination(Struct, frozen=True):
 def examine(logdir: Path, attach: Sequence[str] = (), env: Mapping[str, str] | None = None, root: Path = _ROOT,
             deadline_s: float = DEADLINE_S, *, dcgm_address: str | None = None,
             dcgm_bindings: Path | None = None) -> Examination:
-    """Run all checks: the driver's library is searched as ``env`` says, DCGM as the ``--dcgm…`` options say.
-
-    Takes about a second, at most a little more than twice ``deadline_s``.
-    """
+    """Run all checks: the driver's library is searched as ``env`` says, DCGM as the ``--dcgm…`` options say. Takes
+    about a second, at most a little more than twice ``deadline_s``."""
     from gputop.doctor import cluster, dcgm, driver, jobs, node
     from gputop.doctor.driver_facts import ask_driver
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -65,8 +64,7 @@ def start_server(process: target.Target, port: int = 0) -> Ready:
     source += f"\nserve_now({token!r}, {port}, {listen!r}, {time.time() + ANSWER_TIMEOUT_S})\n"
     text = silent_text(source, "gputop_serve")
     before = set() if process.same_network else _listening(process.pid)
-    with contextlib.closing(Announcements(token, lambda _: None, process.uid)) as announcements, \
-            running_in(process, text):
+    with contextlib.closing(Announcements(token, process.uid)) as announcements, running_in(process, text):
         if process.same_network:
             announced = announcements.receive(ANSWER_TIMEOUT_S)
         else:
@@ -100,8 +98,7 @@ def no_answer(pid: int, waited_s: float) -> GputopError:
 
 
 def state_now(pid: int, watched_s: float = _WATCH_S) -> str:
-    """Sentence that says whether a process still runs after a request, as far as CPU time shows it. Blocks for a
-    second."""
+    """Sentence on whether a process still runs after a request, by its CPU time. Blocks for a second."""
     before_ns = cpu_time_ns(pid)
     time.sleep(watched_s)
     now_ns, stat = cpu_time_ns(pid), stat_of(pid)
@@ -155,10 +152,8 @@ def running_in(process: target.Target, text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _script(process: target.Target, text: str) -> Iterator[Path]:
-    """A file in the process's own /tmp, for the time of the block; yields its path as the process sees it.
-
-    The job's user may have made that root, a link for /tmp included, which would lead into the host.
-    """
+    """A file in the process's own /tmp, for the time of the block; yields its path as the process sees it. The job's
+    user may have made that root, a link for /tmp included, which would lead into the host."""
     name = f"gputop-{environment.new_token()}.py"
     with contextlib.ExitStack() as stack:
         with os_errors_as(f"cannot write a script to {_SCRIPTS} of process {process.pid}",
@@ -208,9 +203,7 @@ def _listening(pid: int) -> set[int]:
 
 # -- what the process announces: its server's address, or why it has none ------------------------
 
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _LONGEST_BYTES = 4096
-_LOOPBACK = "127.0.0.1"
 
 
 class Announcement(Struct, frozen=True):
@@ -228,23 +221,21 @@ class Announcements:
     that the sender's user does not have.
     """
 
-    def __init__(self, token: str, on_announcement: Callable[[Announcement], None], user: int | None = None) -> None:
-        self._callback = on_announcement
+    def __init__(self, token: str, user: int | None = None) -> None:
         self._users = {0, os.getuid() if user is None else user}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.bind(socket_name("run", token))
 
-    def start(self) -> None:
-        threading.Thread(target=self._receive, name="gputop-announcements", daemon=True).start()
+    def start(self, on_announcement: Callable[[Announcement], None]) -> None:
+        threading.Thread(target=self._receive, args=(on_announcement,), name="gputop-announcements",
+                         daemon=True).start()
 
     def receive(self, timeout_s: float) -> Announcement | None:
         """The next announcement, instead of :meth:`start`; None if none comes within ``timeout_s``."""
         self._socket.settimeout(timeout_s)
         with contextlib.suppress(TimeoutError, BlockingIOError):
-            while True:
-                if (announcement := self._next()) is not None:
-                    return announcement
+            return self._next()
         return None
 
     def close(self) -> None:
@@ -252,28 +243,25 @@ class Announcements:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _receive(self) -> None:
+    def _receive(self, on_announcement: Callable[[Announcement], None]) -> None:
         with contextlib.suppress(OSError):  # closed
             while True:
-                if (announcement := self._next()) is not None:
-                    self._callback(announcement)
+                on_announcement(self._next())
 
-    def _next(self) -> Announcement | None:
-        data, ancillary, _, _ = self._socket.recvmsg(_LONGEST_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
-        senders = [_CREDENTIALS.unpack(value)[:2] for level, kind, value in ancillary
-                   if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)]
-        if not senders or senders[0][1] not in self._users:
-            return None
-        try:
-            message = parse(data)
-            address = message["address"]
-            if isinstance(address, str) and process_of(address) is not None:
-                address = f"pid:{senders[0][0]}"  # in a PID namespace of its own it knows another number
-            elif address is not None and not _is_served_by(address, senders[0][1]):
-                return None
-            return Announcement(None if address is None else printable(str(address)), printable(str(message["line"])))
-        except (ValueError, KeyError, TypeError):
-            return None
+    def _next(self) -> Announcement:
+        """Raises OSError."""
+        while True:
+            data, sender, _ = sockets.receive(self._socket, _LONGEST_BYTES)
+            if sender is None or sender[1] not in self._users:
+                continue
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                message = parse(data)
+                address, line = message["address"], printable(str(message["line"]))
+                if isinstance(address, str) and process_of(address) is not None:
+                    address = f"pid:{sender[0]}"  # in a PID namespace of its own it knows another number
+                elif address is not None and not _is_served_by(address, sender[1]):
+                    continue
+                return Announcement(None if address is None else printable(str(address)), line)
 
 
 def _is_served_by(address: object, uid: int) -> bool:
@@ -283,4 +271,4 @@ def _is_served_by(address: object, uid: int) -> bool:
         host, port = split_address(parse_address(str(address)))
     except (GputopError, ValueError):
         return False
-    return host == _LOOPBACK and sockets.listening_uids(_PROC, host, port) == {uid}
+    return host == "127.0.0.1" and sockets.listening_uids(_PROC, host, port) == {uid}

@@ -85,10 +85,8 @@ def _places(text: bytes, names: Collection[str]) -> dict[int, str]:
 
 
 def addresses_in(pid: int, names: Collection[str]) -> dict[str, int]:
-    """Addresses in process ``pid`` of the functions ``names`` of CPython, in libpython or the executable itself.
-
-    Raises GputopError where some are missing: it is no Python, or one without these symbols.
-    """
+    """Addresses in process ``pid`` of the functions ``names`` of CPython, in libpython or the executable itself. Raises
+    GputopError where some are missing: it is no Python, or one without these symbols."""
     try:
         mapped = list(mappings(read_maps(pid)))
         executable = str(Path(f"/proc/{pid}/exe").readlink())

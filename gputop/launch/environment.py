@@ -24,10 +24,8 @@ _DROPS_ENVIRONMENT = {"docker", "podman", "nerdctl", "kubectl", "sudo", "su", "d
 
 
 def job_environ(environ: Mapping[str, str], token: str, port: int = 0, listen: str = "local") -> dict[str, str]:
-    """``environ`` for a job whose first process, or each rank, shall serve its profiler.
-
-    ``token`` identifies the job to its processes; ``port`` 0 is any; ``listen`` is "local" or "all".
-    """
+    """``environ`` for a job whose first process, or each rank, shall serve its profiler. ``token`` identifies the job
+    to its processes; ``port`` 0 is any; ``listen`` is "local" or "all"."""
     before = environ.get("PYTHONPATH")
     out = {**environ, "PYTHONPATH": f"{INSIDE}{os.pathsep}{before}" if before else str(INSIDE), "GPUTOP_RUN": token}
     if port:

@@ -243,10 +243,8 @@ def _is_usable(pid: int, thread: _Thread, registers: Registers) -> bool:
 
 
 def _resumed(registers: Registers, alone: bool = False) -> Registers:
-    """The registers with which the kernel would continue the thread after an interruption without a signal.
-
-    ``alone``: after rt_sigreturn, which forgets how much of a timeout had passed: the call is made anew.
-    """
+    """The registers with which the kernel would continue the thread after an interruption without a signal. ``alone``:
+    after rt_sigreturn, which forgets how much of a timeout had passed: the call is made anew."""
     result = _signed(registers["rax"])
     if result in _RESTART_ERRORS or (alone and result == _RESTART_BLOCK_ERROR):
         return {**registers, "rip": registers["rip"] - 2, "rax": registers["orig_rax"]}

@@ -187,10 +187,8 @@ def forward_signals(job: StartedJob, others: Mapping[signal.Signals, Any] | None
 
 
 def wait_for_exit(job: StartedJob, say: Callable[[str], None] = console.write_text, tail_lines: int = 20) -> None:
-    """Show, after the monitor, the end of the job's output and what follows, until the job exits.
-
-    Signals are forwarded meanwhile. Raw bytes go to stdout, as they would without gputop.
-    """
+    """Show, after the monitor, the end of the job's output and what follows, until the job exits. Signals are forwarded
+    meanwhile. Raw bytes go to stdout, as they would without gputop."""
     def stop(number: int, _: FrameType | None) -> None:
         job.send(number)
         os.kill(os.getpid(), signal.SIGSTOP)

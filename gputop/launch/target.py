@@ -115,8 +115,7 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA, *,
 
 
 def is_pytorch(pid: int) -> bool:
-    """Return whether PyTorch is what is captured of a process: a job of TensorFlow or JAX may have it loaded for its
-    data."""
+    """Return whether a process is captured by PyTorch: a TensorFlow or JAX job may have that loaded for its data."""
     loaded = loaded_frameworks(read_or_empty(f"/proc/{pid}/maps", MAPS_BYTES))
     return "pytorch" in loaded and not loaded & SERVED
 
@@ -188,9 +187,7 @@ def ranks_elsewhere(environ: Mapping[str, str]) -> int:
 
 def find_ranks(address: str, proc: Path = Path("/proc")) -> list[int]:
     """The PIDs of the ranks on this node that meet at ``address``, by rank, as far as their environment may be read.
-
-    Raises GputopError where they are of several users: a job is one user's, and anybody can set these variables.
-    """
+    Raises GputopError where they are of several users: a job is one user's, and anybody can set these variables."""
     environs = {pid: environ_of(pid, proc) for pid in process_ids(proc)}
     ranks = {pid: int(environ["RANK"]) for pid, environ in environs.items() if meeting_address(environ) == address}
     rank_pids = []

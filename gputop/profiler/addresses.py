@@ -12,7 +12,6 @@ from pathlib import Path
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.profiler import sockets
 
-_LOOPBACK = "127.0.0.1"
 # Servers listen on TCP. A socket in the file system leads to one: ssh -L, socat.
 _UNIX, _ABSTRACT = "unix:", "unix-abstract:"
 _PROCESS = "pid:"
@@ -51,7 +50,7 @@ def parse_address(text: str) -> str:
     if re.search(r"[\s\x00-\x1f]", host):
         raise _usage(text, "a host name cannot contain spaces")
     if host.lower() in ("", "localhost", "0.0.0.0", "::"):
-        host = _LOOPBACK
+        host = "127.0.0.1"
     elif ":" in host:
         try:
             host = f"[{ipaddress.IPv6Address(host.partition('%')[0])}]"
@@ -104,8 +103,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_local(address: str) -> bool:
-    """Return whether an address belongs to this machine: its loopback, its name, one of its interfaces, a Unix
-    socket."""
+    """Return whether an address is of this machine: its loopback, its name, one of its interfaces, a Unix socket."""
     if unix_name(address) is not None or process_of(address) is not None:
         return True
     host = split_address(address)[0]

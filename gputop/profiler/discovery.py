@@ -70,10 +70,8 @@ class ProfilerServer(Struct, frozen=True):
 
     @property
     def owner_if_other(self) -> str:
-        """The user it belongs to where that is not the one gputop runs as; empty where it is.
-
-        Such a server is captured from only where its address was named, or a question answered.
-        """
+        """The user it belongs to where that is not the one gputop runs as; empty where it is. Such a server is captured
+        from only where its address was named, or a question answered."""
         if self.uid is None or self.uid == os.geteuid():
             return ""
         return self.user or str(self.uid)
@@ -87,10 +85,8 @@ class ProfilerServer(Struct, frozen=True):
 
 
 def rank_of(environ: Mapping[str, str]) -> str | None:
-    """A process's place in its job, from its environment: "rank 3", "worker 1" (TF_CONFIG); None where it has none.
-
-    A rank in the whole job is preferred to one on the machine.
-    """
+    """A process's place in its job, from its environment: "rank 3", "worker 1" (TF_CONFIG); None where it has none. A
+    rank in the whole job is preferred to one on the machine."""
     task = _tf_config(environ).get("task")
     if isinstance(task, dict) and isinstance(task.get("type"), str):
         with contextlib.suppress(ValueError, TypeError, OverflowError, KeyError):
@@ -292,8 +288,7 @@ class Finder:
         return self._grpc_servers(pid) > 1
 
     def _grpc_servers(self, pid: int) -> int:
-        """Number of ports of a process that greet as gRPC servers do; blocks for up to a second for each that does
-        not."""
+        """Number of ports of a process that greet as gRPC servers do; blocks for a second at most for each other."""
         try:
             listening, _ = self._listening({pid})
         except OSError:

@@ -63,19 +63,15 @@ class CaptureResult(Struct, frozen=True):
     """A captured trace on disk.
 
     ``asked_s`` is its length, unless somebody stopped it. ``took_s`` is request to answer, recording included;
-    ``delivered`` how the trace came; ``errors`` and ``warnings`` are the profiler's own words about what is missing,
-    and ours about the hand-over. ``sent_s`` is our Unix time of the request.
+    ``errors`` and ``warnings`` are the profiler's own words about what is missing, and ours about the hand-over.
+    ``sent_s`` is our Unix time of the request.
     """
 
-    address: str
     path: Path
-    run_dir: Path
-    session_id: str
     asked_s: float
     took_s: float
     bytes: int
     stopped_early: bool
-    delivered: Literal["response", "server disk", "job's disk"]
     errors: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     sent_s: float = 0.0

@@ -34,6 +34,7 @@ _UNIX_QUERY = struct.Struct("=BBxxIII8x")  # struct unix_diag_req: family, proto
 _UNIX_ANSWER = struct.Struct("=4xI8x")  # struct unix_diag_msg: inode
 _ATTRIBUTE = struct.Struct("=HH")  # struct nlattr: length, type
 _SHOW_NAME, _NAME = 1, 0
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 _NETLINK_TIMEOUT_S = 1.0
 _KERNEL = 0  # its address (netlink(7))
@@ -117,11 +118,8 @@ def listeners(proc: Path, pid: int, namespace: int) -> list[Listener]:
     if proc == Path("/proc"):
         with contextlib.suppress(OSError):  # the process is gone
             rows = _in_network(pid, _kernel_rows)
-    return _wildcards(_table_rows(f"{proc}/{pid}/net") if rows is None else rows, namespace)
-
-
-def _wildcards(rows: Iterable[_Row], namespace: int) -> list[Listener]:
-    return [Listener(row.inode, row.port, namespace) for row in rows if not any(row.address)]
+    return [Listener(row.inode, row.port, namespace)
+            for row in (_table_rows(f"{proc}/{pid}/net") if rows is None else rows) if not any(row.address)]
 
 
 def _table_rows(folder: str) -> Iterator[_Row]:
@@ -157,8 +155,7 @@ def _kernel_rows() -> list[_Row] | None:
 
 
 def _messages(query: bytes) -> Iterator[bytes]:
-    """Yield the kernel's answers to one query for all sockets of a kind; of very many the rest is left out. Raises
-    OSError."""
+    """Yield the kernel's answers to a query for all sockets of a kind, of very many the first. Raises OSError."""
     left = _TABLE_BYTES
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
         kernel.settimeout(_NETLINK_TIMEOUT_S)
@@ -190,6 +187,15 @@ def _answers(kernel: socket.socket) -> Iterator[bytes]:
             pos += (length + 3) & ~3
 
 
+def receive(own: socket.socket, most_bytes: int) -> tuple[bytes, tuple[int, int] | None, object]:
+    """A datagram, the PID and the user of who sent it, as the kernel tells them (SO_PASSCRED), and the name of their
+    socket. Raises OSError."""
+    data, ancillary, _, name = own.recvmsg(most_bytes, socket.CMSG_SPACE(_CREDENTIALS.size))
+    senders = [_CREDENTIALS.unpack(value)[:2] for level, kind, value in ancillary
+               if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(value) == _CREDENTIALS.size]
+    return data, senders[0] if senders else None, name
+
+
 def listening_uids(proc: Path, host: str, port: int) -> frozenset[int]:
     """The users of the sockets that listen at a TCP port of this network, and at this very address where ``host`` is
     one. Mostly one user; none where nobody listens."""
@@ -197,10 +203,8 @@ def listening_uids(proc: Path, host: str, port: int) -> frozenset[int]:
 
 
 def listening_pid(proc: Path, host: str, port: int) -> int | None:
-    """The process whose socket listens there; None where that may not be seen.
-
-    A job's loader workers that were forked have the socket open, too: it is the oldest that serves.
-    """
+    """The process whose socket listens there; None where that may not be seen. A job's loader workers that were forked
+    have the socket open, too: it is the oldest that serves."""
     held = holders(proc, {inode for _, inode in _listening(proc, host, port)})
     return next((pids[0] for pids in held.values() if pids), None)
 
@@ -430,8 +434,7 @@ def _stays(address: str, local: Collection[str], routes: Sequence[_Route], inter
 
 
 def _is_internal(interfaces: Path, name: str, depth: int = 4) -> bool:
-    """Return whether an interface and those below it, as of a bridge, a bond or a VLAN, are neither devices nor
-    tunnels."""
+    """Return whether an interface and those below it (of a bridge, a bond, a VLAN) are no devices or tunnels."""
     folder = interfaces / name
     try:
         if not depth or (folder / "type").read_text().strip() != _ETHERNET or (folder / "device").exists():

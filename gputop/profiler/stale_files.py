@@ -38,10 +38,8 @@ def partial_name(host: str) -> str:
 
 
 def remove_stale_files(logdir: Path) -> None:
-    """Remove what dead captures of this user left in a logdir, as far as possible. Raises nothing.
-
-    In a logdir that another user could exchange nothing is removed.
-    """
+    """Remove what dead captures of this user left in a logdir, as far as possible. Raises nothing. In a logdir that
+    another user could exchange nothing is removed."""
     try:
         logdir = logdir.expanduser()
     except RuntimeError:  # no such user: the capture itself says so

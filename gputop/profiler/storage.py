@@ -39,10 +39,6 @@ _COPY_AFTER_STOP_S = 60.0  # for the trace of a recording that was stopped early
 _REPORT_PERIOD_S = 0.125
 
 
-def _never() -> bool:
-    return False
-
-
 def stops_copy(stop: threading.Event, report: Callable[[], None] = lambda: None) -> Callable[[], bool]:
     """Make the test whether a copy is to end: ``stop`` was set while it went on, or so long before that it takes too
     long.
@@ -131,13 +127,10 @@ class RunFolder(Struct):
         return self.path / self._partial
 
     def save(self, data: bytes) -> Path:
-        """Write the trace, whole or not at all, and return where; raises GputopError.
-
-        The job has paid for it by now: where the logdir cannot take it any more, it goes to
-        another place, and ``save_error`` gives the reason.
-        """
+        """Write the trace, whole or not at all, and return where; raises GputopError. The job has paid for it by now:
+        where the logdir cannot take it any more, it goes to another place, and ``save_error`` gives the reason."""
         try:
-            return self._fill(io.BytesIO(data), len(data), _never)  # shares the bytes, does not copy them
+            return self.receive(io.BytesIO(data), len(data))  # shares the bytes, does not copy them
         except OSError as error:
             self.save_error = error.strerror or str(error)
         tried = _fallback_folders(self.path, len(data))
@@ -149,12 +142,9 @@ class RunFolder(Struct):
             f"the trace ({len(data) / 1e6:.1f} MB) could not be saved as {self.file}: {self.save_error}{nor}",
             "Free some space or choose another --logdir, and capture again; gputop left no partial files behind.")
 
-    def adopt(self, source: BinaryIO, source_path: Path, stopped: Callable[[], bool] = _never) -> Path:
-        """Take over a trace that is open as ``source``: in place already, or copied.
-
-        Raises GputopError that names ``source_path``, which stays as it is; also once ``stopped()``, and for a file
-        that is too large.
-        """
+    def adopt(self, source: BinaryIO, source_path: Path, stopped: Callable[[], bool] = lambda: False) -> Path:
+        """Take over a trace that is open as ``source``: in place already, or copied. Raises GputopError that names
+        ``source_path``, which stays as it is; also once ``stopped()``, and for a file that is too large."""
         with os_errors_as(
                 f"the trace could not be copied from {source_path} to {self.file}",
                 f"The trace is still at {source_path}. Free some space or choose another --logdir, or copy the trace "
@@ -162,18 +152,13 @@ class RunFolder(Struct):
             if self._holds(source):
                 self.folder.remove(self._partial)
                 return self.file
-            return self._fill(source, self._max_copy_bytes(source), stopped)
+            return self.receive(source, self._max_copy_bytes(source), stopped)
 
     def take_over(self, path: Path) -> Path:
         """:meth:`adopt` a file that gputop itself has written; raises GputopError."""
         with os_errors_as(f"cannot read {path}", "Check the file system."), files.open_regular(
                 path, follow_links=False) as file:
             return self.adopt(file, path)
-
-    def receive(self, source: files.Readable, size: int) -> Path:
-        """Save what comes from ``source``, so many bytes, whole or not at all, and return where. Raises OSError, and
-        what ``source.read`` raises."""
-        return self._fill(source, size, _never)
 
     def open_trace(self) -> BinaryIO:
         """The trace after :meth:`adopt`, for reading; raises OSError."""
@@ -196,8 +181,7 @@ class RunFolder(Struct):
             return False
 
     def free_bytes(self, *, reserve: bool = False) -> int:
-        """Number of bytes that its file system still takes; with ``reserve``, so that others find room as well. Raises
-        OSError."""
+        """Bytes that its file system still takes; with ``reserve``, so that others find room too. Raises OSError."""
         disk = os.fstatvfs(self.folder.fd)
         kept = min(disk.f_blocks * disk.f_frsize // _RESERVED_PARTS, _RESERVED_BYTES) if reserve else 0
         return disk.f_bavail * disk.f_frsize - kept
@@ -213,8 +197,9 @@ class RunFolder(Struct):
             raise OSError(errno.ENOSPC, f"the trace needs {size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free")
         return min(MAX_COPY_BYTES, free)
 
-    def _fill(self, source: files.Readable, max_bytes: int, stopped: Callable[[], bool]) -> Path:
-        """Raises OSError, nothing partial left behind."""
+    def receive(self, source: files.Readable, max_bytes: int, stopped: Callable[[], bool] = lambda: False) -> Path:
+        """Save what comes from ``source``, whole or not at all, and return where. Raises OSError, nothing partial left
+        behind, also once ``stopped()``; and what ``source.read`` raises."""
         try:
             os.lseek(self._descriptor, 0, os.SEEK_SET)
             os.ftruncate(self._descriptor, 0)
@@ -277,7 +262,7 @@ def _save_below(folder: Path, host: str, data: bytes) -> Path:
     logdir = tempfile.mkdtemp(prefix="gputop-traces-", dir=folder)
     try:
         with RunFolder.create(logdir, host) as run:
-            return run._fill(io.BytesIO(data), len(data), _never)
+            return run.receive(io.BytesIO(data), len(data))
     except BaseException:
         shutil.rmtree(logdir, ignore_errors=True)
         raise

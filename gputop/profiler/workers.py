@@ -133,10 +133,7 @@ def job_hosts(environ: Mapping[str, str]) -> list[str]:
 
 
 def tf_config_hosts(text: str) -> list[str]:
-    """The machines of the training tasks in a TF_CONFIG; the ports there are tf.distribute's own.
-
-    Raises GputopError (wrong usage).
-    """
+    """The machines of a TF_CONFIG's training tasks, whose ports are tf.distribute's. Raises GputopError (usage)."""
     try:
         cluster = parse(text)["cluster"]
         tasks = [address for task in _TRAINING_TASKS for address in cluster.get(task, ())]

@@ -40,7 +40,6 @@ from gputop.trace.readers.clock_file import FILE as CLOCKS
 from gputop.trace.readers.stacks_file import FILE as STACKS
 
 if TYPE_CHECKING:
-    from gputop.core.samples import NodeSample
     from gputop.telemetry.history import History
 
 FOLDER = "black-box"  # below the logdir
@@ -48,10 +47,8 @@ SETTLE_S = 15.0  # after a capture: it slows the job itself, and the job has to 
 
 
 def held_before(record: CaptureRecord, dip_s: float) -> tuple[str, ...]:
-    """Note on the time between a dip, which began at ``dip_s`` (Unix time), and the first event of its trace.
-
-    Nothing where the trace was not analyzed, or does not tell when it was recorded.
-    """
+    """Note on the time between a dip, which began at ``dip_s`` (Unix time), and the first event of its trace. Nothing
+    where the trace was not analyzed, or does not tell when it was recorded."""
     trace = record.analysis.trace if record.analysis is not None else None
     if trace is None or trace.start_s is None or trace.start_s < dip_s:
         return ()
@@ -191,9 +188,7 @@ def remove_oldest(logdir: Path, max_runs: int = MAX_RUNS, max_bytes: float = MAX
 
 def remove_run(parent: Folder, run: str) -> list[str]:
     """Remove the traces of a run and what gputop wrote beside them, and its folder unless it holds anything else.
-
-    Returns the names of those that could not be removed. Raises OSError where it cannot be entered.
-    """
+    Returns the names of those that could not be removed. Raises OSError where it cannot be entered."""
     with parent.enter(run) as folder:
         names = [name for name in folder.names() if name.endswith(_TRACES) or name in (CAPTURE, CLOCKS, MARK, STACKS)]
         for name in names:
@@ -277,8 +272,7 @@ class Trigger(Struct):
     _gpus: dict[str, _Gpu] = field(default_factory=dict)
 
     def check(self, history: History, sample: NodeSample | None = None) -> Dip | None:
-        """The first GPU that meets the rule since this sample, if any. Call it once per sample, which a condition
-        reads."""
+        """The first GPU that meets the rule since this sample, which a condition reads. Call it once per sample."""
         if self.rule.condition is not None and sample is not None:
             return self._check_condition(self.rule.condition, history, sample)
         first: Dip | None = None

@@ -139,7 +139,6 @@ class FindingStore:
             age_s = self._clock() - record.time_s if record else 0.0
             analysis = record.analysis if record else None
             numbers = self.gpu_numbers
-            numbers_known = bool(numbers.by_ordinal)
             traced = tuple(on_node(f, numbers) for f in record.findings) if record else ()
             if self._earlier:
                 now, before = ranked(self.live.findings), ranked(traced)
@@ -147,5 +146,5 @@ class FindingStore:
             else:
                 self.findings = merge_findings(traced, self.live.findings, age_s,
                                                allocators_known=analysis is not None and bool(analysis.memory),
-                                               job_gpus=numbers.by_ordinal.values() if numbers_known else None)
+                                               job_gpus=numbers.by_ordinal.values() if numbers.by_ordinal else None)
             self.events.note_findings(self.findings, self._clock())

@@ -43,8 +43,7 @@ class GpuNumbers(Struct, frozen=True):
         return bool(self.by_ordinal) and all(a == b for a, b in self.by_ordinal.items())
 
     def remark(self, finding: Finding) -> str:
-        """Remark for a finding of a trace: which of the job's numbers in its texts are which GPUs of the node; "" if
-        equal."""
+        """Remark for a trace's finding: which of the job's numbers in it are which GPUs of the node; "" if equal."""
         if finding.origin != "trace" or self.same:
             return ""
         pairs = [f"GPU {a} is GPU {b} on this node" for a, b in sorted(self.by_ordinal.items()) if b in finding.gpus]
@@ -67,9 +66,7 @@ def unknown(reason: str) -> GpuNumbers:
 
 def on_node(finding: Finding, numbers: GpuNumbers) -> Finding:
     """A finding of a trace with NVML's numbers in ``gpus``, consequences included; unchanged where they are not known.
-
-    Its texts keep the job's own numbers.
-    """
+    Its texts keep the job's own numbers."""
     gpus = numbers.on_node(finding.gpus)
     if numbers.same or gpus is None:
         return finding
@@ -89,10 +86,8 @@ def local(server: Server) -> bool:
 
 
 def numbers_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSample | None) -> GpuNumbers:
-    """The node's numbers of the GPUs in a capture of these servers; ``sample``: the node's newest.
-
-    Of one worker of several, those of all GPUs that it holds: which of the trace's are its own is not known here.
-    """
+    """The node's numbers of the GPUs in a capture of these servers; ``sample``: the node's newest. Of one worker of
+    several, those of all GPUs that it holds: which of the trace's are its own is not known here."""
     if record.analysis is None or sample is None:
         return unknown("the capture has no analysis, or the node has not been sampled yet")
     if len(servers) != 1:

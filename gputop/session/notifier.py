@@ -172,10 +172,8 @@ class _Receiver:
 
 
 def run_command(command: Sequence[str], notification: Notification, timeout_s: float = TIMEOUT_S) -> None:
-    """Run a command with the notification as JSON on its standard input and its line as the last argument.
-
-    Raises OSError or RuntimeError where it cannot be started, fails, or takes too long, which ends it and its children.
-    """
+    """Run a command with the notification as JSON on its standard input and its line as the last argument. Raises
+    OSError or RuntimeError where it cannot be started, fails, or takes too long, which ends it and its children."""
     with subprocess.Popen([*command, notification.line], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                           stderr=subprocess.DEVNULL, start_new_session=True, env=inherited_environ()) as process:
         try:

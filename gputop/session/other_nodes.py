@@ -97,8 +97,7 @@ class RankTrace(Struct, frozen=True):
 
 
 class Ranks(Struct, frozen=True):
-    """The last line of a node; the traces follow in this order. ``received_s``: when :class:`Start` came, Unix time
-    there."""
+    """The last line of a node; the traces follow in this order. ``received_s``: Unix time there of :class:`Start`."""
 
     schema: str
     received_s: float
@@ -124,7 +123,7 @@ class _Node:
     def expect(self, seconds: float) -> None:
         """All that is still to come must have come in so many seconds, and something of it soon."""
         self.latest_s = time.monotonic() + seconds
-        self.due_s = min(self.latest_s, time.monotonic() + _SILENT_S)
+        self.came()
 
     def came(self) -> None:
         """Note that something has come."""
@@ -304,8 +303,7 @@ class OtherNodes:
                     clock.offset_ns / 1e9)
                 path = self._save(rank, from_node, request.logdir, node.came)
                 outcome = replace(outcome, name=path.name, cost=cost, began_s=began_s, result=CaptureResult(
-                    outcome.address, path, path.parent, path.parent.name, node.start.seconds, took_s, rank.size, False,
-                    "response"))
+                    path, node.start.seconds, took_s, rank.size, False))
             node.outcomes.append(outcome)
 
     def _save(self, rank: RankTrace, source: IO[bytes], logdir: Path, came: Callable[[], None]) -> Path:

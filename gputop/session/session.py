@@ -64,9 +64,7 @@ class Session:
                  clock: Callable[[], float] = time.time, replayed_snapshot: Snapshot | None = None,
                  sampler: Sampler | None = None) -> None:
         """``replayed_snapshot``: a snapshot to show; its findings and its capture take the place of own ones.
-
-        ``sampler``: one of this source that runs already and waits to be connected.
-        """
+        ``sampler``: one of this source that runs already and waits to be connected."""
         options = options or Options()
         self.replayed_snapshot = replayed_snapshot
         self.failure: GputopError | None = None
@@ -206,10 +204,7 @@ class Session:
             self._notify("capture")
 
     def open_capture(self, record: CaptureRecord) -> None:
-        """Show a capture as the last one is shown; one that is not analyzed is analyzed first, in the background.
-
-        Raises GputopError where that cannot be.
-        """
+        """Show a capture as the last one is shown, once it is analyzed, in the background. Raises GputopError."""
         if self.replayed_snapshot is not None and record is not self.results.last_capture:
             raise GputopError("a snapshot does not contain other captures", "Run gputop to open the capture.")
         if record.analysis is None:
@@ -230,9 +225,7 @@ class Session:
 
     def run_next_job(self) -> str:
         """Have the simulated node run its next job, as the same one with its cure; returns what it is. Blocks a little.
-
-        Raises GputopError where there is none, and while a capture runs.
-        """
+        Raises GputopError where there is none, and while a capture runs."""
         from gputop.sources.simulated import SimulatedSource
 
         if self.control.running:

@@ -92,8 +92,7 @@ class ExpectedIdle(Struct, frozen=True):
 
 
 def expected_idle(findings: Iterable[Finding], judged_s: float) -> ExpectedIdle | None:
-    """Idle time expected by live findings of the moment ``judged_s``; None where no GPU is idle at regular
-    intervals."""
+    """Idle time expected by findings of the moment ``judged_s``; None: no GPU is idle at regular intervals."""
     for finding in findings:
         if finding.id == "recurring_idle" and "next_idle_in_s" in finding.evidence:
             evidence = finding.evidence

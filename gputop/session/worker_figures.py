@@ -25,20 +25,18 @@ METRICS = ("sm_active", "power_w", "gr_active", "gpu_util")
 
 
 class WorkerFigures(Struct, frozen=True):
-    """Mean by metric over the GPUs of a worker and the last ``seconds``; ``gpus`` are their numbers there."""
+    """Mean by metric over the GPUs of a worker and the last seconds; ``gpus`` are their numbers there."""
 
     means: Mapping[str, float]
-    seconds: float
     gpus: str = ""
 
 
 def choose(servers: Sequence[Server], sample: NodeSample | None, history: History | None) -> Choice:
     """The few of these workers that are worth a capture, by the samples of this node."""
-    figures = _of_this_node(servers, sample, history)
+    seconds, figures = _of_this_node(servers, sample, history)
     metric = max(METRICS, key=lambda metric: sum(metric in worker.means for worker in figures.values()))
     chosen_from = {address: worker for address, worker in figures.items() if metric in worker.means}
     unit = GPU_METRICS[metric].unit
-    seconds = max((worker.seconds for worker in chosen_from.values()), default=1.0)
     choice = choose_workers([server.address for server in servers],
                             {address: worker.means[metric] for address, worker in chosen_from.items()},
                             f"{GPU_METRICS[metric].label} in the last {seconds:.0f} s",
@@ -55,18 +53,19 @@ def elsewhere(server: Server) -> bool:
 
 
 def _of_this_node(servers: Sequence[Server], sample: NodeSample | None,
-                  history: History | None) -> dict[str, WorkerFigures]:
+                  history: History | None) -> tuple[float, dict[str, WorkerFigures]]:
+    """The figures by address, and over how many seconds."""
     if history is None or sample is None:
-        return {}
+        return _WINDOW_S, {}
     host_pids = {pid: process.pid for process in sample.processes for pid in (process.pid, process.local_pid)}
     times = history.windows("sm_active", _WINDOW_S)[0]
     seen_s = max(1.0, float(times[-1] - times[0])) if len(times) else _WINDOW_S
-    by_pid = _by_pid(answer_of(sample, history, _WINDOW_S), seen_s)
-    return {server.address: by_pid[pid] for server in servers
-            if server.pid is not None and (pid := host_pids.get(server.pid)) in by_pid}
+    by_pid = _by_pid(answer_of(sample, history, _WINDOW_S))
+    return seen_s, {server.address: by_pid[pid] for server in servers
+                    if server.pid is not None and (pid := host_pids.get(server.pid)) in by_pid}
 
 
-def _by_pid(answer: NodeAnswer, seconds: float) -> dict[int | None, WorkerFigures]:
+def _by_pid(answer: NodeAnswer) -> dict[int | None, WorkerFigures]:
     """Means over the GPUs of each process; a metric that one of them lacks is missing."""
     gpus: dict[int | None, list[NodeGpu]] = {}
     for gpu in answer.gpus:
@@ -81,7 +80,7 @@ def _by_pid(answer: NodeAnswer, seconds: float) -> dict[int | None, WorkerFigure
             if len(plausible) == len(held):
                 means[metric] = fmean(plausible)
         numbers = {int(number) for gpu in held if (number := gpu.label.partition(":")[0]).isdecimal()}
-        figures[pid] = WorkerFigures(means, seconds, ranges(numbers, ", "))
+        figures[pid] = WorkerFigures(means, ranges(numbers, ", "))
     return figures
 
 

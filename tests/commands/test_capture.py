@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -77,9 +76,8 @@ def test_a_ready_job_beside_the_gpus_is_not_captured_for_the_one_on_them(
     assert refused == ("gputop capture 7380" in err)
 
 
-def test_a_job_that_profiles_itself_is_a_finding(tmp_path, capsys):
-    # A short path: a socket's name has 107 characters at most.
-    with tempfile.TemporaryDirectory(prefix="gk-", dir="/tmp") as folder, fake_job(Path(folder), "cycles") as process:
+def test_a_job_that_profiles_itself_is_a_finding(place, tmp_path, capsys):
+    with fake_job(place, "cycles") as process:
         command = ["capture", "--attach", f"pid:{process.pid}", "--logdir", str(tmp_path / "traces")]
         assert main(command) == 1
         verdict = capsys.readouterr().out

@@ -3,6 +3,7 @@ socket that listens, on all interfaces as theirs do. What rests on the real ones
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -10,7 +11,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from gputop.launch.elf import addresses_in
+from gputop.launch.inject import call_with_text
 from gputop.launch.job import StartedJob
+from gputop.launch.remote_exec import memory_of
 
 GPUTOP = (sys.executable, "-m", "gputop")
 _LISTEN = """\
@@ -58,6 +62,19 @@ def environment(path: Path | None = None, more: Mapping[str, str] | None = None)
            if not name.startswith(("GPUTOP_", "SLURM_", "OMPI_", "PMI", "LOCAL_RANK", "RANK", "TF_CONFIG"))}
     own.pop("PYTHONPATH", None)
     return {**own, **({"PYTHONPATH": str(path)} if path else {}), **(more or {})}
+
+
+@functools.lru_cache(1)  # not more: another process may get the PID
+def functions_of(pid: int) -> tuple[int, int]:
+    functions = addresses_in(pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
+    return functions["Py_AddPendingCall"], functions["PyRun_SimpleString"]
+
+
+def borrow(pid: int, code: str = "") -> int:
+    """Have a thread of the process ask its Python for that; Py_AddPendingCall's answer."""
+    functions = functions_of(pid)
+    with memory_of(pid) as memory:
+        return call_with_text(pid, memory, *functions, code.encode())
 
 
 def addresses(text: str) -> list[str]:

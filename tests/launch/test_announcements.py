@@ -17,11 +17,24 @@ from gputop.launch.attach import Announcement, Announcements
 from gputop.launch.environment import new_token
 from gputop.launch.inside import gputop_serve
 from gputop.launch.inside.gputop_serve import socket_name
+from tests.processes import once_ready
+
+_needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 
 
-def _tell(token: str, data: bytes) -> None:
+def _send(token: str, data: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as teller:
         teller.sendto(data, socket_name("run", token))
+
+
+def _tell(token: str, address: str | None, line: str) -> None:
+    _send(token, json.dumps({"address": address, "line": line}).encode())
+
+
+def _tell_as_nobody(token: str, address: str | None, line: str) -> None:
+    code = ("import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); "
+            f"s.sendto(sys.argv[1].encode(), {socket_name('run', token)!r})")
+    subprocess.run([sys.executable, "-c", code, json.dumps({"address": address, "line": line})], check=True)
 
 
 @pytest.fixture
@@ -31,99 +44,69 @@ def server() -> Iterator[str]:
 
 
 def test_announcements_arrive_and_malformed_ones_do_not(server):
+    """Printable, and with the number that the process has here: in a container it has another one."""
     token, received = new_token(), queue.Queue()
-    announcements = Announcements(token, received.put)
-    announcements.start()
-    for nonsense in (b"", b"\xff", b"[]", b"{}", b'{"address": 1}',
-                     b'{"address": "[", "line": ""}'):
-        _tell(token, nonsense)
-    _tell(token, json.dumps({"address": None, "line": "none"}).encode())
-    _tell(token, json.dumps({"address": server, "line": "one"}).encode())
-    assert received.get(timeout=30) == Announcement(None, "none")
-    assert received.get(timeout=30) == Announcement(server, "one")
-    announcements.close()
+    with contextlib.closing(Announcements(token)) as announcements:
+        announcements.start(received.put)
+        for nonsense in (b"", b"\xff", b"[]", b"{}", b'{"address": 1}', b'{"address": "[", "line": ""}'):
+            _send(token, nonsense)
+        for told, address, line, text in (
+                (None, None, "none", "none"), (server, server, "one", "one"),
+                ("pid:1", f"pid:{os.getpid()}", "two", "two"),
+                (None, None, "\x1b[31mno server", "\ufffd[31mno server")):
+            _tell(token, told, line)
+            assert received.get(timeout=30) == Announcement(address, text)
     assert received.empty()
-
-
-def test_which_process_it_is_says_the_kernel():
-    """Not the process: in a container it has another number there, which is somebody else's here."""
-    token = new_token()
-    announcements = Announcements(token, lambda _: None)
-    _tell(token, json.dumps({"address": "pid:1", "line": "one"}).encode())
-    assert announcements.receive(30) == Announcement(f"pid:{os.getpid()}", "one")
-    announcements.close()
 
 
 @pytest.mark.parametrize("address", ["10.9.8.7:6009", "host.example:6009", "unix:/tmp/x", "127.0.0.1:1", "nothing"])
 def test_a_server_that_the_job_does_not_have_is_not_announced(address, server):
     """gputop would capture there without a question: it may be another user's, or on another machine."""
     token = new_token()
-    with contextlib.closing(Announcements(token, lambda _: None)) as announcements:
-        _tell(token, json.dumps({"address": address, "line": "one"}).encode())
-        _tell(token, json.dumps({"address": server, "line": "two"}).encode())
-        assert announcements.receive(30) == Announcement(server, "two")
+    with contextlib.closing(Announcements(token)) as announcements:
+        _tell(token, address, "one")
+        _tell(token, server, "two")
+        assert announcements.receive(30) == Announcement(server, "two") and announcements.receive(0.0) is None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@_needs_root
 def test_a_server_of_another_user_is_not_announced(server):
     token = new_token()
-    code = ("import json, os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); "
-            f"s.sendto(json.dumps({{'address': {server!r}, 'line': ''}}).encode(), {socket_name('run', token)!r})")
-    with contextlib.closing(Announcements(token, lambda _: None, 65534)) as announcements:
-        subprocess.run([sys.executable, "-c", code], check=True)
-        _tell(token, json.dumps({"address": server, "line": "mine"}).encode())
+    with contextlib.closing(Announcements(token, 65534)) as announcements:
+        _tell_as_nobody(token, server, "")
+        _tell(token, server, "mine")
         assert announcements.receive(30) == Announcement(server, "mine")
 
 
-def test_no_announcement_is_none():
-    announcements = Announcements(new_token(), lambda _: None)
-    assert announcements.receive(0.0) is None
-    announcements.close()
-
-
-def test_announcements_are_made_printable():
-    token = new_token()
-    announcements = Announcements(token, lambda _: None)
-    _tell(token, json.dumps({"address": None, "line": "\x1b[31mno server"}).encode())
-    assert announcements.receive(30) == Announcement(None, "\ufffd[31mno server")
-    announcements.close()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@_needs_root
 @pytest.mark.parametrize("user", [None, 65534])
 def test_other_users_are_not_listened_to_but_the_one_that_is_meant(user):
     token = new_token()
-    announcements = Announcements(token, lambda _: None, user)
-    code = (f"import os, socket; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); "
-            f"s.sendto(b'{{\"address\": null, \"line\": \"other\"}}', {socket_name('run', token)!r})")
-    subprocess.run([sys.executable, "-c", code], check=True)
-    _tell(token, json.dumps({"address": None, "line": "mine"}).encode())
-    heard = announcements.receive(30)
-    assert heard is not None and heard.line == ("mine" if user is None else "other")
-    announcements.close()
+    with contextlib.closing(Announcements(token, user)) as announcements:
+        _tell_as_nobody(token, None, "other")
+        _tell(token, None, "mine")
+        assert announcements.receive(30) == Announcement(None, "mine" if user is None else "other")
 
 
 def test_no_name_that_others_see_shows_the_token(monkeypatch):
     """Whoever knew it could bind the claims of a job's ranks before these do: none would be captured."""
     token = new_token()
     monkeypatch.setattr(gputop_serve, "_claim", None)
-    with contextlib.closing(Announcements(token, lambda _: None)):
+    with contextlib.closing(Announcements(token)):
         assert gputop_serve._claimed(token)
         assert token not in Path("/proc/self/net/unix").read_text(errors="replace")
     gputop_serve._release()
 
 
 def test_a_process_that_nobody_named_claims_by_a_name_of_its_own(monkeypatch):
-    monkeypatch.delenv("GPUTOP_RUN", raising=False)
-    monkeypatch.setattr(gputop_serve, "_claim", None)
-    first = set()
+    names = set()
     for _ in range(2):
         monkeypatch.setattr(gputop_serve, "_claim", None)
         monkeypatch.delenv("GPUTOP_RUN", raising=False)
         assert gputop_serve.claimed()
-        first.add(os.environ["GPUTOP_RUN"])
+        names.add(os.environ["GPUTOP_RUN"])
         gputop_serve._release()
-    assert len(first) == 2 and not any(str(os.getpid()) == name.removeprefix("pid-") for name in first)
+    assert len(names) == 2 and not any(str(os.getpid()) == name.removeprefix("pid-") for name in names)
 
 
 _FLOOD = """
@@ -140,7 +123,7 @@ while sent:  # each takes a part of the queue
             sent += 1
     except BlockingIOError:
         pass
-print("full", flush=True)
+print("ready", flush=True)
 sys.stdin.read()
 """
 
@@ -153,18 +136,15 @@ def _is_sending(thread: threading.Thread) -> bool:
     return False
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@_needs_root
 def test_another_user_who_fills_the_socket_does_not_silence_the_job(monkeypatch):
     monkeypatch.setattr(gputop_serve, "_TELL_S", 60)
     token = new_token()
-    with contextlib.closing(Announcements(token, lambda _: None)) as announcements, subprocess.Popen(
-            [sys.executable, "-c", _FLOOD, socket_name("run", token)[1:]], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None and other.stdout.readline() == "full\n"
+    with contextlib.closing(Announcements(token)) as announcements, \
+            once_ready(sys.executable, "-c", _FLOOD, socket_name("run", token)[1:]):
         teller = threading.Thread(target=gputop_serve._tell, args=("one", token, None))
         teller.start()
         while teller.is_alive() and not _is_sending(teller):
             pass
         assert announcements.receive(30) == Announcement(None, "one")
         teller.join()
-        other.kill()

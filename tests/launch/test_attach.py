@@ -81,6 +81,11 @@ def _job(*python: str, packages: Path, **environ: str) -> AbstractContextManager
     return once_ready(*python, "-c", _JOB, stderr=subprocess.PIPE, env=environment(packages, environ))
 
 
+def _wait_in_c(process: subprocess.Popen[str]) -> None:
+    print("wait", file=process.stdin, flush=True)
+    assert process.stdout.readline() == "waits\n"
+
+
 def _scripts() -> set[Path]:
     return set(Path("/tmp").glob("gputop-*.py"))
 
@@ -129,16 +134,13 @@ def test_it_gives_back_what_its_c_library_keeps(python, packages):
         before = resident_bytes(process.pid)
         attach.give_back(_target(process))
         assert process.poll() is None and resident_bytes(process.pid) < before - (48 << 20)
-        process.kill()
 
 
 def test_one_that_waits_in_c_is_let_be(python, packages, monkeypatch):
     monkeypatch.setattr(attach, "ANSWER_TIMEOUT_S", 0.3)
     before = _scripts()
     with _job(python, packages=packages) as process:
-        assert process.stdin is not None and process.stdout is not None
-        print("wait", file=process.stdin, flush=True)
-        assert process.stdout.readline() == "waits\n"
+        _wait_in_c(process)
         with pytest.raises(GputopError, match="did not answer within"):
             attach.start_server(_target(process))
         assert _scripts() == before
@@ -154,9 +156,7 @@ def test_ctrl_c_takes_a_request_back(packages, monkeypatch):
     monkeypatch.setattr(attach.Announcements, "receive", interrupted)
     before = _scripts()
     with _job(_executes_remotely(), packages=packages) as process:
-        assert process.stdin is not None and process.stdout is not None
-        print("wait", file=process.stdin, flush=True)
-        assert process.stdout.readline() == "waits\n"
+        _wait_in_c(process)
         with pytest.raises(KeyboardInterrupt):
             attach.start_server(_target(process))
         assert _scripts() == before
@@ -185,7 +185,7 @@ def test_remote_execution_is_asked_for_where_there_is_one(packages, monkeypatch)
         assert attach.start_server(_target(process)).address is not None
         with remote_exec.memory_of(process.pid) as memory:
             slot = remote_exec.find_slot(process.pid, memory)
-            assert slot is not None and remote_exec._flag(memory, slot.pending) == 0
+            assert slot is not None and remote_exec._word(memory, slot.pending, 4) == 0
 
 
 @pytest.mark.parametrize(("options", "environ"), [((), {"PYTHON_DISABLE_REMOTE_DEBUG": "1"}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 from gputop.core.errors import GputopError
 from gputop.launch.attach import _script
 from gputop.launch.target import Target
+from tests.processes import once_ready
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a process with another root")
 _USER = 12345
@@ -26,22 +27,9 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def job(root: Path) -> Iterator[Target]:
     """A process of another user in a root of its own."""
-    ready, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.chroot(root)
-            os.setuid(_USER)
-            os.write(write, b".")
-            signal.pause()
-        finally:
-            os._exit(1)
-    os.close(write)
-    assert os.read(ready, 1) == b"."
-    os.close(ready)
-    yield Target(pid, "job", _USER, "user", 0, True)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    code = f"import os, sys; os.chroot(sys.argv[1]); os.setuid({_USER}); print('ready', flush=True); input()"
+    with once_ready(sys.executable, "-c", code, str(root)) as process:
+        yield Target(process.pid, "job", _USER, "user", 0, True)
 
 
 def test_it_is_there_for_the_job_alone_and_goes_away(root: Path, job: Target) -> None:

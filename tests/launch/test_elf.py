@@ -92,10 +92,21 @@ def test_many_tables_of_symbols_are_one(data: bytes) -> None:
     assert file.reads == 5, "header, segments, sections, names, symbols"
 
 
-@pytest.fixture(params=["pipe", "device", "folder", "link", "sparse"])
+def _library(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job has mapped that file, by what the kernel says."""
+    maps = f"7f0000000000-7f0000001000 r-xp 00000000 00:00 1    {path}\n"
+    monkeypatch.setattr(elf, "read_maps", lambda pid: maps.encode())
+
+
+@pytest.fixture(params=["pipe", "device", "folder", "link", "link on the way", "sparse"])
 def planted(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / "libpython3.12.so.1.0"
-    if request.param == "pipe":
+    if request.param == "link on the way":
+        (tmp_path / "real").mkdir()
+        (tmp_path / "lib").symlink_to("real")
+        path = tmp_path / "lib" / path.name
+        path.write_bytes(elf_file([]))
+    elif request.param == "pipe":
         os.mkfifo(path)
     elif request.param == "device":
         path.symlink_to("/dev/zero")
@@ -112,29 +123,16 @@ def planted(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_what_a_job_has_put_in_the_place_of_its_library_is_refused_at_once(
         planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    maps = f"7f0000000000-7f0000001000 r-xp 00000000 00:00 1    {planted}\n"
-    monkeypatch.setattr(elf, "read_maps", lambda pid: maps.encode())
+    _library(planted, monkeypatch)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(GputopError, match="cannot read"):
         addresses_in(os.getpid(), _NAMES)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 
-def test_a_link_in_the_root_of_a_job_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "lib").symlink_to("real")
-    (tmp_path / "real" / "libpython3.12.so").write_bytes(elf_file([]))
-    maps = f"7f0000000000-7f0000001000 r-xp 00000000 00:00 1    {tmp_path}/lib/libpython3.12.so\n"
-    monkeypatch.setattr(elf, "read_maps", lambda pid: maps.encode())
-    with pytest.raises(GputopError, match="cannot read"):
-        addresses_in(os.getpid(), _NAMES)
-
-
 def test_an_address_that_no_process_has_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = b"\0_PyRuntime\0"
     library = tmp_path / "libpython3.12.so"
-    library.write_bytes(with_symbols(symbol(1, (1 << 64) - 8), names))
-    maps = f"7f0000000000-7f0000001000 r-xp 00000000 00:00 1    {library}\n"
-    monkeypatch.setattr(elf, "read_maps", lambda pid: maps.encode())
+    library.write_bytes(with_symbols(symbol(1, (1 << 64) - 8), b"\0_PyRuntime\0"))
+    _library(library, monkeypatch)
     with pytest.raises(GputopError, match="is not Python"):
         addresses_in(os.getpid(), ("_PyRuntime",))

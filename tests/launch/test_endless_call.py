@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.launch import deadline, inject, ptrace
-from gputop.launch.elf import addresses_in
+from gputop.launch import deadline, ptrace
 from gputop.launch.remote_exec import memory_of
+from tests.launch.jobs import borrow
+from tests.processes import once_ready
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("gcc") is None,
                                 reason="x86-64 and a compiler")
@@ -49,37 +50,28 @@ _KINDS = {"calls": ("getppid()", ""), "computes": ("__asm__ volatile(\"\")", "")
 _ATTACH = """
 import sys
 from gputop.launch import ptrace
-from gputop.launch.elf import addresses_in
-from gputop.launch.inject import call_with_text
-from gputop.launch.remote_exec import memory_of
-pid = int(sys.argv[1])
-functions = addresses_in(pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
+from tests.launch.jobs import borrow
 next_stop = ptrace.Tracee.next_syscall_stop
 def told(tracee, deadline):
-    print("holds", flush=True)
+    print("ready", flush=True)
     ptrace.Tracee.next_syscall_stop = next_stop
     next_stop(tracee, deadline)
 ptrace.Tracee.next_syscall_stop = told
-with memory_of(pid) as memory:
-    call_with_text(pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"], b"")
+borrow(int(sys.argv[1]))
 """
 
 
 @pytest.fixture(params=sorted(_KINDS))
-def hostile(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def hostile(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     loop, storm = _KINDS[request.param]
     (tmp_path / "job.c").write_text(_HOSTILE.replace("LOOP", loop).replace("STORM", storm))
     subprocess.run(["gcc", "-O1", "-rdynamic", "-pthread", "-o", tmp_path / "job", tmp_path / "job.c"], check=True,
                    capture_output=True)
-    with subprocess.Popen([tmp_path / "job"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-            yield process
-        finally:
-            process.kill()
+    with once_ready(str(tmp_path / "job")) as process:
+        yield process
 
 
-def _is_released(process: subprocess.Popen[bytes]) -> None:
+def _is_released(process: subprocess.Popen[str]) -> None:
     """Nobody holds a thread of it, and it ends as it does alone."""
     for task in Path(f"/proc/{process.pid}/task").iterdir():
         assert "TracerPid:\t0\n" in (task / "status").read_text()
@@ -89,17 +81,14 @@ def _is_released(process: subprocess.Popen[bytes]) -> None:
 
 def test_a_call_that_never_returns_ends_at_the_deadline(hostile, monkeypatch):
     monkeypatch.setattr(ptrace, "CALL_S", 0.2)
-    functions = addresses_in(hostile.pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
-    with memory_of(hostile.pid) as memory, pytest.raises(GputopError, match="did not let gputop finish in time"):
-        inject.call_with_text(hostile.pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"], b"")
+    with pytest.raises(GputopError, match="did not let gputop finish in time"):
+        borrow(hostile.pid)
     _is_released(hostile)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_gputop_within_a_call_that_never_returns(hostile, number):
-    with subprocess.Popen([sys.executable, "-c", _ATTACH, str(hostile.pid)], stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL) as gputop:
-        assert gputop.stdout is not None and gputop.stdout.readline() == b"holds\n"
+    with once_ready(sys.executable, "-c", _ATTACH, str(hostile.pid), stderr=subprocess.DEVNULL) as gputop:
         gputop.send_signal(number)
         assert gputop.wait(10) == -number
     _is_released(hostile)

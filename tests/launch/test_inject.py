@@ -16,9 +16,9 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.launch import inject, ptrace
-from gputop.launch.elf import addresses_in
 from gputop.launch.inject import call_with_text
 from gputop.launch.remote_exec import memory_of
+from tests.launch.jobs import borrow, functions_of
 from tests.processes import once_ready
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only")
@@ -48,17 +48,10 @@ def _python(code: str) -> AbstractContextManager[subprocess.Popen[str]]:
     return once_ready(sys.executable, "-c", code, stderr=subprocess.STDOUT)
 
 
-def _ask(pid: int, code: str) -> int:
-    functions = addresses_in(pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
-    with memory_of(pid) as memory:
-        return call_with_text(pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"],
-                              code.encode())
-
-
 def test_a_process_that_computes_and_sleeps_does_what_it_is_asked_and_goes_on_unharmed():
     with _python(_WORK) as process:
         for number in range(200):
-            assert _ask(process.pid, f"print('asked', {number}, flush=True)") == 0
+            assert borrow(process.pid, f"print('asked', {number}, flush=True)") == 0
             assert process.stdout.readline() == f"asked {number}\n"  # in order, and nothing else
 
 
@@ -74,7 +67,7 @@ _GETS_SIGNALS = _END + ("import signal, time\nsignal.signal(signal.SIGALRM, lamb
 def test_one_thread_alone_is_borrowed_and_goes_on(code, times):
     with _python(code) as process:
         for number in range(times):
-            assert _ask(process.pid, f"print({number}, flush=True)") == 0
+            assert borrow(process.pid, f"print({number}, flush=True)") == 0
             assert process.stdout.readline() == f"{number}\n"
 
 
@@ -82,7 +75,7 @@ def test_a_process_that_computes_in_python_alone_is_told_what_it_needs(monkeypat
     monkeypatch.setattr(inject, "SEARCH_S", 0.1)
     with _python("print('ready', flush=True)\nwhile True: pass\n") as process:
         with pytest.raises(GputopError, match=r"process \d+ is computing without system calls") as caught:
-            _ask(process.pid, "print('asked')")
+            borrow(process.pid, "print('asked')")
         assert "gputop run" in caught.value.fix
         assert process.poll() is None
 
@@ -102,10 +95,9 @@ def test_a_call_that_does_not_return_is_given_up_and_the_thread_let_go(monkeypat
 
 def test_a_process_that_ends_meanwhile_is_no_fault_of_gputops():
     with _python(_WORK) as process:
-        functions = addresses_in(process.pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
+        functions = functions_of(process.pid)
         with memory_of(process.pid) as memory:
             process.send_signal(signal.SIGKILL)
             process.wait()
             with pytest.raises(GputopError, match=f"process {process.pid} has ended"):
-                call_with_text(process.pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"],
-                               b"")
+                call_with_text(process.pid, memory, *functions, b"")

@@ -8,24 +8,25 @@ that computes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from gputop.core.errors import GputopError
 from gputop.core.proc import read_stat
 from gputop.core.signal_handlers import signals_held
-from gputop.launch import inject, ptrace, target
-from gputop.launch.elf import addresses_in
-from gputop.launch.remote_exec import memory_of
+from gputop.launch import ptrace, target
+from tests.launch.jobs import borrow
 from tests.processes import once_ready
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only")
@@ -80,11 +81,10 @@ _FULL = -1  # 32 calls wait for the job's main thread, which a loaded machine le
 _ATTACKER = """
 import os, signal, sys
 from gputop.core.errors import GputopError
-from gputop.launch import inject, ptrace
-from gputop.launch.elf import addresses_in
-from gputop.launch.remote_exec import memory_of
+from gputop.launch import ptrace
+from tests.launch.jobs import borrow, functions_of
 pid, number = int(sys.argv[1]), int(sys.argv[2])
-functions = addresses_in(pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
+functions_of(pid)  # once
 request, pwrite, left = ptrace.Tracee.request, os.pwrite, 0
 def strike():
     global left
@@ -103,9 +103,7 @@ def attach(moment):
     global left
     left = moment
     ptrace.Tracee.request, os.pwrite = struck(request), struck(pwrite)
-    with memory_of(pid) as memory:
-        return inject.call_with_text(pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"],
-                                     b"asked += 1")
+    return borrow(pid, "asked += 1")
 ends, held = set(), 0
 reading, writing = os.pipe()
 def detach(tracee, deadline, detach=ptrace.Tracee.detach):
@@ -136,20 +134,13 @@ print(moment - 1, held, *sorted(ends))
 """
 
 
-@cache
-def functions_of(process: subprocess.Popen[str]) -> tuple[int, int]:
-    found = addresses_in(process.pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
-    return found["Py_AddPendingCall"], found["PyRun_SimpleString"]
-
-
-def call(process: subprocess.Popen[str], memory: int, code: str) -> None:
+def call(process: subprocess.Popen[str], code: str = "pass") -> None:
     """As gputop's own, in a thread: at its end the kernel releases the job, also where the call fails. A job that is
     killed while it is held could not be waited for."""
     result = _FULL
     while result == _FULL:
         with ThreadPoolExecutor(1) as thread:
-            result = thread.submit(inject.call_with_text, process.pid, memory, *functions_of(process),
-                                   code.encode()).result()
+            result = thread.submit(borrow, process.pid, code).result()
     assert result == 0
 
 
@@ -169,11 +160,29 @@ def _attack(process: subprocess.Popen[str], number: int) -> list[int]:
 
 def _unharmed(process: subprocess.Popen[str]) -> None:
     """The job answers, has said nothing of its own, and nobody holds it."""
-    with memory_of(process.pid) as memory:
-        call(process, memory, "print('alive', flush=True)")
+    call(process, "print('alive', flush=True)")
     assert process.stdout.readline() == "alive\n"
     for task in Path(f"/proc/{process.pid}/task").iterdir():
         assert "TracerPid:\t0\n" in (task / "status").read_text()
+
+
+@contextlib.contextmanager
+def _struck(moment: int, *, before: Callable[[], object] = lambda: None,
+            after: Callable[[], object] = lambda: None) -> Iterator[list[int]]:
+    """Do that at the request to the kernel of this number; the value is how many requests are left until then."""
+    request, left = ptrace.Tracee.request, [moment]
+
+    def struck(tracee: ptrace.Tracee, *arguments: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            before()
+        request(tracee, *arguments)
+        if left[0] == 0:
+            after()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ptrace.Tracee, "request", struck)
+        yield left
 
 
 # Each signal in one kind of sleep and one signal in each: how a sleep is made again knows nothing of gputop's signals.
@@ -195,73 +204,41 @@ def test_a_job_outlives_a_gputop_that_is_killed_at_any_moment(job):
 def test_signals_to_the_job_arrive_while_it_is_held(job, monkeypatch):
     """One for each moment: the job counts them all; a stop and a continuation change nothing."""
     monkeypatch.setattr(ptrace, "STOP_S", 1.0)
-    request = ptrace.Tracee.request
-    with memory_of(job.pid) as memory:
-        call(job, memory, "caught = 0\ndef count(*_):\n    global caught\n    caught += 1\n"
-             "signal.signal(signal.SIGALRM, count)\nprint('set', flush=True)\n")
-        assert job.stdout.readline() == "set\n"
-        sent: list[int] = []
-        for number in (signal.SIGALRM, signal.SIGCONT):
-            for moment in range(1, 25):
-                left = [moment]
-
-                def struck(tracee, *arguments, left=left, number=number):
-                    left[0] -= 1
-                    if left[0] == 0:
-                        os.kill(job.pid, number)
-                        sent.append(number)
-                    request(tracee, *arguments)
-
-                monkeypatch.setattr(ptrace.Tracee, "request", struck)
-                call(job, memory, "pass")
-        monkeypatch.setattr(ptrace.Tracee, "request", request)
-        call(job, memory, "print('caught', caught > 0, flush=True)")
-        # A signal's handler may run on the thread that sleeps, and ends a sleep as it does without gputop.
-        assert next(line for line in job.stdout if line != "woken early\n") == "caught True\n"
-        assert sent.count(signal.SIGALRM) > 10
+    call(job, "caught = 0\ndef count(*_):\n    global caught\n    caught += 1\n"
+              "signal.signal(signal.SIGALRM, count)\nprint('set', flush=True)\n")
+    assert job.stdout.readline() == "set\n"
+    alarms = 0
+    for number in (signal.SIGALRM, signal.SIGCONT):
+        for moment in range(1, 25):
+            with _struck(moment, before=functools.partial(os.kill, job.pid, number)) as left:
+                call(job)
+            alarms += number == signal.SIGALRM and left[0] <= 0
+    call(job, "print('caught', caught > 0, flush=True)")
+    # A signal's handler may run on the thread that sleeps, and ends a sleep as it does without gputop.
+    assert next(line for line in job.stdout if line != "woken early\n") == "caught True\n"
+    assert alarms > 10
     _unharmed(job)
 
 
 @pytest.mark.parametrize("code", [_JOB.replace("SLEEP", _SLEEPS["poll"]), _AT_WORK], ids=["poll", "at work"])
-def test_a_job_that_is_killed_while_it_is_held_is_no_fault_of_gputops(monkeypatch, code):
+def test_a_job_that_is_killed_while_it_is_held_is_no_fault_of_gputops(code):
     """Its status is left to whoever started it, also where its main thread is what is held."""
-    request = ptrace.Tracee.request
     for moment in range(2, 19, 2):
-        with once_ready(sys.executable, "-c", code, stderr=subprocess.STDOUT) as job, memory_of(job.pid) as memory:
-            left = [moment]
-
-            def struck(tracee, *arguments, left=left, pid=job.pid):
-                left[0] -= 1
-                if left[0] == 0:
-                    os.kill(pid, signal.SIGKILL)
-                request(tracee, *arguments)
-
-            monkeypatch.setattr(ptrace.Tracee, "request", struck)
-            with contextlib.suppress(GputopError):  # none where it had just been released
-                call(job, memory, "pass")
-            monkeypatch.setattr(ptrace.Tracee, "request", request)
+        with once_ready(sys.executable, "-c", code, stderr=subprocess.STDOUT) as job:
+            kill = functools.partial(os.kill, job.pid, signal.SIGKILL)  # job.kill would look for the job's status
+            with _struck(moment, before=kill) as left, contextlib.suppress(GputopError):  # it had just been released
+                call(job)
             if left[0] > 0:  # it was released by fewer requests: it depends on where it was caught
                 assert moment > 6
                 break
             assert job.wait(10) == -signal.SIGKILL
 
 
-def test_an_exception_in_the_window_releases_the_job(job, monkeypatch):
-    request = ptrace.Tracee.request
+def test_an_exception_in_the_window_releases_the_job(job):
     for error in (KeyboardInterrupt, SystemExit, MemoryError):
         for moment in range(2, 20):
-            left = [moment]
-
-            def struck(tracee, *arguments, left=left, error=error):
-                request(tracee, *arguments)
-                left[0] -= 1
-                if left[0] == 0:
-                    raise error
-
-            monkeypatch.setattr(ptrace.Tracee, "request", struck)
-            with memory_of(job.pid) as memory, pytest.raises(error):
-                call(job, memory, "pass")
-            monkeypatch.setattr(ptrace.Tracee, "request", request)
+            with _struck(moment, after=Mock(side_effect=error)), pytest.raises(error):
+                call(job)
     _unharmed(job)
 
 

@@ -18,6 +18,12 @@ def _job(tmp_path, script: str) -> StartedJob:
     return StartedJob(["bash", "-c", script], os.environ, tmp_path / "out" / "run.log")
 
 
+def _ended(tmp_path, script: str) -> StartedJob:
+    job = _job(tmp_path, script)
+    assert job.ended.wait(60)
+    return job
+
+
 _FAMILY = """
 import os, signal, sys
 read, write = os.pipe()
@@ -43,8 +49,8 @@ while True:
 
 
 def test_its_output_and_its_end(tmp_path):
-    job = _job(tmp_path, "echo one; echo two >&2; printf '10%%\\r20%%\\r'; echo; printf '\\e[31mred\\e[0m\\a'; exit 3")
-    assert job.ended.wait(60)
+    script = "echo one; echo two >&2; printf '10%%\\r20%%\\r'; echo; printf '\\e[31mred\\e[0m\\a'; exit 3"
+    job = _ended(tmp_path, script)
     lines, end = job.tail(10)
     assert lines == ["one", "two", "20%", "red�"]
     assert end == job.log.stat().st_size
@@ -60,21 +66,18 @@ def test_its_output_and_its_end(tmp_path):
     ("\\n\\n", []),
 ])
 def test_colors_go_and_what_else_is_no_text_is_seen(tmp_path, written, lines):
-    job = _job(tmp_path, f"printf '{written}'")
-    assert job.ended.wait(60)
+    job = _ended(tmp_path, f"printf '{written}'")
     assert job.tail(5)[0] == lines
 
 
 def test_a_progress_bar_longer_than_the_tail(tmp_path):
-    job = _job(tmp_path, "seq -f 'epoch 1: %.0f' 10000 | tr '\\n' '\\r'")
-    assert job.ended.wait(60)
+    job = _ended(tmp_path, "seq -f 'epoch 1: %.0f' 10000 | tr '\\n' '\\r'")
     assert job.log.stat().st_size > TAIL_BYTES
     assert job.tail(5) == (["epoch 1: 10000"], job.log.stat().st_size)
 
 
 def test_standard_input_is_empty(tmp_path):
-    job = _job(tmp_path, "cat; echo end")
-    assert job.ended.wait(60)
+    job = _ended(tmp_path, "cat; echo end")
     assert job.tail(5)[0] == ["end"]
 
 
@@ -103,8 +106,7 @@ def test_its_end_is_that_of_what_its_shell_started(tmp_path):
 
 
 def test_a_signal_that_ends_it_is_named(tmp_path):
-    job = _job(tmp_path, "kill -KILL $$")
-    assert job.ended.wait(60)
+    job = _ended(tmp_path, "kill -KILL $$")
     assert (job.returncode, job.state()) == (-9, "was terminated by SIGKILL")
 
 

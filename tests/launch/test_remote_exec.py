@@ -4,7 +4,6 @@ test_attach.py."""
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.launch.python_memory import (
     THREAD,
     PythonMemory,
 )
+from tests.processes import asleep
 
 
 @pytest.fixture
@@ -34,11 +34,16 @@ def memory() -> Iterator[int]:
         yield descriptor
 
 
+def _slot(memory: int, python: PythonMemory) -> remote_exec.Slot:
+    slot = remote_exec.slot_at(memory, python.at)
+    assert slot is not None
+    return slot
+
+
 @pytest.mark.parametrize("version", [0x030E00F0, 0x030E07F0, 0x030F00F0])
 def test_the_main_thread_is_asked_and_a_request_is_taken_back(memory, version):
     python = PythonMemory(version)
-    slot = remote_exec.slot_at(memory, python.at)
-    assert slot is not None
+    slot = _slot(memory, python)
     before = bytes(python.block)
     remote_exec.request(memory, slot, Path("/tmp/a.py"))
     assert (python.path, python.pending) == (b"/tmp/a.py", 1)
@@ -51,14 +56,9 @@ def test_the_main_thread_is_asked_and_a_request_is_taken_back(memory, version):
     assert python.pending == 0
 
 
-@pytest.mark.parametrize("version", [0x030D02F0, 0x030E00A7, 0x030E00C1, 0x031400F0, 0x040E00F0])
-def test_layouts_that_are_not_known_are_left_alone(memory, version):
-    python = PythonMemory(version)
-    assert remote_exec.slot_at(memory, python.at) is None
-
-
-def test_another_pythons_memory_is_left_alone(memory):
-    python = PythonMemory(cookie=bytes(8))
+@pytest.mark.parametrize("python", [
+    *map(PythonMemory, (0x030D02F0, 0x030E00A7, 0x030E00C1, 0x031400F0, 0x040E00F0)), PythonMemory(cookie=bytes(8))])
+def test_layouts_that_are_not_known_are_left_alone(memory, python):
     assert remote_exec.slot_at(memory, python.at) is None
 
 
@@ -81,8 +81,7 @@ def test_an_interpreter_that_starts_or_ends(memory, starts_or_ends):
 
 def test_another_tools_request_is_not_overwritten(memory):
     python = PythonMemory()
-    slot = remote_exec.slot_at(memory, python.at)
-    assert slot is not None
+    slot = _slot(memory, python)
     remote_exec.request(memory, slot, Path("/tmp/theirs.py"))
     with pytest.raises(GputopError, match="a request from another tool"):
         remote_exec.request(memory, slot, Path("/tmp/ours.py"))
@@ -91,18 +90,17 @@ def test_another_tools_request_is_not_overwritten(memory):
 
 def test_a_path_that_is_too_long_changes_nothing(memory):
     python = PythonMemory()
-    slot = remote_exec.slot_at(memory, python.at)
-    assert slot is not None
+    slot = _slot(memory, python)
     with pytest.raises(GputopError, match="too long"):
         remote_exec.request(memory, slot, Path("/tmp", PATH_BYTES * "a"))
     assert (python.path, python.pending, python.breaker) == (b"", 0, BREAKER_BEFORE)
 
 
 def test_a_process_that_has_ended():
-    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process, \
-            remote_exec.memory_of(process.pid) as memory:
+    with asleep() as process, remote_exec.memory_of(process.pid) as memory:
         slot = remote_exec.Slot(4096, 64, 8192, 16384)
-        process.communicate()
+        process.kill()
+        process.wait()
         with pytest.raises(GputopError, match="has ended"):
             remote_exec.request(memory, slot, Path("/tmp/a.py"))
         remote_exec.withdraw(memory, slot)  # no matter

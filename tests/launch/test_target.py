@@ -13,6 +13,7 @@ from gputop.core.proc import read_stat
 from gputop.launch import attach, serve, target
 from gputop.ranks import processes
 from tests.launch.jobs import GPUTOP
+from tests.processes import asleep, once_ready
 
 _AS_NOBODY = "import os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
 _EXAMINE = ("from pathlib import Path; from gputop.launch import target; import tempfile\n" + _AS_NOBODY +
@@ -25,12 +26,8 @@ _root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another 
 
 @pytest.fixture
 def sleeper():
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
-        print("up", file=process.stdin, flush=True)
-        assert process.stdout.readline() == "up\n"
+    with asleep() as process:
         yield process
-        process.kill()
 
 
 def _refusal(pid: int) -> GputopError:
@@ -41,7 +38,7 @@ def _refusal(pid: int) -> GputopError:
 
 def test_a_process_without_a_framework(sleeper):
     refusal = _refusal(sleeper.pid)
-    assert "(cat) has neither TensorFlow, JAX nor PyTorch loaded" in refusal.message
+    assert "(sleep 600) has neither TensorFlow, JAX nor PyTorch loaded" in refusal.message
 
 
 def test_a_launcher_names_the_processes_that_train(tmp_path):
@@ -79,12 +76,10 @@ def test_a_process_that_has_got_the_pid_since_the_question_is_not_meant(sleeper)
 
 
 def test_the_secrets_of_a_command_are_not_shown():
-    with subprocess.Popen(["x", "-u", "-c", "print();input()", "--token=sk-live-4f8a9c2d7e1b"],
-                          executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"\n"
+    with once_ready("x", "-u", "-c", "print('ready');input()", "--token=sk-live-4f8a9c2d7e1b",
+                    executable=sys.executable) as process:
         message = _refusal(process.pid).message
-        process.kill()
-    assert "4f8a9c2d7e1b" not in message and "(x -u -c print();input()" in message
+    assert "4f8a9c2d7e1b" not in message and "(x -u -c print('ready');input()" in message
 
 
 def test_no_process_and_one_that_has_ended():
@@ -122,12 +117,9 @@ def test_a_machine_on_which_no_thread_is_borrowed(machine, monkeypatch):
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only")
 def test_a_process_that_is_debugged(sleeper):
     code = ("import sys; from gputop.launch.ptrace import Tracee\n"
-            "Tracee(int(sys.argv[1])).seize(); print('has it', flush=True); sys.stdin.read()")
-    with subprocess.Popen([sys.executable, "-c", code, str(sleeper.pid)], stdin=subprocess.PIPE, text=True,
-                          stdout=subprocess.PIPE) as debugger:
-        assert debugger.stdout.readline() == "has it\n"
+            "Tracee(int(sys.argv[1])).seize(); print('ready', flush=True); sys.stdin.read()")
+    with once_ready(sys.executable, "-c", code, str(sleeper.pid)) as debugger:
         assert f"process {debugger.pid} (a debugger, strace, …) is attached" in _refusal(sleeper.pid).message
-        debugger.communicate()
 
 
 def _error_for_nobody(pid: int, scope: str = "0") -> str:
@@ -153,11 +145,8 @@ def test_the_sysctl_and_its_value_are_named(scope, message):
     # A process of the same user that may not be traced, as where Yama forbids it: not dumpable (prctl(2)).
     code = ("import ctypes\n" + _AS_NOBODY + "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n"
             "print('ready', flush=True); sys.stdin.read()")
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          text=True) as process:
-        assert process.stdout.readline() == "ready\n"
+    with once_ready(sys.executable, "-c", code) as process:
         error = _error_for_nobody(process.pid, scope)
-        process.communicate()
     assert error.startswith(message)
 
 

@@ -18,26 +18,26 @@ from gputop.profiler.ways import recorder_of
 Address = tuple[str, int | None]
 
 
-def _ignore(_: object) -> None:
+def ignore(_: object) -> None:
     pass
 
 
 def capture(address: str, *, seconds: float = 10.0, logdir: str | Path, pid: int | None = None,
-            on_progress: Callable[[Progress], None] = _ignore, stop: threading.Event | None = None,
+            on_progress: Callable[[Progress], None] = ignore, stop: threading.Event | None = None,
             **recording: Any) -> CaptureResult:
     return recorder_of(address, pid).record(RecordingOrder(seconds, logdir, **recording), on_progress,
                                             stop or threading.Event())
 
 
 def capture_with_probe(address: str, *, seconds: float, logdir: Path, pid: int | None = None, force: bool = False,
-                       on_progress: Callable[[Progress], None] = _ignore, on_plan: Callable[[Plan], None] = _ignore,
+                       on_progress: Callable[[Progress], None] = ignore, on_plan: Callable[[Plan], None] = ignore,
                        stop: threading.Event | None = None) -> tuple[CaptureResult, Plan, Cost]:
     return safe_capture.capture_with_probe(recorder_of(address, pid), CaptureRequest(seconds, logdir, force),
                                            on_progress, on_plan, stop or threading.Event())
 
 
 def capture_workers(servers: Sequence[Address], *, seconds: float, logdir: Path, force: bool = False,
-                    on_progress: Callable[[Progress], None] = _ignore, on_plan: Callable[[Plan], None] = _ignore,
+                    on_progress: Callable[[Progress], None] = ignore, on_plan: Callable[[Plan], None] = ignore,
                     stop: threading.Event | None = None) -> MultiWorkerCapture:
     return multi_worker.capture_workers(recorders_of(servers), CaptureRequest(seconds, logdir, force), on_progress,
                                         on_plan, stop or threading.Event())

@@ -22,6 +22,7 @@ from gputop.profiler import discovery, sockets
 from gputop.profiler.addresses import listening_pid
 from gputop.profiler.discovery import Finder, TrainingProcesses
 from gputop.profiler.sockets import Listener
+from tests.processes import asleep, once_ready
 from tests.profiler.fake_server import COMMAND, FakeProfiler, serve, serving_process
 from tests.records import replace
 
@@ -135,10 +136,9 @@ def test_the_kernel_lists_the_same_sockets_as_proc():
     with socket.create_server(("", 0)) as four, socket.create_server(("::", 0), family=socket.AF_INET6) as six, \
             socket.create_server(("127.0.0.1", 0)) as inner, socket.create_connection(inner.getsockname()):
         ports = {four.getsockname()[1], six.getsockname()[1], inner.getsockname()[1]}
-        asked, read = ({listener for listener in found if listener.port in ports} for found in
-                       (sockets.listeners(Path("/proc"), os.getpid(), own),
-                        sockets._wildcards(sockets._table_rows("/proc/self/net"), own)))
-        assert asked == read
+        asked = {listener for listener in sockets.listeners(Path("/proc"), os.getpid(), own) if listener.port in ports}
+        assert asked == {Listener(row.inode, row.port, own) for row in sockets._table_rows("/proc/self/net")
+                         if row.port in ports and not any(row.address)}
         assert {listener.inode for listener in asked} == {os.fstat(s.fileno()).st_ino for s in (four, six)}
 
 
@@ -189,15 +189,12 @@ def test_of_a_process_that_is_gone_nothing_listens():
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
 def test_those_that_listen_in_another_network_are_listed_by_the_kernel(monkeypatch):
-    code = "import socket, sys; s = socket.create_server(('', 6009)); print('up', flush=True); sys.stdin.read()"
-    with subprocess.Popen(["unshare", "--net", sys.executable, "-c", code], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as child:
-        if child.stdout.readline() != "up\n":
-            pytest.skip("no networks can be made here")
+    code = "import socket, sys; s = socket.create_server(('', 6009)); print('ready', flush=True); sys.stdin.read()"
+    with once_ready("unshare", "--net", sys.executable, "-c", code, stderr=subprocess.DEVNULL,
+                    or_skip="no networks can be made here") as child:
         by_table = [*sockets._table_rows(f"/proc/{child.pid}/net")]
         monkeypatch.setattr(sockets, "_tables", lambda folder: iter(()))
         found = sockets.listeners(Path("/proc"), child.pid, 7)
-        child.stdin.close()
     assert [(own.inode, own.port, own.namespace) for own in found] == [(by_table[0].inode, 6009, 7)]
 
 
@@ -243,15 +240,11 @@ def test_where_the_kernel_does_not_list_sockets_proc_does(monkeypatch):
 def test_holders_are_listed_oldest_first():
     with socket.create_server(("", 0)) as wildcard:
         wildcard.set_inheritable(True)
-        code = "print('up', flush=True); import sys; sys.stdin.read()"
-        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                              pass_fds=[wildcard.fileno()], text=True) as child:
-            child.stdout.readline()
+        with asleep(pass_fds=[wildcard.fileno()]) as child:
             inode = os.fstat(wildcard.fileno()).st_ino
             assert sockets.holders(Path("/proc"), {inode}) == {inode: [os.getpid(), child.pid]}
             # Of a named address, too: a worker that was forked later does not serve, and its stacks are not the job's.
             assert listening_pid(f"127.0.0.1:{wildcard.getsockname()[1]}") == os.getpid()
-            child.stdin.close()
     assert listening_pid("127.0.0.1:1") is None
 
 
@@ -581,11 +574,8 @@ def test_of_another_user_s_process_the_library_itself_is_looked_at(proc, content
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to run a process of another user")
 def test_the_user_of_a_server_is_the_effective_one(tmp_path):
-    with subprocess.Popen(["sleep", "60"], user=12345) as running:
-        try:
-            assert discovery.effective_uid(running.pid) == 12345
-        finally:
-            running.kill()
+    with asleep(user=12345) as running:
+        assert discovery.effective_uid(running.pid) == 12345
 
 
 TWO_WORKERS = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
@@ -700,8 +690,5 @@ def test_a_training_job_is_recognized_by_its_libraries(tmp_path):
     (tmp_path / "7" / "maps").write_text(MAPS.format(site="/site-packages"))
     assert discovery.is_training(7, tmp_path) is True and discovery.is_training(8, tmp_path) is None
     # Not this process: another test may have loaded a library of TensorFlow's.
-    with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None and other.stdout.readline()
+    with asleep() as other:
         assert discovery.is_training(other.pid) is False
-        other.communicate(b"\n")

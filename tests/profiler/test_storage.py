@@ -15,7 +15,6 @@ import pytest
 
 from gputop.core import files
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.core.files import Folder
 from gputop.profiler import sockets, storage
 from gputop.profiler.storage import RunFolder
 from gputop.profiler.xprof import client, server_disk
@@ -153,6 +152,12 @@ def planted(folder: Path, kind: str, secret: Path) -> None:
         folder.symlink_to(secret.parent)
 
 
+def _written(disk: ServerDisk) -> Path:
+    (folder := Path(disk.root) / disk.run).mkdir(parents=True)
+    (file := folder / "host.xplane.pb").write_bytes(b"trace")
+    return file
+
+
 class TestFilesOfServers:
     @pytest.fixture
     def disk(self, run, tmp_path) -> ServerDisk:
@@ -179,9 +184,7 @@ class TestFilesOfServers:
 
     @pytest.mark.parametrize(("size", "word"), [(6_000_000_000, "at most"), (3_000_000_000, "are free")])
     def test_a_file_that_is_too_large_is_not_copied(self, disk, run, size, word, monkeypatch):
-        (folder := Path(disk.root) / disk.run).mkdir(parents=True)
-        with (folder / "host.xplane.pb").open("wb") as file:
-            file.truncate(size)
+        os.truncate(_written(disk), size)
         real = os.fstatvfs
 
         class Disk:
@@ -196,8 +199,7 @@ class TestFilesOfServers:
         assert not run.path.exists()
 
     def test_a_copy_is_stopped_and_leaves_nothing(self, disk, run):
-        (folder := Path(disk.root) / disk.run).mkdir(parents=True)
-        (folder / "host.xplane.pb").write_bytes(bytes(1000))
+        _written(disk)
         trace = disk.find("127.0.0.1:1", run)
         with pytest.raises(GputopError, match="stopped"):
             run.adopt(trace.file, trace.path, lambda: True)
@@ -216,8 +218,7 @@ class TestFilesOfServers:
         assert after()
 
     def test_cleaning_up_happens_in_the_folder_that_was_read(self, disk, run, secret, tmp_path):
-        (folder := Path(disk.root) / disk.run).mkdir(parents=True)
-        (folder / "host.xplane.pb").write_bytes(b"trace")
+        folder = _written(disk).parent
         trace = disk.find("127.0.0.1:1", run)
         folder.rename(tmp_path / "aside")
         (tmp_path / "precious").mkdir()
@@ -256,15 +257,6 @@ def test_of_sockets_at_one_port_that_counts_which_answers_at_the_address(tmp_pat
     assert uids(*everywhere, "127.0.0.1") == {5} and uids([], everywhere[1], "127.0.0.1") == {6}
     assert uids([*everywhere[0], (ipv4, 1)], everywhere[1], "127.0.0.1") == {1}
     assert uids(everywhere[0], [], "::1") == set()
-
-
-def test_a_file_made_meanwhile_is_not_replaced(tmp_path):
-    with Folder(tmp_path) as folder:
-        os.close(folder.create("a"))
-        (tmp_path / "b").write_bytes(b"theirs")
-        with pytest.raises(FileExistsError):
-            folder.move("a", "b", replace=False)
-    assert (tmp_path / "b").read_bytes() == b"theirs"
 
 
 HOSTILE = """

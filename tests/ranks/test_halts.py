@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gputop.ranks.processes import Halt, ended_siblings, halt_of
+from tests.processes import asleep
 
 
 def until(pid: int, state: str) -> None:
@@ -23,8 +24,7 @@ def until(pid: int, state: str) -> None:
 
 
 def test_a_process_that_is_stopped_and_one_that_goes_on() -> None:
-    process = subprocess.Popen(["sleep", "100"])
-    try:
+    with asleep() as process:
         assert halt_of(process.pid) is None
         os.kill(process.pid, signal.SIGSTOP)
         until(process.pid, "T")
@@ -33,9 +33,6 @@ def test_a_process_that_is_stopped_and_one_that_goes_on() -> None:
         os.kill(process.pid, signal.SIGCONT)
         until(process.pid, "S")
         assert halt_of(process.pid) is None
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_process_that_has_ended_and_that_nobody_waited_for() -> None:

@@ -19,6 +19,7 @@ from gputop.core.host_stacks import StackSamples
 from gputop.ranks import stacks
 from gputop.ranks.stack_sampler import Clock, StackSampler, read_record
 from gputop.ranks.stacks import find_py_spy
+from tests.processes import asleep
 
 needs_py_spy = pytest.mark.skipif(find_py_spy() is None, reason="py-spy is not installed")
 # It takes turns of 80 ms, and says when each began; on a line the loop that asks for the end.
@@ -74,12 +75,11 @@ def test_the_stacks_of_a_real_process_have_the_time_at_which_they_ran(tmp_path: 
 
 @needs_py_spy
 def test_a_process_that_is_no_python_is_said_to_be_none() -> None:
-    with subprocess.Popen(["sleep", "60"]) as other:
+    with asleep() as other:
         sampler = StackSampler(other.pid)
         sampler.wait_for_samples(30.0)
         with pytest.raises(GputopError, match="could not sample"):
             sampler.samples()
-        other.kill()
     assert not sampler._folder.exists()
 
 

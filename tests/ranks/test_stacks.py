@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gputop.core.errors import GputopError
 from gputop.ranks import stacks
 from gputop.ranks.stacks import find_py_spy, is_ending, read_all, read_dump, read_stacks
+from tests.processes import asleep
 
 needs_py_spy = pytest.mark.skipif(find_py_spy() is None, reason="py-spy is not installed")
 PROGRAM = """import threading
@@ -81,12 +82,8 @@ def test_native_frames_are_told_apart(process: subprocess.Popen[str]) -> None:
 
 @needs_py_spy
 def test_what_cannot_be_read_is_the_problem_of_its_process(process: subprocess.Popen[str]) -> None:
-    other = subprocess.Popen(["sleep", "100"])
-    try:
+    with asleep() as other:
         good, gone, no_python = read_all([process.pid, 2**22, other.pid])
-    finally:
-        other.kill()
-        other.wait()
     assert good.threads and gone.problem is not None and "no process" in gone.problem.message
     assert no_python.problem is not None and "Check that it is a running Python process" in no_python.problem.fix
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,13 +36,6 @@ IMPATIENT = {"POLL_PERIOD_S": 0.1, "_LEAD_S": 0.3}
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in IMPATIENT.items():
         monkeypatch.setattr(recorder, name, seconds)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A short path: a socket's name has 107 characters at most."""
-    with tempfile.TemporaryDirectory(prefix="gk-", dir="/tmp") as name:
-        yield Path(name)
 
 
 def _ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -87,10 +78,10 @@ def _capture(pid: int, tmp_path: Path, nodes: list[str], command: str, seconds: 
         return captured, *others.collect(captured.run_dir)
 
 
-def test_ranks_of_all_nodes_are_recorded_together_into_one_folder(folder, tmp_path, monkeypatch):
+def test_ranks_of_all_nodes_are_recorded_together_into_one_folder(place, tmp_path, monkeypatch):
     _ssh(tmp_path, monkeypatch, 'case $node in n3) echo "connect to host n3: Connection refused" >&2; exit 255;; esac\n'
                                 'echo Welcome to $node\nexec sh -c "$command"')
-    with fake_job(folder, RANK="0") as here, fake_job(folder, RANK="1") as there:
+    with fake_job(place, RANK="0") as here, fake_job(place, RANK="1") as there:
         captured, outcomes, missing = _capture(here.pid, tmp_path, ["n2", "n3"], _gputop_of(tmp_path, [there.pid]))
     (outcome,) = outcomes
     assert outcome.result is not None and outcome.result.path.parent == captured.run_dir
@@ -100,9 +91,9 @@ def test_ranks_of_all_nodes_are_recorded_together_into_one_folder(folder, tmp_pa
     assert set((tmp_path / "asked").read_text().splitlines()) == {f"{tmp_path}/gputop-there agent"}
 
 
-def test_a_node_without_such_a_rank_says_so(folder, tmp_path, monkeypatch):
+def test_a_node_without_such_a_rank_says_so(place, tmp_path, monkeypatch):
     _ssh(tmp_path, monkeypatch, 'exec sh -c "$command"')
-    with fake_job(folder) as here:
+    with fake_job(place) as here:
         _, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], _gputop_of(tmp_path, []))
     assert outcomes == () and "no rank of the job with rendezvous address n1:29500 runs here" in missing
 
@@ -140,44 +131,44 @@ def test_a_node_without_such_a_rank_says_so(folder, tmp_path, monkeypatch):
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
      """[{"address":"pid:1","name":"a","size":500}]}'; printf '{"traceEvents": ['; cat""", "the node sent nothing for"),
 ])
-def test_what_a_node_does_wrong_is_told_and_the_others_are_captured(folder, tmp_path, monkeypatch, script, reason):
+def test_what_a_node_does_wrong_is_told_and_the_others_are_captured(place, tmp_path, monkeypatch, script, reason):
     if script.endswith("'; cat"):  # it goes on, however long its end is waited for
         monkeypatch.setattr(agents, "_END_TIMEOUT_S", 0.1)
     if "sent nothing" in reason:
         monkeypatch.setattr(other_nodes, "_SILENT_S", 0.5)
     _ssh(tmp_path, monkeypatch, script)
-    with fake_job(folder) as here:
+    with fake_job(place) as here:
         captured, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
     assert len(captured.captured) == 1 and outcomes == () and reason in missing
     assert len(list(captured.run_dir.glob("*.pt.trace.json"))) == 1
 
 
-def test_a_name_from_another_node_leads_nowhere(folder, tmp_path, monkeypatch):
+def test_a_name_from_another_node_leads_nowhere(place, tmp_path, monkeypatch):
     line = ('{"schema":"gputop.ranks/1","received_s":1,"ranks":[{"address":"pid:1\\u001b[31m","name":"../../../x/y",'
             f'"size":{len(TRACE)}}},{{"address":"pid:2","name":"b","problem":"it ended"}}]}}')
     _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; echo '{line}'; printf '%s' '{TRACE}'")
-    with fake_job(folder) as here:
+    with fake_job(place) as here:
         captured, outcomes, missing = _capture(here.pid, tmp_path, ["n2"], "gputop")
     assert missing == () and "\x1b" not in outcomes[0].address
     assert outcomes[0].result.path.parent == captured.run_dir and outcomes[0].result.path.read_text() == TRACE
     assert outcomes[1].error.message == "it ended"
 
 
-def test_the_shortest_plan_of_all_nodes_counts(folder, tmp_path, monkeypatch):
+def test_the_shortest_plan_of_all_nodes_counts(place, tmp_path, monkeypatch):
     ready = READY.replace("0.2", "0.1")
     _ssh(tmp_path, monkeypatch, f"echo '{ready}'; read line; echo \"$line\" > told; "
                                 """echo '{"schema":"gputop.ranks/1","received_s":1,"ranks":[]}'""")
-    with fake_job(folder) as here:
+    with fake_job(place) as here:
         captured, *_ = _capture(here.pid, tmp_path, ["n2"], "gputop", 0.3)
     assert captured.plan.chosen_s == 0.1 and '"seconds":0.1' in (tmp_path / "told").read_text()
 
 
-def test_a_node_far_below_the_median_is_left_out_and_named(folder, tmp_path, monkeypatch):
+def test_a_node_far_below_the_median_is_left_out_and_named(place, tmp_path, monkeypatch):
     ready = {node: READY.replace("0.2", seconds) for node, seconds in (("n2", "0.3"), ("n3", "0.05"))}
     _ssh(tmp_path, monkeypatch, f"case $node in n2) echo '{ready['n2']}';; n3) echo '{ready['n3']}';; esac; read line; "
                                 'echo "$node $line" >> told; '
                                 """echo '{"schema":"gputop.ranks/1","received_s":1,"ranks":[]}'""")
-    with fake_job(folder) as here:
+    with fake_job(place) as here:
         captured, _, (missing,) = _capture(here.pid, tmp_path, ["n2", "n3"], "gputop", 0.3)
     assert captured.plan.chosen_s == 0.3
     assert missing.startswith("not captured: n3: the node's ranks can be recorded for only 0.05 s, and half of the "
@@ -185,13 +176,13 @@ def test_a_node_far_below_the_median_is_left_out_and_named(folder, tmp_path, mon
     assert '"seconds":0.3' in (tmp_path / "told").read_text() and "n3 {" not in (tmp_path / "told").read_text()
 
 
-def test_a_stop_ends_the_wait_for_a_node_and_what_is_there_is_kept(folder, tmp_path, monkeypatch):
+def test_a_stop_ends_the_wait_for_a_node_and_what_is_there_is_kept(place, tmp_path, monkeypatch):
     monkeypatch.setattr(other_nodes, "_STOPPED_S", 0.1)
     _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; case $node in n2) echo '{ONE_RANK}'; "
                                 f"printf '%s' '{TRACE}';; n3) cat;; esac")
     request, stop = CaptureRequest(0.2, tmp_path / "logs", force=True), threading.Event()
     others = OtherNodes(["n2", "n3"], MEETING, "gputop", stop)
-    with fake_job(folder) as here, others.running(request):
+    with fake_job(place) as here, others.running(request):
         captured = capture_workers([recorder_of(f"pid:{here.pid}")], request, lambda _: None, lambda _: None, stop,
                                    others.agree)
         others._run = captured.run_dir
@@ -203,11 +194,11 @@ def test_a_stop_ends_the_wait_for_a_node_and_what_is_there_is_kept(folder, tmp_p
     assert missing.startswith("not captured: n3: the capture was stopped before all traces from the node arrived")
 
 
-def test_a_trace_that_would_take_the_reserve_of_the_disk_is_not_begun(folder, tmp_path, monkeypatch):
+def test_a_trace_that_would_take_the_reserve_of_the_disk_is_not_begun(place, tmp_path, monkeypatch):
     _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; echo '{ONE_RANK}'; printf '%s' '{TRACE}'")
     monkeypatch.setattr(storage, "_RESERVED_PARTS", 1)
     monkeypatch.setattr(storage, "_RESERVED_BYTES", 1 << 60)
-    with fake_job(folder) as here:
+    with fake_job(place) as here:
         captured, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
     assert len(captured.captured) == 1 and outcomes == () and "No space left on device" in missing
 
@@ -220,28 +211,28 @@ def test_a_node_that_builds_says_that_it_goes_on():
     assert len(came) == 4
 
 
-def test_a_trace_that_cannot_be_saved_here_is_a_problem_of_its_node(folder, tmp_path, monkeypatch):
+def test_a_trace_that_cannot_be_saved_here_is_a_problem_of_its_node(place, tmp_path, monkeypatch):
     """Two ranks of one name: the second trace would replace the first."""
     rank = f'{{"address":"pid:1","name":"a","size":{len(TRACE)}}}'
     line = f'{{"schema":"gputop.ranks/1","received_s":1,"ranks":[{rank},{rank}]}}'
     _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; echo '{line}'; printf '%s%s' '{TRACE}' '{TRACE}'")
-    with fake_job(folder) as here:
+    with fake_job(place) as here:
         _, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
     assert len(outcomes) == 1 and "a trace with this name already exists" in missing and "bug" not in missing
 
 
-def test_a_node_that_ssh_cannot_reach_for_want_of_ssh_is_told(folder, tmp_path, monkeypatch):
+def test_a_node_that_ssh_cannot_reach_for_want_of_ssh_is_told(place, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with fake_job(folder) as here:
+    with fake_job(place) as here:
         _, _, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
     assert missing.startswith("not captured: n2: cannot start ssh") and "bug" not in missing
 
 
-def test_a_trace_larger_than_the_free_space_is_not_begun(folder, tmp_path, monkeypatch):
+def test_a_trace_larger_than_the_free_space_is_not_begun(place, tmp_path, monkeypatch):
     line = '{"schema":"gputop.ranks/1","received_s":1,"ranks":[{"address":"pid:1","name":"a","size":4000000000}]}'
     _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; echo '{line}'; printf begin; cat")
     monkeypatch.setattr(agents, "_END_TIMEOUT_S", 0.1)
     monkeypatch.setattr(RunFolder, "free_bytes", lambda self, reserve=False: 3_000_000_000)
-    with fake_job(folder) as here:
+    with fake_job(place) as here:
         captured, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
     assert len(captured.captured) == 1 and outcomes == () and "No space left on device" in missing

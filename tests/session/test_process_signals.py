@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from gputop.core.errors import GputopError
 from gputop.core.samples import ProcessSample, Reading
 from gputop.session.process_signals import SIGNALS, send
 from gputop.sources.host import proc_files
+from tests.processes import asleep
 from tests.records import replace
 
 NONE = Reading.missing("bytes", "test")
@@ -29,9 +29,8 @@ def selected(pid: int) -> ProcessSample:
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+    with asleep() as process:
         yield process
-        process.kill()
 
 
 def test_stop_go_on_and_end(child: subprocess.Popen[bytes]) -> None:
@@ -58,22 +57,27 @@ def test_a_later_process_of_the_same_number_gets_nothing(child: subprocess.Popen
     assert child.poll() is None
 
 
-def test_processes_of_others_are_refused_by_name_and_roots_rights_are_used(child: subprocess.Popen[bytes]) -> None:
+def test_processes_of_others_are_refused_by_name_and_roots_rights_are_used(child: subprocess.Popen[bytes],
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     process = selected(child.pid)
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda _, n: sent.append(n))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 54321)
     with pytest.raises(GputopError, match=rf"{child.pid} belongs to .*, and you are"):
-        send(process, signal.SIGKILL, own_uid=os.getuid() + 54321, deliver=lambda _, n: sent.append(n))
+        send(process, signal.SIGKILL)
     assert sent == []
-    send(process, signal.SIGKILL, own_uid=0, deliver=lambda _, n: sent.append(n))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    send(process, signal.SIGKILL)
     assert sent == [signal.SIGKILL]
 
 
-def test_what_the_kernel_refuses_is_said(child: subprocess.Popen[bytes]) -> None:
+def test_what_the_kernel_refuses_is_said(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: int, __: signal.Signals) -> None:
         raise PermissionError
 
+    monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
     with pytest.raises(GputopError, match="kernel does not allow you"):
-        send(selected(child.pid), signal.SIGTERM, deliver=refuse)
+        send(selected(child.pid), signal.SIGTERM)
 
 
 def test_neither_itself_nor_the_first_process() -> None:

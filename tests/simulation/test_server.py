@@ -141,7 +141,6 @@ def test_the_real_client_captures_the_running_job(tmp_path: Path) -> None:
         result = capture(address, seconds=0.7, logdir=tmp_path)
     finally:
         source.close()
-    assert result.delivered == "response"
     space = messages.XSpace.FromString(result.path.read_bytes())
     assert "/gputop:simulated" in {p.name for p in space.planes}
     assert all(any(len(line.events) for line in p.lines) for p in space.planes if p.name.startswith("/device:GPU"))

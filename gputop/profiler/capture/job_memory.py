@@ -116,18 +116,12 @@ class MemoryGuard:
                 self.halt.set()
 
     def plan_as_recorded(self, chosen: Plan, *, overview: bool) -> Plan:
-        """The plan as it was carried out: shorter, with the reason, if this guard ended the recording, and then all
-        the rest an ``overview`` if there can be one; without one if the user ended it."""
+        """The plan as it was carried out: see :meth:`Plan.ended_early` if this guard ended the recording; without an
+        overview if the user ended it."""
         if self._watch.stop.is_set():
             return replace(chosen, overview_s=0.0)
-        if self.ended is None:
-            return chosen
-        seconds, cause = round(self.ended[0], 1), self.ended[1]
-        rest = "after that, gputop watched only for rare events" if overview else ("less frequent work is missing")
-        return replace(
-            chosen, chosen_s=seconds, enough=False, why=f"ended early, because {cause}",
-            overview_s=round(chosen.asked_s - seconds, 3) if overview else 0.0,
-            ended=f"gputop ended the recording after {seconds:g} of {chosen.asked_s:g} s, because {cause}: {rest}.")
+        return chosen if self.ended is None else chosen.ended_early(round(self.ended[0], 1), self.ended[1],
+                                                                    overview=overview)
 
 
 def with_more(progress: Progress) -> Progress:

@@ -141,7 +141,7 @@ def capture_workers(recorders: Sequence[Recorder], request: CaptureRequest, on_p
     seconds = request.seconds
     logdir = Path(request.logdir).expanduser().absolute()
     run = RunFolder.create(request.logdir, "workers")
-    workers = _workers(each_once(recorders), on_progress)
+    workers = _CombinedProgress(each_once(recorders), on_progress).workers
     threads = ThreadPoolExecutor(len(workers), "gputop-worker")
 
     def record(chosen: Plan) -> Plan:
@@ -163,7 +163,7 @@ def capture_workers(recorders: Sequence[Recorder], request: CaptureRequest, on_p
         _run_phase(threads, workers, lambda w: check_limits(w.recorder.pid, jobs=len(workers)))
         if request.force or not any(needs_probe(seconds, w.recorder.limits) for w in workers):
             chosen = record(full_length(request))
-            return _finish(workers, chosen, run, chosen.chosen_s)
+            return _finish(workers, chosen, run)
         with probe_logdir(request.logdir) as folder:
             _run_phase(threads, workers, lambda w: w.probe_server(folder / w.name, stop))
             if stop.is_set() and any(w.probed for w in workers):
@@ -174,7 +174,7 @@ def capture_workers(recorders: Sequence[Recorder], request: CaptureRequest, on_p
                 _run_phase(threads, workers, lambda w: w.record_overview(
                     chosen, len(workers), folder / "overviews" / w.name, stop))
                 chosen = _with_overviews(chosen, workers)
-            return _finish(workers, chosen, run, chosen.chosen_s)
+            return _finish(workers, chosen, run)
     finally:
         threads.shutdown(wait=False, cancel_futures=True)  # who wants to quit at once need not wait for the servers
         run.discard()
@@ -191,24 +191,14 @@ def _with_overviews(chosen: Plan, workers: Sequence[_Worker]) -> Plan:
     return replace(chosen, overview_s=shortest.overview_s, ended=also(chosen.ended, ended))
 
 
-def _workers(recorders: Sequence[Recorder], report: Callable[[Progress], None]) -> list[_Worker]:
-    progress = _CombinedProgress(report)
-    names = trace_names([recorder.address for recorder in recorders])
-    progress.workers = [_Worker(recorder, name, progress) for recorder, name in zip(recorders, names, strict=True)]
-    return progress.workers
-
-
 def _run_phase(threads: ThreadPoolExecutor, workers: Sequence[_Worker], step: Callable[[_Worker], None]) -> None:
     """Let all that are well take a step, and wait for the last."""
     list(threads.map(lambda w: w.attempt(lambda: step(w)), [w for w in workers if w.error is None]))
 
 
-def _finish(workers: Sequence[_Worker], chosen: Plan, run: RunFolder, length_s: float) -> MultiWorkerCapture:
-    return _written(tuple(w.outcome(length_s) for w in workers), chosen, run)
-
-
-def _written(outcomes: tuple[Outcome, ...], chosen: Plan, run: RunFolder) -> MultiWorkerCapture:
+def _finish(workers: Sequence[_Worker], chosen: Plan, run: RunFolder) -> MultiWorkerCapture:
     """Return what came of it, the clocks written down beside the traces; raises GputopError where nothing did."""
+    outcomes = tuple(w.outcome(chosen.chosen_s) for w in workers)
     if all(o.result is None for o in outcomes):
         errors = {o.address: o.error for o in outcomes if o.error is not None}
         first = next(iter(errors.values()))
@@ -229,8 +219,8 @@ def _probes(workers: Sequence[_Worker], asked_s: float, logdir: Path, run: RunFo
         elif worker.error is None:
             worker.error = GputopError("stopped before anything was recorded", "")
     length_s = max(w.probe.seconds for w in workers if w.probe)
-    plan = Plan(asked_s, length_s, "stopped during the probes; the trace contains only the probes")
-    return _finish(workers, plan, run, length_s)
+    return _finish(workers, Plan(asked_s, length_s, "stopped during the probes; the trace contains only the probes"),
+                   run)
 
 
 def _set_plan(worker: _Worker, seconds: float, workers: int, logdir: Path) -> None:
@@ -265,10 +255,8 @@ def shortest_plan(asked_s: float, plans: Sequence[tuple[str, Plan]]) -> Plan:
 
 
 def trace_names(addresses: Sequence[str]) -> list[str]:
-    """Return what to call each worker's trace: its host, with the port (socket) where several are on one host.
-
-    Several addresses can have one host name and one port (two loopback addresses, two namespaces): they are counted.
-    """
+    """Return what to call each worker's trace: its host, with the port (socket) where several are on one host. Several
+    addresses can have one host name and one port (two loopback addresses, two namespaces): they are counted."""
     hosts = [machine_name(address) for address in addresses]
     places = [re.sub(r"[^A-Za-z0-9._-]+", "_", unix_name(address) or str(split_address(address)[1])).strip("_")
               for address in addresses]
@@ -280,8 +268,7 @@ def trace_names(addresses: Sequence[str]) -> list[str]:
 
 
 def each_once(recorders: Sequence[Recorder]) -> list[Recorder]:
-    """Return those of the recorders that record different processes: further addresses of the same port of one left
-    out."""
+    """Return the recorders of different processes, without further addresses of the same port of one."""
     first: dict[tuple[int, int] | str, Recorder] = {}
     for recorder in recorders:
         address, pid = recorder.address, recorder.pid
@@ -291,10 +278,11 @@ def each_once(recorders: Sequence[Recorder]) -> list[Recorder]:
 
 
 class _CombinedProgress:
-    """Many workers' progress as one: the phase of the one that is furthest behind."""
+    """The workers, and their progress as one: the phase of the one that is furthest behind."""
 
-    def __init__(self, report: Callable[[Progress], None]) -> None:
-        self.workers: list[_Worker] = []
+    def __init__(self, recorders: Sequence[Recorder], report: Callable[[Progress], None]) -> None:
+        names = trace_names([recorder.address for recorder in recorders])
+        self.workers = [_Worker(recorder, name, self) for recorder, name in zip(recorders, names, strict=True)]
         self._report = report
         self._lock = threading.Lock()
         self._latest: dict[str, Progress] = {}

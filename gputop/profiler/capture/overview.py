@@ -40,10 +40,16 @@ class OverviewMade(Struct, frozen=True):
 
 
 class _Overview(Struct):
-    """Recording so far, the parts oldest first. ``marks`` are those of thread pools, which ``events`` are not.
-    ``seconds`` is the time that parts in one piece took; the ``samples``, of ``samples_s`` together, are spread over
-    ``spread_s`` after it."""
+    """Recording so far, the parts oldest first, in ``scratch``. ``workers``: so many share what an analysis bears.
+    ``marks`` are those of thread pools, which ``events`` are not. ``seconds`` is the time that parts in one piece took;
+    the ``samples``, of ``samples_s`` together, are spread over ``spread_s`` after it."""
 
+    recorder: Recorder
+    chosen: Plan
+    probe: plan.Probe
+    watch: Watch
+    scratch: Path
+    workers: int
     parts: list[Path] = field(default_factory=list)
     has_events: bool = False
     seconds: float = 0.0
@@ -56,17 +62,80 @@ class _Overview(Struct):
     why_ended: str = ""
     guarded: bool = False  # the guard ended it
 
+    def record(self) -> None:
+        """Raises GputopError where a part cannot be recorded; those before it are kept."""
+        most_events, most_marks = plan.overview_events(self.chosen.asked_s, self.workers)
+        # Of a job that paused during the probe, the first part is as short as it may be.
+        rate, mark_rate = plan.OVERVIEW_SHARE * self.probe.host_events_per_s or most_events / plan.MIN_OVERVIEW_S, 0.0
+        # A part may begin in a quiet phase of the job and reach into one like the probe's.
+        most_s = max(_MOST_BUDGETS * most_events / rate, plan.MIN_OVERVIEW_S)
+        while (left_s := self.chosen.overview_s - self.seconds) >= plan.MIN_OVERVIEW_S and not self.watch.stop.is_set():
+            part_s = min(left_s, *((most - so_far) / per_s for most, so_far, per_s in (
+                (most_events, self.events, rate), (most_marks, self.marks, mark_rate)) if per_s))
+            if part_s < max(plan.MIN_OVERVIEW_S, _WORTH * left_s) and self.has_events:
+                self.why_ended = f"{plan.count(rate + mark_rate)} events a second"
+                self._sample()
+                return
+            part_s = min(max(part_s, min(left_s, plan.MIN_OVERVIEW_S)), most_s)
+            recorded_s, events, marks = self._record(RecordingOrder(part_s, self.scratch, overview=True))
+            self.seconds += recorded_s
+            if self.guarded or self.chosen.overview_s - self.seconds < plan.MIN_OVERVIEW_S:
+                return
+            self.events, self.marks = self.events + events, self.marks + marks
+            if recorded_s and events + marks:  # what does nothing for once, as TensorFlow for seconds, tells no rate
+                rate, mark_rate = events / recorded_s, marks / recorded_s
+
+    def _sample(self) -> None:
+        """Record the rest of the time in samples. Raises GputopError as above."""
+        whole_s, rate = self.chosen.overview_s - self.seconds, self.probe.host_events_per_s
+        begun_s, period_s = time.monotonic(), plan.SAMPLE_EVERY_S
+        samples = max(round(whole_s / period_s), 1)
+        while not self.watch.stop.wait(period_s - (time.monotonic() - begun_s) % period_s):
+            if self.spread_s >= whole_s:
+                return
+            sample_s = plan.sample_s(self.chosen.asked_s, samples, rate, self.workers)
+            recorded_s, events, marks = self._record(RecordingOrder(sample_s, self.scratch, overview=True,
+                                                                    operations=True))
+            self.samples, self.samples_s = self.samples + 1, self.samples_s + recorded_s
+            self.spread_s = min(time.monotonic() - begun_s, whole_s)
+            if self.guarded:
+                return
+            if recorded_s:
+                rate = max(rate, (events + marks) / recorded_s)
+
+    def _record(self, order: RecordingOrder) -> tuple[float, int, int]:
+        """Record one part: its seconds, its events, and the marks of thread pools. Raises GputopError."""
+        def as_overview(progress: Progress) -> Progress:  # whatever the part's phase
+            done_s = self.seconds + self.spread_s + progress.elapsed_s
+            return Progress("overview", min(self.chosen.overview_s, done_s))
+
+        guard = MemoryGuard(self.watch, threading.Event(), label=as_overview)
+        try:
+            result = self.recorder.record(order, guard, guard.halt)
+            path, took_s, self.has_events = result.path, result.took_s, True
+        except EmptyTrace as empty:  # nothing happened in it: that was seen, too
+            if empty.path is None:
+                raise
+            path, took_s = empty.path, empty.took_s
+        if not path.is_relative_to(self.scratch):
+            shutil.rmtree(path.parents[3], ignore_errors=True)
+            raise GputopError("the disk of the logdir is full", "Free some space.")
+        self.parts.append(path)
+        self.call_s += took_s
+        if guard.ended is not None:  # nor is memory spent on counting
+            self.why_ended, self.guarded = guard.ended[1], True
+            return min(order.seconds, took_s), 0, 0
+        return min(order.seconds, took_s), *_counted(self.recorder, path)
+
 
 def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch, scratch: Path,
                     workers: int = 1) -> OverviewMade:
     """Record ``chosen.overview_s`` beside the detail, as far as that goes; blocks. Raises nothing of its own.
-
-    ``detail`` is its trace. ``scratch``: a folder of this overview's own, removed by its owner. ``workers``: so many
-    share what an analysis bears.
-    """
-    made = _Overview()
+    ``detail`` is its trace. ``scratch``: a folder of this overview's own, removed by its owner."""
+    assert chosen.probe is not None
+    made = _Overview(recorder, chosen, chosen.probe, watch, scratch / "overview", workers)
     try:
-        _record_parts(made, recorder, chosen, watch, scratch / "overview", workers)
+        made.record()
     except GputopError as error:
         made.why_ended = error.message
     if made.parts and not made.has_events:
@@ -99,79 +168,6 @@ def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch
 def also(ended: str, overview: str) -> str:
     """Sentences of what ended the detail and its overview, if anything did."""
     return f"{ended} {overview}".strip()
-
-
-def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch, scratch: Path, workers: int) -> None:
-    """Raises GputopError where a part cannot be recorded; those before it are kept."""
-    assert chosen.probe is not None
-    most_events, most_marks = plan.overview_events(chosen.asked_s, workers)
-    # Of a job that paused during the probe, the first part is as short as it may be.
-    rate, mark_rate = plan.OVERVIEW_SHARE * chosen.probe.host_events_per_s or most_events / plan.MIN_OVERVIEW_S, 0.0
-    # A part may begin in a quiet phase of the job and reach into one like the probe's.
-    most_s = max(_MOST_BUDGETS * most_events / rate, plan.MIN_OVERVIEW_S)
-    while (left_s := chosen.overview_s - made.seconds) >= plan.MIN_OVERVIEW_S and not watch.stop.is_set():
-        part_s = min(left_s, *((most - so_far) / per_s for most, so_far, per_s in (
-            (most_events, made.events, rate), (most_marks, made.marks, mark_rate)) if per_s))
-        if part_s < max(plan.MIN_OVERVIEW_S, _WORTH * left_s) and made.has_events:
-            made.why_ended = f"{plan.count(rate + mark_rate)} events a second"
-            _sample(made, recorder, chosen, watch, scratch, workers)
-            return
-        part_s = min(max(part_s, min(left_s, plan.MIN_OVERVIEW_S)), most_s)
-        recorded_s, events, marks = _record(made, recorder, chosen, watch, RecordingOrder(
-            part_s, scratch, overview=True))
-        made.seconds += recorded_s
-        if made.guarded or chosen.overview_s - made.seconds < plan.MIN_OVERVIEW_S:
-            return
-        made.events, made.marks = made.events + events, made.marks + marks
-        if recorded_s and events + marks:  # what does nothing for once, as TensorFlow does for seconds, tells no rate
-            rate, mark_rate = events / recorded_s, marks / recorded_s
-
-
-def _sample(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch, scratch: Path, workers: int) -> None:
-    """Record the rest of the time in samples. Raises GputopError as above."""
-    assert chosen.probe is not None
-    whole_s, rate, begun_s = chosen.overview_s - made.seconds, chosen.probe.host_events_per_s, time.monotonic()
-    samples = max(round(whole_s / plan.SAMPLE_EVERY_S), 1)
-    while not watch.stop.wait(plan.SAMPLE_EVERY_S - (time.monotonic() - begun_s) % plan.SAMPLE_EVERY_S):
-        if made.spread_s >= whole_s:
-            return
-        sample_s = plan.sample_s(chosen.asked_s, samples, rate, workers)
-        recorded_s, events, marks = _record(made, recorder, chosen, watch, RecordingOrder(
-            sample_s, scratch, overview=True, operations=True))
-        made.samples, made.samples_s = made.samples + 1, made.samples_s + recorded_s
-        made.spread_s = min(time.monotonic() - begun_s, whole_s)
-        if made.guarded:
-            return
-        if recorded_s:
-            rate = max(rate, (events + marks) / recorded_s)
-
-
-def _record(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch,
-            order: RecordingOrder) -> tuple[float, int, int]:
-    """Make one recording, a part of the overview: its seconds, its events, and the marks of thread pools. Raises
-    GputopError."""
-    def as_overview(progress: Progress) -> Progress:  # whatever the part's phase
-        done_s = made.seconds + made.spread_s + progress.elapsed_s
-        return Progress("overview", min(chosen.overview_s, done_s))
-
-    scratch = Path(order.logdir)
-    guard = MemoryGuard(watch, threading.Event(), label=as_overview)
-    try:
-        result = recorder.record(order, guard, guard.halt)
-        path, took_s, made.has_events = result.path, result.took_s, True
-    except EmptyTrace as empty:  # nothing happened in it: that was seen, too
-        if empty.path is None:
-            raise
-        path, took_s = empty.path, empty.took_s
-    if not path.is_relative_to(scratch):
-        shutil.rmtree(path.parents[3], ignore_errors=True)
-        raise GputopError("the disk of the logdir is full", "Free some space.")
-    made.parts.append(path)
-    made.call_s += took_s
-    if guard.ended is not None:  # nor is memory spent on counting
-        made.why_ended, made.guarded = guard.ended[1], True
-        return min(order.seconds, took_s), 0, 0
-    return min(order.seconds, took_s), *_counted(recorder, path)
 
 
 def _counted(recorder: Recorder, path: Path) -> tuple[int, int]:

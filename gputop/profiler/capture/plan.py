@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
@@ -134,7 +134,7 @@ class Plan(Struct, frozen=True):
     chosen_s: float
     why: str
     probe: Probe | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     enough: bool = False
     overview_s: float = 0.0
     ended: str = ""
@@ -147,6 +147,15 @@ class Plan(Struct, frozen=True):
     def most_events(self, probe: Probe) -> int:
         """Return the events of the host at which a recording as planned ends, of the job that this ``probe`` showed."""
         return round(max(_LEAST_EVENTS, _MORE_EVENTS * probe.host_events_per_s * self.chosen_s))
+
+    def ended_early(self, seconds: float, cause: str, *, overview: bool = False) -> Plan:
+        """The plan as it was carried out: shorter, with the reason, and then all the rest an ``overview`` if there can
+        be one."""
+        rest = "after that, gputop watched only for rare events" if overview else "less frequent work is missing"
+        return replace(
+            self, chosen_s=seconds, enough=False, why=f"ended early, because {cause}",
+            overview_s=round(self.asked_s - seconds, 3) if overview else 0.0,
+            ended=f"gputop ended the recording after {seconds:g} of {self.asked_s:g} s, because {cause}: {rest}.")
 
 
 def needs_probe(asked_s: float, limits: RecorderLimits = SERVER_LIMITS) -> bool:
@@ -224,8 +233,7 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
 
 
 def overview_events(asked_s: float, workers: int = 1) -> tuple[float, float]:
-    """Return how many events the overview of each of so many workers may have, in a capture of ``asked_s``, and how
-    many marks of thread pools."""
+    """The events, and the marks of thread pools, that each of so many workers' overviews may have."""
     most = _MAX_OVERVIEW_EVENTS / workers
     events = min(_OVERVIEW_EVENTS * max(1.0, asked_s / 10), most)
     return events, most - events
@@ -265,8 +273,7 @@ class MemoryLimits(Struct, frozen=True):
     job_bytes_per_s: float = 0.0
 
     def excess(self, seconds: float, grown: int, free: FreeResources) -> str:
-        """Return what is wrong with a job that grew by ``grown`` bytes in ``seconds`` of recording, as the rest of a
-        sentence; "" for nothing."""
+        """What is wrong with a job that grew by so many bytes in so many seconds, as the rest of a sentence, or ""."""
         for left, least, per_s, where in (
                 (free.shared_bytes, self.shared_bytes, self.shared_bytes_per_s, "is free"),
                 (free.job_bytes, self.job_bytes, self.job_bytes_per_s, "is left within the job's limit")):
@@ -300,8 +307,7 @@ def _left(free: FreeResources) -> float | None:
 
 
 def _job_bytes_per_s(probe: Probe, limits: RecorderLimits) -> float:
-    """Return what a job grows by in each second of a recording. A short probe shows less of that than is known of an
-    event."""
+    """What a job grows by in a second of recording. A short probe shows less of it than is known of an event."""
     if limits.job_bytes_per_event:
         return limits.job_bytes_per_byte * probe.bytes / probe.seconds + (
             limits.job_bytes_per_event * probe.events_per_s)

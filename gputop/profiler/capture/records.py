@@ -37,8 +37,7 @@ class Server(Struct, frozen=True):
 
 
 def usable(servers: Iterable[Server]) -> tuple[Server, ...]:
-    """Return those that a capture can go to: of the servers that the user named, or, where none is named, of those
-    found."""
+    """The servers that a capture can go to: of those that the user named, or, without any, of those found."""
     servers = tuple(servers)
     named = tuple(s for s in servers if s.asked)
     return tuple(s for s in named or servers if s.problem is None)

@@ -51,8 +51,7 @@ def need_of(framework: str, cpus: int, threads: int) -> Need:
     return Need(usual + 6, arenas_bytes + 32 * _MIB, 24)
 
 
-_LEAST_FILE_BYTES = 64 * _MIB  # a trace of some ten thousand events
-_LEAST_DISK_BYTES = 64 * _MIB
+_LEAST_TRACE_BYTES = 64 * _MIB  # of some ten thousand events
 _USUAL_STACK_BYTES, _ARENA_BYTES = 8 * _MIB, 64 * _MIB
 
 
@@ -99,10 +98,10 @@ def shortage(facts: LimitFacts, need: Need, pid: int, jobs: int = 1) -> Shortage
                               f"ulimit -n is {files:,}, and {facts.files:,} files are open",
                               f"{for_job} --nofile={facts.files + 2 * need.files}: (as root above the hard limit)"))
     if (file_bytes := limits.get(job_limits.FILE_SIZE)) is not None and facts.folder:
-        shortages.append(Shortage("bytes in a file (ulimit -f)", file_bytes, _LEAST_FILE_BYTES,
+        shortages.append(Shortage("bytes in a file (ulimit -f)", file_bytes, _LEAST_TRACE_BYTES,
                               "the job cannot write larger files", f"{for_job} --fsize=unlimited:", in_bytes=True))
     if facts.disk_bytes is not None:
-        shortages.append(Shortage(f"disk space in {facts.folder}", facts.disk_bytes, jobs * _LEAST_DISK_BYTES,
+        shortages.append(Shortage(f"disk space in {facts.folder}", facts.disk_bytes, jobs * _LEAST_TRACE_BYTES,
                               "the job writes its trace there", "Make room there", in_bytes=True))
     return next((one for one in shortages if one.left < one.needed), None)
 

@@ -11,6 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -21,7 +22,6 @@ from gputop.profiler.capture.overview import OverviewMade, record_overview
 from gputop.profiler.capture.plan import (
     PROBE_EVENTS,
     PROBE_S,
-    FreeResources,
     Plan,
     Probe,
     count,
@@ -52,10 +52,10 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
                        on_plan: Callable[[Plan], None], stop: threading.Event) -> tuple[CaptureResult, Plan, Cost]:
     """Capture at most ``request.seconds``, as :meth:`Recorder.record` does. Blocks.
 
-    With ``request.force`` exactly that long, without a probe and without asking whether memory and disk
-    hold it. ``on_plan`` is given the length once it is chosen. What the plan leaves of the seconds is recorded as an
-    overview beside the trace; the plan that is returned says how much of it there is. Raises GputopError, also where
-    the node lacks the memory or disk space for the shortest useful capture.
+    With ``request.force`` exactly that long, without a probe and without asking whether memory and disk hold it.
+    ``on_plan`` is given the length once it is chosen. What the plan leaves of the seconds is recorded as an overview
+    beside the trace; the plan that is returned says how much of it there is. Raises GputopError, also where the node
+    lacks the memory or disk space for the shortest useful capture.
     """
     seconds, logdir = request.seconds, request.logdir
     check_limits(recorder.pid)
@@ -66,9 +66,7 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
         result = recorder.record(RecordingOrder(seconds, logdir), memory, stop)
         return result, chosen, memory.cost(result.took_s, seconds)
 
-    def free() -> FreeResources:
-        return free_resources(recorder.address, recorder.pid, Path(logdir).expanduser().absolute())
-
+    free = partial(free_resources, recorder.address, recorder.pid, Path(logdir).expanduser().absolute())
     if most := most_events(seconds, free(), recorder.limits):
         with contextlib.suppress(Unbounded):
             return _capture_at_once(recorder, request, memory, on_plan, stop, most)
@@ -93,8 +91,9 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
             raise GputopError(
                 f"{error.message}; only the probe of {probe.seconds:g} s was saved", f"{error.fix} To analyze the "
                 f"probe: gputop analyze {keep_probe(recorder, probed, logdir).path}") from None
-        as_counted = _as_counted(chosen, result.asked_s)
-        made = OverviewMade(guard.plan_as_recorded(as_counted, overview=recorder.limits.overview))
+        if result.asked_s < chosen.chosen_s:
+            chosen = chosen.ended_early(float(f"{result.asked_s:.2g}"), "the job emitted more events than in the probe")
+        made = OverviewMade(guard.plan_as_recorded(chosen, overview=recorder.limits.overview))
         if made.plan.overview_s:
             made = record_overview(recorder, result.path, made.plan, watch, folder)
     return result, made.plan, memory.cost(result.took_s + made.call_s, made.plan.chosen_s + made.recorded_s)
@@ -120,16 +119,6 @@ def record_counted(recorder: Recorder, order: RecordingOrder, on_progress: Calla
         return recorder.record(order, on_progress, stop)
     except Unbounded:
         return recorder.record(replace(order, most_events=0), on_progress, stop)
-
-
-def _as_counted(chosen: Plan, recorded_s: float) -> Plan:
-    """The plan as it was carried out: shorter, with the reason, where the recording ended at its number of events."""
-    if recorded_s >= chosen.chosen_s:
-        return chosen
-    seconds, cause = float(f"{recorded_s:.2g}"), "the job emitted more events than in the probe"
-    return replace(chosen, chosen_s=seconds, enough=False, why=f"ended early, because {cause}", ended=(
-        f"gputop ended the recording after {seconds:g} of {chosen.asked_s:g} s, because {cause}: less frequent work is "
-        "missing."))
 
 
 def full_length(request: CaptureRequest) -> Plan:
@@ -176,10 +165,8 @@ def _probe_once(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threa
 
 @contextmanager
 def probe_logdir(logdir: str | Path) -> Iterator[Path]:
-    """A folder below the logdir for the probe's trace, gone afterwards; raises GputopError where none can be.
-
-    There and not in /tmp: a server on another machine may reach the logdir and nothing else.
-    """
+    """A folder below the logdir for the probe's trace, gone afterwards; raises GputopError where none can be. There and
+    not in /tmp: a server on another machine may reach the logdir and nothing else."""
     RunFolder.create(logdir, "probe").discard()  # says what is wrong with the logdir before the job is disturbed
     base = Path(logdir).expanduser().absolute()
     missing = [folder for folder in (base, *base.parents) if not folder.exists()]
@@ -199,7 +186,7 @@ def keep_probe(recorder: Recorder, probed: CaptureResult, logdir: str | Path, ho
     ending = recorder.limits.ending
     with RunFolder.create(logdir, host or probed.path.name.removesuffix(ending), run, ending) as folder:
         path = folder.take_over(probed.path)
-    return replace(probed, path=path, run_dir=folder.path, session_id=folder.path.name)
+    return replace(probed, path=path)
 
 
 # A trace with more events is not read for its step time: it would hold the monitor up, and 150 MB.

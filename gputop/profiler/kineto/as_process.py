@@ -78,8 +78,7 @@ def _groups(pid: int, uid: int) -> tuple[int, list[int]]:
 
 
 def _take_file_rights(uid: int, gid: int, groups: list[int]) -> None:
-    """Take the file rights of this thread; the kernel takes root's right to enter and change everything from it,
-    too."""
+    """Take these file rights for this thread; the kernel takes root's right to change everything from it, too."""
     libc = ctypes.CDLL(None)
     _call("syscall", _SETGROUPS.get(platform.machine(), -1), len(groups), (ctypes.c_uint * len(groups))(*groups))
     libc.setfsgid(gid)

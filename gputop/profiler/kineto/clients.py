@@ -45,8 +45,7 @@ def client_of(pid: int, proc: Path = _PROC) -> DaemonClient | None:
 
 
 def find_clients(proc: Path = _PROC) -> list[DaemonClient]:
-    """The clients of this machine that may be seen, by PID, of each user at most 64; a few files read where there are
-    none."""
+    """The clients of this machine that may be seen, by PID, of each user at most 64; without any it is cheap."""
     networks, _ = sockets.networks(proc, sorted(process_ids(proc)))
     bound: dict[int, dict[int, str]] = {}  # by network: its owner can say what they like of sockets elsewhere
     for network, pid in networks.items():
@@ -73,10 +72,8 @@ def find_clients(proc: Path = _PROC) -> list[DaemonClient]:
 
 
 def _client(pid: int, proc: Path, bound: dict[int, str]) -> DaemonClient | None:
-    """The client that a process is; ``bound``: the sockets with a client's name. Raises OSError.
-
-    A forked child has its parent's socket open, too, and is no client: kineto's thread is not in it.
-    """
+    """The client that a process is; ``bound``: the sockets with a client's name. Raises OSError. A forked child has its
+    parent's socket open, too, and is no client: kineto's thread is not in it."""
     inodes = bound.keys() & sockets.open_inodes(proc, pid) if bound else frozenset[int]()
     stat = stat_of(pid, proc)
     if not inodes or stat is None:

@@ -11,19 +11,18 @@ import os
 import queue
 import select
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
+from gputop.profiler import sockets
 from gputop.profiler.kineto import protocol
 from gputop.profiler.kineto.folder import SocketFolder, is_of_gputop
 
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _LOCK_PERIOD_S = 0.2
 _LOCK_TIMEOUT_S = 60.0
 _DATAGRAMS_AT_ONCE, _MAX_EVENTS = 64, 256
@@ -98,22 +97,18 @@ class Daemon:
         events = []
         for _ in range(_DATAGRAMS_AT_ONCE):
             try:
-                data, ancillary, _, address = self._socket.recvmsg(
-                    protocol.MAX_DATAGRAM_BYTES + 1, socket.CMSG_SPACE(_CREDENTIALS.size))
+                datagram = sockets.receive(self._socket, protocol.MAX_DATAGRAM_BYTES + 1)
             except OSError:
                 break
-            event = self._handle(data, ancillary, address)
-            if event is not None:
+            if (event := self._handle(*datagram)) is not None:
                 events.append(event)
         return events
 
-    def _handle(self, data: bytes, ancillary: Iterable[tuple[int, int, bytes]], address: object) -> DaemonEvent | None:
-        senders = [_CREDENTIALS.unpack(value)[:2] for level, kind, value in ancillary
-                   if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(value) == _CREDENTIALS.size]
+    def _handle(self, data: bytes, sender: tuple[int, int] | None, address: object) -> DaemonEvent | None:
         message = protocol.decode(data)
-        if not senders or message is None:
+        if sender is None or message is None:
             return None
-        pid, uid = senders[0]
+        pid, uid = sender
         if pid <= 0 or uid not in (self.folder.uid, 0):
             return None
         if message.type == protocol.GPUTOP:
@@ -143,11 +138,8 @@ _serving_lock = threading.Lock()
 
 @contextlib.contextmanager
 def serving(folder: SocketFolder, stopped: Callable[[], bool] = lambda: False) -> Iterator[Daemon]:
-    """Be the daemon in a folder for the block; its socket is gone afterwards. Raises GputopError.
-
-    Processes with one folder share the daemon. Waits for another gputop that serves there, for as long as a capture
-    usually takes.
-    """
+    """Be the daemon in a folder for the block; its socket is gone afterwards. Raises GputopError. Processes with one
+    folder share the daemon. Waits for another gputop that serves there, for as long as a capture usually takes."""
     state = os.fstat(folder.folder.fd)
     key = state.st_dev, state.st_ino
     deadline = time.monotonic() + _LOCK_TIMEOUT_S

@@ -36,8 +36,7 @@ _MAX_ENTRIES = 4096
 
 
 def is_of_gputop(folder: PurePosixPath) -> bool:
-    """Return whether gputop made a folder, here or in a job that it prepared: its clients poll often and log
-    nothing."""
+    """Return whether gputop, or a job that it prepared, made a folder: its clients poll often and log nothing."""
     return folder.name.startswith(_PREFIX)
 
 
@@ -117,10 +116,7 @@ class SocketFolder:
 
     def lock(self) -> bool:
         """Return whether this gputop is now the one that serves here, until :meth:`unlock` or :meth:`close`, or gputop
-        ends.
-
-        Others cannot hold it: its file can be opened by the job's user and root alone. Raises GputopError.
-        """
+        ends. Others cannot hold it: its file can be opened by the job's user and root alone. Raises GputopError."""
         try:
             self._lock = self.folder.take(_LOCK_NAME, self.uid)
         except BlockingIOError:
@@ -148,15 +144,13 @@ class SocketFolder:
                               as_process.fix(error)) from None
 
     def unbind(self) -> None:
-        """Remove the daemon's socket if it still is that of :meth:`bind`: a job would wait for one that nobody
-        reads."""
+        """Remove the daemon's socket if it still is ours: a job would wait for one that nobody reads."""
         with contextlib.suppress(OSError):
             if self._bound is not None and os.path.samestat(self.folder.state(DAEMON_NAME), self._bound):
                 self.folder.remove(DAEMON_NAME)
 
     def send(self, daemon: socket.socket, name: str, datagram: bytes) -> bool:
-        """Send a datagram to the socket of that name, if it is one of the job's user; returns whether it went. Never
-        blocks."""
+        """Send to the socket of that name, if it is the job's user's; returns whether it went. Never blocks."""
         try:
             with self.folder.socket(name, self.uid) as path:
                 daemon.sendto(datagram, path)
@@ -216,9 +210,7 @@ class SocketFolder:
 
 def sweep(parent: Path = Path(PLACE)) -> None:
     """Remove from this machine's /tmp what killed gputops and jobs that have ended left; of other users only as root.
-
-    Raises nothing, follows no link, and leaves alone what another gputop serves.
-    """
+    Raises nothing, follows no link, and leaves alone what another gputop serves."""
     with contextlib.suppress(OSError), Folder(parent) as above:
         with os.scandir(above.fd) as entries:
             named = (entry.name for entry in entries if entry.name.startswith(_PREFIX))

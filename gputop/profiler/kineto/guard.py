@@ -144,8 +144,7 @@ class UsedBefore(GputopError):
 
 
 class ProfilesItself(GputopError):
-    """The process's own torch.profiler records it, or will soon: this ``share`` of its steps, 1 where no end is
-    known."""
+    """The process's own torch.profiler records it, or will soon: ``share`` of its steps, 1 where no end is known."""
 
     def __init__(self, pid: int, share: float, message: str, fix: str) -> None:
         super().__init__(message, fix)

@@ -21,20 +21,10 @@ from gputop.core.errors import GputopError
 from gputop.core.files import UnsafeFile, open_regular
 from gputop.core.proc import environ_of, read_maps
 from gputop.profiler.discovery import rank_of
+from gputop.profiler.kineto import guard
 from gputop.profiler.kineto.clients import DaemonClient, client_of, is_same
 from gputop.profiler.kineto.daemon import Daemon, DaemonEvent, serving
 from gputop.profiler.kineto.folder import TRACE_PREFIX, SocketFolder, is_of_gputop
-from gputop.profiler.kineto.guard import (
-    PASTE,
-    GuardRequest,
-    ask_guard,
-    let_go,
-    raise_unless,
-    read_report,
-    rest_s,
-    tell_end,
-    when_idle,
-)
 from gputop.profiler.kineto.protocol import RecordingConfig
 from gputop.profiler.recording import (
     CaptureResult,
@@ -79,7 +69,7 @@ _OVERLAP = 128  # bytes that two pieces share, so that no event is cut
 
 _USUAL = RecorderLimits(job_bytes_per_byte=0.0, job_bytes_per_event=_EVENT_BYTES,
                         bare_bytes_per_event=_BARE_EVENT_BYTES, overview=False, stoppable=False, probe_s=0.2,
-                        least_s=0.05, ending=ENDING, lead_s=_OWN_POLL_PERIOD_S + _LEAD_S, instead=PASTE)
+                        least_s=0.05, ending=ENDING, lead_s=_OWN_POLL_PERIOD_S + _LEAD_S, instead=guard.PASTE)
 _MOST_DEVICE_EVENTS_PER_S = 500_000  # of a process: a GPU begins a kernel every two microseconds
 
 
@@ -112,7 +102,7 @@ class KinetoRecorder:
                stop: threading.Event) -> CaptureResult:
         """``stop`` ends the wait for the job, and the copy; a recording that has begun is waited for."""
         client = self._client()
-        self._rest_s = rest_s()
+        self._rest_s = guard.rest_s()
         rank = (rank_of(environ_of(self.pid)) or "").replace(" ", "")[:32]
         host = recording.host_name or socket.gethostname()
         assert client.folder is not None
@@ -192,8 +182,9 @@ class _Take(Struct):
         file = config.written(self.client.own_pid)
         began = asked_s = time.monotonic()
         wait_s = max(0.0, config.start_ms / 1000 - time.time()) + _ATTEMPTS * (_POLL_TIMEOUT_S + seconds)
-        request = GuardRequest(self.token, file, seconds, wait_s, self.rest_s, self.recording.most_events)
-        self.tells_end = "ends_s" in when_idle(lambda: ask_guard(self.daemon, self.client, request, self.events))
+        request = guard.GuardRequest(self.token, file, seconds, wait_s, self.rest_s, self.recording.most_events)
+        self.tells_end = "ends_s" in guard.when_idle(
+            lambda: guard.ask_guard(self.daemon, self.client, request, self.events))
         try:
             self.daemon.register(pid, config)
             while not (self.fetched_s and folder.folder.has(file)):
@@ -209,7 +200,7 @@ class _Take(Struct):
         except ValueError as error:
             raise GputopError(str(error), "Start the job with gputop run.") from None
         finally:
-            let_go(self.daemon, self.client)
+            guard.let_go(self.daemon, self.client)
         written_s = time.time()
         fetched_s = written_s - (time.monotonic() - self.fetched_s)
         saving = Progress("saving", time.monotonic() - began)
@@ -230,8 +221,7 @@ class _Take(Struct):
             raise EmptyTrace(f"PyTorch's profiler recorded no activity in process {pid} for {seconds:g} s",
                              "Either the process is not training, or it is waiting for a GPU with seconds of queued "
                              f"work; in that case, capture for longer. The trace is in {path}", took_s)
-        return CaptureResult(f"pid:{pid}", path, run.path, run.path.name, self.recorded_s, took_s, size, False,
-                             "job's disk", sent_s=written_s - took_s)
+        return CaptureResult(path, self.recorded_s, took_s, size, False, sent_s=written_s - took_s)
 
     def _config(self) -> RecordingConfig:
         order = self.recording
@@ -280,9 +270,9 @@ class _Take(Struct):
         now, seconds = time.monotonic(), self.recording.seconds
         for event in got:
             if event.report is not None:
-                state, detail = read_report(event.report, self.token) or ("", "")
+                state, detail = guard.read_report(event.report, self.token) or ("", "")
                 if state == "ending" and self.daemon.withdraw(self.client.pid):
-                    raise_unless(self.client.pid, "ready", "ending", "")
+                    guard.raise_unless(self.client.pid, "ready", "ending", "")
                 if state == "full" and _FULL_AFTER_S.fullmatch(detail):
                     self.recorded_s = min(seconds, max(_FILE_PERIOD_S, float(detail)))
                 continue
@@ -291,7 +281,7 @@ class _Take(Struct):
                 self.fetched_s, self.ready_polls = now, 0
                 self.begins_s = now + max(0.0, event.start_ms / 1000 - time.time())
                 if self.tells_end:
-                    tell_end(self.daemon, self.client, event.start_ms / 1000 + seconds + self.rest_s)
+                    guard.tell_end(self.daemon, self.client, event.start_ms / 1000 + seconds + self.rest_s)
             if not event.ready:
                 self.busy_s, self.ready_polls = now, 0
             elif self.fetched_s and now > self.begins_s + _STARTS_WITHIN_S:
@@ -337,8 +327,7 @@ def _events(file: BinaryIO) -> Iterator[bytes]:
 
 
 def window_ns(file: BinaryIO) -> tuple[int, int] | None:
-    """Window from the first event that the file names to the end of the recording, which it names last. Raises
-    OSError."""
+    """Window from the first event in the file to the recording's end, which stands last. Raises OSError."""
     head = file.read(_EDGE_BYTES)
     file.seek(max(0, os.fstat(file.fileno()).st_size - _EDGE_BYTES))
     base, first = _BASE.search(head), _TIME.search(head)

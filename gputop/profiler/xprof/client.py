@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -30,7 +30,7 @@ from gputop.profiler.recording import (
 )
 from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder, stops_copy
 from gputop.profiler.xprof import messages
-from gputop.profiler.xprof.outline import Outline, count_events, map_file, map_open_file, outline, session_window_ns
+from gputop.profiler.xprof.outline import count_events, map_file, map_open_file, outline, session_window_ns
 from gputop.profiler.xprof.probe import close_channel, load_grpc, no_profiler_service, open_channel, probe
 from gputop.profiler.xprof.server_disk import ServerDisk
 from gputop.trace.readers.xspace.recordings import join_recordings
@@ -116,8 +116,7 @@ def set_options(options: Any, *, overview: bool = False, operations: bool = Fals
 
 
 class _Call:
-    """One Profile call, watched from the calling thread: when it was sent (``sent_s``, Unix time), and how long it
-    took."""
+    """One Profile call, watched from the calling thread. ``sent_s`` is Unix time."""
 
     def __init__(self, address: str, seconds: float, request: Any, wait_s: float = 0.0) -> None:
         """``wait_s``: about how long the server waits before it begins."""
@@ -226,18 +225,13 @@ def _terminate(channel: grpc.Channel, session_id: str) -> Any:
     return terminate.future(messages.TerminateRequest(session_id=session_id), timeout=_TERMINATE_TIMEOUT_S)
 
 
-class _Saved(NamedTuple):
-    """A trace on disk, with its size in bytes."""
-
-    path: Path
-    size: int
-    outline: Outline
-
-
 def _save(call: _Call, run: RunFolder, disk: ServerDisk, response: Any, stopped: Callable[[], bool]) -> CaptureResult:
     """Save the trace, from the answer or from the server's disk; raises GputopError, EmptyTrace without an event."""
     if response.xspace:
-        return _save_answer(call, run, response)
+        path = run.save(response.xspace)
+        warnings = () if path == run.file else (
+            f"gputop could not save the trace as {run.file} ({run.save_error}) and saved it as {path} instead",)
+        return _result(call, path, response.xspace, warnings, empty=response.empty_trace)
     address = call.address
     try:
         trace = disk.find(address, run)
@@ -247,33 +241,24 @@ def _save(call: _Call, run: RunFolder, disk: ServerDisk, response: Any, stopped:
         raise
     try:
         path = run.adopt(trace.file, trace.path, stopped)
-        saved = _outline_saved(run, path)
+        with os_errors_as(f"the trace was saved as {run.file} but cannot be read", "Check the file system (`dmesg`, "
+                          "quota, mount), then run `gputop analyze` on the file."), run.open_trace() as file:
+            data = map_open_file(file)
         left = disk.clean_up(trace)
     finally:
         trace.close()
-    return _result(call, run, saved, "server disk", (left,) if left else (), empty=response.empty_trace)
+    return _result(call, path, data, (left,) if left else (), empty=response.empty_trace)
 
 
-def _save_answer(call: _Call, run: RunFolder, response: Any) -> CaptureResult:
-    path = run.save(response.xspace)
-    warnings = () if path == run.file else (
-        f"gputop could not save the trace as {run.file} ({run.save_error}) and saved it as {path} instead",)
-    return _result(call, run, _Saved(path, len(response.xspace), outline(response.xspace)), "response", warnings,
-                   empty=response.empty_trace)
-
-
-def _result(call: _Call, run: RunFolder, saved: _Saved, delivered: Literal["response", "server disk"],
-            warnings: tuple[str, ...], *, empty: bool) -> CaptureResult:
-    """Raises EmptyTrace where there is no event in it."""
-    path, size, about = saved
+def _result(call: _Call, path: Path, data: bytes, warnings: tuple[str, ...], *, empty: bool) -> CaptureResult:
+    """The result with the trace ``data``, which is saved; raises EmptyTrace where there is no event in it."""
+    about = outline(data)
     if about.damaged:
         warnings = (*warnings, "the trace is truncated or damaged; gputop kept the readable part")
     if empty or not about.has_events:
         raise _empty(call.address, path, (*about.errors, *about.warnings), call.took_s)
-    return CaptureResult(
-        address=call.address, path=path, run_dir=path.parent, session_id=run.path.name,
-        asked_s=call.seconds, took_s=call.took_s, bytes=size, stopped_early=call.stopped_early,
-        delivered=delivered, errors=about.errors, warnings=(*about.warnings, *warnings), sent_s=call.sent_s)
+    return CaptureResult(path, call.seconds, call.took_s, len(data), call.stopped_early, about.errors,
+                         (*about.warnings, *warnings), call.sent_s)
 
 
 def _trace_on_server_disk(
@@ -290,15 +275,6 @@ def _trace_on_server_disk(
     except (GputopError, OSError):
         raise lost from None
     return replace(result, warnings=(*result.warnings, f"{lost.message}; the server had already written this trace"))
-
-
-def _outline_saved(run: RunFolder, path: Path) -> _Saved:
-    """The trace in a run folder; raises GputopError, the trace is kept."""
-    with os_errors_as(f"the trace was saved as {run.file} but cannot be read",
-                      "Check the file system (`dmesg`, quota, mount), then run `gputop analyze` on the file."):
-        with run.open_trace() as file:
-            data = map_open_file(file)
-        return _Saved(path, len(data), outline(data))
 
 
 def _empty(address: str, path: Path | None, messages: tuple[str, ...], took_s: float) -> EmptyTrace:

@@ -34,11 +34,8 @@ class Outline(Struct, frozen=True):
 
 
 def outline(data: bytes) -> Outline:
-    """Outline a serialized XSpace (bytes, or a mapped file).
-
-    This runs in the process that captures: it takes memory for some thousand places in the trace, and time for a
-    bounded number of fields, whatever a server has answered.
-    """
+    """Outline a serialized XSpace (bytes, or a mapped file). This runs in the process that captures: it takes memory
+    for some thousand places in the trace, and time for a bounded number of fields, whatever a server has answered."""
     steps = Quota(limits.OUTLINE_FIELDS)
     space = read_fields(data, 0, len(data), {_PLANES, _ERRORS, _WARNINGS}, _AT_MOST, steps=steps)
 
@@ -70,18 +67,12 @@ def map_open_file(file: BinaryIO) -> bytes:
 
 
 def session_window_ns(path: Path) -> tuple[int, int] | None:
-    """See :func:`recorded_window_ns`; None also for a file that cannot be read."""
+    """Begin and end of the recording, Unix time by the server's clock; None where the trace does not say, or cannot be
+    read. Of several that were joined, when the first began and the last ended."""
     try:
-        return recorded_window_ns(map_file(path))
+        data = map_file(path)
     except OSError:
         return None
-
-
-def recorded_window_ns(data: bytes) -> tuple[int, int] | None:
-    """Begin and end of the recording, Unix time by the server's clock; None where the trace does not say.
-
-    Of several that were joined, when the first began and the last ended.
-    """
     windows = []
     steps = Quota(limits.OUTLINE_FIELDS)
     for begin, end in _spans(read_fields(data, 0, len(data), {_PLANES}, _AT_MOST, steps=steps), _PLANES):
@@ -103,10 +94,8 @@ def _plane_has_events(data: bytes, begin: int, end: int, steps: Quota) -> bool:
 
 
 def count_events(data: bytes) -> tuple[int, int]:
-    """Events of the host and of the devices in a serialized XSpace, as far as it is whole.
-
-    Of a trace with more parts than a profiler writes those at its beginning count.
-    """
+    """Events of the host and of the devices in a serialized XSpace, as far as it is whole. Of a trace with more parts
+    than a profiler writes those at its beginning count."""
     host = devices = 0
     steps = Quota(limits.OUTLINE_FIELDS)
     for begin, end in _spans(read_fields(data, 0, len(data), {_PLANES}, _COUNTED, steps=steps), _PLANES):

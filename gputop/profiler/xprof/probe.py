@@ -55,10 +55,8 @@ def probe(address: str, timeout_s: float = 3.0) -> float:
 
 
 def check_http2(address: str, timeout_s: float, *, listen_only: bool = False) -> None:
-    """Raise GputopError unless what answers at ``address`` begins to speak HTTP/2.
-
-    ``listen_only`` sends nothing: for ports that nobody has named as a profiler server's.
-    """
+    """Raise GputopError unless what answers at ``address`` begins to speak HTTP/2. ``listen_only`` sends nothing: for
+    ports that nobody has named as a profiler server's."""
     deadline = time.monotonic() + timeout_s
     try:
         with _connect(address, timeout_s) as sock:
@@ -252,10 +250,8 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def status_of(sock: socket.socket, authority: str, method: str, message: bytes, timeout_s: float) -> tuple[int, float]:
-    """Call ``method`` ("/package.Service/Name") on a new connection; gRPC's status code and the seconds it took.
-
-    Raises TimeoutError after ``timeout_s``, another OSError where the connection ends, Unreadable.
-    """
+    """Call ``method`` ("/package.Service/Name") on a new connection; gRPC's status code and the seconds it took. Raises
+    TimeoutError after ``timeout_s``, another OSError where the connection ends, Unreadable."""
     deadline = time.monotonic() + timeout_s
     fields = ((":method", "POST"), (":scheme", "http"), (":path", method), (":authority", authority),
               ("content-type", "application/grpc"), ("te", "trailers"))

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from msgspec import structs
 from msgspec.structs import replace
 
 from gputop.advice.registry import limit
@@ -18,13 +17,7 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.core.proc import stat_of
 from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
-from gputop.profiler.capture.request import (
-    CaptureQuestion,
-    CaptureRequest,
-    ask_hold,
-    ask_workers,
-    require_no_question,
-)
+from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, ask_hold, ask_workers, require_no_question
 from gputop.replay.player import Player
 from gputop.session.capture import captures
 from gputop.session.capture.server_watch import ServerWatch
@@ -145,7 +138,7 @@ class CaptureControl:
             watch.choose_job(request.job)
         if request.allowed is not None:
             watch.allow(request.allowed)
-        request = structs.replace(request, job=None, allowed=None)
+        request = replace(request, job=None, allowed=None)
         chosen = watch.job.to_capture(watch.servers) or captures.choose_servers(watch.servers)
         question = watch.question(request) or captures.server_question(chosen, request)
         if question is not None:
@@ -165,7 +158,7 @@ class CaptureControl:
             choice = self._node.worker_choice(answering)
             if not request.reason:
                 return ask_workers(request, chosen, choice)
-            request = structs.replace(request, workers=frozenset(choice.chosen), notices=(choice.text(),))
+            request = replace(request, workers=frozenset(choice.chosen), notices=(choice.text(),))
         if request.workers is not None:
             if len(request.workers) > MAX_ALL_WORKERS:
                 raise captures.too_many(len(request.workers))
@@ -295,7 +288,7 @@ class CaptureControl:
                 if not self._wait_for_idle(wait, servers):
                     self._end_unbegun()
                     return
-                request = structs.replace(request, force=self._hurry_force,
+                request = replace(request, force=self._hurry_force,
                                           notices=(*request.notices, *filter(None, (wait.missed,))))
             record = self._capture(servers, request)
         except Exception as error:  # noqa: BLE001  thread boundary: the next capture must be possible
@@ -313,8 +306,7 @@ class CaptureControl:
                                           record.problem.fix))
 
     def _wait_for_idle(self, wait: IdleWait, servers: Sequence[Server]) -> bool:
-        """Block until it is time for the capture, somebody wants it now, or the job has ended; False: until it was
-        canceled."""
+        """Block until it is time, somebody wants it now, or the job has ended; False: until it was canceled."""
         from gputop.profiler.ways import prepare
 
         prepare()  # a second that is not in the way later

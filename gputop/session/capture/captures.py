@@ -59,11 +59,8 @@ class FoundServers(NamedTuple):
 
 def find_servers(attached: Sequence[str], endpoints: Mapping[str, str], discover: bool,
                  busy: Collection[str] = ()) -> FoundServers:
-    """Look once for servers.
-
-    ``endpoints`` are servers the source itself brings; ``busy`` are addresses that are being captured
-    from, which must not be probed meanwhile.
-    """
+    """Look once for servers. ``endpoints`` are servers the source itself brings; ``busy`` are addresses that are being
+    captured from, which must not be probed meanwhile."""
     from gputop.core.proc import started_s
     from gputop.profiler.addresses import parse_address
     from gputop.profiler.ways import check as check_address
@@ -121,8 +118,7 @@ def _listed_servers(attached: Sequence[str], discover: bool,
 
 def find_named_servers(attached: Sequence[str], endpoints: Mapping[str, str], discover: bool,
                        wait: Callable[[float], object] = time.sleep) -> FoundServers:
-    """Find servers as :func:`find_servers` does, looking again within a second for named servers that do not answer at
-    once."""
+    """As :func:`find_servers`, but look again within a second for named servers that do not answer at once."""
     servers = find_servers(attached, endpoints, discover)
     for _ in range(ATTEMPTS - 1):
         if all(s.problem is None for s in servers.servers if s.asked):
@@ -222,15 +218,13 @@ def _pids(servers: Iterable[Server]) -> dict[str, int | None]:
 
 
 def server_question(chosen: Sequence[Server], request: CaptureRequest) -> CaptureQuestion | None:
-    """Question whether a server of another user that nobody named may be captured from; None where there is none among
-    them."""
+    """Question whether to capture from a server of another user that nobody named; None: none is among them."""
     others = [s for s in chosen if s.owner and not s.asked]
     return ask_other_user(request, others[0]) if others else None
 
 
 def risk_question(servers: Iterable[Server], request: CaptureRequest) -> CaptureQuestion | None:
-    """Question whether to take the risk, where a capture is known to end jobs such as that of these servers. Blocks a
-    little."""
+    """Question whether to take the risk, where a capture is known to end such jobs. Blocks a little."""
     from gputop.profiler.discovery import crash_risk
 
     if request.accept_risk:

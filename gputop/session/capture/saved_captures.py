@@ -32,8 +32,7 @@ _TRACE = (".xplane.pb", ".pt.trace.json")  # of servers, and of kineto
 
 
 class ListedCapture(Struct, frozen=True):
-    """A line of the list: ``first`` is the title of the first finding, or why there is none; ``name`` what the user
-    calls it."""
+    """``first`` is the title of the first finding, or why there is none; ``name`` what the user calls it."""
 
     record: CaptureRecord
     first: str
@@ -57,8 +56,7 @@ def _first(findings: tuple[Finding, ...] | None) -> str:
 
 
 def saved_captures(logdir: Path) -> Iterator[ListedCapture]:
-    """Yield the captures of a logdir, automatic ones included, the newest first; blocks as long as its file system
-    does."""
+    """Yield a logdir's captures, automatic ones too, the newest first; blocks as long as its file system does."""
     runs: list[Path] = []
     for folder in (logdir, logdir / AUTO_CAPTURES):
         with contextlib.suppress(OSError, RuntimeError), Folder(
@@ -71,8 +69,7 @@ def saved_captures(logdir: Path) -> Iterator[ListedCapture]:
 
 
 def captured_scripts(logdir: Path) -> frozenset[str]:
-    """Return the scripts of the jobs that this user's newest captures in a logdir are of; blocks as
-    :func:`saved_captures` does."""
+    """The scripts of the jobs of this user's newest captures in a logdir; blocks as :func:`saved_captures`."""
     scripts = set()
     for capture in islice(saved_captures(logdir), _SCRIPTS_OF):
         with contextlib.suppress(OSError):
@@ -114,9 +111,7 @@ def rename_capture(record: CaptureRecord, name: str) -> None:
 
 def delete_capture(record: CaptureRecord) -> None:
     """Remove the traces of a capture and what gputop wrote beside them; the folder stays where it holds anything else.
-
-    Raises GputopError where that is not possible, or another user could exchange the folder.
-    """
+    Raises GputopError where that is not possible, or another user could exchange the folder."""
     run = run_of(record)
     refuse_untrusted(run.parent, "--logdir")
     try:

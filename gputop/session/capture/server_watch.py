@@ -168,9 +168,7 @@ class ServerWatch:
 
     def attach(self, address: str) -> str:
         """Watch a profiler server, or several in the syntax of ``--attach``; returns the first in its canonical form.
-
-        Raises GputopError (usage) for what cannot be an address.
-        """
+        Raises GputopError (usage) for what cannot be an address."""
         from gputop.profiler.addresses import parse_address
         from gputop.profiler.workers import addresses
 
@@ -236,8 +234,7 @@ class ServerWatch:
             self._on_change()
 
     def _without_failed(self, servers: tuple[Server, ...]) -> tuple[Server, ...]:
-        """An address that the user named while another server answered, and at which none does, is named no longer:
-        that server stays the one to capture from."""
+        """An address that was named while another server answered, and at which none does, is named no longer."""
         tried = [s for s in servers if s.address in self._tried]
         if not tried:
             return servers

@@ -52,7 +52,7 @@ def test_one_run_folder_with_a_trace_of_each(logdir):
     ports = [s.address.rpartition(":")[2] for s in servers]
     assert names_below(logdir) == sorted([*(f"{trace_names(['127.0.0.1:1'])[0]}_{p}.xplane.pb" for p in ports),
                                           "gputop.clocks.json"])
-    assert {o.result.run_dir for o in done.outcomes} == {done.run_dir}
+    assert {o.result.path.parent for o in done.outcomes} == {done.run_dir}
     for server in servers:
         assert [r.duration_ms for r in server.requests] == [50, 300]
     assert len({r.session_id for s in servers for r in s.requests[1:]}) == 1
@@ -103,7 +103,6 @@ def test_servers_that_write_to_their_own_disk(logdir, monkeypatch, shares):
     monkeypatch.setattr("gputop.profiler.xprof.server_disk._shares_files", lambda pid: shares)
     with serving(FakeProfiler(writes_disk=True), FakeProfiler(writes_disk=True)) as servers:
         done = capture_workers(addresses(servers), seconds=0.2, logdir=logdir)
-    assert [o.result.delivered for o in done.outcomes] == ["server disk"] * 2
     assert len(list(done.run_dir.glob("*.xplane.pb"))) == 2 and not list(done.run_dir.glob(".*"))
 
 

@@ -46,8 +46,8 @@ class FileRecorder:
             path = folder.save(json.dumps({"seconds": recording.seconds}).encode())
         finally:
             folder.discard()
-        return CaptureResult(self.address, path, path.parent, folder.path.name, recording.seconds, recording.seconds,
-                             path.stat().st_size, stopped_early=False, delivered="server disk", sent_s=sent_s)
+        return CaptureResult(path, recording.seconds, recording.seconds, path.stat().st_size, stopped_early=False,
+                             sent_s=sent_s)
 
     def count_events(self, path: Path) -> tuple[int, int]:
         return round(EVENTS_PER_S * json.loads(path.read_bytes())["seconds"]), 0

@@ -231,7 +231,7 @@ class TestServersThatWriteThemselves:
         monkeypatch.setattr(server_disk, "_shares_files", lambda pid: True)
         with serve(FakeProfiler(writes_disk=True)) as server:
             result, plan, _ = capture_with_probe(server.address, seconds=0.2, logdir=logdir)
-        assert result.delivered == "server disk" and plan.probe.host_events == 3
+        assert plan.probe.host_events == 3
         assert files_below(logdir) == [result.path]
 
     def test_what_it_wrote_before_it_went_away_is_kept(self, logdir, monkeypatch):
@@ -269,7 +269,7 @@ class TestDisksThatFill:
         with serve() as server:
             result = capture(server.address, seconds=0.05, logdir=logdir)
         assert result.path.is_relative_to(tmp_path / "cache") and result.path.read_bytes() == server.xspace
-        assert result.run_dir == result.path.parent and result.run_dir.parent.name == "profile"
+        assert result.path.parents[1].name == "profile"
         assert result.path.parents[3].stat().st_mode & 0o077 == 0, "a trace is its user's own"
         (warning,) = result.warnings
         assert "No space left" in warning and str(result.path) in warning

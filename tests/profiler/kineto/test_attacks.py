@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -19,11 +20,9 @@ from gputop.profiler import sockets
 from gputop.profiler.kineto import as_process, daemon
 from gputop.profiler.kineto.clients import client_of, find_clients
 from gputop.profiler.kineto.folder import SocketFolder, sweep
-from tests.processes import once_ready
-from tests.profiler.kineto.jobs import fake_job, found
+from tests.processes import asleep, once_ready
+from tests.profiler.kineto.jobs import USER, fake_job, found, needs_root, opened, served
 
-_USER = 12345
-_needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
 # A process of that user, in namespaces of its own: there it may mount what it sees over what it likes.
 _MOUNTING = """
 import ctypes, os, signal, sys
@@ -37,13 +36,6 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="gk-", dir="/tmp") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
 class _Mounting:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process, self.pid = process, process.pid
@@ -54,16 +46,14 @@ class _Mounting:
         assert self.process.stdout.readline() == "0\n"
 
 
+def _if_allowed(code: str, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    return once_ready(sys.executable, "-c", code, *arguments, or_skip="users may make no namespaces here")
+
+
 @pytest.fixture
 def mounting() -> Iterator[_Mounting]:
-    with subprocess.Popen([sys.executable, "-c", _MOUNTING], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          text=True) as process:
-        try:
-            if process.stdout.readline() != "ready\n":
-                pytest.skip("users may make no namespaces here")
-            yield _Mounting(process)
-        finally:
-            process.kill()
+    with _if_allowed(_MOUNTING) as process:
+        yield _Mounting(process)
 
 
 @pytest.fixture
@@ -76,20 +66,20 @@ def of_root(place: Path) -> Path:
     return folder
 
 
-@_needs_root
+@needs_root
 def test_nothing_is_made_in_a_folder_of_root_s_that_is_mounted_over_tmp(mounting, of_root):
     mounting.mount(of_root, Path("/tmp"))
     with pytest.raises(GputopError, match="cannot create a socket folder"):
-        SocketFolder.create(mounting.pid, _USER)
-    job = target.Target(mounting.pid, "", _USER, "", 0, True)
+        SocketFolder.create(mounting.pid, USER)
+    job = target.Target(mounting.pid, "", USER, "", 0, True)
     with pytest.raises(GputopError, match="cannot write a script"), attach._script(job, "text"):
         pass
     assert [path.name for path in of_root.iterdir()] == ["kept"]
 
 
-@_needs_root
+@needs_root
 def test_what_is_mounted_in_the_folder_is_not_removed_with_it(mounting, of_root):
-    with SocketFolder.create(mounting.pid, _USER) as folder:
+    with SocketFolder.create(mounting.pid, USER) as folder:
         inside = Path(f"/proc/{mounting.pid}/root{folder.path}/inside")
         inside.mkdir()
         mounting.mount(of_root, folder.path / "inside")
@@ -103,37 +93,33 @@ def test_what_is_mounted_in_the_folder_is_not_removed_with_it(mounting, of_root)
         assert not Path(folder.path).exists()
 
 
-@_needs_root
+@needs_root
 def test_a_folder_of_root_s_is_no_folder_of_a_user_s_socket(of_root):
     """Its name is the user's claim: it was bound in a mount namespace, where that was another folder."""
     (of_root / "dynolog").write_text("a program")
     with pytest.raises(GputopError, match="other users could send requests"):
-        SocketFolder.open(os.getpid(), PurePosixPath(of_root), _USER)
+        opened(of_root, uid=USER)
     assert (of_root / "dynolog").exists()
 
 
-@_needs_root
+@needs_root
 def test_root_s_groups_do_not_help_a_user(place):
     """The thread that binds has the user's rights, not those of root's groups."""
     before = os.getgroups()
     group = place / "group"
     group.mkdir()
     group.chmod(0o770)
-    process = subprocess.Popen(["sleep", "60"], user=_USER, group=_USER, extra_groups=[_USER + 1])
-    try:
-        for own, allowed in ((os.getgid(), False), (_USER, True), (_USER + 1, True)):
+    with asleep(user=USER, group=USER, extra_groups=[USER + 1]) as process:
+        for own, allowed in ((os.getgid(), False), (USER, True), (USER + 1, True)):
             os.chown(group, 0, own)
             file = group / f"{own}"
             with contextlib.suppress(PermissionError):
-                as_process.run(process.pid, _USER, file.touch)
+                as_process.run(process.pid, USER, file.touch)
             assert file.exists() == allowed
-    finally:
-        process.kill()
-        process.wait()
     assert os.getgroups() == before
 
 
-@_needs_root
+@needs_root
 def test_a_link_of_a_user_leads_root_s_thread_through_nobody_s_proc(place):
     """Root could follow it into another container, whose root no user may enter; anybody may write to a /tmp there."""
     root = place / "container"
@@ -141,16 +127,14 @@ def test_a_link_of_a_user_leads_root_s_thread_through_nobody_s_proc(place):
     (root / "tmp").chmod(0o777)
     folder = place / "f"
     folder.mkdir()
-    os.chown(folder, _USER, -1)
+    os.chown(folder, USER, -1)
     chroot = "import os, sys; os.chroot(sys.argv[1]); print('ready', flush=True); sys.stdin.read()"
-    of_user = ("sh", "-c", "echo ready; exec sleep 60")
     with once_ready(sys.executable, "-c", chroot, str(root)) as of_root, \
-            once_ready(*of_user, user=_USER, group=_USER) as job, \
-            SocketFolder.open(job.pid, PurePosixPath(folder), _USER) as opened:
+            asleep(user=USER, group=USER) as job, opened(folder, job.pid, USER) as of_job:
         folder.rename(place / "moved")
         folder.symlink_to(f"/proc/{of_root.pid}/root/tmp")
         with pytest.raises(GputopError, match="cannot create a socket"):
-            opened.bind()
+            of_job.bind()
     assert not list((root / "tmp").iterdir())
 
 
@@ -159,6 +143,7 @@ import fcntl, os, sys
 os.setgroups([]); os.setgid(12346); os.setuid(12346)
 folder = os.open(sys.argv[1], os.O_RDONLY)
 fcntl.flock(folder, fcntl.LOCK_EX)
+print("ready", flush=True)
 for flags in (os.O_RDONLY, os.O_WRONLY):
     try:
         print(os.open(sys.argv[1] + "/.gputop-lock", flags))
@@ -168,35 +153,25 @@ sys.stdin.read()
 """
 
 
-@_needs_root
-@pytest.mark.parametrize("uid", [0, _USER])
+@needs_root
+@pytest.mark.parametrize("uid", [0, USER])
 def test_who_can_read_the_folder_cannot_lock_it(place, uid):
     os.chown(place, uid, -1)
-    job = subprocess.Popen(["sleep", "60"], user=uid)
-    other: subprocess.Popen[str] | None = None
-    try:
-        with SocketFolder.open(job.pid, PurePosixPath(place), uid) as folder, daemon.serving(folder):
+    with contextlib.ExitStack() as locked, asleep(user=uid) as job:
+        with opened(place, job.pid, uid) as folder, daemon.serving(folder):
             assert (place / ".gputop-lock").stat().st_uid == uid
-            other = subprocess.Popen([sys.executable, "-c", _LOCKING, str(place)], stdin=subprocess.PIPE,
-                                     stdout=subprocess.PIPE, text=True)
+            other = locked.enter_context(once_ready(sys.executable, "-c", _LOCKING, str(place)))
             assert [other.stdout.readline() for _ in range(2)] == ["PermissionError\n"] * 2
         assert not (place / ".gputop-lock").exists()
-        with SocketFolder.open(job.pid, PurePosixPath(place), uid) as folder, daemon.serving(folder, lambda: True):
+        with opened(place, job.pid, uid) as folder, daemon.serving(folder, lambda: True):
             pass
-    finally:
-        for process in (job, other):
-            if process is not None:
-                process.kill()
-                process.wait()
 
 
 _KILLED = """
-import os, sys
-from pathlib import PurePosixPath
-from gputop.profiler.kineto import daemon
-from gputop.profiler.kineto.folder import SocketFolder
-with SocketFolder.open(os.getpid(), PurePosixPath(sys.argv[1]), os.getuid()) as folder, daemon.serving(folder):
-    print("serves", flush=True)
+import sys
+from tests.profiler.kineto.jobs import served
+with served(sys.argv[1]):
+    print("ready", flush=True)
     sys.stdin.read()
 """
 
@@ -204,22 +179,18 @@ with SocketFolder.open(os.getpid(), PurePosixPath(sys.argv[1]), os.getuid()) as 
 def test_what_a_killed_gputop_leaves_hinders_nobody(place):
     """kill -9: its socket and its lock's file stay until the next one serves there."""
     place.chmod(0o700)
-    with subprocess.Popen([sys.executable, "-c", _KILLED, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          text=True) as killed:
-        assert killed.stdout is not None and killed.stdout.readline() == "serves\n"
-        with SocketFolder.open(os.getpid(), PurePosixPath(place), os.getuid()) as folder:
-            assert not folder.lock()
-        killed.kill()
+    with once_ready(sys.executable, "-c", _KILLED, str(place)), opened(place) as folder:
+        assert not folder.lock()
     assert {path.name for path in place.iterdir()} == {"dynolog", ".gputop-lock"}
-    with SocketFolder.open(os.getpid(), PurePosixPath(place), os.getuid()) as folder:
+    with opened(place) as folder:
         with daemon.serving(folder, lambda: True):
             pass
         assert not list(place.iterdir())
 
 
-@_needs_root
+@needs_root
 def test_a_lock_that_is_root_s_by_a_mount_is_not_opened(mounting, of_root):
-    with SocketFolder.create(mounting.pid, _USER) as folder:
+    with SocketFolder.create(mounting.pid, USER) as folder:
         lock = Path(f"/proc/{mounting.pid}/root{folder.path}/.gputop-lock")
         lock.touch()
         mounting.mount(of_root / "kept" / "file", folder.path / lock.name)
@@ -242,14 +213,6 @@ def _forged(inode: int, name: str) -> socket.socket:
     return _bound(f"\0x{inode}\n0: 00000002 00000000 00000000 0002 01 {inode} {name}")
 
 
-def test_a_name_with_a_line_end_makes_no_client_of_another_process(place):
-    with socket.socket() as stream:
-        inode = os.fstat(stream.fileno()).st_ino
-        with _forged(inode, f"{place}/dynoconfigclient0"):
-            assert client_of(os.getpid()) is None
-            assert os.getpid() not in [client.pid for client in find_clients()]
-
-
 def test_a_name_with_a_line_end_does_not_call_a_job_unsafe(place):
     with fake_job(place) as process:
         inode = next(iter(sockets.open_inodes(Path("/proc"), process.pid)))
@@ -257,35 +220,24 @@ def test_a_name_with_a_line_end_does_not_call_a_job_unsafe(place):
             assert found(process).folder == PurePosixPath(place)
 
 
-def test_a_name_with_a_line_end_does_not_answer_for_a_server(place):
+def test_a_name_with_a_line_end_makes_nobody_a_client_or_a_server(place):
     with socket.socket() as stream:
         inode = os.fstat(stream.fileno()).st_ino
+        with _forged(inode, f"{place}/dynoconfigclient0"):
+            assert client_of(os.getpid()) is None
+            assert os.getpid() not in [client.pid for client in find_clients()]
         with _forged(inode, f"{place}/server"):
             assert inode not in sockets.bound(Path("/proc"), f"{place}/server")
         with _bound(f"{place}/server") as own:
             assert sockets.bound(Path("/proc"), f"{place}/server") == {os.fstat(own.fileno()).st_ino}
 
 
-def _nest(folder: Path, depth: int) -> None:
-    """Folders in each other, deeper than a path can name."""
-    def work() -> None:
-        os.chdir(folder)
-        for _ in range(depth):
-            os.mkdir("d")  # noqa: PTH102
-            os.chdir("d")
-        os._exit(0)
-
-    child = os.fork()
-    if child == 0:
-        work()
-    os.waitpid(child, 0)
-
-
 def test_a_deep_folder_in_a_left_one_does_not_end_the_next_capture(place):
     left = place / "gputop-kineto-deep"
     left.mkdir()
     _bound(f"{left}/dynoconfigclient0").close()
-    _nest(left, 3000)
+    nest = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"  # deeper than a path can name
+    subprocess.run([sys.executable, "-c", nest], cwd=left, check=True)
     try:
         sweep(place)
         assert (left / "d").exists()
@@ -294,17 +246,15 @@ def test_a_deep_folder_in_a_left_one_does_not_end_the_next_capture(place):
 
 
 def test_a_descriptor_that_a_job_sends_along_is_not_kept(place):
-    with SocketFolder.open(os.getpid(), PurePosixPath(place), os.getuid()) as folder, daemon.serving(folder), \
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client, tempfile.TemporaryFile(dir=place) as sent:
+    with served(place) as server, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client, \
+            tempfile.TemporaryFile(dir=place) as sent:
         before = os.fstat(sent.fileno()).st_ino
         client.connect(str(place / "dynolog"))
         for _ in range(20):
             socket.send_fds(client, [b"x" * 64], [sent.fileno()] * 3)
-        with daemon.serving(folder) as server, server.events_of(os.getpid()) as events:
-            own = _bound(str(place / "dynoconfigclient0"))
+        with server.events_of(os.getpid()) as events, _bound(str(place / "dynoconfigclient0")) as own:
             own.sendto((16).to_bytes(8, "little") + b"req".ljust(32, b"\0") + bytes(16), str(place / "dynolog"))
             events.get(timeout=10)  # all before it have been read
-            own.close()
         held = [fd for fd in os.listdir("/proc/self/fd")  # noqa: PTH208
                 if os.path.exists(f"/proc/self/fd/{fd}") and os.stat(f"/proc/self/fd/{fd}").st_ino == before]  # noqa: PTH110, PTH116
         assert len(held) <= 1
@@ -345,7 +295,7 @@ signal.pause()
 """
 
 
-@_needs_root
+@needs_root
 def test_names_in_another_network_are_the_kernel_s_too(place):
     own = os.stat("/proc/thread-self/ns/net").st_ino  # noqa: PTH116
     with once_ready(sys.executable, "-c", _NETWORK, str(place)) as process:
@@ -372,20 +322,14 @@ while True:
 """
 
 
-@_needs_root
+@needs_root
 def test_who_owns_a_network_does_not_answer_for_its_kernel(place):
     """There they may send messages to gputop's own socket: names for sockets of any process on the machine."""
     with socket.socket() as stream:
         inode = os.fstat(stream.fileno()).st_ino
-        with subprocess.Popen([sys.executable, "-c", _FORGING, str(inode), str(os.getpid()),
-                               f"{place}/dynoconfigclient0"], stdout=subprocess.PIPE, text=True) as process:
-            try:
-                if process.stdout is None or process.stdout.readline() != "ready\n":
-                    pytest.skip("users may make no namespaces here")
-                for _ in range(200):
-                    assert inode not in sockets.unix_names(Path("/proc"), process.pid)
-            finally:
-                process.kill()
+        with _if_allowed(_FORGING, str(inode), str(os.getpid()), f"{place}/dynoconfigclient0") as process:
+            for _ in range(200):
+                assert inode not in sockets.unix_names(Path("/proc"), process.pid)
 
 
 class _Kernel:
@@ -422,24 +366,16 @@ signal.pause()
 """
 
 
-@_needs_root
+@needs_root
 def test_a_container_s_root_does_not_lead_out_by_proc(place, of_root):
     """With the host's PIDs in it /proc/PID/root is the host. Its own root may not go there, the host's may."""
     root = place / "container"
     for name in ("proc", "tmp/f"):
         (root / name).mkdir(parents=True)
-    with subprocess.Popen([sys.executable, "-c", _CONTAINER, str(root)], stdout=subprocess.PIPE,
-                          text=True) as process, \
-            subprocess.Popen(["sleep", "60"]) as of_host:
-        try:
-            if process.stdout is None or process.stdout.readline() != "ready\n":
-                pytest.skip("no such mount here")
-            with SocketFolder.open(process.pid, PurePosixPath("/tmp/f"), 0) as folder:
-                (root / "tmp/f").rename(root / "tmp/moved")
-                (root / "tmp/f").symlink_to(f"/proc/{of_host.pid}/root{of_root}")
-                with pytest.raises(GputopError, match="cannot create a socket"):
-                    folder.bind()
-        finally:
-            process.kill()
-            of_host.kill()
+    with _if_allowed(_CONTAINER, str(root)) as process, asleep() as of_host, \
+            opened("/tmp/f", process.pid, 0) as folder:
+        (root / "tmp/f").rename(root / "tmp/moved")
+        (root / "tmp/f").symlink_to(f"/proc/{of_host.pid}/root{of_root}")
+        with pytest.raises(GputopError, match="cannot create a socket"):
+            folder.bind()
     assert [path.name for path in of_root.iterdir()] == ["kept"]

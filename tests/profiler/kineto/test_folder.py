@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -20,28 +16,10 @@ from gputop.profiler.kineto import daemon
 from gputop.profiler.kineto.clients import client_of, is_same
 from gputop.profiler.kineto.folder import SocketFolder, sweep
 from gputop.profiler.kineto.protocol import RecordingConfig, encode
-from tests.processes import once_ready
-from tests.profiler.kineto.jobs import fake_job, found
+from tests.processes import asleep, once_ready
+from tests.profiler.kineto.jobs import USER, fake_job, found, needs_root, opened, served
 
-_USER = 12345
-_needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user, or in another root")
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="gk-", dir="/tmp") as name:
-        yield Path(name)
-
-
-def _process(root: Path | None, uid: int, *command: str) -> subprocess.Popen[str]:
-    def enter() -> None:
-        if root is not None:
-            os.chroot(root)
-            os.chdir("/")
-        os.setgid(uid)
-        os.setuid(uid)
-
-    return subprocess.Popen(command, preexec_fn=enter, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+_CHROOT = "import os, signal, sys; os.chroot(sys.argv[1]); {}; print('ready', flush=True); signal.pause()"
 
 
 def test_a_new_folder_is_the_user_s_alone_and_goes_away():
@@ -53,52 +31,45 @@ def test_a_new_folder_is_the_user_s_alone_and_goes_away():
         assert not path.exists()
 
 
-@_needs_root
+@needs_root
 def test_another_user_s_socket_is_bound_with_that_user_s_rights():
-    with _process(None, _USER, "sleep", "60") as process:
-        try:
-            with SocketFolder.create(process.pid, _USER) as folder:
-                path = Path(folder.path)
-                assert path.stat().st_uid == _USER
-                with daemon.serving(folder):
-                    assert (path / "dynolog").stat().st_uid == _USER
-                assert not (path / "dynolog").exists()
-                folder.remove()
-        finally:
-            process.kill()
+    with asleep(user=USER, group=USER) as process, SocketFolder.create(process.pid, USER) as folder:
+        path = Path(folder.path)
+        assert path.stat().st_uid == USER
+        with daemon.serving(folder):
+            assert (path / "dynolog").stat().st_uid == USER
+        assert not (path / "dynolog").exists()
+        folder.remove()
     assert os.stat("/proc/self/root").st_ino == os.stat("/").st_ino  # gputop itself is where it was  # noqa: PTH116
 
 
-@_needs_root
+@needs_root
 def test_in_another_root_the_socket_has_the_name_that_the_job_sees(tmp_path):
     root = tmp_path / "root"
     (root / "tmp").mkdir(parents=True)
     (root / "tmp").chmod(0o1777)
-    code = ("import os, signal, sys; os.chroot(sys.argv[1]); os.setuid(12345); print('ready', flush=True); "
-            "signal.pause()")
-    with once_ready(sys.executable, "-c", code, str(root)) as process, \
-            SocketFolder.create(process.pid, _USER) as folder, daemon.serving(folder) as server:
+    with once_ready(sys.executable, "-c", _CHROOT.format("os.setuid(12345)"), str(root)) as process, \
+            SocketFolder.create(process.pid, USER) as folder, daemon.serving(folder) as server:
         assert (root / folder.path.relative_to("/") / "dynolog").is_socket()
         names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()]
         assert f"{folder.path}/dynolog" in names
         assert server.folder.path == folder.path
 
 
-@_needs_root
+@needs_root
 @pytest.mark.parametrize("target", ["/{host}", "../host"])
 def test_a_link_for_tmp_does_not_lead_out_of_the_job_s_root(tmp_path, target):
     root, host = tmp_path / "root", tmp_path / "host"
     root.mkdir()
     host.mkdir()
     (root / "tmp").symlink_to(target.format(host=host))
-    code = "import os, signal, sys; os.chroot(sys.argv[1]); print('ready', flush=True); signal.pause()"
-    with once_ready(sys.executable, "-c", code, str(root)) as process:
+    with once_ready(sys.executable, "-c", _CHROOT.format("pass"), str(root)) as process:
         with pytest.raises(GputopError, match="cannot create a socket folder"):
-            SocketFolder.create(process.pid, _USER)
+            SocketFolder.create(process.pid, USER)
         assert list(host.iterdir()) == []
 
 
-@_needs_root
+@needs_root
 def test_a_folder_exchanged_for_a_link_gets_no_socket_of_root_s(place):
     """The job's user owns the folder's name as well."""
     elsewhere = place / "root's"
@@ -106,8 +77,8 @@ def test_a_folder_exchanged_for_a_link_gets_no_socket_of_root_s(place):
     place.chmod(0o777)
     mine = place / "f"
     mine.mkdir(mode=0o700)
-    os.chown(mine, _USER, -1)
-    with SocketFolder.open(os.getpid(), PurePosixPath(mine), _USER) as folder:
+    os.chown(mine, USER, -1)
+    with opened(mine, uid=USER) as folder:
         mine.rename(place / "moved")
         mine.symlink_to(elsewhere)
         with pytest.raises(GputopError, match="cannot create a socket"):
@@ -115,24 +86,26 @@ def test_a_folder_exchanged_for_a_link_gets_no_socket_of_root_s(place):
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_relative_or_long_path_is_refused():
-    for path in ("tmp/x", "/tmp/" + "x" * 60):
-        with pytest.raises(GputopError, match="a folder that gputop cannot use"):
-            SocketFolder.open(os.getpid(), PurePosixPath(path), os.getuid())
+def test_a_path_that_is_relative_long_or_no_line_of_text_is_refused():
+    """It would stand in a message, and in the commands that one advises."""
+    for path in ("tmp/x", "/tmp/" + "x" * 60, "/tmp/x\nrm -rf ~"):
+        with pytest.raises(GputopError, match="a folder that gputop cannot use") as caught:
+            opened(path)
+        assert caught.value.message.isprintable() and caught.value.fix.isprintable()
 
 
 def test_sweeping_removes_what_ended_jobs_left_and_nothing_else(place):
-    used, ended, served, young = (place / f"gputop-kineto-{name}" for name in ("used", "ended", "served", "young"))
-    for folder in (used, ended, served, young):
+    used, ended, used_now, young = (place / f"gputop-kineto-{name}" for name in ("used", "ended", "served", "young"))
+    for folder in (used, ended, used_now, young):
         folder.mkdir(mode=0o700)
-    with fake_job(used) as process, fake_job(served), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stale:
+    with fake_job(used) as process, fake_job(used_now), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stale:
         with fake_job(ended):
             pass
         stale.bind(str(used / "dynolog"))
         stale.close()
-        with SocketFolder.open(process.pid, PurePosixPath(served), os.getuid()) as folder, daemon.serving(folder):
+        with served(used_now):
             sweep(place)
-            assert (served / "dynolog").is_socket()
+            assert (used_now / "dynolog").is_socket()
         assert sorted(path.name[14:] for path in place.iterdir()) == ["served", "used", "young"]
         assert not (used / "dynolog").exists() and client_of(process.pid) is not None
 
@@ -174,7 +147,7 @@ def test_an_abstract_name_has_no_folder():
 def test_what_others_send_is_not_answered(place):
     """Neither processes that were not asked to record, nor sockets without a client's name, nor anything else."""
     body = (3).to_bytes(4, "little") + bytes(12)
-    with _served(place) as server, server.events_of(os.getpid()) as events:
+    with served(place) as server, server.events_of(os.getpid()) as events:
         server.register(1, RecordingConfig(PurePosixPath("/tmp/x.json"), 1))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
             client.settimeout(10)
@@ -192,7 +165,7 @@ def test_what_others_send_is_not_answered(place):
 
 def test_a_full_queue_of_a_client_does_not_hold_the_daemon(place):
     poll = encode("req", (3).to_bytes(4, "little") + bytes(12))
-    with _served(place) as server, server.events_of(os.getpid()) as events, \
+    with served(place) as server, server.events_of(os.getpid()) as events, \
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
         client.bind(str(place / "dynoconfigclient0"))  # and reads nothing
         for _ in range(100):
@@ -200,15 +173,9 @@ def test_a_full_queue_of_a_client_does_not_hold_the_daemon(place):
             assert events.get(timeout=10).pid == os.getpid()
 
 
-@contextlib.contextmanager
-def _served(place: Path) -> Iterator[daemon.Daemon]:
-    with SocketFolder.open(os.getpid(), PurePosixPath(place), os.getuid()) as folder, daemon.serving(folder) as server:
-        yield server
-
-
 def test_captures_in_one_folder_share_a_daemon(place):
-    with _served(place) as one:
-        with _served(place) as other:
+    with served(place) as one:
+        with served(place) as other:
             assert one is other
         assert (place / "dynolog").is_socket()
     assert not (place / "dynolog").exists()
@@ -231,10 +198,3 @@ def test_a_full_disk_leaves_no_folder(monkeypatch):
         SocketFolder.create(os.getpid(), os.geteuid())
     (name,) = made
     assert not Path("/tmp", name).exists()
-
-
-def test_a_path_that_is_no_line_of_text_is_not_used():
-    """It would stand in a message, and in the commands that one advises."""
-    with pytest.raises(GputopError, match="cannot use") as caught:
-        SocketFolder.open(os.getpid(), PurePosixPath("/tmp/x\nrm -rf ~"), os.geteuid())
-    assert caught.value.message.isprintable() and caught.value.fix.isprintable()

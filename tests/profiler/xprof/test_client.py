@@ -35,15 +35,13 @@ def everything_below(folder: Path) -> list[Path]:
 def test_trace_in_the_response_is_saved_as_it_came(logdir):
     with serve(FakeProfiler(xspace=make_xspace(errors=("lost", "lost"), warnings=("careful",)))) as server:
         result = capture(server.address, seconds=0.05, logdir=logdir, host_name="node/7:x")
-    assert result.path == result.run_dir / "node_7_x.xplane.pb"
-    assert result.run_dir.parent == logdir / "plugins" / "profile"
+    assert result.path.name == "node_7_x.xplane.pb" and result.path.parents[1] == logdir / "plugins" / "profile"
     assert result.path.read_bytes() == server.xspace
     assert result.bytes == len(server.xspace)
-    assert result.delivered == "response"
     assert result.errors == ("lost",) and result.warnings == ("careful",)
     assert not result.stopped_early
     assert result.took_s >= 0.05
-    assert everything_below(result.run_dir) == [result.path]
+    assert everything_below(result.path.parent) == [result.path]
 
 
 @pytest.mark.parametrize("name", ["unix:{tmp}/job 1%.sock", "unix-abstract:gputop-test {pid}"])
@@ -53,7 +51,7 @@ def test_by_way_of_a_socket_of_this_machine(logdir, tmp_path, name):
     with serve(at=address) as server:
         result = capture(address, seconds=0.05, logdir=logdir)
         assert listening_pid(address) == os.getpid()
-    assert result.address == address and result.path.read_bytes() == server.xspace
+    assert result.path.read_bytes() == server.xspace
     assert result.path.name == f"{socket.gethostname()}.xplane.pb"
 
 
@@ -65,7 +63,7 @@ def test_request_asks_for_what_both_kinds_of_server_need(logdir):
     assert request.duration_ms == request.opts.duration_ms == 50
     assert request.opts.version == 1
     assert request.opts.host_tracer_level == 2 and request.opts.python_tracer_level == 0
-    assert request.session_id == result.session_id == result.run_dir.name
+    assert request.session_id == result.path.parent.name
     assert request.host_name == result.path.name.removesuffix(".xplane.pb")
 
 
@@ -92,7 +90,7 @@ def test_stop_ends_early_and_keeps_the_data(logdir):
     with serve() as server:
         result = capture(server.address, seconds=LONG_S, logdir=logdir, stop=stop,
                          on_progress=lambda p: p.phase == "recording" and stop.set())
-        assert server.terminated == [result.session_id]
+        assert server.terminated == [result.path.parent.name]
     assert result.stopped_early
     assert result.took_s < LONG_S
     assert result.path.read_bytes() == server.xspace
@@ -124,10 +122,9 @@ class TestServersThatWriteThemselves:
         with serve(FakeProfiler(writes_disk=True, xspace=make_xspace(warnings=("w",)))) as server:
             result = capture(server.address, seconds=0.01, logdir=logdir)
             assert server.requests[0].repository_root == str(logdir / "plugins" / "profile")
-        assert result.delivered == "server disk"
         assert result.path.read_bytes() == server.xspace
         assert result.warnings == ("w",)
-        assert everything_below(result.run_dir) == [result.path]
+        assert everything_below(result.path.parent) == [result.path]
 
     def test_by_way_of_tmp_where_the_logdir_is_not_the_servers(self, logdir, monkeypatch):
         monkeypatch.setattr(server_disk, "_shares_files", lambda pid: False)
