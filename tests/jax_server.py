@@ -8,13 +8,13 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.tf_job import _free_port
+from tests.listening import free_port
 
 
 @contextlib.contextmanager
 def jax_job(python: Path) -> Iterator[tuple[str, int, str]]:
     """Address, pid and version of a JAX job that steps."""
-    port = _free_port()
+    port = free_port()
     script = Path(__file__).with_name("jax_job.py")
     with subprocess.Popen([str(python), str(script), str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL, text=True,
