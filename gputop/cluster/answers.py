@@ -98,8 +98,6 @@ class Idleness(Struct, frozen=True):
 
 
 class Outliers(Struct, frozen=True):
-    """Outliers among the GPUs and nodes of a group, and the targets that do not answer."""
-
     middles: Mapping[Key, Mapping[str, float]]  # median, mad, node_median of the groups that were asked for
     low_gpus: tuple[Series, ...]  # whose activity is far below the median of their group, the lowest first
     low_nodes: tuple[Series, ...]
@@ -117,8 +115,6 @@ class Outliers(Struct, frozen=True):
 
 
 class GpuDetails(Struct, frozen=True):
-    """Everything that is known of single GPUs, and of their peers."""
-
     gpus: Mapping[str, Gpu]  # by UUID
     groups: Mapping[str, frozenset[Key]]  # those that a GPU is in
     clocks: Mapping[tuple[Key, str], Mapping[str, float]]  # how those of busy GPUs spread, by group and model

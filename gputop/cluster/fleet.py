@@ -162,11 +162,9 @@ class _Parts(Struct, frozen=True):
     # -- nodes and GPUs -----------------------------------------------------------------------------
 
     def free_node(self, node: Node) -> Node:
-        """A node of no job."""
         return self._with_gpus(replace(node, history=self._history([("", node.name)])), NO_JOB, None)
 
     def node_of_job(self, node: Node, key: Key) -> Node:
-        """A node of a job, or of none."""
         points = self.series.past.points("node_activity", (key, node.name))
         return self._with_gpus(replace(node, history=self._of_points(points)) if points else node,
                                key[1] or NO_JOB, key)
@@ -258,7 +256,6 @@ class _Parts(Struct, frozen=True):
 
 
 def target_problems(series: FleetSeries) -> list[Problem]:
-    """Exporters that do not answer: what is missing of the fleet."""
     outliers = series.outliers
     problems: list[Problem] = []
     if down := int(outliers.target_counts.get("down", 0)):

@@ -198,7 +198,6 @@ class GpuValues:
 
 
 def _measured(name: exporters.MetricName, reading: ReadingWay) -> str:
-    """A metric in its base unit."""
     now = promql.selector(name.name, reading.where)
     offset = f" offset {promql.duration(reading.ago_s)}" if reading.ago_s else ""
     value = f"{reading.over}({now}[{reading.window}]{offset})" if reading.window else now + offset

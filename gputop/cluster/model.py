@@ -130,7 +130,7 @@ class Job(Group, frozen=True, kw_only=True):
 
 
 class Fleet(Struct, frozen=True, kw_only=True):
-    """Everything known at ``time_s``; ``stale_s``: how old the figures are where the last refresh failed."""
+    """Everything known at ``time_s``."""
 
     time_s: float
     source: str  # address and exporters

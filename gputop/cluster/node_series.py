@@ -49,8 +49,6 @@ class NodeSeries(FleetSeries, frozen=True, dict=True):
 
 
 class GpuPast(Struct):
-    """Record of what was seen of a GPU."""
-
     first_s: float
     busy_s: float  # when it last did more than nothing; at first: first_s
     seen_s: float
@@ -253,7 +251,6 @@ def _figures(members: Sequence[_Member], idle: float) -> Iterator[_Rows]:
 
 
 def _nodes(members: Sequence[_Member]) -> Iterator[_Rows]:
-    """The present figures of each node, apart for each job."""
     yield from _sums(members, NODE)
     yield "gpus", _by(members, "one", sum, "kind", NODE)
 

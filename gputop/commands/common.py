@@ -164,7 +164,6 @@ def print_capture(record: CaptureRecord, *, as_json: bool, full: bool = False) -
 
 
 def print_refusal(finding: Finding) -> None:
-    """Print the finding for which a job was not captured."""
     from gputop.render.finding_text import VerdictRow, plain_lines, verdict_of
 
     verdict = verdict_of(finding, VerdictRow("From", "what the process reports about itself; there is no trace"))
