@@ -104,7 +104,7 @@ def test_a_low_clock_has_its_peers_its_past_and_no_more_queries_than_four() -> N
 def test_where_groups_are_nodes_the_peers_are_all_nodes_of_the_job_and_the_median_is_of_gpus() -> None:
     client = straggler(activity=[(NODE_1, 0.8), (NODE_2, 0.9)], gpus=[(NODE_1, 8), (NODE_2, 8)],
                        lowest=[(NODE_1, 0.1), (NODE_2, 0.9)], median=[(NODE_1, 0.91)],
-                       low_gpu=[({**NODE_1, "UUID": "GPU-1", "gpu": "3"}, 0.1)],
+                       low_gpu=[(LOW, 0.1)],
                        peer_sm_clock_hz=[(NODE_1, 1.97e9), (NODE_2, 1.98e9)])
     own = collector(client, squeue())
     fleet = settled(own, FleetView())
