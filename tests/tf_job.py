@@ -58,11 +58,11 @@ class TfJob:
         with self._progress:
             return list(self._steps)
 
-    def wait_steps(self, count: int, timeout_s: float = 60.0) -> None:
+    def wait_steps(self, count: int) -> None:
         """Wait until ``count`` more steps ended; AssertionError where the job does not get there."""
         with self._progress:
             wanted = len(self._steps) + count
-            self._progress.wait_for(lambda: len(self._steps) >= wanted or self._ended, timeout_s)
+            self._progress.wait_for(lambda: len(self._steps) >= wanted or self._ended, 60.0)
             assert len(self._steps) >= wanted, "the job stopped stepping"
 
     @contextlib.contextmanager
