@@ -30,7 +30,7 @@ from gputop.profiler.discovery import Finder  # noqa: E402
 from gputop.profiler.xprof.outline import session_window_ns  # noqa: E402
 from gputop.trace.readers.load import load  # noqa: E402
 from tests.environments import JAX, Environment, Recipe, environment  # noqa: E402
-from tests.jax_server import jax_job  # noqa: E402
+from tests.jax_job import jax_job  # noqa: E402
 from tests.profiler.capturing import capture  # noqa: E402
 from tests.tf_job import start_tf_job  # noqa: E402
 

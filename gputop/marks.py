@@ -19,13 +19,9 @@ T = TypeVar("T")
 TRAIN, TEST, PREDICT = "train", "test", "predict"  # what gputop takes for training, evaluation and prediction
 
 
-@contextmanager
-def step(number: int, name: str = TRAIN) -> Iterator[None]:
+def step(number: int, name: str = TRAIN) -> AbstractContextManager[None]:
     """Marks what runs inside as step ``number``; ``name`` "test" and "predict": of evaluation, of prediction."""
-    with ExitStack() as stack:
-        for mark in _steps_of(number, name):
-            stack.enter_context(mark)
-        yield
+    return _marked(name, number)
 
 
 def steps(batches: Iterable[T], name: str = TRAIN, first: int = 0) -> Iterator[T]:
@@ -35,13 +31,9 @@ def steps(batches: Iterable[T], name: str = TRAIN, first: int = 0) -> Iterator[T
             yield batch
 
 
-@contextmanager
-def span(name: str) -> Iterator[None]:
+def span(name: str) -> AbstractContextManager[None]:
     """Gives what runs inside a name in the trace: "epoch", "evaluation", "checkpoint"."""
-    with ExitStack() as stack:
-        for mark in _spans_of(name):
-            stack.enter_context(mark)
-        yield
+    return _marked(name)
 
 
 def keras_callback(keras: Any = None) -> Any:
@@ -136,19 +128,18 @@ def _keras() -> Any:
     return import_module("keras")
 
 
-def _steps_of(number: int, name: str) -> Iterator[AbstractContextManager[object]]:
-    if "jax" in sys.modules:
-        yield sys.modules["jax"].profiler.StepTraceAnnotation(name, step_num=number)
-    if "tensorflow" in sys.modules:
-        yield sys.modules["tensorflow"].profiler.experimental.Trace(name, step_num=number, _r=1)
-    if "torch" in sys.modules:
-        yield sys.modules["torch"].profiler.record_function(f"ProfilerStep#{number}")
-
-
-def _spans_of(name: str) -> Iterator[AbstractContextManager[object]]:
-    if "jax" in sys.modules:
-        yield sys.modules["jax"].profiler.TraceAnnotation(name)
-    if "tensorflow" in sys.modules:
-        yield sys.modules["tensorflow"].profiler.experimental.Trace(name)
-    if "torch" in sys.modules:
-        yield sys.modules["torch"].profiler.record_function(name)
+@contextmanager
+def _marked(name: str, number: int | None = None) -> Iterator[None]:
+    """Marks what runs inside by the profiler of each framework that is there, as a step where it has a ``number``."""
+    with ExitStack() as stack:
+        if "jax" in sys.modules:
+            profiler = sys.modules["jax"].profiler
+            stack.enter_context(profiler.TraceAnnotation(name) if number is None else
+                                profiler.StepTraceAnnotation(name, step_num=number))
+        if "tensorflow" in sys.modules:
+            numbered = {} if number is None else {"step_num": number, "_r": 1}
+            stack.enter_context(sys.modules["tensorflow"].profiler.experimental.Trace(name, **numbered))
+        if "torch" in sys.modules:
+            stack.enter_context(sys.modules["torch"].profiler.record_function(
+                name if number is None else f"ProfilerStep#{number}"))
+        yield

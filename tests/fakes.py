@@ -36,8 +36,8 @@ Ring = TypeVar("Ring", SampleRing, Tier)
 Change = Callable[[GpuSample, int], GpuSample]
 
 
-def reading(value: float | None, unit: str = "ratio", source: str = "test") -> Reading:
-    return Reading.missing(unit, "the test says so") if value is None else Reading(value, unit, source)
+def reading(value: float | None, unit: str = "ratio") -> Reading:
+    return Reading.missing(unit, "the test says so") if value is None else Reading(value, unit, "test")
 
 
 @cache  # the same 300 for each of some hundred sessions; nothing changes a sample

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def jax_job(python: Path) -> Iterator[tuple[str, int, str]]:
+    """Address, pid and version of a job that steps, in a Python of its own."""
+    from tests.listening import free_port  # not above: the job itself runs without this repository on its path
+
+    port = free_port()
+    with subprocess.Popen([str(python), str(Path(__file__).resolve()), str(port)], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                          env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONSAFEPATH": "1"}) as process:
+        try:
+            assert process.stdout is not None
+            version = process.stdout.readline().strip()
+            assert version, f"the job ended with {process.wait()}"
+            yield f"127.0.0.1:{port}", process.pid, version
+        finally:
+            process.kill()
 
 
 def _train(port: int) -> None:

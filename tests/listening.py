@@ -8,6 +8,12 @@ import threading
 from collections.abc import Callable, Iterator
 
 
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
 @contextlib.contextmanager
 def listening(answer: Callable[[socket.socket], object], *, together: bool = True, host: str = "127.0.0.1",
               port: int = 0) -> Iterator[str]:

@@ -14,7 +14,7 @@ from gputop.profiler.discovery import Finder
 from gputop.trace.readers.load import load
 from tests import environments
 from tests.environments import JAX, TENSORFLOW_215, Environment, environment
-from tests.jax_server import jax_job
+from tests.jax_job import jax_job
 from tests.profiler.capturing import capture
 from tests.tf_job import start_tf_job
 

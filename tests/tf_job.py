@@ -18,7 +18,6 @@ import itertools
 import json
 import os
 import queue
-import socket
 import subprocess
 import sys
 import threading
@@ -59,11 +58,11 @@ class TfJob:
         with self._progress:
             return list(self._steps)
 
-    def wait_steps(self, count: int, timeout_s: float = 60.0) -> None:
+    def wait_steps(self, count: int) -> None:
         """Wait until ``count`` more steps ended; AssertionError where the job does not get there."""
         with self._progress:
             wanted = len(self._steps) + count
-            self._progress.wait_for(lambda: len(self._steps) >= wanted or self._ended, timeout_s)
+            self._progress.wait_for(lambda: len(self._steps) >= wanted or self._ended, 60.0)
             assert len(self._steps) >= wanted, "the job stopped stepping"
 
     @contextlib.contextmanager
@@ -101,9 +100,10 @@ def start_tf_job(mode: str = "fast", *, python: str = sys.executable, port: int 
     """Run a training job in one of the ``MODES`` until the block ends, each op of it in so many threads (None: as many
     as TensorFlow takes)."""
     from tests import forked_processes  # not above: the job itself runs without this repository on its path
+    from tests.listening import free_port
 
     assert mode in MODES
-    script, arguments = Path(__file__).resolve(), [mode, str(port or _free_port())]
+    script, arguments = Path(__file__).resolve(), [mode, str(port or free_port())]
     # The job ends by itself when its stdin closes, so it does not outlive a killed test run.
     # Keras is imported as a namespace of TensorFlow; the script's folder must not shadow anything.
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONSAFEPATH": "1"}
@@ -158,12 +158,6 @@ def _read_steps(
             job._ended = True
             job._progress.notify_all()
     ready.put(None)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _train(mode: str, port: int) -> None:

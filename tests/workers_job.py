@@ -19,7 +19,8 @@ from pathlib import Path
 
 from tests import forked_processes
 from tests.forked_processes import Forked
-from tests.tf_job import READY_TIMEOUT_S, _free_port
+from tests.listening import free_port
+from tests.tf_job import READY_TIMEOUT_S
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,11 @@ class Workers:
 
 
 @contextlib.contextmanager
-def start_workers(workers: int = 2, *, late: int | None = None) -> Iterator[Workers]:
-    """Run the job until the block ends; it steps when this returns. The worker ``late`` does not come to the seventh
-    step: it waits for a batch that never comes."""
-    cluster = {"worker": [f"127.0.0.1:{_free_port()}" for _ in range(workers)]}
-    ports = [_free_port() for _ in range(workers)]
+def start_workers(*, late: int | None = None) -> Iterator[Workers]:
+    """Run two workers until the block ends; they step when this returns. The one that is ``late`` does not come to the
+    seventh step: it waits for a batch that never comes."""
+    cluster = {"worker": [f"127.0.0.1:{free_port()}" for _ in range(2)]}
+    ports = [free_port() for _ in range(2)]
     processes: list[Forked] = []
     try:
         for index, port in enumerate(ports):

@@ -60,7 +60,6 @@ class AvailableMetrics(Struct, frozen=True):
 
     @property
     def mig_labels(self) -> tuple[str, ...]:
-        """The labels that say which instance of a GPU a series is of."""
         return tuple(dict.fromkeys(label for schema in self.schemas() for label in schema.mig_labels))
 
     @property
@@ -175,7 +174,6 @@ def selector_of_targets(scrape_jobs: Sequence[str]) -> str:
 
 
 def _none_there(client: Client, names: frozenset[str]) -> GputopError:
-    """Return why there is no activity of GPUs."""
     url = client.endpoint.url
     counts: dict[str, dict[str, int]] = {"targets": {}, "down": {}}
     for series in client.instant(by_figure({"targets": "count by (job) (up)", "down": "count by (job) (up == 0)"})):

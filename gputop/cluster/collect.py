@@ -30,7 +30,7 @@ from gputop.cluster.fleet import fleet_of
 from gputop.cluster.model import Fleet, FleetLimits, FleetView
 from gputop.cluster.node_series import Watched, series_of
 from gputop.cluster.prometheus import Client, FigureClient, figure_of
-from gputop.cluster.queries import Queries
+from gputop.cluster.queries import Figures, Queries
 from gputop.cluster.series_store import PastQuestion, SeriesStore, SlotGrid
 from gputop.cluster.wanted import GROUPS, Wanted, low_clock_nodes
 from gputop.core.errors import EXIT_FAILED, GputopError
@@ -146,7 +146,8 @@ class Collector:
         in_turn: dict[str, Callable[[Wanted], bool]] = {
             "group_past": lambda wanted: self._ask_past(wanted.group_past(), view),
             "idle_past": lambda wanted: self._ask_past(wanted.idle_past(), view),
-            "gpus": self._ask_gpus, "nodes": self._ask_nodes,
+            "gpus": lambda wanted: self._ask_now("gpu_series", wanted.gpus()),
+            "nodes": lambda wanted: self._ask_now("node_series", wanted.nodes()),
             "gpu_past": lambda wanted: self._ask_past(wanted.gpu_past(), view),
             "node_past": lambda wanted: self._ask_past(wanted.node_past(), view)}
         problems_before = len(problems)
@@ -192,14 +193,10 @@ class Collector:
             self._considered -= {"gpus", "gpu_past"}  # their GPUs come with the next look
         return True
 
-    def _ask_gpus(self, wanted: Wanted) -> bool:
-        if figures := wanted.gpus():
-            self._series = replace(self._answers, gpu_series=self._figures.instant(figures))
-        return bool(figures)
-
-    def _ask_nodes(self, wanted: Wanted) -> bool:
-        if figures := wanted.nodes():
-            self._series = replace(self._answers, node_series=self._figures.instant(figures))
+    def _ask_now(self, series: str, figures: Figures) -> bool:
+        """Ask for present figures, if any are wanted, and keep the answer as these ``series``."""
+        if figures:
+            self._series = replace(self._answers, **{series: self._figures.instant(figures)})
         return bool(figures)
 
     def _ask_past(self, question: PastQuestion, view: FleetView) -> bool:

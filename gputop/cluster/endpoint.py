@@ -206,9 +206,9 @@ class Tunnel:
     def close(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 self._process.wait(2.0)
-            if self._process.poll() is None:
+            except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
             self._process = None

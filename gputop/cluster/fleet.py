@@ -142,14 +142,14 @@ class _Parts(Struct, frozen=True):
         """Return what is known of the idle GPUs of these groups, as the fields of a job that began at ``start_s``; the
         counts are unknown unless they are of all groups."""
         counts = [idleness for key in keys if (idleness := self.series.idleness(key)) is not None]
-        idle, watched, seen, quiet = (
+        idle, seen, quiet = (
             sum(getattr(each, name) for each in counts) if len(counts) == len(keys) else None
             for name in Idleness.__struct_fields__)
         names = tuple(f"{node_of(gpu.labels)}:{gpu_of(gpu.labels)}" for gpu in self.series.outliers.idle_gpus
                       if self.series.key(gpu.labels) in keys)
         idle_history, busy_history = (_since(history, start_s) for history in self._idle_history(keys))
         return {"idle_gpus": idle, "idle_history": idle_history, "idle": IdleGpus(
-            watched=watched, seen=seen, quiet=quiet, names=names, busy_history=busy_history)}
+            seen=seen, quiet=quiet, names=names, busy_history=busy_history)}
 
     def _slurm_job(self, key: Key, labels: Mapping[str, str]) -> tuple[SlurmJob | None, str]:
         """Slurm's job of this label, and the number that the label names it by."""
@@ -162,11 +162,9 @@ class _Parts(Struct, frozen=True):
     # -- nodes and GPUs -----------------------------------------------------------------------------
 
     def free_node(self, node: Node) -> Node:
-        """A node of no job."""
         return self._with_gpus(replace(node, history=self._history([("", node.name)])), NO_JOB, None)
 
     def node_of_job(self, node: Node, key: Key) -> Node:
-        """A node of a job, or of none."""
         points = self.series.past.points("node_activity", (key, node.name))
         return self._with_gpus(replace(node, history=self._of_points(points)) if points else node,
                                key[1] or NO_JOB, key)
@@ -258,7 +256,6 @@ class _Parts(Struct, frozen=True):
 
 
 def target_problems(series: FleetSeries) -> list[Problem]:
-    """Exporters that do not answer: what is missing of the fleet."""
     outliers = series.outliers
     problems: list[Problem] = []
     if down := int(outliers.target_counts.get("down", 0)):

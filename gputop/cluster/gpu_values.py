@@ -78,7 +78,7 @@ class GpuValues:
         window_s = max(step_s, _SCRAPES * self._metrics.scrape_s / 2)
         return self.activity(ReadingWay(where, promql.duration(window_s), still=False, placed=placed))
 
-    def most_since(self, since_s: float, where: str = "") -> str:
+    def most_since(self, since_s: float, where: str) -> str:
         """The most that each GPU did since then; only of GPUs that were there all that time, for the same job."""
         placed = not self._metrics.by_job
         most, now = (self.activity(replace(reading, where=where, placed=placed)) for reading in (
@@ -86,7 +86,7 @@ class GpuValues:
         on = ", ".join(dict.fromkeys((*self._metrics.uuid_labels, *self._metrics.labels_of_job)))
         return f"({f' and on ({on}) '.join([most, now, *self._then(since_s, where)])})"
 
-    def seen_since(self, since_s: float, where: str = "") -> str:
+    def seen_since(self, since_s: float, where: str) -> str:
         """The GPUs that were there all the time since then, whoever held them."""
         now = self.activity(ReadingWay(where, placed=not self._metrics.by_job))
         on = ", ".join(self._metrics.uuid_labels)
@@ -198,7 +198,6 @@ class GpuValues:
 
 
 def _measured(name: exporters.MetricName, reading: ReadingWay) -> str:
-    """A metric in its base unit."""
     now = promql.selector(name.name, reading.where)
     offset = f" offset {promql.duration(reading.ago_s)}" if reading.ago_s else ""
     value = f"{reading.over}({now}[{reading.window}]{offset})" if reading.window else now + offset

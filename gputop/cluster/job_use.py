@@ -185,7 +185,6 @@ def lines(use: JobUse, idle: float, bars: str) -> list[str]:
 
 
 def history_of(use: JobUse) -> History:
-    """Return the mean activity of the job's GPUs."""
     def mean(slot: int) -> float | None:
         values = [gpu.values["activity"][slot] for gpu in use.gpus if slot in gpu.values["activity"]]
         return fmean(values) if values else None

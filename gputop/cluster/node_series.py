@@ -49,8 +49,6 @@ class NodeSeries(FleetSeries, frozen=True, dict=True):
 
 
 class GpuPast(Struct):
-    """Record of what was seen of a GPU."""
-
     first_s: float
     busy_s: float  # when it last did more than nothing; at first: first_s
     seen_s: float
@@ -253,7 +251,6 @@ def _figures(members: Sequence[_Member], idle: float) -> Iterator[_Rows]:
 
 
 def _nodes(members: Sequence[_Member]) -> Iterator[_Rows]:
-    """The present figures of each node, apart for each job."""
     yield from _sums(members, NODE)
     yield "gpus", _by(members, "one", sum, "kind", NODE)
 
@@ -275,11 +272,11 @@ def _busy(alike: Sequence[_Member], limits: FleetLimits) -> list[_Member]:
 
 def _outliers(members: Sequence[_Member], alike: Sequence[_Member], limits: FleetLimits) -> Iterator[_Rows]:
     """Outliers, and the GPUs that were idle in all of the idle window."""
-    watched = [each for each in members if each.past.seen_s - each.past.held_s >= limits.idle_s]
-    yield "seen", _by((each for each in members if each.past.seen_s - each.past.first_s >= limits.idle_s), "one", sum)
-    for figure, does_nothing in (("idle:1", True), ("idle:0", False)):
-        yield figure, _by((each for each in watched if (
-            each.past.seen_s - each.past.busy_s >= limits.idle_s) is does_nothing), "one", sum)
+    def lasting(since_s: Callable[[GpuPast], float]) -> Iterator[_Row]:
+        return _by((each for each in members if each.past.seen_s - since_s(each.past) >= limits.idle_s), "one", sum)
+
+    yield "seen", lasting(lambda past: past.first_s)
+    yield "idle:1", lasting(lambda past: max(past.held_s, past.busy_s))
     yield "idle_gpu", _lowest((each.labels, each.activity) for each in alike
                               if each.activity is not None and each.activity < limits.idle)
     # Those that do nothing are no peers of those that work.

@@ -40,7 +40,6 @@ def selector(metric: str, condition: str) -> str:
 
 
 def any_name(names: Iterable[str], condition: str = "") -> str:
-    """All series of any of these metrics."""
     joined = "|".join(names)
     return selector("", all_of(f'__name__=~"{joined}"', condition))
 
@@ -61,7 +60,6 @@ def counted(labels: Iterable[str], value: str) -> str:
 
 
 def median(labels: Iterable[str], value: str) -> str:
-    """The median of each group."""
     return f"quantile by ({', '.join(labels)}) (0.5, {value})"
 
 

@@ -24,8 +24,6 @@ GpuSubject = tuple[str, answers.Selection]  # a figure, and the GPUs
 
 
 class Wanted:
-    """Questions to ask, given what is known and what somebody looks at."""
-
     def __init__(self, series: answers.FleetSeries, jobs: Jobs, view: FleetView) -> None:
         self.view = view
         self._series, self._jobs = series, jobs
@@ -130,7 +128,6 @@ class Wanted:
         return sorted(keys.union(*others))
 
     def _where(self, keys: Sequence[answers.Key]) -> list[str]:
-        """Matchers for the GPUs of these groups."""
         return [""] if keys and len(keys) >= len(self._series.jobs) else self._conditions(self._selections(keys))
 
     def _conditions(self, selections: Iterable[answers.Selection]) -> list[str]:

@@ -137,12 +137,6 @@ _GONE: Mapping[str, str] = {
 }
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        # argparse makes one for each option that is declared, and asks shutil for the width, which is slow to import.
-        super().__init__(prog, width=_help_width())
-
-
 def _help_width() -> int:
     """Columns of help: two less than the terminal's, as argparse has it."""
     with contextlib.suppress(ValueError):
@@ -155,7 +149,9 @@ def _help_width() -> int:
 
 class _Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
-        super().__init__(formatter_class=_Help, **settings)
+        # argparse makes a formatter for each option, and asks shutil for the width, which is slow to import.
+        super().__init__(formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=_help_width()),
+                         **settings)
 
     def error(self, message: str) -> NoReturn:
         console.note(self.format_usage())
@@ -375,7 +371,7 @@ def parser(words: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     main_parser = _Parser(prog="gputop", usage="gputop [options] [COMMAND …]", epilog=_EPILOG,
                           description="Shows why the GPUs are not at 100% and what to do about it. Without a command, "
                                       "gputop opens the live monitor.")
-    main_parser.add_argument("--version", action=_Version, help="print gputop's version and its environment")
+    main_parser.add_argument("--version", action=_Version, nargs=0, help="print gputop's version and its environment")
     for title, group in GROUPS.items():
         group(main_parser.add_argument_group(title))
     empty = _Parser(add_help=False)
@@ -402,9 +398,6 @@ def _command_parser(name: str, **settings: Any) -> _Parser:
 
 class _Version(argparse.Action):
     """Prints the versions of gputop and of what it runs on: its first line is the version alone."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(nargs=0, **settings)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from gputop.commands.completion import versions

@@ -59,7 +59,6 @@ def agreed(pid: int, user: str, command: str) -> bool:
 
 
 def confirmed(note: str, question: str) -> bool:
-    """Return whether the user answers yes."""
     console.note(note)
     try:
         return input(question).strip().lower() in ("y", "yes")

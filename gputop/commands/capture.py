@@ -90,7 +90,7 @@ def _run(args: argparse.Namespace) -> int:
     if source.simulated:
         source.open()
     stop = threading.Event()
-    pids, other_nodes = _with_other_nodes(args, args.remote_command, stop)
+    pids, other_nodes = _with_other_nodes(args, stop)
     attached_now: list[int] = []
     attached = [*options.attach, *(_ready(pid, attached_now, yes=args.yes) for pid in pids)]
     request = CaptureRequest(args.seconds, options.logdir, args.force, accept_risk=args.accept_risk)
@@ -190,8 +190,7 @@ def _how_long(status: CaptureStatus) -> str:
     return f" for {status.chosen_s:g} s ({status.why}){overview}; {stop}"
 
 
-def _with_other_nodes(args: argparse.Namespace, command: str,
-                      stop: threading.Event) -> tuple[Sequence[int], OtherNodes | None]:
+def _with_other_nodes(args: argparse.Namespace, stop: threading.Event) -> tuple[Sequence[int], OtherNodes | None]:
     """The processes of this node that are meant, and the other nodes of their job, if some are named. Raises
     GputopError."""
     if not args.nodes:
@@ -213,7 +212,7 @@ def _with_other_nodes(args: argparse.Namespace, command: str,
     (meeting,) = meetings
     if not args.yes:
         say(f"your answer for the ranks on this node also applies to those on {', '.join(nodes)}")
-    return args.pids or find_ranks(meeting), OtherNodes(nodes, meeting, command, stop)
+    return args.pids or find_ranks(meeting), OtherNodes(nodes, meeting, args.remote_command, stop)
 
 
 def _ready(pid: int, attached: list[int], *, yes: bool) -> str:

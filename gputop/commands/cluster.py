@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from gputop.text.console import say
 
 if TYPE_CHECKING:
     from gputop.advice.fleet.advise import FleetReport
-    from gputop.cluster.collect import Collector, FleetCollector, NodesCollector
+    from gputop.cluster.collect import Collector, FleetCollector
     from gputop.commands.settings import Config
 
 _ALL = "all"
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
                        preferences)
 
 
-def wanted_job(named: str | None, environ: os._Environ[str] | dict[str, str]) -> str:
+def wanted_job(named: str | None, environ: Mapping[str, str]) -> str:
     """The one job to show, "" for all: the one that was named, else the one that gputop runs in."""
     if named is not None:
         return "" if named == _ALL else named
@@ -92,18 +92,14 @@ def _collector(args: argparse.Namespace) -> Iterator[tuple[FleetCollector, str]]
         with _of_prometheus(args) as collector:
             yield collector
         return
-    with contextlib.closing(_of_nodes(args)) as nodes:
-        yield nodes, ""
-
-
-def _of_nodes(args: argparse.Namespace) -> NodesCollector:
     from gputop.advice.fleet.advise import asked_limits
     from gputop.cluster.collect import NodesCollector
     from gputop.telemetry.agents import SCHEMA, Request, Ssh, parse_nodes
 
-    names = parse_nodes(args.nodes)
-    return NodesCollector(names, Ssh(args.remote_command, Request(SCHEMA, 1.0)), asked_limits(), _squeue(),
-                          args.refresh)
+    ssh = Ssh(args.remote_command, Request(SCHEMA, 1.0))
+    with contextlib.closing(NodesCollector(parse_nodes(args.nodes), ssh, asked_limits(), _squeue(),
+                                           args.refresh)) as nodes:
+        yield nodes, ""
 
 
 @contextlib.contextmanager

@@ -131,7 +131,7 @@ def start(session: Session, seconds: float) -> None:
         raise session.failure
 
 
-def print_capture(record: CaptureRecord, *, as_json: bool, full: bool = False) -> int:
+def print_capture(record: CaptureRecord, *, as_json: bool, full: bool) -> int:
     """Print the result of a capture, the verdict last, or with ``full`` all its figures; raises the problem of its
     analysis."""
     from gputop.launch.xprof import logdir_of, open_command
@@ -164,7 +164,6 @@ def print_capture(record: CaptureRecord, *, as_json: bool, full: bool = False) -
 
 
 def print_refusal(finding: Finding) -> None:
-    """Print the finding for which a job was not captured."""
     from gputop.render.finding_text import VerdictRow, plain_lines, verdict_of
 
     verdict = verdict_of(finding, VerdictRow("From", "what the process reports about itself; there is no trace"))

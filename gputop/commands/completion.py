@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def folder() -> Path:
-    """Folder into which the build writes them."""
     return Path(__file__).parents[1] / "completion"
 
 

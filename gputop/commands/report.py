@@ -69,7 +69,7 @@ def _of_job(args: argparse.Namespace) -> int:
 
     if args.json or args.html is not None or args.price_per_kwh is not None:
         raise GputopError("--job prints text", "Leave out --json, --html and --price-per-kwh.", EXIT_USAGE)
-    url = getattr(args, "prometheus", None) or str(args.config["prometheus"])
+    url = args.prometheus or str(args.config["prometheus"])
     if args.paths:
         timeline, recorded = RecordedTime([Path(path) for path in args.paths]), RecordedUse(args.job)
         for sample, _ in timeline.samples():

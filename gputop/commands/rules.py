@@ -235,7 +235,6 @@ def names_table() -> Iterator[str]:
 
 
 def _test(args: argparse.Namespace) -> int:
-    """Try the rules of a file on a trace or a recording."""
     from gputop.advice.user_registry import user_rules
     from gputop.diagnosis.rules_in_process import use_rules
     from gputop.replay.rule_trials import TrialsDocument, over_samples, over_trace

@@ -152,15 +152,9 @@ def load(path: Path | None) -> Config:
 def _parse(text: str) -> tuple[list[tuple[int, str, object]], list[tuple[int, str]]]:
     """(line, key, value) of each setting, and (line, what is wrong with it) of each line that is none."""
     lines = text.splitlines()
-    try:
-        settings = _parse_toml(text)
-    except ValueError:
-        return _parse_lines(lines)
-    line_of = {match[1]: number for number, line in enumerate(lines, 1) if (match := _ASSIGNMENT.fullmatch(line))}
-    return [(line_of.get(key, 1), key, value) for key, value in settings.items()], []
-
-
-def _parse_lines(lines: list[str]) -> tuple[list[tuple[int, str, object]], list[tuple[int, str]]]:
+    with contextlib.suppress(ValueError):
+        line_of = {match[1]: number for number, line in enumerate(lines, 1) if (match := _ASSIGNMENT.fullmatch(line))}
+        return [(line_of.get(key, 1), key, value) for key, value in _parse_toml(text).items()], []
     settings: list[tuple[int, str, object]] = []
     problems: list[tuple[int, str]] = []
     for number, line in enumerate(lines, 1):

@@ -143,7 +143,6 @@ def _only_dumps(args: argparse.Namespace) -> int:
 
 
 def _dumps(pids: Sequence[int], files: Sequence[str]) -> Sequence[Dumps]:
-    """The dumps that are named, else those that the processes have written."""
     from gputop.ranks.flight_recorder import read_files, read_of_processes
 
     return [read_files(files)] if files else read_of_processes(pids)

@@ -66,12 +66,8 @@ class Comparison(Struct, frozen=True):
         rows = {row.id: row for row in self.rows if row.group == "steps"}
         if not rows:
             return None
-        mean, median = rows["mean_s"], rows["median_s"]
-        for verdicts in (_SURE, ("noise",)):
-            for row in (mean, median):
-                if row.verdict in verdicts:
-                    return row
-        return mean
+        return min((rows["mean_s"], rows["median_s"]),
+                   key=lambda row: (row.verdict not in _SURE, row.verdict != "noise"))
 
     @property
     def wall(self) -> ComparedRow | None:

@@ -108,7 +108,6 @@ def _summary(c: Comparison, again: str, width: int) -> Iterator[ReportLine]:
 
 
 def _how_often(c: Comparison) -> str:
-    """Say how many captures of each job a difference of this size needs."""
     count = c.captures_needed
     if count is None:
         return ""

@@ -21,6 +21,7 @@ from gputop.core.samples import NodeSample, ProcessSample
 from gputop.goodput.model import Creep
 
 F64 = npt.NDArray[np.float64]
+_What = Literal["process", "cgroup", "node"]
 
 MAX_POINTS = 512
 _FIRST_WIDTH_S = 1.0
@@ -176,19 +177,17 @@ class Memory:
 
     def creeps(self) -> Iterator[Creep]:
         """Processes, then the groups and the node in which no process accounts for it; fastest first."""
+        candidates: list[tuple[_What, str, int | None, MemorySeries, str | None]] = [
+            *(("process", process.name, process.pid, process.series, process.group)
+              for process in self._processes.values()),
+            *(("cgroup", name, None, series, name) for name, series in self._groups.items()),
+            ("node", "all processes", None, self._node, None)]
         explained: set[str | None] = set()
         creeps = []
-        for process in self._processes.values():
-            trend = self._trend(process.series, process.group)
-            if trend is not None:
-                explained |= {process.group, None}
-                creeps.append(self._creep("process", process.name, process.pid, process.series, trend, process.group))
-        for name, series in self._groups.items():
-            if name not in explained and (trend := self._trend(series, name)) is not None:
-                explained.add(None)
-                creeps.append(self._creep("cgroup", name, None, series, trend, name))
-        if None not in explained and (trend := self._trend(self._node, None)) is not None:
-            creeps.append(self._creep("node", "all processes", None, self._node, trend, None))
+        for what, name, pid, series, group in candidates:
+            if (what == "process" or group not in explained) and (trend := self._trend(series, group)) is not None:
+                explained |= {group, None}
+                creeps.append(self._creep(what, name, pid, series, trend, group))
         yield from sorted(creeps, key=lambda creep: -creep.bytes_per_s)
 
     def _trend(self, series: MemorySeries, group: str | None) -> Trend | None:
@@ -209,8 +208,8 @@ class Memory:
             return None
         return max(0.0, use.limit - max(use.used, whole.peak(bytes_per_s) if whole is not None else 0.0))
 
-    def _creep(self, what: Literal["process", "cgroup", "node"], name: str, pid: int | None, series: MemorySeries,
-               trend: Trend, group: str | None) -> Creep:
+    def _creep(self, what: _What, name: str, pid: int | None, series: MemorySeries, trend: Trend,
+               group: str | None) -> Creep:
         use, whole = self._use(group), self._node if group is None else self._groups.get(group)
         # What fills the limit is all that is under it; the process alone where that has no trend of its own.
         rate = (self._trend(whole, group) if whole is not None else None) or trend

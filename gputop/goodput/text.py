@@ -31,8 +31,9 @@ _HOURS_A_DAY = 24
 
 def to_text(report: model.Report, width: int = 100) -> str:
     sections = (_header(report), _states(report, width), *(table_text(table, width) for table in tables(report)),
-                _grid(report.hours), _worst(report.worst_hours), _own_rules(report.own_rules), _memory(report.creep),
-                closing_sentences(report))
+                _grid(report.hours), _worst(report.worst_hours),
+                _titled("Custom rules: how long each condition held", map(own_rule_sentence, report.own_rules)),
+                _titled("Growing host memory", map(creep_sentence, report.creep)), closing_sentences(report))
     return "\n\n".join("\n".join(_wrapped(lines, width)) for section in sections if (lines := list(section)))
 
 
@@ -162,14 +163,12 @@ def _worst(hours: Sequence[model.WorstHour]) -> Iterator[str]:
     yield from (f"  Findings: N/A, {reason}." for reason in sorted(reasons))
 
 
-def _own_rules(rules: Sequence[model.OwnRuleReport]) -> Iterator[str]:
-    if rules:
-        yield "Custom rules: how long each condition held"
-    yield from (f"  {own_rule_sentence(rule)}" for rule in rules)
+def _titled(title: str, sentences: Iterable[str]) -> list[str]:
+    lines = [f"  {sentence}" for sentence in sentences]
+    return [title, *lines] if lines else []
 
 
 def own_rule_sentence(rule: model.OwnRuleReport) -> str:
-    """Sentence on how long a rule held, how often, and where."""
     title = printable(rule.title)
     if rule.missing is not None:
         return f"{title}: N/A, because gputop lacks {printable(rule.missing)}."
@@ -179,13 +178,6 @@ def own_rule_sentence(rule: model.OwnRuleReport) -> str:
     often = "once" if rule.times == 1 else f"{rule.times} times, at most {duration(rule.longest_s)}"
     return (f"{title}: {duration(rule.held_s)}{gpus}, {share(rule.held_s, rule.judged_s)} of the time; {often}, last "
             f"at {clock_time(rule.last_s, _MINUTE)}.")
-
-
-def _memory(creeps: Sequence[model.Creep]) -> Iterator[str]:
-    if creeps:
-        yield "Growing host memory"
-    for creep in creeps:
-        yield f"  {creep_sentence(creep)}"
 
 
 def creep_sentence(creep: model.Creep) -> str:

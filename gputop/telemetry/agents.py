@@ -260,7 +260,6 @@ class Ssh:
         return self._answer(node)  # its connection had ended meanwhile
 
     def close(self) -> None:
-        """End what runs."""
         self._closed = True
         for _ in range(self._threads):
             self._waiting.put(None)
@@ -281,8 +280,6 @@ _Text = Annotated[str, Meta(max_length=_TEXT_CHARS)]
 
 
 class GpuHolder(Struct, frozen=True, array_like=True):
-    """A process that computes on a GPU."""
-
     user: _Text | None = None
     program: _Text = ""
     container: _Text | None = None

@@ -162,7 +162,6 @@ def correlograms(signals: Sequence[Signal], longest: int, *, smooth: bool) -> li
 
 
 def mean_correlogram(of: Sequence[Correlogram]) -> Correlogram:
-    """The mean of several at each lag."""
     return of[0] if len(of) == 1 else Correlogram(_means([c.r for c in of]), _means([c.noise for c in of]))
 
 

@@ -97,7 +97,6 @@ class Call:
         return self.duration_s <= timeout_s
 
     def end(self, result: Any, now_s: float) -> None:
-        """Note that it has ended with this result."""
         if self.submitted_s is not None:
             self.result, self.duration_s, self.submitted_s = result, now_s - self.submitted_s, None
 

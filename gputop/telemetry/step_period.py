@@ -60,7 +60,7 @@ _NARROW = 0.5  # factor of the least deviation: a column with less hardly change
 # The metrics tried, in this order, and the standard deviation below which each counts as flat.
 _SIGNALS = (("sm_active", 0.01), ("power_w", 5.0), ("gpu_util", 0.01))
 # A stretch of live_steps: as long as a period takes to be sure (measured: 14 periods, 100 samples).
-_MIN_STRETCH_S, _STRETCH_PERIODS, _STRETCH_SAMPLES = 30.0, 15, 100
+_MIN_STRETCH_S, _STRETCH_PERIODS, _STRETCH_SAMPLES, _STRETCHES = 30.0, 15, 100, 10
 
 
 class _Search(Struct, frozen=True):
@@ -126,7 +126,7 @@ def estimate_step_period(history: History) -> StepPeriodEstimate:
     return next((result for result in without if result.reason != UNMEASURED), without[-1])
 
 
-def live_steps(history: History, most: int = 10) -> LiveSteps | None:
+def live_steps(history: History) -> LiveSteps | None:
     """The step period in each of the last minutes of ``history``; None where none stands out."""
     newest = estimate_step_period(history)
     end_s = history.newest_s
@@ -134,7 +134,7 @@ def live_steps(history: History, most: int = 10) -> LiveSteps | None:
         return None
     stretch_s = max(_MIN_STRETCH_S, _STRETCH_PERIODS * newest.period_s, _STRETCH_SAMPLES * newest.interval_s)
     stretches = [estimate(*history.windows(newest.metric, stretch_s, end_s=end_s - i * stretch_s))
-                 for i in reversed(range(most))]
+                 for i in reversed(range(_STRETCHES))]
     sure = [(stretch.period_s, stretch.confidence) for stretch in stretches
             if stretch.period_s is not None and stretch.confidence >= SURE]
     if not sure:

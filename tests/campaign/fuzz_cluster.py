@@ -24,7 +24,7 @@ from gputop.tui.cluster import fleet_rows as rows
 from tests.campaign.target import Target
 from tests.cluster.fleets import LIMITS, NOW, CannedClient
 from tests.cluster.squeue_double import SAID, squeue
-from tests.cluster.stragglers import NODE_1, NODE_2, by_label, straggler
+from tests.cluster.stragglers import LOW, NODE_1, NODE_2, by_label, straggler
 from tests.records import replace
 
 _MOST_CPU_S, _MOST_BYTES = 10.0, 150 << 20
@@ -124,12 +124,11 @@ def _noted(of: CannedClient, slurm: Callable[[], bytes]) -> bytes:
 
 
 def _by_node() -> CannedClient:
+    h100 = {**NODE_1, "model": "H100"}
     return straggler(activity=[(NODE_1, 0.8), (NODE_2, 0.9)], gpus=[(NODE_1, 8), (NODE_2, 8)],
-                     lowest=[(NODE_1, 0.1), (NODE_2, 0.9)], median=[(NODE_1, 0.91)],
-                     low_gpu=[({**NODE_1, "UUID": "GPU-1", "gpu": "3"}, 0.1)], low_clock=[
-                         ({**NODE_1, "UUID": "GPU-1", "gpu": "3", "model": "H100"}, 1.1e9)],
-                     clock_median=[({**NODE_1, "model": "H100"}, 2e9)], clock_mad=[({**NODE_1, "model": "H100"}, 1e7)],
-                     clocks=[({**NODE_1, "model": "H100"}, 8)], low_clocks=[({**NODE_1, "model": "H100"}, 1)])
+                     lowest=[(NODE_1, 0.1), (NODE_2, 0.9)], median=[(NODE_1, 0.91)], low_gpu=[(LOW, 0.1)],
+                     low_clock=[({**LOW, **h100}, 1.1e9)], clock_median=[(h100, 2e9)], clock_mad=[(h100, 1e7)],
+                     clocks=[(h100, 8)], low_clocks=[(h100, 1)])
 
 
 def _squeue(_: Path, data: bytes) -> None:

@@ -16,10 +16,9 @@ def by_label() -> CannedClient:
         nodes=[(JOB, 4), (OTHER, 1)], lowest=[(JOB, 0.5), (OTHER, 0.4)], median=[(JOB, 0.9), (OTHER, 0.5)],
         power_w=[(JOB, 20_000.0)], mad=[(JOB, 0.01)],
         idle_gpus=[(OTHER, 3)], all_gpus=[({}, 56)], node_median=[(JOB, 0.9)],
-        low_gpu=[({**JOB, **NODE_1, "UUID": "GPU-1", "gpu": "3"}, 0.5), ({**NODE_1, "UUID": "GPU-9", "gpu": "0"}, 0.0)],
+        low_gpu=[({**JOB, **LOW}, 0.5), ({**LOW, "UUID": "GPU-9", "gpu": "0"}, 0.0)],
         down=[({}, 1)], targets=[({}, 5)], down_target=[({"instance": "n9:9400", "job": "dcgm"}, 0)])
 
 
 def straggler(**arms: Rows) -> CannedClient:
-    slow = {**NODE_1, "UUID": "GPU-1", "gpu": "3"}
-    return CannedClient({**DCGM, "DCGM_FI_DEV_SM_CLOCK": 1600}, sm_clock_hz=[(slow, 1.1e9)], **arms)
+    return CannedClient({**DCGM, "DCGM_FI_DEV_SM_CLOCK": 1600}, sm_clock_hz=[(LOW, 1.1e9)], **arms)

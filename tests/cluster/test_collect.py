@@ -57,17 +57,6 @@ def test_tasks_of_arrays_and_parts_of_jobs_have_both_names(fields: dict[str, obj
     assert all(map(job.is_named, names)) and not any(map(job.is_named, not_named)) and job.id == label
 
 
-def test_a_straggler_has_its_peers_where_its_job_is_the_only_one() -> None:
-    low = [({**JOB, **NODE_1, "UUID": "GPU-1", "gpu": "3"}, 0.5)]
-    client = straggler(activity=[(JOB, 0.9)], gpus=[(JOB, 32)], lowest=[(JOB, 0.5)], median=[(JOB, 0.9)], low_gpu=low,
-                       peer_sm_clock_hz=[(JOB, 1.98e9)])
-    client._labels = ["hpc_job"]
-    own = collector(client)
-    fleet = settled(own, FleetView())
-    assert fleet.jobs[0].peers == {"sm_clock_hz": 1.98e9}
-    assert any("peer_sm_clock_hz" in query for query in client.queries)
-
-
 @pytest.mark.parametrize("value", [9e13, -9e13, 0.0, -1.0])
 def test_no_count_and_no_activity_of_a_server_ends_the_look(value: float) -> None:
     """9e13 GPUs were counted one by one."""
@@ -80,7 +69,7 @@ def test_no_count_and_no_activity_of_a_server_ends_the_look(value: float) -> Non
         for _ in range(4):
             fleet = own.refresh(FleetView(open_jobs=("7",)))
             fleet_advice(fleet)
-        assert all(0 <= job.gpus <= 2 * 10**7 for job in fleet.jobs)
+        assert all(0 <= holder.gpus <= 2 * 10**7 for holder in (fleet, *fleet.jobs))
     if value < 1:  # no exporter has so many series
         with pytest.raises(GputopError, match="no GPU metrics"):
             collector(CannedClient(dict.fromkeys(DCGM, value), ["hpc_job"])).refresh(FleetView())  # type: ignore[arg-type]
@@ -94,7 +83,8 @@ def test_a_low_clock_has_its_peers_its_past_and_no_more_queries_than_four() -> N
                           activity=[(JOB, 0.9), ({**JOB, **LOW}, 0.97)], gpus=[(JOB, 32)],
                           low_clock=[({**JOB, **LOW, **H100}, 1.2e9)], clock_median=[({**JOB, **H100}, 2e9)],
                           clock_mad=[({**JOB, **H100}, 1e7)], clocks=[({**JOB, **H100}, 31)],
-                          low_clocks=[({**JOB, **H100}, 1)], gpu_clock=[(LOW, 1.2e9)])
+                          low_clocks=[({**JOB, **H100}, 1)], gpu_clock=[(LOW, 1.2e9)],
+                          peer_sm_clock_hz=[(JOB, 1.98e9)])
     client.history = lambda labels, at_s: 1.2e9 if "UUID" in labels and "hpc_job" not in labels else 0.97
     own = collector(client)
     for _ in range(4):
@@ -102,6 +92,8 @@ def test_a_low_clock_has_its_peers_its_past_and_no_more_queries_than_four() -> N
         assert fleet.queries <= QUERIES
     (low,) = fleet.jobs[0].low_clocks
     assert (low.gpu.name, low.clock_hz, low.median_hz, low.gpus, low.low) == ("n1:3", 1.2e9, 2e9, 31, 1)
+    assert fleet.jobs[0].peers == {"sm_clock_hz": 1.98e9}
+    assert any("peer_sm_clock_hz" in query for query in client.queries)
     assert any('"figure", "gpu_clock", ' in query and "DCGM_FI_DEV_SM_CLOCK" in query for query in client.queries)
     client.fails["clock_median"] = GputopError("did not answer within 20 s", "")
     fleet = own.refresh(FleetView())
@@ -112,7 +104,7 @@ def test_a_low_clock_has_its_peers_its_past_and_no_more_queries_than_four() -> N
 def test_where_groups_are_nodes_the_peers_are_all_nodes_of_the_job_and_the_median_is_of_gpus() -> None:
     client = straggler(activity=[(NODE_1, 0.8), (NODE_2, 0.9)], gpus=[(NODE_1, 8), (NODE_2, 8)],
                        lowest=[(NODE_1, 0.1), (NODE_2, 0.9)], median=[(NODE_1, 0.91)],
-                       low_gpu=[({**NODE_1, "UUID": "GPU-1", "gpu": "3"}, 0.1)],
+                       low_gpu=[(LOW, 0.1)],
                        peer_sm_clock_hz=[(NODE_1, 1.97e9), (NODE_2, 1.98e9)])
     own = collector(client, squeue())
     fleet = settled(own, FleetView())
@@ -243,21 +235,10 @@ def test_jobs_and_nodes_with_one_name_in_two_clusters_stay_apart() -> None:
     assert any("avg by (hpc_job, cluster)" in query for query in client.queries)
     *_, problem = collector(client, squeue(cluster="c")).refresh(FleetView()).problems
     assert "2 clusters" in problem.message
-
-
-def test_slurms_nodes_are_those_of_its_own_cluster() -> None:
-    nodes = [({**NODE_1, **A}, 0.9), ({**NODE_2, **A}, 0.9), ({**NODE_1, **B}, 0.1), ({**NODE_2, **B}, 0.3)]
-    client = CannedClient(DCGM, (), activity=nodes, gpus=[(own, 8) for own, _ in nodes], clusters=("a", "b"))
-    fleet = collector(client, squeue(cluster="b")).refresh(FleetView())
-    assert [(own.id, own.activity) for own in fleet.jobs] == [("7", pytest.approx(0.2))]
-    assert [node.name for node in fleet.free_nodes] == ["a/n1", "a/n2.example"]
-
-
-def test_one_cluster_is_not_named() -> None:
-    client = by_label()
-    client._clusters = ("a",)
-    assert {own.id for own in collector(client).refresh(FleetView()).jobs} == {"7", "8"}
-    assert not any("by (hpc_job, cluster)" in query for query in client.queries)
+    alone = by_label()
+    alone._clusters = ("a",)
+    assert {own.id for own in collector(alone).refresh(FleetView()).jobs} == {"7", "8"}, "one cluster is not named"
+    assert not any("by (hpc_job, cluster)" in query for query in alone.queries)
 
 
 def test_a_prometheus_without_gpus_is_no_data() -> None:

@@ -6,9 +6,7 @@ import pytest
 
 from gputop.cluster.promql import (
     any_name,
-    below_median,
     by_figure,
-    deviation,
     either,
     has,
     matchers,
@@ -39,15 +37,6 @@ def test_a_union_leaves_out_what_nobody_exports() -> None:
     assert either([]) == by_figure({"power_w": ""}) == ""
     assert by_figure({"up": "a", "power_w": "", "down": "b"}) == (
         'label_replace(a, "figure", "up", "", "") or label_replace(b, "figure", "down", "", "")')
-
-
-def test_what_is_said_of_a_group_is_compared_within_it() -> None:
-    assert below_median(["job"], "a", ratio=0.85) == (
-        "(a < on (job) group_left () (0.85 * quantile by (job) (0.5, a)))")
-    assert below_median(["job"], "a", distance=0.15) == (
-        "(a < on (job) group_left () (quantile by (job) (0.5, a) - 0.15))")
-    assert deviation(["job"], "a") == (
-        "quantile by (job) (0.5, abs(a - on (job) group_left () quantile by (job) (0.5, a)))")
 
 
 def test_figures_are_as_few_queries_as_have_room_for_them() -> None:

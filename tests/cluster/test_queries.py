@@ -44,18 +44,6 @@ def test_the_best_figure_of_activity_that_each_gpu_has(names: dict[str, int], ki
     assert metrics(**names).common_kind() == kind
 
 
-def test_a_fall_back_is_told_apart_and_scaled() -> None:
-    text = values(**{SM: 4, UTIL: 8}).activity(ReadingWay())
-    assert '"kind", "sm_active"' in text and " or on (UUID, GPU_I_ID) " in text and f"{UTIL} * 0.01" in text
-    assert text.index(SM) < text.index(UTIL)
-    assert GR not in values(**{SM: 8, GR: 8}).activity(ReadingWay(window="5m"))
-
-
-def test_a_gpu_of_two_exporters_is_taken_once() -> None:
-    text = values(**{SM: 8, "gputop_gpu_sm_active_ratio": 8}).activity(ReadingWay())
-    assert text.count(" or on (UUID) ") == 1 and '"UUID", "GPU-$1", "uuid", "(?:GPU-)?(.+)"' in text
-
-
 def test_a_gpu_beside_its_instances_is_left_out() -> None:
     names = {"gputop_gpu_sm_active_ratio": 8, "gputop_gpu_power_watts": 8}
     own = GpuValues(AvailableMetrics(names, divided=True))
@@ -77,19 +65,6 @@ def test_jobs_of_gputops_own_exporter_are_joined() -> None:
             in GpuValues(pods).activity(ReadingWay()))
     other = metrics("hpc_job", gputop_gpu_sm_active_ratio=8, gputop_gpu_job_info=8)
     assert "group_left (slurm_job_id)" in GpuValues(other).activity(ReadingWay())
-
-
-def test_groups_are_jobs_where_labels_name_them_else_nodes() -> None:
-    for labels, by in (("hpc_job", "hpc_job"), ("", "Hostname"),
-                       ("exported_pod", "exported_pod, exported_namespace")):
-        figures = queries(*filter(None, [labels]), **{SM: 8}).figures()
-        assert figures["activity"].startswith(f"avg by ({by}) (")
-
-
-def test_power_of_a_divided_gpu_is_counted_once_and_no_value_of_dcgm_is_dropped() -> None:
-    figures = queries(**{SM: 8, "DCGM_FI_DEV_POWER_USAGE": 8, "DCGM_FI_DEV_FB_USED": 8}).figures()
-    power, memory = figures["power_w"], figures["memory_used_bytes"]
-    assert "GPU_I_ID" not in power and "GPU_I_ID" in memory and "DCGM_FI_DEV_POWER_USAGE < 1e+14" in power
 
 
 @pytest.mark.parametrize("one", [one for one in (*dcgm_pages.METRICS, *dcgm_pages.ADDED) if one.figure],

@@ -18,6 +18,7 @@ from gputop.core.version import __version__
     (["replay", "f", "--speed", "0"], "'0' is neither between 0.01 and 1000 nor max"),
     (["--on-dip", "--dip-every", "0"], "'0' is not a number of minutes above 0"),
     (["--on-dip", "--dip-every", "x"], "'x' is not a number of minutes above 0"),
+    (["--on-dip", "--dip-max", "0"], "0 is not a number from 1 to 1000"),
     (["--interval", "nan"], "nan is not between 0.1 and 3600 seconds"),
     (["analyze", "t", "--params", "0"], "'0' is not a number of parameters"),
     (["analyze", "t", "--params", "-7"], "'-7' is not a number of parameters"),

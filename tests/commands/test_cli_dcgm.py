@@ -17,6 +17,7 @@ from gputop.core.samples import FAILED
 from tests.commands.run_gputop import gputop
 from tests.dcgm_double import PROFILING, install
 from tests.fakes import StillSession, node_sample
+from tests.listening import free_port
 from tests.records import replace
 
 
@@ -58,11 +59,10 @@ def test_the_price_of_consent_is_in_the_help(capsys: pytest.CaptureFixture[str])
 
 
 def test_no_host_engine_is_said_with_the_command_that_starts_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    assert main(["--source", "dcgm", "--dcgm", f"127.0.0.1:{port}"]) == 1, "before the screen is taken"
+    address = f"127.0.0.1:{free_port()}"
+    assert main(["--source", "dcgm", "--dcgm", address]) == 1, "before the screen is taken"
     err = capsys.readouterr().err
-    assert f"no host engine answers at 127.0.0.1:{port}" in err and "systemctl start nvidia-dcgm" in err
+    assert f"no host engine answers at {address}" in err and "systemctl start nvidia-dcgm" in err
 
 
 def snapshot_of_an_engine(folder: Path, *options: str, **engine: object) -> subprocess.CompletedProcess[str]:

@@ -48,13 +48,6 @@ def test_wrong_usage_is_said_before_anything_starts(arguments, err, capsys):
     assert err in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--dip-max", "0"], ["--dip-every", "-1"]])
-def test_figures_out_of_range(arguments):
-    with pytest.raises(SystemExit) as caught:
-        main(["--on-dip", *arguments])
-    assert caught.value.code == EXIT_USAGE
-
-
 def test_the_workers_of_a_job(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[08-09]")
     options = read_options(["capture", "--profiler-port", "6009-6010"])
@@ -62,23 +55,17 @@ def test_the_workers_of_a_job(monkeypatch):
     assert read_options(["--attach", "a:1,b:2", "--attach", "c:3"]).attach == ("a:1", "b:2", "c:3")
 
 
-@pytest.mark.parametrize(("more", "captured"), [([], ["n0:1", "n4:1", "n8:1"]),
-                                                (["--all-workers"], [f"n{i}:1" for i in range(9)])])
-def test_of_many_workers_a_few_are_captured(more, captured, monkeypatch, capsys):
+def test_of_many_workers_a_few_are_captured_and_of_hundreds_never_all(monkeypatch, capsys):
     def capture(servers, *_, **__):
         raise GputopError(f"captured {[s.address for s in servers]}", "")
 
     monkeypatch.setattr(captures, "find_named_servers", lambda attach, *_, **__: (
         tuple(Server(address, asked=True) for address in attach), (), None))
     monkeypatch.setattr(captures, "capture_and_analyze", capture)
-    assert main(["capture", "--attach", "n[0-8]:1", *more]) == EXIT_FAILED
-    said = capsys.readouterr().err
-    assert f"captured {captured}" in said and ("3 of 9 workers" in said) == (not more)
-
-
-def test_hundreds_are_never_all_captured(monkeypatch, capsys):
-    monkeypatch.setattr(captures, "find_named_servers", lambda attach, *_, **__: (
-        tuple(Server(address, asked=True) for address in attach), (), None))
+    for more, captured in (([], ["n0:1", "n4:1", "n8:1"]), (["--all-workers"], [f"n{i}:1" for i in range(9)])):
+        assert main(["capture", "--attach", "n[0-8]:1", *more]) == EXIT_FAILED
+        said = capsys.readouterr().err
+        assert f"captured {captured}" in said and ("3 of 9 workers" in said) == (not more)
     assert main(["capture", "--attach", "n[001-200]:1", "--all-workers"]) == EXIT_USAGE
     assert "can capture at most 64 workers at once, not 200" in capsys.readouterr().err
 

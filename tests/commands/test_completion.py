@@ -61,15 +61,10 @@ def test_scenarios_and_schemas_are_completed(what: str, capsys: pytest.CaptureFi
     assert not [word for word in (*SCENARIOS, *SCHEMAS) if not re.search(rf"(?<![\w-]){word}(?![\w-])", text)]
 
 
-def test_the_man_page_has_a_line_for_whatis_and_loses_no_line(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed("man", capsys)
-    assert ".SH NAME\ngputop \\- " in text and "Generated" not in text
-    assert not [line for line in text.splitlines() if re.match(r"\.(?![A-Za-z]{1,2}( |$))|'", line)]
-    assert ".xplane.pb, run folder" in text
-
-
 def test_the_man_page_has_the_sections_of_one_and_each_option_once(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed("man", capsys)
+    assert ".SH NAME\ngputop \\- " in text and "Generated" not in text and ".xplane.pb, run folder" in text
+    assert not [line for line in text.splitlines() if re.match(r"\.(?![A-Za-z]{1,2}( |$))|'", line)]
     sections = dict(re.findall(r"(?ms)^\.SH ([A-Z ]+)\n(.*?)(?=^\.SH |\Z)", text))
     assert re.findall(r"^\\fB(\d)", sections["EXIT STATUS"], re.M) == list("01234")
     assert "GPUTOP_WEBHOOK_URL" in sections["ENVIRONMENT"] and "config.toml" in sections["FILES"]

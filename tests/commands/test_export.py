@@ -26,6 +26,7 @@ from gputop.commands.common import check_metrics
 from gputop.core.files import Folder
 from gputop.export.openmetrics import Exporter
 from tests.fakes import StillSession
+from tests.listening import free_port
 from tests.nvml_fake import build, environment
 from tests.tui.terminals import Terminal
 
@@ -70,11 +71,6 @@ def get(address: str, path: str) -> str:
             return str(answer.read().decode())
     except urllib.error.URLError:
         return ""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: prometheus)")

@@ -16,33 +16,23 @@ def _run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def test_asyncio_comes_without_ssl_and_ssl_can_be_had_later():
-    assert _run(
-        "import sys\n"
-        "from gputop.commands.monitor import import_asyncio_without_ssl\n"
-        "import_asyncio_without_ssl()\n"
-        "import asyncio\n"
-        "print('ssl' in sys.modules, asyncio.run(asyncio.sleep(0, 7)))\n"
-        "import ssl\n"
-        "print(ssl.SSLContext.__name__)\n") == "False 7\nSSLContext\n"
+_WITHOUT_SSL = "from gputop.commands.monitor import import_asyncio_without_ssl as go; go(); import sys; "
+_OF_MSGSPEC = pytest.mark.skipif(sys.version_info < (3, 11), reason="msgspec takes more from typing_extensions there")
 
 
-def test_an_ssl_that_is_there_stays():
-    assert _run("import ssl, sys\n"
-                "from gputop.commands.monitor import import_asyncio_without_ssl\n"
-                "import_asyncio_without_ssl()\n"
-                "print(sys.modules['ssl'] is ssl)\n") == "True\n"
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="msgspec takes more from typing_extensions there")
-def test_the_start_does_without_inspect_and_who_wants_it_gets_it():
-    assert _run("import sys, types\n"
-                "from gputop import __main__\n"
-                "sys.modules['gputop.cli'] = types.SimpleNamespace(command=lambda: None)\n"
-                "__main__.command()\n"
-                "print('msgspec' in sys.modules, 'inspect' in sys.modules)\n"
-                "import typing_extensions\n"
-                "print(typing_extensions.__name__)\n") == "True False\ntyping_extensions\n"
+@pytest.mark.parametrize(("code", "printed"), [
+    (_WITHOUT_SSL + "import asyncio; print('ssl' in sys.modules, asyncio.run(asyncio.sleep(0, 7))); "
+     "import ssl; print(ssl.SSLContext.__name__)", "False 7\nSSLContext"),
+    ("import ssl; " + _WITHOUT_SSL + "print(sys.modules['ssl'] is ssl)", "True"),
+    pytest.param(
+        "import sys, types; from gputop import __main__; "
+        "sys.modules['gputop.cli'] = types.SimpleNamespace(command=lambda: None); __main__.command(); "
+        "print('msgspec' in sys.modules, 'inspect' in sys.modules); "
+        "import typing_extensions; print(typing_extensions.__name__)", "True False\ntyping_extensions",
+        marks=_OF_MSGSPEC),
+], ids=["no ssl", "ssl that is there stays", "no inspect"])
+def test_what_the_start_does_without_can_be_had_later(code: str, printed: str):
+    assert _run(code) == f"{printed}\n"
 
 
 @pytest.mark.parametrize("absent", ["gputop.profiler.xprof.client", "gputop.trace", "hashlib", "grpc"])

@@ -154,9 +154,12 @@ def test_a_setting_made_twice_counts_once_with_a_warning(file: Path) -> None:
 def test_a_file_that_cannot_be_read_is_said_and_harmless(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b'theme = "\xe9"\n')
     (tmp_path / "large").write_bytes(b"#" * (1 << 21))
-    for path in (tmp_path, tmp_path / "latin", tmp_path / "large"):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for path in (tmp_path, *(tmp_path / name for name in ("latin", "large", "pipe", "device"))):
         (warning,) = load(path).warnings
         assert str(path) in warning and "uses the defaults" in warning
+        assert ("not a regular file" in warning) == (path.name in (tmp_path.name, "pipe", "device"))
     assert load(None).warnings == () and load(tmp_path / "absent").warnings == ()
 
 
@@ -230,17 +233,6 @@ def test_each_command_says_what_is_wrong_and_goes_on(file: Path, capsys: pytest.
     assert main(["--demo", "healthy", "--gpus", "0", "snapshot", "--seconds", "0.1", "--format", "json"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("{") and f"gputop: {file}:1: interval = never" in err and "using 1" in err
-
-
-@pytest.mark.parametrize("plant", ["pipe", "device"])
-def test_what_is_planted_as_settings_is_said_and_waited_for_by_nobody(plant: str, tmp_path: Path) -> None:
-    path = tmp_path / "config.toml"
-    if plant == "pipe":
-        os.mkfifo(path)
-    else:
-        path.symlink_to("/dev/zero")
-    warning = load(path).warnings[0]
-    assert "uses the defaults: it is" in warning and "not a regular file" in warning
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")

@@ -43,9 +43,9 @@ CURED = with_job(OVERSUBSCRIBED, gpu0_extra_ms=0.0, gpu0_extra_kernels=0, gather
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
 
 
-def simulated(folder: Path, name: str, scenario: Scenario, begin_s: float = 20, length_s: float = 2.8) -> Path:
+def simulated(folder: Path, name: str, scenario: Scenario, begin_s: float = 20) -> Path:
     path = folder / f"{name}.xplane.pb"
-    begin_ns, length_ns = int(begin_s * 1e9), int(length_s * 1e9)
+    begin_ns, length_ns = int(begin_s * 1e9), 2_800_000_000
     loop = SimulatedLoop(scenario)
     path.write_bytes(build_xspace(loop, begin_ns, begin_ns + length_ns, 1_700_000_000 * 10**9, "node"))
     return path

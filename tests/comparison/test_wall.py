@@ -77,10 +77,10 @@ def test_a_shorter_end_of_epochs_is_faster_by_wall_time():
     assert (status(c), status(compare_sides(b, a))) == (EXIT_OK, EXIT_GATE)
 
 
-def with_overview(step_ms: float, pause_ms: float, epochs: int = 6) -> Side:
+def with_overview(step_ms: float, pause_ms: float) -> Side:
     """As :func:`job`, of which the detail shows no end of an epoch."""
     overview, detail, at = Builder(gpus=0), Builder(gpus=0), 0.0
-    for _ in range(epochs):
+    for _ in range(6):
         at = evaluate(overview, train(overview, at, 8, step_ms * MS) + 100, 4) + pause_ms * MS
     train(overview, at, 2, step_ms * MS)
     train(detail, 0, 10, step_ms * MS)

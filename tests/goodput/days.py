@@ -59,12 +59,11 @@ PLANTED = {"checkpoint": 20, "waiting": 90, "restart": 10, "idle": 120, "trainin
 HANG_DAY, HANG_MINUTES = 3, 470
 
 
-def fortnight(interval_s: float = 60.0) -> Iterator[tuple[float, str, int]]:
+def fortnight() -> Iterator[tuple[float, str, int]]:
     """Time, what the GPUs do, and the process: each day four checkpoints of 5 min, a stall of 90 min, a restart of 10
     min (4 of them start-up) and 2 h without a job; on one day a collective hangs."""
-    for tick in range(int(14 * 86400 / interval_s)):
-        day, second = divmod(tick * interval_s, 86400)
-        minute = second / 60
+    for tick in range(14 * 1440):
+        day, minute = divmod(tick, 1440)
         what = "train"
         if minute % 360 < 5:
             what = "save"
@@ -76,4 +75,4 @@ def fortnight(interval_s: float = 60.0) -> Iterator[tuple[float, str, int]]:
             what = "free"
         elif day == HANG_DAY and 720 <= minute < 1200:
             what = "hang"
-        yield START_S + (tick + 1) * interval_s, what, int(100 + 2 * day + (minute >= 600) + (minute >= 1200))
+        yield START_S + 60.0 * (tick + 1), what, int(100 + 2 * day + (minute >= 600) + (minute >= 1200))

@@ -35,7 +35,7 @@ from gputop.trace.readers.load import load
 from tests import environments
 from tests.forked_processes import WITHOUT_COMPILE, Forked
 from tests.launch.jobs import environment as clean_environment
-from tests.tf_job import _free_port
+from tests.listening import free_port
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only before Python 3.14")
 
@@ -108,7 +108,7 @@ def _job(tmp_path: Path, mode: str = "plain", *, ranks: int = 1, **environ: str)
     """A job that steps, and the PIDs that train."""
     script = tmp_path / "train.py"
     script.write_text(_JOB)
-    port = str(_free_port())
+    port = str(free_port())
     with (tmp_path / "stderr").open("w") as stderr:
         processes = [_start(script, mode, {**environ, **(
             {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "RANK": str(rank)}

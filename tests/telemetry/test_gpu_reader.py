@@ -53,7 +53,7 @@ def test_the_gpus_behind_one_that_hangs_are_read_by_another_thread(gpus: Gpus) -
     gpus.now_s = deadline_calls.HANG_TIMEOUT_S + 1
     gpus.probes[1].faults = (XidEvent(1.0, 119),)
     hanging = gpus.read(timeout_s=0.0)[1]
-    assert hanging.state == NOT_RESPONDING and "has hung for 3 s" in hanging.message
+    assert hanging.state == NOT_RESPONDING and "has hung for 3 s. Look for Xid errors in `dmesg`" in hanging.message
     assert hanging.xids == gpus.probes[1].faults and hanging.processes_reason == hanging.message
 
 

@@ -51,8 +51,8 @@ def test_after_samples_are_dropped_the_next_take_their_rows() -> None:
     assert ring.times(0.0, 9.0) == [2.0, 3.0, 3.5] and ring.overwritten_s == 1.0
 
 
-def tier_of(samples: list[tuple[float, list[float]]], rows: int = 3) -> Tier:
-    tier = Tier(10.0, rows, 2, COLUMNS)
+def tier_of(samples: list[tuple[float, list[float]]]) -> Tier:
+    tier = Tier(10.0, 3, 2, COLUMNS)
     for time_s, values in samples:
         tier.add(time_s, _Addend.of(values, [8.0, 4.0], COLUMNS))
     return tier

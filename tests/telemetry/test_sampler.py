@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from gputop.core.errors import GputopError, NoDataError
-from gputop.core.samples import FAILED, NOT_RESPONDING, OK, NodeSample, XidEvent
+from gputop.core.samples import NOT_RESPONDING, OK, NodeSample
 from gputop.sources.base import Source
 from gputop.telemetry import deadline_calls
 from gputop.telemetry.sampler import MIN_INTERVAL_S, OwnCpu, Sampler, next_tick
@@ -55,13 +55,9 @@ def run() -> Iterator[Callable[..., Run]]:
         each.sampler.stop()
 
 
-def complete(sample: NodeSample) -> bool:
+def complete(sample: NodeSample, without: int | None = None) -> bool:
     """On a loaded machine even a probe that answers at once can miss a tick."""
-    return all(gpu["power_w"].value is not None for gpu in sample.gpus)
-
-
-def complete_without(sample: NodeSample, index: int) -> bool:
-    return all(gpu["power_w"].value is not None for gpu in sample.gpus if gpu.info.index != index)
+    return all(gpu["power_w"].value is not None for gpu in sample.gpus if gpu.info.index != without)
 
 
 def states(sample: NodeSample) -> list[str]:
@@ -87,28 +83,6 @@ def test_a_sample_holds_everything_of_its_tick(run: Callable[..., Run]) -> None:
     assert first.host["cpu_ratio"].value == 0.5
     (process,) = first.processes
     assert sorted(process.gpus) == [0, 1]
-
-
-def test_gpus_that_answer_at_once_are_read_by_one_thread(run: Callable[..., Run],
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline_calls, "STAGGER_S", WAIT_S)  # a loaded machine is no slow driver
-    going = run(Node(8))
-    for _ in range(3):
-        assert all(gpu["power_w"].value is not None for gpu in going.sample().gpus)
-    assert len(going.sampler._gpus.threads) == 1
-
-
-def test_each_gpu_that_hangs_takes_one_thread(run: Callable[..., Run]) -> None:
-    node = Node(4)
-    for probe in node.gpus[1:3]:
-        probe.gate.clear()
-    going = run(node)
-    for _ in range(3):
-        going.until(lambda sample: [gpu["power_w"].value is None for gpu in sample.gpus] == [False, True, True, False])
-    assert len(going.sampler._gpus.threads) <= 4
-    for probe in node.gpus:
-        probe.gate.set()
-    assert going.until(complete)
 
 
 def test_what_gputop_itself_uses_is_a_mean_of_ten_seconds() -> None:
@@ -166,16 +140,12 @@ def test_a_hanging_gpu_holds_up_nobody_and_comes_back(run: Callable[..., Run], m
     going = run(node)
     going.sample()
     node.gpus[1].gate.clear()
-    node.gpus[1].faults = (XidEvent(1.0, 119),)
-    late = going.until(lambda sample: not complete(sample) and complete_without(sample, 1))
+    late = going.until(lambda sample: not complete(sample) and complete(sample, without=1))
     assert states(late) == [OK, OK, OK]
-    assert "so far" in (late.gpus[1]["power_w"].reason or "")
     sample = going.until(lambda sample: sample.gpus[1].state == NOT_RESPONDING)
     assert states(sample) == [OK, NOT_RESPONDING, OK]
-    assert "dmesg" in sample.gpus[1].message
-    assert sample.gpus[1].xids == node.gpus[1].faults, "what the driver reports meanwhile says why"
     assert sample.gpus[1]["power_w"].reason == sample.gpus[1].message
-    others = [going.until(lambda sample: complete_without(sample, 1)).gpus[0]["power_w"].value for _ in range(3)]
+    others = [going.until(lambda sample: complete(sample, without=1)).gpus[0]["power_w"].value for _ in range(3)]
     assert len(set(others)) == 3, "the others stand still"
     assert node.gpus[1].reads <= node.gpus[0].reads - 3, "a second call was sent into the hanging driver"
     node.gpus[1].gate.set()
@@ -193,39 +163,10 @@ def test_stop_returns_while_a_gpu_hangs_and_leaves_the_driver_alone() -> None:
     node.gpus[0].gate.set()
 
 
-def test_a_broken_probe_is_shown_and_the_others_go_on(run: Callable[..., Run]) -> None:
-    node = Node()
-    node.gpus[0].fault = ZeroDivisionError("oops")
-    going = run(node)
-    sample = going.sample()
-    assert states(sample) == [FAILED, OK]
-    assert "ZeroDivisionError" in sample.gpus[0].message
-    assert going.until(lambda sample: states(sample) == [FAILED, OK])
-
-
-def test_a_broken_host_is_missing_with_its_reason(run: Callable[..., Run]) -> None:
-    node = Node()
-    node.host.fault = OSError("no /proc")
-    sample = run(node).sample()
-    assert states(sample) == [OK, OK]
-    assert "no /proc" in (sample.host["cpu_ratio"].reason or "")
-    (process,) = sample.processes
-    assert process.pid == 7
-    assert "no /proc" in (process.reason or "")
-    assert sorted(process.gpus) == [0, 1]
-
-
 def test_a_source_that_cannot_be_opened(run: Callable[..., Run]) -> None:
-    node = Node()
-    node.fault = NoDataError("no driver", "gputop --demo")
-    going = run(node)
-    assert going.error() is node.fault
-
-
-def test_an_unforeseen_fault_ends_the_sampling_with_a_word(run: Callable[..., Run]) -> None:
-    node = Node()
-    node.fault = RuntimeError("oops")
-    assert "oops" in run(node).error().message
+    node, broken = Node(), Node()
+    node.fault, broken.fault = NoDataError("no driver", "gputop --demo"), RuntimeError("oops")
+    assert run(node).error() is node.fault and "oops" in run(broken).error().message
 
 
 def test_a_driver_that_hangs_at_the_start_is_reported_and_may_still_come(
