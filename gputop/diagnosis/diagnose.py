@@ -18,6 +18,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number, gpu_use, ti
 from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.gpu.step_series import step_series
 from gputop.analysis.host.host_ops import host_ops, without_idle_gpus
+from gputop.analysis.host.unrecorded import unrecorded_note
 from gputop.analysis.layers.step_limits import limits
 from gputop.analysis.results import SESSION_RUN, Analysis, TraceSummary
 from gputop.analysis.steps import start_up
@@ -241,7 +242,7 @@ def _notes(trace: Trace, steps: Steps | None, device_events: bool, clocks: Seque
                                             f"the numbers are rough; {more}."))
     if steps is not None:
         notes += evaluation_note(steps.times) + accumulation_note(trace, steps)
-        notes += _steps_that_are_none(trace, steps)
+        notes += _steps_that_are_none(trace, steps) + unrecorded_note(trace)
     without = no_collectives(trace)
     if without is not None:
         notes.append(TraceNote("no_collectives", without))

@@ -19,12 +19,11 @@ from gputop.advice.trace.known_work import UserFunction, function_of, main_funct
 from gputop.advice.trace.other_programs import others_take
 from gputop.analysis.host.python_stacks import PythonStacks, StackSpans, line_text
 from gputop.analysis.host.stack_lines import loader_of_frames, python_of
+from gputop.analysis.host.unrecorded import LEAST_S, in_and_outside
 from gputop.core.findings import Finding, severity_of
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import intersect, merge, subtract, union
+from gputop.trace.intervals import intersect, merge, union
 
-_COLLECTS_NS = 1_500_000_000  # a job's pause after its recording, in which its profiler writes; measured up to 1.2 s
-_LEAST_S = 1.5  # of samples outside of the recording
 _ALIKE = 0.2  # what the samples in the recording show of the step differs from what is recorded by no more than this
 _WORTH_SAYING = 0.02  # of a step; and no less than the standard deviation of the samples
 _EVALUATES = re.compile(r"(?:run_|do_)?(?:eval|evaluate|validate|validation|test)(?:_\w+)?")
@@ -46,7 +45,7 @@ def as_unrecorded(made: Finding, facts: TraceFacts) -> Finding:
     threads = [python[0].loop, *(python[0].others if made.id == _ANY_THREAD else ())]
     recorded, outside, outside_s = _shares(threads, facts.trace.window_ns, runs)
     samples = outside_s * python[0].rate_hz
-    if outside_s < _LEAST_S or abs(recorded - gain.step_time) > _ALIKE:
+    if outside_s < LEAST_S or abs(recorded - gain.step_time) > _ALIKE:
         return made
     error = sqrt(outside * (1 - outside) / samples)
     if abs(outside - gain.step_time) < max(error, _WORTH_SAYING):
@@ -90,10 +89,8 @@ def _shares(threads: Sequence[StackSpans], window_ns: tuple[int, int], runs: npt
             ) -> tuple[float, float, float]:
     """Shares of the time in which the threads are in these stacks: in the recording, and outside of it; and the seconds
     of the latter. The first thread is the loop's, which was sampled all the time."""
-    begin_ns, end_ns = window_ns
-    slowed, sampled = union([begin_ns], [end_ns + _COLLECTS_NS]), union(threads[0].start[:1], threads[0].end[-1:])
     running = merge(*(union(thread.start[rows], thread.end[rows]) for thread in threads
                       for rows in [np.flatnonzero((thread.stack >= 0) & runs[thread.stack])]))
-    recorded, outside = intersect(union([begin_ns], [end_ns]), sampled), subtract(sampled, slowed)
+    recorded, outside = in_and_outside(threads[0], window_ns)
     shares = [intersect(running, spans).total / spans.total if spans.total else 0.0 for spans in (recorded, outside)]
     return shares[0], shares[1], outside.total / 1e9

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.core.captured_samples import JobCpus
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Trace
 from tests.advice.trace.traces import KERNEL, findings
 from tests.analysis.host.stack_samples import sampled
@@ -15,10 +16,11 @@ FIT = "train.py:90 <module> > train.py:40 fit"
 STEP, WORK = f"{FIT} > keras/src/trainer.py:371 step", f"{FIT} > metrics.py:7 update"
 
 
-def job(call_before_s: float, *, before_s: float = BEFORE_S, gpu: bool = False) -> Trace:
+def job(call_before_s: float, *, before_s: float = BEFORE_S, gpu: bool = False, rollout_s: float = 0.0) -> Trace:
     """While it is recorded, each step is a call of 20 ms and 20 ms of a metric in Python; before that the call takes
-    ``call_before_s``."""
-    b, changes, now = Builder(gpus=int(gpu)), list[tuple[float, str]](), 0.0
+    ``call_before_s``, and a rollout comes first."""
+    b, now = Builder(gpus=int(gpu)), rollout_s
+    changes = [(0.0, f"{FIT} > ppo.py:5 rollout > env.py:9 step")] if rollout_s else []
     while now < before_s:
         changes += [(now, STEP), (now + call_before_s, WORK)]
         now += call_before_s + 0.02
@@ -51,6 +53,13 @@ def test_the_saving_is_that_of_the_job_which_nothing_records() -> None:
 def test_the_saving_is_that_of_the_recorded_steps(trace: Trace) -> None:
     found = findings(trace)["step_gap_host"]
     assert "unrecorded_ratio" not in found.evidence and found.gain.step_time == pytest.approx(0.5, abs=0.03)
+
+
+def test_another_phase_of_the_job_that_the_recording_lacks_is_said() -> None:
+    note, = (note for note in analyze_trace(job(0.02, before_s=4.0, rollout_s=2.0)).trace.quality
+             if note.id == "unrecorded")
+    assert "ppo.py:5 rollout for 50% of 4.00 s" in note.message
+    assert not any(note.id == "unrecorded" for note in analyze_trace(job(0.02, rollout_s=0.6)).trace.quality)
 
 
 def test_a_fix_in_a_job_whose_threads_compete_saves_at_least_its_time() -> None:
