@@ -60,7 +60,9 @@ _OWN = re.compile(
 
 
 _QUEUE, _EXECUTION = "tf_XLAPjRtCpuClient", "ThunkExecutor::Execute"
-_HARDLY = 0.1  # share of an execution, of which the usual pause before it is less. gputop's own figure
+# Calls between two executions; and share of an execution, of which the usual pause before it is less. gputop's own
+# figures.
+_SEVERAL, _HARDLY = 3, 0.1
 # Calls of one step have so small a share of the usual step's calls between them, and are as many in so large a share of
 # the steps. gputop's own figures.
 _AT_ONCE, _AS_MANY = 0.1, 0.8
@@ -126,8 +128,9 @@ def gradient_functions(trace: Trace, update: float = 0.0) -> Mask:
 
 
 def by_executions(trace: Trace, anchors: Anchors) -> Anchors:
-    """The steps as the executions of the function whose calls these are, where the thread that executes hardly pauses
-    between two programs, nor runs two at once as for several devices; else as they are."""
+    """The steps as the executions of the function whose calls these are, where several calls come between two of these,
+    or several of these between two calls, and the thread that executes hardly pauses between two programs, nor runs two
+    at once as for several devices; else as they are."""
     host = trace.host
     queue = np.array([*(line.name.startswith(_QUEUE) for line in trace.lines), False], bool)
     rows, begun = (host_rows(trace, pattern, queue) for pattern in (_EXECUTION, rf"{_EXECUTION}$"))
@@ -144,7 +147,9 @@ def by_executions(trace: Trace, anchors: Anchors) -> Anchors:
     names = np.array([trace.names[name] for name in np.append(module[ops], 0)[first]])
     is_step = names == anchors.name.removeprefix("calls of ").replace("PjitFunction(", "jit_").removesuffix(")")
     steps, others = start[is_step], np.flatnonzero(~is_step[:-1])
-    if len(steps) < FEWEST:
+    queued = (np.diff(np.searchsorted(a, b)) for a, b in ((np.sort(anchors.start_ns), steps),
+                                                          (steps, np.sort(anchors.start_ns))))
+    if len(steps) < FEWEST or not any((count >= _SEVERAL).any() for count in queued):
         return anchors
     pauses = pauses_for_other_calls(steps, start[others], until[others])
     return anchors._replace(

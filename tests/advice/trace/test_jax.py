@@ -291,6 +291,7 @@ def test_steps_that_python_queues_on_a_cpu_are_their_executions() -> None:
     assert all(f.evidence["share_ratio"] < 0.05 for f in found(queued(pause=100)).values())
 
 
-def test_steps_that_wait_for_python_are_its_calls() -> None:
-    steps = find_steps(queued(pause=3_000).build())
+@pytest.mark.parametrize("job", [queued(pause=3_000), queued(pause=100, ahead=1)], ids=["Python", "each result"])
+def test_steps_that_wait_for_python_or_each_result_are_its_calls(job: Builder) -> None:
+    steps = find_steps(job.build())
     assert steps is not None and steps.times.anchor == "calls of PjitFunction(update)"
