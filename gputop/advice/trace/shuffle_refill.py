@@ -15,7 +15,6 @@ from gputop.analysis.host.shuffle_fills import (
     waits_for_fills,
 )
 from gputop.analysis.host.tf_data import iterator_paths
-from gputop.analysis.steps.phases import EVALUATION, PREDICTION
 from gputop.core.findings import Culprit
 from gputop.text.units import counted, percent, seconds
 from gputop.trace.intervals import EMPTY, merge
@@ -29,14 +28,12 @@ class ShuffleRefill(Verdict, frozen=True, kw_only=True):
 
 
 def judge_shuffle_refill(facts: TraceFacts) -> ShuffleRefill | Missing | None:
-    """The training waits while a shuffle draws all elements of its buffer, before it gives the first one."""
+    """The loop waits while a shuffle draws all elements of its buffer, before it gives the first one."""
     trace, fills = facts.trace, shuffle_fills(facts.trace)
     seen = max(map(samples_of, trace.overviews.values()), key=lambda one: (one.filling, one.samples),
                default=OverviewSamples())
     if not fills and not seen.filling:
         return None if len(iterator_paths(trace)[0]) else Missing("calls to tf.data iterators")
-    if facts.steps is not None and facts.steps.times.phase in (EVALUATION, PREDICTION):
-        return Missing("training steps; all recorded steps are " + facts.steps.times.phase)
     waits = waits_for_fills(trace, merge(EMPTY, *(timeline.busy for timeline in facts.gpu_timelines)))
     recorded_s, ranks = (trace.window_ns[1] - trace.window_ns[0]) / 1e9, max(len(trace.hosts), 1)
     share = (waits.total / 1e9 + seen.filled_s) / (recorded_s + seen.seconds)
@@ -57,7 +54,7 @@ def judge_shuffle_refill(facts: TraceFacts) -> ShuffleRefill | Missing | None:
 
 def describe_shuffle_refill(v: ShuffleRefill, job: Job) -> Explanation:
     fill, seen = v.longest, v.seen
-    why = "A shuffle returns its first element only after tf.data has filled its buffer, and training waits until then."
+    why = "A shuffle returns its first element only after tf.data has filled its buffer, and the loop waits until then."
     if fill is not None:
         why += (f" In the {seconds(v.recorded_s)} recorded in detail, a fill takes {'' if fill.whole else 'at least '}"
                 f"{seconds(fill.seconds)} for {fill.elements:,} elements of the {fill.stage} stage"
@@ -69,7 +66,7 @@ def describe_shuffle_refill(v: ShuffleRefill, job: Job) -> Explanation:
     if v.times > 1:
         why += f" The recording shows {v.times} fills."
     return Explanation(
-        title=(f"Training waits {seconds(fill.seconds)} for a shuffle buffer to fill (once in this recording)"
+        title=(f"The loop waits {seconds(fill.seconds)} for a shuffle buffer to fill (once in this recording)"
                if v.claim is None and fill is not None else
                f"Filling the shuffle buffer takes {percent(v.share)} of the time"), why=why,
         evidence=known({

@@ -36,7 +36,7 @@ def test_a_fill_of_each_epoch_or_of_one():
     finding = findings(with_fills(3, 4000))["shuffle_refill"]
     assert finding.severity == "high" and "4,000 elements" in finding.why and ".repeat()" in (finding.snippet or "")
     finding = findings(with_fills(1, 4000))["shuffle_refill"]  # one fill is told as once
-    assert finding.title.startswith("Training waits 200 ms for a shuffle buffer to fill (once")
+    assert finding.title.startswith("The loop waits 200 ms for a shuffle buffer to fill (once")
     assert finding.severity != "high"
     assert "shuffle_refill" not in findings(with_fills(3, 100))  # a short fill is no finding
 
