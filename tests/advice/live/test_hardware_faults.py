@@ -12,10 +12,11 @@ from tests.advice.live.scene import START_S, Scene, abstained, after, get, ids, 
 from tests.records import replace
 
 
-def sick(state: str, since_s: float, until_s: float = 1e9) -> Callable[[GpuSample, float], GpuSample]:
+def sick(state: str, since_s: float, until_s: float = 1e9, message: str = "the driver says so",
+         xids: tuple[XidEvent, ...] = ()) -> Callable[[GpuSample, float], GpuSample]:
     def change(gpu: GpuSample, t: float) -> GpuSample:
         if gpu.info.index == 3 and since_s <= t < until_s:
-            return GpuSample(gpu.info, {}, state=state, message="the driver says so", processes_reason="gone")
+            return GpuSample(gpu.info, {}, state=state, message=message, processes_reason="gone", xids=xids)
         return gpu
 
     return change
@@ -70,14 +71,14 @@ def test_a_gpu_that_is_gone_has_the_drivers_order_alone(state: str) -> None:
 
 
 def test_the_command_resets_the_gpus_of_the_title() -> None:
-    """GPU 1 is lost, which outranks the faults of GPU 2: those are named, but not what is reset."""
+    """GPU 3 is lost, which outranks the faults of GPU 2: those are named, but not what is reset."""
+    lost = sick(LOST, 0)
+
     def change(gpu: GpuSample, t: float) -> GpuSample:
-        if gpu.info.index == 1:
-            return GpuSample(gpu.info, {}, state=LOST, message="the driver says so", processes_reason="gone")
-        return replace(gpu, xids=(XidEvent(START_S, 95),)) if gpu.info.index == 2 else gpu
+        return replace(gpu, xids=(XidEvent(START_S, 95),)) if gpu.info.index == 2 else lost(gpu, t)
 
     finding = get(after(Scene(change=change), 20), "hardware_error")
-    assert finding.title == "GPU 1 is lost" and "Also: GPU 2 reported Xid 95" in finding.why
+    assert finding.title == "GPU 3 is lost" and "Also: GPU 2 reported Xid 95" in finding.why
     assert "--gpu-reset" not in (finding.snippet or "")
 
 
@@ -134,19 +135,13 @@ def test_memory_that_is_healthy_is_no_finding_and_a_pending_row_waits_for_the_jo
 
 
 def test_without_events_and_counters_the_rule_abstains() -> None:
-    def change(gpu: GpuSample, t: float) -> GpuSample:
-        return replace(gpu, xids_reason="not supported")
-
-    assert "not supported" in abstained(after(Scene(change=change), 10))["hardware_error"]
+    silent = Scene(change=lambda gpu, t: replace(gpu, xids_reason="not supported"))
+    assert "not supported" in abstained(after(silent, 10))["hardware_error"]
     assert "hardware_error" not in abstained(after(Scene(), 10))
 
 
 def test_that_a_lost_gpu_fell_off_the_bus_is_said_once() -> None:
-    def lost(gpu: GpuSample, t: float) -> GpuSample:
-        if gpu.info.index != 3 or t < 100:
-            return gpu
-        return GpuSample(gpu.info, {}, state=LOST, message="the GPU fell off the bus (Xid 79). Drain the node.",
-                         processes_reason="gone", xids=(XidEvent(START_S + 100, 79),))
-
+    lost = sick(LOST, 100, message="the GPU fell off the bus (Xid 79). Drain the node.",
+                xids=(XidEvent(START_S + 100, 79),))
     (finding,) = [f for f in after(Scene(change=lost), 120).findings if f.id == "hardware_error"]
     assert finding.why == "The GPU fell off the bus (Xid 79). Drain the node."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from gputop.analysis.results import GapLines, HostStacks, StackLine
 from gputop.analysis.steps.jax_calls import first_calls
 from gputop.analysis.steps.steps import find_overview_steps, find_steps
 from gputop.diagnosis.diagnose import analyze_to_facts
-from gputop.trace.model import HloOp
+from gputop.trace.model import HloOp, Trace
 from tests.advice.trace.host_jobs import found
 from tests.records import replace
 from tests.trace.build import Builder
@@ -66,6 +67,15 @@ def test_each_compilation_counts_once(inner):
     assert f.evidence["retracings_count"] == 11 == f.evidence["compilations_count"]
 
 
+def loop(names: Sequence[str], count: int, period: float, apart: float, length: float) -> Trace:
+    """So many times these calls, one after the other."""
+    b = Builder(gpus=0)
+    for i in range(count):
+        for k, name in enumerate(names):
+            b.host(f"PjitFunction({name})", i * period + k * apart, length)
+    return b.build()
+
+
 def eager(ops: int = 60, *, jitted: bool = True, steps: int = 12, logs: int = 0, gpus: int = 0) -> Builder:
     """Optax outside of jit: the gradient's function, then JAX's own ops one by one, each call recorded twice."""
     b = Builder(gpus=gpus)
@@ -116,11 +126,7 @@ def test_calls_that_a_step_makes_at_once_are_one_step(calls, missing):
 
 def test_calls_in_groups_and_for_each_layer():
     """Spread evenly over a step that Python runs op by op: the step is the period of all calls."""
-    b = Builder(gpus=0)
-    for i in range(12):
-        for k, name in enumerate((*["layer", "dot_general", "tanh"] * 12, "subtract", "multiply")):
-            b.host(f"PjitFunction({name})", i * 8_000.0 + k * 210, 150)
-    steps = find_steps(b.build())
+    steps = find_steps(loop((*["layer", "dot_general", "tanh"] * 12, "subtract", "multiply"), 12, 8_000, 210, 150))
     assert steps is not None and steps.times.anchor == "a loop of JAX's own ops"
     assert steps.count == 11 and steps.times.median_s == pytest.approx(8e-3)
     places = np.cumsum([1, 1, 1, 100, 1, 100, 1, 1, 1, 1, 100, 100, 1, 1, 100])
@@ -161,23 +167,14 @@ def test_lines_that_run_the_ops_one_by_one_are_no_work_beside_the_model():
 
 
 def test_a_loop_of_jaxs_own_ops_is_the_step_where_it_repeats():
-    b = Builder(gpus=0)
     ops = ("dot", "add", "tanh", "dot", "log_softmax", "transpose", "multiply", "subtract", "multiply", "subtract")
-    for i in range(20):
-        for k, name in enumerate(ops):
-            b.host(f"PjitFunction({name})", i * 1_000 + k * 80, 60)
-    steps = find_steps(b.build())
+    steps = find_steps(loop(ops, 20, 1_000, 80, 60))
     assert steps is not None and steps.count == 19 and steps.times.median_s == pytest.approx(1e-3)
-    b = Builder(gpus=0)  # one op of JAX's own in a loop is its step
-    for i in range(20):
-        b.host("PjitFunction(matmul)", i * 1_000, 900)
-    steps = find_steps(b.build())
+    steps = find_steps(loop(("matmul",), 20, 1_000, 0, 900))
     assert steps is not None and steps.times.anchor == "a loop of JAX's own ops" and steps.count == 19
-    b = Builder(gpus=0)  # eager ops that do not repeat are no steps
-    names = random.Random(3)
-    for k in range(400):
-        b.host(f"PjitFunction({names.choice(['add', 'multiply', 'sqrt', 'sum'])})", k * 100, 60)
-    assert find_steps(b.build()) is None and find_steps(eager(jitted=False, logs=5).build()) is None
+    never_again = random.Random(3).choices(["add", "multiply", "sqrt", "sum"], k=400)
+    for job in (loop(never_again, 1, 0, 100, 60), eager(jitted=False, logs=5).build()):
+        assert find_steps(job) is None
 
 
 @pytest.mark.parametrize(("ops", "fires"), [(12, False), (24, True)])
