@@ -145,6 +145,8 @@ def search_goes_through_all_hits_in_order(timeline: Timeline, plain: Plain, q: Q
 @settings(max_examples=80)
 @given(_traces, _questions, st.booleans())
 @example(([], [((1, 1), "python", "Iterator::Map"), ((1, 2), "python", "Iterator::Map")]), Question(1), True)
+@example(([], [((1, 9), "python", "outer"), ((2, 3), "python", "inner")]), Question(5), False)
+@example(([], [((1, 9), "python", "outer"), ((2, 3), "python", "inner")]), Question(text="outer\n"), False)
 def test_every_answer_is_the_plain_truth(events, question, small):
     """``small``: hardly a name is kept, and those that a search finds are looked up and not compared one by one."""
     with patch.multiple(module, _NAMES_KEPT=1 if small else 99, _COMPARED_NAMES=0 if small else 8):

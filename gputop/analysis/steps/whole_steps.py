@@ -138,12 +138,13 @@ def _count_warm_up(bounds: I64, most: int | None) -> int:
 # The steps by their kernels, where the host runs ahead of the GPU: its calls then show no step time.
 #
 # 0. The last steps are left out where the recording ended before the GPU began them, or did all that it does in
-# others: a host that had been held up fills the queue of launches at once, which may hold seconds of work. (PyTorch,
-# H200: 17 steps of 84.8 ms launched in 2.5 ms each.) 1. A step runs from the begin of the first kernel launched in it
-# to that of the first kernel launched after it; the last one ends with its own last kernel, if no other begins before.
+#    others: a host that had been held up fills the queue of launches at once, which may hold seconds of work. (PyTorch,
+#    H200: 17 steps of 84.8 ms launched in 2.5 ms each.)
+# 1. A step runs from the begin of the first kernel launched in it to that of the first kernel launched after it; the
+#    last one ends with its own last kernel, if no other begins before.
 # 2. The host is ahead where these steps together take ``_AHEAD_FACTOR`` times as long as the host's calls for them.
-# The smaller factor does where the kernels of every step begin a step late or more: then the GPU never waits for the
-# host. 3. Steps by kernels that are uneven are none: other threads launch the kernels of a step after its call.
+#    The smaller factor does where the kernels of every step begin a step late or more: then the GPU never waits for it.
+# 3. Steps by kernels that are uneven are none: other threads launch the kernels of a step after its call.
 
 # gputop's own figures; a queue that is merely deep keeps the same pace.
 _FEWEST = 2  # of several steps that the GPU must have done

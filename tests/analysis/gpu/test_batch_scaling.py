@@ -39,6 +39,8 @@ def test_kernels_that_leave_sms_idle() -> None:
     assert own.few_blocks == (FewBlocks("norm", 64, pytest.approx(100e-6), 1.0),
                               FewBlocks("short", 33, pytest.approx(8e-6), 1.0),
                               FewBlocks("wgrad_small", 8, pytest.approx(5e-6), 1.0))
+    assert scaling(job((100, 80, "gemm", shape(3 * SMS)))).last_wave_s == pytest.approx(80e-6 * (1 - 1.5 / 2))
+    assert scaling(job((100, 80, "ApplyAdamKernel", shape(3 * SMS)))).last_wave_s is None  # follows the weights
 
 
 def test_without_shapes_or_sms_grids_are_not_judged() -> None:

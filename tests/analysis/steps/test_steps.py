@@ -9,16 +9,17 @@ from tests.records import replace
 from tests.trace.build import Builder, keras_steps
 
 
-def test_keras2_markers_win_and_evaluation_ends_a_step():
+def test_keras2_markers_of_training_win_and_longer_ones_of_evaluation_end_a_step():
     b = Builder(gpus=0)
     for i in range(5):
         b.host("train", i * 100, 90, step_num=i, _r=1)
-    b.host("test", 520, 50, step_num=0, _r=1)
+    for i in range(20):
+        b.host("test", 520 + i * 100, 95, step_num=i, _r=1)
     keras_steps(b, 5, 100, 80)
     steps = find_steps(b.build())
     assert steps is not None and "train" in steps.times.anchor and steps.times.confidence == "high"
-    assert steps.count == 5
-    assert steps.bounds_ns[-1] == (400_000, 520_000)
+    assert steps.count == 5 and steps.bounds_ns[-1] == (400_000, 520_000)
+    assert steps.times.phase == "training" and "evaluation" in steps.times.left_out_s
 
 
 def test_keras3_calls_reach_to_the_next_call_and_the_last_is_left_out():
@@ -215,7 +216,7 @@ def test_a_kernel_sequence_that_repeats_begins_after_its_widest_gap():
     step = ["first", *(f"layer{i % 4}" for i in range(16)), "update"]
     steps = find_steps(_sequence((step * 7)[5:]).build())  # cut into in the middle of a step
     assert steps is not None and steps.times.confidence == "low" and "18 kernels" in steps.times.anchor
-    assert steps.call_ends_ns == ()
+    assert steps.call_ends_ns == () and steps.bounds_ns[0] == (180_000, 410_000)
     assert steps.times.mean_s == pytest.approx((18 * 10 + 50) * 1e-6)
 
 
@@ -338,16 +339,6 @@ def test_the_ops_of_a_function_or_its_name_tell_its_phase(function, ops, phase):
     notes = evaluation_note(steps.times)
     assert bool(notes) == (phase in ("evaluation", "prediction"))
     assert all("not training" in note.message for note in notes)
-
-
-def test_markers_of_training_win_over_longer_ones_of_evaluation():
-    b = Builder(gpus=0)
-    for i in range(3):
-        b.host("train", i * 100, 40, step_num=i)
-    for i in range(20):
-        b.host("test", 300 + i * 100, 90, step_num=i)
-    steps = find_steps(b.build())
-    assert steps.times.phase == "training" and steps.count == 3 and "evaluation" in steps.times.left_out_s
 
 
 def test_the_only_training_step_of_a_window_does_not_stand_for_it():

@@ -1,0 +1,31 @@
+"""What covers the columns of a row, counted by hand."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+import pytest
+
+from gputop.timeline.coverage import Coverage
+from gputop.timeline.file_layout import Description
+from gputop.timeline.model import KINDS
+
+COMPUTE, H2D = KINDS.index("compute"), KINDS.index("h2d")
+TRACKS = [[(10, 35)], [(10, 22), (29, 35)], [(22, 29)], []]
+
+
+def test_the_kind_that_covers_most_of_a_column_is_shown_and_a_time_runs_since_the_begin_of_its_span() -> None:
+    """Row 0 computes 10-22 and 29-35 and copies in between; row 1 has nothing."""
+    spans = np.array([span for track in TRACKS for span in track], np.int64)
+    before = [sum(end - start for start, end in track[:i]) for track in TRACKS for i in range(len(track))]
+    coverage = Coverage(
+        {"span_start": spans[:, 0], "span_end": spans[:, 1], "span_before": np.array(before, np.int64)},
+        Description((0, 80), (), False, 0, (), (), [], {}, (), (), "step", 0.0, all=[0, 3],
+                    kinds=[[(COMPUTE, 1), (H2D, 2)], [(COMPUTE, 3)]], edges=[0, *accumulate(map(len, TRACKS))]))
+    share, kinds = coverage.picture([0, 1], 0, 50, 5)
+    assert share[0].tolist() == pytest.approx([0, 1, 1, 0.5, 0]) and not share[1].any()
+    assert kinds[0].tolist() == [0, COMPUTE, H2D, COMPUTE, 0] and not kinds[1].any()
+    assert coverage.picture([0], 18, 26, 1)[1].tolist() == [[COMPUTE]], "of equal shares the first"
+    assert [coverage.running_since(0, time) for time in (9, 10, 34, 35)] == [None, 10, 10, None]
+    assert coverage.running_since(1, 20) is None
