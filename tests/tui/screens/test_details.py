@@ -279,6 +279,7 @@ async def test_findings_carry_the_nodes_gpu_numbers_in_the_app() -> None:
     session.capture_ended(replace(session.results.last_capture, analysis=found), session.watch.servers)
     assert next(f for f in session.results.findings if f.id == HEAVY.id).gpus == (3,)
     async with piloted(session) as (app, pilot):
+        assert "The job's GPU 0 is GPU 3 on this node." in text_of(app._actions)
         await pilot.press("r", "enter")
         assert "GPU 0 of the process = GPU 3 of the node" in box_text(app)
     session.capture_ended(replace(session.results.last_capture, analysis=found), 2 * [*session.watch.servers])
