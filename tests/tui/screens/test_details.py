@@ -345,8 +345,8 @@ async def test_the_palette_has_every_key_with_a_sentence_and_runs_it() -> None:
 async def test_keys_of_the_picture_do_nothing_where_it_is_covered() -> None:
     async with piloted(TabledSession()) as (app, pilot):
         await pilot.press("T")
-        screen = app.screen
-        assert isinstance(screen, TablesScreen)
+        assert isinstance(app.screen, TablesScreen)
+        assert next(iter(app.get_system_commands(app.screen))).title == "Next table", "those of the screen come first"
         await pilot.press("m", "space", "left_square_bracket")
         assert app.screen_stack[0].query_one(GpuTable).metric == METRICS[0] and not app.paused
         await pilot.press("question_mark")
