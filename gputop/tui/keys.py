@@ -25,7 +25,7 @@ def key(keys: str, action: str, title: str, sentence: str, footer: bool = False,
 
 
 def up_and_down(what: str) -> list[Binding]:
-    """The keys of a list that select the line above or below: ``what`` it is."""
+    """The keys of a list that select the one above or below; ``what`` a line of it is."""
     return [key("up,k", "move(-1)", "up", f"select the {what} above"),
             key("down,j", "move(1)", "down", f"select the {what} below")]
 
@@ -169,7 +169,7 @@ def key_groups(screen: Screen[Any]) -> Iterator[tuple[str, list[tuple[str, str]]
 
 
 def _rank(binding: Binding) -> int:
-    """Its place among those of the monitor; what Textual and the terminal add comes last."""
+    """Place among the keys of the monitor; what Textual and the terminal add comes last."""
     return _RANKS.get(binding.action, len(_RANKS))
 
 

@@ -279,6 +279,7 @@ async def test_findings_carry_the_nodes_gpu_numbers_in_the_app() -> None:
     session.capture_ended(replace(session.results.last_capture, analysis=found), session.watch.servers)
     assert next(f for f in session.results.findings if f.id == HEAVY.id).gpus == (3,)
     async with piloted(session) as (app, pilot):
+        assert "The job's GPU 0 is GPU 3 on this node." in text_of(app._actions)
         await pilot.press("r", "enter")
         assert "GPU 0 of the process = GPU 3 of the node" in box_text(app)
     session.capture_ended(replace(session.results.last_capture, analysis=found), 2 * [*session.watch.servers])
@@ -344,8 +345,8 @@ async def test_the_palette_has_every_key_with_a_sentence_and_runs_it() -> None:
 async def test_keys_of_the_picture_do_nothing_where_it_is_covered() -> None:
     async with piloted(TabledSession()) as (app, pilot):
         await pilot.press("T")
-        screen = app.screen
-        assert isinstance(screen, TablesScreen)
+        assert isinstance(app.screen, TablesScreen)
+        assert next(iter(app.get_system_commands(app.screen))).title == "Next table", "those of the screen come first"
         await pilot.press("m", "space", "left_square_bracket")
         assert app.screen_stack[0].query_one(GpuTable).metric == METRICS[0] and not app.paused
         await pilot.press("question_mark")
