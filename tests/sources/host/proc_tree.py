@@ -21,9 +21,8 @@ class Ticking:
 
 
 def on_gpus(*pids: int, gpus: int | Sequence[int] = 1) -> list[GpuSample]:
-    held = tuple(
-        GpuProcess(pid, "C", None, Reading(1.0, "bytes"), Reading.missing("ratio", "not sampled yet")) for pid in pids
-    )
+    held = tuple(GpuProcess(pid, "C", None, Reading(1.0, "bytes"), Reading.missing("ratio", "not sampled yet"))
+                 for pid in pids)
     indices = range(gpus) if isinstance(gpus, int) else gpus
     return [GpuSample(GpuInfo(i, f"GPU-{i}", "H100", f"00000000:{0x1B + i:02X}:00.0"), {}, held) for i in indices]
 

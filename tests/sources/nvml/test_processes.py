@@ -101,9 +101,7 @@ def test_a_list_or_an_entry_that_cannot_be_is_no_process(fake: FakeNvml, what: s
 
 @pytest.mark.parametrize("pattern", ["ff", "a5", "random"])
 def test_shares_that_cannot_be_leave_the_processes(fake: FakeNvml, pattern: str) -> None:
-    node = opened(
-        fake, "process 0 10 1000 C 40", f"fault nvmlDeviceGetProcessUtilization 0 1 2 garbage {pattern}"
-    )
+    node = opened(fake, "process 0 10 1000 C 40", f"fault nvmlDeviceGetProcessUtilization 0 1 2 garbage {pattern}")
     (process,) = node.sample().processes
     assert process.memory_bytes.value == 1000 * MIB
     assert "as the list length" in (process.sm_ratio.reason or "")
