@@ -120,8 +120,7 @@ def gpu_curve(ops: StepOps, scenario: Scenario) -> Curve:
         np.minimum(column[name], 1.0, out=column[name])
     column["dynamic_j"] += (
         _SM_W * column["sm_active"] + _TENSOR_W * column["tensor_active"]
-        + _DRAM_W * column["dram_active"] + _FP32_W * column["fp32_active"]
-    )
+        + _DRAM_W * column["dram_active"] + _FP32_W * column["fp32_active"])
     return _integrate(knots, rates)
 
 

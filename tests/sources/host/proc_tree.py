@@ -47,8 +47,7 @@ class ProcTree:
         nspid = "\t".join(map(str, pids or (pid,)))
         files = {
             "stat": stat, "cmdline": cmdline, "cgroup": cgroup.encode(), "environ": environ,
-            "status": f"Name:\tpython\nUid:\t{uid}\t0\t0\t0\nNSpid:\t{nspid}\n".encode(),
-        }
+            "status": f"Name:\tpython\nUid:\t{uid}\t0\t0\t0\nNSpid:\t{nspid}\n".encode()}
         if io is not None:
             files["io"] = b"rchar: 999\nread_bytes: %d\nwrite_bytes: %d\ncancelled_write_bytes: 0\n" % io
         for file, content in files.items():
