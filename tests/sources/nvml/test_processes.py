@@ -53,6 +53,7 @@ def test_a_refused_list_says_why_and_a_refused_graphics_list_is_no_fault(fake: F
     node = opened(fake, "refuse nvmlDeviceGetComputeRunningProcesses_v3 4")
     node.sample()
     assert "permission" in (node.sample(after_s=LIST_PERIOD_S).processes_reason or "")
+    assert fake.calls("nvmlDeviceGetComputeRunningProcesses_v3") == 1
     node = opened(fake, "refuse nvmlDeviceGetGraphicsRunningProcesses_v3 3", "process 0 10 1 C 1")
     sample = node.sample()
     assert sample.processes_reason is None
