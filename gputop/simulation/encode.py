@@ -85,8 +85,7 @@ def events(metadata_id: npt.NDArray[np.integer], offset_ps: I64, duration_ps: I6
         parts = [
             *_number(1, metadata_id[rows]), *_number(2, offset_ps[rows]), *_number(3, duration_ps[rows]),
             *(part for column in columns for part in _stat_parts(column, rows)),
-            *(_same(field_bytes(4, constant), len(offset_ps[rows])) for constant in constant_stats),
-        ]
+            *(_same(field_bytes(4, constant), len(offset_ps[rows])) for constant in constant_stats)]
         length = np.sum([part.length for part in parts], axis=0)
         pieces.append(_join([_same(bytes([4 << 3 | _BYTES]), len(offset_ps[rows])), _varints(length), *parts]))
     return b"".join(pieces)
@@ -167,11 +166,8 @@ class Plane:
 
     def event_stats(self, values: Stats) -> list[bytes]:
         """Stats of one event the way TraceMe metadata ends up: strings by reference, the rest as numbers."""
-        return [
-            stat_ref(self.stat_id(name), self.stat_id(value)) if isinstance(value, str)
-            else stat(self.stat_id(name), value)
-            for name, value in values.items()
-        ]
+        return [stat_ref(self.stat_id(name), self.stat_id(value)) if isinstance(value, str)
+                else stat(self.stat_id(name), value) for name, value in values.items()]
 
     def event(self, name: str, offset_ns: int, duration_ns: int, values: Stats | None = None) -> bytes:
         """One XEvent as the field ``events`` of an XLine."""

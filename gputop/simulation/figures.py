@@ -21,8 +21,7 @@ from gputop.simulation.timeline import CopyEvent, StreamOps
 # Ratios integrate to seconds, bytes to bytes, dynamic power to joules.
 GPU_QUANTITIES = (
     "sm_active", "gr_active", "sm_occupancy", "tensor_active", "dram_active", "fp32_active", "fp16_active",
-    "pcie_rx_bytes", "pcie_tx_bytes", "nvlink_bytes", "dynamic_j",
-)
+    "pcie_rx_bytes", "pcie_tx_bytes", "nvlink_bytes", "dynamic_j")
 HOST_QUANTITIES = ("launch_cpu_s", "write_bytes")
 
 # Watts that full activity of each part adds to the idle board, chosen so that a GPU full of
@@ -121,8 +120,7 @@ def gpu_curve(ops: StepOps, scenario: Scenario) -> Curve:
         np.minimum(column[name], 1.0, out=column[name])
     column["dynamic_j"] += (
         _SM_W * column["sm_active"] + _TENSOR_W * column["tensor_active"]
-        + _DRAM_W * column["dram_active"] + _FP32_W * column["fp32_active"]
-    )
+        + _DRAM_W * column["dram_active"] + _FP32_W * column["fp32_active"])
     return _integrate(knots, rates)
 
 

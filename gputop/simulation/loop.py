@@ -200,8 +200,7 @@ class SimulatedLoop:
                 begun, ended, begin = 0, 0, asks
             end = begin + self.templates[template].body_ns
             following = end + gap[i]
-            steps.append(StepRecord(
-                self._step_number, kind, template, time, asks, begin, end, following, begun, ended))
+            steps.append(StepRecord(self._step_number, kind, template, time, asks, begin, end, following, begun, ended))
             self._step_number += 1
             time = following
         for kind in self._input:
@@ -259,11 +258,8 @@ class SimulatedLoop:
         python = min(max(time_ns - step.start_ns, 0), CALL_NS) + max(0, time_ns - step.end_ns)
         with self._lock:
             made = np.sum([curve.at(time_ns) for curve in self._input.values()], axis=0)
-        return {
-            "launch_cpu_s": float(launch), "write_bytes": float(written),
-            "python_cpu_s": float(before[2] + python / 1e9),
-            "input_s": float(made[0]), "batches": float(made[1]),
-        }
+        return {"launch_cpu_s": float(launch), "write_bytes": float(written), "input_s": float(made[0]),
+                "batches": float(made[1]), "python_cpu_s": float(before[2] + python / 1e9)}
 
     def steps(self, start_ns: int, end_ns: int) -> list[StepRecord]:
         """The steps that overlap that time, in order."""

@@ -165,8 +165,7 @@ class SimulatedNode:
             # A ring and a gather within one switch: what goes out of one GPU comes in at another.
             "nvlink_rx_bytes_per_s": rate["nvlink_bytes"], "nvlink_tx_bytes_per_s": rate["nvlink_bytes"],
             "power_w": power, "temperature_c": round(heat_c), "memory_temperature_c": round(heat_c + _MEMORY_WARMER_C),
-            "sm_clock_hz": _clock_mhz(power) * 1e6,
-        })
+            "sm_clock_hz": _clock_mhz(power) * 1e6})
         # What NVML calls utilization, of the GPU and of a process: the share of time in which any kernel ran.
         coarse = readings["gpu_util"] = Reading(readings["gr_active"].value, RATIO, SOURCE, coarse=True)
         process = GpuProcess(self.pids[gpu], "C", None, _PROCESS_MEMORY, coarse)
@@ -191,8 +190,7 @@ class SimulatedNode:
             "disk_read_bytes_per_s": dataset - from_network,
             "disk_write_bytes_per_s": rate["write_bytes"],
             "net_rx_bytes_per_s": from_network,
-            "net_tx_bytes_per_s": from_network * _ACK_SHARE + rate["batches"] * _LOG_BYTES_PER_BATCH,
-        })
+            "net_tx_bytes_per_s": from_network * _ACK_SHARE + rate["batches"] * _LOG_BYTES_PER_BATCH})
         busy = [rate["python_cpu_s"], *[rate["launch_cpu_s"] / GPU_COUNT] * GPU_COUNT,
                 *[rate["input_s"]] * scenario.job.input_workers]  # a thread each
         job = [(pid, USER, command, cores / len(self.commands), self.job_memory_bytes() // len(self.commands))

@@ -134,8 +134,7 @@ _ALL = (
                 "gpu0_extra_ms": 0.0, "gpu0_extra_kernels": 0, "gather_mb": 0.0, "gpu0_memory": 0.0,
                 "compute_ms": 150.0 + 140.0 / GPU_COUNT}, {"steps_per_epoch": 290}),
             Fix("the confusion matrix is computed once per epoch", {"gap_ms": 2.5}, {"steps_per_epoch": 380}),
-            Fix("gradients are summed during the backward pass", {"comm_overlap": True}, {"steps_per_epoch": 430}),
-        )),
+            Fix("gradients are summed during the backward pass", {"comm_overlap": True}, {"steps_per_epoch": 430}))),
     Scenario(
         id="slow-checkpoint",
         title="All GPUs wait for a checkpoint every 120 steps",

@@ -74,10 +74,8 @@ def _no_such_gpu(where: str, item: str, present: Sequence[GpuInfo]) -> GputopErr
     if without_uuid and not _RANGE.fullmatch(item):
         labels = " or ".join(info.label for info in without_uuid)
         message = f"{where} matches none of the GPUs that respond. It may be GPU {labels}, which does not respond."
-    return GputopError(
-        message,
-        f"This node has {listing}. Use indices, ranges (2-3), UUIDs, MIG instance labels (0:1) or {VISIBLE!r}.",
-        EXIT_USAGE)
+    return GputopError(message, f"This node has {listing}. Use indices, ranges (2-3), UUIDs, MIG instance labels (0:1) "
+                                f"or {VISIBLE!r}.", EXIT_USAGE)
 
 
 def _visible(present: Sequence[GpuInfo], environ: Mapping[str, str]) -> set[str]:
@@ -105,10 +103,8 @@ def _visible(present: Sequence[GpuInfo], environ: Mapping[str, str]) -> set[str]
             break
         chosen |= matched
     if not chosen:
-        raise GputopError(
-            f"CUDA_VISIBLE_DEVICES={value!r} hides all GPUs of this node.",
-            "Set the variable as in the job, or select GPUs by index or UUID with --gpus.",
-            EXIT_NO_DATA)
+        raise GputopError(f"CUDA_VISIBLE_DEVICES={value!r} hides all GPUs of this node.", "Set the variable as in the "
+                          "job, or select GPUs by index or UUID with --gpus.", EXIT_NO_DATA)
     whole = [info for info in present if info.mig is None]
     by_speed = environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
     models = {info.name for info in whole if not _lacks_uuid(info)}

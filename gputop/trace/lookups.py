@@ -237,8 +237,7 @@ def detect_framework(trace: Trace) -> str:
         ("pytorch", r".*\b(?:at::native|at::cuda|at::BatchNorm|c10)::|_ZN2at6native|.*PyTorchMemEffAttention|"
                     r".*\bpytorch_flash::|triton_(?:poi|per|red|tem|for)_fused"),
         ("jax", r".*\bjax(?:lib)?::"),
-        ("tensorflow", r".*\btensorflow::|_ZN10tensorflow|\w+_GPU_DT_\w+_kernel"),
-    ):
+        ("tensorflow", r".*\btensorflow::|_ZN10tensorflow|\w+_GPU_DT_\w+_kernel")):
         if name_mask(trace, pattern).any():
             return framework
     return "unknown"

@@ -206,8 +206,7 @@ class HostEngine:
             for client in list(self.clients)
             for group, fields in list(client.watches)
             for kind, entity in client.groups.get(group, ())
-            for i in client.field_groups.get(fields, ("", ()))[1]
-        }
+            for i in client.field_groups.get(fields, ("", ()))[1]}
         return own | self.others
 
     def update(self) -> None:

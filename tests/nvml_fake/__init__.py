@@ -30,12 +30,8 @@ def build(folder: Path) -> Path:
         raise RuntimeError("the NVML tests compile a fake driver library: install gcc (or set CC)")
     library = folder / SONAME
     command = [compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-Wl,-soname,{SONAME}"]
-    done = subprocess.run(
-        [*command, "-o", str(library), *map(str, _SOURCES), "-lm", "-lpthread"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = subprocess.run([*command, "-o", str(library), *map(str, _SOURCES), "-lm", "-lpthread"],
+                          capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the fake NVML does not compile:\n{done.stderr}")
     return library

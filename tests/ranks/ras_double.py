@@ -67,8 +67,7 @@ def as_json(job: Job) -> bytes:
                       for r in own.here],
             "missing_ranks": [{**place(own, r), "status": {"unresponsive": True, "considered_dead": False}}
                               for r in sorted(own.gone)]} for own in (job, *job.more)],
-        "ras": {"collection_time_sec": 0.004, "timeouts_count": len(job.gone)},
-    }
+        "ras": {"collection_time_sec": 0.004, "timeouts_count": len(job.gone)}}
     text = json.dumps(document, indent=2) + "\n"
     if job.number() < (2, 29, 2):  # no comma after a missing rank's "nvml_dev"
         head, missing, tail = text.partition('"missing_ranks": [')

@@ -51,7 +51,7 @@ def test_a_rank_that_is_stopped_is_not_counted_with_those_that_wait() -> None:
     assert text[0] == "rank 1 (pid 101) is stopped (SIGSTOP or a debugger): kill -CONT 101."
     assert text[1].startswith("2 ranks in wrapper → all_reduce at train.py:112, 1 rank in ")
     assert text[1].endswith("(stopped).") and not any("3 ranks" in line for line in text)
-    assert not any(line.startswith("Look at") for line in text)
+    assert not any(line.startswith("Check ") for line in text)
     assert [p.pid for p in odd_ones(group(ranks))] == [101]
 
 

@@ -89,10 +89,8 @@ def test_what_cannot_be_read_is_the_problem_of_its_process(process: subprocess.P
 
 
 @pytest.mark.parametrize(("script", "message"), [
-    ("sleep 100", "did not finish"), ("yes", "more than"), ("echo '[{'", "damaged"), ("echo broken >&2; exit "
-                                                                                      "3", "broken"),
-    ("kill -9 $$", "could not read"),
-])
+    ("sleep 100", "did not finish"), ("yes", "more than"), ("echo '[{'", "damaged"),
+    ("echo broken >&2; exit 3", "broken"), ("kill -9 $$", "could not read")])
 def test_a_py_spy_that_misbehaves_is_ended(script: str, message: str, tmp_path: Path,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "py-spy"

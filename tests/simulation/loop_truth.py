@@ -54,5 +54,4 @@ def loop_truth(loop: SimulatedLoop, start_ns: int, end_ns: int) -> LoopTruth:
         transfer_s=int(np.sum([ops.transfer_ns.sum() for ops in gpus[0]])) * per_step,
         h2d_s=tuple(sum(c.end - c.start for ops in own for c in ops.copies if c.copy.way == "H2D") * per_step
                     for own in gpus),
-        kernels=tuple(sum(len(ops.compute.row) for ops in own) // len(steps) for own in gpus),
-    )
+        kernels=tuple(sum(len(ops.compute.row) for ops in own) // len(steps) for own in gpus))

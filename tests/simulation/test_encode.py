@@ -26,8 +26,7 @@ def test_events_by_the_column_read_back_as_written(rows: int) -> None:
     data = events(
         ids, offset, duration,
         [StatColumn(7, UINT, correlation), StatColumn(8, REF, reference), StatColumn(9, INT, used)],
-        [stat(3, "$$1"), stat(4, 0.25), stat(5, -2)],
-    )
+        [stat(3, "$$1"), stat(4, 0.25), stat(5, -2)])
     line = _line(data)
     assert len(line.events) == rows
     for i in {0, rows // 2, rows - 1}:

@@ -130,8 +130,7 @@ def test_what_each_scenario_is_about(loop: SimulatedLoop) -> None:
         "slow-checkpoint": truth.compute_s[1] / truth.step_s > 0.95,  # while it trains
         "launch-bound": truth.compute_s[1] / truth.step_s < 0.15,
         "three-causes": 1.6 < ratio < 2.0 and truth.compute_s[0] / truth.step_s < 0.8,
-        "slow-callback": truth.compute_s[1] / truth.step_s < 0.65 and truth.input_wait_ratio < 0.05,
-    }
+        "slow-callback": truth.compute_s[1] / truth.step_s < 0.65 and truth.input_wait_ratio < 0.05}
     assert expected[loop.scenario.id]
     if loop.scenario.id not in ("gpu0-oversubscribed", "three-causes"):
         assert ratio == pytest.approx(1, abs=0.02)

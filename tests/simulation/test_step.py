@@ -79,8 +79,7 @@ def test_phases_wait_for_each_other(loop: SimulatedLoop) -> None:
             done = np.concatenate((end, ops.collectives.end, copies["H2D"][:, 1], copies["P2P"][:, 1]))
             for earlier, later in (
                 (copies["H2D"][:, 1], start[forward]), (end[forward], start[backward]),
-                (np.concatenate((end[backward], ops.collectives.end)), start[apply]), (done, copies["D2H"][:, 0]),
-            ):
+                (np.concatenate((end[backward], ops.collectives.end)), start[apply]), (done, copies["D2H"][:, 0])):
                 if len(earlier) and len(later):
                     assert earlier.max() <= later.min()
             if len(done):

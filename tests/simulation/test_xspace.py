@@ -73,16 +73,14 @@ def test_every_launch_has_its_operation_and_comes_before_it(space: Any) -> None:
         gpu = _plane(space, f"/device:GPU:{g}")
         start_ps = {
             _stat(gpu, e, "correlation_id"): line.timestamp_ns * 1000 + e.offset_ps
-            for line in gpu.lines for e in line.events
-        }
+            for line in gpu.lines for e in line.events}
         line, = (x for x in host.lines if any(_stat(host, e, "device_id") == g for e in x.events))
         assert line.name.startswith("tf_Compute/")
         launches = {
             _stat(host, e, "correlation_id"): line.timestamp_ns * 1000 + e.offset_ps + (
                 # The call of a copy to pageable memory lasts as long as the copy.
                 0 if "dst:pageable" in (_stat(host, e, "memcpy_details") or "") else e.duration_ps)
-            for e in line.events if _stat(host, e, "device_id") == g
-        }
+            for e in line.events if _stat(host, e, "device_id") == g}
         assert len(start_ps) == sum(len(x.events) for x in gpu.lines)  # unique
         both = launches.keys() & start_ps.keys()
         assert len(both) > 0.6 * len(start_ps)

@@ -54,14 +54,12 @@ def test_an_item_that_names_nothing_is_wrong_usage(item: str) -> None:
 def test_a_gpu_that_does_not_respond_may_be_the_one_with_that_uuid() -> None:
     assert labels("GPU-bb", present=SILENT) == ["2"]
     assert labels("3", present=SILENT) == ["3"]
-    with pytest.raises(GputopError, match="may be GPU 3, which does not respond"):
-        labels("GPU-cc", present=SILENT)
+    for item, message in (("GPU-cc", "may be GPU 3, which does not respond"), ("7", "--gpus 7: there is no such GPU"),
+                          ("index", "--gpus index")):
+        with pytest.raises(GputopError, match=message):
+            labels(item, present=SILENT)
     with pytest.raises(GputopError, match=r"CUDA_VISIBLE_DEVICES=GPU-cc matches none .* GPU 3"):
         visible("GPU-cc", present=SILENT)
-    with pytest.raises(GputopError, match="--gpus 7: there is no such GPU"):
-        labels("7", present=SILENT)
-    with pytest.raises(GputopError, match="--gpus index"):
-        labels("index", present=SILENT)
 
 
 @pytest.mark.parametrize(("value", "expected"), [

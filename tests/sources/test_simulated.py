@@ -14,16 +14,8 @@ from gputop.sources.simulated import BACKFILL_S, SimulatedSource
 NOW = 1_790_000_000.25
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def _open(scenario: str = "gpu0-oversubscribed", *gpus: str) -> SimulatedSource:
-    source = SimulatedSource(scenario, gpus=gpus, clock=_Clock())
+    source = SimulatedSource(scenario, gpus=gpus, clock=lambda: NOW)
     source.open()
     return source
 

@@ -40,8 +40,7 @@ class Builder:
         self._device.append({
             "gpu": gpu, "start": start, "length": length, "name": name, "kind": kind, "launch": launch,
             "launch_length": launch_length, "size": size, "src": src, "dst": dst, "stream": stream, "op": op,
-            "shape": shape, "thread": thread or f"launch {gpu}",
-        })
+            "shape": shape, "thread": thread or f"launch {gpu}"})
         return self
 
     def host(self, name: str, start: float, length: float, /, line: str = "python", **stats: Any) -> Builder:
@@ -100,8 +99,7 @@ class Builder:
         h = HostEvents(
             np.array([lines[-1, e[1]] for e in host], np.int32), np.array([names[e[0]] for e in host], np.int32),
             np.array([ns(e[2]) for e in host], np.int64), np.array([ns(e[2]) + ns(e[3]) for e in host], np.int64),
-            {k: (np.array(r, np.int64), np.array(v, np.int64)) for k, (r, v) in stats.items()},
-        )
+            {k: (np.array(r, np.int64), np.array(v, np.int64)) for k, (r, v) in stats.items()})
         memory.sort(key=lambda m: m["time"])
 
         def column(key: str, dtype: type = np.int64) -> npt.NDArray:
@@ -113,14 +111,12 @@ class Builder:
             column("in_use"), column("available"), column("peak"),
             np.array([-1 if m["op"] is None else names[m["op"]] for m in memory], np.int32),
             is_free=column("free", bool), allocation_bytes=column("size"),
-            address=column("address"), fragmentation=column("fragmentation", float),
-        )
+            address=column("address"), fragmentation=column("fragmentation", float))
         return Trace(
             format=self.format, paths=["synthetic"], hosts=list(self.hosts), names=list(names),
             lines=[Line(self.hosts[0], gpu, name) for gpu, name in lines],
             gpus=[TraceGpu(self.hosts[0], g) for g in range(self.gpus)], device=d, host=h, allocator=a,
-            launch_shapes=list(shapes),
-        )
+            launch_shapes=list(shapes))
 
 
 def ns(us: float) -> int:

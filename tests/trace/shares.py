@@ -36,5 +36,4 @@ def shares(trace: Trace, gpu: int) -> dict[str, float]:
     return {
         "window": window / 1e6, "busy": percent(kind >= 0), "compute": percent(compute), "comm": percent(comm),
         "exposed": percent(compute | comm) - percent(compute), "copies": percent(kind >= Kind.H2D),
-        "delay": float(np.median((d.start_ns - d.launch_end_ns)[launched])) / 1e3,
-    }
+        "delay": float(np.median((d.start_ns - d.launch_end_ns)[launched])) / 1e3}

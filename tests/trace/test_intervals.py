@@ -74,8 +74,7 @@ def test_set_operations(a, b):
     for spans, expected in (
         (merge(x, y), plain(a) | plain(b)),
         (intersect(x, y), plain(a) & plain(b)),
-        (subtract(x, y), plain(a) - plain(b)),
-    ):
+        (subtract(x, y), plain(a) - plain(b))):
         assert is_normal(spans) and instants(spans) == expected
 
 

@@ -173,8 +173,7 @@ INSTANCE_METRICS = frozenset(
 _FIELDS = (*PROFILING, *FAST, *LINK, *SLOW)
 BY_METRIC: dict[str, tuple[DcgmField, ...]] = {
     metric: tuple(field for field in _FIELDS if field.metric == metric)
-    for metric in dict.fromkeys(field.metric for field in _FIELDS)
-}
+    for metric in dict.fromkeys(field.metric for field in _FIELDS)}
 
 
 def is_profiling(field_id: int) -> bool:

@@ -178,8 +178,7 @@ class _DcgmGpu:
         readings = {
             metric: dcgm_reading(snapshot, self.key, metric) if metric in fields.INSTANCE_METRICS
             else samples.missing_of(metric, board, fields.SOURCE)
-            for metric in (*fields.BY_METRIC, "pcie_max_bytes_per_s")
-        }
+            for metric in (*fields.BY_METRIC, "pcie_max_bytes_per_s")}
         self._xids_reason = board
         return samples.GpuSample(self.info, readings, (), _NO_PROCESSES, (), board, xids_reason=board)
 

@@ -73,8 +73,7 @@ class RdmaPorts:
             "rdma_max_bytes_per_s": reading_of("rdma_max_bytes_per_s", float(rate[1]) * 1e9 / 8, SOURCE) if rate else (
                 missing_of("rdma_max_bytes_per_s", "the kernel does not report the rate of this port", SOURCE)),
             "rdma_rx_bytes_per_s": self._rate(port, "rdma_rx_bytes_per_s", "port_rcv_data"),
-            "rdma_tx_bytes_per_s": self._rate(port, "rdma_tx_bytes_per_s", "port_xmit_data"),
-        }
+            "rdma_tx_bytes_per_s": self._rate(port, "rdma_tx_bytes_per_s", "port_xmit_data")}
         again = [_count(f"{port.folder}/hw_counters/{name}") for name in _RETRANSMITS]
         counts = [count for count in again if isinstance(count, int)]
         reasons = [reason for reason in again if isinstance(reason, str)]

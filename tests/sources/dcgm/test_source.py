@@ -78,8 +78,7 @@ def test_every_field_in_the_unit_of_its_metric(node: Node) -> None:
         "ecc_corrected": 5, "ecc_uncorrected": 1, "ecc_uncorrected_lifetime": 2, "rows_remapped": 7,
         "row_remap_failed": 0, "row_remap_pending": 1, "sm_active": 0.44, "sm_occupancy": 1.0,
         "pcie_tx_bytes_per_s": 12e6, "pcie_rx_bytes_per_s": 34e6,
-        "pcie_max_bytes_per_s": 16e9 * 128 / 130 / 8 * 16,
-    }
+        "pcie_max_bytes_per_s": 16e9 * 128 / 130 / 8 * 16}
     for metric, value in expected.items():
         assert sample[metric].value == pytest.approx(value), metric
         assert sample[metric].source == "DCGM" and sample[metric].unit == GPU_METRICS[metric].unit

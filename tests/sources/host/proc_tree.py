@@ -21,9 +21,8 @@ class Ticking:
 
 
 def on_gpus(*pids: int, gpus: int | Sequence[int] = 1) -> list[GpuSample]:
-    held = tuple(
-        GpuProcess(pid, "C", None, Reading(1.0, "bytes"), Reading.missing("ratio", "not sampled yet")) for pid in pids
-    )
+    held = tuple(GpuProcess(pid, "C", None, Reading(1.0, "bytes"), Reading.missing("ratio", "not sampled yet"))
+                 for pid in pids)
     indices = range(gpus) if isinstance(gpus, int) else gpus
     return [GpuSample(GpuInfo(i, f"GPU-{i}", "H100", f"00000000:{0x1B + i:02X}:00.0"), {}, held) for i in indices]
 
@@ -48,8 +47,7 @@ class ProcTree:
         nspid = "\t".join(map(str, pids or (pid,)))
         files = {
             "stat": stat, "cmdline": cmdline, "cgroup": cgroup.encode(), "environ": environ,
-            "status": f"Name:\tpython\nUid:\t{uid}\t0\t0\t0\nNSpid:\t{nspid}\n".encode(),
-        }
+            "status": f"Name:\tpython\nUid:\t{uid}\t0\t0\t0\nNSpid:\t{nspid}\n".encode()}
         if io is not None:
             files["io"] = b"rchar: 999\nread_bytes: %d\nwrite_bytes: %d\ncancelled_write_bytes: 0\n" % io
         for file, content in files.items():

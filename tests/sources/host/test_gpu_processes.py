@@ -39,12 +39,10 @@ def child(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         "print(worker.pid, flush=True)\n"
         "sys.stdin.read()\n"
         "worker.kill()\n"
-        "worker.wait()\n"
-    )
+        "worker.wait()\n")
     process = subprocess.Popen(
         [sys.executable, "-c", script, "train\x1b[31m.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "1,3", "NVIDIA_VISIBLE_DEVICES": "all"},
-    )
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "1,3", "NVIDIA_VISIBLE_DEVICES": "all"})
     yield process
     process.stdin.close()
     process.stdout.close()
@@ -104,16 +102,14 @@ def test_what_a_real_child_wrote_is_its_parents_once(tmp_path: Path, ticking: Ti
         "sys.stdin.readline()\n"
         f"os.write(fd, b'x' * {written})\n"
         "print('written', flush=True)\n"
-        "sys.stdin.readline()\n"
-    )
+        "sys.stdin.readline()\n")
     script = (
         "import subprocess, sys\n"
         f"child = subprocess.Popen([sys.executable, '-c', {writer!r}, sys.argv[1]])\n"
         "print('on', flush=True)\n"
         "child.wait()\n"
         "print('collected', flush=True)\n"
-        "sys.stdin.readline()\n"
-    )
+        "sys.stdin.readline()\n")
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "file")], stdin=subprocess.PIPE,
                                stdout=subprocess.PIPE)
     assert process.stdin is not None and process.stdout is not None

@@ -81,8 +81,7 @@ def test_hidepid_hides_other_users_processes() -> None:
         "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
         "import tests.sources.host.proc_tree\n"
         "os.setresgid(65534, 65534, 65534)\n"
-        "os.setresuid(65534, 65534, 65534)\n"
-    )
+        "os.setresuid(65534, 65534, 65534)\n")
     hidden, itself = ask_inside(1, 3, before=before)
     assert hidden["reason"] == hp.HIDDEN
     assert itself["reason"] is None and itself["command"] is not None

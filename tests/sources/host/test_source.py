@@ -45,8 +45,7 @@ class MadeUp:
         self.root, self.ticking = root, Ticking()
         self.psutil = FakePsutil(
             disks={"vda": Disk(1000, 0), "vda1": Disk(1000, 0), "dm-0": Disk(1000, 0)},
-            cards={"lo": Net(10**9, 10**9), "eth0": Net(500, 100), "bond0": Net(500, 100)},
-        )
+            cards={"lo": Net(10**9, 10**9), "eth0": Net(500, 100), "bond0": Net(500, 100)})
         for folder in ("block/vda", "class/net/eth0"):
             (root / "sys" / folder / "device").mkdir(parents=True)
         (root / "proc").mkdir()

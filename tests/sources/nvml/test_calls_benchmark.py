@@ -19,8 +19,7 @@ def run(library: Path, *settings: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=60,
-        check=False,
-    )
+        check=False)
 
 
 def test_every_call_is_in_the_table_with_its_result(nvml_library: Path) -> None:

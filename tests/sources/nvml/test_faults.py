@@ -36,8 +36,7 @@ _FIXED = (
     "set util 73", "set memory_used_mib 1024", "set power_w 431", "set temperature 61", "set memory_temperature 71",
     "set sm_active 62.5", "set pcie_tx_mib 100", "set pcie_rx_mib 2000", "set nvlink_tx_mib 3000",
     "set nvlink_rx_mib 4000", "set encoder 11", "set decoder 22", "set ecc_corrected 5", "process 3 10 1000 C 40",
-    "process 0 20 1000 C 40",
-)  # fmt: skip
+    "process 0 20 1000 C 40")
 # Three kinds of node, so that every rung of every ladder is stood on.
 NODES = {
     "Hopper": _FIXED,
@@ -47,14 +46,12 @@ NODES = {
         *(f"refuse {name} 13" for name in (
             "nvmlGpmQueryDeviceSupport", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetCurrentClocksEventReasons",
             "nvmlDeviceGetTemperature", "nvmlDeviceGetComputeRunningProcesses_v3",
-            "nvmlDeviceGetGraphicsRunningProcesses_v3", "field:186", "field:197", "field:198", "field:138",
-        )),
-    ),
-}  # fmt: skip
+            "nvmlDeviceGetGraphicsRunningProcesses_v3", "field:186", "field:197", "field:198", "field:138"))),
+}
 SICK_S, HEALED_S = (0.0, 12.0, 31.0), (31.0, 1.0)  # time before each sample
-# Without these a GPU is no device; what they tell is asked for once.
 # Counters, which a driver that answers NOT_FOUND does not have.
 COUNTERS = {"field:138", "field:139", "field:197", "field:198"}
+# Without these a GPU is no device; what they tell is asked for once.
 OPENING = ("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID")
 # Averages over time of what goes up and down.
 WAVES = ("gr_active", "sm_occupancy", "tensor_active", "dram_active", "fp64_active", "fp32_active", "fp16_active")
@@ -84,11 +81,8 @@ class Node:
         pynvml.nvmlInit()
         for setting in self.more:
             self.fake.change(setting)
-        self.gpus = [
-            NvmlGpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i), info, self.clock, self.clock)
-            for i in range(SICK + 1)
-            for info in [GpuInfo(i, f"GPU-{i}", "H100", "", 5, 16)]
-        ]
+        self.gpus = [NvmlGpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i), GpuInfo(i, f"GPU-{i}", "H100", "", 5, 16),
+                             self.clock, self.clock) for i in range(SICK + 1)]
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -250,8 +244,7 @@ def test_garbage_is_named_with_its_value(fake: FakeNvml) -> None:
     with Node(
         fake, "Hopper", f"fault nvmlDeviceGetUtilizationRates {SICK} 1 1 garbage ff",
         f"fault field:186 {SICK} 1 1 garbage ff", f"fault gpm:2 {SICK} 1 1 garbage ff",
-        f"fault nvmlDeviceGetCurrentClocksEventReasons {SICK} 1 1 garbage ff",
-    ) as node:  # fmt: skip
+        f"fault nvmlDeviceGetCurrentClocksEventReasons {SICK} 1 1 garbage ff") as node:
         node.sample(0.0)
         sick = node.sample(1.0)[SICK]
     assert sick["gpu_util"].reason == "the driver reported an impossible value, 4294967295%"
@@ -263,8 +256,7 @@ def test_garbage_is_named_with_its_value(fake: FakeNvml) -> None:
 @pytest.mark.parametrize(
     "function",
     ["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigMode", "nvmlDeviceGetMigDeviceHandleByIndex",
-     "nvmlDeviceGetMemoryInfo_v2"],
-)  # fmt: skip
+     "nvmlDeviceGetMemoryInfo_v2"])
 def test_garbage_of_a_gpu_in_mig_mode(fake: FakeNvml, healthy: dict[str, Healthy], function: str) -> None:
     settings = (f"set mig 1 {SICK}", f"mig {SICK} 0 9 1g.10gb 9728", f"fault {function} {SICK} 1 1 garbage ff")
     with Node(fake, "Hopper", *settings) as node:

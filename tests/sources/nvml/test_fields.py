@@ -30,14 +30,12 @@ def test_each_metric_of_the_table_is_in_its_unit(fake: FakeNvml) -> None:
     node = Node(
         fake, "gpus 1", "set memory_temperature 71", "set slowdown_temperature 87", "set encoder 11", "set decoder 22",
         "set ecc_corrected 5", "set ecc_uncorrected 2", "set ecc_uncorrected_lifetime 9", "set row_remap_pending 1",
-        "set rows_remapped_corrected 3", "set rows_remapped_uncorrected 4",
-    )  # fmt: skip
+        "set rows_remapped_corrected 3", "set rows_remapped_uncorrected 4")
     sample = node.sample()
     expected = {
         "memory_temperature_c": 71, "temperature_slowdown_c": 87, "encoder_util": 0.11, "decoder_util": 0.22,
         "ecc_corrected": 5, "ecc_uncorrected": 2, "ecc_uncorrected_lifetime": 9, "rows_remapped": 7,
-        "row_remap_pending": 1, "row_remap_failed": 0,
-    }  # fmt: skip
+        "row_remap_pending": 1, "row_remap_failed": 0}
     assert {metric: sample[metric].value for metric in expected} == expected
     assert {m for field in FIELDS for m in field.metrics} <= sample.readings.keys() <= GPU_METRICS.keys()
 

@@ -85,9 +85,7 @@ def test_a_check_that_fails_for_another_reason_ends_nothing(fake: FakeNvml) -> N
 
 
 def test_memory_that_may_not_be_read_is_a_reason_not_the_end(fake: FakeNvml) -> None:
-    node = divided(
-        fake, "refuse nvmlDeviceGetMemoryInfo_v2 13 16", "refuse nvmlDeviceGetMemoryInfo 4 16"
-    )
+    node = divided(fake, "refuse nvmlDeviceGetMemoryInfo_v2 13 16", "refuse nvmlDeviceGetMemoryInfo 4 16")
     sample = node.sample(1, after_s=1, times=3)
     assert sample.state == OK
     assert "no permission" in (sample["memory_used_bytes"].reason or "")

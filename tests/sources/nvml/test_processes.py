@@ -53,6 +53,7 @@ def test_a_refused_list_says_why_and_a_refused_graphics_list_is_no_fault(fake: F
     node = opened(fake, "refuse nvmlDeviceGetComputeRunningProcesses_v3 4")
     node.sample()
     assert "permission" in (node.sample(after_s=LIST_PERIOD_S).processes_reason or "")
+    assert fake.calls("nvmlDeviceGetComputeRunningProcesses_v3") == 1
     node = opened(fake, "refuse nvmlDeviceGetGraphicsRunningProcesses_v3 3", "process 0 10 1 C 1")
     sample = node.sample()
     assert sample.processes_reason is None
@@ -101,9 +102,7 @@ def test_a_list_or_an_entry_that_cannot_be_is_no_process(fake: FakeNvml, what: s
 
 @pytest.mark.parametrize("pattern", ["ff", "a5", "random"])
 def test_shares_that_cannot_be_leave_the_processes(fake: FakeNvml, pattern: str) -> None:
-    node = opened(
-        fake, "process 0 10 1000 C 40", f"fault nvmlDeviceGetProcessUtilization 0 1 2 garbage {pattern}"
-    )
+    node = opened(fake, "process 0 10 1000 C 40", f"fault nvmlDeviceGetProcessUtilization 0 1 2 garbage {pattern}")
     (process,) = node.sample().processes
     assert process.memory_bytes.value == 1000 * MIB
     assert "as the list length" in (process.sm_ratio.reason or "")

@@ -132,8 +132,7 @@ class TestInATrace:
         base, ahead = 1_700_000_000 * 10**9, 250 * MS
         for name, machine, start, end, began in (
             ("a", "a", a_start, a_end, base), ("b", "b", b_start, b_end, base + ahead),
-            ("c", "b", b_start[:3], b_end[:3], base + ahead),
-        ):
+            ("c", "b", b_start[:3], b_end[:3], base + ahead)):
             (tmp_path / f"{name}.xplane.pb").write_bytes(space(machine, start, end, began))
         write_clocks(tmp_path, {"a.xplane.pb": HostClock(0, MS), "b.xplane.pb": HostClock(ahead - 2 * MS, 5 * MS),
                                 "c.xplane.pb": HostClock(ahead + 3 * MS, 5 * MS)})

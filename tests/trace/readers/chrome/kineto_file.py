@@ -31,6 +31,4 @@ def kineto(rank: int = 0, base: int = 0, start: float = 1_700_000_000_000_000.0)
             event("gpu_memset", "Memset (Device)", start + 30, 2, pid=rank, tid=7, device=rank, stream=7,
                   correlation=13, bytes=64),
             event("gpu_user_annotation", "ProfilerStep#7", start, 100, pid=rank, tid=7),
-            event("Trace", "PyTorch Profiler (0)", start, 100, pid="Spans", tid="PyTorch Profiler"),
-        ],
-    }
+            event("Trace", "PyTorch Profiler (0)", start, 100, pid="Spans", tid="PyTorch Profiler")]}

@@ -173,8 +173,7 @@ def test_tensorboard_and_jax_export():
          "args": {"correlation_id": 55}},
         {"ph": "X", "pid": 9, "tid": 4, "ts": 0.0, "dur": 9.0, "name": "train", "args": {"step_num": "3"}},
         {"ph": "X", "pid": 9, "tid": 4, "ts": 0.0, "dur": 9.0, "name": "ThreadpoolListener::StartRegion"},
-        {},
-    ]})
+        {}]})
     d = trace.device
     assert d.kind.tolist() == [Kind.COMPUTE, Kind.D2H]
     assert d.launch_ns.tolist() == [1000, -1]

@@ -18,9 +18,9 @@ from gputop.trace.readers.xspace.reader import read_xspaces
 from gputop.trace.readers.xspace.wire import Quota
 from tests.trace.readers.xspace.reference import Builder
 
-# The training step of a transformer block whose forward pass is computed again (benchmarks/hlo_flops.py --write).
-PROGRAM = gzip.decompress((Path(__file__).parents[3] / "data" / "training_step.hlo.gz").read_bytes())
 DATA = Path(__file__).parents[3] / "data"
+# The training step of a transformer block whose forward pass is computed again (benchmarks/hlo_flops.py --write).
+PROGRAM = gzip.decompress((DATA / "training_step.hlo.gz").read_bytes())
 # By name: FLOPs and the program (benchmarks/hlo_flops.py --products).
 PRODUCTS = json.loads(gzip.decompress((DATA / "products.hlo.json.gz").read_bytes()))
 # Of JAX before and after XLA's optimization for the CPU (benchmarks/hlo_flops.py --blocks).
