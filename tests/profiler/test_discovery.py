@@ -76,11 +76,22 @@ MANY = (
 )
 
 
-def test_ports_that_nobody_answers_at_are_asked_some_at_a_time(monkeypatch):
+@pytest.fixture
+def asked(monkeypatch) -> list[str]:
+    """The addresses that were asked; nobody answers there."""
+    addresses: list[str] = []
+
+    def note(address: str, *_: object, **__: object) -> None:
+        addresses.append(address)
+        raise GputopError("no route")
+
+    monkeypatch.setattr(discovery, "check_http2", note)
+    return addresses
+
+
+def test_ports_that_nobody_answers_at_are_asked_some_at_a_time(asked, monkeypatch):
     """Two thousand of them kept one search busy for two minutes, and the maps were read for each."""
-    asked: list[str] = []
     read: list[int] = []
-    monkeypatch.setattr(discovery, "check_http2", lambda address, *_, **__: _note(asked, address))
     monkeypatch.setattr(discovery, "_mapped_libraries", lambda proc, pid: read.append(pid) or [])
     finder = Finder()
     with serving_process(*MANY, "200") as (running, _):
@@ -90,7 +101,7 @@ def test_ports_that_nobody_answers_at_are_asked_some_at_a_time(monkeypatch):
     assert len({*asked}) == 400 and len(asked) == 3 * 400  # each in its turn, and no more often than before
 
 
-def test_each_user_has_a_turn_and_gputops_own_first(monkeypatch):
+def test_each_user_has_a_turn_and_gputops_own_first(asked, monkeypatch):
     """Whoever opens very many ports delays nobody else's server."""
     finder = Finder()
     ports = {7: range(1000, 3000), 8: range(5), 9: range(10, 13)}
@@ -99,9 +110,7 @@ def test_each_user_has_a_turn_and_gputops_own_first(monkeypatch):
     finder._sockets = {listener: discovery._SocketState((pids[listener.port],)) for listener in listening}
     monkeypatch.setattr(discovery, "effective_uid", lambda pid, proc: {7: 4242, 8: 4343, 9: os.geteuid()}[pid])
     monkeypatch.setattr(discovery, "_mapped_libraries", lambda proc, pid: ["/x/tensorflow/a.so"])
-    asked: list[str] = []
     monkeypatch.setattr(sockets, "arrives_in", lambda *_: True)
-    monkeypatch.setattr(discovery, "check_http2", lambda address, *_, **__: _note(asked, address))
     finder._probe_listeners(listening, named=False)
     of = [pids[int(address.rpartition(":")[2])] for address in asked]
     assert len(asked) == 64 and of.count(8) == 5 and of.count(9) == 3
@@ -361,14 +370,10 @@ def test_container_is_reached_by_its_address(proc, monkeypatch):
     assert (server.framework, server.version) == ("TensorFlow", "2.17.0")
 
 
-def test_container_out_of_reach_is_noted(proc, monkeypatch):
-    def refuse(address: str, *_: object, **__: object) -> None:
-        raise GputopError("no route")
-
+def test_container_out_of_reach_is_noted(proc, asked, monkeypatch):
     monkeypatch.setattr(sockets, "arrives_in", lambda *_: True)
-    monkeypatch.setattr(discovery, "check_http2", refuse)
     found = Finder(proc).find()
-    assert found.servers == ()
+    assert found.servers == () and asked == ["172.17.0.2:6009"]
     assert "process 77 listens on port 6009 inside a container" in found.notes[0] and "no route" in found.notes[0]
 
 
@@ -630,19 +635,12 @@ IPV6_ONLY = (
 )
 
 
-def test_a_server_on_ipv6_only_is_asked_there(monkeypatch):
-    asked: list[str] = []
-    monkeypatch.setattr(discovery, "check_http2", lambda address, *_, **__: _note(asked, address))
+def test_a_server_on_ipv6_only_is_asked_there(asked):
     with serving_process(*IPV6_ONLY) as (running, port):
         if not port:
             pytest.skip("this machine has no IPv6")
         Finder().find([running.pid])
     assert asked == [f"127.0.0.1:{port}", f"[::1]:{port}"]
-
-
-def _note(asked: list[str], address: str) -> None:
-    asked.append(address)
-    raise GputopError("nobody there", "")
 
 
 @pytest.mark.parametrize(("path", "found"), [
