@@ -122,7 +122,7 @@ def test_a_node_without_such_a_rank_says_so(place, tmp_path, monkeypatch):
     (answers(ranks(len(TRACE), began_s=1e29), f"printf '%s' '{TRACE}'; cat"), "an impossible time"),
     (answers("nothing", "exit"), "exited without an answer"),
     ("head -c 20000000 /dev/zero >&2; cat", "printed more than 8 MB"),
-    (answers(ranks(5_000_000_000_000)), "too large"),
+    (answers(ranks(5_000_000_000_000)), "too large"), (answers(ranks(0)), "too large"),
     (answers(ranks(500), "echo '{\"traceEvents\": ['"), "was lost while the node sent its traces"),
     (answers(ranks(500), "head -c 500 /dev/zero; cat"), "sent data that is not a trace"),
     (answers(ranks(19), "printf '%s' '{\"traceEvents\": [], '; cat"), "sent data that is not a trace"),
