@@ -578,7 +578,7 @@ def test_of_another_user_s_process_the_library_itself_is_looked_at(proc, content
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to run a process of another user")
-def test_the_user_of_a_server_is_the_effective_one(tmp_path):
+def test_the_user_of_a_server_is_the_effective_one():
     with asleep(user=12345) as running:
         assert discovery.effective_uid(running.pid) == 12345
 
@@ -662,7 +662,7 @@ def test_paths_made_to_be_slow_are_judged_in_linear_time(tmp_path):
     assert discovery.is_training(7, tmp_path) is False
 
 
-def test_what_a_process_says_of_itself_is_read_within_bounds(tmp_path, monkeypatch):
+def test_what_a_process_says_of_itself_is_read_within_bounds(tmp_path):
     """It may point to any of its memory as its environment or its command (prctl(2), PR_SET_MM_MAP)."""
     (tmp_path / "7").mkdir()
     for name in ("environ", "cmdline"):

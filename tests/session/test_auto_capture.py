@@ -128,7 +128,7 @@ def test_without_a_server_the_dip_is_reported(tmp_path):
     assert auto_capture.count == 0 and "not captured: no profiler server found" in auto_capture.note
 
 
-def test_a_recording_has_none(tmp_path):
+def test_a_recording_has_none():
     from gputop.replay.player import Player
 
     class Replay(Session):

@@ -242,7 +242,7 @@ def test_two_addresses_with_one_host_name_and_port_have_names_of_their_own():
     assert len(set(names)) == 4 and names[1] == f"{names[0]}_2" and names[2] == f"{names[0]}_3"
 
 
-def test_one_server_by_two_addresses_is_captured_once(monkeypatch, logdir):
+def test_one_server_by_two_addresses_is_captured_once(logdir):
     with serving(FakeProfiler()) as (server,):
         port = server.address.rpartition(":")[2]
         found = each_once(recorders_of([(f"127.0.0.1:{port}", None), (f"localhost:{port}", None), ("other:1", None)]))

@@ -159,7 +159,7 @@ def test_memory_that_runs_short_ends_the_recording(logdir, monkeypatch, limits, 
         assert plan.why.startswith(f"ended early, because {cause}")
 
 
-def test_a_slow_hand_over_is_reported(logdir):
+def test_a_slow_hand_over_is_reported():
     assert safe_capture.Cost(8.0, 4.0).text() == (
         "the capture call took 8.0 s to record 4.0 s: the profiler spent 4.0 s collecting the trace, which slowed the "
         "job")
