@@ -187,10 +187,10 @@ def _answers(kernel: socket.socket) -> Iterator[bytes]:
             pos += (length + 3) & ~3
 
 
-def receive(own: socket.socket, most_bytes: int) -> tuple[bytes, tuple[int, int] | None, object]:
+def receive(receiver: socket.socket, most_bytes: int) -> tuple[bytes, tuple[int, int] | None, object]:
     """A datagram, the PID and the user of who sent it, as the kernel tells them (SO_PASSCRED), and the name of their
     socket. Raises OSError."""
-    data, ancillary, _, name = own.recvmsg(most_bytes, socket.CMSG_SPACE(_CREDENTIALS.size))
+    data, ancillary, _, name = receiver.recvmsg(most_bytes, socket.CMSG_SPACE(_CREDENTIALS.size))
     senders = [_CREDENTIALS.unpack(value)[:2] for level, kind, value in ancillary
                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(value) == _CREDENTIALS.size]
     return data, senders[0] if senders else None, name

@@ -42,6 +42,24 @@ def make_xspace(events: int = 3, errors: tuple[str, ...] = (), warnings: tuple[s
     return bytes(space.SerializeToString())
 
 
+Refusal = tuple[grpc.StatusCode, str]
+EMPTY = make_xspace(events=0)
+BUSY: Refusal = (grpc.StatusCode.UNAVAILABLE, "Another profiling session active.")
+GONE: Refusal = (grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+
+def in_turn(*answers: bytes | Refusal) -> Callable[[FakeProfiler, int], None]:
+    """For ``on_call``: the trace or the refusal that answers each call, the last one from then on."""
+    def answer(server: FakeProfiler, number: int) -> None:
+        own = answers[min(number, len(answers) - 1)]
+        if isinstance(own, bytes):
+            server.xspace, server.refuse = own, None
+        else:
+            server.refuse = own
+
+    return answer
+
+
 def varint(number: int) -> bytes:
     out = b""
     while number >= 0x80:
@@ -59,7 +77,7 @@ class FakeProfiler:
     writes_to: Path | None = None  # another disk than the one asked for
     hole_bytes: int = 0  # what it writes goes on with a field of so many bytes that take no room,
     after_hole: bytes = b""  # and then with this
-    refuse: tuple[grpc.StatusCode, str] | None = None
+    refuse: Refusal | None = None
     obeys_terminate: bool = True
     clock_ahead_s: float | None = None  # as TensorFlow 2.21: waits for its start by this clock, and tells the window
     has_service: bool = True

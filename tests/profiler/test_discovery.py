@@ -76,11 +76,22 @@ MANY = (
 )
 
 
-def test_ports_that_nobody_answers_at_are_asked_some_at_a_time(monkeypatch):
+@pytest.fixture
+def asked(monkeypatch) -> list[str]:
+    """The addresses that were asked; nobody answers there."""
+    addresses: list[str] = []
+
+    def note(address: str, *_: object, **__: object) -> None:
+        addresses.append(address)
+        raise GputopError("no route")
+
+    monkeypatch.setattr(discovery, "check_http2", note)
+    return addresses
+
+
+def test_ports_that_nobody_answers_at_are_asked_some_at_a_time(asked, monkeypatch):
     """Two thousand of them kept one search busy for two minutes, and the maps were read for each."""
-    asked: list[str] = []
     read: list[int] = []
-    monkeypatch.setattr(discovery, "check_http2", lambda address, *_, **__: _note(asked, address))
     monkeypatch.setattr(discovery, "_mapped_libraries", lambda proc, pid: read.append(pid) or [])
     finder = Finder()
     with serving_process(*MANY, "200") as (running, _):
@@ -90,7 +101,7 @@ def test_ports_that_nobody_answers_at_are_asked_some_at_a_time(monkeypatch):
     assert len({*asked}) == 400 and len(asked) == 3 * 400  # each in its turn, and no more often than before
 
 
-def test_each_user_has_a_turn_and_gputops_own_first(monkeypatch):
+def test_each_user_has_a_turn_and_gputops_own_first(asked, monkeypatch):
     """Whoever opens very many ports delays nobody else's server."""
     finder = Finder()
     ports = {7: range(1000, 3000), 8: range(5), 9: range(10, 13)}
@@ -99,9 +110,7 @@ def test_each_user_has_a_turn_and_gputops_own_first(monkeypatch):
     finder._sockets = {listener: discovery._SocketState((pids[listener.port],)) for listener in listening}
     monkeypatch.setattr(discovery, "effective_uid", lambda pid, proc: {7: 4242, 8: 4343, 9: os.geteuid()}[pid])
     monkeypatch.setattr(discovery, "_mapped_libraries", lambda proc, pid: ["/x/tensorflow/a.so"])
-    asked: list[str] = []
     monkeypatch.setattr(sockets, "arrives_in", lambda *_: True)
-    monkeypatch.setattr(discovery, "check_http2", lambda address, *_, **__: _note(asked, address))
     finder._probe_listeners(listening, named=False)
     of = [pids[int(address.rpartition(":")[2])] for address in asked]
     assert len(asked) == 64 and of.count(8) == 5 and of.count(9) == 3
@@ -361,14 +370,10 @@ def test_container_is_reached_by_its_address(proc, monkeypatch):
     assert (server.framework, server.version) == ("TensorFlow", "2.17.0")
 
 
-def test_container_out_of_reach_is_noted(proc, monkeypatch):
-    def refuse(address: str, *_: object, **__: object) -> None:
-        raise GputopError("no route")
-
+def test_container_out_of_reach_is_noted(proc, asked, monkeypatch):
     monkeypatch.setattr(sockets, "arrives_in", lambda *_: True)
-    monkeypatch.setattr(discovery, "check_http2", refuse)
     found = Finder(proc).find()
-    assert found.servers == ()
+    assert found.servers == () and asked == ["172.17.0.2:6009"]
     assert "process 77 listens on port 6009 inside a container" in found.notes[0] and "no route" in found.notes[0]
 
 
@@ -573,7 +578,7 @@ def test_of_another_user_s_process_the_library_itself_is_looked_at(proc, content
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to run a process of another user")
-def test_the_user_of_a_server_is_the_effective_one(tmp_path):
+def test_the_user_of_a_server_is_the_effective_one():
     with asleep(user=12345) as running:
         assert discovery.effective_uid(running.pid) == 12345
 
@@ -630,19 +635,12 @@ IPV6_ONLY = (
 )
 
 
-def test_a_server_on_ipv6_only_is_asked_there(monkeypatch):
-    asked: list[str] = []
-    monkeypatch.setattr(discovery, "check_http2", lambda address, *_, **__: _note(asked, address))
+def test_a_server_on_ipv6_only_is_asked_there(asked):
     with serving_process(*IPV6_ONLY) as (running, port):
         if not port:
             pytest.skip("this machine has no IPv6")
         Finder().find([running.pid])
     assert asked == [f"127.0.0.1:{port}", f"[::1]:{port}"]
-
-
-def _note(asked: list[str], address: str) -> None:
-    asked.append(address)
-    raise GputopError("nobody there", "")
 
 
 @pytest.mark.parametrize(("path", "found"), [
@@ -664,7 +662,7 @@ def test_paths_made_to_be_slow_are_judged_in_linear_time(tmp_path):
     assert discovery.is_training(7, tmp_path) is False
 
 
-def test_what_a_process_says_of_itself_is_read_within_bounds(tmp_path, monkeypatch):
+def test_what_a_process_says_of_itself_is_read_within_bounds(tmp_path):
     """It may point to any of its memory as its environment or its command (prctl(2), PR_SET_MM_MAP)."""
     (tmp_path / "7").mkdir()
     for name in ("environ", "cmdline"):

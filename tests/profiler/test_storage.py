@@ -217,7 +217,7 @@ class TestFilesOfServers:
         monkeypatch.setattr(client.time, "monotonic", lambda: float("inf"))
         assert after()
 
-    def test_cleaning_up_happens_in_the_folder_that_was_read(self, disk, run, secret, tmp_path):
+    def test_cleaning_up_happens_in_the_folder_that_was_read(self, disk, run, tmp_path):
         folder = _written(disk).parent
         trace = disk.find("127.0.0.1:1", run)
         folder.rename(tmp_path / "aside")

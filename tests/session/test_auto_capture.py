@@ -13,7 +13,7 @@ from msgspec import structs
 from gputop.analysis.results import Analysis, TraceSummary
 from gputop.core.errors import GputopError
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
-from gputop.profiler.capture.records import CaptureRecord, Server
+from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.session import auto_capture
 from gputop.session.auto_capture import (
     FOLDER,
@@ -94,8 +94,6 @@ def test_seldom_and_not_for_ever(tmp_path, captured):
 
 
 def test_never_beside_another_capture_nor_for_what_that_cost(tmp_path, captured):
-    from gputop.profiler.capture.records import CaptureStatus
-
     session = Fed(AutoCaptureOptions(RULE), tmp_path)
     session.go(120, 0.9)
     session.control.status = CaptureStatus("recording", "a:1", 10.0)
@@ -110,8 +108,6 @@ def test_never_beside_another_capture_nor_for_what_that_cost(tmp_path, captured)
 
 def test_a_dip_just_after_a_capture_is_counted(tmp_path, captured):
     """It is not captured, as the capture itself may have caused it; but it is told."""
-    from gputop.profiler.capture.records import CaptureStatus
-
     session = Fed(AutoCaptureOptions(RULE), tmp_path)
     session.go(120, 0.9, 0.9)
     session.control.status = CaptureStatus("recording", "a:1", 10.0)
@@ -132,7 +128,7 @@ def test_without_a_server_the_dip_is_reported(tmp_path):
     assert auto_capture.count == 0 and "not captured: no profiler server found" in auto_capture.note
 
 
-def test_a_recording_has_none(tmp_path):
+def test_a_recording_has_none():
     from gputop.replay.player import Player
 
     class Replay(Session):
@@ -178,16 +174,11 @@ def test_of_many_workers_few_are_captured(tmp_path, monkeypatch):
     assert (record.path / MARK).is_file() and any("3 of 9 workers" in remark for remark in record.remarks)
 
 
-def test_when_a_trace_begins_is_told_from_its_events():
-    record = CaptureRecord("a:1", Path("x"), 0.0, 10.0, 1.0, analysis=Analysis(trace=TraceSummary(start_s=1001.2)))
-    assert held_before(record, 1000.0) == (
-        "the trace contains nothing before the dip: it starts 1.2 s after the dip",)
-    assert held_before(record, 1001.3) == ()
-
-
-def test_nothing_is_told_of_a_trace_that_does_not_tell_when_it_was():
+def test_when_a_trace_begins_is_told_from_its_events_if_they_tell_it():
     record = CaptureRecord("a:1", Path("x"), 0.0, 10.0, 1.0)
-    assert held_before(record, 1000.0) == ()
+    told = replace(record, analysis=Analysis(trace=TraceSummary(start_s=1001.2)))
+    assert held_before(told, 1000.0) == ("the trace contains nothing before the dip: it starts 1.2 s after the dip",)
+    assert held_before(told, 1001.3) == held_before(record, 1000.0) == ()
     assert held_before(replace(record, analysis=Analysis(trace=TraceSummary())), 1000.0) == ()
 
 

@@ -50,11 +50,13 @@ def test_faults_are_logged_once_and_counters_only_where_they_grow() -> None:
                          ("xid", "0", 1.5, 1.5, "Xid 79")]
 
 
-def test_a_lost_gpu_is_marked_for_as_long_as_it_is_away() -> None:
+@pytest.mark.parametrize(("away", "marks"), [(LOST, [("lost", "0", 5, 11, "lost")]), (FAILED, [])])
+def test_a_lost_gpu_is_marked_for_as_long_as_it_is_away(away: str, marks: list[tuple[object, ...]]) -> None:
+    """``--source dcgm``: without the host engine nothing is known of the GPUs; they are not lost."""
     log = EventLog()
     for tick in range(20):
-        log.note_sample(_with(node_sample(tick, 1), 0, state=LOST if 5 <= tick < 12 else "ok"))
-    assert _all(log) == [("lost", "0", 5, 11, "lost")]
+        log.note_sample(_with(node_sample(tick, 1), 0, state=away if 5 <= tick < 12 else "ok"))
+    assert _all(log) == marks
 
 
 def test_a_finding_is_marked_when_it_appears_and_when_it_was_long_away() -> None:
@@ -113,14 +115,6 @@ def test_a_session_keeps_marks_and_step_period() -> None:
     for phase in ("receiving", "overview", "analyzing"):  # two recordings
         session.control.set_status(CaptureStatus(phase, "h:1", 10.0, 1.0))
     assert [m.kind for m in events.between(now_s, now_s + 1)].count("capture") == 2
-
-
-def test_an_engine_that_fails_does_not_mark_its_gpus_as_lost() -> None:
-    """``--source dcgm``: without the host engine nothing is known of the GPUs; they are not lost."""
-    log = EventLog()
-    for tick in range(6):
-        log.note_sample(_with(node_sample(tick, 1), 0, state=FAILED if tick > 2 else "ok"))
-    assert not [mark for mark in log.between(-1e12, 1e12) if mark.kind == "lost"]
 
 
 def test_a_new_xid_at_each_tick_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

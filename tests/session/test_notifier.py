@@ -188,7 +188,7 @@ def test_a_command_that_hangs_is_ended() -> None:
         run_command([sys.executable, "-c", "import signal; signal.pause()"], TOLD, timeout_s=0.05)
 
 
-def test_a_command_that_fails_or_is_missing_stops_nobody(tmp_path: Path) -> None:
+def test_a_command_that_fails_or_is_missing_stops_nobody() -> None:
     done, session = threading.Event(), Told()
     session.ring = lambda _: done.set()
     notifier = Notifier(session, Ways(True, (("/no/such/command",), ("false",))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 import threading
@@ -26,8 +27,20 @@ ROOT = Path(__file__).parents[2]
 MEETING = "n1:29500"
 READY = '{"schema":"gputop.ranks/1","seconds":0.2,"lead_s":0.0,"time_s":1}'
 TRACE = '{"traceEvents": []}'
-ONE_RANK = ('{"schema":"gputop.ranks/1","received_s":1,"ranks":[{"address":"pid:1","name":"a",'
-            f'"size":{len(TRACE)}}}]}}')
+
+
+def ranks(*sizes: int, received_s: float = 1, **of_rank: float) -> str:
+    """The line of a node whose ranks' traces have these sizes."""
+    own = [{"address": "pid:1", "name": "a", "size": size, **of_rank} for size in sizes]
+    return json.dumps({"schema": "gputop.ranks/1", "received_s": received_s, "ranks": own})
+
+
+def answers(line: str, then: str = "cat") -> str:
+    """The script of a node that is ready, says so once it is asked, and goes on like that."""
+    return f"echo '{READY}'; read line; echo '{line}'; {then}"
+
+
+SENDS = answers(ranks(len(TRACE)), f"printf '%s' '{TRACE}'")
 # kineto asks for work every five seconds, the jobs here twenty times a second: as long is waited for them.
 IMPATIENT = {"POLL_PERIOD_S": 0.1, "_LEAD_S": 0.3}
 
@@ -105,31 +118,20 @@ def test_a_node_without_such_a_rank_says_so(place, tmp_path, monkeypatch):
     ("echo '" + READY.replace("0.2", "1e9") + "'; cat", "reported an invalid capture length"),
     ("echo '" + READY.replace("0.2", "1e-9") + "'; cat", "reported an invalid capture length"),
     ("echo '" + READY.replace(":1}", ":1e29}") + "'; cat", "an impossible time"),
-    (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":-1e29,"ranks":[]}}'; cat""",
-     "an impossible time"),
-    (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
-     f"""[{{"address":"pid:1","name":"a","began_s":1e29,"size":{len(TRACE)}}}]}}'; printf '%s' '{TRACE}'; cat""",
-     "an impossible time"),
-    (f"echo '{READY}'; read line; echo nothing", "exited without an answer"),
+    (answers(ranks(received_s=-1e29)), "an impossible time"),
+    (answers(ranks(len(TRACE), began_s=1e29), f"printf '%s' '{TRACE}'; cat"), "an impossible time"),
+    (answers("nothing", "exit"), "exited without an answer"),
     ("head -c 20000000 /dev/zero >&2; cat", "printed more than 8 MB"),
-    (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
-     """[{"address":"pid:1","name":"a","size":5000000000000}]}'; cat""", "too large"),
-    (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
-     """[{"address":"pid:1","name":"a","size":500}]}'; echo '{"traceEvents": ['""", "was lost while the node sent its "
-                                                                                    "traces"),
-    (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
-     """[{"address":"pid:1","name":"a","size":500}]}'; head -c 500 /dev/zero; cat""", "sent data that is not a trace"),
-    (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
-     """[{"address":"pid:1","name":"a","size":19}]}'; printf '%s' '{"traceEvents": [], '; cat""",
-     "sent data that is not a trace"),
-    (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":["""
-     + ",".join(['{"address":"pid:1","name":"a","size":4000000000}'] * 3) + "]}'; cat", "too large (12.0 GB)"),
+    (answers(ranks(5_000_000_000_000)), "too large"), (answers(ranks(0)), "too large"),
+    (answers(ranks(500), "echo '{\"traceEvents\": ['"), "was lost while the node sent its traces"),
+    (answers(ranks(500), "head -c 500 /dev/zero; cat"), "sent data that is not a trace"),
+    (answers(ranks(19), "printf '%s' '{\"traceEvents\": [], '; cat"), "sent data that is not a trace"),
+    (answers(ranks(*[4_000_000_000] * 3)), "too large (12.0 GB)"),
     # One that goes silent once it is ready, one that says for ever that it goes on, one that sends too slowly.
     (f"echo '{READY}'; read line; cat", "the node sent nothing for"),
     (f"""echo '{READY}'; read line; while echo '{{"schema":"gputop.ranks/1","alive":true}}'; do :; done""",
      "exited without an answer"),
-    (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
-     """[{"address":"pid:1","name":"a","size":500}]}'; printf '{"traceEvents": ['; cat""", "the node sent nothing for"),
+    (answers(ranks(500), "printf '{\"traceEvents\": ['; cat"), "the node sent nothing for"),
 ])
 def test_what_a_node_does_wrong_is_told_and_the_others_are_captured(place, tmp_path, monkeypatch, script, reason):
     if script.endswith("'; cat"):  # it goes on, however long its end is waited for
@@ -146,7 +148,7 @@ def test_what_a_node_does_wrong_is_told_and_the_others_are_captured(place, tmp_p
 def test_a_name_from_another_node_leads_nowhere(place, tmp_path, monkeypatch):
     line = ('{"schema":"gputop.ranks/1","received_s":1,"ranks":[{"address":"pid:1\\u001b[31m","name":"../../../x/y",'
             f'"size":{len(TRACE)}}},{{"address":"pid:2","name":"b","problem":"it ended"}}]}}')
-    _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; echo '{line}'; printf '%s' '{TRACE}'")
+    _ssh(tmp_path, monkeypatch, answers(line, f"printf '%s' '{TRACE}'"))
     with fake_job(place) as here:
         captured, outcomes, missing = _capture(here.pid, tmp_path, ["n2"], "gputop")
     assert missing == () and "\x1b" not in outcomes[0].address
@@ -156,8 +158,7 @@ def test_a_name_from_another_node_leads_nowhere(place, tmp_path, monkeypatch):
 
 def test_the_shortest_plan_of_all_nodes_counts(place, tmp_path, monkeypatch):
     ready = READY.replace("0.2", "0.1")
-    _ssh(tmp_path, monkeypatch, f"echo '{ready}'; read line; echo \"$line\" > told; "
-                                """echo '{"schema":"gputop.ranks/1","received_s":1,"ranks":[]}'""")
+    _ssh(tmp_path, monkeypatch, f"echo '{ready}'; read line; echo \"$line\" > told; echo '{ranks()}'")
     with fake_job(place) as here:
         captured, *_ = _capture(here.pid, tmp_path, ["n2"], "gputop", 0.3)
     assert captured.plan.chosen_s == 0.1 and '"seconds":0.1' in (tmp_path / "told").read_text()
@@ -166,8 +167,7 @@ def test_the_shortest_plan_of_all_nodes_counts(place, tmp_path, monkeypatch):
 def test_a_node_far_below_the_median_is_left_out_and_named(place, tmp_path, monkeypatch):
     ready = {node: READY.replace("0.2", seconds) for node, seconds in (("n2", "0.3"), ("n3", "0.05"))}
     _ssh(tmp_path, monkeypatch, f"case $node in n2) echo '{ready['n2']}';; n3) echo '{ready['n3']}';; esac; read line; "
-                                'echo "$node $line" >> told; '
-                                """echo '{"schema":"gputop.ranks/1","received_s":1,"ranks":[]}'""")
+                                f"echo \"$node $line\" >> told; echo '{ranks()}'")
     with fake_job(place) as here:
         captured, _, (missing,) = _capture(here.pid, tmp_path, ["n2", "n3"], "gputop", 0.3)
     assert captured.plan.chosen_s == 0.3
@@ -178,7 +178,7 @@ def test_a_node_far_below_the_median_is_left_out_and_named(place, tmp_path, monk
 
 def test_a_stop_ends_the_wait_for_a_node_and_what_is_there_is_kept(place, tmp_path, monkeypatch):
     monkeypatch.setattr(other_nodes, "_STOPPED_S", 0.1)
-    _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; case $node in n2) echo '{ONE_RANK}'; "
+    _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; case $node in n2) echo '{ranks(len(TRACE))}'; "
                                 f"printf '%s' '{TRACE}';; n3) cat;; esac")
     request, stop = CaptureRequest(0.2, tmp_path / "logs", force=True), threading.Event()
     others = OtherNodes(["n2", "n3"], MEETING, "gputop", stop)
@@ -195,7 +195,7 @@ def test_a_stop_ends_the_wait_for_a_node_and_what_is_there_is_kept(place, tmp_pa
 
 
 def test_a_trace_that_would_take_the_reserve_of_the_disk_is_not_begun(place, tmp_path, monkeypatch):
-    _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; echo '{ONE_RANK}'; printf '%s' '{TRACE}'")
+    _ssh(tmp_path, monkeypatch, SENDS)
     monkeypatch.setattr(storage, "_RESERVED_PARTS", 1)
     monkeypatch.setattr(storage, "_RESERVED_BYTES", 1 << 60)
     with fake_job(place) as here:
@@ -205,7 +205,7 @@ def test_a_trace_that_would_take_the_reserve_of_the_disk_is_not_begun(place, tmp
 
 def test_a_node_that_builds_says_that_it_goes_on():
     said = io.BytesIO(b'{"schema":"gputop.ranks/1","alive":true}\n' * 3
-                      + b'{"schema":"gputop.ranks/1","received_s":1,"ranks":[]}\n')
+                      + f"{ranks()}\n".encode())
     came: list[int] = []
     assert other_nodes.read_line(said, other_nodes.Ranks, lambda _: came.append(1)).ranks == ()
     assert len(came) == 4
@@ -213,9 +213,7 @@ def test_a_node_that_builds_says_that_it_goes_on():
 
 def test_a_trace_that_cannot_be_saved_here_is_a_problem_of_its_node(place, tmp_path, monkeypatch):
     """Two ranks of one name: the second trace would replace the first."""
-    rank = f'{{"address":"pid:1","name":"a","size":{len(TRACE)}}}'
-    line = f'{{"schema":"gputop.ranks/1","received_s":1,"ranks":[{rank},{rank}]}}'
-    _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; echo '{line}'; printf '%s%s' '{TRACE}' '{TRACE}'")
+    _ssh(tmp_path, monkeypatch, answers(ranks(len(TRACE), len(TRACE)), f"printf '%s' '{TRACE * 2}'"))
     with fake_job(place) as here:
         _, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
     assert len(outcomes) == 1 and "a trace with this name already exists" in missing and "bug" not in missing
@@ -229,8 +227,7 @@ def test_a_node_that_ssh_cannot_reach_for_want_of_ssh_is_told(place, tmp_path, m
 
 
 def test_a_trace_larger_than_the_free_space_is_not_begun(place, tmp_path, monkeypatch):
-    line = '{"schema":"gputop.ranks/1","received_s":1,"ranks":[{"address":"pid:1","name":"a","size":4000000000}]}'
-    _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; echo '{line}'; printf begin; cat")
+    _ssh(tmp_path, monkeypatch, answers(ranks(4_000_000_000), "printf begin; cat"))
     monkeypatch.setattr(agents, "_END_TIMEOUT_S", 0.1)
     monkeypatch.setattr(RunFolder, "free_bytes", lambda self, reserve=False: 3_000_000_000)
     with fake_job(place) as here:

@@ -273,7 +273,7 @@ class MemoryLimits(Struct, frozen=True):
     job_bytes_per_s: float = 0.0
 
     def excess(self, seconds: float, grown: int, free: FreeResources) -> str:
-        """What is wrong with a job that grew by so many bytes in so many seconds, as the rest of a sentence, or ""."""
+        """Complaint about a job that grew by so many bytes in so many seconds, as the rest of a sentence, or ""."""
         for left, least, per_s, where in (
                 (free.shared_bytes, self.shared_bytes, self.shared_bytes_per_s, "is free"),
                 (free.job_bytes, self.job_bytes, self.job_bytes_per_s, "is left within the job's limit")):
@@ -307,7 +307,7 @@ def _left(free: FreeResources) -> float | None:
 
 
 def _job_bytes_per_s(probe: Probe, limits: RecorderLimits) -> float:
-    """What a job grows by in a second of recording. A short probe shows less of it than is known of an event."""
+    """Growth of a job in a second of recording. A short probe shows less of it than is known of an event."""
     if limits.job_bytes_per_event:
         return limits.job_bytes_per_byte * probe.bytes / probe.seconds + (
             limits.job_bytes_per_event * probe.events_per_s)

@@ -118,7 +118,7 @@ def _listed_servers(attached: Sequence[str], discover: bool,
 
 def find_named_servers(attached: Sequence[str], endpoints: Mapping[str, str], discover: bool,
                        wait: Callable[[float], object] = time.sleep) -> FoundServers:
-    """As :func:`find_servers`, but look again within a second for named servers that do not answer at once."""
+    """Do :func:`find_servers`, but look again within a second for named servers that do not answer at once."""
     servers = find_servers(attached, endpoints, discover)
     for _ in range(ATTEMPTS - 1):
         if all(s.problem is None for s in servers.servers if s.asked):

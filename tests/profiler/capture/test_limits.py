@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from gputop.core.errors import GputopError
 from gputop.core.job_limits import LimitFacts, read_limits
 from gputop.profiler.capture import requirements as limits
 from gputop.profiler.capture.requirements import Need, check_limits, need_of, shortage
+from tests.processes import once_ready
 
 MIB = 1 << 20
 NEED = Need(6, 64 * MIB, 16)
@@ -126,14 +126,12 @@ def test_what_cannot_be_read_is_no_limit(tmp_path):
 
 
 def test_a_process_at_its_limit_is_refused_with_number_and_way_out_and_not_touched(monkeypatch):
-    code = ("import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (20, 4096)); print(flush=True); "
-            "sys.stdin.read()")
+    code = ("import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (20, 4096)); "
+            "print('ready', flush=True); sys.stdin.read()")
     monkeypatch.setattr(limits, "loaded_frameworks", lambda maps: frozenset({"jax"}))
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"\n"
-        with pytest.raises(GputopError, match=r"JAX may need 24 file descriptors, .* has \d+ left") as caught:
-            check_limits(process.pid)
-        process.kill()
+    with once_ready(sys.executable, "-c", code) as process, pytest.raises(
+            GputopError, match=r"JAX may need 24 file descriptors, .* has \d+ left") as caught:
+        check_limits(process.pid)
     assert "gputop did not touch it" in caught.value.message
     assert f"prlimit --pid {process.pid} --nofile=51:" in caught.value.fix
 

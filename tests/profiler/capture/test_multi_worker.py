@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import threading
 from pathlib import Path
 
-import grpc
 import pytest
 
 from gputop.core.codec import to_document
@@ -23,7 +23,7 @@ from gputop.profiler.capture.request import CaptureRequest, answered, require_no
 from gputop.session.capture.captures import CaptureRun, capture_and_analyze, risk_question
 from gputop.trace.readers.clock_file import read_clocks
 from tests.profiler.capturing import capture_workers, names_below, recorders_of
-from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
+from tests.profiler.fake_server import BUSY, EMPTY, GONE, FakeProfiler, in_turn, make_xspace, serve
 from tests.records import replace
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -107,8 +107,7 @@ def test_servers_that_write_to_their_own_disk(logdir, monkeypatch, shares):
 
 
 @pytest.mark.parametrize("spoiler", [
-    FakeProfiler(refuse=(grpc.StatusCode.UNAVAILABLE, "Another profiling session active.")),
-    FakeProfiler(has_service=False), FakeProfiler(xspace=make_xspace(events=0))])
+    FakeProfiler(refuse=BUSY), FakeProfiler(has_service=False), FakeProfiler(xspace=EMPTY)])
 def test_one_that_fails_does_not_spoil_the_rest(logdir, spoiler):
     with serving(spoiler, FakeProfiler(), FakeProfiler()) as servers:
         done = capture_workers(addresses(servers), seconds=0.2, logdir=logdir)
@@ -118,10 +117,7 @@ def test_one_that_fails_does_not_spoil_the_rest(logdir, spoiler):
 
 
 def test_a_server_that_is_gone_after_the_probe(logdir):
-    def vanish(server: FakeProfiler, number: int) -> None:
-        server.refuse = (grpc.StatusCode.UNAVAILABLE, "Socket closed") if number else None
-
-    with serving(FakeProfiler(on_call=vanish), FakeProfiler()) as servers:
+    with serving(FakeProfiler(on_call=in_turn(make_xspace(), GONE)), FakeProfiler()) as servers:
         done = capture_workers(addresses(servers), seconds=0.2, logdir=logdir)
     assert "the connection was lost" in done.outcomes[0].error.message and done.outcomes[1].result is not None
 
@@ -131,7 +127,7 @@ def test_where_none_works_the_reasons_of_all_are_reported_and_nothing_is_left(lo
         capture_workers([*addresses(servers), ("127.0.0.1:1", None)], seconds=0.2, logdir=logdir)
     assert "none of the 2 workers" in caught.value.message and "127.0.0.1:1" in caught.value.message
     assert not logdir.exists()
-    with serving(*(FakeProfiler(xspace=make_xspace(events=0)) for _ in range(2))) as servers, \
+    with serving(*(FakeProfiler(xspace=EMPTY) for _ in range(2))) as servers, \
             pytest.raises(GputopError) as caught:
         capture_workers(addresses(servers), seconds=0.2, logdir=logdir / "empty")
     assert caught.value.exit_code == NoDataError("").exit_code
@@ -158,15 +154,10 @@ def test_overviews_of_several_workers_of_different_lengths_are_told():
 def test_stopped_during_the_probes_keeps_the_probes(logdir, monkeypatch):
     monkeypatch.setattr(safe_capture, "PROBE_S", 60.0)
     stop = threading.Event()
-    recording = [0]
-
-    def on_progress(progress) -> None:
-        recording[0] += 1
-        if recording[0] > 6:
-            stop.set()
-
+    reports = itertools.count(1)
     with serving(FakeProfiler(), FakeProfiler()) as servers:
-        done = capture_workers(addresses(servers), seconds=300, logdir=logdir, stop=stop, on_progress=on_progress)
+        done = capture_workers(addresses(servers), seconds=300, logdir=logdir, stop=stop,
+                               on_progress=lambda _: next(reports) > 6 and stop.set())
         assert all(len(s.terminated) == 1 for s in servers)
     assert "stopped during the probes" in done.plan.why and len(done.captured) == 2
     assert len(list(done.run_dir.glob("*.xplane.pb"))) == 2
@@ -217,10 +208,7 @@ def test_names_of_traces_tell_the_workers_apart():
 
 
 def test_few_steps_are_enough(logdir, monkeypatch):
-    def enough(_path: object, _events: int) -> tuple[float, bool]:
-        return 0.001, True
-
-    monkeypatch.setattr("gputop.profiler.capture.safe_capture.step_time", enough)
+    monkeypatch.setattr("gputop.profiler.capture.safe_capture.step_time", lambda *_: (0.001, True))
     monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_S", 0.1)
     monkeypatch.setattr("gputop.profiler.capture.plan._CHEAP_EVENTS", 0)
     with serving(FakeProfiler(xspace=make_xspace(events=100_000))) as servers:
@@ -254,7 +242,7 @@ def test_two_addresses_with_one_host_name_and_port_have_names_of_their_own():
     assert len(set(names)) == 4 and names[1] == f"{names[0]}_2" and names[2] == f"{names[0]}_3"
 
 
-def test_one_server_by_two_addresses_is_captured_once(monkeypatch, logdir):
+def test_one_server_by_two_addresses_is_captured_once(logdir):
     with serving(FakeProfiler()) as (server,):
         port = server.address.rpartition(":")[2]
         found = each_once(recorders_of([(f"127.0.0.1:{port}", None), (f"localhost:{port}", None), ("other:1", None)]))

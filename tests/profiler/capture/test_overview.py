@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import grpc
 import pytest
 
 from gputop.profiler.capture import job_memory, overview, safe_capture
@@ -12,11 +11,12 @@ from gputop.profiler.capture.plan import MemoryLimits, Plan, overview_events
 from gputop.profiler.recording import Progress
 from gputop.profiler.storage import RunFolder
 from tests.profiler.capturing import capture_with_probe, capture_workers, names_below
-from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
+from tests.profiler.fake_server import BUSY, EMPTY, GONE, FakeProfiler, in_turn, make_xspace, serve
 
 DETAIL = make_xspace(events=100_000)  # in a twentieth of a second: a tenth of a second of them is enough
 SPARSE = make_xspace(events=7)
 MARKS = make_xspace(events=100_000, name="ThreadpoolListener::StartRegion")
+two_grains = in_turn(DETAIL, DETAIL, SPARSE)  # many events in the probe and in the detail, few in the overview
 
 
 @pytest.fixture(autouse=True)
@@ -24,11 +24,6 @@ def overviews_of_few_events(quick, monkeypatch):
     monkeypatch.setattr("gputop.profiler.capture.plan.MIN_OVERVIEW_S", 0.1)
     monkeypatch.setattr("gputop.profiler.capture.plan._OVERVIEW_EVENTS", 75_000)
     monkeypatch.setattr("gputop.profiler.capture.plan.TARGET_EVENTS", 300_000)
-
-
-def two_grains(server: FakeProfiler, number: int) -> None:
-    """Many events in the probe and in the detail, few in the overview."""
-    server.xspace = DETAIL if number < 2 else SPARSE
 
 
 def test_the_rest_of_the_time_is_an_overview_beside_the_detail(logdir):
@@ -80,10 +75,7 @@ def test_memory_that_runs_short_ends_the_looks(logdir, monkeypatch):
 
 
 def test_a_job_that_pauses_in_all_probes_has_an_overview_after_the_guard_ended_the_detail(logdir, monkeypatch):
-    def wake(server: FakeProfiler, number: int) -> None:
-        server.xspace = make_xspace(events=0) if number < 3 else DETAIL if number == 3 else SPARSE
-
-    with serve(FakeProfiler(on_call=wake)) as server:
+    with serve(FakeProfiler(on_call=in_turn(EMPTY, EMPTY, EMPTY, DETAIL, SPARSE))) as server:
         monkeypatch.setattr(job_memory, "resident_bytes", lambda pid: 2**29 * (len(server.requests) == 4))
         _, plan, _ = capture_with_probe(server.address, seconds=4, logdir=logdir)
         lengths = [r.duration_ms for r in server.requests]
@@ -91,21 +83,15 @@ def test_a_job_that_pauses_in_all_probes_has_an_overview_after_the_guard_ended_t
     assert lengths[:5] == [50, 50, 50, 4000, 100] and len(names_below(logdir)) == 2
 
 
-@pytest.mark.parametrize("silent_from", [2, 3])
-def test_a_part_in_which_nothing_happens_was_watched_as_well(logdir, silent_from):
-    def silent(server: FakeProfiler, number: int) -> None:
-        two_grains(server, number)
-        server.xspace = make_xspace(events=0) if number == silent_from else server.xspace
-
-    with serve(FakeProfiler(on_call=silent)) as server:
+@pytest.mark.parametrize("parts", [(EMPTY, SPARSE), (SPARSE, EMPTY)], ids=["first", "second"])
+def test_a_part_in_which_nothing_happens_was_watched_as_well(logdir, parts):
+    with serve(FakeProfiler(on_call=in_turn(DETAIL, DETAIL, *parts))) as server:
         _, plan, _ = capture_with_probe(server.address, seconds=0.4, logdir=logdir)
     assert plan.overview_s == 0.3 and not plan.ended and len(names_below(logdir)) == 2
 
 
 def test_the_marks_of_thread_pools_do_not_end_it(logdir, monkeypatch):
-    def marks(server: FakeProfiler, number: int) -> None:
-        server.xspace = DETAIL if number < 2 else MARKS
-
+    marks = in_turn(DETAIL, DETAIL, MARKS)
     with serve(FakeProfiler(on_call=marks)) as server:
         _, plan, _ = capture_with_probe(server.address, seconds=0.4, logdir=logdir)
     assert plan.overview_s == 0.3 and not plan.ended and len(server.requests) == 4
@@ -135,30 +121,20 @@ def test_stopped_in_the_detail_leaves_the_overview_out(logdir):
     assert names_below(logdir) == [result.path.name] and plan.overview_s == 0
 
 
-@pytest.mark.parametrize(("refusal", "said"), [
-    ((grpc.StatusCode.UNAVAILABLE, "Another profiling session active."), "is busy: another profiling session"),
-    ((grpc.StatusCode.UNAVAILABLE, "Socket closed"), "ended or the connection was lost"),
-])
-@pytest.mark.parametrize(("from_call", "kept_s"), [(2, 0.0), (3, 0.15)])
-def test_what_ends_the_overview_leaves_the_detail_and_is_said(logdir, refusal, said, from_call, kept_s):
-    def refuse(server: FakeProfiler, number: int) -> None:
-        two_grains(server, number)
-        server.refuse = refusal if number >= from_call else None
-
-    with serve(FakeProfiler(on_call=refuse)) as server:
+@pytest.mark.parametrize(("refusal", "said"), [(BUSY, "is busy: another profiling session"),
+                                               (GONE, "ended or the connection was lost")])
+@pytest.mark.parametrize(("parts", "kept_s"), [(0, 0.0), (1, 0.15)])
+def test_what_ends_the_overview_leaves_the_detail_and_is_said(logdir, refusal, said, parts, kept_s):
+    with serve(FakeProfiler(on_call=in_turn(DETAIL, DETAIL, *[SPARSE] * parts, refusal))) as server:
         result, plan, _ = capture_with_probe(server.address, seconds=0.5, logdir=logdir)
     assert result.path.read_bytes() == DETAIL and plan.chosen_s == 0.1
     assert len(names_below(logdir)) == 1 + (kept_s > 0)
     assert plan.overview_s == pytest.approx(kept_s, abs=0.051) and said in plan.ended
-    begins = "gputop watched for rare events for "
-    assert plan.ended.startswith(begins)
+    assert plan.ended.startswith("gputop watched for rare events for ")
 
 
 def test_an_overview_without_events_is_said(logdir):
-    def silent(server: FakeProfiler, number: int) -> None:
-        server.xspace = DETAIL if number < 2 else make_xspace(events=0)
-
-    with serve(FakeProfiler(on_call=silent)) as server:
+    with serve(FakeProfiler(on_call=in_turn(DETAIL, DETAIL, EMPTY))) as server:
         result, plan, _ = capture_with_probe(server.address, seconds=0.4, logdir=logdir)
     assert names_below(logdir) == [result.path.name] and plan.overview_s == 0
     assert "the job produced no events" in plan.ended
@@ -229,11 +205,8 @@ def test_each_of_several_workers_has_an_overview(logdir):
 
 
 def test_a_worker_that_refuses_its_overview_takes_none_from_the_others(logdir):
-    def refuse(server: FakeProfiler, number: int) -> None:
-        two_grains(server, number)
-        server.refuse = (grpc.StatusCode.UNAVAILABLE, "Another profiling session active.") if number >= 2 else None
-
-    with serve(FakeProfiler(on_call=two_grains)) as first, serve(FakeProfiler(on_call=refuse)) as second:
+    refuses = in_turn(DETAIL, DETAIL, BUSY)
+    with serve(FakeProfiler(on_call=two_grains)) as first, serve(FakeProfiler(on_call=refuses)) as second:
         done = capture_workers([(first.address, None), (second.address, None)], seconds=0.4, logdir=logdir)
     assert [o.overview_s for o in done.outcomes] == [0.3, 0.0] and all(o.error is None for o in done.outcomes)
     assert done.plan.overview_s == 0 and len(list(done.run_dir.glob("*.overview.pb"))) == 1

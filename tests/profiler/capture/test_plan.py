@@ -146,12 +146,9 @@ def test_how_much_a_job_may_grow(free, grows):
     assert limits.excess(9.0, int(grows) + 1, room) == f"the job's memory had grown by {size(grows)}"
 
 
-def test_how_much_a_job_may_grow_where_its_memory_is_unknown():
+def test_how_much_a_job_may_grow_where_its_memory_is_unknown_or_it_paused_during_the_probe():
     limits = memory_limits(probe(3_000, step_s=0.1), FreeResources(), RecorderLimits())
     assert limits.growth_bytes == 2**30 and not limits.excess(99.0, 2**30, FreeResources())
-
-
-def test_a_job_that_paused_during_the_probe_may_grow_by_little():
     assert memory_limits(probe(0, 0), FreeResources(200 * GB, 200 * GB), RecorderLimits()).growth_bytes == 256 * 2**20
 
 
@@ -188,6 +185,7 @@ def test_what_is_unknown_is_said_and_short_captures_need_no_probe():
     made = plan(10, probe(3_000), FreeResources(unknown=("no idea",)))
     assert made.notes == ("no idea",)
     assert [needs_probe(s) for s in (0.3, 1.0, 1.1)] == [False, False, True]
+    assert needs_probe(0.2, UNSTOPPABLE) and not needs_probe(0.05, UNSTOPPABLE)
 
 
 # Of a recording that nothing can end.
@@ -229,10 +227,6 @@ def test_where_not_even_the_shortest_fits_it_is_said_how_else():
     with pytest.raises(GputopError, match="not enough memory") as raised:
         plan(10, short(4_000_000), FreeResources(0.5 * GB), UNSTOPPABLE)
     assert raised.value.fix.endswith("--force. Or: Add these lines.")
-
-
-def test_what_is_shorter_than_a_probe_is_recorded_without_one():
-    assert needs_probe(0.2, UNSTOPPABLE) and not needs_probe(0.05, UNSTOPPABLE)
 
 
 KINETO = RecorderLimits(job_bytes_per_byte=0.0, job_bytes_per_event=5000.0, bare_bytes_per_event=2000.0,

@@ -13,11 +13,14 @@ import pytest
 from msgspec.structs import replace
 
 from gputop.profiler.capture import job_memory
+from gputop.profiler.capture.job_memory import Cost
 from gputop.profiler.capture.multi_worker import capture_workers
+from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.capture.safe_capture import capture_with_probe
 from gputop.profiler.recording import CaptureResult, EmptyTrace, Progress, Recorder, RecorderLimits, RecordingOrder
 from gputop.profiler.storage import RunFolder
+from tests.profiler.capturing import ignore
 
 ENDING = ".pt.trace.json"
 EVENTS_PER_S = 400_000  # a probe finds half a million events in 1.25 s
@@ -56,13 +59,13 @@ class FileRecorder:
         return None
 
 
-def ignore(_: object) -> None:
-    pass
+def captured(recorder: Recorder, logdir: Path, stop: threading.Event | None = None) -> tuple[CaptureResult, Plan, Cost]:
+    return capture_with_probe(recorder, CaptureRequest(10.0, logdir), ignore, ignore, stop or threading.Event())
 
 
 def test_a_probe_a_plan_and_one_recording(tmp_path: Path) -> None:
-    recorder: Recorder = (made := FileRecorder("pid:7"))
-    result, plan, cost = capture_with_probe(recorder, CaptureRequest(10.0, tmp_path), ignore, ignore, threading.Event())
+    made = FileRecorder("pid:7")
+    result, plan, cost = captured(made, tmp_path)
     assert [recording.seconds for recording in made.recorded] == [0.5, plan.chosen_s]
     assert plan.chosen_s == 1.0 and plan.overview_s == 0.0 and plan.probe is not None
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [result.path]
@@ -84,14 +87,14 @@ class QuietAtFirst(FileRecorder):
 
 def test_a_short_probe_without_events_does_not_allow_a_recording_that_nothing_can_end(tmp_path: Path) -> None:
     made = QuietAtFirst("pid:7")
-    _, plan, _ = capture_with_probe(made, CaptureRequest(10.0, tmp_path), ignore, ignore, threading.Event())
+    _, plan, _ = captured(made, tmp_path)
     assert [recording.seconds for recording in made.recorded] == [0.2, 0.5, plan.chosen_s] and plan.shortened
 
 
 def test_a_probe_that_is_all_there_is_keeps_the_ending_of_its_files(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
-    result, plan, _ = capture_with_probe(FileRecorder("pid:7"), CaptureRequest(10.0, tmp_path), ignore, ignore, stop)
+    result, plan, _ = captured(FileRecorder("pid:7"), tmp_path, stop)
     assert plan.why.startswith("stopped during the probe") and result.path.name == f"node{ENDING}"
 
 
@@ -99,8 +102,7 @@ def test_the_guard_does_not_say_that_it_ended_what_cannot_be_ended(tmp_path: Pat
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     grown = iter(range(10**9, 10**12, 10**9))
     monkeypatch.setattr(job_memory, "resident_bytes", lambda pid: next(grown))
-    _, plan, _ = capture_with_probe(FileRecorder("pid:7"), CaptureRequest(10.0, tmp_path), ignore, ignore,
-                                    threading.Event())
+    _, plan, _ = captured(FileRecorder("pid:7"), tmp_path)
     assert plan.ended == "" and "ended early" not in plan.why
 
 

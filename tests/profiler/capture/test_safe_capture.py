@@ -17,14 +17,10 @@ from gputop.profiler.capture import job_memory, safe_capture
 from gputop.profiler.capture.plan import FreeResources, MemoryLimits, Plan
 from gputop.profiler.xprof import client, server_disk
 from tests.profiler.capturing import capture, capture_with_probe
-from tests.profiler.fake_server import FakeProfiler, make_xspace, serve, serving_process
-
-BUSY = (grpc.StatusCode.UNAVAILABLE, "Another profiling session active.")
-
+from tests.profiler.fake_server import BUSY, EMPTY, GONE, FakeProfiler, in_turn, make_xspace, serve, serving_process
 
 DATA = Path(__file__).parents[2] / "data"
-
-
+MANY_EVENTS = make_xspace(events=100_000)
 pytestmark = pytest.mark.usefixtures("quick")
 
 
@@ -52,7 +48,7 @@ def test_a_quiet_job_is_recorded_as_long_as_asked(logdir):
 
 
 def test_a_busy_job_is_recorded_for_less_with_the_reason(logdir):
-    with serve(FakeProfiler(xspace=make_xspace(events=100_000))) as server:
+    with serve(FakeProfiler(xspace=MANY_EVENTS)) as server:
         result, plan, _ = capture_with_probe(server.address, seconds=0.5, logdir=logdir)
     assert durations_ms(server)[:2] == [50, 200]
     assert (plan.asked_s, plan.chosen_s, plan.why) == (0.5, 0.2, "the job emits 2.0 M events/s")
@@ -74,7 +70,7 @@ def test_once_the_probe_shows_the_steps_a_hundred_will_do(logdir, monkeypatch):
 @pytest.mark.parametrize(("seconds", "force"), [(0.1, False), (0.4, True)])
 def test_no_probe_where_it_is_short_or_forced(logdir, seconds, force, monkeypatch):
     monkeypatch.setattr(safe_capture, "free_resources", lambda *_: pytest.fail("nobody asked"))
-    with serve(FakeProfiler(xspace=make_xspace(events=100_000))) as server:
+    with serve(FakeProfiler(xspace=MANY_EVENTS)) as server:
         _, plan, _ = capture_with_probe(server.address, seconds=seconds, logdir=logdir, force=force)
     assert durations_ms(server) == [round(1000 * seconds)]
     assert plan.probe is None and plan.chosen_s == seconds and ("no probe" in plan.why) == force
@@ -82,17 +78,14 @@ def test_no_probe_where_it_is_short_or_forced(logdir, seconds, force, monkeypatc
 
 @pytest.mark.parametrize(("empty", "chosen_s"), [(1, 0.2), (2, 0.2), (3, 0.5)])
 def test_an_empty_probe_is_made_again_and_at_last_the_capture_goes_on(logdir, empty, chosen_s):
-    def wake(server: FakeProfiler, number: int) -> None:
-        server.xspace = make_xspace(events=0 if number < empty else 100_000)
-
-    with serve(FakeProfiler(on_call=wake)) as server:
+    with serve(FakeProfiler(on_call=in_turn(*[EMPTY] * empty, MANY_EVENTS))) as server:
         result, plan, _ = capture_with_probe(server.address, seconds=0.5, logdir=logdir)
     assert plan.chosen_s == chosen_s and ("no events" in plan.why) == (empty == 3)
     assert files_below(logdir)[:1] == [result.path]
 
 
 def test_a_job_that_sleeps_on_is_nothing_to_see(logdir):
-    with serve(FakeProfiler(xspace=make_xspace(events=0))) as server, pytest.raises(NoDataError):
+    with serve(FakeProfiler(xspace=EMPTY)) as server, pytest.raises(NoDataError):
         capture_with_probe(server.address, seconds=0.2, logdir=logdir)
 
 
@@ -120,10 +113,7 @@ def test_stopped_during_the_capture_keeps_the_capture(logdir):
 @pytest.mark.parametrize("busy_at", [0, 1])
 @pytest.mark.parametrize("refusal", [BUSY, (grpc.StatusCode.ALREADY_EXISTS, "running")])
 def test_busy_at_the_probe_or_after_it(logdir, busy_at, refusal):
-    def occupy(server: FakeProfiler, number: int) -> None:
-        server.refuse = refusal if number == busy_at else None
-
-    with serve(FakeProfiler(on_call=occupy)) as server:
+    with serve(FakeProfiler(on_call=in_turn(*[make_xspace()] * busy_at, refusal))) as server:
         with pytest.raises(GputopError, match="is busy"):
             capture_with_probe(server.address, seconds=0.2, logdir=logdir)
         assert len(server.requests) == busy_at + 1
@@ -169,7 +159,7 @@ def test_memory_that_runs_short_ends_the_recording(logdir, monkeypatch, limits, 
         assert plan.why.startswith(f"ended early, because {cause}")
 
 
-def test_a_slow_hand_over_is_reported(logdir):
+def test_a_slow_hand_over_is_reported():
     assert safe_capture.Cost(8.0, 4.0).text() == (
         "the capture call took 8.0 s to record 4.0 s: the profiler spent 4.0 s collecting the trace, which slowed the "
         "job")
@@ -178,19 +168,13 @@ def test_a_slow_hand_over_is_reported(logdir):
 
 
 def test_a_trace_a_hundred_times_the_estimate_of_the_probe_is_kept(logdir):
-    def lie(server: FakeProfiler, number: int) -> None:
-        server.xspace = make_xspace(events=3 if number == 0 else 200_000)
-
-    with serve(FakeProfiler(on_call=lie)) as server:
+    with serve(FakeProfiler(on_call=in_turn(make_xspace(), make_xspace(events=200_000)))) as server:
         result, plan, _ = capture_with_probe(server.address, seconds=0.2, logdir=logdir)
     assert not plan.shortened and result.path.read_bytes() == server.xspace
 
 
 def test_a_damaged_probe_counts_for_what_is_readable(logdir):
-    def cut(server: FakeProfiler, number: int) -> None:
-        server.xspace = make_xspace(events=200)[:-20] if number == 0 else make_xspace()
-
-    with serve(FakeProfiler(on_call=cut)) as server:
+    with serve(FakeProfiler(on_call=in_turn(make_xspace(events=200)[:-20], make_xspace()))) as server:
         _, plan, _ = capture_with_probe(server.address, seconds=0.2, logdir=logdir)
     assert 150 < plan.probe.host_events <= 200
 
@@ -242,7 +226,7 @@ class TestServersThatWriteThemselves:
             if number == 1:
                 run = max((logdir / "plugins" / "profile").iterdir())
                 (run / f"{server.requests[-1].host_name}.xplane.pb").write_bytes(server.xspace)
-                server.refuse = (grpc.StatusCode.UNAVAILABLE, "Socket closed")
+                server.refuse = GONE
 
         with serve(FakeProfiler(writes_disk=True, on_call=write_and_vanish)) as server:
             result, _, _ = capture_with_probe(server.address, seconds=0.2, logdir=logdir)

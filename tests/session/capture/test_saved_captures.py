@@ -13,6 +13,7 @@ from gputop.core.codec import convert
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
 from gputop.profiler.capture.records import CaptureRecord
+from gputop.session.auto_capture import mark_removable, remove_oldest
 from gputop.session.capture import saved_captures
 from gputop.session.capture.saved_captures import NOT_ANALYZED, delete_capture, listed, rename_capture, run_of
 from gputop.trace.readers.capture_file import FILE, CaptureFile, write_capture
@@ -119,6 +120,20 @@ def test_an_opened_capture_is_shown_as_the_last_one_and_a_deleted_one_is_forgott
 def test_a_capture_that_could_not_be_analyzed_says_so() -> None:
     record = CaptureRecord("a:1", Path("x.xplane.pb"), 0.0, 1.0, 1.0, problem=GputopError("no events", ""))
     assert listed(record).first == "not analyzed: no events"
+
+
+def test_captures_of_pytorch_jobs_are_listed_named_deleted_and_removed_by_their_age(tmp_path: Path) -> None:
+    """Their traces have another ending than those of servers."""
+    runs = [run(tmp_path, f"2026_01_01_00_00_0{n}", "node.pt.trace.json") for n in range(4)]
+    for n, folder in enumerate(runs[:3]):
+        mark_removable(folder, "a dip", 1e9 + n)
+    remove_oldest(tmp_path, max_runs=1)
+    assert [folder.exists() for folder in runs] == [False, False, True, True]
+    one, _ = saved_captures.saved_captures(tmp_path)
+    rename_capture(one.record, "before")
+    assert [capture.name for capture in saved_captures.saved_captures(tmp_path)] == ["before", ""]
+    delete_capture(one.record)
+    assert not (runs[3] / "node.pt.trace.json").exists() and len(list(saved_captures.saved_captures(tmp_path))) == 1
 
 
 def test_a_name_stays_with_the_capture_and_is_found(tmp_path: Path) -> None:
