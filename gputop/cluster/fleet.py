@@ -143,14 +143,14 @@ class _Parts(Struct, frozen=True):
         """Return what is known of the idle GPUs of these groups, as the fields of a job that began at ``start_s``; the
         counts are unknown unless they are of all groups."""
         counts = [idleness for key in keys if (idleness := self.series.idleness(key)) is not None]
-        idle, seen, quiet = (
+        idle, watched, seen, quiet = (
             sum(getattr(each, name) for each in counts) if len(counts) == len(keys) else None
             for name in Idleness.__struct_fields__)
         names = tuple(f"{node_of(gpu.labels)}:{gpu_of(gpu.labels)}" for gpu in self.series.outliers.idle_gpus
                       if self.series.key(gpu.labels) in keys)
         idle_history, busy_history = (_since(history, start_s) for history in self._idle_history(keys))
         return {"idle_gpus": idle, "idle_history": idle_history, "idle": IdleGpus(
-            seen=seen, quiet=quiet, names=names, busy_history=busy_history)}
+            watched=watched, seen=seen, quiet=quiet, names=names, busy_history=busy_history)}
 
     def _slurm_job(self, key: Key, labels: Mapping[str, str]) -> tuple[SlurmJob | None, str]:
         """Slurm's job of this label, and the number that the label names it by."""
