@@ -82,9 +82,7 @@ def environment(recipe: Recipe) -> Environment:
     where = os.environ.get("GPUTOP_TEST_ENVIRONMENTS") or str(Path(sys.prefix) / "environments")
     if where == "off":
         pytest.skip("GPUTOP_TEST_ENVIRONMENTS=off")
-    python = _python(recipe.pythons)
-    if python is None:
-        pytest.skip(f"{recipe.name} needs Python {' or '.join(f'3.{minor}' for minor in recipe.pythons)}")
+    python = find_python(*recipe.pythons)
     digest = hashlib.sha256(repr((recipe, python)).encode()).hexdigest()[:8]
     folder = Path(where) / f"{recipe.name}-{digest}"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -209,9 +207,13 @@ def _do(*command: str) -> str:
     return (done.stderr.strip().splitlines() or ["it left no message"])[-1][:300] if done.returncode else ""
 
 
-def _python(minors: tuple[int, ...]) -> str | None:
-    """One with such a version: that of the tests, else one on the PATH that runs, as not every pyenv shim does."""
+def find_python(*minors: int) -> str:
+    """A Python 3 of such a version: that of the tests, one on the PATH that runs, as not every pyenv shim does, or one
+    of pyenv's; skips the test without one."""
     if sys.version_info[1] in minors:
         return sys.executable
-    found = (shutil.which(f"python3.{minor}") for minor in minors)
-    return next((python for python in found if python and not _do(python, "-c", "")), None)
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    places = [place for minor in minors
+              for place in (shutil.which(f"python3.{minor}"), *sorted(pyenv.glob(f"3.{minor}.*/bin/python")))]
+    found = next((str(place) for place in places if place and not _do(str(place), "-c", "import venv")), None)
+    return found or pytest.skip(f"no Python {' or '.join(f'3.{minor}' for minor in minors)} here")

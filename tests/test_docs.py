@@ -27,21 +27,17 @@ from gputop.comparison.figures import Verdict
 from gputop.core.own_program import PACKAGES
 from gputop.doctor.node import GRANTS, manifest_lines
 from gputop.export.openmetrics import families
+from gputop.rules.toml_places import parse_toml
 from tests import tool_modules
 from tests.code_blocks import FRAMEWORKS, Block, code_blocks, parameters
 from tests.source_trees import sources
-
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib  # type: ignore[import-not-found, no-redef]
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "gputop/SKILL.md")),
                     *(ROOT / "docs").rglob("*.md")])
 FRAGMENTS = ROOT / "docs" / "findings"  # of a job's own code: tests/test_framework_code.py
 _BLOCKS = [block for block in code_blocks(DOCUMENTS) if block.document.parent != FRAGMENTS]
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECT: dict[str, Any] = parse_toml((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def _name(path: Path) -> str:
@@ -129,7 +125,7 @@ def test_trackers_get_the_step_and_the_savings(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("block", _of("toml"))
 def test_toml_is_accepted(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the commands to which one gives it."""
-    assert tomllib.loads(block.text)
+    assert parse_toml(block.text)
     if "[project." in block.text:  # of a package
         return
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -410,7 +406,7 @@ def _nav(node: Any) -> Iterator[str]:
 
 
 def test_each_page_is_in_the_navigation() -> None:
-    listed = list(_nav(tomllib.loads(tool_modules.tool("site_pages").settings())["project"]["nav"]))
+    listed = list(_nav(parse_toml(tool_modules.tool("site_pages").settings())["project"]["nav"]))
     assert len(listed) == len(set(listed))
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     pages |= set(map(str, tool_modules.made_pages()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,12 +11,8 @@ from pathlib import Path
 import pytest
 
 from gputop.advice.registry import RULES
+from gputop.rules.toml_places import parse_toml
 from tests.source_trees import sources
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 TESTS = Path(__file__).parent
 MOST_ATTRIBUTES = 20
@@ -152,16 +147,20 @@ def test_docstrings_begin_with_a_noun_or_a_verb():
     assert not wrong, '"Return the …", "Run-to-run variation of a job": not "What …", "Whether …", "By …"'
 
 
+def contract(name: str) -> dict[str, list[str]]:
+    """Contract of import-linter whose name begins so."""
+    tools = parse_toml((TESTS.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    [named] = [each for each in tools["importlinter"]["contracts"] if each["name"].startswith(name)]
+    return named
+
+
 def test_each_module_of_a_rule_is_held_apart_from_the_others():
-    contracts = tomllib.loads((TESTS.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
-    [apart] = [rules["modules"] for rules in contracts["contracts"] if rules["name"] == "No rule knows another"]
+    apart = contract("No rule knows another")["modules"]
     assert set(apart) == {f"gputop.advice.{rule.module}" for rule in RULES}, "name it in pyproject.toml"
 
 
 def test_each_module_stands_in_one_wing():
-    contracts = tomllib.loads((TESTS.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
-    [layers] = [contract["layers"] for contract in contracts["contracts"] if contract["name"].startswith("Three wings")]
-    wings = [tuple(part.strip() for part in layer.split(":")) for layer in layers]
+    wings = [tuple(part.strip() for part in layer.split(":")) for layer in contract("Three wings")["layers"]]
     modules = {f"gputop.{source.name.removesuffix('.py').replace('/', '.')}" for source in sources()}
     parts = {module: [i for i, wing in enumerate(wings) for part in wing if f"{module}.".startswith(f"{part}.")]
              for module in modules if not module.endswith("__init__") and module not in OF_NO_WING}

@@ -25,7 +25,7 @@ import pytest
 
 from gputop.core.version import __version__
 from tests import environments
-from tests.environments import checked, find_tool
+from tests.environments import checked, find_python, find_tool
 from tools import make_completion
 
 ROOT = Path(__file__).parents[1]
@@ -153,20 +153,9 @@ def test_the_image_copies_what_a_build_needs(tmp_path: Path) -> None:
     assert len(copies) == 3 and _built(tmp_path / "src", "wheel", tmp_path).name.startswith(f"gputop_tf-{__version__}")
 
 
-def _interpreter(minor: int) -> str:
-    """That Python: the tests' own, one on the PATH that runs, or one of pyenv's."""
-    own = [sys.executable] if sys.version_info[1] == minor else []
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-    places = [*own, shutil.which(f"python3.{minor}"), *sorted(map(str, pyenv.glob(f"3.{minor}.*/bin/python")))]
-    for place in filter(None, places):
-        if not subprocess.run([place, "-c", "import venv"], capture_output=True).returncode:
-            return place
-    pytest.skip(f"no Python 3.{minor} here")
-
-
 @pytest.mark.parametrize("minor, installer, kind", _INSTALLS)
 def test_it_is_installed(minor: int, installer: str, kind: str, packed: dict[str, Path], tmp_path: Path) -> None:
-    python, file = _interpreter(minor), packed[kind]
+    python, file = find_python(minor), packed[kind]
     if installer == "pip":
         checked(python, "-m", "venv", tmp_path)
         checked(tmp_path / "bin" / "pip", "install", "--disable-pip-version-check", "-q", file)

@@ -27,6 +27,7 @@ MOST_LOW_GPUS = 12  # that are looked at
 _MAX_GPUS = 10**7  # that are counted, whatever a server says
 _CLOCK_FIGURES = ("clock_median", "clock_mad", "clocks", "low_clocks")
 _PEER = "peer_"
+_IDLE = ("idle:1", "idle:0")
 
 Key = tuple[str, str]  # of a group: its label and value; of a node: "" and its name
 Selection = tuple[tuple[str, str], ...]  # labels and their values, by which GPUs are asked for
@@ -91,6 +92,7 @@ class Idleness(Struct, frozen=True):
     that were there whoever held them, and that do nothing now."""
 
     idle: int
+    watched: int
     seen: int
     quiet: int
 
@@ -101,7 +103,7 @@ class Outliers(Struct, frozen=True):
     low_nodes: tuple[Series, ...]
     low_clocks: tuple[Series, ...]  # busy GPUs, the lowest first
     node_clocks: Mapping[tuple[Key, str], float]  # the median of a group's busy GPUs, by model
-    idle: Mapping[Key, Mapping[str, float]]  # of the groups that were asked for: did nothing; "seen"
+    idle: Mapping[Key, Mapping[str, float]]  # of the groups that were asked for: did nothing, or did; "seen"
     idle_gpus: tuple[Series, ...]
     target_counts: Mapping[str, float]  # "targets" and "down", and "gpus_before"
     down_targets: tuple[str, ...]  # nodes of some that do not answer
@@ -187,7 +189,7 @@ class FleetSeries(Struct, frozen=True, dict=True):
         for series in self.outlier_series:
             if (figure := figure_of(series)) in ("median", "mad", "node_median"):
                 middles.setdefault(self.key(series.labels), {})[figure] = series.value
-            elif figure in ("idle:1", "seen"):  # of each kind
+            elif figure in (*_IDLE, "seen"):  # of each kind
                 counts = idle.setdefault(self.key(series.labels), {})
                 counts[figure] = counts.get(figure, 0.0) + series.value
         low_clocks = {gpu_id(series.labels): series for series in self._named("low_clock")}
@@ -207,13 +209,13 @@ class FleetSeries(Struct, frozen=True, dict=True):
         if figures is None or (gpus := figures.count("gpus")) is None:
             return None
         if not figures.quiet:
-            return Idleness(0, gpus, 0)
-        if key not in self.idle_keys:
-            return None
+            return Idleness(0, gpus, gpus, 0)
         counts = self.outliers.idle.get(key, {})
-        idle, seen = (bounded(counts.get(figure, 0.0)) for figure in ("idle:1", "seen"))
+        idle, busy, seen = (bounded(counts.get(figure, 0.0)) for figure in (*_IDLE, "seen"))
         # One that was asked a moment before or after: GPUs that are not there now are nobody's idle ones.
-        return Idleness(min(idle, figures.quiet), min(seen, gpus), figures.quiet)
+        watched = min(idle + busy, gpus)
+        return Idleness(min(idle, figures.quiet), watched, min(seen, gpus), figures.quiet) if (
+            key in self.idle_keys) else None
 
     @cached_property
     def gpus(self) -> GpuDetails:

@@ -40,6 +40,7 @@ from gputop.cluster.slurm import SlurmJob
 from gputop.cluster.wanted import ACTIVITY as GPU_ACTIVITY
 from gputop.cluster.wanted import CLOCK, GPUS, GROUPS, IDLE
 from gputop.sources.exporters import ACTIVITY, CLUSTER_LABEL, gpu_of, node_of
+from gputop.text.units import first_few
 
 NO_GROUP: Key = ("", "")  # of the GPUs that no job holds
 _MAX_ON_NODE = 1000  # GPUs that are counted one by one, whatever a server says
@@ -142,14 +143,14 @@ class _Parts(Struct, frozen=True):
         """Return what is known of the idle GPUs of these groups, as the fields of a job that began at ``start_s``; the
         counts are unknown unless they are of all groups."""
         counts = [idleness for key in keys if (idleness := self.series.idleness(key)) is not None]
-        idle, seen, quiet = (
+        idle, watched, seen, quiet = (
             sum(getattr(each, name) for each in counts) if len(counts) == len(keys) else None
             for name in Idleness.__struct_fields__)
         names = tuple(f"{node_of(gpu.labels)}:{gpu_of(gpu.labels)}" for gpu in self.series.outliers.idle_gpus
                       if self.series.key(gpu.labels) in keys)
         idle_history, busy_history = (_since(history, start_s) for history in self._idle_history(keys))
         return {"idle_gpus": idle, "idle_history": idle_history, "idle": IdleGpus(
-            seen=seen, quiet=quiet, names=names, busy_history=busy_history)}
+            watched=watched, seen=seen, quiet=quiet, names=names, busy_history=busy_history)}
 
     def _slurm_job(self, key: Key, labels: Mapping[str, str]) -> tuple[SlurmJob | None, str]:
         """Slurm's job of this label, and the number that the label names it by."""
@@ -261,18 +262,13 @@ def target_problems(series: FleetSeries) -> list[Problem]:
     if down := int(outliers.target_counts.get("down", 0)):
         problems.append(Problem(
             f"{down} of {outliers.target_counts.get('targets', 0):.0f} exporters {'does' if down == 1 else 'do'} not "
-            f"answer: {_some(outliers.down_targets, down)}; their GPUs are missing here",
+            f"answer: {first_few(outliers.down_targets, 4, down)}; their GPUs are missing here",
             "On the node, check systemctl status nvidia-dcgm-exporter or the pod's log."))
     if empty := outliers.empty_targets:
         problems.append(Problem(
-            f"exporters answer without GPU metrics: {_some(empty, len(empty))}",
+            f"exporters answer without GPU metrics: {first_few(empty, 4)}",
             "This happens while dcgm-exporter starts and when the host engine has lost the GPU. Check its log."))
     return problems
-
-
-def _some(names: Sequence[str], count: int) -> str:
-    shown = ", ".join(names[:4])
-    return shown if count <= len(names[:4]) else f"{shown} and {count - len(names[:4])} more"
 
 
 def _mean(points: Sequence[Mapping[int, float]], weights: Sequence[int], slot: int) -> float | None:

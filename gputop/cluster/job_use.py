@@ -19,7 +19,7 @@ from gputop.cluster.promql import duration, either, matchers
 from gputop.core.errors import NoDataError
 from gputop.core.samples import NodeSample
 from gputop.sources.exporters import ACTIVITY_TITLES, gpu_of, node_of
-from gputop.text.units import clock_time, percent, printable, seconds
+from gputop.text.units import clock_time, first_few, percent, printable, seconds
 
 HOUR_S = 3600.0
 RECORDED_STEP_S = 60.0
@@ -171,9 +171,8 @@ def lines(use: JobUse, idle: float, bars: str) -> list[str]:
         rows.append(("power", f"{fmean(power):.0f} W per GPU on average, {sum(power) * hours / 1e3:.1f} kWh"))
     rows.append(("history", bars))
     if still:
-        more = f" and {len(still) - _NAMED} more" if len(still) > _NAMED else ""
         rows.append(("idle", f"{len(still)} of {_count(len(use.gpus), 'GPU')} were idle the whole time: "
-                             f"{', '.join(still[:_NAMED])}{more}"))
+                             f"{first_few(still, _NAMED)}"))
     if len(nodes) > 1:
         means = sorted((fmean(gpu.mean() or 0.0 for gpu in use.gpus if gpu.node == node), node) for node in nodes)
         rows.append(("nodes", f"from {percent(means[0][0])} ({means[0][1]}) to {percent(means[-1][0])} "

@@ -76,10 +76,11 @@ class Node(Group, frozen=True, kw_only=True):
 
 
 class IdleGpus(Struct, frozen=True, kw_only=True):
-    """The GPUs of a job that may be idle; None: not known. ``seen`` were there in all of the idle window, whoever held
-    them; of the others it is not known whether they did anything. ``quiet`` do nothing now, some of which are
-    ``names``. ``busy_history`` are the GPUs that did something: one without samples is not in it."""
+    """The GPUs of a job that may be idle; None: not known. ``watched`` were there in all of the idle window with this
+    job, ``seen`` whoever held them; of the others it is not known whether they did anything. ``quiet`` do nothing now,
+    some of which are ``names``. ``busy_history`` are the GPUs that did something: one without samples is not in it."""
 
+    watched: int | None = None
     seen: int | None = None
     quiet: int | None = None
     names: tuple[str, ...] = ()

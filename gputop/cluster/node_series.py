@@ -272,11 +272,11 @@ def _busy(alike: Sequence[_Member], limits: FleetLimits) -> list[_Member]:
 
 def _outliers(members: Sequence[_Member], alike: Sequence[_Member], limits: FleetLimits) -> Iterator[_Rows]:
     """Outliers, and the GPUs that were idle in all of the idle window."""
-    def lasting(since_s: Callable[[GpuPast], float]) -> Iterator[_Row]:
-        return _by((each for each in members if each.past.seen_s - since_s(each.past) >= limits.idle_s), "one", sum)
-
-    yield "seen", lasting(lambda past: past.first_s)
-    yield "idle:1", lasting(lambda past: max(past.held_s, past.busy_s))
+    watched = [each for each in members if each.past.seen_s - each.past.held_s >= limits.idle_s]
+    yield "seen", _by((each for each in members if each.past.seen_s - each.past.first_s >= limits.idle_s), "one", sum)
+    for figure, does_nothing in (("idle:1", True), ("idle:0", False)):
+        yield figure, _by((each for each in watched if (
+            each.past.seen_s - each.past.busy_s >= limits.idle_s) is does_nothing), "one", sum)
     yield "idle_gpu", _lowest((each.labels, each.activity) for each in alike
                               if each.activity is not None and each.activity < limits.idle)
     # Those that do nothing are no peers of those that work.

@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gputop.core.proc import process_ids
     from gputop.ranks.desync import lines as report_lines
+    from gputop.ranks.flight_recorder import read_files, read_of_processes
     from gputop.ranks.processes import ended_siblings, training_processes
     from gputop.ranks.stack_groups import jobs
 
@@ -61,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_OK
     first, last, processes, problem = _read(pids, native=args.native)
     lines, nccl = _nccl(first, last)
-    dumps = _dumps(pids, args.flight_recorder)
+    files = args.flight_recorder  # those that are named, else those that the processes have written
+    dumps = [read_files(files)] if files else read_of_processes(pids)
     by_job = [processes] if args.pids else jobs(processes)  # those that are named are compared
     _write(args, [*lines, *report_lines(dumps, time.time())], nccl, dumps, by_job)
     if problem is None and not any(process.threads for process in processes):
@@ -140,12 +142,6 @@ def _only_dumps(args: argparse.Namespace) -> int:
         raise NoDataError("; ".join(dumps.problems), "Name dumps that PyTorch has written, such as nccl_trace_rank_0.")
     _write(args, lines([dumps], time.time()), StacksNccl(problem="not asked: no PID"), [dumps], [])
     return EXIT_OK
-
-
-def _dumps(pids: Sequence[int], files: Sequence[str]) -> Sequence[Dumps]:
-    from gputop.ranks.flight_recorder import read_files, read_of_processes
-
-    return [read_files(files)] if files else read_of_processes(pids)
 
 
 def _agreed(pids: Sequence[int], native: bool) -> bool:

@@ -28,6 +28,7 @@ from gputop.core.proc import command_of, effective_uid, environ_of, process_ids,
 from gputop.profiler import sockets
 from gputop.profiler.sockets import Listener
 from gputop.profiler.xprof.probe import check_http2, probe
+from gputop.text.units import first_few
 
 Framework = Literal["TensorFlow", "JAX"]
 
@@ -316,8 +317,7 @@ _NAMED = 4  # processes in a sentence
 
 
 def _processes(pids: list[int]) -> str:
-    more = f" and {len(pids) - _NAMED} more" if len(pids) > _NAMED else ""
-    return f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids[:_NAMED]))}{more}"
+    return f"process{'es' if len(pids) > 1 else ''} {first_few(pids, _NAMED)}"
 
 
 def is_training(pid: int, proc: Path = Path("/proc")) -> bool | None:

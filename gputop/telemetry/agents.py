@@ -30,7 +30,7 @@ from gputop.core.samples import MAX_GPUS, OK, GpuSample, NodeSample, ProcessSamp
 from gputop.core.version import __version__
 from gputop.profiler.workers import MAX_HOSTS, expand_hostlist
 from gputop.text.programs import NO_SUCH_PROGRAM, ErrorTail
-from gputop.text.units import printable
+from gputop.text.units import first_few, printable
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History
@@ -86,11 +86,8 @@ def by_cause(problems: Mapping[str, NodeProblem]) -> list[Problem]:
     causes: dict[tuple[str, str], list[str]] = {}
     for name, problem in problems.items():
         causes.setdefault((problem.message, problem.fix), []).append(name)
-    out = []
-    for (message, fix), names in causes.items():
-        shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-        out.append(Problem(f"{shown}: {message}", fix.replace("NODE", names[0])))
-    return out
+    return [Problem(f"{first_few(names, _NAMED)}: {message}", fix.replace("NODE", names[0]))
+            for (message, fix), names in causes.items()]
 
 
 def is_name(text: str) -> bool:

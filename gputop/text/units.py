@@ -83,6 +83,12 @@ def counted_cpus(n: float) -> str:
     return f"{number} CPU{'' if number == '1' else 's'}"
 
 
+def first_few(names: Sequence[object], most: int, count: int | None = None) -> str:
+    """The first of so many names, for a sentence: "a, b and 3 more"."""
+    more = (count or len(names)) - len(names[:most])
+    return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
+
+
 def listed(parts: Sequence[str]) -> str:
     """The parts as a list in a sentence: "a", "a and b", "a, b, and c"."""
     return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])}, and {parts[-1]}"

@@ -332,9 +332,9 @@ def test_a_gpu_is_idle_since_its_job_has_it() -> None:
     cluster, asked = by_hand(lambda at_s: {"n1": NodeAnswer(hostname="n1", gpus=gpus(
         "n1", [0.0] * 8, slurm(5 if at_s < NOW + 600 else 6)))})
     (job,) = watch(cluster, asked, 1200).jobs
-    assert (job.id, job.idle_gpus, job.idle.seen, job.idle.quiet) == ("6", 0, 8, 8)
+    assert (job.id, job.idle_gpus, job.idle.watched, job.idle.seen, job.idle.quiet) == ("6", 0, 0, 8, 8)
     (job,) = watch(cluster, asked, 330).jobs
-    assert job.idle_gpus == 8
+    assert (job.idle_gpus, job.idle.watched) == (8, 8)
 
 
 def test_activities_of_two_kinds_are_not_compared_and_one_that_is_gone_is_not_known() -> None:

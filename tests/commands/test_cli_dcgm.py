@@ -32,23 +32,13 @@ def test_a_snapshot_in_which_no_gpu_gave_a_value_has_a_status_of_its_own(capsys:
     assert _status(session) == EXIT_NO_DATA and "the connection was lost" in capsys.readouterr().err
 
 
-def test_a_dash_is_standard_output(capsys: pytest.CaptureFixture[str], tmp_path: Path,
-                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["snapshot", "--demo", "--seconds", "0.1", "--format", "json", "-o", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["schema"] == "gputop.snapshot/1" and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("command", [["snapshot"], ["snapshot", "--source", "dcgm"], ["doctor"]])
-def test_a_wrong_address_is_wrong_usage(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*command, "--dcgm", "node:port"]) == 2
-    assert "--dcgm node:port is not the address" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", [["--dcgm-watch"], ["--dcgm", "node"], ["--dcgm-bindings", "/x"]])
-def test_options_that_contradict_the_driver_alone(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["snapshot", "--source", "nvml", *option]) == 2
-    assert "conflicts" in capsys.readouterr().err
+@pytest.mark.parametrize(("words", "message"), [
+    *(([*command, "--dcgm", "node:port"], "--dcgm node:port is not the address")
+      for command in (["snapshot"], ["snapshot", "--source", "dcgm"], ["doctor"])),
+    *((["snapshot", "--source", "nvml", *option], "conflicts")  # with the driver alone
+      for option in (["--dcgm-watch"], ["--dcgm", "node"], ["--dcgm-bindings", "/x"]))])
+def test_wrong_usage(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2 and message in capsys.readouterr().err
 
 
 def test_the_price_of_consent_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import mmap
 import os
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -215,9 +215,3 @@ def tpu_error(path: str, tpus: int) -> GputopError:
     """Error for a trace of so many TPUs: without what ran on them its host would seem to be all of it."""
     return GputopError(f"{path} is a trace of {counted(tpus, 'TPU')}, which gputop does not read.",
                        "Open the trace with XProf: pip install xprof; xprof --logdir FOLDER.")
-
-
-def listed(files: Sequence[Path]) -> str:
-    """The first few of the files, for a message."""
-    shown = ", ".join(str(f) for f in files[:4])
-    return shown if len(files) <= 4 else f"{shown} and {len(files) - 4} more"

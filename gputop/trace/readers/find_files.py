@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.core.findings import TraceNote
+from gputop.text.units import first_few
 from gputop.trace.readers.content import read_prefix, unreadable
 from gputop.trace.readers.formats import ACCEPTED, FORMATS, Format
 
@@ -157,8 +158,7 @@ def _called(name: str, runs: list[Run], folder: Path) -> Run:
 
 
 def _names(runs: list[Run]) -> str:
-    more = f" and {len(runs) - _LISTED} more" if len(runs) > _LISTED else ""
-    return ", ".join(run.name for run in runs[:_LISTED]) + more
+    return first_few([run.name for run in runs], _LISTED)
 
 
 def _newest_of_each_worker(format_: Format, files: list[Path], notes: list[TraceNote]) -> list[Path]:

@@ -9,13 +9,13 @@ from gputop.core.captured_samples import GpuCounters, joined
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.core.findings import TraceNote
 from gputop.text.commands import command_of
-from gputop.text.units import printable
+from gputop.text.units import first_few, printable
 from gputop.trace import limits
 from gputop.trace.complete_part import up_to_end_mark
 from gputop.trace.model import Trace
 from gputop.trace.quality import leave_out_lost_kernels, note_launches_without_kernels
 from gputop.trace.readers.capture_file import CaptureFile, capture_of, tightest
-from gputop.trace.readers.content import digest, listed, read_prefix, size_bytes
+from gputop.trace.readers.content import digest, read_prefix, size_bytes
 from gputop.trace.readers.find_files import files_at
 from gputop.trace.readers.formats import ACCEPTED, FORMATS, OTHER_FILES, Format
 from gputop.trace.readers.overview_file import overviews_of
@@ -49,7 +49,7 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
     _leave_out_copies(formats, notes)
     _count_files_once(formats, notes)
     if len({format_.id for format_ in formats.values()}) > 1:
-        raise GputopError(f"gputop cannot combine traces of different formats: {listed(list(formats))}.",
+        raise GputopError(f"gputop cannot combine traces of different formats: {first_few(list(formats), 4)}.",
                           "Analyze traces of one format at a time.", EXIT_USAGE)
     format_ = next(iter(formats.values()))
     trace = format_.read(list(formats))
@@ -88,8 +88,8 @@ def _leave_out_copies(formats: dict[Path, Format], notes: list[TraceNote]) -> No
     for file in copies:
         del formats[file]
     if copies:
-        notes.append(TraceNote("same_capture", f"{listed(copies)}: left out, because the XSpace next to it contains "
-                                                 "the same capture."))
+        notes.append(TraceNote("same_capture", f"{first_few(copies, 4)}: left out, because the XSpace next to it "
+                                                 "contains the same capture."))
 
 
 def _count_files_once(formats: dict[Path, Format], notes: list[TraceNote]) -> None:

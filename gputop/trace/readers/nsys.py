@@ -19,6 +19,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.text.units import first_few
 from gputop.trace import kernel_names
 from gputop.trace.builder import MAX_GPUS, TraceBuilder, row_hashes
 from gputop.trace.int_map import IntMap
@@ -26,7 +27,7 @@ from gputop.trace.launch_join import Launches, set_launches
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, LaunchShape, Line, MemoryKind, Trace, TraceGpu
 from gputop.trace.occupancy import sm_count, theoretical_occupancy
 from gputop.trace.quality import note_messages
-from gputop.trace.readers.content import MemoryWatch, listed, memory_limit, open_trace, too_big
+from gputop.trace.readers.content import MemoryWatch, memory_limit, open_trace, too_big
 
 _KERNELS, _COPIES, _MEMSETS, _GRAPHS = (
     f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"))
@@ -72,7 +73,7 @@ _ROW_BYTES = 4  # at least: its place on the page, length, id and header
 def read_files(files: Sequence[Path]) -> Trace:
     """One report. Raises as :func:`read_nsys`, and GputopError for several reports or one that is too big."""
     if len(files) > 1:
-        raise GputopError(f"gputop cannot combine several Nsight Systems reports: {listed(files)}.",
+        raise GputopError(f"gputop cannot combine several Nsight Systems reports: {first_few(files, 4)}.",
                           "Analyze one report at a time. If you run `nsys profile` on the whole job, it creates one "
                           "report for all ranks.", EXIT_USAGE)
     limit = memory_limit()
