@@ -29,6 +29,7 @@ _START = "start"
 _UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", _START)
 _UNRECORDED = WALL_PARTS["unrecorded"][0]
 _LATER = "capture again after the job has run for a while"
+_LONGER_RUN = "record a longer run of the program"
 MORE_RUNS = "trace more runs, because a timeline contains only one run"
 _SAMPLE = ("find out what the host does while the trace shows no events (py-spy record, or perf record for compiled "
            "code); in a loop, mark the steps and capture several")
@@ -167,15 +168,17 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     if steps is None and not a.gpus and unused:
         return no_verdict(f"no GPU work in the {recorded}", _USE_A_GPU + _RECORDED_BY[a.trace.format],
                           _seen(wall, "recorded time"))
+    # Nsight Systems records programs up to their exit, and then nothing is left to capture.
+    ended = a.trace.format == "nsys" and any(part.id == "end" for part in wall.parts)
     if _starts(a) and (steps is None or not steps.start_up):
-        return no_verdict(f"the {recorded} are mostly job startup", _LATER, _seen(wall, "recorded time"))
+        return no_verdict(f"the {recorded} are mostly job startup", _LONGER_RUN if ended else _LATER,
+                          _seen(wall, "recorded time"))
     if steps is None:
         little = _hardly_any_work(a)
         u = wall.unexplained
         silent = u is not None and u.per == "recording" and (u.silent_s or 0.0) >= _HALF * wall.recorded_s and not any(
             part.kind == "op" and part.time_s >= _HALF * wall.recorded_s for part in wall.parts)
         sample = _READ_AT_ONCE if any(part.kind == "managed" for part in wall.parts) else _SAMPLE
-        ended = any(part.id == "end" for part in wall.parts)  # nothing is left to capture
         longer = ("" if ended else f"{CAPTURE_LONGER}, if a step takes longer; or ") + "mark the steps in the loop"
         return no_verdict(f"{little or 'no complete step'} in the {recorded}", sample if silent else longer,
                           _seen(wall, "recorded time"), "" if little else limit)
