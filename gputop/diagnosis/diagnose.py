@@ -29,6 +29,7 @@ from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.steps import detect_steps
 from gputop.core.findings import Abstained, TraceNote
 from gputop.diagnosis.analyses import FIELDS, Given, start_analyses
+from gputop.diagnosis.wall_text import MORE_RUNS
 from gputop.render.step_parts import PART_IDS
 from gputop.text.units import counted, seconds
 from gputop.trace.complete_part import part_of
@@ -38,6 +39,7 @@ from gputop.trace.parallel import pool
 from gputop.trace.quality import is_cut_off
 from gputop.trace.readers.capture_file import capture_of
 from gputop.trace.readers.load import load
+from gputop.trace.threads import GRAPH_EXECUTOR
 
 # How a profiler that recorded the host alone records its GPU, by format.
 _RECORD_GPU = {
@@ -221,7 +223,9 @@ def _no_gpu(trace: Trace) -> TraceNote:
     if launches := len(host_rows(trace, LAUNCH_CALLS)):
         return TraceNote("lost_kernels", f"The trace has no GPU but {counted(launches, 'kernel launch', 'es')}, so the "
                                          f"profiler did not record the kernels. {how}")
-    if len(host_rows(trace, r"aten::(?:linear_backward|_?mps_)")):
+    if any(line.name.startswith(GRAPH_EXECUTOR) for line in trace.lines):
+        how = "Run the session with trace_level=FULL_TRACE, and with CUPTI's folder in LD_LIBRARY_PATH."
+    elif len(host_rows(trace, r"aten::(?:linear_backward|_?mps_)")):
         how = "Use torch.mps.profiler or Xcode's Instruments to record Apple GPUs."
     return TraceNote("lost_kernels", f"The trace shows no GPU, but the job used one. {how}")
 
@@ -232,12 +236,11 @@ def _notes(trace: Trace, steps: Steps | None, device_events: bool, clocks: Seque
     note_ids = {note.id for note in notes}
     if steps is None:
         notes.append(TraceNote("no_steps", (
-            "No steps found: the trace has no step markers, no calls to a step function, and no clearly repeated "
-            "kernel sequence. Shares refer to the time that is evaluated. Capture more than two steps, or mark the "
-            f"steps with {how_to_mark_steps(trace)}.")))
+            "No steps found: the trace has no step markers, no calls to a step function, and no repeated kernel "
+            "sequence that is surely a step. Shares refer to the time that is evaluated. Capture more than two steps, "
+            f"or mark the steps with {how_to_mark_steps(trace)}.")))
     elif steps.count < _FEW_STEPS:
-        more = ("trace more runs, because a timeline contains only one run" if steps.times.anchor == SESSION_RUN else
-                "capture a longer trace")
+        more = MORE_RUNS if steps.times.anchor == SESSION_RUN else "capture a longer trace"
         notes.append(TraceNote("few_steps", f"The recording contains only {counted(steps.count, 'complete step')}, so "
                                             f"the numbers are rough; {more}."))
     if steps is not None:

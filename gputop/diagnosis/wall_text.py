@@ -29,12 +29,14 @@ _START = "start"
 _UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", _START)
 _UNRECORDED = WALL_PARTS["unrecorded"][0]
 _LATER = "capture again after the job has run for a while"
-_MORE_RUNS = "trace more runs, because a timeline contains only one run"
+_LONGER_RUN = "record a longer run of the program"
+MORE_RUNS = "trace more runs, because a timeline contains only one run"
 _SAMPLE = ("find out what the host does while the trace shows no events (py-spy record, or perf record for compiled "
            "code); in a loop, mark the steps and capture several")
 _READ_AT_ONCE = ("copy all results to the host together before it reads them (prefetch to the CPU, or a copy), and "
                  "look at what the host computes with them")
-_USE_A_GPU = "check that the program runs on a GPU, and record "
+_ON_A_GPU = "check that the program runs on a GPU, and "
+_USE_A_GPU = f"{_ON_A_GPU}record "
 _RECORDED_BY = {"nsys": "all of its processes: nsys profile --trace=cuda,nvtx", "chrome": "with ProfilerActivity.CUDA"}
 CAPTURE_LONGER = "gputop capture PID --seconds 60 (add --force if it records less), or C in gputop's monitor"
 
@@ -166,15 +168,18 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     if steps is None and not a.gpus and unused:
         return no_verdict(f"no GPU work in the {recorded}", _USE_A_GPU + _RECORDED_BY[a.trace.format],
                           _seen(wall, "recorded time"))
+    # Nsight Systems records programs up to their exit, and then nothing is left to capture.
+    ended = a.trace.format == "nsys" and any(part.id == "end" for part in wall.parts)
     if _starts(a) and (steps is None or not steps.start_up):
-        return no_verdict(f"the {recorded} are mostly job startup", _LATER, _seen(wall, "recorded time"))
+        return no_verdict(f"the {recorded} are mostly job startup", _LONGER_RUN if ended else _LATER,
+                          _seen(wall, "recorded time"))
     if steps is None:
         little = _hardly_any_work(a)
         u = wall.unexplained
         silent = u is not None and u.per == "recording" and (u.silent_s or 0.0) >= _HALF * wall.recorded_s and not any(
             part.kind == "op" and part.time_s >= _HALF * wall.recorded_s for part in wall.parts)
         sample = _READ_AT_ONCE if any(part.kind == "managed" for part in wall.parts) else _SAMPLE
-        longer = f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop"
+        longer = ("" if ended else f"{CAPTURE_LONGER}, if a step takes longer; or ") + "mark the steps in the loop"
         return no_verdict(f"{little or 'no complete step'} in the {recorded}", sample if silent else longer,
                           _seen(wall, "recorded time"), "" if little else limit)
     if steps.start_up:
@@ -193,7 +198,7 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     if steps.count < ENOUGH_STEPS:
         longer = f"{CAPTURE_LONGER}; a longer capture also shows work that runs only every few hundred steps"
         return no_verdict(f"{counted(steps.count, 'step')} seen, {ENOUGH_STEPS} needed",
-                          _MORE_RUNS if steps.anchor == SESSION_RUN else longer,
+                          ("" if a.gpus else _ON_A_GPU) + MORE_RUNS if steps.anchor == SESSION_RUN else longer,
                           f"whole steps take {percent(share)} of the {recorded}", limit)
     for enough, of in ((parts_share(untold, _UNTOLD) < WORTH_SAYING, untold), (share >= _MIN_SHARE_IN_STEPS, least)):
         if not enough:

@@ -69,7 +69,7 @@ _DTYPES = tuple((dtype, re.compile(pattern, re.IGNORECASE)) for dtype, pattern i
     ("tf32", r"tf32|tensorop_s1688"),
     ("bf16", r"bf16|bfloat16|nvjet_tst"),
     ("fp16", r"f16|fp16|h884|h1688|h16816|\bhalf(?:_t)?\b|__half|c10::Half|Eigen::half|nvjet_hsh|hgemm|DT_HALF"),
-    ("int8", r"imma|i8816|i16832|\bint8|signed char"),
+    ("int8", r"imma|i8816|i16832|\bint8|(?<!un)signed char"),
     ("fp64", r"dgemm|_f64|\bdouble\b|d884|DT_DOUBLE"),
     ("fp32", r"sgemm|scudnn|_ffma_|_f32|\bfloat\b|DT_FLOAT")))
 

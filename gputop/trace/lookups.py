@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from gputop.trace.intervals import Spans, contains, joined, subtract, union
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, MemoryKind, Trace, once
+from gputop.trace.threads import GRAPH_EXECUTOR
 
 Mask = npt.NDArray[np.bool_]
 _SORTED_BELOW, _TABLE_BELOW = 1000, 1 << 20  # rows, and ids: a table for more is larger than what it spares
@@ -167,9 +168,10 @@ def outermost_rows(trace: Trace, rows: I64, *, by_name: bool = False) -> I64:
 
 
 def computes_on_cpu(trace: Trace) -> bool:
-    """Return whether the job of a trace without GPUs uses none: it has no memory on one and launches no kernels that
-    were not recorded."""
+    """Return whether the job of a trace without GPUs uses none: it has no memory on one, places no op of TensorFlow 1
+    there, and launches no kernels that were not recorded."""
     return not (trace.gpus or len(host_rows(trace, f"{LAUNCH_CALLS}|{_GPU_OPS}"))
+                or any(line.name.startswith(f"{GRAPH_EXECUTOR} GPU") for line in trace.lines)
                 or name_mask(trace, _GPU_MEMORY)[trace.allocator.allocator].any())
 
 

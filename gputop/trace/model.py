@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 # Stats of TensorFlow's host events whose value is a name (:class:`HostEvents`).
-TEXT_STATS = ("eager_op", "tf_function_call", "function_name", "name", "shapes")
+TEXT_STATS = ("eager_op", "tf_function_call", "function_name", "name", "shapes", "graph_type")
 
 
 class Kind(IntEnum):

@@ -38,6 +38,7 @@ def test_tear_down_is_the_end(call, kernels):
     assert "time_outside_steps" not in {f.id for f in analysis.findings} and "training loop" not in report
     assert "In the last 528 ms of the recording, the program" in report and analysis.wall_time is not None
     assert {part.id: round(part.time_s, 2) for part in analysis.wall_time.parts}["end"] == 0.53
+    assert "gputop capture" not in report  # nothing is left to capture
 
 
 def test_a_recording_without_any_length_has_no_end():
@@ -59,6 +60,8 @@ def test_the_first_use_of_a_library_is_the_start():
     analysis, report = judged(b)
     assert "time_outside_steps" not in {f.id for f in analysis.findings} and "training loop" not in report
     assert "The first 4.55 s of the recording are job startup, with loading" in report
+    assert "Do    capture again after" in report
+    assert "Do    record a longer run" in judged(b.host("cudaFree", 4_580_000, 900, "launch 0"))[1]
 
 
 @pytest.mark.parametrize(("kernels", "launch"), [(22, True), (22, False), (900, False)])

@@ -90,6 +90,7 @@ def test_kinds(name, kind):
     ("volta_scudnn_128x64_relu_interior_nn_v1", "fp32", False),
     ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>", "fp32", False),
     ("void tensorflow::BiasNHWCKernel<float>", "fp32", None),
+    ("void fused_dropout_kernel_vec<float, float>(TensorInfo<float>, TensorInfo<unsigned char>)", "fp32", None),
     ("loop_add_fusion", "unknown", None),
     ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "unknown", None),
 ])

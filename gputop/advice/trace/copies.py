@@ -21,8 +21,9 @@ from gputop.trace.intervals import coverage, intersect, union
 from gputop.trace.lookups import distinct, host_rows, migrations, name_mask, spans_of
 from gputop.trace.model import Kind, MemoryKind
 
-_H2D = ("Move fewer bytes to the GPU: send data in a compact type (uint8, bfloat16), convert it on the GPU, and keep "
-        "tables and constants there. Copy the next batch while the current one is being processed.")
+_FEWER = ("Move fewer bytes to the GPU: send data in a compact type (uint8, bfloat16), convert it on the GPU, and keep "
+          "tables and constants there.")
+_H2D = f"{_FEWER} Copy the next batch while the current one is being processed."
 _H2D_OF_A_PROGRAM = ("Keep arrays on the GPU from kernel to kernel (in OpenACC and OpenMP, a data region around the "
                      "loop). Copy only what changes, and copy the next part while the current one is being processed.")
 _SWAPPED = ("The step swaps tensors to host memory and back. Swap fewer of them, or swap them earlier. Or use a "
@@ -92,7 +93,7 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
             scaled=((_copies(facts, ["d2d"] if worst == "d2d" else ["h2d", "d2h"]).rows, 0.0),),
             assumes="Assumes that these copies are avoided or overlap with compute."),
         # JAX's host copies each array to pinned memory and back as well: that goes, too, and is not counted.
-        claim="about" if facts.framework == "jax" and worst != "d2d" else "measured")
+        claim=None if not facts.active else "about" if facts.framework == "jax" and worst != "d2d" else "measured")
 
 
 @once_per_trace
@@ -141,15 +142,16 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     if v.pageable is not None and not within:
         evidence["pageable_ratio"] = v.pageable
     fetch, fetch_snippet = fetch_fix(v.fetching, job)
-    h2d = _H2D_OF_A_PROGRAM if job.framework == "unknown" else _H2D
+    h2d = _H2D_OF_A_PROGRAM if job.framework == "unknown" else _H2D if v.claim else _FEWER
     action, pinned = {"h2d": h2d, "d2h": fetch, "d2d": _D2D.format(_FUSED_AWAY.get(job.framework, ""))}[v.worst], ""
     snippet = fetch_snippet if v.worst == "d2h" else _snippet(v.worst, job)
     if v.worst == "h2d" and v.pageable is not None:
         if v.pageable >= limit("copies_excessive.pageable"):
             action = _PAGEABLE + _PINNED.get(job.framework, _PINNED[""])
         else:
+            beside = " or overlapping with compute" if v.claim else ""
             pinned = _STAGED if job.framework == "jax" else (
-                " The memory is already pinned, so only moving fewer bytes or overlapping with compute helps.")
+                f" The memory is already pinned, so only moving fewer bytes{beside} helps.")
     rate = v.rates.get(f"{v.worst}_bytes_per_s")
     name = {"h2d": "to the GPU", "d2h": "back to the host", "d2d": "within the GPU"}[v.worst]
     why = f"For {percent(v.share)} of the {basis}, the GPUs only copy data{'' if within else ', mostly'} {name}"
@@ -163,7 +165,9 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     other = "d2h" if v.worst == "h2d" else "h2d"
     if not within and not v.back and not v.swapped and v.ways[other] >= limit("copies_excessive.share"):
         action += f" {fetch if other == 'd2h' else h2d}"
-    if within:
+    if v.claim is None:
+        how = "nothing shows which of these copies the job needs, because no kernel runs"
+    elif within:
         how = " or overlap with compute, and takes their share of the GPU's recorded time as that of the step"
     else:  # copies hide behind no more compute than there is
         how = " or overlap with compute" if v.compute >= v.share else (
@@ -171,7 +175,7 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     return Explanation(
         title=f"Copies{' within the GPU' if within else ''} take {percent(v.share)} of the {basis}", why=why + pinned,
         evidence=evidence, action=action, snippet=snippet, source=source("copies_excessive.share"),
-        gain="assumes that all exposed copies are avoided" + how)
+        gain=how if v.claim is None else f"assumes that all exposed copies are avoided{how}")
 
 
 def _rates(gpus: list[GpuUse], way: str, facts: TraceFacts) -> dict[str, float]:

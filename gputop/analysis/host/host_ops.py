@@ -12,7 +12,16 @@ from gputop.analysis.steps.model import Steps
 from gputop.core.findings import TraceNote
 from gputop.text.units import counted
 from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, merge, subtract, union
-from gputop.trace.lookups import LAUNCH_CALLS, Mask, host_rows, host_stat, name_mask, outermost_rows, spans_of
+from gputop.trace.lookups import (
+    LAUNCH_CALLS,
+    Mask,
+    computes_on_cpu,
+    host_rows,
+    host_stat,
+    name_mask,
+    outermost_rows,
+    spans_of,
+)
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import begun_within, nest
 from gputop.trace.threads import INPUT, MAIN, lines_of
@@ -60,8 +69,8 @@ def _types(trace: Trace, rows: I64, on_gpu: I64) -> list[OpType]:
     placed = np.zeros(names, bool)
     placed[host.name[rows[launches]]] = True
     placed[device.tf_op[on_gpu]] = True
-    # Whether there is any link from ops to GPUs at all; without GPUs everything is on the host.
-    linked = not trace.gpus or bool(placed.any())
+    # Whether there is any link from ops to GPUs at all; of a job without GPUs everything is on the host.
+    linked = computes_on_cpu(trace) or bool(placed.any())
     groups: dict[tuple[str, str | None], list[int]] = {}
     for i in np.flatnonzero((count > 0) | (device_ns > 0)).tolist():
         placement = "gpu" if placed[i] else "host" if linked else None

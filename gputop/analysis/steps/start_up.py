@@ -178,21 +178,23 @@ def _set_up(trace: Trace) -> _Found:
     """Calls that take long before a rank's first event on a GPU, and later the first of a name that reserves and frees
     no memory: they create the context or load modules. Calls that wait by their nature are left out: work that was
     launched before the recording leaves no event. Where CUDA itself begins in it there is none, and they set up until
-    the first event."""
+    the first event. If no call takes long until then, the context was made without an event, before the second call."""
     host, device = trace.host, trace.device
     rows = host_rows(trace, _API)
     if not len(rows) or not len(device):
         return _NOTHING
     begin = name_mask(trace, _BEGINS)[host.name[rows]]  # of the first: then nothing was launched before
-    # A library with its own runtime begins CUDA again. Profilers leave out the call by which OpenMP makes the context.
+    # A library with its own runtime begins CUDA again.
     follows = np.append(False, begin[:-1] & (host.line[rows[:-1]] == host.line[rows[1:]]))
-    silent_ns = host.start_ns[rows[1]] if "CtxSetFlags" in trace.names[host.name[rows[0]]] and follows[1:2].any() else 0
+    silent_ns = host.start_ns[rows[1]] if follows[1:2].any() else 0
     waits = name_mask(trace, _API_WAITS)[host.name[rows]]
     kept = ~waits | begin[0]
     rows, follows, waits = rows[kept], follows[kept], waits[kept]
     of_gpu = np.array([gpu.rank for gpu in trace.gpus], np.int64)[device.gpu]
     first_ns = {rank: int(device.start_ns[of_gpu == rank].min()) for rank in distinct(of_gpu).tolist()}
     until_ns = np.array([first_ns.get(line.rank, 0) for line in trace.lines], np.int64)[host.line[rows]]
+    if (np.minimum(host.end_ns[rows], until_ns) - host.start_ns[rows] >= _LOADING_NS).any():
+        silent_ns = 0
     if begin[0]:  # the first launch loads its module, also after a copy
         launches = name_mask(trace, LAUNCH_CALLS)[host.name[rows]]
         until_ns[launches] = device.start_ns[device.kind <= Kind.COLLECTIVE].min(initial=device.end_ns.max())
@@ -204,7 +206,9 @@ def _set_up(trace: Trace) -> _Found:
     before, keeps = host.start_ns[rows] < until_ns, name_mask(trace, _API_KEEPS)[host.name[rows]]
     long = end_ns - host.start_ns[rows] >= np.where(before & begin[0], _LOADING_NS, _WORTH_NAMING_NS)
     chosen = long & (before | follows | (first & ~keeps & ~waits))
-    return host.start_ns[rows[chosen]], end_ns[chosen], host.name[rows[chosen]].astype(np.int64)
+    name = host.name[rows].astype(np.int64)
+    name[:int(silent_ns > 0)] = -1
+    return host.start_ns[rows[chosen]], end_ns[chosen], name[chosen]
 
 
 def _found(spans: Spans) -> _Found:
@@ -321,7 +325,8 @@ def end_start_ns(trace: Trace) -> int | None:
 
 
 def what_started(spans: Sequence[StartUpSpan], until_ns: int) -> str:
-    """Work in the start up to then, for a sentence: of each kind the time and the longest by name."""
+    """Work in the start up to then, for a sentence: of each kind the time and the longest by name, "cudaMalloc and
+    others"."""
     of_kind: dict[str, list[StartUpSpan]] = {}
     for span in spans:
         if span.start_ns < until_ns:
@@ -329,8 +334,11 @@ def what_started(spans: Sequence[StartUpSpan], until_ns: int) -> str:
     parts = []
     for kind, alike in sorted(of_kind.items(), key=lambda item: -_length(item[1])):
         longest = max(alike, key=lambda span: span.end_ns - span.start_ns)
-        name = short_kernel(longest.what).split("<")[0]
-        parts.append(f"{_TEXTS[kind]} ({f'{name[:_NAME_CHARS]}, ' if name else ''}{seconds(_length(alike) / 1e9)})")
+        name = short_kernel(longest.what).split("<")[0][:_NAME_CHARS]
+        others = [span for span in alike if span.what != longest.what]
+        if name and _length(others) >= _WORTH_SAYING * _length(alike):
+            name += " and others"
+        parts.append(f"{_TEXTS[kind]} ({f'{name}, ' if name else ''}{seconds(_length(alike) / 1e9)})")
     return " and ".join(parts)
 
 

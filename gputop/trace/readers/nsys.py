@@ -36,7 +36,7 @@ _OS_CALLS = "OSRT_API"
 _ACTIVITIES = (_KERNELS, _COPIES, _MEMSETS, _GRAPHS, _CALLS, "NVTX_EVENTS")
 _TABLES = frozenset((*_ACTIVITIES, _OS_CALLS, "StringIds", "ThreadNames", "PROCESSES", "DIAGNOSTIC_EVENT",
                      "ENUM_CUDA_MEM_KIND", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", "TARGET_INFO_SYSTEM_ENV",
-                     "TARGET_INFO_SESSION_START_TIME"))
+                     "TARGET_INFO_SESSION_START_TIME", "ANALYSIS_DETAILS"))
 # CUpti_ActivityMemcpyKind; copies to and from arrays are classified by direction.
 _COPY_KINDS = {1: Kind.H2D, 2: Kind.D2H, 3: Kind.H2D, 4: Kind.D2H, 5: Kind.D2D, 6: Kind.D2D, 7: Kind.D2D,
                8: Kind.D2D, 10: Kind.P2P, 11: Kind.H2D, 12: Kind.D2H, 13: Kind.D2D}
@@ -164,8 +164,16 @@ class _Report:
         note_messages(builder, errors, warnings)
         if self._damage:
             builder.note("truncated", f"{self._path} is damaged ({self._damage[0]}); gputop uses the readable part.")
-        return builder.finish([self._path], to_unix_ns=self._to_unix(),
+        return builder.finish([self._path], to_unix_ns=self._to_unix(), windows_ns=self._window(),
                               empty_fix="Record with `nsys profile --trace=cuda,nvtx` while the job trains.")
+
+    def _window(self) -> dict[int, tuple[int, int]]:
+        """Begin and end of the recording of a program without work on a GPU: its calls of CUDA show little of it."""
+        if self._builder.device:
+            return {}
+        last = max((int(events.end_ns.max()) for events in self._builder.host), default=0)
+        return {line.rank: (0, ns) for ns in self._integers("ANALYSIS_DETAILS", ("duration",)).ravel().tolist()
+                if last <= ns < _MAX_NS for line in self._builder.lines}
 
     def _is_no_news(self, message: str) -> bool:
         """Return whether Nsight Systems only misses what gputop does not read, or what another process has."""

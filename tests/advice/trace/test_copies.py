@@ -20,6 +20,17 @@ def test_pinned_copies_are_not_advised_to_pin():
     assert v.worst == "h2d" and v.compute >= v.share  # all of it can hide
 
 
+def test_copies_of_steps_without_a_kernel_hide_behind_nothing():
+    b = Builder(gpus=1, format="chrome")
+    for i in range(12):
+        b.host(f"ProfilerStep#{i}", 10_000 * i, 9_900, "python").run(
+            0, 10_000 * i + 50, 9_800, "MemcpyH2D", kind=Kind.H2D, launch=10_000 * i + 10, size=147 << 20,
+            src=MemoryKind.PINNED, thread="python")
+    f = findings(b)["copies_excessive"]
+    assert f.gain.step_time is None and "no kernel runs" in f.gain.how and f.severity == "high"
+    assert "overlap" not in f.why + f.action and "next batch" not in f.action
+
+
 def test_copies_hide_behind_compute_and_pageable_ones_are_pinned():
     f = findings(copying(Kind.H2D, 18_000))["copies_excessive"]
     assert f.gain.step_time == pytest.approx(0.9, abs=0.02)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gputop.analysis.steps.compilations import CUDNN, rebuilt, trials
-from gputop.analysis.steps.start_up import start_end_ns, start_up_spans
+from gputop.analysis.steps.start_up import start_end_ns, start_up_spans, what_started
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.captured_samples import JobCpus
 from gputop.diagnosis.diagnose import analyze_trace
@@ -347,11 +347,21 @@ def test_a_library_with_its_own_runtime_begins_cuda_again(begin: str, begins: bo
     assert kinds(b.build()) == {"loading": pytest.approx(1.4 if begins else 0.2)}
 
 
-@pytest.mark.parametrize(("begin", "begins"), [("cuDevicePrimaryCtxSetFlags_v2", True), ("cuDeviceGetCount", False)])
-def test_the_context_of_openmp_is_made_without_an_event(begin: str, begins: bool) -> None:
+@pytest.mark.parametrize(("begin", "starts"), [
+    ("cuDevicePrimaryCtxSetFlags_v2", True), ("cuModuleGetLoadingMode", True), ("cuDeviceGetCount", False)])
+def test_a_context_may_be_made_without_an_event(begin: str, starts: bool) -> None:
     b = Builder(format="nsys").host(begin, 0, 2).host("cuStreamCreate", 72_000, 8)
     b.run(0, 73_000, 200, launch=72_990).host("cuDevicePrimaryCtxRelease_v2", 73_300, 17_000)
-    assert kinds(b.build()) == ({"loading": pytest.approx(0.072)} if begins else {})
+    spans = start_up_spans(b.build())
+    assert [(span.kind, span.what, span.end_ns) for span in spans] == ([("loading", "", 72_000_000)] if starts else [])
+    b.host("cudaMalloc", 70_000, 1_500)  # which makes it: until then the program does work of its own
+    assert "" not in {span.what for span in start_up_spans(b.build())}
+
+
+def test_a_sum_of_several_calls_is_not_said_to_be_one_of_them() -> None:
+    b = Builder(format="nsys").host("cudaMalloc", 0, 50_000).host("cudaStreamCreate", 60_000, 40_000)
+    note = what_started(start_up_spans(b.run(0, 100_000, 200, launch=99_990).build()), 1 << 60)
+    assert note == "loading of libraries and modules (cudaMalloc and others, 90.0 ms)"
 
 
 def captures(launched: bool) -> Builder:

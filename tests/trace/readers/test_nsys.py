@@ -36,6 +36,17 @@ def test_occupancy_is_reckoned_from_the_launch_shapes(tmp_path):
     assert trace.launch_shapes == [LaunchShape((264, 1, 1), (384, 1, 1), 168, 230_400, 12 / 64)]
 
 
+@pytest.mark.parametrize(("last_ns", "work", "window"), [
+    (1_500, False, (-1000, 7_999_000)), (9_000_000, False, None), (1_500, True, None)])
+def test_a_report_without_work_on_a_gpu_is_as_long_as_its_session(
+        tmp_path: Path, last_ns: int, work: bool, window: tuple[int, int] | None) -> None:
+    gpu = () if work else ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
+    trace = changed(
+        tmp_path, "CREATE TABLE ANALYSIS_DETAILS (duration INTEGER)", "INSERT INTO ANALYSIS_DETAILS VALUES (8000000)",
+        ("UPDATE NVTX_EVENTS SET end = ? WHERE start = 1001", (last_ns,)), without=gpu)
+    assert trace.profile_window_ns == window
+
+
 def test_a_thread_without_a_name_has_that_of_its_program(tmp_path):
     trace = changed(tmp_path, "CREATE TABLE PROCESSES (globalPid INTEGER, pid INTEGER, name TEXT)",
                     ("INSERT INTO PROCESSES VALUES (?, 501, './build/solver')", (PROCESS[1],)))

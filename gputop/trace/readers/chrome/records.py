@@ -82,6 +82,7 @@ class Args(_OfTensorFlow, gc=False):
     tf_function_call: Any = UNSET
     function_name: Any = UNSET
     shapes: Any = UNSET
+    graph_type: Any = UNSET
 
 
 class Event(Struct, gc=False):

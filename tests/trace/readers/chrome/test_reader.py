@@ -185,6 +185,15 @@ def test_tensorboard_and_jax_export():
     assert trace.origin_ns == 0
 
 
+def test_keras_markers_of_tensorflow_2_2_are_named_by_their_phase() -> None:
+    trace = read({"traceEvents": [
+        {"ph": "M", "name": "process_name", "pid": 9, "args": {"name": "/host:CPU"}},
+        *({"ph": "X", "pid": 9, "tid": 4, "ts": 10.0 * i, "dur": 9.0, "name": "TraceContext",
+           "args": {"step_num": str(i), "graph_type": phase}} for i, phase in enumerate(("train", "train", "test")))]})
+    assert [trace.names[i] for i in trace.host.name] == ["train", "train", "test"]
+    assert "graph_type" not in trace.host.stats and trace.host.stats["step_num"][1].tolist() == [0, 1, 2]
+
+
 def test_rows_beside_the_streams_are_left_out_and_said_where_they_are_not_known():
     rows = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}}]
     for tid, name in enumerate((

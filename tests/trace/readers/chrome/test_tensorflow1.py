@@ -46,6 +46,18 @@ class Timeline:
         return trace
 
 
+@pytest.mark.parametrize(("device", "says"), [
+    (GPU, "the GPU work was not recorded"), (CPU, "runs on a GPU, and trace")])
+def test_ops_on_a_gpu_without_its_kernels_are_no_work_of_the_cpu(device: int, says: str) -> None:
+    timeline = Timeline().op(CPU, "_SOURCE", "NoOp", 0, 1)
+    for i in range(40):
+        timeline.op(device, f"layer_{i}/MatMul", "MatMul", 100 + 300 * i, 200)
+    analysis = analyze_trace(timeline.trace())
+    assert says in " ".join(short_report(analysis, 1000).split())
+    assert analysis.ops is not None
+    assert {op.placement for op in analysis.ops.types} == ({None} if device == GPU else {"host"})
+
+
 def test_rows_are_of_the_executor_of_a_device_and_kernels_are_counted_once():
     trace = Timeline().op(CPU, "_SOURCE", "NoOp", 0, 1).model(100).op(STREAM, "edge_1", "MEMCPYHtoD", 50, 20).op(
         COPIES, "edge_1", "MEMCPYHtoD", 50, 20).trace()
