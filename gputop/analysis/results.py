@@ -20,6 +20,7 @@ from gputop.core.findings import Abstained, CombinedGain, Finding, TraceNote
 SCHEMA = "gputop.analysis/1"
 MAX_SEGMENTS = 2000  # of a critical path
 SESSION_RUN = "session.run of TensorFlow 1"  # an anchor of steps
+MORE_RUNS = "trace more runs, because a timeline contains only one run"  # what to do about a single one of these
 
 
 class TraceSummary(Struct, frozen=True):

@@ -20,7 +20,7 @@ from gputop.analysis.gpu.step_series import step_series
 from gputop.analysis.host.host_ops import host_ops, without_idle_gpus
 from gputop.analysis.host.unrecorded import unrecorded_note
 from gputop.analysis.layers.step_limits import limits
-from gputop.analysis.results import SESSION_RUN, Analysis, TraceSummary
+from gputop.analysis.results import MORE_RUNS, SESSION_RUN, Analysis, TraceSummary
 from gputop.analysis.steps import start_up
 from gputop.analysis.steps.membership import work_of_steps
 from gputop.analysis.steps.model import Steps
@@ -29,7 +29,6 @@ from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.steps import detect_steps
 from gputop.core.findings import Abstained, TraceNote
 from gputop.diagnosis.analyses import FIELDS, Given, start_analyses
-from gputop.diagnosis.wall_text import MORE_RUNS
 from gputop.render.step_parts import PART_IDS
 from gputop.text.units import counted, seconds
 from gputop.trace.complete_part import part_of

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from msgspec import Struct
 
-from gputop.analysis.results import SESSION_RUN, Analysis, RankWallTime, WallPart, WallTime
+from gputop.analysis.results import MORE_RUNS, SESSION_RUN, Analysis, RankWallTime, WallPart, WallTime
 from gputop.core.findings import HIGH_SHARE
 from gputop.render.finding_text import DO, VerdictLines, VerdictRow
 from gputop.render.step_parts import HOST_KINDS, WALL_PARTS
@@ -30,7 +30,6 @@ _UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", _START)
 _UNRECORDED = WALL_PARTS["unrecorded"][0]
 _LATER = "capture again after the job has run for a while"
 _LONGER_RUN = "record a longer run of the program"
-MORE_RUNS = "trace more runs, because a timeline contains only one run"
 _SAMPLE = ("find out what the host does while the trace shows no events (py-spy record, or perf record for compiled "
            "code); in a loop, mark the steps and capture several")
 _READ_AT_ONCE = ("copy all results to the host together before it reads them (prefetch to the CPU, or a copy), and "
