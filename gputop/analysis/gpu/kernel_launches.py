@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gputop.analysis.results import KernelRow, Kernels
 from gputop.analysis.steps.model import Steps
-from gputop.trace.lookups import alphabetical, name_mask, numbered
+from gputop.trace.lookups import alphabetical, detect_framework, name_mask, numbered
 from gputop.trace.model import I64, Kind, Trace
 
 # Of the job's first steps, in which it compiles, tries algorithms and fills its caches. gputop's own figure.
@@ -26,7 +26,6 @@ _WARM_UP_LAUNCHES = 10  # where no steps are known
 _MAX_KERNELS = 16  # those of less time are not worth a look
 _ENOUGH_STEPS = 32  # tell which launch of a step is the longest: all of a trace of two million events take 0.6 s
 _REPORT = "gputop-kernel"  # the file of ncu's report, to which it adds .ncu-rep
-_ANY_JOB = "python train.py"
 _PLAIN = re.compile(r"[\w@%+=:,./-]+(?: [\w@%+=:,./-]+)*", re.ASCII)  # a shell takes it as it stands, nothing is hidden
 _SPECIAL = re.compile(r"([.^$*+?()\[\]{}|\\])")
 _CUT = re.compile(r"[<(\[]")
@@ -67,7 +66,7 @@ def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kern
     ends = np.cumsum(np.bincount(code_of, weights=np.bincount(name_of, minlength=len(names))).astype(np.int64))
     processes = [(gpu.host, gpu.rank) for gpu in trace.gpus]
     process = np.array([processes.index(key) for key in processes], np.int64)  # of each GPU
-    job = trace.job if _PLAIN.fullmatch(trace.job) else _ANY_JOB
+    job = _command(trace)
 
     @cache
     def fits(code: int) -> tuple[I64, I64, I64, I64]:
@@ -91,6 +90,12 @@ def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kern
     worth = [row.name for row in kernels.by_name if not row.collective][:_MAX_KERNELS]
     return replace(kernels, by_name=tuple(
         replace(row, ncu=line(row)) if row.name in worth else row for row in kernels.by_name))
+
+
+def _command(trace: Trace) -> str:
+    if _PLAIN.fullmatch(trace.job):
+        return trace.job
+    return "./program" if detect_framework(trace) == "unknown" else "python train.py"
 
 
 def _skipped(launched_ns: I64, length_ns: I64, edges_ns: I64 | None) -> int:

@@ -77,6 +77,11 @@ def test_a_job_s_command_stands_there_where_a_shell_takes_it_as_it_is(job: str, 
     assert lines(trace)[GEMM].endswith(f" -o gputop-kernel {command}")
 
 
+def test_a_program_without_a_framework_is_not_called_one_of_python() -> None:
+    trace = Builder(format="nsys").run(0, 0, 50, "solve(float*)", launch=0).build()
+    assert lines(trace)["solve(float*)"].endswith(" ./program")
+
+
 @pytest.mark.parametrize(("kernel", "function"), [
     ("volta_sgemm_128x64_nn", "volta_sgemm_128x64_nn"),
     ("void at::native::vectorized_elementwise_kernel<4, at::native::f(at::X&)::{lambda()#1}>(int)",
