@@ -159,22 +159,22 @@ def numbered_ranges(trace: Trace) -> NumberedRanges | None:
     rows = rows[lines_of(trace, MAIN)[host.line[rows]]] if len(rows) else rows
     if len(rows) < _FEWEST:
         return None
-    of_rank: dict[int, list[_Family]] = {}
+    of_rank: dict[tuple[str, int], _Family] = {}  # of several threads of a process the one with most launches and time
     for line, indices in by_line(host.line[rows]).items():
-        of_rank.setdefault(trace.lines[line].rank, []).extend(_families(trace, rows[indices], trace.lines[line].rank))
-    every = [family for of_one in of_rank.values() for family in of_one]
-    if not every:
+        for family in _families(trace, rows[indices], trace.lines[line].rank):
+            key = family.name, trace.lines[line].rank
+            of_rank[key] = min(of_rank.get(key, family), family, key=lambda one: one.order)
+    if not of_rank:
         return None
     # The same family in all processes: the first of that which has most launches and time in all of them.
     sums: dict[str, _Family] = {}
-    for family in every:
+    for family in of_rank.values():
         before = sums.get(family.name, _Family(family.name, family.rows, 0, 0))
         sums[family.name] = before._replace(launches=before.launches + family.launches,
                                             time_ns=before.time_ns + family.time_ns)
     name = min(sums.values(), key=lambda family: family.order).name
-    chosen = [min(named, key=lambda family: family.order) for families in of_rank.values()
-              if (named := [family for family in families if family.name == name])]
-    beside = [family.rows for family in every if family.evaluates and family.name != name]
+    chosen = [family for family in of_rank.values() if family.name == name]
+    beside = [family.rows for family in of_rank.values() if family.evaluates and family.name != name]
     # Numbers that start over do not say which steps of several processes are one: those of the first are taken.
     repeated = next((family.repeated for family in chosen if family.repeated is not None), None)
     return NumberedRanges(name, np.sort(np.concatenate([family.rows for family in chosen])), chosen[0].evaluates,

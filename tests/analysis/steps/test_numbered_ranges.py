@@ -170,6 +170,9 @@ def test_a_thread_that_prepares_batches_does_not_mark_the_steps():
     for i in range(40):
         b.host(f"batch {i}", i * 20, 15, "loader")
     assert find_steps(b.build()).times.anchor == 'ranges "step N"'
+    for i in range(12):  # also where the loop marks its part of the step by the same name
+        b.host(f"batch {i}", i * 100 + 1, 90)
+    assert find_steps(b.build()).times.anchor == 'ranges "step N"'
 
 
 def test_evaluation_ends_a_step_and_is_a_loop_of_its_own():
