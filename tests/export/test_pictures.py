@@ -84,6 +84,7 @@ def test_shares_of_the_step_fill_its_bar() -> None:
     text = to_html(document(session()))
     widths = [float(w) for w in re.findall(r'<span style="width:([\d.]+)%;background', text)]
     assert len(widths) == 6 and sum(widths) == pytest.approx(100, abs=0.01)
+    assert text.index("</i>compute<b>") < text.index("</i>input wait<b>"), "the legend begins with the largest"
 
 
 def test_a_small_share_is_no_zero_and_a_missing_figure_says_why() -> None:

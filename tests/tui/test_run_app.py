@@ -61,7 +61,7 @@ async def test_its_output_is_shown_as_it_grows(job):
         await until(pilot, lambda: "up" in str(output.text))
         assert job.log.name in str(app.screen.query_one("#popup").border_title)
         job.send(signal.SIGUSR1)
-        await until(pilot, lambda: "USR1" in str(output.text))
+        await until(pilot, lambda: "up\nUSR1" in str(output.text))
         await pilot.press("escape")
         await until(pilot, lambda: not isinstance(app.screen, Output))
 

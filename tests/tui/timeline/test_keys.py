@@ -265,6 +265,11 @@ async def test_the_mouse() -> None:
         await pilot.pause()
         assert canvas.view.start_ns > before.start_ns and canvas.view.span_ns == pytest.approx(before.span_ns, abs=2)
 
+        view = canvas.view
+        canvas.post_message(events.MouseScrollDown(canvas, **{**scroll, "x": 2}))
+        await pilot.pause()
+        assert canvas.view == view, "over the labels it goes through the rows"
+
         start = canvas.view.start_ns
         await pilot.mouse_down(canvas, offset=(x, y))
         await pilot.hover(canvas, offset=(x - 10, y))
