@@ -59,7 +59,7 @@ _OWN = re.compile(
     r"unique_sorted_mask)$")
 
 
-_QUEUE, _EXECUTION = "tf_XLAPjRtCpuClient", "ThunkExecutor::Execute"
+_QUEUE, _EXECUTION = ("tf_XLAPjRtCpuClient", "tf_XLATfrtCpuClient"), "ThunkExecutor::Execute"  # before 2025: TFRT
 # Calls between two executions; and share of an execution, of which the usual pause before it is less. gputop's own
 # figures.
 _SEVERAL, _HARDLY = 3, 0.1
@@ -131,12 +131,13 @@ def by_executions(trace: Trace, anchors: Anchors) -> Anchors:
     """The steps as the executions of the function whose calls these are, where several calls come between two of these,
     or several of these between two calls, and the thread that executes hardly pauses between two programs, nor runs two
     at once as for several devices; else as they are."""
-    host = trace.host
+    host, (op_rows, module) = trace.host, host_stat(trace.host, "hlo_module")
+    if len(trace.device) or not len(op_rows):
+        return anchors
     queue = np.array([*(line.name.startswith(_QUEUE) for line in trace.lines), False], bool)
     rows, begun = (host_rows(trace, pattern, queue) for pattern in (_EXECUTION, rf"{_EXECUTION}$"))
-    op_rows, module = host_stat(host, "hlo_module")
     start = host.start_ns[outermost_rows(trace, begun, by_name=True)]
-    if len(trace.device) or len(start) < FEWEST or not len(op_rows):
+    if len(start) < FEWEST:
         return anchors
     until = np.maximum.accumulate(host.end_ns[rows])[np.searchsorted(host.start_ns[rows], start[1:]) - 1]
     pause = start[1:] - until
