@@ -7,6 +7,7 @@ Every check is a function of what it reads (a file tree, the driver's facts), so
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -86,7 +87,7 @@ def examine(logdir: Path, attach: Sequence[str] = (), env: Mapping[str, str] | N
         Task("profiler_servers", "Profiler servers", lambda: jobs.servers(facts, root)),
     ], deadline_s)
     checks = on_driver.results() + on_node.results()
-    checks.sort(key=lambda check: _ORDER.index(check.id.rstrip("0123456789")))  # stable: GPUs stay in their order
+    checks.sort(key=lambda check: _ORDER.index(re.split(r"\d", check.id)[0]))  # stable: GPUs stay in their order
     return Examination(tuple(checks), driver.no_gpu(facts))
 
 

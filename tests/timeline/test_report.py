@@ -17,7 +17,7 @@ from tests.analysis.host.stack_samples import sampled
 from tests.records import replace
 from tests.timeline.make import find_idle_gaps
 from tests.trace.build import Builder, keras_steps
-from tests.tui.timelines import timeline_of
+from tests.timeline.make import timeline_of
 
 DLRM = Path(__file__).resolve().parents[3] / "shared" / "data" / "dlrm_8gpu_v100"
 CAPTURE = Path(__file__).resolve().parents[1] / "data" / "keras3_fast.xplane.pb.gz"
