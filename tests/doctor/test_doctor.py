@@ -17,7 +17,7 @@ from gputop.core.errors import GputopError
 from gputop.doctor import dcgm, driver, jobs, node
 from gputop.doctor.check import Check, Result, RunningTasks, Task
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts, facts_from
-from gputop.doctor.examine import Examination, print_report, to_text
+from gputop.doctor.examine import Examination, examine, print_report, to_text
 from gputop.profiler.discovery import Discovery, ProfilerServer
 from tests import dcgm_double
 from tests.dcgm_double.scene import Scene
@@ -397,6 +397,8 @@ def test_a_job_that_any_user_can_command_is_named(tmp_path: Path) -> None:
     checks = {check.id: check for check in jobs.servers(DriverFacts(), tmp_path, Discovery)}
     check = checks["process_10_kineto"]
     assert check.status == "warn" and "Any user of this node" in check.detail and "gputop run" in (check.fix or "")
+    ids = [check.id for check in examine(tmp_path, env={}, root=tmp_path).checks]
+    assert ids.index("process_10_kineto") < ids.index("disk")
 
 
 def test_without_a_gpu_the_jobs_are_those_that_have_a_framework_loaded(tmp_path: Path) -> None:
