@@ -15,9 +15,8 @@ from gputop.tui.timeline.descriptions import idle_gap_lines, idle_total_lines
 from tests.advice.trace.traces import healthy, input_bound, job
 from tests.analysis.host.stack_samples import sampled
 from tests.records import replace
-from tests.timeline.make import find_idle_gaps
+from tests.timeline.make import find_idle_gaps, timeline_of
 from tests.trace.build import Builder, keras_steps
-from tests.timeline.make import timeline_of
 
 DLRM = Path(__file__).resolve().parents[3] / "shared" / "data" / "dlrm_8gpu_v100"
 CAPTURE = Path(__file__).resolve().parents[1] / "data" / "keras3_fast.xplane.pb.gz"
