@@ -30,12 +30,11 @@ def profiler_steps(trace: Trace) -> Anchors | None:
 
 def session_run(trace: Trace) -> Anchors | None:
     """The one ``session.run`` that a timeline of TensorFlow 1 holds; of several, where files were joined into one, each
-    up to the next: the graph's source runs once in each."""
-    devices = [line.name.partition("/")[0] if line.name.startswith(GRAPH_EXECUTOR) else "" for line in trace.lines]
-    if not any(devices):
+    up to the next: the source of the graph's part on one device of one task runs once in each."""
+    if not any(line.name.startswith(GRAPH_EXECUTOR) for line in trace.lines):
         return None
     (begin, end), sources = trace.window_ns, host_rows(trace, "_SOURCE:")
-    sources = sources[[devices[i] == devices[trace.host.line[sources[0]]] for i in trace.host.line[sources].tolist()]]
+    sources = sources[trace.host.line[sources] == trace.host.line[sources[:1]]]
     start = np.unique(trace.host.start_ns[sources])  # a run may have been drawn several times
     edges = start if len(start) > 1 else np.array([begin, end])
     start = edges[:max(len(start), 1)]

@@ -136,6 +136,18 @@ def test_runs_that_were_joined_into_one_file_are_steps():
     assert analysis.steps is not None and analysis.steps.count == 5 and abs(analysis.steps.median_s - 0.02) < 1e-3
 
 
+def test_a_run_over_several_tasks_is_one_step():
+    """Each task's part of the graph has a source."""
+    timeline = Timeline()
+    for task, name in enumerate(("ps/replica:0/task:0", "worker/replica:0/task:0", "worker/replica:0/task:1")):
+        pid = len(PROCESSES) + 1 + task
+        timeline.events.append({"ph": "M", "name": "process_name", "pid": pid,
+                                "args": {"name": f"/job:{name}/device:CPU:0 Compute"}})
+        timeline.op(pid, "_SOURCE", "NoOp", 130 * task, 3).op(pid, "MatMul", "MatMul", 5_000 + 130 * task, 700)
+    steps = analyze_trace(timeline.trace()).steps
+    assert steps is not None and steps.count == 1 and abs(steps.median_s - 5.96e-3) < 1e-5
+
+
 def test_a_run_that_was_drawn_several_times_is_one_step():
     """As by ``generate_chrome_trace_format`` of several timelines of the same ``step_stats``."""
     timeline = Timeline()
