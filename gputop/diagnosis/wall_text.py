@@ -121,7 +121,7 @@ def no_verdict(reason: str, do: str, *seen: str) -> VerdictLines:
 def doubt(a: Analysis, clean: bool, about: str) -> VerdictLines | None:
     """The lines that say why a recording without large findings is not enough for a verdict; None where it is."""
     # "No cause found" is not said above a cause that is small only because so little of the job was recorded.
-    caused = any(f.evidence.get("share_ratio", 0) >= HIGH_SHARE for f in a.findings)
+    caused = any(max(f.evidence.get("share_ratio", 0), f.gain.step_time or 0) >= HIGH_SHARE for f in a.findings)
     few = caused or a.steps is None if _hardly_any_work(a) else (
         caused and a.steps is not None and a.steps.unit == "period")
     # Then it shows no loop, whatever it idles for.

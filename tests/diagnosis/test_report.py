@@ -104,6 +104,19 @@ def test_much_exposed_communication_is_no_small_problem_where_its_saving_is_not_
     assert limit_of(a)== "NO CAUSE FOUND: exposed communication takes 70% of the step"
 
 
+def test_a_large_cause_of_a_single_step_is_not_denied():
+    b = Builder().host("ProfilerStep#1", 0, 65_000)
+    b.run(0, 40, 41_000, "MemcpyH2D", kind=Kind.H2D, launch=20, size=150 << 20)
+    for i in range(12):
+        b.run(0, 41_050 + 1_990 * i, 1_980, f"add {i}", launch=60 + 20 * i)
+    a, cause = analyze_trace(b.build()), analyze_trace(launch_bound().build()).findings[0]
+    cause = replace(cause, severity="low", evidence={})
+    copies = "copies without overlapping compute take 63% of the step"
+    assert limit_of(a) == f"NO CAUSE FOUND: {copies}"
+    caused = limit_of(replace(a, findings=[cause]))
+    assert caused.startswith("NO VERDICT: 1 step seen, 20 needed") and copies in caused
+
+
 def test_simulated_traces_are_marked():
     trace = healthy().build()
     assert "SIMULATED" not in text_report(analyze_trace(trace))

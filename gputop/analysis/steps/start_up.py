@@ -161,7 +161,7 @@ def _first_convolutions(trace: Trace) -> I64:
 
 def _first_ops(trace: Trace) -> I64:
     """Ops of a timeline of TensorFlow 1 that take far longer than usual before a GPU that has nothing to do: they load
-    libraries and kernels. Those that receive wait for others, and convolutions try algorithms."""
+    libraries and kernels, as does a convolution that tries out none. Those that receive wait for others."""
     host, device = trace.host, trace.device
     rows = np.flatnonzero(np.isin(host.line, [
         number for number, line in enumerate(trace.lines) if line.name.startswith(f"{GRAPH_EXECUTOR} GPU")]))
@@ -170,7 +170,7 @@ def _first_ops(trace: Trace) -> I64:
     length = host.end_ns[rows] - host.start_ns[rows]
     rows = rows[length >= max(_WORTH_NAMING_NS, _FAR_LONGER * float(np.median(length)))]
     busy = coverage(union(device.start_ns, device.end_ns), host.start_ns[rows], host.end_ns[rows])
-    others = name_mask(trace, r"(?:.*:)?(?:_?(?:Host)?Recv|\w*Conv[23]D)")[host.name[rows]]
+    others = name_mask(trace, r"(?:.*:)?_?(?:Host)?Recv")[host.name[rows]]
     return rows[(busy < _IDLE * (host.end_ns[rows] - host.start_ns[rows])) & ~others]
 
 

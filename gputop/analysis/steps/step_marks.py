@@ -30,12 +30,11 @@ def profiler_steps(trace: Trace) -> Anchors | None:
 
 def session_run(trace: Trace) -> Anchors | None:
     """The one ``session.run`` that a timeline of TensorFlow 1 holds; of several, where files were joined into one, each
-    up to the next: the graph's source runs once in each."""
-    devices = [line.name.partition("/")[0] if line.name.startswith(GRAPH_EXECUTOR) else "" for line in trace.lines]
-    if not any(devices):
+    up to the next: the source of the graph's part on one device of one task runs once in each."""
+    if not any(line.name.startswith(GRAPH_EXECUTOR) for line in trace.lines):
         return None
     (begin, end), sources = trace.window_ns, host_rows(trace, "_SOURCE:")
-    sources = sources[[devices[i] == devices[trace.host.line[sources[0]]] for i in trace.host.line[sources].tolist()]]
+    sources = sources[trace.host.line[sources] == trace.host.line[sources[:1]]]
     start = np.unique(trace.host.start_ns[sources])  # a run may have been drawn several times
     edges = start if len(start) > 1 else np.array([begin, end])
     start = edges[:max(len(start), 1)]
@@ -47,22 +46,26 @@ def step_markers(trace: Trace) -> Anchors | None:
 
     1. Of the thread with most of them.
     2. Of ``train``, ``test`` and ``predict`` the first; of other names the one that takes most time.
-    3. Markers of each name end a step, but those of evaluations and predictions that each step holds.
+    3. Markers of each name end a step, but those of evaluations and predictions that each step holds. A name that ends
+       with the number, "train 109" of XProf's viewer, is the one without.
     """
     host = trace.host
     all_rows, numbers = host_stat(host, "step_num")
     if not len(all_rows):
         return None
-    rows = all_rows[host.line[all_rows] == busiest_line(trace, host.line[all_rows])]
-    name = host.name[rows]
-    phase_of = {marker: _KERAS2_MARKERS.get(trace.names[marker], UNKNOWN) for marker in np.unique(name).tolist()}
+    kept = host.line[all_rows] == busiest_line(trace, host.line[all_rows])
+    rows, marker_of = all_rows[kept], dict[str, int]()
+    named = zip(host.name[rows].tolist(), numbers[kept].tolist(), strict=True)
+    name = np.array([marker_of.setdefault(trace.names[i].removesuffix(f" {number}"), i) for i, number in named])
+    title_of = {marker: title for title, marker in marker_of.items()}
+    phase_of = {marker: _KERAS2_MARKERS.get(title, UNKNOWN) for marker, title in title_of.items()}
     loop = select_loop(trace, name, host.end_ns[rows] - host.start_ns[rows], phase_of)
     inside, phases_inside = within_each_step(trace, rows, name, loop.function, phase_of)
     if phases_inside:
         rows, name = rows[~inside], name[~inside]
         loop = select_loop(trace, name, host.end_ns[rows] - host.start_ns[rows], phase_of)
     steps = rows[name == loop.function]
-    title, start, end, edges = (trace.names[loop.function], host.start_ns[steps], host.end_ns[steps],
+    title, start, end, edges = (title_of[loop.function], host.start_ns[steps], host.end_ns[steps],
                                 host.start_ns[rows])
     if names_parts(f"{title} 0"):
         number = [(value,) for value in numbers[np.searchsorted(all_rows, steps)].tolist()]

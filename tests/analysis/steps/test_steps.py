@@ -22,6 +22,16 @@ def test_keras2_markers_of_training_win_and_longer_ones_of_evaluation_end_a_step
     assert steps.times.phase == "training" and "evaluation" in steps.times.left_out_s
 
 
+def test_markers_that_a_viewer_numbers_are_of_one_loop():
+    b = Builder(gpus=0)
+    for i in range(109, 128):
+        b.host(f"train {i}", i * 100, 100 if i % 3 else 99, step_num=i)
+    b.host("test 0", 12_800, 300, step_num=0)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.times.anchor == "train markers with step_num" and steps.count == 19
+    assert steps.times.phase == "training" and "evaluation" in steps.times.left_out_s
+
+
 def test_keras3_calls_reach_to_the_next_call_and_the_last_is_left_out():
     steps = find_steps(keras_steps(Builder(gpus=0), 6, 100, 60, first=7).build())
     assert steps is not None and steps.count == 5 and steps.times.dropped == 1

@@ -108,12 +108,15 @@ def test_an_op_on_the_host_holds_up_the_gpu_that_waits_for_the_copy_of_its_resul
         assert abs(finding.evidence["host_ops_s"] - 9e-3) < 1e-4 and "LookupTableFindV2 prepares data" in finding.action
 
 
-def test_the_first_run_in_which_cudnn_chooses_is_a_start():
-    timeline = Timeline().model(460_000)
-    timeline.op(GPU, "conv-5/Conv2D", "Conv2D", 0, 440_000)
+@pytest.mark.parametrize(("tries", "what"), [
+    (True, "cuDNN autotuning (440 ms)"), (False, "loading of libraries and modules (440 ms)")])
+def test_the_first_run_in_which_cudnn_is_loaded_or_chooses_is_a_start(tries: bool, what: str):
+    timeline = Timeline().model(460_000).op(GPU, "conv-5/Conv2D", "Conv2D", 0, 440_000)
+    for i in range(60 if tries else 1):
+        timeline.op(STREAM, "conv-5/Conv2D", "Conv2D", 430_000 - 7_000 * i, 5_000)
     analysis = analyze_trace(timeline.trace())
-    assert analysis.steps is not None and "cuDNN autotuning" in analysis.steps.start_up
-    assert not analysis.findings and "are only job startup" in short_report(analysis)
+    assert analysis.steps is not None and analysis.steps.start_up == what
+    assert "are only job startup" in short_report(analysis)
 
 
 @pytest.mark.parametrize(("op", "busy", "loads"), [
@@ -134,6 +137,18 @@ def test_runs_that_were_joined_into_one_file_are_steps():
         timeline.model(run * 20_000 + 200)
     analysis = analyze_trace(timeline.trace())
     assert analysis.steps is not None and analysis.steps.count == 5 and abs(analysis.steps.median_s - 0.02) < 1e-3
+
+
+def test_a_run_over_several_tasks_is_one_step():
+    """Each task's part of the graph has a source."""
+    timeline = Timeline()
+    for task, name in enumerate(("ps/replica:0/task:0", "worker/replica:0/task:0", "worker/replica:0/task:1")):
+        pid = len(PROCESSES) + 1 + task
+        timeline.events.append({"ph": "M", "name": "process_name", "pid": pid,
+                                "args": {"name": f"/job:{name}/device:CPU:0 Compute"}})
+        timeline.op(pid, "_SOURCE", "NoOp", 130 * task, 3).op(pid, "MatMul", "MatMul", 5_000 + 130 * task, 700)
+    steps = analyze_trace(timeline.trace()).steps
+    assert steps is not None and steps.count == 1 and abs(steps.median_s - 5.96e-3) < 1e-5
 
 
 def test_a_run_that_was_drawn_several_times_is_one_step():
