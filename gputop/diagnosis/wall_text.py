@@ -12,6 +12,7 @@ from gputop.core.findings import HIGH_SHARE
 from gputop.render.finding_text import DO, VerdictLines, VerdictRow
 from gputop.render.step_parts import HOST_KINDS, WALL_PARTS
 from gputop.text.units import counted, percent, printable, seconds
+from gputop.trace.kernel_names import short_kernel
 
 WORTH_SAYING = 0.05  # share of the recording: a part that has to be named
 _WORTH_A_ROW = 0.0005
@@ -179,8 +180,9 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
             part.kind == "op" and part.time_s >= _HALF * wall.recorded_s for part in wall.parts)
         sample = _READ_AT_ONCE if any(part.kind == "managed" for part in wall.parts) else _SAMPLE
         longer = ("" if ended else f"{CAPTURE_LONGER}, if a step takes longer; or ") + "mark the steps in the loop"
-        return no_verdict(f"{little or 'no complete step'} in the {recorded}", sample if silent else longer,
-                          _seen(wall, "recorded time"), "" if little else limit)
+        do = sample if silent else (_long_kernel(a, wall) if little else "") or longer
+        return no_verdict(f"{little or 'no complete step'} in the {recorded}", do, _seen(wall, "recorded time"),
+                          "" if little else limit)
     if steps.start_up:
         return no_verdict(f"the {recorded} are only job startup", _LATER, f"the steps include {steps.start_up}", limit)
     if steps.phase not in ("training", "unknown"):
@@ -205,6 +207,16 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
             only = f"whole steps take only {percent(parts_share(of))} of the {recorded}{whose}"
             return no_verdict(only, CAPTURE_LONGER, _seen(of), limit)
     return None
+
+
+def _long_kernel(a: Analysis, wall: WallTime) -> str:
+    """What to do where one launch of a kernel takes half of the recording, so that no loop runs; "" where none does."""
+    longest = max((row for row in (a.kernels.by_name if a.kernels else ()) if not row.collective),
+                  key=lambda row: row.mean_s, default=None)
+    if longest is None or longest.mean_s < _HALF * wall.recorded_s:
+        return ""
+    return (f"optimize the kernel {printable(short_kernel(longest.name))} ({seconds(longest.mean_s)} per launch; ncu "
+            "shows what limits it), or split it into shorter ones")
 
 
 def _seen(wall: WallTime | RankWallTime, what: str = "the rest") -> str:

@@ -143,6 +143,17 @@ def test_a_lone_collective_is_named():
     assert report.startswith("NO VERDICT  only 1 collective in the 186 ms recorded")
 
 
+@pytest.mark.parametrize(("length", "named"), [(50_000_000, True), (20_000_000, False)])
+def test_a_kernel_that_is_the_whole_program_is_named_and_no_loop_is_marked(length, named):
+    b = Builder(format="nsys").host("cudaMalloc", 0, 30_000, "tool/17").host(
+        "cudaDeviceSynchronize", 31_000, 50_000_000, "tool/17")
+    b.run(0, 31_000, length, "void diverge<float>(int, double *)", launch=30_900, thread="tool/17")
+    _, report = judged(b)
+    assert report.startswith("NO VERDICT  only 1 kernel in the 50.0 s recorded")
+    assert ("Do    optimize the kernel diverge<…> (50.0 s per launch" in report) == named
+    assert not named or "mark the steps in the loop" not in report
+
+
 @pytest.mark.parametrize(("pause", "named"), [(3_000, True), (300_000, False)])
 def test_a_host_that_reads_managed_memory_is_named(pause, named):
     b = Builder(format="nsys").host("cudaMallocManaged", 0, 1_000, "tool/17").run(0, 1_100, 5_000, launch=1_050,
