@@ -16,7 +16,7 @@ from gputop.trace.kernel_names import short_kernel
 
 WORTH_SAYING = 0.05  # share of the recording: a part that has to be named
 _WORTH_A_ROW = 0.0005
-_HALF = 0.5  # share of a part: what fills it, names it
+_HALF, _SOME = 0.5, 0.2  # shares of a part: what fills it, names it; what its name has to leave out
 # Fewer steps show no rhythm of the job, and what is seldom not at all (TraceML: sure from 20 steps on).
 ENOUGH_STEPS = 20
 _FEW_STEPS, _FEW_KERNELS = 3, 20  # as few.steps, and few.hardly_any_kernels of a GPU
@@ -71,6 +71,9 @@ def host_words(part: WallPart) -> str:
         small = of_op_s < _HALF * part.time_s  # and other ops take the rest
         return f"{part.what} {percent(of_op_s / part.time_s)}" if small else part.what
     kind = HOST_KINDS.get(part.kind, part.kind)
+    silent_s = part.silent_s or 0.0
+    if part.kind == "input" and _SOME * part.time_s <= silent_s <= _HALF * part.time_s:
+        return f"{kind} {percent(1 - silent_s / part.time_s)}"  # the rest shows no event: more than the wait
     return f"{kind} ({part.what})" if part.what else kind
 
 
