@@ -183,7 +183,8 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
             part.kind == "op" and part.time_s >= _HALF * wall.recorded_s for part in wall.parts)
         sample = _READ_AT_ONCE if any(part.kind == "managed" for part in wall.parts) else _SAMPLE
         longer = ("" if ended else f"{CAPTURE_LONGER}, if a step takes longer; or ") + "mark the steps in the loop"
-        if silent and u is not None and _start_share(a) >= _HALF * (1 - (u.silent_s or 0.0) / wall.recorded_s):
+        silent_share = (u.silent_s or 0.0) / wall.recorded_s if u is not None else 0.0
+        if sample is _SAMPLE and _start_share(a) >= _HALF * (1 - silent_share):
             sample = f"{_LONGER_RUN}, as most of what this one shows is its start; or {sample}"
         do = sample if silent else (_long_kernel(a, wall) if little else "") or longer
         return no_verdict(f"{little or 'no complete step'} in the {recorded}", do, _seen(wall, "recorded time"),

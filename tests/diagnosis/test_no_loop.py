@@ -137,6 +137,17 @@ def test_hardly_any_work_is_no_job_in_which_no_cause_is_found(kernels, apart, re
     assert report.startswith(f"NO VERDICT  {reason} recorded") and "bound by" not in report
 
 
+@pytest.mark.parametrize(("launch", "longer"), [(3_500, True), (10, False)])
+def test_a_script_of_first_launches_is_to_run_longer(launch, longer):
+    b = Builder(format="nsys").host("cudaFree", 0, 900, "python3/17")
+    for i in range(14):
+        b.run(0, 10_005 + 25_000 * i + launch, 4, f"add {i}", launch=10_000 + 25_000 * i, launch_length=launch,
+              thread="python3/17")
+    _, report = judged(b)
+    assert report.startswith("NO VERDICT  only 14 kernels in the ") and "py-spy" in report
+    assert ("Do    record a longer run of the program, as most" in report) == longer
+
+
 def test_a_lone_collective_is_named():
     _, report = judged(Builder(format="nsys").host("cudaDeviceSynchronize", 20, 186_000, "python3/17").run(
         0, 30, 185_900, "ncclDevKernel_AllGather_RING_LL", kind=Kind.COLLECTIVE, launch=10, thread="python3/17"))
