@@ -271,3 +271,14 @@ def test_launched_work_that_does_not_begin_waits_for_work_that_is_not_recorded()
         b.run(0, 463_380 + i * 100, 90, f"layer{i % 6}", launch=120 + i, thread="thread 1")
     _, report = judged(b)
     assert "the GPU shows no work, although some is launched" in report and "all processes" in report
+
+
+@pytest.mark.parametrize(("queued", "shown"), [(True, True), (False, False)])
+def test_in_a_window_too_launched_work_that_does_not_begin_is_told_from_a_late_launch(queued, shown):
+    b = Builder(format="chrome")
+    for i in range(30):
+        at = 1_650 * i + 3 * (i * i % 7)
+        b.host("aten::coalesce", at, 1_625, "thread 1").host("cudaStreamSynchronize", at + 20, 1_600, "thread 1")
+        b.run(0, at + 1_596, 24, f"sort {i * i % 11}", launch=at + (10 if queued else 1_590), thread="thread 1")
+    _, report = judged(b)
+    assert ("the GPU shows no work, although some is launched" in report) == shown
