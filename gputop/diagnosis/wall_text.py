@@ -177,18 +177,7 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
         return no_verdict(f"the {recorded} are mostly job startup", _LONGER_RUN if ended else _LATER,
                           _seen(wall, "recorded time"))
     if steps is None:
-        little = _hardly_any_work(a)
-        u = wall.unexplained
-        silent = u is not None and u.per == "recording" and (u.silent_s or 0.0) >= _HALF * wall.recorded_s and not any(
-            part.kind == "op" and part.time_s >= _HALF * wall.recorded_s for part in wall.parts)
-        sample = _READ_AT_ONCE if any(part.kind == "managed" for part in wall.parts) else _SAMPLE
-        longer = ("" if ended else f"{CAPTURE_LONGER}, if a step takes longer; or ") + "mark the steps in the loop"
-        silent_share = (u.silent_s or 0.0) / wall.recorded_s if u is not None else 0.0
-        if sample is _SAMPLE and _start_share(a) >= _HALF * (1 - silent_share):
-            sample = f"{_LONGER_RUN}, as most of what this one shows is its start; or {sample}"
-        do = sample if silent else (_long_kernel(a, wall) if little else "") or longer
-        return no_verdict(f"{little or 'no complete step'} in the {recorded}", do, _seen(wall, "recorded time"),
-                          "" if little else limit)
+        return _without_steps(a, wall, limit, ended)
     if steps.start_up:
         return no_verdict(f"the {recorded} are only job startup", _LATER, f"the steps include {steps.start_up}", limit)
     if steps.phase not in ("training", "unknown"):
@@ -215,8 +204,26 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     return None
 
 
+def _without_steps(a: Analysis, wall: WallTime, limit: str, ended: bool) -> VerdictLines:
+    """The same of a recording without steps that is mostly no start."""
+    little, u = _hardly_any_work(a), wall.unexplained
+    silent_s = (u.silent_s or 0.0) if u is not None and u.per == "recording" else 0.0
+    silent = silent_s >= _HALF * wall.recorded_s and not any(
+        part.kind == "op" and part.time_s >= _HALF * wall.recorded_s for part in wall.parts)
+    do = ("" if ended else f"{CAPTURE_LONGER}, if a step takes longer; or ") + "mark the steps in the loop"
+    if silent and any(part.kind == "managed" for part in wall.parts):
+        do = _READ_AT_ONCE
+    elif silent:
+        starts = _start_share(a) >= _HALF * (1 - silent_s / wall.recorded_s)
+        do = (f"{_LONGER_RUN}, as most of what this one shows is its start; or " if starts else "") + _SAMPLE
+    elif little:
+        do = _long_kernel(a, wall) or do
+    return no_verdict(f"{little or 'no complete step'} in the {seconds(wall.recorded_s)} recorded", do,
+                      _seen(wall, "recorded time"), "" if little else limit)
+
+
 def _long_kernel(a: Analysis, wall: WallTime) -> str:
-    """What to do where one launch of a kernel takes half of the recording, so that no loop runs; "" where none does."""
+    """Advice where one launch of a kernel takes half of the recording, so that no loop runs; "" where none does."""
     longest = max((row for row in (a.kernels.by_name if a.kernels else ()) if not row.collective),
                   key=lambda row: row.mean_s, default=None)
     if longest is None or longest.mean_s < _HALF * wall.recorded_s:
