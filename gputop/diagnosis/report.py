@@ -299,8 +299,13 @@ def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str, st
         return True, (f"the GPUs are busy for {percent(busy)} of the {basis} and compute for "
                       f"{percent(shares['compute'])}"), ""
     if lost == "idle" and _launched_work_waits(a, active, shares[lost]):
-        return False, f"for {percent(shares[lost])} of the {basis}, the GPU shows no work, although some is launched", (
-            "record more steps, and all processes that use this GPU: what is launched waits for other work")
+        most = [] if a.layers is None else [
+            f", mostly before kernels of {printable(row.name)}" for row in a.layers.rows
+            if row.parent is not None and row.wait_s >= _MOST * shares[lost] * a.layers.total_s]
+        return False, (f"for {percent(shares[lost])} of the {basis}, the GPU shows no work, although some is launched"
+                       f"{most[-1] if most else ''}"), (
+            "record more steps, and all processes that use this GPU: what is launched waits, maybe for work that is "
+            "not recorded")
     what = {"idle": "the GPUs are idle for", "collectives": "exposed communication takes",
             "copies": "copies without overlapping compute take"}[lost]
     where = ("run gputop analyze --idle-gaps 10, or press b in the timeline, to see where the GPUs wait"
@@ -309,11 +314,13 @@ def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str, st
 
 
 def _launched_work_waits(a: Analysis, active: Sequence[GpuUse], idle: float) -> bool:
-    """Return whether the next work of the only GPU is launched already in most of the idle share of the step."""
-    if a.breakdown is None or len(active) > 1 or active[0].idle_host_fault is None:
+    """Return whether the next work of the only GPU is launched already in most of the idle share of the step, or of
+    the window."""
+    judged = a.breakdown or (a.account.breakdown if a.account is not None else None)
+    if judged is None or len(active) > 1 or active[0].idle_host_fault is None:
         return False
-    return active[0].window_s >= _MOST * a.trace.window_s and (
-        a.breakdown.known.get("idle", 0.0) >= _MOST * idle * a.breakdown.total)
+    in_all = a.steps is None or active[0].window_s >= _MOST * a.trace.window_s
+    return in_all and judged.known.get("idle", 0.0) >= _MOST * idle * judged.total
 
 
 def _shares(a: Analysis, active: Sequence[GpuUse]) -> tuple[dict[str, float], str]:

@@ -12,10 +12,11 @@ from gputop.core.findings import HIGH_SHARE
 from gputop.render.finding_text import DO, VerdictLines, VerdictRow
 from gputop.render.step_parts import HOST_KINDS, WALL_PARTS
 from gputop.text.units import counted, percent, printable, seconds
+from gputop.trace.kernel_names import short_kernel
 
 WORTH_SAYING = 0.05  # share of the recording: a part that has to be named
 _WORTH_A_ROW = 0.0005
-_HALF = 0.5  # share of a part: what fills it, names it
+_HALF, _SOME = 0.5, 0.2  # shares of a part: what fills it, names it; what its name has to leave out
 # Fewer steps show no rhythm of the job, and what is seldom not at all (TraceML: sure from 20 steps on).
 ENOUGH_STEPS = 20
 _FEW_STEPS, _FEW_KERNELS = 3, 20  # as few.steps, and few.hardly_any_kernels of a GPU
@@ -70,6 +71,9 @@ def host_words(part: WallPart) -> str:
         small = of_op_s < _HALF * part.time_s  # and other ops take the rest
         return f"{part.what} {percent(of_op_s / part.time_s)}" if small else part.what
     kind = HOST_KINDS.get(part.kind, part.kind)
+    silent_s = part.silent_s or 0.0
+    if part.kind == "input" and _SOME * part.time_s <= silent_s <= _HALF * part.time_s:
+        return f"{kind} {percent(1 - silent_s / part.time_s)}"  # the rest shows no event: more than the wait
     return f"{kind} ({part.what})" if part.what else kind
 
 
@@ -173,14 +177,7 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
         return no_verdict(f"the {recorded} are mostly job startup", _LONGER_RUN if ended else _LATER,
                           _seen(wall, "recorded time"))
     if steps is None:
-        little = _hardly_any_work(a)
-        u = wall.unexplained
-        silent = u is not None and u.per == "recording" and (u.silent_s or 0.0) >= _HALF * wall.recorded_s and not any(
-            part.kind == "op" and part.time_s >= _HALF * wall.recorded_s for part in wall.parts)
-        sample = _READ_AT_ONCE if any(part.kind == "managed" for part in wall.parts) else _SAMPLE
-        longer = ("" if ended else f"{CAPTURE_LONGER}, if a step takes longer; or ") + "mark the steps in the loop"
-        return no_verdict(f"{little or 'no complete step'} in the {recorded}", sample if silent else longer,
-                          _seen(wall, "recorded time"), "" if little else limit)
+        return _without_steps(a, wall, limit, ended)
     if steps.start_up:
         return no_verdict(f"the {recorded} are only job startup", _LATER, f"the steps include {steps.start_up}", limit)
     if steps.phase not in ("training", "unknown"):
@@ -205,6 +202,34 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
             only = f"whole steps take only {percent(parts_share(of))} of the {recorded}{whose}"
             return no_verdict(only, CAPTURE_LONGER, _seen(of), limit)
     return None
+
+
+def _without_steps(a: Analysis, wall: WallTime, limit: str, ended: bool) -> VerdictLines:
+    """The same of a recording without steps that is mostly no start."""
+    little, u = _hardly_any_work(a), wall.unexplained
+    silent_s = (u.silent_s or 0.0) if u is not None and u.per == "recording" else 0.0
+    silent = silent_s >= _HALF * wall.recorded_s and not any(
+        part.kind == "op" and part.time_s >= _HALF * wall.recorded_s for part in wall.parts)
+    do = ("" if ended else f"{CAPTURE_LONGER}, if a step takes longer; or ") + "mark the steps in the loop"
+    if silent and any(part.kind == "managed" for part in wall.parts):
+        do = _READ_AT_ONCE
+    elif silent:
+        starts = _start_share(a) >= _HALF * (1 - silent_s / wall.recorded_s)
+        do = (f"{_LONGER_RUN}, as most of what this one shows is its start; or " if starts else "") + _SAMPLE
+    elif little:
+        do = _long_kernel(a, wall) or do
+    return no_verdict(f"{little or 'no complete step'} in the {seconds(wall.recorded_s)} recorded", do,
+                      _seen(wall, "recorded time"), "" if little else limit)
+
+
+def _long_kernel(a: Analysis, wall: WallTime) -> str:
+    """Advice where one launch of a kernel takes half of the recording, so that no loop runs; "" where none does."""
+    longest = max((row for row in (a.kernels.by_name if a.kernels else ()) if not row.collective),
+                  key=lambda row: row.mean_s, default=None)
+    if longest is None or longest.mean_s < _HALF * wall.recorded_s:
+        return ""
+    return (f"optimize the kernel {printable(short_kernel(longest.name))} ({seconds(longest.mean_s)} per launch; ncu "
+            "shows what limits it), or split it into shorter ones")
 
 
 def _seen(wall: WallTime | RankWallTime, what: str = "the rest") -> str:

@@ -137,10 +137,32 @@ def test_hardly_any_work_is_no_job_in_which_no_cause_is_found(kernels, apart, re
     assert report.startswith(f"NO VERDICT  {reason} recorded") and "bound by" not in report
 
 
+@pytest.mark.parametrize(("launch", "longer"), [(3_500, True), (10, False)])
+def test_a_script_of_first_launches_is_to_run_longer(launch, longer):
+    b = Builder(format="nsys").host("cudaFree", 0, 900, "python3/17")
+    for i in range(14):
+        b.run(0, 10_005 + 25_000 * i + launch, 4, f"add {i}", launch=10_000 + 25_000 * i, launch_length=launch,
+              thread="python3/17")
+    _, report = judged(b)
+    assert report.startswith("NO VERDICT  only 14 kernels in the ") and "py-spy" in report
+    assert ("Do    record a longer run of the program, as most" in report) == longer
+
+
 def test_a_lone_collective_is_named():
     _, report = judged(Builder(format="nsys").host("cudaDeviceSynchronize", 20, 186_000, "python3/17").run(
         0, 30, 185_900, "ncclDevKernel_AllGather_RING_LL", kind=Kind.COLLECTIVE, launch=10, thread="python3/17"))
     assert report.startswith("NO VERDICT  only 1 collective in the 186 ms recorded")
+
+
+@pytest.mark.parametrize(("length", "named"), [(50_000_000, True), (20_000_000, False)])
+def test_a_kernel_that_is_the_whole_program_is_named_and_no_loop_is_marked(length, named):
+    b = Builder(format="nsys").host("cudaMalloc", 0, 30_000, "tool/17").host(
+        "cudaDeviceSynchronize", 31_000, 50_000_000, "tool/17")
+    b.run(0, 31_000, length, "void diverge<float>(int, double *)", launch=30_900, thread="tool/17")
+    _, report = judged(b)
+    assert report.startswith("NO VERDICT  only 1 kernel in the 50.0 s recorded")
+    assert ("Do    optimize the kernel diverge<…> (50.0 s per launch" in report) == named
+    assert not named or "mark the steps in the loop" not in report
 
 
 @pytest.mark.parametrize(("pause", "named"), [(3_000, True), (300_000, False)])
@@ -249,3 +271,14 @@ def test_launched_work_that_does_not_begin_waits_for_work_that_is_not_recorded()
         b.run(0, 463_380 + i * 100, 90, f"layer{i % 6}", launch=120 + i, thread="thread 1")
     _, report = judged(b)
     assert "the GPU shows no work, although some is launched" in report and "all processes" in report
+
+
+@pytest.mark.parametrize(("queued", "shown"), [(True, True), (False, False)])
+def test_in_a_window_too_launched_work_that_does_not_begin_is_told_from_a_late_launch(queued, shown):
+    b = Builder(format="chrome")
+    for i in range(30):
+        at = 1_650 * i + 3 * (i * i % 7)
+        b.host("aten::coalesce", at, 1_625, "thread 1").host("cudaStreamSynchronize", at + 20, 1_600, "thread 1")
+        b.run(0, at + 1_596, 24, f"sort {i * i % 11}", launch=at + (10 if queued else 1_590), thread="thread 1")
+    _, report = judged(b)
+    assert ("the GPU shows no work, although some is launched" in report) == shown

@@ -351,3 +351,12 @@ def test_a_loader_beside_a_repeated_sequence_of_ops_is_named() -> None:
             b.host(f"aten::op{k}", 6_000 + i * 1_000 + k * 50, 45)
     text = limit_of(analyze_trace(b.build()))
     assert "hardly waits" not in text and "(waiting for a batch)" in text
+
+
+@pytest.mark.parametrize(("pause", "words"), [(3_000, "waiting for a batch 62%"), (0, "waiting for a batch")])
+def test_of_a_wait_that_is_not_all_the_share_is_given(pause: int, words: str) -> None:
+    b = Builder(format="chrome").host("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 5_000,
+                                      "launch 0")
+    for i in range(4):
+        b.run(0, 5_020 + pause + 40 * i, 30, f"k{i}", launch=5_010 + pause + 10 * i, launch_length=5)
+    assert {part.id: host_words(part) for part in analyze_trace(b.build()).wall_time.parts}["no_steps"] == words

@@ -49,6 +49,7 @@ _API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchroniz
 _BEGINS = r"cu(?:ModuleGetLoadingMode|Init|DevicePrimaryCtxSetFlags\w*)$"  # what CUDA's runtime or OpenMP calls first
 _API_KEEPS = r"\w*(?:[Aa]lloc|Register|MemCreate|MemMap|Free)"  # it reserves or frees memory
 _PARAMETERS = 20  # copies. gputop's own figure
+_FEW_LAUNCHES = 20  # of kernels: of fewer none waits for a full queue, and each may be a first one
 _REPEATED = 0.5  # share of the launches that are not the first of their kernel, so that "the first" means something
 _STARTS = 0.5  # share of such work in the time from the recording's begin on: the job starts
 _WORTH_SAYING = 0.05  # share of the recording
@@ -136,12 +137,15 @@ def _loading(trace: Trace) -> _Found:
     launched = np.flatnonzero(length > 0)
     launched = launched[np.argsort(device.launch_ns[launched], kind="stable")]
     length = length[launched]
-    long = length >= max(_FAR_LONGER * float(np.median(length)), _LOADING_NS)
+    few = len(launched) < _FEW_LAUNCHES
+    if few:  # a call that waits for its kernel has loaded before that begins
+        length = np.minimum(length, device.start_ns[launched] - device.launch_ns[launched])
+    long = length >= max(0.0 if few else _FAR_LONGER * float(np.median(length)), _LOADING_NS)
     _, which = numbered(device.gpu[launched].astype(np.int64) * len(trace.names) + device.name[launched])
     first = np.zeros(len(launched), bool)
     first[np.unique(which, return_index=True)[1]] = True
     in_first = int(length[long & first].sum())
-    if ((~first).sum() < _REPEATED * len(launched) or in_first < _WORTH_NAMING_NS
+    if ((not few and (~first).sum() < _REPEATED * len(launched)) or in_first < _WORTH_NAMING_NS
             or in_first < _IN_FIRST * int(length[long].sum())):
         return loads
     events = launched[long & first]

@@ -69,6 +69,18 @@ def test_long_calls_that_may_be_no_first_ones_are_no_loading(b: Builder) -> None
     assert not kinds(b.build())
 
 
+@pytest.mark.parametrize(("count", "kernels", "blocks", "loads"), [
+    (14, 14, False, 49.0), (14, 14, True, 0.0), (14, 3, False, 0.0), (40, 40, False, 0.0)],
+    ids=["a script's start", "calls wait for their kernels", "later ones are as long", "many"])
+def test_of_few_launches_long_first_ones_are_loading(count, kernels, blocks, loads):
+    b = Builder(format="nsys")
+    for i in range(count):
+        at = 100_000 * i
+        b.run(0, at + (5 if blocks else 3_505), 3_490 if blocks else 3, f"k{i % kernels}", launch=at,
+              launch_length=3_500)
+    assert sum(kinds(b.build()).values()) * 1e3 == pytest.approx(loads)
+
+
 @pytest.mark.parametrize(("first", "starts"), [("cuModuleGetLoadingMode", True), ("cudaGetDevice", False)])
 def test_where_cuda_begins_its_first_call_creates_the_context_even_if_it_copies(first, starts):
     """Elsewhere the call may wait for kernels that were launched before the recording."""
