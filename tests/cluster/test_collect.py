@@ -280,3 +280,18 @@ def test_a_label_with_a_new_name_is_looked_for_at_once() -> None:
                          for labels, value in rows] for arm, rows in client.arms.items()}
     own.refresh(FleetView())
     assert {job.id for job in own.refresh(FleetView()).jobs} == {"7", "8"}
+
+
+def test_slurms_nodes_are_those_of_its_own_cluster() -> None:
+    nodes = [({**NODE_1, **A}, 0.9), ({**NODE_2, **A}, 0.9), ({**NODE_1, **B}, 0.1), ({**NODE_2, **B}, 0.3)]
+    client = CannedClient(DCGM, (), activity=nodes, gpus=[(own, 8) for own, _ in nodes], clusters=("a", "b"))
+    fleet = collector(client, squeue(cluster="b")).refresh(FleetView())
+    assert [(own.id, own.activity) for own in fleet.jobs] == [("7", pytest.approx(0.2))]
+    assert [node.name for node in fleet.free_nodes] == ["a/n1", "a/n2.example"]
+
+
+def test_one_cluster_is_not_named() -> None:
+    client = by_label()
+    client._clusters = ("a",)
+    assert {own.id for own in collector(client).refresh(FleetView()).jobs} == {"7", "8"}
+    assert not any("by (hpc_job, cluster)" in query for query in client.queries)

@@ -337,3 +337,11 @@ def test_what_comes_in_time_is_shown_and_the_rest_is_named() -> None:
     assert any("did not answer in time about power_w" in problem.message for problem in fleet.problems)
     client.fails['"activity"'] = QueryTooSlow("did not answer within 20 s")
     assert any("within 20 s" in problem.message for problem in collector.refresh(FleetView()).problems)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_flood_is_cut(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "MAX_PLAIN_BYTES", 1 << 20)
+    with (served(answer(b" " * (2 << 20), packed=packed)) as (client, _),
+          pytest.raises(GputopError, match="is larger than 1 MB")):
+        client.instant("up")

@@ -6,7 +6,9 @@ import pytest
 
 from gputop.cluster.promql import (
     any_name,
+    below_median,
     by_figure,
+    deviation,
     either,
     has,
     matchers,
@@ -49,3 +51,12 @@ def test_figures_are_as_few_queries_as_have_room_for_them() -> None:
     assert too_long == ["c"] and [query.count("label_replace") for query in queries] == [1, 3]
     assert " or ".join(queries) == by_figure({**figures, "c": ""}) and all(len(q.encode()) < size for q in queries)
     assert queries_by_figure(figures, 10) == ([], ["a", "b", "c", "d", "e"])
+
+
+def test_what_is_said_of_a_group_is_compared_within_it() -> None:
+    assert below_median(["job"], "a", ratio=0.85) == (
+        "(a < on (job) group_left () (0.85 * quantile by (job) (0.5, a)))")
+    assert below_median(["job"], "a", distance=0.15) == (
+        "(a < on (job) group_left () (quantile by (job) (0.5, a) - 0.15))")
+    assert deviation(["job"], "a") == (
+        "quantile by (job) (0.5, abs(a - on (job) group_left () quantile by (job) (0.5, a)))")

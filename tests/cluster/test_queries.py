@@ -148,3 +148,15 @@ def test_several_sets_of_labels_are_one_figure() -> None:
     two = queries("hpc_job", **{SM: 8}).nodes(['Hostname=~"a|b"', 'hostname="c"'])
     assert two["activity"].startswith("(avg by (") and ") or avg by (" in two["activity"]
     assert two["activity"].count('Hostname=~"a|b"') == 2 and two["activity"].count('hostname="c"') == 2
+
+
+def test_a_fall_back_is_told_apart_and_scaled() -> None:
+    text = values(**{SM: 4, UTIL: 8}).activity(ReadingWay())
+    assert '"kind", "sm_active"' in text and " or on (UUID, GPU_I_ID) " in text and f"{UTIL} * 0.01" in text
+    assert text.index(SM) < text.index(UTIL)
+    assert GR not in values(**{SM: 8, GR: 8}).activity(ReadingWay(window="5m"))
+
+
+def test_a_gpu_of_two_exporters_is_taken_once() -> None:
+    text = values(**{SM: 8, "gputop_gpu_sm_active_ratio": 8}).activity(ReadingWay())
+    assert text.count(" or on (UUID) ") == 1 and '"UUID", "GPU-$1", "uuid", "(?:GPU-)?(.+)"' in text

@@ -78,3 +78,32 @@ thread.start(); thread.join()
 begin, end = re.search(r"^(\w+)-(\w+) .*\[heap\]", Path("/proc/self/maps").read_text(), re.M).groups()
 print(int(begin, 16) <= found[0] < int(end, 16))
 """) == f"{in_heap}\n"
+
+
+def test_asyncio_comes_without_ssl_and_ssl_can_be_had_later():
+    assert _run(
+        "import sys\n"
+        "from gputop.commands.monitor import import_asyncio_without_ssl\n"
+        "import_asyncio_without_ssl()\n"
+        "import asyncio\n"
+        "print('ssl' in sys.modules, asyncio.run(asyncio.sleep(0, 7)))\n"
+        "import ssl\n"
+        "print(ssl.SSLContext.__name__)\n") == "False 7\nSSLContext\n"
+
+
+def test_an_ssl_that_is_there_stays():
+    assert _run("import ssl, sys\n"
+                "from gputop.commands.monitor import import_asyncio_without_ssl\n"
+                "import_asyncio_without_ssl()\n"
+                "print(sys.modules['ssl'] is ssl)\n") == "True\n"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="msgspec takes more from typing_extensions there")
+def test_the_start_does_without_inspect_and_who_wants_it_gets_it():
+    assert _run("import sys, types\n"
+                "from gputop import __main__\n"
+                "sys.modules['gputop.cli'] = types.SimpleNamespace(command=lambda: None)\n"
+                "__main__.command()\n"
+                "print('msgspec' in sys.modules, 'inspect' in sys.modules)\n"
+                "import typing_extensions\n"
+                "print(typing_extensions.__name__)\n") == "True False\ntyping_extensions\n"

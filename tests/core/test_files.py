@@ -415,3 +415,17 @@ def test_a_device_is_written_to_and_never_replaced() -> None:
     with pytest.raises(GputopError, match="No space left"):
         write_file(Path("/dev/full"), b"x", devices=True)
     assert Path("/dev/full").is_char_device()
+
+
+def test_writing_replaces_a_planted_link_and_leaves_its_target(secret: Path, tmp_path: Path) -> None:
+    target = tmp_path / "snapshot.json"
+    target.symlink_to(secret)
+    write_file(target, b"{}")
+    assert secret.read_bytes() == b"for root alone" and not target.is_symlink() and target.read_bytes() == b"{}"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+
+
+def test_writing_replaces_a_planted_pipe_instead_of_waiting_for_a_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "snapshot.json")
+    write_file(tmp_path / "snapshot.json", b"{}")
+    assert (tmp_path / "snapshot.json").read_bytes() == b"{}"

@@ -15,6 +15,7 @@ import pytest
 
 from gputop.core import files
 from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.files import Folder
 from gputop.profiler import sockets, storage
 from gputop.profiler.storage import RunFolder
 from gputop.profiler.xprof import client, server_disk
@@ -303,3 +304,12 @@ def test_a_server_of_another_user_that_answers_without_data(kind, word, secret, 
         root = Path(server.stdout.readline().strip())
         assert root.exists() == (word is not None), "what was copied is removed, with its folders"
         shutil.rmtree(root, ignore_errors=True)
+
+
+def test_a_file_made_meanwhile_is_not_replaced(tmp_path):
+    with Folder(tmp_path) as folder:
+        os.close(folder.create("a"))
+        (tmp_path / "b").write_bytes(b"theirs")
+        with pytest.raises(FileExistsError):
+            folder.move("a", "b", replace=False)
+    assert (tmp_path / "b").read_bytes() == b"theirs"

@@ -465,3 +465,15 @@ def test_the_lane_of_the_host_s_cpus_has_the_mean_of_each_slice() -> None:
     assert lane.count == [0, 0, 2, 1, *[2] * 8] and lane.full_scale == 1.0
     assert lane.mean[2:5] == pytest.approx([0.025, 0.1, 0.225]) and lane.mean[-1] == pytest.approx(0.925)
     assert math.isnan(lane.mean[0]) and lane.levels[-1] == [0.0] * 7 + [1.0]
+
+
+def test_missing_is_nan_and_never_zero() -> None:
+    history = History(**SMALL)
+    for i in range(5):
+        history.append(one(START_S + i, None))
+    lane = history.lane("GPU-a", "sm_active", end_s=START_S + 5, slice_s=1.0, slices=5)
+    assert lane.count == [0] * 5
+    assert np.isnan(lane.mean).all()
+    assert not np.any(lane.levels)
+    times, values = history.window("GPU-a", "sm_active", 60)
+    assert len(times) == 5 and np.isnan(values).all()

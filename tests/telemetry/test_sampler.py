@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from gputop.core.errors import GputopError, NoDataError
-from gputop.core.samples import NOT_RESPONDING, OK, NodeSample
+from gputop.core.samples import FAILED, NOT_RESPONDING, OK, NodeSample
 from gputop.sources.base import Source
 from gputop.telemetry import deadline_calls
 from gputop.telemetry.sampler import MIN_INTERVAL_S, OwnCpu, Sampler, next_tick
@@ -217,3 +217,32 @@ def test_a_stop_at_the_first_sample_is_no_fault(monkeypatch: pytest.MonkeyPatch)
     assert ended.wait(WAIT_S)
     sampler._thread.join(WAIT_S)
     assert faults == []
+
+
+def test_each_gpu_that_hangs_takes_one_thread(run: Callable[..., Run]) -> None:
+    node = Node(4)
+    for probe in node.gpus[1:3]:
+        probe.gate.clear()
+    going = run(node)
+    for _ in range(3):
+        going.until(lambda sample: [gpu["power_w"].value is None for gpu in sample.gpus] == [False, True, True, False])
+    assert len(going.sampler._gpus.threads) <= 4
+    for probe in node.gpus:
+        probe.gate.set()
+    assert going.until(complete)
+
+
+def test_a_broken_probe_is_shown_and_the_others_go_on(run: Callable[..., Run]) -> None:
+    node = Node()
+    node.gpus[0].fault = ZeroDivisionError("oops")
+    going = run(node)
+    sample = going.sample()
+    assert states(sample) == [FAILED, OK]
+    assert "ZeroDivisionError" in sample.gpus[0].message
+    assert going.until(lambda sample: states(sample) == [FAILED, OK])
+
+
+def test_an_unforeseen_fault_ends_the_sampling_with_a_word(run: Callable[..., Run]) -> None:
+    node = Node()
+    node.fault = RuntimeError("oops")
+    assert "oops" in run(node).error().message

@@ -259,3 +259,14 @@ def test_work_that_began_before_an_idle_period_counts_within_it() -> None:
     works = [{work.op: work.time_ns // 1000 for work in done} for done in host_work_in(b.build(), None, periods)]
     assert works == [{"inner": 10, "outer": 10, "other": 15}, {"outer": 10}, {"inner": 10, "other": 5}, {"outer": 5},
                      {"inner": 5, "other": 5}]
+
+
+def test_without_a_gpu_there_is_no_place():
+    b = keras_steps(Builder(gpus=0), 5, 1_000, 900)
+    assert find_idle_gaps(analyze_to_facts(b.build())) == ()
+
+
+def test_a_gpu_that_never_rests_has_no_place():
+    b = Builder()
+    b.run(0, 0, 100).run(0, 100, 100)
+    assert find_idle_gaps(analyze_to_facts(b.build())) == ()

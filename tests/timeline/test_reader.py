@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from gputop.timeline import read_timeline as module
 from gputop.timeline.model import KINDS
-from gputop.timeline.read_timeline import Timeline
+from gputop.timeline.read_timeline import RangeColumns, Texts, Timeline
 from gputop.trace.model import Kind, Trace
 from tests.timeline.make import Plain, timeline_of
 from tests.trace.build import Builder
@@ -213,3 +213,81 @@ def test_no_rows_and_no_columns_are_no_picture():
     timeline = timeline_of(b.build())
     assert timeline.coverage.picture([], 0, 10, 5)[0].shape == (0, 5)
     assert timeline.coverage.picture([0, 1], 0, 10, 0)[1].shape == (2, 0)
+
+
+NAMES = ["MatMul", "", "conv2d/Größe", "matmul_grad", "a.b"]
+
+
+def columns() -> RangeColumns:
+    """Row 0: a kernel with an op and one within it; row 1: a launch of the first; row 2: a counter, sampled twice."""
+    raw = b"gemm\nlaunch\nDense\n"
+    return RangeColumns({
+        "start": np.array([10, 12, 5, 0, 20], np.int64), "end": np.array([30, 14, 6, 10, 40], np.int64),
+        "name": np.array([0, 0, 1, -1, -1], np.int32), "op": np.array([2, -1], np.int32),
+        "kind": np.array([COMPUTE] * 3 + [COUNTER] * 2, np.uint8), "depth": np.array([0, 1, 0, 0, 0], np.uint8),
+        "level": np.array([0.25, 1.0], np.float32), "link": np.array([2, -1, 0, -1, -1], np.int64),
+    }, [(0, 2), (2, 3), (3, 5)], Texts({
+        "text": np.frombuffer(raw, np.uint8), "text_end": np.array([5, 12, 18], np.int64),
+        "folded": np.frombuffer(raw, np.uint8), "folded_end": np.array([5, 12, 18], np.int64)}))
+
+
+def texts_of(names: list[str]) -> Texts:
+    columns = {}
+    for column, shown in (("text", names), ("folded", [name.casefold() for name in names])):
+        raw = [name.encode() + b"\n" for name in shown]
+        columns[column] = np.frombuffer(b"".join(raw), np.uint8)
+        columns[f"{column}_end"] = np.cumsum([len(name) for name in raw], dtype=np.int64)
+    return Texts(columns)
+
+
+COMPUTE, COUNTER = KINDS.index("compute"), KINDS.index("counter")
+
+
+def test_what_begins_and_what_runs_at_a_time() -> None:
+    assert columns().begun(0, 11, 100) == (1, 2) and columns().begun(1, 0, 5) == (2, 2)
+    assert columns().running(0, 13, since_ns=10, before=2).tolist() == [0, 1]
+    assert columns().running(0, 20, since_ns=10, before=2).tolist() == [0]
+    assert columns().running(0, 13, since_ns=12, before=2).tolist() == [1]
+    assert columns().lengths(np.array([0, 2])).tolist() == [20, 1]
+
+
+def test_a_link_leads_to_the_row_of_its_other_end() -> None:
+    assert columns().linked(0, 0) == (1, 2) and columns().linked(1, 0) == (0, 0) and columns().linked(0, 1) is None
+
+
+@pytest.mark.parametrize("further", [[], list(range(3, 20))])
+def test_names_and_ops_are_compared_or_looked_up(further: list[int]) -> None:
+    wanted = [2, *further]
+    mask = np.zeros(21, np.bool_)
+    mask[wanted] = True
+    assert columns().named(0, 2, wanted, mask).tolist() == [0], "its op"
+    assert columns().named(2, 3, wanted, mask).tolist() == []
+    mask[:2] = True
+    assert columns().named(0, 2, [0, 1, *wanted], mask).tolist() == [0, 1]
+    assert columns().named(2, 3, [0, 1, *wanted], mask).tolist() == [2]
+
+
+def test_levels_are_means_of_the_time_that_was_sampled() -> None:
+    levels = columns().levels(2, 0, 40, 2)
+    assert levels.tolist() == [0.25, 1.0] and np.isnan(columns().levels(2, 10, 20, 1)[0])
+    assert columns().levels(2, 0, 40, 1)[0] == pytest.approx((10 * 0.25 + 20 * 1.0) / 30)
+
+
+def test_each_number_has_its_name_however_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_NAMES_KEPT", 2)
+    texts = texts_of(NAMES)
+    for _ in range(2):
+        assert [texts[i] for i in range(len(NAMES))] == NAMES
+    assert texts[-1] == ""
+
+
+@pytest.mark.parametrize(("text", "numbers"), [
+    ("matmul", [0, 3]), ("MATMUL", [0, 3]), ("GRÖSSE", [2]), (".", [4]), ("", []), ("none", []), ("l\n", []),
+])
+def test_a_search_finds_the_names_that_contain_the_text(text: str, numbers: list[int]) -> None:
+    texts = texts_of(NAMES)
+    texts.containing("conv")
+    for _ in range(2):
+        found = texts.containing(text)
+        assert np.flatnonzero(found).tolist() == numbers and len(found) == len(NAMES) + 1 and not found[-1]
+    assert not texts_of([]).containing("a").any()

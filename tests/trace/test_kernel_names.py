@@ -221,3 +221,13 @@ NORMAL = ("void at::native::<unnamed>::distribution_elementwise_grid_stride_kern
 @pytest.mark.parametrize(("element", "dtype"), [("float", "fp32"), ("double", "fp64")])
 def test_types_of_a_kernel_s_parameters_are_not_its_own(kernel: str, element: str, dtype: str) -> None:
     assert classify(kernel.format(element)).dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", ["float", "double"])
+def test_the_bounds_of_random_numbers_are_no_operands(dtype: str) -> None:
+    """PyTorch's normal_ takes its mean and its deviation in FP64, whatever it fills."""
+    name = (f"void at::native::<unnamed>::distribution_elementwise_grid_stride_kernel<{dtype}, (int)4, void "
+            f"at::native::templates::cuda::normal_and_transform<{dtype}, {dtype}, at::CUDAGeneratorImpl *, void "
+            "at::native::templates::cuda::normal_kernel<at::CUDAGeneratorImpl *>(const at::TensorBase &, double, double"
+            ", T1)::[lambda() (instance 1)]>")
+    assert classify(name).dtype == {"float": "fp32", "double": "fp64"}[dtype]

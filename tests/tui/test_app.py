@@ -9,7 +9,7 @@ import pytest
 
 from gputop.core.errors import NoDataError
 from gputop.core.findings import Advice, Finding
-from gputop.core.samples import HostSample
+from gputop.core.samples import GpuSample, HostSample
 from gputop.profiler.capture.records import CaptureStatus
 from gputop.session.capture.captures import EarlierCaptures
 from gputop.session.session import Options, Session
@@ -20,6 +20,8 @@ from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.findings_panel import ActionsPanel, CaptureView
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
+from gputop.tui.screens.dialogs import Popup
+from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.analyses import make_analysis
 from tests.fakes import StillSession
 from tests.records import replace
@@ -248,3 +250,36 @@ async def test_gpus_that_have_been_seen_are_shown_while_the_host_does_not_answer
         while "CPU" not in text_of(app._host) or not app.query_one(ProcessPanel)._rows:
             await pilot.pause()
     session.close()
+
+
+async def test_the_top_finding_and_the_step_time_are_on_the_smallest_screen() -> None:
+    async with piloted(FoundSession(), (80, 24)) as (app, _):
+        shown = text_of(app.query_one(ActionsPanel))
+        assert "GPU 0 does 2.2× the work of the others" in shown and "fix: 412 → 255 ms at best" in shown
+        assert "  Do    Keep metrics" in shown
+        assert "step time 412 ms" in text_of(app.query_one("#job", LinesWidget))
+
+
+async def test_a_high_terminal_of_few_columns_gets_wide() -> None:
+    """For a moment the columns are those of the one size and the lanes those of the other."""
+    async with piloted(FoundSession(), (20, 60)) as (app, pilot):
+        for size in ((20, 60), (200, 60), (1, 1), (240, 70), (20, 60), (120, 40)):
+            await pilot.resize_terminal(*size)
+        await pilot.pause()
+        assert app.query_one(GpuTable).rows.per_gpu >= 1
+        await pilot.press("q")
+    assert app.return_code == 0
+
+
+async def test_markup_and_escape_codes_in_names_are_shown_literally() -> None:
+    def rename(gpu: GpuSample, tick: int) -> GpuSample:
+        return replace(gpu, info=replace(gpu.info, name="[bold red]\x1b[2Jevil[/]"))
+
+    async with piloted(StillSession(change=rename), (200, 50)) as (app, pilot):
+        header = text_of(app.query_one("#header", LinesWidget))
+        assert "[bold red]�[2Jevil[/]" in header
+        await pilot.press("tab")
+        app.query_one(GpuTable).focus()
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(app.screen, Popup)

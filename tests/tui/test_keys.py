@@ -139,3 +139,8 @@ def assert_in_the_middle(app: App[Any]) -> None:
         left, top = box.region.x, box.region.y
         right, bottom = app.size.width - box.region.right, app.size.height - box.region.bottom
         assert abs(left - right) <= 1 and abs(top - bottom) <= 1, (left, right, top, bottom)
+
+
+@pytest.mark.parametrize("owner", owners())
+def test_keys_are_written_as_they_stand_on_the_keyboard(owner: str) -> None:
+    assert not [shown for shown in map(name, keys_of(owners()[owner])) if "_" in shown]

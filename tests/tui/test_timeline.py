@@ -12,6 +12,7 @@ from gputop.timeline.read_timeline import Timeline
 from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.timeline_screen import TimelineScreen
+from gputop.tui.timeline.viewport import View
 from gputop.tui.timeline_app import TimelineApp
 from tests.records import replace
 from tests.timeline.make import timeline_of
@@ -128,3 +129,13 @@ async def test_traces_with_little_in_them(make: Callable[[], Timeline]) -> None:
         await pilot.press("slash", *"train", "enter")
         await pilot.pause()
         assert screen.is_current
+
+
+async def test_zoomed_in_ranges_have_their_names() -> None:
+    async with shown() as (pilot, _, canvas):
+        canvas.set_view(View.whole(canvas.view.window_ns).at(300_000, 450_000))
+        await pilot.pause()
+        line = "\n".join(picture(canvas))
+        assert "dense_0/MatMul" in line and "dense_1/MatMul" in line and "ncclDevKernel_" in line
+        await pilot.press("0")
+        assert "dense_0/MatMul" not in "\n".join(picture(canvas))

@@ -161,3 +161,8 @@ def test_without_costs_the_advice_is_general():
     assert "num_parallel" in suggest_fix_by_name("Map").snippet
     for stage in ("Map", "Shuffle", "BatchV2", "TFRecord", "ParallelMapV2", None):
         assert "prefetch(" not in suggest_fix_by_name(stage, prefetches=True).snippet
+
+
+def test_what_a_parallel_interleave_runs_is_parallel_already():
+    c = cured(pipeline(("Prefetch", 0, 1), ("ParallelInterleaveV4", 0, 1), ("Map", 0.1, 1)))
+    assert "interleave(" not in c.snippet and "ds.cache()" in c.snippet

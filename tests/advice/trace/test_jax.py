@@ -292,3 +292,7 @@ def test_steps_that_python_queues_on_a_cpu_are_their_executions() -> None:
 def test_steps_that_wait_for_python_or_each_result_are_its_calls(job: Builder) -> None:
     steps = find_steps(job.build())
     assert steps is not None and steps.times.anchor == "calls of PjitFunction(update)"
+
+
+def test_where_a_shorter_sequence_repeats_in_a_longer_one_neither_is_the_step():
+    assert find_steps(eager(jitted=False, logs=5).build()) is None

@@ -67,3 +67,12 @@ def test_nothing_to_judge():
     assert concurrency([age, age], age, (0, 1)) is None
     idle = concurrency([EMPTY, EMPTY], one, (0, 1))
     assert idle is not None and idle.exactly == (1, 0, 0) and idle.serial is None and idle.pairs == ()
+
+
+def test_one_after_the_other_and_side_by_side():
+    serial = concurrency([spans([(0, 10)]), spans([(10, 10)])], spans([(0, 20)]), (0, 1))
+    assert serial is not None and serial.exactly == (0, 1, 0) and serial.serial == 1
+    assert serial.by_chance == (0.25, 0.5, 0.25) and serial.serial_by_chance == pytest.approx(2 / 3)
+    assert (serial.pairs[0].overlap, serial.pairs[0].by_chance) == (0, 0.5)
+    parallel = concurrency([spans([(0, 10)])] * 2, spans([(0, 20)]), (0, 1))
+    assert parallel is not None and parallel.exactly == (0.5, 0, 0.5) and parallel.serial == 0

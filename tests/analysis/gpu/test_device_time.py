@@ -5,7 +5,7 @@ import pytest
 from gputop.analysis.gpu.device_time import gpu_use, kernel_types, timelines
 from gputop.analysis.steps.steps import find_steps
 from gputop.trace.model import Kind, MemoryKind
-from tests.trace.build import Builder
+from tests.trace.build import Builder, keras_steps
 
 
 def use(b: Builder, gpu: int = 0):
@@ -95,3 +95,10 @@ def test_each_gap_names_the_event_that_ends_it():
     assert ((gaps.end - gaps.start) // 1000).tolist() == [30, 10]
     assert start_us[timeline.after].tolist() == start_us[timeline.rows[timeline.resumes]].tolist() == [60, 80]
     assert gpu_use(trace, timeline, None).idle_host_fault == 1, "of 30 of 40 µs the launch is known"
+
+
+def test_compute_per_step_goes_by_steps():
+    b = keras_steps(Builder(), 4, 100, 90)
+    for i in range(4):
+        b.run(0, i * 100 + 20, 40)
+    assert use(b).compute_s_per_step == pytest.approx(40e-6)

@@ -178,3 +178,10 @@ def test_many_launch_shapes_count_the_same(monkeypatch):
     few = tables(trace)
     monkeypatch.setattr("gputop.trace.lookups._SORTED_BELOW", 0)  # counted, as of many kernels, not sorted
     assert tables(trace) == few and any(row.shapes > 1 for row in few.by_name)
+
+
+def test_shapes_that_were_not_read_are_unknown():
+    trace = Builder().run(0, 0, 10).build()
+    trace.device.shape[:] = -1
+    (row,) = tables(trace).by_name
+    assert row.shape is None and row.occupancy is None and row.occupancy_known == 0

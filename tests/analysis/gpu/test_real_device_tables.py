@@ -84,3 +84,10 @@ def test_launch_shapes_of_an_nsys_report():
     kernels = trace.device.kind <= 1
     assert (trace.device.shape[kernels] >= 0).all() and (trace.device.shape[~kernels] == -1).all()
     assert all(s.block[0] * s.block[1] * s.block[2] <= 1024 and s.registers <= 255 for s in trace.launch_shapes)
+
+
+@needs_data
+def test_pinned_copies_at_link_rate():
+    rows = [r for r in analyzed("h100").copies.rows if (r.direction, r.source) == ("h2d", "pinned")]
+    assert [r.bytes_per_s for r in rows] == pytest.approx([27.7e9] * 2, rel=2e-3)
+    assert [r.bytes for r in rows] == pytest.approx([25.5e9] * 2, rel=2e-3)

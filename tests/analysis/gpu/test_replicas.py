@@ -224,3 +224,8 @@ def test_events_that_lie_far_apart_break_nothing(far):
     assert a.replicas is not None and (a.replicas.compute is None) == (far == 10**12)
     assert ("longer than a day" in a.replicas.missing.get("compute", "")) == (far == 10**12)
     assert a.kernels is not None and a.kernels.time_s == pytest.approx((2 * far + 21) * 1e-6, rel=1e-6)
+
+
+def test_steps_that_start_together_have_no_last():
+    r = compared(each_step(each_step(job(2), 0, 50, 20), 1, 50, 20))
+    assert r.first_kernel is not None and r.first_kernel.median_s == 0 and r.first_kernel.last == {}

@@ -76,3 +76,7 @@ def test_real_retracing():
 @pytest.mark.parametrize("name", ["x", "a_inference_" + "_" * 300_000, "jit_" * 1000 + "__" * 100_000])
 def test_a_name_that_is_made_to_be_slow_is_no_module(name):
     assert functions(Builder(gpus=0).host(name, 0, 90).build()) is None
+
+
+def test_no_functions():
+    assert functions(Builder(gpus=0).host("x", 0, 1).build()) is None

@@ -551,3 +551,10 @@ def test_only_a_program_of_python_runs_python_without_an_event(thread: str, kind
     b.host("BufferFromHostBuffer", 90 * MS, 1 * MS, line=thread)
     (part,) = divided(b).parts
     assert (part.id, part.kind) == ("no_steps", kind)
+
+
+def test_an_overview_of_one_instant_changes_nothing():
+    detail = Builder(gpus=0)
+    train(detail, 0, 30)
+    trace = two_grains(detail, Builder(gpus=0).host("x", 0, 0), by_s=0.4)
+    assert divided(trace).recorded_s == pytest.approx(0.3, rel=0.01)

@@ -143,3 +143,8 @@ def test_the_excess_of_each_op_is_its_time_less_the_median_of_the_others(jobs, e
     alike = sum(usual[op] for op in usual if longer[op] >= 0.5 * rate * usual[op]) / sum(usual.values())
     assert found.alike == pytest.approx(alike) and 0 <= found.alike <= 1
     assert found.blocks is None
+
+
+def test_times_that_mean_something_else_are_not_told() -> None:
+    own, = named(each(Builder(), lambda i: "Adam/NcclAllReduce:NcclAllReduce", 2), timed=False)
+    assert own.time_s is None and own.name == "Adam/NcclAllReduce"

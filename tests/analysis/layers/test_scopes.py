@@ -46,3 +46,11 @@ NAMES = [
 def test_phase_and_path(name: str, phase: str, path: str) -> None:
     scope = scope_of(name, training=not name.startswith("jit(predict)"))
     assert (scope.phase, "/".join(scope.path)) == (phase, path)
+
+
+def test_a_program_without_gradients_updates_nothing() -> None:
+    assert scope_of("jit(predict)/Net/Dense_0/dot_general", False).phase == "forward"
+
+
+def test_parentheses_that_do_not_match_split_somewhere() -> None:
+    assert scope_of("jit(step)/a)/b((/c/d:X", True).path

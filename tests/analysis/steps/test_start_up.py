@@ -412,3 +412,11 @@ def test_kernels_that_are_compiled_are_a_start(name):
     trace = b.build()
     assert kinds(trace) == {"kernel_compilation": pytest.approx(0.9)}
     assert start_end_ns(trace, start_up_spans(trace)) == 900_000_000
+
+
+def test_long_calls_of_kernels_that_ran_before_are_no_loading():
+    assert not kinds(launches((30_000.0,), long_later=30_000.0).build())  # threads without a CPU, full queues
+
+
+def test_a_recording_in_which_each_kernel_runs_once_tells_no_first_launch():
+    assert not kinds(launches((5.0, 1_300_000.0), kernels=200).build())

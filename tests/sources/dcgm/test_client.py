@@ -14,6 +14,7 @@ from gputop.sources.dcgm.client import HANG_TIMEOUT_S, MAX_RETRY_S, DcgmClient
 from gputop.sources.dcgm.connection import Address
 from gputop.sources.dcgm.engine_reader import BLANK_S, CHECK_S, REFUSED_RETRY_S, clock_text
 from gputop.sources.dcgm.fields import PROFILING_IDS
+from tests.dcgm_double import PROFILING
 from tests.dcgm_double.scene import Scene
 
 
@@ -357,3 +358,10 @@ def test_a_fault_of_gputop_itself_is_said(scene: Scene, monkeypatch: pytest.Monk
     scene.client.request_update(1.0)
     assert scene.client.wait(10.0)
     assert "ZeroDivisionError" in (scene.client.snapshot().error or "")
+
+
+def test_an_unknown_field_costs_only_itself(scene: Scene) -> None:
+    scene.engine.watched_by_others(PROFILING)
+    scene.engine.unknown.add(1009)
+    scene.step(times=2)
+    assert scene.value(1002) == 0.5 and "field 1009" in str(scene.value(1009))

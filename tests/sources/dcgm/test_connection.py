@@ -315,3 +315,8 @@ def test_numbers_and_times_that_mean_nothing(number: float, time_us: int) -> Non
     value = decode(fields.OK, True, -1, number, time_us)
     assert value.value is None and value.time_us == (5 if time_us == 5 else 0)
     assert value.reason.startswith("DCGM ") and "valid " in value.reason
+
+
+def test_a_version_of_many_digits_is_cut_short(scene: Scene) -> None:
+    scene.engine.version = "4" * 200 + "." + "6" * 200
+    assert len(connect(scene).version) < 20

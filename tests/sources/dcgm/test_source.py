@@ -438,3 +438,10 @@ def test_slow_watches_are_named_as_the_source(node: Node) -> None:
         node.engine.stuck -= stuck
         sample = node.sample()
     assert sample["sm_active"] == Reading(0.5, "ratio", "DCGM, every 11 s")
+
+
+@pytest.mark.parametrize("index", [10**12, 2**62])
+def test_a_number_that_cannot_be_is_not_shown(node: Node, index: int) -> None:
+    node.engine.figures |= {(0, 52): index, (1, 52): 1}
+    node.open()
+    assert [probe.info.index for probe in node.source.gpus] == [0, 1]

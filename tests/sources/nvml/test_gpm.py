@@ -246,3 +246,7 @@ def test_no_way_at_all_names_every_refusal(fake: FakeNvml) -> None:
     (1, 1, 0.25e9), (2, 16, 8e9), (3, 16, 15.75e9), (4, 16, 31.51e9), (5, 16, 63.02e9), (9, 16, None)])
 def test_link_rates(generation: int, lanes: int, bytes_per_s: float | None) -> None:
     assert traffic.link_bytes_per_s(generation, lanes) == (bytes_per_s and pytest.approx(bytes_per_s, rel=1e-3))
+
+
+def test_an_unknown_generation_has_no_rate() -> None:
+    assert traffic.link_bytes_per_s(9, 16) is None

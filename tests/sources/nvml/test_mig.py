@@ -130,3 +130,13 @@ def test_a_driver_that_leaves_the_profile_out_of_the_name(fake: FakeNvml) -> Non
     fake_name = "fault nvmlDeviceGetName 16 1 1 garbage 41"  # "AAAA…", no profile in it
     node = divided(fake, fake_name)
     assert node.gpus[1].info.name == "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+
+
+def test_gpus_names_an_instance_or_the_whole_gpu(fake: FakeNvml) -> None:
+    def chosen(*gpus: str) -> list[str]:
+        return divided(fake, gpus=gpus).labels
+
+    assert chosen("0") == ["0", "0:0", "0:1"]
+    assert chosen("0:1") == ["0:1"]
+    assert chosen("MIG-7e570000") == ["0:0"]
+    assert chosen("1", "0:0") == ["0:0", "1"]

@@ -134,3 +134,8 @@ def test_a_pane_repaints_the_figures_that_changed_and_no_more(monkeypatch: pytes
     assert changes(0, (4, {"reason"})) == [(lane, Region(0, 4, lane.part.width, 2))], "in the place of the lane"
     whole = [(pane, Region(0, 0, pane.part.width, 2)) for pane in (lane, newest) if pane.part is not None]
     assert changes(0, (4, {"message", "power"})) == whole, "a message takes the place of all figures"
+
+
+def test_coarse_utilization_is_marked() -> None:
+    assert figures_of(gpu_sample(0, 10), ACTIVITY, FIELDS)["now"][0] == "50%"
+    assert figures_of(gpu_sample(0, 10, fine=False), ACTIVITY, FIELDS)["now"][0] == "~70%"

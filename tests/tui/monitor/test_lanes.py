@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 from gputop.core.samples import GpuSample
-from gputop.render.palette import level_rgb
+from gputop.render.palette import SHADES, STEPS, level_rgb
 from gputop.render.time_slices import slice_for
 from gputop.telemetry.history import History
 from gputop.tui.monitor.lanes import LaneCache, LaneSignal, TimeView, blank_column, column
@@ -124,3 +125,13 @@ def test_a_sample_fills_its_interval_and_no_more() -> None:
     assert lane.columns == whole.columns
     blank = [column == blank_column(1) for column in lane.columns]
     assert blank[-1 - 35:] == [False] * 16 + [True] * 7 + [False] * 13
+
+
+def test_the_ramp_rises_in_lightness_so_that_it_reads_without_hue() -> None:
+    light = [_luminance(level_rgb(step)) for step in range(STEPS)]
+    assert all(a < b for a, b in itertools.pairwise(light))
+
+
+def test_a_shade_fades_from_the_ground() -> None:
+    light = [_luminance(level_rgb(STEPS - 1, shade)) for shade in range(SHADES)]
+    assert all(a < b for a, b in itertools.pairwise(light))

@@ -225,3 +225,10 @@ async def test_a_single_process_takes_one_line_where_the_panels_are_stacked() ->
         assert line.split()[0] == "41231" and "train.py" in line
         await pilot.click(ProcessPanel, offset=(5, 0))
         assert isinstance(app.screen, ProcessPopup), "there is no heading to sort by"
+
+
+def test_filter_matches_pid_user_and_command() -> None:
+    assert [p.pid for p in arrange([A, B, C], "pid", "PYTHON")] == [1, 2]
+    assert [p.pid for p in arrange([A, B, C], "pid", "3")] == [3]
+    assert [p.pid for p in arrange([A, B, C], "pid", "ana")] == [1, 2, 3]
+    assert arrange([A, B, C], "pid", "nobody") == []

@@ -11,7 +11,7 @@ import pytest
 from textual.pilot import Pilot
 
 from gputop.analysis.gpu.packed_series import ComparedTrace
-from gputop.comparison.report_lines import layout
+from gputop.comparison.report_lines import ReportLine, layout
 from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.diagnosis import worker
@@ -31,6 +31,7 @@ from gputop.tui.screens.compare import (
     CompareScreen,
     before,
     before_this_run,
+    colored,
     compared,
     side_of,
 )
@@ -322,3 +323,10 @@ def test_only_so_many_captures_are_kept_and_failed_ones_are_not() -> None:
     assert len(session.results.captures) == 50 and session.results.captures[-1].time_s == START_S + 59
     session.capture_ended(replace(record(99, 0.4), analysis=None, problem=GputopError("broken", "mend it")), [SERVER])
     assert session.results.captures[-1].time_s == START_S + 59 and session.results.last_capture is not None
+
+
+def test_verdicts_are_colored_and_said_in_words() -> None:
+    lines = (("FASTER: shorter.", "good"), ("mean worse", "bad"), ("median noise", ""))
+    text = colored([ReportLine(text, tone) for text, tone in lines])
+    styles = {str(text)[s.start:s.end].strip().split()[-1]: str(s.style) for s in text.spans}
+    assert styles["worse"] != styles["shorter."] != styles["noise"]

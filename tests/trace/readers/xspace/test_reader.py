@@ -498,3 +498,12 @@ def test_a_cut_file_keeps_what_was_read():
     trace = read_xspaces([("x", "", with_tail)])
     assert len(trace.device) == 4
     assert [q.id for q in trace.quality] == ["truncated"]
+
+
+def test_what_the_profiler_reports_is_passed_on():
+    b = sample()
+    b.space.warnings.append("Detected GPU events dropped on node: 12 callback events")
+    b.space.errors.append("CUPTI_ERROR_UNKNOWN")
+    notes = {q.id: q.message for q in b.read().quality}
+    assert "12 callback events" in notes["dropped_events"]
+    assert "CUPTI_ERROR_UNKNOWN" in notes["capture_error"]
