@@ -9,7 +9,7 @@ import pytest
 from gputop.cluster.answers import FleetSeries
 from gputop.cluster.available_metrics import AvailableMetrics
 from gputop.cluster.fleet import fleet_of
-from gputop.cluster.model import NO_JOB, FleetView
+from gputop.cluster.model import NO_JOB, Fleet, FleetView
 from gputop.cluster.prometheus import Series
 from gputop.cluster.series_store import PastQuestion, SeriesStore, SlotGrid
 from gputop.cluster.slurm import SlurmJob
@@ -217,3 +217,17 @@ def test_exporters_that_do_not_answer_are_named() -> None:
     down, empty = fleet_of(series, [], VIEW).problems
     assert down.message.startswith("6 of 9 exporters do not answer: n0, n1, n2, n3 and 2 more;")
     assert empty.message == "exporters answer without GPU metrics: n8"
+
+
+@pytest.mark.parametrize("value", [9e13, -9e13, 0.0, -1.0, 0.5])
+def test_no_number_of_a_server_is_more_than_there_can_be(value: float) -> None:
+    figures = ("activity", "gpus", "idle_gpus", "watched_gpus", "nodes", "all_gpus", "power_w", "lowest")
+    outliers = said(*((figure, value, JOB | GPU) for figure in ("median", "mad", "low_gpu", "low_clock", "down")))
+    details = said(*((figure, value, JOB | GPU) for figure in ("activity", "clocks", "clock_median", "clock_mad")))
+    fleets: list[Fleet] = []
+    for metrics, labels in ((BY_JOB, JOB), (BY_NODE, N1)):
+        series = of(metrics, *((figure, value, labels) for figure in figures), outlier_series=outliers,
+                    gpu_series=details)
+        fleets += [fleet_of(series, [running({"n1": 8})], VIEW), fleet_of(series, [], VIEW)]
+    assert all(0 <= job.gpus <= 10**7 for fleet in fleets for job in fleet.jobs)
+    assert all(0 <= fleet.gpus <= 10**7 for fleet in fleets)

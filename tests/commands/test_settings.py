@@ -289,3 +289,14 @@ def test_settings_that_somebody_else_wrote_are_not_used(file: Path, monkeypatch:
     assert load(file)["interval"] == (9 if owner == 0 else 1)
     file.chmod(0o666)
     assert load(file)["interval"] == 1
+
+
+@pytest.mark.parametrize("plant", ["pipe", "device"])
+def test_what_is_planted_as_settings_is_said_and_waited_for_by_nobody(plant: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    if plant == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    warning = load(path).warnings[0]
+    assert "uses the defaults: it is" in warning and "not a regular file" in warning

@@ -282,3 +282,11 @@ def test_in_a_window_too_launched_work_that_does_not_begin_is_told_from_a_late_l
         b.run(0, at + 1_596, 24, f"sort {i * i % 11}", launch=at + (10 if queued else 1_590), thread="thread 1")
     _, report = judged(b)
     assert ("the GPU shows no work, although some is launched" in report) == shown
+
+
+def test_a_moment_of_gpu_work_is_no_job_in_which_no_cause_is_found():
+    b = Builder(format="nsys").host("cudaFree", 0, 9_000, "python3/17")
+    for i in range(72):
+        b.run(0, 10_000 + 20_000 * i, 4, f"add {i}", launch=9_990 + 20_000 * i, thread="python3/17")
+    _, report = judged(b)
+    assert report.startswith("NO VERDICT  GPU work of only 288 µs in the 1.43 s recorded")

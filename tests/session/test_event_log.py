@@ -123,3 +123,11 @@ def test_a_new_xid_at_each_tick_fills_no_memory(monkeypatch: pytest.MonkeyPatch)
     for tick in range(200):
         log.note_sample(_with(node_sample(tick, 1), 0, xids=(XidEvent(START_S + tick, 48),)))
     assert len(log._xids) == 50
+
+
+def test_an_engine_that_fails_does_not_mark_its_gpus_as_lost() -> None:
+    """``--source dcgm``: without the host engine nothing is known of the GPUs; they are not lost."""
+    log = EventLog()
+    for tick in range(6):
+        log.note_sample(_with(node_sample(tick, 1), 0, state=FAILED if tick > 2 else "ok"))
+    assert not [mark for mark in log.between(-1e12, 1e12) if mark.kind == "lost"]

@@ -477,3 +477,13 @@ def test_missing_is_nan_and_never_zero() -> None:
     assert not np.any(lane.levels)
     times, values = history.window("GPU-a", "sm_active", 60)
     assert len(times) == 5 and np.isnan(values).all()
+
+
+def test_half_of_the_time_busy_is_not_half_busy() -> None:
+    history = History(**SMALL)
+    for i in range(20):
+        history.append(node(START_S + i / 2, gpu("half the time", {"sm_active": float(i % 2)}),
+                            gpu("half busy", {"sm_active": 0.5})))
+    ends = {"end_s": START_S + 10, "slice_s": 10.0, "slices": 1}
+    assert history.lane("half the time", "sm_active", **ends).levels == [[0.5, 0, 0, 0, 0, 0, 0, 0.5]]
+    assert history.lane("half busy", "sm_active", **ends).levels == [[0, 0, 0, 0, 1, 0, 0, 0]]

@@ -558,3 +558,32 @@ def test_an_overview_of_one_instant_changes_nothing():
     train(detail, 0, 30)
     trace = two_grains(detail, Builder(gpus=0).host("x", 0, 0), by_s=0.4)
     assert divided(trace).recorded_s == pytest.approx(0.3, rel=0.01)
+
+
+def test_reading_many_variables_in_silence_is_a_checkpoint():
+    b = epochs()
+    starts = [e[2] for e in b._host if dict(e[4]).get("eager_op") == TEST]
+    for at in starts[3::4]:  # in the pause behind each evaluation
+        for i in range(12):
+            b.host("ReadVariableOp", at + 6 * MS + i * MS, 50)
+    pause = max((p for p in divided(b).parts if p.id == "between"), key=lambda part: part.time_s)
+    assert (pause.kind, pause.what) == ("checkpoint", "ReadVariableOp")
+
+
+def test_reading_many_variables_for_histograms_is_no_checkpoint():
+    b = epochs()
+    starts = [e[2] for e in b._host if dict(e[4]).get("eager_op") == TEST]
+    for at in starts[3::4]:
+        for i in range(12):
+            b.host("ReadVariableOp", at + 6 * MS + i * 20 * MS, 50).host("OneHot", at + 7 * MS + i * 20 * MS, 17 * MS)
+            b.host("WriteSummary", at + 25 * MS + i * 20 * MS, 500)
+    pause = max((p for p in divided(b).parts if p.id == "between"), key=lambda part: part.time_s)
+    assert (pause.kind, pause.what) == ("summary", "OneHot")
+
+
+def test_warm_up_steps_are_the_start():
+    b = Builder(gpus=0)
+    b.host("EagerExecute", 0, 990 * MS, is_func=1, eager_op=TRAIN)
+    train(b, 1000 * MS, 20)
+    parts = seconds_by(divided(b))
+    assert parts["start"] == pytest.approx(1.0)

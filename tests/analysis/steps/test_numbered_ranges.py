@@ -243,3 +243,14 @@ def test_reports_with_numbered_ranges_are_compared(tmp_path):
     after = numbered_report(tmp_path / "after.sqlite", "step {}", pause=5)
     found = compare(before, after)
     assert found.verdict == "better" and found.headline.startswith("FASTER, certain: 150 → 65.0 ms")
+
+
+def test_two_optimizers_of_a_step_are_one_step():
+    b = Builder(format="chrome")
+    for i in range(10):
+        for k in range(3):
+            b.run(0, i * 100 + 5 + 10 * k, 8, launch=i * 100 + 1 + k, thread="python")
+        b.host("Optimizer.step#Adam.step", i * 100 + 50, 5)  # the discriminator's
+        b.run(0, i * 100 + 70, 8, launch=i * 100 + 60, thread="python")
+        b.host("Optimizer.step#Adam.step", i * 100 + 90, 5)  # the generator's
+    assert find_steps(b.build()).times.median_s == pytest.approx(100e-6)

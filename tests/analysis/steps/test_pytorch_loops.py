@@ -313,3 +313,14 @@ def test_a_server_that_waits_for_requests_has_no_finding():
 def test_a_healthy_job_on_busy_cpus_has_no_finding():
     """Other programs took its CPUs: its pauses come anywhere."""
     assert not [f for f in analyze(real("gan")).findings if f.severity != "low"]
+
+
+def test_two_threads_that_run_ops_have_no_steps():
+    a, b = Loop(1), Loop(2)
+    for loop, line in ((a, "python"), (b, "worker")):
+        for _ in range(20):
+            loop.op("aten::rand").forward().op("aten::argmax")
+        if line == "worker":
+            for name, _, start, length, stats in loop.b._host:
+                a.b.host(name, start + 3, length, line, **stats)
+    assert op_sequence(a.b.build()) is None

@@ -310,3 +310,12 @@ def test_events_are_counted_wherever_the_pieces_end(tmp_path, monkeypatch):
             assert recorder.count_events(file) == counts
 
 
+def test_counting_does_not_depend_on_where_the_pieces_end(tmp_path, monkeypatch):
+    from tests.profiler.kineto.fake_client import trace
+
+    path = tmp_path / "t.json"
+    path.write_text(trace(0.1))
+    for size in (200, 333, 511):
+        monkeypatch.setattr(recorder, "_SCAN_BYTES", size)
+        with path.open("rb") as file:
+            assert recorder.count_events(file) == (20, 0)

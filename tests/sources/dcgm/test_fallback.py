@@ -241,3 +241,10 @@ def _snapshot(library: Path, source: str, *arguments: str, **env: str) -> str:
                   env={**environment(library, "gpus 2", "gpm 0"), **env})
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_pcie_counters_are_kept(node: Callable[..., Node]) -> None:
+    one = node("gpm 0")
+    one.scene.engine.watched_by_others(PROFILING)
+    sample = one.sample(times=4)
+    assert sample[RX].source == "NVML counter"

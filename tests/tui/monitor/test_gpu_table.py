@@ -139,3 +139,10 @@ def test_a_pane_repaints_the_figures_that_changed_and_no_more(monkeypatch: pytes
 def test_coarse_utilization_is_marked() -> None:
     assert figures_of(gpu_sample(0, 10), ACTIVITY, FIELDS)["now"][0] == "50%"
     assert figures_of(gpu_sample(0, 10, fine=False), ACTIVITY, FIELDS)["now"][0] == "~70%"
+
+
+def test_what_is_not_known_is_na() -> None:
+    figures = figures_of(_without(gpu_sample(0, 10), "power_w"), ACTIVITY, FIELDS)
+    assert figures["power"][0] == "N/A"
+    half = figures_of(_without(gpu_sample(0, 10), "pcie_tx_bytes_per_s"), ACTIVITY, FIELDS)
+    assert half["pcie"][0] == "6.0/N/A"

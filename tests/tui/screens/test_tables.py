@@ -17,8 +17,9 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.analyses import make_analysis
 from tests.diagnosis.real_capture import CAPTURE
 from tests.records import replace
-from tests.tui.found import box_text, piloted, text_of
+from tests.tui.found import FoundSession, box_text, piloted, text_of
 from tests.tui.screens.tabled import STACKS, TabledSession, found
+from tests.tui.textual_private import messages
 
 EMPTY = make_analysis(gpus=[{"gpu": 0}])
 
@@ -200,3 +201,12 @@ async def test_they_draw_at_any_size(size: tuple[int, int]) -> None:
 
 def test_a_window_without_kernels_is_not_a_trace_without() -> None:
     assert tables(make_analysis(kernels={"by_name": []}))[0].empty == "No kernel ran in the window."
+
+
+async def test_without_a_capture_the_key_says_what_to_do() -> None:
+    session = FoundSession()
+    session.results.last_capture = None
+    async with piloted(session, (80, 24)) as (app, pilot):
+        await pilot.press("T")
+        await pilot.pause()
+        assert any("Press c" in message for message in messages(app))
