@@ -32,9 +32,11 @@ from gputop.trace.readers.content import MemoryWatch, memory_limit, open_trace, 
 _KERNELS, _COPIES, _MEMSETS, _GRAPHS = (
     f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"))
 _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
-_OS_CALLS = "OSRT_API"
+# Calls of the system and of MPI, with the column of their name.
+_OTHER_CALLS = (("OSRT_API", "nameId"), *((f"MPI_{kind}_EVENTS", "textId") for kind in (
+    "P2P", "COLLECTIVES", "START_WAIT", "OTHER")))
 _ACTIVITIES = (_KERNELS, _COPIES, _MEMSETS, _GRAPHS, _CALLS, "NVTX_EVENTS")
-_TABLES = frozenset((*_ACTIVITIES, _OS_CALLS, "StringIds", "ThreadNames", "PROCESSES", "DIAGNOSTIC_EVENT",
+_TABLES = frozenset((*_ACTIVITIES, *dict(_OTHER_CALLS), "StringIds", "ThreadNames", "PROCESSES", "DIAGNOSTIC_EVENT",
                      "ENUM_CUDA_MEM_KIND", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", "TARGET_INFO_SYSTEM_ENV",
                      "TARGET_INFO_SESSION_START_TIME", "ANALYSIS_DETAILS"))
 # CUpti_ActivityMemcpyKind; copies to and from arrays are classified by direction.
@@ -45,8 +47,9 @@ _COPY_NAMES = {Kind.H2D: "MemcpyH2D", Kind.D2H: "MemcpyD2H", Kind.D2D: "MemcpyD2
                Kind.COPY_OTHER: "MemcpyOther", Kind.MEMSET: "Memset"}
 _PROCESS = ~0xFFFFFF  # a global thread id is the global process id plus the thread's 24 bits
 _VERSION = re.compile(r"(?<=[a-z])_v\d{4,5}(?=$|_ptsz$|_ptds$)")  # "cudaLaunchKernel_v7000": of the API, no other call
-# Calls of the C library that wait for a file, a terminal or the network. What waits for another thread tells nothing.
-_READS_OR_WRITES = re.compile(r"(?:f|p)?(?:read|write)(?:v|64)?$|f?(?:get|put)(?:c|s|char)$|get(?:line|delim|char)$|"
+# Calls of the C library that wait for a file, a terminal or the network, and MPI's, which wait for other processes.
+# What waits for another thread tells nothing.
+_WAITS = re.compile(r"MPI_|(?:f|p)?(?:read|write)(?:v|64)?$|f?(?:get|put)(?:c|s|char)$|get(?:line|delim|char)$|"
                               r"f(?:data)?sync$|fflush$|(?:f|fd)?open(?:64|at)?$|recv(?:from|msg)?$|accept4?$|connect$")
 _LONG_NS = 1_000_000  # of such a call: shorter ones are too many to keep
 # "No OpenGL events collected. Does the process use OpenGL?" stands there for each kind of event and process.
@@ -139,6 +142,7 @@ class _Report:
             raise GputopError(f"{path} is damaged: {self._damage[0]}.", f"Export the report again. {_EXPORT}")
         if not set(self._columns) & {*_ACTIVITIES, "StringIds", "TARGET_INFO_GPU"}:
             raise GputopError(f"{path} is an SQLite file but not an Nsight Systems export.", _EXPORT)
+        self._lengths_ns: list[int] = self._integers("ANALYSIS_DETAILS", ("duration",)).ravel().tolist()
         self._strings = {i: s for i, s in self._select("StringIds", ("id", "value"))
                          if isinstance(i, int) and isinstance(s, str)}
 
@@ -172,8 +176,7 @@ class _Report:
         if self._builder.device:
             return {}
         last = max((int(events.end_ns.max()) for events in self._builder.host), default=0)
-        return {line.rank: (0, ns) for ns in self._integers("ANALYSIS_DETAILS", ("duration",)).ravel().tolist()
-                if last <= ns < _MAX_NS for line in self._builder.lines}
+        return {line.rank: (0, ns) for ns in self._lengths_ns if last <= ns < _MAX_NS for line in self._builder.lines}
 
     def _is_no_news(self, message: str) -> bool:
         """Return whether Nsight Systems only misses what gputop does not read, or what another process has."""
@@ -196,15 +199,16 @@ class _Report:
         name = self._names_of(rows[:, 3], _VERSION)
         if len(rows):
             self._builder.host.append(HostEvents(line, name, rows[:, 0].copy(), rows[:, 1].copy()))
-            self._read_os_calls(host, rows)
+            self._read_other_calls(host, rows)
         return _Calls(rows[:, 4], rows[:, 2] & _PROCESS, rows[:, 0], rows[:, 1], line)
 
-    def _read_os_calls(self, host: str, calls: I64) -> None:
-        """Long reads and writes of the threads that call CUDA, from their first such call to the last one."""
-        rows = self._integers(_OS_CALLS, ("start", "end", "globalTid", "nameId"))
-        reads = [i for i, name in self._strings.items() if _READS_OR_WRITES.match(name)]
+    def _read_other_calls(self, host: str, calls: I64) -> None:
+        """Long waits of the threads that call CUDA, from their first such call to the last one."""
+        rows = np.concatenate([self._integers(table, ("start", "end", "globalTid", name))
+                               for table, name in _OTHER_CALLS])
+        waits = [i for i, name in self._strings.items() if _WAITS.match(name)]
         rows = rows[(rows[:, 0] >= calls[0, 0]) & (rows[:, 1] <= calls[:, 1].max()) & (
-            rows[:, 1] - rows[:, 0] >= _LONG_NS) & np.isin(rows[:, 2], calls[:, 2]) & np.isin(rows[:, 3], reads)]
+            rows[:, 1] - rows[:, 0] >= _LONG_NS) & np.isin(rows[:, 2], calls[:, 2]) & np.isin(rows[:, 3], waits)]
         if len(rows):
             self._builder.host.append(HostEvents(self._host_lines(rows[:, 2], host), self._names_of(rows[:, 3]),
                                                  rows[:, 0].copy(), rows[:, 1].copy()))
@@ -216,7 +220,9 @@ class _Report:
         texts = [row[0] for row in self._select("NVTX_EVENTS", ("text",), text=True)]
         n = min(len(numbers), len(texts))  # they differ only where the file is damaged
         numbers, texts = numbers[:n], texts[:n]
-        keep = np.isin(numbers[:, 2], _RANGES) & _sane(numbers[:, 0], numbers[:, 1])
+        # A range that nobody closed ends with the recording, or has no end: what the host did meanwhile is not known.
+        keep = np.isin(numbers[:, 2], _RANGES) & _sane(numbers[:, 0], numbers[:, 1]) & ~np.isin(
+            numbers[:, 1], self._lengths_ns)
         rows = numbers[keep]
         if len(rows):
             of_rows = [texts[i] or self._strings.get(text_id, "")
