@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,8 +54,7 @@ _WAITS = re.compile(r"MPI_|(?:f|p)?(?:read|write)(?:v|64)?$|f?(?:get|put)(?:c|s|
 _LONG_NS = 1_000_000  # of such a call: shorter ones are too many to keep
 # "No OpenGL events collected. Does the process use OpenGL?" stands there for each kind of event and process.
 _MISSED = re.compile(r"No (\w+) events collected\b")
-_MISSED_TABLES = {"CUDA": (*_ACTIVITIES, _CALLS), "NVTX": ("NVTX_EVENTS",), "OpenGL": (), "Vulkan": (), "cuBLAS": (),
-                  "cuDNN": (), "cuSPARSE": (), "OpenACC": (), "OpenMP": ()}
+_MISSED_TABLES = {"CUDA": _ACTIVITIES, "NVTX": ("NVTX_EVENTS",)}  # of any other kind gputop reads none
 _MEMORY_KINDS = {0: 1, 1: 2, 2: 3, 3: 5, 4: 4, 5: 3, 6: 4}  # ENUM_CUDA_MEM_KIND to MemoryKind
 _RANGES = (59, 60)  # NVTX: push/pop and start/end ranges
 # PyTorch's emit_nvtx numbers each call, which would make every name unique.
@@ -127,7 +126,6 @@ class _Report:
         self._damage: list[str] = []
         self._file_bytes = file_bytes
         self._builder.names.allow_for(file_bytes)
-        self._thread_names: dict[int, str] = {}
         self._thread_lines: dict[int, int] = {}
         tables = self._tables()
         if not tables and self._damage:
@@ -145,6 +143,9 @@ class _Report:
         self._lengths_ns: list[int] = self._integers("ANALYSIS_DETAILS", ("duration",)).ravel().tolist()
         self._strings = {i: s for i, s in self._select("StringIds", ("id", "value"))
                          if isinstance(i, int) and isinstance(s, str)}
+        self._thread_names = {
+            pid: str(name).rsplit("/", 1)[-1] for pid, name in self._select("PROCESSES", ("globalPid", "name"))} | {
+            tid: self._strings.get(i, "") for tid, i in self._select("ThreadNames", ("globalTid", "nameId"))}
 
     def _tables(self) -> list[str]:
         # Not views and virtual tables, whose rows are computed, by whatever the file says.
@@ -181,8 +182,8 @@ class _Report:
     def _is_no_news(self, message: str) -> bool:
         """Return whether Nsight Systems only misses what gputop does not read, or what another process has."""
         missed = _MISSED.match(message)
-        tables = _MISSED_TABLES.get(missed[1], ()) if missed is not None else None
-        return tables is not None and (not tables or any(table in self._columns for table in tables))
+        tables = _MISSED_TABLES.get(missed[1], ()) if missed is not None else ()
+        return missed is not None and (not tables or any(table in self._columns for table in tables))
 
     def _to_unix(self) -> int | None:
         """Event times are on the system's clock, or (older versions) count from the session's start."""
@@ -321,18 +322,13 @@ class _Report:
         set_launches(out, calls_of.find(out.correlation, np.searchsorted(processes, process)), calls.start_ns,
                      calls.end_ns, calls.line)
 
-    def _memory_kinds(self) -> Callable[[I64], npt.NDArray[np.uint8]]:
+    def _memory_kinds(self) -> IntMap:
         """The report's own table of memory kinds, else the schema's documented numbers."""
         table = {i: kernel_names.memory_kind(label) for i, label in self._select("ENUM_CUDA_MEM_KIND", ("id", "label"))
                  if isinstance(i, int) and isinstance(label, str)}
-        lookup = IntMap(table or _MEMORY_KINDS, 0)
-        return lambda kinds: lookup(kinds).astype(np.uint8)
+        return IntMap(table or _MEMORY_KINDS, 0)
 
     def _host_lines(self, global_tids: I64, host: str) -> npt.NDArray[np.int32]:
-        if not self._thread_names:
-            self._thread_names = {-1: ""} | {
-                pid: str(name).rsplit("/", 1)[-1] for pid, name in self._select("PROCESSES", ("globalPid", "name"))} | {
-                tid: self._strings.get(i, "") for tid, i in self._select("ThreadNames", ("globalTid", "nameId"))}
         for tid in np.unique(global_tids).tolist():
             if tid not in self._thread_lines:
                 name = self._thread_names.get(tid) or self._thread_names.get(tid & _PROCESS) or "thread"
