@@ -127,7 +127,11 @@ def _without_start_and_end(trace: Trace, steps: Steps | None, started: Sequence[
                            ) -> tuple[Trace, tuple[TraceNote, ...]]:
     """Part of a trace that is judged by itself, with notes on what is left out; all of it where there are steps."""
     over_ns = start_up.start_end_ns(trace, started)
-    notes = _start_note(trace, steps, started, over_ns)
+    notes: tuple[TraceNote, ...] = ()
+    if over_ns is not None and (steps is None or not (steps.times.start_up or steps.bounds_ns[0][0] < over_ns)):
+        notes = (TraceNote("start", (
+            f"The first {seconds((over_ns - trace.window_ns[0]) / 1e9)} of the recording are job startup, with "
+            f"{start_up.what_started(started, over_ns)}. gputop leaves the startup out and evaluates only the rest.")),)
     if steps is not None:
         return trace, notes
     if over_ns is not None:
@@ -143,10 +147,9 @@ def _without_start_and_end(trace: Trace, steps: Steps | None, started: Sequence[
 def _unjudged(trace: Trace, steps: Steps | None) -> TraceFacts:
     """Facts of a file that is cut off, without figures: missing events change all of them, the steps' length as well,
     where the host runs ahead of the GPU."""
-    notes = [*trace.quality]
-    notes.append(TraceNote("incomplete", (
-        "gputop does not evaluate damaged files, because missing events look like idle time. Copy or capture again.")))
-    analysis = Analysis(simulated=trace.simulated, trace=_summary(trace, notes),
+    note = TraceNote("incomplete", (
+        "gputop does not evaluate damaged files, because missing events look like idle time. Copy or capture again."))
+    analysis = Analysis(simulated=trace.simulated, trace=_summary(trace, (*trace.quality, note)),
                         abstained=tuple(Abstained(rule.id, _WHOLE_FILE) for rule in TRACE_RULES))
     basis = steps.times.unit if steps is not None else "window"
     return TraceFacts(trace, analysis, steps, {}, basis, 0.0, detect_framework(trace))
@@ -168,18 +171,6 @@ def compared_trace(facts: TraceFacts) -> ComparedTrace:
         series = step_series(facts.trace, facts.steps, facts.gpu_timelines, facts.parts).packed()
     return ComparedTrace(series, tuple(gpu.name for gpu in facts.trace.gpus if gpu.name),
                          capture_of(facts.trace.paths).findings)
-
-
-def _start_note(
-    trace: Trace, steps: Steps | None, started: Sequence[start_up.StartUpSpan], over_ns: int | None,
-) -> tuple[TraceNote, ...]:
-    """Note that the recording begins with the job's start, where what follows is judged by itself."""
-    if over_ns is None or (steps is not None and (steps.times.start_up or steps.bounds_ns[0][0] < over_ns)):
-        return ()
-    time = seconds((over_ns - trace.window_ns[0]) / 1e9)
-    return (TraceNote("start", f"The first {time} of the recording are job startup, with "
-                               f"{start_up.what_started(started, over_ns)}. gputop leaves the startup out and "
-                               "evaluates only the rest."),)
 
 
 def _unseen_note(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,

@@ -22,6 +22,7 @@ ENOUGH_STEPS = 20
 _FEW_STEPS, _FEW_KERNELS = 3, 20  # as few.steps, and few.hardly_any_kernels of a GPU
 _SHORT_S = 0.005  # recorded: of a loop it shows a step at most
 _MOMENT = 0.01  # share of the recording in which the GPUs worked
+_BRIEF = 0.1  # share of the recording from the GPUs' first event to their last: what they do then is not said of it
 _MIN_SHARE_IN_STEPS = 0.5  # share of the recording in whole training steps: what is said of them is said of the job
 _SENTENCE_PARTS = 4
 _STEPS, _PERIODS = "steps", "periods"
@@ -214,12 +215,15 @@ def _without_steps(a: Analysis, wall: WallTime, limit: str, ended: bool) -> Verd
     if silent and any(part.kind == "managed" for part in wall.parts):
         do = _READ_AT_ONCE
     elif silent:
-        starts = _start_share(a) >= _HALF * (1 - silent_s / wall.recorded_s)
+        starts = _start_share(a) >= _HALF * (1 - silent_s / wall.recorded_s) and all(
+            part.longest_s < _HALF * wall.recorded_s for part in wall.parts)  # one such pause is what the program does
         do = (f"{_LONGER_RUN}, as most of what this one shows is its start; or " if starts else "") + _SAMPLE
     elif little:
         do = _long_kernel(a, wall) or do
+    judged = a.account.breakdown if a.account is not None else None
+    brief = judged is not None and judged.total < _BRIEF * wall.recorded_s
     return no_verdict(f"{little or 'no complete step'} in the {seconds(wall.recorded_s)} recorded", do,
-                      _seen(wall, "recorded time"), "" if little else limit)
+                      _seen(wall, "recorded time"), "" if little or brief else limit)
 
 
 def _long_kernel(a: Analysis, wall: WallTime) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -45,15 +45,18 @@ def name_mask(trace: Trace, pattern: str, words: tuple[str, ...] = ()) -> Mask:
     ``words``: in lower case; one of them is in each such name, whatever its letters' case. They are searched for first:
     a pattern that ignores case, or begins with any text, takes twenty times as long.
     """
-    cached = trace.found.get(key := (pattern, *words, ""))
-    if cached is not None and len(cached) == len(trace.names) + 1:
-        return cached
-    match = re.compile(pattern).match
-    mask = np.zeros(len(trace.names) + 1, bool)  # the extra last entry answers index -1
-    chosen = _with_words(trace.names, words) if words else range(len(trace.names))
-    mask[[number for number in chosen if match(trace.names[number]) is not None]] = True
-    mask.flags.writeable = False
-    trace.found[key] = mask
+    return mask_where(trace, (pattern, *words, ""), re.compile(pattern).match, words)
+
+
+def mask_where(trace: Trace, key: tuple[str, ...], fits: Callable[[str], object], words: tuple[str, ...] = ()) -> Mask:
+    """The same of the names that fit, by a ``key`` that no other function has."""
+    mask: Mask | None = trace.found.get(key)
+    if mask is None or len(mask) != len(trace.names) + 1:
+        mask = np.zeros(len(trace.names) + 1, bool)  # the extra last entry answers index -1
+        chosen = _with_words(trace.names, words) if words else range(len(trace.names))
+        mask[[number for number in chosen if fits(trace.names[number])]] = True
+        mask.flags.writeable = False
+        trace.found[key] = mask
     return mask
 
 

@@ -148,6 +148,15 @@ def test_a_script_of_first_launches_is_to_run_longer(launch, longer):
     assert ("Do    record a longer run of the program, as most" in report) == longer
 
 
+def test_a_program_whose_host_works_for_long_is_to_be_sampled_and_its_gpu_is_not_judged_by_a_moment():
+    b = Builder(format="nsys").host("cudaMalloc", 0, 70_000, "tool/17").host("cudaFree", 1_170_000, 50, "tool/17")
+    for i in range(90):
+        b.run(0, 80_000 + 1_000 * i, 300 + i * i % 7, f"add {i * i % 7}", launch=79_990 + 1_000 * i, thread="tool/17")
+    _, report = judged(b)
+    assert report.startswith("NO VERDICT  no complete step in the 1.17 s recorded")
+    assert "Do    find out what the host does" in report and "the GPUs are idle for" not in report
+
+
 def test_a_lone_collective_is_named():
     _, report = judged(Builder(format="nsys").host("cudaDeviceSynchronize", 20, 186_000, "python3/17").run(
         0, 30, 185_900, "ncclDevKernel_AllGather_RING_LL", kind=Kind.COLLECTIVE, launch=10, thread="python3/17"))

@@ -486,15 +486,13 @@ def _cut(spans: Spans, cuts: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 def _loop_part(id_: str, spans: Spans, steps: Steps | None) -> WallPart:
     """A part that is named by its id; of steps how many there are."""
-    count = len(spans.start)
+    each = spans
     if steps is not None and id_ == _id_of_steps(steps) and steps.count:
-        count = steps.count
-        length, begin = steps.edges_ns[:, 1] - steps.edges_ns[:, 0], steps.edges_ns[:, 0]
-    else:
-        length, begin = spans.end - spans.start, spans.start
+        each = Spans(*steps.edges_ns.T)
+    length = each.end - each.start
     longest = int(length.argmax())
-    return WallPart(id_, spans.total / 1e9, count, longest_s=int(length[longest]) / 1e9,
-                    at_s=int(begin[longest]) / 1e9,
+    return WallPart(id_, spans.total / 1e9, len(each.start), longest_s=int(length[longest]) / 1e9,
+                    at_s=int(each.start[longest]) / 1e9,
                     every_steps=None if id_ in (*_OF_STEPS, "unrecorded", "start") else _every(spans.start, steps))
 
 

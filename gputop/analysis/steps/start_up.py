@@ -29,7 +29,7 @@ from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
 LOADING, COMPILING, TRACED, AUTOTUNING, GRAPHS = "loading", "compilation", "tracing", "autotuning", "graphs"
 TORCH_COMPILING, SCRIPT = "torch_compilation", "torchscript"
-KERNELS, UPLOAD = "kernel_compilation", "upload"
+KERNELS, UPLOAD, MODULES = "kernel_compilation", "upload", "modules"
 # Calls that bring code to the GPU or set its libraries up: CUDA's and HIP's driver, cuDNN and cuBLAS.
 _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
           r"(?:cudnn|cublas\w*|cusolver\w*)Create(?:_v\d)?$")
@@ -46,8 +46,10 @@ _WORTH_NAMING_NS = 20_000_000  # of all such calls together: a few time slices o
 _API = r"(?:cuda|hip|cu)(?=[A-Z])\w+$"
 _API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchronize|Query|Async|Prefetch|"
               r"Free(?!(?:_v\d+)?$)|Unregister|Unmap|Destroy|Unload|Reset|Release|Profiler)")
+_AT_ONCE = r"(?:cuda|hip|cu)\w*(?:Memset|Malloc|MemAlloc)\w*Async"  # they wait for room in the queue at most
 _BEGINS = r"cu(?:ModuleGetLoadingMode|Init|DevicePrimaryCtxSetFlags\w*)$"  # what CUDA's runtime or OpenMP calls first
 _API_KEEPS = r"\w*(?:[Aa]lloc|Register|MemCreate|MemMap|Free)"  # it reserves or frees memory
+_SEVERAL = 3  # pauses: of fewer each may be any. gputop's own figure
 _PARAMETERS = 20  # copies. gputop's own figure
 _FEW_LAUNCHES = 20  # of kernels: of fewer none waits for a full queue, and each may be a first one
 _REPEATED = 0.5  # share of the launches that are not the first of their kernel, so that "the first" means something
@@ -63,14 +65,15 @@ _TEXTS = {
     LOADING: "loading of libraries and modules", COMPILING: "XLA compilation", TRACED: "Python tracing",
     TORCH_COMPILING: "compilation by torch.compile", SCRIPT: "compilation by TorchScript",
     KERNELS: "compilation and autotuning of kernels (NVRTC, Triton)", AUTOTUNING: "cuDNN autotuning",
-    GRAPHS: "recording of CUDA graphs", UPLOAD: "copying the model to the GPU"}
+    GRAPHS: "recording of CUDA graphs", UPLOAD: "copying the model to the GPU",
+    MODULES: "work before new kernels are loaded, such as their compilation"}
 
 
 class StartUpSpan(Struct, frozen=True):
     """One stretch of such work. ``kind`` is "loading" (libraries, modules, a context), "compilation" (by XLA),
     "torch_compilation" (by torch.compile), "torchscript", "kernel_compilation" (by NVRTC or Triton), "tracing" (Python
-    builds the function's graph), "autotuning", "graphs" (CUDA's) or "upload" (of the model); ``what`` is the function
-    or the call, "" where no name tells."""
+    builds the function's graph), "autotuning", "graphs" (CUDA's), "upload" (of the model) or "modules" (what precedes
+    their loading); ``what`` is the function or the call, "" where no name tells."""
 
     kind: str
     start_ns: int
@@ -99,10 +102,11 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     loaded = _joined(_loading(trace), _set_up(trace))
     scripted = merge(EMPTY, *(union(one.start_ns, one.end_ns) for one in script_builds(trace)
                               if not built_again(trace, one)))  # TorchScript's functions
-    for kind, calls in ((LOADING, loaded), (UPLOAD, _uploads(trace)), (AUTOTUNING, _found(trials(trace)[CUDNN])),
-                        (GRAPHS, _found(_recorded(trace))), (TORCH_COMPILING, _found(by_torch)),
-                        (SCRIPT, _found(scripted)), (KERNELS, _found(compiling_kernels(trace))),
-                        (COMPILING, compiled), (TRACED, traced)):
+    of_kind: dict[str, _Found | Spans] = {
+        LOADING: loaded, UPLOAD: _uploads(trace), AUTOTUNING: trials(trace)[CUDNN], GRAPHS: _recorded(trace),
+        TORCH_COMPILING: by_torch, SCRIPT: scripted, KERNELS: compiling_kernels(trace), COMPILING: compiled,
+        TRACED: traced, MODULES: _before_modules(trace)}
+    for kind, calls in of_kind.items():
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
         names = _longest_names(new, calls)
@@ -115,10 +119,10 @@ _Found = tuple[I64, I64, I64]  # begin, end, and name (index into the trace's na
 _NOTHING: _Found = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
 
 
-def _longest_names(spans: Spans, calls: _Found) -> I64:
-    """Name, for each span, of the longest event that begins in it, or before it and reaches into it."""
+def _longest_names(spans: Spans, calls: _Found | Spans) -> I64:
+    """Name, for each span, of the longest event that begins in it, or before it and reaches into it; -1: none has."""
     names = np.full(len(spans.start), -1, np.int64)
-    if len(names) and len(calls[0]):
+    if len(names) and len(calls) == 3:
         span_index = np.minimum(np.searchsorted(spans.end, calls[0], side="right"), len(names) - 1)
         order = np.argsort(calls[1] - calls[0], kind="stable")
         names[span_index[order]] = calls[2][order]  # of several for one place the last one stays
@@ -130,20 +134,15 @@ def _loading(trace: Trace) -> _Found:
     host, device = trace.host, trace.device
     rows = np.concatenate((host_rows(trace, _LOADS), _first_convolutions(trace), _first_ops(trace)))
     loads = host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
-    of_kernel = (device.kind <= Kind.COLLECTIVE) & (device.name >= 0) & (device.launch_ns >= 0)
-    length = np.where(of_kernel, device.launch_end_ns - device.launch_ns, 0)
+    length = device.launch_end_ns - device.launch_ns
     if length[length >= _LOADING_NS].sum() < _WORTH_NAMING_NS:
         return loads
-    launched = np.flatnonzero(length > 0)
-    launched = launched[np.argsort(device.launch_ns[launched], kind="stable")]
+    launched, first = _launched_kernels(trace)
     length = length[launched]
     few = len(launched) < _FEW_LAUNCHES
     if few:  # a call that waits for its kernel has loaded before that begins
         length = np.minimum(length, device.start_ns[launched] - device.launch_ns[launched])
     long = length >= max(0.0 if few else _FAR_LONGER * float(np.median(length)), _LOADING_NS)
-    _, which = numbered(device.gpu[launched].astype(np.int64) * len(trace.names) + device.name[launched])
-    first = np.zeros(len(launched), bool)
-    first[np.unique(which, return_index=True)[1]] = True
     in_first = int(length[long & first].sum())
     if ((not few and (~first).sum() < _REPEATED * len(launched)) or in_first < _WORTH_NAMING_NS
             or in_first < _IN_FIRST * int(length[long].sum())):
@@ -151,6 +150,42 @@ def _loading(trace: Trace) -> _Found:
     events = launched[long & first]
     launches = device.launch_ns[events], device.launch_end_ns[events], device.name[events].astype(np.int64)
     return _joined(loads, launches)
+
+
+@once
+def _launched_kernels(trace: Trace) -> tuple[I64, Mask]:
+    """Rows of the kernels whose launch is known, in the order of the launches; and which are the first of their kernel
+    on a GPU."""
+    device = trace.device
+    rows = np.flatnonzero((device.kind <= Kind.COLLECTIVE) & (device.name >= 0) & (device.launch_ns >= 0) & (
+        device.launch_end_ns > device.launch_ns))
+    rows = rows[np.argsort(device.launch_ns[rows], kind="stable")]
+    return rows, _firsts(device.gpu[rows].astype(np.int64) * len(trace.names) + device.name[rows])
+
+
+def _firsts(ids: I64) -> Mask:
+    """Mask of the rows whose id no earlier one has."""
+    first = np.zeros(len(ids), bool)
+    first[np.unique(numbered(ids)[1], return_index=True)[1]] = True
+    return first
+
+
+def _before_modules(trace: Trace) -> Spans:
+    """Pauses between a thread's calls of CUDA right before it loads a module, where a kernel is then launched for the
+    first time: it is compiled, or what it needs is read. Only Nsight Systems records all calls of a program."""
+    host, spans = trace.host, EMPTY
+    calls, loads = host_rows(trace, _API), host_rows(trace, _LOADS)
+    if trace.format != "nsys" or len(loads) < _SEVERAL:
+        return spans
+    launched, first = _launched_kernels(trace)
+    loads = loads[np.append(first, False)[np.searchsorted(trace.device.launch_ns[launched], host.start_ns[loads])]]
+    for line in distinct(host.line[loads]).tolist():
+        mine = calls[host.line[calls] == line]
+        start, end = host.start_ns[mine], np.append(host.start_ns[mine[:1]], np.maximum.accumulate(host.end_ns[mine]))
+        close = np.searchsorted(start, host.start_ns[loads[host.line[loads] == line]] - _LOADING_NS)
+        close = close[start[close] - end[close] >= _WORTH_NAMING_NS]  # the first call close to a load, after a pause
+        spans = merge(spans, union(end[close], start[close]))
+    return spans if len(spans.start) >= _SEVERAL else EMPTY
 
 
 def _first_convolutions(trace: Trace) -> I64:
@@ -192,7 +227,7 @@ def _set_up(trace: Trace) -> _Found:
     follows = np.append(False, begin[:-1] & (host.line[rows[:-1]] == host.line[rows[1:]]))
     silent_ns = host.start_ns[rows[1]] if follows[1:2].any() else 0
     waits = name_mask(trace, _API_WAITS)[host.name[rows]]
-    kept = ~waits | begin[0]
+    kept = ~waits | begin[0] | name_mask(trace, _AT_ONCE)[host.name[rows]]
     rows, follows, waits = rows[kept], follows[kept], waits[kept]
     of_gpu = np.array([gpu.rank for gpu in trace.gpus], np.int64)[device.gpu]
     first_ns = {rank: int(device.start_ns[of_gpu == rank].min()) for rank in distinct(of_gpu).tolist()}
@@ -203,8 +238,7 @@ def _set_up(trace: Trace) -> _Found:
         launches = name_mask(trace, LAUNCH_CALLS)[host.name[rows]]
         until_ns[launches] = device.start_ns[device.kind <= Kind.COLLECTIVE].min(initial=device.end_ns.max())
     rank = np.array([line.rank for line in trace.lines], np.int64)[host.line[rows]]
-    first = np.zeros(len(rows), bool)
-    first[np.unique(rank * len(trace.names) + host.name[rows], return_index=True)[1]] = True
+    first = _firsts(rank * len(trace.names) + host.name[rows])
     end_ns = np.where(waits, np.minimum(host.end_ns[rows], until_ns), host.end_ns[rows])
     end_ns[:1] = np.maximum(end_ns[:1], silent_ns)
     before, keeps = host.start_ns[rows] < until_ns, name_mask(trace, _API_KEEPS)[host.name[rows]]
@@ -215,11 +249,7 @@ def _set_up(trace: Trace) -> _Found:
     return host.start_ns[rows[chosen]], end_ns[chosen], name[chosen]
 
 
-def _found(spans: Spans) -> _Found:
-    return spans.start, spans.end, np.full(len(spans.start), -1, np.int64)
-
-
-def _uploads(trace: Trace) -> _Found:
+def _uploads(trace: Trace) -> Spans:
     """Copies from pageable memory before a GPU's first kernel, where many follow one another: parameters."""
     device, spans = trace.device, EMPTY
     for gpu in range(len(trace.gpus)):
@@ -229,7 +259,7 @@ def _uploads(trace: Trace) -> _Found:
         runs = joined(union(device.start_ns[before], device.end_ns[before]), _WORTH_NAMING_NS)
         many = np.diff(np.searchsorted(device.start_ns[before], runs.start), append=len(before)) >= _PARAMETERS
         spans = merge(spans, Spans(runs.start[many], runs.end[many]))
-    return _found(spans)
+    return spans
 
 
 def _recorded(trace: Trace) -> Spans:

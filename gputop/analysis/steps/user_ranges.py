@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -62,7 +62,7 @@ from gputop.analysis.steps.optimizer_calls import (
 )
 from gputop.analysis.steps.phases import SERVES
 from gputop.trace.intervals import Spans
-from gputop.trace.lookups import Mask, by_line, outermost_rows, spans_of
+from gputop.trace.lookups import by_line, mask_where, outermost_rows, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -154,7 +154,7 @@ class _Family(NamedTuple):
 def numbered_ranges(trace: Trace) -> NumberedRanges | None:
     """Numbered ranges of the training loop; None where no ranges count its iterations."""
     host = trace.host
-    mask = _mask(trace, "numbered ranges", lambda name: _names_iteration(name) or names_parts(name))
+    mask = mask_where(trace, ("numbered ranges",), lambda name: _names_iteration(name) or names_parts(name))
     rows = np.flatnonzero(mask.take(host.name)) if mask.any() else np.empty(0, np.int64)
     rows = rows[lines_of(trace, MAIN)[host.line[rows]]] if len(rows) else rows
     if len(rows) < _FEWEST:
@@ -181,19 +181,9 @@ def numbered_ranges(trace: Trace) -> NumberedRanges | None:
                           np.sort(np.concatenate(beside)) if beside else np.empty(0, np.int64), repeated)
 
 
-def _mask(trace: Trace, key: str, fits: Callable[[str], bool]) -> Mask:
-    """Mask of ``trace.names`` that fit, as :func:`gputop.trace.lookups.name_mask`."""
-    mask = trace.found.get((key,))
-    if mask is None or len(mask) != len(trace.names) + 1:
-        mask = np.array([*(0 < len(name) <= MAX_CHARS and fits(name) for name in trace.names), False])
-        mask.flags.writeable = False
-        trace.found[(key,)] = mask
-    return mask
-
-
 def _names_iteration(name: str) -> bool:
-    return (name[-1:] in _ENDS and _RANGE.search(name) is not None and _PARTS.search(name) is None
-            and _FUNCTION.search(name) is None)
+    return (0 < len(name) <= MAX_CHARS and name[-1] in _ENDS and _RANGE.search(name) is not None
+            and _PARTS.search(name) is None and _FUNCTION.search(name) is None)
 
 
 def names_parts(name: str) -> bool:
@@ -331,12 +321,12 @@ def _users_ranges(trace: Trace) -> I64:
     host = trace.host
     rows = users_ranges(trace)
     if len(rows):
-        rows = rows[_mask(trace, "named ranges", _may_name_a_step)[host.name[rows]]]
+        rows = rows[mask_where(trace, ("named ranges",), _may_name_a_step)[host.name[rows]]]
     return rows[lines_of(trace, MAIN)[host.line[rows]]]
 
 
 def _may_name_a_step(name: str) -> bool:
-    return (_QUICK.search(name) is not None and _NOT_USERS.match(name) is None
+    return (len(name) <= MAX_CHARS and _QUICK.search(name) is not None and _NOT_USERS.match(name) is None
             and any(pattern.search(name) for pattern in (_PART, _NUMBERED, _ENGINE, _WHOLE, OPTIMIZER_RANGE)))
 
 

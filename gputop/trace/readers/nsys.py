@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,9 +32,11 @@ from gputop.trace.readers.content import MemoryWatch, memory_limit, open_trace, 
 _KERNELS, _COPIES, _MEMSETS, _GRAPHS = (
     f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"))
 _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
-_OS_CALLS = "OSRT_API"
+# Calls of the system and of MPI, with the column of their name.
+_OTHER_CALLS = (("OSRT_API", "nameId"), *((f"MPI_{kind}_EVENTS", "textId") for kind in (
+    "P2P", "COLLECTIVES", "START_WAIT", "OTHER")))
 _ACTIVITIES = (_KERNELS, _COPIES, _MEMSETS, _GRAPHS, _CALLS, "NVTX_EVENTS")
-_TABLES = frozenset((*_ACTIVITIES, _OS_CALLS, "StringIds", "ThreadNames", "PROCESSES", "DIAGNOSTIC_EVENT",
+_TABLES = frozenset((*_ACTIVITIES, *dict(_OTHER_CALLS), "StringIds", "ThreadNames", "PROCESSES", "DIAGNOSTIC_EVENT",
                      "ENUM_CUDA_MEM_KIND", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", "TARGET_INFO_SYSTEM_ENV",
                      "TARGET_INFO_SESSION_START_TIME", "ANALYSIS_DETAILS"))
 # CUpti_ActivityMemcpyKind; copies to and from arrays are classified by direction.
@@ -45,14 +47,14 @@ _COPY_NAMES = {Kind.H2D: "MemcpyH2D", Kind.D2H: "MemcpyD2H", Kind.D2D: "MemcpyD2
                Kind.COPY_OTHER: "MemcpyOther", Kind.MEMSET: "Memset"}
 _PROCESS = ~0xFFFFFF  # a global thread id is the global process id plus the thread's 24 bits
 _VERSION = re.compile(r"(?<=[a-z])_v\d{4,5}(?=$|_ptsz$|_ptds$)")  # "cudaLaunchKernel_v7000": of the API, no other call
-# Calls of the C library that wait for a file, a terminal or the network. What waits for another thread tells nothing.
-_READS_OR_WRITES = re.compile(r"(?:f|p)?(?:read|write)(?:v|64)?$|f?(?:get|put)(?:c|s|char)$|get(?:line|delim|char)$|"
+# Calls of the C library that wait for a file, a terminal or the network, and MPI's, which wait for other processes.
+# What waits for another thread tells nothing.
+_WAITS = re.compile(r"MPI_|(?:f|p)?(?:read|write)(?:v|64)?$|f?(?:get|put)(?:c|s|char)$|get(?:line|delim|char)$|"
                               r"f(?:data)?sync$|fflush$|(?:f|fd)?open(?:64|at)?$|recv(?:from|msg)?$|accept4?$|connect$")
 _LONG_NS = 1_000_000  # of such a call: shorter ones are too many to keep
 # "No OpenGL events collected. Does the process use OpenGL?" stands there for each kind of event and process.
 _MISSED = re.compile(r"No (\w+) events collected\b")
-_MISSED_TABLES = {"CUDA": (*_ACTIVITIES, _CALLS), "NVTX": ("NVTX_EVENTS",), "OpenGL": (), "Vulkan": (), "cuBLAS": (),
-                  "cuDNN": (), "cuSPARSE": (), "OpenACC": (), "OpenMP": ()}
+_MISSED_TABLES = {"CUDA": _ACTIVITIES, "NVTX": ("NVTX_EVENTS",)}  # of any other kind gputop reads none
 _MEMORY_KINDS = {0: 1, 1: 2, 2: 3, 3: 5, 4: 4, 5: 3, 6: 4}  # ENUM_CUDA_MEM_KIND to MemoryKind
 _RANGES = (59, 60)  # NVTX: push/pop and start/end ranges
 # PyTorch's emit_nvtx numbers each call, which would make every name unique.
@@ -124,7 +126,6 @@ class _Report:
         self._damage: list[str] = []
         self._file_bytes = file_bytes
         self._builder.names.allow_for(file_bytes)
-        self._thread_names: dict[int, str] = {}
         self._thread_lines: dict[int, int] = {}
         tables = self._tables()
         if not tables and self._damage:
@@ -139,8 +140,12 @@ class _Report:
             raise GputopError(f"{path} is damaged: {self._damage[0]}.", f"Export the report again. {_EXPORT}")
         if not set(self._columns) & {*_ACTIVITIES, "StringIds", "TARGET_INFO_GPU"}:
             raise GputopError(f"{path} is an SQLite file but not an Nsight Systems export.", _EXPORT)
+        self._lengths_ns: list[int] = self._integers("ANALYSIS_DETAILS", ("duration",)).ravel().tolist()
         self._strings = {i: s for i, s in self._select("StringIds", ("id", "value"))
                          if isinstance(i, int) and isinstance(s, str)}
+        self._thread_names = {
+            pid: str(name).rsplit("/", 1)[-1] for pid, name in self._select("PROCESSES", ("globalPid", "name"))} | {
+            tid: self._strings.get(i, "") for tid, i in self._select("ThreadNames", ("globalTid", "nameId"))}
 
     def _tables(self) -> list[str]:
         # Not views and virtual tables, whose rows are computed, by whatever the file says.
@@ -172,14 +177,13 @@ class _Report:
         if self._builder.device:
             return {}
         last = max((int(events.end_ns.max()) for events in self._builder.host), default=0)
-        return {line.rank: (0, ns) for ns in self._integers("ANALYSIS_DETAILS", ("duration",)).ravel().tolist()
-                if last <= ns < _MAX_NS for line in self._builder.lines}
+        return {line.rank: (0, ns) for ns in self._lengths_ns if last <= ns < _MAX_NS for line in self._builder.lines}
 
     def _is_no_news(self, message: str) -> bool:
         """Return whether Nsight Systems only misses what gputop does not read, or what another process has."""
         missed = _MISSED.match(message)
-        tables = _MISSED_TABLES.get(missed[1], ()) if missed is not None else None
-        return tables is not None and (not tables or any(table in self._columns for table in tables))
+        tables = _MISSED_TABLES.get(missed[1], ()) if missed is not None else ()
+        return missed is not None and (not tables or any(table in self._columns for table in tables))
 
     def _to_unix(self) -> int | None:
         """Event times are on the system's clock, or (older versions) count from the session's start."""
@@ -196,15 +200,16 @@ class _Report:
         name = self._names_of(rows[:, 3], _VERSION)
         if len(rows):
             self._builder.host.append(HostEvents(line, name, rows[:, 0].copy(), rows[:, 1].copy()))
-            self._read_os_calls(host, rows)
+            self._read_other_calls(host, rows)
         return _Calls(rows[:, 4], rows[:, 2] & _PROCESS, rows[:, 0], rows[:, 1], line)
 
-    def _read_os_calls(self, host: str, calls: I64) -> None:
-        """Long reads and writes of the threads that call CUDA, from their first such call to the last one."""
-        rows = self._integers(_OS_CALLS, ("start", "end", "globalTid", "nameId"))
-        reads = [i for i, name in self._strings.items() if _READS_OR_WRITES.match(name)]
+    def _read_other_calls(self, host: str, calls: I64) -> None:
+        """Long waits of the threads that call CUDA, from their first such call to the last one."""
+        rows = np.concatenate([self._integers(table, ("start", "end", "globalTid", name))
+                               for table, name in _OTHER_CALLS])
+        waits = [i for i, name in self._strings.items() if _WAITS.match(name)]
         rows = rows[(rows[:, 0] >= calls[0, 0]) & (rows[:, 1] <= calls[:, 1].max()) & (
-            rows[:, 1] - rows[:, 0] >= _LONG_NS) & np.isin(rows[:, 2], calls[:, 2]) & np.isin(rows[:, 3], reads)]
+            rows[:, 1] - rows[:, 0] >= _LONG_NS) & np.isin(rows[:, 2], calls[:, 2]) & np.isin(rows[:, 3], waits)]
         if len(rows):
             self._builder.host.append(HostEvents(self._host_lines(rows[:, 2], host), self._names_of(rows[:, 3]),
                                                  rows[:, 0].copy(), rows[:, 1].copy()))
@@ -216,7 +221,9 @@ class _Report:
         texts = [row[0] for row in self._select("NVTX_EVENTS", ("text",), text=True)]
         n = min(len(numbers), len(texts))  # they differ only where the file is damaged
         numbers, texts = numbers[:n], texts[:n]
-        keep = np.isin(numbers[:, 2], _RANGES) & _sane(numbers[:, 0], numbers[:, 1])
+        # A range that nobody closed ends with the recording, or has no end: what the host did meanwhile is not known.
+        keep = np.isin(numbers[:, 2], _RANGES) & _sane(numbers[:, 0], numbers[:, 1]) & ~np.isin(
+            numbers[:, 1], self._lengths_ns)
         rows = numbers[keep]
         if len(rows):
             of_rows = [texts[i] or self._strings.get(text_id, "")
@@ -315,18 +322,13 @@ class _Report:
         set_launches(out, calls_of.find(out.correlation, np.searchsorted(processes, process)), calls.start_ns,
                      calls.end_ns, calls.line)
 
-    def _memory_kinds(self) -> Callable[[I64], npt.NDArray[np.uint8]]:
+    def _memory_kinds(self) -> IntMap:
         """The report's own table of memory kinds, else the schema's documented numbers."""
         table = {i: kernel_names.memory_kind(label) for i, label in self._select("ENUM_CUDA_MEM_KIND", ("id", "label"))
                  if isinstance(i, int) and isinstance(label, str)}
-        lookup = IntMap(table or _MEMORY_KINDS, 0)
-        return lambda kinds: lookup(kinds).astype(np.uint8)
+        return IntMap(table or _MEMORY_KINDS, 0)
 
     def _host_lines(self, global_tids: I64, host: str) -> npt.NDArray[np.int32]:
-        if not self._thread_names:
-            self._thread_names = {-1: ""} | {
-                pid: str(name).rsplit("/", 1)[-1] for pid, name in self._select("PROCESSES", ("globalPid", "name"))} | {
-                tid: self._strings.get(i, "") for tid, i in self._select("ThreadNames", ("globalTid", "nameId"))}
         for tid in np.unique(global_tids).tolist():
             if tid not in self._thread_lines:
                 name = self._thread_names.get(tid) or self._thread_names.get(tid & _PROCESS) or "thread"

@@ -136,12 +136,35 @@ def test_calls_that_may_wait_for_work_from_before_the_recording_are_no_start(nam
 
 @pytest.mark.parametrize(("name", "loads"), [("cudaDeviceGetStreamPriorityRange", True), ("cudaMalloc", False),
                                              ("cudaHostRegister", False), ("cudaStreamCreate", True),
-                                             ("cudaFree", False)])
+                                             ("cudaFree", False), ("cudaMemsetAsync", False)])
 def test_behind_work_of_the_gpu_only_the_first_call_that_reserves_no_memory_is_a_start(name, loads):
     b = after_a_call(name, gpu_before=True)
     assert kinds(b.build()) == ({"loading": pytest.approx(40.0)} if loads else {})
     again = b.host(name, 50_000_000, 40_000, line="launch 0")
     assert kinds(again.build()) == ({"loading": pytest.approx(40.0)} if loads else {}), "the second is none"
+
+
+def compiled_in(b: Builder, pauses: int, *, loads: bool = True, names: int = 9) -> Builder:
+    """Kernels that are each compiled for 0.4 s, by no call of CUDA, before they are loaded and launched."""
+    b.host("cudaMalloc", 0, 3_000, line="launch 0")
+    for i in range(pauses):
+        at = 400_000 * (i + 1)
+        if loads:
+            b.host("cuCtxSynchronize", at - 40, 5, line="launch 0")
+            b.host("cuModuleLoadDataEx", at - 30, 20, line="launch 0")
+        b.run(0, at + 10, 300, f"kernel_{i % names}", launch=at)
+    return b
+
+
+@pytest.mark.parametrize(("b", "starts"), [
+    (compiled_in(Builder(format="nsys"), 5), True), (compiled_in(Builder(format="nsys"), 5, loads=False), False),
+    (compiled_in(Builder(format="nsys"), 2), False), (compiled_in(Builder(), 5), False),
+    (compiled_in(Builder(format="nsys"), 5, names=1), False)],
+    ids=["kernels that are compiled", "pauses without a module", "few", "another profiler", "a kernel that ran before"])
+def test_pauses_before_the_modules_of_new_kernels_are_a_start(b: Builder, starts: bool) -> None:
+    trace = b.build()
+    assert kinds(trace).get("modules", 0.0) == (pytest.approx(1.996, abs=0.01) if starts else 0.0)
+    assert (start_end_ns(trace, start_up_spans(trace)) == 1_999_990_000) == starts
 
 
 def test_calls_that_load_modules_are_a_start_wherever_they_are():
@@ -342,6 +365,7 @@ def test_one_launch_call_that_loads_libraries_is_said_and_left_out():
 
 @pytest.mark.parametrize(("name", "starts", "begin_us"), [
     ("cudaFree_v3020", True, 0.0), ("cudaFree", True, 0.0), ("cudaStreamCreateWithFlags_v5000", True, 0.0),
+    ("cudaMemsetAsync", True, 0.0), ("cudaMallocAsync_v11020", True, 0.0),  # wait for nothing
     ("cudaFree", False, 3_000_000.0),  # waits for kernels
     ("cudaDeviceSynchronize", False, 0.0), ("cudaMemcpyAsync", False, 0.0)])
 def test_a_context_is_made_before_the_first_kernel(name: str, starts: bool, begin_us: float) -> None:

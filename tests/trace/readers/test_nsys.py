@@ -86,6 +86,24 @@ def test_long_reads_of_a_thread_that_calls_cuda_are_host_events(tmp_path):
     assert [(trace.host.end_ns[row] - trace.host.start_ns[row]) for row in kept] == [5 * ms]
 
 
+def test_long_calls_of_mpi_are_host_events(tmp_path):
+    thread, ms = PROCESS[0] + 500, 1_000_000
+    trace = changed(tmp_path, "INSERT INTO StringIds VALUES (30, 'MPI_Waitall')",
+                    f"INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES ({8 * ms}, {9 * ms}, {thread}, 99, 3)",
+                    "CREATE TABLE MPI_OTHER_EVENTS (start INTEGER, end INTEGER, globalTid INTEGER, textId INTEGER)",
+                    f"INSERT INTO MPI_OTHER_EVENTS VALUES (1100, {5 * ms}, {thread}, 30)",
+                    f"INSERT INTO MPI_OTHER_EVENTS VALUES (1100, {5 * ms}, {thread + 7}, 30)")
+    assert [trace.names[name] for name in trace.host.name].count("MPI_Waitall") == 1
+
+
+def test_a_range_that_nobody_closed_says_nothing_of_the_host(tmp_path):
+    """Nsight Systems ends it with the recording, long after the program's last event."""
+    names = [changed(tmp_path / str(length), "CREATE TABLE ANALYSIS_DETAILS (duration INTEGER)",
+                     ("INSERT INTO ANALYSIS_DETAILS VALUES (?)", (length,)))
+             for length in (1500, 1501) if (tmp_path / str(length)).mkdir() is None]
+    assert [["aten::mm" in {trace.names[name] for name in trace.host.name}] for trace in names] == [[False], [True]]
+
+
 def test_ranges_named_as_kineto_s_steps_mark_steps(tmp_path):
     steps = find_steps(changed(tmp_path, *(
         ("INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, ?, ?, NULL)",
