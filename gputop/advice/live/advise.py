@@ -55,7 +55,7 @@ def _outcome(rule: Rule, view: NodeView) -> Finding | Abstained | None:
         return None
     if isinstance(verdict, Missing):
         return Abstained(rule.id, verdict.what)
-    verdict = structs.replace(verdict, framework=view.framework(verdict.gpus))
+    verdict = structs.replace(verdict, framework=verdict.framework or view.framework(verdict.gpus))
     return finding(rule, verdict, rule.function("describe")(verdict))
 
 
