@@ -129,6 +129,11 @@ def test_who_does_not_run_on_the_cpu_by_mistake(scene: Scene) -> None:
     assert all("job_on_cpu" not in ids(one) for one in play(scene, 120)[1])
 
 
+def test_a_node_without_a_job_is_said_to_have_none() -> None:
+    assert after(Scene(jobs=[], gpus=2), 60).limit == "No process has used GPUs 0-1 for 30 s."
+    assert "No problem found" in after(Scene({0: 0.2}, jobs=[], gpus=2), 60).limit  # somebody does, unseen
+
+
 def test_it_stays_while_the_job_waits_and_goes_once_it_is_idle() -> None:
     def cores(t: float) -> float:
         return 1.0 if t < 90 else 0.2 if t < 110 else 0.0
