@@ -98,7 +98,7 @@ def _not_judged(view: NodeView) -> str | None:
         reason = unseen[0].activity()[1].reason or f"too few values in {window_s:.0f} s"
         return f"Not checked: the activity of {gpus_text(unseen)} is unknown ({reason})."
     if len(unused := view.without_process(window_s)[0]) == len(view.whole_gpus):
-        return f"No process has used {gpus_text(unused)} for {window_s:.0f} s."
+        return f"{gpus_text(unused)} idle for {window_s:.0f} s, and no process is listed there."
     if not view.warmed_up_gpus:
         return f"No findings yet: the job started less than {limit('idle_gpu.age_s'):.0f} s ago."
     return None

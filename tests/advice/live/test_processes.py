@@ -130,7 +130,7 @@ def test_who_does_not_run_on_the_cpu_by_mistake(scene: Scene) -> None:
 
 
 def test_a_node_without_a_job_is_said_to_have_none() -> None:
-    assert after(Scene(jobs=[], gpus=2), 60).limit == "No process has used GPUs 0-1 for 30 s."
+    assert after(Scene(jobs=[], gpus=2), 60).limit == "GPUs 0-1 idle for 30 s, and no process is listed there."
     assert "No problem found" in after(Scene({0: 0.2}, jobs=[], gpus=2), 60).limit  # somebody does, unseen
 
 
