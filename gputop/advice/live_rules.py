@@ -24,7 +24,7 @@ LIVE_RULES: tuple[Rule, ...] = (
               "gputop: does not treat ranks as stuck while another rank saves a checkpoint or reads data slowly"),
     )),
     Rule(id="idle_gpu", module="live.processes", needs=("processes",), yields_to=("collective_hang",), hides_limit=True,
-         limits=(
+         shared_limits=("job_on_cpu.cores_enter",), limits=(
         Limit("idle_gpu.window_s", 60.0, "s",
               "gputop: ignores checkpoints and short validation passes of a few seconds"),
         Limit("idle_gpu.all_window_s", 120.0, "s",

@@ -107,7 +107,9 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
     process, idle = v.worst.process, v.worst.idle
     cores = process.cpu_cores.value
     doing = "" if cores is None else f" The process uses {cores:.1f} CPU cores."
-    cause = ", because it is compiling, loading, waiting, or stuck"
+    may_be = ("compiling, loading, waiting, or stuck" if cores is None else "waiting or stuck"
+              if cores < limit("job_on_cpu.cores_enter") else "compiling, loading, computing on the CPU, or stuck")
+    cause = f", because it is {may_be}"
     action = ("Look at what its Python threads are doing. If this is a forgotten notebook, stop it to free the GPUs.")
     if not v.complete:
         cause = ". The process may be using GPUs that gputop is not watching"
@@ -121,7 +123,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
             "window_s": v.window_s, "idle_gpus_count": float(len(idle)),
             "held_gpus_count" if v.complete else "held_gpus_watched_count": float(len(idle)), "cpu_cores": cores}),
         action=action, snippet=f"gputop stacks {process.pid}",
-        brief=f"{name_of(process)} is compiling, loading, waiting, or stuck." if v.complete else "",
+        brief=f"{name_of(process)} is {may_be}." if v.complete else "",
         unknown="the line that it is executing" if v.complete else "",
         gain="no step is running" if v.complete else NO_FIGURE, source="gputop's own limits")
 

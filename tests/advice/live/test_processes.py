@@ -51,6 +51,10 @@ def test_all_gpus_of_a_process_idle_takes_longer() -> None:
     finding = get(advice[-1], "idle_gpu")
     assert finding.severity == "medium" and finding.gpus == (0, 1) and finding.snippet == "gputop stacks 100"
     assert not {"gpu0_oversubscribed", "unused_gpu"} & set(ids(advice[-1]))
+    assert "compiling, loading, computing on the CPU, or stuck. The process uses 1.5 CPU cores" in finding.why
+    waits = Job(gpus=[0], cores=0.0, started_s=START_S - 1000)
+    quiet = get(after(Scene({0: 0.0}, jobs=[waits], gpus=1), 150), "idle_gpu")
+    assert "because it is waiting or stuck. The process uses 0.0 CPU cores" in quiet.why
 
 
 def test_what_is_not_idle_and_what_is_by_coarse_utilization() -> None:
