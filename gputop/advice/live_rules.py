@@ -19,12 +19,12 @@ LIVE_RULES: tuple[Rule, ...] = (
         Limit("hardware_error.ecc", 1, "count",
               "NVIDIA, GPU memory error management: each uncorrectable error means lost data"),
     )),
-    Rule(id="collective_hang", module="live.ranks", hides_limit=True, limits=(
+    Rule(id="collective_hang", module="live.ranks", hides_limit=True, leads=True, limits=(
         Limit("collective_hang.unchanged_s", 60.0, "s",
               "gputop: does not treat ranks as stuck while another rank saves a checkpoint or reads data slowly"),
     )),
     Rule(id="idle_gpu", module="live.processes", needs=("processes",), yields_to=("collective_hang",), hides_limit=True,
-         limits=(
+         shared_limits=("job_on_cpu.cores_enter",), limits=(
         Limit("idle_gpu.window_s", 60.0, "s",
               "gputop: ignores checkpoints and short validation passes of a few seconds"),
         Limit("idle_gpu.all_window_s", 120.0, "s",
@@ -41,6 +41,10 @@ LIVE_RULES: tuple[Rule, ...] = (
         Limit("unused_gpu.enter", 0.01, "ratio", "same as idle_gpu.enter"),
         Limit("unused_gpu.leave", 0.03, "ratio", "same as idle_gpu.leave"),
         Limit("unused_gpu.peer_busy", 0.10, "ratio", "same as idle_gpu.peer_busy"))),
+    Rule(id="job_on_cpu", module="live.processes", hides_limit=True, leads=True, limits=(
+        Limit("job_on_cpu.window_s", 60.0, "s", "gputop: ignores the start of a job, before it uses its GPUs"),
+        Limit("job_on_cpu.cores_enter", 0.5, "cores", "gputop: ignores idle notebooks and servers"),
+        Limit("job_on_cpu.cores_leave", 0.1, "cores", "gputop: keeps the finding while the job waits for a file"))),
     Rule(id="gpu0_oversubscribed", module="live.processes", needs=("processes",), shared_limits=("window_s",),
          same_as=("replica_imbalance",), hides_limit=True, holds_up_job=True, limits=(
         Limit("gpu0_oversubscribed.ratio_enter", 1.5, "ratio",

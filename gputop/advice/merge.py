@@ -39,4 +39,5 @@ def merge_findings(trace: Iterable[Finding], live: Iterable[Finding], trace_age_
             only_live.append(finding)
         else:
             top[index] = replace(top[index], consequences=(*top[index].consequences, finding))
-    return ranked([*top, *only_live])
+    leading = {f.id for f in only_live if (rule := rule_of(f.id, "live")) is not None and rule.leads}
+    return tuple(sorted(ranked([*top, *only_live]), key=lambda finding: finding.id not in leading))

@@ -57,6 +57,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     same_as: tuple[str, ...] = ()  # ids under which a trace names the same cause
     hides_limit: bool = False  # where it is found, nothing is said about what bounds the job
     holds_up_job: bool = False  # it names one GPU, for which all GPUs of the job wait
+    leads: bool = False  # no GPU of the job does anything: it stands before all that a capture's fixes save
 
     @property
     def origin(self) -> Origin:

@@ -45,9 +45,11 @@ class GpusOrHost(LiveSource):
             self.error = error
 
     def watch_processes(self, pids: Collection[int]) -> None:
-        """Have the host's probe report these processes, without GPUs."""
-        if self._own_host is not None:
-            self._own_host.watched_pids = tuple(pids)
+        """Have this node's probe report these processes, which hold no GPU."""
+        from gputop.sources.host.source import PsutilHost  # loaded with the first sample
+
+        if isinstance(host := self.host, PsutilHost):
+            host.watched_pids = tuple(pids)
 
     @property
     def gpus(self) -> Sequence[GpuProbe]:

@@ -50,6 +50,12 @@ def test_one_cause_seen_live_and_in_a_trace_is_one_entry() -> None:
     assert [f.id for f in merge_findings([replace(F, id="replica_imbalance")], [live])] == ["replica_imbalance"]
 
 
+def test_what_keeps_all_gpus_idle_stands_before_what_a_capture_saves() -> None:
+    live = replace(F, id="job_on_cpu", origin="live", gain=Gain(None, ""))
+    merged = merge_findings([F], [live, replace(live, id="collective_hang"), replace(live, id="idle_gpu")])
+    assert [f.id for f in merged] == ["collective_hang", "job_on_cpu", "input_bound", "idle_gpu"]
+
+
 def test_what_telemetry_sees_of_a_cause_is_folded_under_it() -> None:
     low = replace(F, id="low_sm_active", severity="low", origin="live", gain=Gain(None, ""))
     cpu, link, stuck = (replace(low, id=i, severity="medium")

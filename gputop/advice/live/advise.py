@@ -55,7 +55,7 @@ def _outcome(rule: Rule, view: NodeView) -> Finding | Abstained | None:
         return None
     if isinstance(verdict, Missing):
         return Abstained(rule.id, verdict.what)
-    verdict = structs.replace(verdict, framework=view.framework(verdict.gpus))
+    verdict = structs.replace(verdict, framework=verdict.framework or view.framework(verdict.gpus))
     return finding(rule, verdict, rule.function("describe")(verdict))
 
 
@@ -97,6 +97,8 @@ def _not_judged(view: NodeView) -> str | None:
     if unseen:
         reason = unseen[0].activity()[1].reason or f"too few values in {window_s:.0f} s"
         return f"Not checked: the activity of {gpus_text(unseen)} is unknown ({reason})."
+    if len(unused := view.without_process(window_s)[0]) == len(view.whole_gpus):
+        return f"{gpus_text(unused)} idle for {window_s:.0f} s, and no process is listed there."
     if not view.warmed_up_gpus:
         return f"No findings yet: the job started less than {limit('idle_gpu.age_s'):.0f} s ago."
     return None

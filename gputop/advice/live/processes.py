@@ -1,4 +1,4 @@
-"""Live rules about which process holds which GPU: idle, unused, shared, uneven."""
+"""Live rules about which process holds which GPU: idle, unused, shared, uneven, or none."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from gputop.advice.live.node_view import NodeView, gpus_text, name_of, same_job
 from gputop.advice.registry import limit
 from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict, known
 from gputop.core.findings import Severity, severity_of
+from gputop.core.framework import LABELS
 from gputop.core.samples import GpuSample, ProcessSample
-from gputop.text.units import percent
+from gputop.text.commands import program_name
+from gputop.text.units import percent, seconds
 
 _EVEN_WORK = {
     "": "put metrics, summaries, and evaluation on the CPU, and mirror variables.",
@@ -105,7 +107,9 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
     process, idle = v.worst.process, v.worst.idle
     cores = process.cpu_cores.value
     doing = "" if cores is None else f" The process uses {cores:.1f} CPU cores."
-    cause = ", because it is compiling, loading, waiting, or stuck"
+    may_be = ("compiling, loading, waiting, or stuck" if cores is None else "waiting or stuck"
+              if cores < limit("job_on_cpu.cores_enter") else "compiling, loading, computing on the CPU, or stuck")
+    cause = f", because it is {may_be}"
     action = ("Look at what its Python threads are doing. If this is a forgotten notebook, stop it to free the GPUs.")
     if not v.complete:
         cause = ". The process may be using GPUs that gputop is not watching"
@@ -119,7 +123,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
             "window_s": v.window_s, "idle_gpus_count": float(len(idle)),
             "held_gpus_count" if v.complete else "held_gpus_watched_count": float(len(idle)), "cpu_cores": cores}),
         action=action, snippet=f"gputop stacks {process.pid}",
-        brief=f"{name_of(process)} is compiling, loading, waiting, or stuck." if v.complete else "",
+        brief=f"{name_of(process)} is {may_be}." if v.complete else "",
         unknown="the line that it is executing" if v.complete else "",
         gain="no step is running" if v.complete else NO_FIGURE, source="gputop's own limits")
 
@@ -155,6 +159,50 @@ def describe_unused_gpu(v: UnusedGpu) -> Explanation:
                "them.",
         gain="unknown, because this may be intentional; " + NO_FIGURE,
         source="NVML process lists; gputop's own thresholds")
+
+
+class JobOnCpu(Verdict, frozen=True, kw_only=True):
+    window_s: float
+    age_s: float
+    process: ProcessSample
+
+
+def judge_job_on_cpu(view: NodeView) -> JobOnCpu | Missing | None:
+    """A process with a framework computes, and no process of the node uses a GPU."""
+    if any(gpu.processes for gpu in view.sample.gpus) or not view.sample.gpus:
+        return None
+    window_s = view.seconds("job_on_cpu.window_s")
+    unused, _ = view.without_process(window_s)
+    if len(unused) < len(view.sample.gpus) or not view.complete:
+        return Missing(f"{window_s:.0f} s of activity readings from all GPUs of the node, without work on any of them")
+    enough = view.limit("job_on_cpu", "cores_", unused[0].info.index)
+    jobs = [p for p in view.sample.processes if p.framework and view.age_s(p) >= window_s
+            and (p.cpu_cores.value or 0.0) >= enough]
+    if not jobs:
+        return None
+    oldest = max(jobs, key=view.age_s)
+    return JobOnCpu(gpus=tuple(gpu.info.index for gpu in unused), severity="high", framework=oldest.framework,
+                    window_s=window_s, age_s=view.age_s(oldest), process=oldest)
+
+
+def describe_job_on_cpu(v: JobOnCpu) -> Explanation:
+    process, hidden = v.process, v.process.cuda_visible_devices
+    cores = process.cpu_cores.value or 0.0
+    uses = f"uses {cores:.1f} CPU cores"
+    action = ("Check that the framework sees the GPUs. If it does not, install its build for CUDA. If it does, place "
+              "the model and each batch on a GPU.")
+    snippet = code_for(v.framework, "job_on_cpu")
+    if hidden is not None and hidden.strip() in ("", "-1"):
+        uses += f" and was started with CUDA_VISIBLE_DEVICES={hidden or repr(hidden)}, which hides all GPUs from it"
+        action, snippet = "Start the job without this variable.", code("job_on_cpu", "hidden") or ""
+    return Explanation(
+        title=f"No process uses a GPU: {program_name(process.command or 'a job')} runs on the CPU",
+        why=f"{name_of(process)} has {LABELS.get(v.framework, 'a framework')} loaded, has run for {seconds(v.age_s)}, "
+            f"and {uses}. No process has used a GPU of this node for {v.window_s:.0f} s.",
+        evidence={"window_s": v.window_s, "unused_gpus_count": float(len(v.gpus)), "cpu_cores": cores},
+        action=action, snippet=snippet, brief=f"{name_of(process)} {uses}.",
+        gain="depends on the model; a capture before and one after the fix show it",
+        source="NVML process lists and the libraries that the process has mapped; gputop's own thresholds")
 
 
 class Gpu0Oversubscribed(Verdict, frozen=True, kw_only=True):

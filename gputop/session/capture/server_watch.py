@@ -228,7 +228,7 @@ class ServerWatch:
         changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
         self.servers, self.discovery_notes, self.servers_known = servers, notes, True
         if isinstance(self._source, GpusOrHost):
-            self._source.watch_processes(self._jobs_without_gpu(self._source))
+            self._source.watch_processes(self._jobs_without_gpu())
         if changed or self._report_servers:
             self._report_servers = False
             self._on_change()
@@ -267,9 +267,10 @@ class ServerWatch:
             self.servers = servers
             self._on_change()
 
-    def _jobs_without_gpu(self, source: GpusOrHost) -> tuple[int, ...]:
-        """The processes of a node without GPUs that are shown: those of servers, and those that could have one."""
-        if source.error is None:
+    def _jobs_without_gpu(self) -> tuple[int, ...]:
+        """The processes that are shown where none holds a GPU: those of servers, and those that could have one."""
+        sample = self.sample
+        if sample is None or sample.gpus_unwatched or any(g.processes or g.processes_reason for g in sample.gpus):
             return ()
         if self._training is None:
             from gputop.profiler.discovery import TrainingProcesses

@@ -49,6 +49,7 @@ class Job:
     framework: str = ""
     granted_cores: float | None = None  # by its control group; None: it has none
     throttled: Level = 0.0  # there
+    visible: str | None = None  # CUDA_VISIBLE_DEVICES
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,11 @@ class Scene:
         processes = tuple(
             ProcessSample(j.pid, j.user, j.command, Reading(at(j.cores, t), "cores"), Reading(1e9, "bytes"), 10,
                           held[j.pid], None if j.command else "no permission", j.parent, j.started_s,
-                          framework=j.framework, cgroup=None if j.granted_cores is None else cgroup_sample(
+                          framework=j.framework, cuda_visible_devices=j.visible,
+                          cgroup=None if j.granted_cores is None else cgroup_sample(
                               "slurm 7", cpu_limit_cores=j.granted_cores, cpu_used_cores=at(j.cores, t),
                               cpu_throttled_ratio=at(j.throttled, t)))
-            for j in jobs if held[j.pid])
+            for j in jobs if held[j.pid] or not j.gpus)
         return NodeSample(START_S + t, gpus, self.host(t), processes, self.interval_s, gpus_present=self.gpus)
 
     def samples(self, seconds: float) -> list[NodeSample]:

@@ -51,6 +51,10 @@ def test_all_gpus_of_a_process_idle_takes_longer() -> None:
     finding = get(advice[-1], "idle_gpu")
     assert finding.severity == "medium" and finding.gpus == (0, 1) and finding.snippet == "gputop stacks 100"
     assert not {"gpu0_oversubscribed", "unused_gpu"} & set(ids(advice[-1]))
+    assert "compiling, loading, computing on the CPU, or stuck. The process uses 1.5 CPU cores" in finding.why
+    waits = Job(gpus=[0], cores=0.0, started_s=START_S - 1000)
+    quiet = get(after(Scene({0: 0.0}, jobs=[waits], gpus=1), 150), "idle_gpu")
+    assert "because it is waiting or stuck. The process uses 0.0 CPU cores" in quiet.why
 
 
 def test_what_is_not_idle_and_what_is_by_coarse_utilization() -> None:
@@ -94,6 +98,52 @@ def test_a_gpu_at_work_without_a_listed_process_is_not_free() -> None:
     assert get(advice, "unused_gpu").gpus == (7,)
     alone = after(Scene({6: 0.9}, jobs=()), 150)
     assert "the processes on GPU 6" in abstained(alone)["idle_gpu"]
+
+
+# -- job_on_cpu ---------------------------------------------------------------------------------
+
+ON_CPU = Job(gpus=(), command="python train.py", framework="pytorch", started_s=START_S - 30, cores=1.0)
+
+
+def test_a_job_that_computes_on_the_cpu_while_no_process_uses_a_gpu() -> None:
+    _, advice = play(Scene(jobs=[ON_CPU], gpus=2), 100)
+    first = next(i for i, one in enumerate(advice) if "job_on_cpu" in ids(one))
+    assert 45 <= first <= 61 and all("job_on_cpu" in ids(one) for one in advice[first:]) and not advice[-1].limit
+    finding = get(advice[-1], "job_on_cpu")
+    assert (finding.gpus, finding.severity, finding.evidence["cpu_cores"]) == ((0, 1), "high", 1.0)
+    assert finding.title.endswith("train.py runs on the CPU") and "torch.cuda.is_available" in (finding.snippet or "")
+    hidden = get(after(Scene(jobs=[replace(ON_CPU, visible="-1")], gpus=2), 100), "job_on_cpu")
+    assert "CUDA_VISIBLE_DEVICES=-1, which hides all GPUs" in hidden.why and "env -u" in (hidden.snippet or "")
+    assert "CUDA_VISIBLE_DEVICES='', which" in get(
+        after(Scene(jobs=[replace(ON_CPU, visible="")], gpus=2), 100), "job_on_cpu").why
+    visible = get(after(Scene(jobs=[replace(ON_CPU, visible="0,1")], gpus=2), 100), "job_on_cpu")
+    assert "CUDA_VISIBLE" not in visible.why and visible.snippet == finding.snippet
+
+
+@pytest.mark.parametrize("scene", [
+    Scene(jobs=[replace(ON_CPU, framework="")], gpus=2),  # a compiler
+    Scene(jobs=[replace(ON_CPU, cores=0.2)], gpus=2),  # a notebook
+    Scene(jobs=[replace(ON_CPU, started_s=START_S + 80)], gpus=2),  # has only begun
+    Scene(jobs=[ON_CPU, Job(200, [1])], gpus=2),  # another job uses one
+    Scene({0: 0.2}, jobs=[ON_CPU], gpus=2),  # somebody does, unseen from inside a container
+    Scene(jobs=[ON_CPU], gpus=2, watched=[0]),
+    Scene(jobs=[], gpus=2),
+], ids=["other program", "idle", "young", "gpu in use", "unlisted", "partly watched", "none"])
+def test_who_does_not_run_on_the_cpu_by_mistake(scene: Scene) -> None:
+    assert all("job_on_cpu" not in ids(one) for one in play(scene, 120)[1])
+
+
+def test_a_node_without_a_job_is_said_to_have_none() -> None:
+    assert after(Scene(jobs=[], gpus=2), 60).limit == "GPUs 0-1 idle for 30 s, and no process is listed there."
+    assert "No problem found" in after(Scene({0: 0.2}, jobs=[], gpus=2), 60).limit  # somebody does, unseen
+
+
+def test_it_stays_while_the_job_waits_and_goes_once_it_is_idle() -> None:
+    def cores(t: float) -> float:
+        return 1.0 if t < 90 else 0.2 if t < 110 else 0.0
+
+    _, advice = play(Scene(jobs=[replace(ON_CPU, cores=cores)], gpus=2), 120)
+    assert "job_on_cpu" in ids(advice[105]) and "job_on_cpu" not in ids(advice[-1])
 
 
 # -- a view of some GPUs only (--gpus) ----------------------------------------------------------------
