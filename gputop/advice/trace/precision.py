@@ -126,11 +126,10 @@ def _aligned_bytes(row: KernelRow, dtype: str) -> int | None:
 
 def tensor_cores(facts: TraceFacts) -> tuple[int, int] | bool | None:
     """The least compute capability of the GPUs; False where they have no tensor cores, None where it is not known."""
-    gpus = [gpu for gpu in facts.trace.gpus if gpu.compute_capability is not None]
     if any(_WITHOUT.search(gpu.name) for gpu in facts.trace.gpus):
         return False
-    if gpus:
-        least = min(gpu.compute_capability or (0, 0) for gpu in gpus)
+    least = min((gpu.compute_capability for gpu in facts.trace.gpus if gpu.compute_capability), default=None)
+    if least is not None:
         return least if least >= _HAVE_TENSOR_CORES else False
     table = facts.analysis.kernels
     built = [m for row in (table.by_name if table else ()) if (m := _BUILT_FOR.search(row.name)) is not None]
