@@ -97,9 +97,8 @@ _MEMORY = {"pageable": MemoryKind.PAGEABLE, "pinned": MemoryKind.PINNED, "device
 @lru_cache(maxsize=65536)
 def classify(name: str) -> Class:
     """Classify the device event of this name. Never fails: an unknown name is a COMPUTE kernel."""
-    copy = _COPIES.get(name)
-    if copy is not None:
-        return Class(copy)
+    if name in _COPIES:
+        return Class(_COPIES[name])
     rocm = _ROCM_COPY.match(name)
     if rocm:
         return Class(Kind.MEMSET if rocm[1].lower() == "fill" else Kind.COPY_OTHER)
