@@ -38,7 +38,7 @@ _READ_AT_ONCE = ("copy all results to the host together before it reads them (pr
 _ON_A_GPU = "check that the program runs on a GPU, and "
 _USE_A_GPU = f"{_ON_A_GPU}record "
 _RECORDED_BY = {"nsys": "all of its processes: nsys profile --trace=cuda,nvtx", "chrome": "with ProfilerActivity.CUDA"}
-_CAPTURE_LONGER = "gputop capture PID --seconds {} (add --force if it records less), or C in gputop's monitor"
+CAPTURE_LONGER = "gputop capture PID --seconds 60 (add --force if it records less), or C in gputop's monitor"
 
 
 class WallRow(Struct, frozen=True):
@@ -165,8 +165,9 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     recording is enough whole training steps, and nothing of weight lies around them."""
     wall, steps = a.wall_time, a.steps
     if wall is None or wall.recorded_s <= 0:
-        return no_verdict("the trace does not show how its time was spent", _CAPTURE_LONGER.format(60), limit)
-    longer = _CAPTURE_LONGER.format(max(60, 60 * math.ceil(wall.recorded_s / 30)))  # twice as long at least
+        return no_verdict("the trace does not show how its time was spent", CAPTURE_LONGER, limit)
+    minutes = math.ceil(wall.recorded_s / 30)  # twice as long; forced, so much may take all of a job's memory
+    longer = CAPTURE_LONGER if minutes <= 1 else f"gputop capture PID --seconds {60 * minutes}, or C in gputop's monitor"
     recorded = f"{seconds(wall.recorded_s)} recorded"
     unused = a.trace.format == "nsys" or any(note.id == "unused_gpu" for note in a.trace.quality)
     if steps is None and not a.gpus and unused:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from msgspec import Struct
@@ -124,7 +124,7 @@ def _aligned_bytes(row: KernelRow, dtype: str) -> int | None:
     return min(alignments) * _BYTES[dtype] if alignments and dtype in _BYTES else None
 
 
-def tensor_cores(facts: TraceFacts) -> tuple[int, int] | bool | None:
+def tensor_cores(facts: TraceFacts) -> tuple[int, int] | Literal[False] | None:
     """The least compute capability of the GPUs; False where they have no tensor cores, None where it is not known."""
     if any(_WITHOUT.search(gpu.name) for gpu in facts.trace.gpus):
         return False
@@ -176,7 +176,6 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
         return None
     if capability is None:
         return Missing("to know the compute capability of the GPUs, which neither the trace nor any kernel name shows")
-    assert not isinstance(capability, bool)
     compute_s = _compute_s(facts)
     share = savings.faster((plain + matmuls.attention_32) * compute_s, limit("precision.speedup"), facts.period_s)
     share += savings.faster(matmuls.tensor_32 * compute_s, limit("precision.tf32_speedup"), facts.period_s)
