@@ -166,8 +166,8 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     wall, steps = a.wall_time, a.steps
     if wall is None or wall.recorded_s <= 0:
         return no_verdict("the trace does not show how its time was spent", CAPTURE_LONGER, limit)
-    minutes = math.ceil(wall.recorded_s / 30)  # twice as long; forced, so much may take all of a job's memory
-    longer = CAPTURE_LONGER if minutes <= 1 else f"gputop capture PID --seconds {60 * minutes}, or C in gputop's monitor"
+    asked_s = 60 * math.ceil(wall.recorded_s / 30)  # twice as long; forced, so much may take all of a job's memory
+    longer = CAPTURE_LONGER if asked_s <= 60 else f"gputop capture PID --seconds {asked_s}, or C in gputop's monitor"
     recorded = f"{seconds(wall.recorded_s)} recorded"
     unused = a.trace.format == "nsys" or any(note.id == "unused_gpu" for note in a.trace.quality)
     if steps is None and not a.gpus and unused:
