@@ -156,7 +156,7 @@ def _host_ops(analysis: Analysis) -> Table:
                   "run one by one from Python") for r in ops.eager]
     note = f"Times and counts {by.text(by_gpu=False)}{', GPU time as mean over the GPUs' if by.gpus > 1 else ''}."
     if ops is not None and (ops.eager_share or 0.0) >= _WORTH_EAGER:
-        note += f" Eager ops take {percent(ops.eager_share or 0.0)} of the time in ops and functions."
+        note += f" Eager ops take {percent(ops.eager_share or 0.0)} of the time in calls from Python."
     return Table("Host ops", columns, tuple(rows),
                  "No TF ops on host threads: the trace has no host events or is from another framework.",
                  note if rows else "")

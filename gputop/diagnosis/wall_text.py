@@ -167,6 +167,8 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     wall, steps = a.wall_time, a.steps
     if wall is None or wall.recorded_s <= 0:
         return no_verdict("the trace does not show how its time was spent", CAPTURE_LONGER, limit)
+    asked_s = 60 * math.ceil(wall.recorded_s / 30)  # twice as long; forced, so much may take all of a job's memory
+    longer = CAPTURE_LONGER if asked_s <= 60 else f"gputop capture PID --seconds {asked_s}, or C in gputop's monitor"
     recorded = f"{seconds(wall.recorded_s)} recorded"
     unused = a.trace.format == "nsys" or any(note.id == "unused_gpu" for note in a.trace.quality)
     if steps is None and not a.gpus and unused:
@@ -178,7 +180,7 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
         return no_verdict(f"the {recorded} are mostly job startup", _LONGER_RUN if ended else _LATER,
                           _seen(wall, "recorded time"))
     if steps is None:
-        return _without_steps(a, wall, limit, ended)
+        return _without_steps(a, wall, limit, "" if ended else longer)
     if steps.start_up:
         return no_verdict(f"the {recorded} are only job startup", _LATER, f"the steps include {steps.start_up}", limit)
     if steps.phase not in ("training", "unknown"):
@@ -193,7 +195,7 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     share, least = min(((parts_share(rank), rank) for rank in ranks), key=lambda of_rank: of_rank[0])
     untold = max(ranks, key=lambda rank: parts_share(rank, _UNTOLD))
     if steps.count < ENOUGH_STEPS:
-        longer = f"{CAPTURE_LONGER}; a longer capture also shows work that runs only every few hundred steps"
+        longer += "; a longer capture also shows work that runs only every few hundred steps"
         return no_verdict(f"{counted(steps.count, 'step')} seen, {ENOUGH_STEPS} needed",
                           ("" if a.gpus else _ON_A_GPU) + MORE_RUNS if steps.anchor == SESSION_RUN else longer,
                           f"whole steps take {percent(share)} of the {recorded}", limit)
@@ -201,17 +203,17 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
         if not enough:
             whose = f" by rank {of.rank}" if isinstance(of, RankWallTime) else ""
             only = f"whole steps take only {percent(parts_share(of))} of the {recorded}{whose}"
-            return no_verdict(only, CAPTURE_LONGER, _seen(of), limit)
+            return no_verdict(only, longer, _seen(of), limit)
     return None
 
 
-def _without_steps(a: Analysis, wall: WallTime, limit: str, ended: bool) -> VerdictLines:
-    """The same of a recording without steps that is mostly no start."""
+def _without_steps(a: Analysis, wall: WallTime, limit: str, longer: str) -> VerdictLines:
+    """The same of a recording without steps, mostly no start; ``longer``: how to get one, "" where none can be."""
     little, u = _hardly_any_work(a), wall.unexplained
     silent_s = (u.silent_s or 0.0) if u is not None and u.per == "recording" else 0.0
     silent = silent_s >= _HALF * wall.recorded_s and not any(
         part.kind == "op" and part.time_s >= _HALF * wall.recorded_s for part in wall.parts)
-    do = ("" if ended else f"{CAPTURE_LONGER}, if a step takes longer; or ") + "mark the steps in the loop"
+    do = (f"{longer}, if a step takes longer; or " if longer else "") + "mark the steps in the loop"
     if silent and any(part.kind == "managed" for part in wall.parts):
         do = _READ_AT_ONCE
     elif silent:

@@ -108,7 +108,7 @@ WALL_PARTS: dict[str, tuple[str, str]] = {
     "end": ("end", "The time after the last GPU work, in which the program unloads modules and frees resources."),
     "open": ("unfinished step", "A step or wait at the start or end of the recording that is longer than a typical "
                                 "step and was recorded only in part."),
-    "profiler": ("profiler", "The profiler starts or stops recording, which the job does not do otherwise."),
+    "profiler": ("profiler", "The profiler starts or stops recording, or TensorBoard writes a graph. Both are rare."),
     "edges": ("incomplete steps", "Steps before the first and after the last whole step, recorded only in part."),
     "no_steps": ("time without steps", "Host activity while no GPU works, in a trace that shows no step starts."),
     "unrecorded": ("not recorded", "Time in which nothing was recorded, between two recordings or after the profiler's "

@@ -112,11 +112,11 @@ def rate(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration in a fitting unit: 412 ms, 95.4 ms, 1.24 s, 3 min."""
+    """A duration in a fitting unit: 412 ms, 95.4 ms, 1.24 s, 2.6 min."""
     if value == 0:
         return "0 s"
     if abs(value) >= 99.95:
-        return f"{value / 60:.0f} min" if abs(value) < 5970 else f"{value / 3600:.1f} h"
+        return f"{value / 60:.2g} min" if abs(value) < 5970 else f"{value / 3600:.1f} h"
     if abs(value) >= 0.9995:
         return f"{value:.2f} s" if abs(value) < 9.995 else f"{value:.1f} s"
     scaled, unit = (value * 1e3, "ms") if abs(value) >= 0.9995e-3 else (value * 1e6, "µs")

@@ -59,7 +59,9 @@ _COLLECTIVE = re.compile(
     r"|pplx::\w{0,40}All_?To_?All|moe_?all_?to_?all|moe_?a2a(?!prepare|sanitize)|fused_?moe_?comm"
     r"|(?<![a-z])a2a_(?:dispatch|combine)_(?:send|recv)|kernel_(?:dispatch|combine)_token", re.IGNORECASE)
 
-_FFMA = re.compile(r"_ffma_|sgemm|dgemm|scudnn|winograd|simt", re.IGNORECASE)
+# Convolutions by FFT multiply complex numbers (on tensor cores: c1688cgemm); cuDNN's first engines for gradients.
+_FFMA = re.compile(r"_ffma_|sgemm|dgemm|(?<!\d)cgemm|scudnn|winograd|simt|cudnn::\w+::[dw]grad\w*_(?:engine|alg\d)",
+                   re.IGNORECASE)
 _TENSOR_CORE = re.compile(
     r"hmma|imma|gmma|h884|s884|h1688|s1688|c1688|16816|16832|8816|tensorop|nvjet|flash_(fwd|bwd)|fmha|xmma_"
     r"|_(bf16|f16|fp16|tf32|e4m3|e5m2)", re.IGNORECASE)
@@ -71,7 +73,7 @@ _DTYPES = tuple((dtype, re.compile(pattern, re.IGNORECASE)) for dtype, pattern i
     ("fp16", r"f16|fp16|h884|h1688|h16816|\bhalf(?:_t)?\b|__half|c10::Half|Eigen::half|nvjet_hsh|hgemm|DT_HALF"),
     ("int8", r"imma|i8816|i16832|\bint8|(?<!un)signed char"),
     ("fp64", r"dgemm|_f64|\bdouble\b|d884|DT_DOUBLE"),
-    ("fp32", r"sgemm|scudnn|_ffma_|_f32|\bfloat\b|DT_FLOAT")))
+    ("fp32", r"[sc]gemm|scudnn|_ffma_|_f32|\bfloat\b|DT_FLOAT")))
 
 # An optimizer's kernel over many tensors takes its hyper-parameters in FP64, and one that draws random numbers their
 # bounds, whatever the tensors' type is.
@@ -95,9 +97,8 @@ _MEMORY = {"pageable": MemoryKind.PAGEABLE, "pinned": MemoryKind.PINNED, "device
 @lru_cache(maxsize=65536)
 def classify(name: str) -> Class:
     """Classify the device event of this name. Never fails: an unknown name is a COMPUTE kernel."""
-    copy = _COPIES.get(name)
-    if copy is not None:
-        return Class(copy)
+    if name in _COPIES:
+        return Class(_COPIES[name])
     rocm = _ROCM_COPY.match(name)
     if rocm:
         return Class(Kind.MEMSET if rocm[1].lower() == "fill" else Kind.COPY_OTHER)
@@ -110,9 +111,8 @@ def classify(name: str) -> Class:
         return Class(Kind.COLLECTIVE)
     typed = _HYPER_PARAMETERS.sub("", name) if _WITH_HYPER_PARAMETERS.search(name) else name
     dtype = next((dtype for dtype, pattern in _DTYPES if pattern.search(typed)), UNKNOWN)
-    if _FFMA.search(name):
-        return Class(Kind.COMPUTE, dtype, False)
-    return Class(Kind.COMPUTE, dtype, True if _TENSOR_CORE.search(name) else None)
+    tensor_core = False if _FFMA.search(name) else True if _TENSOR_CORE.search(name) else None
+    return Class(Kind.COMPUTE, dtype, tensor_core)
 
 
 def copy_way(api_call: str) -> Kind | None:

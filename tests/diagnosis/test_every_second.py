@@ -67,6 +67,16 @@ def test_small_pieces_that_are_much_together_are_no_clean_bill() -> None:
     assert "NO VERDICT: whole steps take only 94%" in doubt and "between steps 3%" in doubt
 
 
+@pytest.mark.parametrize(("recorded_s", "asked"), [
+    (1.0, "60 (add --force"), (30.0, "60 (add --force"), (117.0, "240, or"), (156.0, "360, or")])
+def test_the_longer_capture_that_is_asked_for_is_longer_than_the_one_that_is_judged(recorded_s, asked) -> None:
+    a = with_parts(clean(), between=0.06)
+    assert a.wall_time is not None
+    parts = [structs.replace(part, time_s=part.time_s * recorded_s) for part in a.wall_time.parts]
+    wall = structs.replace(a.wall_time, recorded_s=recorded_s, total_s=recorded_s, parts=tuple(parts))
+    assert f"gputop capture PID --seconds {asked} " in limit_of(structs.replace(a, wall_time=wall))
+
+
 def test_one_rank_that_does_something_else_is_no_clean_bill() -> None:
     a = with_parts(clean(), between=0.04)
     assert a.wall_time is not None

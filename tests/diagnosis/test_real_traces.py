@@ -135,8 +135,8 @@ def test_nothing_wrong_says_what_the_limit_is():
 def test_precision_is_all_there_is_to_say_of_the_healthy_trace():
     (finding,) = analyzed("v100").findings
     assert "GradScaler" in (finding.snippet or "") and "keras" not in (finding.snippet or "")
-    # Two thirds of the 52% that these kernels take: the host waits for room in its queue until the recording ends.
-    assert finding.gain.by == "replay" and finding.gain.step_time == pytest.approx(0.342, abs=0.01)
+    # Two thirds of the 57% that these kernels take: the host waits for room in its queue until the recording ends.
+    assert finding.gain.by == "replay" and finding.gain.step_time == pytest.approx(0.378, abs=0.01)
 
 
 @pytest.mark.parametrize("name", [*(pytest.param(name, marks=needs_data) for name in FILES), *(

@@ -150,7 +150,7 @@ def test_retracing_and_xla_and_eager_ops():
     whole = words(b)
     assert "1 50.0 µs 4 4 no train_step" in whole and "XLA compiled once, in 40.0 µs." in whole
     assert "Where host 1 10.0 µs" in whole and "Square eager 1 30.0 µs" in whole
-    assert "Eager ops take 38% of the time in ops and functions." in whole
+    assert "Eager ops take 38% of the time in calls from Python." in whole
 
 
 def test_launch_threads_and_what_contends_with_them():

@@ -21,7 +21,7 @@ def test_rate(value: float, text: str) -> None:
 
 @pytest.mark.parametrize(("value", "text"), [
     (0, "0 s"), (2e-6, "2.0 µs"), (76e-6, "76.0 µs"), (0.0021, "2.1 ms"), (0.0954, "95.4 ms"), (0.412, "412 ms"),
-    (1.239, "1.24 s"), (39.04, "39.0 s"), (180, "3 min"), (7200, "2.0 h")])
+    (1.239, "1.24 s"), (39.04, "39.0 s"), (155.7, "2.6 min"), (180, "3 min"), (5400, "90 min"), (7200, "2.0 h")])
 def test_seconds(value: float, text: str) -> None:
     assert fmt.seconds(value) == text
 

@@ -214,7 +214,7 @@ def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
                       "steps. Prepare data in DataLoader workers. Do not read results at each step."), seldom
     if loop in (CUSTOM, EAGER, JAX):
         return what, ("Move the work between the steps into the step's function, or do it every hundred steps. Do not "
-                      "read results at each step, so that the loop runs ahead of the GPU."), seldom
+                      f"read results at each step{', so that the loop runs ahead of the GPU' * bool(v.gpus)}."), seldom
     return what, "Find out what Python does between the steps, and move that work out of the loop.", code(
         "step_gap_host", "python")
 

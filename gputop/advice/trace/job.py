@@ -132,7 +132,7 @@ def _strategy(facts: TraceFacts) -> str:
 
 def training_loop(facts: TraceFacts) -> str:
     """Style of the training loop, for advice that must be true for it: a trace names no versions. Keras 2 and 3 by the
-    names of their step functions; a loop of one's own runs other functions, or none."""
+    names of their step functions; a loop of one's own runs others, or none, and may have Keras 2's marks."""
     if facts.framework in ("jax", "pytorch"):
         return JAX if facts.framework == "jax" else PYTORCH
     functions = facts.analysis.functions
@@ -141,7 +141,7 @@ def training_loop(facts: TraceFacts) -> str:
     if any(name.startswith(("one_step_on_", "multi_step_on_")) for name in names):
         return KERAS3
     if any(name.startswith(("train_function", "test_function", "predict_function")) for name in names) or (
-            anchor.startswith(("train markers", "test markers")) and facts.framework == "tensorflow"):
+            not names and anchor.startswith(("train markers", "test markers")) and facts.framework == "tensorflow"):
         return KERAS2
     if "Keras' step function" in anchor:
         return KERAS3

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from msgspec import Struct
@@ -124,13 +124,12 @@ def _aligned_bytes(row: KernelRow, dtype: str) -> int | None:
     return min(alignments) * _BYTES[dtype] if alignments and dtype in _BYTES else None
 
 
-def tensor_cores(facts: TraceFacts) -> tuple[int, int] | bool | None:
+def tensor_cores(facts: TraceFacts) -> tuple[int, int] | Literal[False] | None:
     """The least compute capability of the GPUs; False where they have no tensor cores, None where it is not known."""
-    gpus = [gpu for gpu in facts.trace.gpus if gpu.compute_capability is not None]
     if any(_WITHOUT.search(gpu.name) for gpu in facts.trace.gpus):
         return False
-    if gpus:
-        least = min(gpu.compute_capability or (0, 0) for gpu in gpus)
+    least = min((gpu.compute_capability for gpu in facts.trace.gpus if gpu.compute_capability), default=None)
+    if least is not None:
         return least if least >= _HAVE_TENSOR_CORES else False
     table = facts.analysis.kernels
     built = [m for row in (table.by_name if table else ()) if (m := _BUILT_FOR.search(row.name)) is not None]
@@ -177,7 +176,6 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
         return None
     if capability is None:
         return Missing("to know the compute capability of the GPUs, which neither the trace nor any kernel name shows")
-    assert not isinstance(capability, bool)
     compute_s = _compute_s(facts)
     share = savings.faster((plain + matmuls.attention_32) * compute_s, limit("precision.speedup"), facts.period_s)
     share += savings.faster(matmuls.tensor_32 * compute_s, limit("precision.tf32_speedup"), facts.period_s)

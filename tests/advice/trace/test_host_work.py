@@ -42,6 +42,21 @@ def test_a_gap_without_events_is_pythons_and_several_steps_a_call_save_at_least_
     assert gain.claim == "at least" and gain.step_time == pytest.approx(0.3 * 15 / 16, rel=0.01)
 
 
+@pytest.mark.parametrize("function", ["train_function", "train_step"])
+def test_marks_alone_do_not_make_a_loop_keras_where_its_functions_have_other_names(function: str) -> None:
+    """TensorFlow's guide marks the steps of a loop of one's own with the name that Keras 2 uses."""
+    b = Builder(gpus=0)
+    for i in range(STEPS + 1):
+        at = i * STEP
+        b.host("train", at, STEP - 5, step_num=i, _r=1)
+        b.host(function, at + 10, 0.7 * STEP, tf_function_call="notTraced-nonXla")
+        b.host("EagerExecute", at + 20, 0.7 * STEP - 20, eager_op=f"__inference_{function}_9", is_func=1)
+        b.host("EagerExecute", at + 0.75 * STEP, 0.2 * STEP, eager_op="Mean", is_func=0)
+    f, keras = found(b)["step_gap_host"], function == "train_function"
+    assert ("steps_per_execution" in (f.snippet or "")) is keras and ("callbacks" in f.action) is keras
+    assert "GPU" not in f.action
+
+
 def test_where_the_input_pipeline_sets_the_pace_of_a_cpu_job_no_saving_is_promised() -> None:
     """Of the real job: its callback takes 28% of the step, and without it the steps are not shorter."""
     f = {f.id: f for f in analyze_to_facts(load([DATA / "keras3_paced_by_input.xplane.pb.gz"])).analysis.findings}
