@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import numpy as np
 from msgspec import structs
 
 from gputop.advice.fix_code import code
@@ -24,8 +25,7 @@ from gputop.analysis.results import WallPart, WallTime
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
 from gputop.core.findings import Culprit
 from gputop.text.units import counted, percent, seconds
-from gputop.trace.intervals import contains
-from gputop.trace.lookups import host_rows, spans_of
+from gputop.trace.lookups import launched_in_calls
 
 _OUTSIDE, _OPEN, _NO_STEPS = "between", "open", "no_steps"
 _STEPS = "steps"
@@ -101,8 +101,8 @@ def _no_loop(facts: TraceFacts, wall: WallTime, parts: Sequence[WallPart], once:
     if facts.framework == "unknown":
         return "a training loop; this trace contains neither steps nor framework activity"
     first = max(parts, key=lambda part: part.time_s)
-    spans = spans_of(facts.trace, host_rows(facts.trace, re.escape(first.what)))
-    if first.kind == "op" and (contains(spans, facts.trace.device.launch_ns).any() or (
+    kernels = np.arange(len(facts.trace.device))
+    if first.kind == "op" and (launched_in_calls(facts.trace, kernels, re.escape(first.what)).any() or (
             facts.framework == "pytorch" and "::" in first.what)):  # one of its operators
         return "training steps, because the work that takes this time may be that of a step"
     return None

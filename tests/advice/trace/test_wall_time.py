@@ -156,13 +156,13 @@ def test_host_work_where_no_step_is_found(times):
 
 
 @pytest.mark.parametrize(("name", "launches", "is_pause"), [
-    ("train", True, False), ("aten::empty", False, False), ("save_model", False, True)])
+    ("train", "launch 0", False), ("aten::empty", "", False), ("save_model", "", True), ("read", "other", True)])
 def test_the_work_of_a_step_is_no_pause_where_no_step_is_found(name, launches, is_pause):
     b = Builder().host("aten::add", 0, 10, line="launch 0").run(0, 0, 20 * MS, launch=0)
     for i in range(1, 4):
         b.host(name, (950 * i - 920) * MS, 900 * MS, line="launch 0")
         for k in range(20):
-            b.run(0, (950 * i + k * k / 40) * MS, 0.01 * MS, f"softmax_backward_{k}",
+            b.run(0, (950 * i + k * k / 40) * MS, 0.01 * MS, f"softmax_backward_{k}", thread=launches or "launch 0",
                   launch=((950 * i - 500 if launches else 950 * i - 10) + k / 10) * MS)
     assert ("time_outside_steps" in findings(b)) == is_pause
     assert ("time_outside_steps" in abstained(b)) != is_pause
