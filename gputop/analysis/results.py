@@ -104,6 +104,12 @@ class WallPart(Struct, frozen=True):
     work: tuple[HostWork, ...] = ()
     silent_s: float | None = None
 
+    @property
+    def named_s(self) -> float:
+        """Time of what names it: of an op its own time, as others may run in the rest."""
+        own_s = next((work.time_s for work in self.work if work.name == self.what), self.time_s)
+        return min(own_s, self.time_s) if self.kind == "op" else self.time_s
+
 
 class StepSeries(Struct, frozen=True):
     """Training steps of one recording, and what lies between each of them and the next one, without what was not

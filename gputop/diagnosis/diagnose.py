@@ -102,7 +102,7 @@ def analyze_with_steps(
     step_parts = judged if steps is not None else None
     analysis = Analysis(
         simulated=trace.simulated, trace=_summary(trace, (
-            *start_note, *_notes(trace, steps, bool(gpu_timelines), results["clocks"]),
+            *start_note, *_notes(trace, steps, bool(gpu_timelines), results["clocks"], no_collectives(recording)),
             *_unseen_note(trace, gpu_timelines, steps, parts))),
         steps=steps.times if steps is not None else None, breakdown=step_parts,
         gpus=tuple(sorted(gpus, key=lambda use: use.gpu)), ops=ops, layers=layers.table if layers else None,
@@ -220,7 +220,8 @@ def _no_gpu(trace: Trace) -> TraceNote:
     return TraceNote("lost_kernels", f"The trace shows no GPU, but the job used one. {how}")
 
 
-def _notes(trace: Trace, steps: Steps | None, device_events: bool, clocks: Sequence[TraceNote]) -> list[TraceNote]:
+def _notes(trace: Trace, steps: Steps | None, device_events: bool, clocks: Sequence[TraceNote],
+           without: str | None) -> list[TraceNote]:
     """The reader's notes, and what the analyses themselves have to add to them."""
     notes = [*trace.quality, *clocks]
     note_ids = {note.id for note in notes}
@@ -236,7 +237,6 @@ def _notes(trace: Trace, steps: Steps | None, device_events: bool, clocks: Seque
     if steps is not None:
         notes += evaluation_note(steps.times) + accumulation_note(trace, steps)
         notes += _steps_that_are_none(trace, steps) + unrecorded_note(trace)
-    without = no_collectives(trace)
     if without is not None:
         notes.append(TraceNote("no_collectives", without))
     if not device_events and trace.gpus and not note_ids & {"empty_device_plane", "no_device_events", "lost_kernels"}:

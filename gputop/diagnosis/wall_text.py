@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator
 
 from msgspec import Struct
 
+from gputop.advice.trace.known_work import host_words
 from gputop.analysis.results import MORE_RUNS, SESSION_RUN, Analysis, RankWallTime, WallPart, WallTime
 from gputop.core.findings import HIGH_SHARE
 from gputop.render.finding_text import DO, VerdictLines, VerdictRow
-from gputop.render.step_parts import HOST_KINDS, WALL_PARTS
+from gputop.render.step_parts import WALL_PARTS
 from gputop.text.units import counted, percent, printable, seconds
 from gputop.trace.kernel_names import short_kernel
 
 WORTH_SAYING = 0.05  # share of the recording: a part that has to be named
 _WORTH_A_ROW = 0.0005
-_HALF, _SOME = 0.5, 0.2  # shares of a part: what fills it, names it; what its name has to leave out
+_HALF = 0.5  # share of the recording: what fills it
 # Fewer steps show no rhythm of the job, and what is seldom not at all (TraceML: sure from 20 steps on).
 ENOUGH_STEPS = 20
 _FEW_STEPS, _FEW_KERNELS = 3, 20  # as few.steps, and few.hardly_any_kernels of a GPU
@@ -60,22 +60,6 @@ def wall_rows(wall: WallTime | RankWallTime) -> Iterator[WallRow]:
         if share >= _WORTH_A_ROW:
             name, meaning = WALL_PARTS.get(part.id, (part.id, ""))
             yield WallRow(name, part.time_s, share, _often(part), printable(host_words(part)), meaning, part.longest_s)
-
-
-def host_words(part: WallPart) -> str:
-    """Words for the host's work: "saving checkpoints (train.py:88 save)", "train.py:11 Save.on_epoch_end"; "" where the
-    part's name says it all."""
-    if not part.kind:
-        return part.what
-    if part.kind in ("line", "op") and part.what:
-        of_op_s = next((work.time_s for work in part.work if part.kind == "op" and work.name == part.what), math.inf)
-        small = of_op_s < _HALF * part.time_s  # and other ops take the rest
-        return f"{part.what} {percent(of_op_s / part.time_s)}" if small else part.what
-    kind = HOST_KINDS.get(part.kind, part.kind)
-    silent_s = part.silent_s or 0.0
-    if part.kind == "input" and _SOME * part.time_s <= silent_s <= _HALF * part.time_s:
-        return f"{kind} {percent(1 - silent_s / part.time_s)}"  # the rest shows no event: more than the wait
-    return f"{kind} ({part.what})" if part.what else kind
 
 
 def _often(part: WallPart) -> str:

@@ -217,8 +217,9 @@ _SHORT_FROM = 4_000  # characters of a name that are looked at
 _LENGTH = re.compile(r"[KVRrO]*(\d{1,4})")
 _SUBSTITUTION = re.compile(r"S[0-9A-Z]*_")  # of a name that stood before
 _WRAPPERS = ("Kernel", "Kernel2", "device_kernel", "kentry")  # as in _SAYS_NOTHING
+_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 # Wrappers whose name is the same for all kernels: what they run is their first template argument.
-_SAYS_NOTHING = re.compile(r"(?:cutlass|ck_tile)::(?:\w+::)*(?:Kernel2?|device_kernel|kentry)<([^<>(),]+)")
+_SAYS_NOTHING = re.compile(r"(?:cutlass\w*|ck_tile)::(?:\w+::)*(?:Kernel2?|device_kernel|kentry)<([^<>(),]+)")
 
 
 @lru_cache(maxsize=16_384)
@@ -229,7 +230,7 @@ def short_kernel(name: str) -> str:
         return _demangled(name) or name
     if (named := _SAYS_NOTHING.search(name)) is not None:
         return named[1]
-    name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    name = _ANONYMOUS.sub("", name.removeprefix("void "))
     out, depth = [], 0
     for char in name[:_SHORT_FROM]:
         if char == "(" and not depth:

@@ -112,6 +112,18 @@ def test_narrow_kernels_that_follow_a_start_for_a_moment_are_no_verdict(many):
     assert short_report(analysis, 1000).startswith(f"NO VERDICT  the {recorded} ms recorded are mostly job startup")
 
 
+def test_collectives_in_a_start_are_collectives():
+    """What is left out with the start is no GPU that works for itself."""
+    b = Builder(gpus=2, format="nsys").host("cuModuleLoadData", 0, 400_000, "launch 0")
+    for gpu in range(2):
+        b.run(gpu, 100, 50, "ncclDevKernel_SendRecv", kind=Kind.COLLECTIVE, launch=50)
+        for i in range(90):
+            b.run(gpu, 400_100 + 300 * i, 200, f"add {i * i % 7}", launch=400_050 + 300 * i)
+    analysis, _ = judged(b)
+    notes = {note.id for note in analysis.trace.quality}
+    assert "start" in notes and "no_collectives" not in notes
+
+
 def test_a_program_that_starts_cuda_and_launches_nothing_is_told_so():
     _, report = judged(Builder(gpus=0, format="nsys").host("cuInit", 0, 8, "python3/17").host(
         "cuMemGetInfo", 2_000_000, 30, "python3/17"))

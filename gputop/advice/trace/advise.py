@@ -297,7 +297,7 @@ class Cures:
                           f"saves {percent(if_waiting)} if the host waits and {percent(saved)} if it is busy.")
         if saved - most >= MIN_SHARE:
             return None, (f"Replaying the recorded {self._facts.basis} with this fix predicts larger savings "
-                          f"({percent(saved)}), part of which is attributable to other findings.")
+                          f"({percent(saved)}), so gputop shows the smaller bound.")
         return saved, ""
 
     def together(self, findings: Iterable[Finding]) -> tuple[tuple[Finding, ...], tuple[CombinedGain, ...]]:

@@ -96,8 +96,7 @@ class TraceFacts(Struct, frozen=True):
         """Return whether the GPUs ran so few kernels, and fewer steps than can stand for a job, that nothing weighs
         much."""
         steps = self.steps.count if self.steps else 0
-        return bool(self.active) and steps < limit("few.steps") and (
-            self._kernels_per_gpu < limit("few.hardly_any_kernels"))
+        return steps < limit("few.steps") and 0 < self._kernels_per_gpu < limit("few.hardly_any_kernels")
 
     @property
     def hardly_a_kernel(self) -> bool:

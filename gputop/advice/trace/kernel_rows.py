@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from gputop.advice.registry import limit
@@ -19,8 +17,6 @@ _FUSED = ("Assumes that a fused chain of element-wise kernels reads two tensors 
           "less or more.")
 UNCERTAIN = ("uncertain: assumes that a fused chain reads two tensors and writes one in total, whereas now each kernel "
              "reads and writes its own")
-_PLAIN_NAME = re.compile(r"(?:void )?(?:[\w:]*::)?(\w+)")
-_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 _PLAIN_PRODUCTS = ("MatMul", "_FusedMatMul", "SparseMatMul")
 
 
@@ -67,9 +63,7 @@ def chained_kernels(facts: TraceFacts, kernels: I64, chained: Mask) -> tuple[flo
 
 def plain_name(kernel: str) -> str:
     """A kernel's name without return type, namespaces, template arguments and parameters."""
-    kernel = short_kernel(kernel) if kernel.startswith("_Z") else kernel
-    match = _PLAIN_NAME.match(_ANONYMOUS.sub("", kernel))
-    return match[1][:60] if match else kernel[:60]
+    return short_kernel(kernel).removesuffix("<…>").rpartition("::")[2][:60] or kernel[:60]
 
 
 def batched_products(trace: Trace, kernels: I64) -> Mask:

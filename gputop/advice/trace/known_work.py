@@ -11,10 +11,10 @@ from msgspec import Struct
 from gputop.advice.fix_code import code
 from gputop.advice.trace.job import Job
 from gputop.analysis.host.work_kinds import PATTERN_OF_KIND
-from gputop.analysis.results import GapWork, HostStacks, StackLine
+from gputop.analysis.results import GapWork, HostStacks, StackLine, WallPart
 from gputop.core.findings import Culprit
 from gputop.render.step_parts import HOST_KINDS
-from gputop.text.units import seconds
+from gputop.text.units import percent, seconds
 
 
 class KnownWork(Struct, frozen=True):
@@ -54,8 +54,22 @@ SELDOM_WORK: tuple[KnownWork, ...] = (
                          "gc.disable(), and gc.collect() every few hundred steps."),
     KnownWork("files", "Read and write files outside the loop, in the input pipeline, or in a thread."),
 )
+_HALF, _SOME = 0.5, 0.2  # shares of a part: what fills it, names it; what its name has to leave out
 NEW_WORKERS = "the DataLoader restarting its workers"
 NO_TRAINING = "nothing trains here, so a pause may be the wait for the next request"
+
+
+def host_words(part: WallPart) -> str:
+    """Words for the host's work: "saving checkpoints (train.py:88 save)", "train.py:11 Save.on_epoch_end"; "" where the
+    part's name says it all."""
+    if part.kind in ("line", "op") and part.what:
+        small = part.named_s < _HALF * part.time_s  # and other ops take the rest
+        return f"{part.what} {percent(part.named_s / part.time_s)}" if small else part.what
+    kind = HOST_KINDS.get(part.kind, part.kind)
+    silent_s = part.silent_s or 0.0
+    if part.kind == "input" and _SOME * part.time_s <= silent_s <= _HALF * part.time_s:
+        return f"{kind} {percent(1 - silent_s / part.time_s)}"  # the rest shows no event: more than the wait
+    return f"{kind} ({part.what})" if part.what else kind
 
 
 class UserFunction(Struct, frozen=True):

@@ -3,6 +3,7 @@ recorded again and again, in place of once?"""
 
 from __future__ import annotations
 
+import math
 from statistics import median
 
 import numpy as np
@@ -27,6 +28,7 @@ from gputop.trace.model import I64, Kind
 _SHORTEST_S = 1e-7  # no kernel starts so soon after its launch
 _COMPILED_RUNS = r"Torch-Compiled Region|## Call CompiledFxGraph|CompiledFunction(?:Backward)?$"
 _ONE_BY_ONE = 0.5  # share of the kernels that have a launch of their own
+_QUICK = 0.05  # quantile of the times between launches
 
 
 class LaunchBound(Verdict, frozen=True, kw_only=True):
@@ -55,11 +57,14 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
     waits = {gpu: parts["launch"] for gpu, parts in facts.parts.items()}
     recorded = recording_s = None
     if facts.framework == "pytorch":
-        recorded = _recorded(facts, waits)
+        host = facts.trace.host  # of which the threads that launch count
+        recorded = _in_waits(facts, host.start_ns[np.isin(host.line, launching_lines(facts.trace))], waits)
         # Launches and copies, which the profiler records where the driver runs them.
         launches = _in_waits(facts, distinct_times(facts.trace.device.launch_ns), waits)
         recording_s = min(share * facts.period_s, (  # no more than the wait that it is in
-            recorded * limit("launch_bound.recording_s") + launches * limit("launch_bound.recorded_launch_s")))
+            # Recording a launch takes no longer than the quickest ones are apart.
+            recorded * limit("launch_bound.recording_s") + launches * min(
+                limit("launch_bound.recorded_launch_s"), launch_pace_s(facts, _QUICK) or math.inf)))
     pace_s, idle_ns = launch_pace_s(facts), idle_before(facts, "launch")
     late = np.flatnonzero(idle_ns)
     return LaunchBound(
@@ -73,15 +78,6 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         cure=Cure(host=waits, assumes=(
             "Assumes that each kernel is launched before its GPU waits for it, as with one call for many kernels, and "
             "that kernels take as long as they do now.")))
-
-
-def _recorded(facts: TraceFacts, waits: dict[int, Spans]) -> float:
-    """Host events per step, or in the window, that begin in a wait, on the threads that launch; mean of the GPUs."""
-    host = facts.trace.host
-    launching = np.zeros(len(facts.trace.lines), bool)
-    launching[launching_lines(facts.trace)] = True
-    begin_ns = host.start_ns[rows_of(launching.take(host.line))]  # in order, as all events of a trace
-    return _in_waits(facts, begin_ns, waits)
 
 
 def _in_waits(facts: TraceFacts, begin_ns: I64, waits: dict[int, Spans]) -> float:
@@ -156,21 +152,24 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle time caused by the host")
 
 
+def launch_pace_s(facts: TraceFacts, share: float = 0.5) -> float | None:
+    """Time from one launch to the next on a thread that this share of them stays below; None where launches are not
+    known, or most kernels are not launched one by one."""
+    apart = _between_launches(facts)
+    return float(np.quantile(apart, share)) / 1e9 if len(apart) else None
+
+
 @once_per_trace
-def launch_pace_s(facts: TraceFacts) -> float | None:
-    """Median time from one launch to the next on a thread; None where launches are not known, or most kernels are not
-    launched one by one."""
+def _between_launches(facts: TraceFacts) -> I64:
+    """Times from one launch to the next on each thread; none where most kernels are not launched one by one."""
     device = facts.trace.device
     launched = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
-    if len(launched) < 2:
-        return None
     places = by_line(device.launch_line[launched])
     threads = len(places)
-    apart = np.concatenate([np.diff(in_order(device.launch_ns[launched[places.pop(line)]])) for line in list(places)])
+    apart = np.concatenate([np.empty(0, np.int64), *(
+        np.diff(in_order(device.launch_ns[launched[places.pop(line)]])) for line in list(places))])
     apart = apart[rows_of(apart > 0)]  # the kernels of a CUDA graph have one launch: calls are counted, not kernels
-    if len(apart) + threads < _ONE_BY_ONE * len(launched):
-        return None
-    return float(np.median(apart, overwrite_input=True)) / 1e9 if len(apart) else None
+    return apart if len(apart) + threads >= _ONE_BY_ONE * len(launched) else apart[:0]
 
 
 # A pause between two queued kernels, or one launch; longer ones have other causes.
@@ -238,19 +237,18 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
            f"between kernels take {percent(v.share)} of the {job.basis}.")
     if v.pace_s is not None:
         why += f" The host launches one kernel every {seconds(v.pace_s)}."
-    kind = "-compiled" if job.compiled else ""
+    kind, more = ("-compiled", "more of ") if job.compiled else ("", "")
     layers = "use fused layers" if job.trains is False else "use fused layers and optimizers"
+    start = "Do the same work in fewer, larger kernels"
     if job.graphs:
         start, kind = "A CUDA graph already launches the kernels, so only fewer, larger kernels help", f"{kind}-graphs"
-    else:
-        start = "Do the same work in fewer, larger kernels"
     return Explanation(
         title=f"Gaps between short kernels (median {median}) take {percent(v.share)} of the {job.basis}", why=why,
         evidence=known({
             "below_20us_ratio": v.short_ratio, "kernel_median_s": v.kernel_median_s, "pauses_s": v.pauses_s,
             "share_ratio": v.share, "kernels_per_s": v.kernels_per_s, "launch_pace_s": v.pace_s,
             "kernels_per_step": v.kernels_per_step}),
-        action=f"{start}: fuse them{_COMPILER.get(job.framework, '')}, batch small ops together, {layers}, and "
+        action=f"{start}: fuse {more}them{_COMPILER.get(job.framework, '')}, batch small ops together, {layers}, and "
                f"{job.larger} if memory allows.",
         snippet=job.xla if job.framework == "tensorflow" and not job.graphs else code(
             "small_kernels", job.framework + kind),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import numpy as np
 from msgspec import structs
 
 from gputop.advice.fix_code import code
@@ -16,15 +17,15 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, new_workers, recorded_spans, severity_by_limits
 from gputop.advice.trace.input_fixes import FIRST_WORKERS, KEEP_WORKERS, WORKERS_OR_SELDOM
 from gputop.advice.trace.job import KERAS, PYTORCH, Job, trains
-from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, SELDOM_WORK, WORK, KnownWork
+from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, SELDOM_WORK, WORK, KnownWork, host_words
 from gputop.advice.trace.other_programs import may_be_others
 from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict, known
 from gputop.analysis.host.wall_time import same_work, summed
-from gputop.analysis.results import WallPart
+from gputop.analysis.results import WallPart, WallTime
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
 from gputop.core.findings import Culprit
-from gputop.render.step_parts import HOST_KINDS
 from gputop.text.units import counted, percent, seconds
+from gputop.trace.lookups import launched_in_calls
 
 _OUTSIDE, _OPEN, _NO_STEPS = "between", "open", "no_steps"
 _STEPS = "steps"
@@ -69,20 +70,12 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
         return None
     # But for its longest stretch it is no more than any loop has.
     once = share - max(part.longest_s for part in parts) / wall.recorded_s < limit("time_outside_steps.share")
-    if steps is None and facts.hardly_any_kernels and (once or all(part.kind in _UNNAMED for part in parts)):
-        return Missing("more GPU work, because hardly any kernels run here; capture while the job trains")
-    if steps is None and any(part.id == "start" and part.time_s >= limit("time_outside_steps.share") * wall.recorded_s
-                             for part in wall.parts):
-        return Missing("training steps, because this recording begins with job startup")
-    if steps is None and all(part.kind == "unknown" for part in parts):
-        return Missing(f"data on host activity while no GPU works{HOST_EVENTS}")
-    if steps is None and facts.framework == "unknown":
-        return Missing("a training loop; this trace contains neither steps nor framework activity")
-    if once and max(part.longest_s for part in parts) < limit("time_outside_steps.once"):
-        return Missing("a second pause of that length, because the first may be coincidence; capture a longer trace")
-    others = _of_others(facts, max(parts, key=lambda part: part.time_s), share)
-    if others is not None:
-        return Missing(others)
+    why_not = _no_loop(facts, wall, parts, once) if steps is None else None
+    if why_not is None and once and max(part.longest_s for part in parts) < limit("time_outside_steps.once"):
+        why_not = "a second pause of that length, because the first may be coincidence; capture a longer trace"
+    why_not = why_not or _of_others(facts, max(parts, key=lambda part: part.time_s), share)
+    if why_not is not None:
+        return Missing(why_not)
     return TimeOutsideSteps(
         gpus=facts.active_numbers, share=share, claim=None if once else facts.on_cpus("about"),
         severest=("medium" if share >= limit("unfinished_step.medium") else "low") if once else "high",
@@ -94,6 +87,25 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
         between_per_step_s=(sum(part.time_s for part in parts if part.id == _OUTSIDE) / (wall.steps or steps.count)
                             if steps is not None else None),
         culprits=_culprits(parts))
+
+
+def _no_loop(facts: TraceFacts, wall: WallTime, parts: Sequence[WallPart], once: bool) -> str | None:
+    """Reason why a pause cannot be told from the work of a step in a recording without steps."""
+    if facts.hardly_any_kernels and (once or all(part.kind in _UNNAMED for part in parts)):
+        return "more GPU work, because hardly any kernels run here; capture while the job trains"
+    if any(part.id == "start" and part.time_s >= limit("time_outside_steps.share") * wall.recorded_s
+           for part in wall.parts):
+        return "training steps, because this recording begins with job startup"
+    if all(part.kind == "unknown" for part in parts):
+        return f"data on host activity while no GPU works{HOST_EVENTS}"
+    if facts.framework == "unknown":
+        return "a training loop; this trace contains neither steps nor framework activity"
+    first = max(parts, key=lambda part: part.time_s)
+    kernels = np.arange(len(facts.trace.device))
+    if first.kind == "op" and (launched_in_calls(facts.trace, kernels, re.escape(first.what)).any() or (
+            facts.framework == "pytorch" and "::" in first.what)):  # one of its operators
+        return "training steps, because the work that takes this time may be that of a step"
+    return None
 
 
 def _of_others(facts: TraceFacts, part: WallPart, share: float) -> str | None:
@@ -110,7 +122,7 @@ def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:
     for part in parts:
         if part.what:
             times.setdefault((part.what, "line" if _LINE.search(part.what) else "host"), []).append(part)
-    culprits = [Culprit(what, kind, sum(part.time_s for part in same_name), "window",
+    culprits = [Culprit(what, kind, sum(part.named_s for part in same_name), "window",
                         at_s=max(same_name, key=lambda part: part.longest_s).at_s)
                 for (what, kind), same_name in times.items()]
     return tuple(sorted(culprits, key=lambda one: -(one.time_s or 0.0)))
@@ -119,11 +131,11 @@ def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:
 def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
     time_s, longest_s = sum(part.time_s for part in v.parts), max(part.longest_s for part in v.parts)
     first = v.parts[0]
-    what = NEW_WORKERS if v.new_workers and job.loop == PYTORCH and first.kind in _UNNAMED else _what(first)
+    what = NEW_WORKERS if v.new_workers and job.loop == PYTORCH and first.kind in _UNNAMED else host_words(first)
     between = "between training steps" if v.steps else "while no GPU works and no step is found"
     why = f"{seconds(time_s)} of the {seconds(v.recorded_s)} recorded ({percent(v.share)}) pass {between}. "
     why += "Host activity during this time: " + "; ".join(
-        f"{_what(part)} for {seconds(part.time_s)}{_often(part)}" for part in v.parts[:3]) + "."
+        f"{host_words(part)} for {seconds(part.named_s)}{_often(part)}" for part in v.parts[:3]) + "."
     if v.per_step_s is not None and v.pauses_show:
         why += f" Including this time, a training step takes {seconds(v.per_step_s)} of wall time."
     action, snippet = _fix(first, job) if what != NEW_WORKERS else (KEEP_WORKERS, code("input_bound", "torch"))
@@ -137,14 +149,6 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
                f"{percent(v.share)} of the time passes {between}: {what}"), why=why, evidence=evidence, action=action,
         snippet=snippet, per="recording", source=source("time_outside_steps.share"),
         gain=ONCE if v.claim is None else "assumes that this work overlaps with training or is removed")
-
-
-def _what(part: WallPart) -> str:
-    """Words for the host's work: "saving checkpoints (train.py:88 save)", "Python at train.py:11 Save.on_epoch_end"."""
-    kind = HOST_KINDS.get(part.kind, HOST_KINDS["unknown"])
-    if part.kind in ("line", "op"):
-        return part.what
-    return f"{kind} ({part.what})" if part.what else kind
 
 
 def _often(part: WallPart) -> str:
@@ -260,7 +264,7 @@ def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
 
 
 def describe_unfinished_step(v: UnfinishedStep, job: Job) -> Explanation:
-    part, what = v.part, _what(v.part)
+    part, what = v.part, host_words(v.part)
     meanwhile = (f"Host activity during this time: {what}." if part.kind not in (*_UNNAMED, "line") else
                  f"Python runs {part.what} during this time." if part.kind == "line" else
                  "The thread of the training loop shows no event during this time.")

@@ -136,19 +136,18 @@ def matched(trace: Trace, rows: Sequence[I64]) -> I64 | str:
         return "the files do not share one clock"
     for slack_ns in _EDGE_SLACKS_NS:
         seen = _seen_by_all(trace, rows, slack_ns)
-        counts = sorted({len(r) for r in seen})
-        if len(counts) == 1:
+        if len({len(r) for r in seen}) == 1:
+            rows = seen
             break
-    else:
+    if len(counts := sorted({len(r) for r in rows})) > 1:
         return f"the GPUs ran different numbers of collectives ({counts[0]} to {counts[-1]})"
-    rows = seen
     # By start: every GPU issues them in the same order. Of several that start together the file's order says nothing.
     by_start = np.stack([r[np.lexsort((device.bytes[r], alphabetical(trace.names, device.name[r]), device.end_ns[r],
                                        device.start_ns[r]))] for r in rows], axis=1)
     end = device.end_ns[by_start]
     apart = int((end.max(axis=1) - end.min(axis=1)).max())
     if apart > _END_TOLERANCE_NS:
-        return f"the ends of collectives matched by order are up to {apart / 1e6:.1f} ms apart, so the order differs"
+        return f"the ends of collectives matched by order are up to {apart / 1e6:.1f} ms apart, so they may not match"
     return by_start
 
 

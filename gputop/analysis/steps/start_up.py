@@ -53,6 +53,7 @@ _SEVERAL = 3  # pauses: of fewer each may be any. gputop's own figure
 _PARAMETERS = 20  # copies. gputop's own figure
 _FEW_LAUNCHES = 20  # of kernels: of fewer none waits for a full queue, and each may be a first one
 _REPEATED = 0.5  # share of the launches that are not the first of their kernel, so that "the first" means something
+_QUEUED = 1000  # launches that fit into the queue of a GPU: of fewer none waits for room in it
 _STARTS = 0.5  # share of such work in the time from the recording's begin on: the job starts
 _WORTH_SAYING = 0.05  # share of the recording
 _PAST_START_S = 120.0  # a process that has run for so long does not start, as idle_gpu.age_s
@@ -99,14 +100,20 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
         compiled = compiled[0][outside], compiled[1][outside], compiled[2][outside]
     if any(built_again(trace, one) for one in torch_builds(trace, main)):
         by_torch = EMPTY
-    loaded = _joined(_loading(trace), _set_up(trace))
     scripted = merge(EMPTY, *(union(one.start_ns, one.end_ns) for one in script_builds(trace)
                               if not built_again(trace, one)))  # TorchScript's functions
+<<<<<<< HEAD
     of_kind: dict[str, _Found | Spans] = {
         LOADING: loaded, UPLOAD: _uploads(trace), AUTOTUNING: trials(trace)[CUDNN], GRAPHS: _recorded(trace),
         TORCH_COMPILING: by_torch, SCRIPT: scripted, KERNELS: compiling_kernels(trace), COMPILING: compiled,
         TRACED: traced, MODULES: _before_modules(trace)}
     for kind, calls in of_kind.items():
+=======
+    for kind, calls in ((LOADING, _joined(_loading(trace), _set_up(trace))), (UPLOAD, _uploads(trace)),
+                        (AUTOTUNING, _found(trials(trace)[CUDNN])), (GRAPHS, _found(_recorded(trace))),
+                        (TORCH_COMPILING, _found(by_torch)), (SCRIPT, _found(scripted)),
+                        (KERNELS, _found(compiling_kernels(trace))), (COMPILING, compiled), (TRACED, traced)):
+>>>>>>> blind_k
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
         names = _longest_names(new, calls)
@@ -116,7 +123,6 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
 
 
 _Found = tuple[I64, I64, I64]  # begin, end, and name (index into the trace's names, -1: none)
-_NOTHING: _Found = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
 
 
 def _longest_names(spans: Spans, calls: _Found | Spans) -> I64:
@@ -139,15 +145,27 @@ def _loading(trace: Trace) -> _Found:
         return loads
     launched, first = _launched_kernels(trace)
     length = length[launched]
+    _, which = numbered(device.gpu[launched].astype(np.int64) * len(trace.names) + device.name[launched])
+    first = np.zeros(len(launched), bool)
+    first[np.unique(which, return_index=True)[1]] = True
     few = len(launched) < _FEW_LAUNCHES
     if few:  # a call that waits for its kernel has loaded before that begins
         length = np.minimum(length, device.start_ns[launched] - device.launch_ns[launched])
     long = length >= max(0.0 if few else _FAR_LONGER * float(np.median(length)), _LOADING_NS)
+<<<<<<< HEAD
     in_first = int(length[long & first].sum())
     if ((not few and (~first).sum() < _REPEATED * len(launched)) or in_first < _WORTH_NAMING_NS
             or in_first < _IN_FIRST * int(length[long].sum())):
         return loads
+=======
+>>>>>>> blind_k
     events = launched[long & first]
+    # No chance makes each of several ranks wait for a CPU at the same kernels, and no queue is full so soon.
+    gpus, ranks = len(distinct(device.gpu)), np.unique(device.name[events], return_counts=True)[1]
+    alike = gpus > 1 and len(launched) < _QUEUED and bool((ranks == gpus).all())
+    if not (few or alike or (~first).sum() >= _REPEATED * len(launched)) or length[long & first].sum() < max(
+            _WORTH_NAMING_NS, _IN_FIRST * length[long].sum()):
+        return loads
     launches = device.launch_ns[events], device.launch_end_ns[events], device.name[events].astype(np.int64)
     return _joined(loads, launches)
 
@@ -221,7 +239,7 @@ def _set_up(trace: Trace) -> _Found:
     host, device = trace.host, trace.device
     rows = host_rows(trace, _API)
     if not len(rows) or not len(device):
-        return _NOTHING
+        return _found(EMPTY)
     begin = name_mask(trace, _BEGINS)[host.name[rows]]  # of the first: then nothing was launched before
     # A library with its own runtime begins CUDA again.
     follows = np.append(False, begin[:-1] & (host.line[rows[:-1]] == host.line[rows[1:]]))

@@ -39,6 +39,16 @@ def test_time_that_pytorchs_profiler_takes_itself(ops, kernel_us, expected_s):
         assert f.evidence["recording_s"] == pytest.approx(expected_s, rel=0.1)
 
 
+def test_recording_a_launch_takes_no_longer_than_the_next_one_comes_after_it():
+    b = Builder(gpus=1)
+    for i in range(STEPS):
+        b.host(f"ProfilerStep#{i}", i * STEP, STEP, line="launch 0").host("aten::add", i * STEP, 2, line="launch 0")
+        for k in range(500):  # bursts of five
+            at = i * STEP + 200 * (k // 5) + 4 * (k % 5)
+            b.run(0, at + 3, 0.5, f"k{k % 7}", launch=at, launch_length=2)
+    assert findings(b)["launch_bound"].evidence["recording_s"] == pytest.approx(500 * 4e-6, rel=0.1)
+
+
 def test_idle_of_other_causes_is_not_launching():
     b = job()
     fill(b, 0, 0, STEP, 10, 30, queued=15_000)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gputop.advice.trace.known_work import host_words
+from gputop.analysis.results import HostWork, WallPart
 from gputop.diagnosis.diagnose import analyze, analyze_trace
 from gputop.diagnosis.report import limit_of, text_report
 from gputop.diagnosis.wall_text import ENOUGH_STEPS, parts_share, wall_sentence
@@ -151,6 +153,25 @@ def test_host_work_where_no_step_is_found(times):
     if times > 1:
         finding = found["time_outside_steps"]
         assert [c.name for c in finding.culprits] == ["load_library"] and finding.evidence["share_ratio"] > 0.9
+
+
+@pytest.mark.parametrize(("name", "launches", "is_pause"), [
+    ("train", "launch 0", False), ("aten::empty", "", False), ("save_model", "", True), ("read", "other", True)])
+def test_the_work_of_a_step_is_no_pause_where_no_step_is_found(name, launches, is_pause):
+    b = Builder().host("aten::add", 0, 10, line="launch 0").run(0, 0, 20 * MS, launch=0)
+    for i in range(1, 4):
+        b.host(name, (950 * i - 920) * MS, 900 * MS, line="launch 0")
+        for k in range(20):
+            b.run(0, (950 * i + k * k / 40) * MS, 0.01 * MS, f"softmax_backward_{k}", thread=launches or "launch 0",
+                  launch=((950 * i - 500 if launches else 950 * i - 10) + k / 10) * MS)
+    assert ("time_outside_steps" in findings(b)) == is_pause
+    assert ("time_outside_steps" in abstained(b)) != is_pause
+
+
+def test_an_op_names_no_more_time_than_it_takes():
+    part = WallPart("between", 10.0, kind="op", what="aten::empty", work=(HostWork("aten::empty", 2.5, 3),))
+    assert part.named_s == 2.5 and host_words(part) == "aten::empty 25%"
+    assert replace(part, kind="line").named_s == 10.0
 
 
 def test_few_steps_are_no_clean_bill_and_many_are():

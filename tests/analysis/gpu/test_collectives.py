@@ -178,6 +178,17 @@ def test_alike_collectives_in_any_order_of_the_file():
         assert collectives(shuffled, timelines(shuffled), None) == expected
 
 
+@pytest.mark.parametrize(("more", "reason"), [(0, "up to 2.0 ms apart"), (1, "different numbers of collectives (3 t")])
+def test_equally_many_collectives_that_end_apart_are_no_other_number(more, reason):
+    b = Builder(gpus=2)
+    for i in range(3):
+        for gpu in range(2):
+            b.run(gpu, 5_000 * i, 1_000 + 2_000 * gpu * (i == 2), "ncclDevKernel_SendRecv", kind=Kind.COLLECTIVE)
+    for _ in range(more):
+        b.run(1, 30_000, 100, "ncclDevKernel_SendRecv", kind=Kind.COLLECTIVE)
+    assert reason in judged(b).reason
+
+
 def test_gpus_that_compute_without_any_collective_are_worth_a_word():
     b = Builder(gpus=8)
     for gpu in range(8):

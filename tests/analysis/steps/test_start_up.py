@@ -69,6 +69,17 @@ def test_long_calls_that_may_be_no_first_ones_are_no_loading(b: Builder) -> None
     assert not kinds(b.build())
 
 
+@pytest.mark.parametrize(("other", "loads"), [("add", 12.0), ("mul", 0.0)])
+def test_the_first_launch_of_one_kernel_on_all_gpus_is_loading_if_each_kernel_runs_once(other, loads):
+    b = Builder(gpus=2, format="nsys")
+    for gpu, slow in enumerate(("add", other)):
+        for i, name in enumerate(("add", "mul", *(f"k{k}" for k in range(18)))):
+            at = 20_000 * i
+            length = 12_000 if name == slow else 5
+            b.run(gpu, at + length + 5, 3, name, launch=at, launch_length=length)
+    assert sum(kinds(b.build()).values()) * 1e3 == pytest.approx(loads)
+
+
 @pytest.mark.parametrize(("count", "kernels", "blocks", "loads"), [
     (14, 14, False, 49.0), (14, 14, True, 0.0), (14, 3, False, 0.0), (40, 40, False, 0.0)],
     ids=["a script's start", "calls wait for their kernels", "later ones are as long", "many"])
