@@ -102,18 +102,11 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
         by_torch = EMPTY
     scripted = merge(EMPTY, *(union(one.start_ns, one.end_ns) for one in script_builds(trace)
                               if not built_again(trace, one)))  # TorchScript's functions
-<<<<<<< HEAD
     of_kind: dict[str, _Found | Spans] = {
-        LOADING: loaded, UPLOAD: _uploads(trace), AUTOTUNING: trials(trace)[CUDNN], GRAPHS: _recorded(trace),
-        TORCH_COMPILING: by_torch, SCRIPT: scripted, KERNELS: compiling_kernels(trace), COMPILING: compiled,
-        TRACED: traced, MODULES: _before_modules(trace)}
+        LOADING: _joined(_loading(trace), _set_up(trace)), UPLOAD: _uploads(trace), AUTOTUNING: trials(trace)[CUDNN],
+        GRAPHS: _recorded(trace), TORCH_COMPILING: by_torch, SCRIPT: scripted, KERNELS: compiling_kernels(trace),
+        COMPILING: compiled, TRACED: traced, MODULES: _before_modules(trace)}
     for kind, calls in of_kind.items():
-=======
-    for kind, calls in ((LOADING, _joined(_loading(trace), _set_up(trace))), (UPLOAD, _uploads(trace)),
-                        (AUTOTUNING, _found(trials(trace)[CUDNN])), (GRAPHS, _found(_recorded(trace))),
-                        (TORCH_COMPILING, _found(by_torch)), (SCRIPT, _found(scripted)),
-                        (KERNELS, _found(compiling_kernels(trace))), (COMPILING, compiled), (TRACED, traced)):
->>>>>>> blind_k
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
         names = _longest_names(new, calls)
@@ -145,20 +138,10 @@ def _loading(trace: Trace) -> _Found:
         return loads
     launched, first = _launched_kernels(trace)
     length = length[launched]
-    _, which = numbered(device.gpu[launched].astype(np.int64) * len(trace.names) + device.name[launched])
-    first = np.zeros(len(launched), bool)
-    first[np.unique(which, return_index=True)[1]] = True
     few = len(launched) < _FEW_LAUNCHES
     if few:  # a call that waits for its kernel has loaded before that begins
         length = np.minimum(length, device.start_ns[launched] - device.launch_ns[launched])
     long = length >= max(0.0 if few else _FAR_LONGER * float(np.median(length)), _LOADING_NS)
-<<<<<<< HEAD
-    in_first = int(length[long & first].sum())
-    if ((not few and (~first).sum() < _REPEATED * len(launched)) or in_first < _WORTH_NAMING_NS
-            or in_first < _IN_FIRST * int(length[long].sum())):
-        return loads
-=======
->>>>>>> blind_k
     events = launched[long & first]
     # No chance makes each of several ranks wait for a CPU at the same kernels, and no queue is full so soon.
     gpus, ranks = len(distinct(device.gpu)), np.unique(device.name[events], return_counts=True)[1]
@@ -239,7 +222,7 @@ def _set_up(trace: Trace) -> _Found:
     host, device = trace.host, trace.device
     rows = host_rows(trace, _API)
     if not len(rows) or not len(device):
-        return _found(EMPTY)
+        return rows[:0], rows[:0], rows[:0]
     begin = name_mask(trace, _BEGINS)[host.name[rows]]  # of the first: then nothing was launched before
     # A library with its own runtime begins CUDA again.
     follows = np.append(False, begin[:-1] & (host.line[rows[:-1]] == host.line[rows[1:]]))
