@@ -14,7 +14,7 @@ from msgspec import structs
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, new_workers, recorded_spans, severity_by_limits
-from gputop.advice.trace.input_fixes import FIRST_WORKERS, KEEP_WORKERS, WORKERS_OR_SELDOM
+from gputop.advice.trace.input_fixes import FIRST_WORKERS, KEEP_WORKERS, ODD_BATCH, WORKERS_OR_SELDOM
 from gputop.advice.trace.job import KERAS, PYTORCH, Job, trains
 from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, SELDOM_WORK, WORK, KnownWork
 from gputop.advice.trace.other_programs import may_be_others
@@ -160,8 +160,10 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
         return recognized.action, recognized.code(job)
     if part.kind == "workers":
         return FIRST_WORKERS, None
-    if part.kind == "input" or (job.loop == PYTORCH and part.kind in _UNNAMED and job.trains is not False):
-        return WORKERS_OR_SELDOM, code("input_bound", "torch") if job.loop == PYTORCH else None
+    if job.loop == PYTORCH and (part.kind == "input" or (part.kind in _UNNAMED and job.trains is not False)):
+        return WORKERS_OR_SELDOM, code("input_bound", "torch")
+    if part.kind == "input":
+        return ODD_BATCH, None
     if part.id == _OUTSIDE and job.loop in KERAS:
         return _CALLBACKS, None
     if part.id == _OPEN and part.kind == "op":  # an op that any step may run
