@@ -18,7 +18,9 @@ the executions (:func:`by_executions`).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
+from itertools import permutations
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +104,8 @@ def marking_calls(trace: Trace) -> I64:
     name, length = host.name[rows], host.end_ns[rows] - host.start_ns[rows]
     users, period = ~is_own[name], sequence_period(name)
     functions, counts = np.unique(name[users], return_counts=True)
+    if period is None and (around := _once_around_parts(name, length, functions)) is not None:
+        return rows[name == around]
     once = np.ones(len(counts), bool) if period is None else _once(counts, period, len(name))
     gradients, updates = (gradient_functions(trace, share)[functions] for share in (0.0, _UPDATE))
     begins = once | gradients  # what is called several times and computes no gradient is a layer, or a helper
@@ -179,6 +183,31 @@ def first_calls(nth: I64) -> I64:
     together = np.diff(first)  # of the last step, calls may be missing
     alike = len(together) >= FEWEST and float((together == int(np.median(together))).mean()) >= _AS_MANY
     return first if alike else np.arange(len(nth))
+
+
+def _once_around_parts(name: npt.NDArray, length: I64, functions: npt.NDArray) -> int | None:
+    """The function of these that is called once for several calls of that which takes most time, if these are parts of
+    a step, as ``jax.grad`` outside of ``jax.jit`` calls its function forward and backward: what follows each is another
+    sequence of calls, and none holds all that follows another, as that of a step that logs would. None: there is none;
+    of several the one that takes most time."""
+    times = np.array([length[name == function].sum() for function in functions])
+    if not len(functions):
+        return None
+    parts = np.flatnonzero(name == functions[times.argmax()])
+    for i in np.argsort(-times, kind="stable")[1:]:
+        calls = np.flatnonzero(name == functions[i])
+        number = np.diff(np.searchsorted(parts, calls))
+        several = int(np.median(number)) if len(number) >= FEWEST else 0
+        if several < 2 or (number == several).mean() < _AS_MANY:
+            continue
+        first = np.searchsorted(parts, calls[:-1][number == several])
+        first = first[first + several < len(parts)]
+        follow = [Counter(tuple(name[parts[at + part] + 1:parts[at + part + 1]].tolist()) for at in first.tolist())
+                  for part in range(several)]
+        usual = [Counter(sequences.most_common(1)[0][0]) for sequences in follow if sequences]
+        if len(usual) == several and not any(a <= b for a, b in permutations(usual, 2)):
+            return int(functions[i])
+    return None
 
 
 def _once(counts: I64, period: int, calls: int) -> npt.NDArray[np.bool_]:
