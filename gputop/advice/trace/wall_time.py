@@ -208,6 +208,7 @@ def judge_evaluation_share(facts: TraceFacts) -> EvaluationShare | Missing | Non
 _VALIDATE_LESS = "Validate less often or on fewer batches, if the results allow it: validation_freq, validation_steps."
 _PREDICT_LESS = ("Predict less often, or for more samples in one call: a policy that acts can serve many environments "
                  "at once. If this is validation, run it less often or on fewer batches.")
+_PREDICT_ONE = " For a single batch, use predict_on_batch(x), which creates no dataset, unlike predict()."
 
 
 def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
@@ -218,7 +219,8 @@ def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
     evidence = known({
         "evaluation_s": v.evaluation_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
         "evaluations_count": float(v.loops), "every_training_steps": float(v.every_steps) if v.every_steps else None})
-    action = _PREDICT_LESS if v.predicts else _VALIDATE_LESS if job.loop in KERAS else (
+    in_keras = job.loop in KERAS
+    action = _PREDICT_LESS + _PREDICT_ONE * in_keras if v.predicts else _VALIDATE_LESS if in_keras else (
         "Evaluate less often or on fewer batches, if the results allow it (validation frequency and size).")
     return Explanation(
         title=(f"One {what.lower()}{more} of {seconds(v.evaluation_s)} in this recording" if v.claim is None else
