@@ -221,8 +221,7 @@ class CpuUsers:
         self._first_times: dict[int, _ThreadTime] = {}
         self._last_times: dict[int, _ThreadTime] = {}
         self._first: Mapping[int, Stat] = {}
-        self._last: Mapping[int, Stat] = {}
-        self._seen: Mapping[int, Stat] = {}  # since the begin, also those that have ended
+        self._last: Mapping[int, Stat] = {}  # since the begin, also of those that have ended
         self._first_s = self._last_s = self._cost_s = 0.0
 
     def sample(self, begin: bool) -> None:
@@ -230,8 +229,7 @@ class CpuUsers:
         if not begin and now_s - self._last_s < max(_AGAIN_S, self._cost_s / _MAX_COST):
             return
         began_s = time.thread_time()
-        self._last, self._last_s = self._read(), now_s
-        self._seen = {**({} if begin else self._seen), **self._last}
+        self._last, self._last_s = {**({} if begin else self._last), **self._read()}, now_s
         self._last_times = {pid: thread_time for pid in self._started_by(self._jobs) - self._jobs
                             if (thread_time := _thread_time(f"{self._proc}/{pid}")) is not None}
         self._cost_s = time.thread_time() - began_s
@@ -246,9 +244,9 @@ class CpuUsers:
 
     def of(self, pid: int, captured: Collection[int]) -> Users | None:
         """Seen from the process ``pid``; ``captured`` are the ranks that are recorded with it. None: not measured."""
-        first, last = self._first, self._seen
+        first, last = self._first, self._last
         time_s = self._last_s - self._first_s
-        if time_s < _AGAIN_S or pid not in self._last:
+        if time_s < _AGAIN_S or pid not in last:
             return None
         per_s = os.sysconf("SC_CLK_TCK") * time_s
         allowed = _allowed(pid)
@@ -270,7 +268,7 @@ class CpuUsers:
             max(waited, default=None))
 
     def _started_by(self, pids: Collection[int]) -> set[int]:
-        return with_descendants(pids, children_by_parent((pid, stat.parent) for pid, stat in self._seen.items()))
+        return with_descendants(pids, children_by_parent((pid, stat.parent) for pid, stat in self._last.items()))
 
     def _like(self, pid: int) -> set[int]:
         """Processes that the same parent has started with the same command, numbers in it aside: other ranks."""

@@ -68,6 +68,7 @@ _SEVERAL, _HARDLY = 3, 0.1
 # Calls of one step have so small a share of the usual step's calls between them, and are as many in so large a share of
 # the steps. gputop's own figures.
 _AT_ONCE, _AS_MANY = 0.1, 0.8
+_MOST_PARTS = 16  # of a step, that call one function
 _BACKWARD, _OF_PASS = "transpose(jvp(", "jvp("  # in the names of ops that jax.grad makes
 _UPDATE = 0.1  # share of a program's ops, of which those of an update are more. gputop's own figure
 
@@ -190,23 +191,19 @@ def _once_around_parts(name: npt.NDArray, length: I64, functions: npt.NDArray) -
     a step, as ``jax.grad`` outside of ``jax.jit`` calls its function forward and backward: what follows each is another
     sequence of calls, and none holds all that follows another, as that of a step that logs would. None: there is none;
     of several the one that takes most time."""
-    times = np.array([length[name == function].sum() for function in functions])
-    if not len(functions):
-        return None
-    parts = np.flatnonzero(name == functions[times.argmax()])
-    for i in np.argsort(-times, kind="stable")[1:]:
-        calls = np.flatnonzero(name == functions[i])
-        number = np.diff(np.searchsorted(parts, calls))
+    functions = functions[np.argsort([-length[name == function].sum() for function in functions], kind="stable")]
+    parts = np.append(np.flatnonzero(np.isin(name, functions[:1])), len(name))
+    for function in functions[1:].tolist():
+        calls = np.searchsorted(parts, np.flatnonzero(name == function))
+        number = np.diff(calls)
         several = int(np.median(number)) if len(number) >= FEWEST else 0
-        if several < 2 or (number == several).mean() < _AS_MANY:
+        if not 2 <= several <= _MOST_PARTS or (number == several).mean() < _AS_MANY:
             continue
-        first = np.searchsorted(parts, calls[:-1][number == several])
-        first = first[first + several < len(parts)]
-        follow = [Counter(tuple(name[parts[at + part] + 1:parts[at + part + 1]].tolist()) for at in first.tolist())
-                  for part in range(several)]
-        usual = [Counter(sequences.most_common(1)[0][0]) for sequences in follow if sequences]
-        if len(usual) == several and not any(a <= b for a, b in permutations(usual, 2)):
-            return int(functions[i])
+        first = calls[:-1][number == several]
+        usual = [Counter(Counter(tuple(name[parts[i] + 1:parts[i + 1]].tolist()) for i in (first + part).tolist())
+                         .most_common(1)[0][0]) for part in range(several)]
+        if not any(a <= b for a, b in permutations(usual, 2)):
+            return int(function)
     return None
 
 
