@@ -164,12 +164,14 @@ class _Job:
                 ran, held_up = (max(0.0, (now - then) / 1e9 / (last.time_s - first.time_s))
                                 for now, then in zip(last.main, first.main, strict=True))
                 held_up, main = min(1.0, held_up), min(1.0, ran)
-        # Which of the node's CPUs a process used is not known: where the job may not use all of them, none is named.
+        # Which of the node's CPUs a process used is not known: where the job may not use all of them, only those are
+        # named that it started, which run on its CPUs.
         is_seen = others is not None and first is not None and len(allowed) >= len(first.node.cores)
+        seen = users if users is None or is_seen else users.started_by_job() if others is not None else None
         return JobCpus(
             float(len(allowed)), limit, used, others, held_up=held_up, waited=waited,
             age_s=None if first is None else first.age_s, threads=threads, cores=_cores(allowed, self._root), main=main,
-            asleep=asleep, **(users._asdict() if users is not None and is_seen else {}))
+            asleep=asleep, **(seen._asdict() if seen is not None else {}))
 
 
 def _cores(cpus: Collection[int], root: Path) -> int | None:
@@ -185,16 +187,29 @@ def _cores(cpus: Collection[int], root: Path) -> int | None:
     return len(cores) or None
 
 
+def _allowed(pid: int) -> set[int]:
+    """The CPUs that a process may run on; none where it has ended."""
+    try:
+        return os.sched_getaffinity(pid)
+    except OSError:
+        return set()
+
+
 class Users(NamedTuple):
     """CPUs, as means over the recording: those of the job's child processes, of its other ranks and what they started,
     of gputop and what it started, and the processes that used most beside all these ranks and gputop; of the child that
     waited most for a CPU the share of the time (its main thread), None: not known."""
 
     children: float
-    ranks: float
-    gputop: float
+    ranks: float | None
+    gputop: float | None
     busiest: tuple[CpuUser, ...]
     children_waited: float | None = None
+
+    def started_by_job(self) -> Users | None:
+        """Return the part that is known if only the job's child processes are: None where they had no work."""
+        return self._replace(ranks=None, gputop=None, busiest=tuple(user for user in self.busiest if user.child)) if (
+            self.children) else None
 
 
 class CpuUsers:
@@ -206,7 +221,7 @@ class CpuUsers:
         self._first_times: dict[int, _ThreadTime] = {}
         self._last_times: dict[int, _ThreadTime] = {}
         self._first: Mapping[int, Stat] = {}
-        self._last: Mapping[int, Stat] = {}
+        self._last: Mapping[int, Stat] = {}  # since the begin, also of those that have ended
         self._first_s = self._last_s = self._cost_s = 0.0
 
     def sample(self, begin: bool) -> None:
@@ -214,7 +229,7 @@ class CpuUsers:
         if not begin and now_s - self._last_s < max(_AGAIN_S, self._cost_s / _MAX_COST):
             return
         began_s = time.thread_time()
-        self._last, self._last_s = self._read(), now_s
+        self._last, self._last_s = {**({} if begin else self._last), **self._read()}, now_s
         self._last_times = {pid: thread_time for pid in self._started_by(self._jobs) - self._jobs
                             if (thread_time := _thread_time(f"{self._proc}/{pid}")) is not None}
         self._cost_s = time.thread_time() - began_s
@@ -234,9 +249,12 @@ class CpuUsers:
         if time_s < _AGAIN_S or pid not in last:
             return None
         per_s = os.sysconf("SC_CLK_TCK") * time_s
-        cpus = {of: max(0, stat.cpu_ticks - first[of].cpu_ticks) / per_s for of, stat in last.items()
-                if of in first and first[of].start == stat.start}
-        children = self._started_by({pid}) - {pid}
+        allowed = _allowed(pid)
+        children = {of for of in self._started_by({pid}) - {pid} if not allowed or _allowed(of) <= allowed}
+        before = {of: stat.cpu_ticks for of, stat in first.items() if of in last and last[of].start == stat.start}
+        # Workers that the job starts anew for each pass over its data may have no work at the begin.
+        cpus = {of: max(0, stat.cpu_ticks - before.get(of, 0)) / per_s for of, stat in last.items()
+                if of in before or of in children}
         ranks = self._started_by({*captured, *self._like(pid)} - {pid}) - children - {pid}
         gputop = self._started_by({os.getpid()}) - children - ranks - {pid}
         others = {of: used for of, used in cpus.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
@@ -76,12 +77,23 @@ def up_to_end_mark(trace: Trace) -> Trace:
     if not len(marks):
         return trace
     end = int(trace.host.start_ns[marks].min())
+    return _windows_up_to(part_of(trace, trace.window_ns[0], end), lambda begin: end)
 
+
+def recorded_for(trace: Trace, recorded_s: float | None) -> Trace:
+    """The trace of profilers that recorded for so long (None: not known) and took longer to stop: threads that wrote no
+    event meanwhile did not wait."""
+    if recorded_s is None or trace.unrecorded_ns:
+        return trace
+    return _windows_up_to(trace, lambda begin: begin + round(recorded_s * 1e9))
+
+
+def _windows_up_to(trace: Trace, end_of: Callable[[int], int]) -> Trace:
+    """The trace with the windows of its profilers cut at ``end_of`` their begin."""
     def clipped(window: tuple[int, int]) -> tuple[int, int]:
-        return window[0], min(window[1], end)
+        return window[0], min(window[1], end_of(window[0]))
 
-    return replace(part_of(trace, trace.window_ns[0], end),
-                   rank_windows_ns={rank: clipped(window) for rank, window in trace.rank_windows_ns.items()},
+    return replace(trace, rank_windows_ns={rank: clipped(window) for rank, window in trace.rank_windows_ns.items()},
                    profile_window_ns=trace.profile_window_ns and clipped(trace.profile_window_ns))
 
 

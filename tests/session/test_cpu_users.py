@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from gputop.core.captured_samples import CpuUser
 from gputop.profiler.recording import Progress
 from gputop.session import cpu_watch as job_cpus
 from gputop.session.cpu_watch import CpuUsers, JobCpusWatch
@@ -55,6 +57,23 @@ def test_children_ranks_gputop_and_others_are_told_apart(tmp_path: Path, monkeyp
     assert users.of(999, []) is None
 
 
+def test_workers_that_start_and_end_while_recording_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(job_cpus.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1} if pid == GRANDCHILD else {0})
+    process(tmp_path, JOB, 1, 0.0)
+    users = CpuUsers(tmp_path)
+    users.sample(begin=True)
+    now_s = 2.0
+    process(tmp_path, CHILD, JOB, 1.5, "worker")
+    process(tmp_path, GRANDCHILD, JOB, 1.0, "may use other CPUs")
+    users.sample(begin=False)
+    now_s = 4.0
+    shutil.rmtree(tmp_path / "proc" / str(CHILD))
+    users.sample(begin=False)
+    assert users.of(JOB, [JOB]) == (0.375, 0.0, 0.0, (CpuUser(CHILD, "worker", 0.375, True),), None)
+
+
 def test_a_pid_that_was_given_again_is_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     monkeypatch.setattr(job_cpus.time, "monotonic", lambda: now_s)
@@ -70,7 +89,9 @@ def test_a_pid_that_was_given_again_is_another_process(tmp_path: Path, monkeypat
     assert users.of(JOB, [JOB]) == (0.0, 0.0, 0.0, (), None)
 
 
-def test_the_main_threads_wait_and_the_age_of_the_job_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cores", [1, 2])
+def test_the_main_threads_wait_and_the_age_of_the_job_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                               cores: int) -> None:
     now_s = 100.0
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
     monkeypatch.setattr(job_cpus.time, "monotonic", lambda: now_s)
@@ -84,7 +105,7 @@ def test_the_main_threads_wait_and_the_age_of_the_job_are_kept(tmp_path: Path, m
         (tmp_path / f"proc/{JOB}/schedstat").write_text(f"1 {round(elapsed_s * 0.3e9)} 9\n")
         (tmp_path / "proc/uptime").write_text(f"{300 + elapsed_s + 5 / TICK} 1\n")  # it began at tick 5
         (tmp_path / "proc/stat").write_text("".join(f"{cpu} {round(elapsed_s * TICK)} 0 0 0 0 0 0 0\n"
-                                                    for cpu in ("cpu", "cpu0")))
+                                                    for cpu in ("cpu", "cpu0", "cpu1")[:cores + 1]))
 
     at(0.0)
     watch = JobCpusWatch([("a:1", JOB)], lambda _: None, tmp_path)
@@ -95,4 +116,8 @@ def test_the_main_threads_wait_and_the_age_of_the_job_are_kept(tmp_path: Path, m
     found = watch.cpus("a:1")
     assert found is not None and found.held_up == pytest.approx(0.3) and found.age_s == pytest.approx(300)
     assert found.used == pytest.approx(0.5) and found.others == pytest.approx(0.5)
-    assert found.busiest[0].pid == OTHER
+    assert found.children == pytest.approx(0.4, abs=0.01), "they run on the job's CPUs"
+    if cores == 1:
+        assert found.busiest[0].pid == OTHER and found.ranks == pytest.approx(0.4, abs=0.01)
+    else:  # the node has a CPU that the job may not use, and any other program may run there
+        assert found.busiest[0].pid == CHILD and found.ranks is None

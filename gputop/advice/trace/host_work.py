@@ -34,7 +34,7 @@ from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import intersect
-from gputop.trace.lookups import host_rows, how_to_mark_steps
+from gputop.trace.lookups import host_rows, host_stat, how_to_mark_steps
 from gputop.trace.model import Trace
 
 _WORTH_NAMING = 0.01  # share of the gap; less is no part of the cause
@@ -91,7 +91,8 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     work = tuple(item for item in host.gap_main if item.s_per_step >= _WORTH_NAMING * host.gap_s)
     return StepGapHost(gpus=facts.active_numbers, share=share, gap_s=host.gap_s,
                        severity="low" if paced else None, input_s=input_s if paced else None,
-                       claim=None if paced else facts.on_cpus("at least" if several else "about"),
+                       claim=None if paced else facts.on_cpus(
+                           "at most" if steps.inside else "at least" if several else "about"),
                        saving=_SAVED_BY_16 * share if several else None,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor, lines=lines,
                        culprits=on_host(facts, work, gaps),
@@ -265,6 +266,7 @@ _HAS_KERNEL = re.compile(
     r"Sigmoid|Square|Sqrt|Rsqrt|Pow|OneHot|TopKV2|ArgMax|Cumsum|Random\w+|StatelessRandom\w+|Einsum$")
 
 
+_RECORD_OP_NS, _MUCH_RECORDED = 1_000, 0.1  # an op took 1.2 µs (measured); gputop's own figure
 _MOST_STEPS = 0.9  # share of the placement's time, if all steps were as those that are seen
 
 
@@ -295,10 +297,18 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     whole = not removed or replayed_ns >= _MOST_STEPS * share * facts.analyzed_spans.total * len(removed)
     slowly = not facts.active and facts.steps is not None and (
         len(host_rows(facts.trace, _CALLED_BY_PYTHON)) >= facts.steps.count)
+    bound = slowly or _recording_slows(facts.trace)
     return HostPlacement(gpus=facts.active_numbers, share=share, wait_s=host.placement_s, work=host.placement,
-                         slowly_called=slowly, claim="at least" if slowly else facts.on_cpus("about"),
+                         slowly_called=slowly, claim="at least" if bound else facts.on_cpus("about"),
                          culprits=on_host(facts, host.placement, waits_for_host(facts, "placement")),
                          cure=cure if whole else None)
+
+
+def _recording_slows(trace: Trace) -> bool:
+    """Return whether to record the ops of XLA's programs on a CPU takes a good part of the time: in theirs, not in that
+    of Python."""
+    begin, end = trace.window_ns
+    return len(host_stat(trace.host, "hlo")[0]) * _RECORD_OP_NS > _MUCH_RECORDED * (end - begin)
 
 
 def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:

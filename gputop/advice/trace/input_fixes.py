@@ -352,6 +352,8 @@ _AHEAD = ("Prepare the next batch while the step runs: in loader workers, or in 
 WORKERS_OR_SELDOM = (
     "Give the DataLoader worker processes that prepare batches ahead of time. If it already has workers, move logging, "
     "metrics, gc.collect(), and saving out of the loop, or do this work every hundred steps.")
+ODD_BATCH = ("Look for work that only some batches need (opening a file, filling a shuffle buffer), and prefetch "
+             "enough batches to cover that time.")
 KEEP_WORKERS = ("Create the DataLoader once and keep its workers between passes over the data "
                 "(persistent_workers=True), or make each pass longer.")
 FIRST_WORKERS = ("For few batches, load them in the loop's own process (num_workers=0). For several passes over the "

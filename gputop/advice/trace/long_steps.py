@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import NO_GPU, TraceFacts, new_workers, on_host, waits_for_input
-from gputop.advice.trace.input_fixes import KEEP_WORKERS, WORKERS_OR_SELDOM
+from gputop.advice.trace.input_fixes import KEEP_WORKERS, ODD_BATCH, WORKERS_OR_SELDOM
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.known_work import NEW_WORKERS, SELDOM_WORK, WORK, KnownWork, UserFunction, known_work
 from gputop.advice.trace.other_programs import may_be_others, others_take
@@ -39,8 +39,7 @@ _NO_TIME_SLICE_S = 0.3  # on full CPUs a thread was seen to wait for 0.13 s at m
 _SHOWN, _NAME_CHARS = 4, 48  # steps that are listed, and how much of a name is shown
 # What is long by the part of the step, where no name says more: what it is, and what to do.
 _PARTS = {
-    "input": ("waiting for a batch", "Look for work that only some batches need (opening a file, filling a shuffle "
-                                     "buffer), and prefetch enough batches to cover that time."),
+    "input": ("waiting for a batch", ODD_BATCH),
     "compute": ("longer kernels", "Keep the same shapes in all batches: pad longer examples or bucket them by length."),
     "collectives": ("collectives", "Find out which GPU is late in these steps, and what it does beforehand."),
     "h2d": ("copies to the GPU", "Look at what these steps copy, and copy this data earlier."),

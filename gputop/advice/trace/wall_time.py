@@ -15,7 +15,7 @@ from msgspec import structs
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, new_workers, recorded_spans, severity_by_limits
-from gputop.advice.trace.input_fixes import FIRST_WORKERS, KEEP_WORKERS, WORKERS_OR_SELDOM
+from gputop.advice.trace.input_fixes import FIRST_WORKERS, KEEP_WORKERS, ODD_BATCH, WORKERS_OR_SELDOM
 from gputop.advice.trace.job import KERAS, PYTORCH, Job, trains
 from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, SELDOM_WORK, WORK, KnownWork, host_words
 from gputop.advice.trace.other_programs import may_be_others
@@ -164,8 +164,10 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
         return recognized.action, recognized.code(job)
     if part.kind == "workers":
         return FIRST_WORKERS, None
-    if part.kind == "input" or (job.loop == PYTORCH and part.kind in _UNNAMED and job.trains is not False):
-        return WORKERS_OR_SELDOM, code("input_bound", "torch") if job.loop == PYTORCH else None
+    if job.loop == PYTORCH and (part.kind == "input" or (part.kind in _UNNAMED and job.trains is not False)):
+        return WORKERS_OR_SELDOM, code("input_bound", "torch")
+    if part.kind == "input":
+        return ODD_BATCH, None
     if part.id == _OUTSIDE and job.loop in KERAS:
         return _CALLBACKS, None
     if part.id == _OPEN and part.kind == "op":  # an op that any step may run
@@ -210,6 +212,7 @@ def judge_evaluation_share(facts: TraceFacts) -> EvaluationShare | Missing | Non
 _VALIDATE_LESS = "Validate less often or on fewer batches, if the results allow it: validation_freq, validation_steps."
 _PREDICT_LESS = ("Predict less often, or for more samples in one call: a policy that acts can serve many environments "
                  "at once. If this is validation, run it less often or on fewer batches.")
+_PREDICT_ONE = " For a single batch, use predict_on_batch(x), which creates no dataset, unlike predict()."
 
 
 def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
@@ -220,7 +223,8 @@ def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
     evidence = known({
         "evaluation_s": v.evaluation_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
         "evaluations_count": float(v.loops), "every_training_steps": float(v.every_steps) if v.every_steps else None})
-    action = _PREDICT_LESS if v.predicts else _VALIDATE_LESS if job.loop in KERAS else (
+    in_keras = job.loop in KERAS
+    action = _PREDICT_LESS + _PREDICT_ONE * in_keras if v.predicts else _VALIDATE_LESS if in_keras else (
         "Evaluate less often or on fewer batches, if the results allow it (validation frequency and size).")
     return Explanation(
         title=(f"One {what.lower()}{more} of {seconds(v.evaluation_s)} in this recording" if v.claim is None else

@@ -560,7 +560,8 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
           id_: str) -> tuple[str, str]:
     """The kind of host work that fills half of this time, and its name."""
     total = idle.total
-    if coverage(rank.waits, idle.start, idle.end).sum() >= _MAIN_SHARE * total:
+    if coverage(rank.waits, idle.start, idle.end).sum() >= _MAIN_SHARE * total or (
+            rank.python and rank.python[0].runs(work_kinds.WAITS, idle)):
         return "input", ""
     first = _first_line(rank, idle)
     line, user = _line(first), _line(first, user=True)

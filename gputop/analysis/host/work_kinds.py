@@ -25,6 +25,8 @@ PATTERN_OF_KIND = dict(WORK_KINDS)
 # Functions of Keras and of users that evaluate and predict.
 EVALUATES = re.compile(r"(?:run_)?(?:eval|evaluate|evaluation|validate|validation)(?:_(?:step|epoch|loop|model))?")
 PREDICTS = re.compile(r"predict(?:_on_batch|_generator|_step)?")
+# Function of TensorFlow's in which a loop over a tf.data dataset waits for its next batch.
+WAITS = re.compile(r"iterator_get_next(?:_sync)?")
 # Python's line in Keras' own loops, where nothing is recorded: the loop drops an epoch's iterator there.
 FREES_ITERATOR = re.compile(r"keras/\S*(?:trainer|engine/training)\.py \S* ?\S*\b(?:fit|evaluate|predict)$")
 # File and function of a library that saves a checkpoint, as torch.save, Lightning's ModelCheckpoint, Trainer's

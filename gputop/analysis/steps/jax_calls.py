@@ -18,7 +18,9 @@ the executions (:func:`by_executions`).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
+from itertools import permutations
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +68,7 @@ _SEVERAL, _HARDLY = 3, 0.1
 # Calls of one step have so small a share of the usual step's calls between them, and are as many in so large a share of
 # the steps. gputop's own figures.
 _AT_ONCE, _AS_MANY = 0.1, 0.8
+_MOST_PARTS = 16  # of a step, that call one function
 _BACKWARD, _OF_PASS = "transpose(jvp(", "jvp("  # in the names of ops that jax.grad makes
 _UPDATE = 0.1  # share of a program's ops, of which those of an update are more. gputop's own figure
 
@@ -102,6 +105,8 @@ def marking_calls(trace: Trace) -> I64:
     name, length = host.name[rows], host.end_ns[rows] - host.start_ns[rows]
     users, period = ~is_own[name], sequence_period(name)
     functions, counts = np.unique(name[users], return_counts=True)
+    if period is None and (around := _once_around_parts(name, length, functions)) is not None:
+        return rows[name == around]
     once = np.ones(len(counts), bool) if period is None else _once(counts, period, len(name))
     gradients, updates = (gradient_functions(trace, share)[functions] for share in (0.0, _UPDATE))
     begins = once | gradients  # what is called several times and computes no gradient is a layer, or a helper
@@ -179,6 +184,27 @@ def first_calls(nth: I64) -> I64:
     together = np.diff(first)  # of the last step, calls may be missing
     alike = len(together) >= FEWEST and float((together == int(np.median(together))).mean()) >= _AS_MANY
     return first if alike else np.arange(len(nth))
+
+
+def _once_around_parts(name: npt.NDArray, length: I64, functions: npt.NDArray) -> int | None:
+    """The function of these that is called once for several calls of that which takes most time, if these are parts of
+    a step, as ``jax.grad`` outside of ``jax.jit`` calls its function forward and backward: what follows each is another
+    sequence of calls, and none holds all that follows another, as that of a step that logs would. None: there is none;
+    of several the one that takes most time."""
+    functions = functions[np.argsort([-length[name == function].sum() for function in functions], kind="stable")]
+    parts = np.append(np.flatnonzero(np.isin(name, functions[:1])), len(name))
+    for function in functions[1:].tolist():
+        calls = np.searchsorted(parts, np.flatnonzero(name == function))
+        number = np.diff(calls)
+        several = int(np.median(number)) if len(number) >= FEWEST else 0
+        if not 2 <= several <= _MOST_PARTS or (number == several).mean() < _AS_MANY:
+            continue
+        first = calls[:-1][number == several]
+        usual = [Counter(Counter(tuple(name[parts[i] + 1:parts[i + 1]].tolist()) for i in (first + part).tolist())
+                         .most_common(1)[0][0]) for part in range(several)]
+        if not any(a <= b for a, b in permutations(usual, 2)):
+            return int(function)
+    return None
 
 
 def _once(counts: I64, period: int, calls: int) -> npt.NDArray[np.bool_]:

@@ -377,7 +377,8 @@ def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = 
     about = CaptureFile(files={path.name: (cpus or {}).get(address) for address, path in paths.items()},
                         address=record.address, job=record.job, time_s=record.time_s, live_steps=run.live_steps,
                         pid=record.pid, started_s=record.started_s,
-                        ended=record.plan.ended if record.plan is not None else "")
+                        ended=record.plan.ended if record.plan is not None else "",
+                        recorded_s=record.plan.chosen_s if record.plan is not None else None)
     folder = next(iter(paths.values())).parent
     # Where it cannot be written, the trace tells what it tells without.
     with contextlib.suppress(OSError):

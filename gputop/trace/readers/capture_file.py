@@ -39,6 +39,7 @@ class CaptureFile(Struct, frozen=True, tag_field="schema", tag="gputop.capture/1
     ``pid`` and ``started_s`` are the first job process and the Unix time of its start,
     ``live_steps`` the step period in the minutes before, by the live signal, ``ended`` in a sentence what ended the
     recording early. ``name`` is what the user calls it ("before prefetch"), at most :data:`MAX_NAME` characters.
+    ``recorded_s`` is for how long the profiler was asked to record in detail: it may take seconds more to stop.
     """
 
     files: Mapping[str, JobCpus | None] = field(default_factory=dict)
@@ -54,6 +55,7 @@ class CaptureFile(Struct, frozen=True, tag_field="schema", tag="gputop.capture/1
     name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     pid: int | None = None
     started_s: _TimeS | None = None
+    recorded_s: _TimeS | None = None
 
 
 def write_capture(folder: Path, about: CaptureFile) -> None:

@@ -11,7 +11,7 @@ from gputop.core.findings import TraceNote
 from gputop.text.commands import command_of
 from gputop.text.units import first_few, printable
 from gputop.trace import limits
-from gputop.trace.complete_part import up_to_end_mark
+from gputop.trace.complete_part import recorded_for, up_to_end_mark
 from gputop.trace.model import Trace
 from gputop.trace.quality import leave_out_lost_kernels, note_launches_without_kernels
 from gputop.trace.readers.capture_file import CaptureFile, capture_of, tightest
@@ -59,6 +59,7 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
         leave_out_lost_kernels(trace)
     note_launches_without_kernels(trace)
     captured = capture_of(trace.paths)
+    trace = recorded_for(trace, captured.recorded_s)
     if captured.ended:
         trace.quality.append(TraceNote("ended_early", limits.cut_text(printable(captured.ended))))
     if format_.overviews:

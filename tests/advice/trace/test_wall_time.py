@@ -139,6 +139,7 @@ def test_an_open_wait_for_a_batch_is_input_wait_or_chance():
     found = findings(open_wait(30))  # an open wait for one batch of many may be chance
     assert "input_bound" not in found and "waiting for a batch" in found["unfinished_step"].title
     assert found["unfinished_step"].gain.step_time is None
+    assert "DataLoader" not in found["unfinished_step"].action, "tf.data has no such workers"
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -207,6 +207,12 @@ def test_a_library_that_saves_is_named_and_not_what_it_writes_with(file: str, fu
     assert (pause.kind, pause.what) == (kind, line)
 
 
+def test_a_loop_that_waits_for_a_batch_by_its_stacks_waits_for_input():
+    pause = longest_pause(with_stacks(epochs().build(), 3478, function="iterator_get_next",
+                                      file="/x/site-packages/tensorflow/python/ops/gen_dataset_ops.py"))
+    assert (pause.kind, pause.what) == ("input", "")
+
+
 def test_begin_and_end_are_the_profilers_own():
     b = Builder(gpus=0)
     train(b, 0, 20)

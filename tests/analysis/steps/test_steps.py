@@ -192,6 +192,22 @@ def test_a_jitted_cell_that_the_loop_calls_forward_and_backward_is_no_step():
     assert steps.times.mean_s == pytest.approx(10e-3)
 
 
+@pytest.mark.parametrize(("calls", "anchor", "count"), [
+    (["predict", "log", "slice", "predict", "log", "mul", "predict", "update"], "update", 59),
+    (["predict", "predict", "predict", "update"], "predict", 180),  # steps, and what comes once in three of them
+    (["predict", "log", "predict", "log", "predict", "log", "update"], "predict", 180)])
+def test_a_jitted_function_that_a_gradient_outside_of_jit_calls_several_times_is_no_step(calls, anchor, count):
+    """Forward, backward and again for the loss, also where the sequence is another one at the end of an epoch."""
+    b, at = Builder(gpus=0), 0
+    for i in range(60):
+        for name in [*calls, *(["threefry_seed", "iota", "_shuffle"] if i in (5, 16, 40) else [])]:
+            b.host(f"PjitFunction({name})", at, 300 if name == "predict" else 20)
+            at += 400
+    steps = find_steps(b.build())
+    assert steps is not None and steps.times.anchor == f"calls of PjitFunction({anchor})"
+    assert steps.count == pytest.approx(count, abs=2)
+
+
 @pytest.mark.parametrize(("update", "anchor", "count"), [
     (True, "calls of PjitFunction(step)", 71), (False, "a loop of JAX's own ops", 5)])
 def test_jitted_steps_between_which_ops_evaluate_one_by_one_are_steps_where_they_update(update, anchor, count):

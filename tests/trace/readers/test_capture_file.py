@@ -62,6 +62,16 @@ def test_the_analysis_of_a_captured_trace_tells_its_cpus(tmp_path: Path) -> None
             "threads": None, "cores": None, "main": None, "asleep": None, "children_waited": None}
 
 
+@pytest.mark.parametrize(("recorded_s", "window_s"), [(None, 1.0), (0.4, 0.4), (5.0, 1.0)])
+def test_what_the_profiler_takes_to_stop_is_not_recorded(tmp_path: Path, recorded_s: float | None,
+                                                         window_s: float) -> None:
+    worker(tmp_path, "vm", 1)
+    write_capture(tmp_path, CaptureFile(files={"vm.xplane.pb": None}, recorded_s=recorded_s))
+    trace = load([tmp_path / "vm.xplane.pb"])
+    begin, end = trace.rank_windows_ns[0]
+    assert end - begin == window_s * 1e9 and trace.profile_window_ns == (begin, end)
+
+
 def test_of_several_workers_the_one_with_the_fewest_cpus_counts() -> None:
     assert tightest({"a": CPUS, "b": JobCpus(8.0, 1.0), "c": None}) == JobCpus(8.0, 1.0)
     assert tightest({"a": None}) is None is tightest({})
