@@ -30,7 +30,7 @@ from gputop.core.findings import LARGE_SHARE, Culprit
 from gputop.text.units import counted, percent, ranges, rate, seconds
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.kernel_names import short_kernel
-from gputop.trace.lookups import distinct, host_rows, host_stat, launched_in_calls, optimizer_names, spans_of
+from gputop.trace.lookups import GRADIENT, distinct, host_rows, host_stat, launched_in_calls, optimizer_names, spans_of
 from gputop.trace.model import I64, Kind, Trace
 
 _GRADIENTS = "AllReduce"
@@ -131,7 +131,7 @@ def _moved(facts: TraceFacts, op: CollectiveOp, gpus: int) -> tuple[float, str] 
 def _gradient_elements(facts: TraceFacts, steps: Steps) -> float:
     """Elements per step and process of the gradients that PyTorch accumulates, where it recorded their shapes."""
     rows, elements = host_stat(facts.trace.host, "elements")
-    chosen = np.isin(rows, host_rows(facts.trace, r"torch::autograd::AccumulateGrad$"))
+    chosen = np.isin(rows, host_rows(facts.trace, GRADIENT))
     start = facts.trace.host.start_ns[rows]
     chosen &= coverage(steps.spans, start, start + 1) > 0
     ranks = len({facts.trace.lines[line].rank for line in facts.trace.host.line[rows[chosen]].tolist()})

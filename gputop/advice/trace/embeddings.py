@@ -22,13 +22,14 @@ from gputop.core.findings import MIN_SHARE, Culprit
 from gputop.text.units import count, percent, reads_zero, seconds, size
 from gputop.trace.intervals import coverage
 from gputop.trace.lookups import (
+    GRADIENT,
     OPTIMIZER_CALL,
     host_rows,
     host_stat,
     launched_within,
     name_mask,
     optimizer_names,
-    spans_of,
+    work_of,
 )
 from gputop.trace.model import F64, I64, Kind, Trace
 
@@ -38,7 +39,6 @@ _KERNEL = (r".*\b(?:embedding_backward_feature_kernel|compute_grad_weight|sum_an
            r"triton_\w*embedding_(?:bag_)?dense_backward")
 _NODE = r"autograd::engine::evaluate_function: Embedding\w*Backward\d*$"
 _ADD = r"aten::add_?$"
-_GRADIENT = r"torch::autograd::AccumulateGrad$"
 _SHAPES = "the shapes of embedding tables and gradients, which torch.profiler.profile(record_shapes=True) records"
 _SIZES = ("the sizes of embedding tables, which kernels do not show: record the model without torch.compile, with "
           "torch.profiler.profile(record_shapes=True)")
@@ -123,7 +123,7 @@ def _judge_pytorch(facts: TraceFacts) -> EmbeddingDense | Missing | None:
     if savings.removed((backward.time_s + optimizer.time_s) / per, facts.period_s) < limit("embedding_dense.share"):
         return None
     sized = [_values(trace, calls, name) for name in ("table_rows", "table_elements", "indices")]
-    gradients = _within(facts, _GRADIENT)
+    gradients = _within(facts, GRADIENT)
     elements = _values(trace, gradients, "elements")
     if any(values is None for values in sized) or elements is None:
         # Filling a large table takes a good part of what its optimizer takes.
@@ -173,7 +173,7 @@ class _Work(Struct, frozen=True):
     def of(cls, facts: TraceFacts, calls: I64) -> _Work:
         trace = facts.trace
         if not facts.active:
-            return cls(spans_of(trace, calls).total * _NS, np.empty(0, np.int64))
+            return cls(work_of(trace, calls).total * _NS, np.empty(0, np.int64))
         device = trace.device
         kernels = np.flatnonzero(device.kind != Kind.COLLECTIVE)
         rows = kernels[launched_within(trace, kernels, calls)]

@@ -12,35 +12,35 @@ from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.layers.ops_without_gradient import ops_without_gradient
 from gputop.analysis.steps.membership import in_steps
-from gputop.analysis.steps.pytorch_ops import BACKWARD_NODE
 from gputop.core.findings import MEDIUM_SHARE, Culprit, Severity
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import Spans, contains, coverage, intersect, merge, union
-from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask, outermost_rows, spans_of
+from gputop.trace.lookups import (
+    BACKWARD_NODE,
+    GRADIENT,
+    OPTIMIZER_CALL,
+    computes_on_cpu,
+    host_rows,
+    host_stat,
+    name_mask,
+    outermost_rows,
+    process_of,
+    spans_of,
+)
 from gputop.trace.model import I64
 from gputop.trace.nesting import begun_within
 from gputop.trace.threads import MAIN, lines_of
 
 _DDP = r"DistributedDataParallel\.forward$"
-_OPTIMIZER = r"Optimizer\.step#"
 _ZERO_GRAD = r"Optimizer\.zero_grad#"
 _ZEROES = r"aten::(?:zero_|_foreach_zero_|fill_)$"
 _FILLS_LISTS = r"aten::_foreach_zero_$"
-_ADDS_GRADIENT = r"torch::autograd::AccumulateGrad$"
 _ADD = r"aten::(?:add_|add|_foreach_add_?)$"
 # Each AllReduce once: PyTorch's own op, and gloo's or NCCL's range around its work.
 _REDUCE, _REDUCES = r"c10d::allreduce_$", r"(?:gloo|nccl):all_?reduce$"
 _NAMED_OPS = 3
 _LOSS = (r"aten::(?:nll_loss|cross_entropy|mse_loss|l1_loss|smooth_l1_loss|huber_loss|binary_cross_entropy|kl_div|"
          r"ctc_loss)")
-
-
-def _process_of(facts: TraceFacts, rows: I64) -> I64:
-    """A number for the process of each of these events."""
-    processes: dict[tuple[str, int | None], int] = {}
-    of_line = np.array([processes.setdefault((line.host, line.rank), len(processes)) for line in facts.trace.lines],
-                       np.int64)
-    return of_line[facts.trace.host.line[rows]]
 
 
 class AccumulationSync(Verdict, frozen=True, kw_only=True):
@@ -52,8 +52,8 @@ class AccumulationSync(Verdict, frozen=True, kw_only=True):
 def judge_accumulation_sync(facts: TraceFacts) -> AccumulationSync | None:
     """DistributedDataParallel reduces the gradients after each of several backward passes that one update sums up."""
     trace, host = facts.trace, facts.trace.host
-    marks = [host_rows(trace, pattern) for pattern in (_DDP, _OPTIMIZER, _REDUCE)]
-    processes = [_process_of(facts, rows) for rows in marks]
+    marks = [host_rows(trace, pattern) for pattern in (_DDP, OPTIMIZER_CALL, _REDUCE)]
+    processes = [process_of(trace, rows) for rows in marks]
     passes, reductions = [], []
     for process in np.unique(processes[0]).tolist():
         forward, updates, reduce = (np.sort(host.start_ns[rows[numbers == process]])
@@ -75,7 +75,7 @@ def judge_accumulation_sync(facts: TraceFacts) -> AccumulationSync | None:
         communication = facts.shares.get("collectives", 0.0)
     else:
         work = host_rows(trace, _REDUCES)
-        numbers = _process_of(facts, work)
+        numbers = process_of(trace, work)
         communication = float(np.mean([share_of_steps(facts, spans_of(facts.trace, work[numbers == process]))
                                        for process in np.unique(processes[0]).tolist()]))
     share = communication * (most - 1) / most
@@ -110,7 +110,7 @@ def judge_gradients_zeroed(facts: TraceFacts) -> GradientsZeroed | None:
     fills = fills[coverage(within, host.start_ns[fills], host.start_ns[fills] + 1) > 0]
     if not len(fills):
         return None
-    nodes, adds = spans_of(facts.trace, host_rows(trace, _ADDS_GRADIENT)), host_rows(trace, _ADD)
+    nodes, adds = spans_of(facts.trace, host_rows(trace, GRADIENT)), host_rows(trace, _ADD)
     adds = adds[coverage(nodes, host.start_ns[adds], host.start_ns[adds] + 1) > 0]
     # Of several backward passes for one update only the first one adds to zeros. How many there are is known where each
     # gradient is filled by itself.

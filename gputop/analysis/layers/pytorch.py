@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from gputop.analysis.layers.scopes import LOSS, PHASES, Scope
 from gputop.trace.intervals import contains
-from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask, spans_of
+from gputop.trace.lookups import Mask, begins_ns, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.nesting import depths, nest, nesting_order
 
@@ -214,7 +214,7 @@ def _around(trace: Trace, calls: I64, line: npt.NDArray, time_ns: I64) -> I64:
     for thread in np.unique(host.line[calls]).tolist():
         of_thread = calls[host.line[calls] == thread]
         mine = np.flatnonzero((line == thread) & (time_ns >= 0))
-        last_call = np.searchsorted(host.start_ns[of_thread], time_ns[mine], side="right") - 1
+        last_call = np.searchsorted(begins_ns(trace, of_thread), time_ns[mine], side="right") - 1
         inside = (last_call >= 0) & (time_ns[mine] < host.end_ns[of_thread[np.maximum(last_call, 0)]])
         out[mine[inside]] = of_thread[last_call[inside]]
     return out
