@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.intervals import Spans, contains, in_order, joined, subtract, union
+from gputop.trace.intervals import Spans, joined, subtract, union
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, MemoryKind, Trace, once
 from gputop.trace.threads import GRAPH_EXECUTOR
 
@@ -35,9 +35,6 @@ TORCH_HOST_MEMORY = "PyTorch host memory"  # in the name of an allocator, behind
 # The last two are of Apple's. An LSTM also asks on a CPU whether cuDNN would take its tensors.
 _GPU_OPS = r"aten::(?:_?cudnn_(?!is_acceptable)|miopen_|linear_backward|_?mps_)"
 LAUNCH_CALLS = r"(?:cuda|cu|hip)(?:Graph)?Launch(?!HostFunc)"
-# As PyTorch's profiler marks them.
-OPTIMIZER_CALL, BACKWARD_NODE = r"Optimizer\.step#", r"autograd::engine::evaluate_function"
-GRADIENT = r"torch::autograd::AccumulateGrad$"
 
 
 def name_mask(trace: Trace, pattern: str, words: tuple[str, ...] = ()) -> Mask:
@@ -154,39 +151,6 @@ def spans_of(trace: Trace, rows: I64 | slice) -> Spans:
     return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
 
 
-def process_of(trace: Trace, rows: I64) -> I64:
-    """A number for the process of each of these events of the host."""
-    numbers: dict[tuple[str, int | None], int] = {}
-    of_line = [numbers.setdefault((line.host, line.rank), len(numbers)) for line in trace.lines]
-    return np.array(of_line, np.int64)[trace.host.line[rows]]
-
-
-@once
-def _updates(trace: Trace) -> tuple[I64, I64]:
-    """Rows of the optimizers' calls, and when each begins to update (ns): one that runs a closure, as Lightning's all
-    do, behind the last node of the closure's backward pass, on whatever thread of the process."""
-    calls, nodes = host_rows(trace, OPTIMIZER_CALL), host_rows(trace, BACKWARD_NODE)
-    begin, of_call, of_node = trace.host.start_ns[calls], process_of(trace, calls), process_of(trace, nodes)
-    for process in np.unique(of_call).tolist():
-        mine, ends = of_call == process, in_order(trace.host.end_ns[nodes[of_node == process]])
-        last = np.searchsorted(ends, trace.host.end_ns[calls[mine]], side="right") - 1
-        begin[mine] = np.maximum(begin[mine], np.append(ends, -1)[last])
-    return calls, begin
-
-
-def begins_ns(trace: Trace, rows: I64) -> I64:
-    """When these events of the host begin (ns), an optimizer's call with its update."""
-    calls, updates_ns = _updates(trace)
-    at = np.searchsorted(calls, rows)
-    is_call = np.append(calls, -1)[at] == rows
-    return np.where(is_call, np.append(updates_ns, -1)[at], trace.host.start_ns[rows])
-
-
-def work_of(trace: Trace, rows: I64) -> Spans:
-    """Spans of these events of the host, as :func:`begins_ns` has them."""
-    return union(begins_ns(trace, rows), trace.host.end_ns[rows])
-
-
 def outermost_rows(trace: Trace, rows: I64, *, by_name: bool = False) -> I64:
     """Events of the host that lie in no other of them on their thread, or in none of their name there (JAX records a
     call twice, one in the other); in order of time."""
@@ -237,27 +201,18 @@ def host_stat(host: HostEvents, name: str) -> tuple[I64, I64]:
     return host.stats.get(name, (none, none))
 
 
+def values_at(keys: I64, values: I64, wanted: I64, default: int = 0) -> tuple[Mask, I64]:
+    """Mask of the ``wanted`` numbers that are among the sorted ``keys``, and the value of each, else the default."""
+    index = np.searchsorted(keys, wanted)
+    has = (index < len(keys)) & (np.append(keys, 0)[index] == wanted)
+    return has, np.where(has, np.append(values, default)[index], default)
+
+
 @once
 def launching_lines(trace: Trace) -> I64:
     """The lines of the host that launch device events, in order."""
     lines = distinct(trace.device.launch_line)
     return lines[lines >= 0]
-
-
-def launched_in_calls(trace: Trace, rows: I64, pattern: str) -> Mask:
-    """Mask of these device events that a host event of such a name launched."""
-    return launched_within(trace, rows, host_rows(trace, pattern))
-
-
-def launched_within(trace: Trace, rows: I64, calls: I64) -> Mask:
-    """Mask of these device events that one of these host events launched, an optimizer's call with its update."""
-    device, host = trace.device, trace.host
-    out = np.zeros(len(rows), bool)
-    for line in distinct(host.line[calls]).tolist():
-        spans = work_of(trace, calls[host.line[calls] == line])
-        mine = np.flatnonzero((device.launch_line[rows] == line) & (device.launch_ns[rows] >= 0))
-        out[mine] = contains(spans, device.launch_ns[rows[mine]])
-    return out
 
 
 def detect_framework(trace: Trace) -> str:

@@ -28,9 +28,10 @@ from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import LARGE_SHARE, Culprit
 from gputop.text.units import counted, percent, ranges, rate, seconds
+from gputop.trace.host_calls import GRADIENT, launched_in_calls
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.kernel_names import short_kernel
-from gputop.trace.lookups import GRADIENT, distinct, host_rows, host_stat, launched_in_calls, optimizer_names, spans_of
+from gputop.trace.lookups import distinct, host_rows, host_stat, optimizer_names, spans_of
 from gputop.trace.model import I64, Kind, Trace
 
 _GRADIENTS = "AllReduce"

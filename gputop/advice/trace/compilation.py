@@ -33,18 +33,9 @@ from gputop.analysis.steps.torch_compilations import built_again, script_builds,
 from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.core.findings import Claim, Culprit
 from gputop.text.units import percent, seconds
+from gputop.trace.host_calls import BACKWARD_NODE, GRADIENT, OPTIMIZER_CALL, work_of
 from gputop.trace.intervals import contains, coverage, in_order, intersect
-from gputop.trace.lookups import (
-    BACKWARD_NODE,
-    GRADIENT,
-    OPTIMIZER_CALL,
-    Mask,
-    computes_on_cpu,
-    host_rows,
-    host_stat,
-    name_mask,
-    work_of,
-)
+from gputop.trace.lookups import Mask, computes_on_cpu, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 

@@ -20,17 +20,9 @@ from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import MIN_SHARE, Culprit
 from gputop.text.units import count, percent, reads_zero, seconds, size
+from gputop.trace.host_calls import GRADIENT, OPTIMIZER_CALL, within_calls, work_of
 from gputop.trace.intervals import coverage
-from gputop.trace.lookups import (
-    GRADIENT,
-    OPTIMIZER_CALL,
-    host_rows,
-    host_stat,
-    launched_within,
-    name_mask,
-    optimizer_names,
-    work_of,
-)
+from gputop.trace.lookups import host_rows, host_stat, name_mask, optimizer_names
 from gputop.trace.model import F64, I64, Kind, Trace
 
 _BACKWARD = r"aten::(?:embedding_dense_backward|_embedding_bag_dense_backward)$"
@@ -176,7 +168,7 @@ class _Work(Struct, frozen=True):
             return cls(work_of(trace, calls).total * _NS, np.empty(0, np.int64))
         device = trace.device
         kernels = np.flatnonzero(device.kind != Kind.COLLECTIVE)
-        rows = kernels[launched_within(trace, kernels, calls)]
+        rows = kernels[within_calls(trace, calls, device.launch_line[kernels], device.launch_ns[kernels])]
         return cls(float((device.end_ns[rows] - device.start_ns[rows]).sum()) * _NS, rows)
 
 

@@ -123,10 +123,9 @@ def _unknown_work(facts: TraceFacts, steps: Steps, share: float, runs_ops: bool)
     cpus = facts.trace.job_cpus
     recurring = host.gap_recurring if cpus is None or others_take(cpus) else None
     if recurring is not None and recurring * share < limit("step_gap_host.share"):
-        advice = ("gputop records CPU use when it captures a job on its own machine" if cpus is None else
-                  "Capture again when other processes do not keep the CPUs busy")
         return Missing("to know the cause of the pauses, which occur in a different part of each step, as if a thread "
-                       f"had no CPU. {advice}")
+                       "had no CPU. gputop records CPU use when it captures a job on its own machine; other processes "
+                       "should not keep the CPUs busy meanwhile")
     return None
 
 

@@ -14,19 +14,9 @@ from gputop.analysis.layers.ops_without_gradient import ops_without_gradient
 from gputop.analysis.steps.membership import in_steps
 from gputop.core.findings import MEDIUM_SHARE, Culprit, Severity
 from gputop.text.units import percent, seconds
+from gputop.trace.host_calls import BACKWARD_NODE, GRADIENT, OPTIMIZER_CALL, process_of, within_calls
 from gputop.trace.intervals import Spans, contains, coverage, intersect, merge, union
-from gputop.trace.lookups import (
-    BACKWARD_NODE,
-    GRADIENT,
-    OPTIMIZER_CALL,
-    computes_on_cpu,
-    host_rows,
-    host_stat,
-    name_mask,
-    outermost_rows,
-    process_of,
-    spans_of,
-)
+from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask, outermost_rows, spans_of
 from gputop.trace.model import I64
 from gputop.trace.nesting import begun_within
 from gputop.trace.threads import MAIN, lines_of
@@ -207,10 +197,6 @@ _PRODUCT = (r"aten::(?:addmm|mm|bmm|baddbmm|addmv|mv|dot|linear|matmul|_?convolu
             r"mkldnn_\w+|einsum|lstm|gru|_?scaled_dot_product\w*)$")
 
 
-def _on_main(facts: TraceFacts, rows: I64) -> I64:
-    return rows[lines_of(facts.trace, MAIN)[facts.trace.host.line[rows]]]
-
-
 class AnomalyMode(Verdict, frozen=True, kw_only=True):
     nodes: float  # of the backward pass, per step
     checked: float  # share of them whose results are looked at for NaN
@@ -229,15 +215,10 @@ def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
     if not len(checks) or not len(nodes):
         return None
     checked = begun_within(host, nodes, host.line[checks], host.start_ns[checks]) > 0
-    in_nodes: list[I64] = []
-    for line in np.unique(host.line[nodes]).tolist():
-        work = host_rows(trace, _CHECKS)
-        work = work[host.line[work] == line]
-        backward = spans_of(trace, nodes[host.line[nodes] == line])
-        in_nodes.append(work[coverage(backward, host.start_ns[work], host.start_ns[work] + 1) > 0])
     if checked.mean() < limit("anomaly_mode.checked"):
         return None
-    rows = np.concatenate(in_nodes)
+    rows = host_rows(trace, _CHECKS)
+    rows = rows[within_calls(trace, nodes, host.line[rows], host.start_ns[rows])]
     after = rows[name_mask(trace, _CHECK)[host.name[rows]]]
     time = merge(*(_after_checks(facts, rows, line) for line in np.unique(host.line[after]).tolist()))
     checks_s = share_of_steps(facts, time) * facts.period_s
@@ -320,7 +301,7 @@ def judge_double_precision(facts: TraceFacts) -> DoublePrecision | None:
     trace, host = facts.trace, facts.trace.host
     if not computes_on_cpu(trace):
         return None
-    products = _on_main(facts, host_rows(trace, _PRODUCT))
+    products = host_rows(trace, _PRODUCT, lines_of(trace, MAIN))
     double, _ = host_stat(host, "float64")
     wide = products[np.isin(products, double)]
     if not len(wide):
@@ -359,9 +340,9 @@ def judge_onednn_off(facts: TraceFacts) -> OnednnOff | None:
         return None
     rows, batch = host_stat(host, "batch")
     rows = rows[batch >= limit("onednn_off.batch")]
-    rows = _on_main(facts, rows[~np.isin(rows, host_stat(host, "float64")[0])])
+    rows = rows[lines_of(trace, MAIN)[host.line[rows]] & ~np.isin(rows, host_stat(host, "float64")[0])]
     # The backward pass of the same convolutions has one op.
-    backward = _on_main(facts, host_rows(trace, r"aten::convolution_backward$"))
+    backward = host_rows(trace, r"aten::convolution_backward$", lines_of(trace, MAIN))
     if not len(rows) or len(host_rows(trace, r"aten::mkldnn_convolution")):
         return None
     ratio = share_of_steps(facts, spans_of(facts.trace, np.sort(np.concatenate((rows, backward)))))

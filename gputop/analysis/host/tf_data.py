@@ -20,7 +20,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import GET_NEXT, GRAIN, LOADER, training_loops
 from gputop.trace.int_map import IntMap
 from gputop.trace.intervals import coverage
-from gputop.trace.lookups import host_rows, host_stat, name_mask
+from gputop.trace.lookups import host_rows, host_stat, name_mask, values_at
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 
@@ -130,12 +130,7 @@ def iterator_paths(trace: Trace) -> tuple[I64, I64, list[str]]:
 
 def _stat_of(trace: Trace, rows: I64, name: str) -> tuple[npt.NDArray[np.bool_], I64]:
     """Mask of the rows that have the stat, and its value for each row."""
-    having, values = host_stat(trace.host, name)
-    if not len(having):
-        return np.zeros(len(rows), bool), np.zeros(len(rows), np.int64)
-    index = np.minimum(np.searchsorted(having, rows), len(having) - 1)
-    has = having[index] == rows
-    return has, np.where(has, values[index], 0)
+    return values_at(*host_stat(trace.host, name), rows)
 
 
 def _keys(trace: Trace, rows: I64, name: str) -> tuple[npt.NDArray[np.bool_], I64]:

@@ -18,8 +18,9 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from gputop.analysis.layers.scopes import LOSS, PHASES, Scope
+from gputop.trace.host_calls import begins_ns
 from gputop.trace.intervals import contains
-from gputop.trace.lookups import Mask, begins_ns, host_rows, host_stat, name_mask, spans_of
+from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask, spans_of, values_at
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.nesting import depths, nest, nesting_order
 
@@ -306,9 +307,7 @@ def _of_thread(trace: Trace, functions: I64, accumulate: Mask, reduced: I64) -> 
     accumulate, ``reduced``: rows of the collectives that it launched."""
     host = trace.host
     numbered, numbers = host_stat(host, "sequence")
-    at_number = np.searchsorted(numbered, functions)
-    has_number = np.append(numbered, -1)[at_number] == functions
-    sequence = np.where(has_number, np.append(numbers, -1)[at_number], -1).tolist()
+    sequence = values_at(numbered, numbers, functions, -1)[1].tolist()
     sized, elements = host_stat(host, "elements")
     here = host.line[sized] == host.line[functions[0]]
     sized, elements = sized[here], elements[here]

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.steps.training_loops import LOADER
+from gputop.trace.host_calls import BACKWARD_NODE
 from gputop.trace.intervals import EMPTY, Spans, merge, union
-from gputop.trace.lookups import BACKWARD_NODE, Mask, by_line, host_rows, host_stat, name_mask, outermost_rows, spans_of
+from gputop.trace.lookups import Mask, by_line, host_rows, host_stat, name_mask, outermost_rows, spans_of
 from gputop.trace.model import I64, Trace, once
 from gputop.trace.threads import MAIN, lines_of
 
