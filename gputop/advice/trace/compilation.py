@@ -13,6 +13,7 @@ from gputop.advice.trace.facts import (
     HOST_EVENTS,
     NO_GPU,
     TraceFacts,
+    host_rows_in_steps,
     on_host,
     recorder_s,
     removed_host_time,
@@ -266,7 +267,7 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     usual = float(np.median(coverage(calls, begin, end) / np.maximum(np.subtract(end, begin), 1)))
     updates, _ = without_recorder(facts, usual * facts.period_s * (1 - held_up), calls, held_up)
     ran_s = facts.period_s * (1 - held_up)
-    tensors = len(_gradients(facts)) / per
+    tensors = len(host_rows_in_steps(facts, GRADIENT)) / per
     updates -= max(_CALL_LEFT * updates, _TENSOR_S * tensors / ran_s) + _CALL_S / ran_s
     claim = _claim(facts, ops)
     optimizer = ratio >= _MOSTLY_OPTIMIZER or (claim == "at most" and updates >= limit("eager_execution.share"))
@@ -281,12 +282,6 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
         culprits=on_host(facts, work, spans))
 
 
-def _gradients(facts: TraceFacts) -> I64:
-    """Rows of the events in the steps that keep a parameter's gradient."""
-    rows, start = host_rows(facts.trace, GRADIENT), facts.trace.host.start_ns
-    return rows[contains(facts.analyzed_spans, start[rows])]
-
-
 def _claim(facts: TraceFacts, ops: I64) -> Claim:
     """Claim of a rewrite of these small ops, which saves their share.
 
@@ -294,7 +289,7 @@ def _claim(facts: TraceFacts, ops: I64) -> Claim:
     once, and what else the loop does goes as well. A step of a recurrence waits for the one before: of these only LSTM
     has an op that is faster on a CPU. Else the layers themselves are small, or the loop is over parameters.
     """
-    host, parameters = facts.trace.host, len(_gradients(facts))
+    host, parameters = facts.trace.host, len(host_rows_in_steps(facts, GRADIENT))
     rows = np.intersect1d(ops, host_stat(host, "sequence")[0])
     # Behind the backward pass comes the optimizer, and what looks at gradients.
     passes, updates = (np.append(in_order(host.start_ns[host_rows(facts.trace, kind)]), _NEVER)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts, host_rows_in_steps
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
@@ -111,11 +111,11 @@ def _judge_pytorch(facts: TraceFacts) -> EmbeddingDense | Missing | None:
         return None
     per = facts.steps_or_window * max(len(facts.active), 1)
     backward = _Work.of(facts, calls)
-    optimizer = _Work.of(facts, _within(facts, OPTIMIZER_CALL))
+    optimizer = _Work.of(facts, host_rows_in_steps(facts, OPTIMIZER_CALL))
     if savings.removed((backward.time_s + optimizer.time_s) / per, facts.period_s) < limit("embedding_dense.share"):
         return None
     sized = [_values(trace, calls, name) for name in ("table_rows", "table_elements", "indices")]
-    gradients = _within(facts, GRADIENT)
+    gradients = host_rows_in_steps(facts, GRADIENT)
     elements = _values(trace, gradients, "elements")
     if any(values is None for values in sized) or elements is None:
         # Filling a large table takes a good part of what its optimizer takes.
@@ -170,12 +170,6 @@ class _Work(Struct, frozen=True):
         kernels = np.flatnonzero(device.kind != Kind.COLLECTIVE)
         rows = kernels[within_calls(trace, calls, device.launch_line[kernels], device.launch_ns[kernels])]
         return cls(float((device.end_ns[rows] - device.start_ns[rows]).sum()) * _NS, rows)
-
-
-def _within(facts: TraceFacts, pattern: str) -> I64:
-    """Host events of such a name that begin within the steps."""
-    rows = host_rows(facts.trace, pattern)
-    return rows if facts.steps is None else rows[in_steps(facts.trace.host.start_ns[rows], facts.steps)]
 
 
 def _values(trace: Trace, rows: I64, name: str) -> F64 | None:

@@ -120,12 +120,10 @@ def _unknown_work(facts: TraceFacts, steps: Steps, share: float, runs_ops: bool)
     if runs_ops:  # Python's way from op to op, as tracing for a gradient, takes long at times
         return Missing("samples of Python at other lines than those that run the ops one by one, because the pauses "
                        "between these ops are part of the step")
-    cpus = facts.trace.job_cpus
-    recurring = host.gap_recurring if cpus is None or others_take(cpus) else None
+    recurring = host.gap_recurring if facts.trace.job_cpus is None or others_take(facts.trace.job_cpus) else None
     if recurring is not None and recurring * share < limit("step_gap_host.share"):
         return Missing("to know the cause of the pauses, which occur in a different part of each step, as if a thread "
-                       "had no CPU. gputop records CPU use when it captures a job on its own machine; other processes "
-                       "should not keep the CPUs busy meanwhile")
+                       "had no CPU. To see CPU use, capture the job on its own machine while other programs are idle")
     return None
 
 

@@ -7,11 +7,10 @@ import numpy as np
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import NO_GPU, TraceFacts, share_of_steps, without_recorder
+from gputop.advice.trace.facts import NO_GPU, TraceFacts, host_rows_in_steps, share_of_steps, without_recorder
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.layers.ops_without_gradient import ops_without_gradient
-from gputop.analysis.steps.membership import in_steps
 from gputop.core.findings import MEDIUM_SHARE, Culprit, Severity
 from gputop.text.units import percent, seconds
 from gputop.trace.host_calls import BACKWARD_NODE, GRADIENT, OPTIMIZER_CALL, process_of, within_calls
@@ -225,7 +224,7 @@ def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
     stacks_s = 0.0 if facts.active else _stacks_s(facts, nodes)
     share, _ = (checks_s / facts.period_s, 0) if facts.active else without_recorder(facts, checks_s + stacks_s, time)
     per = facts.steps_or_window
-    within = int(in_steps(host.start_ns[nodes], facts.steps).sum()) if facts.steps is not None else len(nodes)
+    within = len(host_rows_in_steps(facts, BACKWARD_NODE))
     severity: Severity = "high" if share >= MEDIUM_SHARE else "medium"
     return AnomalyMode(gpus=facts.active_numbers, share=share, severity=severity, claim=facts.on_cpus("at least"),
                        nodes=within / per, checked=float(checked.mean()), checks_s=checks_s, stacks_s=stacks_s,
