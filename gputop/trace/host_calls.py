@@ -35,7 +35,7 @@ def _updates(trace: Trace) -> tuple[I64, I64]:
 
 
 def begins_ns(trace: Trace, rows: I64) -> I64:
-    """When these events of the host begin (ns), an optimizer's call with its update."""
+    """Begins (ns) of these events of the host, of an optimizer's call that of its update."""
     is_call, update_ns = values_at(*_updates(trace), rows)
     return np.where(is_call, update_ns, trace.host.start_ns[rows])
 
