@@ -13,7 +13,6 @@ GAP_NAMES = {
     "gap": "between two step calls", "input": "input wait", "tracing": "a function is traced or compiled",
     "eager": "Python runs ops one by one", "placement": "an op runs on the host", "dispatch": "the next launch is late",
 }
-_NO_LINES = {"input": "Other threads ran no Python in these gaps, so the input pipeline does not wait for Python."}
 
 
 def per_basis(basis: str) -> str:
@@ -58,9 +57,10 @@ def lines_of_gaps(gaps: GapLines, stacks: HostStacks) -> Iterator[str]:
         yield ("The tracer recorded no call near these gaps." if stacks.traced else
                "These gaps are so short that no sample fell into them." if not gaps.lines else
                "These gaps are too short for single samples. Over all samples, these lines run after the step:")
-    elif not gaps.lines and gaps.gap == "input" and stacks.traced:
-        yield "The tracer recorded no user Python code on other threads. It does not trace tf.data threads."
+    elif not gaps.lines and gaps.gap == "input":
+        yield ("The tracer recorded no user Python code on other threads. It does not trace tf.data threads."
+               if stacks.traced else "No user Python code ran in this process during these gaps.")
     elif not gaps.lines:
-        yield _NO_LINES.get(gaps.gap, "No line ran for more than 1% of that time.")
+        yield "No line ran for more than 1% of that time."
     for line in gaps.lines[:_SHOWN]:
         yield line_words(line, stacks.basis)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.lookups import distinct
+from gputop.trace.lookups import distinct, values_at
 from gputop.trace.model import I64
 
 _NOT_MET = np.iinfo(np.int64).min
@@ -32,10 +32,7 @@ class IntMap:
             # The last element answers for all keys outside. As unsigned numbers negative keys are outside, too.
             return self._dense.take(np.minimum(keys.astype(np.int64, copy=False).view(np.uint64),
                                                np.uint64(len(self._dense) - 1)).view(np.int64))
-        if not len(self._keys):
-            return np.full(len(keys), self._default, np.int64)
-        index = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        return np.where(self._keys[index] == keys, self._values[index], self._default)
+        return values_at(self._keys, self._values, keys, self._default)[1]
 
 
 class LazyTable:

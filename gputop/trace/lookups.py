@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.intervals import Spans, contains, joined, subtract, union
+from gputop.trace.intervals import Spans, joined, subtract, union
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, MemoryKind, Trace, once
 from gputop.trace.threads import GRAPH_EXECUTOR
 
@@ -35,7 +35,6 @@ TORCH_HOST_MEMORY = "PyTorch host memory"  # in the name of an allocator, behind
 # The last two are of Apple's. An LSTM also asks on a CPU whether cuDNN would take its tensors.
 _GPU_OPS = r"aten::(?:_?cudnn_(?!is_acceptable)|miopen_|linear_backward|_?mps_)"
 LAUNCH_CALLS = r"(?:cuda|cu|hip)(?:Graph)?Launch(?!HostFunc)"
-OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 
 
 def name_mask(trace: Trace, pattern: str, words: tuple[str, ...] = ()) -> Mask:
@@ -205,28 +204,18 @@ def host_stat(host: HostEvents, name: str) -> tuple[I64, I64]:
     return host.stats.get(name, (none, none))
 
 
+def values_at(keys: I64, values: I64, wanted: I64, default: int = 0) -> tuple[Mask, I64]:
+    """Mask of the ``wanted`` numbers that are among the sorted ``keys``, and the value of each, else the default."""
+    index = np.searchsorted(keys, wanted)
+    has = (index < len(keys)) & (np.append(keys, 0)[index] == wanted)
+    return has, np.where(has, np.append(values, default)[index], default)
+
+
 @once
 def launching_lines(trace: Trace) -> I64:
     """The lines of the host that launch device events, in order."""
     lines = distinct(trace.device.launch_line)
     return lines[lines >= 0]
-
-
-def launched_in_calls(trace: Trace, rows: I64, pattern: str) -> Mask:
-    """Mask of these device events that a host event of such a name launched."""
-    return launched_within(trace, rows, host_rows(trace, pattern))
-
-
-def launched_within(trace: Trace, rows: I64, calls: I64) -> Mask:
-    """Mask of these device events that one of these host events launched."""
-    device, host = trace.device, trace.host
-    out = np.zeros(len(rows), bool)
-    for line in distinct(host.line[calls]).tolist():
-        on_line = calls[host.line[calls] == line]
-        spans = union(host.start_ns[on_line], host.end_ns[on_line])
-        mine = np.flatnonzero((device.launch_line[rows] == line) & (device.launch_ns[rows] >= 0))
-        out[mine] = contains(spans, device.launch_ns[rows[mine]])
-    return out
 
 
 def detect_framework(trace: Trace) -> str:

@@ -13,7 +13,7 @@ from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.copy_costs import pinned_rate
-from gputop.advice.trace.facts import TraceFacts, on_host
+from gputop.advice.trace.facts import TraceFacts, host_rows_in_steps, on_host
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.known_work import SELDOM_WORK, WORK, known_work, named_work
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
@@ -28,9 +28,10 @@ from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import LARGE_SHARE, Culprit
 from gputop.text.units import counted, percent, ranges, rate, seconds
+from gputop.trace.host_calls import GRADIENT, launched_in_calls
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.kernel_names import short_kernel
-from gputop.trace.lookups import distinct, host_rows, host_stat, launched_in_calls, optimizer_names, spans_of
+from gputop.trace.lookups import distinct, host_rows, host_stat, optimizer_names, spans_of
 from gputop.trace.model import I64, Kind, Trace
 
 _GRADIENTS = "AllReduce"
@@ -131,9 +132,7 @@ def _moved(facts: TraceFacts, op: CollectiveOp, gpus: int) -> tuple[float, str] 
 def _gradient_elements(facts: TraceFacts, steps: Steps) -> float:
     """Elements per step and process of the gradients that PyTorch accumulates, where it recorded their shapes."""
     rows, elements = host_stat(facts.trace.host, "elements")
-    chosen = np.isin(rows, host_rows(facts.trace, r"torch::autograd::AccumulateGrad$"))
-    start = facts.trace.host.start_ns[rows]
-    chosen &= coverage(steps.spans, start, start + 1) > 0
+    chosen = np.isin(rows, host_rows_in_steps(facts, GRADIENT))
     ranks = len({facts.trace.lines[line].rank for line in facts.trace.host.line[rows[chosen]].tolist()})
     return float(elements[chosen].sum()) / steps.count / max(ranks, 1)
 

@@ -13,6 +13,7 @@ from gputop.advice.trace.facts import (
     HOST_EVENTS,
     NO_GPU,
     TraceFacts,
+    host_rows_in_steps,
     on_host,
     recorder_s,
     removed_host_time,
@@ -29,13 +30,13 @@ from gputop.analysis.results import Functions
 from gputop.analysis.steps.compilations import COMPILER, CUDNN, TRITON, function_name, rebuilt, trials, tried_again
 from gputop.analysis.steps.jax_calls import is_own_op
 from gputop.analysis.steps.phases import TRAINING
-from gputop.analysis.steps.pytorch_ops import BACKWARD_NODE
 from gputop.analysis.steps.torch_compilations import built_again, script_builds, torch_builds
 from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.core.findings import Claim, Culprit
 from gputop.text.units import percent, seconds
+from gputop.trace.host_calls import BACKWARD_NODE, GRADIENT, OPTIMIZER_CALL, work_of
 from gputop.trace.intervals import contains, coverage, in_order, intersect
-from gputop.trace.lookups import OPTIMIZER_CALL, Mask, computes_on_cpu, host_rows, host_stat, name_mask, spans_of
+from gputop.trace.lookups import Mask, computes_on_cpu, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -189,10 +190,10 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
 
 _MOSTLY_OPTIMIZER = 0.5  # share of the time of small ops
 # What one call for all parameters leaves of the optimizer's calls, and for each parameter: of AdamW with 16 to 1,200
-# tensors 12-16%, of SGD with 162 tensors 2.5 µs for each (PyTorch 2.13 on a CPU).
-_CALL_LEFT, _TENSOR_S = 0.15, 2.5e-6
+# tensors 12-16%, of SGD with 162 tensors 2.5 µs for each (PyTorch 2.13 on a CPU), and 0.1 ms for the call itself: of
+# Adam with 6 tensors 25-40% are left, and with 48 26% (2.14).
+_CALL_LEFT, _TENSOR_S, _CALL_S = 0.15, 2.5e-6, 1e-4
 _NEVER = np.iinfo(np.int64).max
-_GRADIENT = r"torch::autograd::AccumulateGrad$"
 # Ops for each parameter of a model, from which it loops: a layer has 1 to 3, loops over rows, heads or time 30 to 3,000
 # of them. Products for each, from which the loop is a recurrence.
 _LOOP_OPS, _LOOP_PRODUCTS = 8, 4
@@ -259,15 +260,15 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     share, _ = without_recorder(facts, host.eager_s, spans, held_up)
     if share < limit("eager_execution.share"):
         return None
-    calls = intersect(spans_of(trace, host_rows(trace, OPTIMIZER_CALL)), facts.analyzed_spans)
+    calls = intersect(work_of(trace, host_rows(trace, OPTIMIZER_CALL)), facts.analyzed_spans)
     ratio = intersect(spans, calls).total / spans.total
     # Of the usual step: another program may hold up a single call for long.
     begin, end = np.reshape(facts.trace.window_ns if facts.steps is None else facts.steps.edges_ns, (-1, 2)).T
     usual = float(np.median(coverage(calls, begin, end) / np.maximum(np.subtract(end, begin), 1)))
     updates, _ = without_recorder(facts, usual * facts.period_s * (1 - held_up), calls, held_up)
     ran_s = facts.period_s * (1 - held_up)
-    tensors = len(_gradients(facts)) / per
-    updates -= max(_CALL_LEFT * updates, _TENSOR_S * tensors / ran_s)
+    tensors = len(host_rows_in_steps(facts, GRADIENT)) / per
+    updates -= max(_CALL_LEFT * updates, _TENSOR_S * tensors / ran_s) + _CALL_S / ran_s
     claim = _claim(facts, ops)
     optimizer = ratio >= _MOSTLY_OPTIMIZER or (claim == "at most" and updates >= limit("eager_execution.share"))
     work = ranked_work(work_in(trace, spans, main)[0], per)
@@ -281,12 +282,6 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
         culprits=on_host(facts, work, spans))
 
 
-def _gradients(facts: TraceFacts) -> I64:
-    """Rows of the events in the steps that keep a parameter's gradient."""
-    rows, start = host_rows(facts.trace, _GRADIENT), facts.trace.host.start_ns
-    return rows[contains(facts.analyzed_spans, start[rows])]
-
-
 def _claim(facts: TraceFacts, ops: I64) -> Claim:
     """Claim of a rewrite of these small ops, which saves their share.
 
@@ -294,7 +289,7 @@ def _claim(facts: TraceFacts, ops: I64) -> Claim:
     once, and what else the loop does goes as well. A step of a recurrence waits for the one before: of these only LSTM
     has an op that is faster on a CPU. Else the layers themselves are small, or the loop is over parameters.
     """
-    host, parameters = facts.trace.host, len(_gradients(facts))
+    host, parameters = facts.trace.host, len(host_rows_in_steps(facts, GRADIENT))
     rows = np.intersect1d(ops, host_stat(host, "sequence")[0])
     # Behind the backward pass comes the optimizer, and what looks at gradients.
     passes, updates = (np.append(in_order(host.start_ns[host_rows(facts.trace, kind)]), _NEVER)
@@ -328,7 +323,7 @@ def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
     per = "per step" if job.basis == "step" else f"per {job.basis}"
     ops = "Small ops" if v.ops_per_step is None else f"{v.ops_per_step:,.0f} small ops {per}"
     evidence = known({"eager_wait_s": v.wait_s, "share_ratio": v.share, "op_median_s": v.op_median_s,
-                      "optimizer_ratio": v.optimizer_ratio, "small_ops_per_step": v.ops_per_step})
+                      "optimizer_ratio": v.optimizer_ratio or None, "small_ops_per_step": v.ops_per_step})
     why = (f"Python starts {ops[:1].lower()}{ops[1:]}, which take {seconds(v.op_median_s)} each (median). PyTorch "
            "needs 1 to 10 µs to start an op, so such ops do little computation. The most frequent op is "
            f"{v.most_often}, which runs {v.most_often_per_step:,.0f} times.")

@@ -10,7 +10,7 @@ from msgspec import Struct
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts, host_rows_in_steps
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
@@ -20,16 +20,9 @@ from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import MIN_SHARE, Culprit
 from gputop.text.units import count, percent, reads_zero, seconds, size
+from gputop.trace.host_calls import GRADIENT, OPTIMIZER_CALL, within_calls, work_of
 from gputop.trace.intervals import coverage
-from gputop.trace.lookups import (
-    OPTIMIZER_CALL,
-    host_rows,
-    host_stat,
-    launched_within,
-    name_mask,
-    optimizer_names,
-    spans_of,
-)
+from gputop.trace.lookups import host_rows, host_stat, name_mask, optimizer_names
 from gputop.trace.model import F64, I64, Kind, Trace
 
 _BACKWARD = r"aten::(?:embedding_dense_backward|_embedding_bag_dense_backward)$"
@@ -38,7 +31,6 @@ _KERNEL = (r".*\b(?:embedding_backward_feature_kernel|compute_grad_weight|sum_an
            r"triton_\w*embedding_(?:bag_)?dense_backward")
 _NODE = r"autograd::engine::evaluate_function: Embedding\w*Backward\d*$"
 _ADD = r"aten::add_?$"
-_GRADIENT = r"torch::autograd::AccumulateGrad$"
 _SHAPES = "the shapes of embedding tables and gradients, which torch.profiler.profile(record_shapes=True) records"
 _SIZES = ("the sizes of embedding tables, which kernels do not show: record the model without torch.compile, with "
           "torch.profiler.profile(record_shapes=True)")
@@ -119,11 +111,11 @@ def _judge_pytorch(facts: TraceFacts) -> EmbeddingDense | Missing | None:
         return None
     per = facts.steps_or_window * max(len(facts.active), 1)
     backward = _Work.of(facts, calls)
-    optimizer = _Work.of(facts, _within(facts, OPTIMIZER_CALL))
+    optimizer = _Work.of(facts, host_rows_in_steps(facts, OPTIMIZER_CALL))
     if savings.removed((backward.time_s + optimizer.time_s) / per, facts.period_s) < limit("embedding_dense.share"):
         return None
     sized = [_values(trace, calls, name) for name in ("table_rows", "table_elements", "indices")]
-    gradients = _within(facts, _GRADIENT)
+    gradients = host_rows_in_steps(facts, GRADIENT)
     elements = _values(trace, gradients, "elements")
     if any(values is None for values in sized) or elements is None:
         # Filling a large table takes a good part of what its optimizer takes.
@@ -173,17 +165,11 @@ class _Work(Struct, frozen=True):
     def of(cls, facts: TraceFacts, calls: I64) -> _Work:
         trace = facts.trace
         if not facts.active:
-            return cls(spans_of(trace, calls).total * _NS, np.empty(0, np.int64))
+            return cls(work_of(trace, calls).total * _NS, np.empty(0, np.int64))
         device = trace.device
         kernels = np.flatnonzero(device.kind != Kind.COLLECTIVE)
-        rows = kernels[launched_within(trace, kernels, calls)]
+        rows = kernels[within_calls(trace, calls, device.launch_line[kernels], device.launch_ns[kernels])]
         return cls(float((device.end_ns[rows] - device.start_ns[rows]).sum()) * _NS, rows)
-
-
-def _within(facts: TraceFacts, pattern: str) -> I64:
-    """Host events of such a name that begin within the steps."""
-    rows = host_rows(facts.trace, pattern)
-    return rows if facts.steps is None else rows[in_steps(facts.trace.host.start_ns[rows], facts.steps)]
 
 
 def _values(trace: Trace, rows: I64, name: str) -> F64 | None:

@@ -27,9 +27,9 @@ from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.replay import Replay
 from gputop.core.findings import Claim, Culprit, Severity
 from gputop.text.units import counted
-from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, union
+from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, merge, union
 from gputop.trace.kernel_names import op_of_annotation, split_op
-from gputop.trace.lookups import host_stat, rows_of
+from gputop.trace.lookups import host_rows, host_stat, rows_of
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -163,13 +163,11 @@ class TraceFacts(Struct, frozen=True):
 
     @property
     def analyzed_spans(self) -> Spans:
-        """The time that is judged: the steps, or from the first device event to the last."""
-        steps = self.steps
-        if steps is not None:
-            return steps.spans
-        if not self.gpu_timelines:
-            return EMPTY
-        begins, ends = zip(*(timeline.window_ns for timeline in self.gpu_timelines), strict=True)
+        """The time that is judged: the steps, or from the first device event to the last, or the window."""
+        if self.steps is not None:
+            return self.steps.spans
+        windows = [timeline.window_ns for timeline in self.gpu_timelines] or [self.trace.window_ns]
+        begins, ends = zip(*windows, strict=True)
         return union([min(begins)], [max(ends)])
 
 
@@ -231,12 +229,15 @@ def new_workers(facts: TraceFacts) -> Spans:
     return spans if len(spans.start) > 1 else EMPTY
 
 
+def host_rows_in_steps(facts: TraceFacts, pattern: str) -> I64:
+    """Host events of such a name that begin within the steps, or the time that is judged without steps."""
+    rows = host_rows(facts.trace, pattern)
+    return rows[contains(facts.analyzed_spans, facts.trace.host.start_ns[rows])]
+
+
 def share_of_steps(facts: TraceFacts, spans: Spans) -> float:
     """Share of the steps that these spans of one process take, or of the window without steps."""
     steps = facts.analyzed_spans
-    if not steps.total:
-        begin, end = facts.trace.window_ns
-        steps = union([begin], [end])
     return intersect(spans, steps).total / steps.total if steps.total else 0.0
 
 

@@ -22,8 +22,9 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import count, percent
+from gputop.trace.host_calls import OPTIMIZER_CALL, launched_in_calls
 from gputop.trace.intervals import Spans, intersect, union
-from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows, launched_in_calls
+from gputop.trace.lookups import Mask, host_rows
 from gputop.trace.model import I32, I64, Kind, Trace
 
 _SHOWN_NAMES = 2

@@ -23,7 +23,7 @@ from gputop.advice.trace.input_fixes import KEEP_WORKERS, WORKERS_OR_SELDOM, fix
 from gputop.advice.trace.input_pace import paced_by_input
 from gputop.advice.trace.job import CUSTOM, EAGER, JAX, KERAS, PYTORCH, Job, training_loop
 from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, WORK, UserFunction, known_work, named_work
-from gputop.advice.trace.other_programs import may_be_others
+from gputop.advice.trace.other_programs import may_be_others, others_take
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.host_spans import PYTHON_CALLBACK
 from gputop.analysis.layers.scopes import scope_of
@@ -121,10 +121,10 @@ def _unknown_work(facts: TraceFacts, steps: Steps, share: float, runs_ops: bool)
     if runs_ops:  # Python's way from op to op, as tracing for a gradient, takes long at times
         return Missing("samples of Python at other lines than those that run the ops one by one, because the pauses "
                        "between these ops are part of the step")
-    recurring = 1.0 if host.gap_recurring is None or facts.trace.job_cpus is not None else host.gap_recurring
-    if recurring * share < limit("step_gap_host.share"):
+    recurring = host.gap_recurring if facts.trace.job_cpus is None or others_take(facts.trace.job_cpus) else None
+    if recurring is not None and recurring * share < limit("step_gap_host.share"):
         return Missing("to know the cause of the pauses, which occur in a different part of each step, as if a thread "
-                       "had no CPU. gputop records CPU use when it captures a job on its own machine")
+                       "had no CPU. To see CPU use, capture the job on its own machine while other programs are idle")
     return None
 
 

@@ -103,9 +103,11 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
                 tells=f" The DataLoader takes the {rows:,.0f} rows of a batch from tensors one by one and stacks them "
                       "again.")
         tells = " The DataLoader loads each batch in the training process (num_workers=0)"
-        if cpus is not None and cpus.limit < 2 and (cpus.used or 0.0) >= _CPUS_FULL_RATIO * cpus.limit:
+        by_job = cpus is not None and (cpus.used or 0.0) >= _CPUS_FULL_RATIO * cpus.limit
+        if cpus is not None and cpus.limit < 2 and (by_job or (cpus.busy or 0.0) >= _CPUS_FULL_RATIO * cpus.allowed):
+            busy = f"the job keeps the {counted_cpus(cpus.limit)} that it may use busy" if by_job else "no CPU is idle"
             return InputFix(f"{_CHEAPER} Workers would only take turns with the model on the same CPU.",
-                            tells=f"{tells}, and the job keeps the {counted_cpus(cpus.limit)} that it may use busy.")
+                            tells=f"{tells}, and {busy}.")
         return InputFix(fix_of_loader("torch")[0], snippet, tells=f"{tells}.")
     waits = merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace)))
     if anew.total >= subtract(waits, anew).total:

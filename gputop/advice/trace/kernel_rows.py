@@ -9,8 +9,9 @@ from gputop.advice.trace.facts import TraceFacts, once_per_trace
 from gputop.advice.verdict import Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import NO_ROWS, Cure
+from gputop.trace.host_calls import launched_in_calls
 from gputop.trace.kernel_names import short_kernel, split_op
-from gputop.trace.lookups import Mask, launched_in_calls, name_mask, stable_order
+from gputop.trace.lookups import Mask, name_mask, stable_order
 from gputop.trace.model import I64, Trace
 
 _FUSED = ("Assumes that a fused chain of element-wise kernels reads two tensors and writes one; a compiler may fuse "

@@ -7,14 +7,13 @@ import numpy as np
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import NO_GPU, TraceFacts, share_of_steps, without_recorder
+from gputop.advice.trace.facts import NO_GPU, TraceFacts, host_rows_in_steps, share_of_steps, without_recorder
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.layers.ops_without_gradient import ops_without_gradient
-from gputop.analysis.steps.membership import in_steps
-from gputop.analysis.steps.pytorch_ops import BACKWARD_NODE
 from gputop.core.findings import MEDIUM_SHARE, Culprit, Severity
 from gputop.text.units import percent, seconds
+from gputop.trace.host_calls import BACKWARD_NODE, GRADIENT, OPTIMIZER_CALL, process_of, within_calls
 from gputop.trace.intervals import Spans, contains, coverage, intersect, merge, union
 from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask, outermost_rows, spans_of
 from gputop.trace.model import I64
@@ -22,25 +21,15 @@ from gputop.trace.nesting import begun_within
 from gputop.trace.threads import MAIN, lines_of
 
 _DDP = r"DistributedDataParallel\.forward$"
-_OPTIMIZER = r"Optimizer\.step#"
 _ZERO_GRAD = r"Optimizer\.zero_grad#"
 _ZEROES = r"aten::(?:zero_|_foreach_zero_|fill_)$"
 _FILLS_LISTS = r"aten::_foreach_zero_$"
-_ADDS_GRADIENT = r"torch::autograd::AccumulateGrad$"
 _ADD = r"aten::(?:add_|add|_foreach_add_?)$"
 # Each AllReduce once: PyTorch's own op, and gloo's or NCCL's range around its work.
 _REDUCE, _REDUCES = r"c10d::allreduce_$", r"(?:gloo|nccl):all_?reduce$"
 _NAMED_OPS = 3
 _LOSS = (r"aten::(?:nll_loss|cross_entropy|mse_loss|l1_loss|smooth_l1_loss|huber_loss|binary_cross_entropy|kl_div|"
          r"ctc_loss)")
-
-
-def _process_of(facts: TraceFacts, rows: I64) -> I64:
-    """A number for the process of each of these events."""
-    processes: dict[tuple[str, int | None], int] = {}
-    of_line = np.array([processes.setdefault((line.host, line.rank), len(processes)) for line in facts.trace.lines],
-                       np.int64)
-    return of_line[facts.trace.host.line[rows]]
 
 
 class AccumulationSync(Verdict, frozen=True, kw_only=True):
@@ -52,8 +41,8 @@ class AccumulationSync(Verdict, frozen=True, kw_only=True):
 def judge_accumulation_sync(facts: TraceFacts) -> AccumulationSync | None:
     """DistributedDataParallel reduces the gradients after each of several backward passes that one update sums up."""
     trace, host = facts.trace, facts.trace.host
-    marks = [host_rows(trace, pattern) for pattern in (_DDP, _OPTIMIZER, _REDUCE)]
-    processes = [_process_of(facts, rows) for rows in marks]
+    marks = [host_rows(trace, pattern) for pattern in (_DDP, OPTIMIZER_CALL, _REDUCE)]
+    processes = [process_of(trace, rows) for rows in marks]
     passes, reductions = [], []
     for process in np.unique(processes[0]).tolist():
         forward, updates, reduce = (np.sort(host.start_ns[rows[numbers == process]])
@@ -75,7 +64,7 @@ def judge_accumulation_sync(facts: TraceFacts) -> AccumulationSync | None:
         communication = facts.shares.get("collectives", 0.0)
     else:
         work = host_rows(trace, _REDUCES)
-        numbers = _process_of(facts, work)
+        numbers = process_of(trace, work)
         communication = float(np.mean([share_of_steps(facts, spans_of(facts.trace, work[numbers == process]))
                                        for process in np.unique(processes[0]).tolist()]))
     share = communication * (most - 1) / most
@@ -110,7 +99,7 @@ def judge_gradients_zeroed(facts: TraceFacts) -> GradientsZeroed | None:
     fills = fills[coverage(within, host.start_ns[fills], host.start_ns[fills] + 1) > 0]
     if not len(fills):
         return None
-    nodes, adds = spans_of(facts.trace, host_rows(trace, _ADDS_GRADIENT)), host_rows(trace, _ADD)
+    nodes, adds = spans_of(facts.trace, host_rows(trace, GRADIENT)), host_rows(trace, _ADD)
     adds = adds[coverage(nodes, host.start_ns[adds], host.start_ns[adds] + 1) > 0]
     # Of several backward passes for one update only the first one adds to zeros. How many there are is known where each
     # gradient is filled by itself.
@@ -207,10 +196,6 @@ _PRODUCT = (r"aten::(?:addmm|mm|bmm|baddbmm|addmv|mv|dot|linear|matmul|_?convolu
             r"mkldnn_\w+|einsum|lstm|gru|_?scaled_dot_product\w*)$")
 
 
-def _on_main(facts: TraceFacts, rows: I64) -> I64:
-    return rows[lines_of(facts.trace, MAIN)[facts.trace.host.line[rows]]]
-
-
 class AnomalyMode(Verdict, frozen=True, kw_only=True):
     nodes: float  # of the backward pass, per step
     checked: float  # share of them whose results are looked at for NaN
@@ -229,22 +214,17 @@ def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
     if not len(checks) or not len(nodes):
         return None
     checked = begun_within(host, nodes, host.line[checks], host.start_ns[checks]) > 0
-    in_nodes: list[I64] = []
-    for line in np.unique(host.line[nodes]).tolist():
-        work = host_rows(trace, _CHECKS)
-        work = work[host.line[work] == line]
-        backward = spans_of(trace, nodes[host.line[nodes] == line])
-        in_nodes.append(work[coverage(backward, host.start_ns[work], host.start_ns[work] + 1) > 0])
     if checked.mean() < limit("anomaly_mode.checked"):
         return None
-    rows = np.concatenate(in_nodes)
+    rows = host_rows(trace, _CHECKS)
+    rows = rows[within_calls(trace, nodes, host.line[rows], host.start_ns[rows])]
     after = rows[name_mask(trace, _CHECK)[host.name[rows]]]
     time = merge(*(_after_checks(facts, rows, line) for line in np.unique(host.line[after]).tolist()))
     checks_s = share_of_steps(facts, time) * facts.period_s
     stacks_s = 0.0 if facts.active else _stacks_s(facts, nodes)
     share, _ = (checks_s / facts.period_s, 0) if facts.active else without_recorder(facts, checks_s + stacks_s, time)
     per = facts.steps_or_window
-    within = int(in_steps(host.start_ns[nodes], facts.steps).sum()) if facts.steps is not None else len(nodes)
+    within = len(host_rows_in_steps(facts, BACKWARD_NODE))
     severity: Severity = "high" if share >= MEDIUM_SHARE else "medium"
     return AnomalyMode(gpus=facts.active_numbers, share=share, severity=severity, claim=facts.on_cpus("at least"),
                        nodes=within / per, checked=float(checked.mean()), checks_s=checks_s, stacks_s=stacks_s,
@@ -320,7 +300,7 @@ def judge_double_precision(facts: TraceFacts) -> DoublePrecision | None:
     trace, host = facts.trace, facts.trace.host
     if not computes_on_cpu(trace):
         return None
-    products = _on_main(facts, host_rows(trace, _PRODUCT))
+    products = host_rows(trace, _PRODUCT, lines_of(trace, MAIN))
     double, _ = host_stat(host, "float64")
     wide = products[np.isin(products, double)]
     if not len(wide):
@@ -359,9 +339,9 @@ def judge_onednn_off(facts: TraceFacts) -> OnednnOff | None:
         return None
     rows, batch = host_stat(host, "batch")
     rows = rows[batch >= limit("onednn_off.batch")]
-    rows = _on_main(facts, rows[~np.isin(rows, host_stat(host, "float64")[0])])
+    rows = rows[lines_of(trace, MAIN)[host.line[rows]] & ~np.isin(rows, host_stat(host, "float64")[0])]
     # The backward pass of the same convolutions has one op.
-    backward = _on_main(facts, host_rows(trace, r"aten::convolution_backward$"))
+    backward = host_rows(trace, r"aten::convolution_backward$", lines_of(trace, MAIN))
     if not len(rows) or len(host_rows(trace, r"aten::mkldnn_convolution")):
         return None
     ratio = share_of_steps(facts, spans_of(facts.trace, np.sort(np.concatenate((rows, backward)))))

@@ -18,8 +18,9 @@ from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.gpu.sm_use import largest_names
 from gputop.analysis.results import BatchScaling, FewBlocks
 from gputop.analysis.steps.model import Steps
+from gputop.trace.host_calls import OPTIMIZER_CALL, launched_in_calls
 from gputop.trace.intervals import union
-from gputop.trace.lookups import OPTIMIZER_CALL, launched_in_calls, name_mask, optimizer_names
+from gputop.trace.lookups import name_mask, optimizer_names
 from gputop.trace.model import F64, I64, Trace
 from gputop.trace.occupancy import resident_blocks
 

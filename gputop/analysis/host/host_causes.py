@@ -33,8 +33,9 @@ from gputop.analysis.results import GapWork, HostOps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.pytorch_ops import FORWARD, outer_ops
 from gputop.analysis.steps.training_loops import training_loops
+from gputop.trace.host_calls import OPTIMIZER_CALL
 from gputop.trace.intervals import EMPTY, Spans, coverage, in_order, intersect, merge, subtract, union
-from gputop.trace.lookups import OPTIMIZER_CALL, computes_on_cpu, host_rows, rows_of
+from gputop.trace.lookups import computes_on_cpu, host_rows, rows_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, busiest_line, lines_of
 

@@ -11,6 +11,7 @@ from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.analysis.steps.model import Steps
 from gputop.core.findings import TraceNote
 from gputop.text.units import counted
+from gputop.trace.host_calls import within_calls
 from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import (
     LAUNCH_CALLS,
@@ -152,13 +153,8 @@ def of_input_pipeline(trace: Trace) -> Mask:
     """Mask of the host events that belong to the input pipeline: all on tf.data's threads, and on others what begins
     while their executor runs a function of tf.data."""
     host = trace.host
-    out = lines_of(trace, INPUT).take(host.line) if len(host) else np.zeros(0, bool)
-    runs = input_executors(trace)
-    for line in np.unique(host.line[runs]).tolist():
-        of_line = runs[host.line[runs] == line]  # one after the other, in order of time
-        rows = np.flatnonzero(host.line == line)
-        out[rows] |= contains(Spans(host.start_ns[of_line], host.end_ns[of_line]), host.start_ns[rows])
-    return np.asarray(out, bool)
+    on_threads = lines_of(trace, INPUT).take(host.line) if len(host) else np.zeros(0, bool)
+    return on_threads | within_calls(trace, input_executors(trace), host.line, host.start_ns)
 
 
 def of_model_executors(trace: Trace) -> Spans:

@@ -119,6 +119,7 @@ class Lines:
         """``outside``: time in which the training loop runs the step; ``gaps``: all that will be asked for."""
         self.python, self.within, loop = python, merge(outside, gaps), python.loop
         self._loader_of = loader_of_frames(python)
+        self._loads = np.array([any(self._loader_of[frame] for frame in stack) for stack in python.stacks], bool)
         saves = [library is not False and SAVES_CHECKPOINT.match(f"{frame.file} {frame.function}") is not None
                  for frame, library in zip(python.frames, python.of_library, strict=True)]
         # The outermost function of a library that saves a checkpoint in each stack; -1: none.
@@ -249,6 +250,8 @@ class Lines:
             line = telling.line[spans.stack[with_stack]]
             with_stack = with_stack[(line >= 0) & ~(telling.elsewhere[line] & (whole is self.python.loop))]
             stack = spans.stack[with_stack]
+            if kind == INPUT_GAP and whole is self.python.loop:  # the step's own stacks fell into the wait by chance
+                with_stack, stack = with_stack[self._loads[stack]], stack[self._loads[stack]]
             parts.append((telling.line[stack], telling.outer[stack], telling.leaf[stack], inside[with_stack],
                           spans.start[with_stack], spans.end[with_stack], stack))
         if not parts:

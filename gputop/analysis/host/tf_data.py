@@ -20,7 +20,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import GET_NEXT, GRAIN, LOADER, training_loops
 from gputop.trace.int_map import IntMap
 from gputop.trace.intervals import coverage
-from gputop.trace.lookups import host_rows, host_stat, name_mask
+from gputop.trace.lookups import host_rows, host_stat, name_mask, values_at
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 
@@ -128,21 +128,11 @@ def iterator_paths(trace: Trace) -> tuple[I64, I64, list[str]]:
     return rows[keep], np.searchsorted(chosen, path[keep]), [paths[i] for i in chosen.tolist()]
 
 
-def _stat_of(trace: Trace, rows: I64, name: str) -> tuple[npt.NDArray[np.bool_], I64]:
-    """Mask of the rows that have the stat, and its value for each row."""
-    having, values = host_stat(trace.host, name)
-    if not len(having):
-        return np.zeros(len(rows), bool), np.zeros(len(rows), np.int64)
-    index = np.minimum(np.searchsorted(having, rows), len(having) - 1)
-    has = having[index] == rows
-    return has, np.where(has, values[index], 0)
-
-
 def _keys(trace: Trace, rows: I64, name: str) -> tuple[npt.NDArray[np.bool_], I64]:
     """An id that is unique in its process, made so among the hosts of the trace."""
     hosts = {host: i for i, host in enumerate(sorted({line.host for line in trace.lines}))}
     of_line = np.array([hosts[line.host] for line in trace.lines], np.int64)
-    has, ids = _stat_of(trace, rows, name)
+    has, ids = values_at(*host_stat(trace.host, name), rows)
     with np.errstate(over="ignore"):
         return has, ids ^ (of_line[trace.host.line[rows]] * np.int64(0x1E3779B97F4A7C15))
 
@@ -153,7 +143,7 @@ def _datasets(trace: Trace, calls: _Calls) -> tuple[I64, list[str]]:
     root = calls.paths.index("Root") if "Root" in calls.paths else -1
     has, ids = _keys(trace, rows, "id")
     is_root = calls.path == root
-    (named, name), (shaped, shapes) = _stat_of(trace, rows, "name"), _stat_of(trace, rows, "shapes")
+    (named, name), (shaped, shapes) = (values_at(*host_stat(trace.host, stat), rows) for stat in ("name", "shapes"))
     label_of: dict[int, str] = {}
     for i in np.flatnonzero(is_root & has & named).tolist():
         label_of[int(ids[i])] = trace.names[name[i]] + (f" {trace.names[shapes[i]]}" if shaped[i] else "")
@@ -246,7 +236,7 @@ def _pipeline(trace: Trace, calls: _Calls, of: I64, label: str, functions: dict[
         text = calls.paths[i]
         above, _, name = text.rpartition("::")
         rows = calls.rows[of[path == i]]
-        has, values = _stat_of(trace, rows, "parallelism")
+        has, values = values_at(*host_stat(trace.host, "parallelism"), rows)
         parallelism = int(values[has].max()) if has.any() else None
         function = functions[i] * float(count[i]) / float(everywhere[i]) / 1e9 if i in functions else None
         workers = _workers(stages.get(above), parallelism if PARALLEL_STAGE.search(name) else None)
@@ -331,8 +321,8 @@ def segments(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
 def _buffer(trace: Trace, rows: I64) -> tuple[int | None, float | None]:
     """Prefetch's limit, and the share of its calls that found the buffer empty: they lack ``buffered_elements``. None
     where no call tells the limit either, so that a missing figure says nothing."""
-    has_limit, limits = _stat_of(trace, rows, "buffer_limit")
+    has_limit, limits = values_at(*host_stat(trace.host, "buffer_limit"), rows)
     if not has_limit.any():
         return None, None
-    _, elements = _stat_of(trace, rows, "buffered_elements")
+    _, elements = values_at(*host_stat(trace.host, "buffered_elements"), rows)
     return int(limits[has_limit].max()), float((elements[has_limit] <= 0).mean())

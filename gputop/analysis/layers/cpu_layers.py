@@ -25,7 +25,7 @@ from gputop.analysis.layers.scopes import Scope, differentiates
 from gputop.analysis.results import Layers
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, at_or_before, contains, in_order, intersect, merge, subtract, union
-from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask, spans_of
+from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask, spans_of, values_at
 from gputop.trace.model import F64, I64, Trace
 from gputop.trace.nesting import nest
 from gputop.trace.threads import MAIN, lines_of
@@ -166,19 +166,16 @@ def _ends(trace: Trace, rows: I64) -> I64:
     """End of the op that began at each of these rows; -1: with the event itself, or not told."""
     host = trace.host
     machine = np.array([trace.hosts.index(line.host) if line.host in trace.hosts else -1 for line in trace.lines])
-    out = np.full(len(rows), -1, np.int64)
     starts, number = host_stat(host, "ends_with")
     ends, ended = host_stat(host, "ended")
     if not len(starts) or not len(ends):
-        return out
+        return np.full(len(rows), -1, np.int64)
     numbers, which = np.unique(np.concatenate((number, ended)), return_inverse=True)
     which += len(numbers) * (machine[host.line[np.concatenate((starts, ends))]] + 1)
     done = np.full(int(which.max()) + 1, -1, np.int64)
     done[which[len(starts):]] = host.end_ns[ends]
-    start_index = np.searchsorted(starts, rows)
-    ending = np.flatnonzero(np.append(starts, -1)[start_index] == rows)
-    out[ending] = done[which[start_index[ending]]]
-    return np.where(out > host.end_ns[rows], out, -1)
+    has_end, start = values_at(starts, which[:len(starts)], rows)
+    return np.where(has_end & (done[start] > host.end_ns[rows]), done[start], -1)
 
 
 def _shared(trace: Trace, ops: _Ops, within: Spans) -> I64:

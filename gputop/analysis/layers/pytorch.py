@@ -18,8 +18,9 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from gputop.analysis.layers.scopes import LOSS, PHASES, Scope
+from gputop.trace.host_calls import begins_ns
 from gputop.trace.intervals import contains
-from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask, spans_of
+from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask, spans_of, values_at
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.nesting import depths, nest, nesting_order
 
@@ -214,7 +215,7 @@ def _around(trace: Trace, calls: I64, line: npt.NDArray, time_ns: I64) -> I64:
     for thread in np.unique(host.line[calls]).tolist():
         of_thread = calls[host.line[calls] == thread]
         mine = np.flatnonzero((line == thread) & (time_ns >= 0))
-        last_call = np.searchsorted(host.start_ns[of_thread], time_ns[mine], side="right") - 1
+        last_call = np.searchsorted(begins_ns(trace, of_thread), time_ns[mine], side="right") - 1
         inside = (last_call >= 0) & (time_ns[mine] < host.end_ns[of_thread[np.maximum(last_call, 0)]])
         out[mine[inside]] = of_thread[last_call[inside]]
     return out
@@ -306,9 +307,7 @@ def _of_thread(trace: Trace, functions: I64, accumulate: Mask, reduced: I64) -> 
     accumulate, ``reduced``: rows of the collectives that it launched."""
     host = trace.host
     numbered, numbers = host_stat(host, "sequence")
-    at_number = np.searchsorted(numbered, functions)
-    has_number = np.append(numbered, -1)[at_number] == functions
-    sequence = np.where(has_number, np.append(numbers, -1)[at_number], -1).tolist()
+    sequence = values_at(numbered, numbers, functions, -1)[1].tolist()
     sized, elements = host_stat(host, "elements")
     here = host.line[sized] == host.line[functions[0]]
     sized, elements = sized[here], elements[here]

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from gputop.analysis.steps.model import Steps
 from gputop.core.findings import TraceNote
 from gputop.text.units import seconds
-from gputop.trace.lookups import OPTIMIZER_CALL, distinct, host_rows, host_stat, optimizer_names
+from gputop.trace.host_calls import OPTIMIZER_CALL
+from gputop.trace.lookups import distinct, host_rows, host_stat, optimizer_names
 from gputop.trace.model import I64, Trace
 
 MAX_CHARS = 120  # of the name of a range

@@ -30,8 +30,9 @@ from gputop.analysis.steps.phases import EVALUATION, PREDICTION, UNKNOWN
 from gputop.analysis.steps.pytorch_ops import Ops, outer_ops, thread_of_ops
 from gputop.analysis.steps.sequence_period import FEWEST, sequence_period
 from gputop.analysis.steps.training_loops import LOADER
+from gputop.trace.host_calls import OPTIMIZER_CALL
 from gputop.trace.intervals import union
-from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows, outermost_rows
+from gputop.trace.lookups import Mask, host_rows, outermost_rows
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, busiest_line, lines_of
 

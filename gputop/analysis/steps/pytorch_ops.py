@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.steps.training_loops import LOADER
+from gputop.trace.host_calls import BACKWARD_NODE
 from gputop.trace.intervals import EMPTY, Spans, merge, union
 from gputop.trace.lookups import Mask, by_line, host_rows, host_stat, name_mask, outermost_rows, spans_of
 from gputop.trace.model import I64, Trace, once
@@ -18,7 +19,6 @@ _ZERO_GRAD = r"Optimizer\.zero_grad#"
 _OPS = rf"[\w.]+::\S|{_MARKS}|Torch-Compiled Region|CompiledFunction|\w+Backward\d*$"
 _SEED = r"aten::random_$"  # of each new iterator of a DataLoader
 _HAS_WORKERS = rf"{LOADER}_MultiProcessing"
-BACKWARD_NODE = r"autograd::engine::evaluate_function"
 # Ops with weights, or what torch.compile made of them: a model runs.
 FORWARD = (r"aten::(?:linear|addmm|mm|bmm|matmul|baddbmm|_?convolution|conv\w+|embedding\w*|lstm|gru|layer_norm|"
             r"\w*batch_norm|\w*attention\w*|_transformer_encoder_layer_fwd)$|Torch-Compiled Region")

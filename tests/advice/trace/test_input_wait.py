@@ -133,6 +133,9 @@ def test_what_to_do_about_pytorchs_loader(of: str, cpus: JobCpus | None, workers
     alone = findings(trace)["input_bound"]  # one CPU: workers would take it from the model
     turns = "Single" in of
     assert (alone.snippet is None) == ("keeps the 1 CPU" in alone.why) == ("take turns" in alone.action) == turns
+    trace.job_cpus = JobCpus(1.0, used=0.3, others=0.7)  # the one CPU is busy with others as well
+    alone = findings(trace)["input_bound"]
+    assert "CPU" in alone.why and "is idle" in alone.why and ("take turns" in alone.action) == turns
 
 
 @pytest.mark.parametrize(("rows", "computes", "fix"), [

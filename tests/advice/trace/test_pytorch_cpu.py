@@ -25,8 +25,9 @@ ALONE = JobCpus(8.0, used=1.0, others=0.1, children=0.0, ranks=0.0, gputop=0.05,
 
 
 def loop(*, ops: int = 0, length: float = 4.0, pause: float = 4.0, large: float = 0.0, large_name: str = "aten::addmm",
-         in_optimizer: int = 0, **stats: Any) -> Builder:
-    """Steps of 20 ms: ``ops`` small ops, one large op of ``large`` µs, then the optimizer with ops of its own."""
+         in_optimizer: int = 0, closure: bool = False, **stats: Any) -> Builder:
+    """Steps of 20 ms: ``ops`` small ops, one large op of ``large`` µs, then the optimizer with ops of its own. Or all
+    of it runs in a ``closure`` that the optimizer calls."""
     b = Builder(gpus=0, format="chrome")
     for i in range(COUNT + 1):
         at = i * STEP
@@ -36,7 +37,8 @@ def loop(*, ops: int = 0, length: float = 4.0, pause: float = 4.0, large: float 
         if large:
             b.host(large_name, at + STEP - 4_000 - large, large, **stats)
         b.host(f"{NODE}", at + STEP - 3_990, 30)
-        b.host("Optimizer.step#SGD.step", at + STEP - 3_900, 3_800, annotation=1)
+        before = STEP - 3_905 if closure else 0
+        b.host("Optimizer.step#SGD.step", at + STEP - 3_900 - before, 3_800 + before, annotation=1)
         for k in range(in_optimizer):
             b.host("aten::add_", at + STEP - 3_890 + k * (length + pause), length)
     return b
@@ -69,6 +71,8 @@ def test_small_ops_of_several_passes_and_of_no_steps() -> None:
     for i in range(3_000):
         b.host(f"aten::op{i}", i * 8, 4)
     assert findings(b)["eager_execution"].evidence["small_ops_per_step"] == 3_000
+    b.host("Optimizer.step#Adam.step", 6_000, 18_000, annotation=1)  # most of it is one update
+    assert verdict(b, "eager_execution").optimizer_ratio == pytest.approx(0.75, abs=0.01)
 
 
 def test_a_loop_of_small_ops_is_found_with_its_figures() -> None:
@@ -80,9 +84,13 @@ def test_a_loop_of_small_ops_is_found_with_its_figures() -> None:
     f = findings(job)["eager_execution"]
     assert f.severity == "high" and "torch.compile" in (f.snippet or "") and f.gain.by == "bound"
     assert {culprit.name for culprit in f.culprits} >= {"aten::mul", "aten::add"}
+    assert "optimizer_ratio" not in f.evidence
     v = verdict(loop(ops=60, in_optimizer=450), "eager_execution")  # the optimizer's small ops have a fix of their own
     assert v.optimizer_ratio > 0.8
     assert "fused=True" in (findings(loop(ops=60, in_optimizer=450))["eager_execution"].snippet or "")
+    v = verdict(loop(ops=1200, in_optimizer=40, closure=True), "eager_execution")  # a model in the optimizer's call
+    assert v.optimizer_ratio < 0.1 and v.share == pytest.approx(0.5, abs=0.05)
+    assert verdict(loop(ops=60, in_optimizer=450, closure=True), "eager_execution").optimizer_ratio > 0.8
     # Three quarters of the time the main thread has no CPU: of the rest nearly all are small ops.
     held_up = JobCpus(2.0, used=0.25, others=1.7, held_up=0.7, waited=0.7)
     assert verdict(captured(loop(ops=500), held_up), "eager_execution").share == pytest.approx(0.65, abs=0.06)
@@ -95,7 +103,7 @@ def test_a_job_whose_ops_compute_is_left_alone(job: Builder) -> None:
     assert "eager_execution" not in findings(job)
 
 
-def paused(at_one_place: bool) -> Builder:
+def paused(at_one_place: bool, length: float = 300) -> Builder:
     """Between forty ops of each step Python pauses for 0.3 ms at eight places."""
     b, dice = Builder(gpus=0, format="chrome"), random.Random(4)
     at = 0.0
@@ -103,7 +111,7 @@ def paused(at_one_place: bool) -> Builder:
         places = range(0, 40, 5) if at_one_place else dice.sample(range(40), 8)
         for k in range(40):
             b.host(f"aten::op{k}", at, 150)
-            at += 155 + (300 if k in places else 0)
+            at += 155 + (length if k in places else 0)
         b.host(NODE, at, 3_000).host("Optimizer.step#SGD.step", at + 3_005, 1_000, annotation=1)
         at += 4_010
     return b
@@ -114,6 +122,16 @@ def test_short_pauses_of_python_in_each_step_are_the_gap() -> None:
     f = findings(paused(True))["step_gap_host"]
     assert f.evidence["gap_s"] == pytest.approx(8 * 0.3e-3, rel=0.25)
     assert "step_gap_host" not in findings(paused(False))
+
+
+@pytest.mark.parametrize(("at_one_place", "others", "blamed"), [
+    (True, 0.0, True), (True, 0.7, True), (False, 0.0, True), (False, 0.7, False)])
+def test_long_pauses_anywhere_in_a_step_are_the_jobs_where_it_has_a_cpu(at_one_place, others, blamed) -> None:
+    cpus = JobCpus(1.0, used=1 - others, others=others, children=0.0, ranks=0.0, gputop=0.0, held_up=others, threads=1,
+                   main=1 - others)
+    trace = captured(paused(at_one_place, 1_500), cpus)
+    assert ("step_gap_host" in findings(trace)) == blamed
+    assert blamed or "while other programs are idle" in abstained(trace)["step_gap_host"]
 
 
 def test_compiled_ops_and_those_of_a_gpu_are_no_small_ops() -> None:

@@ -62,6 +62,11 @@ def test_an_optimizer_is_known_by_its_name_its_op_and_the_call_that_launched_it(
         b.host("Optimizer.step#SGD.step", i * STEP + 85, 300, line="another thread")
     own = scaling(b)
     assert own.optimizer_s == pytest.approx(60e-6) and own.few_blocks_s == 0
+    b = job((100, 30, "gemm", shape(4)), (200, 20, "elementwise_kernel", shape(4)))
+    for i in range(STEPS):  # a closure runs the model in the call, and autograd's thread its backward pass
+        b.host("Optimizer.step#SGD.step", i * STEP + 5, 300, line="launch 0")
+        b.host("autograd::engine::evaluate_function: MmBackward0", i * STEP + 120, 30, line="autograd")
+    assert scaling(b).optimizer_s == pytest.approx(20e-6) and scaling(b).few_blocks_s == pytest.approx(30e-6)
 
 
 def test_what_runs_beside_other_kernels_is_not_counted_twice() -> None:

@@ -251,6 +251,13 @@ def test_the_loop_s_own_thread_is_named_where_it_makes_the_batches(iterator, nam
     trace = with_samples(b, {"MainThread": changes}, STEPS * STEP_S)
     f = next(f for f in analyze_trace(trace).findings if f.id == "input_bound")
     assert [c.name for c in f.culprits if c.kind == "line"] == (["data.py:6 Slow.__getitem__"] if named else [])
+    # A sample of the step that falls into a wait is none of it, whatever of the user's is there.
+    fetch = fetch.rpartition(" > ")[0]
+    changes = [(at + shift, text) for at, text in changes for shift, text in (
+        ((0.0, "model.py:4 forward"), (0.01, fetch)) if "__next__" in text else ((0.0, text),))]
+    trace = with_samples(b, {"MainThread": changes}, STEPS * STEP_S)
+    f = next(f for f in analyze_trace(trace).findings if f.id == "input_bound")
+    assert [c.name for c in f.culprits if c.kind == "line"] == (["train.py:9 <module>"] if named else [])
 
 
 def test_of_gaps_in_which_no_sample_fell_nothing_is_told():

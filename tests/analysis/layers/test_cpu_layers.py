@@ -126,6 +126,19 @@ def test_a_backward_pass_on_the_loop_s_own_thread_is_not_all_that_runs_there(own
     assert rows["backward"].device_s == pytest.approx(1.2e-3)
 
 
+def test_a_model_that_runs_in_the_optimizers_call_is_no_part_of_the_update() -> None:
+    """As Lightning's, which hands the optimizer a closure."""
+    b = Builder(gpus=0)
+    for i in range(4):
+        at = 1000 * i
+        b.host("Optimizer.step#Adam.step", at, 950, annotation=1).host("aten::linear", at + 100, 300, sequence=2 * i)
+        b.host("autograd::engine::evaluate_function: AddmmBackward0", at + 500, 100, sequence=2 * i)
+        b.host("aten::mm", at + 510, 80).host("aten::add_", at + 700, 200)
+    rows = paths(cpu_layers(b.build(), None))
+    assert rows["forward|aten::linear"].kernels == rows["optimizer|Adam.step/aten::add_"].kernels == 4
+    assert "backward|AddmmBackward0" in rows and "backward|Adam.step" not in rows
+
+
 def test_traces_with_a_gpu_or_without_ops_have_no_such_table() -> None:
     assert cpu_layers(Builder().run(0, 0, 10).host("a/x:MatMul", 0, 10, line="tf_Compute/1").build(), None) is None
     assert cpu_layers(Builder(gpus=0).host("some call", 0, 10).build(), None) is None
