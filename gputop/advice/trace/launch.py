@@ -20,8 +20,8 @@ from gputop.analysis.what_if.host_waits import host_waits
 from gputop.core.findings import Culprit
 from gputop.text.units import count, percent, seconds
 from gputop.trace.graph_captures import recordings
-from gputop.trace.intervals import Spans, coverage, distinct_times, in_order, intersect
-from gputop.trace.lookups import by_line, host_rows, launching_lines, rows_of, spans_of
+from gputop.trace.intervals import Spans, coverage, in_order, intersect
+from gputop.trace.lookups import distinct, host_rows, launching_lines, line_by_line, rows_of, spans_of
 from gputop.trace.model import I64, Kind
 
 _SHORTEST_S = 1e-7  # no kernel starts so soon after its launch
@@ -57,7 +57,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
     if facts.framework == "pytorch":
         recorded = _recorded(facts, waits)
         # Launches and copies, which the profiler records where the driver runs them.
-        launches = _in_waits(facts, distinct_times(facts.trace.device.launch_ns), waits)
+        launches = _in_waits(facts, distinct(facts.trace.device.launch_ns), waits)
         recording_s = min(share * facts.period_s, (  # no more than the wait that it is in
             recorded * limit("launch_bound.recording_s") + launches * limit("launch_bound.recorded_launch_s")))
     pace_s, idle_ns = launch_pace_s(facts), idle_before(facts, "launch")
@@ -164,11 +164,11 @@ def launch_pace_s(facts: TraceFacts) -> float | None:
     launched = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
     if len(launched) < 2:
         return None
-    places = by_line(device.launch_line[launched])
-    threads = len(places)
-    apart = np.concatenate([np.diff(in_order(device.launch_ns[launched[places.pop(line)]])) for line in list(places)])
+    of_threads = [np.diff(in_order(device.launch_ns[launched[places]]))
+                  for _, places in line_by_line(device.launch_line[launched])]
+    apart = np.concatenate(of_threads)
     apart = apart[rows_of(apart > 0)]  # the kernels of a CUDA graph have one launch: calls are counted, not kernels
-    if len(apart) + threads < _ONE_BY_ONE * len(launched):
+    if len(apart) + len(of_threads) < _ONE_BY_ONE * len(launched):
         return None
     return float(np.median(apart, overwrite_input=True)) / 1e9 if len(apart) else None
 
