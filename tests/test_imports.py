@@ -50,7 +50,7 @@ SAVES = {
     "gputop.sources": "the source in use alone: DCGM 2 MB, the demo 15 MB; processes 44 ms after the first GPUs",
     "gputop.telemetry": "35 ms of the first frame, which has no history yet",
     "gputop.text.commands": "for the first job",
-    "gputop.text.redaction": "11 ms; a crash alone",
+    "gputop.text.redaction": "11 ms; a crash or a command line alone",
     "gputop.timeline": "NumPy, 18 MB: for the first timeline",
     "gputop.trace": "NumPy, 13 MB: for the first trace",
     "gputop.tui.screens": "when a screen opens: up to 35 MB with NumPy",

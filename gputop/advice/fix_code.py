@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -39,9 +40,7 @@ class _Block(Struct, frozen=True):
 @cache
 def source_of_page(finding_id: str) -> str:
     """The prose of a finding as it is stored; raises FileNotFoundError for an id that has none."""
-    from importlib.resources import files  # takes 10 ms, and most samples have no finding
-
-    return files("gputop.advice").joinpath("pages").joinpath(f"{finding_id}.md").read_text(encoding="utf-8")
+    return Path(__file__).with_name("pages").joinpath(f"{finding_id}.md").read_text(encoding="utf-8")
 
 
 @cache

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from gputop.text import redaction
-
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?|ipython3?")
 _SHELL = re.compile(r"(?:ba|da|k|z)?sh")
 # Options of Python that take the next word, unless it is joined to them; every other begins with - and stands alone.
@@ -23,6 +21,8 @@ def short_command(command: str) -> str:
     "python -m pkg.train" and "python -c CODE" the first word stays. A long path among the arguments is cut in its
     middle. The words of a command are those between spaces: /proc tells no better.
     """
+    from gputop.text import redaction
+
     words = redaction.command(command).split(" ")
     while words and not words[0]:
         words = words[1:]

@@ -62,12 +62,6 @@ def in_order(times: I64) -> I64:
     return np.sort(times, kind="stable" if falls < _FEW_RUNS else None) if falls else times
 
 
-def distinct_times(times: I64) -> I64:
-    """Different times of ``times``, which are nearly in order, in order: ten times as quick as numpy.unique."""
-    ordered = in_order(times)
-    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
-
-
 def merge(*sets: Spans) -> Spans:
     """The instants that lie in any of the sets."""
     some = [s for s in sets if len(s.start)]

@@ -68,7 +68,8 @@ def test_memory_that_an_analysis_frees_is_there_for_its_next_array():
             "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
             "np.ones(2 << 20); before = faults()\n"
             "for _ in range(200): np.ones(2 << 20)\n"
-            "assert faults() - before < 200, faults() - before")
+            "assert faults() - before < 200, faults() - before\n"
+            "import gc; assert gc.get_threshold()[0] == 10_000  # so many new objects, not 700, until it is searched")
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -18,7 +18,7 @@ from gputop.analysis.results import GpuUse
 from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.text.units import percent
 from gputop.trace.intervals import coverage, intersect, union
-from gputop.trace.lookups import distinct, host_rows, migrations, name_mask, spans_of
+from gputop.trace.lookups import distinct, host_rows, migrations, spans_of
 from gputop.trace.model import Kind, MemoryKind
 
 _FEWER = ("Move fewer bytes to the GPU: send data in a compact type (uint8, bfloat16), convert it on the GPU, and keep "
@@ -114,7 +114,7 @@ def offloaded(facts: TraceFacts) -> bool | None:
         rounds = max(rounds, len(np.unique(np.searchsorted(computing_ns, copied_ns))))
     if rounds < _ROUNDS * facts.steps_or_window:
         return False
-    fetches = spans_of(facts.trace, np.flatnonzero(name_mask(trace, _FETCHES, _FETCHES_WORDS).take(trace.host.name)))
+    fetches = spans_of(trace, host_rows(trace, _FETCHES, words=_FETCHES_WORDS))
     fetched = coverage(fetches, device.launch_ns[rows], device.launch_ns[rows] + 1) > 0
     return True if device.bytes[rows[fetched]].sum() >= half else None if facts.basis == "step" else False
 

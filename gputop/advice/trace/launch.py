@@ -21,8 +21,8 @@ from gputop.analysis.what_if.host_waits import host_waits
 from gputop.core.findings import Culprit
 from gputop.text.units import count, percent, seconds
 from gputop.trace.graph_captures import recordings
-from gputop.trace.intervals import Spans, coverage, distinct_times, in_order, intersect
-from gputop.trace.lookups import by_line, host_rows, launching_lines, rows_of, spans_of
+from gputop.trace.intervals import Spans, coverage, in_order, intersect
+from gputop.trace.lookups import distinct, host_rows, launching_lines, line_by_line, rows_of, spans_of
 from gputop.trace.model import I64, Kind
 
 _SHORTEST_S = 1e-7  # no kernel starts so soon after its launch
@@ -60,7 +60,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         host = facts.trace.host  # of which the threads that launch count
         recorded = _in_waits(facts, host.start_ns[np.isin(host.line, launching_lines(facts.trace))], waits)
         # Launches and copies, which the profiler records where the driver runs them.
-        launches = _in_waits(facts, distinct_times(facts.trace.device.launch_ns), waits)
+        launches = _in_waits(facts, distinct(facts.trace.device.launch_ns), waits)
         recording_s = min(share * facts.period_s, (  # no more than the wait that it is in
             # Recording a launch takes no longer than the quickest ones are apart.
             recorded * limit("launch_bound.recording_s") + launches * min(
@@ -164,12 +164,11 @@ def _between_launches(facts: TraceFacts) -> I64:
     """Times from one launch to the next on each thread; none where most kernels are not launched one by one."""
     device = facts.trace.device
     launched = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
-    places = by_line(device.launch_line[launched])
-    threads = len(places)
-    apart = np.concatenate([np.empty(0, np.int64), *(
-        np.diff(in_order(device.launch_ns[launched[places.pop(line)]])) for line in list(places))])
+    of_threads = [np.diff(in_order(device.launch_ns[launched[places]]))
+                  for _, places in line_by_line(device.launch_line[launched])]
+    apart = np.concatenate([np.empty(0, np.int64), *of_threads])
     apart = apart[rows_of(apart > 0)]  # the kernels of a CUDA graph have one launch: calls are counted, not kernels
-    return apart if len(apart) + threads >= _ONE_BY_ONE * len(launched) else apart[:0]
+    return apart if len(apart) + len(of_threads) >= _ONE_BY_ONE * len(launched) else apart[:0]
 
 
 # A pause between two queued kernels, or one launch; longer ones have other causes.

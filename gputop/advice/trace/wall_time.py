@@ -25,7 +25,7 @@ from gputop.analysis.results import WallPart, WallTime
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
 from gputop.core.findings import Culprit
 from gputop.text.units import counted, percent, seconds
-from gputop.trace.lookups import launched_in_calls
+from gputop.trace.host_calls import launched_in_calls
 
 _OUTSIDE, _OPEN, _NO_STEPS = "between", "open", "no_steps"
 _STEPS = "steps"

@@ -147,7 +147,6 @@ def marks(trace: Trace) -> npt.NDArray[np.bool_]:
     marked = np.flatnonzero(is_mark)
     for line in np.unique(host.line[marked]).tolist():
         of_line = marked[host.line[marked] == line]
-        of_line = of_line[np.argsort(host.start_ns[of_line], kind="stable")]
         rows = np.flatnonzero(host.line == line)
         first = np.searchsorted(host.start_ns[of_line], host.start_ns[rows])
         ends = np.append(host.end_ns[of_line], np.iinfo(np.int64).max)

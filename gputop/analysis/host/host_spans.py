@@ -27,8 +27,8 @@ EAGER_PAUSE_NS = 1_000_000
 
 # Ops that wait for others or hold others: their time is not their own.
 _NOT_ITS_OWN = (
-    r".*:(?:\w*(?:Partitioned|Remote)Call|\w*While|\w*If|\w*Case|_?\w*(?:Send|Recv)\w*|\w*Iterator\w*|Optional\w*|NoOp|"
-    r"_?\w*(?:Arg|Retval)|Collective\w*|Nccl\w*|_?Xla\w*|Barrier\w*|\w*(?:Dequeue|Enqueue)\w*)$")
+    r".*:(?=\w+$)(?:\w*(?:(?:Partitioned|Remote)Call|While|If|Case|Arg|Retval)$|"
+    r"\w*(?:Send|Recv|Iterator|Dequeue|Enqueue)|Optional|NoOp$|Collective|Nccl|_?Xla|Barrier)")
 # XLA's own threads run what Python called, later than the call; and Python that waits for a result does nothing else.
 _XLA_THREAD = re.compile(r"tf_XLA|py_xla_execute|tf_pjrt")
 _WAITS = (r"(?:\$\S+ )?(?:try_to_block|block_until_ready|_?[Aa]wait\w*|result)$|[\w:]*(?:::Await|BlockHost\w*)$|"
@@ -80,7 +80,7 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     begun = _first_runs(trace, here, ops, runs, not_input)
     xla = np.array([bool(_XLA_THREAD.match(line.name)) for line in trace.lines], bool)
     executing = np.flatnonzero((here & xla).take(trace.host.line))
-    waiting = host_rows(trace, _WAITS, main)
+    waiting = host_rows(trace, _WAITS, main, ("wait", "block", "result", "synchronize"))
     calls = spans_of(trace, np.concatenate((called, runs, executing, waiting))) if len(called) else EMPTY
     short_ops, short_pauses = None, EMPTY
     torch = _TORCH_WORK if host_rows(trace, _TORCH_OP).size else (  # Nsight may show the runtime's calls and no op

@@ -15,9 +15,6 @@ from gputop.trace.lookups import by_line, host_stat, launching_lines, line_by_li
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import GLOBAL_POOL, GPU_PRIVATE, GPU_SHARED, GRAPH_EXECUTOR, INPUT, MAIN, lines_of
 
-# Work of a tf.data thread. Its Iterator:: events last while it waits for the stages below as well.
-_INPUT_WORK = rf"{OP}|ExecutorState::Process$|InstantiatedCapturedFunction::Run"
-
 
 def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> LaunchThreads | None:
     """Launch threads and contention; None where no launch, or no thread, is in the trace."""
@@ -68,7 +65,9 @@ def work_by_line(trace: Trace) -> Iterator[tuple[int, Spans]]:
     start, end, line = host.start_ns, host.end_ns, host.line
     of_input = lines_of(trace, INPUT)
     if of_input.any() and len(host):
-        rows = np.flatnonzero(name_mask(trace, _INPUT_WORK).take(host.name) | ~of_input.take(host.line))
+        # Its Iterator:: events last while it waits for the stages below as well.
+        is_work = name_mask(trace, OP) | name_mask(trace, r"ExecutorState::Process$|InstantiatedCapturedFunction::Run")
+        rows = np.flatnonzero(is_work.take(host.name) | ~of_input.take(host.line))
         start, end, line = start[rows], end[rows], line[rows]
     return ((number, union(start[indices], end[indices])) for number, indices in line_by_line(line))
 

@@ -438,7 +438,7 @@ def _loop_setups(trace: Trace, stretches: Sequence[_Stretch], divided: Mapping[s
 def _of_profiler(trace: Trace, steps: Steps | None, rank: _Rank, last_ns: int) -> Spans:
     """Spans in which the profiler starts or stops. TensorBoard's callback, which stops its own after the last step,
     writes the graph that it has traced; the last that its thread shows is that it flushes the file."""
-    spans = spans_of(trace, host_rows(trace, _PROFILES, rank.lines))
+    spans = spans_of(trace, host_rows(trace, _PROFILES, rank.lines, ("profiler", "_trace")))
     flushes = host_rows(trace, _FLUSHES, rank.loop_lines)
     if steps is None or not len(flushes):
         return spans

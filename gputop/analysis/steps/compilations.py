@@ -197,7 +197,7 @@ def _chosen(trace: Trace) -> Spans:
     """Convolutions' ops on the host of a timeline of TensorFlow 1 that take far longer than a launch: cuDNN tries out
     algorithms, whose kernels may not be recorded, or is loaded."""
     host = trace.host
-    rows = host_rows(trace, r".*:\w*Conv[23]D\w*$")
+    rows = host_rows(trace, r".*:\w*Conv[23]D\w*$", words=("conv",))
     rows = rows[[trace.lines[line].name.startswith(f"{GRAPH_EXECUTOR} GPU") for line in host.line[rows].tolist()]]
     return spans_of(trace, rows[host.end_ns[rows] - host.start_ns[rows] >= _LONG_NS])
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from itertools import permutations
 
 import numpy as np
@@ -30,7 +29,7 @@ from gputop.analysis.steps.compilations import PJIT, function_name
 from gputop.analysis.steps.loop_selection import pauses_for_other_calls
 from gputop.analysis.steps.phases import UNKNOWN
 from gputop.analysis.steps.sequence_period import FEWEST, sequence_period
-from gputop.trace.lookups import Mask, host_rows, host_stat, outermost_rows
+from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask, outermost_rows
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -75,11 +74,11 @@ _UPDATE = 0.1  # share of a program's ops, of which those of an update are more.
 
 def own_ops(trace: Trace) -> Mask:
     """Mask of ``trace.names`` that are calls of JAX's own ops, as :func:`gputop.trace.lookups.name_mask`."""
-    return _calls_of(trace, is_own_op)
+    return name_mask(trace, _calls_own_op)
 
 
-def _calls_of(trace: Trace, fits: Callable[[str], bool]) -> Mask:
-    return np.array([*(name.startswith("PjitFunction(") and fits(function_name(name)) for name in trace.names), False])
+def _calls_own_op(name: str) -> bool:
+    return name.startswith("PjitFunction(") and is_own_op(function_name(name))
 
 
 def is_own_op(function: str) -> bool:
@@ -129,7 +128,8 @@ def gradient_functions(trace: Trace, update: float = 0.0) -> Mask:
     programs = np.unique(module[backward]) if len(rows) and len(rows) == len(module) else ()
     functions = {trace.names[program].removeprefix("jit_") for program in programs
                  if not of_pass[module == program].mean() > 1 - update}
-    return _calls_of(trace, functions.__contains__)
+    return np.array([*(name.startswith("PjitFunction(") and function_name(name) in functions for name in trace.names),
+                     False])
 
 
 def by_executions(trace: Trace, anchors: Anchors) -> Anchors:

@@ -11,7 +11,7 @@ from gputop.analysis.results import StepTimes
 from gputop.core.findings import TraceNote
 from gputop.text.units import seconds
 from gputop.trace.intervals import Spans, in_order
-from gputop.trace.lookups import name_mask, spans_of
+from gputop.trace.lookups import host_rows, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import INPUT, lines_of
 
@@ -91,14 +91,14 @@ def _within(times_ns: I64 | None, spans: Spans) -> bool:
 def _times_by_rank(trace: Trace, pattern: str, words: tuple[str, ...], on_gpu: bool) -> dict[int, I64]:
     """Times, by rank, at which ops of such names start on threads other than tf.data's, or are launched to a GPU, in
     order."""
-    mask, host, device = name_mask(trace, pattern, words), trace.host, trace.device
-    if not mask.any():
-        return {}
+    host, device = trace.host, trace.device
     if on_gpu:
+        mask = name_mask(trace, pattern, words)
+        if not mask.any():
+            return {}
         rows = np.flatnonzero((mask.take(device.tf_op) | mask.take(device.name)) & (device.launch_ns >= 0))
         times, rank = device.launch_ns[rows], np.array([gpu.rank for gpu in trace.gpus], np.int64)[device.gpu[rows]]
     else:
-        rows = np.flatnonzero(mask.take(host.name))
-        rows = rows[~lines_of(trace, INPUT)[host.line[rows]]]
+        rows = host_rows(trace, pattern, ~lines_of(trace, INPUT), words)
         times, rank = host.start_ns[rows], np.array([line.rank for line in trace.lines], np.int64)[host.line[rows]]
     return {number: in_order(times[rank == number]) for number in np.unique(rank).tolist()}

@@ -50,13 +50,12 @@ class TorchBuilds(Struct, frozen=True):
 
 def compiling(trace: Trace, lines: Mask) -> Spans:
     """Spans in which torch.compile works on one of these threads, by its own marks; empty in older versions."""
-    return spans_of(trace, host_rows(trace, _TIMED, lines))
+    return spans_of(trace, host_rows(trace, _TIMED, lines, ("(dynamo_timed)",)))
 
 
 def compiling_kernels(trace: Trace) -> Spans:
     """Spans in which kernels are compiled, or tried out by Triton, one by one; calls within others count once."""
-    compiled = np.flatnonzero(name_mask(trace, _KERNELS, _KERNEL_WORDS).take(trace.host.name))
-    return merge(spans_of(trace, compiled), trials(trace)[TRITON])
+    return merge(spans_of(trace, host_rows(trace, _KERNELS, words=_KERNEL_WORDS)), trials(trace)[TRITON])
 
 
 def built_again(trace: Trace, builds: TorchBuilds) -> bool:

@@ -62,7 +62,7 @@ from gputop.analysis.steps.optimizer_calls import (
 )
 from gputop.analysis.steps.phases import SERVES
 from gputop.trace.intervals import Spans
-from gputop.trace.lookups import by_line, mask_where, outermost_rows, spans_of
+from gputop.trace.lookups import by_line, host_rows, name_mask, outermost_rows, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -153,10 +153,7 @@ class _Family(NamedTuple):
 
 def numbered_ranges(trace: Trace) -> NumberedRanges | None:
     """Numbered ranges of the training loop; None where no ranges count its iterations."""
-    host = trace.host
-    mask = mask_where(trace, ("numbered ranges",), lambda name: _names_iteration(name) or names_parts(name))
-    rows = np.flatnonzero(mask.take(host.name)) if mask.any() else np.empty(0, np.int64)
-    rows = rows[lines_of(trace, MAIN)[host.line[rows]]] if len(rows) else rows
+    host, rows = trace.host, host_rows(trace, _may_count_iterations, lines_of(trace, MAIN))
     if len(rows) < _FEWEST:
         return None
     of_rank: dict[tuple[str, int], _Family] = {}  # of several threads of a process the one with most launches and time
@@ -181,8 +178,12 @@ def numbered_ranges(trace: Trace) -> NumberedRanges | None:
                           np.sort(np.concatenate(beside)) if beside else np.empty(0, np.int64), repeated)
 
 
+def _may_count_iterations(name: str) -> bool:
+    return _names_iteration(name) or names_parts(name)
+
+
 def _names_iteration(name: str) -> bool:
-    return (0 < len(name) <= MAX_CHARS and name[-1] in _ENDS and _RANGE.search(name) is not None
+    return (name[-1:] in _ENDS and len(name) <= MAX_CHARS and _RANGE.search(name) is not None
             and _PARTS.search(name) is None and _FUNCTION.search(name) is None)
 
 
@@ -318,11 +319,10 @@ def named_ranges(trace: Trace) -> NamedRanges | None:
 
 def _users_ranges(trace: Trace) -> I64:
     """Rows of the ranges on the loops' threads whose names may be of a step or a part of one."""
-    host = trace.host
     rows = users_ranges(trace)
     if len(rows):
-        rows = rows[mask_where(trace, ("named ranges",), _may_name_a_step)[host.name[rows]]]
-    return rows[lines_of(trace, MAIN)[host.line[rows]]]
+        rows = rows[name_mask(trace, _may_name_a_step, on_host=True)[trace.host.name[rows]]]
+    return rows[lines_of(trace, MAIN)[trace.host.line[rows]]]
 
 
 def _may_name_a_step(name: str) -> bool:

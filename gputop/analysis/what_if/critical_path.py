@@ -25,7 +25,7 @@ from gputop.analysis.what_if.replay import TOLERANCE, Replay
 from gputop.render.step_parts import PATH_KINDS
 from gputop.text.units import percent
 from gputop.trace.intervals import EMPTY, Spans, contains, intersect, subtract, union
-from gputop.trace.lookups import name_mask
+from gputop.trace.lookups import by_line, name_mask, numbered
 from gputop.trace.model import I32, I64, Kind, Trace
 from gputop.trace.nesting import nest, nesting_order
 
@@ -256,8 +256,7 @@ def host_time(graph: Graph, lane: int, within: Spans, rows: I64) -> _Times:
     turn_edges = np.concatenate(([NEG_INF], np.minimum(called[turn], launch[turn + 1]), [POS_INF]))
     thread_of_turn = thread[np.append(turn, len(thread) - 1)]
     out = []
-    for line in np.unique(thread_of_turn).tolist():
-        mine = thread_of_turn == line
+    for line, mine in by_line(thread_of_turn).items():
         spans = intersect(union(turn_edges[:-1][mine], turn_edges[1:][mine]), within)
         if not len(spans.start):
             continue
@@ -481,9 +480,9 @@ def _segments(path: _Times, places: list[str], names: list[str], lo: int, hi: in
     long, part = length >= width, (path.start - lo) // width
     new = np.append(True, long[1:] | long[:-1] | (part[1:] != part[:-1]))[:len(length)]
     group = np.cumsum(new) - 1
-    _, what = np.unique(np.stack((path.kind, path.line, path.name)), axis=1, return_inverse=True)
-    what = what.ravel()
-    _, first, same = np.unique(group * (len(what) + 1) + what, return_index=True, return_inverse=True)
+    sizes = len(path.start), len(_KINDS), len(places), len(names)
+    what = np.ravel_multi_index((group, path.kind, path.line, path.name), sizes)
+    _, first, same = np.unique(what, return_index=True, return_inverse=True)
     most = np.lexsort((np.bincount(same, weights=length), group[first]))
     most = first[most[np.append(np.flatnonzero(np.diff(group[first][most])), len(most) - 1)]] if len(most) else most
     count = np.bincount(group)
@@ -495,13 +494,13 @@ def _segments(path: _Times, places: list[str], names: list[str], lo: int, hi: in
 
 def _slack_rows(rest: _Times, room: I64, places: list[str], names: list[str]) -> Iterator[Slack]:
     """Rows of slack, those with most time first."""
-    distinct, what = np.unique(np.stack((rest.kind, rest.line, rest.name)), axis=1, return_inverse=True)
-    what = what.ravel()
+    sizes = len(_KINDS), len(places), len(names)
+    distinct, what = numbered(np.ravel_multi_index((rest.kind, rest.line, rest.name), sizes))
     count, time = np.bincount(what), np.bincount(what, weights=rest.end - rest.start)
     least = np.full(len(count), POS_INF, np.int64)
     np.minimum.at(least, what, room)
     for row in np.argsort(-time, kind="stable")[:_MAX_ROWS].tolist():
-        kind, line, name = distinct[:, row].tolist()
+        kind, line, name = np.unravel_index(distinct[row], sizes)
         yield Slack(_KINDS[kind], names[name], places[line], int(count[row]), float(time[row]) / 1e9,
                     _seconds(least[row]))
 

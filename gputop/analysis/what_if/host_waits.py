@@ -15,7 +15,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.what_if.cure import Calls
 from gputop.analysis.what_if.dependencies import HELD_NS, Flags
 from gputop.trace.intervals import EMPTY, Spans
-from gputop.trace.lookups import host_rows
+from gputop.trace.lookups import by_line, host_rows
 from gputop.trace.model import I64, Kind, MemoryKind, Trace
 
 SYNCHRONIZE = r"(cu|cuda|hip)(Stream|Event|Device|Thread|Ctx)Synchronize"
@@ -78,8 +78,10 @@ def waits_again(trace: Trace, line: I64, end_ns: I64) -> Flags:
     """Mask of the calls after which their thread frees memory before it launches a kernel: that waits, too."""
     device, host = trace.device, trace.host
     frees, out = host_rows(trace, _FREES), np.zeros(len(line), bool)
+    if not len(frees):
+        return out
     kernels = np.flatnonzero((device.kind <= Kind.COLLECTIVE) & (device.launch_ns >= 0))
-    for thread in np.unique(line).tolist() if len(frees) else ():
+    for thread in np.unique(line).tolist():
         sorted_ns = (np.sort(begin_ns[of == thread]) for begin_ns, of in (
             (host.start_ns[frees], host.line[frees]), (device.launch_ns[kernels], device.launch_line[kernels])))
         free, launch = (np.append(begin_ns, np.iinfo(np.int64).max)[np.searchsorted(begin_ns, end_ns[line == thread])]
@@ -95,8 +97,7 @@ def _copies_of(trace: Trace, syncs: I64, copies: I64) -> I64:
     is_copy = np.zeros(len(device), bool)
     is_copy[copies] = True
     out = np.full(len(syncs), _LEFT_OUT, np.int64)
-    for thread in np.unique(host.line[syncs]).tolist():
-        mine = np.flatnonzero(host.line[syncs] == thread)
+    for thread, mine in by_line(host.line[syncs]).items():
         rows = np.flatnonzero((device.launch_line == thread) & (device.launch_ns >= 0))
         if not len(rows):
             continue

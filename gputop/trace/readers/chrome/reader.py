@@ -20,7 +20,7 @@ from gputop.trace import kernel_names, limits
 from gputop.trace.builder import MAX_GPUS, TraceBuilder
 from gputop.trace.derived_lines import STEPS, is_derived, streams
 from gputop.trace.launch_join import Launches, set_launches
-from gputop.trace.lookups import TORCH_HOST_MEMORY, Mask, computes_on_cpu, distinct
+from gputop.trace.lookups import TORCH_HOST_MEMORY, Mask, by_line, computes_on_cpu, distinct
 from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, StepEvents, Trace, TraceGpu
 from gputop.trace.occupancy import sm_count, with_estimate
 from gputop.trace.quality import note_empty_planes
@@ -255,8 +255,7 @@ class _Rank:
         out = DeviceEvents.empty(len(events))
         out.start_ns, out.end_ns = self._ns(events)
         out.name[:], out.correlation[:] = events["name"], events["correlation"]
-        for number in np.unique(ordinal).tolist():
-            on_gpu = np.flatnonzero(ordinal == number)
+        for number, on_gpu in by_line(ordinal).items():
             out.gpu[on_gpu] = gpu = self._gpu(number)
             out.line[on_gpu] = self._lines(gpu, streams[on_gpu])
         names, which = np.unique(out.name, return_inverse=True)
