@@ -228,6 +228,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         Limit("step_gap_host.share", 0.05, "ratio",
               "XProf: rates most categories as moderate at 3% of the step; gputop: excludes the time of Keras's own "
               "loop"),
+        Limit("step_gap_host.rare", 0.02, "ratio",
+              "gputop: ignores pauses that are long in so few steps, such as the start of an epoch"),
         Limit("step_gap_host.named", 0.5, "ratio", "gputop: the main cause must fill at least half of the gap"),
     )),
     Rule(id="long_steps", module="trace.long_steps", severity="by_share_capped",

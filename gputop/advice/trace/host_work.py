@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
+import numpy as np
 from msgspec import structs
 
 from gputop.advice.fix_code import code
@@ -33,7 +35,7 @@ from gputop.analysis.steps.phases import PREDICTION
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import intersect
+from gputop.trace.intervals import coverage, intersect
 from gputop.trace.lookups import host_rows, host_stat, how_to_mark_steps
 from gputop.trace.model import Trace
 
@@ -118,6 +120,11 @@ def _unknown_work(facts: TraceFacts, steps: Steps, share: float, runs_ops: bool)
         return Missing(others)
     if not facts.active and steps.times.unit == "period":
         return Missing(f"to know whether the loop had any work; {NO_TRAINING}")
+    begin_ns, end_ns = steps.edges_ns.T.copy()
+    of_steps_ns = np.sort(coverage(waits_for_host(facts, "gap"), begin_ns, end_ns))
+    often_ns = of_steps_ns[:math.ceil((1 - limit("step_gap_host.rare")) * steps.count)].sum()
+    if often_ns < limit("step_gap_host.share") * (end_ns - begin_ns).sum():  # an epoch's begin, or chance
+        return Missing("more of the few long pauses that make up most of the time between steps, in a longer trace")
     if runs_ops:  # Python's way from op to op, as tracing for a gradient, takes long at times
         return Missing("samples of Python at other lines than those that run the ops one by one, because the pauses "
                        "between these ops are part of the step")

@@ -42,6 +42,19 @@ def test_a_gap_without_events_is_pythons_and_several_steps_a_call_save_at_least_
     assert gain.claim == "at least" and gain.step_time == pytest.approx(0.3 * 15 / 16, rel=0.01)
 
 
+@pytest.mark.parametrize(("others", "is_found"), [(0.035, False), (0.06, True)])
+def test_the_start_of_an_epoch_is_no_work_between_all_steps(others: float, is_found: bool) -> None:
+    """Two pauses of a step's length, as for an epoch's iterator, and what Keras itself takes between steps."""
+    b, at = Builder(gpus=0), 0.0
+    for i in range(121):
+        b.host("train", at, STEP - 5, step_num=i, _r=1)
+        b.host("train_function", at + 10, (1 - others) * STEP - 10, tf_function_call="notTraced-nonXla")
+        b.host("EagerExecute", at + 10, (1 - others) * STEP - 20, eager_op="__inference_train_function_9", is_func=1)
+        at += STEP * (2 if i in (40, 80) else 1)
+    assert ("step_gap_host" in found(b)) is is_found
+    assert is_found or "few long pauses" in missing(b)["step_gap_host"]
+
+
 @pytest.mark.parametrize("function", ["train_function", "train_step"])
 def test_marks_alone_do_not_make_a_loop_keras_where_its_functions_have_other_names(function: str) -> None:
     """TensorFlow's guide marks the steps of a loop of one's own with the name that Keras 2 uses."""
