@@ -27,7 +27,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gputop.core.errors import GputopError
-from gputop.core.proc import Mapping, cpu_time_ns, mappings, read_maps
+from gputop.core.proc import Mapping, cpu_time_ns, environ_of, mappings, read_maps
 from gputop.launch import ptrace
 from gputop.launch.deadline import Deadline, TooLate, in_time
 from gputop.launch.ptrace import Registers, Tracee
@@ -110,7 +110,9 @@ def _no_thread(pid: int, before_ns: int | None) -> GputopError:
                            "can use it", "The process is frozen (a paused container?) or waiting for something else.")
     return GputopError(
         f"process {pid} is computing without system calls and outside its framework's libraries, so there is no safe "
-        "point at which gputop can use one of its threads", "Start the job with gputop run, which needs no safe point.")
+        "point at which gputop can use one of its threads",
+        "Start the job with gputop run, which needs no safe point." if "GPUTOP_RUN" not in environ_of(pid) else
+        "Try again once the job has imported its framework: gputop run starts a server then.")
 
 
 def _mappings(pid: int) -> list[Mapping]:

@@ -71,12 +71,15 @@ def test_one_thread_alone_is_borrowed_and_goes_on(code, times):
             assert process.stdout.readline() == f"{number}\n"
 
 
-def test_a_process_that_computes_in_python_alone_is_told_what_it_needs(monkeypatch):
+@pytest.mark.parametrize(("run", "fix"), [(None, "Start the job with gputop run"), ("a1", "Try again once the job")])
+def test_a_process_that_computes_in_python_alone_is_told_what_it_needs(run, fix, monkeypatch):
     monkeypatch.setattr(inject, "SEARCH_S", 0.1)
+    if run is not None:
+        monkeypatch.setenv("GPUTOP_RUN", run)
     with _python("print('ready', flush=True)\nwhile True: pass\n") as process:
         with pytest.raises(GputopError, match=r"process \d+ is computing without system calls") as caught:
             borrow(process.pid, "print('asked')")
-        assert "gputop run" in caught.value.fix
+        assert caught.value.fix.startswith(fix)
         assert process.poll() is None
 
 
