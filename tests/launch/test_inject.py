@@ -74,6 +74,7 @@ def test_one_thread_alone_is_borrowed_and_goes_on(code, times):
 @pytest.mark.parametrize(("run", "fix"), [(None, "Start the job with gputop run"), ("a1", "Try again once the job")])
 def test_a_process_that_computes_in_python_alone_is_told_what_it_needs(run, fix, monkeypatch):
     monkeypatch.setattr(inject, "SEARCH_S", 0.1)
+    monkeypatch.delenv("GPUTOP_RUN", raising=False)
     if run is not None:
         monkeypatch.setenv("GPUTOP_RUN", run)
     with _python("print('ready', flush=True)\nwhile True: pass\n") as process:
