@@ -43,6 +43,8 @@ LIVE_RULES: tuple[Rule, ...] = (
         Limit("unused_gpu.peer_busy", 0.10, "ratio", "same as idle_gpu.peer_busy"))),
     Rule(id="job_on_cpu", module="live.processes", hides_limit=True, leads=True, limits=(
         Limit("job_on_cpu.window_s", 60.0, "s", "gputop: ignores the start of a job, before it uses its GPUs"),
+        Limit("job_on_cpu.memory_ratio", 0.01, "ratio",
+              "gputop: a job in a container that lists no processes holds at least a CUDA context"),
         Limit("job_on_cpu.cores_enter", 0.25, "cores", "gputop: ignores idle notebooks and servers"),
         Limit("job_on_cpu.cores_leave", 0.1, "cores", "gputop: keeps the finding while the job waits for a file"))),
     Rule(id="gpu0_oversubscribed", module="live.processes", needs=("processes",), shared_limits=("window_s",),

@@ -172,9 +172,10 @@ def judge_job_on_cpu(view: NodeView) -> JobOnCpu | Missing | None:
     if any(gpu.processes for gpu in view.sample.gpus) or not view.sample.gpus:
         return None
     window_s = view.seconds("job_on_cpu.window_s")
-    unused, _ = view.without_process(window_s)
+    # From inside a container no process may be listed, but its memory is seen.
+    unused = [gpu for gpu in view.without_process(window_s)[0] if _is_free(gpu)]
     if len(unused) < len(view.sample.gpus) or not view.complete:
-        return Missing(f"{window_s:.0f} s of activity readings from all GPUs of the node, without work on any of them")
+        return Missing(f"all GPUs of the node without work and memory in use for {window_s:.0f} s")
     enough = view.limit("job_on_cpu", "cores_", unused[0].info.index)
     jobs = [p for p in view.sample.processes if p.framework and view.age_s(p) >= window_s
             and (p.cpu_cores.value or 0.0) >= enough]
@@ -183,6 +184,11 @@ def judge_job_on_cpu(view: NodeView) -> JobOnCpu | Missing | None:
     oldest = max(jobs, key=view.age_s)
     return JobOnCpu(gpus=tuple(gpu.info.index for gpu in unused), severity="high", framework=oldest.framework,
                     window_s=window_s, age_s=view.age_s(oldest), process=oldest)
+
+
+def _is_free(gpu: GpuSample) -> bool:
+    used, total = gpu["memory_used_bytes"].value, gpu["memory_total_bytes"].value
+    return used is not None and total is not None and used <= limit("job_on_cpu.memory_ratio") * total
 
 
 def describe_job_on_cpu(v: JobOnCpu) -> Explanation:
