@@ -35,7 +35,7 @@ from gputop.analysis.steps.phases import PREDICTION
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import coverage, intersect
+from gputop.trace.intervals import Spans, coverage, intersect
 from gputop.trace.lookups import host_rows, host_stat, how_to_mark_steps
 from gputop.trace.model import Trace
 
@@ -83,13 +83,13 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     runs_ops_s = sum(line.s_per_step for line in lines if line.line in {of_op.line for of_op in of_ops})
     named_s = limit("step_gap_host.named") * host.gap_s
     unnamed = known_work(WORK, (*host.gap_main, *host.gap_executor), named_s, lines) is None
-    if unnamed and (unknown := _unknown_work(facts, steps, share, runs_ops_s > named_s)) is not None:
+    gaps = waits_for_host(facts, "gap")
+    if unnamed and (unknown := _unknown_work(facts, steps, gaps, runs_ops_s > named_s)) is not None:
         return unknown
     several = unnamed and not facts.active and not steps.inside and training_loop(facts) in KERAS
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
-    gaps = waits_for_host(facts, "gap")
     work = tuple(item for item in host.gap_main if item.s_per_step >= _WORTH_NAMING * host.gap_s)
     return StepGapHost(gpus=facts.active_numbers, share=share, gap_s=host.gap_s,
                        severity="low" if paced else None, input_s=input_s if paced else None,
@@ -109,11 +109,12 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                            assumes="Assumes that the host work between two calls overlaps with compute or is removed."))
 
 
-def _unknown_work(facts: TraceFacts, steps: Steps, share: float, runs_ops: bool) -> Missing | None:
-    """Reason why gaps of this share, without known work, may be no work of the host's; ``runs_ops``: most of their
-    lines run ops one by one as well."""
+def _unknown_work(facts: TraceFacts, steps: Steps, gaps: Spans, runs_ops: bool) -> Missing | None:
+    """Reason why these gaps, without known work, may be no work of the host's; ``runs_ops``: most of their lines run ops
+    one by one as well."""
     host = facts.host
     assert host is not None and host.gap_s is not None
+    share = host.gap_s / facts.period_s
     silent = (host.gap_silent_s or 0.0) >= limit("step_gap_host.named") * host.gap_s
     others = may_be_others(facts, share, silent=silent, least=limit("step_gap_host.share"))
     if others is not None:
@@ -121,7 +122,7 @@ def _unknown_work(facts: TraceFacts, steps: Steps, share: float, runs_ops: bool)
     if not facts.active and steps.times.unit == "period":
         return Missing(f"to know whether the loop had any work; {NO_TRAINING}")
     begin_ns, end_ns = steps.edges_ns.T.copy()
-    of_steps_ns = np.sort(coverage(waits_for_host(facts, "gap"), begin_ns, end_ns))
+    of_steps_ns = np.sort(coverage(gaps, begin_ns, end_ns))
     often_ns = of_steps_ns[:math.ceil((1 - limit("step_gap_host.rare")) * steps.count)].sum()
     if often_ns < limit("step_gap_host.share") * (end_ns - begin_ns).sum():  # an epoch's begin, or chance
         return Missing("more of the few long pauses that make up most of the time between steps, in a longer trace")
