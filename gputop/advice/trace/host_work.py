@@ -110,8 +110,8 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
 
 
 def _unknown_work(facts: TraceFacts, steps: Steps, gaps: Spans, runs_ops: bool) -> Missing | None:
-    """Reason why these gaps, without known work, may be no work of the host's; ``runs_ops``: most of their lines run ops
-    one by one as well."""
+    """Reason why these gaps, without known work, may be no work of the host's; ``runs_ops``: most of their lines
+    run ops one by one as well."""
     host = facts.host
     assert host is not None and host.gap_s is not None
     share = host.gap_s / facts.period_s
