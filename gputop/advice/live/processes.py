@@ -200,7 +200,7 @@ def describe_job_on_cpu(v: JobOnCpu) -> Explanation:
     snippet = code_for(v.framework, "job_on_cpu")
     if hidden is not None and hidden.strip() in ("", "-1"):
         uses += f" and was started with CUDA_VISIBLE_DEVICES={hidden or repr(hidden)}, which hides all GPUs from it"
-        action, snippet = "Start the job without this variable.", code("job_on_cpu", "hidden") or ""
+        action, snippet = "Start the job without CUDA_VISIBLE_DEVICES.", code("job_on_cpu", "hidden") or ""
     return Explanation(
         title=f"No process uses a GPU: {program_name(process.command or 'a job')} runs on the CPU",
         why=f"{name_of(process)} has {LABELS.get(v.framework, 'a framework')} loaded, has run for {seconds(v.age_s)}, "
