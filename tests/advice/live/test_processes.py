@@ -130,7 +130,8 @@ def test_a_job_that_computes_on_the_cpu_while_no_process_uses_a_gpu() -> None:
     Scene(jobs=[ON_CPU], gpus=2, other={"memory_used_bytes": None}),
     Scene(jobs=[ON_CPU], gpus=2, watched=[0]),
     Scene(jobs=[], gpus=2),
-], ids=["other program", "idle", "young", "gpu in use", "unlisted", "memory in use", "memory unknown", "partly watched", "none"])
+], ids=["other program", "idle", "young", "gpu in use", "unlisted", "memory in use", "memory unknown", "partly watched",
+        "none"])
 def test_who_does_not_run_on_the_cpu_by_mistake(scene: Scene) -> None:
     assert all("job_on_cpu" not in ids(one) for one in play(scene, 120)[1])
 
