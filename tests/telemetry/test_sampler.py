@@ -246,12 +246,3 @@ def test_an_unforeseen_fault_ends_the_sampling_with_a_word(run: Callable[..., Ru
     node = Node()
     node.fault = RuntimeError("oops")
     assert "oops" in run(node).error().message
-
-
-def test_gpus_that_answer_at_once_are_read_by_one_thread(run: Callable[..., Run],
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline_calls, "STAGGER_S", WAIT_S)  # a loaded machine is no slow driver
-    going = run(Node(8))
-    for _ in range(3):
-        assert all(gpu["power_w"].value is not None for gpu in going.sample().gpus)
-    assert len(going.sampler._gpus.threads) == 1
