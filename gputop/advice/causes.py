@@ -18,7 +18,7 @@ from gputop.advice.registry import limit
 from gputop.analysis.layers.tree import NO_OP_RUNS
 from gputop.analysis.results import Analysis, HostWork, Unexplained
 from gputop.core.findings import MIN_SHARE, Finding, at_most, ranked, severity_of
-from gputop.trace.intervals import EMPTY, Spans, intersect, merge
+from gputop.trace.intervals import EMPTY, Spans, merge, overlap
 
 
 class Claimed(Struct, frozen=True):
@@ -101,7 +101,7 @@ def _explained(effect: Finding, cause: Finding, claimed: Mapping[str, Claimed]) 
 
 def _covered(effect: Claimed, cause: Claimed) -> float:
     """The share of the effect's seconds that its cause claims, too."""
-    both = sum(intersect(spans, cause.along(gpu)).total for gpu, spans in effect.spans.items())
+    both = sum(overlap(spans, cause.along(gpu)) for gpu, spans in effect.spans.items())
     return cause.part * both / sum(spans.total for spans in effect.spans.values()) if both else 0.0
 
 

@@ -15,7 +15,7 @@ from gputop.analysis.host.wall_time import SAMPLED, Division, RankDivision
 from gputop.analysis.results import Account, AccountLine, AccountPart, WallPart
 from gputop.analysis.steps.model import Steps
 from gputop.render.step_parts import PART_IDS
-from gputop.trace.intervals import Spans, intersect, subtract, union
+from gputop.trace.intervals import Spans, intersect, overlap, subtract, uncovered, union
 from gputop.trace.model import Trace
 
 _UNRECORDED = "unrecorded"
@@ -58,9 +58,9 @@ def _line(rank: RankDivision, in_steps: Mapping[str, Spans], within: Spans) -> t
     """Parts of one line. ``in_steps`` divides all of ``within``, some of which another rank may have recorded alone."""
     out, left = [], {id_: in_steps[id_].total for id_ in PART_IDS if id_ in in_steps}
     for part, spans in rank.parts:
-        rest, whole = spans.total, not subtract(within, spans).total
+        rest, whole = spans.total, not uncovered(within, spans)
         for id_ in left:
-            time = left[id_] if whole else intersect(in_steps[id_], spans).total
+            time = left[id_] if whole else overlap(in_steps[id_], spans)
             left[id_] -= time
             rest -= time
             out += [_part(rank, part, id_, time)] * bool(time)

@@ -22,7 +22,7 @@ from gputop.analysis.host.stack_lines import GAPS, Lines, gap_lines, gap_spans, 
 from gputop.text.units import percent, printable
 from gputop.timeline.idle_gap_work import IdlePeriod, host_work_in
 from gputop.timeline.model import CAUSES, IdleGap, IdleTotal, IdleWork
-from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, overlap, subtract
 from gputop.trace.model import I64, Kind, Trace
 
 LIMIT = 200  # idle gaps that a timeline has
@@ -136,7 +136,7 @@ def _totals(
             time += spans.total
             gaps += int(np.count_nonzero(np.diff(_places_in(idle.spans, spans), prepend=-2)))  # they are in order
             for part in parts if len(spans.start) else ():
-                parts[part] += intersect(spans, causes[part]).total
+                parts[part] += overlap(spans, causes[part])
         if time:
             cause, part = _cause_and_part(key, parts)
             all_gpus = merge(EMPTY, *(_of_cause(idle, by_cause[idle.timeline.gpu], key) for idle in idle_spans))

@@ -67,6 +67,11 @@ def merge(*sets: Spans) -> Spans:
     some = [s for s in sets if len(s.start)]
     if len(some) <= 1:
         return some[0] if some else EMPTY
+    *others, longest = sorted(some, key=lambda s: len(s.start))
+    if sum(len(s.start) for s in others) <= len(longest.start) // _LONG_RUN:
+        # Neither is open in the holes that both have.
+        few, lo, hi = merge(*others), min(int(s.start[0]) for s in some), max(int(s.end[-1]) for s in some)
+        return complement(intersect(complement(longest, lo, hi), complement(few, lo, hi)), lo, hi)
     if sum(len(s.start) for s in some) > AT_ONCE:
         return _merge_by_parts(some)
     return union(np.concatenate([s.start for s in some]), np.concatenate([s.end for s in some]))
@@ -109,13 +114,32 @@ def intersect(a: Spans, b: Spans) -> Spans:
         start[begin] = np.maximum(start[begin], a.start[meets])
         end[stop - 1] = np.minimum(end[stop - 1], a.end[meets])
         return Spans(start, end)
-    # Both are open from where the next one of either begins to where one ends, if it begins before.
+    start, end = _both_open(a, b)
+    both = np.flatnonzero(start < end)
+    return Spans(start[both], end[both])
+
+
+def overlap(a: Spans, b: Spans) -> int:
+    """Length of the instants that lie in both sets."""
+    few, many = sorted((len(a.start), len(b.start)))
+    if many >= _LONG_RUN * few:
+        return intersect(a, b).total
+    start, end = _both_open(a, b)
+    end -= start
+    return int(np.maximum(end, 0, out=end).sum())
+
+
+def uncovered(a: Spans, b: Spans) -> int:
+    """Length of the instants of ``a`` that do not lie in ``b``."""
+    return a.total - overlap(a, b)
+
+
+def _both_open(a: Spans, b: Spans) -> tuple[I64, I64]:
+    """Both are open from where the next one of either begins to where one ends, if it begins before."""
     start, end = np.concatenate((a.start, b.start)), np.concatenate((a.end, b.end))
     start.sort(kind="stable")  # merges the two runs
     end.sort(kind="stable")
-    start, end = start[1:], end[:-1]
-    both = np.flatnonzero(start < end)
-    return Spans(start[both], end[both])
+    return start[1:], end[:-1]
 
 
 def _part(a: Spans, lo: int, hi: int) -> Spans:

@@ -20,7 +20,7 @@ from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Calls, Cure
 from gputop.analysis.what_if.host_waits import HostWaits, host_waits, waits_again
 from gputop.text.units import count, listed, percent, size
-from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, overlap, subtract, union
 from gputop.trace.lookups import host_rows
 from gputop.trace.model import I64, Kind, MemoryKind
 
@@ -78,8 +78,8 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
         pageable = timeline.rows[(host_end == MemoryKind.PAGEABLE) & large]
         copies.append(pageable)
         hidden = merge(timeline.compute, timeline.collectives)
-        exposed += intersect(subtract(union(device.start_ns[pageable], device.end_ns[pageable]), hidden), judged).total
-        whole += intersect(subtract(merge(timeline.h2d, timeline.d2h), hidden), judged).total
+        exposed += overlap(subtract(union(device.start_ns[pageable], device.end_ns[pageable]), hidden), judged)
+        whole += overlap(subtract(merge(timeline.h2d, timeline.d2h), hidden), judged)
         moved += int(device.bytes[pageable].sum())
         length = device.end_ns[pageable] - device.start_ns[pageable]
         pageable_ns += int(length.sum())

@@ -29,7 +29,7 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import LARGE_SHARE, Culprit
 from gputop.text.units import counted, percent, ranges, rate, seconds
 from gputop.trace.host_calls import GRADIENT, launched_in_calls
-from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, overlap, subtract, uncovered, union
 from gputop.trace.kernel_names import short_kernel
 from gputop.trace.lookups import distinct, host_rows, host_stat, optimizer_names, spans_of
 from gputop.trace.model import I64, Kind, Trace
@@ -206,7 +206,7 @@ def _logits(facts: TraceFacts, rows: I64) -> tuple[I64, float]:
     for timeline in facts.gpu_timelines:
         on_gpu = rows[device.gpu[rows] == timeline.gpu]
         spans = intersect(union(device.start_ns[on_gpu], device.end_ns[on_gpu]), facts.analyzed_spans)
-        exposed_ns += subtract(spans, timeline.compute).total
+        exposed_ns += uncovered(spans, timeline.compute)
     return rows, exposed_ns / 1e9 / facts.steps_or_window / max(len(facts.active), 1)
 
 
@@ -385,7 +385,7 @@ def _held_up(facts: TraceFacts, waits: CollectiveWaits, late_s: float, numbers: 
         silent_ns += max(silent - (int(lines.sum()) - 1) * gaps.total, 0)
         gaps_ns += gaps.total
         fed_by = [loop.waits for loop in loops if (lines[loop.line] if loop.line >= 0 else loop.host == host)]
-        input_ns += intersect(gaps, merge(EMPTY, *fed_by)).total
+        input_ns += overlap(gaps, merge(EMPTY, *fed_by))
     per = facts.steps_or_window
     ranked = [work for work in ranked_work(totals, per) if work.s_per_step * per * 1e9 >= _WORTH_NAMING * gaps_ns]
     return (HeldUp(held_up_s, _processes(facts, numbers), ranked, silent_ns / per / 1e9,

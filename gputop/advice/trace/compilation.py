@@ -35,7 +35,7 @@ from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.core.findings import Claim, Culprit
 from gputop.text.units import percent, seconds
 from gputop.trace.host_calls import BACKWARD_NODE, GRADIENT, OPTIMIZER_CALL, work_of
-from gputop.trace.intervals import contains, coverage, in_order, intersect
+from gputop.trace.intervals import contains, coverage, in_order, intersect, overlap
 from gputop.trace.lookups import Mask, computes_on_cpu, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
@@ -133,7 +133,7 @@ def _judge_recompiling(facts: TraceFacts) -> Retracing | None:
         function=f"Function {again.function} of {again.by}",
         tracing_s=host.tracing_s, count=len(again.start_ns), calls=again.calls,
         young_s=young_s, severest="high" if young_s is None else "medium",
-        tuning_s=intersect(trials(trace)[COMPILER], facts.analyzed_spans).total / 1e9 / facts.steps_or_window,
+        tuning_s=overlap(trials(trace)[COMPILER], facts.analyzed_spans) / 1e9 / facts.steps_or_window,
         culprits=(Culprit(f"{'Torch-Compiled Region: ' * by_dynamo}{again.function}", "host", host.tracing_s,
                           facts.basis, at_s=int(again.start_ns[(again.end_ns - again.start_ns).argmax()]) / 1e9),),
         cure=Cure(host=removed_host_time(facts, "tracing"), assumes=_ALREADY))
@@ -261,7 +261,7 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     if share < limit("eager_execution.share"):
         return None
     calls = intersect(work_of(trace, host_rows(trace, OPTIMIZER_CALL)), facts.analyzed_spans)
-    ratio = intersect(spans, calls).total / spans.total
+    ratio = overlap(spans, calls) / spans.total
     # Of the usual step: another program may hold up a single call for long.
     begin, end = np.reshape(facts.trace.window_ns if facts.steps is None else facts.steps.edges_ns, (-1, 2)).T
     usual = float(np.median(coverage(calls, begin, end) / np.maximum(np.subtract(end, begin), 1)))

@@ -17,7 +17,7 @@ from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import GpuUse
 from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.text.units import percent
-from gputop.trace.intervals import coverage, intersect, union
+from gputop.trace.intervals import coverage, overlap, union
 from gputop.trace.lookups import distinct, host_rows, migrations, spans_of
 from gputop.trace.model import Kind, MemoryKind
 
@@ -228,7 +228,7 @@ def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
             return None
         lines[facts.trace.lines[int(streams[0])].name] = None
         copied = union(device.start_ns[copied_rows], device.end_ns[copied_rows])
-        exposed += intersect(copied, judged).total
+        exposed += overlap(copied, judged)
         whole += int((device.end_ns[copied_rows] - device.start_ns[copied_rows]).sum())
         moved += int(device.bytes[copied_rows].sum())
         rows.append(copied_rows)

@@ -27,7 +27,7 @@ from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.replay import Replay
 from gputop.core.findings import Claim, Culprit, Severity
 from gputop.text.units import counted
-from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, merge, union
+from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, merge, overlap, union
 from gputop.trace.kernel_names import op_of_annotation, split_op
 from gputop.trace.lookups import host_rows, host_stat, rows_of
 from gputop.trace.model import I64, Kind, Trace
@@ -158,7 +158,7 @@ class TraceFacts(Struct, frozen=True):
     def starts_of_workers(self, waits: Mapping[int, Spans]) -> Sequence[float]:
         """Seconds of each start of PyTorch's workers, if these waits are mostly in such, and none is anew each pass."""
         started, all_waits = workers_started(self.trace)[0], merge(EMPTY, *waits.values())
-        most = 2 * intersect(started, all_waits).total > all_waits.total and not new_workers(self).total
+        most = 2 * overlap(started, all_waits) > all_waits.total and not new_workers(self).total
         return ((started.end - started.start) / 1e9).tolist() if most else ()
 
     @property
@@ -191,7 +191,7 @@ def severity_by_limits(rule: str, share: float) -> Severity:
 
 def parts_of(facts: TraceFacts, idle: Mapping[int, Spans], ids: Collection[str]) -> dict[str, float]:
     """The time (ns) in these idle spans by GPU (index into ``Trace.gpus``) of each of these parts of the step."""
-    return {part: float(sum(intersect(facts.parts[gpu][part], spans).total for gpu, spans in idle.items()
+    return {part: float(sum(overlap(facts.parts[gpu][part], spans) for gpu, spans in idle.items()
                             if gpu in facts.parts)) for part in ids}
 
 
@@ -238,7 +238,7 @@ def host_rows_in_steps(facts: TraceFacts, pattern: str) -> I64:
 def share_of_steps(facts: TraceFacts, spans: Spans) -> float:
     """Share of the steps that these spans of one process take, or of the window without steps."""
     steps = facts.analyzed_spans
-    return intersect(spans, steps).total / steps.total if steps.total else 0.0
+    return overlap(spans, steps) / steps.total if steps.total else 0.0
 
 
 # Measured with PyTorch 2.13 on a CPU: 0.5-0.7 µs for an event with shapes, 0.3-0.4 without; up to half more where the

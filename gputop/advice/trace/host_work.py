@@ -35,7 +35,7 @@ from gputop.analysis.steps.phases import PREDICTION
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import Spans, coverage, intersect
+from gputop.trace.intervals import Spans, coverage, overlap
 from gputop.trace.lookups import host_rows, host_stat, how_to_mark_steps
 from gputop.trace.model import Trace
 
@@ -98,7 +98,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                        saving=_SAVED_BY_16 * share if several else None,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor, lines=lines,
                        culprits=on_host(facts, work, gaps),
-                       new_workers=intersect(gaps, new_workers(facts)).total >= limit("step_gap_host.named") * max(
+                       new_workers=overlap(gaps, new_workers(facts)) >= limit("step_gap_host.named") * max(
                            gaps.total, 1),
                        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
                        slow_host=_slow_rank(facts.trace, host.gap_host, host.gap_rank),

@@ -22,7 +22,7 @@ from gputop.analysis.host.tf_data import python_s
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.training_loops import loads_itself, training_loops
 from gputop.text.units import counted_cpus, seconds
-from gputop.trace.intervals import EMPTY, merge, subtract
+from gputop.trace.intervals import EMPTY, merge, uncovered
 from gputop.trace.threads import MAIN, lines_of
 
 _KERAS = {KERAS2: 2, KERAS3: 3}  # generations
@@ -110,7 +110,7 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
                             tells=f"{tells}, and {busy}.")
         return InputFix(fix_of_loader("torch")[0], snippet, tells=f"{tells}.")
     waits = merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace)))
-    if anew.total >= subtract(waits, anew).total:
+    if anew.total >= uncovered(waits, anew):
         return InputFix(
             KEEP_WORKERS, snippet,
             tells=f" The DataLoader restarts its workers for each pass over its data ({len(anew.start)} times in this "

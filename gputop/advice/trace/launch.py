@@ -21,7 +21,7 @@ from gputop.analysis.what_if.host_waits import host_waits
 from gputop.core.findings import Culprit
 from gputop.text.units import count, percent, seconds
 from gputop.trace.graph_captures import recordings
-from gputop.trace.intervals import Spans, coverage, in_order, intersect
+from gputop.trace.intervals import Spans, coverage, in_order, intersect, overlap
 from gputop.trace.lookups import distinct, host_rows, launching_lines, line_by_line, rows_of, spans_of
 from gputop.trace.model import I64, Kind
 
@@ -90,7 +90,7 @@ def _in_waits(facts: TraceFacts, begin_ns: I64, waits: dict[int, Spans]) -> floa
 def _in_compiled(facts: TraceFacts, waits: dict[int, Spans]) -> bool:
     """Return whether code that torch.compile made runs on the host for most of these waits."""
     compiled = spans_of(facts.trace, host_rows(facts.trace, _COMPILED_RUNS))
-    return sum(2 * intersect(spans, compiled).total - spans.total for spans in waits.values()) > 0
+    return sum(2 * overlap(spans, compiled) - spans.total for spans in waits.values()) > 0
 
 
 def _waits_within_steps(facts: TraceFacts) -> bool:
@@ -285,7 +285,7 @@ def judge_graph_recapture(facts: TraceFacts) -> GraphRecapture | Missing | None:
     share = savings.removed(idle_s, facts.period_s)
     if share < limit("graph_recapture.share"):
         return None
-    recording_s = intersect(recorded, facts.analyzed_spans).total / steps.count / 1e9
+    recording_s = overlap(recorded, facts.analyzed_spans) / steps.count / 1e9
     return GraphRecapture(
         gpus=facts.active_numbers, share=share, recorded=len(in_step) / steps.count,
         recording_s=recording_s, idle_s=idle_s,

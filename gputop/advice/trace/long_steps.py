@@ -27,7 +27,7 @@ from gputop.analysis.steps.optimizer_calls import steps_per_update
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.core.findings import HIGH_SHARE, Culprit
 from gputop.text.units import count, percent, seconds
-from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, overlap, subtract, union
 from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import F64, I64, Kind
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
@@ -119,7 +119,7 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
         spans=_spans(facts, long.indices, most), work=work,
         culprits=on_host(facts, named, _outside_work(facts, long.indices), "long step"),
         kernel=_kernel(facts, long.indices, usual), lines=lines[0],
-        new_workers=intersect(new_workers(facts), union(edges[long.indices, 0], edges[long.indices, 1])).total >= (
+        new_workers=overlap(new_workers(facts), union(edges[long.indices, 0], edges[long.indices, 1])) >= (
             limit("long_steps.named") * long.more_s.sum() * 1e9),
         loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace))
     if long.every is None and (most == "input" or (most in _HOST and _known_work(verdict) is None)):

@@ -15,7 +15,7 @@ from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.text.units import percent, reads_zero
-from gputop.trace.intervals import intersect, union
+from gputop.trace.intervals import overlap, union
 from gputop.trace.lookups import name_mask
 from gputop.trace.model import Kind
 
@@ -49,7 +49,7 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
     checks_ns = kernels = 0
     for timeline in facts.gpu_timelines:
         checking = timeline.rows[hit[timeline.events]]
-        checks_ns += intersect(union(device.start_ns[checking], device.end_ns[checking]), judged).total
+        checks_ns += overlap(union(device.start_ns[checking], device.end_ns[checking]), judged)
         kernels += int((device.kind[checking] == Kind.COMPUTE).sum())
     per = len(facts.gpu_timelines) * facts.steps_or_window
     share = savings.removed(checks_ns / 1e9 / per + cost.seconds(facts), facts.period_s)

@@ -22,7 +22,7 @@ from gputop.analysis.host.stack_lines import loader_of_frames, python_of
 from gputop.analysis.host.unrecorded import LEAST_S, in_and_outside
 from gputop.core.findings import Finding, severity_of
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import intersect, merge, union
+from gputop.trace.intervals import merge, overlap, union
 
 _ALIKE = 0.2  # what the samples in the recording show of the step differs from what is recorded by no more than this
 _WORTH_SAYING = 0.02  # of a step; and no less than the standard deviation of the samples
@@ -92,5 +92,5 @@ def _shares(threads: Sequence[StackSpans], window_ns: tuple[int, int], runs: npt
     running = merge(*(union(thread.start[rows], thread.end[rows]) for thread in threads
                       for rows in [np.flatnonzero((thread.stack >= 0) & runs[thread.stack])]))
     recorded, outside = in_and_outside(threads[0], window_ns)
-    shares = [intersect(running, spans).total / spans.total if spans.total else 0.0 for spans in (recorded, outside)]
+    shares = [overlap(running, spans) / spans.total if spans.total else 0.0 for spans in (recorded, outside)]
     return shares[0], shares[1], outside.total / 1e9

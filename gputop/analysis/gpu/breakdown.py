@@ -36,7 +36,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import TrainingLoop, training_loops
 from gputop.render.step_parts import PART_IDS
 from gputop.trace.graph_captures import in_captures
-from gputop.trace.intervals import AT_ONCE, EMPTY, Spans, chained, coverage, intersect, merge, subtract, union
+from gputop.trace.intervals import AT_ONCE, EMPTY, Spans, chained, coverage, intersect, merge, overlap, subtract, union
 from gputop.trace.lookups import host_rows, host_stat, rows_of, spans_of
 from gputop.trace.model import F64, I64, Trace
 
@@ -108,7 +108,7 @@ def _gpu_parts(timeline: GpuTimeline, within: Spans, waiting: Spans, late: Spans
 def idle_by_gpu(trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]]) -> IdleByGpu:
     """Idle spans that several analyses need of the same ``bounds`` (disjoint, in order)."""
     within = union([a for a, _ in bounds], [b for _, b in bounds])
-    gpu_timelines = [timeline for timeline in gpu_timelines if intersect(timeline.busy, within).total]
+    gpu_timelines = [timeline for timeline in gpu_timelines if overlap(timeline.busy, within)]
     starved = _starved(trace, gpu_timelines, training_loops(trace))
     processes = dict[tuple[str, int], _Process]()
     late = {}
@@ -135,7 +135,7 @@ def typical_step(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Step
     step = int(np.argmin(np.abs(durations - steps.times.median_s)))
     begin, end = steps.bounds_ns[step]
     whole = union([begin], [end])
-    gpus = {timeline.gpu: by_gpu[timeline.gpu] for timeline in gpu_timelines if intersect(timeline.busy, whole).total}
+    gpus = {timeline.gpu: by_gpu[timeline.gpu] for timeline in gpu_timelines if overlap(timeline.busy, whole)}
     if not gpus:
         return None
     edges = np.linspace(begin, end, SLOTS + 1).round().astype(np.int64)

@@ -15,7 +15,7 @@ import numpy as np
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.results import CollectiveOp, Collectives
 from gputop.analysis.steps.membership import WorkOfSteps
-from gputop.trace.intervals import subtract, union
+from gputop.trace.intervals import uncovered, union
 from gputop.trace.kernel_names import UNKNOWN
 from gputop.trace.lookups import alphabetical, distinct
 from gputop.trace.model import I64, Kind, Trace
@@ -66,8 +66,8 @@ def collectives(trace: Trace, gpu_timelines: list[GpuTimeline], of_steps: WorkOf
         operations.append(CollectiveOp(
             name, len(all_), _per_step(rows_by_gpu, of_steps),
             int((device.end_ns[all_] - device.start_ns[all_]).sum()) / 1e9, _bytes(trace, name, all_),
-            {gpu_number(trace, timeline.gpu): subtract(union(device.start_ns[r], device.end_ns[r]),
-                                                       timeline.compute).total / 1e9
+            {gpu_number(trace, timeline.gpu): uncovered(union(device.start_ns[r], device.end_ns[r]),
+                                                        timeline.compute) / 1e9
              for timeline, r in zip(ran, rows_by_gpu, strict=True)},
             transfer_s, waiting, same if isinstance(same, str) else None))
     reason = next((op.reason for op in operations if op.reason is not None), None)

@@ -15,7 +15,7 @@ from gputop.analysis.gpu.copies import copies, pageable_s
 from gputop.analysis.results import GpuUse
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.model import Steps
-from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, joined, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, joined, merge, subtract, uncovered, union
 from gputop.trace.kernel_names import UNKNOWN, classify
 from gputop.trace.lookups import rows_of
 from gputop.trace.model import I64, U8, Kind, Trace
@@ -177,9 +177,9 @@ def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
         busy=timeline.busy.total / window,
         compute=timeline.compute.total / window,
         collectives=timeline.collectives.total / window,
-        collectives_exposed=subtract(timeline.collectives, timeline.compute).total / window,
+        collectives_exposed=uncovered(timeline.collectives, timeline.compute) / window,
         copies=copied.total / window,
-        copies_exposed=subtract(subtract(copied, timeline.compute), timeline.collectives).total / window,
+        copies_exposed=uncovered(subtract(copied, timeline.compute), timeline.collectives) / window,
         idle_host_fault=_host_fault_share(trace, timeline),
         launch_delay_median_s=_launch_delay(trace, timeline),
         kernels=len(length),

@@ -11,7 +11,7 @@ from gputop.analysis.results import Functions, FunctionUse
 from gputop.analysis.steps.compilations import TRACING
 from gputop.analysis.steps.membership import step_of
 from gputop.analysis.steps.model import Steps
-from gputop.trace.intervals import Spans, intersect
+from gputop.trace.intervals import Spans, overlap
 from gputop.trace.lookups import COMPILE, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
@@ -61,7 +61,7 @@ def _functions(trace: Trace, compiled: set[str], runs: Spans, steps: Steps | Non
         first = min(sum(counts.get(row) == 1 for row in rows[of_function[traced]].tolist()), 1)
         calls_s = int(length[rows[of_function[traced]]].sum()) / 1e9
         built = int(building[of_function].sum()) / 1e9
-        in_xla = intersect(spans_of(trace, rows[of_function]), runs).total
+        in_xla = overlap(spans_of(trace, rows[of_function]), runs)
         per_step: dict[str, float] = {}
         if inside is not None and steps is not None:
             calls, whole_ns = inside[of_function], length[rows[of_function]]

@@ -171,15 +171,11 @@ def grouped_work(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_], loop_
     """:func:`work_in` by group, and of each group the gap time in which an event is open on the ``loop_lines``.
     ``ends``: of the stretches that hold the gaps, ``group``: the number of each one's group."""
     host = trace.host
-    rows = np.empty(0, np.int64)
-    if len(host):
-        rows = np.flatnonzero(chosen.take(host.line) & (host.end_ns > host.start_ns) & ~marks(trace))
     names, sums = len(trace.names), dict[int, tuple[float, float]]()  # by group and name
     with_event_ns = np.zeros(int(group.max(initial=0)) + 1)
-    for indices in lines_apart(host.line[rows]):
-        mine = rows[indices]
+    for mine in lines_apart(host.line, chosen) if len(host) else ():
         inside = coverage(gaps, host.start_ns[mine], host.end_ns[mine])
-        within = rows_of(inside > 0)
+        within = rows_of((inside > 0) & ~marks(trace)[mine])
         mine, inside = mine[within], inside[within]  # what holds such an event is such an event
         if not len(mine):
             continue
@@ -203,15 +199,15 @@ def grouped_work(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_], loop_
     return out, with_event_ns
 
 
-def lines_apart(line: npt.NDArray) -> Iterator[I64]:
-    """Indices of each line with many events in this column, and of all others together: what is computed of one stays
-    in a core's cache. Where many lines have, all are together: each costs a pass over the column."""
-    many = np.bincount(line) > AT_ONCE
+def lines_apart(line: npt.NDArray, chosen: npt.NDArray[np.bool_]) -> Iterator[I64]:
+    """Indices of each chosen line with many events in this column, and of all others of them together: what is computed
+    of one stays in a core's cache. Where many lines have, all are together: each costs a pass over the column."""
+    many = chosen & (np.bincount(line, minlength=len(chosen)) > AT_ONCE)
     many &= many.sum() <= FEW_LINES
     for one in np.flatnonzero(many).tolist():
         yield np.flatnonzero(line == one)
-    if len(others := np.flatnonzero(~many[line])):
-        yield others
+    if (others := chosen & ~many).any():
+        yield np.flatnonzero(others.take(line))
 
 
 def longest_on_host(trace: Trace, names: Collection[str], within: Spans) -> dict[str, float]:

@@ -34,7 +34,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.pytorch_ops import FORWARD, outer_ops
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.trace.host_calls import OPTIMIZER_CALL
-from gputop.trace.intervals import EMPTY, Spans, coverage, in_order, intersect, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, coverage, in_order, intersect, merge, overlap, subtract, union
 from gputop.trace.lookups import computes_on_cpu, host_rows, rows_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, busiest_line, lines_of
@@ -132,7 +132,7 @@ def host_causes(
     # all, where those are none or there are no GPUs.
     seen = union(*zip(*([edges for edges in bounds if edges[0] >= first_ns] or bounds), strict=True))
     placed = intersect(placed, seen)
-    placed_ns = sum(intersect(waits.by_cause["placement"], seen).total for waits in late)
+    placed_ns = sum(overlap(waits.by_cause["placement"], seen) for waits in late)
     # The time before that, where a step begins after it.
     once = union([bounds[0][0]], [first_ns]) if bounds[0][0] < first_ns <= bounds[-1][0] else EMPTY
     # The steps that are not seen may be far longer or shorter.

@@ -12,7 +12,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.core.findings import TraceNote
 from gputop.text.units import counted
 from gputop.trace.host_calls import within_calls
-from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, contains, coverage, merge, overlap, subtract, union
 from gputop.trace.lookups import (
     LAUNCH_CALLS,
     Mask,
@@ -172,7 +172,7 @@ def without_idle_gpus(trace: Trace) -> Trace:
             host_rows(trace, rf"{LAUNCH_CALLS}|.*:_(?:Host)?(?:Send|Recv)$")):
         return trace
     products, executors = host_rows(trace, r".*:\w*(?:MatMul|Conv[23]D)\w*$"), of_model_executors(trace)
-    if intersect(spans_of(trace, products), executors).total <= _PRODUCTS_ON_CPU * executors.total:
+    if overlap(spans_of(trace, products), executors) <= _PRODUCTS_ON_CPU * executors.total:
         return trace
     return replace(trace, gpus=[], found={}, quality=[TraceNote("no_gpu", (
         f"The model ran on the CPU, although the profiler lists {counted(len(trace.gpus), 'GPU')}. To use a GPU, check "

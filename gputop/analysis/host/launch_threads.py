@@ -10,7 +10,7 @@ import numpy as np
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.host.host_ops import OP, input_executors
 from gputop.analysis.results import LaunchThread, LaunchThreads
-from gputop.trace.intervals import EMPTY, Spans, intersect, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, merge, overlap, subtract, uncovered, union
 from gputop.trace.lookups import by_line, host_stat, launching_lines, line_by_line, name_mask, rows_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import GLOBAL_POOL, GPU_PRIVATE, GPU_SHARED, GRAPH_EXECUTOR, INPUT, MAIN, lines_of
@@ -33,7 +33,7 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
     of_input, shared = lines_of(trace, INPUT), input_on_shared_threads(trace)
     busy, other, at_work = dict[int, int](), dict[int, int](), [*shared.values()]
     for line, work in work_by_line(trace):
-        busy[line], other[line] = intersect(launching, work).total, subtract(work, calls.get(line, EMPTY)).total
+        busy[line], other[line] = overlap(launching, work), uncovered(work, calls.get(line, EMPTY))
         at_work += [work] if of_input[line] else []
     threads = [LaunchThread(
         name=trace.lines[line].name, pool=_pool(trace.lines[line].name), launches=by_gpu[line],
@@ -53,7 +53,7 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
         late_s=late.total / 1e9 if gpu_timelines else None,
         busy_threads_at_launch=sum(n for line, n in busy.items() if not waits[line]) / per if per else None,
         input_threads_at_launch=((sum(n for line, n in busy.items() if of_input[line])
-                                  + sum(intersect(launching, spans).total for spans in shared.values())) / per
+                                  + sum(overlap(launching, spans) for spans in shared.values())) / per
                                  if per and of_input.any() else None),
         cpus=cpu_budget(trace))
 
@@ -98,7 +98,7 @@ def _mode(threads: Sequence[LaunchThread]) -> str:
 
 
 def _share(work: Spans | None, of: Spans) -> float | None:
-    return None if work is None or not of.total else intersect(work, of).total / of.total
+    return None if work is None or not of.total else overlap(work, of) / of.total
 
 
 def cpu_budget(trace: Trace) -> int | None:

@@ -33,7 +33,7 @@ from gputop.analysis.results import FlameNode, GapLines, HostStacks, StackLine
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import GRAIN, loads_itself, training_loops
 from gputop.core.host_stacks import StackFrame
-from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, joined, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, joined, merge, overlap, subtract, union
 from gputop.trace.lookups import name_mask
 from gputop.trace.model import I64, Trace
 
@@ -263,7 +263,7 @@ class Lines:
         out = []
         for frame in np.argsort(-of_line, kind="stable")[:_MOST_LINES].tolist():
             of_frame = np.flatnonzero(line == frame)
-            time = intersect(union(start[of_frame], end[of_frame]), gaps).total
+            time = overlap(union(start[of_frame], end[of_frame]), gaps)
             if time:
                 out.append((frames[frame], time, frames[_most(leaf[of_frame], inside[of_frame])],
                             self._loader(_most(stack[of_frame], inside[of_frame])),

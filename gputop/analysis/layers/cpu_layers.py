@@ -24,7 +24,7 @@ from gputop.analysis.layers.pytorch import op_scopes
 from gputop.analysis.layers.scopes import Scope, differentiates
 from gputop.analysis.results import Layers
 from gputop.analysis.steps.model import Steps
-from gputop.trace.intervals import Spans, at_or_before, contains, in_order, intersect, merge, subtract, union
+from gputop.trace.intervals import Spans, at_or_before, contains, in_order, intersect, merge, uncovered, union
 from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask, spans_of, values_at
 from gputop.trace.model import F64, I64, Trace
 from gputop.trace.nesting import nest
@@ -78,7 +78,7 @@ def cpu_layers(trace: Trace, steps: Steps | None) -> Layers | None:
     named = union(start, np.maximum(end, ops.done_ns))
     for name, spans in (("collectives", spans_of(trace, host_rows(trace, COLLECTIVE))),
                         (tree.EXECUTOR, of_model_executors(trace)), (tree.NO_OP_RUNS, within)):
-        if (left_ns := float(subtract(intersect(spans, within), named).total)) or name == tree.NO_OP_RUNS:
+        if (left_ns := float(uncovered(intersect(spans, within), named))) or name == tree.NO_OP_RUNS:
             runs = name == tree.EXECUTOR
             tree.put(root, name, (), tree.ScopeSums(left_ns * runs, left_ns * (not runs)))
         named = merge(named, spans)

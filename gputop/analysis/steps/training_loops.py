@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from gputop.trace.intervals import Spans, intersect, union
+from gputop.trace.intervals import Spans, overlap, union
 from gputop.trace.lookups import host_rows, spans_of
 from gputop.trace.model import Trace, once
 
@@ -56,5 +56,5 @@ def loads_itself(trace: Trace, within: Spans) -> bool:
     """Return whether the training loop's own thread makes PyTorch's batches (num_workers=0): most of those that it
     waits for ``within`` some time, as an evaluation may have a loader of its own; without such waits any."""
     single, every = (spans_of(trace, host_rows(trace, pattern)) for pattern in (_SINGLE_PROCESS, LOADER))
-    waited_ns = intersect(every, within).total
-    return 2 * intersect(single, within).total > waited_ns if waited_ns else bool(len(single.start))
+    waited_ns = overlap(every, within)
+    return 2 * overlap(single, within) > waited_ns if waited_ns else bool(len(single.start))

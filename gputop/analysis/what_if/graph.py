@@ -29,7 +29,7 @@ from gputop.analysis.what_if.dependencies import (
     recorded_launches,
 )
 from gputop.analysis.what_if.lane_waits import LaneTimes, StepMarks, Waits, find_waits
-from gputop.trace.intervals import Spans, intersect, union
+from gputop.trace.intervals import Spans, overlap, union
 from gputop.trace.model import I64, Trace
 
 MAX_EVENTS = 100_000  # device events that are replayed: so many whole steps stand for the window
@@ -121,7 +121,7 @@ def build_graph(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps
     collectives = _find_collectives(trace, events, gpu_timelines)
     boundaries = _boundaries(spans, events)
     return Graph(trace, spans, marks, events, lanes, launches, delays, loops, waits, fetches,
-                 intersect(ambiguous, spans).total, collectives, boundaries,
+                 overlap(ambiguous, spans), collectives, boundaries,
                  split_into_pieces(events, launches, delays, waits, collectives, boundaries))
 
 
