@@ -11,9 +11,17 @@ import numpy as np
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, idle_before, once_per_trace, parts_of, waits_for_launches
+from gputop.advice.trace.facts import (
+    TraceFacts,
+    by_gpu,
+    idle_before,
+    once_per_trace,
+    parts_of,
+    waits_for_launches,
+)
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
+from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.steps.membership import step_of
 from gputop.analysis.what_if.cure import Cure
@@ -55,7 +63,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
     delays = [gpu.launch_delay_median_s for gpu in gpus if gpu.launch_delay_median_s is not None]
     faults = [gpu.idle_host_fault for gpu in gpus if gpu.idle_host_fault is not None]
     waits = {gpu: parts["launch"] for gpu, parts in facts.parts.items()}
-    recorded = recording_s = None
+    recorded, recording_s, (pace_s, quick_s) = None, None, launch_pace_s(facts)
     if facts.framework == "pytorch":
         host = facts.trace.host  # of which the threads that launch count
         recorded = _in_waits(facts, host.start_ns[np.isin(host.line, launching_lines(facts.trace))], waits)
@@ -64,9 +72,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         recording_s = min(share * facts.period_s, (  # no more than the wait that it is in
             # Recording a launch takes no longer than the quickest ones are apart.
             recorded * limit("launch_bound.recording_s") + launches * min(
-                limit("launch_bound.recorded_launch_s"), launch_pace_s(facts, _QUICK) or math.inf)))
-    pace_s, idle_ns = launch_pace_s(facts), idle_before(facts, "launch")
-    late = np.flatnonzero(idle_ns)
+                limit("launch_bound.recorded_launch_s"), quick_s or math.inf)))
     return LaunchBound(
         gpus=facts.active_numbers, share=share,
         kernel_median_s=median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None),
@@ -74,7 +80,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         launch_delay_s=median(delays) if delays else None,
         idle_host_fault=sum(faults) / len(faults) if faults else None, pace_s=pace_s,
         waits=_waits_within_steps(facts), recorded=recorded, recording_s=recording_s,
-        in_compiled=_in_compiled(facts, waits), events=Events(late, idle_ns[late], idle=True),
+        in_compiled=_in_compiled(facts, waits), events=Events(*idle_before(facts, "launch"), idle=True),
         cure=Cure(host=waits, assumes=(
             "Assumes that each kernel is launched before its GPU waits for it, as with one call for many kernels, and "
             "that kernels take as long as they do now.")))
@@ -152,23 +158,19 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle time caused by the host")
 
 
-def launch_pace_s(facts: TraceFacts, share: float = 0.5) -> float | None:
-    """Time from one launch to the next on a thread that this share of them stays below; None where launches are not
-    known, or most kernels are not launched one by one."""
-    apart = _between_launches(facts)
-    return float(np.quantile(apart, share)) / 1e9 if len(apart) else None
-
-
 @once_per_trace
-def _between_launches(facts: TraceFacts) -> I64:
-    """Times from one launch to the next on each thread; none where most kernels are not launched one by one."""
+def launch_pace_s(facts: TraceFacts) -> tuple[float, float] | tuple[None, None]:
+    """Time from one launch to the next on a thread, median and of the quickest; None where launches are not known, or
+    most kernels are not launched one by one."""
     device = facts.trace.device
     launched = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
     of_threads = [np.diff(in_order(device.launch_ns[launched[places]]))
                   for _, places in line_by_line(device.launch_line[launched])]
     apart = np.concatenate([np.empty(0, np.int64), *of_threads])
     apart = apart[rows_of(apart > 0)]  # the kernels of a CUDA graph have one launch: calls are counted, not kernels
-    return apart if len(apart) + len(of_threads) >= _ONE_BY_ONE * len(launched) else apart[:0]
+    if not len(apart) or len(apart) + len(of_threads) < _ONE_BY_ONE * len(launched):
+        return None, None
+    return float(np.quantile(apart, 0.5)) / 1e9, float(np.quantile(apart, _QUICK)) / 1e9
 
 
 # A pause between two queued kernels, or one launch; longer ones have other causes.
@@ -209,7 +211,7 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
         gpus=facts.active_numbers, share=share, spans=pauses, of_parts=parts_of(facts, pauses, _WAITS),
         short_ratio=short, pauses_s=pauses_s,
         kernel_median_s=median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None),
-        kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus), pace_s=launch_pace_s(facts),
+        kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus), pace_s=launch_pace_s(facts)[0],
         kernels_per_step=sum(per_step) / len(per_step) if per_step else None,
         events=_short(facts), cure=Cure(launching=True, pauses=True, assumes=(
             "Assumes that a few large kernels do the same work in the same time, without gaps between kernels and "
@@ -218,15 +220,15 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
 
 def _short(facts: TraceFacts) -> Events:
     """The short kernels, each with the pause before it."""
-    device = facts.trace.device
-    time = np.zeros(len(device), np.int64)
-    for timeline in facts.gpu_timelines:
-        time[timeline.events] = coverage(facts.analyzed_spans, timeline.start_ns, timeline.end_ns)
-        after, pause = timeline.after, timeline.gaps.end - timeline.gaps.start
+    def of_gpu(timeline: GpuTimeline) -> tuple[I64, I64]:
+        time = coverage(facts.analyzed_spans, timeline.start_ns, timeline.end_ns)
+        after, pause = timeline.resuming - timeline.events.start, timeline.gaps.end - timeline.gaps.start
         time[after] += np.where((pause <= _PAUSE_NS) & (time[after] > 0), pause, 0)
-    rows = np.flatnonzero((device.kind == Kind.COMPUTE) & (
-        device.end_ns - device.start_ns < limit("small_kernels.kernel_s") * 1e9))
-    return Events(rows, time[rows])
+        short = np.flatnonzero((timeline.kind == Kind.COMPUTE) & (
+            timeline.end_ns - timeline.start_ns < limit("small_kernels.kernel_s") * 1e9))
+        return timeline.events.start + short, time[short]
+
+    return Events(*by_gpu(facts, of_gpu))
 
 
 def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:

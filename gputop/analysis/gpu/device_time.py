@@ -67,6 +67,11 @@ class GpuTimeline(Struct, frozen=True):
         return np.arange(self.events.start, self.events.stop)
 
     @property
+    def resuming(self) -> I64:
+        """Rows of the events that end the gaps."""
+        return self.rows[1:] if isinstance(self.after, slice) else self.after
+
+    @property
     def resumes(self) -> I64:
         """Place of the first event that begins at the end of each gap."""
         each = len(self.gaps.end) == len(self.start_ns) - 1
