@@ -57,7 +57,7 @@ def test_a_real_chrony_is_understood(tmp_path: Path) -> None:
                           stderr=subprocess.DEVNULL) as process:
         try:
             ask = [chronyc, "-c", "-h", f"{tmp_path}/run/s", "tracking"]
-            engines.until(lambda: subprocess.run(ask, capture_output=True).returncode == 0, "chronyd", [process])
+            engines.until_serving(lambda: not subprocess.run(ask, capture_output=True).returncode, "chronyd", [process])
             check = cluster.clock(tmp_path, lambda: subprocess.run(ask, capture_output=True, text=True).stdout)
         finally:
             process.terminate()

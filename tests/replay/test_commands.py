@@ -21,6 +21,7 @@ from gputop.replay.parts import record
 from gputop.replay.reader import Recording
 from tests.fakes import StillSource, node_sample
 from tests.records import replace
+from tests.waiting import PATIENCE_S
 
 
 def start(path: Path) -> subprocess.Popen[str]:
@@ -67,7 +68,7 @@ def test_a_signal_ends_it_in_order(tmp_path: Path, number: signal.Signals) -> No
     with process:
         wait_for_bytes(process, path, 3000)
         process.send_signal(number)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert process.stderr is not None and "samples" in process.stderr.read()
     assert Recording(path).notes == ()
 

@@ -31,10 +31,10 @@ from gputop.session.session import Options, Session
 from tests.fakes import START_S, StillSource
 from tests.profiler.fake_server import FakeProfiler, serve
 from tests.records import replace
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("analysis_in_this_process")
 RULE = parse_rule("sm<0.6*median for 5s")
-DEADLINE_S = 30.0
 
 
 class Fed(Session):
@@ -57,7 +57,7 @@ class Fed(Session):
             self.feed.on_sample(NodeSample(self.now_s, gpus, HostSample("node", {}), interval_s=1.0))
 
     def wait(self) -> None:
-        assert self.ended.wait(DEADLINE_S)
+        assert self.ended.wait(PATIENCE_S)
         self.ended.clear()
 
 

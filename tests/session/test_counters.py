@@ -18,6 +18,7 @@ from gputop.sources.simulated import SimulatedSource
 from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession, StillSource, gpu_sample
 from tests.records import replace
+from tests.waiting import PATIENCE_S
 
 SERVER = Server("127.0.0.1:6009", pid=41231)
 
@@ -80,7 +81,7 @@ def test_a_capture_without_a_monitor_samples_for_itself() -> None:
     add = watch._add
     watch._sampler.connect(lambda sample: (add(sample), sample.interval_s and sampled.set()), lambda error: None)
     with watch.running():
-        assert sampled.wait(20)
+        assert sampled.wait(PATIENCE_S)
     assert source.at(0.0)[0] is node  # the job goes on as it was
     (process,) = watch.sample.processes
     found = watch.counters(captured(0, end_s=watch.sample.time_s), (Server("127.0.0.1:1", pid=process.pid),))

@@ -17,6 +17,7 @@ from gputop.core.metrics import GPU_METRICS, LANE_METRICS, LEVELS, TENSOR_FLOP_P
 from gputop.core.samples import LOST, GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 from gputop.telemetry.history import HOST_HISTORY_POINTS, RAW_SAMPLES, TIERS, History, Lane
 from tests.fakes import cgroup_sample, node_sample
+from tests.waiting import PATIENCE_S
 
 START_S = 1_800_000_000.0
 SMALL = {"raw_samples": 60, "tiers": ((1.0, 50), (10.0, 15), (60.0, 6))}
@@ -364,7 +365,7 @@ def test_reading_while_writing() -> None:
         history.append(one(start + i / 10, math.floor(start + i / 10) % 97 / 97))
     done.set()
     for reader in readers:
-        reader.join(timeout=30)
+        reader.join(timeout=PATIENCE_S)
     assert not failed, failed[0]
 
 

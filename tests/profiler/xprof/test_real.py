@@ -24,6 +24,7 @@ from tests import xspace_messages as messages
 from tests.profiler.capturing import capture, capture_with_probe
 from tests.records import replace
 from tests.tf_job import start_tf_job
+from tests.waiting import until
 
 pytestmark = pytest.mark.tensorflow
 
@@ -76,14 +77,15 @@ def test_a_killed_gputop_leaves_the_job_free(tf_fast_job, tmp_path):
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         assert any("recording" in line for line in running.stderr)
         running.kill()
-    until = time.monotonic() + 60
-    while True:  # TensorFlow gathers what it has recorded before it is free again
+
+    def free() -> bool:  # TensorFlow gathers what it has recorded before that
         try:
-            capture(tf_fast_job.address, seconds=0.2, logdir=tmp_path / "next")
-            break
+            return bool(capture(tf_fast_job.address, seconds=0.2, logdir=tmp_path / "next"))
         except GputopError as error:
-            assert "busy" in error.message and time.monotonic() < until, error
-            time.sleep(0.1)
+            assert "busy" in error.message, error
+            return False
+
+    until(free, "a capture")
     tf_fast_job.wait_steps(2)
 
 

@@ -18,6 +18,7 @@ from tests.dcgm_double import PROFILING, Gpu, install
 from tests.dcgm_double.scene import Scene
 from tests.nvml_fake import FakeNvml, environment
 from tests.sources.conftest import Clock
+from tests.waiting import PATIENCE_S
 
 RX, TX = "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s"
 
@@ -54,7 +55,7 @@ class Node:
             self.scene.engine.update()
         now_s = self.clock()
         first = [probe.read(now_s) for probe in self.source.gpus][gpu]
-        if self.made and self.scene.client.wait(10.0):
+        if self.made and self.scene.client.wait(PATIENCE_S):
             return self.source.gpus[gpu].read(now_s)
         return first
 
@@ -140,7 +141,7 @@ def test_an_engine_of_another_machine_is_not_mixed_in(node: Callable[..., Node])
 def test_a_gpu_that_was_not_yet_asked_for_is_not_called_unlisted(node: Callable[..., Node]) -> None:
     one = node("gpm 0")
     one.source.gpus[0].read(1.0)
-    assert one.scene.client.wait(10.0)  # an answer for GPU 0 alone
+    assert one.scene.client.wait(PATIENCE_S)  # an answer for GPU 0 alone
     assert (one.source.gpus[1].read(1.0)["sm_active"].reason or "").endswith("DCGM: not asked yet")
     assert (one.sample(1)["sm_active"].reason or "").endswith("or dcgm-exporter")
 

@@ -28,6 +28,7 @@ from gputop.text.units import printable
 from tests.commands.run_gputop import gputop
 from tests.nvml_fake import FakeNvml, environment
 from tests.sources.conftest import Clock
+from tests.waiting import PATIENCE_S
 
 SICK, GPUS = 3, 8
 CODES = (*range(1, 31), 999)  # nvmlReturn_t
@@ -300,7 +301,7 @@ def test_a_call_that_hangs(fake: FakeNvml, healthy: dict[str, Healthy], kind: st
         """A sample in which the sick GPU is in that state and the others are well."""
         until_s = time.monotonic() + 20.0
         while time.monotonic() < until_s:
-            sample = samples.get(timeout=20.0)
+            sample = samples.get(timeout=PATIENCE_S)
             gpu = sample.gpus[SICK]
             well = [g for g in sample.gpus if g.state == OK and g["power_w"].value == 431]
             if gpu.state == state and len(valued(gpu)) >= values and len(well) >= GPUS - 1:
