@@ -230,10 +230,3 @@ def test_samples_that_wait_for_the_backfill_are_not_checked(tmp_path, captured):
     session.feed._backfill_expected = True
     session.go(10, 0.2)
     assert isinstance(session.control.auto_capture, AutoCapture) and session.feed.history is None and captured == []
-
-
-def test_when_a_trace_begins_is_told_from_its_events():
-    record = CaptureRecord("a:1", Path("x"), 0.0, 10.0, 1.0, analysis=Analysis(trace=TraceSummary(start_s=1001.2)))
-    assert held_before(record, 1000.0) == (
-        "the trace contains nothing before the dip: it starts 1.2 s after the dip",)
-    assert held_before(record, 1001.3) == ()
