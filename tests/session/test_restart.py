@@ -45,7 +45,7 @@ class Loop:
         """The record of a capture that needs no question."""
         assert self.session.start_capture() is None
         control = self.session.control
-        self.watched.until(lambda: control.status is not None and not control.status.running, 120.0)
+        self.watched.until(lambda: control.status is not None and not control.status.running)
         status, record = self.session.control.status, self.session.results.last_capture
         assert status is not None and status.phase == "done" and record is not None, status
         return record

@@ -68,6 +68,7 @@ def states(sample: NodeSample) -> list[str]:
 # -- the usual course ----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_sample_holds_everything_of_its_tick(run: Callable[..., Run]) -> None:
     node = Node()
     going = run(node)
@@ -141,8 +142,6 @@ def test_a_hanging_gpu_holds_up_nobody_and_comes_back(run: Callable[..., Run], m
     going = run(node)
     going.sample()
     node.gpus[1].gate.clear()
-    late = going.until(lambda sample: not complete(sample) and complete(sample, without=1))
-    assert states(late) == [OK, OK, OK]
     sample = going.until(lambda sample: sample.gpus[1].state == NOT_RESPONDING)
     assert states(sample) == [OK, NOT_RESPONDING, OK]
     assert sample.gpus[1]["power_w"].reason == sample.gpus[1].message
@@ -233,6 +232,7 @@ def test_each_gpu_that_hangs_takes_one_thread(run: Callable[..., Run]) -> None:
     assert going.until(complete)
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_broken_probe_is_shown_and_the_others_go_on(run: Callable[..., Run]) -> None:
     node = Node()
     node.gpus[0].fault = ZeroDivisionError("oops")

@@ -15,6 +15,7 @@ from tests.telemetry.node_doubles import Node
 from tests.waiting import PATIENCE_S
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("simulated", [False, True])
 def test_before_a_connection_it_reads_the_gpus_and_waits(simulated: bool) -> None:
     node = Node()
