@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster_lab import free_port
+from tests.listening import free_port
 from tests.waiting import PATIENCE_S, until
 
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from gputop.cli import main
 from gputop.doctor import driver, driver_facts
 from gputop.doctor.driver_facts import ask_driver
 from gputop.doctor.examine import examine
+from tests.listening import free_port
 from tests.nvml_fake import build, environment
 from tests.waiting import until
 
@@ -120,8 +120,6 @@ def test_exit_status_over_the_fake(configured: Configured, settings: list[str], 
 def test_an_attached_server_that_is_missing_fails_and_a_wrong_address_is_usage(
         configured: Configured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(os, "environ", configured("gpus 1"))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    assert main(["doctor", "--attach", f"127.0.0.1:{port}"]) == 1
+    assert main(["doctor", "--attach", f"127.0.0.1:{free_port()}"]) == 1
     assert "nothing listens" in capsys.readouterr().out
     assert main(["doctor", "--attach", "no:port"]) == 2

@@ -10,6 +10,7 @@ import pytest
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.profiler.addresses import is_local, parse_address, split_address
 from gputop.profiler.xprof.probe import check_http2, probe
+from tests.listening import free_port
 from tests.profiler.fake_server import FakeProfiler, serve
 from tests.profiler.xprof.talking_server import talking
 from tests.waiting import PATIENCE_S
@@ -103,10 +104,8 @@ def test_silent_port():
 
 
 def test_nothing_listens():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     with pytest.raises(GputopError, match="nothing listens") as caught:
-        probe(f"127.0.0.1:{port}")
+        probe(f"127.0.0.1:{free_port()}")
     assert "jax.profiler.start_server" in caught.value.fix
 
 
