@@ -226,7 +226,7 @@ def test_a_fault_is_told_in_three_messages_with_a_file_to_attach(tmp_path: Path)
 
 
 def test_on_a_terminal_that_cannot_place_text_it_is_one_snapshot_as_text() -> None:
-    with terminal((120, 40), "--demo", "healthy", "--interval", "0.2", env={"TERM": "dumb"}) as there:
+    with terminal((120, 40), "--demo", "healthy", "--gpus", "0", "--interval", "0.2", env={"TERM": "dumb"}) as there:
         assert there.ended() == 0
         output = bytes(there.raw).decode()
         assert "TERM is dumb" in output and "one snapshot as text" in output and "What to do" in output
