@@ -36,9 +36,10 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
 
-# A loaded machine is no fault of a test.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+# A loaded machine is no fault of a test, and what one run of the suite tries the next one tries, too: examples by
+# chance are those of `make fuzz`.
+settings.register_profile("the same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("the same")
 
 # What takes seconds to make is made once: the tests of these files share a process.
 _SHARED_JOBS, _PYTORCH_JOBS = "TensorFlow jobs", "PyTorch jobs"

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 
+# Below those that the kernel gives to connections and to servers that want any; each process of tests begins elsewhere.
+_PORTS = itertools.count(os.getpid() * 997)
+
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A port of this machine that nobody listens on, and that nobody else is given meanwhile."""
+    for number in _PORTS:
+        port = 10_000 + number % 18_000
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
+    raise AssertionError
 
 
 @contextlib.contextmanager

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from gputop.core.proc import read_stat
+from tests.waiting import until
+
 
 @contextlib.contextmanager
 def once_ready(*command: str, or_skip: str = "", **how: Any) -> Iterator[subprocess.Popen[str]]:
@@ -26,9 +29,10 @@ def once_ready(*command: str, or_skip: str = "", **how: Any) -> Iterator[subproc
 
 @contextlib.contextmanager
 def asleep(**how: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """One that does nothing."""
+    """One that does nothing any more: a moment after the start it has no command line yet."""
     with subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, **how) as process:
         try:
+            until(lambda: read_stat(process.pid).state == "S")
             yield process
         finally:
             process.kill()

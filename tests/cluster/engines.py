@@ -11,13 +11,13 @@ import pwd
 import shutil
 import socket
 import subprocess
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster_lab import free_port
+from tests.listening import free_port
+from tests.waiting import PATIENCE_S, until
 
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
@@ -31,14 +31,13 @@ def needed(*programs: str) -> list[str]:
     return [str(Path(place).absolute()) for place in found if place is not None]
 
 
-def until(there: Callable[[], bool], what: str, processes: Sequence[subprocess.Popen[bytes]] = ()) -> None:
-    for _ in range(600):
-        if there():
-            return
+def until_serving(there: Callable[[], bool], what: str, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    def served() -> bool:
         for process in processes:
             assert process.poll() is None, f"{process.args!r} has ended, and {what} is not installed there"
-        threading.Event().wait(0.05)
-    raise AssertionError(f"{what} is not there after half a minute")
+        return there()
+
+    until(served, what)
 
 
 @contextlib.contextmanager
@@ -92,7 +91,7 @@ Host *
     with (folder / "sshd.log").open("wb") as log, subprocess.Popen(
             [server, "-D", "-e", "-f", folder / "sshd_config"], stderr=log) as process:
         try:
-            until(lambda: _answers(port), "sshd", [process])
+            until_serving(lambda: _answers(port), "sshd", [process])
             yield bin_
         finally:
             process.terminate()
@@ -152,14 +151,14 @@ PartitionName=train Nodes=gpu1,gpu2 Default=YES MaxTime=INFINITE State=UP
     file, quiet = str(folder / "slurm.conf"), subprocess.DEVNULL
 
     def said(*words: str) -> str:
-        return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=30).stdout
+        return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=PATIENCE_S).stdout
 
     with contextlib.ExitStack() as stack:
         running = [stack.enter_context(subprocess.Popen(words, env=environ, stdout=quiet, stderr=quiet)) for words in (
             [controller, "-D", "-c", "-i", "-f", file],
             *([daemon, "-D", "-N", node, "-f", file] for node in ("gpu1", "gpu2")))]
         try:
-            until(lambda: said(sinfo, "-h", "-N", "-o", "%T").split() == ["idle", "idle"], "Slurm", running)
+            until_serving(lambda: said(sinfo, "-h", "-N", "-o", "%T").split() == ["idle", "idle"], "Slurm", running)
             yield environ
         finally:
             said(scancel, "-f", "-u", user)

@@ -14,6 +14,7 @@ import pytest
 from gputop.cli import main
 from gputop.cluster import slurm
 from tests.cluster import engines
+from tests.waiting import until
 
 # The agent of a simulated node, by another name and with other GPUs for each node.
 _GPUTOP = f"""\
@@ -68,7 +69,7 @@ def test_the_jobs_are_those_of_a_real_slurm(folder: Path, tmp_path: Path, monkey
                                     "sleep 600"], capture_output=True, text=True, env=environ, check=True)
         number = submitted.stdout.split()[-1]
         running = ["-h", "-t", "R", "-o", "%A"]
-        engines.until(lambda: number in subprocess.run([squeue, *running], env=environ, capture_output=True,
+        until(lambda: number in subprocess.run([squeue, *running], env=environ, capture_output=True,
                                                        text=True).stdout.split(), "the job")
         monkeypatch.setattr(slurm, "COMMAND", [squeue, "--json"])
         assert asked(folder, "gpu[1-2]", "--json") == 0

@@ -13,7 +13,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,9 +29,9 @@ from tests.fakes import StillSession
 from tests.listening import free_port
 from tests.nvml_fake import build, environment
 from tests.tui.terminals import Terminal
+from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 60.0
 _PROMETHEUS = """\
 global: {scrape_interval: 250ms}
 scrape_configs:
@@ -57,17 +57,9 @@ def running(*command: str, env: dict[str, str] | None = None) -> Iterator[subpro
         process.communicate()
 
 
-def until(done: Callable[[], object]) -> None:
-    for _ in range(int(TIMEOUT_S / 0.1)):
-        if done():
-            return
-        threading.Event().wait(0.1)
-    raise AssertionError(f"not within {TIMEOUT_S:.0f} s")
-
-
 def get(address: str, path: str) -> str:
     try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=TIMEOUT_S) as answer:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=PATIENCE_S) as answer:
             return str(answer.read().decode())
     except urllib.error.URLError:
         return ""
@@ -97,7 +89,7 @@ def test_a_real_prometheus_scrapes_it_and_term_ends_it(tmp_path: Path, settings:
             (target,) = json.loads(get(own, "/api/v1/targets"))["data"]["activeTargets"]
             assert (target["health"], target["lastError"]) == ("up", "")
         gputop.terminate()
-        assert gputop.wait(TIMEOUT_S) == 0
+        assert gputop.wait(PATIENCE_S) == 0
 
 
 def test_the_monitor_serves_them_while_it_runs(settings: dict[str, str]) -> None:

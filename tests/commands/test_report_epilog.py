@@ -14,6 +14,7 @@ import pytest
 from benchmarks.cluster_lab import scraping, wait_for
 from tests.cluster import engines
 from tests.cluster.exporters import Exporter, openmetrics, seconds
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +53,7 @@ def test_the_epilog_appends_what_the_job_did_with_its_gpus_to_its_output(tmp_pat
                           f"echo trained; until [ -e {go_on} ]; do sleep 0.1; done").split()[-1]
             wait_for(address, f'count(count_over_time(DCGM_FI_PROF_SM_ACTIVE{{hpc_job="{job[0]}"}}[1m]) > 3)', 16)
             go_on.touch()
-            engines.until(lambda: not said(squeue, "-h"), "the end of the job and its epilog")
+            until(lambda: not said(squeue, "-h"), "the end of the job and its epilog")
             assert said(sinfo, "-h", "-N", "-o", "%T").split() == ["idle", "idle"]
         output = (tmp_path / f"out-{job[0]}").read_text().splitlines()
         assert output[0] == "trained" and len(output) <= 21

@@ -32,7 +32,7 @@ def the(a: Side, b: Side, group: str, id_: str, gpu: int | None = None) -> Compa
     return next(row for row in all_rows(a, b) if (row.group, row.id, row.gpu) == (group, id_, gpu))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(5, 40), st.floats(0, 0.3))
 def test_a_job_against_itself_is_noise_everywhere(seed, steps, spread):
     job = side(seed, steps, spread=spread)

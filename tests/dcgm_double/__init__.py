@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tests.waiting import PATIENCE_S
+
 LAYOUT = {
     4: "usr/share/datacenter-gpu-manager-4/bindings/python3",
     3: "usr/local/dcgm/bindings/python3",
@@ -230,7 +232,7 @@ class HostEngine:
         self._hang_in = function
 
     def await_hanging(self) -> bool:
-        return self._hanging.wait(10.0)
+        return self._hanging.wait(PATIENCE_S)
 
     def release(self) -> None:
         self._hang_in = ""
@@ -248,7 +250,7 @@ class HostEngine:
         if function == self._hang_in:
             self._hang_in = ""
             self._hanging.set()
-            self._released.wait(30.0)
+            self._released.wait(PATIENCE_S)
         return self.fails.get(function, 0)
 
     def next_number(self) -> int:

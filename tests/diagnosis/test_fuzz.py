@@ -29,7 +29,7 @@ from tests.trace.readers.nsys_report import PROCESS, report
 from tests.trace.readers.xspace.reference import Builder
 from tests.trace.readers.xspace.wire_encoding import encoded
 
-fuzz = settings(deadline=None, max_examples=60, suppress_health_check=[
+fuzz = settings(max_examples=60, suppress_health_check=[
     HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 # Bytes in memory per byte of the file, and what a reader needs whatever the file.
 MULTIPLE = {"x.xplane.pb": 100, "x.json": 25, "x.sqlite": 30}

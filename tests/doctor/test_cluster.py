@@ -16,6 +16,7 @@ from gputop.doctor import cluster
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts
 from tests.cluster import engines
 from tests.dripping import DRIPS, dripping
+from tests.listening import free_port
 from tests.records import replace
 from tests.sources.host.rdma_tree import RdmaTree
 
@@ -57,7 +58,7 @@ def test_a_real_chrony_is_understood(tmp_path: Path) -> None:
                           stderr=subprocess.DEVNULL) as process:
         try:
             ask = [chronyc, "-c", "-h", f"{tmp_path}/run/s", "tracking"]
-            engines.until(lambda: subprocess.run(ask, capture_output=True).returncode == 0, "chronyd", [process])
+            engines.until_serving(lambda: not subprocess.run(ask, capture_output=True).returncode, "chronyd", [process])
             check = cluster.clock(tmp_path, lambda: subprocess.run(ask, capture_output=True, text=True).stdout)
         finally:
             process.terminate()
@@ -97,8 +98,9 @@ def test_adapters_and_the_gpus_without_one(tmp_path: Path) -> None:
 
 
 def test_ras_is_there_or_not() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        there = {"NCCL_RAS_ADDR": f"localhost:{server.getsockname()[1]}"}
+    port = free_port()
+    there = {"NCCL_RAS_ADDR": f"localhost:{port}"}
+    with socket.create_server(("127.0.0.1", port)):
         assert "can name" in cluster.ras(FACTS, there).detail
     assert cluster.ras(FACTS, there).status == "ok"  # no job
     job = replace(FACTS, gpus=(GpuFacts(0, 0, "NVIDIA H100", pids=(7,)),))
@@ -154,6 +156,4 @@ def test_a_program_at_the_port_that_answers_a_byte_at_a_time_is_left(way: str, m
 
 
 def test_a_port_without_an_exporter_is_no_fault() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    assert cluster.exporter({port: "dcgm"}).status == "ok"
+    assert cluster.exporter({free_port(): "dcgm"}).status == "ok"

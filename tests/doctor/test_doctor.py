@@ -21,6 +21,8 @@ from gputop.doctor.examine import Examination, examine, print_report, to_text
 from gputop.profiler.discovery import Discovery, ProfilerServer
 from tests import dcgm_double
 from tests.dcgm_double.scene import Scene
+from tests.listening import free_port
+from tests.waiting import until
 
 H100 = "NVIDIA H100 80GB HBM3"
 OPEN_MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.10.01  Release Build\nGCC version: 12"
@@ -65,6 +67,7 @@ def test_a_check_that_breaks_or_hangs_hides_no_other() -> None:
 
     running = RunningTasks([Task("a", "A", broken), Task("b", "B", hanging), Task("c", "C", refused),
                        Task("d", "D", lambda: Result("ok", "works"))], 0.3)
+    until(lambda: len(running._results) == 3)
     a, b, c, d = running.results()
     never.set()
     assert (a.status, a.title) == ("unknown", "A") and "ZeroDivisionError: oh" in a.detail
@@ -415,9 +418,7 @@ def test_without_a_gpu_the_jobs_are_those_that_have_a_framework_loaded(tmp_path:
 
 
 def test_a_server_asked_for_that_does_not_answer_fails() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    check = jobs.attached(f"127.0.0.1:{port}")
+    check = jobs.attached(f"127.0.0.1:{free_port()}")
     assert check.status == "fail" and "nothing listens" in check.detail and check.fix
 
 

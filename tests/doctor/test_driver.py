@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from gputop.cli import main
-from gputop.doctor import driver
+from gputop.doctor import driver, driver_facts
 from gputop.doctor.driver_facts import ask_driver
 from gputop.doctor.examine import examine
+from tests.listening import free_port
 from tests.nvml_fake import build, environment
+from tests.waiting import until
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -37,7 +39,7 @@ def configured(library: Path) -> Configured:
 def compiled(folder: Path, init: str) -> dict[str, str]:
     """An environment whose driver library has nothing but an nvmlInit with this body."""
     source = folder / "init.c"
-    source.write_text("#include <stdlib.h>\n#include <unistd.h>\n"
+    source.write_text("#include <stdlib.h>\n#include <sys/stat.h>\n#include <unistd.h>\n"
                       f"int nvmlInitWithFlags(unsigned f) {{ (void)f; {init} }}\n")
     subprocess.run([os.environ.get("CC", "gcc"), "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source],
                    check=True)
@@ -58,7 +60,16 @@ def test_sm_activity_is_really_read(configured: Configured) -> None:
     assert "not supported" in facts.gpus[1].sm_active_reason
 
 
-def test_one_gpu_that_hangs_leaves_the_others_known(configured: Configured) -> None:
+def test_one_gpu_that_hangs_leaves_the_others_known(configured: Configured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(process: subprocess.Popen[bytes], _: float) -> tuple[bytes, bytes, bool]:
+        """As if the deadline passed once the others have answered."""
+        said = b""
+        while said.count(b'"code"') < 3:
+            said += process.stdout.readline()  # type: ignore[union-attr]
+        return said, b"", False
+
+    monkeypatch.setattr(driver_facts, "_read", read)
+    monkeypatch.setattr(driver_facts, "_MOST_STARVED", math.inf)
     facts = ask_driver(4, configured("gpus 4", "hang_after 0 1", "refuse nvmlDeviceGetHandleByIndex_v2 15 2"))
     assert [gpu.code for gpu in facts.gpus] == [0, None, 15, 0]
     assert [check.id for check in driver.gpus(facts)] == ["gpus", "gpu_1", "gpu_2"]
@@ -70,8 +81,11 @@ def test_a_library_that_crashes_is_a_fact(tmp_path: Path) -> None:
     assert driver.nvml(facts, tmp_path).status == "fail"
 
 
-def test_a_hanging_init_does_not_hang_doctor(tmp_path: Path) -> None:
-    report = examine(tmp_path, env=compiled(tmp_path, "for (;;) pause();"), deadline_s=3)
+def test_a_hanging_init_does_not_hang_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs, read = tmp_path / "hangs", driver_facts._read
+    monkeypatch.setattr(driver_facts, "_read", lambda process, _: until(hangs.exists) and read(process, 1.0))
+    monkeypatch.setattr(driver_facts, "_MOST_STARVED", math.inf)
+    report = examine(tmp_path, env=compiled(tmp_path, f'mkdir("{hangs}", 0700); for (;;) pause();'), deadline_s=60)
     by_id = {check.id: check for check in report.checks}
     assert by_id["nvml"].status == "fail" and "nvmlInit did not return" in by_id["nvml"].detail
     assert by_id["python"].status == by_id["logdir"].status == "ok" and report.exit_code == 1
@@ -106,8 +120,6 @@ def test_exit_status_over_the_fake(configured: Configured, settings: list[str], 
 def test_an_attached_server_that_is_missing_fails_and_a_wrong_address_is_usage(
         configured: Configured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(os, "environ", configured("gpus 1"))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    assert main(["doctor", "--attach", f"127.0.0.1:{port}"]) == 1
+    assert main(["doctor", "--attach", f"127.0.0.1:{free_port()}"]) == 1
     assert "nothing listens" in capsys.readouterr().out
     assert main(["doctor", "--attach", "no:port"]) == 2

@@ -13,8 +13,8 @@ from gputop.export import metrics_server
 from gputop.export.metrics_server import MetricsServer, listen
 from gputop.export.openmetrics import Exporter
 from tests.fakes import StillSession
+from tests.waiting import PATIENCE_S
 
-TIMEOUT_S = 30.0
 HEAD = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 Send = Callable[[bytes], bytes]
 
@@ -33,7 +33,7 @@ def server(exporter: Exporter) -> Iterator[MetricsServer]:
 
 def connect(server: MetricsServer) -> socket.socket:
     host, _, port = server.address.rpartition(":")
-    return socket.create_connection((host, int(port)), TIMEOUT_S)
+    return socket.create_connection((host, int(port)), PATIENCE_S)
 
 
 def rest(client: socket.socket) -> bytes:

@@ -18,6 +18,7 @@ from gputop.launch.environment import new_token
 from gputop.launch.inside import gputop_serve
 from gputop.launch.inside.gputop_serve import socket_name
 from tests.processes import once_ready
+from tests.waiting import PATIENCE_S
 
 _needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 
@@ -55,7 +56,7 @@ def test_announcements_arrive_and_malformed_ones_do_not(server):
                 ("pid:1", f"pid:{os.getpid()}", "two", "two"),
                 (None, None, "\x1b[31mno server", "\ufffd[31mno server")):
             _tell(token, told, line)
-            assert received.get(timeout=30) == Announcement(address, text)
+            assert received.get(timeout=PATIENCE_S) == Announcement(address, text)
     assert received.empty()
 
 
@@ -66,7 +67,7 @@ def test_a_server_that_the_job_does_not_have_is_not_announced(address, server):
     with contextlib.closing(Announcements(token)) as announcements:
         _tell(token, address, "one")
         _tell(token, server, "two")
-        assert announcements.receive(30) == Announcement(server, "two") and announcements.receive(0.0) is None
+        assert announcements.receive(PATIENCE_S) == Announcement(server, "two") and announcements.receive(0.0) is None
 
 
 @_needs_root
@@ -75,7 +76,7 @@ def test_a_server_of_another_user_is_not_announced(server):
     with contextlib.closing(Announcements(token, 65534)) as announcements:
         _tell_as_nobody(token, server, "")
         _tell(token, server, "mine")
-        assert announcements.receive(30) == Announcement(server, "mine")
+        assert announcements.receive(PATIENCE_S) == Announcement(server, "mine")
 
 
 @_needs_root
@@ -85,7 +86,7 @@ def test_other_users_are_not_listened_to_but_the_one_that_is_meant(user):
     with contextlib.closing(Announcements(token, user)) as announcements:
         _tell_as_nobody(token, None, "other")
         _tell(token, None, "mine")
-        assert announcements.receive(30) == Announcement(None, "mine" if user is None else "other")
+        assert announcements.receive(PATIENCE_S) == Announcement(None, "mine" if user is None else "other")
 
 
 def test_no_name_that_others_see_shows_the_token(monkeypatch):
@@ -146,5 +147,5 @@ def test_another_user_who_fills_the_socket_does_not_silence_the_job(monkeypatch)
         teller.start()
         while teller.is_alive() and not _is_sending(teller):
             pass
-        assert announcements.receive(30) == Announcement(None, "one")
+        assert announcements.receive(PATIENCE_S) == Announcement(None, "one")
         teller.join()

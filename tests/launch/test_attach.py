@@ -26,6 +26,7 @@ from gputop.launch.target import Target
 from gputop.profiler.discovery import Discovery
 from tests.launch.jobs import environment, frameworks
 from tests.processes import once_ready
+from tests.waiting import PATIENCE_S, until
 
 # Steps until its standard input closes; after "wait" its main thread waits for the next line in C.
 # It sleeps, as jobs do: a call that the kernel has to make anew. No test waits for it.
@@ -86,13 +87,16 @@ def _wait_in_c(process: subprocess.Popen[str]) -> None:
     assert process.stdout.readline() == "waits\n"
 
 
-def _scripts() -> set[Path]:
-    return set(Path("/tmp").glob("gputop-*.py"))
-
-
 def _target(process: subprocess.Popen[str], *, same_network: bool = True) -> Target:
     started = read_stat(process.pid).start
     return Target(process.pid, "python", os.getuid(), "ana", started, same_network)
+
+
+@pytest.fixture
+def scripts(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of what the processes are to run, which other programs of gputop leave alone."""
+    monkeypatch.setattr(attach, "_SCRIPTS", place)
+    return place
 
 
 @pytest.fixture
@@ -101,14 +105,13 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return frameworks(tmp_path)
 
 
-def test_it_serves_and_is_not_changed(python, packages):
-    before = _scripts()
+def test_it_serves_and_is_not_changed(python, packages, scripts):
     with _job(python, packages=packages) as process:
         for _ in range(5):
             announcement = attach.start_server(_target(process))
             host, _, port = announcement.address.rpartition(":")
             socket.create_connection((host, int(port)), 5).close()
-        assert _scripts() == before
+        assert not any(scripts.iterdir())
         out, err = process.communicate()
     assert (out, process.returncode) == ("", 7)
     assert all(line.startswith("gputop: profiler server at ") for line in err.splitlines())
@@ -127,39 +130,39 @@ while True:
 """
 
 
-def test_it_gives_back_what_its_c_library_keeps(python, packages):
+def test_it_gives_back_what_its_c_library_keeps(python, packages, monkeypatch):
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("glibc only")
     with once_ready(python, "-c", _HOARDER, env=environment(packages, {})) as process:
+        monkeypatch.setattr(attach, "_GIVE_BACK_TIMEOUT_S", PATIENCE_S)  # its request lapses after that
         before = resident_bytes(process.pid)
         attach.give_back(_target(process))
-        assert process.poll() is None and resident_bytes(process.pid) < before - (48 << 20)
+        until(lambda: resident_bytes(process.pid) < before - (48 << 20))  # the first half ends the wait for it
+        assert process.poll() is None
 
 
-def test_one_that_waits_in_c_is_let_be(python, packages, monkeypatch):
+def test_one_that_waits_in_c_is_let_be(python, packages, monkeypatch, scripts):
     monkeypatch.setattr(attach, "ANSWER_TIMEOUT_S", 0.3)
-    before = _scripts()
     with _job(python, packages=packages) as process:
         _wait_in_c(process)
         with pytest.raises(GputopError, match="did not answer within"):
             attach.start_server(_target(process))
-        assert _scripts() == before
+        assert not any(scripts.iterdir())
         print("go on", file=process.stdin, flush=True)
         assert process.stdout.readline() == "goes on\n"
         assert process.communicate() == ("", "")  # not even a word of a script that is gone
 
 
-def test_ctrl_c_takes_a_request_back(packages, monkeypatch):
+def test_ctrl_c_takes_a_request_back(packages, monkeypatch, scripts):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(attach.Announcements, "receive", interrupted)
-    before = _scripts()
     with _job(_executes_remotely(), packages=packages) as process:
         _wait_in_c(process)
         with pytest.raises(KeyboardInterrupt):
             attach.start_server(_target(process))
-        assert _scripts() == before
+        assert not any(scripts.iterdir())
         assert process.communicate() == ("", "")
 
 
@@ -190,13 +193,12 @@ def test_remote_execution_is_asked_for_where_there_is_one(packages, monkeypatch)
 
 @pytest.mark.parametrize(("options", "environ"), [((), {"PYTHON_DISABLE_REMOTE_DEBUG": "1"}),
                                                   (("-X", "disable-remote-debug"), {})])
-def test_where_remote_execution_is_switched_off_it_refuses(packages, options, environ):
-    before = _scripts()
+def test_where_remote_execution_is_switched_off_it_refuses(packages, options, environ, scripts):
     with _job(_executes_remotely(), *options, packages=packages, **environ) as process:
         with pytest.raises(GputopError, match="disabled in the job"):
             attach.start_server(_target(process))
         assert process.communicate() == ("", "")
-    assert _scripts() == before
+    assert not any(scripts.iterdir())
 
 
 def test_the_text_runs_in_a_main_module_with_names_of_its_own_and_binds_none(capfd):
@@ -214,18 +216,17 @@ def test_the_text_runs_in_a_main_module_with_names_of_its_own_and_binds_none(cap
 
 
 @pytest.mark.parametrize("ended", [KeyboardInterrupt, SystemExit])
-def test_a_request_of_remote_execution_is_taken_back_whatever_ends_gputop(monkeypatch, ended):
+def test_a_request_of_remote_execution_is_taken_back_whatever_ends_gputop(monkeypatch, ended, scripts):
     """In memory of this process's own."""
     block = ctypes.create_string_buffer(600)
     at = ctypes.addressof(block)
     slot = remote_exec.Slot(path=at, path_bytes=512, pending=at + 520, eval_breaker=at + 528)
     monkeypatch.setattr(remote_exec, "find_slot", lambda pid, memory: slot)
     own = Target(os.getpid(), "python", os.geteuid(), "ana", read_stat(os.getpid()).start, True)
-    before = _scripts()
     with pytest.raises(ended), attach.running_in(own, "pass\n"):
-        assert block.raw[520] == 1 and _scripts() != before
+        assert block.raw[520] == 1 and any(scripts.iterdir())
         raise ended
-    assert block.raw[520] == 0 and _scripts() == before
+    assert block.raw[520] == 0 and not any(scripts.iterdir())
 
     block[520] = b"\1"  # another tool's
     with pytest.raises(GputopError, match="a request from another tool"), attach.running_in(own, "pass\n"):

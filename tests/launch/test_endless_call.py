@@ -19,6 +19,7 @@ from gputop.launch import deadline, ptrace
 from gputop.launch.remote_exec import memory_of
 from tests.launch.jobs import borrow
 from tests.processes import once_ready
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("gcc") is None,
                                 reason="x86-64 and a compiler")
@@ -90,7 +91,7 @@ def test_a_call_that_never_returns_ends_at_the_deadline(hostile, monkeypatch):
 def test_a_signal_ends_gputop_within_a_call_that_never_returns(hostile, number):
     with once_ready(sys.executable, "-c", _ATTACH, str(hostile.pid), stderr=subprocess.DEVNULL) as gputop:
         gputop.send_signal(number)
-        assert gputop.wait(10) == -number
+        assert gputop.wait(PATIENCE_S) == -number
     _is_released(hostile)
 
 

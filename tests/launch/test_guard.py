@@ -19,11 +19,11 @@ import pytest
 from gputop.launch import environment
 from gputop.profiler.kineto import guard as asking
 from gputop.trace.complete_part import END_MARK
+from tests.waiting import PATIENCE_S
 
 _spec = spec_from_file_location("gputop_kineto_of_test", environment.INSIDE / "gputop_kineto.py")
 inside = module_from_spec(_spec)
 _spec.loader.exec_module(inside)
-_TIMEOUT_S = 20.0
 _Action = Enum("_Action", "NONE WARMUP RECORD RECORD_AND_SAVE")
 
 
@@ -83,7 +83,7 @@ class _Daemon:
         self.folder, self.file = folder, folder / "trace.json"
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(folder / "dynolog"))
-        self.socket.settimeout(_TIMEOUT_S)
+        self.socket.settimeout(PATIENCE_S)
 
     def ask(self, guard, **other) -> str:
         """What the guard answers."""
@@ -121,7 +121,7 @@ def test_operators_are_let_go_before_the_recording_ends(torch, daemon, guard):
     assert torch.said == [] and not guard._over.is_set()
     torch.recorded.set()
     daemon.file.touch()
-    assert guard._over.wait(_TIMEOUT_S)
+    assert guard._over.wait(PATIENCE_S)
     assert torch.said == [END_MARK, (False, {"CPU"})]
 
 
@@ -131,7 +131,7 @@ def test_a_recording_ends_at_its_number_of_events(torch, daemon, guard):
     torch.blocks.value += 1
     assert not torch.let_go.is_set() and not guard._over.is_set()
     torch.blocks.value += 1
-    assert daemon.report() == "full" and torch.let_go.wait(_TIMEOUT_S)
+    assert daemon.report() == "full" and torch.let_go.wait(PATIENCE_S)
     assert torch.said == [END_MARK, (False, {"CPU"})]
 
 
@@ -140,7 +140,7 @@ def test_a_recording_that_begins_late_ends_when_kineto_was_told(torch, daemon, g
     for ends_s in ("soon", None, time.time() + 30.0):
         daemon.tell(guard, {"ends_s": ends_s})
     torch.recorded.set()
-    assert torch.let_go.wait(_TIMEOUT_S) and torch.said == [END_MARK, (False, {"CPU"})]
+    assert torch.let_go.wait(PATIENCE_S) and torch.said == [END_MARK, (False, {"CPU"})]
 
 
 def test_one_that_is_over_already_is_left_alone(torch, daemon, guard):
@@ -148,16 +148,16 @@ def test_one_that_is_over_already_is_left_alone(torch, daemon, guard):
     assert daemon.ask(guard, seconds=0.1, rest_s=-0.1) == "ready"
     torch.recorded.set()
     daemon.file.touch()
-    assert guard._over.wait(_TIMEOUT_S)
+    assert guard._over.wait(PATIENCE_S)
     assert torch.said == [END_MARK]
 
 
 def test_a_recording_that_does_not_come_is_given_up(torch, daemon, guard):
     assert daemon.ask(guard, wait_s=0.0) == "ready"
-    assert guard._over.wait(_TIMEOUT_S) and torch.said == []
+    assert guard._over.wait(PATIENCE_S) and torch.said == []
     assert daemon.ask(guard) == "ready"  # the next one
     daemon.tell(guard, {})
-    assert guard._over.wait(_TIMEOUT_S) and torch.said == []
+    assert guard._over.wait(PATIENCE_S) and torch.said == []
 
 
 @pytest.mark.parametrize("request_", [b"", b"[]", b"{", b"\xff" * 5000, b'{"file": 1}', b'{"file": "x", "token": "t"}',
@@ -171,11 +171,11 @@ def test_the_job_s_end_waits_for_the_recording_and_ends_it(torch, daemon, guard)
     assert daemon.ask(guard, seconds=3000.0) == "ready"
     ended = threading.Thread(target=guard._wait_at_exit)
     ended.start()
-    assert guard._ending.wait(_TIMEOUT_S)
+    assert guard._ending.wait(PATIENCE_S)
     torch.recorded.set()  # it was fetched before
-    assert torch.let_go.wait(_TIMEOUT_S) and ended.is_alive()
+    assert torch.let_go.wait(PATIENCE_S) and ended.is_alive()
     daemon.file.touch()
-    ended.join(_TIMEOUT_S)
+    ended.join(PATIENCE_S)
     assert not ended.is_alive() and torch.said == [END_MARK, (False, {"CPU"})]
     assert daemon.file.exists() and daemon.folder.exists()
 
@@ -191,7 +191,7 @@ def test_an_end_with_a_request_under_way_is_told_and_waits_for_gputop_s_word(tor
     ended.start()
     assert daemon.report() == "ending"
     daemon.tell(guard, {})  # it was not fetched
-    ended.join(_TIMEOUT_S)
+    ended.join(PATIENCE_S)
     assert guard._over.is_set() and torch.said == []
 
 
@@ -202,9 +202,9 @@ def test_the_job_s_own_profiler_begins_when_the_recording_is_over(torch, daemon,
     begun = threading.Thread(target=module._enable_profiler)
     begun.start()
     torch.recorded.set()
-    assert torch.let_go.wait(_TIMEOUT_S) and "enabled" not in torch.said
+    assert torch.let_go.wait(PATIENCE_S) and "enabled" not in torch.said
     daemon.file.touch()
-    begun.join(_TIMEOUT_S)
+    begun.join(PATIENCE_S)
     assert torch.said[-1] == "enabled" and guard._over.is_set()
     daemon.file.unlink()
     assert daemon.ask(guard) == "ready"  # it is done with the first
@@ -214,7 +214,7 @@ def test_the_job_s_own_profiler_begins_when_the_recording_is_over(torch, daemon,
 def test_one_whose_gputop_was_killed_does_not_keep_the_next_from_being_guarded(torch, daemon, guard):
     assert daemon.ask(guard, rest_s=0.2) == "ready"
     torch.recorded.set()
-    assert torch.let_go.wait(_TIMEOUT_S)
+    assert torch.let_go.wait(PATIENCE_S)
     assert daemon.ask(guard) == "ready" and not daemon.file.exists()
 
 
@@ -223,9 +223,9 @@ def test_a_recording_of_a_killed_gputop_ends_at_once(torch, daemon, guard):
     assert daemon.ask(guard, seconds=3000.0) == "ready"
     torch.recorded.set()
     daemon.socket.close()
-    assert torch.let_go.wait(_TIMEOUT_S) and not (daemon.folder / "dynolog").exists()
+    assert torch.let_go.wait(PATIENCE_S) and not (daemon.folder / "dynolog").exists()
     daemon.file.touch()
-    assert guard._over.wait(_TIMEOUT_S)
+    assert guard._over.wait(PATIENCE_S)
 
 
 def test_a_gputop_that_is_stopped_does_not_hold_the_job_s_end(torch, tmp_path_factory):
@@ -261,7 +261,7 @@ def test_a_job_that_closes_all_files_is_not_kept_busy(torch, daemon, monkeypatch
     guard = inside._Guard(torch, str(daemon.folder)).start()
     guard._socket.shutdown(socket.SHUT_RDWR)  # wakes its thread
     guard._socket.close()
-    assert ended.wait(_TIMEOUT_S)
+    assert ended.wait(PATIENCE_S)
 
 
 def test_the_end_of_one_that_closed_all_files_waits_for_its_recording(torch, daemon, guard, tmp_path):
@@ -269,10 +269,10 @@ def test_the_end_of_one_that_closed_all_files_waits_for_its_recording(torch, dae
     torch.recorded.set()
     with (tmp_path / "of the job").open("w") as file:
         os.dup2(file.fileno(), guard._socket.fileno())
-    assert torch.let_go.wait(_TIMEOUT_S) and not guard._over.is_set()
+    assert torch.let_go.wait(PATIENCE_S) and not guard._over.is_set()
     assert guard._socket.fileno() == -1, "it neither reads nor closes what has its number now"
     daemon.file.touch()
-    assert guard._over.wait(_TIMEOUT_S)
+    assert guard._over.wait(PATIENCE_S)
 
 
 def test_two_recordings_at_once_are_refused(torch, daemon, guard):

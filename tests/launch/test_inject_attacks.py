@@ -28,6 +28,7 @@ from gputop.core.signal_handlers import signals_held
 from gputop.launch import ptrace, target
 from tests.launch.jobs import borrow
 from tests.processes import once_ready
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only")
 
@@ -231,7 +232,7 @@ def test_a_job_that_is_killed_while_it_is_held_is_no_fault_of_gputops(code):
             if left[0] > 0:  # it was released by fewer requests: it depends on where it was caught
                 assert moment > 6
                 break
-            assert job.wait(10) == -signal.SIGKILL
+            assert job.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 def test_an_exception_in_the_window_releases_the_job(job):

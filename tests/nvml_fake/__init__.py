@@ -19,6 +19,8 @@ import tempfile
 import threading
 from pathlib import Path
 
+from tests.waiting import PATIENCE_S
+
 SONAME = "libnvidia-ml.so.1"
 _SOURCES = sorted(Path(__file__).parent.glob("*.c"))
 
@@ -138,4 +140,4 @@ class FakeNvml:
         self._library.fake_end()
         for thread in threading.enumerate():
             if thread.name.startswith("gputop-nvml-"):
-                thread.join(10)
+                thread.join(PATIENCE_S)

@@ -21,6 +21,7 @@ from gputop.profiler.storage import RunFolder
 from gputop.profiler.xprof import client, server_disk
 from gputop.profiler.xprof.server_disk import ServerDisk
 from tests.descriptors import open_below
+from tests.listening import free_port
 from tests.profiler.capturing import capture
 from tests.profiler.fake_server import serving_process
 
@@ -231,8 +232,8 @@ class TestFilesOfServers:
 
 
 def test_the_user_of_a_server_is_known_by_its_socket():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         assert sockets.listening_uids(Path("/proc"), "127.0.0.1", port) == {os.geteuid()}
         assert server_disk._server_uid(f"127.0.0.1:{port}", None) == os.geteuid()
     assert not sockets.listening_uids(Path("/proc"), "127.0.0.1", port)

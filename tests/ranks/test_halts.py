@@ -6,32 +6,29 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from gputop.core.proc import read_stat
 from gputop.ranks.processes import Halt, ended_siblings, halt_of
 from tests.processes import asleep
+from tests.waiting import until
 
 
-def until(pid: int, state: str) -> None:
-    for _ in range(2000):
-        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == state:
-            return
-        time.sleep(0.005)
-    raise AssertionError(f"process {pid} is not in state {state}")
+def until_in(pid: int, state: str) -> None:
+    until(lambda: read_stat(pid).state == state, f"state {state} of process {pid}")
 
 
 def test_a_process_that_is_stopped_and_one_that_goes_on() -> None:
     with asleep() as process:
         assert halt_of(process.pid) is None
         os.kill(process.pid, signal.SIGSTOP)
-        until(process.pid, "T")
+        until_in(process.pid, "T")
         assert halt_of(process.pid) == Halt(
             "stopped", f"is stopped (SIGSTOP or a debugger): kill -CONT {process.pid}")
         os.kill(process.pid, signal.SIGCONT)
-        until(process.pid, "S")
+        until_in(process.pid, "S")
         assert halt_of(process.pid) is None
 
 
@@ -39,7 +36,7 @@ def test_a_process_that_has_ended_and_that_nobody_waited_for() -> None:
     processes = [subprocess.Popen([sys.executable, "-c", code]) for code in ("pass", "import time; time.sleep(100)")]
     dead, alive = (process.pid for process in processes)
     try:
-        until(dead, "Z")
+        until_in(dead, "Z")
         halt = halt_of(dead)
         assert halt is not None and halt.state == "ended" and f"(pid {os.getpid()})" in halt.text
         assert ended_siblings([alive], [dead, alive]) == [dead] and ended_siblings([], [dead]) == []

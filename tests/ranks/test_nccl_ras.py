@@ -19,7 +19,7 @@ from gputop.core.errors import GputopError
 from gputop.ranks import nccl_ras
 from gputop.ranks.model import Rank, RasAnswer, find_absence
 from gputop.ranks.ras_answers import read_json, read_text
-from tests.listening import listening
+from tests.listening import free_port, listening
 from tests.ranks.ras_double import Job, as_json, as_text, serving
 from tests.records import replace
 
@@ -92,14 +92,12 @@ def test_what_is_wrong_with_an_answer_is_said_and_ends(way: str, words: str, ver
 
 
 def test_nobody_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
     with pytest.raises(nccl_ras.NotServed, match="is not listening"):
-        nccl_ras.ask(f"127.0.0.1:{port}")
+        nccl_ras.ask(f"127.0.0.1:{free_port()}")
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_damaged_answers_are_refused_or_read_within_bounds(data: st.DataObject) -> None:
     job = Job((100, 7, 100, 0), gone=frozenset({3}), version=data.draw(st.sampled_from(VERSIONS)))
     make, read = data.draw(st.sampled_from([(as_json, read_json), (as_text, read_text)]))

@@ -21,6 +21,7 @@ from gputop.replay.parts import record
 from gputop.replay.reader import Recording
 from tests.fakes import StillSource, node_sample
 from tests.records import replace
+from tests.waiting import PATIENCE_S, until
 
 
 def start(path: Path) -> subprocess.Popen[str]:
@@ -33,13 +34,9 @@ def start(path: Path) -> subprocess.Popen[str]:
 
 
 def wait_for_bytes(process: subprocess.Popen[str], path: Path, size: int) -> None:
-    """Until the file has so many; its writer is waited for in short steps."""
-    for _ in range(300):
-        if path.stat().st_size >= size:
-            return
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.05)
-    raise AssertionError(f"{path.stat().st_size} bytes after 15 s")
+    """Until the file has so many."""
+    until(lambda: process.poll() is not None or path.stat().st_size >= size)
+    assert process.poll() is None
 
 
 def test_record_then_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,7 +45,7 @@ def test_record_then_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     shown = capsys.readouterr()
     assert shown.out == "" and str(path) in shown.err and f"gputop replay {path}" in shown.err
     recording = Recording(path)
-    assert 5 <= len(recording) <= 13
+    assert 1 <= len(recording) <= 13, "a loaded machine takes fewer in a second"
     sample = recording.sample(0)
     assert sample.simulated and sample.source.startswith("SIMULATED") and [g.info.index for g in sample.gpus] == [0, 3]
     # A second one of the same name leaves the first as it is.
@@ -67,7 +64,7 @@ def test_a_signal_ends_it_in_order(tmp_path: Path, number: signal.Signals) -> No
     with process:
         wait_for_bytes(process, path, 3000)
         process.send_signal(number)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert process.stderr is not None and "samples" in process.stderr.read()
     assert Recording(path).notes == ()
 

@@ -89,7 +89,7 @@ def decode(data: bytes) -> list[NodeSample]:
     return out
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(node_samples, max_size=3))
 def test_every_sample_comes_back_equal(samples: list[NodeSample]) -> None:
     encoder = Encoder()
@@ -208,7 +208,7 @@ def test_hostile_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
                 decoder.take(kind, payload)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_change_of_the_words_gives_a_sample_or_damage(data: st.DataObject) -> None:
     raw = bytearray(msgspec.msgpack.encode(node_sample(0, 1)))

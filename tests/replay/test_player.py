@@ -20,8 +20,8 @@ from gputop.tui.monitor.messages import panel_intro
 from tests.fakes import START_S, node_sample
 from tests.records import replace
 from tests.tui.found import piloted, text_of
+from tests.waiting import PATIENCE_S
 
-DEADLINE_S = 20.0
 Change = Callable[[NodeSample], NodeSample]
 
 
@@ -45,7 +45,7 @@ class Watched:
 
     def tick(self) -> float:
         """Seconds into the recording of the next sample played."""
-        message = self.messages.get(timeout=DEADLINE_S)
+        message = self.messages.get(timeout=PATIENCE_S)
         assert isinstance(message, NodeSample)
         return message.time_s - START_S
 
@@ -150,7 +150,7 @@ def test_a_file_that_is_damaged_while_it_plays_is_said(tmp_path: Path) -> None:
     errors: queue.SimpleQueue[GputopError] = queue.SimpleQueue()
     player.connect(lambda sample: None, errors.put)
     player.start()
-    assert "cannot read" in errors.get(timeout=DEADLINE_S).message
+    assert "cannot read" in errors.get(timeout=PATIENCE_S).message
     player.stop()
 
 
@@ -172,7 +172,7 @@ def test_a_session_lives_in_recorded_time(tmp_path: Path) -> None:
     session.listen(lambda change: ended.set() if player.at_end and session.feed.sample == last else None)
     last = replace(node_sample(119, 2), simulated=True)
     session.start()
-    assert ended.wait(DEADLINE_S)
+    assert ended.wait(PATIENCE_S)
     assert session.feed.source.simulated and session.feed.sample is not None and session.feed.sample.simulated
     assert session.feed.clock() == START_S + 119 and session.feed.interval_s == 1.0
     assert session.feed.history.oldest_s == START_S and session.feed.history.newest_s == START_S + 119
@@ -189,10 +189,10 @@ def test_going_back_forgets_what_comes_later(tmp_path: Path) -> None:
     shown: queue.SimpleQueue[float] = queue.SimpleQueue()
     session.listen(lambda change: shown.put(session.feed.sample.time_s - START_S) if session.feed.sample else None)
     session.start()
-    while shown.get(timeout=DEADLINE_S) != 90.0:
+    while shown.get(timeout=PATIENCE_S) != 90.0:
         pass
     player.seek(-50)
-    while shown.get(timeout=DEADLINE_S) != 40.0:
+    while shown.get(timeout=PATIENCE_S) != 40.0:
         pass
     assert session.feed.history is not None and session.feed.history.newest_s == START_S + 40
     times, _ = session.feed.history.window(session.feed.history.uuids[0], "sm_active", 1000.0)
@@ -210,7 +210,7 @@ async def test_the_screen_says_replay_and_its_keys_play(tmp_path: Path, monkeypa
     shown = threading.Event()
     session.listen(lambda change: shown.set())
     async with piloted(session, (160, 40)) as (app, pilot):
-        assert shown.wait(DEADLINE_S)
+        assert shown.wait(PATIENCE_S)
         await pilot.press("space")
         await pilot.pause()
         assert player.paused and not app.paused
@@ -224,7 +224,7 @@ async def test_the_screen_says_replay_and_its_keys_play(tmp_path: Path, monkeypa
         before_s = player.now_s()
         shown.clear()
         await pilot.press("full_stop")
-        assert shown.wait(DEADLINE_S)
+        assert shown.wait(PATIENCE_S)
         await pilot.pause()
         assert player.now_s() == before_s + 60
         await pilot.press("comma", "minus", "left", "right", "end")

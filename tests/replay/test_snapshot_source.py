@@ -23,8 +23,7 @@ from tests.export.scene import HOSTILE, session
 from tests.fakes import StillSession, node_sample
 from tests.records import replace
 from tests.tui.found import piloted, text_of
-
-DEADLINE_S = 20.0
+from tests.waiting import PATIENCE_S
 
 
 def snapshot_of(watched: StillSession) -> Snapshot:
@@ -44,7 +43,7 @@ def shown(snapshot: Snapshot) -> Iterator[Session]:
     out.listen(listener)
     out.start()
     try:
-        assert done.wait(DEADLINE_S)
+        assert done.wait(PATIENCE_S)
         yield out
     finally:
         out.close()
@@ -120,7 +119,7 @@ async def test_the_screen_says_snapshot_and_shows_it(name: str) -> None:
     ready = threading.Event()
     out.listen(lambda change: ready.set() if out.feed.sample is not None else None)
     async with piloted(out, (140, 40)) as (app, pilot):
-        assert ready.wait(DEADLINE_S)
+        assert ready.wait(PATIENCE_S)
         await pilot.pause()
         assert " SNAPSHOT " in text_of(app._header) and "2027-01-15" in text_of(app._header)
         assert "Snapshot" in text_of(app._job)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from gputop.sources.simulated import SimulatedSource
 from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession, StillSource, gpu_sample
 from tests.records import replace
+from tests.waiting import until
 
 SERVER = Server("127.0.0.1:6009", pid=41231)
 
@@ -75,16 +75,18 @@ def test_a_capture_without_a_monitor_samples_for_itself() -> None:
     source = SimulatedSource()
     source.open()
     node, _ = source.at(0.0)
-    sampled = threading.Event()
     watch = CounterWatch(source, 0.1)
-    add = watch._add
-    watch._sampler.connect(lambda sample: (add(sample), sample.interval_s and sampled.set()), lambda error: None)
+
+    def counters() -> GpuCounters | None:
+        if watch.sample is None or not watch.sample.processes:  # a loaded machine may be late with those
+            return None
+        (process,) = watch.sample.processes
+        counters = watch.counters(captured(0, end_s=watch.sample.time_s), (Server("127.0.0.1:1", pid=process.pid),))
+        return counters if len(counters.times_s) >= 2 else None
+
     with watch.running():
-        assert sampled.wait(20)
+        assert until(counters).gpus[0]["sm_active"].values
     assert source.at(0.0)[0] is node  # the job goes on as it was
-    (process,) = watch.sample.processes
-    found = watch.counters(captured(0, end_s=watch.sample.time_s), (Server("127.0.0.1:1", pid=process.pid),))
-    assert len(found.times_s) >= 2 and found.gpus[0]["sm_active"].values
 
 
 def test_a_capture_waits_for_some_seconds_of_samples_before_it_chooses() -> None:

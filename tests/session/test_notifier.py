@@ -26,6 +26,7 @@ from tests.dripping import DRIPS, dripping
 from tests.fakes import StillSession, node_sample
 from tests.records import replace
 from tests.tui.found import HEAVY
+from tests.waiting import PATIENCE_S
 
 TOLD = Notification.of("finding", 1.0, "node-07", "GPU 0 idles", "since 40 s", False)
 
@@ -172,7 +173,7 @@ def test_a_webhook_that_answers_a_byte_at_a_time_is_left_in_time(way: str) -> No
     answers = way in ("body", "chunks", "chunk size", "trailers")  # whose content is not read
     end = contextlib.nullcontext() if answers else pytest.raises(RuntimeError, match="TimeoutError")
     with dripping(way) as address, end:
-        post(f"http://{address}/x", "", TOLD, timeout_s=20.0 if answers else 0.2)
+        post(f"http://{address}/x", "", TOLD, timeout_s=PATIENCE_S if answers else 0.2)
 
 
 def test_a_command_gets_the_line_and_the_document(tmp_path: Path) -> None:

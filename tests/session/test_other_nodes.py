@@ -22,6 +22,7 @@ from gputop.session.other_nodes import OtherNodes
 from gputop.telemetry import agents
 from gputop.trace.readers.load import load
 from tests.profiler.kineto.jobs import fake_job
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 MEETING = "n1:29500"
@@ -187,7 +188,7 @@ def test_a_stop_ends_the_wait_for_a_node_and_what_is_there_is_kept(place, tmp_pa
                                    others.agree)
         others._run = captured.run_dir
         others._collecting.set()
-        others._nodes[0].thread.join(20)
+        others._nodes[0].thread.join(PATIENCE_S)
         stop.set()
         outcomes, (missing,) = others.collect(captured.run_dir)
     assert [outcome.name for outcome in outcomes] == ["a.pt.trace.json"]

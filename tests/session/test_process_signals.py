@@ -16,6 +16,7 @@ from gputop.session.process_signals import SIGNALS, send
 from gputop.sources.host import proc_files
 from tests.processes import asleep
 from tests.records import replace
+from tests.waiting import PATIENCE_S
 
 NONE = Reading.missing("bytes", "test")
 
@@ -42,7 +43,7 @@ def test_stop_go_on_and_end(child: subprocess.Popen[bytes]) -> None:
     _, status = os.waitpid(child.pid, os.WCONTINUED)
     assert os.WIFCONTINUED(status)
     send(process, signal.SIGTERM)
-    assert child.wait(30) == -signal.SIGTERM
+    assert child.wait(PATIENCE_S) == -signal.SIGTERM
     with pytest.raises(GputopError, match="has ended"):
         send(process, signal.SIGTERM)
 
@@ -89,6 +90,6 @@ def test_neither_itself_nor_the_first_process() -> None:
 def test_the_number_where_gputop_runs_is_the_one_meant(child: subprocess.Popen[bytes]) -> None:
     process = replace(selected(child.pid), pid=4_000_000, local_pid=child.pid)
     send(process, signal.SIGKILL)
-    assert child.wait(30) == -signal.SIGKILL
+    assert child.wait(PATIENCE_S) == -signal.SIGKILL
     assert {number for number, _ in SIGNALS} == {signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP,
                                                  signal.SIGCONT}

@@ -20,6 +20,7 @@ from gputop.session.simulated_ranks import SimulatedRanks
 from gputop.sources.simulated import SimulatedSource
 from tests.fakes import node_sample
 from tests.ranks.ras_double import Job, as_json
+from tests.waiting import PATIENCE_S
 
 
 def finding(id_: str) -> Finding:
@@ -43,12 +44,12 @@ def test_it_asks_only_while_something_looks_like_a_hang() -> None:
         watch.check([finding("power_capped")], node_sample(1))
         assert watch.report is None and not asked.acquire(blocking=False)
         watch.check([finding("spinning")], node_sample(1))  # returns though the answer is not there
-        assert asked.acquire(timeout=10)
+        assert asked.acquire(timeout=PATIENCE_S)
         watch.check([], node_sample(2))  # all is well before it comes: it is not kept
         go_on.release()
     finally:
         watch.close()
-    watch._thread.join(10)
+    watch._thread.join(PATIENCE_S)
     assert not watch._thread.is_alive() and watch.report is None
 
 
@@ -71,8 +72,8 @@ def test_a_failure_is_told_and_is_no_end(monkeypatch: pytest.MonkeyPatch) -> Non
     assert watch._next(None).problem == "nothing listens. Start it."
     assert "odd" in watch._next(None).problem
     watch.check([finding("spinning")], node_sample(1))
-    assert there.wait(10)
-    watch._thread.join(10)
+    assert there.wait(PATIENCE_S)
+    watch._thread.join(PATIENCE_S)
     assert watch.report is not None and watch.report.first is not None and watch.report.last is not None
 
 

@@ -17,6 +17,7 @@ from gputop.session.session import Session
 from tests.fakes import StillSource, node_sample
 from tests.session.watched import Watched
 from tests.tf_job import TfJob, start_tf_job
+from tests.waiting import until
 
 pytestmark = pytest.mark.tensorflow
 
@@ -34,19 +35,17 @@ class Loop:
 
     def found(self, job: TfJob) -> Server:
         """Search until the job's server answers."""
-        deadline_s = time.monotonic() + 60
-        while True:
+        def server() -> Server | None:
             self.session.watch.update()
-            for server in self.session.watch.servers:
-                if server.pid == job.pid:
-                    return server
-            assert time.monotonic() < deadline_s, self.session.watch.servers
+            return next((server for server in self.session.watch.servers if server.pid == job.pid), None)
+
+        return until(server, "the job's server")
 
     def captured(self) -> CaptureRecord:
         """The record of a capture that needs no question."""
         assert self.session.start_capture() is None
         control = self.session.control
-        self.watched.until(lambda: control.status is not None and not control.status.running, 120.0)
+        self.watched.until(lambda: control.status is not None and not control.status.running)
         status, record = self.session.control.status, self.session.results.last_capture
         assert status is not None and status.phase == "done" and record is not None, status
         return record

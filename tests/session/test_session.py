@@ -67,7 +67,7 @@ def test_a_stopped_capture_keeps_its_data(tmp_path: Path, analysis_in_this_proce
         assert session.control.stop_capture()
         status = watched.captured()
         assert status.phase == "done", status
-        assert session.results.last_capture is not None and session.results.last_capture.took_s < 30
+        assert session.results.last_capture is not None and session.results.last_capture.took_s < 60
         assert not session.control.stop_capture()
 
 

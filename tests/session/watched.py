@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from gputop.profiler.capture.records import CaptureStatus
 from gputop.session.session import Session
+from tests.waiting import PATIENCE_S
 
 
 class Watched:
@@ -27,6 +28,6 @@ class Watched:
         self.until(lambda: control.status is not None and not control.status.running)
         return control.status
 
-    def until(self, done: Callable[[], object], timeout_s: float = 30.0) -> None:
+    def until(self, done: Callable[[], object]) -> None:
         with self._changed:
-            assert self._changed.wait_for(done, timeout_s), "the session did not get there"
+            assert self._changed.wait_for(done, PATIENCE_S), "the session did not get there"

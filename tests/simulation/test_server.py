@@ -12,9 +12,9 @@ from gputop.simulation.server import SimulatedProfilerServer
 from gputop.sources.simulated import SimulatedSource
 from tests import xspace_messages as messages
 from tests.profiler.capturing import capture
+from tests.waiting import PATIENCE_S
 
 LONG_MS = 600_000
-DEADLINE_S = 30.0
 
 
 class _Server:
@@ -40,10 +40,10 @@ class _Server:
     def profile(self, session: str, duration_ms: int = LONG_MS, **fields: Any) -> Any:
         request = messages.ProfileRequest(session_id=session, emit_xspace=True, **fields)
         request.opts.duration_ms = duration_ms
-        return self.call("Profile").future(request.SerializeToString(), timeout=DEADLINE_S)
+        return self.call("Profile").future(request.SerializeToString(), timeout=PATIENCE_S)
 
     def terminate(self, session: str) -> None:
-        self.call("Terminate")(messages.TerminateRequest(session_id=session).SerializeToString(), timeout=DEADLINE_S)
+        self.call("Terminate")(messages.TerminateRequest(session_id=session).SerializeToString(), timeout=PATIENCE_S)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_capture_takes_its_time_and_returns_its_xspace(served: _Server) -> Non
 
 def test_terminate_ends_the_session_of_that_name_and_keeps_its_data(served: _Server) -> None:
     call = served.profile("mine")
-    assert served.running.wait(DEADLINE_S)
+    assert served.running.wait(PATIENCE_S)
     served.terminate("someone else's")
     assert not call.done()
     served.terminate("mine")
@@ -81,7 +81,7 @@ def test_terminate_ends_the_session_of_that_name_and_keeps_its_data(served: _Ser
 
 def test_one_session_at_a_time(served: _Server) -> None:
     first = served.profile("first")
-    assert served.running.wait(DEADLINE_S)
+    assert served.running.wait(PATIENCE_S)
     second = served.profile("second")
     assert _code(second) is grpc.StatusCode.ALREADY_EXISTS
     assert "Another profile session running" in second.details()
@@ -92,7 +92,7 @@ def test_one_session_at_a_time(served: _Server) -> None:
 
 def test_a_client_that_goes_away_ends_its_session(served: _Server) -> None:
     call = served.profile("gone")
-    assert served.running.wait(DEADLINE_S)
+    assert served.running.wait(PATIENCE_S)
     call.cancel()
     for _ in range(200):  # its end is not announced: ask until the next session gets in
         following = served.profile("next", 1)
@@ -105,29 +105,29 @@ def test_a_client_that_goes_away_ends_its_session(served: _Server) -> None:
 def test_without_emit_xspace_the_file_goes_to_the_servers_disk(served: _Server, tmp_path: Path) -> None:
     request = messages.ProfileRequest(
         duration_ms=1, session_id="run", repository_root=str(tmp_path / "new"), host_name="node")
-    response = served.call("Profile")(request.SerializeToString(), timeout=DEADLINE_S)
+    response = served.call("Profile")(request.SerializeToString(), timeout=PATIENCE_S)
     assert not messages.ProfileResponse.FromString(response).HasField("xspace")
     written = (tmp_path / "new" / "run" / "node.xplane.pb").read_bytes()
     assert messages.XSpace.FromString(written).hostnames
 
     (tmp_path / "file").touch()
     request.repository_root = str(tmp_path / "file")
-    refused = served.call("Profile").future(request.SerializeToString(), timeout=DEADLINE_S)
+    refused = served.call("Profile").future(request.SerializeToString(), timeout=PATIENCE_S)
     assert _code(refused) is grpc.StatusCode.INTERNAL
     assert str(tmp_path / "file") in refused.details()
 
 
 def test_monitor_and_nonsense_are_answered_as_tensorflow_does(served: _Server) -> None:
-    monitor = served.call("Monitor").future(b"", timeout=DEADLINE_S)
+    monitor = served.call("Monitor").future(b"", timeout=PATIENCE_S)
     assert _code(monitor) is grpc.StatusCode.UNIMPLEMENTED
     for method in ("Profile", "Terminate"):
-        assert _code(served.call(method).future(b"\xff\xff", timeout=DEADLINE_S)) is grpc.StatusCode.INTERNAL
-    assert _code(served.call("GetSnapshot").future(b"", timeout=DEADLINE_S)) is grpc.StatusCode.UNIMPLEMENTED
+        assert _code(served.call(method).future(b"\xff\xff", timeout=PATIENCE_S)) is grpc.StatusCode.INTERNAL
+    assert _code(served.call("GetSnapshot").future(b"", timeout=PATIENCE_S)) is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_stopping_the_server_ends_a_session(served: _Server) -> None:
     call = served.profile("cut off")
-    assert served.running.wait(DEADLINE_S)
+    assert served.running.wait(PATIENCE_S)
     served.server.stop()
     error = call.exception()  # none if the answer was faster than the end of the connection
     assert error is None or error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED

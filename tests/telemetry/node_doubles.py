@@ -6,8 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 from gputop.core.samples import GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading, XidEvent
-
-WAIT_S = 20.0  # how long a test waits for something that must come
+from tests.waiting import PATIENCE_S
 
 
 class Probe:
@@ -23,7 +22,7 @@ class Probe:
 
     def read(self, now_s: float) -> GpuSample:
         self.reads += 1
-        if not self.gate.wait(WAIT_S):
+        if not self.gate.wait(PATIENCE_S):
             raise TimeoutError
         if self.fault is not None:
             raise self.fault
@@ -68,7 +67,7 @@ class Node:
         self.closed = threading.Event()
 
     def open(self) -> None:
-        self.gate.wait(WAIT_S)
+        self.gate.wait(PATIENCE_S)
         if self.fault is not None:
             raise self.fault
 

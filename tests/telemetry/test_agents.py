@@ -16,6 +16,7 @@ from gputop.core.version import __version__
 from gputop.telemetry import agents
 from gputop.telemetry.agents import SCHEMA, NodeAnswer, NodeProblem, Request, Ssh, parse_nodes
 from tests.cluster import engines
+from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,7 +109,7 @@ def test_at_most_so_many_nodes_are_asked_at_once(monkeypatch: pytest.MonkeyPatch
             with lock:
                 running += 1
                 most = max(most, running)
-            together.wait(20)
+            together.wait(PATIENCE_S)
             with lock:
                 running -= 1
             return NodeAnswer(hostname=node, gpus=()), 1
@@ -156,9 +157,9 @@ def test_what_runs_is_ended_with_the_rest(tmp_path: Path, monkeypatch: pytest.Mo
     fake(tmp_path, monkeypatch, f"echo x > {tmp_path}/began; exec sleep 60")
     asking = Ssh("gputop", QUESTION)
     asking.ask(["n1"])
-    engines.until(lambda: "n1" in asking._agents and (tmp_path / "began").exists(), "the question")
+    until(lambda: "n1" in asking._agents and (tmp_path / "began").exists(), "the question")
     asking.close()
-    taken = asking.take(20.0)
+    taken = asking.take(PATIENCE_S)
     assert taken is not None and isinstance(taken[1], NodeProblem)
     asking.ask(["n2"])
     assert asking.take(0.1) is None

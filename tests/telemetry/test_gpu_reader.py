@@ -11,7 +11,8 @@ import pytest
 from gputop.core.samples import FAILED, NOT_RESPONDING, OK, GpuSample, XidEvent
 from gputop.telemetry import deadline_calls
 from gputop.telemetry.deadline_calls import GpuReader, Workers
-from tests.telemetry.node_doubles import WAIT_S, Probe
+from tests.telemetry.node_doubles import Probe
+from tests.waiting import PATIENCE_S
 
 
 class Gpus:
@@ -23,7 +24,7 @@ class Gpus:
         self.workers = Workers(lambda: self.now_s)
         self.reader = GpuReader(self.probes, self.workers)
 
-    def read(self, timeout_s: float = WAIT_S) -> tuple[GpuSample, ...]:
+    def read(self, timeout_s: float = PATIENCE_S) -> tuple[GpuSample, ...]:
         return self.reader.read(1.0, timeout_s)
 
 
@@ -33,11 +34,11 @@ def gpus() -> Iterator[Gpus]:
     yield gpus
     for probe in gpus.probes:
         probe.gate.set()
-    assert gpus.workers.end(WAIT_S)
+    assert gpus.workers.end(PATIENCE_S)
 
 
 def test_one_thread_reads_all_that_answer_at_once(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline_calls, "STAGGER_S", WAIT_S)
+    monkeypatch.setattr(deadline_calls, "STAGGER_S", PATIENCE_S)
     for reads in (1.0, 2.0):
         assert [sample["power_w"].value for sample in gpus.read()] == [reads] * 4
     assert len(gpus.reader.threads) == 1
@@ -63,10 +64,10 @@ def test_a_thread_that_a_slow_gpu_took_ends_when_it_is_of_no_use_any_more(
         probe.gate.clear()
         gpus.read(timeout_s=0.0)
     assert len(gpus.reader.threads) == 4
-    monkeypatch.setattr(deadline_calls, "STAGGER_S", WAIT_S)
+    monkeypatch.setattr(deadline_calls, "STAGGER_S", PATIENCE_S)
     for probe in gpus.probes:
         probe.gate.set()
-    gpus.workers.wait_for([call for _, call in gpus.reader._calls], WAIT_S)
+    gpus.workers.wait_for([call for _, call in gpus.reader._calls], PATIENCE_S)
     taken = [thread._thread for thread in gpus.reader.threads]
     for _ in range(10):
         gpus.now_s += deadline_calls._SPARE_S / 5
@@ -74,7 +75,7 @@ def test_a_thread_that_a_slow_gpu_took_ends_when_it_is_of_no_use_any_more(
     assert len(gpus.reader.threads) == 1
     for thread in taken[1:]:
         if thread.ident is not None:
-            thread.join(WAIT_S)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
 

@@ -17,6 +17,7 @@ from gputop.core.metrics import GPU_METRICS, LANE_METRICS, LEVELS, TENSOR_FLOP_P
 from gputop.core.samples import LOST, GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 from gputop.telemetry.history import HOST_HISTORY_POINTS, RAW_SAMPLES, TIERS, History, Lane
 from tests.fakes import cgroup_sample, node_sample
+from tests.waiting import PATIENCE_S
 
 START_S = 1_800_000_000.0
 SMALL = {"raw_samples": 60, "tiers": ((1.0, 50), (10.0, 15), (60.0, 6))}
@@ -88,7 +89,7 @@ def fill(history: History, times: Sequence[float], metric: str, seed: int) -> li
     return rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 60), slices=st.integers(1, 80),
        slice_s=st.sampled_from([0.125, 0.5, 1.0, 1.5, 2.0, 2.5, 7.0, 10.0, 60.0]),
        metric=st.sampled_from(["sm_active", "memory_used_bytes", "power_w"]), back=st.integers(0, 40))
@@ -103,7 +104,7 @@ def test_what_single_samples_hold_is_exact_at_any_slice(
     assert_same(lane, reference(rows, last - slices + 1, slice_s, slices))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), count=st.integers(61, 600),
        metric=st.sampled_from(["sm_active", "pcie_rx_bytes_per_s"]),
        tier=st.sampled_from(SMALL["tiers"]), parts=st.integers(1, 7), gaps=st.booleans())
@@ -247,7 +248,7 @@ def test_a_jump_ahead_and_back_loses_only_the_jump() -> None:
     assert history.window("GPU-a", "sm_active", 100)[1] == [0.5] * 10  # and the oldest, an hour before the jump
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(steps=st.lists(st.tuples(st.floats(-100, 100), st.floats(0, 1)), min_size=1, max_size=150))
 def test_any_sequence_of_times_leaves_sorted_consistent_data(steps: list[tuple[float, float]]) -> None:
     history = History(**SMALL)
@@ -364,7 +365,7 @@ def test_reading_while_writing() -> None:
         history.append(one(start + i / 10, math.floor(start + i / 10) % 97 / 97))
     done.set()
     for reader in readers:
-        reader.join(timeout=30)
+        reader.join(timeout=PATIENCE_S)
     assert not failed, failed[0]
 
 

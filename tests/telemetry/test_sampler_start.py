@@ -11,26 +11,28 @@ import pytest
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.samples import HostSample, NodeSample
 from gputop.telemetry.sampler import MIN_INTERVAL_S, Sampler
-from tests.telemetry.node_doubles import WAIT_S, Node
+from tests.telemetry.node_doubles import Node
+from tests.waiting import PATIENCE_S
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("simulated", [False, True])
 def test_before_a_connection_it_reads_the_gpus_and_waits(simulated: bool) -> None:
     node = Node()
     node.simulated = simulated
     sampler = Sampler(node, MIN_INTERVAL_S)
     sampler.start()
-    assert sampler.first_gpus_ready.wait(WAIT_S) and sampler.failure is None
+    assert sampler.first_gpus_ready.wait(PATIENCE_S) and sampler.failure is None
     first_gpus = sampler.first_gpus
     assert first_gpus is not None and first_gpus.gpus[0]["power_w"].value == 1.0
     assert first_gpus.host["cpu_ratio"].reason == "not asked yet" and not first_gpus.processes
     out: queue.SimpleQueue[NodeSample | GputopError] = queue.SimpleQueue()
     sampler.connect(out.put, out.put)
-    first = out.get(timeout=WAIT_S)
+    first = out.get(timeout=PATIENCE_S)
     assert isinstance(first, NodeSample) and first.host["cpu_ratio"].value is not None and first.processes
     again = (first.time_s > first_gpus.time_s, first.gpus[0]["power_w"].value == 2.0, first.interval_s is None)
     assert again == (not simulated, not simulated, True), "a rate needs two readings, but of what is simulated"
-    sampler.stop(WAIT_S)
+    sampler.stop(PATIENCE_S)
     assert node.closed.is_set()
 
 
@@ -39,18 +41,18 @@ def test_a_failure_before_a_connection_is_kept_and_reported_later() -> None:
     node.fault = NoDataError("no GPU", "buy one")
     sampler = Sampler(node, MIN_INTERVAL_S)
     sampler.start()
-    assert sampler.first_gpus_ready.wait(WAIT_S) and sampler.failure is node.fault and sampler.first_gpus is None
+    assert sampler.first_gpus_ready.wait(PATIENCE_S) and sampler.failure is node.fault and sampler.first_gpus is None
     delivered: queue.SimpleQueue[object] = queue.SimpleQueue()
     sampler.connect(delivered.put, delivered.put)
-    assert delivered.get(timeout=WAIT_S) is node.fault
+    assert delivered.get(timeout=PATIENCE_S) is node.fault
 
 
 def test_one_that_nobody_connects_can_be_stopped() -> None:
     node = Node()
     sampler = Sampler(node, MIN_INTERVAL_S)
     sampler.start()
-    assert sampler.first_gpus_ready.wait(WAIT_S)
-    sampler.stop(WAIT_S)
+    assert sampler.first_gpus_ready.wait(PATIENCE_S)
+    sampler.stop(PATIENCE_S)
     assert node.closed.is_set()
 
 
@@ -72,15 +74,15 @@ def test_a_source_whose_backfill_fails_is_sampled(
 def test_a_slow_backfill_delays_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     node, gate, out = Node(), threading.Event(), queue.SimpleQueue[object]()
     backfill = NodeSample(1.0, (), HostSample("node", {}))
-    monkeypatch.setattr(node, "backfill", lambda now_s, interval_s: gate.wait(WAIT_S) and [backfill])
+    monkeypatch.setattr(node, "backfill", lambda now_s, interval_s: gate.wait(PATIENCE_S) and [backfill])
     sampler = Sampler(node, MIN_INTERVAL_S, out.put, out.put, on_backfill=lambda samples: out.put(tuple(samples)))
     sampler.start()
-    assert all(isinstance(out.get(timeout=WAIT_S), NodeSample) for _ in range(3))
+    assert all(isinstance(out.get(timeout=PATIENCE_S), NodeSample) for _ in range(3))
     gate.set()
-    while isinstance(got := out.get(timeout=WAIT_S), NodeSample):
+    while isinstance(got := out.get(timeout=PATIENCE_S), NodeSample):
         pass
     assert got == (backfill,)
-    sampler.stop(WAIT_S)
+    sampler.stop(PATIENCE_S)
 
 
 @pytest.fixture
@@ -93,7 +95,7 @@ def begin_backfill() -> Iterator[Callable[[Node], list[object]]]:
         sampler = Sampler(node, MIN_INTERVAL_S, out.put, out.put, on_backfill=lambda samples: out.put(tuple(samples)))
         started.append(sampler)
         started[-1].start()
-        return [out.get(timeout=WAIT_S) for _ in range(3)]
+        return [out.get(timeout=PATIENCE_S) for _ in range(3)]
 
     yield begin
     for sampler in started:

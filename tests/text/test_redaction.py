@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+import time
 from functools import cache
 from typing import Any
 
@@ -222,7 +223,7 @@ def test_what_detect_secrets_finds_is_gone_after_it() -> None:
 
 @pytest.mark.parametrize("name", _DETECTORS)
 @given(st.data())
-@settings(max_examples=16, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=16, suppress_health_check=list(HealthCheck))
 def test_strings_made_of_the_patterns_of_detect_secrets_are_hidden(name: str, data: st.DataObject) -> None:
     detector = _detector(name)
     pattern = data.draw(st.sampled_from(list(detector.denylist)))
@@ -263,13 +264,15 @@ def test_what_looks_like_one_but_is_ordinary_stays(text: str) -> None:
     "wandb login ", "wandb login --a ", "https://hooks.slack.com/services/", "pat", "AC0", "A3T", "~", "0Q~", "//a:", " //",
 ])
 def test_it_takes_no_more_than_linear_time(piece: str) -> None:
-    import time
-
     text = (piece * 12_000)[:12_000]
-    began_s = time.process_time()
-    redaction.command(text)
-    redaction.command("x " + text + "@")
-    assert time.process_time() - began_s < 0.5  # of some tenths of a second at most
+
+    def took_s() -> float:
+        began_s = time.thread_time()
+        redaction.command(text)
+        redaction.command("x " + text + "@")
+        return time.thread_time() - began_s
+
+    assert any(took_s() < 0.5 for _ in range(5)), "some tenths of a second, whatever shares the processor at times"
 
 
 def test_a_sample_keeps_all_but_the_secrets_of_its_commands() -> None:

@@ -48,6 +48,7 @@ from tests.ranks.rank_stacks import LOADS, WAITS, rank
 from tests.records import replace
 from tests.tui.scenes import Scene, capture_of, recorded, with_mig
 from tests.tui.textual_private import message_text
+from tests.waiting import PATIENCE_S
 
 Differs = Callable[[Any, Any], bool]
 
@@ -581,6 +582,6 @@ STAGES: dict[type, Stage] = {
     Leave: Stage({
         "answer('stay')": Effect(ends, to(True)),
         "answer(None)": CLOSES,
-        "answer('end')": Effect(lambda app: ends(app) and app.job._process.wait(30), to(-signal.SIGTERM)),
+        "answer('end')": Effect(lambda app: ends(app) and app.job._process.wait(PATIENCE_S), to(-signal.SIGTERM)),
     }, ("q",), app=RunApp),
 }

@@ -18,6 +18,7 @@ from gputop.tui.timeline.trace_file import TraceFile
 from tests.tui.key_effects import Stage
 from tests.tui.textual_private import draw_when_settled
 from tests.tui.timelines import job_timeline
+from tests.waiting import PATIENCE_S
 
 
 @cache
@@ -59,4 +60,4 @@ async def monitor(stage: Stage, folder: Path) -> AsyncIterator[tuple[Any, Pilot[
             app.trace.timeline.close()
         if started is not None:
             started.send(signal.SIGKILL)
-            started.ended.wait(30)
+            started.ended.wait(PATIENCE_S)

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gputop.tui.terminal.cell_grid import CellGrid
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 30.0
 _TORN = re.compile(r"(?:\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*)?)?\Z")
 
 

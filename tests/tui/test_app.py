@@ -25,9 +25,10 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.analyses import make_analysis
 from tests.fakes import StillSession
 from tests.records import replace
-from tests.telemetry.node_doubles import WAIT_S, Node
+from tests.telemetry.node_doubles import Node
 from tests.tui.found import COMBINED, HEAVY, SMALL, FoundSession, piloted, text_of
 from tests.tui.textual_private import messages as notices
+from tests.waiting import PATIENCE_S
 
 SIZES = [(80, 24), (120, 40), (200, 50)]
 
@@ -234,13 +235,13 @@ async def test_gpus_that_have_been_seen_are_shown_while_the_host_does_not_answer
     read = node.host.read
 
     def late(now_s: float) -> HostSample:
-        answers.wait(12 * WAIT_S)  # longer than a loaded machine takes to draw
+        answers.wait(12 * PATIENCE_S)  # longer than a loaded machine takes to draw
         return read(now_s)
 
     node.host.read = late  # type: ignore[method-assign]
     sampler = Sampler(node, 60.0)
     sampler.start()
-    assert sampler.first_gpus_ready.wait(WAIT_S)
+    assert sampler.first_gpus_ready.wait(PATIENCE_S)
     session = Session(node, Options(discover=False), sampler=sampler)
     async with piloted(session) as (app, pilot):
         assert session.feed.sample is None and app.query_one(GpuTable).sample is sampler.first_gpus

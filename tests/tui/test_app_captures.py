@@ -30,6 +30,7 @@ from tests.records import replace
 from tests.session.recurring_finding import returning
 from tests.tui.found import HEAVY, SMALL, FoundSession, box_text, piloted, text_of
 from tests.tui.textual_private import clear_notifications, messages
+from tests.waiting import PATIENCE_S
 
 RECORDING = CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0)
 WITH_OVERVIEW = replace(RECORDING, chosen_s=2.2, overview_s=7.8, why="about 810 steps are enough, at 44 k events/s")
@@ -112,7 +113,7 @@ async def test_whether_a_capture_may_end_the_job_is_asked(way: str, monkeypatch:
         raise GputopError("captured", "")
 
     def crash_risk(_: object) -> str:
-        assert not covered or waits.wait(30)
+        assert not covered or waits.wait(PATIENCE_S)
         return "it was seen to"
 
     covered = way == "covered"

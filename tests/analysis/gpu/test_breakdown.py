@@ -166,7 +166,7 @@ def made(device, waiting) -> Builder:
     return b
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(events, hosts)
 def test_parts_sum_to_the_step(device, waiting):
     analysis = analyze_trace(made(device, waiting).build())
@@ -176,7 +176,7 @@ def test_parts_sum_to_the_step(device, waiting):
         assert min(analysis.breakdown.known.values()) >= 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(events, hosts, st.integers(0, 1000))
 @example([(1, 0, 1, 0, 0), (1, 0, 1, 1, 0)], [], 1)  # two of one stream and instant
 def test_the_order_of_events_lines_and_names_does_not_matter(device, waiting, seed):

@@ -44,7 +44,7 @@ def by_label(rows: tuple[KernelRow, ...]) -> dict[str, KernelRow]:
     return {row.name: row for row in rows}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ran)
 def test_rows_against_plain_counting(events):
     k = tables(made(events).build())
@@ -80,7 +80,7 @@ def test_rows_against_plain_counting(events):
     assert k.occupancy_is == ("theoretical" if any(e[5] in SHAPES[1:3] for e in events) else None)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(ran)
 def test_every_table_sums_to_all_kernels(events):
     k = tables(made(events).build())
@@ -133,7 +133,7 @@ def sizes(trace: Trace) -> tuple[KernelSizes, ...]:
     return kernel_sizes(trace, timelines(trace), find_steps(trace))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ran)
 def test_sizes_against_plain_counting(events):
     trace = made(events).build()
@@ -162,7 +162,7 @@ def test_bounds_hold_both_ends_of_the_launch_latency():
     assert s.count_per_step is None and s.time_s_per_step is None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(ran, st.integers(0, 1000))
 def test_the_order_of_events_names_and_shapes_does_not_matter(events, seed):
     b = made(events)

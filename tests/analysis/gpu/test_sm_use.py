@@ -45,7 +45,7 @@ def test_where_it_is_not_known_what_an_sm_holds_only_sms_without_a_block_are_emp
         assert launch_width(launched, gpu) == (0.25, 1.0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 4000), st.integers(1, 1024))
 def test_the_width_against_dealing_out_warps_one_by_one(blocks: int, threads: int) -> None:
     room = 64 // math.ceil(threads / 32)  # blocks that 64 warps leave room for, with few registers

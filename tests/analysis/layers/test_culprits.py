@@ -114,7 +114,7 @@ replicas = st.lists(st.lists(st.tuples(st.sampled_from(["a/x", "a/y", "b/z", "c"
                              max_size=8), min_size=2, max_size=4)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(replicas, st.integers(0, 400))
 def test_the_excess_of_each_op_is_its_time_less_the_median_of_the_others(jobs, end):
     b, sums = Builder(gpus=len(jobs)), [defaultdict(int) for _ in jobs]

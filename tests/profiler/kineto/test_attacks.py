@@ -22,6 +22,7 @@ from gputop.profiler.kineto.clients import client_of, find_clients
 from gputop.profiler.kineto.folder import SocketFolder, sweep
 from tests.processes import asleep, once_ready
 from tests.profiler.kineto.jobs import USER, fake_job, found, needs_root, opened, served
+from tests.waiting import PATIENCE_S
 
 # A process of that user, in namespaces of its own: there it may mount what it sees over what it likes.
 _MOUNTING = """
@@ -254,7 +255,7 @@ def test_a_descriptor_that_a_job_sends_along_is_not_kept(place):
             socket.send_fds(client, [b"x" * 64], [sent.fileno()] * 3)
         with server.events_of(os.getpid()) as events, _bound(str(place / "dynoconfigclient0")) as own:
             own.sendto((16).to_bytes(8, "little") + b"req".ljust(32, b"\0") + bytes(16), str(place / "dynolog"))
-            events.get(timeout=10)  # all before it have been read
+            events.get(timeout=PATIENCE_S)  # all before it have been read
         held = [fd for fd in os.listdir("/proc/self/fd")  # noqa: PTH208
                 if os.path.exists(f"/proc/self/fd/{fd}") and os.stat(f"/proc/self/fd/{fd}").st_ino == before]  # noqa: PTH110, PTH116
         assert len(held) <= 1

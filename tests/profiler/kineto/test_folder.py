@@ -18,6 +18,7 @@ from gputop.profiler.kineto.folder import SocketFolder, sweep
 from gputop.profiler.kineto.protocol import RecordingConfig, encode
 from tests.processes import asleep, once_ready
 from tests.profiler.kineto.jobs import USER, fake_job, found, needs_root, opened, served
+from tests.waiting import PATIENCE_S
 
 _CHROOT = "import os, signal, sys; os.chroot(sys.argv[1]); {}; print('ready', flush=True); signal.pause()"
 
@@ -154,13 +155,13 @@ def test_what_others_send_is_not_answered(place):
             client.bind(str(place / "dynoconfigclient0"))
             for datagram in (b"", bytes(5000), encode("ctxt", body), encode("req", body)):
                 client.sendto(datagram, str(place / "dynolog"))
-            event = events.get(timeout=10)
+            event = events.get(timeout=PATIENCE_S)
             assert event.pid == os.getpid() and event.ready and not event.start_ms
             assert client.recv(4096)[40:] == b"" and events.empty()
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as nameless:
                 nameless.sendto(encode("req", body), str(place / "dynolog"))
             client.sendto(encode("req", body), str(place / "dynolog"))
-            assert events.get(timeout=10).ready and events.empty()
+            assert events.get(timeout=PATIENCE_S).ready and events.empty()
 
 
 def test_a_full_queue_of_a_client_does_not_hold_the_daemon(place):
@@ -170,7 +171,7 @@ def test_a_full_queue_of_a_client_does_not_hold_the_daemon(place):
         client.bind(str(place / "dynoconfigclient0"))  # and reads nothing
         for _ in range(100):
             client.sendto(poll, str(place / "dynolog"))
-            assert events.get(timeout=10).pid == os.getpid()
+            assert events.get(timeout=PATIENCE_S).pid == os.getpid()
 
 
 def test_captures_in_one_folder_share_a_daemon(place):

@@ -30,9 +30,8 @@ from tests.profiler.kineto.jobs import USER, fake_job, needs_root, opened, serve
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "POLL_PERIOD_S", 0.3)
-    monkeypatch.setattr(recorder, "_POLL_TIMEOUT_S", 3.0)
-    monkeypatch.setattr(recorder, "_WRITE_TIMEOUT_S", 3.0)
-    monkeypatch.setattr(recorder, "_BUILD_TIMEOUT_S", 3.0)
+    for limit in ("_POLL_TIMEOUT_S", "_WRITE_TIMEOUT_S", "_BUILD_TIMEOUT_S"):  # patient with what comes in the end
+        monkeypatch.setattr(recorder, limit, 30.0)
     monkeypatch.setattr(recorder, "_PERIOD_S", 0.02)
     monkeypatch.setattr(recorder, "_LEAD_MS", 0)
 
@@ -78,6 +77,7 @@ def loses_patience(monkeypatch):
     """What does not come is given up soon; what is there already takes no longer on a loaded machine."""
     monkeypatch.setattr(recorder, "_STARTS_WITHIN_S", 0.2)
     monkeypatch.setattr(recorder, "_ATTEMPTS", 1)
+    monkeypatch.setattr(recorder, "_WRITE_TIMEOUT_S", 5.0)
 
 
 def test_what_one_rank_lacks_is_its_own(place, tmp_path, loses_patience):
@@ -257,6 +257,7 @@ def test_a_request_that_kineto_drops_is_made_again(place, tmp_path, monkeypatch)
         assert _record(process, tmp_path).bytes
         with pytest.raises(GputopError, match="wrote no trace"):
             monkeypatch.setattr(recorder, "_ATTEMPTS", 2)
+            monkeypatch.setattr(recorder, "_WRITE_TIMEOUT_S", 0.3)
             with fake_job(place, "drops") as other:
                 _record(other, tmp_path)
 
@@ -308,14 +309,3 @@ def test_events_are_counted_wherever_the_pieces_end(tmp_path, monkeypatch):
         monkeypatch.setattr(recorder, "_SCAN_BYTES", size)
         with path.open("rb") as file:
             assert recorder.count_events(file) == counts
-
-
-def test_counting_does_not_depend_on_where_the_pieces_end(tmp_path, monkeypatch):
-    from tests.profiler.kineto.fake_client import trace
-
-    path = tmp_path / "t.json"
-    path.write_text(trace(0.1))
-    for size in (200, 333, 511):
-        monkeypatch.setattr(recorder, "_SCAN_BYTES", size)
-        with path.open("rb") as file:
-            assert recorder.count_events(file) == (20, 0)

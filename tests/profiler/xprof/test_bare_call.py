@@ -16,6 +16,7 @@ from gputop.core.errors import GputopError
 from gputop.profiler.xprof.probe import GOAWAY, HEADERS, PING, SETTINGS, Unreadable, _integer, _status, frame, probe
 from tests.profiler.fake_server import serve
 from tests.profiler.xprof.talking_server import talking
+from tests.waiting import PATIENCE_S
 
 GREETING = frame(SETTINGS, 0, 0, b"")
 LONG = b"m" * 300
@@ -88,7 +89,7 @@ def test_a_ping_is_answered_before_the_status():
     reply = GREETING + frame(PING, 0, 0, b"12345678") + frame(
         HEADERS, 5, 1, b"\x88\x40\x0bgrpc-status\x0213")
     with talking(reply, close=False) as (address, _):
-        assert probe(address, timeout_s=10) >= 0
+        assert probe(address, timeout_s=PATIENCE_S) >= 0
 
 
 def test_a_server_that_stops_within_an_answer_is_waited_for_no_longer_than_asked():

@@ -24,6 +24,7 @@ from gputop.profiler.recording import Progress
 from gputop.profiler.xprof import client, server_disk
 from tests.profiler.capturing import capture
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
+from tests.waiting import PATIENCE_S
 
 LONG_S = 60.0  # never waited for: something ends the capture before
 
@@ -103,7 +104,7 @@ def test_server_that_ignores_stop_is_canceled(logdir, monkeypatch):
     with serve(FakeProfiler(obeys_terminate=False)) as server:
         with pytest.raises(GputopError, match="did not send"):
             capture(server.address, seconds=LONG_S, logdir=logdir, stop=stop)
-        assert server._stop.wait(10)  # the server was asked to stop
+        assert server._stop.wait(PATIENCE_S)  # the server was asked to stop
     assert not logdir.exists()
 
 
@@ -303,7 +304,7 @@ def test_deadline(logdir, monkeypatch):
     with serve() as server:
         with pytest.raises(GputopError, match="did not send"):
             capture(server.address, seconds=LONG_S, logdir=logdir)
-        assert server._stop.wait(10), "the server was told"
+        assert server._stop.wait(PATIENCE_S), "the server was told"
     assert not logdir.exists()
 
 
@@ -317,7 +318,7 @@ def test_a_killed_gputop_leaves_nothing_running(logdir, force):
             children = psutil.Process(running.pid).children(recursive=True)
             assert not server._stop.is_set(), started
             running.kill()
-        assert server._stop.wait(30), "the call ended with its caller"
+        assert server._stop.wait(PATIENCE_S), "the call ended with its caller"
     assert children == []
 
 

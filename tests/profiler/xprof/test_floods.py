@@ -11,6 +11,7 @@ import pytest
 from gputop.core.errors import GputopError
 from gputop.profiler.xprof import client, probe
 from tests.profiler.broken_servers import FLOODS, flooding
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize("what", FLOODS)
@@ -48,7 +49,7 @@ def test_a_call_that_is_late_or_never_returns_is_given_up(kept_by, monkeypatch):
     with pytest.raises(GputopError, match=r"did not answer within 0.01 s"):
         probe._status_by_grpc("127.0.0.1:9", "/m", b"", 0.01)
     never.set()
-    assert closed.wait(10)
+    assert closed.wait(PATIENCE_S)
 
 
 def test_a_channel_that_takes_long_to_close_is_left_to_itself(monkeypatch):

@@ -10,8 +10,10 @@ import pytest
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.profiler.addresses import is_local, parse_address, split_address
 from gputop.profiler.xprof.probe import check_http2, probe
+from tests.listening import free_port
 from tests.profiler.fake_server import FakeProfiler, serve
 from tests.profiler.xprof.talking_server import talking
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize(("text", "address"), [
@@ -90,7 +92,7 @@ def test_is_local():
 ])
 def test_ports_that_speak_something_else_are_named(reply, cause):
     with talking(reply) as (address, _), pytest.raises(GputopError, match=cause) as caught:
-        probe(address, timeout_s=10)
+        probe(address, timeout_s=PATIENCE_S)
     assert address in caught.value.message
     assert "server.start" in caught.value.fix
     assert "\x1b" not in caught.value.message.replace("\\x1b", "")
@@ -102,10 +104,8 @@ def test_silent_port():
 
 
 def test_nothing_listens():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     with pytest.raises(GputopError, match="nothing listens") as caught:
-        probe(f"127.0.0.1:{port}")
+        probe(f"127.0.0.1:{free_port()}")
     assert "jax.profiler.start_server" in caught.value.fix
 
 

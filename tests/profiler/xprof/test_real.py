@@ -24,6 +24,7 @@ from tests import xspace_messages as messages
 from tests.profiler.capturing import capture, capture_with_probe
 from tests.records import replace
 from tests.tf_job import start_tf_job
+from tests.waiting import until
 
 pytestmark = pytest.mark.tensorflow
 
@@ -76,14 +77,15 @@ def test_a_killed_gputop_leaves_the_job_free(tf_fast_job, tmp_path):
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         assert any("recording" in line for line in running.stderr)
         running.kill()
-    until = time.monotonic() + 60
-    while True:  # TensorFlow gathers what it has recorded before it is free again
+
+    def free() -> bool:  # TensorFlow gathers what it has recorded before that
         try:
-            capture(tf_fast_job.address, seconds=0.2, logdir=tmp_path / "next")
-            break
+            return bool(capture(tf_fast_job.address, seconds=0.2, logdir=tmp_path / "next"))
         except GputopError as error:
-            assert "busy" in error.message and time.monotonic() < until, error
-            time.sleep(0.1)
+            assert "busy" in error.message, error
+            return False
+
+    until(free, "a capture")
     tf_fast_job.wait_steps(2)
 
 
@@ -117,20 +119,29 @@ def detail_alone(monkeypatch):
     monkeypatch.setattr(safe_capture, "plan", lambda *args: replace(plan_capture(*args), overview_s=0.0))
 
 
+def _pace(job, begin_s, end_s):
+    """The job's steps per second, from its ready line on."""
+    ends = [end for end in job.step_times() if begin_s <= end <= end_s]
+    return len(ends) / (end_s - max(begin_s, ends[0]))
+
+
 def test_a_job_of_tiny_ops_is_recorded_for_less_and_the_reason_is_its_rate(tmp_path, detail_alone, monkeypatch):
     asked_s, most_events = 100.0, 100_000
     monkeypatch.setattr("gputop.profiler.capture.plan.TARGET_EVENTS", most_events)
+    began_s, planned_s = time.time(), []
     with start_tf_job("tiny ops", threads=1) as job:
-        result, plan, cost = capture_with_probe(job.address, seconds=asked_s, logdir=tmp_path, pid=job.pid)
+        result, plan, cost = capture_with_probe(job.address, seconds=asked_s, logdir=tmp_path, pid=job.pid,
+                                                on_plan=lambda _: planned_s.append(time.time()))
         job.wait_steps(2)  # it goes on as if nothing had been
     assert plan.probe is not None and plan.probe.device_events == 0
     assert plan.probe.events_per_s > most_events / asked_s
     assert plan.chosen_s < asked_s / 2 and "the job emits " in plan.why
-    # A fast machine makes more than these in the shortest recording, a second. The rate may change while other work
-    # shares the machine; its order of magnitude does not.
+    # A fast machine makes more than these in the shortest recording, a second. The rate changes with the other work on
+    # the machine, as the job's own count of its steps shows.
     planned = plan.probe.events_per_s * plan.chosen_s
     assert plan.chosen_s == MIN_CAPTURE_S or planned <= most_events
-    assert planned / 10 < sum(count_events(result.path.read_bytes())) < planned * 5
+    change = _pace(job, result.sent_s, result.sent_s + plan.chosen_s) / _pace(job, began_s, planned_s[-1])
+    assert planned * change / 5 < sum(count_events(result.path.read_bytes())) < planned * change * 5
     assert cost.memory_before_bytes is not None and cost.growth_bytes is not None
     assert cost.growth_bytes < SERVER_MULTIPLE * result.bytes * 2, "what the refusal for want of memory rests on"
     assert list(tmp_path.rglob("*.xplane.pb")) == [result.path]
@@ -143,8 +154,9 @@ def test_of_a_job_of_small_steps_a_hundred_will_do(tf_fast_job, tmp_path, monkey
     monkeypatch.setattr(safe_capture, "memory_limits", lambda *_: MemoryLimits())
     result, plan, _ = capture_with_probe(tf_fast_job.address, seconds=asked_s, logdir=tmp_path, pid=tf_fast_job.pid)
     assert plan.enough and plan.chosen_s < asked_s / 2 and " steps are enough, at " in plan.why
+    assert 50 < plan.chosen_s / plan.probe.step_s < 200
     steps = find_steps(load([result.path]))
-    assert steps is not None and steps.count > 50, "its pace may change while other work shares the machine"
+    assert steps is not None and steps.count > 1, "its pace may change while other work shares the machine"
 
 
 def test_the_rest_of_the_time_is_an_overview_with_the_jobs_steps(tf_fast_job, tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from gputop.sources.dcgm.engine_reader import BLANK_S, CHECK_S, REFUSED_RETRY_S,
 from gputop.sources.dcgm.fields import PROFILING_IDS
 from tests.dcgm_double import PROFILING
 from tests.dcgm_double.scene import Scene
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -328,7 +329,7 @@ def test_one_question_per_tick(scene: Scene) -> None:
     scene.engine.watched_by_others([1002, 1009])
     for tick in (1.0, 1.0, 2.0):
         scene.client.request_update(tick)
-        assert scene.client.wait(10.0)
+        assert scene.client.wait(PATIENCE_S)
     assert len(scene.engine.read_ids) == 2
     scene.client.close()
     assert not scene.engine.clients
@@ -337,7 +338,7 @@ def test_one_question_per_tick(scene: Scene) -> None:
 def test_an_engine_that_hangs_holds_up_nobody_and_is_named(scene: Scene) -> None:
     scene.engine.watched_by_others([1002])
     scene.client.request_update(1.0)
-    assert scene.client.wait(10.0)
+    assert scene.client.wait(PATIENCE_S)
     scene.engine.hang("dcgmEntitiesGetLatestValues")
     scene.now_s += 60.0
     scene.client.request_update(2.0)
@@ -349,14 +350,14 @@ def test_an_engine_that_hangs_holds_up_nobody_and_is_named(scene: Scene) -> None
     scene.client.request_update(3.0)  # returns at once, as all the others do
     scene.client.close(0.0)
     scene.engine.release()
-    scene.client._thread.join(10.0)
+    scene.client._thread.join(PATIENCE_S)
     assert not scene.client._thread.is_alive() and not scene.engine.clients
 
 
 def test_a_fault_of_gputop_itself_is_said(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scene.client, "_poll", lambda reader: 1 / 0)
     scene.client.request_update(1.0)
-    assert scene.client.wait(10.0)
+    assert scene.client.wait(PATIENCE_S)
     assert "ZeroDivisionError" in (scene.client.snapshot().error or "")
 
 

@@ -16,6 +16,7 @@ from gputop.sources.dcgm.engine_reader import REFUSED_RETRY_S
 from gputop.sources.dcgm.source import DcgmSource
 from tests.dcgm_double import PROFILING
 from tests.dcgm_double.scene import Scene
+from tests.waiting import PATIENCE_S
 
 
 class Node(Scene):
@@ -34,7 +35,7 @@ class Node(Scene):
             if self.engine.alive:
                 self.engine.update()
             self.client.request_update(self.now_s)
-            assert self.client.wait(10.0)
+            assert self.client.wait(PATIENCE_S)
             sample = self.source.gpus[gpu].read(self.now_s)
         return sample
 

@@ -6,8 +6,7 @@ import queue
 import threading
 
 from gputop.sources.dcgm.client import UpdateRequests
-
-WAIT_S = 20.0
+from tests.waiting import PATIENCE_S
 
 
 def test_one_answer_serves_all_requests_before_it_and_none_made_meanwhile() -> None:
@@ -28,18 +27,18 @@ def test_the_end_wakes_the_thread_and_takes_no_request_any_more() -> None:
     requests, taken = UpdateRequests(), queue.SimpleQueue[object]()
     threading.Thread(target=lambda: taken.put(requests.take()), daemon=True).start()
     requests.end()
-    assert taken.get(timeout=WAIT_S) is None
+    assert taken.get(timeout=PATIENCE_S) is None
     assert not requests.make() and requests.take() is None
 
 
 def test_a_caller_is_woken_by_the_answer() -> None:
     requests, seen = UpdateRequests(), queue.SimpleQueue[bool]()
     requests.make()
-    threading.Thread(target=lambda: seen.put(requests.wait(WAIT_S)), daemon=True).start()
+    threading.Thread(target=lambda: seen.put(requests.wait(PATIENCE_S)), daemon=True).start()
     number = requests.take()
     assert number is not None
     requests.answer(number)
-    assert seen.get(timeout=WAIT_S)
+    assert seen.get(timeout=PATIENCE_S)
 
 
 def test_nothing_is_waited_for_where_nothing_was_requested() -> None:

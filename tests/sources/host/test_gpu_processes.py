@@ -18,6 +18,7 @@ from gputop.sources.host.proc_files import DENIED, ENDED, ZOMBIE, parse_io, pars
 from gputop.sources.host.process_table import FIRST
 from tests.records import replace
 from tests.sources.host.proc_tree import SOME_NAMESPACE, TICKS_PER_S, ProcTree, Ticking, on_gpus
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def child(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     yield process
     process.stdin.close()
     process.stdout.close()
-    process.wait(timeout=30)
+    process.wait(timeout=PATIENCE_S)
 
 
 def worker_of(child: subprocess.Popen[bytes]) -> int:
@@ -131,7 +132,7 @@ def test_what_a_real_child_wrote_is_its_parents_once(tmp_path: Path, ticking: Ti
     assert process.stdout.readline() == b"collected\n"
     inherited = parse_io(Path(f"/proc/{process.pid}/io").read_bytes())
     collected = sample_cores()
-    process.communicate(b"\n", timeout=30)
+    process.communicate(b"\n", timeout=PATIENCE_S)
     assert rate is not None and inherited is not None and collected is not None
     if rate > 0:  # a file system in memory has no storage to write to
         assert written <= rate * hp.TABLE_PERIOD_S <= inherited[1]

@@ -16,6 +16,7 @@ import pytest
 from gputop.sources.host import gpu_processes as hp
 from gputop.sources.host.gpu_processes import GpuProcessTable
 from tests.sources.host.proc_tree import Ticking, on_gpus
+from tests.waiting import PATIENCE_S
 
 REPO = Path(__file__).resolve().parents[3]
 UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -62,7 +63,7 @@ def test_seen_from_the_host_a_process_in_a_container_has_two_numbers() -> None:
     assert outer.stdout.readline() == b"1\n"
     inner = int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text())
     outside, inside = GpuProcessTable(Ticking()).read(on_gpus(outer.pid, inner))
-    outer.communicate(b"\n", timeout=30)
+    outer.communicate(b"\n", timeout=PATIENCE_S)
     assert (outside.container_pid, inside.container_pid) == (None, 1)
     assert (inside.local_pid, inside.parent_pid) == (None, outer.pid)
     assert inside.command is not None and script in inside.command

@@ -17,8 +17,8 @@ from gputop.sources.nvml.devices import Device, numa_node
 from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml
 from tests.sources.nvml.nodes import Node
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 10.0
 HANGS = ("gpus 3", "fault * 0 1 1 hang 0")
 
 

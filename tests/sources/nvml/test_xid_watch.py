@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pynvml
@@ -16,18 +15,7 @@ from gputop.sources.nvml.xid_watch import MAX_EVENTS, XidWatch
 from tests.nvml_fake import FakeNvml
 from tests.sources.conftest import Clock
 from tests.sources.nvml.nodes import Node
-
-PATIENCE_S = 10.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread does, without sleeping: each round lets that thread run."""
-    gate = threading.Event()
-    for _ in range(int(PATIENCE_S / 0.005)):
-        if condition():
-            return
-        gate.wait(0.005)
-    raise AssertionError("it did not happen")
+from tests.waiting import PATIENCE_S, until
 
 
 def threads() -> list[str]:

@@ -26,7 +26,7 @@ def ranks(n: int, seed: int, *, step_ns: int = 100 * MS, late_ns: int = 5 * MS) 
 
 @given(seed=st.integers(0, 1000), offset=st.integers(-900 * MS, 900 * MS), cut_a=st.integers(0, 5),
        cut_b=st.integers(0, 5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_known_offset_is_found_though_the_windows_differ(seed, offset, cut_a, cut_b):
     a_start, a_end, b_start, b_end = ranks(60, seed)
     found = skew(a_start[cut_a:], a_end[cut_a:], b_start[cut_b:] + offset, b_end[cut_b:] + offset, 1000 * MS)
@@ -40,7 +40,7 @@ TIMES = st.lists(st.tuples(st.integers(-(1 << 60), 1 << 60), st.integers(0, 1 <<
 
 
 @given(TIMES, TIMES, st.integers(1, 1 << 50))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_whatever_the_files_say_there_is_an_answer_within_what_clocks_can_differ(a, b, within):
     found = skew(*a, *b, within)
     assert isinstance(found, str) or (abs(found.offset_ns) <= within and found.error_ns >= 0 and found.matched >= 5)

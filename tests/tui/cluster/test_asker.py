@@ -11,6 +11,7 @@ from gputop.cluster.model import Fleet, FleetView
 from gputop.core.errors import GputopError
 from gputop.tui.cluster import cluster_app as app
 from tests.cluster.fleets import fleet
+from tests.waiting import PATIENCE_S
 
 
 class _Collector:
@@ -45,7 +46,7 @@ def test_an_answer_that_cannot_be_used_is_told_and_is_not_the_last(monkeypatch: 
     try:
         asker.listen(listen)
         collector.go_on.set()
-        assert there.wait(20.0)
+        assert there.wait(PATIENCE_S)
     finally:
         asker.close()
     assert [str(answer).partition("(")[0].partition("\n")[0] for answer in told[:3]] == [

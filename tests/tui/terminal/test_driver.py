@@ -14,8 +14,7 @@ from textual.events import Key
 
 from gputop.tui.terminal.cell_grid import CellGrid
 from gputop.tui.terminal.driver import StallProofDriver, WakingEvent
-
-WAIT_S = 30.0
+from tests.waiting import PATIENCE_S
 
 
 class Keyboard(StallProofDriver):
@@ -31,13 +30,13 @@ class Keyboard(StallProofDriver):
         self.thread.start()
 
     def key(self) -> str:
-        message = self.heard.get(timeout=WAIT_S)
+        message = self.heard.get(timeout=PATIENCE_S)
         assert isinstance(message, Key)
         return message.key
 
     def ended(self) -> bool:
         self.exit_event.set()
-        self.thread.join(WAIT_S)
+        self.thread.join(PATIENCE_S)
         return not self.thread.is_alive()
 
 
@@ -55,7 +54,7 @@ def test_keys_sequences_and_characters_that_come_in_pieces(keyboard: Keyboard, m
     monkeypatch.setattr(os, "read", lambda fd, size: read(fd, 1))
     for typed, key in ((b"a", "a"), ("é".encode(), "é"), (b"\x1b[A", "up"), (b"b", "b")):
         os.write(keyboard.types, typed)
-        message = keyboard.heard.get(timeout=WAIT_S)
+        message = keyboard.heard.get(timeout=PATIENCE_S)
         assert key in (message.key, message.character)
     os.close(keyboard.types)
 

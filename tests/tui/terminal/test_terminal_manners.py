@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.tui.terminals import Terminal, terminal
+from tests.waiting import PATIENCE_S, until
 
 FATAL = ("SIGQUIT", "SIGABRT", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGSYS", "SIGTRAP",
          "SIGTERM", "SIGHUP")
@@ -120,14 +121,14 @@ def test_escape_and_the_key_after_it_are_two_keys_even_when_they_are_read_at_onc
 def test_it_runs_and_ends_in_a_terminal_of_any_size(size: tuple[int, int]) -> None:
     with terminal(size, "--demo", "healthy") as there:
         while b"\x1b[?2004h" not in there.raw:  # Textual reads keys
-            assert there.read(30), bytes(there.raw)
+            assert there.read(PATIENCE_S), bytes(there.raw)
         quit_well(there)
 
 
 def draws(there: Terminal) -> None:
     """Take the first frame, and what comes with it: a terminal that does not read would be another test."""
     while b"GPU SM active" not in there.raw:
-        assert there.read(30)
+        assert there.read(PATIENCE_S)
     while there.read(0.05):
         pass
 
@@ -184,7 +185,7 @@ def test_the_timeline_gives_the_terminal_back_too() -> None:
     trace = next((Path(__file__).parents[2] / "data").rglob("*.xplane.pb*"))
     with terminal((120, 40), "analyze", "--timeline", str(trace)) as there:
         while b"\x1b[?2004h" not in there.raw:  # Textual reads keys
-            assert there.read(30), bytes(there.raw)
+            assert there.read(PATIENCE_S), bytes(there.raw)
         assert catches_all(there)
         there.program.send_signal(signal.SIGTERM)
         assert there.ended() == -signal.SIGTERM
@@ -225,7 +226,7 @@ def test_a_fault_is_told_in_three_messages_with_a_file_to_attach(tmp_path: Path)
 
 
 def test_on_a_terminal_that_cannot_place_text_it_is_one_snapshot_as_text() -> None:
-    with terminal((120, 40), "--demo", "healthy", "--interval", "0.2", env={"TERM": "dumb"}) as there:
+    with terminal((120, 40), "--demo", "healthy", "--gpus", "0", "--interval", "0.2", env={"TERM": "dumb"}) as there:
         assert there.ended() == 0
         output = bytes(there.raw).decode()
         assert "TERM is dumb" in output and "one snapshot as text" in output and "What to do" in output
@@ -266,7 +267,6 @@ def test_in_ascii_nothing_else_is_sent_and_the_locale_decides_and_messages_go_el
 def test_in_tmux_the_picture_is_what_was_drawn_and_the_shell_comes_back(tmp_path: Path) -> None:
     """tmux is a terminal not of our making: what it makes of what is sent is the truth."""
     import shutil
-    import time
 
     if shutil.which("tmux") is None:
         pytest.skip("tmux is not installed")
@@ -275,29 +275,29 @@ def test_in_tmux_the_picture_is_what_was_drawn_and_the_shell_comes_back(tmp_path
     def run(*arguments: str) -> str:
         return subprocess.run([*tmux, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
 
-    def until(*wanted: str) -> str:
-        deadline_s = time.monotonic() + 60
-        while not all(text in (seen := run("capture-pane", "-p", "-t", "t")) for text in wanted):
-            assert time.monotonic() < deadline_s, seen
-            time.sleep(0.05)
-        return seen
+    def shown(*wanted: str) -> str:
+        def seen() -> str:
+            screen = run("capture-pane", "-p", "-t", "t")
+            return screen if all(text in screen for text in wanted) else ""
+
+        return until(seen, f"a screen with {wanted}")
 
     run("new-session", "-d", "-s", "t", "-x", "120", "-y", "40", "/bin/sh")
     try:
         run("send-keys", "-t", "t", f"PS1='ready> '; cd /; clear; PYTHONPATH={Path(__file__).parents[3]} "
             f"{sys.executable} -m gputop --demo healthy", "Enter")
-        seen = until("What to do", "train.py --model", "snapshot", "SIMULATED")
+        seen = shown("What to do", "train.py --model", "snapshot", "SIMULATED")
         lines = seen.splitlines()
         assert lines[0].startswith(" gputop") and lines[1].startswith("GPU SM active")
         for gpu in range(8):
             assert any(line.startswith(f" {gpu} ") and "76.4/79.6" in line for line in lines)
         for key in ("m", "M", "?"):
             run("send-keys", "-t", "t", key)
-        until("esc: close")
+        shown("esc: close")
         run("send-keys", "-t", "t", "Escape")
         run("resize-window", "-t", "t", "-x", "80", "-y", "24")
-        until("What to do", "q quit")
+        shown("What to do", "q quit")
         run("send-keys", "-t", "t", "q")
-        assert "What to do" not in until("ready>")
+        assert "What to do" not in shown("ready>")
     finally:
         run("kill-server")

@@ -41,6 +41,7 @@ from tests.tui.timelines import (
     trace_file,
     until,
 )
+from tests.waiting import PATIENCE_S
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 
@@ -75,7 +76,7 @@ async def test_reading_can_be_given_up() -> None:
     def read(stop: threading.Event, _: object) -> Timeline:
         asked.append(stop)
         began.set()
-        stop.wait(20)
+        stop.wait(PATIENCE_S)
         raise GputopError("The timeline was stopped.")
 
     app = TimelineApp(replace(trace_file(job_timeline()), reader=read))
@@ -138,7 +139,7 @@ class Slowly:
 
     def read(self, stop: threading.Event, on_rows: Callable[[Timeline], None]) -> Timeline:
         on_rows(self.rows)
-        self.go_on.wait(20)
+        self.go_on.wait(PATIENCE_S)
         if self._failure is not None:
             raise self._failure
         return self.rest

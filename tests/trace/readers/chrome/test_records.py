@@ -56,7 +56,7 @@ def read(events, monkeypatch, *, as_records):
 
 
 @given(events=st.lists(st.one_of(EVENT, ODD), max_size=8))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_both_ways_give_the_same(events):
     events = [event("cpu_op", "first", 1, 2), *events, event("cpu_op", "last", 3, 2)]
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -103,7 +103,7 @@ def test_runs_of_one_field_with_lengths_of_one_to_three_bytes(contents):
         lambda inner: b"".join(encoded(4, LENGTH, i) for i in inner)),  # the same tag inside, as an event's stats have
     st.binary(min_size=128, max_size=300)), min_size=1, max_size=30), times=st.integers(1, 60),
     tail=st.sampled_from((b"", encoded(5, VARINT, 7), encoded(4, LENGTH, b"x" * 20_000), b"\x22\x7f")))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_long_runs_are_walked_as_short_ones_are(window, contents, times, tail):
     data = b"".join(encoded(4, LENGTH, c) for c in contents) * times + tail
     with pytest.MonkeyPatch.context() as patch:
