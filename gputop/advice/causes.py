@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.advice.registry import limit
+from gputop.analysis.layers.scopes import INPUT
 from gputop.analysis.layers.tree import NO_OP_RUNS
 from gputop.analysis.results import Analysis, HostWork, Unexplained
 from gputop.core.findings import MIN_SHARE, Finding, at_most, ranked, severity_of
@@ -48,7 +49,7 @@ NARROWEST_FIRST = (
 _PARTS = (("small_kernels", "launch_bound"), ("optimizer_unfused", "launch_bound"),
           ("optimizer_unfused", "small_kernels"), ("ops_without_gradient", "step_gap_host"),
           ("eager_execution", "step_gap_host"))
-_HAS_ITS_OWN_FIX = "optimizer_unfused"  # which is told with that of the whole
+_OF_LAUNCHES = ("launch_bound", "small_kernels")  # with which the fixes of what stands under them are told
 
 
 def fold_consequences(findings: Iterable[Finding], claimed: Mapping[str, Claimed]) -> tuple[Finding, ...]:
@@ -90,8 +91,6 @@ def _explained(effect: Finding, cause: Finding, claimed: Mapping[str, Claimed]) 
         case "small_kernels", "launch_bound" if cause.evidence.get("launch_pace_s", 0.0) > limit(
                 "small_kernels.pace_s"):  # launches are slow, however long the kernels are
             return 0.0
-        case "small_kernels" | "launch_bound", "batch_size_headroom" if "capacity_bytes" in effect.evidence:
-            return 0.0  # memory is known to have room: another fix, and worth its place
     covered = _covered(claimed[effect.id], claimed[cause.id])
     if effect.id == "collective_waiting" and cause.gain.by == "replay" and effect.gain.step_time:
         # What its fix saves says how much of the others' wait it is: their own hosts may be as late.
@@ -129,7 +128,8 @@ def _with_consequences(finding: Finding, by_id: Mapping[str, Finding], parent: M
     consequences = [f for f in by_id.values() if f.id in parent and _root(parent, f.id) == finding.id]
     if not consequences:
         return finding
-    fixing = [finding, *(f for f in consequences if f.id == _HAS_ITS_OWN_FIX and (f.id, finding.id) in _PARTS)]
+    fixing = [finding, *(f for f in consequences if finding.id in _OF_LAUNCHES and (
+        f.id == "optimizer_unfused" or (f.id == "batch_size_headroom" and "capacity_bytes" in f.evidence)))]
     return replace(finding, consequences=ranked(consequences), action=" ".join(f.action for f in fixing),
                    snippet="\n".join(dict.fromkeys(f.snippet for f in fixing if f.snippet)) or None)
 
@@ -162,8 +162,9 @@ def unexplained(a: Analysis, findings: Iterable[Finding]) -> Unexplained | None:
     claimed = _claimed(findings)
     if a.cpu_layers is not None:
         idle_s = sum(row.wait_s for row in a.cpu_layers.rows if row.name == NO_OP_RUNS and row.parent is None)
-        input_s = account.claimable(("input",)).get("input", 0.0) / account.steps
-        parts, of_s = {"host": max(idle_s - input_s, 0.0)}, a.cpu_layers.total_s
+        input_s = account.claimable(("input",)).get("input", 0.0) / account.steps - sum(
+            row.device_s for row in a.cpu_layers.rows if row.name == INPUT and row.parent is None)
+        parts, of_s = {"host": max(idle_s - max(input_s, 0.0), 0.0)}, a.cpu_layers.total_s
         per = a.cpu_layers.basis
         left = _left(parts, claimed, account.steps)
     elif a.breakdown is not None and a.gpus:

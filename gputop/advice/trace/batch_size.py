@@ -13,8 +13,8 @@ from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, removed_host_time, severity_by_limits, waits_for_launches
-from gputop.advice.trace.inputs import gpu_allocators, launch_calls
-from gputop.advice.trace.job import Job, shows_training
+from gputop.advice.trace.inputs import all_allocators, gpu_allocators, launch_calls
+from gputop.advice.trace.job import Job, shows_training, trains
 from gputop.advice.trace.kernel_rows import plain_name
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.sm_use import narrow_kernels
@@ -61,16 +61,15 @@ def judge_batch_size_headroom(facts: TraceFacts) -> BatchSizeHeadroom | None:
     """
     if facts.shares["input"] >= limit("input_bound.share") or (facts.framework == "jax" and not shows_training(facts)):
         return None
-    numbers = set(facts.active_numbers)
-    used = {gpu: use for gpu, use in gpu_allocators(facts, numbers).items() if use.peak_bytes > 0}
-    factor = min((_room(use) for use in used.values()), default=limit("batch_size_headroom.factor"))
+    numbers, known_memory = set(facts.active_numbers), all_allocators(facts)
+    factor = min((_room(use) for use in gpu_allocators(facts, numbers).values()),
+                 default=limit("batch_size_headroom.factor"))
     if factor < limit("batch_size_headroom.factor"):
         return None
-    memory_is_known = set(used) == numbers
-    factor = factor if memory_is_known else limit("batch_size_headroom.factor")
+    factor = factor if known_memory else limit("batch_size_headroom.factor")
     scaling = [gpu_scaling for gpu_scaling in facts.analysis.batch_scaling if gpu_scaling.gpu in numbers]
     worst = max(scaling, key=lambda gpu_scaling: gpu_scaling.few_blocks_s or 0.0, default=None)
-    tightest = max(used.values(), key=lambda use: use.peak_bytes / use.capacity_bytes) if memory_is_known else None
+    tightest = max(known_memory or (), key=lambda use: use.peak_bytes / use.capacity_bytes, default=None)
     launch_s, host_s = _launch_and_host_s(facts)
     allreduces = facts.waits.allreduce_s if facts.waits is not None else {}
     gpus = facts.active
@@ -93,7 +92,7 @@ def judge_batch_size_headroom(facts: TraceFacts) -> BatchSizeHeadroom | None:
         return None
     # The same idle time is claimed once: launch_bound names its cause, this a way to live with it.
     beside = launch_calls(facts) is None and waits_for_launches(facts)
-    alone = memory_is_known and not beside and not facts.caveat
+    alone = known_memory is not None and not beside and not facts.caveat
     late = removed_host_time(facts, "gap")
     fixed = {gpu: merge(parts["launch"], *([late[gpu]] if host_s and gpu in late else ()), *(
         [parts["collectives"]] if headroom.allreduce_s else ())) for gpu, parts in facts.parts.items()}
@@ -104,6 +103,8 @@ def judge_batch_size_headroom(facts: TraceFacts) -> BatchSizeHeadroom | None:
 
 def _room(use: AllocatorUse) -> float:
     """Factor by which all memory in use can grow: a power of two, no more than is advised at once."""
+    if use.peak_bytes <= 0:
+        return limit("batch_size_headroom.factor_max")
     grow = limit("batch_size_headroom.memory") * use.capacity_bytes / use.peak_bytes
     return min(2.0 ** math.floor(math.log2(grow)), limit("batch_size_headroom.factor_max")) if grow >= 1 else 1.0
 
@@ -219,6 +220,7 @@ class SmallGrids(Verdict, frozen=True, kw_only=True):
     tail_s: float  # further, in last waves, if all blocks of a kernel take equally long
     sms: int
     kernels: tuple[NarrowKernel, ...]  # those that leave most of it empty
+    batch: bool = False  # whether another finding has what a larger batch brings
 
 
 def judge_small_grids(facts: TraceFacts) -> SmallGrids | Missing | None:
@@ -245,6 +247,7 @@ def judge_small_grids(facts: TraceFacts) -> SmallGrids | Missing | None:
         used=1 - empty_s / fmean(use.compute_s for use in judged),
         compute=fmean(use.compute_s for use in judged) / facts.period_s,
         tail_s=fmean(use.tail_s or 0.0 for use in judged), sms=most.sms or 0, kernels=most.narrow,
+        batch=trains(facts) is not False and judge_batch_size_headroom(facts) is not None,
         events=Events(narrow_kernels(facts.trace, facts.gpu_timelines, facts.steps)))
 
 
@@ -260,8 +263,8 @@ def describe_small_grids(v: SmallGrids, job: Job) -> Explanation:
     batch = ("Give each kernel more work: put several requests into one batch, or run them on several streams at the "
              "same time." if job.trains is False else
              "Launch kernels with more blocks and threads." if job.framework == "unknown" else
-             "Give each kernel more work: use a larger batch if the training allows it, or run independent branches on "
-             "several streams.")
+             f"Give each kernel more work: {'' if v.batch else 'use a larger batch if the training allows it, or '}run "
+             "independent branches on several streams.")
     return Explanation(
         title=f"Kernels use {used} of the GPU while they run", why=text,
         evidence={"used_of_gpu_ratio": v.used, "compute_ratio": v.compute, "empty_gpu_s": v.empty_s,

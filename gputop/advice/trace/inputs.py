@@ -26,6 +26,13 @@ def gpu_allocators(facts: TraceFacts, gpus: set[int]) -> dict[int, AllocatorUse]
     return used
 
 
+def all_allocators(facts: TraceFacts) -> tuple[AllocatorUse, ...] | None:
+    """The allocators of all GPUs that ran kernels; None where the memory in use of one is not known."""
+    numbers = set(facts.active_numbers)
+    used = {gpu: use for gpu, use in gpu_allocators(facts, numbers).items() if use.peak_bytes > 0}
+    return tuple(used.values()) if numbers and set(used) == numbers else None
+
+
 def _batch_waits(facts: TraceFacts) -> str | None:
     if facts.analysis.input is not None:
         return None

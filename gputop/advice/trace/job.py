@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from gputop.advice.fix_code import code
 from gputop.advice.trace.facts import TraceFacts, once_per_trace
+from gputop.advice.trace.inputs import all_allocators
 from gputop.analysis.host.host_causes import runs_eagerly
 from gputop.analysis.steps.jax_calls import own_ops
 from gputop.analysis.steps.pytorch_ops import FORWARD
@@ -47,11 +48,13 @@ class Job(Struct, frozen=True):
     graphs: bool = False  # CUDA graphs run, or are recorded
     strategy: str = ""  # how it is distributed: mirrored or multi_worker (tf.distribute), ddp, fsdp; "": not told
     server: str = ""  # of language models, vLLM or SGLang, in a job that only runs a model; "": not told
+    batch_judged: bool = False  # memory is known: batch_size_headroom says whether a larger batch is worth it
 
     @property
-    def larger(self) -> str:
-        """Words for more work in each kernel: "raise the batch size", for a job that trains."""
-        return "run more requests or samples together" if self.trains is False else "raise the batch size"
+    def then_larger(self) -> str:
+        """A sentence, behind others, that advises more work in each kernel; none where another finding may."""
+        more = "run more requests or samples together" if self.trains is False else "raise the batch size"
+        return "" if self.batch_judged else f" Then {more} if memory allows."
 
     @property
     def each(self) -> str:
@@ -80,8 +83,9 @@ class Job(Struct, frozen=True):
         calls = _COMPILED.get(facts.framework)
         compiled = calls is not None and bool((name_mask(facts.trace, calls) & ~own_ops(facts.trace)).any())
         return cls(facts.basis, facts.period_s, facts.framework, training_loop(facts), facts.active_numbers,
-                   compiled, trains(facts),
-                   uses_graphs(facts.trace), _strategy(facts), _server(facts))
+                   compiled, trains(facts), uses_graphs(facts.trace), _strategy(facts), _server(facts),
+                   trains(facts) is not False and (facts.framework != "jax" or shows_training(facts))
+                   and all_allocators(facts) is not None)
 
 
 @once_per_trace

@@ -130,29 +130,28 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         action = (f"Let {job.server} record CUDA graphs, which launch all kernels of a batch in one call. During this "
                   f"recording, {job.server} launched each kernel separately.")
     elif job.graphs:
-        action = ("CUDA graphs are already in use: prepare and launch the next graph while the GPU works, record what "
-                  f"still runs between two graphs, and {job.larger} if memory allows.")
+        action = ("CUDA graphs are already in use: prepare and launch the next graph while the GPU works, and record "
+                  "what still runs between two graphs.")
     elif job.compiled and job.framework == "jax":
         kind = "-compiled"
-        action = ("The step is already compiled: run several steps in one call, put separate calls into one function, "
-                  f"and {job.larger} if memory allows.")
+        action = ("The step is already compiled: run several steps in one call, and put separate calls into one "
+                  "function.")
     elif job.framework == "pytorch" and v.in_compiled:
         kind = "-compiled-graphs"
         action = ("Let torch.compile replay CUDA graphs: most of this wait is in code that is compiled already but "
-                  f"launches its kernels one by one. Then {job.larger} if memory allows.")
+                  "launches its kernels one by one.")
     elif job.compiled:
         graphs = "" if v.waits else "let it replay CUDA graphs, "
         action = (f"Part of the model is already compiled: {graphs}find out what breaks the graph and what is "
-                  f"recompiled, and compile the rest. Then {job.larger} if memory allows.")
+                  "recompiled, and compile the rest.")
     elif job.framework == "unknown":
         start = "Let the host wait for the GPU only when it uses a result. Then launch" if v.waits else "Launch"
         action = f"{start} fewer, larger kernels: fuse them, or record them once as a CUDA graph and launch the graph."
     else:
-        action = ("Launch fewer, larger kernels: compile the step so that kernels are fused. Then "
-                  f"{job.larger} if memory allows.")
+        action = "Launch fewer, larger kernels: compile the step so that kernels are fused."
     return Explanation(
         title=f"GPU waits for launches for {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
-        action=action,
+        action=action + (job.then_larger if job.framework != "unknown" and (server is None or job.graphs) else ""),
         snippet=None if job.graphs else server if server is not None else (
             job.xla if job.framework == "tensorflow" else code("launch_bound", job.framework + kind, job.framework)),
         source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle time caused by the host")
@@ -249,8 +248,8 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
             "below_20us_ratio": v.short_ratio, "kernel_median_s": v.kernel_median_s, "pauses_s": v.pauses_s,
             "share_ratio": v.share, "kernels_per_s": v.kernels_per_s, "launch_pace_s": v.pace_s,
             "kernels_per_step": v.kernels_per_step}),
-        action=f"{start}: fuse {more}them{_COMPILER.get(job.framework, '')}, batch small ops together, {layers}, and "
-               f"{job.larger} if memory allows.",
+        action=f"{start}: fuse {more}them{_COMPILER.get(job.framework, '')}, batch small ops together, and "
+               f"{layers}.{job.then_larger}",
         snippet=job.xla if job.framework == "tensorflow" and not job.graphs else code(
             "small_kernels", job.framework + kind),
         source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels under 10 µs")

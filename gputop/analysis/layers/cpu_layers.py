@@ -21,7 +21,7 @@ from gputop.analysis.host.host_spans import COLLECTIVE
 from gputop.analysis.layers import tree
 from gputop.analysis.layers.layers import framework
 from gputop.analysis.layers.pytorch import op_scopes
-from gputop.analysis.layers.scopes import Scope, differentiates
+from gputop.analysis.layers.scopes import Scope, trainings
 from gputop.analysis.results import Layers
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, at_or_before, contains, in_order, intersect, merge, uncovered, union
@@ -115,21 +115,20 @@ def op_spans(trace: Trace) -> OpSpans | None:
                    [(phase, *path) for phase, path in places], bool(ops.scopes))
 
 
-def _place(trace: Trace, ops: _Ops, key: int, unnamed: str, training: set[int]) -> tuple[str, tuple[str, ...]]:
+def _place(trace: Trace, ops: _Ops, key: int, unnamed: str, training: list[bool | None]) -> tuple[str, tuple[str, ...]]:
     """Phase and path of an op by its key; ``unnamed``: the phase where its name tells nothing."""
     if ops.scopes:
         return ops.scopes[key].phase, ops.scopes[key].path
     many = len(trace.hlo_ops)
     name = trace.hlo_ops[key].op_name if key < many else trace.names[key - many]
-    return (unnamed, (name,)) if unnamed else tree.place_of(name, key < many, key in training)
+    return (unnamed, (name,)) if unnamed else tree.place_of(name, key < many, key < many and training[key])
 
 
-def _training(trace: Trace) -> set[int]:
-    """Indices of ``hlo_ops`` that belong to a program that computes gradients."""
+def _training(trace: Trace) -> list[bool | None]:
+    """Of each of ``hlo_ops`` whether it belongs to a program that computes gradients, as for :func:`trainings`."""
     (_, hlo), (_, module) = host_stat(trace.host, "hlo"), host_stat(trace.host, "hlo_module")
     programs = dict(zip(hlo.tolist(), module.tolist(), strict=True))
-    those = {programs.get(i) for i, op in enumerate(trace.hlo_ops) if differentiates(op.op_name)}
-    return {i for i, program in programs.items() if program in those}
+    return trainings(trace.hlo_ops, [programs.get(i) for i in range(len(trace.hlo_ops))])
 
 
 def _ops(trace: Trace) -> _Ops | None:

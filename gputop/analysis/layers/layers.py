@@ -12,7 +12,7 @@ from gputop.analysis.host.host_ops import eager_types
 from gputop.analysis.layers import tree
 from gputop.analysis.layers.culprits import op_keys
 from gputop.analysis.layers.pytorch import CallScopes, call_scopes
-from gputop.analysis.layers.scopes import Scope, differentiates, scope_of
+from gputop.analysis.layers.scopes import Scope, scope_of, trainings
 from gputop.analysis.results import Layers
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, coverage, intersect, merge, union
@@ -102,12 +102,12 @@ def _op_scope(trace: Trace, shares: Sequence[DeviceShare], size: int) -> _ScopeO
     """Scopes of XLA's ops, and after them of TensorFlow's, which have names."""
     many = len(trace.hlo_ops)
     modules, eager = _modules(trace, shares, many), eager_types(trace)
-    training = {module for i, module in enumerate(modules) if differentiates(trace.hlo_ops[i].op_name)}
+    training = trainings(trace.hlo_ops, modules)
 
     def scope(what: int, op: int) -> tuple[str, tuple[str, ...]]:
         of_xla = op < many
         name = trace.hlo_ops[op].op_name if of_xla else trace.names[op - many] if op < size - 2 else ""
-        trains = of_xla and modules[op] in training
+        trains = of_xla and training[op]
         if what in _MOVES:
             return _MOVES[what], scope_of(name, trains).path if of_xla or ":" in name else ()
         phase, path = tree.place_of(name, of_xla, trains)

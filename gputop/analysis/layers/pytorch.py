@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gputop.analysis.layers.scopes import LOSS, PHASES, Scope
+from gputop.analysis.layers.scopes import INPUT, LOSS, PHASES, Scope
+from gputop.analysis.steps.training_loops import LOADER
 from gputop.trace.host_calls import begins_ns
 from gputop.trace.intervals import contains
 from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask, spans_of, values_at
@@ -30,7 +31,7 @@ _CALL = rf"{_MODULE}|[\w.]+::|Optimizer\.(?:step|zero_grad)#|nccl:"
 # Until PyTorch 1.8 functions of autograd stand there by their bare names.
 _BARE_AUTOGRAD = r"[A-Z]\w*Backward\d*$|torch::autograd::\w+$"
 _LAUNCHING = r"aten::|autograd::engine|Optimizer\.step#"  # one of these is in every trace of PyTorch
-_NO_SCOPE = re.compile(r"ProfilerStep#|enumerate\(DataLoader\)#|DistributedDataParallel\.forward|nccl:")
+_NO_SCOPE = re.compile(r"ProfilerStep#|DistributedDataParallel\.forward|nccl:")
 _MAX_LEVELS = 24  # calls around one launch; what is deeper adds no name
 
 
@@ -228,6 +229,8 @@ def _scope(phase: str, around: list[str], calls: _Calls) -> Scope | None:
     for call in around:
         if (update := _OPTIMIZER.match(call)) is not None:
             phase, op, path = "optimizer", "", [update[1]]
+        elif re.match(LOADER, call):
+            phase, op, path = INPUT, "", []
         elif call in calls.functions:
             phase, op, path = "backward", "", [call.removeprefix(_AUTOGRAD)]
         elif call.startswith(_MODULE):

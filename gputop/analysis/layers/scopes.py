@@ -8,9 +8,13 @@ and ``gradient_tape/model/dense/MatMul/MatMul_1`` (docs/contributing/trace-notes
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from gputop.trace.model import HloOp
+
+INPUT = "input"  # ops that make a batch on the loop's own thread
 PHASES = ("forward", "loss", "backward", "recomputation", "optimizer", "other ops")
 
 _WRAPPED = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
@@ -28,6 +32,8 @@ _OPTIMIZER = re.compile(
     r"(?:adam(?:_?w(?:eight_?decay)?|ax|delta)?|nadam|adagrad|adadelta|adafactor|sgd|momentum|rm_?sprop|ftrl|lamb|lion|"
     r"lars|muon|nesterov|"
     r"loss_?scale_?optimizer\w*|optimizer\w*)(?:_\d+)?", re.IGNORECASE)
+_DIFFERENTIATED = re.compile(r"jvp\((\w+)[)/]")  # modules
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 _UPDATE = re.compile(r"Resource(?:Sparse)?Apply\w+")
 _ASSIGN = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 
@@ -40,8 +46,9 @@ class Scope(NamedTuple):
 
 
 @lru_cache(maxsize=65536)
-def scope_of(op_name: str, training: bool) -> Scope:
-    """``training``: whether the program differentiates, so that what is neither forward nor backward is an update."""
+def scope_of(op_name: str, training: bool | None) -> Scope:
+    """``training``: whether the program differentiates, so that what is neither forward nor backward is an update; None
+    where it does, and the op has no part in the update: it may predict."""
     op_name = op_name.partition(";")[0]  # where XLA made one op of several it lists their names
     name, _, type_ = op_name.rpartition(":") if ":" in op_name.rsplit("/", 1)[-1] else (op_name, "", "")
     if "/" not in name and not type_:
@@ -59,12 +66,21 @@ def scope_of(op_name: str, training: bool) -> Scope:
     return Scope(_phase(name, type_, path, wrappers, training), tuple(path))
 
 
+def trainings(ops: Sequence[HloOp], program: Sequence[Hashable]) -> list[bool | None]:
+    """Argument ``training`` of :func:`scope_of` for each of these ops, of these programs. What runs in a module, and is
+    not differentiated, predicts: with new weights, it comes after the gradient as well."""
+    training = {of for op, of in zip(ops, program, strict=True) if differentiates(op.op_name)}
+    modules = {module for op in ops for module in _DIFFERENTIATED.findall(op.op_name)}
+    return [(None if not op.after_gradient or modules.intersection(op.op_name.split("/")) else True)
+            if of in training else False for op, of in zip(ops, program, strict=True)]
+
+
 def differentiates(op_name: str) -> bool:
     """Return whether an op of XLA's belongs to a program that computes gradients."""
     return "jvp(" in op_name or "transpose(" in op_name
 
 
-def _phase(name: str, type_: str, path: list[str], wrappers: set[str], training: bool) -> str:
+def _phase(name: str, type_: str, path: list[str], wrappers: set[str], training: bool | None) -> str:
     scopes = path[:-1]
     if "rematted_computation" in name:
         return "recomputation"
@@ -77,7 +93,8 @@ def _phase(name: str, type_: str, path: list[str], wrappers: set[str], training:
     if "jvp" in wrappers:
         return "forward"
     if wrappers:  # JAX
-        return "optimizer" if training else "forward"
+        predicts = training is False or (training is None and (scopes or _PRODUCTS.intersection(path)))
+        return "optimizer" if training else "forward" if predicts else "other ops"
     return "other ops" if type_ in _ASSIGN or not scopes else "forward"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from gputop.analysis.layers.scopes import PHASES, scope_of
+from gputop.analysis.layers.scopes import INPUT, PHASES, scope_of
 from gputop.analysis.results import LayerRow, SourceLine
 from gputop.trace.model import HloOp
 
@@ -16,8 +16,10 @@ LOCAL_COPIES = "copies on the GPU, no op named"
 AFTER, ITSELF, EXECUTOR = "after the last kernel", "ops of its own", "executor without an op"
 EAGER, COMPILED, NO_OP_RUNS = "run eagerly", "compiled functions", "no op runs"
 REASONS = {
-    "other ops": ("These ops do not belong to a phase. They are mostly counters and metrics of the training loop, or "
-                  "work on the next batch."),
+    INPUT: ("Ops that make the next batch in the training loop's own thread (num_workers=0): reading, transforms, and "
+            "collating. They are part of the input wait."),
+    "other ops": ("These ops do not belong to a phase. They are mostly counters and metrics of the training loop, "
+                  "work on the next batch, or the steps of an environment."),
     NO_OP: "These kernels have no op name, so the trace does not show where they belong.",
     LOCAL_COPIES: ("Copies within GPU memory, memsets, and copies of unknown direction that have no op name. The "
                    "framework makes such copies, for example for program arguments."),
@@ -45,7 +47,7 @@ NO_LAYERS = {
                 "record modules, or torch.profiler.record_function to name parts of the model."),
     "nsys": "The trace has no module names. Use torch.cuda.nvtx.range to name parts of the model.",
 }
-_ORDER = (*PHASES, "collectives", "copies", LOCAL_COPIES, NO_SCOPE, NO_PROGRAM, NO_OP, NO_CALL, EAGER,
+_ORDER = (INPUT, *PHASES, "collectives", "copies", LOCAL_COPIES, NO_SCOPE, NO_PROGRAM, NO_OP, NO_CALL, EAGER,
           COMPILED, AFTER, EXECUTOR, NO_OP_RUNS)
 _FEW_LAYERS = 0.1  # share of the forward pass in named layers: with less there are none to speak of
 _FOLDED_BELOW = 0.005  # share of the whole: one row for all of them
@@ -81,7 +83,7 @@ class ScopeSums(Struct):
         self.bytes += other.bytes
 
 
-def place_of(name: str, has_program: bool, training: bool) -> tuple[str, tuple[str, ...]]:
+def place_of(name: str, has_program: bool, training: bool | None) -> tuple[str, tuple[str, ...]]:
     """Root of the table and path below it."""
     if not name and not has_program:
         return NO_OP, ()

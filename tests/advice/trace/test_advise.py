@@ -17,8 +17,8 @@ def test_without_a_host_nobody_is_accused_and_the_worst_comes_first():
     for i in range(50):
         bare.run(0, i * 100, 90, "Mul_GPU_DT_FLOAT_DT_FLOAT_kernel")
     assert found(bare) == {} and set(missing(bare)) == HOST_RULES
-    a = analyze_trace(with_memory(launch_bound(), 20 / 1.2).build())  # worst comes first
-    assert [f.id for f in a.findings] == ["launch_bound", "batch_size_headroom"]
+    a = analyze_trace(with_memory(launch_bound(), 38).build())  # worst comes first
+    assert [f.id for f in a.findings] == ["launch_bound", "memory_pressure"]
 
 
 @pytest.mark.parametrize("gpus", [1, 4])
@@ -38,7 +38,7 @@ def test_few_kernels_make_nothing_high_and_a_handful_nothing_but_low():
 
     for kernels, steps in ((25, 0), (150, 2)):
         few, caveat = micro(kernels, steps)
-        assert {f.severity for f in few.values()} == {"medium"} and set(few) == {"launch_bound", "batch_size_headroom"}
+        assert {f.severity for f in few.values()} == {"medium"} and set(few) == {"launch_bound"}
         assert caveat and all(caveat in f.why for f in few.values())
     assert micro(15, 0)[0]["launch_bound"].severity == micro(15, 1)[0]["launch_bound"].severity == "low"
     tiny_steps = analyze_to_facts(keras_steps(Builder(), 5, STEP, STEP - 50).run(0, 50, 10, KERNEL).build())

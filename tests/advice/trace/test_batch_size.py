@@ -27,7 +27,7 @@ def anywhere(a: Analysis) -> dict[str, Finding]:
 
 @pytest.mark.parametrize(("peak_gib", "factor"), [(1, 8), (8, 4), (17, 2)])
 def test_headroom_keeps_below_ninety_percent(peak_gib, factor):
-    f = findings(with_memory(launch_bound(), peak_gib))[ID]
+    f = anywhere(analyze_trace(with_memory(launch_bound(), peak_gib).build()))[ID]
     assert f.evidence["factor"] == factor and factor * peak_gib <= 0.9 * 40
     assert f.gain.step_time == pytest.approx(0.75 * (1 - 1 / factor), abs=0.03)
     assert f.gain.per == "sample"  # the step itself gets longer
@@ -37,7 +37,7 @@ def test_headroom_keeps_below_ninety_percent(peak_gib, factor):
 def test_headroom_goes_by_the_fullest_gpu_and_what_is_shared_out():
     b = with_memory(launch_bound(2), 4)
     b.memory(6, "GPU_1_bfc", 10 * GIB, 30 * GIB, 15 * GIB)
-    assert findings(b)[ID].evidence["factor"] == 2
+    assert anywhere(analyze_trace(b.build()))[ID].evidence["factor"] == 2
     v = judged(busy((50, 4000, "ApplyAdamKernel", None)))  # the optimizer is shared out
     assert v.factor == 8 and v.optimizer_s == pytest.approx(4e-3) and v.compute > 0.9
     assert v.share == pytest.approx((4e-3 + v.launch_s + v.host_s) * 7 / 8 / 20e-3) and v.share > 0.17
@@ -57,6 +57,14 @@ def test_headroom_goes_by_the_fullest_gpu_and_what_is_shared_out():
 ], ids=["full", "one full", "busy", "busy, memory unknown", "input"])
 def test_no_headroom(b):
     assert ID not in anywhere(analyze_trace(b.build()))
+
+
+def test_what_helps_against_launches_is_told_once():
+    for memory, told in ((8, "up to 4×"), (None, "raise the batch size if memory allows"), (38, None)):
+        b = launch_bound() if memory is None else with_memory(launch_bound(), memory)
+        of_batch = [f for f in findings(b).values() if "batch size" in f.action]
+        assert [f.id for f in of_batch] == (["launch_bound"] if told else [])
+        assert all(told in f.action and f.action.count("batch size per GPU") == (memory == 8) for f in of_batch)
 
 
 @pytest.mark.parametrize("known", [0, 1])

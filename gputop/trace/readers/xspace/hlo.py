@@ -131,6 +131,7 @@ class Program:
         self._shapes: dict[int, Shape] = {}
         self.bodies: dict[int, tuple[int, tuple[Instruction, ...]]] = {}  # computations: id of the root, instructions
         self.flops: dict[int, Mapping[str, float] | None] = {}  # of computations, as far as counted
+        self.updating: set[int] | None = None  # ids of what comes after the gradient, once they are known
         module = self._fields(begin, end, (_MODULE,)).last(_MODULE)
         module_fields = self._fields(*module, (_COMPUTATION, _STACK_FRAMES)) if module is not None else None
         for span in _spans(module_fields, _COMPUTATION) if module_fields is not None else ():
@@ -187,6 +188,10 @@ class Program:
         parts = [self._read_shape(*span, depth + 1) for span in _spans(shape, _TUPLE_SHAPES) if depth < _MAX_DEPTH]
         sizes = tuple(max(signed(n), 0) for n in self.numbers(shape, _DIMENSIONS))
         return Shape(shape.values.get(_ELEMENT_TYPE, 0), sizes, tuple(parts))
+
+    def has(self, instruction: Instruction, word: bytes) -> bool:
+        """Return whether the instruction, its name or anything else of it, has this word."""
+        return self._data.find(word, *instruction.span) >= 0
 
     def target(self, instruction: Instruction) -> str:
         return self.text(self._fields(*instruction.span, (_TARGET,)), _TARGET)

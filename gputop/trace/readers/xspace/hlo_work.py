@@ -15,6 +15,7 @@ import numpy as np
 from gputop.core.codec import parse
 from gputop.trace.model import HloOp
 from gputop.trace.readers.xspace.hlo import Instruction, Program, Shape, SpatialWindow
+from gputop.trace.readers.xspace.hlo_updates import after_gradient
 
 # Ops that are no kernel of their own: what they call is.
 _CONTAINERS = frozenset({"while", "conditional", "async-start", "async-done", "async-update"})
@@ -37,7 +38,8 @@ def hlo_op(program: Program, name: str) -> HloOp | None:
     if "/" not in name and (other := program.made_for(op)) is not None:  # none, or an argument's
         name, near = program.metadata(other)
         source = source or near
-    return HloOp(name, source, None if flops is None else tuple(sorted(flops.items())), _bytes(program, op), op.opcode)
+    return HloOp(name, source, None if flops is None else tuple(sorted(flops.items())), _bytes(program, op), op.opcode,
+                 after_gradient(program, op))
 
 
 # -- FLOPs -------------------------------------------------------------------------------------------------------------
