@@ -47,6 +47,8 @@ _SAME_SHAPES = {
     "jax": "Call the function with the same shapes and types each time: pad batches to a few lengths (buckets), pass "
            "changing numbers as arrays (not in static_argnums), and call jax.jit once, outside the loop. "
            "JAX_EXPLAIN_CACHE_MISSES=1 logs why a call compiles, and JAX_LOG_COMPILES=1 logs which calls compile.",
+    "jax-op": "Join, cut, and pad arrays of changing lengths with NumPy, or pad them to a few lengths first: each of JAX's "
+              "ops compiles for each new shape. JAX_LOG_COMPILES=1 logs the shapes.",
     "pytorch": "Call the compiled function with the same shapes and types each time: drop or pad the last batch "
                "(drop_last=True), pad to a few lengths, and mark dimensions that change. TORCH_LOGS=recompiles logs "
                "why a call compiles.",
@@ -170,8 +172,9 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
         how = f"The program re-creates {v.function} {v.made} times in the window and traces each new function"
     elif v.calls:
         how += f", in {v.count} of {v.calls} calls"
-    keys = (v.tries,) if v.tries else job.keys
-    action, snippet = _SAME_SHAPES.get(v.tries or job.framework, _SAME_SHAPES[""]), code("retracing", *keys)
+    of_jax = "jax-op" if job.framework == "jax" and is_own_op(v.function) else ""
+    keys = (v.tries,) if v.tries else (of_jax, *job.keys)
+    action, snippet = _SAME_SHAPES.get(v.tries or of_jax or job.framework, _SAME_SHAPES[""]), code("retracing", *keys)
     if v.made and job.framework not in _SAME_SHAPES:
         action, snippet = _MADE_ONCE, code("retracing", "once")
     if v.scripted and job.framework == "pytorch":
@@ -235,7 +238,7 @@ def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
         culprits=tuple(Culprit(op.name, "host", op.seconds / facts.steps_or_window, facts.basis,
                                at_s=begins.get(op.name)) for op in ops.eager),
         cure=Cure(host=removed_host_time(facts, "eager"),
-                  assumes="Assumes that a function launches the ops ahead of the GPU, without Python between them."))
+                  assumes="Assumes that a function runs the ops without Python between them."))
 
 
 def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
