@@ -28,6 +28,10 @@ _OPTIMIZER = re.compile(
     r"(?:adam(?:_?w(?:eight_?decay)?|ax|delta)?|nadam|adagrad|adadelta|adafactor|sgd|momentum|rm_?sprop|ftrl|lamb|lion|"
     r"lars|muon|nesterov|"
     r"loss_?scale_?optimizer\w*|optimizer\w*)(?:_\d+)?", re.IGNORECASE)
+# jax.random's, of which an optimizer needs none: noise, dropout masks, time steps of a diffusion.
+_RANDOM = re.compile(r"/jit\(_?(?:uniform|normal|truncated_normal|bernoulli|categorical|gumbel|randint|permutation|shuffle|"
+                     r"choice|exponential|laplace|gamma|beta|dirichlet|poisson|random_bits|threefry\w*)\)|/random_bits|"
+                     r"/threefry")
 _UPDATE = re.compile(r"Resource(?:Sparse)?Apply\w+")
 _ASSIGN = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 
@@ -77,7 +81,7 @@ def _phase(name: str, type_: str, path: list[str], wrappers: set[str], training:
     if "jvp" in wrappers:
         return "forward"
     if wrappers:  # JAX
-        return "optimizer" if training else "forward"
+        return "optimizer" if training and not _RANDOM.search(name) else "forward"
     return "other ops" if type_ in _ASSIGN or not scopes else "forward"
 
 
