@@ -10,7 +10,7 @@ from gputop.text.units import percent, printable, seconds
 _MIN_LISTED_SHARE = 0.01  # share of the step: the gaps of one kind are listed
 _SHOWN = 5
 GAP_NAMES = {
-    "gap": "between two step calls", "input": "input wait", "tracing": "a function is traced or compiled",
+    "gap": "Python outside the model's calls", "input": "input wait", "tracing": "a function is traced or compiled",
     "eager": "Python runs ops one by one", "placement": "an op runs on the host", "dispatch": "the next launch is late",
 }
 

@@ -127,7 +127,7 @@ LABELS = {
     "frees": "calls that free memory",
     "full_core_share_ratio": "time in which one core was full",
     "full_cpu_cores": "CPU cores that are full",
-    "gap_s": "time between two step calls",
+    "gap_s": "Python outside the model's calls",
     "get_next_ratio": "share of time in calls for a batch",
     "gpu_activity_ratio": "activity of the GPU",
     "gpu_util_ratio": "utilization of the GPU",

@@ -27,7 +27,7 @@ CAUSES = {
     "tracing": "a function is traced or compiled",
     "eager": "Python runs ops one by one",
     "placement": "an op runs on the host",
-    "gap": "the host is between two step calls",
+    "gap": "Python runs outside the model's calls",
     "dispatch": "the next launch is late",
     "other_gpu": "another GPU is working",
     "collective_wait": "waits in a collective for the last GPU",

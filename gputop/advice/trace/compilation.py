@@ -26,6 +26,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.gaps import longest_on_host, ranked_work, work_in
 from gputop.analysis.host.host_causes import EAGER_OPS
 from gputop.analysis.host.host_ops import small_ops
+from gputop.analysis.layers.pytorch import linked_ops
 from gputop.analysis.results import Functions
 from gputop.analysis.steps.compilations import COMPILER, CUDNN, TRITON, function_name, rebuilt, trials, tried_again
 from gputop.analysis.steps.jax_calls import is_own_op
@@ -34,9 +35,9 @@ from gputop.analysis.steps.torch_compilations import built_again, script_builds,
 from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.core.findings import Claim, Culprit
 from gputop.text.units import percent, seconds
-from gputop.trace.host_calls import BACKWARD_NODE, GRADIENT, OPTIMIZER_CALL, work_of
-from gputop.trace.intervals import contains, coverage, in_order, intersect, overlap
-from gputop.trace.lookups import Mask, computes_on_cpu, host_rows, host_stat, name_mask
+from gputop.trace.host_calls import BACKWARD_NODE, GRADIENT, OPTIMIZER_CALL, within_calls, work_of
+from gputop.trace.intervals import Spans, contains, coverage, in_order, intersect, overlap, subtract
+from gputop.trace.lookups import Mask, computes_on_cpu, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -46,6 +47,8 @@ _SAME_SHAPES = {
     "jax": "Call the function with the same shapes and types each time: pad batches to a few lengths (buckets), pass "
            "changing numbers as arrays (not in static_argnums), and call jax.jit once, outside the loop. "
            "JAX_EXPLAIN_CACHE_MISSES=1 logs why a call compiles, and JAX_LOG_COMPILES=1 logs which calls compile.",
+    "jax-op": "Join, cut, and pad arrays of changing lengths with NumPy, or pad them to a few lengths first: each of JAX's "
+              "ops compiles for each new shape. JAX_LOG_COMPILES=1 logs the shapes.",
     "pytorch": "Call the compiled function with the same shapes and types each time: drop or pad the last batch "
                "(drop_last=True), pad to a few lengths, and mark dimensions that change. TORCH_LOGS=recompiles logs "
                "why a call compiles.",
@@ -169,8 +172,9 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
         how = f"The program re-creates {v.function} {v.made} times in the window and traces each new function"
     elif v.calls:
         how += f", in {v.count} of {v.calls} calls"
-    keys = (v.tries,) if v.tries else job.keys
-    action, snippet = _SAME_SHAPES.get(v.tries or job.framework, _SAME_SHAPES[""]), code("retracing", *keys)
+    of_jax = "jax-op" if job.framework == "jax" and is_own_op(v.function) else ""
+    keys = (v.tries,) if v.tries else (of_jax, *job.keys)
+    action, snippet = _SAME_SHAPES.get(v.tries or of_jax or job.framework, _SAME_SHAPES[""]), code("retracing", *keys)
     if v.made and job.framework not in _SAME_SHAPES:
         action, snippet = _MADE_ONCE, code("retracing", "once")
     if v.scripted and job.framework == "pytorch":
@@ -197,6 +201,7 @@ _NEVER = np.iinfo(np.int64).max
 # Ops for each parameter of a model, from which it loops: a layer has 1 to 3, loops over rows, heads or time 30 to 3,000
 # of them. Products for each, from which the loop is a recurrence.
 _LOOP_OPS, _LOOP_PRODUCTS = 8, 4
+_RECURRENCE = r"aten::(?:gru|lstm|rnn_(?:tanh|relu))$"
 _LSTM, _PRODUCTS = r"aten::lstm_cell$", r"aten::(?:linear|addmm|mm|matmul|\w+_cell)$"
 _MOSTLY_HELD_UP = 0.9  # share of the time: what little a thread then runs is no measure
 _WORTH_SAYING = 0.1  # share of the time: what the profiler itself takes of it
@@ -233,7 +238,7 @@ def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
         culprits=tuple(Culprit(op.name, "host", op.seconds / facts.steps_or_window, facts.basis,
                                at_s=begins.get(op.name)) for op in ops.eager),
         cure=Cure(host=removed_host_time(facts, "eager"),
-                  assumes="Assumes that a function launches the ops ahead of the GPU, without Python between them."))
+                  assumes="Assumes that a function runs the ops without Python between them."))
 
 
 def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
@@ -242,8 +247,9 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     host, trace = facts.host, facts.trace
     if host is None or not computes_on_cpu(trace) or not facts.shares:
         return None
-    spans, per = waits_for_host(facts, "eager"), facts.steps_or_window * facts.processes
-    main = lines_of(trace, MAIN)
+    all_spans, per = waits_for_host(facts, "eager"), facts.steps_or_window * facts.processes
+    spans, main = subtract(all_spans, _of_recurrences(trace)), lines_of(trace, MAIN)
+    eager_s = host.eager_s * spans.total / max(all_spans.total, 1)
     small = small_ops(trace, main)
     ops = small.rows
     ops = ops[coverage(spans, trace.host.start_ns[ops], trace.host.start_ns[ops] + 1) > 0]
@@ -257,7 +263,7 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     cpus = facts.trace.job_cpus
     held_up = cpus.held_up if cpus is not None and cpus.held_up is not None else 0.0
     held_up = held_up if held_up < _MOSTLY_HELD_UP else 0.0  # hardly any time is left
-    share, _ = without_recorder(facts, host.eager_s, spans, held_up)
+    share, _ = without_recorder(facts, eager_s, spans, held_up)
     if share < limit("eager_execution.share"):
         return None
     calls = intersect(work_of(trace, host_rows(trace, OPTIMIZER_CALL)), facts.analyzed_spans)
@@ -275,11 +281,18 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     return EagerExecution(
         gpus=(), share=share, saving=max(updates, 0.0) if optimizer else None,
         claim="about" if optimizer else claim, spans={NO_GPU: intersect(spans, calls) if optimizer else spans},
-        wait_s=host.eager_s, eager_ratio=len(small.rows) / small.of, ops_per_step=len(ops) / per,
+        wait_s=eager_s, eager_ratio=len(small.rows) / small.of, ops_per_step=len(ops) / per,
         op_median_s=float(np.median(trace.host.end_ns[ops] - trace.host.start_ns[ops])) / 1e9,
         most_often=trace.names[names[counts.argmax()]], most_often_per_step=float(counts.max()) / per,
-        optimizer_ratio=ratio if optimizer else 0.0, recording_s=min(recorder_s(facts, spans), host.eager_s),
+        optimizer_ratio=ratio if optimizer else 0.0, recording_s=min(recorder_s(facts, spans), eager_s),
         culprits=on_host(facts, work, spans))
+
+
+def _of_recurrences(trace: Trace) -> Spans:
+    """Spans of the backward passes of PyTorch's own recurrent layers: small ops that nothing in the job can join."""
+    functions, ops = linked_ops(trace)
+    inside = within_calls(trace, host_rows(trace, _RECURRENCE), trace.host.line[ops], trace.host.start_ns[ops])
+    return spans_of(trace, functions[inside])
 
 
 def _claim(facts: TraceFacts, ops: I64) -> Claim:

@@ -44,7 +44,7 @@ class OpsWithoutGradient(Struct, frozen=True):
 
 def ops_without_gradient(trace: Trace) -> OpsWithoutGradient | None:
     """Ops without a gradient of the loop's thread; None where it is not known, or no backward pass names its ops."""
-    line, linked = thread_of_ops(trace), linked_ops(trace)
+    line, linked = thread_of_ops(trace), linked_ops(trace)[1]
     if line is None or not len(linked):
         return None
     host = trace.host

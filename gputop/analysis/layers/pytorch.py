@@ -171,9 +171,9 @@ def _stacks(
     return code, innermost, stacks
 
 
-def linked_ops(trace: Trace) -> I64:
-    """Rows of the ops whose gradients the backward pass computes, in any order."""
-    return _linked(trace, autograd_functions(trace))[1]
+def linked_ops(trace: Trace) -> tuple[I64, I64]:
+    """Rows of autograd's functions, in any order, and for each that of the op whose gradient it computes."""
+    return _linked(trace, autograd_functions(trace))
 
 
 def _linked(trace: Trace, functions: Mask) -> tuple[I64, I64]:

@@ -34,6 +34,10 @@ _OPTIMIZER = re.compile(
     r"loss_?scale_?optimizer\w*|optimizer\w*)(?:_\d+)?", re.IGNORECASE)
 _DIFFERENTIATED = re.compile(r"jvp\((\w+)[)/]")  # modules
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+# jax.random's, of which an optimizer needs none: noise, dropout masks, time steps of a diffusion.
+_RANDOM = re.compile(r"/jit\(_?(?:uniform|normal|truncated_normal|bernoulli|categorical|gumbel|randint|permutation|shuffle|"
+                     r"choice|exponential|laplace|gamma|beta|dirichlet|poisson|random_bits|threefry\w*)\)|/random_bits|"
+                     r"/threefry")
 _UPDATE = re.compile(r"Resource(?:Sparse)?Apply\w+")
 _ASSIGN = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 
@@ -93,8 +97,9 @@ def _phase(name: str, type_: str, path: list[str], wrappers: set[str], training:
     if "jvp" in wrappers:
         return "forward"
     if wrappers:  # JAX
+        random = _RANDOM.search(name) is not None
         predicts = training is False or (training is None and (scopes or _PRODUCTS.intersection(path)))
-        return "optimizer" if training else "forward" if predicts else "other ops"
+        return "optimizer" if training and not random else "forward" if predicts or random else "other ops"
     return "other ops" if type_ in _ASSIGN or not scopes else "forward"
 
 

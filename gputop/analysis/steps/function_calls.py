@@ -21,7 +21,14 @@ import numpy.typing as npt
 from gputop.analysis.steps import loop_selection
 from gputop.analysis.steps.anchors import Anchors
 from gputop.analysis.steps.compilations import AGAIN, rebuilt
-from gputop.analysis.steps.jax_calls import by_executions, gradient_functions, marking_calls, outer_calls, own_ops
+from gputop.analysis.steps.jax_calls import (
+    by_executions,
+    gradient_functions,
+    is_own_op,
+    marking_calls,
+    outer_calls,
+    own_ops,
+)
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
 from gputop.trace.int_map import IntMap
 from gputop.trace.intervals import Spans
@@ -122,9 +129,9 @@ def _apart_from_calls_of_each_step(trace: Trace, calls: _KerasCalls) -> tuple[_K
 
 def rebuilt_calls(trace: Trace) -> Anchors | None:
     """Calls of the jitted function that is compiled again and again, where that takes most of the recording: two such
-    calls are a loop."""
+    calls are a loop, unless it is one of JAX's own ops, which a step calls for many shapes."""
     functions, (begin, end) = rebuilt(trace), trace.window_ns
-    if not functions or functions[0].time_ns < _MIN_REBUILD_SHARE * (end - begin):
+    if not functions or is_own_op(functions[0].name) or functions[0].time_ns < _MIN_REBUILD_SHARE * (end - begin):
         return None
     name = f"PjitFunction({functions[0].name})"
     rows = outermost_rows(trace, host_rows(trace, re.escape(name) + "$"), by_name=True)

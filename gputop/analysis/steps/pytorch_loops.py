@@ -71,8 +71,9 @@ def optimizer_steps(trace: Trace) -> Anchors | None:
         return None
     calls = np.arange(count) * period + first
     first_ns, last_end_ns = start[calls], end[calls + period - 1]
-    return _steps_of_calls(ops, _StepCalls(first_ns, last_end_ns, np.searchsorted(ops.start, first_ns),
-                                           np.searchsorted(ops.start, last_end_ns)))
+    anchors = _steps_of_calls(ops, _StepCalls(first_ns, last_end_ns, np.searchsorted(ops.start, first_ns),
+                                              np.searchsorted(ops.start, last_end_ns)))
+    return anchors if period == 1 else anchors._replace(name=f"groups of {period} {anchors.name}")
 
 
 def _work_between(trace: Trace, ops: Ops, start: I64) -> I64:

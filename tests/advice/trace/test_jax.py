@@ -104,6 +104,25 @@ def test_the_step_of_a_loop_with_eager_ops_is_its_period(logs):
     assert steps.times.anchor == "calls of PjitFunction(loss)"
 
 
+def test_an_op_of_jaxs_own_that_is_compiled_for_each_shape_is_no_step():
+    """As arrays of changing lengths are joined: the step is the gradients' function."""
+    b, at = Builder(gpus=0), 0.0
+    for _ in range(8):
+        for _ in range(4):
+            b.host("PjitFunction(concatenate)", at, 9_000).host("backend_compile_and_load", at + 100, 8_000)
+            at += 9_100
+        b.host("PjitFunction(loss)", at, 2_000)
+        at += 3_000
+        for _ in range(2):
+            b.host("PjitFunction(add)", at, 60)
+            at += 100
+    facts = find_steps(b.build())
+    assert facts.times.anchor == "calls of PjitFunction(loss)" and facts.times.median_s == pytest.approx(39.6e-3)
+    f = found(b)["retracing"]
+    assert f.title.startswith("concatenate is compiled repeatedly") and "np.concatenate" in f.snippet
+    assert "jax.jit" not in f.action + f.snippet
+
+
 def helper(calls: int, *, missing: int = -1, ops: int = 40, regular: bool = True) -> Builder:
     """Optax without jit: of the user's functions only a helper is compiled, which each step calls several times. It
     does not repeat exactly, if not ``regular``."""

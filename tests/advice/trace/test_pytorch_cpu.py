@@ -162,6 +162,19 @@ def test_small_ops_name_the_line_that_starts_them() -> None:
     assert (first.name, first.kind) == ("model.py:7 forward", "line")
 
 
+@pytest.mark.parametrize(("layer", "blamed"), [("aten::gru", False), ("aten::rnn_tanh", False), ("aten::stack", True)])
+def test_the_backward_pass_of_a_recurrent_layer_is_no_loop_that_can_be_rewritten(layer: str, blamed: bool) -> None:
+    b = Builder(gpus=0, format="chrome")
+    for i in range(COUNT + 1):
+        at = i * STEP
+        b.host(layer, at, 3_000, sequence=10 * i).host("aten::addmm", at + 10, 100, sequence=10 * i + 1)
+        b.host(NODE, at + 3_100, 12_000, sequence=10 * i + 1).host("aten::ones_like", at + 3_080, 4)
+        for k in range(1_400):
+            b.host("aten::mul" if k % 2 else "aten::add_", at + 3_105 + 8 * k, 4)
+        b.host("Optimizer.step#SGD.step", at + 16_000, 3_000, annotation=1)
+    assert ("eager_execution" in findings(b)) == blamed
+
+
 # -- threads ----------------------------------------------------------------------------------------
 
 def test_one_thread_while_cores_are_idle() -> None:

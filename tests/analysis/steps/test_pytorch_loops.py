@@ -189,6 +189,7 @@ def test_a_backward_pass_on_the_engines_own_thread_tells_the_optimizers_apart():
             loop.update("Adam")
         loop.sleep(loop.random.uniform(0, 100))
     is_true(loop)
+    assert find_steps(loop.b.build()).times.anchor == "groups of 2 calls of Optimizer.step"
 
 
 def test_pauses_behind_the_optimizers_call_are_no_part_of_the_next_step():
