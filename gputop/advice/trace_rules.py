@@ -258,7 +258,7 @@ TRACE_RULES: tuple[Rule, ...] = (
               "mean that the job has stopped"),
     )),
     Rule(id="thread_contention", module="trace.cpus", severity="by_share_capped", needs=("launch_threads",),
-         silent_for=("pytorch",), parts=("launch", "host", "collectives"), gaps=("dispatch",), limits=(
+         parts=("launch", "host", "collectives"), gaps=("dispatch",), limits=(
         Limit("thread_contention.share", 0.03, "ratio", "same as launch_bound.share"),
         Limit("thread_contention.busy", 0.5, "ratio",
               "gputop: requires tf.data's threads to fill the physical cores (most cores have two logical CPUs)"),

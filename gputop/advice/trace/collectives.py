@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct, structs
 
 from gputop.advice import savings
@@ -16,11 +15,13 @@ from gputop.advice.trace.copy_costs import pinned_rate
 from gputop.advice.trace.facts import TraceFacts, host_rows_in_steps, on_host
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.known_work import SELDOM_WORK, WORK, known_work, named_work
+from gputop.advice.trace.other_programs import ENOUGH_CPUS
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.collectives import by_operation, of_gpus, operation
-from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
+from gputop.analysis.gpu.device_time import gpu_number, launching_to
 from gputop.analysis.host.gaps import ranked_work, work_in
+from gputop.analysis.host.interruptions import interruptions
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import CollectiveOp, GapWork
 from gputop.analysis.steps.model import Steps
@@ -32,7 +33,7 @@ from gputop.trace.host_calls import GRADIENT, launched_in_calls
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, overlap, subtract, uncovered, union
 from gputop.trace.kernel_names import short_kernel
 from gputop.trace.lookups import distinct, host_rows, host_stat, optimizer_names, spans_of
-from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.model import I64, Kind
 
 _GRADIENTS = "AllReduce"
 # By the operation that takes most of the exposed time: what hides it, or makes it shorter.
@@ -70,6 +71,7 @@ _NEVER = np.iinfo(np.int64).max
 _BOTH = "First, analyze the traces of all ranks together, to separate waiting from transfer. Then reduce the transfer. "
 _WORTH_NAMING = 0.02  # share of the delay
 _MAIN_SHARE = 0.5  # share of the delay
+_STOPPED = 0.3  # share of the delay: each call is long enough to count only in part of the cases
 _SILENT = 0.1  # share of the delay: so much without an event is said
 # Of the wait: a replay that saves less does not express what delays the last GPU. Without its host the replay moves no
 # more than the begin of collectives, which the late GPU's own work before them outlasts.
@@ -285,6 +287,7 @@ class HeldUp(Struct, frozen=True):
     silent_s: float  # per step, of the delay without an event of the host
     gaps_s: float  # per step, that these GPUs had no work
     input: bool  # mostly a wait for a batch
+    stopped_s: float  # per step, of those gaps in calls that the threads stopped in the middle of
 
 
 class CollectiveWaiting(Verdict, frozen=True, kw_only=True):
@@ -317,7 +320,7 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
     gpus = (latest,) if alone else tuple(sorted(gpu for gpu in by_lateness if waits.late_s[gpu] >= 0.1 * late))
     collectives = facts.analysis.collectives
     waiting = [waiting_s for gpu, waiting_s in waits.waiting_s.items() if not alone or gpu != latest]
-    numbers = tuple(sorted(waits.held_up_s)) if not alone else (latest,)
+    numbers = tuple(gpu for gpu in gpus if gpu in waits.held_up_s) or tuple(sorted(waits.held_up_s))
     held_up, culprits = _held_up(facts, waits, late, numbers)
     fix = Cure(together=True, assumes=(
         "Assumes that the slowest GPU reaches each collective at the median time of the other GPUs."))
@@ -370,13 +373,13 @@ def _held_up(facts: TraceFacts, waits: CollectiveWaits, late_s: float, numbers: 
     if held_up_s < limit("causes.late_by_host") * late_s:
         return None, ()
     trace, totals, loops = facts.trace, dict[str, tuple[int, int]](), training_loops(facts.trace)
-    silent_ns = gaps_ns = input_ns = 0
+    silent_ns = gaps_ns = input_ns = stopped_ns = 0
     for timeline in facts.gpu_timelines:
         number = gpu_number(trace, timeline.gpu)
         gaps = waits.held_up.get(number, EMPTY)
         if number not in numbers or not len(gaps.start):
             continue
-        lines, host = _launching_lines(trace, timeline), trace.gpus[timeline.gpu].host
+        lines, host = launching_to(trace, timeline), trace.gpus[timeline.gpu].host
         work, silent = work_in(trace, gaps, lines)
         for name, (time, events) in work.items():
             before = totals.get(name, (0, 0))
@@ -384,21 +387,14 @@ def _held_up(facts: TraceFacts, waits: CollectiveWaits, late_s: float, numbers: 
         # While one of its threads has an event the host has one.
         silent_ns += max(silent - (int(lines.sum()) - 1) * gaps.total, 0)
         gaps_ns += gaps.total
+        stopped_ns += intersect(gaps, interruptions(trace, timeline)).total
         fed_by = [loop.waits for loop in loops if (lines[loop.line] if loop.line >= 0 else loop.host == host)]
         input_ns += overlap(gaps, merge(EMPTY, *fed_by))
     per = facts.steps_or_window
     ranked = [work for work in ranked_work(totals, per) if work.s_per_step * per * 1e9 >= _WORTH_NAMING * gaps_ns]
     return (HeldUp(held_up_s, _processes(facts, numbers), ranked, silent_ns / per / 1e9,
-                   gaps_ns / per / 1e9, input=input_ns >= _MAIN_SHARE * gaps_ns),
+                   gaps_ns / per / 1e9, input_ns >= _MAIN_SHARE * gaps_ns, stopped_ns / per / 1e9),
             on_host(facts, ranked, merge(EMPTY, *(waits.held_up[gpu] for gpu in numbers if gpu in waits.held_up))))
-
-
-def _launching_lines(trace: Trace, timeline: GpuTimeline) -> npt.NDArray[np.bool_]:
-    """Mask of the threads that launch to the GPU; shape (lines,)."""
-    out = np.zeros(len(trace.lines), bool)
-    launching = distinct(trace.device.launch_line[timeline.events])
-    out[launching[launching >= 0]] = True
-    return out
 
 
 def _processes(facts: TraceFacts, numbers: Sequence[int]) -> tuple[str, ...]:
@@ -441,6 +437,10 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
         snippet = code("input_bound", "torch") if job.framework == "pytorch" else None
     elif host_work is not None:
         action, snippet = host_work[0].action, host_work[0].code(job)
+    elif held_up.stopped_s >= _STOPPED * held_up.gaps_s:
+        why += (f" For {seconds(held_up.stopped_s)}, launching threads stood still in the middle of calls that take "
+                "far less time otherwise, most likely without a CPU.")
+        action, snippet = ENOUGH_CPUS, code("thread_contention", job.framework)
     elif held_up.work and held_up.work[0].s_per_step >= most:
         action = (f'Look at "{held_up.work[0].name}" on {late}: do this work less often, in the background, or on all '
                   "ranks at the same time.")

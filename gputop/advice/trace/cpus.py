@@ -14,15 +14,16 @@ from gputop.advice.fix_code import code, joined
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, on_host, removed_host_time, waits_for_host
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.other_programs import host_share, lost_share, others_take
+from gputop.advice.trace.other_programs import ENOUGH_CPUS, host_share, lost_share, others_take
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.gaps import ranked_work, work_in
+from gputop.analysis.host.interruptions import interrupted, interruptions
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.captured_samples import CpuUser, JobCpus
 from gputop.core.findings import Culprit
-from gputop.text.units import counted, counted_cpus, percent, printable
-from gputop.trace.intervals import coverage
-from gputop.trace.lookups import computes_on_cpu, host_rows, spans_of
+from gputop.text.units import counted, counted_cpus, percent, printable, seconds
+from gputop.trace.intervals import EMPTY, contains, coverage, intersect
+from gputop.trace.lookups import computes_on_cpu, distinct, host_rows, spans_of
 from gputop.trace.threads import GLOBAL_POOL, INPUT, MAIN, lines_of
 
 _NAMED, _NAME_CHARS = 3, 32
@@ -227,12 +228,55 @@ class ThreadContention(Verdict, frozen=True, kw_only=True):
     pool: str | None  # where launches come from: TensorFlow's GPU thread mode
 
 
-def judge_thread_contention(facts: TraceFacts) -> ThreadContention | Missing | None:
+class ThreadsInterrupted(Verdict, frozen=True, kw_only=True):
+    launch_wait_s: float  # per step: the GPU waits while a launching thread stands still within a call
+    calls: float  # such calls per step, and GPU
+    names: Sequence[str]  # of these calls
+    longest_s: float
+
+
+def _judge_interrupted(facts: TraceFacts) -> ThreadsInterrupted | None:
+    """The GPU waits while threads of PyTorch stand still in the middle of calls of many kinds."""
+    waits, rows = removed_host_time(facts, "dispatch"), interrupted(facts.trace)
+    rows = rows[contains(facts.analyzed_spans, facts.trace.host.start_ns[rows])]
+    late = {timeline.gpu: intersect(waits.get(timeline.gpu, EMPTY), interruptions(facts.trace, timeline))
+            for timeline in facts.gpu_timelines}
+    per = 1e9 * facts.steps_or_window * max(len(late), 1)
+    wait_s = sum(spans.total for spans in late.values()) / per
+    if not len(rows) or wait_s < limit("thread_contention.share") * facts.period_s:
+        return None
+    names, time = facts.trace.host.name[rows], facts.trace.host.end_ns[rows] - facts.trace.host.start_ns[rows]
+    by_time = sorted(distinct(names).tolist(), key=lambda name: -int(time[names == name].sum()))
+    return ThreadsInterrupted(
+        gpus=facts.active_numbers, share=wait_s / facts.period_s, launch_wait_s=wait_s, calls=len(rows) * 1e9 / per,
+        names=[facts.trace.names[name] for name in by_time], longest_s=int(time.max()) / 1e9,
+        cure=Cure(host=late, assumes="Assumes that the launching threads always have a CPU."))
+
+
+def _describe_interrupted(v: ThreadsInterrupted, job: Job) -> Explanation:
+    each = " and GPU" if len(v.gpus) > 1 else ""
+    return Explanation(
+        title=f"Launching threads stop in the middle of calls for {percent(v.share)} of the {job.basis}",
+        why=(f"For {percent(v.share)} of the {job.basis}, a GPU waits while the thread that launches its kernels "
+             f"stands still in the middle of a call: {v.calls:.3g} times per {job.basis}{each}, for up to "
+             f"{seconds(v.longest_s)}. This happens in {len(v.names)} kinds of calls, for example "
+             f"{', '.join(v.names[:_NAMED])}, which take far less time otherwise. So the thread most likely had no "
+             "CPU, or waited for another thread."),
+        evidence={"launch_wait_s": v.launch_wait_s, "share_ratio": v.share, "interrupted_calls": v.calls,
+                  "longest_pause_s": v.longest_s},
+        action=ENOUGH_CPUS, snippet=code("thread_contention", job.framework),
+        gain="assumes that launching threads always have a CPU",
+        source=source("thread_contention.share"))
+
+
+def judge_thread_contention(facts: TraceFacts) -> ThreadContention | ThreadsInterrupted | Missing | None:
     """Single launches are held up while tf.data's threads fill the CPUs.
 
     Evidence is needed for all of it: the GPU waits inside the step's call, most of that in launches that come
     far later than usual, and tf.data's threads fill the cores during most of those.
     """
+    if facts.framework == "pytorch":
+        return _judge_interrupted(facts)
     threads, host = facts.analysis.launch_threads, facts.host
     assert threads is not None and host is not None
     if not facts.shares or host.stalled is None or threads.input_threads_at_launch is None:
@@ -267,7 +311,9 @@ def judge_thread_contention(facts: TraceFacts) -> ThreadContention | Missing | N
             "Assumes that the launching threads always have a CPU, so that no launch is late.")))
 
 
-def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
+def describe_thread_contention(v: ThreadContention | ThreadsInterrupted, job: Job) -> Explanation:
+    if isinstance(v, ThreadsInterrupted):
+        return _describe_interrupted(v, job)
     tensorflow = job.framework != "jax"  # which has neither that pool nor these settings
     private = v.pool == "gpu_private" or not tensorflow
     workers = max(v.cpus - 2 * max(len(v.gpus), 1) - 1, 1)

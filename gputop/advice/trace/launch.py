@@ -21,7 +21,7 @@ from gputop.advice.trace.facts import (
 )
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
-from gputop.analysis.gpu.device_time import GpuTimeline
+from gputop.analysis.gpu.device_time import GpuTimeline, launching_to
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.steps.membership import step_of
 from gputop.analysis.what_if.cure import Cure
@@ -29,7 +29,7 @@ from gputop.analysis.what_if.host_waits import host_waits
 from gputop.core.findings import Culprit
 from gputop.text.units import count, percent, seconds
 from gputop.trace.graph_captures import recordings
-from gputop.trace.intervals import Spans, coverage, in_order, intersect, overlap
+from gputop.trace.intervals import EMPTY, Spans, coverage, in_order, intersect, overlap
 from gputop.trace.lookups import distinct, host_rows, launching_lines, line_by_line, rows_of, spans_of
 from gputop.trace.model import I64, Kind
 
@@ -94,9 +94,13 @@ def _in_waits(facts: TraceFacts, begin_ns: I64, waits: dict[int, Spans]) -> floa
 
 
 def _in_compiled(facts: TraceFacts, waits: dict[int, Spans]) -> bool:
-    """Return whether code that torch.compile made runs on the host for most of these waits."""
-    compiled = spans_of(facts.trace, host_rows(facts.trace, _COMPILED_RUNS))
-    return sum(2 * overlap(spans, compiled) - spans.total for spans in waits.values()) > 0
+    """Return whether code that torch.compile made runs on the GPU's own threads for most of these waits."""
+    rows, trace, over = host_rows(facts.trace, _COMPILED_RUNS), facts.trace, 0
+    for timeline in facts.gpu_timelines if len(rows) else ():
+        spans = waits.get(timeline.gpu, EMPTY)
+        compiled = spans_of(trace, rows[launching_to(trace, timeline)[trace.host.line[rows]]])
+        over += 2 * overlap(spans, compiled) - spans.total
+    return over > 0
 
 
 def _waits_within_steps(facts: TraceFacts) -> bool:

@@ -17,7 +17,7 @@ from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, joined, merge, subtract, uncovered, union
 from gputop.trace.kernel_names import UNKNOWN, classify
-from gputop.trace.lookups import rows_of
+from gputop.trace.lookups import Mask, rows_of
 from gputop.trace.model import I64, U8, Kind, Trace
 from gputop.trace.parallel import pool
 
@@ -96,6 +96,13 @@ class GpuTimeline(Struct, frozen=True):
     def within(self, steps: Steps | None, places: I64) -> I64:
         """Places among these whose events begin within the steps; without steps, all."""
         return places if steps is None else places[rows_of(in_steps(self.start_ns[places], steps))]
+
+
+def launching_to(trace: Trace, timeline: GpuTimeline) -> Mask:
+    """Mask of the lines that launch to the GPU; shape (lines,)."""
+    out, lines = np.zeros(len(trace.lines), bool), trace.device.launch_line[timeline.events]
+    out[lines[lines >= 0]] = True
+    return out
 
 
 def timelines(trace: Trace) -> list[GpuTimeline]:

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from gputop.analysis.host.functions import XLA_RUN
 from gputop.analysis.host.host_ops import OP, PAUSE_NS, RUNS, of_input_pipeline, single_ops, small_ops
+from gputop.analysis.host.interruptions import interrupted
 from gputop.analysis.host.python_tracer import NAME as FUNCTION_NAME
 from gputop.analysis.host.tf_data import PYTHON_OP
 from gputop.analysis.steps.compilations import PJIT, TRACING, built_within, holds
@@ -196,9 +197,10 @@ def _python_callbacks(trace: Trace, ops: I64) -> I64:
 
 def _placed(trace: Trace, ops: I64) -> I64:
     """The host events of ops that take long and start no kernel, neither by name nor on their thread; PyTorch's that
-    call the CUDA runtime at all work for the GPU or wait for it."""
+    call the CUDA runtime at all work for the GPU or wait for it. What a thread stopped in the middle of takes no time
+    itself."""
     host, device = trace.host, trace.device
-    long = _of_long(trace, ops)
+    long = np.setdiff1d(_of_long(trace, ops), interrupted(trace))
     kernels = device.kind <= Kind.COLLECTIVE
     on_gpu = np.zeros(len(trace.names) + 1, bool)
     on_gpu[device.tf_op[rows_of(kernels)]] = True

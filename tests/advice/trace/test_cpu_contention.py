@@ -8,7 +8,7 @@ from gputop.advice.trace.input_fixes import InputFix
 from gputop.advice.verdict import Missing
 from gputop.core.captured_samples import CpuUser, JobCpus
 from gputop.trace.model import Trace
-from tests.advice.trace.host_jobs import contended, found, gap, missing
+from tests.advice.trace.host_jobs import BF16, contended, found, gap, missing
 from tests.advice.trace.long_step_traces import COUNT, job
 from tests.advice.trace.traces import STEP, STEPS, abstained, findings, input_bound, verdict
 from tests.analysis.host.stack_samples import sampled
@@ -206,3 +206,38 @@ def test_functions_of_tf_data_on_the_threads_of_the_model():
             b.host("ExecutorState::Process", i * STEP + 10, STEP * 0.9, line=f"tf_Compute/{thread}", id=90 + thread)
     f = found(b)["thread_contention"]
     assert "TF_GPU_THREAD_MODE=gpu_private" in (f.snippet or "") and "belong to the shared pool" in f.why
+
+
+# -- launching threads of PyTorch that stop in the middle of calls ------------------------------------
+
+CALLS = ("aten::mm", "aten::empty", "aten::view", "aten::add", "aten::reshape", "aten::expand", "aten::slice")
+
+
+def interrupted(kinds: int, pause: float = 8_000.0, every: int = 20) -> Builder:
+    """Kernels of 90 µs, each launched in time, but one of ``every`` times the thread stops in one of so many calls."""
+    b, at, stops = Builder(gpus=1, format="chrome"), 0.0, 0
+    for i in range(STEPS):
+        b.host(f"ProfilerStep#{i}", at, 100 * len(CALLS) * 10 + 3.5 * pause, step_num=i)
+        for k in range(70):
+            name = CALLS[k % len(CALLS)]
+            stopped = k % every == 7
+            if stopped:
+                name, stops = CALLS[stops % kinds], stops + 1
+            b.host(name, at, 60 + pause * stopped)
+            at += pause * stopped
+            b.run(0, at + 62, 90, BF16, launch=at + 55, launch_length=3, thread="python")
+            at += 100
+    return b
+
+
+def test_calls_of_many_kinds_in_which_the_launching_thread_stops():
+    f = findings(interrupted(7))
+    assert next(iter(f)) == "thread_contention" and "host_placement" not in f
+    assert "7 kinds of calls" in f["thread_contention"].why and "top -H" in (f["thread_contention"].snippet or "")
+    assert f["thread_contention"].evidence["longest_pause_s"] == pytest.approx(8.06e-3)
+
+
+@pytest.mark.parametrize("job", [interrupted(2), interrupted(7, pause=500), interrupted(7, pause=150_000)],
+                         ids=["one kind has a reason", "short", "too long for a wait for a CPU"])
+def test_other_long_calls_are_no_wait_for_a_cpu(job):
+    assert "thread_contention" not in findings(job)

@@ -1,0 +1,41 @@
+"""Calls in the middle of which a launching thread stopped: it had no CPU then, or waited for another thread's lock."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gputop.analysis.gpu.device_time import GpuTimeline, launching_to
+from gputop.trace.intervals import Spans
+from gputop.trace.lookups import host_rows, launching_lines, spans_of
+from gputop.trace.model import I64, Trace, once
+from gputop.trace.nesting import nest
+
+# Ops and calls that are no wait for a GPU, no allocation and no loading, which may take as long any time.
+_CALLS = (r"(?:aten|c10d)::(?!.*(?:item|_local_scalar|nonzero|wait|barrier))|"
+          r"(?:cu|cuda|hip)(?!\w*(?:Sync|Mem|Malloc|Free|Alloc|Host|Module|Library|Graph|Init|Device|Func))[A-Z]")
+# Such a call itself takes so long, and so many times as long as it does usually, of so many; of so many kinds, as a
+# thread stops anywhere, and no kind takes most of the time. For longer no thread lacks a CPU. gputop's own figures.
+_LEAST_NS, _LONGEST_NS, _TIMES, _OF_KIND, _KINDS, _MOST = 1_000_000, 100_000_000, 20, 10, 5, 0.5
+
+
+@once
+def interrupted(trace: Trace) -> I64:
+    """Rows of those calls, in order; none where they are of few kinds, so that a kind may be the reason."""
+    host, rows = trace.host, host_rows(trace, _CALLS)
+    rows = rows[np.isin(host.line[rows], launching_lines(trace))]
+    length = host.end_ns[rows] - host.start_ns[rows]
+    own = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names).own(length)
+    _, kind, count = np.unique(host.name[rows], return_inverse=True, return_counts=True)
+    order = np.lexsort((own, kind))
+    usual = own[order][np.cumsum(count) - (count + 1) // 2]  # median of each kind
+    stopped = (own >= _LEAST_NS) & (own <= _LONGEST_NS) & (2 * own >= length) & (count >= _OF_KIND)[kind] & (
+        own >= _TIMES * usual[kind])
+    by_kind = np.bincount(kind[stopped], own[stopped])
+    few = np.count_nonzero(by_kind) < _KINDS or by_kind.max() > _MOST * by_kind.sum()
+    return rows[:0] if few else rows[stopped]
+
+
+def interruptions(trace: Trace, timeline: GpuTimeline) -> Spans:
+    """When a thread that launches to this GPU stands still in such calls."""
+    rows = interrupted(trace)
+    return spans_of(trace, rows[launching_to(trace, timeline)[trace.host.line[rows]]])
