@@ -69,7 +69,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         Limit("shared_gpu.sm_high", 0.15, "ratio", "gputop: high severity starts at 15%"),
         Limit("shared_gpu.sm_medium", 0.05, "ratio", "gputop: medium severity starts at 5%"),
     )),
-    Rule(id="thermal_throttled", module="live.hardware", hides_limit=True, limits=(
+    Rule(id="thermal_throttled", module="live.clocks", hides_limit=True, limits=(
         Limit("thermal_throttled.window_s", 60.0, "s",
               "gputop: reports only one finding for a GPU that alternately heats up and cools down"),
         Limit("thermal_throttled.share_enter", 0.25, "ratio", "gputop: ignores short temperature peaks"),
@@ -86,8 +86,20 @@ LIVE_RULES: tuple[Rule, ...] = (
               "gputop: high severity starts at 15%, but some kernels do not depend on the clock"),
         Limit("thermal_throttled.high_leave", 0.80, "ratio", _STEP_ABOVE),
     )),
-    Rule(id="power_capped", module="live.hardware", shared_limits=("window_s",), yields_to=("thermal_throttled",),
+    Rule(id="clocks_limited", module="live.clocks", hides_limit=True, yields_to=("thermal_throttled",),
+         shared_limits=("thermal_throttled.window_s", "thermal_throttled.high_enter", "thermal_throttled.high_leave"),
          limits=(
+        Limit("clocks_limited.busy", 0.20, "ratio", "same as low_clock_gpu.busy"),
+        Limit("clocks_limited.share_enter", 0.25, "ratio", "same as thermal_throttled.share_enter"),
+        Limit("clocks_limited.share_leave", 0.10, "ratio", "same as thermal_throttled.share_leave"),
+        Limit("clocks_limited.clock_enter", 0.95, "ratio", "same as thermal_throttled.clock_enter"),
+        Limit("clocks_limited.clock_leave", 0.98, "ratio", "same as thermal_throttled.clock_leave"),
+        Limit("clocks_limited.set_enter", 0.80, "ratio",
+              "gputop: ignores settings that cost less than a fifth of the clock, as those of older boards do"),
+        Limit("clocks_limited.set_leave", 0.85, "ratio", _STEP_ABOVE),
+    )),
+    Rule(id="power_capped", module="live.clocks", shared_limits=("window_s",),
+         yields_to=("thermal_throttled", "clocks_limited"), limits=(
         Limit("power_capped.share_enter", 0.5, "ratio", "gputop: ignores short power peaks"),
         Limit("power_capped.share_leave", 0.25, "ratio", "gputop: half of the enter threshold"),
         Limit("power_capped.power_enter", 0.98, "ratio", "gputop: requires a mean power close to the limit"),

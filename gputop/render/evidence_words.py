@@ -256,6 +256,7 @@ LABELS = {
     "slowest_stage_s": "slowest stage, for the batches of a step",
     "sm_active_ratio": "time in which SMs are active",
     "clock_of_peers_ratio": "SM clock relative to the other GPUs",
+    "held_share_ratio": "time at a clock that is held down",
     "sm_clock_of_max_ratio": "SM clock relative to its maximum",
     "sm_clock_hz": "SM clock",
     "median_sm_clock_hz": "SM clock in its job (median of busy GPUs of its model)",
