@@ -36,7 +36,12 @@ LIVE_RULES: tuple[Rule, ...] = (
         Limit("idle_gpu.peer_busy", 0.10, "ratio",
               "gputop: the other GPUs must clearly be working, even if slowly (XProf and HTA define no threshold)"),
     )),
-    Rule(id="unused_gpu", module="live.processes", needs=("processes",), costs_time=False, limits=(
+    Rule(id="unlisted_memory", module="live.memory", costs_time=False,
+         shared_limits=("unused_gpu.window_s", "unused_gpu.enter", "unused_gpu.leave"), limits=(
+        Limit("unlisted_memory.ratio", 0.1, "ratio", "gputop: a display and the driver's own reserve use less"),
+    )),
+    Rule(id="unused_gpu", module="live.processes", needs=("processes",), costs_time=False,
+         yields_to=("unlisted_memory",), limits=(
         Limit("unused_gpu.window_s", 60.0, "s", "gputop: ignores the gap between two queued jobs"),
         Limit("unused_gpu.enter", 0.01, "ratio", "same as idle_gpu.enter"),
         Limit("unused_gpu.leave", 0.03, "ratio", "same as idle_gpu.leave"),
@@ -62,7 +67,8 @@ LIVE_RULES: tuple[Rule, ...] = (
         Limit("gpu0_oversubscribed.slices_leave", 0.5, "ratio",
               "gputop: prevents a single balanced slice from ending the finding"),
     )),
-    Rule(id="shared_gpu", module="live.processes", needs=("processes",), hides_limit=True, limits=(
+    Rule(id="shared_gpu", module="live.processes", needs=("processes",), hides_limit=True,
+         shared_limits=("unused_gpu.window_s",), limits=(
         Limit("shared_gpu.together_s", 10.0, "s", "gputop: ignores a job that ends while the next one is starting"),
         Limit("shared_gpu.memory_ratio", 0.02, "ratio",
               "gputop: does not treat a bare CUDA context (about 500 MB) on a data-center GPU as a second job"),
@@ -118,6 +124,13 @@ LIVE_RULES: tuple[Rule, ...] = (
         Limit("memory_pressure.free_leave", 0.05, "ratio",
               "gputop: prevents briefly released memory from ending the finding"),
         Limit("memory_pressure.moved", 0.005, "ratio", "same as memory_preallocated.flat"),
+    )),
+    Rule(id="host_memory_low", module="live.memory", hides_limit=True, limits=(
+        Limit("host_memory_low.free_enter", 0.05, "ratio",
+              "earlyoom: kills the largest process when less than 5% of the memory is available"),
+        Limit("host_memory_low.free_bytes", 32e9, "bytes",
+              "gputop: leaves room for a copy of a checkpoint or a few workers, however much memory there is"),
+        Limit("host_memory_low.free_leave", 0.07, "ratio", _STEP_ABOVE),
     )),
     Rule(id="memory_preallocated", module="live.memory", needs=("processes",), shared_limits=("window_s",),
          costs_time=False, yields_to=("memory_pressure",), limits=(
