@@ -36,7 +36,12 @@ LIVE_RULES: tuple[Rule, ...] = (
         Limit("idle_gpu.peer_busy", 0.10, "ratio",
               "gputop: the other GPUs must clearly be working, even if slowly (XProf and HTA define no threshold)"),
     )),
-    Rule(id="unused_gpu", module="live.processes", needs=("processes",), costs_time=False, limits=(
+    Rule(id="unlisted_memory", module="live.memory", costs_time=False,
+         shared_limits=("unused_gpu.window_s", "unused_gpu.enter", "unused_gpu.leave"), limits=(
+        Limit("unlisted_memory.ratio", 0.1, "ratio", "gputop: a display and the driver's own reserve use less"),
+    )),
+    Rule(id="unused_gpu", module="live.processes", needs=("processes",), costs_time=False,
+         yields_to=("unlisted_memory",), limits=(
         Limit("unused_gpu.window_s", 60.0, "s", "gputop: ignores the gap between two queued jobs"),
         Limit("unused_gpu.enter", 0.01, "ratio", "same as idle_gpu.enter"),
         Limit("unused_gpu.leave", 0.03, "ratio", "same as idle_gpu.leave"),
@@ -62,14 +67,15 @@ LIVE_RULES: tuple[Rule, ...] = (
         Limit("gpu0_oversubscribed.slices_leave", 0.5, "ratio",
               "gputop: prevents a single balanced slice from ending the finding"),
     )),
-    Rule(id="shared_gpu", module="live.processes", needs=("processes",), hides_limit=True, limits=(
+    Rule(id="shared_gpu", module="live.processes", needs=("processes",), hides_limit=True,
+         shared_limits=("unused_gpu.window_s",), limits=(
         Limit("shared_gpu.together_s", 10.0, "s", "gputop: ignores a job that ends while the next one is starting"),
         Limit("shared_gpu.memory_ratio", 0.02, "ratio",
               "gputop: does not treat a bare CUDA context (about 500 MB) on a data-center GPU as a second job"),
         Limit("shared_gpu.sm_high", 0.15, "ratio", "gputop: high severity starts at 15%"),
         Limit("shared_gpu.sm_medium", 0.05, "ratio", "gputop: medium severity starts at 5%"),
     )),
-    Rule(id="thermal_throttled", module="live.hardware", hides_limit=True, limits=(
+    Rule(id="thermal_throttled", module="live.clocks", hides_limit=True, limits=(
         Limit("thermal_throttled.window_s", 60.0, "s",
               "gputop: reports only one finding for a GPU that alternately heats up and cools down"),
         Limit("thermal_throttled.share_enter", 0.25, "ratio", "gputop: ignores short temperature peaks"),
@@ -86,8 +92,20 @@ LIVE_RULES: tuple[Rule, ...] = (
               "gputop: high severity starts at 15%, but some kernels do not depend on the clock"),
         Limit("thermal_throttled.high_leave", 0.80, "ratio", _STEP_ABOVE),
     )),
-    Rule(id="power_capped", module="live.hardware", shared_limits=("window_s",), yields_to=("thermal_throttled",),
+    Rule(id="clocks_limited", module="live.clocks", hides_limit=True, yields_to=("thermal_throttled",),
+         shared_limits=("thermal_throttled.window_s", "thermal_throttled.high_enter", "thermal_throttled.high_leave"),
          limits=(
+        Limit("clocks_limited.busy", 0.20, "ratio", "same as low_clock_gpu.busy"),
+        Limit("clocks_limited.share_enter", 0.25, "ratio", "same as thermal_throttled.share_enter"),
+        Limit("clocks_limited.share_leave", 0.10, "ratio", "same as thermal_throttled.share_leave"),
+        Limit("clocks_limited.clock_enter", 0.95, "ratio", "same as thermal_throttled.clock_enter"),
+        Limit("clocks_limited.clock_leave", 0.98, "ratio", "same as thermal_throttled.clock_leave"),
+        Limit("clocks_limited.set_enter", 0.80, "ratio",
+              "gputop: ignores settings that cost less than a fifth of the clock, as those of older boards do"),
+        Limit("clocks_limited.set_leave", 0.85, "ratio", _STEP_ABOVE),
+    )),
+    Rule(id="power_capped", module="live.clocks", shared_limits=("window_s",),
+         yields_to=("thermal_throttled", "clocks_limited"), limits=(
         Limit("power_capped.share_enter", 0.5, "ratio", "gputop: ignores short power peaks"),
         Limit("power_capped.share_leave", 0.25, "ratio", "gputop: half of the enter threshold"),
         Limit("power_capped.power_enter", 0.98, "ratio", "gputop: requires a mean power close to the limit"),
@@ -106,6 +124,13 @@ LIVE_RULES: tuple[Rule, ...] = (
         Limit("memory_pressure.free_leave", 0.05, "ratio",
               "gputop: prevents briefly released memory from ending the finding"),
         Limit("memory_pressure.moved", 0.005, "ratio", "same as memory_preallocated.flat"),
+    )),
+    Rule(id="host_memory_low", module="live.memory", hides_limit=True, limits=(
+        Limit("host_memory_low.free_enter", 0.05, "ratio",
+              "earlyoom: kills the largest process when less than 5% of the memory is available"),
+        Limit("host_memory_low.free_bytes", 32e9, "bytes",
+              "gputop: leaves room for a copy of a checkpoint or a few workers, however much memory there is"),
+        Limit("host_memory_low.free_leave", 0.07, "ratio", _STEP_ABOVE),
     )),
     Rule(id="memory_preallocated", module="live.memory", needs=("processes",), shared_limits=("window_s",),
          costs_time=False, yields_to=("memory_pressure",), limits=(

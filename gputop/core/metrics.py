@@ -74,6 +74,7 @@ _GPU = (
     Metric("nvlink_tx_bytes_per_s", "NVLink TX", BYTES_PER_S, None, "sent to other GPUs over all links", True),
     Metric("power_w", "Power", WATTS, "power_limit_w", "board power", True),
     Metric("power_limit_w", "Power limit", WATTS, None, "enforced power limit"),
+    Metric("power_limit_default_w", "Default limit", WATTS, None, "power limit that the board has by default"),
     Metric("temperature_c", "Temperature", CELSIUS, 100.0, "GPU core temperature", True),
     Metric("temperature_slowdown_c", "Slowdown at", CELSIUS, None,
            "core temperature at which the clocks are reduced"),

@@ -44,7 +44,7 @@ _KNOWN = {
         (31, "a kernel or copy used an address that is not mapped", APPLICATION, _DEBUG),
         (32, "the command stream from the host was corrupted", HARDWARE, _LINK),
         (38, "the driver's firmware failed", DRIVER, _UPDATE),
-        (43, "the driver terminated a program's work on the GPU because of a driver error", APPLICATION, _DEBUG),
+        (43, "the driver terminated a program's work on the GPU after an error of that program", APPLICATION, _DEBUG),
         (44, "the compute engine failed while switching between programs", HARDWARE, _RESET),
         (45, "a program's work was removed from the GPU: it was killed, or another error came first", APPLICATION,
          "If the program was not killed on purpose, look for an earlier error."),

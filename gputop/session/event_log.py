@@ -28,6 +28,17 @@ SLOWDOWN_REASONS: dict[str, Kind] = {"power cap": "power", "power brake": "power
                                     "thermal": "thermal", "hw thermal": "thermal", "hw slowdown": "thermal"}
 
 
+def _kind_of(gpu: GpuSample, reason: str) -> Kind:
+    """The kind of a slowdown. One that the hardware makes is of heat only near the temperature for that."""
+    if reason == "hw slowdown" and "hw thermal" not in gpu.clock_event_reasons:
+        from gputop.advice.registry import limit  # rare: the first picture need not wait for the limits
+
+        now, most = gpu["temperature_c"].value, gpu["temperature_slowdown_c"].value
+        if now is not None and most is not None and now < most - limit("thermal_throttled.near_c_enter"):
+            return "power"
+    return SLOWDOWN_REASONS[reason]
+
+
 class LoggedEvent(Struct, frozen=True):
     """Something that began at ``begin_s`` and was last seen at ``end_s`` (Unix time).
 
@@ -77,7 +88,7 @@ class EventLog:
             for gpu in sample.gpus:
                 for reason in gpu.clock_event_reasons:
                     if reason in SLOWDOWN_REASONS:
-                        self._see(gpu, SLOWDOWN_REASONS[reason], reason, sample.time_s, gap_s)
+                        self._see(gpu, _kind_of(gpu, reason), reason, sample.time_s, gap_s)
                 if gpu.state in (LOST, NOT_RESPONDING):  # a DCGM engine that fails says nothing of the GPU
                     self._see(gpu, "lost", gpu.state, sample.time_s, gap_s)
                 for event in gpu.xids:

@@ -28,6 +28,7 @@ enum { SPOILT = -1 }; /* what the gate says of a call that succeeds with garbage
     X(UTIL, "util", NAN) X(MEMORY_USED_MIB, "memory_used_mib", NAN) \
     X(MEMORY_TOTAL_MIB, "memory_total_mib", 81920) X(POWER_W, "power_w", NAN) \
     X(POWER_AVERAGE_W, "power_average_w", NAN) X(LIMIT_W, "limit_w", 700) X(TEMPERATURE, "temperature", NAN) \
+    X(DEFAULT_LIMIT_W, "default_limit_w", 700) \
     X(MEMORY_TEMPERATURE, "memory_temperature", NAN) X(SLOWDOWN_TEMPERATURE, "slowdown_temperature", 87) \
     X(SM_CLOCK, "sm_clock", 1755) X(SM_CLOCK_MAX, "sm_clock_max", 1980) X(MEMORY_CLOCK, "memory_clock", 2619) \
     X(PCIE_GEN, "pcie_gen", 5) X(PCIE_WIDTH, "pcie_width", 16) X(PCIE_TX_MIB, "pcie_tx_mib", NAN) \

@@ -79,6 +79,7 @@ int nvmlDeviceGetUtilizationRates(Gpu *g, Utilization *u)
     int function(Gpu *g, unsigned *to) { ENTER(g, to); *to = (unsigned)(expression); return OK; }
 NUMBER(nvmlDeviceGetPowerUsage, 1000 * value(g, POWER_AVERAGE_W, now()))
 NUMBER(nvmlDeviceGetEnforcedPowerLimit, 1000 * value(g, LIMIT_W, 0))
+NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, 1000 * value(g, DEFAULT_LIMIT_W, 0))
 NUMBER(nvmlDeviceGetPowerManagementLimit, 1000 * value(g, LIMIT_W, 0))
 NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, value(g, PCIE_GEN, 0))
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, value(g, PCIE_WIDTH, 0))

@@ -74,8 +74,28 @@ def live_limit(view: NodeView) -> str | None:
     """
     if view.found(*_HIDE_LIMIT) or not view.sample.gpus:
         return None
-    return (_fallen(view) or _not_judged(view)
-            or " ".join(filter(None, ("No problem found so far.", _what_bounds(view)))))
+    return (_ended(view) or _fallen(view) or _not_judged(view)
+            or " ".join(filter(None, ("No problem found so far.", _what_bounds(view), _divided(view)))))
+
+
+def _ended(view: NodeView) -> str | None:
+    """Since when the last process is gone, of a job that was seen to leave all GPUs of the node; None: nothing left."""
+    since_s = [view.history.held_since(gpu.info.uuid, None) for gpu in view.whole_gpus]
+    known, oldest_s = [s for s in since_s if s is not None], view.history.oldest_s
+    if not known or len(known) < len(view.sample.gpus) or oldest_s is None or max(known) <= oldest_s:
+        return None
+    ago_s = view.sample.time_s - max(known)
+    if ago_s > view.seconds("spinning.window_s") or any(
+            (gpu.activity()[1].value or 0.0) > limit("unused_gpu.leave") for gpu in view.whole_gpus):
+        return None  # long ago; or somebody works there unseen
+    gpus = [gpu for gpu, s in zip(view.whole_gpus, known, strict=True) if s > oldest_s]
+    return f"The last process on {gpus_text(gpus)} ended {ago_s:.0f} s ago."
+
+
+def _divided(view: NodeView) -> str:
+    """Which GPUs a verdict on the node leaves out, as they are divided."""
+    divided = {gpu.info.index for gpu in view.sample.gpus} - {gpu.info.index for gpu in view.whole_gpus}
+    return f"gputop does not judge the MIG instances of {gpus_text(divided)}." if divided else ""
 
 
 def _not_judged(view: NodeView) -> str | None:
@@ -116,7 +136,7 @@ def _what_bounds(view: NodeView) -> str | None:
                     for metric in ("tensor_active", "dram_active"))
     figures = [f"SM {_span(mean for _, mean in sm.values())}"]
     figures += [f"{name} {_span(values)}" for values, name in ((tensor, "tensor"), (dram, "DRAM")) if values]
-    figures += _power(view, gpus, window_s)
+    figures += _power(view, gpus, window_s) + _clock(view, gpus, window_s)
     bound = _bound(view, [mean for _, mean in sm.values()], tensor)
     return f"{gpus_text(gpus)} {'is' if len(gpus) == 1 else 'are'} {bound} ({', '.join(figures)})."
 
@@ -167,3 +187,13 @@ def _power(view: NodeView, gpus: list[GpuSample], window_s: float) -> list[str]:
     if not pairs:
         return []
     return [f"{sum(p for p, _ in pairs) / len(pairs):.0f} of {sum(a for _, a in pairs) / len(pairs):.0f} W"]
+
+
+def _clock(view: NodeView, gpus: list[GpuSample], window_s: float) -> list[str]:
+    """The SM clock of the slowest GPU, where it is clearly below its maximum."""
+    pairs = [(mean / most, mean, most) for g in gpus if (mean := view.mean(g, "sm_clock_hz", window_s)) is not None
+             and (most := g["sm_clock_max_hz"].value)]
+    if not pairs or min(pairs)[0] > limit("power_capped.clock_enter"):
+        return []
+    _, mean, most = min(pairs)
+    return [f"SM clock {mean / 1e6:.0f} of {most / 1e6:.0f} MHz"]

@@ -1,5 +1,4 @@
-"""Live rules about hardware: it is sick (lost GPUs, Xid faults, memory that ECC or row remapping gave up on), or its
-clocks are held down."""
+"""The live rule about sick hardware: lost GPUs, Xid faults, memory that ECC or row remapping gave up on."""
 
 from __future__ import annotations
 
@@ -10,11 +9,10 @@ from msgspec import Struct
 from gputop.advice.fix_code import code
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
-from gputop.advice.verdict import Explanation, Missing, Verdict, known
+from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.findings import Severity
 from gputop.core.samples import LOST, NOT_RESPONDING, OK, GpuSample
 from gputop.core.xid import APPLICATION, DRIVER, HARDWARE, UNKNOWN, Xid, explain
-from gputop.text.units import percent
 
 _SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
 _DMESG = "sudo dmesg | grep -i xid"
@@ -101,10 +99,12 @@ def _gone(view: NodeView) -> Iterable[_Fault]:
         evidence["silent_s"] = max(silences.values())
     what = "lost" if not silent else "not responding" if not lost else "lost or not responding"
     indices = _indices(sick)
+    cause, _, fix = sick[0].message.partition(". ")  # the cause, then what to do
     yield _Fault(
         "high", indices, f"{'is' if len(indices) == 1 else 'are'} {what}",
-        _begun(sick[0].message or "") or f"NVML reports the state {sick[0].state!r}.",
-        "Stop the jobs on that GPU, and find the Xid in the kernel log before you use the GPU again.", evidence, _NVML)
+        _begun(cause) or f"NVML reports the state {sick[0].state!r}.",
+        fix or "Stop the jobs on that GPU, and find the Xid in the kernel log before you use the GPU again.", evidence,
+        _NVML)
 
 
 def _silent_s(view: NodeView, gpu: GpuSample) -> float | None:
@@ -178,143 +178,3 @@ def _memory(gpus: Sequence[GpuSample]) -> Iterable[_Fault]:
 
 def _indices(gpus: Iterable[GpuSample]) -> tuple[int, ...]:
     return tuple(sorted({g.info.index for g in gpus}))
-
-
-# -- clocks that are held down: by heat, by the power limit -------------------------------------------
-
-POWER_REASONS = ("power cap",)
-THERMAL_REASONS = ("thermal", "hw thermal")
-SLOWDOWN_REASONS = (*THERMAL_REASONS, "hw slowdown")  # the last one can have other causes than heat
-
-
-def _ratio_of(view: NodeView, gpu: GpuSample, metric: str, scale: str, window_s: float) -> float | None:
-    mean, full = view.mean(gpu, metric, window_s), gpu[scale].value
-    return mean / full if mean is not None and full else None
-
-
-class _Heat(Struct, frozen=True):
-    gpu: int
-    clock: float  # SM clock, of its maximum
-    share: float  # of the window in which heat held the clocks down
-    temperature_c: float | None
-    slowdown_c: float | None  # at which clocks are slowed down
-
-
-class ThermalThrottled(Verdict, frozen=True, kw_only=True):
-    window_s: float
-    worst: _Heat
-
-
-def judge_thermal_throttled(view: NodeView) -> ThermalThrottled | Missing | None:
-    """Clocks held down by heat."""
-    rule, window_s = "thermal_throttled", view.seconds("thermal_throttled.window_s")
-    judged = [heat for gpu in view.readable_gpus if (heat := _heat(view, gpu, window_s)) is not None]
-    hot = [heat for heat in judged if heat.share >= view.limit(rule, "share_", heat.gpu)
-           and heat.clock <= view.limit(rule, "clock_", heat.gpu)]
-    if not hot:
-        return None if judged else Missing(
-            f"{window_s:.0f} s of the SM clock, its maximum, and either the clock event reasons or the core "
-            "temperature and its slowdown limit")
-    worst = min(hot, key=lambda heat: heat.clock)
-    leave = "leave" if view.was_shown_as(rule, "high") else "enter"
-    return ThermalThrottled(
-        gpus=tuple(sorted(heat.gpu for heat in hot)), window_s=window_s, worst=worst,
-        severity="high" if worst.clock <= limit(f"{rule}.high_{leave}") else "medium")
-
-
-def _heat(view: NodeView, gpu: GpuSample, window_s: float) -> _Heat | None:
-    """The clock, and in which share of the window heat held it down; None where that cannot be told."""
-    clock = _ratio_of(view, gpu, "sm_clock_hz", "sm_clock_max_hz", window_s)
-    mean, slowdown = view.mean(gpu, "temperature_c", window_s), gpu["temperature_slowdown_c"].value
-    near_c = view.limit("thermal_throttled", "near_c_", gpu.info.index)
-    near = mean is not None and slowdown is not None and mean >= slowdown - near_c
-    share = view.history.clock_event_share(gpu.info.uuid, SLOWDOWN_REASONS if near else THERMAL_REASONS, window_s)
-    if share is None and mean is not None and slowdown is not None:
-        share = float(mean >= slowdown)  # by the temperature alone
-    if clock is None or share is None:
-        return None
-    return _Heat(gpu.info.index, clock, share, mean, None if mean is None else slowdown)
-
-
-def describe_thermal_throttled(v: ThermalThrottled) -> Explanation:
-    worst = v.worst
-    degrees = "" if worst.temperature_c is None else f" at {worst.temperature_c:.0f} °C"
-    degrees += "" if worst.slowdown_c is None else f" (slowdown begins at {worst.slowdown_c:.0f} °C)"
-    return Explanation(
-        title=f"{gpus_text(v.gpus)} thermally throttled",
-        why=f"GPU {worst.gpu}{degrees} ran at {percent(worst.clock)} of its maximum SM clock and was thermally "
-            f"throttled for {percent(worst.share)} of the last {v.window_s:.0f} s. In synchronous training, all GPUs "
-            "wait for the slowest one.",
-        evidence=known({"window_s": v.window_s, "sm_clock_of_max_ratio": worst.clock,
-                        "thermal_share_ratio": worst.share, "temperature_c": worst.temperature_c,
-                        "temperature_slowdown_c": worst.slowdown_c}),
-        brief=f"GPU {worst.gpu}{degrees} runs at {percent(worst.clock)} of its maximum SM clock.",
-        action="Have the cooling checked: fans, dust, air flow, inlet temperature, and neighbors in the rack. Until "
-               "then, a lower power limit keeps the clock stable.",
-        snippet=(code("thermal_throttled", "state") or "") + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),
-        gain="unknown, because live samples do not show how much of the time is compute-bound and speeds up with the "
-             "clock",
-        source="NVML clock event reasons 'SW thermal', 'HW thermal', 'HW slowdown'; "
-               + source("thermal_throttled.near_c_enter"))
-
-
-class _PowerCap(Struct, frozen=True):
-    gpu: int
-    clock: float  # SM clock, of its maximum
-    share: float | None  # of the samples in which the driver named the power limit
-    power: float | None  # of the limit
-    limit_w: float | None
-
-
-class PowerCapped(Verdict, frozen=True, kw_only=True):
-    window_s: float
-    worst: _PowerCap
-
-
-def judge_power_capped(view: NodeView) -> PowerCapped | Missing | None:
-    """Clocks held down by the power limit for most of the window."""
-    rule, window_s = "power_capped", view.seconds("window_s")
-    by_heat = view.gpus_left_out(rule)
-    judged = [cap for gpu in view.readable_gpus if (cap := _power_cap(view, gpu, window_s)) is not None]
-    if not judged:
-        return Missing(f"{window_s:.0f} s of SM clock, its maximum, and either power with its limit or clock event "
-                       "reasons")
-    capped = [cap for cap in judged if cap.gpu not in by_heat and _at_limit(view, cap)
-              and cap.clock <= view.limit(rule, "clock_", cap.gpu)]
-    if not capped:
-        return None
-    worst = min(capped, key=lambda cap: cap.clock)
-    return PowerCapped(
-        gpus=tuple(sorted(cap.gpu for cap in capped)), window_s=window_s, worst=worst,
-        severity="medium" if 1 - worst.clock >= limit("power_capped.medium") else "low")
-
-
-def _power_cap(view: NodeView, gpu: GpuSample, window_s: float) -> _PowerCap | None:
-    share = view.history.clock_event_share(gpu.info.uuid, POWER_REASONS, window_s)
-    power = _ratio_of(view, gpu, "power_w", "power_limit_w", window_s)
-    clock = _ratio_of(view, gpu, "sm_clock_hz", "sm_clock_max_hz", window_s)
-    if clock is None or (share is None and power is None):
-        return None
-    return _PowerCap(gpu.info.index, clock, share, power, gpu["power_limit_w"].value)
-
-
-def _at_limit(view: NodeView, cap: _PowerCap) -> bool:
-    return (cap.share is not None and cap.share >= view.limit("power_capped", "share_", cap.gpu)) or (
-        cap.power is not None and cap.power >= view.limit("power_capped", "power_", cap.gpu))
-
-
-def describe_power_capped(v: PowerCapped) -> Explanation:
-    worst = v.worst
-    cap = f"the power limit of {worst.limit_w:.0f} W" if worst.limit_w is not None else "the power limit"
-    return Explanation(
-        title=f"{gpus_text(v.gpus)} slowed down by the power limit",
-        why=f"GPU {worst.gpu} ran at {percent(worst.clock)} of its maximum SM clock over the last {v.window_s:.0f} s "
-            f"because of {cap}. Compute-bound kernels slow down with the clock, but memory-bound kernels hardly do.",
-        evidence=known({"window_s": v.window_s, "sm_clock_of_max_ratio": worst.clock,
-                        "power_cap_share_ratio": worst.share, "power_of_limit_ratio": worst.power}),
-        brief=f"GPU {worst.gpu} runs at {percent(worst.clock)} of its maximum SM clock.",
-        action="Compare the limit with the card's default. If somebody lowered the limit, have it raised. At the "
-               "default limit, the card runs at full speed, and only fewer or cheaper operations help.",
-        snippet="nvidia-smi -q -d POWER" + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),
-        gain="unknown, because live samples do not show how much of the step depends on the clock",
-        source="NVML clock event reason 'SW power cap', power and its enforced limit; gputop's own thresholds")

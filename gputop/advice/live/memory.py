@@ -1,4 +1,5 @@
-"""Live rules about device memory: nearly used up by several processes, or reserved at the start."""
+"""Live rules about memory: of a GPU, nearly used up by several processes, reserved at the start, or held by nobody who
+is listed; and of the host, nearly used up."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from gputop.advice.fix_code import code, code_for
-from gputop.advice.live.node_view import NodeView, gpus_text
+from gputop.advice.live.node_view import NodeView, gpus_text, name_of
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
-from gputop.core.samples import GpuSample
-from gputop.text.units import percent
+from gputop.core.samples import GpuSample, HostProcess
+from gputop.sources.host.proc_files import ENDED, ZOMBIE
+from gputop.text.units import bytes_, percent
 
 # What makes memory stay in use that the job may not need, and how to see what it needs.
 _PEAK = "Capture a trace: the allocator's peak shows whether a larger batch fits. "
@@ -33,6 +35,91 @@ _RESERVES = {
 
 def _held_gpus(view: NodeView) -> Iterable[GpuSample]:
     return {g.info.index: g for p in view.processes for g in view.compute_gpus(p)}.values()
+
+
+class UnlistedMemory(Verdict, frozen=True, kw_only=True):
+    window_s: float
+    gpu: int  # where most is held
+    used_bytes: float
+    ended: tuple[int, ...]  # PIDs that the driver lists there although the processes have ended
+
+
+def judge_unlisted_memory(view: NodeView) -> UnlistedMemory | Missing | None:
+    """Memory of idle GPUs is in use, but no process that is alive is listed there."""
+    rule, window_s = "unlisted_memory", view.seconds("unused_gpu.window_s")
+    alone = {gpu.info.index for gpu in view.without_process(window_s)[0]}
+    held: dict[int, float] = {}
+    pids: set[int] = set()
+    judged = False
+    for gpu in view.whole_gpus:
+        used, total = view.mean(gpu, "memory_used_bytes", window_s), gpu["memory_total_bytes"].value
+        activity, index = view.activity(gpu, window_s), gpu.info.index
+        if used is None or not total or activity is None:
+            continue
+        judged = True
+        here = [p for p in view.sample.processes if index in p.gpus]
+        nobody = all(p.reason in (ENDED, ZOMBIE) for p in here) if here else index in alone and not gpu.processes
+        idle = activity[1] <= view.limit("unused_gpu", "", index)
+        if nobody and idle and used >= limit(f"{rule}.ratio") * total:
+            held[index] = used
+            pids |= {p.pid for p in here}
+    if not held:
+        return None if judged else Missing(f"{window_s:.0f} s of activity and of used and total memory of a GPU")
+    most = max(held, key=held.__getitem__)
+    return UnlistedMemory(gpus=tuple(sorted(held)), severity="medium" if pids else "low", window_s=window_s, gpu=most,
+                          used_bytes=held[most], ended=tuple(sorted(pids)))
+
+
+def describe_unlisted_memory(v: UnlistedMemory) -> Explanation:
+    used = f"{bytes_(v.used_bytes)} of memory"
+    if v.ended:
+        title = f"{gpus_text(v.gpus)}: a process that has ended still holds {used}"
+        who = f"The driver lists process {', '.join(map(str, v.ended))}, which has ended without freeing its memory."
+    else:
+        title = f"{gpus_text(v.gpus)}: {used} in use, but no process is listed"
+        who = "The process is in another container, or it has ended without freeing its memory."
+    return Explanation(
+        title=title, why=f"GPU {v.gpu} did nothing over the last {v.window_s:.0f} s, but {used} is in use there. {who}",
+        evidence={"window_s": v.window_s, "used_bytes": v.used_bytes, "held_gpus_count": float(len(v.gpus))},
+        brief=who, action="On the host, find the process that has the device open. If there is none, reset the GPU.",
+        snippet=f"sudo fuser -v /dev/nvidia{v.gpu}", gain="none: a fix frees the memory for other jobs",
+        source="NVML process list and memory; " + source("unlisted_memory.ratio"))
+
+
+class HostMemoryLow(Verdict, frozen=True, kw_only=True):
+    used_bytes: float
+    total_bytes: float
+    largest: HostProcess | None  # of all processes; None: not known
+
+
+def judge_host_memory_low(view: NodeView) -> HostMemoryLow | Missing | None:
+    """Next to no memory of the host is available, page cache that can be dropped included."""
+    rule, host = "host_memory_low", view.sample.host
+    used, total = host["memory_used_bytes"].value, host["memory_total_bytes"].value
+    if used is None or not total:
+        return Missing(f"memory of the host ({host['memory_used_bytes'].reason or 'its total is unknown'})")
+    enter, shown = limit(f"{rule}.free_enter"), view.was_shown_as(rule, "medium")
+    least = limit(f"{rule}.free_leave") if shown else enter
+    if total - used > least * min(total, limit(f"{rule}.free_bytes") / enter):
+        return None
+    return HostMemoryLow(gpus=(), severity="medium", used_bytes=used, total_bytes=total,
+                         largest=max(host.top_processes, key=lambda p: p.rss_bytes.value or 0.0, default=None))
+
+
+def describe_host_memory_low(v: HostMemoryLow) -> Explanation:
+    largest = "" if v.largest is None or v.largest.rss_bytes.value is None else (
+        f" The largest process is {name_of(v.largest)} with {bytes_(v.largest.rss_bytes.value)}.")
+    used = f"{bytes_(v.used_bytes)} of {bytes_(v.total_bytes)}"
+    return Explanation(
+        title=f"Host memory is nearly used up: {used}",
+        why=f"{used} of the host's memory is in use, not counting page cache that can be dropped. When nothing is left, "
+            f"the kernel swaps or terminates a process, often the largest one.{largest}",
+        evidence={"host_memory_used_bytes": v.used_bytes, "host_memory_total_bytes": v.total_bytes},
+        brief=f"When nothing is left, the kernel terminates a process.{largest}",
+        action="Find what grows: caches and copies of the dataset in each worker, checkpoints in /dev/shm, and other "
+               "jobs. Fewer workers or less prefetching need less memory.",
+        snippet="ps -eo pid,user,rss,args --sort=-rss | head", gain="none: a fix prevents a failure and saves no time",
+        source=source("host_memory_low.free_enter"))
 
 
 class _Tight(Struct, frozen=True):

@@ -15,8 +15,9 @@ from msgspec import Struct
 from gputop.advice.registry import limit, rule_of
 from gputop.advice.verdict import Missing
 from gputop.core.findings import Finding, Severity
-from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
+from gputop.core.samples import OK, GpuSample, HostProcess, NodeSample, ProcessSample
 from gputop.ranks.model import RasReport
+from gputop.sources.host.proc_files import ENDED, ZOMBIE
 from gputop.telemetry.history import History, HostHistoryPoint, Series
 from gputop.text.commands import program_name
 from gputop.text.units import ranges
@@ -32,6 +33,8 @@ _SERVICES = ("nvidia-cuda-mps", "nvidia-persistenced", "nv-hostengine", "dcgm")
 # What starts the ranks of inference servers: vLLM, SGLang, Triton, TensorRT-LLM, TGI, LMDeploy.
 _INFERENCE_SERVERS = re.compile(
     r"\b(?:vllm|sglang|tritonserver|trtllm|tensorrt_llm|text[-_]generation|lmdeploy)\b", re.I)
+_NOTEBOOKS = re.compile(r"\b(?:ipykernel|ipykernel_launcher|jupyter|jupyter-lab|colab_kernel_launcher)\b")
+_RANK = re.compile(r"(rank[=\s]+)\d+", re.I)  # --local-rank=3, and the like
 
 
 class Window(Struct, frozen=True):
@@ -230,8 +233,8 @@ class NodeView:
 
     @cached_property
     def processes(self) -> list[ProcessSample]:
-        """The processes that compute on a GPU, services left out."""
-        return [p for p in self.sample.processes if self.compute_gpus(p)
+        """The processes that compute on a GPU, without services and those that have ended."""
+        return [p for p in self.sample.processes if self.compute_gpus(p) and p.reason not in (ENDED, ZOMBIE)
                 and not any(name in (p.command or "") for name in _SERVICES)]
 
     def compute_gpus(self, process: ProcessSample) -> list[GpuSample]:
@@ -341,18 +344,27 @@ def is_inference_server(process: ProcessSample) -> bool:
     return _INFERENCE_SERVERS.search(process.command or "") is not None
 
 
+def waits_for(process: ProcessSample) -> str:
+    """What a process that does nothing may well wait for, by its command; empty where it should be at work."""
+    if is_inference_server(process):
+        return "requests"
+    return "its user" if _NOTEBOOKS.search(process.command or "") else ""
+
+
 def same_job(a: ProcessSample, b: ProcessSample, complete: bool = True) -> bool:
     """Return whether two processes belong to one job: parent and child, ranks, workers of one program.
 
     Ranks run one command, but for numbers, as one user, on different GPUs; where not all GPUs
-    are watched (not ``complete``) they may differ on the others. The same command word for
-    word is taken for a worker of the other, also on the same GPU.
+    are watched (not ``complete``) they may differ on the others. The same command, but for an option that
+    gives the rank, is taken for one job also on the same GPU.
     """
     if a.parent_pid == b.pid or b.parent_pid == a.pid:
         return True
     if a.user != b.user or a.command is None or b.command is None:
         return False
-    if a.command == b.command:
+    if a.parent_pid is not None and a.parent_pid == b.parent_pid and "multiprocessing" in a.command:
+        return True
+    if _RANK.sub(r"\1#", a.command) == _RANK.sub(r"\1#", b.command):
         return True
     return _pattern(a.command) == _pattern(b.command) and (not complete or set(a.gpus) != set(b.gpus))
 
@@ -369,7 +381,7 @@ def gpus_text(gpus: Iterable[GpuSample | int]) -> str:
     return ("GPU " if len(indices) == 1 else "GPUs ") + ranges(indices, ", ")
 
 
-def name_of(process: ProcessSample) -> str:
+def name_of(process: ProcessSample | HostProcess) -> str:
     """A short name: the script or program, with the pid."""
     return f"{program_name(process.command or 'process')} (pid {process.pid})"
 

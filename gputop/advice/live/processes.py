@@ -5,14 +5,14 @@ from __future__ import annotations
 from msgspec import Struct
 
 from gputop.advice.fix_code import code, code_for
-from gputop.advice.live.node_view import NodeView, gpus_text, name_of, same_job
+from gputop.advice.live.node_view import NodeView, gpus_text, is_inference_server, name_of, same_job, waits_for
 from gputop.advice.registry import limit
 from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict, known
 from gputop.core.findings import Severity, severity_of
 from gputop.core.framework import LABELS
 from gputop.core.samples import GpuSample, ProcessSample
 from gputop.text.commands import program_name
-from gputop.text.units import percent, seconds
+from gputop.text.units import bytes_, counted, percent, seconds
 
 _EVEN_WORK = {
     "": "put metrics, summaries, and evaluation on the CPU, and mirror variables.",
@@ -20,6 +20,9 @@ _EVEN_WORK = {
     "pytorch": "DataParallel gathers the outputs and computes the loss on the first GPU, but DistributedDataParallel "
                "does not.",
 }
+
+
+_NAMED = 8  # PIDs in a command
 
 
 class _Holder(Struct, frozen=True):
@@ -33,6 +36,7 @@ class IdleGpu(Verdict, frozen=True, kw_only=True):
     window_s: float
     worst: _Holder
     complete: bool  # all GPUs of the node are watched
+    others: tuple[int, ...] = ()  # PIDs of further processes that use none of their GPUs
 
 
 def judge_idle_gpu(view: NodeView) -> IdleGpu | Missing | None:
@@ -61,8 +65,11 @@ def judge_idle_gpu(view: NodeView) -> IdleGpu | Missing | None:
         return IdleGpu(gpus=_all_idle(partly), severity=severity, window_s=window_s, worst=worst,
                        complete=view.complete)
     if wholly:
-        return IdleGpu(gpus=_all_idle(wholly), severity="medium", window_s=view.seconds("idle_gpu.all_window_s"),
-                       worst=max(wholly, key=lambda holder: len(holder.idle)), complete=view.complete)
+        # One that should be at work comes before those that wait for requests or for their user.
+        worst = max(wholly, key=lambda holder: (not waits_for(holder.process), len(holder.idle)))
+        return IdleGpu(gpus=_all_idle(wholly), severity="low" if waits_for(worst.process) else "medium",
+                       window_s=view.seconds("idle_gpu.all_window_s"), worst=worst, complete=view.complete,
+                       others=tuple(holder.process.pid for holder in wholly if holder is not worst))
     return None if judged or left_out else Missing(
         f"{window_s:.0f} s of activity readings from a process that is past startup ({limit('idle_gpu.age_s'):.0f} s)")
 
@@ -105,12 +112,18 @@ def _partly_idle(v: IdleGpu, busy: float) -> Explanation:
 
 def _wholly_idle(v: IdleGpu) -> Explanation:
     process, idle = v.worst.process, v.worst.idle
-    cores = process.cpu_cores.value
+    cores, waits = process.cpu_cores.value, waits_for(process)
+    quiet = cores is not None and cores < limit("job_on_cpu.cores_enter")
     doing = "" if cores is None else f" The process uses {cores:.1f} CPU cores."
-    may_be = ("compiling, loading, waiting, or stuck" if cores is None else "waiting or stuck"
-              if cores < limit("job_on_cpu.cores_enter") else "compiling, loading, computing on the CPU, or stuck")
-    cause = f", because it is {may_be}"
-    action = ("Look at what its Python threads are doing. If this is a forgotten notebook, stop it to free the GPUs.")
+    may_be = (f"waiting for {waits}" if waits and quiet else "waiting or stuck" if quiet else
+              "compiling, loading, waiting, or stuck" if cores is None else
+              "compiling, loading, computing on the CPU, or stuck")
+    cause, who = f", because it is {may_be}", name_of(process)
+    action = ("If nobody needs it, stop it to free the GPUs." if waits else
+              "Look at what its Python threads are doing. If this is a forgotten notebook, stop it to free the GPUs.")
+    if v.others:
+        who = f"{who} and {counted(len(v.others), 'other process', 'es')}"
+        doing = f"{doing} The same applies to {counted(len(v.others), 'other process', 'es')}."
     if not v.complete:
         cause = ". The process may be using GPUs that gputop is not watching"
         action = ("Look at all GPUs of the node, without --gpus. If the process works on other GPUs, spread the "
@@ -122,9 +135,9 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
         evidence=known({
             "window_s": v.window_s, "idle_gpus_count": float(len(idle)),
             "held_gpus_count" if v.complete else "held_gpus_watched_count": float(len(idle)), "cpu_cores": cores}),
-        action=action, snippet=f"gputop stacks {process.pid}",
-        brief=f"{name_of(process)} is {may_be}." if v.complete else "",
-        unknown="the line that it is executing" if v.complete else "",
+        action=action, snippet=" ".join(("gputop stacks", *map(str, (process.pid, *v.others)[:_NAMED]))),
+        brief=f"{who} {'are' if v.others else 'is'} {may_be}." if v.complete else "",
+        unknown="the line that it is executing" if v.complete and not waits else "",
         gain="no step is running" if v.complete else NO_FIGURE, source="gputop's own limits")
 
 
@@ -137,11 +150,13 @@ class UnusedGpu(Verdict, frozen=True, kw_only=True):
 def judge_unused_gpu(view: NodeView) -> UnusedGpu | Missing | None:
     """GPUs without any compute process while a job works on others."""
     window_s = view.seconds("unused_gpu.window_s")
-    unused, at_work = view.without_process(window_s)
-    others = [a[1] for g in view.whole_gpus if g not in unused and (a := view.activity(g, window_s)) is not None]
+    idle, at_work = view.without_process(window_s)
+    left_out = view.gpus_left_out("unused_gpu")
+    unused = [gpu for gpu in idle if gpu.info.index not in left_out]
+    others = [a[1] for g in view.whole_gpus if g not in idle and (a := view.activity(g, window_s)) is not None]
     if not others:
         return Missing(f"{window_s:.0f} s of activity readings")
-    if not unused and at_work:
+    if not idle and at_work:
         return view.unlisted(at_work)
     if not unused or max(others) < limit("unused_gpu.peer_busy"):
         return None
@@ -311,8 +326,8 @@ class SharedGpu(Verdict, frozen=True, kw_only=True):
     shared: int  # GPUs shared
 
 
-def judge_shared_gpu(view: NodeView) -> SharedGpu | Missing | None:
-    """Processes of different jobs compute on one GPU."""
+def judge_shared_gpu(view: NodeView) -> SharedGpu | CrowdedGpu | Missing | None:
+    """Processes of different jobs compute on one GPU, or several of one job while other GPUs are free."""
     if any("nvidia-cuda-mps" in (p.command or "") for p in view.sample.processes):
         return Missing("to know how MPS divides the GPU, because sharing through MPS is intentional")
     unread = [p for p in view.processes if p.command is None]
@@ -323,6 +338,8 @@ def judge_shared_gpu(view: NodeView) -> SharedGpu | Missing | None:
                  if None not in (a.command, b.command) and not same_job(a, b, view.complete)]
         if pairs:
             shared[gpu.info.index] = pairs[0]
+    if not shared and (crowd := _crowd(view)) is not None:
+        return crowd
     if not shared:
         return Missing(f"the command of pid {unread[0].pid} ({unread[0].reason or 'not readable'})") if unread else None
     by_index = {g.info.index: g for g in view.whole_gpus}
@@ -362,17 +379,90 @@ def _sharing(second_sm: float, before: Severity | None) -> Severity:
     return "medium" if second_sm >= (medium / 2 if before in ("high", "medium") else medium) else "low"
 
 
-def describe_shared_gpu(v: SharedGpu) -> Explanation:
+def describe_shared_gpu(v: SharedGpu | CrowdedGpu) -> Explanation:
+    if isinstance(v, CrowdedGpu):
+        return _crowded(v)
     a, b = v.processes
     first, second = (f"{name_of(one)[:-1]}, user {one.user or 'unknown'})" for one in (a, b))
+    evidence = known({"together_s": v.together_s, "shared_gpus_count": float(v.shared),
+                      "first_sm_ratio": a.gpus[v.gpu].sm_ratio.value, "second_sm_ratio": b.gpus[v.gpu].sm_ratio.value})
+    gain, guide = NO_FIGURE, "NVML process list and process utilization"
+    memory, sm = b.gpus[v.gpu].memory_bytes.value, b.gpus[v.gpu].sm_ratio.value
+    if memory is not None and sm is not None and sm < limit("shared_gpu.sm_medium"):
+        holds = f"holds {bytes_(memory)} of the memory of GPU {v.gpu} but hardly computes"
+        return Explanation(
+            title=f"{gpus_text(v.gpus)} shared by two jobs, one of which hardly computes",
+            why=f"{second} {holds} at the moment ({percent(sm)} of the SM time). {first} is also using this GPU and "
+                "cannot use that memory.",
+            evidence=evidence, brief=f"{second} {holds}.", snippet=f"ps -fp {b.local_pid or b.pid}",
+            action="If nobody needs that process, stop it. Otherwise, give it another GPU.",
+            gain=f"none at the moment, but the memory is missing; {gain}", source=guide)
     return Explanation(
         title=f"{gpus_text(v.gpus)} shared by two jobs",
         why=f"{first} and {second} are both using GPU {v.gpu}. Their kernels take turns, and neither job can use all "
             "of the GPU memory.",
-        evidence=known({
-            "together_s": v.together_s, "shared_gpus_count": float(v.shared),
-            "first_sm_ratio": a.gpus[v.gpu].sm_ratio.value, "second_sm_ratio": b.gpus[v.gpu].sm_ratio.value}),
-        brief=f"{name_of(a)} and {name_of(b)} take turns on GPU {v.gpu}.", action="Give each job its own GPUs.",
-        snippet=code("shared_gpu", "jobs"),
-        gain="depends on how much GPU time the other job uses; " + NO_FIGURE,
-        source="NVML process list and process utilization; CUDA time-slices contexts of different processes")
+        evidence=evidence, brief=f"{name_of(a)} and {name_of(b)} take turns on GPU {v.gpu}.",
+        action="Give each job its own GPUs.", snippet=code("shared_gpu", "jobs"),
+        gain=f"depends on how much GPU time the other job uses; {gain}",
+        source=f"{guide}; CUDA time-slices contexts of different processes")
+
+
+class CrowdedGpu(Verdict, frozen=True, kw_only=True):
+    """Processes of one program on one GPU."""
+
+    gpu: int
+    process: ProcessSample  # one of them
+    count: int
+    memory_bytes: float  # that they hold there
+    unused: tuple[int, ...]  # GPUs that no process holds; empty: each has a GPU of its own besides this one
+
+
+def _crowd(view: NodeView) -> CrowdedGpu | None:
+    """Ranks that landed on one GPU while others are free, or that hold memory on the first one besides their own. The
+    processes of an inference server, and children of another one, are workers by design."""
+    unused = tuple(sorted(view.gpus_explained_by("unused_gpu")))
+    for gpu in view.whole_gpus if view.complete else ():
+        index = gpu.info.index
+        here = [p for p in view.processes if gpu in view.compute_gpus(p) and not is_inference_server(p)]
+        pids = {p.pid for p in here}
+        for one in here:
+            ranks = [p for p in here if same_job(one, p) and p.parent_pid not in pids]
+            alone = [p for p in ranks if len(p.gpus) == 1 and _takes_part(view, p, gpu)]
+            guests = [p for p in ranks if len(p.gpus) == 2 and _memory(p, index) < min(
+                _memory(p, other) for other in p.gpus if other != index)]
+            crowd = alone if unused and len(alone) > 1 else guests if alone and len(guests) > 1 else []
+            if crowd:
+                return CrowdedGpu(
+                    gpus=(index,), severity="medium" if crowd is alone else "low", gpu=index, process=crowd[0],
+                    count=len(crowd), memory_bytes=sum(_memory(p, index) for p in crowd),
+                    unused=unused if crowd is alone else ())
+    return None
+
+
+def _memory(process: ProcessSample, index: int) -> float:
+    return process.gpus[index].memory_bytes.value or 0.0
+
+
+def _crowded(v: CrowdedGpu) -> Explanation:
+    name = program_name(v.process.command or "one program")
+    evidence = {"processes_count": float(v.count), "held_bytes": v.memory_bytes}
+    source = "NVML process list"
+    snippet = code("shared_gpu", "ranks")
+    if not v.unused:
+        return Explanation(
+            title=f"{v.count} processes of {name} also hold memory on GPU {v.gpu}",
+            why=f"Each of them computes on another GPU, but {bytes_(v.memory_bytes)} of GPU {v.gpu} belongs to them. "
+                "Usually, these ranks have used the default GPU before they selected their own.",
+            evidence=evidence, brief=f"They hold {bytes_(v.memory_bytes)} there and compute on other GPUs.",
+            action="Select the GPU of the local rank before anything else uses CUDA.", snippet=snippet,
+            gain=f"none: a fix frees memory of GPU {v.gpu}", source=source)
+    others = gpus_text(v.unused)
+    are = "is" if len(v.unused) == 1 else "are"
+    return Explanation(
+        title=f"{v.count} processes of {name} share GPU {v.gpu}, while {others} {are} unused",
+        why=f"{name_of(v.process)} and {counted(v.count - 1, 'other process', 'es')} of the same program use GPU "
+            f"{v.gpu}. Their kernels take turns. No process uses {others}.",
+        evidence=evidence | {"unused_gpus_count": float(len(v.unused))},
+        brief=f"Their kernels take turns on GPU {v.gpu}.",
+        action="If they are ranks of one job, let each one select the GPU of its local rank.", snippet=snippet,
+        gain="depends on how much of the GPU each process uses; " + NO_FIGURE, source=source)

@@ -183,6 +183,7 @@ FIELDS: tuple[NvmlField, ...] = (
     NvmlField(f"field value {_MEMORY_TEMPERATURE}", ("memory_temperature_c",), _field_value(_MEMORY_TEMPERATURE, 1.0),
               1200.0, _MEMORY_TEMPERATURE_PERIOD_S),
     _number("nvmlDeviceGetEnforcedPowerLimit", "power_limit_w", 1e-3, period_s=LIMIT_PERIOD_S),
+    _number("nvmlDeviceGetPowerManagementDefaultLimit", "power_limit_default_w", 1e-3, period_s=LIMIT_PERIOD_S),
     _number("nvmlDeviceGetTemperatureThreshold", "temperature_slowdown_c", 1.0, _SLOWDOWN, period_s=LIMIT_PERIOD_S),
     _number("nvmlDeviceGetMaxClockInfo", "sm_clock_max_hz", 1e6, _SM, period_s=LIMIT_PERIOD_S),
     _number("nvmlDeviceGetMaxClockInfo", "memory_clock_max_hz", 1e6, _MEMORY, period_s=LIMIT_PERIOD_S),

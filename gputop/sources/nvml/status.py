@@ -232,6 +232,7 @@ _ABOVE_ZERO = 1e-9  # for metrics of which 0 is not plausible
 _BY_METRIC: dict[str, tuple[float, float]] = {
     "memory_total_bytes": (_ABOVE_ZERO, _BY_UNIT[BYTES][1]),
     "power_limit_w": (_ABOVE_ZERO, _BY_UNIT[WATTS][1]),
+    "power_limit_default_w": (_ABOVE_ZERO, _BY_UNIT[WATTS][1]),
     "sm_clock_max_hz": (_ABOVE_ZERO, _BY_UNIT[HERTZ][1]),
     "memory_clock_max_hz": (_ABOVE_ZERO, _BY_UNIT[HERTZ][1]),
     "temperature_slowdown_c": (_ABOVE_ZERO, _BY_UNIT[CELSIUS][1]),

@@ -50,6 +50,7 @@ class Job:
     granted_cores: float | None = None  # by its control group; None: it has none
     throttled: Level = 0.0  # there
     visible: str | None = None  # CUDA_VISIBLE_DEVICES
+    reason: str | None = None  # why nothing more is known of it
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Scene:
     cpu: Level | None = 0.3
     full_cores: Level | None = 0.0  # of 64
     cpu_limit_cores: float | None = None
+    host_used: Level = 0.3  # share of its memory
 
     def sample(self, t: float) -> NodeSample:
         jobs = [j for j in self.jobs if j.since_s <= t < j.until_s]
@@ -80,7 +82,7 @@ class Scene:
             gpus = tuple(self.change(gpu, t) for gpu in gpus)
         processes = tuple(
             ProcessSample(j.pid, j.user, j.command, Reading(at(j.cores, t), "cores"), Reading(1e9, "bytes"), 10,
-                          held[j.pid], None if j.command else "no permission", j.parent, j.started_s,
+                          held[j.pid], j.reason if j.command else "no permission", j.parent, j.started_s,
                           framework=j.framework, cuda_visible_devices=j.visible,
                           cgroup=None if j.granted_cores is None else cgroup_sample(
                               "slurm 7", cpu_limit_cores=j.granted_cores, cpu_used_cores=at(j.cores, t),
@@ -91,7 +93,7 @@ class Scene:
     def samples(self, seconds: float) -> list[NodeSample]:
         """Those of the first ``seconds``; if nothing changes meanwhile, one with the time of each."""
         times_s = [tick * self.interval_s for tick in range(round(seconds / self.interval_s))]
-        levels = (*self.active.values(), *self.other.values(), self.util, self.cpu, self.full_cores,
+        levels = (*self.active.values(), *self.other.values(), self.util, self.cpu, self.full_cores, self.host_used,
                   *(level for job in self.jobs for level in (job.cores, job.throttled)))
         # What a kind of scene adds of its own may change, too.
         if type(self) is not Scene or self.change is not None or any(map(callable, levels)) or any(
@@ -104,7 +106,9 @@ class Scene:
         cpu = Reading.missing("ratio", "the test says so") if self.cpu is None else Reading(at(self.cpu, t), "ratio")
         full = None if self.full_cores is None else round(at(self.full_cores, t))
         cores = () if full is None else (1.0,) * full + (0.2,) * (64 - full)
-        return HostSample("test", {"cpu_ratio": cpu}, 64, cores, self.cpu_limit_cores)
+        memory = {"memory_used_bytes": Reading(at(self.host_used, t) * 1e12, "bytes"),
+                  "memory_total_bytes": Reading(1e12, "bytes")}
+        return HostSample("test", {"cpu_ratio": cpu, **memory}, 64, cores, self.cpu_limit_cores)
 
     def gpu(self, index: int, t: float, processes: Sequence[GpuProcess]) -> GpuSample:
         level = at(self.active.get(index, 0.9 if processes else 0.0), t)

@@ -37,7 +37,7 @@ def test_a_node_without_processes_and_the_first_tick_abstain() -> None:
     advice = after(Scene(), 1)  # the first tick abstains and says for what
     assert ids(advice) == []
     assert set(abstained(advice)) == {"idle_gpu", "unused_gpu", "gpu0_oversubscribed", "power_capped",
-                                      "memory_preallocated", "no_fine_metrics", "memory_pressure", "thermal_throttled",
+                                      "clocks_limited", "unlisted_memory", "memory_preallocated", "no_fine_metrics", "memory_pressure", "thermal_throttled",
                                       "pcie_link_degraded", "pcie_saturated", "host_cpu_saturated", "spinning",
                                       "dram_bound", "low_sm_active", "recurring_idle", "below_own_best",
                                       "tensor_idle", "unprotected_profiler", "profiler_left_on", "slow_rank"}
@@ -100,7 +100,8 @@ def test_leaving_is_further_than_entering() -> None:
         "dram_bound.tensor_", "memory_pressure.free_", "pcie_saturated.medium_", "thermal_throttled.clock_",
         "thermal_throttled.high_", "host_cpu_saturated.waiting_", "network_bound.waiting_",
         "host_cpu_saturated.most_cores_", "spinning.traffic_", "spinning.nvlink_", "slow_rank.alike_",
-        "tensor_idle.fp64_", "thermal_throttled.near_c_"}
+        "tensor_idle.fp64_", "thermal_throttled.near_c_", "clocks_limited.clock_", "clocks_limited.set_",
+        "host_memory_low.free_"}
     for name in [i.removesuffix("enter") for i in LIMITS if i.endswith("enter")]:
         enter, leave = limit(name + "enter"), limit(name + "leave")
         assert (leave > enter) if name in smaller_is_worse else (leave < enter)
@@ -116,7 +117,7 @@ def test_rules_are_pure() -> None:
     version = history.version
     sample = scene.sample(149)
     assert live_advice(history, sample, advice[-2].findings) == live_advice(history, sample, advice[-2].findings)
-    assert history.version == version and len(LIVE_RULES) == 26
+    assert history.version == version and len(LIVE_RULES) == 29
 
 
 def test_parts_of_a_divided_gpu_are_no_gpus_of_a_job() -> None:

@@ -144,4 +144,4 @@ def test_that_a_lost_gpu_fell_off_the_bus_is_said_once() -> None:
     lost = sick(LOST, 100, message="the GPU fell off the bus (Xid 79). Drain the node.",
                 xids=(XidEvent(START_S + 100, 79),))
     (finding,) = [f for f in after(Scene(change=lost), 120).findings if f.id == "hardware_error"]
-    assert finding.why == "The GPU fell off the bus (Xid 79). Drain the node."
+    assert (finding.why, finding.action) == ("The GPU fell off the bus (Xid 79).", "Drain the node.")

@@ -62,6 +62,9 @@ HOVERING = {
     "host_cpu_saturated by cores": pair(0.6, util=0.6, full_cores=1.0, jobs=[Job(gpus=(0, 1), cores=near(0.9, 0.1))]),
     "thermal_throttled by slowdown": pair(0.9, {"sm_clock_hz": 1.5e9, "temperature_c": near(87.0, 0.01)},
                                           events=["hw slowdown"]),
+    "clocks_limited": pair(0.9, {"sm_clock_hz": near(0.95 * 1.98e9, 0.01)}, events=["power brake"]),
+    "clocks_limited by setting": pair(0.9, {"sm_clock_hz": near(0.8 * 1.98e9, 0.01)}, events=["application clocks"]),
+    "host_memory_low": pair(0.9, host_used=near(0.965, 0.005)),
     "thermal_throttled": pair(0.9, {"sm_clock_hz": 1.5e9, "temperature_c": 88.0}, change=hot),
     "thermal_throttled by clock": pair(0.9, {"sm_clock_hz": near(0.95 * 1.98e9, 0.01), "temperature_c": 93.0},
                                        events=None),
@@ -91,6 +94,7 @@ RIVALS = [
     {"low_sm_active", "spinning"}, {"low_sm_active", "tensor_idle"}, {"low_sm_active", "pcie_saturated"},
     {"tensor_idle", "dram_bound"}, {"tensor_idle", "spinning"}, {"dram_bound", "spinning"},
     {"pcie_saturated", "pcie_link_degraded"}, {"thermal_throttled", "power_capped"},
+    {"clocks_limited", "thermal_throttled"}, {"clocks_limited", "power_capped"}, {"unlisted_memory", "unused_gpu"},
     {"memory_pressure", "memory_preallocated"}, {"idle_gpu", "spinning"}, {"idle_gpu", "unused_gpu"},
     {"low_sm_active", "network_bound"}, {"pcie_saturated", "network_bound"}, {"host_cpu_saturated", "network_bound"},
     {"host_cpu_saturated", "gpu0_oversubscribed"}, {"host_cpu_saturated", "idle_gpu"}]
@@ -139,7 +143,7 @@ def test_random_nodes_never_raise_and_never_contradict_themselves(seed: int) -> 
     def change(gpu: GpuSample, t: float) -> GpuSample:
         if gaps and rng.random() < 0.2:
             return replace(gpu, readings={})
-        reasons = tuple(r for r in ("thermal", "power cap", "hw slowdown") if rng.random() < heat)
+        reasons = tuple(r for r in ("thermal", "power cap", "hw slowdown", "application clocks") if rng.random() < heat)
         return replace(gpu, clock_event_reasons=reasons,
                        info=replace(gpu.info, mig_mode=divided and gpu.info.index == 0))
 

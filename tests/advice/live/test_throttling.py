@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from gputop.core.findings import Finding
 from gputop.core.samples import GpuSample
 from tests.advice.live.scene import Scene, abstained, after, get, ids, play
 from tests.records import replace
@@ -50,6 +51,49 @@ def test_a_short_peak_is_no_cap_and_a_dip_does_not_end_one() -> None:
     _, advice = play(capped_in([(0, 100), (110, 200)]), 300)
     shown = ["power_capped" in ids(a) for a in advice]
     assert all(shown[40:200]) and not any(shown[235:])
+
+
+def test_the_power_limit_is_compared_with_the_default_of_the_card() -> None:
+    def capped(power_w: float, limit_w: float, default_w: float | None) -> Finding:
+        scene = Scene(events=["power cap"], other={"power_w": power_w, "power_limit_w": limit_w, "sm_clock_hz": 1.2e9,
+                                                   "power_limit_default_w": default_w})
+        return get(after(scene, 40), "power_capped")
+
+    low = capped(345.0, 350.0, 700.0)
+    assert "350 W, which is below the card's default of 700 W" in low.brief and "raised" in low.action
+    assert low.snippet == "sudo nvidia-smi -pl 700"
+    usual = capped(698.0, 700.0, 700.0)
+    assert "700 W, the card's default" in usual.brief and "raise" not in usual.action
+    assert "Compare the limit" in capped(698.0, 700.0, None).action
+
+
+# -- clocks_limited ---------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("events", "clock", "active", "severity"), [
+    (["hw slowdown", "power brake"], 0.99e9, 0.9, "high"), (["power brake"], 1.7e9, 0.9, "medium"),
+    (["hw slowdown"], 0.35e9, 0.9, "high"), (["application clocks"], 1.0e9, 0.9, "low"),
+    (["application clocks"], 1.7e9, 0.9, None),  # hardly slower
+    (["power brake"], 1.97e9, 0.9, None), (["power brake"], 0.99e9, 0.1, None),  # slower, but idle
+    (["idle"], 0.35e9, 0.9, None), ([], 1.0e9, 0.9, None), (["sync boost"], 1.0e9, 0.9, None)])
+def test_clocks_that_a_fault_or_a_setting_holds_down(
+        events: list[str], clock: float, active: float, severity: str | None) -> None:
+    scene = Scene(dict.fromkeys(range(8), active), events=events, other={"sm_clock_hz": clock})
+    advice = after(scene, 61)
+    assert [f.severity for f in advice.findings if f.id == "clocks_limited"] == ([severity] if severity else [])
+    assert "thermal_throttled" not in ids(advice)
+
+
+def test_the_reason_of_a_low_clock_is_named_and_heat_is_told_first() -> None:
+    finding = get(after(Scene(events=["hw slowdown", "power brake"], other={"sm_clock_hz": 0.99e9}), 61), "clocks_limited")
+    assert finding.title == "GPUs 0-7 held at 50% of their maximum SM clock by a power brake signal"
+    setting = get(after(Scene(events=["application clocks"], other={"sm_clock_hz": 1e9}), 61), "clocks_limited")
+    assert "a clock setting" in setting.title and "nvidia-smi -rgc" in (setting.snippet or "")
+    heat = after(Scene(events=["hw slowdown", "hw thermal"], other={"sm_clock_hz": 1e9, "temperature_c": 90.0}), 61)
+    assert ids(heat) == ["thermal_throttled"]
+    # A pause lowers the mean of the clock, but not the highest one.
+    pause = Scene(events=["application clocks"], other={"sm_clock_hz": lambda t: 0.3e9 if t % 20 < 10 else 1.9e9})
+    assert "clocks_limited" not in ids(after(pause, 61))
+    assert "clock event reasons" in abstained(after(Scene(events=None), 61))["clocks_limited"]
 
 
 # -- thermal_throttled ------------------------------------------------------------------------------
