@@ -112,8 +112,8 @@ def describe_host_memory_low(v: HostMemoryLow) -> Explanation:
     used = f"{bytes_(v.used_bytes)} of {bytes_(v.total_bytes)}"
     return Explanation(
         title=f"Host memory is nearly used up: {used}",
-        why=f"{used} of the host's memory is in use, not counting page cache that can be dropped. When nothing is left, "
-            f"the kernel swaps or terminates a process, often the largest one.{largest}",
+        why=f"{used} of the host's memory is in use, not counting page cache that can be dropped. When nothing is "
+            f"left, the kernel swaps or terminates a process, often the largest one.{largest}",
         evidence={"host_memory_used_bytes": v.used_bytes, "host_memory_total_bytes": v.total_bytes},
         brief=f"When nothing is left, the kernel terminates a process.{largest}",
         action="Find what grows: caches and copies of the dataset in each worker, checkpoints in /dev/shm, and other "

@@ -84,7 +84,8 @@ def test_clocks_that_a_fault_or_a_setting_holds_down(
 
 
 def test_the_reason_of_a_low_clock_is_named_and_heat_is_told_first() -> None:
-    finding = get(after(Scene(events=["hw slowdown", "power brake"], other={"sm_clock_hz": 0.99e9}), 61), "clocks_limited")
+    scene = Scene(events=["hw slowdown", "power brake"], other={"sm_clock_hz": 0.99e9})
+    finding = get(after(scene, 61), "clocks_limited")
     assert finding.title == "GPUs 0-7 held at 50% of their maximum SM clock by a power brake signal"
     setting = get(after(Scene(events=["application clocks"], other={"sm_clock_hz": 1e9}), 61), "clocks_limited")
     assert "a clock setting" in setting.title and "nvidia-smi -rgc" in (setting.snippet or "")
