@@ -24,6 +24,7 @@ _COMPILED = {
     "pytorch": (r"Torch-Compiled Region|triton_(?:poi|per|red|tem|for)_fused|"
                 r"(?:autograd::engine::evaluate_function: )?CompiledFunction(?:Backward)?$"),
 }
+_COMPILES = (7, 0)  # the least compute capability that Triton knows
 # PyTorch's names of what only training runs.
 _BACKWARD = ("backward", "_bwd", "bwd_", "wgrad", "autograd::engine", "optimizer.")
 # The gradient of a convolution's input (dgrad) is no proof: a transposed convolution computes the same.
@@ -46,6 +47,7 @@ class Job(Struct, frozen=True):
     trains: bool | None = None  # False: it only runs a model; None: not known
     graphs: bool = False  # CUDA graphs run, or are recorded
     strategy: str = ""  # how it is distributed: mirrored or multi_worker (tf.distribute), ddp, fsdp; "": not told
+    compiles: bool = True  # False: torch.compile, which the job could use, knows none of its GPUs
     server: str = ""  # of language models, vLLM or SGLang, in a job that only runs a model; "": not told
 
     @property
@@ -80,8 +82,9 @@ class Job(Struct, frozen=True):
         calls = _COMPILED.get(facts.framework)
         compiled = calls is not None and bool((name_mask(facts.trace, calls) & ~own_ops(facts.trace)).any())
         return cls(facts.basis, facts.period_s, facts.framework, training_loop(facts), facts.active_numbers,
-                   compiled, trains(facts),
-                   uses_graphs(facts.trace), _strategy(facts), _server(facts))
+                   compiled, trains(facts), uses_graphs(facts.trace), _strategy(facts),
+                   facts.framework != "pytorch" or compiled or (facts.least_capability or _COMPILES) >= _COMPILES,
+                   _server(facts))
 
 
 @once_per_trace
