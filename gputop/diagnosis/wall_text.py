@@ -159,8 +159,7 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     if steps is None and not a.gpus and unused:
         return no_verdict(f"no GPU work in the {recorded}", _USE_A_GPU + _RECORDED_BY[a.trace.format],
                           _seen(wall, "recorded time"))
-    # Nsight Systems records programs up to their exit, and then nothing is left to capture.
-    ended = a.trace.format == "nsys" and any(part.id == "end" for part in wall.parts)
+    ended = a.trace.format == "nsys"  # which records programs up to their exit: then nothing is left to capture
     if _starts(a) and (steps is None or not steps.start_up):
         return no_verdict(f"the {recorded} are mostly job startup", _LONGER_RUN if ended else _LATER,
                           _seen(wall, "recorded time"))
@@ -206,7 +205,7 @@ def _without_steps(a: Analysis, wall: WallTime, limit: str, longer: str) -> Verd
             part.longest_s < _HALF * wall.recorded_s for part in wall.parts)  # one such pause is what the program does
         do = (f"{_LONGER_RUN}, as most of what this one shows is its start; or " if starts else "") + _SAMPLE
     elif little:
-        do = _long_kernel(a, wall) or do
+        do = _long_kernel(a, wall) or (do if longer else _LONGER_RUN)
     judged = a.account.breakdown if a.account is not None else None
     brief = judged is not None and judged.total < _BRIEF * wall.recorded_s
     return no_verdict(f"{little or 'no complete step'} in the {seconds(wall.recorded_s)} recorded", do,

@@ -37,10 +37,11 @@ _COPIES = {
     "CopyHostToDevice": Kind.H2D, "CopyDeviceToHost": Kind.D2H, "CopyDeviceToDevice": Kind.D2D,
     "CopyPeerToPeer": Kind.P2P, "FillBuffer": Kind.MEMSET,
 }
-# Kineto, Nsight Systems and TensorFlow 1: "Memcpy HtoD (Pageable -> Device)", "[CUDA memcpy Device-to-Host]",
-# "MEMCPYHtoD".
-_SPELLED_COPY = re.compile(r"\[?(?:CUDA )?mem(?P<what>cpy|set)(?:\b[ ]?|(?=[HDP]to[HDP]\b))(?P<way>HtoD|DtoH|DtoD|PtoP|"
-                           r"Host-to-Device|Device-to-Host|Device-to-Device|Peer-to-Peer)?", re.IGNORECASE)
+# Kineto, Nsight Systems, TensorFlow 1 and own tools on CUPTI: "Memcpy HtoD (Pageable -> Device)", "[CUDA memcpy
+# Device-to-Host]", "MEMCPYHtoD", "[MEMCPY] HtoD".
+_SPELLED_COPY = re.compile(r"\[?(?:CUDA )?mem(?P<what>cpy|set)(?:\b\]?[ ]?|(?=[HDP]to[HDP]\b))"
+                           r"(?P<way>HtoD|DtoH|DtoD|PtoP|Host-to-Device|Device-to-Host|Device-to-Device|Peer-to-Peer)?",
+                           re.IGNORECASE)
 _WAYS = {"htod": Kind.H2D, "dtoh": Kind.D2H, "dtod": Kind.D2D, "ptop": Kind.P2P, "host-to-device": Kind.H2D,
          "device-to-host": Kind.D2H, "device-to-device": Kind.D2D, "peer-to-peer": Kind.P2P}
 _ROCM_COPY = re.compile(r"__amd_rocclr_(copy|fill)(Buffer|Image)", re.IGNORECASE)
@@ -113,6 +114,15 @@ def classify(name: str) -> Class:
     dtype = next((dtype for dtype, pattern in _DTYPES if pattern.search(typed)), UNKNOWN)
     tensor_core = False if _FFMA.search(name) else True if _TENSOR_CORE.search(name) else None
     return Class(Kind.COMPUTE, dtype, tensor_core)
+
+
+_OF_TEMPLATE = re.compile(r"void [\w:() ]+<.*>\(")
+
+
+def only_on_gpu(name: str) -> bool:
+    """Return whether the name is surely that of a device event, whatever row it is on."""
+    spelled = _SPELLED_COPY.match(name)
+    return name in _COPIES or bool(_OF_TEMPLATE.match(name) or (spelled and spelled["way"]))
 
 
 def copy_way(api_call: str) -> Kind | None:

@@ -261,4 +261,5 @@ def how_to_mark_steps(trace: Trace) -> str:
     marks = {"pytorch": "torch.profiler.record_function(f'step {step}') around each step, or prof.step() after it",
              "jax": "jax.profiler.StepTraceAnnotation('train', step_num=step)",
              "tensorflow": "tf.profiler.experimental.Trace('train', step_num=step, _r=1)"}
-    return marks.get(framework, f"{marks['tensorflow']} or {marks['jax']}")
+    return marks.get(framework, "spans named ProfilerStep#<number>" if trace.format == "chrome" else
+                     f"{marks['tensorflow']} or {marks['jax']}")

@@ -23,7 +23,7 @@ INSUFFICIENT_RIGHTS = (
     "/etc/modprobe.d/nvidia-profiling.conf and reload the driver or reboot. A container also needs CAP_SYS_ADMIN.")
 _RIGHTS = re.compile(r"INSUFFICIENT_PRIVILEGES|RestrictProfiling|insufficient privilege", re.IGNORECASE)
 _NO_CUPTI = re.compile(r"libcupti|CUPTI could not be loaded")
-_DROPPED = re.compile(r"\bdropp|not all .{1,40} events might have been collected", re.IGNORECASE)
+_DROPPED = re.compile(r"\bdropp|not all (?!NVTX).{1,40} events might have been collected", re.IGNORECASE)
 _LAUNCH = re.compile(r"^(cu|cuda|hip(Ext)?)(Module)?(Graph)?(Launch|Mem(cpy|set))")
 
 # CUPTI keeps 2 Mi activity and 2 Mi callback records for all GPUs of a process together

@@ -269,8 +269,10 @@ def test_a_trace_of_the_host_alone_says_what_its_profiler_missed() -> None:
     launching = Builder(gpus=0, format="chrome").host("aten::mm", 0, 100)
     for i in range(3):
         launching.host("cudaLaunchKernel", 10 * i, 5)
-    assert "3 kernel launches" in note(launching) and "ProfilerActivity.CUDA" in note(launching)
+    assert "3 kernel launches" in note(launching) and "Call torch.cuda.synchronize()" in note(launching)
+    assert "ProfilerActivity" not in note(launching)  # it was on: the launches are its events
     assert "--trace=cuda,nvtx" in note(Builder(gpus=0, format="nsys").host("forward", 0, 100))
+    assert "--trace" not in note(Builder(gpus=0, format="nsys").host("cuInit", 0, 100))  # CUDA was traced
     assert note(Builder(gpus=0).host("aten::mm", 0, 100)).startswith("The trace has no GPU. All time")
     assert "but the job used one" in note(Builder(gpus=0).host("aten::cudnn_convolution", 0, 100))
     # What an LSTM asks on a CPU, too.

@@ -23,10 +23,12 @@ from gputop.analysis.results import AllocatorUse, FewBlocks, NarrowKernel
 from gputop.core.findings import MEDIUM_SHARE
 from gputop.text.units import counted, percent, seconds, size
 from gputop.trace.intervals import merge
+from gputop.trace.lookups import name_mask
 
 _PAPERS = ("learning rate and batch size: Goyal et al. 2017 and Malladi et al. 2022; gradient noise scale: McCandlish "
            "et al. 2018")
 _WORTH_TELLING = 0.001  # share of the step
+_OF_NETWORK = r"(?i).*(?:gemm|conv|cudnn|cublas|cutlass|attention|softmax|nccl)"  # kernels
 
 
 class BatchSizeHeadroom(Verdict, frozen=True, kw_only=True):
@@ -54,12 +56,14 @@ class BatchSizeHeadroom(Verdict, frozen=True, kw_only=True):
 
 def judge_batch_size_headroom(facts: TraceFacts) -> BatchSizeHeadroom | None:
     """A larger batch takes less time per sample, and no allocator is known to have no room for it. JAX also runs
-    programs that train nothing; those that do show a gradient.
+    programs that train nothing; those that do show a gradient. Without a framework, only a network has batches.
 
     The factor is a power of two that fits even if all memory in use, weights included, grew
     with the batch; in truth only activations do. Where memory is not known it is the least there is.
     """
-    if facts.shares["input"] >= limit("input_bound.share") or (facts.framework == "jax" and not shows_training(facts)):
+    if facts.shares["input"] >= limit("input_bound.share") or (
+            facts.framework == "jax" and not shows_training(facts)) or (
+            facts.framework == "unknown" and not name_mask(facts.trace, _OF_NETWORK).any()):
         return None
     numbers, known_memory = set(facts.active_numbers), all_allocators(facts)
     factor = min((_room(use) for use in gpu_allocators(facts, numbers).values()),

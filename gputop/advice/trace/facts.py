@@ -134,6 +134,11 @@ class TraceFacts(Struct, frozen=True):
         return "medium" if few_kernels or steps == 1 else "high"
 
     @property
+    def least_capability(self) -> tuple[int, int] | None:
+        """The least compute capability of the GPUs; None where it is not known."""
+        return min((gpu.compute_capability for gpu in self.trace.gpus if gpu.compute_capability), default=None)
+
+    @property
     def steps_or_window(self) -> int:
         """Number of steps in a sum over all of ``analyzed_spans``; 1 without steps."""
         return self.steps.count if self.steps else 1

@@ -246,7 +246,8 @@ def judge_elementwise_unfused(facts: TraceFacts) -> kernel_rows.ChainedKernels |
     """PyTorch's element-wise kernels in a row, none of the optimizer's; torch.compile would make them one."""
     trace, kernels = facts.trace, kernel_rows.kernels_in_steps(facts)
     name = trace.device.name[kernels]
-    if _matching(trace, name, _INDUCTOR).any() or not _matching(trace, name, _TORCH_ELEMENTWISE).any():
+    if not Job.of(facts).compiles or _matching(trace, name, _INDUCTOR).any() or (
+            not _matching(trace, name, _TORCH_ELEMENTWISE).any()):
         return None
     kernels = kernel_rows.by_stream(trace, kernels)
     chained = _matching(trace, trace.device.name[kernels], _TORCH_ELEMENTWISE)

@@ -25,6 +25,7 @@ _COMPILED = {
     "pytorch": (r"Torch-Compiled Region|triton_(?:poi|per|red|tem|for)_fused|"
                 r"(?:autograd::engine::evaluate_function: )?CompiledFunction(?:Backward)?$"),
 }
+_COMPILES = (7, 0)  # the least compute capability that Triton knows
 # PyTorch's names of what only training runs.
 _BACKWARD = ("backward", "_bwd", "bwd_", "wgrad", "autograd::engine", "optimizer.")
 # The gradient of a convolution's input (dgrad) is no proof: a transposed convolution computes the same.
@@ -47,6 +48,7 @@ class Job(Struct, frozen=True):
     trains: bool | None = None  # False: it only runs a model; None: not known
     graphs: bool = False  # CUDA graphs run, or are recorded
     strategy: str = ""  # how it is distributed: mirrored or multi_worker (tf.distribute), ddp, fsdp; "": not told
+    compiles: bool = True  # False: torch.compile, which the job could use, knows none of its GPUs
     server: str = ""  # of language models, vLLM or SGLang, in a job that only runs a model; "": not told
     batch_judged: bool = False  # memory is known: batch_size_headroom says whether a larger batch is worth it
 
@@ -83,8 +85,9 @@ class Job(Struct, frozen=True):
         calls = _COMPILED.get(facts.framework)
         compiled = calls is not None and bool((name_mask(facts.trace, calls) & ~own_ops(facts.trace)).any())
         return cls(facts.basis, facts.period_s, facts.framework, training_loop(facts), facts.active_numbers,
-                   compiled, trains(facts), uses_graphs(facts.trace), _strategy(facts), _server(facts),
-                   trains(facts) is not False and (facts.framework != "jax" or shows_training(facts))
+                   compiled, trains(facts), uses_graphs(facts.trace), _strategy(facts),
+                   facts.framework != "pytorch" or compiled or (facts.least_capability or _COMPILES) >= _COMPILES,
+                   _server(facts), trains(facts) is not False and (facts.framework != "jax" or shows_training(facts))
                    and all_allocators(facts) is not None)
 
 

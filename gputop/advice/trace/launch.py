@@ -148,7 +148,7 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         graphs = "" if v.waits else "let it replay CUDA graphs, "
         action = (f"Part of the model is already compiled: {graphs}find out what breaks the graph and what is "
                   "recompiled, and compile the rest.")
-    elif job.framework == "unknown":
+    elif job.framework == "unknown" or not job.compiles:
         start = "Let the host wait for the GPU only when it uses a result. Then launch" if v.waits else "Launch"
         action = f"{start} fewer, larger kernels: fuse them, or record them once as a CUDA graph and launch the graph."
     else:
@@ -156,7 +156,7 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
     return Explanation(
         title=f"GPU waits for launches for {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=action + (job.then_larger if job.framework != "unknown" and (server is None or job.graphs) else ""),
-        snippet=None if job.graphs else server if server is not None else (
+        snippet=None if job.graphs or not job.compiles else server if server is not None else (
             job.xla if job.framework == "tensorflow" else code("launch_bound", job.framework + kind, job.framework)),
         source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle time caused by the host")
 
@@ -252,8 +252,9 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
             "below_20us_ratio": v.short_ratio, "kernel_median_s": v.kernel_median_s, "pauses_s": v.pauses_s,
             "share_ratio": v.share, "kernels_per_s": v.kernels_per_s, "launch_pace_s": v.pace_s,
             "kernels_per_step": v.kernels_per_step}),
-        action=f"{start}: fuse {more}them{_COMPILER.get(job.framework, '')}, batch small ops together, and "
-               f"{layers}.{job.then_larger}",
+        action=f"{start}: fuse them, or record them once as a CUDA graph." if job.framework == "unknown" and (
+            not job.graphs) else f"{start}: fuse {more}them{_COMPILER.get(job.framework, '') * job.compiles}, batch "
+                                 f"small ops together, and {layers}.{job.then_larger}",
         snippet=job.xla if job.framework == "tensorflow" and not job.graphs else code(
             "small_kernels", job.framework + kind),
         source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels under 10 µs")

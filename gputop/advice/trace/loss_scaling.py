@@ -55,7 +55,7 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
     share = savings.removed(checks_ns / 1e9 / per + cost.seconds(facts), facts.period_s)
     if share < limit("loss_scaling.share"):
         return None
-    capability = min((gpu.compute_capability for gpu in facts.trace.gpus if gpu.compute_capability), default=None)
+    capability = facts.least_capability
     return LossScaling(
         gpus=facts.active_numbers, share=share, spans=cost.idle, checks_s=checks_ns / 1e9 / per,
         verdict_wait_s=cost.seconds(facts), kernels=kernels, events=Events(np.flatnonzero(hit)),

@@ -128,8 +128,7 @@ def tensor_cores(facts: TraceFacts) -> tuple[int, int] | Literal[False] | None:
     """The least compute capability of the GPUs; False where they have no tensor cores, None where it is not known."""
     if any(_WITHOUT.search(gpu.name) for gpu in facts.trace.gpus):
         return False
-    least = min((gpu.compute_capability for gpu in facts.trace.gpus if gpu.compute_capability), default=None)
-    if least is not None:
+    if (least := facts.least_capability) is not None:
         return least if least >= _HAVE_TENSOR_CORES else False
     table = facts.analysis.kernels
     built = [m for row in (table.by_name if table else ()) if (m := _BUILT_FOR.search(row.name)) is not None]

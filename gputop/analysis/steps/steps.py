@@ -184,6 +184,9 @@ def _in_one_pass(trace: Trace, bounds_ns: I64) -> bool:
 def _steps(trace: Trace, detector: StepDetector, anchors: Anchors, whole: WholeSteps) -> Steps:
     """The steps and their figures (5, 6)."""
     on_gpu = None if detector.detect is kernel_sequence else steps_on_gpu(trace, whole.bounds_ns)
+    if on_gpu is not None and len(whole.warm_up_ns):  # where the host is ahead, only what is long on the GPU is warm-up
+        every = steps_on_gpu(trace, np.concatenate((whole.warm_up_ns, whole.bounds_ns)))
+        on_gpu, whole = (on_gpu, whole) if every is None else (every, replace(whole, warm_up_ns=whole.warm_up_ns[:0]))
     bounds = whole.bounds_ns if on_gpu is None else on_gpu
     length_s = (bounds[:, 1] - bounds[:, 0]) / 1e9
     times = StepTimes(

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.text.units import first_few
+from gputop.text.units import first_few, percent, seconds
 from gputop.trace import kernel_names
 from gputop.trace.builder import MAX_GPUS, TraceBuilder, row_hashes
 from gputop.trace.int_map import IntMap
@@ -36,9 +36,9 @@ _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _OTHER_CALLS = (("OSRT_API", "nameId"), *((f"MPI_{kind}_EVENTS", "textId") for kind in (
     "P2P", "COLLECTIVES", "START_WAIT", "OTHER")))
 _ACTIVITIES = (_KERNELS, _COPIES, _MEMSETS, _GRAPHS, _CALLS, "NVTX_EVENTS")
-_TABLES = frozenset((*_ACTIVITIES, *dict(_OTHER_CALLS), "StringIds", "ThreadNames", "PROCESSES", "DIAGNOSTIC_EVENT",
-                     "ENUM_CUDA_MEM_KIND", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", "TARGET_INFO_SYSTEM_ENV",
-                     "TARGET_INFO_SESSION_START_TIME", "ANALYSIS_DETAILS"))
+_TABLES = frozenset((*_ACTIVITIES, *dict(_OTHER_CALLS), "COMPOSITE_EVENTS", "StringIds", "ThreadNames", "PROCESSES",
+                     "DIAGNOSTIC_EVENT", "ENUM_CUDA_MEM_KIND", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE",
+                     "TARGET_INFO_SYSTEM_ENV", "TARGET_INFO_SESSION_START_TIME", "ANALYSIS_DETAILS"))
 # CUpti_ActivityMemcpyKind; copies to and from arrays are classified by direction.
 _COPY_KINDS = {1: Kind.H2D, 2: Kind.D2H, 3: Kind.H2D, 4: Kind.D2H, 5: Kind.D2D, 6: Kind.D2D, 7: Kind.D2D,
                8: Kind.D2D, 10: Kind.P2P, 11: Kind.H2D, 12: Kind.D2H, 13: Kind.D2D}
@@ -51,6 +51,7 @@ _VERSION = re.compile(r"(?<=[a-z])_v\d{4,5}(?=$|_ptsz$|_ptds$)")  # "cudaLaunchK
 # What waits for another thread tells nothing.
 _WAITS = re.compile(r"MPI_|(?:f|p)?(?:read|write)(?:v|64)?$|f?(?:get|put)(?:c|s|char)$|get(?:line|delim|char)$|"
                               r"f(?:data)?sync$|fflush$|(?:f|fd)?open(?:64|at)?$|recv(?:from|msg)?$|accept4?$|connect$")
+_LATE, _LATE_NS = 0.5, 1_000_000_000  # share and length of the time before the first call of CUDA that are worth a note
 _LONG_NS = 1_000_000  # of such a call: shorter ones are too many to keep
 # "No OpenGL events collected. Does the process use OpenGL?" stands there for each kind of event and process.
 _MISSED = re.compile(r"No (\w+) events collected\b")
@@ -161,6 +162,7 @@ class _Report:
         calls = self._read_calls(host)
         self._read_ranges(host)
         self._read_devices(host, calls)
+        self._note_late_calls(calls)
         messages = [(severity, text) for severity, text in self._select("DIAGNOSTIC_EVENT", ("severity", "text"))
                     if isinstance(text, str) and not self._is_no_news(text)]
         errors, warnings = (  # 3 and 2 of ENUM_DIAGNOSTIC_SEVERITY_LEVEL
@@ -171,6 +173,18 @@ class _Report:
             builder.note("truncated", f"{self._path} is damaged ({self._damage[0]}); gputop uses the readable part.")
         return builder.finish([self._path], to_unix_ns=self._to_unix(), windows_ns=self._window(),
                               empty_fix="Record with `nsys profile --trace=cuda,nvtx` while the job trains.")
+
+    def _note_late_calls(self, calls: _Calls) -> None:
+        """A note where the program ran for most of the recording before it called CUDA, which no event shows."""
+        seen = np.concatenate([self._integers(table, ("start",)).ravel() for table in ("COMPOSITE_EVENTS", "OSRT_API")])
+        seen = seen[seen >= 0]
+        if len(seen) and len(calls.start_ns):
+            before_ns, all_ns = calls.start_ns[0] - seen.min(), calls.end_ns.max() - seen.min()
+            if before_ns >= max(_LATE * all_ns, _LATE_NS):
+                self._builder.note("late_calls", (
+                    f"The program ran for {seconds(before_ns / 1e9)} before its first CUDA call, "
+                    f"{percent(before_ns / all_ns)} of the time until its last one. gputop evaluates only the time "
+                    "from the first call on."))
 
     def _window(self) -> dict[int, tuple[int, int]]:
         """Begin and end of the recording of a program without work on a GPU: its calls of CUDA show little of it."""

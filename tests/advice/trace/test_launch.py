@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from gputop.diagnosis.diagnose import analyze_trace
+from gputop.trace.model import Trace
 from tests.advice.trace.traces import STEP, STEPS, abstained, fill, findings, input_bound, job, launch_bound, uneven
 from tests.trace.build import Builder
 
@@ -165,3 +167,29 @@ def test_kernels_per_step_are_those_of_the_steps_where_the_window_is_longer():
     alone = kernels_of(b)
     b.run(0, 20 * STEPS * STEP, 10, "add")  # something else long after the last step
     assert kernels_of(b) == pytest.approx(alone) and alone > 100
+
+
+def on_gpu(capability: tuple[int, int], framework: str = "aten::add") -> Trace:
+    """Short kernels with pauses, launched by ops of PyTorch or by a program of one's own."""
+    b = Builder(gpus=1)
+    fill(b, 0, 0, STEP, 10, 30)
+    for i in range(STEPS):
+        b.host(f"ProfilerStep#{i}" if framework == "aten::add" else "work", i * STEP, STEP, line="launch 0")
+        b.host(framework, i * STEP, 2, line="launch 0")
+    trace = b.build()
+    trace.gpus[:] = [replace(gpu, compute_capability=capability) for gpu in trace.gpus]
+    return trace
+
+
+def test_gpus_that_torch_compile_does_not_know():
+    old, new = (findings(on_gpu(capability))["launch_bound"] for capability in ((6, 0), (7, 0)))
+    assert "torch.compile" in (new.snippet or "") and old.snippet is None
+    assert "CUDA graph" in old.action and "compile" not in old.action
+
+
+def test_a_program_without_a_framework_has_no_batch_and_no_layers():
+    found = findings(on_gpu((8, 6), "cudaLaunchKernel"))
+    f = found.get("small_kernels") or next(c for f in found.values() for c in f.consequences if c.id == "small_kernels")
+    assert f.action.endswith("fuse them, or record them once as a CUDA graph.")
+    below = {c.id for f in found.values() for c in f.consequences}
+    assert "batch_size_headroom" not in found.keys() | below

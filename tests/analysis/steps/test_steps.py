@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.steps import STEP_DETECTORS, find_steps
 from gputop.trace.model import HloOp
@@ -75,6 +76,22 @@ def test_where_the_host_runs_ahead_its_calls_tell_no_step_time(mark, pace, lengt
     steps = find_steps(b.build())
     assert steps is not None and steps.count == min(count, 7) and steps.times.median_s == pytest.approx(1000e-6)
     assert ("the host runs ahead" in steps.times.anchor) == ahead and bool(steps.call_ends_ns) != ahead
+
+
+def test_where_the_host_runs_ahead_only_what_is_long_on_the_gpu_is_warm_up():
+    """The first step's marks are twice as long as the others', as its graph's memory is reserved."""
+    def job(first: float) -> Steps | None:
+        b, at = Builder(gpus=1), 0.0
+        for i in range(5):
+            length = 300.0 if i == 0 else 100.0
+            b.host(f"ProfilerStep#{i}", at, length)
+            b.run(0, 3000 * (i > 0) * (first > 1000) + 20 + i * 1000, first if i == 0 else 990, launch=at + 1,
+                  thread="python")
+            at += length
+        return find_steps(b.build())
+    steps, slow = job(990), job(3900)
+    assert steps is not None and (steps.count, steps.times.dropped, steps.warm_up_ns) == (5, 0, ())
+    assert slow is not None and (slow.count, len(slow.warm_up_ns)) == (4, 1)
 
 
 def test_a_pause_after_the_steps_is_no_running_ahead():

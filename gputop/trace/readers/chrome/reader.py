@@ -43,6 +43,7 @@ _REPEATED = frozenset(("stream all", "stream memcpy"))
 _AMD = re.compile(r"AMD|Radeon|Instinct|\bMI\d{3}", re.IGNORECASE)  # whose grids may be in threads, not in blocks
 _NO_THREAD = re.compile(r"thread 0 \(")  # where kineto writes the Python functions of threads that run no op
 _API = re.compile(r"(?:cu|cuda|hip)[A-Z]")
+_ON_HOST_ALONE = re.compile(rf"{_API.pattern}|(?:aten|torch|autograd|c10d)::|\$|ProfilerStep#|\w+Op::|Eager|Executor")
 _NS_PER_US = 1000
 _NEITHER, _ON_HOST, _STEPS = -1, -2, -3
 
@@ -86,7 +87,8 @@ def read_chrome(files: Sequence[tuple[str, Iterable[bytes]]], *, damaged: Collec
     is_unix = all(t > 10**18 for t in clock_ns)  # after 2001, so not since the machine started
     trace = builder.finish(paths, to_unix_ns=0 if is_unix else None, simulated=any(f.simulated for f in loaded),
                            windows_ns={rank.number: rank.window_ns for rank in ranks if rank.window_ns is not None},
-                           empty_fix="Export the trace again from a run that was profiled during training.")
+                           empty_fix="Export the trace again from a run that was profiled while it worked, with the "
+                                     "PyTorch profiler's export_chrome_trace(), TensorBoard or JAX.")
     if gpus:  # kineto, whose occupancy depends on the grid's size
         trace.occupancy_is = "estimated"
         if all(gpu == gpus[0] for gpu in gpus):
@@ -273,6 +275,8 @@ class _Rank:
         by_names = self._ordinals_by_names(np.unique(events["row"][events["category"] == HOST]).tolist())
         if not len(events):
             return np.empty(0, np.int64)
+        if (events["category"] == HOST).all() and (by_names < 0).all():
+            by_names[self._nameless_streams()] = 0
         device = device_ids[events["row"]]
         with_device = file.details[file.details["device"] >= 0]
         device[with_device["at"]] = with_device["device"]
@@ -304,6 +308,17 @@ class _Rank:
             if left := of_gpu.keys() - kept - _REPEATED:
                 self._builder.note_other_lines(self._file.host, ordinal, left)
         return out
+
+    def _nameless_streams(self) -> list[int]:
+        """Rows without any name or category, as tools that use CUPTI themselves write them, with work of a GPU alone:
+        kernels, and nothing that only a host does."""
+        events, file, names = self._file.events, self._file, self._builder.names.list
+        on_gpu = np.array([kernel_names.only_on_gpu(name) for name in names])
+        of_host = np.array([_ON_HOST_ALONE.match(name) is not None for name in names])
+        rows = [row for row, (pid, tid) in enumerate(file.rows)
+                if pid not in file.processes and (pid, tid) not in file.threads]
+        surely, never = (set(distinct(events["row"][chosen[events["name"]]]).tolist()) for chosen in (on_gpu, of_host))
+        return sorted((surely - never) & set(rows))
 
     def _executor(self, pid: Any) -> str:
         """The device, such as ``GPU:0``, whose ops this process of TensorFlow 1's timeline shows; "" of any other."""

@@ -467,3 +467,17 @@ def test_ops_that_early_pytorch_timed_on_the_gpu_are_no_kernels_and_no_ops_of_th
                   for pid, dur in rows])
     assert not len(trace.device) and (trace.host.end_ns - trace.host.start_ns).tolist() == [10_000]
     assert [note.id for note in trace.quality] == ["lost_kernels"]
+
+
+def test_a_tool_that_names_neither_processes_nor_categories():
+    """Three events a round, as a tool on CUPTI writes them: what only a GPU does makes a row a stream."""
+    names = ("[MEMCPY] HtoD", "void at::native::vectorized_elementwise_kernel<4, Mul>(int, Mul)", "[MEMCPY] DtoH")
+    spans = [{"ph": "X", "name": name, "ts": 1000 * i + 100 * k, "dur": 90, "pid": 1, "tid": 7, "args": {}}
+             for i in range(3) for k, name in enumerate(names)]
+    trace = read_chrome([("a.json", [json.dumps(spans).encode()])])
+    assert len(trace.gpus) == 1 and trace.device.kind.tolist() == [Kind.H2D, Kind.COMPUTE, Kind.D2H] * 3
+    # A call of the host on the same row, or the row's name, says that it is none.
+    called = [*spans, {**spans[0], "name": "cudaLaunchKernel"}]
+    named = [*spans, {"ph": "M", "name": "thread_name", "pid": 1, "tid": 7, "args": {"name": "python"}}]
+    for events in (called, named):
+        assert not read_chrome([("a.json", [json.dumps(events).encode()])]).gpus
