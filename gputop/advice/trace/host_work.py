@@ -168,8 +168,8 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
         gain = "unknown, because the input pipeline is slower: speed up the pipeline, then capture again"
     title = f"Host work between steps takes {percent(v.share)} of the step{of_rank}"
     # Of many small functions none takes most of the gap.
-    made = [line for line in v.lines if line.loader]
-    if sum(line.s_per_step for line in made) >= limit("step_gap_host.named") * v.gap_s and not (v.inside or v.new_workers):
+    made = [line for line in v.lines if line.loader and not (v.inside or v.new_workers)]
+    if made and sum(line.s_per_step for line in made) >= limit("step_gap_host.named") * v.gap_s:
         title = _BATCHES.format(percent(v.share))
         action, snippet = fix_of_loader(made[0].loader)
     return Explanation(

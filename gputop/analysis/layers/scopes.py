@@ -29,9 +29,8 @@ _OPTIMIZER = re.compile(
     r"lars|muon|nesterov|"
     r"loss_?scale_?optimizer\w*|optimizer\w*)(?:_\d+)?", re.IGNORECASE)
 # jax.random's, of which an optimizer needs none: noise, dropout masks, time steps of a diffusion.
-_RANDOM = re.compile(r"/jit\(_?(?:uniform|normal|truncated_normal|bernoulli|categorical|gumbel|randint|permutation|shuffle|"
-                     r"choice|exponential|laplace|gamma|beta|dirichlet|poisson|random_bits|threefry\w*)\)|/random_bits|"
-                     r"/threefry")
+_RANDOM = re.compile(r"/jit\(_?(?:uniform|normal|truncated_normal|bernoulli|categorical|gumbel|randint|permutation|"
+                     r"shuffle|choice|exponential|laplace|gamma|beta|dirichlet|poisson)\)|/(?:random_bits|threefry)")
 _UPDATE = re.compile(r"Resource(?:Sparse)?Apply\w+")
 _ASSIGN = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 
