@@ -197,7 +197,8 @@ def _input(analysis: Analysis) -> Table:
     by = per_step.per_step(analysis)
     rows = tuple((s.cost_s_per_batch, s.self_s / by.steps, per_step.over(s.function_s, by.steps), s.calls / by.steps,
                   s.workers, s.parallelism, s.buffer_empty, _stage(s.path)) for p in waits.pipelines for s in p.stages)
-    note = f"A step waits {seconds(waits.wait_s_per_step)} for its batch ({percent(waits.wait_ratio)} of the step)."
+    loop, basis = ("A step waits {} for its", "step") if analysis.steps else ("The loop waits {} for each", "window")
+    note = f"{loop.format(seconds(waits.wait_s_per_step))} batch ({percent(waits.wait_ratio)} of the {basis})."
     for p in waits.pipelines:
         each = f"{counted(p.batches, 'batch', 'es')}, {seconds(p.wait_s / p.batches)} per call" if p.batches else ""
         bounding = f"bounded by {_stage(p.bounding)}" if p.bounding else ""

@@ -41,6 +41,7 @@ from gputop.trace.model import Trace
 
 _WORTH_NAMING = 0.01  # share of the gap; less is no part of the cause
 _SAVED_BY_16 = 15 / 16  # share of the gaps that 16 steps a call save, besides time within each call
+_BATCHES = "Preparing batches between steps takes {} of the step time"
 _INSIDE = {  # by phase: what Keras calls it, and what does so without a new dataset iterator
     "evaluation": ("evaluate", "test_on_batch(x, y)"),
     "prediction": ("predict", "predict_on_batch(x)"),
@@ -165,8 +166,14 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
                  "Until the pipeline is faster, the host work costs time only if both need the same CPUs or Python's "
                  "global interpreter lock (GIL).")
         gain = "unknown, because the input pipeline is slower: speed up the pipeline, then capture again"
+    title = f"Host work between steps takes {percent(v.share)} of the step{of_rank}"
+    # Of many small functions none takes most of the gap.
+    made = [line for line in v.lines if line.loader and not (v.inside or v.new_workers)]
+    if made and sum(line.s_per_step for line in made) >= limit("step_gap_host.named") * v.gap_s:
+        title = _BATCHES.format(percent(v.share))
+        action, snippet = fix_of_loader(made[0].loader)
     return Explanation(
-        title=f"Host work between steps takes {percent(v.share)} of the step{of_rank}",
+        title=title,
         why=f"{where} for {seconds(v.gap_s)} of each step ({percent(v.share)}){of_rank}{but}. Host activity "
             f"during this time: {what}.{others}{later}",
         evidence=known({"gap_s": v.gap_s, "share_ratio": v.share, "no_event_s": v.silent_s, "pipeline_s": v.input_s}),
@@ -182,8 +189,7 @@ def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunc
     if function.loader:
         action, snippet = fix_of_loader(function.loader)
         return structs.replace(
-            words, title=f"Preparing batches between steps takes {percent(verdict.share)} of the step time",
-            snippet=snippet,
+            words, title=_BATCHES.format(percent(verdict.share)), snippet=snippet,
             action=f"The loop waits while {function.name} ({function.location}) prepares its batch. {action}")
     if function.holds_loop:
         return structs.replace(

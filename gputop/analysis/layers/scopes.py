@@ -36,8 +36,7 @@ _DIFFERENTIATED = re.compile(r"jvp\((\w+)[)/]")  # modules
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 # jax.random's, of which an optimizer needs none: noise, dropout masks, time steps of a diffusion.
 _RANDOM = re.compile(r"/jit\(_?(?:uniform|normal|truncated_normal|bernoulli|categorical|gumbel|randint|permutation|"
-                     r"shuffle|choice|exponential|laplace|gamma|beta|dirichlet|poisson|random_bits|threefry\w*)\)|"
-                     r"/random_bits|/threefry")
+                     r"shuffle|choice|exponential|laplace|gamma|beta|dirichlet|poisson)\)|/(?:random_bits|threefry)")
 _UPDATE = re.compile(r"Resource(?:Sparse)?Apply\w+")
 _ASSIGN = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 

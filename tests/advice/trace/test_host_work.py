@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gputop.advice.trace.host_work import StepGapHost, out_of_the_step
+from gputop.advice.trace.host_work import StepGapHost, describe_step_gap_host, out_of_the_step
+from gputop.advice.trace.job import CUSTOM, Job
 from gputop.advice.trace.known_work import UserFunction, main_function
 from gputop.advice.verdict import Explanation
 from gputop.analysis.results import FlameNode, GapLines, HostStacks, StackLine
@@ -19,6 +20,7 @@ from gputop.trace.readers.load import load
 from gputop.trace.readers.xspace.reader import read_xspaces
 from tests.advice.trace.host_jobs import BF16, EXECUTOR, found, gap, kernels, missing, placed, torch_gap
 from tests.advice.trace.traces import STEP, STEPS
+from tests.records import replace
 from tests.trace.build import Builder, keras_steps
 from tests.trace.readers.xspace.reference import Builder as XSpace
 
@@ -336,6 +338,10 @@ def test_what_makes_batches_is_made_ahead_and_not_seldom(loader):
     assert ("batches" in words.title) == bool(loader)
     if loader and loader != "user":
         assert "worker" in f"{words.action}{words.snippet}"
+    # Of several functions that make a batch none takes most of the gap.
+    small = tuple(StackLine(f"t.py:{line} part", "/u/t.py", 0.15, 0.25, loader=loader) for line in range(4))
+    words = describe_step_gap_host(replace(verdict, lines=small), Job("step", 1.0, "tensorflow", CUSTOM, ()))
+    assert ("batches" in words.title) == ("next batch" in words.action or "worker" in words.action) == bool(loader)
 
 
 def test_the_fix_names_the_function_or_the_line_of_the_loop():
