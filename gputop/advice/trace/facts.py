@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from threading import RLock
 from typing import Any, TypeVar
@@ -299,9 +299,10 @@ def recorded_spans(facts: TraceFacts, parts: Iterable[WallPart]) -> dict[int, Sp
     return dict.fromkeys(facts.parts or (NO_GPU,), spans)
 
 
-def idle_before(facts: TraceFacts, part: str) -> tuple[I64, I64]:
-    """Rows of the device events before which the GPU is idle in this part of the steps, and for how long (ns)."""
-    def of_gpu(timeline: GpuTimeline) -> tuple[I64, I64]:
+def idle_before(facts: TraceFacts, part: str) -> Iterator[tuple[I64, I64]]:
+    """Rows of the device events before which the GPU is idle in this part of the steps, and for how long (ns), GPU by
+    GPU."""
+    for timeline in facts.gpu_timelines:
         waits = facts.parts.get(timeline.gpu, {}).get(part, EMPTY)
         # Each lies in one gap, or before the first event; what comes after the last event is before none.
         which = np.searchsorted(timeline.gaps.end, waits.start, side="right") + (waits.start >= timeline.window_ns[0])
@@ -309,18 +310,7 @@ def idle_before(facts: TraceFacts, part: str) -> tuple[I64, I64]:
         chosen = rows_of(which < before)
         time = np.bincount(which[chosen], (waits.end - waits.start)[chosen], before).astype(np.int64)
         idle = np.flatnonzero(time)
-        return np.append(timeline.events.start, timeline.resuming)[idle], time[idle]
-
-    return by_gpu(facts, of_gpu)
-
-
-def by_gpu(facts: TraceFacts, find: Callable[[GpuTimeline], tuple[I64, I64]]) -> tuple[I64, I64]:
-    """Rows of device events and a time of each, as they are found GPU by GPU."""
-    both, count = np.empty((2, len(facts.trace.device)), np.int64), 0  # of which only what is set takes memory
-    for timeline in facts.gpu_timelines:
-        part = find(timeline)
-        both[:, count:(count := count + len(part[0]))] = part
-    return both[0, :count], both[1, :count]
+        yield np.append(timeline.events.start, timeline.resuming)[idle], time[idle]
 
 
 def removed_host_time(facts: TraceFacts, *causes: str) -> dict[int, Spans]:

@@ -4,6 +4,8 @@ recorded again and again, in place of once?"""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -11,17 +13,10 @@ import numpy as np
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import (
-    TraceFacts,
-    by_gpu,
-    idle_before,
-    once_per_trace,
-    parts_of,
-    waits_for_launches,
-)
+from gputop.advice.trace.facts import TraceFacts, idle_before, once_per_trace, parts_of, waits_for_launches
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
-from gputop.analysis.gpu.device_time import GpuTimeline, launching_to
+from gputop.analysis.gpu.device_time import launching_to
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.steps.membership import step_of
 from gputop.analysis.what_if.cure import Cure
@@ -80,7 +75,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         launch_delay_s=median(delays) if delays else None,
         idle_host_fault=sum(faults) / len(faults) if faults else None, pace_s=pace_s,
         waits=_waits_within_steps(facts), recorded=recorded, recording_s=recording_s,
-        in_compiled=_in_compiled(facts, waits), events=Events(*idle_before(facts, "launch"), idle=True),
+        in_compiled=_in_compiled(facts, waits), events=Events(found=partial(idle_before, facts, "launch"), idle=True),
         cure=Cure(host=waits, assumes=(
             "Assumes that each kernel is launched before its GPU waits for it, as with one call for many kernels, and "
             "that kernels take as long as they do now.")))
@@ -216,22 +211,20 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
         kernel_median_s=median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None),
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus), pace_s=launch_pace_s(facts)[0],
         kernels_per_step=sum(per_step) / len(per_step) if per_step else None,
-        events=_short(facts), cure=Cure(launching=True, pauses=True, assumes=(
+        events=Events(found=partial(_short, facts)), cure=Cure(launching=True, pauses=True, assumes=(
             "Assumes that a few large kernels do the same work in the same time, without gaps between kernels and "
             "without launch time.")))
 
 
-def _short(facts: TraceFacts) -> Events:
-    """The short kernels, each with the pause before it."""
-    def of_gpu(timeline: GpuTimeline) -> tuple[I64, I64]:
+def _short(facts: TraceFacts) -> Iterator[tuple[I64, I64]]:
+    """The short kernels, and the time of each with the pause before it, GPU by GPU."""
+    for timeline in facts.gpu_timelines:
         time = coverage(facts.analyzed_spans, timeline.start_ns, timeline.end_ns)
         after, pause = timeline.resuming - timeline.events.start, timeline.gaps.end - timeline.gaps.start
         time[after] += np.where((pause <= _PAUSE_NS) & (time[after] > 0), pause, 0)
         short = np.flatnonzero((timeline.kind == Kind.COMPUTE) & (
             timeline.end_ns - timeline.start_ns < limit("small_kernels.kernel_s") * 1e9))
-        return timeline.events.start + short, time[short]
-
-    return Events(*by_gpu(facts, of_gpu))
+        yield timeline.events.start + short, time[short]
 
 
 def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:

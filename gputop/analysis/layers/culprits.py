@@ -7,7 +7,7 @@ Siblings that differ in a number alone ("block_0", "block_1", …) are taken tog
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from msgspec import Struct, field
@@ -29,13 +29,15 @@ _NUMBER = re.compile(r"\d+")
 
 
 class Events(Struct, frozen=True):
-    """Device events (rows). ``time_ns`` of each, where that is not its length in the steps; ``only_on``: the GPUs (the
-    job's numbers) of whose events only those count that no other GPU has; ``more_on``: those whose events these are,
-    with what they take longer than on the others as their times; ``timed``: whether times are told;
-    ``idle``: whether those are of idle time before them, in which the host was at something else."""
+    """Device events (rows). ``time_ns`` of each, where that is not its length in the steps; ``found``: very many rows
+    and their times, found in parts as they are named; ``only_on``: the GPUs (the job's numbers) of whose events only
+    those count that no other GPU has; ``more_on``: those whose events these are, with what they take longer than on the
+    others as their times; ``timed``: whether times are told; ``idle``: whether those are of idle time before them, in
+    which the host was at something else."""
 
-    rows: I64
+    rows: I64 = np.empty(0, np.int64)
     time_ns: I64 | None = None
+    found: Callable[[], Iterable[tuple[I64, I64]]] | None = None
     only_on: tuple[int, ...] = ()
     more_on: tuple[int, ...] = ()
     timed: bool = True
@@ -77,8 +79,9 @@ def named_events(
     if events.only_on:
         keep = _only_on(trace, rows, op_keys(trace, rows, calls), events.only_on, calls)
         rows, time, gpus = rows[keep], time[keep], events.only_on
-    root = _scopes(trace, _by_op(trace, rows, time, calls), calls)
-    if root.time_ns <= 0 or root.time_ns < _NAMED_PART * float(time.sum()):
+    ops, whole_ns = _by_op(trace, events.found() if events.found is not None else [(rows, time)], calls)
+    root = _scopes(trace, ops, calls)
+    if root.time_ns <= 0 or root.time_ns < _NAMED_PART * whole_ns:
         return ()
     unit = count * max(len(gpus), 1) * 1e9
 
@@ -166,12 +169,15 @@ def _stem(path: Sequence[str]) -> str:
     return _NUMBER.sub("", "/".join(path)).replace("_", "")
 
 
-def _by_op(trace: Trace, rows: I64, time_ns: I64, calls: CallScopes | None) -> Iterator[tuple[int, _Node]]:
+def _by_op(trace: Trace, parts: Iterable[tuple[I64, I64]], calls: CallScopes | None,
+           ) -> tuple[list[tuple[int, _Node]], float]:
+    """The ops of these events, given as rows and times in parts, and the time of all, also of those that name none."""
     size = len(trace.hlo_ops) + len(trace.names) if calls is None else len(calls.scopes)
     total, longest, first = np.zeros(size), np.zeros(size, np.int64), np.zeros(size, np.int64)
-    start_ns = trace.device.start_ns
-    for i in range(0, len(rows), at_once := max(AT_ONCE, size)):
-        row, time = rows[i:i + at_once], time_ns[i:i + at_once]
+    start_ns, whole_ns, at_once = trace.device.start_ns, 0.0, max(AT_ONCE, size)
+    for row, time in ((rows[i:i + at_once], time_ns[i:i + at_once]) for rows, time_ns in parts
+                      for i in range(0, len(rows), at_once)):
+        whole_ns += float(time.sum())
         key = op_keys(trace, row, calls)
         with_op = rows_of((key >= 0) & (time > 0))
         row, time, key, before = row[with_op], time[with_op], key[with_op], longest.copy()
@@ -182,8 +188,8 @@ def _by_op(trace: Trace, rows: I64, time_ns: I64, calls: CallScopes | None) -> I
         sooner = (longest > before)[key[at_longest]] | (begin_ns < start_ns[first[key[at_longest]]])
         at_longest = at_longest[sooner][np.argsort(begin_ns[sooner], kind="stable")][::-1]
         first[key[at_longest]] = row[at_longest]  # of equal ones the first
-    for op in np.flatnonzero(total).tolist():
-        yield op, _Node(float(total[op]), 1, (float(longest[op]), int(start_ns[first[op]]), int(first[op])))
+    return [(op, _Node(float(total[op]), 1, (float(longest[op]), int(start_ns[first[op]]), int(first[op]))))
+            for op in np.flatnonzero(total).tolist()], whole_ns
 
 
 def _opened(root: _Node) -> list[tuple[str, _Node]]:

@@ -75,7 +75,9 @@ def test_all_waiting_of_a_part_is_charged_to_the_kernel_after_it(b: Builder) -> 
     facts = analyze_to_facts(b.build())
     device = facts.trace.device
     for part in ("input", "launch", "host"):
-        idle_ns = idle_before(facts, part)
+        idle_ns = np.zeros(len(device), np.int64)
+        for rows, time_ns in idle_before(facts, part):
+            idle_ns[rows] = time_ns
         for gpu, parts in facts.parts.items():
             after_the_last = parts[part].end > device.start_ns[device.gpu == gpu].max()  # no kernel ends it
             of_none = int((parts[part].end - parts[part].start)[after_the_last].sum())
