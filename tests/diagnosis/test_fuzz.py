@@ -138,7 +138,7 @@ def test_stats_that_refer_to_themselves_and_to_nothing(tmp_path):
                                    encoded(4, 2, b"\x08\x01\x2a\x01a")])
 def test_memory_for_many_tiny_events(tmp_path, event):
     """Two bytes an event, all of them named, is the most that can be made of a file."""
-    count = 200_000
+    count = 100_000
     names = encoded(4, 2, encoded(1, 0, 0) + encoded(2, 2, encoded(2, 2, b"k")))
     stats = encoded(5, 2, encoded(1, 0, 1) + encoded(2, 2, encoded(2, 2, b"eager_op")))
     line = encoded(3, 2, encoded(4, 2, event) * count)
