@@ -36,9 +36,10 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
 
-# A loaded machine is no fault of a test, and what one run of the suite tries the next one tries, too: examples by
-# chance are those of `make fuzz`.
-settings.register_profile("the same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+# A loaded machine is no fault of a test, and what one run of the suite tries the next one tries, too. Examples by
+# chance, and more: pytest --hypothesis-profile chance, and make fuzz.
+settings.register_profile("chance", deadline=None, max_examples=1000, suppress_health_check=list(HealthCheck))
+settings.register_profile("the same", settings.get_profile("chance"), derandomize=True, max_examples=60)
 settings.load_profile("the same")
 
 # What takes seconds to make is made once: the tests of these files share a process.

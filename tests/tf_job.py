@@ -62,7 +62,7 @@ class TfJob:
         """Wait until ``count`` more steps ended; AssertionError where the job does not get there."""
         with self._progress:
             wanted = len(self._steps) + count
-            self._progress.wait_for(lambda: len(self._steps) >= wanted or self._ended, 60.0)
+            self._progress.wait_for(lambda: len(self._steps) >= wanted or self._ended, READY_TIMEOUT_S)
             assert len(self._steps) >= wanted, "the job stopped stepping"
 
     @contextlib.contextmanager

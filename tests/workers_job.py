@@ -21,6 +21,7 @@ from tests import forked_processes
 from tests.forked_processes import Forked
 from tests.listening import free_port
 from tests.tf_job import READY_TIMEOUT_S
+from tests.waiting import until
 
 
 @dataclass(frozen=True)
@@ -31,16 +32,14 @@ class Workers:
     processes: list[Forked]
 
     def crashed(self) -> bool:
-        """Whether a worker died of a signal.
+        """Whether a worker dies of a signal, which may take a while: it answers no more before it is gone.
 
         TensorFlow 2.21 does so now and then when a worker that serves other workers' calls is captured,
         by its own client too ("double free or corruption", and faults in libtensorflow_framework, in
         the profiler server's thread).
         """
-        for process in self.processes:
-            with contextlib.suppress(TimeoutError):  # it answers no more before it is gone
-                if process.wait(3.0) < 0:
-                    return True
+        with contextlib.suppress(AssertionError):
+            return until(lambda: any((process.poll() or 0) < 0 for process in self.processes))
         return False
 
 

@@ -197,7 +197,7 @@ def stop(subjects: list[Subject]) -> None:
         subject.process.terminate()
     for subject in subjects:
         try:
-            subject.process.wait(20)
+            subject.process.wait(60)
         except subprocess.TimeoutExpired:
             subject.process.kill()
             subject.process.wait()

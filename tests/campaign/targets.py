@@ -317,7 +317,7 @@ def _heard() -> tuple[bytes, ...]:
         probe.probe(f"127.0.0.1:{listener.getsockname()[1]}")
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
-        thread.join(5.0)
+        thread.join(60)
     return tuple(filter(None, said))
 
 

@@ -52,7 +52,7 @@ def test_an_analysis_goes_before_the_monitor_and_a_job_keeps_its_place():
             "before = own()\n"
             "log = pathlib.Path(tempfile.mkdtemp(), 'log')\n"
             "job = StartedJob(['cat', '/proc/self/oom_score_adj'], dict(os.environ), log)\n"
-            "job.ended.wait(20)\n"
+            "job.ended.wait(60)\n"
             "assert int(log.read_text()) == before and own() == max(before, 500), (log.read_text(), own())\n"
             "offer_to_oom_killer(ANALYSIS_SCORE); offer_to_oom_killer(MONITOR_SCORE)\n"
             "assert own() == 1000")

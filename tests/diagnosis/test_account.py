@@ -37,7 +37,7 @@ events = st.lists(st.tuples(
 
 
 # A random recording is read as it stands: a smaller one is found by hand.
-@settings(max_examples=60, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(events, st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 800)), max_size=6), st.integers(0, 8),
        st.integers(0, 6))
 def test_every_line_of_random_recordings_does(

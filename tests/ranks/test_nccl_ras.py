@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError
@@ -97,7 +97,6 @@ def test_nobody_there() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60)
 def test_damaged_answers_are_refused_or_read_within_bounds(data: st.DataObject) -> None:
     job = Job((100, 7, 100, 0), gone=frozenset({3}), version=data.draw(st.sampled_from(VERSIONS)))
     make, read = data.draw(st.sampled_from([(as_json, read_json), (as_text, read_text)]))

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError
@@ -157,7 +157,6 @@ def test_the_clock_holds_the_truth_between_its_bounds() -> None:
         CLOCK.origin(10 * 10 ** 9)
 
 
-@settings(max_examples=100)
 @given(start=st.integers(0, 10 ** 9), before=st.integers(0, 10 ** 8), length=st.integers(1, 10 ** 11),
        delays=st.lists(st.integers(0, 10 ** 8), min_size=3, max_size=3), stale=st.integers(0, 8 * 10 ** 6),
        tick=st.integers(0, 10 ** 7))
@@ -198,7 +197,6 @@ Events = st.lists(st.builds(event, st.sampled_from("BEMX"), st.text(max_size=8) 
                   max_size=60)
 
 
-@settings(max_examples=150)
 @given(Events)
 def test_any_record_is_read_or_refused(events: list[dict[str, object]]) -> None:
     try:

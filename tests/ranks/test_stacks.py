@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError
@@ -116,7 +116,6 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size
 
 
 @given(st.lists(st.fixed_dictionaries({"frames": st.lists(st.just(FRAME) | JSON, max_size=3)}) | JSON, max_size=3))
-@settings(max_examples=60)
 def test_odd_dumps_are_refused_or_made_printable(document: object) -> None:
     try:
         threads = read_dump(json.dumps(document).encode(), 1)

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.core.errors import EXIT_NO_DATA, GputopError, NoDataError
@@ -91,7 +91,6 @@ def test_cut_at_any_byte_everything_before_is_there(tmp_path: Path) -> None:
         recording.close()
 
 
-@settings(max_examples=150)
 @given(st.data())
 def test_any_damage_gives_true_samples_and_a_note_or_a_clear_error(
         tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.core.samples import GpuSample, NodeSample
@@ -100,7 +100,6 @@ def test_many_small_records_of_a_segment_do_not_fill_memory() -> None:
             decoder.take(DICTIONARY, many)
 
 
-@settings(max_examples=150)
 @given(st.data())
 def test_any_change_of_the_words_gives_a_sample_or_damage(data: st.DataObject) -> None:
     words, payload = written()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError
@@ -171,7 +171,6 @@ _JUNK = st.one_of(st.none(), st.booleans(), st.integers(-10, 10), st.just(10**40
                   st.just([]), st.just({}), st.just([[]]), st.just({"a": {}}), st.just("\ud800"), st.just(1e308))
 
 
-@settings(max_examples=80)
 @given(st.data())
 def test_whatever_stands_in_a_document_it_is_drawn_or_refused(data: st.DataObject) -> None:
     doc = copy.deepcopy(_document())

@@ -89,7 +89,6 @@ def fill(history: History, times: Sequence[float], metric: str, seed: int) -> li
     return rows
 
 
-@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 60), slices=st.integers(1, 80),
        slice_s=st.sampled_from([0.125, 0.5, 1.0, 1.5, 2.0, 2.5, 7.0, 10.0, 60.0]),
        metric=st.sampled_from(["sm_active", "memory_used_bytes", "power_w"]), back=st.integers(0, 40))
@@ -104,7 +103,6 @@ def test_what_single_samples_hold_is_exact_at_any_slice(
     assert_same(lane, reference(rows, last - slices + 1, slice_s, slices))
 
 
-@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), count=st.integers(61, 600),
        metric=st.sampled_from(["sm_active", "pcie_rx_bytes_per_s"]),
        tier=st.sampled_from(SMALL["tiers"]), parts=st.integers(1, 7), gaps=st.booleans())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.core.captured_samples import SURE, is_undersampled, steps_per_period
@@ -51,7 +51,6 @@ def steps(period_s: float, interval_s: float, samples: int, *, seed: int = 0, du
 @given(interval_s=st.sampled_from([0.1, 0.5, 1.0]), samples_per_step=st.floats(2.7, 30), duty=st.floats(0.25, 0.8),
        jitter=st.floats(0, 0.03), uneven=st.floats(0, 0.15), seed=st.integers(0, 2**32 - 1),
        gpus=st.sampled_from([1, 2, 8]))
-@settings(max_examples=60)
 def test_the_step_is_found_and_not_its_multiples(interval_s: float, samples_per_step: float, duty: float, jitter: float,
                                                  uneven: float, seed: int, gpus: int) -> None:
     period_s = samples_per_step * interval_s

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gputop.core.samples import HostProcess
@@ -223,7 +223,7 @@ def test_what_detect_secrets_finds_is_gone_after_it() -> None:
 
 @pytest.mark.parametrize("name", _DETECTORS)
 @given(st.data())
-@settings(max_examples=16, suppress_health_check=list(HealthCheck))
+@settings(max_examples=16)
 def test_strings_made_of_the_patterns_of_detect_secrets_are_hidden(name: str, data: st.DataObject) -> None:
     detector = _detector(name)
     pattern = data.draw(st.sampled_from(list(detector.denylist)))

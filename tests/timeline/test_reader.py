@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Struct
 
@@ -142,7 +142,6 @@ def search_goes_through_all_hits_in_order(timeline: Timeline, plain: Plain, q: Q
     assert found == (left[::-1] if q.back else left)
 
 
-@settings(max_examples=80)
 @given(_traces, _questions, st.booleans())
 @example(([], [((1, 1), "python", "Iterator::Map"), ((1, 2), "python", "Iterator::Map")]), Question(1), True)
 @example(([], [((1, 9), "python", "outer"), ((2, 3), "python", "inner")]), Question(5), False)

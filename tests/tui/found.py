@@ -23,6 +23,7 @@ from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession
 from tests.records import replace
+from tests.waiting import PATIENCE_S
 
 HEAVY = Finding(
     id="gpu0_oversubscribed", severity="high", title="GPU 0 does 2.2× the work of the others",
@@ -65,7 +66,7 @@ async def piloted(session: Session, size: tuple[int, int] = (120, 40), *, prefer
 
 
 async def until(pilot: Pilot[Any], done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not done():
         assert time.monotonic() < deadline, "it did not come to that"
         await pilot.pause(0.005)

@@ -19,6 +19,8 @@ from textual.screen import Screen
 from textual.strip import Strip
 from textual.timer import Timer
 
+from tests.waiting import PATIENCE_S
+
 
 def notifications(app: App[Any]) -> list[Notification]:
     """Those that are on the screen, oldest first."""
@@ -93,7 +95,6 @@ def make_pilots_cheap(patch: pytest.MonkeyPatch) -> None:
 
 _WINDOW_S = 0.002
 _IDLE_RATIO = 0.25  # of the window, that a process without work may compute
-_LOADED_S = 10.0  # what a machine with much else to do may take for the messages of one key
 _SOON_S = 0.02  # a timer of Textual's own, such as that of a resize, is waited for
 
 
@@ -106,7 +107,7 @@ async def wait_for_idle(_: float = 0, max_sleep: float = 1.0) -> None:
         await asyncio.sleep(_WINDOW_S)
         busy, waited_s = _busy(active_app.get()), time.monotonic() - begin_s
         if busy:
-            if waited_s > max_sleep + _LOADED_S:
+            if waited_s > max_sleep + PATIENCE_S:
                 return
         elif waited_s > max_sleep or time.process_time() - before_s < _IDLE_RATIO * _WINDOW_S:
             return

@@ -10,7 +10,7 @@ from itertools import pairwise, takewhile
 from statistics import median
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.advice.live.recurring_idle import RecurringIdle, recurring_idle
@@ -60,7 +60,6 @@ def found(spans: Spans, seed: int = 1, **how: object) -> list[RecurringIdle]:
     return recurring_idle(times, [values], [0.0])[0]
 
 
-@settings(max_examples=60)
 @given(st.integers(0, 2**32), st.sampled_from([0.2, 0.5, 1.0, 1.0, 2.0]), st.floats(15, 130), st.floats(0, 1),
        st.sampled_from([None, (0.3, 0.8), (1.1, 0.7), (2.3, 0.8)]), st.floats(0.01, 0.15))
 def test_a_planted_period_and_length_are_found(seed: int, interval_s: float, period_s: float, part: float,

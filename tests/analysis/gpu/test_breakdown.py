@@ -166,7 +166,6 @@ def made(device, waiting) -> Builder:
     return b
 
 
-@settings(max_examples=60)
 @given(events, hosts)
 def test_parts_sum_to_the_step(device, waiting):
     analysis = analyze_trace(made(device, waiting).build())

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.analysis.gpu.collectives import collectives, no_collectives, operation
@@ -139,7 +139,6 @@ pieces = st.lists(st.tuples(
     st.sampled_from(["AllReduce", "AllGather", "Compute"])), min_size=1, max_size=25)
 
 
-@settings(max_examples=60)
 @given(pieces, st.integers(0, 1000))
 def test_operations_against_plain_counting_in_any_order(events, seed):
     b = Builder(gpus=3)

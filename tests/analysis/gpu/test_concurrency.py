@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.analysis.gpu import replicas
@@ -26,7 +26,6 @@ def instants(s: Spans) -> set[int]:
     return {t for a, b in zip(s.start.tolist(), s.end.tolist(), strict=True) for t in range(a, b)}
 
 
-@settings(max_examples=80)
 @given(piles, windows, st.integers(0, 10**12), st.sampled_from((4, 1 << 16)))
 def test_against_counting_instants(active, window, offset, at_once):
     within = spans(window)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.analysis.gpu.copies import copy_table
@@ -27,7 +27,6 @@ copied = st.lists(st.tuples(
     st.sampled_from([None, "a:IteratorGetNext", "replica_1/a:IteratorGetNext", "b:Cast"])), max_size=30)
 
 
-@settings(max_examples=80)
 @given(copied, st.booleans())
 def test_against_plain_counting(events, with_steps):
     b = keras_steps(Builder(gpus=2), 5, 1000, 700) if with_steps else Builder(gpus=2)

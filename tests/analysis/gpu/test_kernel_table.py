@@ -44,7 +44,6 @@ def by_label(rows: tuple[KernelRow, ...]) -> dict[str, KernelRow]:
     return {row.name: row for row in rows}
 
 
-@settings(max_examples=60)
 @given(ran)
 def test_rows_against_plain_counting(events):
     k = tables(made(events).build())
@@ -133,7 +132,6 @@ def sizes(trace: Trace) -> tuple[KernelSizes, ...]:
     return kernel_sizes(trace, timelines(trace), find_steps(trace))
 
 
-@settings(max_examples=60)
 @given(ran)
 def test_sizes_against_plain_counting(events):
     trace = made(events).build()

@@ -155,7 +155,6 @@ def made(events) -> Builder:
     return b
 
 
-@settings(max_examples=80)
 @given(launched)
 def test_first_kernels_against_plain_search(events):
     trace = made(events).build()

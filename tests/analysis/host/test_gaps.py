@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.analysis.gpu.device_time import timelines
@@ -83,7 +83,6 @@ def test_no_gaps_without_steps_or_without_gpu_events():
 Calls = st.lists(st.tuples(st.integers(0, 59), st.integers(1, 20), st.sampled_from("abc")), max_size=15)
 
 
-@settings(max_examples=60)
 @given(Calls, st.lists(st.tuples(st.integers(0, 59), st.integers(1, 15)), min_size=1, max_size=8), st.integers(0, 99))
 def test_gaps_against_a_clock_that_ticks(calls, kernels, seed):
     b = keras_steps(Builder(gpus=1), 4, 20, 20)

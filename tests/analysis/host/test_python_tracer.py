@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.analysis.host import python_tracer
@@ -144,7 +144,6 @@ calls = st.recursive(st.just([]), lambda inner: st.lists(
     st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 3), inner), max_size=4), max_leaves=25)
 
 
-@settings(max_examples=150)
 @given(calls, calls)
 def test_at_each_instant_the_stack_is_of_the_calls_that_are_open(first, second):
     """Against a look at all events one by one."""

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -327,7 +327,6 @@ def test_lines_are_named_as_one_would_look_for_them(text: str, shown: str) -> No
     assert line_text(StackFrame(qualified, "a.py", 3)) == "a.py:3 load.<lambda>"
 
 
-@settings(max_examples=80)
 @given(st.integers(0, 10 ** 6), st.floats(20.0, 1000.0), st.floats(0.02, 0.5), st.floats(0.02, 0.5))
 def test_what_runs_in_gaps_is_charged_by_random_samples(seed: int, rate_hz: float, call_s: float, gap_s: float) -> None:
     """The truth is a loop of a call and a gap in which two lines run; samples come at random, as py-spy's do."""
@@ -357,7 +356,6 @@ def test_what_runs_in_gaps_is_charged_by_random_samples(seed: int, rate_hz: floa
         assert len(seen.start) >= 0.9 * steps
 
 
-@settings(max_examples=60)
 @given(st.lists(st.floats(0.0, 10.0), max_size=40), st.floats(1.0, 1000.0), st.integers(-10 ** 10, 10 ** 10))
 def test_stacks_of_a_thread_are_disjoint_and_in_order(times: list[float], rate_hz: float, origin_ns: int) -> None:
     rising = sorted({round(t, 5) for t in times})

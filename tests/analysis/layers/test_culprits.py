@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.analysis.gpu.device_time import timelines
@@ -114,7 +114,6 @@ replicas = st.lists(st.lists(st.tuples(st.sampled_from(["a/x", "a/y", "b/z", "c"
                              max_size=8), min_size=2, max_size=4)
 
 
-@settings(max_examples=120)
 @given(replicas, st.integers(0, 400))
 def test_the_excess_of_each_op_is_its_time_less_the_median_of_the_others(jobs, end):
     b, sums = Builder(gpus=len(jobs)), [defaultdict(int) for _ in jobs]

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.core.files import Folder
@@ -136,7 +136,6 @@ def test_what_is_no_file_is_a_note(tmp_path: Path, kind: str) -> None:
     assert not trace.overviews and len(notes_of(trace)) == 1
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, len(OVERVIEW) - 1), st.integers(0, 255)), max_size=8))
 def test_flipped_bytes_never_harm_the_trace(tmp_path: Path, changes: list[tuple[int, int]]) -> None:
     data = bytearray(OVERVIEW)

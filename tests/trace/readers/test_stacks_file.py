@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.core.codec import to_document
@@ -58,7 +58,6 @@ def test_names_are_safe_to_show(tmp_path: Path) -> None:
     assert all(frame.function.isprintable() and frame.file.isprintable() for frame in found.frames)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, len(document()) - 1), st.binary(min_size=1, max_size=3))
 def test_any_bytes_are_read_or_are_none(tmp_path: Path, at: int, put: bytes) -> None:
     data = document()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.tui.terminal.cell_grid import CellGrid
@@ -32,7 +32,6 @@ def styled_cells(cells: CellGrid) -> list[list[tuple[str, object]]]:
             for rows in zip(cells._chars, cells._styles, strict=True)]
 
 
-@settings(max_examples=200)
 @given(st.lists(st.tuples(WRITES, st.booleans()), min_size=1, max_size=6))
 def test_a_terminal_that_gets_the_updates_shows_what_was_drawn(frames: list[tuple[list, bool]]) -> None:
     ours, theirs = CellGrid(WIDTH, HEIGHT), CellGrid(WIDTH, HEIGHT)
@@ -50,7 +49,6 @@ CELL = st.tuples(st.sampled_from(["38;2;1;2;3", "38;2;4;5;6;48;2;9;9;9", "1;31",
 LANE = st.lists(CELL, min_size=WIDE, max_size=WIDE)
 
 
-@settings(max_examples=100)
 @given(LANE, st.integers(0, WIDE - 12), st.integers(1, 6), st.integers(0, 12), st.lists(CELL, min_size=6, max_size=6))
 def test_a_lane_that_moved_is_moved_by_the_terminal(cells: list, begin: int, by: int, beyond: int, new: list) -> None:
     def put(row: list) -> str:

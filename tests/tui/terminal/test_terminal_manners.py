@@ -17,6 +17,7 @@ from tests.waiting import PATIENCE_S, until
 
 FATAL = ("SIGQUIT", "SIGABRT", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGSYS", "SIGTRAP",
          "SIGTERM", "SIGHUP")
+DEMO = ("--demo", "healthy", "--interval", "5")  # at a second the past before the start takes a second more
 
 
 def started(there: Terminal) -> None:
@@ -58,7 +59,7 @@ def stopped(there: Terminal) -> bool:
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Terminal]:
     """A monitor that the first tests share, started with SIGUSR1 ignored. The last of them ends it."""
-    command = ["/bin/sh", "-c", f"trap '' USR1; exec {sys.executable} -m gputop --demo healthy"]
+    command = ["/bin/sh", "-c", f"trap '' USR1; exec {sys.executable} -m gputop {' '.join(DEMO)}"]
     with terminal((120, 40), command=command) as there:
         started(there)
         yield there
@@ -119,7 +120,7 @@ def test_escape_and_the_key_after_it_are_two_keys_even_when_they_are_read_at_onc
 
 @pytest.mark.parametrize("size", [(0, 0), (1, 1)])
 def test_it_runs_and_ends_in_a_terminal_of_any_size(size: tuple[int, int]) -> None:
-    with terminal(size, "--demo", "healthy") as there:
+    with terminal(size, *DEMO) as there:
         while b"\x1b[?2004h" not in there.raw:  # Textual reads keys
             assert there.read(PATIENCE_S), bytes(there.raw)
         quit_well(there)
@@ -139,7 +140,7 @@ def draws(there: Terminal) -> None:
 ])
 def test_ended_right_after_the_first_frame_it_gives_the_terminal_back(
         number: signal.Signals, statuses: set[int]) -> None:
-    with terminal((120, 40), "--demo", "healthy") as there:
+    with terminal((120, 40), *DEMO) as there:
         draws(there)
         assert catches_all(there)
         there.program.send_signal(number)
@@ -148,7 +149,7 @@ def test_ended_right_after_the_first_frame_it_gives_the_terminal_back(
 
 
 def test_a_signal_that_ends_it_gives_the_terminal_back_first() -> None:
-    with terminal((120, 40), "--demo", "healthy") as there:
+    with terminal((120, 40), *DEMO) as there:
         started(there)
         assert catches_all(there)
         there.program.send_signal(signal.SIGABRT)
@@ -202,7 +203,7 @@ def crash(app, by):
     raise ValueError("on purpose, with --token hunter2 and \\x1b]0;a title\\x07")
 
 GputopApp.action_metric = crash
-sys.argv[1:] = ["--demo", "healthy"]
+sys.argv[1:] = ["--demo", "healthy", "--interval", "5"]
 command()
 """
 
@@ -241,7 +242,7 @@ def test_on_a_terminal_that_cannot_place_text_it_is_one_snapshot_as_text() -> No
 def test_no_color_is_sent_that_the_terminal_does_not_have(
         more: dict[str, str], forbidden: bytes, ending: str | signal.Signals) -> None:
     """And each way to end the monitor that is no key of the footer gives the terminal back."""
-    with terminal((120, 40), "--demo", "healthy", env=more) as there:
+    with terminal((120, 40), *DEMO, env=more) as there:
         started(there)
         there.press("?")
         there.until("esc: close")
@@ -252,7 +253,7 @@ def test_no_color_is_sent_that_the_terminal_does_not_have(
 
 
 def test_in_ascii_nothing_else_is_sent_and_the_locale_decides_and_messages_go_elsewhere(tmp_path: Path) -> None:
-    program = f'exec {sys.executable} -m gputop --demo healthy 2>{tmp_path / "log"}'
+    program = f'exec {sys.executable} -m gputop {" ".join(DEMO)} 2>{tmp_path / "log"}'
     with terminal((120, 40), command=["/bin/sh", "-c", program], env={"LC_ALL": "de_DE.ISO-8859-1"}) as there:
         started(there)
         there.press("\x10")  # the command palette

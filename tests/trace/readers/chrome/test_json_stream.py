@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.trace.readers.chrome import json_stream
@@ -34,7 +34,6 @@ def little_text(monkeypatch):
 @given(events=st.lists(VALUE, max_size=12), others=st.dictionaries(st.sampled_from(("a", "b", "c", "rank")), VALUE),
        after=st.booleans(), size=st.integers(1, 200), indent=st.sampled_from((None, 0, 3)), ascii_=st.booleans(),
        text=st.sampled_from((1, 64, 1 << 18)))
-@settings(max_examples=150)
 def test_the_same_as_parsing_the_whole(events, others, after, size, indent, ascii_, text):
     document = {**others, "traceEvents": events} if after else {"traceEvents": events, **others}
     raw = json.dumps(document, indent=indent, ensure_ascii=ascii_).encode("utf-8", "surrogatepass")

@@ -8,7 +8,7 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.trace.readers.chrome import events as chrome_events
@@ -56,7 +56,6 @@ def read(events, monkeypatch, *, as_records):
 
 
 @given(events=st.lists(st.one_of(EVENT, ODD), max_size=8))
-@settings(max_examples=200)
 def test_both_ways_give_the_same(events):
     events = [event("cpu_op", "first", 1, 2), *events, event("cpu_op", "last", 3, 2)]
     with pytest.MonkeyPatch.context() as monkeypatch:

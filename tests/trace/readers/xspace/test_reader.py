@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError, NoDataError
@@ -144,7 +144,6 @@ def scrambled(data: bytes, nested: dict[int, Any], seed: int) -> bytes:
 
 @given(st.lists(PLANE, min_size=1, max_size=4), st.sampled_from((None, START)), st.integers(0, 2**32),
        st.sampled_from((1, 64)))
-@settings(max_examples=60)
 def test_random_xspaces_agree_with_protobuf_event_by_event(planes, start, seed, together):
     data = build(planes, start)
     with pytest.MonkeyPatch.context() as patch:
@@ -162,7 +161,6 @@ def test_an_op_that_an_annotation_names_beside_one_of_xla_of_another_kind():
 
 
 @given(st.lists(PLANE, min_size=1, max_size=3), st.data())
-@settings(max_examples=80)
 def test_damage_never_crashes_and_invents_nothing_when_cut(planes, data):
     whole = build(planes, START)
     cut = whole[: data.draw(st.integers(1, len(whole)))]
@@ -194,7 +192,6 @@ def test_any_bytes_give_a_trace_or_a_clear_error(data):
 
 
 @given(st.data())
-@settings(max_examples=60)
 def test_flipped_bytes_never_crash(data):
     raw = bytearray(sample().bytes())
     for _ in range(data.draw(st.integers(1, 4))):

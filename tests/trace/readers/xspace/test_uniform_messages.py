@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.trace.readers.xspace import uniform_messages
@@ -64,7 +64,6 @@ def parsed(raw: bytes):
     return {tag: value for tag, value in numbers.items() if value}, event.stats
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(EVENT, min_size=1, max_size=5), st.lists(st.integers(0, 4), min_size=2, max_size=40),
        st.lists(st.binary(max_size=20), max_size=3))
 def test_groups_have_what_the_parser_has(in_pairs, kinds, order, damaged):
