@@ -193,7 +193,7 @@ def _clock(view: NodeView, gpus: list[GpuSample], window_s: float) -> list[str]:
     """The SM clock of the slowest GPU, where it is clearly below its maximum."""
     pairs = [(mean / most, mean, most) for g in gpus if (mean := view.mean(g, "sm_clock_hz", window_s)) is not None
              and (most := g["sm_clock_max_hz"].value)]
-    if not pairs or min(pairs)[0] > limit("power_capped.clock_enter"):
+    if not pairs or min(pairs)[0] > limit("clocks_limited.set_enter"):
         return []
     _, mean, most = min(pairs)
     return [f"SM clock {mean / 1e6:.0f} of {most / 1e6:.0f} MHz"]

@@ -135,7 +135,8 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
         evidence=known({
             "window_s": v.window_s, "idle_gpus_count": float(len(idle)),
             "held_gpus_count" if v.complete else "held_gpus_watched_count": float(len(idle)), "cpu_cores": cores}),
-        action=action, snippet=" ".join(("gputop stacks", *map(str, (process.pid, *v.others)[:_NAMED]))),
+        action=action,
+        snippet=None if waits else " ".join(("gputop stacks", *map(str, (process.pid, *v.others)[:_NAMED]))),
         brief=f"{who} {'are' if v.others else 'is'} {may_be}." if v.complete else "",
         unknown="the line that it is executing" if v.complete and not waits else "",
         gain="no step is running" if v.complete else NO_FIGURE, source="gputop's own limits")
@@ -447,7 +448,7 @@ def _crowded(v: CrowdedGpu) -> Explanation:
     name = program_name(v.process.command or "one program")
     evidence = {"processes_count": float(v.count), "held_bytes": v.memory_bytes}
     source = "NVML process list"
-    snippet = code("shared_gpu", "ranks")
+    snippet = code("shared_gpu", f"ranks-{v.framework}", "ranks")
     if not v.unused:
         return Explanation(
             title=f"{v.count} processes of {name} also hold memory on GPU {v.gpu}",
