@@ -21,7 +21,7 @@ _SETTING = "application clocks"
 # Of each other reason of the driver, the gravest first: its name in a title, the cause, and what to do.
 _HELD: Mapping[str, tuple[str, str, str]] = {
     "power brake": (
-        "power brake", "The server or its power supply tells the GPU to draw less power",
+        "power brake", "The server or its power supply signals that the GPU must draw less power",
         "Have the power supplies, the power cables, and the power budget of the server and its rack checked."),
     "hw slowdown": (
         "hardware slowdown", "The GPU protects itself from a peak of power, a weak power supply, or heat",
@@ -45,8 +45,8 @@ class Clock(Struct, frozen=True):
 
     @property
     def degrees(self) -> str:
-        at = "" if self.temperature_c is None else f" at {self.temperature_c:.0f} °C"
-        return at + ("" if self.slowdown_c is None else f" (slowdown begins at {self.slowdown_c:.0f} °C)")
+        now = "" if self.temperature_c is None else f" at {self.temperature_c:.0f} °C"
+        return now + ("" if self.slowdown_c is None else f" (slowdown begins at {self.slowdown_c:.0f} °C)")
 
 
 class ClocksHeld(Verdict, frozen=True, kw_only=True):
@@ -110,11 +110,8 @@ def describe_thermal_throttled(v: ClocksHeld) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)} thermally throttled",
         why=f"GPU {worst.gpu}{worst.degrees} ran at {percent(worst.clock)} of its maximum SM clock and was thermally "
-            f"throttled for {percent(worst.share or 0.0)} of the last {v.window_s:.0f} s. In synchronous training, all "
-            "GPUs wait for the slowest one.",
-        evidence=known({"window_s": v.window_s, "sm_clock_of_max_ratio": worst.clock,
-                        "thermal_share_ratio": worst.share, "temperature_c": worst.temperature_c,
-                        "temperature_slowdown_c": worst.slowdown_c}),
+            f"throttled for {percent(worst.share or 0.0)} of the last {v.window_s:.0f} s. {_WAIT}",
+        evidence=_evidence(v, "thermal_share_ratio"),
         brief=f"GPU {worst.gpu}{worst.degrees} runs at {percent(worst.clock)} of its maximum SM clock.",
         action="Have the cooling checked: fans, dust, air flow, inlet temperature, and neighbors in the rack. Until "
                "then, a lower power limit keeps the clock stable.",
@@ -127,8 +124,16 @@ _GAIN = ("unknown, because live samples do not show how much of the time is comp
          "clock")
 
 
+_WAIT = "In synchronous training, all GPUs wait for the slowest one."
+
+
+def _evidence(v: ClocksHeld, share: str) -> dict[str, float]:
+    return known({"window_s": v.window_s, "sm_clock_of_max_ratio": v.worst.clock, share: v.worst.share,
+                  "temperature_c": v.worst.temperature_c, "temperature_slowdown_c": v.worst.slowdown_c})
+
+
 def _here(v: ClocksHeld, commands: str | None) -> str:
-    """These commands of nvidia-smi, each for the GPU of the verdict if it is a single one."""
+    """Commands of nvidia-smi, each for the GPU of the verdict if it is a single one."""
     gpu = f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""
     return "\n".join(f"{line}{gpu}" for line in (commands or "").splitlines())
 
@@ -167,11 +172,9 @@ def describe_clocks_limited(v: ClocksHeld) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)} at {percent(worst.clock)} of {'its' if len(v.gpus) == 1 else 'their'} maximum SM "
               f"clock: {name}",
-        why=f"In {percent(worst.share or 0.0)} of the samples of the last {v.window_s:.0f} s, the driver named a {name} "
-            f"as the reason for the low clock of GPU {worst.gpu}{worst.degrees}. {cause}. In synchronous training, all "
-            "GPUs wait for the slowest one.",
-        evidence=known({"window_s": v.window_s, "sm_clock_of_max_ratio": worst.clock, "held_share_ratio": worst.share,
-                        "temperature_c": worst.temperature_c, "temperature_slowdown_c": worst.slowdown_c}),
+        why=f"In {percent(worst.share or 0.0)} of the samples of the last {v.window_s:.0f} s, the driver named a "
+            f"{name} as the reason for the low clock of GPU {worst.gpu}{worst.degrees}. {cause}. {_WAIT}",
+        evidence=_evidence(v, "held_share_ratio"),
         brief=f"{cause}, so compute-bound kernels run slower." if setting else f"{cause}.{warm}",
         action=action, snippet=_here(v, code("clocks_limited", "reset" if setting else "state")), gain=_GAIN,
         source="NVML clock event reasons; " + source(

@@ -71,15 +71,15 @@ def judge_unlisted_memory(view: NodeView) -> UnlistedMemory | Missing | None:
 
 
 def describe_unlisted_memory(v: UnlistedMemory) -> Explanation:
-    used, several = f"{bytes_(v.used_bytes)} of memory", "up to " * (len(v.gpus) > 1)
+    used = f"{bytes_(v.used_bytes)} of memory"
+    who, held = "The process is in another container, or it has ended without freeing its memory.", (
+        f"{'up to ' * (len(v.gpus) > 1)}{used} in use, but no process is listed")
     if v.ended:
-        title = f"{gpus_text(v.gpus)}: a process that has ended still holds {several}{used}"
         who = f"The driver lists process {', '.join(map(str, v.ended))}, which has ended without freeing its memory."
-    else:
-        title = f"{gpus_text(v.gpus)}: {several}{used} in use, but no process is listed"
-        who = "The process is in another container, or it has ended without freeing its memory."
+        held = f"a process that has ended still holds {used}"
     return Explanation(
-        title=title, why=f"GPU {v.gpu} did nothing over the last {v.window_s:.0f} s, but {used} is in use there. {who}",
+        title=f"{gpus_text(v.gpus)}: {held}",
+        why=f"GPU {v.gpu} did nothing over the last {v.window_s:.0f} s, but {used} is in use there. {who}",
         evidence={"window_s": v.window_s, "used_bytes": v.used_bytes, "held_gpus_count": float(len(v.gpus))},
         brief=who, action="On the host, find the process that has the device open. If there is none, reset the GPU.",
         snippet=f"sudo fuser -v /dev/nvidia{v.gpu}", gain="none: a fix frees the memory for other jobs",
@@ -114,8 +114,8 @@ def describe_host_memory_low(v: HostMemoryLow) -> Explanation:
     used = f"{bytes_(v.used_bytes)} of {bytes_(v.total_bytes)}"
     return Explanation(
         title=f"Host memory is nearly used up: {used}",
-        why=f"{used} of the host's memory is in use, not counting page cache that can be dropped. When nothing is left, "
-            f"the kernel swaps or terminates a process, often the largest one.{largest}",
+        why=f"{used} of the host's memory is in use, not counting page cache that can be dropped. When nothing is "
+            f"left, the kernel swaps or terminates a process, often the largest one.{largest}",
         evidence={"host_memory_used_bytes": v.used_bytes, "host_memory_total_bytes": v.total_bytes},
         brief=f"When nothing is left, the kernel terminates a process.{largest}",
         action="Find what grows: caches and copies of the dataset in each worker, checkpoints in /dev/shm, and other "

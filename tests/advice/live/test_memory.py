@@ -6,7 +6,7 @@ import pytest
 
 from gputop.core.samples import HostProcess, HostSample, Reading
 from gputop.sources.host.proc_files import ENDED
-from tests.advice.live.scene import TOTAL, Job, Level, Scene, abstained, after, get, ids, only
+from tests.advice.live.scene import TOTAL, Job, Level, Scene, abstained, after, get, ids, only, read
 from tests.records import replace
 
 
@@ -89,8 +89,8 @@ def test_memory_that_has_an_owner_or_may_have_one(scene: Scene) -> None:
 def test_a_host_without_memory_names_its_largest_process() -> None:
     class Full(Scene):
         def host(self, t: float) -> HostSample:
-            cores = Reading(1.0, "cores")
-            top = tuple(HostProcess(pid, "ana", f"python {pid}.py", cores, Reading(pid * 1e9, "bytes")) for pid in (7, 9))
+            top = tuple(HostProcess(pid, "ana", f"python {pid}.py", read("sm_active", 0.5), Reading(pid * 1e9, "bytes"))
+                        for pid in (7, 9))
             return replace(super().host(t), top_processes=top)
 
     finding = get(after(Full(host_used=0.99), 5), "host_memory_low")

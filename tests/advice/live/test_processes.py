@@ -155,8 +155,8 @@ def test_a_job_that_has_ended_is_no_pause() -> None:
     gone = Scene({i: (lambda t: 0.9 if t < 100 else 0.0) for i in (0, 1)}, jobs=[Job(gpus=(0, 1), until_s=100)], gpus=2)
     assert after(gone, 140).limit == "The last process on GPUs 0-1 ended 39 s ago."
     assert "no process is listed" in after(gone, 260).limit
-    paused = replace(gone, jobs=[Job(gpus=(0, 1))])
-    assert "fell from" in after(replace(paused, active={i: (lambda t: 0.9 if t < 200 else 0.0) for i in (0, 1)}), 240).limit
+    paused = Scene({i: (lambda t: 0.9 if t < 200 else 0.0) for i in (0, 1)}, jobs=[Job(gpus=(0, 1))], gpus=2)
+    assert "fell from" in after(paused, 240).limit
 
 
 def test_a_node_without_a_job_is_said_to_have_none() -> None:
@@ -328,7 +328,7 @@ def test_one_job() -> None:
 def ranks(gpus: Sequence[int], command: str = "python -u train.py", memory: float = 8e9, **more: object) -> Scene:
     """A process for each of these GPUs, of eight."""
     active = {gpu: 0.9 if gpu in gpus else 0.0 for gpu in range(8)}
-    jobs = [Job(100 + n, [gpu], command.format(n), memory=memory) for n, gpu in enumerate(gpus)]
+    jobs = [Job(100 + n, [gpu], command.format(n), memory=memory, framework="pytorch") for n, gpu in enumerate(gpus)]
     return Scene(active, jobs=jobs, **more)  # type: ignore[arg-type]
 
 
