@@ -243,6 +243,8 @@ LABELS = {
     "pinned_bytes_per_s": "rate of large pinned copies",
     "pipeline_s": "slowest pipeline part, per step",
     "power_cap_share_ratio": "time at the power limit",
+    "power_limit_w": "power limit",
+    "power_limit_default_w": "default power limit of the card",
     "power_of_limit_ratio": "power, share of the limit",
     "process_cpu_cores": "CPU cores used by the process",
     "processes_count": "processes",

@@ -29,11 +29,11 @@ CHOSEN: Mapping[str, Mapping[str, Any]] = {
              "kind": "line", "products": ("attention", "other matmuls"), "operation": "AllReduce",
              "gpus": (0, 1), "severity": "medium", "framework": "tensorflow", "id": None, "saving": None, "idle": (1,),
              "inside": ("prediction",), "new_workers": False, "starts": (), "lines": (), "offloaded": False,
-             "activations": False, "claim": None, "severest": "high", "tries": ""},
+             "activations": False, "claim": None, "severest": "high", "tries": "", "held_by": "power brake"},
     "poor": {"worst": "d2d", "metric": "gpu_util", "limited_by": "node", "pool": "global", "way": "d2h",
              "kind": "checkpoint", "products": ("convolutions",), "operation": "AllToAll", "inside": (), "lines": (),
              "starts": (), "gpus": (0,), "severity": "low", "framework": "pytorch", "id": None, "saving": None,
-             "idle": (0, 1), "claim": "measured", "severest": "high", "tries": ""},
+             "idle": (0, 1), "claim": "measured", "severest": "high", "tries": "", "held_by": "application clocks"},
 }
 FIGURES = ("gpu_util_ratio", "power_of_limit_ratio", "sm_active_ratio")
 

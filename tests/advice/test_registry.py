@@ -125,7 +125,7 @@ def test_every_limit_has_a_unit_and_a_source() -> None:
     with pytest.raises(KeyError):
         limit("no.such")
     assert {"dram_bound", "memory_growth", "memory_preallocated", "no_fine_metrics", "unprotected_profiler",
-            "unused_gpu"} == EXPLANATIONS
+            "unlisted_memory", "unused_gpu"} == EXPLANATIONS
 
 
 ID = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)+")

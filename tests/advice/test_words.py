@@ -49,8 +49,7 @@ OF_OTHERS = {"tensorflow": r"torch|DataLoader|\bJAX_|XLA_PYTHON|jnp\.",
 
 @pytest.mark.parametrize("rule", LIVE, ids=lambda rule: rule.id)
 def test_live_advice_is_for_the_framework_of_the_job(rule: Rule) -> None:
-    (kind,) = verdicts_of(rule)
-    for framework, style in itertools.product(OF_OTHERS, JOBS):
+    for framework, style, kind in itertools.product(OF_OTHERS, JOBS, verdicts_of(rule)):
         verdict = msgspec.structs.replace(example(kind, style), framework=framework)
         words = rule.function("describe")(verdict)
         found = re.search(OF_OTHERS[framework],

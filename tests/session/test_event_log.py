@@ -36,6 +36,17 @@ def test_throttling_is_an_episode_that_short_breaks_do_not_end() -> None:
     assert log.between(START_S + 15, START_S + 40) == []
 
 
+def test_a_hardware_slowdown_is_heat_only_where_it_is_hot() -> None:
+    log = EventLog()
+    for tick, (celsius, reasons) in enumerate(((60.0, ("hw slowdown",)), (90.0, ("hw slowdown", "hw thermal")))):
+        sample = node_sample(10.0 * tick, 1)
+        readings = {**sample.gpus[0].readings, "temperature_c": Reading(celsius, "°C"),
+                    "temperature_slowdown_c": Reading(87.0, "°C")}
+        log.note_sample(_with(sample, 0, clock_event_reasons=reasons, readings=readings))
+    assert [(kind, text) for kind, _, _, _, text in _all(log)] == [
+        ("power", "hw slowdown"), ("thermal", "hw slowdown"), ("thermal", "hw thermal")]
+
+
 def test_faults_are_logged_once_and_counters_only_where_they_grow() -> None:
     log = EventLog()
     for tick in range(5):

@@ -79,21 +79,22 @@ def live_limit(view: NodeView) -> str | None:
 
 
 def _ended(view: NodeView) -> str | None:
-    """Since when the last process is gone, of a job that was seen to leave all GPUs of the node; None: nothing left."""
+    """Time since the last process left the GPUs of the node, where it was seen to leave; None where none did, or long
+    ago."""
     since_s = [view.history.held_since(gpu.info.uuid, None) for gpu in view.whole_gpus]
-    known, oldest_s = [s for s in since_s if s is not None], view.history.oldest_s
-    if not known or len(known) < len(view.sample.gpus) or oldest_s is None or max(known) <= oldest_s:
+    empty_s, oldest_s = [s for s in since_s if s is not None], view.history.oldest_s
+    if not empty_s or len(empty_s) < len(view.sample.gpus) or oldest_s is None or max(empty_s) <= oldest_s:
         return None
-    ago_s = view.sample.time_s - max(known)
+    ago_s = view.sample.time_s - max(empty_s)
     if ago_s > view.seconds("spinning.window_s") or any(
             (gpu.activity()[1].value or 0.0) > limit("unused_gpu.leave") for gpu in view.whole_gpus):
-        return None  # long ago; or somebody works there unseen
-    gpus = [gpu for gpu, s in zip(view.whole_gpus, known, strict=True) if s > oldest_s]
+        return None  # somebody may work there unseen
+    gpus = [gpu for gpu, s in zip(view.whole_gpus, empty_s, strict=True) if s > oldest_s]
     return f"The last process on {gpus_text(gpus)} ended {ago_s:.0f} s ago."
 
 
 def _divided(view: NodeView) -> str:
-    """Which GPUs a verdict on the node leaves out, as they are divided."""
+    """GPUs that a verdict on the node leaves out, as they are divided."""
     divided = {gpu.info.index for gpu in view.sample.gpus} - {gpu.info.index for gpu in view.whole_gpus}
     return f"gputop does not judge the MIG instances of {gpus_text(divided)}." if divided else ""
 
@@ -193,7 +194,7 @@ def _clock(view: NodeView, gpus: list[GpuSample], window_s: float) -> list[str]:
     """The SM clock of the slowest GPU, where it is clearly below its maximum."""
     pairs = [(mean / most, mean, most) for g in gpus if (mean := view.mean(g, "sm_clock_hz", window_s)) is not None
              and (most := g["sm_clock_max_hz"].value)]
-    if not pairs or min(pairs)[0] > limit("power_capped.clock_enter"):
+    if not pairs or min(pairs)[0] > limit("clocks_limited.set_enter"):
         return []
     _, mean, most = min(pairs)
     return [f"SM clock {mean / 1e6:.0f} of {most / 1e6:.0f} MHz"]

@@ -21,13 +21,13 @@ _SETTING = "application clocks"
 # Of each other reason of the driver, the gravest first: its name in a title, the cause, and what to do.
 _HELD: Mapping[str, tuple[str, str, str]] = {
     "power brake": (
-        "a power brake signal", "The server or its power supply tells the GPU to draw less power",
+        "power brake", "The server or its power supply signals that the GPU must draw less power",
         "Have the power supplies, the power cables, and the power budget of the server and its rack checked."),
     "hw slowdown": (
-        "a hardware slowdown", "The GPU protects itself from a peak of power, a weak power supply, or heat",
+        "hardware slowdown", "The GPU protects itself from a peak of power, a weak power supply, or heat",
         "Have the power cables and the cooling of this GPU checked. If the slowdown persists after a reboot, have the "
         "board examined."),
-    _SETTING: ("a clock setting", "Somebody has set a lower clock", "Unless it is intended, reset the clocks."),
+    _SETTING: ("clock setting", "Somebody has set a lower clock", "Unless it is intended, reset the clocks."),
 }
 
 
@@ -45,14 +45,14 @@ class Clock(Struct, frozen=True):
 
     @property
     def degrees(self) -> str:
-        at = "" if self.temperature_c is None else f" at {self.temperature_c:.0f} °C"
-        return at + ("" if self.slowdown_c is None else f" (slowdown begins at {self.slowdown_c:.0f} °C)")
+        now = "" if self.temperature_c is None else f" at {self.temperature_c:.0f} °C"
+        return now + ("" if self.slowdown_c is None else f" (slowdown begins at {self.slowdown_c:.0f} °C)")
 
 
 class ClocksHeld(Verdict, frozen=True, kw_only=True):
     window_s: float
     worst: Clock
-    reason: str = _SETTING  # of those above
+    held_by: str = _SETTING  # one of those above
 
 
 def _clock(view: NodeView, gpu: GpuSample, reasons: Sequence[str], window_s: float) -> Clock | None:
@@ -73,7 +73,7 @@ def _held(clocks: Sequence[Clock], window_s: float, high: float, medium: float, 
     """The verdict on these GPUs; ``high``, ``medium``: from which clock of the slowest down those severities hold."""
     worst = min(clocks, key=lambda clock: clock.clock)
     return ClocksHeld(
-        gpus=tuple(sorted(clock.gpu for clock in clocks)), window_s=window_s, worst=worst, reason=reason,
+        gpus=tuple(sorted(clock.gpu for clock in clocks)), window_s=window_s, worst=worst, held_by=reason,
         severity="high" if worst.clock <= high else "medium" if worst.clock <= medium else "low")
 
 
@@ -110,11 +110,8 @@ def describe_thermal_throttled(v: ClocksHeld) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)} thermally throttled",
         why=f"GPU {worst.gpu}{worst.degrees} ran at {percent(worst.clock)} of its maximum SM clock and was thermally "
-            f"throttled for {percent(worst.share or 0.0)} of the last {v.window_s:.0f} s. In synchronous training, all "
-            "GPUs wait for the slowest one.",
-        evidence=known({"window_s": v.window_s, "sm_clock_of_max_ratio": worst.clock,
-                        "thermal_share_ratio": worst.share, "temperature_c": worst.temperature_c,
-                        "temperature_slowdown_c": worst.slowdown_c}),
+            f"throttled for {percent(worst.share or 0.0)} of the last {v.window_s:.0f} s. {_WAIT}",
+        evidence=_evidence(v, "thermal_share_ratio"),
         brief=f"GPU {worst.gpu}{worst.degrees} runs at {percent(worst.clock)} of its maximum SM clock.",
         action="Have the cooling checked: fans, dust, air flow, inlet temperature, and neighbors in the rack. Until "
                "then, a lower power limit keeps the clock stable.",
@@ -127,8 +124,16 @@ _GAIN = ("unknown, because live samples do not show how much of the time is comp
          "clock")
 
 
+_WAIT = "In synchronous training, all GPUs wait for the slowest one."
+
+
+def _evidence(v: ClocksHeld, share: str) -> dict[str, float]:
+    return known({"window_s": v.window_s, "sm_clock_of_max_ratio": v.worst.clock, share: v.worst.share,
+                  "temperature_c": v.worst.temperature_c, "temperature_slowdown_c": v.worst.slowdown_c})
+
+
 def _here(v: ClocksHeld, commands: str | None) -> str:
-    """These commands of nvidia-smi, each for the GPU of the verdict if it is a single one."""
+    """Commands of nvidia-smi, each for the GPU of the verdict if it is a single one."""
     gpu = f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""
     return "\n".join(f"{line}{gpu}" for line in (commands or "").splitlines())
 
@@ -161,21 +166,19 @@ def judge_clocks_limited(view: NodeView) -> ClocksHeld | Missing | None:
 
 
 def describe_clocks_limited(v: ClocksHeld) -> Explanation:
-    worst = v.worst
-    name, cause, action = _HELD.get(v.reason, _HELD[_SETTING])
-    slow = f"at {percent(worst.clock)} of {'its' if len(v.gpus) == 1 else 'their'} maximum SM clock"
+    worst, setting = v.worst, v.held_by == _SETTING
+    name, cause, action = _HELD.get(v.held_by, _HELD[_SETTING])
+    warm = f" It is{worst.degrees}." if worst.degrees and v.held_by == "hw slowdown" else ""
     return Explanation(
-        title=f"{gpus_text(v.gpus)} held {slow} by {name}",
-        why=f"In {percent(worst.share or 0.0)} of the samples of the last {v.window_s:.0f} s, the driver named "
-            f"{name} as the reason for the low clock of GPU {worst.gpu}{worst.degrees}. {cause}. In synchronous "
-            "training, all GPUs wait for the slowest one.",
-        evidence=known({"window_s": v.window_s, "sm_clock_of_max_ratio": worst.clock, "held_share_ratio": worst.share,
-                        "temperature_c": worst.temperature_c, "temperature_slowdown_c": worst.slowdown_c}),
-        brief=f"{cause}{worst.degrees}." if v.reason != _SETTING else f"{cause}, so compute-bound kernels run slower.",
-        action=action, gain=_GAIN,
-        snippet=_here(v, code("clocks_limited", "reset" if v.reason == _SETTING else "state")),
-        source="NVML clock event reasons; "
-               + source("clocks_limited.set_enter" if v.reason == _SETTING else "clocks_limited.clock_enter"))
+        title=f"{gpus_text(v.gpus)} at {percent(worst.clock)} of {'its' if len(v.gpus) == 1 else 'their'} maximum SM "
+              f"clock: {name}",
+        why=f"In {percent(worst.share or 0.0)} of the samples of the last {v.window_s:.0f} s, the driver named a "
+            f"{name} as the reason for the low clock of GPU {worst.gpu}{worst.degrees}. {cause}. {_WAIT}",
+        evidence=_evidence(v, "held_share_ratio"),
+        brief=f"{cause}, so compute-bound kernels run slower." if setting else f"{cause}.{warm}",
+        action=action, snippet=_here(v, code("clocks_limited", "reset" if setting else "state")), gain=_GAIN,
+        source="NVML clock event reasons; " + source(
+            "clocks_limited.set_enter" if setting else "thermal_throttled.clock_enter"))
 
 
 def judge_power_capped(view: NodeView) -> ClocksHeld | Missing | None:
@@ -212,7 +215,7 @@ def describe_power_capped(v: ClocksHeld) -> Explanation:
             snippet = f"sudo nvidia-smi -pl {worst.default_w:.0f}"
         else:
             cap += ", the card's default"
-            action = "The card runs at full speed. Only fewer or cheaper operations help."
+            action = "At its default limit, the card runs as fast as it can. Only fewer or cheaper operations help."
     return Explanation(
         title=f"{gpus_text(v.gpus)} slowed down by the power limit",
         why=f"GPU {worst.gpu} ran at {percent(worst.clock)} of its maximum SM clock over the last {v.window_s:.0f} s "

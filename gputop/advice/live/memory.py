@@ -11,7 +11,7 @@ from gputop.advice.fix_code import code, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text, name_of
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
-from gputop.core.samples import GpuSample, HostProcess
+from gputop.core.samples import GpuSample
 from gputop.sources.host.proc_files import ENDED, ZOMBIE
 from gputop.text.units import bytes_, percent
 
@@ -72,14 +72,14 @@ def judge_unlisted_memory(view: NodeView) -> UnlistedMemory | Missing | None:
 
 def describe_unlisted_memory(v: UnlistedMemory) -> Explanation:
     used = f"{bytes_(v.used_bytes)} of memory"
+    who, held = "The process is in another container, or it has ended without freeing its memory.", (
+        f"{'up to ' * (len(v.gpus) > 1)}{used} in use, but no process is listed")
     if v.ended:
-        title = f"{gpus_text(v.gpus)}: a process that has ended still holds {used}"
         who = f"The driver lists process {', '.join(map(str, v.ended))}, which has ended without freeing its memory."
-    else:
-        title = f"{gpus_text(v.gpus)}: {used} in use, but no process is listed"
-        who = "The process is in another container, or it has ended without freeing its memory."
+        held = f"a process that has ended still holds {used}"
     return Explanation(
-        title=title, why=f"GPU {v.gpu} did nothing over the last {v.window_s:.0f} s, but {used} is in use there. {who}",
+        title=f"{gpus_text(v.gpus)}: {held}",
+        why=f"GPU {v.gpu} did nothing over the last {v.window_s:.0f} s, but {used} is in use there. {who}",
         evidence={"window_s": v.window_s, "used_bytes": v.used_bytes, "held_gpus_count": float(len(v.gpus))},
         brief=who, action="On the host, find the process that has the device open. If there is none, reset the GPU.",
         snippet=f"sudo fuser -v /dev/nvidia{v.gpu}", gain="none: a fix frees the memory for other jobs",
@@ -89,7 +89,8 @@ def describe_unlisted_memory(v: UnlistedMemory) -> Explanation:
 class HostMemoryLow(Verdict, frozen=True, kw_only=True):
     used_bytes: float
     total_bytes: float
-    largest: HostProcess | None  # of all processes; None: not known
+    largest: str  # process of all; empty: not known
+    largest_bytes: float
 
 
 def judge_host_memory_low(view: NodeView) -> HostMemoryLow | Missing | None:
@@ -102,13 +103,14 @@ def judge_host_memory_low(view: NodeView) -> HostMemoryLow | Missing | None:
     least = limit(f"{rule}.free_leave") if shown else enter
     if total - used > least * min(total, limit(f"{rule}.free_bytes") / enter):
         return None
-    return HostMemoryLow(gpus=(), severity="medium", used_bytes=used, total_bytes=total,
-                         largest=max(host.top_processes, key=lambda p: p.rss_bytes.value or 0.0, default=None))
+    sizes = {name_of(p): size for p in host.top_processes if (size := p.rss_bytes.value)}
+    largest = max(sizes, key=sizes.__getitem__, default="")
+    return HostMemoryLow(gpus=(), severity="medium", used_bytes=used, total_bytes=total, largest=largest,
+                         largest_bytes=sizes.get(largest, 0.0))
 
 
 def describe_host_memory_low(v: HostMemoryLow) -> Explanation:
-    largest = "" if v.largest is None or v.largest.rss_bytes.value is None else (
-        f" The largest process is {name_of(v.largest)} with {bytes_(v.largest.rss_bytes.value)}.")
+    largest = f" The largest process is {v.largest} with {bytes_(v.largest_bytes)}." if v.largest else ""
     used = f"{bytes_(v.used_bytes)} of {bytes_(v.total_bytes)}"
     return Explanation(
         title=f"Host memory is nearly used up: {used}",

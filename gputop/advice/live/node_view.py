@@ -345,7 +345,7 @@ def is_inference_server(process: ProcessSample) -> bool:
 
 
 def waits_for(process: ProcessSample) -> str:
-    """What a process that does nothing may well wait for, by its command; empty where it should be at work."""
+    """Cause for which a process that does nothing may well wait, by its command; empty where it should be at work."""
     if is_inference_server(process):
         return "requests"
     return "its user" if _NOTEBOOKS.search(process.command or "") else ""

@@ -135,7 +135,8 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
         evidence=known({
             "window_s": v.window_s, "idle_gpus_count": float(len(idle)),
             "held_gpus_count" if v.complete else "held_gpus_watched_count": float(len(idle)), "cpu_cores": cores}),
-        action=action, snippet=" ".join(("gputop stacks", *map(str, (process.pid, *v.others)[:_NAMED]))),
+        action=action,
+        snippet=None if waits else " ".join(("gputop stacks", *map(str, (process.pid, *v.others)[:_NAMED]))),
         brief=f"{who} {'are' if v.others else 'is'} {may_be}." if v.complete else "",
         unknown="the line that it is executing" if v.complete and not waits else "",
         gain="no step is running" if v.complete else NO_FIGURE, source="gputop's own limits")
@@ -382,29 +383,23 @@ def _sharing(second_sm: float, before: Severity | None) -> Severity:
 def describe_shared_gpu(v: SharedGpu | CrowdedGpu) -> Explanation:
     if isinstance(v, CrowdedGpu):
         return _crowded(v)
-    a, b = v.processes
+    (a, b), gpu = v.processes, v.gpu
     first, second = (f"{name_of(one)[:-1]}, user {one.user or 'unknown'})" for one in (a, b))
-    evidence = known({"together_s": v.together_s, "shared_gpus_count": float(v.shared),
-                      "first_sm_ratio": a.gpus[v.gpu].sm_ratio.value, "second_sm_ratio": b.gpus[v.gpu].sm_ratio.value})
-    gain, guide = NO_FIGURE, "NVML process list and process utilization"
-    memory, sm = b.gpus[v.gpu].memory_bytes.value, b.gpus[v.gpu].sm_ratio.value
+    memory, sm = b.gpus[gpu].memory_bytes.value, b.gpus[gpu].sm_ratio.value
+    title, why = "", f"{first} and {second} are both using GPU {gpu}. Their kernels take turns, and neither job can use"
+    brief, action, snippet = (f"{name_of(a)} and {name_of(b)} take turns on GPU {gpu}.", "Give each job its own GPUs.",
+                              code("shared_gpu", "jobs"))
     if memory is not None and sm is not None and sm < limit("shared_gpu.sm_medium"):
-        holds = f"holds {bytes_(memory)} of the memory of GPU {v.gpu} but hardly computes"
-        return Explanation(
-            title=f"{gpus_text(v.gpus)} shared by two jobs, one of which hardly computes",
-            why=f"{second} {holds} at the moment ({percent(sm)} of the SM time). {first} is also using this GPU and "
-                "cannot use that memory.",
-            evidence=evidence, brief=f"{second} {holds}.", snippet=f"ps -fp {b.local_pid or b.pid}",
-            action="If nobody needs that process, stop it. Otherwise, give it another GPU.",
-            gain=f"none at the moment, but the memory is missing; {gain}", source=guide)
+        brief = f"{second} holds {bytes_(memory)} of the memory of GPU {gpu} but hardly computes."
+        title, why = ", one of which hardly computes", f"{brief} {first} is also using this GPU, but cannot use"
+        action, snippet = "If nobody needs that process, stop it. Otherwise, give it another GPU.", f"ps -fp {b.pid}"
     return Explanation(
-        title=f"{gpus_text(v.gpus)} shared by two jobs",
-        why=f"{first} and {second} are both using GPU {v.gpu}. Their kernels take turns, and neither job can use all "
-            "of the GPU memory.",
-        evidence=evidence, brief=f"{name_of(a)} and {name_of(b)} take turns on GPU {v.gpu}.",
-        action="Give each job its own GPUs.", snippet=code("shared_gpu", "jobs"),
-        gain=f"depends on how much GPU time the other job uses; {gain}",
-        source=f"{guide}; CUDA time-slices contexts of different processes")
+        title=f"{gpus_text(v.gpus)} shared by two jobs{title}", why=f"{why} all of the GPU memory.",
+        evidence=known({"together_s": v.together_s, "shared_gpus_count": float(v.shared),
+                        "first_sm_ratio": a.gpus[gpu].sm_ratio.value, "second_sm_ratio": sm}),
+        brief=brief, action=action, snippet=snippet,
+        gain=f"depends on how much GPU time the other job uses; {NO_FIGURE}",
+        source="NVML process list and process utilization; CUDA time-slices contexts of different processes")
 
 
 class CrowdedGpu(Verdict, frozen=True, kw_only=True):
@@ -444,25 +439,21 @@ def _memory(process: ProcessSample, index: int) -> float:
 
 
 def _crowded(v: CrowdedGpu) -> Explanation:
-    name = program_name(v.process.command or "one program")
-    evidence = {"processes_count": float(v.count), "held_bytes": v.memory_bytes}
-    source = "NVML process list"
-    snippet = code("shared_gpu", "ranks")
-    if not v.unused:
-        return Explanation(
-            title=f"{v.count} processes of {name} also hold memory on GPU {v.gpu}",
-            why=f"Each of them computes on another GPU, but {bytes_(v.memory_bytes)} of GPU {v.gpu} belongs to them. "
-                "Usually, these ranks have used the default GPU before they selected their own.",
-            evidence=evidence, brief=f"They hold {bytes_(v.memory_bytes)} there and compute on other GPUs.",
-            action="Select the GPU of the local rank before anything else uses CUDA.", snippet=snippet,
-            gain=f"none: a fix frees memory of GPU {v.gpu}", source=source)
-    others = gpus_text(v.unused)
-    are = "is" if len(v.unused) == 1 else "are"
+    name, held = program_name(v.process.command or "one program"), bytes_(v.memory_bytes)
+    title = f"{v.count} processes of {name} also hold memory on GPU {v.gpu}"
+    brief = f"They hold {held} there and compute on other GPUs."
+    action, gain = ("Select the GPU of the local rank before anything else uses CUDA.",
+                    f"none: a fix frees memory of GPU {v.gpu}")
+    if v.unused:
+        others = f"{gpus_text(v.unused)} {'is' if len(v.unused) == 1 else 'are'}"
+        title = f"{v.count} processes of {name} share GPU {v.gpu}, while {others} unused"
+        brief = f"Their kernels take turns on GPU {v.gpu}."
+        action = "If they are ranks of one job, let each one select the GPU of its local rank."
+        gain = f"depends on how much of the GPU each process uses; {NO_FIGURE}"
     return Explanation(
-        title=f"{v.count} processes of {name} share GPU {v.gpu}, while {others} {are} unused",
-        why=f"{name_of(v.process)} and {counted(v.count - 1, 'other process', 'es')} of the same program use GPU "
-            f"{v.gpu}. Their kernels take turns. No process uses {others}.",
-        evidence=evidence | {"unused_gpus_count": float(len(v.unused))},
-        brief=f"Their kernels take turns on GPU {v.gpu}.",
-        action="If they are ranks of one job, let each one select the GPU of its local rank.", snippet=snippet,
-        gain="depends on how much of the GPU each process uses; " + NO_FIGURE, source=source)
+        title=title, why=f"{name_of(v.process)} and {counted(v.count - 1, 'other process', 'es')} of this program hold "
+                         f"{held} of the memory of GPU {v.gpu}. {brief}",
+        evidence={"processes_count": float(v.count), "held_bytes": v.memory_bytes,
+                  "unused_gpus_count": float(len(v.unused))},
+        brief=brief, action=action, snippet=code("shared_gpu", f"ranks-{v.framework}", "ranks"), gain=gain,
+        source="NVML process list")

@@ -82,7 +82,7 @@ class Scene:
             gpus = tuple(self.change(gpu, t) for gpu in gpus)
         processes = tuple(
             ProcessSample(j.pid, j.user, j.command, Reading(at(j.cores, t), "cores"), Reading(1e9, "bytes"), 10,
-                          held[j.pid], j.reason if j.command else "no permission", j.parent, j.started_s,
+                          held[j.pid], j.reason or (None if j.command else "no permission"), j.parent, j.started_s,
                           framework=j.framework, cuda_visible_devices=j.visible,
                           cgroup=None if j.granted_cores is None else cgroup_sample(
                               "slurm 7", cpu_limit_cores=j.granted_cores, cpu_used_cores=at(j.cores, t),

@@ -130,5 +130,8 @@ def test_parts_of_a_divided_gpu_are_no_gpus_of_a_job() -> None:
     scene = Scene(gpus=3, active={0: 0.9, 1: 0.9, 2: 0.0}, jobs=(Job(gpus=(0, 1, 2)),), change=divided)
     _, advices = play(scene, 200)
     assert advices[-1].findings == ()
+    whole = replace(scene, gpus=4, jobs=(Job(gpus=(0, 1, 2)), Job(200, [3])), change=lambda gpu, t: (
+        gpu if gpu.info.index == 3 else divided(gpu, t)))
+    assert after(whole, 200).limit.endswith("gputop does not judge the MIG instances of GPU 0.")
     missing = {a.id: a.missing for a in advices[-1].abstained}
     assert "MIG" in missing["idle_gpu"] and "MIG" in missing["gpu0_oversubscribed"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.advice.live.scene import TOTAL, Job, Level, Scene, abstained, after, get, ids
+from gputop.core.samples import HostProcess, HostSample, Reading
+from gputop.sources.host.proc_files import ENDED
+from tests.advice.live.scene import TOTAL, Job, Level, Scene, abstained, after, get, ids, only, read
 from tests.records import replace
 
 
@@ -54,3 +56,44 @@ def test_what_the_driver_keeps_is_not_free_and_what_one_job_holds_is_no_pressure
     assert "memory_pressure" not in abstained(half)
     young = after(Scene(), 20)
     assert "120 s of used and total memory" in abstained(young)["memory_pressure"]
+
+
+# -- unlisted_memory ----------------------------------------------------------------------------------
+
+HELD = {"memory_used_bytes": 0.7 * TOTAL}
+
+
+def test_memory_of_an_idle_gpu_that_no_process_holds() -> None:
+    advice = after(Scene(jobs=[Job(gpus=range(3))], gpus=4, change=only(3, **HELD)), 150)
+    assert ids(advice) == ["unlisted_memory"]  # and not that it is unused
+    finding = get(advice, "unlisted_memory")
+    assert (finding.gpus, finding.severity) == ((3,), "low") and "another container" in finding.brief
+    assert finding.title.startswith("GPU 3: 52.2G of memory in use") and "No problem found" in advice.limit
+    ended = Job(200, [3], command="", memory=0.7 * TOTAL, reason=ENDED)
+    left = get(after(Scene({3: 0.0}, jobs=[Job(gpus=range(3)), ended], gpus=4), 150), "unlisted_memory")
+    assert left.severity == "medium" and "process 200, which has ended" in left.brief
+
+
+@pytest.mark.parametrize("scene", [
+    Scene({0: 0.5}, jobs=(), gpus=1, other=HELD),  # somebody works there, unseen
+    Scene({0: 0.0}, jobs=[Job(gpus=[0])], gpus=1, other=HELD),  # idle, but it has a process
+    Scene(jobs=(), gpus=1, other={"memory_used_bytes": 0.05 * TOTAL}),  # a display
+    Scene(jobs=(), gpus=1, change=lambda gpu, t: replace(gpu, processes_reason="no permission"), other=HELD),
+], ids=["works", "held", "display", "unknown"])
+def test_memory_that_has_an_owner_or_may_have_one(scene: Scene) -> None:
+    assert "unlisted_memory" not in ids(after(scene, 150))
+
+
+# -- host_memory_low ----------------------------------------------------------------------------------
+
+def test_a_host_without_memory_names_its_largest_process() -> None:
+    class Full(Scene):
+        def host(self, t: float) -> HostSample:
+            top = tuple(HostProcess(pid, "ana", f"python {pid}.py", read("sm_active", 0.5), Reading(pid * 1e9, "bytes"))
+                        for pid in (7, 9))
+            return replace(super().host(t), top_processes=top)
+
+    finding = get(after(Full(host_used=0.99), 5), "host_memory_low")
+    assert finding.severity == "medium" and "9.py (pid 9) with 8.4G" in finding.brief
+    assert finding.title == "Host memory is nearly used up: 922G of 931G"
+    assert "host_memory_low" not in ids(after(Scene(host_used=0.96), 5))  # 40 GB are left

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from gputop.advice.live.advise import live_advice
 from gputop.advice.live.node_view import same_job
 from gputop.core.findings import Advice
-from gputop.core.samples import ProcessSample
+from gputop.core.samples import NodeSample, ProcessSample
 from gputop.telemetry.history import History
 from tests.advice.live.scene import START_S, Job, Level, Scene, abstained, after, get, ids, play, read, verdict
 from tests.records import replace
@@ -100,6 +102,19 @@ def test_a_gpu_at_work_without_a_listed_process_is_not_free() -> None:
     assert "the processes on GPU 6" in abstained(alone)["idle_gpu"]
 
 
+def test_servers_and_notebooks_that_do_nothing_wait_and_are_not_stuck() -> None:
+    for command, waits in (("python -m vllm.entrypoints.api_server", "requests"),
+                           ("python -m ipykernel_launcher -f k.json", "its user")):
+        job = Job(gpus=[0], command=command, cores=0.0, started_s=START_S - 1000)
+        finding = get(after(Scene({0: 0.0}, jobs=[job], gpus=1), 150), "idle_gpu")
+        assert finding.severity == "low" and f"waiting for {waits}" in finding.brief and not finding.unknown
+        assert "stuck" not in f"{finding.why} {finding.brief} {finding.snippet}"
+    jobs = [Job(100 + i, [i], f"python train.py --rank {i}", cores=0.0, started_s=START_S - 1000) for i in range(4)]
+    finding = get(after(Scene(dict.fromkeys(range(4), 0.0), jobs=jobs, gpus=4), 150), "idle_gpu")
+    assert "train.py (pid 100) and 3 other processes are waiting or stuck" in finding.brief
+    assert finding.snippet == "gputop stacks 100 101 102 103" and finding.severity == "medium"
+
+
 # -- job_on_cpu ---------------------------------------------------------------------------------
 
 ON_CPU = Job(gpus=(), command="python train.py", framework="pytorch", started_s=START_S - 30, cores=1.0)
@@ -134,6 +149,14 @@ def test_a_job_that_computes_on_the_cpu_while_no_process_uses_a_gpu() -> None:
         "none"])
 def test_who_does_not_run_on_the_cpu_by_mistake(scene: Scene) -> None:
     assert all("job_on_cpu" not in ids(one) for one in play(scene, 120)[1])
+
+
+def test_a_job_that_has_ended_is_no_pause() -> None:
+    gone = Scene({i: (lambda t: 0.9 if t < 100 else 0.0) for i in (0, 1)}, jobs=[Job(gpus=(0, 1), until_s=100)], gpus=2)
+    assert after(gone, 140).limit == "The last process on GPUs 0-1 ended 39 s ago."
+    assert "no process is listed" in after(gone, 260).limit
+    paused = Scene({i: (lambda t: 0.9 if t < 200 else 0.0) for i in (0, 1)}, jobs=[Job(gpus=(0, 1))], gpus=2)
+    assert "fell from" in after(paused, 240).limit
 
 
 def test_a_node_without_a_job_is_said_to_have_none() -> None:
@@ -296,3 +319,52 @@ def test_one_job() -> None:
     assert not same_job(process(Job(1, [0])), process(Job(2, [0], user="bob")))
     assert same_job(process(Job(1, [0], "mpirun -n 2 t", parent=7)), process(Job(7, [1], "mpirun", "root")))
     assert not same_job(process(Job(1, [0], None)), process(Job(2, [1], None)))
+    spawned = "python -c from multiprocessing.spawn import spawn_main; spawn_main(pipe_handle="
+    assert same_job(*(process(Job(pid, [0], f"{spawned}{pid})", parent=9)) for pid in (1, 2)))
+    assert same_job(*(process(Job(pid, [0], f"python t.py --local-rank={pid}")) for pid in (1, 2)))
+    assert not same_job(*(process(Job(pid, [0], f"python t.py --lr={pid}")) for pid in (1, 2)))
+
+
+def ranks(gpus: Sequence[int], command: str = "python -u train.py", memory: float = 8e9, **more: object) -> Scene:
+    """A process for each of these GPUs, of eight."""
+    active = {gpu: 0.9 if gpu in gpus else 0.0 for gpu in range(8)}
+    jobs = [Job(100 + n, [gpu], command.format(n), memory=memory, framework="pytorch") for n, gpu in enumerate(gpus)]
+    return Scene(active, jobs=jobs, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("command", ["python -u train.py", "python train.py --local-rank {}"])
+def test_ranks_of_one_job_that_landed_on_one_gpu(command: str) -> None:
+    finding = get(after(ranks([0] * 8, command), 150), "shared_gpu")
+    assert finding.title == "8 processes of train.py share GPU 0, while GPUs 1-7 are unused"
+    assert (finding.gpus, finding.severity) == ((0,), "medium") and "set_device" in (finding.snippet or "")
+    two_on_one = get(after(ranks([0, 1, 2, 3, 4, 5, 6, 0], command), 150), "shared_gpu")
+    assert two_on_one.title == "2 processes of train.py share GPU 0, while GPU 7 is unused"
+    assert "shared_gpu" not in ids(after(ranks(range(8), command), 150))
+    assert "shared_gpu" not in ids(after(ranks([0] * 8 + [*range(1, 8)], command), 150))  # no GPU is free
+    assert "shared_gpu" not in ids(after(ranks([0] * 8, "python -m vllm.serve"), 150))
+    children = ranks([0, 0])
+    children = replace(children, jobs=[children.jobs[0], replace(children.jobs[1], parent=100)])
+    assert "shared_gpu" not in ids(after(children, 150))
+
+
+def test_ranks_that_hold_memory_on_the_first_gpu_besides_their_own() -> None:
+    jobs = [Job(100 + i, [0, i] if i else [0], f"python train.py --rank {i}") for i in range(4)]
+
+    class Contexts(Scene):
+        """On GPU 0, each rank but the first holds a context alone."""
+
+        def sample(self, t: float) -> NodeSample:
+            sample = super().sample(t)
+            small = {p.pid: {g: replace(held, memory_bytes=read("memory_used_bytes", 0.5e9)) if g == 0 and p.pid != 100
+                             else held for g, held in p.gpus.items()} for p in sample.processes}
+            return replace(sample, processes=tuple(replace(p, gpus=small[p.pid]) for p in sample.processes))
+
+    finding = get(after(Contexts(jobs=jobs, gpus=4), 60), "shared_gpu")
+    assert finding.title == "3 processes of train.py also hold memory on GPU 0" and finding.severity == "low"
+    assert finding.evidence["held_bytes"] == 1.5e9
+    assert "shared_gpu" not in ids(after(Scene(jobs=jobs, gpus=4), 60))  # as much there as on their own
+
+
+def test_a_job_that_only_holds_memory_does_not_take_turns() -> None:
+    finding = get(two(Job(100, sm=0.9), Job(200, [1], "python -m ipykernel_launcher", "bob", sm=0.0)), "shared_gpu")
+    assert "hardly computes" in finding.title and "user bob" in finding.brief and "turns" not in finding.why

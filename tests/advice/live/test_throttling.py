@@ -84,11 +84,12 @@ def test_clocks_that_a_fault_or_a_setting_holds_down(
 
 
 def test_the_reason_of_a_low_clock_is_named_and_heat_is_told_first() -> None:
-    scene = Scene(events=["hw slowdown", "power brake"], other={"sm_clock_hz": 0.99e9})
-    finding = get(after(scene, 61), "clocks_limited")
-    assert finding.title == "GPUs 0-7 held at 50% of their maximum SM clock by a power brake signal"
+    brake = Scene(events=["hw slowdown", "power brake"], other={"sm_clock_hz": 0.99e9})
+    assert get(after(brake, 61), "clocks_limited").title == "GPUs 0-7 at 50% of their maximum SM clock: power brake"
+    unknown = get(after(replace(brake, events=["hw slowdown"]), 61), "clocks_limited")
+    assert "hardware slowdown" in unknown.title and "at 60 °C" in unknown.brief
     setting = get(after(Scene(events=["application clocks"], other={"sm_clock_hz": 1e9}), 61), "clocks_limited")
-    assert "a clock setting" in setting.title and "nvidia-smi -rgc" in (setting.snippet or "")
+    assert "clock setting" in setting.title and "nvidia-smi -rgc" in (setting.snippet or "")
     heat = after(Scene(events=["hw slowdown", "hw thermal"], other={"sm_clock_hz": 1e9, "temperature_c": 90.0}), 61)
     assert ids(heat) == ["thermal_throttled"]
     # A pause lowers the mean of the clock, but not the highest one.
