@@ -70,6 +70,7 @@ LABELS = {
     "bytes_per_s": "rate",
     "calls": "calls",
     "calls_count": "calls in the window",
+    "interrupted_calls_count": "calls in the middle of which a thread stopped",
     "calls_s": "host time in these calls",
     "capacity_bytes": "allocator capacity",
     "chained_ratio": "element-wise kernels in chains, share of the time",
