@@ -70,6 +70,8 @@ LABELS = {
     "bytes_per_s": "rate",
     "calls": "calls",
     "calls_count": "calls in the window",
+    "interrupted_calls_count": "interrupted calls",
+    "longest_pause_s": "longest of them",
     "calls_s": "host time in these calls",
     "capacity_bytes": "allocator capacity",
     "chained_ratio": "element-wise kernels in chains, share of the time",

@@ -262,7 +262,7 @@ def _describe_interrupted(v: ThreadsInterrupted, job: Job) -> Explanation:
              f"{seconds(v.longest_s)}. This happens in {len(v.names)} kinds of calls, for example "
              f"{', '.join(v.names[:_NAMED])}, which take far less time otherwise. So the thread most likely had no "
              "CPU, or waited for another thread."),
-        evidence={"launch_wait_s": v.launch_wait_s, "share_ratio": v.share, "interrupted_calls": v.calls,
+        evidence={"launch_wait_s": v.launch_wait_s, "share_ratio": v.share, "interrupted_calls_count": v.calls,
                   "longest_pause_s": v.longest_s},
         action=ENOUGH_CPUS, snippet=code("thread_contention", job.framework),
         gain="assumes that launching threads always have a CPU",

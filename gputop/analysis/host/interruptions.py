@@ -24,18 +24,18 @@ def interrupted(trace: Trace) -> I64:
     host, rows = trace.host, host_rows(trace, _CALLS)
     rows = rows[np.isin(host.line[rows], launching_lines(trace))]
     length = host.end_ns[rows] - host.start_ns[rows]
-    own = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names).own(length)
+    self_ns = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names).own(length)
     _, kind, count = np.unique(host.name[rows], return_inverse=True, return_counts=True)
-    order = np.lexsort((own, kind))
-    usual = own[order][np.cumsum(count) - (count + 1) // 2]  # median of each kind
-    stopped = (own >= _LEAST_NS) & (own <= _LONGEST_NS) & (2 * own >= length) & (count >= _OF_KIND)[kind] & (
-        own >= _TIMES * usual[kind])
-    by_kind = np.bincount(kind[stopped], own[stopped])
+    order = np.lexsort((self_ns, kind))
+    usual = self_ns[order][np.cumsum(count) - (count + 1) // 2]  # median of each kind
+    stopped = (self_ns >= _LEAST_NS) & (self_ns <= _LONGEST_NS) & (2 * self_ns >= length) & (
+        count >= _OF_KIND)[kind] & (self_ns >= _TIMES * usual[kind])
+    by_kind = np.bincount(kind[stopped], self_ns[stopped])
     few = np.count_nonzero(by_kind) < _KINDS or by_kind.max() > _MOST * by_kind.sum()
     return rows[:0] if few else rows[stopped]
 
 
 def interruptions(trace: Trace, timeline: GpuTimeline) -> Spans:
-    """When a thread that launches to this GPU stands still in such calls."""
+    """Spans in which a thread that launches to this GPU stands still in such calls."""
     rows = interrupted(trace)
     return spans_of(trace, rows[launching_to(trace, timeline)[trace.host.line[rows]]])
