@@ -192,10 +192,11 @@ class TraceBuilder(Struct):
 
 
 class Collected(Generic[_Collectable]):
-    """Events that come in pieces, in one set of columns with ``room`` for the most that can come."""
+    """Events that come in pieces, in one set of columns with ``room`` for the most that can come. ``absent``: the
+    columns that may be unknown of some."""
 
-    def __init__(self, kind: type[_Collectable], room: int) -> None:
-        self._kind = kind
+    def __init__(self, kind: type[_Collectable], room: int, *absent: str) -> None:
+        self._kind, self._absent = kind, absent
         self._columns = {name: np.empty(room, dtype) for name, dtype in column_types(kind).items()}
         self._count = 0
 
@@ -203,9 +204,10 @@ class Collected(Generic[_Collectable]):
         return self._count
 
     def more(self, count: int) -> _Collectable:
-        """The part of the whole for so many further events, of which nothing is known (:meth:`Columns.empty`)."""
+        """The part of the whole for so many further events, to be set: nothing is known (:meth:`Columns.empty`) in the
+        ``absent`` columns."""
         begin, self._count = self._count, self._count + count
-        for column in self._columns.values():
+        for column in map(self._columns.__getitem__, self._absent):
             column[begin:self._count] = -int(column.dtype.kind == "i")
         return self._part(slice(begin, self._count))
 

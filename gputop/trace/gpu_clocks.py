@@ -15,7 +15,7 @@ import numpy as np
 
 from gputop.core.findings import TraceNote
 from gputop.text.units import seconds
-from gputop.trace.lookups import distinct
+from gputop.trace.lookups import distinct, on_gpu
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, Trace, TraceGpu
 
 # CUPTI converts a GPU's times to the host's clock with an error of tens of microseconds; that is also by how much what
@@ -126,11 +126,10 @@ def clock_notes(trace: Trace) -> list[TraceNote]:
 def _launches(trace: Trace) -> Iterator[str]:
     """GPUs whose kernels begin long after the calls that launched them, although nothing held them up."""
     device = trace.device
-    launched = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
-    gpu_of = device.gpu[launched]
     shortest: dict[int, int] = {}
     for gpu in range(len(trace.gpus)):
-        rows = launched[np.flatnonzero(gpu_of == gpu)]
+        mine = on_gpu(device, gpu)
+        rows = mine.start + np.flatnonzero((device.launch_ns[mine] >= 0) & (device.kind[mine] <= Kind.COLLECTIVE))
         # Launched by a call before which everything earlier on that GPU had ended; events are in the order of starts.
         free = np.append(True, device.launch_ns[rows[1:]] > np.maximum.accumulate(device.end_ns[rows])[:-1])
         if len(rows) and free.sum() >= MIN_EVENTS:
@@ -150,9 +149,10 @@ def _collectives(trace: Trace) -> Iterator[str]:
     for host in trace.hosts or [""]:
         ends = []
         for gpu, about in enumerate(trace.gpus):
-            rows = np.flatnonzero((device.gpu == gpu) & (device.kind == Kind.COLLECTIVE))
-            if about.host == host and len(rows):
-                ends.append((gpu, np.sort(device.end_ns[rows])))
+            mine = on_gpu(device, gpu)
+            end = np.sort(device.end_ns[mine][device.kind[mine] == Kind.COLLECTIVE])
+            if about.host == host and len(end):
+                ends.append((gpu, end))
         if len(ends) < 3 or len({len(end) for _, end in ends}) > 1 or len(ends[0][1]) < MIN_EVENTS:
             continue
         table = np.stack([end for _, end in ends])

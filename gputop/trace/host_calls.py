@@ -47,7 +47,9 @@ def work_of(trace: Trace, rows: I64) -> Spans:
 
 def launched_in_calls(trace: Trace, rows: I64, pattern: str) -> Mask:
     """Mask of these device events that a host event of such a name launched."""
-    return within_calls(trace, host_rows(trace, pattern), trace.device.launch_line[rows], trace.device.launch_ns[rows])
+    calls, device = host_rows(trace, pattern), trace.device
+    return (within_calls(trace, calls, device.launch_line[rows], device.launch_ns[rows]) if len(calls)
+            else np.zeros(len(rows), bool))
 
 
 def within_calls(trace: Trace, calls: I64, line: npt.NDArray, time_ns: I64) -> Mask:

@@ -133,6 +133,11 @@ def optimizer_names(trace: Trace) -> Mask:
     return name_mask(trace, _OPTIMIZER, _OPTIMIZER_WORDS)
 
 
+def on_gpu(device: DeviceEvents, gpu: int) -> slice:
+    """Rows of a GPU's events in a trace, where they lie together."""
+    return slice(*np.searchsorted(device.gpu, np.array((gpu, gpu + 1), device.gpu.dtype)).tolist())
+
+
 def by_line(line: npt.NDArray) -> dict[int, I64]:
     """The places at which each number of a line, none below 0, stands in this column."""
     return dict(line_by_line(line))

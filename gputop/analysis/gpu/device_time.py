@@ -17,7 +17,7 @@ from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, joined, merge, subtract, uncovered, union
 from gputop.trace.kernel_names import UNKNOWN, classify
-from gputop.trace.lookups import Mask, rows_of
+from gputop.trace.lookups import Mask, on_gpu, rows_of
 from gputop.trace.model import I64, U8, Kind, Trace
 from gputop.trace.parallel import pool
 
@@ -114,8 +114,8 @@ def timelines(trace: Trace) -> list[GpuTimeline]:
 
 def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
     device = trace.device
-    first, last = np.searchsorted(device.gpu, np.array((gpu, gpu + 1), device.gpu.dtype)).tolist()
-    events = slice(first, last)
+    events = on_gpu(device, gpu)
+    first, last = events.start, events.stop
     start, end, kind = device.start_ns[events], device.end_ns[events], device.kind[events]
     if not (end > start).any():
         return None

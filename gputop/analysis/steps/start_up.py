@@ -23,7 +23,7 @@ from gputop.trace.complete_part import part_of
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
 from gputop.trace.kernel_names import short_kernel
-from gputop.trace.lookups import COMPILE, LAUNCH_CALLS, Mask, distinct, host_rows, name_mask, numbered, spans_of
+from gputop.trace.lookups import COMPILE, LAUNCH_CALLS, Mask, distinct, host_rows, name_mask, numbered, on_gpu, spans_of
 from gputop.trace.model import I64, Kind, MemoryKind, Trace, once
 from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
@@ -254,8 +254,8 @@ def _uploads(trace: Trace) -> Spans:
     """Copies from pageable memory before a GPU's first kernel, where many follow one another: parameters."""
     device, spans = trace.device, EMPTY
     for gpu in range(len(trace.gpus)):
-        mine = np.flatnonzero(device.gpu == gpu)  # in order of time
-        before = mine[:np.argmax(np.append(device.kind[mine] <= Kind.COLLECTIVE, True))]
+        mine = on_gpu(device, gpu)  # in order of time
+        before = mine.start + np.arange(np.argmax(np.append(device.kind[mine] <= Kind.COLLECTIVE, True)))
         before = before[(device.kind[before] == Kind.H2D) & (device.src[before] == MemoryKind.PAGEABLE)]
         runs = joined(union(device.start_ns[before], device.end_ns[before]), _WORTH_NAMING_NS)
         many = np.diff(np.searchsorted(device.start_ns[before], runs.start), append=len(before)) >= _PARAMETERS

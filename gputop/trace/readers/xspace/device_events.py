@@ -26,6 +26,7 @@ from gputop.trace.readers.xspace.xplane import Chunk, PlaneLines, XLine, XPlane,
 
 _DEVICE_STATS = ("correlation_id", "memcpy_details", "kernel_details", "tf_op", "annotation", "hlo_op",
                  "hlo_module", "program_id", "cuda_graph_id")
+_ABSENT = ("launch_ns", "launch_line", "launch_end_ns", "bytes", "src", "dst", "hlo")  # of most events
 
 
 class _Gpu(Struct, frozen=True):
@@ -110,7 +111,7 @@ class DeviceReader:
     def _read_planes(self, planes: Sequence[XPlane], base_ns: int) -> tuple[list[list[DeviceEvents]], DeviceEvents]:
         """The events of each GPU, in pieces of which none is empty, and all of them, of which those are parts."""
         gpus = [self._gpus.open(plane, self._together) for plane in planes]
-        collected = Collected(DeviceEvents, sum(event_count(gpu.source.lines) for gpu in gpus))
+        collected = Collected(DeviceEvents, sum(event_count(gpu.source.lines) for gpu in gpus), *_ABSENT)
         pieces: list[list[DeviceEvents]] = [[] for _ in planes]
         index_of = {id(gpu.source): index for index, gpu in enumerate(gpus)}
         for decoded in self._events.read([gpu.source for gpu in gpus], base_ns):

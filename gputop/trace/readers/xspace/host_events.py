@@ -97,14 +97,14 @@ class HostPlanesReader:
         skip = IntMap(noise, 0) if noise else None
         for decoded in self._events.read([PlaneLines(plane, lines, names, self._stats, skip, self._together)], base_ns):
             chunk, line = decoded.chunk, self._lines.of(decoded)
-            is_allocator = np.logical_or.reduce([chunk.name == builder.names[name] for name in _ALLOCATOR])
-            if is_allocator.any():
-                self._allocator_chunk(chunk, np.flatnonzero(is_allocator), references)
+            keep = np.logical_and.reduce([chunk.name != builder.names[name] for name in _ALLOCATOR])
+            if not keep.all():
+                self._allocator_chunk(chunk, np.flatnonzero(~keep), references)
             first = len(host)
-            events = host.more(int(np.count_nonzero(~is_allocator)))
-            events.line[:] = np.broadcast_to(line, len(chunk.name))[~is_allocator]
-            self._set(events, chunk, ~is_allocator, references)
-            self._add_calls(chunk, ~is_allocator, references, first, calls)
+            events = host.more(int(np.count_nonzero(keep)))
+            events.line[:] = np.broadcast_to(line, len(keep))[rows_of(keep)]
+            self._set(events, chunk, keep, references)
+            self._add_calls(chunk, keep, references, first, calls)
             yield events
 
     def _set(self, events: HostEvents, chunk: Chunk, keep: Mask, references: IntMap) -> None:

@@ -346,13 +346,14 @@ def _decode_events(block: Block, events: _EventBytes, source: PlaneLines, wanted
     broken[others] = cut
 
     name = source.names(metadata)
-    nonsense = (offset <= -_MAX_NS) | (offset >= _MAX_NS) | (duration < 0) | (duration >= _MAX_NS)
-    nonsense |= (timestamp_ns <= -_MAX_NS) | (timestamp_ns >= _MAX_NS)
-    malformed = broken | nonsense
+    for times, least in ((offset, -_MAX_NS + 1), (duration, 0), (timestamp_ns, -_MAX_NS + 1)):
+        if times.min() < least or times.max() >= _MAX_NS:
+            broken |= (times < least) | (times >= _MAX_NS)
     unwanted = aggregate if source.skip is None else aggregate | (source.skip(metadata) == 1)
-    losses.malformed += int(malformed.sum())
-    losses.unnamed += int((~malformed & ~unwanted & (name < 0)).sum())
-    keep = ~malformed & ~unwanted & (name >= 0)
+    losses.malformed += int(broken.sum())
+    keep = ~broken & ~unwanted
+    losses.unnamed += int((keep & (name < 0)).sum())
+    keep &= name >= 0
     start_ns = timestamp_ns + offset // _PS_PER_NS
     end_ns = timestamp_ns + (offset + duration) // _PS_PER_NS
     if not keep.all():
