@@ -36,11 +36,14 @@ def captured(job: TfJob, logdir: Path) -> dict[str, Any]:
 
 
 def test_slow_input_is_named_and_the_step_time_is_the_job_s_own(tf_slow_job: TfJob, tmp_path: Path) -> None:
-    document = captured(tf_slow_job, tmp_path)
+    for number in range(5):
+        document = captured(tf_slow_job, tmp_path / str(number))
+        (waits,) = [gaps for gaps in document["stacks"]["gaps"] if gaps["gap"] == "input"]
+        if waits["lines"]:  # on a loaded machine py-spy may see too little to name any: then there is another recording
+            break
     # Tests beside this one may take the CPUs, which is then said first.
     first = next(f for f in document["findings"] if f["id"] != "cpu_contention")
     assert first["id"] == "input_bound" and first["severity"] == "high"
-    (waits,) = [gaps for gaps in document["stacks"]["gaps"] if gaps["gap"] == "input"]
     assert waits["lines"][0]["line"]== "load.<lambda> (AutoGraph)", waits  # which sleeps
     capture = document["capture"]
     assert capture["chosen_s"] == 2 and capture["probe"]["host_events_per_s"] > 0

@@ -106,16 +106,6 @@ def test_stop_ends_the_callbacks_and_closes_the_source() -> None:
         going.out.get(timeout=3 * MIN_INTERVAL_S)
 
 
-def test_stop_may_come_from_the_callback_and_before_the_start() -> None:
-    node = Node()
-    ends: list[Callable[[], None]] = []
-    sampler = Sampler(node, MIN_INTERVAL_S, lambda sample: ends[0](), pytest.fail)
-    ends.append(sampler.stop)
-    sampler.start()
-    assert node.closed.wait(PATIENCE_S)
-    Sampler(Node(), 1.0, pytest.fail, pytest.fail).stop()
-
-
 def test_the_interval_can_change_and_has_a_lower_bound(run: Callable[..., Run]) -> None:
     going = run(Node(), 3600.0)
     going.sample()
@@ -206,7 +196,8 @@ def test_a_sample_that_cannot_be_used_ends_it_and_is_no_fault_of_the_source(
     assert len(taken) == (1 if which == "sample" else 2)
 
 
-def test_a_stop_at_the_first_sample_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_before_the_start_or_at_the_first_sample_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    Sampler(Node(), 1.0, pytest.fail, pytest.fail).stop()
     node, ended = Node(), threading.Event()
     monkeypatch.setattr(Sampler, "_fail", lambda self, error: pytest.fail(str(error)))
     faults: list[object] = []
@@ -219,19 +210,6 @@ def test_a_stop_at_the_first_sample_is_no_fault(monkeypatch: pytest.MonkeyPatch)
     assert faults == []
 
 
-def test_each_gpu_that_hangs_takes_one_thread(run: Callable[..., Run]) -> None:
-    node = Node(4)
-    for probe in node.gpus[1:3]:
-        probe.gate.clear()
-    going = run(node)
-    for _ in range(3):
-        going.until(lambda sample: [gpu["power_w"].value is None for gpu in sample.gpus] == [False, True, True, False])
-    assert len(going.sampler._gpus.threads) <= 4
-    for probe in node.gpus:
-        probe.gate.set()
-    assert going.until(complete)
-
-
 @pytest.mark.usefixtures("unhurried")
 def test_a_broken_probe_is_shown_and_the_others_go_on(run: Callable[..., Run]) -> None:
     node = Node()
@@ -241,9 +219,3 @@ def test_a_broken_probe_is_shown_and_the_others_go_on(run: Callable[..., Run]) -
     assert states(sample) == [FAILED, OK]
     assert "ZeroDivisionError" in sample.gpus[0].message
     assert going.until(lambda sample: states(sample) == [FAILED, OK])
-
-
-def test_an_unforeseen_fault_ends_the_sampling_with_a_word(run: Callable[..., Run]) -> None:
-    node = Node()
-    node.fault = RuntimeError("oops")
-    assert "oops" in run(node).error().message

@@ -261,12 +261,6 @@ def test_work_that_began_before_an_idle_period_counts_within_it() -> None:
                      {"inner": 5, "other": 5}]
 
 
-def test_without_a_gpu_there_is_no_place():
-    b = keras_steps(Builder(gpus=0), 5, 1_000, 900)
-    assert find_idle_gaps(analyze_to_facts(b.build())) == ()
-
-
-def test_a_gpu_that_never_rests_has_no_place():
-    b = Builder()
-    b.run(0, 0, 100).run(0, 100, 100)
+@pytest.mark.parametrize("b", [keras_steps(Builder(gpus=0), 5, 1_000, 900), Builder().run(0, 0, 100).run(0, 100, 100)])
+def test_without_a_gpu_or_a_rest_there_is_no_place(b):
     assert find_idle_gaps(analyze_to_facts(b.build())) == ()

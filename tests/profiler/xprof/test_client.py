@@ -332,14 +332,10 @@ class TestLogdir:
         assert server.requests == []
         assert everything_below(tmp_path) == [tmp_path / "file"]
 
-    def test_remote_logdir_is_wrong_usage(self):
+    @pytest.mark.parametrize("logdir", ["gs://bucket/logs", "~no-such-user-here/logs"])
+    def test_what_is_no_folder_is_wrong_usage(self, logdir):
         with pytest.raises(GputopError, match="not a folder") as caught:
-            capture("localhost:1", logdir="gs://bucket/logs")
-        assert caught.value.exit_code == EXIT_USAGE
-
-    def test_home_of_a_user_that_does_not_exist_is_wrong_usage(self):
-        with pytest.raises(GputopError, match="not a folder") as caught:
-            capture("localhost:1", logdir="~no-such-user-here/logs")
+            capture("localhost:1", logdir=logdir)
         assert caught.value.exit_code == EXIT_USAGE
 
     def test_failed_capture_leaves_what_was_there(self, logdir):

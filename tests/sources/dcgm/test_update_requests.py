@@ -39,7 +39,3 @@ def test_a_caller_is_woken_by_the_answer() -> None:
     assert number is not None
     requests.answer(number)
     assert seen.get(timeout=PATIENCE_S)
-
-
-def test_nothing_is_waited_for_where_nothing_was_requested() -> None:
-    assert UpdateRequests().wait(0.0)
