@@ -26,7 +26,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.gaps import longest_on_host, ranked_work, work_in
 from gputop.analysis.host.host_causes import EAGER_OPS
 from gputop.analysis.host.host_ops import small_ops
-from gputop.analysis.layers.pytorch import linked_ops
+from gputop.analysis.layers.pytorch import autograd_functions, linked_ops
 from gputop.analysis.results import Functions
 from gputop.analysis.steps.compilations import COMPILER, CUDNN, TRITON, function_name, rebuilt, trials, tried_again
 from gputop.analysis.steps.jax_calls import is_own_op
@@ -290,7 +290,7 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
 
 def _of_recurrences(trace: Trace) -> Spans:
     """Spans of the backward passes of PyTorch's own recurrent layers: small ops that nothing in the job can join."""
-    functions, ops = linked_ops(trace)
+    functions, ops = linked_ops(trace, autograd_functions(trace))
     inside = within_calls(trace, host_rows(trace, _RECURRENCE), trace.host.line[ops], trace.host.start_ns[ops])
     return spans_of(trace, functions[inside])
 

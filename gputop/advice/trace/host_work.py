@@ -24,7 +24,15 @@ from gputop.advice.trace.facts import (
 from gputop.advice.trace.input_fixes import KEEP_WORKERS, WORKERS_OR_SELDOM, fix_of_loader
 from gputop.advice.trace.input_pace import paced_by_input
 from gputop.advice.trace.job import CUSTOM, EAGER, JAX, KERAS, PYTORCH, Job, training_loop
-from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, WORK, UserFunction, known_work, named_work
+from gputop.advice.trace.known_work import (
+    FIT_ONCE,
+    NEW_WORKERS,
+    NO_TRAINING,
+    WORK,
+    UserFunction,
+    known_work,
+    named_work,
+)
 from gputop.advice.trace.other_programs import may_be_others, others_take
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.host_spans import PYTHON_CALLBACK
@@ -214,6 +222,8 @@ def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
         kind, named = recognized
         return f"{kind.what}, {named_work(named)}", kind.action, kind.code(job)
     what = _gap_content(v, loop, most)
+    if loop in KERAS and any(item.name.startswith("MakeIterator::") and item.count_per_step >= 1 for item in v.work):
+        return what, FIT_ONCE.action, FIT_ONCE.code(job)  # a call of fit() for each step
     if loop in KERAS:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
                       "metrics and on_train_batch_* callbacks."), code("step_gap_host", "keras")
