@@ -47,8 +47,8 @@ _SAME_SHAPES = {
     "jax": "Call the function with the same shapes and types each time: pad batches to a few lengths (buckets), pass "
            "changing numbers as arrays (not in static_argnums), and call jax.jit once, outside the loop. "
            "JAX_EXPLAIN_CACHE_MISSES=1 logs why a call compiles, and JAX_LOG_COMPILES=1 logs which calls compile.",
-    "jax-op": "Join, cut, and pad arrays of changing lengths with NumPy, or pad them to a few lengths first: each of "
-              "JAX's ops compiles for each new shape. JAX_LOG_COMPILES=1 logs the shapes.",
+    "jax-op": "Join, cut, and pad arrays of changing lengths with NumPy, collect results in a Python list, or pad "
+              "arrays to a few lengths: each of JAX's ops compiles for each new shape. JAX_LOG_COMPILES=1 logs them.",
     "pytorch": "Call the compiled function with the same shapes and types each time: drop or pad the last batch "
                "(drop_last=True), pad to a few lengths, and mark dimensions that change. TORCH_LOGS=recompiles logs "
                "why a call compiles.",
