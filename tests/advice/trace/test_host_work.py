@@ -338,6 +338,8 @@ def test_what_makes_batches_is_made_ahead_and_not_seldom(loader):
     assert ("batches" in words.title) == bool(loader)
     if loader and loader != "user":
         assert "worker" in f"{words.action}{words.snippet}"
+    alone = out_of_the_step(Explanation("t", "w", {}, "a", "s", "g"), replace(verdict, one_cpu=True), function)
+    assert ("samples cheaper" in alone.action) == bool(loader) and "worker" not in (alone.snippet or "")
     # Of several functions that make a batch none takes most of the gap.
     small = tuple(StackLine(f"t.py:{line} part", "/u/t.py", 0.15, 0.25, loader=loader) for line in range(4))
     words = describe_step_gap_host(replace(verdict, lines=small), Job("step", 1.0, "tensorflow", CUSTOM, ()))
