@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gputop.analysis.results import GapLines, HostStacks, StackLine
+from gputop.render.step_parts import IDLE_CAUSES
 from gputop.text.units import percent, printable, seconds
 
 _MIN_LISTED_SHARE = 0.01  # share of the step: the gaps of one kind are listed
 _SHOWN = 5
-GAP_NAMES = {
-    "gap": "Python outside the model's calls", "input": "input wait", "tracing": "a function is traced or compiled",
-    "eager": "Python runs ops one by one", "placement": "an op runs on the host", "dispatch": "the next launch is late",
-}
 
 
 def per_basis(basis: str) -> str:
@@ -28,7 +25,7 @@ def line_words(line: StackLine, basis: str) -> str:
 def gap_words(gaps: GapLines, stacks: HostStacks) -> str:
     """"between two calls of the step, 43.5 ms of each step; stacks were seen in 92 of 102"."""
     seen = "Python was traced in" if stacks.traced else "stacks were seen in"
-    return (f"{GAP_NAMES.get(gaps.gap, gaps.gap)}, {seconds(gaps.s_per_step)} {per_basis(stacks.basis)}; {seen} "
+    return (f"{IDLE_CAUSES.get(gaps.gap, gaps.gap)}, {seconds(gaps.s_per_step)} {per_basis(stacks.basis)}; {seen} "
             f"{gaps.seen:,} of {gaps.gaps:,} such gaps")
 
 

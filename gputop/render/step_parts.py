@@ -114,6 +114,15 @@ WALL_PARTS: dict[str, tuple[str, str]] = {
     "unrecorded": ("not recorded", "Time in which nothing was recorded, between two recordings or after the profiler's "
                                    "buffers were full."),
 }
+# Causes for which the host keeps GPUs waiting (gputop.analysis.host.host_causes).
+IDLE_CAUSES: dict[str, str] = {
+    "input": "input wait",
+    "tracing": "a function is traced or compiled",
+    "eager": "Python runs ops one by one",
+    "placement": "an op runs on the host",
+    "gap": "Python runs outside the model's calls",
+    "dispatch": "the next launch is late",
+}
 # What the host did in one of them. By kind: its name.
 HOST_KINDS: dict[str, str] = {
     "checkpoint": "saving checkpoints",

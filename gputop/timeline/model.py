@@ -11,6 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from gputop.analysis.results import StackLine
+from gputop.render.step_parts import IDLE_CAUSES
 from gputop.text.units import percent
 
 RowKind = Literal["path", "layer", "gpu", "stream", "counter", "thread", "stage"]
@@ -23,12 +24,7 @@ PER = {"step": " per step", "period": " per period"}  # by the basis; without st
 # Causes of idle gaps: the parts of the step's breakdown (gputop.analysis.gpu.breakdown), with the host's part divided
 # by what the host does meanwhile (gputop.analysis.host.host_causes).
 CAUSES = {
-    "input": "input wait",
-    "tracing": "a function is traced or compiled",
-    "eager": "Python runs ops one by one",
-    "placement": "an op runs on the host",
-    "gap": "Python runs outside the model's calls",
-    "dispatch": "the next launch is late",
+    **IDLE_CAUSES,
     "other_gpu": "another GPU is working",
     "collective_wait": "waits in a collective for the last GPU",
     "idle": "unknown (work queued, launch not recorded, or edge of the recording)",

@@ -142,7 +142,7 @@ def _with_function(words: Explanation, verdict: Verdict, culprits: Sequence[Culp
     if isinstance(verdict, LongStepsFound):
         return less_often(words, function), verdict
     reworded = out_of_the_step(words, verdict, function)
-    if reworded is not words and verdict.claim is not None:
+    if reworded is not words and verdict.claim not in (None, "at most"):
         verdict = replace(verdict, claim=facts.on_cpus("about"), saving=None)
     if facts.active or reworded is words or function.holds_loop or function.loader:
         return reworded, verdict

@@ -26,7 +26,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.gaps import longest_on_host, ranked_work, work_in
 from gputop.analysis.host.host_causes import EAGER_OPS
 from gputop.analysis.host.host_ops import small_ops
-from gputop.analysis.layers.pytorch import linked_ops
+from gputop.analysis.layers.pytorch import autograd_functions, linked_ops
 from gputop.analysis.results import Functions
 from gputop.analysis.steps.compilations import COMPILER, CUDNN, TRITON, function_name, rebuilt, trials, tried_again
 from gputop.analysis.steps.jax_calls import is_own_op
@@ -47,8 +47,8 @@ _SAME_SHAPES = {
     "jax": "Call the function with the same shapes and types each time: pad batches to a few lengths (buckets), pass "
            "changing numbers as arrays (not in static_argnums), and call jax.jit once, outside the loop. "
            "JAX_EXPLAIN_CACHE_MISSES=1 logs why a call compiles, and JAX_LOG_COMPILES=1 logs which calls compile.",
-    "jax-op": "Join, cut, and pad arrays of changing lengths with NumPy, or pad them to a few lengths first: each of "
-              "JAX's ops compiles for each new shape. JAX_LOG_COMPILES=1 logs the shapes.",
+    "jax-op": "Join, cut, and pad arrays of changing lengths with NumPy, collect results in a Python list, or pad "
+              "arrays to a few lengths: each of JAX's ops compiles for each new shape. JAX_LOG_COMPILES=1 logs them.",
     "pytorch": "Call the compiled function with the same shapes and types each time: drop or pad the last batch "
                "(drop_last=True), pad to a few lengths, and mark dimensions that change. TORCH_LOGS=recompiles logs "
                "why a call compiles.",
@@ -290,7 +290,7 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
 
 def _of_recurrences(trace: Trace) -> Spans:
     """Spans of the backward passes of PyTorch's own recurrent layers: small ops that nothing in the job can join."""
-    functions, ops = linked_ops(trace)
+    functions, ops = linked_ops(trace, autograd_functions(trace))
     inside = within_calls(trace, host_rows(trace, _RECURRENCE), trace.host.line[ops], trace.host.start_ns[ops])
     return spans_of(trace, functions[inside])
 

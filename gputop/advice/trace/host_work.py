@@ -24,7 +24,15 @@ from gputop.advice.trace.facts import (
 from gputop.advice.trace.input_fixes import KEEP_WORKERS, WORKERS_OR_SELDOM, fix_of_loader
 from gputop.advice.trace.input_pace import paced_by_input
 from gputop.advice.trace.job import CUSTOM, EAGER, JAX, KERAS, PYTORCH, Job, training_loop
-from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, WORK, UserFunction, known_work, named_work
+from gputop.advice.trace.known_work import (
+    FIT_ONCE,
+    NEW_WORKERS,
+    NO_TRAINING,
+    WORK,
+    UserFunction,
+    known_work,
+    named_work,
+)
 from gputop.advice.trace.other_programs import may_be_others, others_take
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.host_spans import PYTHON_CALLBACK
@@ -59,6 +67,7 @@ class StepGapHost(Verdict, frozen=True, kw_only=True):
     new_workers: bool = False  # PyTorch's DataLoader starts its workers anew in most of the gaps
     acts: bool = False  # a model predicts between training steps of PyTorch: a policy acts in an environment
     lines: Sequence[StackLine] = ()  # of Python
+    one_cpu: bool = False  # the job may use no other
     slow_host: str | None = None  # the rank whose gaps these are, where the others' are far shorter
 
 
@@ -91,14 +100,17 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
+    cpus = facts.trace.job_cpus
+    one_cpu = cpus is not None and cpus.limit < 2
+    bound = steps.inside or (one_cpu and any(line.loader for line in lines))
     work = tuple(item for item in host.gap_main if item.s_per_step >= _WORTH_NAMING * host.gap_s)
     return StepGapHost(gpus=facts.active_numbers, share=share, gap_s=host.gap_s,
                        severity="low" if paced else None, input_s=input_s if paced else None,
                        claim=None if paced else facts.on_cpus(
-                           "at most" if steps.inside else "at least" if several else "about"),
+                           "at most" if bound else "at least" if several else "about"),
                        saving=_SAVED_BY_16 * share if several else None,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor, lines=lines,
-                       culprits=on_host(facts, work, gaps),
+                       culprits=on_host(facts, work, gaps), one_cpu=one_cpu,
                        new_workers=overlap(gaps, new_workers(facts)) >= limit("step_gap_host.named") * max(
                            gaps.total, 1),
                        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
@@ -171,7 +183,7 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     made = [line for line in v.lines if line.loader and not (v.inside or v.new_workers)]
     if made and sum(line.s_per_step for line in made) >= limit("step_gap_host.named") * v.gap_s:
         title = _BATCHES.format(percent(v.share))
-        action, snippet = fix_of_loader(made[0].loader)
+        action, snippet = fix_of_loader(made[0].loader, v.one_cpu)
     return Explanation(
         title=title,
         why=f"{where} for {seconds(v.gap_s)} of each step ({percent(v.share)}){of_rank}{but}. Host activity "
@@ -187,7 +199,7 @@ def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunc
             WORK[:1], (), limit("step_gap_host.named") * verdict.gap_s, verdict.lines):
         return words
     if function.loader:
-        action, snippet = fix_of_loader(function.loader)
+        action, snippet = fix_of_loader(function.loader, verdict.one_cpu)
         return structs.replace(
             words, title=_BATCHES.format(percent(verdict.share)), snippet=snippet,
             action=f"The loop waits while {function.name} ({function.location}) prepares its batch. {action}")
@@ -214,6 +226,8 @@ def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
         kind, named = recognized
         return f"{kind.what}, {named_work(named)}", kind.action, kind.code(job)
     what = _gap_content(v, loop, most)
+    if loop in KERAS and any(item.name.startswith("MakeIterator::") and item.count_per_step >= 1 for item in v.work):
+        return what, FIT_ONCE.action, FIT_ONCE.code(job)  # a call of fit() for each step
     if loop in KERAS:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
                       "metrics and on_train_batch_* callbacks."), code("step_gap_host", "keras")

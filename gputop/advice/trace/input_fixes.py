@@ -346,6 +346,7 @@ _OF_LOADER = {
     "datasets": ("Run the dataset's transform ahead of time: in DataLoader workers, or once for all data with map.",
                  "datasets"),
 }
+CHEAPER = "Make samples cheaper (decode, tokenize, and resize once, and store the result), or give the job more CPUs."
 _AHEAD = ("Prepare the next batch while the step runs: in loader workers, or in a thread that fills a queue.", "ahead")
 
 
@@ -360,8 +361,11 @@ FIRST_WORKERS = ("For few batches, load them in the loop's own process (num_work
                  "data, create the DataLoader once and keep its workers (persistent_workers=True).")
 
 
-def fix_of_loader(loader: str) -> tuple[str, str | None]:
-    """Action and code for batches that this loader makes in the loop's own thread, or code of the user's own."""
+def fix_of_loader(loader: str, one_cpu: bool = False) -> tuple[str, str | None]:
+    """Action and code for batches that this loader makes in the loop's own thread, or code of the user's own;
+    ``one_cpu``: of a job that may use no other."""
+    if one_cpu:
+        return f"{CHEAPER} Workers would only take turns with the model on the same CPU.", None
     action, key = _OF_LOADER.get(loader, _AHEAD)
     return action, code("input_bound", key)
 

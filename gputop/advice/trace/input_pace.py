@@ -8,6 +8,7 @@ from gputop.advice.fix_code import code
 from gputop.advice.registry import limit
 from gputop.advice.trace.facts import TraceFacts, new_workers, waits_for_input
 from gputop.advice.trace.input_fixes import (
+    CHEAPER,
     KEEP_WORKERS,
     InputFix,
     fix_of_loader,
@@ -35,7 +36,6 @@ _OF_ROWS = frozenset((*_ROWS, *(f"aten::{name}" for name in (
 # figures.
 _MOSTLY_ROWS, _MANY_ROWS = 0.4, 64
 _WORKERS = 8  # to begin with, where the CPUs are not known
-_CHEAPER = "Make samples cheaper (decode, tokenize, and resize once, and store the result), or give the job more CPUs."
 _CPUS_FULL_RATIO = 0.9  # share of the CPUs that are busy; above it no further worker finds one
 
 
@@ -106,8 +106,7 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
         by_job = cpus is not None and (cpus.used or 0.0) >= _CPUS_FULL_RATIO * cpus.limit
         if cpus is not None and cpus.limit < 2 and (by_job or (cpus.busy or 0.0) >= _CPUS_FULL_RATIO * cpus.allowed):
             busy = f"the job keeps the {counted_cpus(cpus.limit)} that it may use busy" if by_job else "no CPU is idle"
-            return InputFix(f"{_CHEAPER} Workers would only take turns with the model on the same CPU.",
-                            tells=f"{tells}, and {busy}.")
+            return InputFix(*fix_of_loader("torch", one_cpu=True), tells=f"{tells}, and {busy}.")
         return InputFix(fix_of_loader("torch")[0], snippet, tells=f"{tells}.")
     waits = merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace)))
     if anew.total >= uncovered(waits, anew):
@@ -121,7 +120,7 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
         tells = (f" The DataLoader workers keep {children:.2g} of {cpus.allowed:.3g} CPUs busy, and no CPU is idle."
                  if children >= 0.5 * (cpus.programs or 0.0) > 0 else f" None of the {cpus.allowed:.3g} CPUs is idle.")
         return InputFix(
-            f"{_CHEAPER} More workers would only wait for CPUs and cost memory and context switches.", snippet,
+            f"{CHEAPER} More workers would only wait for CPUs and cost memory and context switches.", snippet,
             tells=tells)
     return InputFix("Give the DataLoader more workers, and let them prepare batches ahead of time.", snippet)
 

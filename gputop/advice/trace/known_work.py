@@ -40,6 +40,8 @@ WORK: tuple[KnownWork, ...] = (
     KnownWork("summary", "Write summaries every few hundred steps, not at each step."),
     KnownWork("iterator", "Create the iterator once: repeat the dataset instead of creating a new one in each epoch."),
 )
+FIT_ONCE = KnownWork("datasets", "Call fit() once, with one repeated dataset, instead of once for each epoch or piece "
+                                 "of data: each call creates and frees datasets and their iterators.")
 # What also makes steps long, or runs between them.
 SELDOM_WORK: tuple[KnownWork, ...] = (
     KnownWork("compilation", "Call functions with the same shapes and types each time."),
@@ -48,13 +50,12 @@ SELDOM_WORK: tuple[KnownWork, ...] = (
     KnownWork("freeing", "Create one iterator for all epochs: repeat the dataset and set the steps per epoch. Freeing "
                          "an iterator may block on tf.data's autotuning thread for as long as the epoch took. To avoid "
                          "this wait, set options.autotune.enabled = False, prefetch and num_parallel_calls yourself."),
-    KnownWork("datasets", "Call fit() once, with one repeated dataset, instead of once for each epoch or piece of "
-                          "data: each call creates and frees datasets and their iterators."),
+    FIT_ONCE,
     KnownWork("garbage", "Freeze long-lived objects and control when garbage is collected: call gc.freeze() and "
                          "gc.disable(), and gc.collect() every few hundred steps."),
     KnownWork("files", "Read and write files outside the loop, in the input pipeline, or in a thread."),
 )
-_HALF, _SOME = 0.5, 0.2  # shares of a part: what fills it, names it; what its name has to leave out
+_MOSTLY, _HALF, _SOME = 0.8, 0.5, 0.2  # shares of a part: what fills it, names it; what its name has to leave out
 NEW_WORKERS = "the DataLoader restarting its workers"
 NO_TRAINING = "nothing trains here, so a pause may be the wait for the next request"
 
@@ -63,7 +64,7 @@ def host_words(part: WallPart) -> str:
     """Words for the host's work: "saving checkpoints (train.py:88 save)", "train.py:11 Save.on_epoch_end"; "" where the
     part's name says it all."""
     if part.kind in ("line", "op") and part.what:
-        small = part.named_s < _HALF * part.time_s  # and other ops take the rest
+        small = part.named_s < _MOSTLY * part.time_s  # and others take the rest
         return f"{part.what} {percent(part.named_s / part.time_s)}" if small else part.what
     kind = HOST_KINDS.get(part.kind, part.kind)
     silent_s = part.silent_s or 0.0

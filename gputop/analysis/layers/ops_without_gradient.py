@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct
 
 from gputop.analysis.host.host_ops import PAUSE_NS
-from gputop.analysis.layers.pytorch import linked_ops
+from gputop.analysis.layers.pytorch import autograd_functions, linked_ops
 from gputop.analysis.steps.pytorch_ops import thread_of_ops
 from gputop.analysis.steps.training_loops import LOADER
 from gputop.trace.intervals import Spans, contains, coverage, merge, union
@@ -44,7 +44,7 @@ class OpsWithoutGradient(Struct, frozen=True):
 
 def ops_without_gradient(trace: Trace) -> OpsWithoutGradient | None:
     """Ops without a gradient of the loop's thread; None where it is not known, or no backward pass names its ops."""
-    line, linked = thread_of_ops(trace), linked_ops(trace)[1]
+    line, linked = thread_of_ops(trace), linked_ops(trace, autograd_functions(trace))[1]
     if line is None or not len(linked):
         return None
     host = trace.host

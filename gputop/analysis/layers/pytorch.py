@@ -81,7 +81,7 @@ def _scopes_at(trace: Trace, line: npt.NDArray, time_ns: I64) -> CallScopes:
     marked = {trace.names[i] for i in np.unique(host.name[annotations]).tolist()}
     calls = _Calls(marked, {trace.names[i] for i in np.flatnonzero(functions[:-1]).tolist()}, bool(functions.any()),
                    any(_range_name(name).lower() == "forward" for name in marked))
-    frames, ops = _linked(trace, functions)
+    frames, ops = linked_ops(trace, functions)
     code, function, stacks = _stacks(
         trace, annotations, frames, ops, functions, np.concatenate((line, host.line[ops])),
         np.concatenate((time_ns, host.start_ns[ops])))
@@ -171,12 +171,7 @@ def _stacks(
     return code, innermost, stacks
 
 
-def linked_ops(trace: Trace) -> tuple[I64, I64]:
-    """Rows of autograd's functions, in any order, and for each that of the op whose gradient it computes."""
-    return _linked(trace, autograd_functions(trace))
-
-
-def _linked(trace: Trace, functions: Mask) -> tuple[I64, I64]:
+def linked_ops(trace: Trace, functions: Mask) -> tuple[I64, I64]:
     """Rows of autograd's functions, and for each that of the op whose gradient it computes. Both have the sequence
     number that the op's thread was at; of several ops the last one made the function: one that a class of the user's
     own derived from ``torch.autograd.Function`` names (``CompiledFunction``), too. Numbers that several threads have,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gputop.advice.trace.host_work import StepGapHost, describe_step_gap_host, out_of_the_step
-from gputop.advice.trace.job import CUSTOM, Job
+from gputop.advice.trace.job import CUSTOM, KERAS3, Job
 from gputop.advice.trace.known_work import UserFunction, main_function
 from gputop.advice.verdict import Explanation
-from gputop.analysis.results import FlameNode, GapLines, HostStacks, StackLine
+from gputop.analysis.results import FlameNode, GapLines, GapWork, HostStacks, StackLine
 from gputop.core.findings import Culprit
 from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.trace.model import Trace
@@ -338,10 +338,23 @@ def test_what_makes_batches_is_made_ahead_and_not_seldom(loader):
     assert ("batches" in words.title) == bool(loader)
     if loader and loader != "user":
         assert "worker" in f"{words.action}{words.snippet}"
+    alone = out_of_the_step(Explanation("t", "w", {}, "a", "s", "g"), replace(verdict, one_cpu=True), function)
+    assert ("samples cheaper" in alone.action) == bool(loader) and "worker" not in (alone.snippet or "")
     # Of several functions that make a batch none takes most of the gap.
     small = tuple(StackLine(f"t.py:{line} part", "/u/t.py", 0.15, 0.25, loader=loader) for line in range(4))
     words = describe_step_gap_host(replace(verdict, lines=small), Job("step", 1.0, "tensorflow", CUSTOM, ()))
     assert ("batches" in words.title) == ("next batch" in words.action or "worker" in words.action) == bool(loader)
+
+
+def test_a_call_of_fit_for_each_step_is_the_cause_and_not_the_calls_from_python():
+    """As in an agent that trains on one sample at a time: a call of fit() makes an iterator."""
+    job = Job("step", 1.0, "tensorflow", KERAS3, ())
+    for each, once in ((2.0, True), (0.1, False)):
+        work = (GapWork("tf.function-graph_building", 0.2, 3.0), GapWork("MakeIterator::MapDataset", 0.1, each))
+        words = describe_step_gap_host(StepGapHost(
+            gpus=(), share=0.6, gap_s=0.6, silent_s=0.1, work=work, executor_work=()), job)
+        assert ("train_on_batch" in (words.snippet or "")) == ("fit() once" in words.action) == once
+        assert ("steps_per_execution" in (words.snippet or "")) != once
 
 
 def test_the_fix_names_the_function_or_the_line_of_the_loop():
