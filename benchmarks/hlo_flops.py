@@ -1,12 +1,13 @@
 """FLOPs that gputop counts in XLA's programs against what the mathematics says and XLA's own cost analysis. Needs JAX.
 
-    python benchmarks/hlo_flops.py [--write FILE] [--blocks FILE] [--products FILE] [--trace FILE]
+    python benchmarks/hlo_flops.py [--write FILE] [--blocks FILE] [--products FILE] [--trace FILE] [--rollout FILE]
 
 ``--write`` saves the program of the transformer block's training step, before optimization, for the tests,
 ``--blocks`` all programs of the first table, before and after optimization, ``--products`` those of products and
 convolutions of every kind, each with the number of FLOPs that its own result tells: of ones, the sum of all outputs is
-the number of products. ``--trace`` saves a capture of two training steps of blocks in a scan, run on the CPU. XLA's
-figure holds element-wise arithmetic, too; the optimized program of the CPU keeps dots and convolutions.
+the number of products. ``--rollout`` saves the optimized program of reinforcement learning, whose one call acts,
+shuffles, updates in turns, and evaluates. ``--trace`` saves a capture of two training steps of blocks in a scan, run on
+the CPU. XLA's figure holds element-wise arithmetic, too; the optimized program of the CPU keeps dots and convolutions.
 """
 
 from __future__ import annotations
@@ -166,6 +167,36 @@ def scanned(layers: int = 3) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return jax.jit(step), (weights, jnp.ones((BATCH, TOKENS, MODEL)))
 
 
+def rollout(w: dict[str, jax.Array], mean: dict[str, jax.Array], state: jax.Array, key: jax.Array) -> Any:
+    def policy(w: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        with jax.named_scope("Policy"):
+            return jnp.tanh(x @ w["in"]) @ w["out"]
+
+    def act(state: jax.Array, key: jax.Array) -> Any:
+        action = jax.random.categorical(key, policy(w, state))
+        return jnp.cos(state) + 0.1 * action[:, None], (state, action)
+
+    def update(carry: Any, batch: Any) -> Any:
+        w, mean = carry
+        gradient = jax.grad(lambda w: jnp.mean(jnp.take_along_axis(policy(w, batch[0]), batch[1][:, None], 1)))(w)
+        mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, gradient)
+        return (jax.tree.map(lambda w, m: w - 0.01 * jnp.sign(m), w, mean), mean), None
+
+    state, seen = jax.lax.scan(act, state, jax.random.split(key, 32))
+    order = jax.random.permutation(key, 32 * len(state))
+    batches = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[order].reshape(8, -1, *x.shape[2:]), seen)
+    (w, mean), _ = jax.lax.scan(update, (w, mean), batches)
+    after, _ = jax.lax.scan(lambda state, _: (policy(w, state) @ jnp.ones((2, 4)), None), state, length=16)
+    return w, mean, state, after
+
+
+def write_rollout(path: Path) -> None:
+    w = {"in": jnp.ones((4, 16)), "out": jnp.ones((16, 2))}
+    compiled = jax.jit(rollout).lower(w, w, jnp.ones((64, 4)), jax.random.key(0)).compile()
+    module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+    path.write_bytes(gzip.compress(as_proto(module), mtime=0))
+
+
 def write_trace(path: Path) -> None:
     step, (p, x) = scanned()
     p = jax.block_until_ready(step(p, x))
@@ -207,11 +238,14 @@ def main() -> None:
     parser.add_argument("--blocks", type=Path, default=None)
     parser.add_argument("--products", type=Path, default=None)
     parser.add_argument("--trace", type=Path, default=None)
+    parser.add_argument("--rollout", type=Path, default=None)
     args = parser.parse_args()
     if args.blocks is not None:
         write_blocks(args.blocks)
     if args.products is not None:
         write_products(args.products)
+    if args.rollout is not None:
+        write_rollout(args.rollout)
     if args.trace is not None:
         write_trace(args.trace)
     print(f"{'program':<42}{'analytic':>14}{'counted':>14}{'optimized':>14}{'XLA':>14}")

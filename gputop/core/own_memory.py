@@ -121,11 +121,16 @@ def keep_freed_memory() -> None:
     """Have the C library keep what this process frees, for its next arrays (glibc only), and seldom search for garbage.
 
     An analysis makes thousands of arrays of some megabytes. The C library gives the pages of each back to the kernel,
-    which has to clear new ones for the next: a tenth of the time of an analysis, and more in a virtual machine. To
-    search each 700 new objects for garbage, of which it makes next to none, takes a twentieth of a short one.
+    which has to clear new ones for the next: a tenth of the time of an analysis, and more in a virtual machine.
     """
-    gc.set_threshold(10_000)
+    seldom_search_for_garbage()
     _set_allocator(_KEEP_FREED)
+
+
+def seldom_search_for_garbage() -> None:
+    """Search more than the usual 700 new objects at a time: that took a twentieth of the CPU time of the monitor and of
+    a short analysis, which leave next to no garbage that only a search finds."""
+    gc.set_threshold(10_000)
 
 
 def _set_allocator(settings: Mapping[int, int]) -> None:

@@ -16,6 +16,7 @@ from textual.containers import Container, VerticalScroll
 from textual.screen import Screen
 
 from gputop.core.errors import EXIT_OK, GputopError, NoDataError
+from gputop.core.own_memory import seldom_search_for_garbage
 from gputop.profiler.capture.records import usable
 from gputop.session.session import Change, Session
 from gputop.text.console import say
@@ -148,9 +149,7 @@ class GputopApp(open_screens.MonitorApp):
         # What exists now stays until the end, so the garbage collector need not search it every few seconds.
         gc.collect()
         gc.freeze()
-        # Searching 700 new objects at a time, as is usual, took a twentieth of the monitor's CPU time: nearly all of
-        # what a sample makes is gone with the next one, without the collector.
-        gc.set_threshold(10_000)
+        seldom_search_for_garbage()
 
     def _session_changed(self, change: Change) -> None:
         # At most one message of a kind is queued, so that they do not pile up while the terminal is stalled.

@@ -20,6 +20,7 @@ from gputop.advice.causes import Claimed, fold_consequences
 from gputop.advice.registry import limit, rule_of
 from gputop.advice.rule import Rule
 from gputop.advice.trace.facts import OF_ONE_KERNEL, TraceFacts
+from gputop.advice.trace.general_programs import for_general
 from gputop.advice.trace.host_work import StepGapHost, out_of_the_step
 from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.job import Job
@@ -65,14 +66,16 @@ def trace_advice(facts: TraceFacts) -> Advice:
     # Each rule is a pure function of the facts.
     with pool(facts.trace.event_count) as threads:
         outcomes = [*threads.map(lambda rule: _outcome(rule, facts, job, cures), TRACE_RULES)]
-    advice = collect(with_evaluation_caveat(outcome, steps) for outcome in outcomes)
+    advice = collect(with_evaluation_caveat(for_general(outcome) if outcome is not None and job.general else outcome,
+                                            steps) for outcome in outcomes)
     findings, what_if = cures.together(fold_consequences(advice.findings, facts.claimed))
     judged = msgspec.structs.replace(facts.analysis, findings=findings, abstained=advice.abstained)
     return with_user_rules(Advice(findings, advice.abstained, what_if=what_if), judged)
 
 
 def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding | Abstained | None:
-    if facts.framework in rule.silent_for or (rule.needs_training and job.trains is False):
+    if facts.framework in rule.silent_for or (
+            rule.needs_training and (job.trains is False or job.general)):
         return None
     for need in rule.needs:
         missing = MISSING[need](facts)

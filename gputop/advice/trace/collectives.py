@@ -13,7 +13,7 @@ from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.copy_costs import pinned_rate
 from gputop.advice.trace.facts import TraceFacts, host_rows_in_steps, on_host
-from gputop.advice.trace.job import Job
+from gputop.advice.trace.job import Job, is_general
 from gputop.advice.trace.known_work import SELDOM_WORK, WORK, known_work, named_work
 from gputop.advice.trace.other_programs import ENOUGH_CPUS
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
@@ -165,7 +165,7 @@ def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Mis
     free_s, collectives, alone = _free_compute(facts), facts.analysis.collectives, waiting_s is None
     rows = np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE)
     logits, logits_s = _logits(facts, rows)
-    of_logits = logits_s >= _MAIN_SHARE * exposed_s
+    of_logits = logits_s >= _MAIN_SHARE * exposed_s and not is_general(facts)
     if of_logits:
         rows, exposed_s = logits, min(logits_s, exposed_s)
     share = savings.removed(exposed_s if of_logits else min(exposed_s, free_s), facts.period_s)

@@ -35,6 +35,11 @@ _SERVES = (r"(?i).*(?:paged_?(?:attention|kv)|reshape_and_cache|store_?kv_?cache
            r"batch(?:decode|prefill)with|\bvllm(?:::|/)|\bsglang|\bflashinfer(?:::|/)|tensorrt_llm|\blmdeploy)")
 _SERVES_WORDS = ("paged", "reshape_and_cache", "kvcache", "kv_cache", "decodewith", "prefillwith", "vllm",
                  "sglang", "flashinfer", "tensorrt_llm", "lmdeploy")
+# Of a model's layers, whatever runs it: their kernels, those of cuDNN, and ranges of the user's.
+_OF_MODELS_WORDS = ("cudnn", "softmax", "relu", "gelu", "layernorm", "layer_norm", "batchnorm", "batch_norm", "bn_fw",
+                    "bn_bw", "dropout", "attention", "fmha", "dgrad", "wgrad", "fprop", "nchw", "nhwc", "embedding",
+                    "logits", "cross_entropy", "crossentropy", "train", "epoch", "infer", "token", "backprop")
+_OF_MODELS = f"(?i).*(?:{'|'.join(_OF_MODELS_WORDS)})"
 _SERVERS = {"SGLang": r".*\bsglang(?:[/:]|_profiler)", "vLLM": r"(?:.*/)?vllm/|.*\bvllm::"}
 
 
@@ -50,6 +55,7 @@ class Job(Struct, frozen=True):
     strategy: str = ""  # how it is distributed: mirrored or multi_worker (tf.distribute), ddp, fsdp; "": not told
     compiles: bool = True  # False: torch.compile, which the job could use, knows none of its GPUs
     server: str = ""  # of language models, vLLM or SGLang, in a job that only runs a model; "": not told
+    general: bool = False  # nothing in the trace is of a program that learns: a simulation, or other work
     batch_judged: bool = False  # memory is known: batch_size_headroom says whether a larger batch is worth it
 
     @property
@@ -87,7 +93,8 @@ class Job(Struct, frozen=True):
         return cls(facts.basis, facts.period_s, facts.framework, training_loop(facts), facts.active_numbers,
                    compiled, trains(facts), uses_graphs(facts.trace), _strategy(facts),
                    facts.framework != "pytorch" or compiled or (facts.least_capability or _COMPILES) >= _COMPILES,
-                   _server(facts), trains(facts) is not False and (facts.framework != "jax" or shows_training(facts))
+                   _server(facts), is_general(facts),
+                   trains(facts) is not False and (facts.framework != "jax" or shows_training(facts))
                    and all_allocators(facts) is not None)
 
 
@@ -108,6 +115,13 @@ def trains(facts: TraceFacts) -> bool | None:
     if shows_training(facts):
         return True if pytorch else None
     return False if pytorch or name_mask(trace, _SERVES, _SERVES_WORDS).any() else None
+
+
+def is_general(facts: TraceFacts) -> bool:
+    """Return whether the program on the GPUs is of no framework and runs nothing that models have. What optimizers are
+    called is no proof, as simulations have momentum, too."""
+    return facts.framework == "unknown" and not name_mask(facts.trace, _OF_MODELS, _OF_MODELS_WORDS).any() and not (
+        name_mask(facts.trace, _SERVES, _SERVES_WORDS).any())
 
 
 @once_per_trace

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from gputop.advice.fix_code import code
 from gputop.advice.trace.job import Job
+from gputop.analysis.host.tf_data import PYTHON_OP
 from gputop.analysis.host.work_kinds import PATTERN_OF_KIND
 from gputop.analysis.results import GapWork, HostStacks, StackLine, WallPart
 from gputop.core.findings import Culprit
@@ -65,11 +66,13 @@ def host_words(part: WallPart) -> str:
     part's name says it all."""
     if part.kind in ("line", "op") and part.what:
         small = part.named_s < _MOSTLY * part.time_s  # and others take the rest
-        return f"{part.what} {percent(part.named_s / part.time_s)}" if small else part.what
+        calls = re.match(PYTHON_OP, part.what) if part.kind == "op" else None
+        what = f"Python in tf.{'py' if 'EagerPyFunc' in part.what else 'numpy'}_function" if calls else part.what
+        return f"{percent(part.named_s / part.time_s)} in {what}" if small else what
     kind = HOST_KINDS.get(part.kind, part.kind)
     silent_s = part.silent_s or 0.0
     if part.kind == "input" and _SOME * part.time_s <= silent_s <= _HALF * part.time_s:
-        return f"{kind} {percent(1 - silent_s / part.time_s)}"  # the rest shows no event: more than the wait
+        return f"{percent(1 - silent_s / part.time_s)} {kind}"  # the rest shows no event: more than the wait
     return f"{kind} ({part.what})" if part.what else kind
 
 

@@ -43,7 +43,8 @@ from gputop.analysis.host.gaps import grouped_work, loop_lines, step_calls
 from gputop.analysis.host.python_libraries import PASS_ON, is_library, is_library_file
 from gputop.analysis.host.python_stacks import PythonStacks
 from gputop.analysis.host.shuffle_fills import sample_spans
-from gputop.analysis.host.stack_lines import Lines, gap_lines, process_lines
+from gputop.analysis.host.stack_lines import PLACEMENT_GAP, Lines, gap_lines, process_lines
+from gputop.analysis.host.tf_data import PYTHON_OP
 from gputop.analysis.results import Account, HostWork, RankWallTime, StackLine, StepSeries, WallPart, WallTime
 from gputop.analysis.steps.long_steps import period_of, usual_limit
 from gputop.analysis.steps.model import Steps
@@ -584,6 +585,8 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
         return "checkpoint", first.line
     if first is not None and silent and work_kinds.FREES_ITERATOR.search(f"{first.file} {first.line}"):
         return "freeing", first.line
+    if names and re.match(PYTHON_OP, names[0]):  # on any thread, which runs the user's Python
+        user = _line(_first_line(rank, idle, PLACEMENT_GAP), user=True) or user
     if user or line:
         return "line", user or line
     if names and work[names[0]][0] >= _MAIN_SHARE * total:
@@ -609,10 +612,10 @@ def _line(first: StackLine | None, *, user: bool = False) -> str:
     return "" if library and (user or PurePosixPath(first.file).name in PASS_ON) else first.line
 
 
-def _first_line(rank: _Rank, idle: Spans) -> StackLine | None:
+def _first_line(rank: _Rank, idle: Spans, gap: str = "gap") -> StackLine | None:
     if not rank.python or not idle.total:
         return None
-    first = next(iter(gap_lines("gap", [idle], idle.total / 1e9, rank.python).lines), None)
+    first = next(iter(gap_lines(gap, [idle], idle.total / 1e9, rank.python).lines), None)
     return first if first is not None and first.share >= _MAIN_SHARE else None
 
 

@@ -51,7 +51,7 @@ class Scope(NamedTuple):
 @lru_cache(maxsize=65536)
 def scope_of(op_name: str, training: bool | None) -> Scope:
     """``training``: whether the program differentiates, so that what is neither forward nor backward is an update; None
-    where it does, and the op has no part in the update: it may predict."""
+    where it does, and the op has no part in the update."""
     op_name = op_name.partition(";")[0]  # where XLA made one op of several it lists their names
     name, _, type_ = op_name.rpartition(":") if ":" in op_name.rsplit("/", 1)[-1] else (op_name, "", "")
     if "/" not in name and not type_:
@@ -70,12 +70,14 @@ def scope_of(op_name: str, training: bool | None) -> Scope:
 
 
 def trainings(ops: Sequence[HloOp], program: Sequence[Hashable]) -> list[bool | None]:
-    """Argument ``training`` of :func:`scope_of` for each of these ops, of these programs. What runs in a module, and is
-    not differentiated, predicts: with new weights, it comes after the gradient as well."""
+    """Argument ``training`` of :func:`scope_of` for each of these ops, of these programs. What runs in a module and is
+    not differentiated predicts: with new weights, it comes after the gradient as well."""
     training = {of for op, of in zip(ops, program, strict=True) if differentiates(op.op_name)}
+    products = {op.op_name for op in ops if not op.after_gradient and op.op_name.rpartition("/")[2] in _PRODUCTS}
     modules = {module for op in ops for module in _DIFFERENTIATED.findall(op.op_name)}
-    return [(None if not op.after_gradient or modules.intersection(op.op_name.split("/")) else True)
-            if of in training else False for op, of in zip(ops, program, strict=True)]
+    modules.update(path[0] for name in products if len(path := scope_of(name, False).path) > 1)
+    return [of in training and op.op_name not in products and modules.isdisjoint(op.op_name.split("/")) and (
+        op.after_gradient or None) for op, of in zip(ops, program, strict=True)]
 
 
 def differentiates(op_name: str) -> bool:
@@ -97,8 +99,7 @@ def _phase(name: str, type_: str, path: list[str], wrappers: set[str], training:
         return "forward"
     if wrappers:  # JAX
         random = _RANDOM.search(name) is not None
-        predicts = training is False or (training is None and (scopes or _PRODUCTS.intersection(path)))
-        return "optimizer" if training and not random else "forward" if predicts or random else "other ops"
+        return "optimizer" if training and not random else "forward" if random or training is False else "other ops"
     return "other ops" if type_ in _ASSIGN or not scopes else "forward"
 
 

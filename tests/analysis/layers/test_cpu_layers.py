@@ -139,6 +139,18 @@ def test_a_model_that_runs_in_the_optimizers_call_is_no_part_of_the_update() -> 
     assert "backward|AddmmBackward0" in rows and "backward|Adam.step" not in rows
 
 
+def test_ops_with_which_the_loop_makes_its_batch_are_no_forward_pass() -> None:
+    b = Builder(gpus=0)
+    for i in range(4):
+        at = 1000 * i
+        b.host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 500, annotation=1)
+        b.host("nn.Module: Resize_0", at + 50, 350).host("aten::conv2d", at + 100, 300)
+        b.host("aten::stack", at + 420, 60).host("aten::linear", at + 600, 300, sequence=i)
+    rows = paths(cpu_layers(b.build(), None))
+    assert rows["forward"].kernels == rows["input|Resize_0/aten::conv2d"].kernels == 4
+    assert rows["input"].device_s == pytest.approx(1.44e-3) and "num_workers=0" in rows["input"].reason
+
+
 def test_traces_with_a_gpu_or_without_ops_have_no_such_table() -> None:
     assert cpu_layers(Builder().run(0, 0, 10).host("a/x:MatMul", 0, 10, line="tf_Compute/1").build(), None) is None
     assert cpu_layers(Builder(gpus=0).host("some call", 0, 10).build(), None) is None

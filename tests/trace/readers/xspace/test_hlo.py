@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gputop.analysis.layers.scopes import scope_of, trainings
 from gputop.diagnosis.diagnose import analyze
 from gputop.trace.readers.xspace.hlo import ConvolutionDimensions, Instruction, Program, Shape, SpatialWindow
 from gputop.trace.readers.xspace.hlo_work import _attention, _convolution, _flops, _integers, _json, hlo_op
@@ -45,6 +46,23 @@ def test_flops_scopes_and_lines_of_a_real_program() -> None:
     up = next(op for op in dots.values() if dict(op.flops or ()).get("fp32") == 4 * PRODUCT
               and "transpose" not in op.op_name)
     assert up.bytes in {4 * (BATCH * TOKENS * MODEL + 4 * MODEL * MODEL + BATCH * TOKENS * 4 * MODEL)}
+
+
+def test_what_predicts_or_shuffles_beside_an_update_is_no_part_of_it() -> None:
+    read = program(gzip.decompress((DATA / "rollout.hlo.gz").read_bytes()))
+    ops = [op for name in read.ids if (op := hlo_op(read, name)) and op.opcode in (
+        "dot", "fusion", "sort", "sign", "cosine")]
+    phases: dict[str, set[str]] = {}
+    for op, training in zip(ops, trainings(ops, ["rollout"] * len(ops)), strict=True):
+        phases.setdefault(scope_of(op.op_name, training).phase, set()).add(op.op_name.partition("closed_call/")[2])
+        if "_shuffle" in op.op_name or "_gumbel" in op.op_name:
+            assert training is None, op
+    assert {"Policy/dot_general", "Policy/tanh", "jvp(Policy)/dot_general"} <= phases["forward"]
+    assert "sign" in phases["optimizer"] and not any("Policy" in name for name in phases["optimizer"])
+    assert "cos" in phases["other ops"] and "transpose(jvp(Policy))/dot_general" in phases["backward"]
+    read = program()
+    one_update = [op for name in read.ids if (op := hlo_op(read, name)) is not None]
+    assert all(op.after_gradient for op in one_update if op.op_name.endswith("/sub") and "jvp" not in op.op_name)
 
 
 def test_a_damaged_program_raises_nothing_and_takes_bounded_work() -> None:
