@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec.structs import replace
 
 from gputop.analysis.layers.tree import NO_OP_RUNS
-from gputop.analysis.results import Analysis, GpuUse
+from gputop.analysis.results import SESSION_RUN, Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding, ids_by_missing
 from gputop.diagnosis import report_figures
 from gputop.diagnosis.tables import tables
@@ -207,7 +207,9 @@ def unexplained_text(a: Analysis) -> str:
         return ""
     named = {id_: name for id_, (name, _) in WALL_PARTS.items()} | {id_: part.name for id_, part in PART_BY_ID.items()}
     if not a.gpus:
-        named["host"] = "no op of the model is running, so Python is running or the loop is waiting"
+        in_run = a.steps is not None and a.steps.anchor == SESSION_RUN
+        named["host"] = "no op of the model is running, so " + (
+            "TensorFlow is starting the run or its next ops" if in_run else "Python is running or the loop is waiting")
     parts = sorted((part for part in u.parts.items() if part[1] >= _WORTH_A_NAME * u.time_s), key=lambda part: -part[1])
     text = f"{seconds(u.time_s)} of the {seconds(u.of_s)} {u.per} ({percent(u.time_s / u.of_s)}) is unexplained: "
     text += named[parts[0][0]] if len(parts) == 1 else ", ".join(f"{named[id_]} {seconds(s)}" for id_, s in parts)

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 
 from gputop.analysis.results import Functions, FunctionUse
-from gputop.analysis.steps.compilations import TRACING
+from gputop.analysis.steps.compilations import TRACING, first_calls
 from gputop.analysis.steps.membership import step_of
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, intersect
@@ -58,7 +58,7 @@ def _functions(trace: Trace, compiled: set[str], runs: Spans, steps: Steps | Non
         traced = np.array([m.startswith("traced") for m in modes], bool)
         tracing_counts = [counts[row] for row in rows[of_function].tolist() if row in counts]
         # A further first tracing is of a new tf.function by the same name: the program makes it anew.
-        first = min(sum(counts.get(row) == 1 for row in rows[of_function[traced]].tolist()), 1)
+        first = min(int(np.isin(rows[of_function[traced]], first_calls(trace)).sum()), 1)
         calls_s = int(length[rows[of_function[traced]]].sum()) / 1e9
         built = int(building[of_function].sum()) / 1e9
         in_xla = intersect(spans_of(trace, rows[of_function]), runs).total

@@ -10,7 +10,7 @@ from msgspec import Struct
 from gputop.trace.intervals import EMPTY, Spans, coverage, in_order, joined, merge, union
 from gputop.trace.lookups import COMPILE, Mask, by_line, host_rows, host_stat, name_mask, outermost_rows, spans_of
 from gputop.trace.model import I64, Kind, Trace, once
-from gputop.trace.nesting import begun_within
+from gputop.trace.nesting import begun_within, nest
 from gputop.trace.threads import GRAPH_EXECUTOR
 
 TRACING = r"tf\.function-graph_building$"
@@ -67,14 +67,27 @@ def built_within(trace: Trace, calls: I64, work: I64) -> tuple[Mask, I64]:
 
 
 @once
+def first_calls(trace: Trace) -> I64:
+    """Rows of the calls of tf.functions that count one tracing, or no more than begin in the call itself: if such a
+    call traces, it is the first one. TensorFlow traces a function that makes variables twice."""
+    host, building = trace.host, host_rows(trace, TRACING)
+    calls, count = host_stat(host, "tracing_count")
+    rows = np.concatenate((calls, building))
+    is_call = np.arange(len(rows)) < len(calls)
+    nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
+    around = nesting.holder(~is_call)[len(calls):]
+    begun = np.bincount(around[is_call[around]], minlength=len(calls))
+    return calls[count <= np.maximum(begun, 1)]
+
+
+@once
 def rebuilt(trace: Trace) -> tuple[Rebuilt, ...]:
     """Functions that are built again and again, the one that takes most time first. A tf.function of the same name that
     is new counts as the same function: the program makes it anew. One such call is its first. A function that has not
     been built for long, by its calls or by time, is left out, as one that a job's start builds for several shapes."""
     all_builds, host, window_end = builds(trace), trace.host, trace.window_ns[1]
     rows, _ = host_stat(host, "tf_function_call")
-    counted, tracing_count = host_stat(host, "tracing_count")
-    new = np.isin(all_builds.rows, counted[tracing_count == 1])
+    new = np.isin(all_builds.rows, first_calls(trace))
     calls = outermost_rows(trace, np.concatenate((rows, host_rows(trace, PJIT))), by_name=True)
     cut = _of_cut_calls(trace, calls)
     out = []

@@ -23,12 +23,22 @@ from gputop.trace.complete_part import part_of
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
 from gputop.trace.kernel_names import short_kernel
-from gputop.trace.lookups import COMPILE, LAUNCH_CALLS, Mask, distinct, host_rows, name_mask, numbered, spans_of
+from gputop.trace.lookups import (
+    COMPILE,
+    LAUNCH_CALLS,
+    Mask,
+    by_line,
+    distinct,
+    host_rows,
+    name_mask,
+    numbered,
+    spans_of,
+)
 from gputop.trace.model import I64, Kind, MemoryKind, Trace, once
 from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
 LOADING, COMPILING, TRACED, AUTOTUNING, GRAPHS = "loading", "compilation", "tracing", "autotuning", "graphs"
-TORCH_COMPILING, SCRIPT = "torch_compilation", "torchscript"
+TORCH_COMPILING, SCRIPT, FIRST_RUN = "torch_compilation", "torchscript", "first_run"
 KERNELS, UPLOAD, MODULES = "kernel_compilation", "upload", "modules"
 # Calls that bring code to the GPU or set its libraries up: CUDA's and HIP's driver, cuDNN and cuBLAS.
 _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
@@ -49,6 +59,7 @@ _API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchroniz
 _AT_ONCE = r"(?:cuda|hip|cu)\w*(?:Memset|Malloc|MemAlloc)\w*Async"  # they wait for room in the queue at most
 _BEGINS = r"cu(?:ModuleGetLoadingMode|Init|DevicePrimaryCtxSetFlags\w*)$"  # what CUDA's runtime or OpenMP calls first
 _API_KEEPS = r"\w*(?:[Aa]lloc|Register|MemCreate|MemMap|Free)"  # it reserves or frees memory
+_FIRST_RUN = 2.0  # times a usual call. gputop's own figure
 _SEVERAL = 3  # pauses: of fewer each may be any. gputop's own figure
 _PARAMETERS = 20  # copies. gputop's own figure
 _FEW_LAUNCHES = 20  # of kernels: of fewer none waits for a full queue, and each may be a first one
@@ -67,14 +78,15 @@ _TEXTS = {
     TORCH_COMPILING: "compilation by torch.compile", SCRIPT: "compilation by TorchScript",
     KERNELS: "compilation and autotuning of kernels (NVRTC, Triton)", AUTOTUNING: "cuDNN autotuning",
     GRAPHS: "recording of CUDA graphs", UPLOAD: "copying the model to the GPU",
-    MODULES: "work before new kernels are loaded, such as their compilation"}
+    MODULES: "work before new kernels are loaded, such as their compilation",
+    FIRST_RUN: "the first run of a traced function"}
 
 
 class StartUpSpan(Struct, frozen=True):
     """One stretch of such work. ``kind`` is "loading" (libraries, modules, a context), "compilation" (by XLA),
     "torch_compilation" (by torch.compile), "torchscript", "kernel_compilation" (by NVRTC or Triton), "tracing" (Python
-    builds the function's graph), "autotuning", "graphs" (CUDA's), "upload" (of the model) or "modules" (what precedes
-    their loading); ``what`` is the function or the call, "" where no name tells."""
+    builds the function's graph), "first_run" (of that graph), "autotuning", "graphs" (CUDA's), "upload" (of the model)
+    or "modules" (what precedes their loading); ``what`` is the function or the call, "" where no name tells."""
 
     kind: str
     start_ns: int
@@ -105,7 +117,7 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     of_kind: dict[str, _Found | Spans] = {
         LOADING: _joined(_loading(trace), _set_up(trace)), UPLOAD: _uploads(trace), AUTOTUNING: trials(trace)[CUDNN],
         GRAPHS: _recorded(trace), TORCH_COMPILING: by_torch, SCRIPT: scripted, KERNELS: compiling_kernels(trace),
-        COMPILING: compiled, TRACED: traced, MODULES: _before_modules(trace)}
+        COMPILING: compiled, TRACED: traced, FIRST_RUN: _first_runs(trace), MODULES: _before_modules(trace)}
     for kind, calls in of_kind.items():
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
@@ -113,6 +125,13 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
         out += [StartUpSpan(kind, start, end, function_name(trace.names[name]) if name >= 0 else "")
                 for start, end, name in zip(new.start.tolist(), new.end.tolist(), names.tolist(), strict=True)]
     return tuple(sorted(out, key=lambda span: span.start_ns))
+
+
+def mostly_start_up(spans: Sequence[StartUpSpan], bounds_ns: I64) -> Mask:
+    """Mask of these times, of shape (n, 2), that such work fills by half or more."""
+    work = union([span.start_ns for span in spans], [span.end_ns for span in spans])
+    covered = coverage(work, bounds_ns[:, 0], bounds_ns[:, 1])
+    return np.asarray(covered >= START_UP_SHARE * (bounds_ns[:, 1] - bounds_ns[:, 0]), bool)
 
 
 _Found = tuple[I64, I64, I64]  # begin, end, and name (index into the trace's names, -1: none)
@@ -290,6 +309,22 @@ def _built(trace: Trace) -> tuple[_Found, _Found]:
         found_by[kind] = begin[keep], host.end_ns[rows][keep], names[in_call[keep]]
     once = start[~returns], built[~returns], host.name[calls.rows[~returns]].astype(np.int64)
     return found_by[COMPILING], _joined(found_by[TRACED], once)
+
+
+def _first_runs(trace: Trace) -> _Found:
+    """The rest of calls that trace or compile their function, where it takes far longer than a usual call of it:
+    TensorFlow optimizes the new graph and sets up its kernels."""
+    host, calls = trace.host, builds(trace)
+    again, mine = {one.name for one in rebuilt(trace)}, by_line(host.name[calls.rows])
+    of_name, first = np.flatnonzero(np.isin(host.name, list(mine))), np.zeros(len(calls.rows), bool)
+    for name, places in by_line(host.name[of_name]).items():
+        usual = np.setdiff1d(of_name[places], calls.rows)
+        if len(usual) and function_name(trace.names[name]) not in again:
+            rest_ns = host.end_ns[calls.rows[mine[name]]] - calls.built_ns[mine[name]]
+            first[mine[name]] = rest_ns >= max(
+                _WORTH_NAMING_NS, _FIRST_RUN * float(np.median(host.end_ns[usual] - host.start_ns[usual])))
+    rows = calls.rows[first]
+    return calls.built_ns[first], host.end_ns[rows], host.name[rows].astype(np.int64)
 
 
 def _joined(a: _Found, b: _Found) -> _Found:
