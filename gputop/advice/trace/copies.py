@@ -28,6 +28,7 @@ _H2D_OF_A_PROGRAM = ("Keep arrays on the GPU from kernel to kernel (in OpenACC a
                      "loop). Copy only what changes, and copy the next part while the current one is being processed.")
 _SWAPPED = ("The step swaps tensors to host memory and back. Swap fewer of them, or swap them earlier. Or use a "
             "smaller batch, or recompute activations in the backward pass (gradient checkpointing).")
+_BOTH_WAYS = 0.8  # of the other way: neither is most. gputop's own figure
 _SWAPS = r".*:_CopyFrom(?:GpuToHost|HostToGpu)$"  # TensorFlow's Large Model Support
 _OFFLOADED = ("Keep the parameters on the GPU instead of in host memory (CPU offload), in 16-bit precision or sharded "
               "over more GPUs if they do not fit. Or copy the next layer's parameters while this layer computes.")
@@ -84,16 +85,18 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
         return None
     if worst != "d2d" and migrations(facts.trace.device)[_copies(facts, ["h2d", "d2h"]).rows].all():
         return None  # they are judge_managed_memory's
+    swapped = worst != "d2d" and len(host_rows(facts.trace, _SWAPS)) > 1
     return CopiesExcessive(
         gpus=tuple(gpu.gpu for gpu in gpus), share=share, ways=ways, worst=worst, rates=_rates(gpus, worst, facts),
         pageable=_pageable(gpus), compute=facts.shares["compute"],
         offloaded=offloaded(facts), fetching=fetching_ops(facts), back=copied_back(facts),
-        swapped=len(host_rows(facts.trace, _SWAPS)) > 1,
-        events=_copies(facts, [worst]), cure=Cure(
+        swapped=swapped, events=None if swapped else _copies(facts, [worst]), cure=Cure(
             scaled=((_copies(facts, ["d2d"] if worst == "d2d" else ["h2d", "d2h"]).rows, 0.0),),
             assumes="Assumes that these copies are avoided or overlap with compute."),
         # JAX's host copies each array to pinned memory and back as well: that goes, too, and is not counted.
-        claim=None if not facts.active else "about" if facts.framework == "jax" and worst != "d2d" else "measured")
+        # A replay does not know which ops wait for a tensor that is swapped.
+        claim=None if not facts.active else "at least" if swapped else (
+            "about" if facts.framework == "jax" and worst != "d2d" else "measured"))
 
 
 @once_per_trace
@@ -154,7 +157,10 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
                 f" The memory is already pinned, so only moving fewer bytes{beside} helps.")
     rate = v.rates.get(f"{v.worst}_bytes_per_s")
     name = {"h2d": "to the GPU", "d2h": "back to the host", "d2d": "within the GPU"}[v.worst]
-    why = f"For {percent(v.share)} of the {basis}, the GPUs only copy data{'' if within else ', mostly'} {name}"
+    other = "d2h" if v.worst == "h2d" else "h2d"
+    name = ("between host and GPU" if not within and v.ways[other] >= _BOTH_WAYS * v.ways[v.worst] else
+            f"{'' if within else 'mostly '}{name}")
+    why = f"For {percent(v.share)} of the {basis}, the GPUs only copy data {name}"
     why += f" at {rate / 1e9:.1f} GB/s." if rate else "."
     if v.offloaded and v.worst == "h2d":
         action, snippet = _OFFLOADED, code("copies_excessive", "offload") if job.framework == "pytorch" else None
@@ -162,7 +168,6 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
         action = _MAYBE_OFFLOADED + action[:1].lower() + action[1:]
     elif (v.back or v.swapped) and not within:
         action, snippet = _SWAPPED if v.swapped else KEEP_THERE.format(v.back), None
-    other = "d2h" if v.worst == "h2d" else "h2d"
     if not within and not v.back and not v.swapped and v.ways[other] >= limit("copies_excessive.share"):
         action += f" {fetch if other == 'd2h' else h2d}"
     if v.claim is None:

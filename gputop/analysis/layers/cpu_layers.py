@@ -19,7 +19,7 @@ from msgspec import Struct
 from gputop.analysis.host.host_ops import OP, of_input_pipeline, of_model_executors, single_ops
 from gputop.analysis.host.host_spans import COLLECTIVE
 from gputop.analysis.layers import tree
-from gputop.analysis.layers.layers import framework, ops_with_gradient
+from gputop.analysis.layers.layers import framework
 from gputop.analysis.layers.pytorch import op_scopes
 from gputop.analysis.layers.scopes import Scope, differentiates
 from gputop.analysis.results import Layers
@@ -121,8 +121,7 @@ def _place(trace: Trace, ops: _Ops, key: int, unnamed: str, training: set[int]) 
         return ops.scopes[key].phase, ops.scopes[key].path
     many = len(trace.hlo_ops)
     name = trace.hlo_ops[key].op_name if key < many else trace.names[key - many]
-    return (unnamed, (name,)) if unnamed else tree.place_of(
-        name, key < many, key in training, ops_with_gradient(trace))
+    return (unnamed, (name,)) if unnamed else tree.place_of(name, key < many, key in training)
 
 
 def _training(trace: Trace) -> set[int]:

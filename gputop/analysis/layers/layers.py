@@ -12,12 +12,11 @@ from gputop.analysis.host.host_ops import eager_types
 from gputop.analysis.layers import tree
 from gputop.analysis.layers.culprits import op_keys
 from gputop.analysis.layers.pytorch import CallScopes, call_scopes
-from gputop.analysis.layers.scopes import HAS_GRADIENT, Scope, differentiates, scope_of
+from gputop.analysis.layers.scopes import Scope, differentiates, scope_of
 from gputop.analysis.results import Layers
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, coverage, intersect, merge, union
-from gputop.trace.lookups import name_mask
-from gputop.trace.model import F64, I64, U8, HloOp, Kind, Trace, once
+from gputop.trace.model import F64, I64, U8, HloOp, Kind, Trace
 
 COMPUTE, COLLECTIVES, COPIES = range(3)  # what a device event is
 _PRIORITY = ((COMPUTE, (Kind.COMPUTE, Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER)),
@@ -104,7 +103,6 @@ def _op_scope(trace: Trace, shares: Sequence[DeviceShare], size: int) -> _ScopeO
     many = len(trace.hlo_ops)
     modules, eager = _modules(trace, shares, many), eager_types(trace)
     training = {module for i, module in enumerate(modules) if differentiates(trace.hlo_ops[i].op_name)}
-    with_gradient = ops_with_gradient(trace)
 
     def scope(what: int, op: int) -> tuple[str, tuple[str, ...]]:
         of_xla = op < many
@@ -112,7 +110,7 @@ def _op_scope(trace: Trace, shares: Sequence[DeviceShare], size: int) -> _ScopeO
         trains = of_xla and modules[op] in training
         if what in _MOVES:
             return _MOVES[what], scope_of(name, trains).path if of_xla or ":" in name else ()
-        phase, path = tree.place_of(name, of_xla, trains, with_gradient)
+        phase, path = tree.place_of(name, of_xla, trains)
         if phase == tree.NO_OP and op == size - 1:
             phase = tree.LOCAL_COPIES
         if phase == "other ops" and path == (name.rpartition(":")[2],) and path[0] in eager:
@@ -194,13 +192,6 @@ def framework(trace: Trace, pytorch: bool) -> str:
     if pytorch:
         return "nsys" if trace.format == "nsys" else "pytorch"
     return "jax" if any(op.op_name.startswith("jit(") for op in trace.hlo_ops) else ""
-
-
-@once
-def ops_with_gradient(trace: Trace) -> frozenset[str]:
-    """TensorFlow's ops outside of any scope whose gradients are computed."""
-    names = np.flatnonzero(name_mask(trace, HAS_GRADIENT.pattern, ("gradient",)))
-    return frozenset(match[1] or match[2] for i in names.tolist() if (match := HAS_GRADIENT.match(trace.names[i])))
 
 
 def _executions(trace: Trace, shares: Sequence[DeviceShare], many: int) -> tuple[F64, list[str]]:

@@ -25,11 +25,10 @@ LOSS = re.compile(
     r"loss|crossentropy|cross_entropy|mean_(?:squared|absolute)\w*error|hinge|huber|kl_divergence|log_?cosh",
     re.IGNORECASE)
 _OPTIMIZER = re.compile(
-    r"(?:gradient_?descent|adam(?:_?w(?:eight_?decay)?|ax|delta)?|nadam|adagrad|adadelta|adafactor|sgd|momentum|rm_?sprop|ftrl|lamb|lion|"
+    r"(?:adam(?:_?w(?:eight_?decay)?|ax|delta)?|nadam|adagrad|adadelta|adafactor|sgd|momentum|rm_?sprop|ftrl|lamb|lion|"
     r"lars|muon|nesterov|"
     r"loss_?scale_?optimizer\w*|optimizer\w*)(?:_\d+)?", re.IGNORECASE)
-_UPDATE = re.compile(r"(?:Resource)?(?:Sparse)?Apply\w+")
-HAS_GRADIENT = re.compile(r"(?:gradient_tape/([^/:]+)/|(?:.*/)?gradients(?:_\d+)?/([^/:]+)_grad/)")  # of an op without scope
+_UPDATE = re.compile(r"Resource(?:Sparse)?Apply\w+")
 _ASSIGN = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 
 

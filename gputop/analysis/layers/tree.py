@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from gputop.analysis.layers.scopes import LOSS, PHASES, scope_of
+from gputop.analysis.layers.scopes import PHASES, scope_of
 from gputop.analysis.results import LayerRow, SourceLine
 from gputop.trace.model import HloOp
 
@@ -16,8 +16,8 @@ LOCAL_COPIES = "copies on the GPU, no op named"
 AFTER, ITSELF, EXECUTOR = "after the last kernel", "ops of its own", "executor without an op"
 EAGER, COMPILED, NO_OP_RUNS = "run eagerly", "compiled functions", "no op runs"
 REASONS = {
-    "other ops": ("The names of these ops show no phase. In a Keras model, they are counters, metrics, and work on the "
-                  "next batch."),
+    "other ops": ("These ops do not belong to a phase. They are mostly counters and metrics of the training loop, or "
+                  "work on the next batch."),
     NO_OP: "These kernels have no op name, so the trace does not show where they belong.",
     LOCAL_COPIES: ("Copies within GPU memory, memsets, and copies of unknown direction that have no op name. The "
                    "framework makes such copies, for example for program arguments."),
@@ -81,16 +81,13 @@ class ScopeSums(Struct):
         self.bytes += other.bytes
 
 
-def place_of(name: str, has_program: bool, training: bool, with_gradient: Collection[str],
-             ) -> tuple[str, tuple[str, ...]]:
-    """Root of the table and path below it; ``with_gradient``: ops without a scope that are part of the model."""
+def place_of(name: str, has_program: bool, training: bool) -> tuple[str, tuple[str, ...]]:
+    """Root of the table and path below it."""
     if not name and not has_program:
         return NO_OP, ()
     if not has_program and ":" not in name:
         return NO_PROGRAM, (name,)
-    scope, op = scope_of(name, training), name.rpartition(":")[0]
-    if scope.phase == "other ops" and op in with_gradient:
-        return "loss" if LOSS.search(op) else "forward", scope.path
+    scope = scope_of(name, training)
     return (scope.phase, scope.path) if scope.path else (NO_SCOPE, (name,) if name else ())
 
 

@@ -18,6 +18,7 @@ PJIT = r"PjitFunction\("  # JAX's call of a jitted function
 # XLA's passes over the program of a function of JAX, once for each compilation on a CPU.
 _MODULE = re.compile(r"HLO passes through layout assignment \(jit_(.+)\)$")
 OVER = 2  # times the longest distance between two builds, without one: it does not return. gputop's own figure
+_FIRST_RUN = 2.0  # times a usual call. gputop's own figure
 _NO_ROWS = np.empty(0, np.int64)
 AGAIN = 2  # calls in which one function is built: once may be for another shape, as the last batch of an epoch
 
@@ -28,6 +29,7 @@ class Builds(Struct, frozen=True):
 
     rows: I64  # of the host's events
     built_ns: I64  # when the last tracing or compilation in it ends; the call's end where neither is recorded
+    first_run: Mask  # the rest of the call takes far longer than a usual one: TensorFlow optimizes the graph it traced
 
 
 class Rebuilt(Struct, frozen=True):
@@ -52,7 +54,15 @@ def builds(trace: Trace) -> Builds:
     compiles[: len(rows)] |= traces
     outer = outermost_rows(trace, calls[compiles], by_name=True)
     inside, built = built_within(trace, outer, np.concatenate((host_rows(trace, TRACING), compiling)))
-    return Builds(outer, np.where(inside, built, host.end_ns[outer]))
+    built = np.where(inside, built, host.end_ns[outer])
+    first_run, own_at = np.zeros(len(outer), bool), by_line(host.name[outer])
+    for name, places in by_line(host.name[rows]).items() if own_at else ():
+        usual = np.setdiff1d(rows[places], outer)
+        if name in own_at and len(usual):
+            usual_ns = float(np.median(host.end_ns[usual] - host.start_ns[usual]))
+            first = outer[own_at[name]]
+            first_run[own_at[name]] = host.end_ns[first] - built[own_at[name]] >= max(_LONG_NS, _FIRST_RUN * usual_ns)
+    return Builds(outer, built, first_run)
 
 
 def built_within(trace: Trace, calls: I64, work: I64) -> tuple[Mask, I64]:
@@ -66,18 +76,26 @@ def built_within(trace: Trace, calls: I64, work: I64) -> tuple[Mask, I64]:
     return np.asarray(inside, bool), np.minimum(built, host.end_ns[calls])
 
 
+def tracing_within(trace: Trace, calls: I64) -> tuple[I64, I64]:
+    """Time and number of the tracings of which each call is the nearest call around; each instant counts once."""
+    host, inner = trace.host, host_rows(trace, TRACING)
+    rows = np.concatenate((calls, inner))
+    nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
+    is_call = np.arange(len(rows)) < len(calls)
+    self_ns = nest(host.line[inner], host.start_ns[inner], host.end_ns[inner], host.name[inner], trace.names).own(
+        host.end_ns[inner] - host.start_ns[inner])
+    around = nesting.holder(~is_call)[len(calls):]
+    counted = is_call[around]
+    return (np.bincount(around[counted], weights=self_ns[counted], minlength=len(calls)).astype(np.int64),
+            np.bincount(around[counted], minlength=len(calls)))
+
+
 @once
 def first_calls(trace: Trace) -> I64:
     """Rows of the calls of tf.functions that count one tracing, or no more than begin in the call itself: if such a
     call traces, it is the first one. TensorFlow traces a function that makes variables twice."""
-    host, building = trace.host, host_rows(trace, TRACING)
-    calls, count = host_stat(host, "tracing_count")
-    rows = np.concatenate((calls, building))
-    is_call = np.arange(len(rows)) < len(calls)
-    nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
-    around = nesting.holder(~is_call)[len(calls):]
-    begun = np.bincount(around[is_call[around]], minlength=len(calls))
-    return calls[count <= np.maximum(begun, 1)]
+    calls, count = host_stat(trace.host, "tracing_count")
+    return calls[count <= np.maximum(tracing_within(trace, calls)[1], 1)]
 
 
 @once

@@ -23,17 +23,7 @@ from gputop.trace.complete_part import part_of
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
 from gputop.trace.kernel_names import short_kernel
-from gputop.trace.lookups import (
-    COMPILE,
-    LAUNCH_CALLS,
-    Mask,
-    by_line,
-    distinct,
-    host_rows,
-    name_mask,
-    numbered,
-    spans_of,
-)
+from gputop.trace.lookups import COMPILE, LAUNCH_CALLS, Mask, distinct, host_rows, name_mask, numbered, spans_of
 from gputop.trace.model import I64, Kind, MemoryKind, Trace, once
 from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
@@ -59,7 +49,6 @@ _API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchroniz
 _AT_ONCE = r"(?:cuda|hip|cu)\w*(?:Memset|Malloc|MemAlloc)\w*Async"  # they wait for room in the queue at most
 _BEGINS = r"cu(?:ModuleGetLoadingMode|Init|DevicePrimaryCtxSetFlags\w*)$"  # what CUDA's runtime or OpenMP calls first
 _API_KEEPS = r"\w*(?:[Aa]lloc|Register|MemCreate|MemMap|Free)"  # it reserves or frees memory
-_FIRST_RUN = 2.0  # times a usual call. gputop's own figure
 _SEVERAL = 3  # pauses: of fewer each may be any. gputop's own figure
 _PARAMETERS = 20  # copies. gputop's own figure
 _FEW_LAUNCHES = 20  # of kernels: of fewer none waits for a full queue, and each may be a first one
@@ -104,7 +93,7 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     (imports, reading of a checkpoint) is not known.
     """
     out: list[StartUpSpan] = []
-    taken, (compiled, traced) = EMPTY, _built(trace)
+    taken, (compiled, traced, first_runs) = EMPTY, _built(trace)
     main = lines_of(trace, MAIN)
     by_torch = compiling(trace, main)
     if len(by_torch.start):  # parts of it are called as XLA's are
@@ -117,7 +106,7 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     of_kind: dict[str, _Found | Spans] = {
         LOADING: _joined(_loading(trace), _set_up(trace)), UPLOAD: _uploads(trace), AUTOTUNING: trials(trace)[CUDNN],
         GRAPHS: _recorded(trace), TORCH_COMPILING: by_torch, SCRIPT: scripted, KERNELS: compiling_kernels(trace),
-        COMPILING: compiled, TRACED: traced, FIRST_RUN: _first_runs(trace), MODULES: _before_modules(trace)}
+        COMPILING: compiled, TRACED: traced, FIRST_RUN: first_runs, MODULES: _before_modules(trace)}
     for kind, calls in of_kind.items():
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
@@ -290,8 +279,9 @@ def _recorded(trace: Trace) -> Spans:
     return Spans(spans.start[before], spans.end[before])
 
 
-def _built(trace: Trace) -> tuple[_Found, _Found]:
-    """Compilations of XLA, and tracing of Python: inside of calls and outside of any, without what returns."""
+def _built(trace: Trace) -> tuple[_Found, _Found, _Found]:
+    """Compilations of XLA, and tracing of Python: inside of calls and outside of any, without what returns; and first
+    runs of what is traced."""
     host, calls = trace.host, builds(trace)
     again = {one.name for one in rebuilt(trace)}
     returns = np.array([function_name(trace.names[name]) in again for name in host.name[calls.rows].tolist()], bool)
@@ -308,23 +298,10 @@ def _built(trace: Trace) -> tuple[_Found, _Found]:
         keep = in_call >= 0 if again else np.ones(len(rows), bool)
         found_by[kind] = begin[keep], host.end_ns[rows][keep], names[in_call[keep]]
     once = start[~returns], built[~returns], host.name[calls.rows[~returns]].astype(np.int64)
-    return found_by[COMPILING], _joined(found_by[TRACED], once)
-
-
-def _first_runs(trace: Trace) -> _Found:
-    """The rest of calls that trace or compile their function, where it takes far longer than a usual call of it:
-    TensorFlow optimizes the new graph and sets up its kernels."""
-    host, calls = trace.host, builds(trace)
-    again, mine = {one.name for one in rebuilt(trace)}, by_line(host.name[calls.rows])
-    of_name, first = np.flatnonzero(np.isin(host.name, list(mine))), np.zeros(len(calls.rows), bool)
-    for name, places in by_line(host.name[of_name]).items():
-        usual = np.setdiff1d(of_name[places], calls.rows)
-        if len(usual) and function_name(trace.names[name]) not in again:
-            rest_ns = host.end_ns[calls.rows[mine[name]]] - calls.built_ns[mine[name]]
-            first[mine[name]] = rest_ns >= max(
-                _WORTH_NAMING_NS, _FIRST_RUN * float(np.median(host.end_ns[usual] - host.start_ns[usual])))
+    first = ~returns & calls.first_run
     rows = calls.rows[first]
-    return calls.built_ns[first], host.end_ns[rows], host.name[rows].astype(np.int64)
+    first_runs = calls.built_ns[first], host.end_ns[rows], host.name[rows].astype(np.int64)
+    return found_by[COMPILING], _joined(found_by[TRACED], once), first_runs
 
 
 def _joined(a: _Found, b: _Found) -> _Found:
