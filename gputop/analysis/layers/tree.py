@@ -16,8 +16,8 @@ LOCAL_COPIES = "copies on the GPU, no op named"
 AFTER, ITSELF, EXECUTOR = "after the last kernel", "ops of its own", "executor without an op"
 EAGER, COMPILED, NO_OP_RUNS = "run eagerly", "compiled functions", "no op runs"
 REASONS = {
-    "other ops": ("These ops do not belong to a phase. They are mostly counters and metrics of the training loop, or "
-                  "work on the next batch."),
+    "other ops": ("The names of these ops show no phase. In a Keras model, they are counters, metrics, and work on the "
+                  "next batch."),
     NO_OP: "These kernels have no op name, so the trace does not show where they belong.",
     LOCAL_COPIES: ("Copies within GPU memory, memsets, and copies of unknown direction that have no op name. The "
                    "framework makes such copies, for example for program arguments."),
