@@ -28,7 +28,6 @@ _H2D_OF_A_PROGRAM = ("Keep arrays on the GPU from kernel to kernel (in OpenACC a
                      "loop). Copy only what changes, and copy the next part while the current one is being processed.")
 _SWAPPED = ("The step swaps tensors to host memory and back. Swap fewer of them, or swap them earlier. Or use a "
             "smaller batch, or recompute activations in the backward pass (gradient checkpointing).")
-_BOTH_WAYS = 0.8  # of the other way: neither is most. gputop's own figure
 _SWAPS = r".*:_CopyFrom(?:GpuToHost|HostToGpu)$"  # TensorFlow's Large Model Support
 _OFFLOADED = ("Keep the parameters on the GPU instead of in host memory (CPU offload), in 16-bit precision or sharded "
               "over more GPUs if they do not fit. Or copy the next layer's parameters while this layer computes.")
@@ -157,10 +156,7 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
                 f" The memory is already pinned, so only moving fewer bytes{beside} helps.")
     rate = v.rates.get(f"{v.worst}_bytes_per_s")
     name = {"h2d": "to the GPU", "d2h": "back to the host", "d2d": "within the GPU"}[v.worst]
-    other = "d2h" if v.worst == "h2d" else "h2d"
-    name = ("between host and GPU" if not within and v.ways[other] >= _BOTH_WAYS * v.ways[v.worst] else
-            f"{'' if within else 'mostly '}{name}")
-    why = f"For {percent(v.share)} of the {basis}, the GPUs only copy data {name}"
+    why = f"For {percent(v.share)} of the {basis}, the GPUs only copy data{'' if within else ', mostly'} {name}"
     why += f" at {rate / 1e9:.1f} GB/s." if rate else "."
     if v.offloaded and v.worst == "h2d":
         action, snippet = _OFFLOADED, code("copies_excessive", "offload") if job.framework == "pytorch" else None
@@ -168,6 +164,7 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
         action = _MAYBE_OFFLOADED + action[:1].lower() + action[1:]
     elif (v.back or v.swapped) and not within:
         action, snippet = _SWAPPED if v.swapped else KEEP_THERE.format(v.back), None
+    other = "d2h" if v.worst == "h2d" else "h2d"
     if not within and not v.back and not v.swapped and v.ways[other] >= limit("copies_excessive.share"):
         action += f" {fetch if other == 'd2h' else h2d}"
     if v.claim is None:

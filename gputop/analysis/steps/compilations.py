@@ -28,8 +28,9 @@ class Builds(Struct, frozen=True):
     is one, and a call of a tf.function that says it traced. None lies in another call of its name and thread."""
 
     rows: I64  # of the host's events
-    built_ns: I64  # when the last tracing or compilation in it ends; the call's end where neither is recorded
-    first_run: Mask  # the rest of the call takes far longer than a usual one: TensorFlow optimizes the graph it traced
+    # When the last tracing or compilation in it ends; the call's end where neither is recorded, or where the rest takes
+    # far longer than a usual call: TensorFlow optimizes the graph that it traced.
+    built_ns: I64
 
 
 class Rebuilt(Struct, frozen=True):
@@ -55,14 +56,14 @@ def builds(trace: Trace) -> Builds:
     outer = outermost_rows(trace, calls[compiles], by_name=True)
     inside, built = built_within(trace, outer, np.concatenate((host_rows(trace, TRACING), compiling)))
     built = np.where(inside, built, host.end_ns[outer])
-    first_run, own_at = np.zeros(len(outer), bool), by_line(host.name[outer])
-    for name, places in by_line(host.name[rows]).items() if own_at else ():
-        usual = np.setdiff1d(rows[places], outer)
-        if name in own_at and len(usual):
-            usual_ns = float(np.median(host.end_ns[usual] - host.start_ns[usual]))
-            first = outer[own_at[name]]
-            first_run[own_at[name]] = host.end_ns[first] - built[own_at[name]] >= max(_LONG_NS, _FIRST_RUN * usual_ns)
-    return Builds(outer, built, first_run)
+    usual_at, usual = by_line(host.name[rows]), ~np.isin(rows, outer)
+    for name, mine in by_line(host.name[outer]).items():
+        others = rows[usual_at.get(name, _NO_ROWS)][usual[usual_at.get(name, _NO_ROWS)]]
+        if len(others):
+            rest_ns = host.end_ns[outer[mine]] - built[mine]
+            far_ns = _FIRST_RUN * float(np.median(host.end_ns[others] - host.start_ns[others]))
+            built[mine] += rest_ns * (rest_ns >= max(_LONG_NS, far_ns))
+    return Builds(outer, built)
 
 
 def built_within(trace: Trace, calls: I64, work: I64) -> tuple[Mask, I64]:

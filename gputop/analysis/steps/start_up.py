@@ -28,7 +28,7 @@ from gputop.trace.model import I64, Kind, MemoryKind, Trace, once
 from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
 LOADING, COMPILING, TRACED, AUTOTUNING, GRAPHS = "loading", "compilation", "tracing", "autotuning", "graphs"
-TORCH_COMPILING, SCRIPT, FIRST_RUN = "torch_compilation", "torchscript", "first_run"
+TORCH_COMPILING, SCRIPT = "torch_compilation", "torchscript"
 KERNELS, UPLOAD, MODULES = "kernel_compilation", "upload", "modules"
 # Calls that bring code to the GPU or set its libraries up: CUDA's and HIP's driver, cuDNN and cuBLAS.
 _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
@@ -63,19 +63,18 @@ _FEW_STEPS = 3  # of fewer each may be the first
 START_UP_SHARE = 0.5  # share of a step: such work, or compilation alone, that fills it. gputop's own figure
 _NAME_CHARS = 48
 _TEXTS = {
-    LOADING: "loading of libraries and modules", COMPILING: "XLA compilation", TRACED: "Python tracing",
+    LOADING: "loading of libraries and modules", COMPILING: "XLA compilation", TRACED: "tracing and first runs",
     TORCH_COMPILING: "compilation by torch.compile", SCRIPT: "compilation by TorchScript",
     KERNELS: "compilation and autotuning of kernels (NVRTC, Triton)", AUTOTUNING: "cuDNN autotuning",
     GRAPHS: "recording of CUDA graphs", UPLOAD: "copying the model to the GPU",
-    MODULES: "work before new kernels are loaded, such as their compilation",
-    FIRST_RUN: "the first run of a traced function"}
+    MODULES: "work before new kernels are loaded, such as their compilation"}
 
 
 class StartUpSpan(Struct, frozen=True):
     """One stretch of such work. ``kind`` is "loading" (libraries, modules, a context), "compilation" (by XLA),
     "torch_compilation" (by torch.compile), "torchscript", "kernel_compilation" (by NVRTC or Triton), "tracing" (Python
-    builds the function's graph), "first_run" (of that graph), "autotuning", "graphs" (CUDA's), "upload" (of the model)
-    or "modules" (what precedes their loading); ``what`` is the function or the call, "" where no name tells."""
+    builds the function's graph, up to its first run's end), "autotuning", "graphs" (CUDA's), "upload" (of the model) or
+    "modules" (what precedes their loading); ``what`` is the function or the call, "" where no name tells."""
 
     kind: str
     start_ns: int
@@ -93,7 +92,7 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     (imports, reading of a checkpoint) is not known.
     """
     out: list[StartUpSpan] = []
-    taken, (compiled, traced, first_runs) = EMPTY, _built(trace)
+    taken, (compiled, traced) = EMPTY, _built(trace)
     main = lines_of(trace, MAIN)
     by_torch = compiling(trace, main)
     if len(by_torch.start):  # parts of it are called as XLA's are
@@ -106,7 +105,7 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     of_kind: dict[str, _Found | Spans] = {
         LOADING: _joined(_loading(trace), _set_up(trace)), UPLOAD: _uploads(trace), AUTOTUNING: trials(trace)[CUDNN],
         GRAPHS: _recorded(trace), TORCH_COMPILING: by_torch, SCRIPT: scripted, KERNELS: compiling_kernels(trace),
-        COMPILING: compiled, TRACED: traced, FIRST_RUN: first_runs, MODULES: _before_modules(trace)}
+        COMPILING: compiled, TRACED: traced, MODULES: _before_modules(trace)}
     for kind, calls in of_kind.items():
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
@@ -279,9 +278,8 @@ def _recorded(trace: Trace) -> Spans:
     return Spans(spans.start[before], spans.end[before])
 
 
-def _built(trace: Trace) -> tuple[_Found, _Found, _Found]:
-    """Compilations of XLA, and tracing of Python: inside of calls and outside of any, without what returns; and first
-    runs of what is traced."""
+def _built(trace: Trace) -> tuple[_Found, _Found]:
+    """Compilations of XLA, and tracing of Python: inside of calls and outside of any, without what returns."""
     host, calls = trace.host, builds(trace)
     again = {one.name for one in rebuilt(trace)}
     returns = np.array([function_name(trace.names[name]) in again for name in host.name[calls.rows].tolist()], bool)
@@ -298,10 +296,7 @@ def _built(trace: Trace) -> tuple[_Found, _Found, _Found]:
         keep = in_call >= 0 if again else np.ones(len(rows), bool)
         found_by[kind] = begin[keep], host.end_ns[rows][keep], names[in_call[keep]]
     once = start[~returns], built[~returns], host.name[calls.rows[~returns]].astype(np.int64)
-    first = ~returns & calls.first_run
-    rows = calls.rows[first]
-    first_runs = calls.built_ns[first], host.end_ns[rows], host.name[rows].astype(np.int64)
-    return found_by[COMPILING], _joined(found_by[TRACED], once), first_runs
+    return found_by[COMPILING], _joined(found_by[TRACED], once)
 
 
 def _joined(a: _Found, b: _Found) -> _Found:
