@@ -301,6 +301,7 @@ class Stage(Struct, frozen=True):
     iterators: int = 1
     buffer_limit: int | None = None  # of Prefetch
     buffer_empty: float | None = None  # share of the calls that found Prefetch's buffer empty
+    empty_s: float | None = None  # of Prefetch: its calls that found the buffer empty, in the window
     refill_s: float | None = None  # of Shuffle: its calls far longer than usual, which fill its buffer, in the window
 
 

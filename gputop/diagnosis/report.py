@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec.structs import replace
 
 from gputop.analysis.layers.tree import NO_OP_RUNS
-from gputop.analysis.results import Analysis, GpuUse
+from gputop.analysis.results import SESSION_RUN, Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding, ids_by_missing
 from gputop.diagnosis import report_figures
 from gputop.diagnosis.tables import tables
@@ -20,7 +20,7 @@ from gputop.render.table import to_text
 from gputop.text.units import counted, percent, printable, ranges, seconds, wrap
 from gputop.trace.readers.formats import WRITERS
 
-_WORTH_A_NAME = 0.1  # share of what is unexplained
+_WORTH_A_NAME, _HALF = 0.1, 0.5  # shares of what is unexplained
 _BAR = 24
 # Notes on GPUs of which the profiler has no kernel, and what they say.
 _LOST = "the GPU work was not recorded"
@@ -207,15 +207,18 @@ def unexplained_text(a: Analysis) -> str:
         return ""
     named = {id_: name for id_, (name, _) in WALL_PARTS.items()} | {id_: part.name for id_, part in PART_BY_ID.items()}
     if not a.gpus:
-        named["host"] = "no op of the model is running, so Python is running or the loop is waiting"
+        in_run = a.steps is not None and a.steps.anchor == SESSION_RUN
+        named["host"] = "no op of the model is running, so " + (
+            "TensorFlow is starting the run or its next ops" if in_run else "Python is running or the loop is waiting")
     parts = sorted((part for part in u.parts.items() if part[1] >= _WORTH_A_NAME * u.time_s), key=lambda part: -part[1])
     text = f"{seconds(u.time_s)} of the {seconds(u.of_s)} {u.per} ({percent(u.time_s / u.of_s)}) is unexplained: "
     text += named[parts[0][0]] if len(parts) == 1 else ", ".join(f"{named[id_]} {seconds(s)}" for id_, s in parts)
     ran = [(work.time_s, printable(work.name)) for work in u.work]
     if u.silent_s is not None and u.silent_s >= _WORTH_A_NAME * u.time_s:
         kinds = {part.kind for part in a.wall_time.parts} if a.wall_time is not None else set()
-        ran.append((u.silent_s, HOST_KINDS["managed"] if "managed" in kinds else
-                    "no events" if "silent" in kinds else HOST_KINDS["python"]))
+        beside = max((time_s for time_s, _ in ran), default=0.0) > u.time_s - _HALF * u.silent_s  # on other threads
+        ran.append((u.silent_s, HOST_KINDS["managed"] if "managed" in kinds else "no events" if "silent" in kinds else
+                    "no events on the loop's thread" if beside else HOST_KINDS["python"]))
     listed = ", ".join(f"{name} ({seconds(time_s)})" for time_s, name in sorted(ran, reverse=True))
     return f"{text}. Host activity during this time: {listed}." if ran else f"{text}."
 

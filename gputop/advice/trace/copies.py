@@ -84,16 +84,18 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
         return None
     if worst != "d2d" and migrations(facts.trace.device)[_copies(facts, ["h2d", "d2h"]).rows].all():
         return None  # they are judge_managed_memory's
+    swapped = worst != "d2d" and len(host_rows(facts.trace, _SWAPS)) > 1
     return CopiesExcessive(
         gpus=tuple(gpu.gpu for gpu in gpus), share=share, ways=ways, worst=worst, rates=_rates(gpus, worst, facts),
         pageable=_pageable(gpus), compute=facts.shares["compute"],
         offloaded=offloaded(facts), fetching=fetching_ops(facts), back=copied_back(facts),
-        swapped=len(host_rows(facts.trace, _SWAPS)) > 1,
-        events=_copies(facts, [worst]), cure=Cure(
+        swapped=swapped, events=None if swapped else _copies(facts, [worst]), cure=Cure(
             scaled=((_copies(facts, ["d2d"] if worst == "d2d" else ["h2d", "d2h"]).rows, 0.0),),
             assumes="Assumes that these copies are avoided or overlap with compute."),
         # JAX's host copies each array to pinned memory and back as well: that goes, too, and is not counted.
-        claim=None if not facts.active else "about" if facts.framework == "jax" and worst != "d2d" else "measured")
+        # A replay does not know which ops wait for a tensor that is swapped.
+        claim=None if not facts.active else "at least" if swapped else (
+            "about" if facts.framework == "jax" and worst != "d2d" else "measured"))
 
 
 @once_per_trace

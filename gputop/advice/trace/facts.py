@@ -123,8 +123,9 @@ class TraceFacts(Struct, frozen=True):
     def severest(self, rule: Rule) -> Severity:
         """Return the gravest severity that a finding of the rule can have in so short a window."""
         steps, wall = self.steps.count if self.steps else 0, self.analysis.wall_time
-        moment_ns = _MOMENT * wall.recorded_s * 1e9 if wall is not None and self.basis != "step" else 0.0
-        if rule.costs_time and 0 < self.analyzed_spans.total < moment_ns:
+        short = self.basis != "step" or 0 < steps < limit("few.steps")
+        if rule.costs_time and short and wall is not None and (
+                0 < self.analyzed_spans.total < _MOMENT * wall.recorded_s * 1e9):
             return "low"  # shares of a layer, or of what follows a start, which runs for a moment of the recording
         if not rule.costs_time or steps >= limit("few.steps"):
             return "high"

@@ -230,7 +230,7 @@ def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
         return what, FIT_ONCE.action, FIT_ONCE.code(job)  # a call of fit() for each step
     if loop in KERAS:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
-                      "metrics and on_train_batch_* callbacks."), code("step_gap_host", "keras")
+                      "metrics and per-batch callbacks."), code("step_gap_host", "keras")
     if loop == PYTORCH and v.loader_unseen:
         return what, WORKERS_OR_SELDOM, code("input_bound", "torch")
     if job.trains is False:

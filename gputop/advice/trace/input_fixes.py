@@ -33,6 +33,7 @@ _WAITING = 16  # calls that wait at once, to begin with
 _MAP_WAITS = ("The map function is Python that mostly waits for storage or network: let its calls wait in parallel "
               "(num_parallel_calls, with more threads than CPUs) and prefetch.")
 _MAIN_SHARE = 0.5  # share of a function's time
+_FOR_BATCHES = 0.1  # share of the time in calls for a batch. gputop's own figure
 _MAX_THREADS_PER_CPU = 2  # threads for each CPU, from which they are said to be too many
 # Times the slowest segment's own times: a longer wait has a cause that they do not show, such as tf.data's own time for
 # each of many small elements.
@@ -45,6 +46,8 @@ _SEVERAL = re.compile(r"FlatMap|Interleave")
 
 _RECORD_FILES = ("Replace from_generator, which runs Python in one thread at a time, with TFRecord files and "
                  "TensorFlow ops.")
+NEVER_EMPTY = ("waits for a batch with an empty prefetch buffer; it held one in most of this time, and the calls took "
+               "long all the same, as calls do that wait for a CPU")
 _SEVERAL_FILES = "Read several files in parallel: use interleave with parallel calls, and process files inside it."
 _OVERLAP = "Overlap the input pipeline with the step: prefetch, and run slow stages in parallel."
 _LESS_WORK = "Make the pipeline faster: run slow stages in parallel, and cache work that is the same in every epoch."
@@ -80,6 +83,7 @@ class InputFix(Struct, frozen=True):
     claim: Claim = "measured"
     beside_s: float | None = None  # what a step's batches take, where they are made beside the step, behind a buffer
     fast_enough: bool = False  # on average: only batches that come late now and then are waited for
+    never_empty: bool = False  # the buffer next to the loop, when it is waited for: no batch comes late
 
 
 def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, budget: int | None,
@@ -224,10 +228,12 @@ def _fill_buffers(slow: _Bottleneck) -> InputFix | None:
     """Fix of a pipeline that is fast enough on average, but whose buffers do not bridge the slow batches."""
     last = slow.prefetch
     if last is not None and slow.apart and slow.pipeline_s <= slow.rest_s and (last.buffer_empty or 0.0) < 0.5:
+        never_empty = last.parent in (None, "Root") and last.empty_s is not None and (
+            last.empty_s < _FOR_BATCHES * slow.pipeline.wait_s)
         return replace(slow.fix(
             "The pipeline is fast enough on average, but its buffer is sometimes empty. Prefetch more batches.",
             "deeper", _Effect(left_s=slow.cost_s, how="the buffer has enough batches while slow ones are prepared",
-                             most_s=slow.wait_s)), fast_enough=True)
+                             most_s=slow.wait_s)), fast_enough=True, never_empty=never_empty)
     if not slow.apart and slow.cost_s <= slow.rest_s:
         return slow.fix("Prefetch: prepare the next batch while the step runs.", "prefetch",
                         _Effect(left_s=slow.cost_s, how="each batch is prepared while the previous step runs"))

@@ -17,7 +17,7 @@ from gputop.advice.trace.facts import (
     waits_for_input,
     without_recorder,
 )
-from gputop.advice.trace.input_fixes import FIRST_WORKERS, InputFix
+from gputop.advice.trace.input_fixes import FIRST_WORKERS, NEVER_EMPTY, InputFix
 from gputop.advice.trace.input_pace import input_fix, slowest_by_name, waits_in_steps
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.other_programs import may_be_others
@@ -82,6 +82,8 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     fix = input_fix(facts, share * facts.period_s)
     if fix.fast_enough and (others := may_be_others(facts, share, silent=False)) is not None:
         return Missing(others)
+    if fix.never_empty:
+        return Missing(NEVER_EMPTY)
     if (verdict := _verdict(facts, fix, share, {})).starts:
         return verdict
     saving = None if fix.step_s is None else min(max(1 - fix.step_s / facts.period_s, 0.0), share)

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import NO_GPU, TraceFacts, new_workers, on_host, waits_for_input
-from gputop.advice.trace.input_fixes import KEEP_WORKERS, ODD_BATCH, WORKERS_OR_SELDOM
+from gputop.advice.trace.input_fixes import KEEP_WORKERS, NEVER_EMPTY, ODD_BATCH, WORKERS_OR_SELDOM
+from gputop.advice.trace.input_pace import input_fix
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.known_work import NEW_WORKERS, SELDOM_WORK, WORK, KnownWork, UserFunction, known_work
 from gputop.advice.trace.other_programs import may_be_others, others_take
@@ -122,6 +123,8 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
         new_workers=overlap(new_workers(facts), union(edges[long.indices, 0], edges[long.indices, 1])) >= (
             limit("long_steps.named") * long.more_s.sum() * 1e9),
         loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace))
+    if most == "input" and input_fix(facts, parts[most]).never_empty:
+        return Missing(NEVER_EMPTY)
     if long.every is None and (most == "input" or (most in _HOST and _known_work(verdict) is None)):
         shown_s = sum(item.s_per_step for item in work)
         silent = most != "input" and shown_s < limit("long_steps.named") * verdict.more_s

@@ -244,7 +244,8 @@ def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
     """No step ends at the begin or the end of the recording for far longer than a step takes: one that had begun
     before, or that had not ended. Waits for a batch are those of input_bound."""
     wall, steps = facts.analysis.wall_time, facts.analysis.steps
-    if wall is None or steps is None or steps.unit != "step" or steps.count < limit("unfinished_step.steps"):
+    if wall is None or steps is None or steps.unit != "step" or steps.count < limit("unfinished_step.steps") or (
+            steps.phase in (EVALUATION, PREDICTION)):  # their loop ends, and joins its results
         return Missing(f"{limit('unfinished_step.steps'):.0f} complete training steps to know how long a step takes")
     between = {same_work(part.kind, part.what) for part in wall.parts if part.id == _OUTSIDE}
     parts = [part for part in wall.parts if part.id == _OPEN and (

@@ -8,13 +8,12 @@ from collections import Counter
 import numpy as np
 
 from gputop.analysis.results import Functions, FunctionUse
-from gputop.analysis.steps.compilations import TRACING
+from gputop.analysis.steps.compilations import first_calls, tracing_within
 from gputop.analysis.steps.membership import step_of
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, overlap
 from gputop.trace.lookups import COMPILE, host_rows, host_stat, name_mask, spans_of
-from gputop.trace.model import I64, Trace
-from gputop.trace.nesting import nest
+from gputop.trace.model import Trace
 
 XLA_RUN = (r"(?:Cpu|Gpu)Executable::Execute|\S+:XLA GPU module$|PjRt\w*LoadedExecutable::Execute\b|"
             r"PJRT_LoadedExecutable_Execute")
@@ -46,7 +45,7 @@ def _functions(trace: Trace, compiled: set[str], runs: Spans, steps: Steps | Non
     rows, mode = host_stat(host, "tf_function_call")
     counts = dict(zip(*(column.tolist() for column in host_stat(host, "tracing_count")), strict=True))
     length = host.end_ns - host.start_ns
-    building = _within(trace, rows, host_rows(trace, TRACING))
+    building = tracing_within(trace, rows)[0]
     inside = None if steps is None else step_of(host.start_ns[rows], steps) >= 0
     called: dict[str, list[int]] = {}
     for index, name in enumerate(host.name[rows].tolist()):
@@ -58,7 +57,7 @@ def _functions(trace: Trace, compiled: set[str], runs: Spans, steps: Steps | Non
         traced = np.array([m.startswith("traced") for m in modes], bool)
         tracing_counts = [counts[row] for row in rows[of_function].tolist() if row in counts]
         # A further first tracing is of a new tf.function by the same name: the program makes it anew.
-        first = min(sum(counts.get(row) == 1 for row in rows[of_function[traced]].tolist()), 1)
+        first = min(int(np.isin(rows[of_function[traced]], first_calls(trace)).sum()), 1)
         calls_s = int(length[rows[of_function[traced]]].sum()) / 1e9
         built = int(building[of_function].sum()) / 1e9
         in_xla = overlap(spans_of(trace, rows[of_function]), runs)
@@ -78,16 +77,3 @@ def _functions(trace: Trace, compiled: set[str], runs: Spans, steps: Steps | Non
             **per_step))
     return out
 
-
-def _within(trace: Trace, calls: I64, inner: I64) -> I64:
-    """Time of the ``inner`` events of which each call is the nearest call around; each instant counts once."""
-    host = trace.host
-    rows = np.concatenate((calls, inner))
-    nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
-    is_call = np.arange(len(rows)) < len(calls)
-    holder = nesting.holder(~is_call)
-    self_ns = nest(host.line[inner], host.start_ns[inner], host.end_ns[inner], host.name[inner], trace.names).own(
-        host.end_ns[inner] - host.start_ns[inner])
-    around = holder[len(calls):]
-    counted = is_call[around]
-    return np.bincount(around[counted], weights=self_ns[counted], minlength=len(calls)).astype(np.int64)

@@ -240,7 +240,7 @@ def _pipeline(trace: Trace, calls: _Calls, of: I64, label: str, functions: dict[
         parallelism = int(values[has].max()) if has.any() else None
         function = functions[i] * float(count[i]) / float(everywhere[i]) / 1e9 if i in functions else None
         workers = _workers(stages.get(above), parallelism if PARALLEL_STAGE.search(name) else None)
-        limit, empty = _buffer(trace, rows) if name.startswith("Prefetch") else (None, None)
+        limit, empty, empty_ns = _buffer(trace, rows) if name.startswith("Prefetch") else (None, None, None)
         cost = _cost(name, float(self_ns[i]) / 1e9, function, workers)
         length = host.end_ns[rows] - host.start_ns[rows]
         # A call of a Shuffle takes as many elements as its buffer lacks: all of them, or one.
@@ -251,6 +251,7 @@ def _pipeline(trace: Trace, calls: _Calls, of: I64, label: str, functions: dict[
             self_s=float(self_ns[i]) / 1e9, function_s=function, workers=workers,
             cost_s_per_batch=cost / batches if batches else None, parallelism=parallelism,
             iterators=int((iterators >= 0).sum()) or 1, buffer_limit=limit, buffer_empty=empty,
+            empty_s=None if empty_ns is None else int(empty_ns) / 1e9,
             refill_s=None if refill_ns is None else int(refill_ns) / 1e9)
     bounding, cost_s = _bounding(stages) if batches else (None, None)
     return Pipeline(
@@ -318,11 +319,13 @@ def segments(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
     return out
 
 
-def _buffer(trace: Trace, rows: I64) -> tuple[int | None, float | None]:
-    """Prefetch's limit, and the share of its calls that found the buffer empty: they lack ``buffered_elements``. None
-    where no call tells the limit either, so that a missing figure says nothing."""
+def _buffer(trace: Trace, rows: I64) -> tuple[int | None, float | None, int | None]:
+    """Prefetch's limit, and the share and the time (ns) of its calls that found the buffer empty: they lack
+    ``buffered_elements``. None where no call tells the limit either, so that a missing figure says nothing."""
     has_limit, limits = values_at(*host_stat(trace.host, "buffer_limit"), rows)
     if not has_limit.any():
-        return None, None
+        return None, None, None
     _, elements = values_at(*host_stat(trace.host, "buffered_elements"), rows)
-    return int(limits[has_limit].max()), float((elements[has_limit] <= 0).mean())
+    empty, rows = elements[has_limit] <= 0, rows[has_limit]
+    length_ns = trace.host.end_ns[rows] - trace.host.start_ns[rows]
+    return int(limits[has_limit].max()), float(empty.mean()), length_ns[empty].sum()

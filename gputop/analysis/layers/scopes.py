@@ -29,15 +29,17 @@ LOSS = re.compile(
     r"loss|crossentropy|cross_entropy|mean_(?:squared|absolute)\w*error|hinge|huber|kl_divergence|log_?cosh",
     re.IGNORECASE)
 _OPTIMIZER = re.compile(
-    r"(?:adam(?:_?w(?:eight_?decay)?|ax|delta)?|nadam|adagrad|adadelta|adafactor|sgd|momentum|rm_?sprop|ftrl|lamb|lion|"
-    r"lars|muon|nesterov|"
+    r"(?:gradient_?descent|adam(?:_?w(?:eight_?decay)?|ax|delta)?|nadam|adagrad|adadelta|adafactor|sgd|momentum|"
+    r"rm_?sprop|ftrl|lamb|lion|lars|muon|nesterov|"
     r"loss_?scale_?optimizer\w*|optimizer\w*)(?:_\d+)?", re.IGNORECASE)
 _DIFFERENTIATED = re.compile(r"jvp\((\w+)[)/]")  # modules
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 # jax.random's, of which an optimizer needs none: noise, dropout masks, time steps of a diffusion.
 _RANDOM = re.compile(r"/jit\(_?(?:uniform|normal|truncated_normal|bernoulli|categorical|gumbel|randint|permutation|"
                      r"shuffle|choice|exponential|laplace|gamma|beta|dirichlet|poisson)\)|/(?:random_bits|threefry)")
-_UPDATE = re.compile(r"Resource(?:Sparse)?Apply\w+")
+_UPDATE = re.compile(r"(?:Resource)?(?:Sparse)?Apply\w+")
+# Ops of a model, in a scope or not.
+_OF_MODEL = re.compile(r"_?(?:Fused|Batch|Sparse)?MatMul(?:V\d)?|\w*Conv[123]D\w*|Einsum|\w*Pool|BiasAdd|FusedBatch\w*")
 _ASSIGN = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 
 
@@ -100,7 +102,9 @@ def _phase(name: str, type_: str, path: list[str], wrappers: set[str], training:
     if wrappers:  # JAX
         random = _RANDOM.search(name) is not None
         return "optimizer" if training and not random else "forward" if random or training is False else "other ops"
-    return "other ops" if type_ in _ASSIGN or not scopes else "forward"
+    if not scopes and LOSS.search(type_):
+        return "loss"
+    return "forward" if _OF_MODEL.fullmatch(type_) or (scopes and type_ not in _ASSIGN) else "other ops"
 
 
 def _parts(name: str) -> list[str]:

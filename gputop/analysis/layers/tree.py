@@ -18,7 +18,7 @@ EAGER, COMPILED, NO_OP_RUNS = "run eagerly", "compiled functions", "no op runs"
 REASONS = {
     INPUT: ("Ops that make the next batch in the training loop's own thread (num_workers=0): reading, transforms, and "
             "collating. They are part of the input wait."),
-    "other ops": ("These ops do not belong to a phase. They are mostly counters and metrics of the training loop, "
+    "other ops": ("The names of these ops show no phase. They are mostly counters and metrics of the training loop, "
                   "work on the next batch, or the steps of an environment."),
     NO_OP: "These kernels have no op name, so the trace does not show where they belong.",
     LOCAL_COPIES: ("Copies within GPU memory, memsets, and copies of unknown direction that have no op name. The "

@@ -10,7 +10,7 @@ from msgspec import Struct
 from gputop.trace.intervals import EMPTY, Spans, coverage, in_order, joined, merge, union
 from gputop.trace.lookups import COMPILE, Mask, by_line, host_rows, host_stat, name_mask, outermost_rows, spans_of
 from gputop.trace.model import I64, Kind, Trace, once
-from gputop.trace.nesting import begun_within
+from gputop.trace.nesting import begun_within, nest
 from gputop.trace.threads import GRAPH_EXECUTOR
 
 TRACING = r"tf\.function-graph_building$"
@@ -18,6 +18,7 @@ PJIT = r"PjitFunction\("  # JAX's call of a jitted function
 # XLA's passes over the program of a function of JAX, once for each compilation on a CPU.
 _MODULE = re.compile(r"HLO passes through layout assignment \(jit_(.+)\)$")
 OVER = 2  # times the longest distance between two builds, without one: it does not return. gputop's own figure
+_FIRST_RUN = 2.0  # times a usual call. gputop's own figure
 _NO_ROWS = np.empty(0, np.int64)
 AGAIN = 2  # calls in which one function is built: once may be for another shape, as the last batch of an epoch
 
@@ -27,7 +28,9 @@ class Builds(Struct, frozen=True):
     is one, and a call of a tf.function that says it traced. None lies in another call of its name and thread."""
 
     rows: I64  # of the host's events
-    built_ns: I64  # when the last tracing or compilation in it ends; the call's end where neither is recorded
+    # When the last tracing or compilation in it ends; the call's end where neither is recorded, or where the rest takes
+    # far longer than a usual call: TensorFlow optimizes the graph that it traced.
+    built_ns: I64
 
 
 class Rebuilt(Struct, frozen=True):
@@ -52,7 +55,15 @@ def builds(trace: Trace) -> Builds:
     compiles[: len(rows)] |= traces
     outer = outermost_rows(trace, calls[compiles], by_name=True)
     inside, built = built_within(trace, outer, np.concatenate((host_rows(trace, TRACING), compiling)))
-    return Builds(outer, np.where(inside, built, host.end_ns[outer]))
+    built = np.where(inside, built, host.end_ns[outer])
+    usual_at, usual = by_line(host.name[rows]), ~np.isin(rows, outer)
+    for name, mine in by_line(host.name[outer]).items():
+        others = rows[usual_at.get(name, _NO_ROWS)][usual[usual_at.get(name, _NO_ROWS)]]
+        if len(others):
+            rest_ns = host.end_ns[outer[mine]] - built[mine]
+            far_ns = _FIRST_RUN * float(np.median(host.end_ns[others] - host.start_ns[others]))
+            built[mine] += rest_ns * (rest_ns >= max(_LONG_NS, far_ns))
+    return Builds(outer, built)
 
 
 def built_within(trace: Trace, calls: I64, work: I64) -> tuple[Mask, I64]:
@@ -66,6 +77,28 @@ def built_within(trace: Trace, calls: I64, work: I64) -> tuple[Mask, I64]:
     return np.asarray(inside, bool), np.minimum(built, host.end_ns[calls])
 
 
+def tracing_within(trace: Trace, calls: I64) -> tuple[I64, I64]:
+    """Time and number of the tracings of which each call is the nearest call around; each instant counts once."""
+    host, inner = trace.host, host_rows(trace, TRACING)
+    rows = np.concatenate((calls, inner))
+    nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
+    is_call = np.arange(len(rows)) < len(calls)
+    self_ns = nest(host.line[inner], host.start_ns[inner], host.end_ns[inner], host.name[inner], trace.names).own(
+        host.end_ns[inner] - host.start_ns[inner])
+    around = nesting.holder(~is_call)[len(calls):]
+    counted = is_call[around]
+    return (np.bincount(around[counted], weights=self_ns[counted], minlength=len(calls)).astype(np.int64),
+            np.bincount(around[counted], minlength=len(calls)))
+
+
+@once
+def first_calls(trace: Trace) -> I64:
+    """Rows of the calls of tf.functions that count one tracing, or no more than begin in the call itself: if such a
+    call traces, it is the first one. TensorFlow traces a function that makes variables twice."""
+    calls, count = host_stat(trace.host, "tracing_count")
+    return calls[count <= np.maximum(tracing_within(trace, calls)[1], 1)]
+
+
 @once
 def rebuilt(trace: Trace) -> tuple[Rebuilt, ...]:
     """Functions that are built again and again, the one that takes most time first. A tf.function of the same name that
@@ -73,8 +106,7 @@ def rebuilt(trace: Trace) -> tuple[Rebuilt, ...]:
     been built for long, by its calls or by time, is left out, as one that a job's start builds for several shapes."""
     all_builds, host, window_end = builds(trace), trace.host, trace.window_ns[1]
     rows, _ = host_stat(host, "tf_function_call")
-    counted, tracing_count = host_stat(host, "tracing_count")
-    new = np.isin(all_builds.rows, counted[tracing_count == 1])
+    new = np.isin(all_builds.rows, first_calls(trace))
     calls = outermost_rows(trace, np.concatenate((rows, host_rows(trace, PJIT))), by_name=True)
     cut = _of_cut_calls(trace, calls)
     out = []

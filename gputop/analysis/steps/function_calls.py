@@ -30,6 +30,7 @@ from gputop.analysis.steps.jax_calls import (
     own_ops,
 )
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
+from gputop.analysis.steps.start_up import mostly_start_up, start_up_spans
 from gputop.trace.int_map import IntMap
 from gputop.trace.intervals import Spans
 from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask, outermost_rows
@@ -77,8 +78,9 @@ def keras_calls(trace: Trace) -> Anchors | None:
 
 
 def few_keras_calls(trace: Trace) -> Anchors | None:
-    """A single call of Keras's step function, up to the end of what it launched; of two the first, up to the second.
-    What follows the last call, such as the callback that ends the profile, is no part of it."""
+    """A single call of Keras's step function, up to the end of what it launched; of two the first, up to the second, or
+    the second where the first is mostly the job's start. What follows the last call, such as the callback that ends the
+    profile, is no part of it."""
     host, device, calls = trace.host, trace.device, _calls_of_keras(trace)
     if not len(calls.rows):
         return None
@@ -86,6 +88,8 @@ def few_keras_calls(trace: Trace) -> Anchors | None:
     steps = calls.rows[calls.function == loop.function]
     start, end = host.start_ns[steps], host.end_ns[steps]
     bounds = np.stack((start[:-1], start[1:]), axis=1)
+    if len(steps) == 2 and mostly_start_up(start_up_spans(trace), bounds)[0]:
+        steps, start, end = steps[1:], start[1:], end[1:]
     if len(steps) == 1:
         launched = (device.launch_ns >= start[0]) & (device.launch_ns < end[0])
         bounds = np.array([[start[0], max(int(end[0]), int(device.end_ns[launched].max(initial=0)))]])

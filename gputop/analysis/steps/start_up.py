@@ -63,7 +63,7 @@ _FEW_STEPS = 3  # of fewer each may be the first
 START_UP_SHARE = 0.5  # share of a step: such work, or compilation alone, that fills it. gputop's own figure
 _NAME_CHARS = 48
 _TEXTS = {
-    LOADING: "loading of libraries and modules", COMPILING: "XLA compilation", TRACED: "Python tracing",
+    LOADING: "loading of libraries and modules", COMPILING: "XLA compilation", TRACED: "tracing and first runs",
     TORCH_COMPILING: "compilation by torch.compile", SCRIPT: "compilation by TorchScript",
     KERNELS: "compilation and autotuning of kernels (NVRTC, Triton)", AUTOTUNING: "cuDNN autotuning",
     GRAPHS: "recording of CUDA graphs", UPLOAD: "copying the model to the GPU",
@@ -73,8 +73,8 @@ _TEXTS = {
 class StartUpSpan(Struct, frozen=True):
     """One stretch of such work. ``kind`` is "loading" (libraries, modules, a context), "compilation" (by XLA),
     "torch_compilation" (by torch.compile), "torchscript", "kernel_compilation" (by NVRTC or Triton), "tracing" (Python
-    builds the function's graph), "autotuning", "graphs" (CUDA's), "upload" (of the model) or "modules" (what precedes
-    their loading); ``what`` is the function or the call, "" where no name tells."""
+    builds the function's graph, up to its first run's end), "autotuning", "graphs" (CUDA's), "upload" (of the model) or
+    "modules" (what precedes their loading); ``what`` is the function or the call, "" where no name tells."""
 
     kind: str
     start_ns: int
@@ -113,6 +113,13 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
         out += [StartUpSpan(kind, start, end, function_name(trace.names[name]) if name >= 0 else "")
                 for start, end, name in zip(new.start.tolist(), new.end.tolist(), names.tolist(), strict=True)]
     return tuple(sorted(out, key=lambda span: span.start_ns))
+
+
+def mostly_start_up(spans: Sequence[StartUpSpan], bounds_ns: I64) -> Mask:
+    """Mask of these times, of shape (n, 2), that such work fills by half or more."""
+    work = union([span.start_ns for span in spans], [span.end_ns for span in spans])
+    covered = coverage(work, bounds_ns[:, 0], bounds_ns[:, 1])
+    return np.asarray(covered >= START_UP_SHARE * (bounds_ns[:, 1] - bounds_ns[:, 0]), bool)
 
 
 _Found = tuple[I64, I64, I64]  # begin, end, and name (index into the trace's names, -1: none)

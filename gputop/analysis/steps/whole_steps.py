@@ -21,8 +21,8 @@ from msgspec import Struct
 
 from gputop.analysis.steps.anchors import Anchors
 from gputop.analysis.steps.compilations import CUDNN, trials
-from gputop.analysis.steps.start_up import START_UP_SHARE, StartUpSpan
-from gputop.trace.intervals import coverage, union
+from gputop.analysis.steps.start_up import StartUpSpan, mostly_start_up
+from gputop.trace.intervals import coverage
 from gputop.trace.lookups import host_rows, line_by_line, rows_of
 from gputop.trace.model import I64, Kind, Trace
 
@@ -113,10 +113,8 @@ def _count_start_up(trace: Trace, bounds: I64, start_up: Sequence[StartUpSpan]) 
     """Number of leading steps that belong to the job's start (4); 0 where no other follows."""
     if not len(bounds) or not start_up:
         return 0
-    work = union([span.start_ns for span in start_up], [span.end_ns for span in start_up])
-    starts = coverage(work, bounds[:, 0], bounds[:, 1]) >= START_UP_SHARE * (bounds[:, 1] - bounds[:, 0])
     tried = coverage(trials(trace)[CUDNN], bounds[:, 0], bounds[:, 1]) > 0
-    usual = np.flatnonzero(~(starts | tried))
+    usual = np.flatnonzero(~(mostly_start_up(start_up, bounds) | tried))
     return int(usual[0]) if len(usual) else 0
 
 

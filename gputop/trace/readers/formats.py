@@ -22,6 +22,8 @@ _JSON_BLANKS = b"\xef\xbb\xbf \t\r\n"  # a byte order mark, too
 _XPLANE_FIELDS = 6  # the number of the last field of a plane
 _REPLACED = b"\xef\xbf\xbd"  # U+FFFD in UTF-8, which stands for bytes that are no text
 _XPLANES_FIELD = b"\x0a"  # an XSpace begins with its planes; JSON may begin with the same byte, a newline
+# The first device of TensorFlow 2.0's own trace, with its name in a message, where an XPlane has the name itself.
+_TF20_TRACE = re.compile(rb"\x0a.{1,3}\x08.{1,5}\x12.{1,3}\x0a.[ -~]", re.DOTALL)
 
 
 class Format(Struct, frozen=True):
@@ -105,6 +107,9 @@ OTHER_FILES = (
               "a Git LFS pointer instead of the file", "Fetch the file: git lfs pull"),
     OtherFile(lambda path, begin: begin[:1] == _XPLANES_FIELD and begin[:64].count(_REPLACED) > 1,
               "a binary trace that was corrupted by copying it as text", "Copy the file again in binary mode."),
+    OtherFile(lambda path, begin: _TF20_TRACE.match(begin) is not None and not _is_json(path, begin),
+              "a trace of TensorFlow 2.0 or 2.1, which gputop does not read",
+              "Record with TensorFlow 2.2 or newer, which writes an .xplane.pb."),
     OtherFile(_is_perfetto, "a Perfetto trace", "Export it as Chrome JSON: traceconv json trace.pftrace trace.json"),
 )
 FORMATS = (

@@ -18,7 +18,8 @@ def pipeline(*stages: tuple[str, float, int], bounding: str = "", batches: int =
         above, path = path, f"{path}::{name}"
         buffer = (2, empty) if name == "Prefetch" else (None, None)
         made.append(Stage(path, name, above, calls, cost * batches, cost * batches * workers if function else None,
-                          workers, cost, buffer_limit=buffer[0], buffer_empty=buffer[1]))
+                          workers, cost, buffer_limit=buffer[0], buffer_empty=buffer[1],
+                          empty_s=buffer[1]))
     slow = max(made, key=lambda s: s.cost_s_per_batch or 0.0)
     return Pipeline("d", 1, batches, 1.0, tuple(made), bounding or slow.path, slow.cost_s_per_batch)
 
@@ -28,6 +29,12 @@ def cured(p: Pipeline, step: float = 0.1, wait: float = 0.06, per_step: float = 
     found = suggest_fix(p, step, wait, per_step, cpus, python_s, job)
     assert found is not None
     return found
+
+
+@pytest.mark.parametrize(("empty_s", "never"), [(0.05, True), (0.4, False), (None, False)])
+def test_waits_with_a_full_buffer_are_no_late_batches(empty_s: float | None, never: bool) -> None:
+    late = cured(pipeline(("Prefetch", 0, 1), ("Map", 0.001, 1), empty=empty_s))
+    assert late.fast_enough and late.never_empty == never
 
 
 def test_the_words_of_the_fixes(request):

@@ -111,6 +111,11 @@ def test_a_step_that_had_not_ended_is_told():
     assert finding.severity == "medium" and finding.evidence["unfinished_s"] == pytest.approx(3.0, rel=0.02)
     assert finding.gain.step_time is None, "it came once"
     assert verdict(trace, "unfinished_step").usual_s == pytest.approx(0.01)
+    b = Builder(gpus=0)
+    evaluate(b, 0, 30)
+    alone = b.build()
+    alone.rank_windows_ns = {0: (0, alone.window_ns[1] + 3_000_000_000)}
+    assert "unfinished_step" in abstained(alone), "the end of an evaluation is none"
 
 
 def train_then(b: Builder, silence_s: float):

@@ -29,6 +29,10 @@ def test_retracing_is_every_tracing_but_the_first():
     assert helper.retracings == 3 and found.retracings == 5 and found.tracing_s == pytest.approx(180e-6)
 
 
+    twice = Builder(gpus=0).host("f", 0, 90, tf_function_call="traced-nonXla", tracing_count=2)  # it makes variables
+    twice.host("tf.function-graph_building", 1, 30).host("tf.function-graph_building", 40, 30)
+    used = functions(twice.build())
+    assert used is not None and (used.functions[0].tracings, used.retracings) == (1, 0)
     bare = functions(Builder(gpus=0).host("f", 0, 90, tf_function_call="traced-xla", tracing_count=2).build())
     assert bare is not None  # without events of graph building the calls that traced count
     assert bare.functions[0].tracing_s == pytest.approx(90e-6) and bare.functions[0].xla is True

@@ -36,6 +36,10 @@ NAMES = [
     ("compile_loss/mse/Mean:Mean", "loss", "compile_loss/mse/Mean"),
     ("gradient_tape/compile_loss/mse/Mul:Mul", "backward", "compile_loss/mse/Mul"),
     ("ArgMax:ArgMax", "other ops", "ArgMax"),
+    ("MatMul_22:MatMul", "forward", "MatMul_22"),  # TensorFlow 1, without a scope
+    ("SoftmaxCrossEntropyWithLogits_21:SoftmaxCrossEntropyWithLogits", "loss", "SoftmaxCrossEntropyWithLogits_21"),
+    ("GradientDescent/update_w/ApplyGradientDescent:ApplyGradientDescent", "optimizer",
+     "GradientDescent/update_w/ApplyGradientDescent"),
     ("AssignAddVariableOp_2:AssignAddVariableOp", "other ops", "AssignAddVariableOp_2"),
     ("kernel", "other ops", ""),
     ("p['params']['Dense_0']['bias']", "other ops", ""),

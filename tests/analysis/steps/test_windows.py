@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gputop.analysis.steps.start_up import start_up_spans
 from gputop.analysis.steps.steps import find_steps
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import StepEvents, Trace
@@ -35,6 +36,17 @@ def test_two_calls_are_one_whole_step():
     b.run(0, 400, 100, "kernel_0", launch=310)
     steps = find_steps(b.build())
     assert steps is not None and steps.bounds_ns == ((100_000, 300_000),) and steps.times.dropped == 1
+
+
+@pytest.mark.parametrize(("usual_us", "starts"), [(20_000, True), (200_000, False)])
+def test_the_first_run_of_a_traced_function_is_a_start_and_no_step(usual_us: int, starts: bool) -> None:
+    b = Builder(gpus=0).host("train_function", 0, 1_240_000, tf_function_call="traced-nonXla")
+    b.host("tf.function-graph_building", 0, 1_000_000)
+    b.host("train_function", 1_240_000, usual_us, tf_function_call="notTraced-nonXla")
+    trace = b.build()
+    assert ("first_run" in {span.kind for span in start_up_spans(trace)}) == starts
+    steps = find_steps(trace)
+    assert steps is not None and steps.bounds_ns == ((1_240_000_000, 1_240_000_000 + usual_us * 1_000),)
 
 
 def marked(trace: Trace, *bounds_us: tuple[int, float, float]) -> Trace:

@@ -70,6 +70,7 @@ def perfetto() -> bytes:
 @pytest.mark.parametrize(("name", "data", "what", "fix"), [
     ("trace.pftrace", perfetto(), "a Perfetto trace", "traceconv json"),
     ("host.xplane.pb", perfetto(), "a Perfetto trace", "traceconv json"),
+    ("local.trace", b"\x0a\x14\x08\x00\x12\x10\x0a\x09/host:CPU\x1a\x03\x12\x01a", "TensorFlow 2.0", "2.2 or newer"),
     ("host.xplane.pb", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "Git LFS pointer",
      "git lfs pull"),
     ("r.sqlite", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "Git LFS pointer",

@@ -434,7 +434,7 @@ def _op(args: records.Args, builder: TraceBuilder) -> int:
     if op and op != "XlaModule:":
         return builder.names[op]
     if isinstance(args.op, str) and args.name is not UNSET:  # a node of TensorFlow 1's graph
-        return builder.names[f"{args.name}:{args.op}"]
+        return builder.names[f"{args.name}:{args.op}"] if args.name != "unknown" else -1
     if not hlo:
         hlo = kernel_names.op_of_annotation(str(args.annotation or ""))
     return builder.names[f"{module}/{hlo}" if module else hlo] if hlo else -1
