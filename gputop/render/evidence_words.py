@@ -141,6 +141,7 @@ LABELS = {
     "d2d_bytes": "bytes within the GPU",
     "d2d_bytes_per_s": "rate of copies within the GPU",
     "d2d_count": "copies within the GPU",
+    "blocked_cpu_cores": "CPU cores that only wait for storage",
     "held_bytes": "GPU memory that they hold",
     "host_memory_used_bytes": "memory in use on the host",
     "host_memory_total_bytes": "memory of the host",

@@ -50,6 +50,7 @@ class HostHistoryPoint(Struct, frozen=True):
     # Of RDMA ports by name: bytes/s received and sent, and retransmits since the driver was loaded.
     rdma_bytes_per_s: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     rdma_retransmits: Mapping[str, float] = field(default_factory=dict)
+    iowait_ratio: float | None = None
 
 
 class History:
@@ -162,7 +163,7 @@ class History:
                         ratios[p.pid] = r.value / scale
         self._host.append(HostHistoryPoint(sample.time_s, host["cpu_ratio"].value,
                                    host.full_cores if host.core_ratios else None, cores, granted, throttled,
-                                   *_adapters(host)))
+                                   *_adapters(host), host["iowait_ratio"].value))
 
     # -- reading ------------------------------------------------------------------------------
 

@@ -228,6 +228,7 @@ class LowSmActive(Verdict, frozen=True, kw_only=True):
     gpu_util: float | None
     busier_peers: tuple[int, ...]  # GPUs of the same job that work more
     full_cores: float  # of the host
+    blocked_cores: float  # those that have nothing to do but wait for storage
     fall: Fall | None  # from what the same job reached before
 
 
@@ -272,6 +273,8 @@ def _low(view: NodeView, low: list[tuple[GpuSample, str, float]], rest: dict[int
         gpus=tuple(sorted(gpu.info.index for gpu, _, _ in low)), severity="low", window_s=window_s,
         gpu=worst.info.index, metric=metric, activity=activity,
         gpu_util=view.mean(worst, "gpu_util", window_s), full_cores=view.full_cores(window_s),
+        blocked_cores=(view.host_mean(lambda point: point.iowait_ratio, window_s) or 0.0) * (
+            view.sample.host.cpu_count or 0),
         fall=falls(view).get(worst.info.index) if metric == "sm_active" else None,
         busier_peers=tuple(i for i in sorted(peers & set(rest)) if rest[i] >= 1.5 * activity))
 
@@ -297,6 +300,11 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
         evidence["full_cpu_cores"] = v.full_cores
         how += f" {counted(round(v.full_cores), 'CPU core')} {'are' if round(v.full_cores) != 1 else 'is'} fully busy."
         brief += f"; {counted(round(v.full_cores), 'CPU core')} full"
+    if v.blocked_cores >= 1:
+        evidence["blocked_cpu_cores"] = v.blocked_cores
+        waits = f"{counted(round(v.blocked_cores), 'CPU core')} {'wait' if round(v.blocked_cores) != 1 else 'waits'}"
+        how += f" {waits} for storage."
+        brief += f"; {waits} for storage"
     if v.fall is not None:
         evidence |= {"before_ratio": v.fall.best, "lasts_s": v.fall.lasts_s}
         how += (f" Until {v.fall.lasts_s / 60:.0f} min ago, the same job sustained {percent(v.fall.best)} for several "

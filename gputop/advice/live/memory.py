@@ -66,7 +66,7 @@ def judge_unlisted_memory(view: NodeView) -> UnlistedMemory | Missing | None:
     if not held:
         return None if judged else Missing(f"{window_s:.0f} s of activity and of used and total memory of a GPU")
     most = max(held, key=held.__getitem__)
-    return UnlistedMemory(gpus=tuple(sorted(held)), severity="medium" if pids else "low", window_s=window_s, gpu=most,
+    return UnlistedMemory(gpus=tuple(sorted(held)), severity="low", window_s=window_s, gpu=most,
                           used_bytes=held[most], ended=tuple(sorted(pids)))
 
 

@@ -71,6 +71,7 @@ class Scene:
     full_cores: Level | None = 0.0  # of 64
     cpu_limit_cores: float | None = None
     host_used: Level = 0.3  # share of its memory
+    iowait: float = 0.0  # share of the CPUs' time
 
     def sample(self, t: float) -> NodeSample:
         jobs = [j for j in self.jobs if j.since_s <= t < j.until_s]
@@ -108,6 +109,7 @@ class Scene:
         cores = () if full is None else (1.0,) * full + (0.2,) * (64 - full)
         memory = {"memory_used_bytes": Reading(at(self.host_used, t) * 1e12, "bytes"),
                   "memory_total_bytes": Reading(1e12, "bytes")}
+        memory["iowait_ratio"] = Reading(self.iowait, "ratio")
         return HostSample("test", {"cpu_ratio": cpu, **memory}, 64, cores, self.cpu_limit_cores)
 
     def gpu(self, index: int, t: float, processes: Sequence[GpuProcess]) -> GpuSample:

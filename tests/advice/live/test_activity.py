@@ -44,6 +44,9 @@ def test_low_activity_says_what_is_seen_and_names_a_busier_gpu_of_the_job() -> N
     assert finding.severity == "low" and finding.gpus == tuple(range(8))
     assert finding.evidence == pytest.approx(
         {"window_s": 120.0, "sm_active_ratio": 0.2, "gpu_util_ratio": 0.4, "full_cpu_cores": 12.0})
+    storage = get(after(Scene(dict.fromkeys(range(8), 0.2), util=0.4, iowait=0.25), 200), "low_sm_active")
+    assert storage.brief == "Idle 60% of the time; 16 CPU cores wait for storage."
+    assert storage.evidence["blocked_cpu_cores"] == 16.0
     always = get(eight(0.2), "low_sm_active")
     assert "full_cpu_cores" not in always.evidence
     seen = verdict(Scene(dict.fromkeys(range(7), 0.3) | {7: 0.9}), 200, "low_sm_active")

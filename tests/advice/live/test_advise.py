@@ -38,9 +38,9 @@ def test_a_node_without_processes_and_the_first_tick_abstain() -> None:
     assert ids(advice) == []
     assert set(abstained(advice)) == {"idle_gpu", "unused_gpu", "gpu0_oversubscribed", "power_capped",
                                       "clocks_limited", "unlisted_memory", "memory_preallocated", "no_fine_metrics",
-                                      "memory_pressure", "thermal_throttled",
-                                      "pcie_link_degraded", "pcie_saturated", "host_cpu_saturated", "spinning",
-                                      "dram_bound", "low_sm_active", "recurring_idle", "below_own_best",
+                                      "memory_pressure", "thermal_throttled", "pcie_link_degraded",
+                                      "pcie_saturated", "host_cpu_saturated", "spinning", "dram_bound", "low_sm_active",
+                                      "recurring_idle", "below_own_best",
                                       "tensor_idle", "unprotected_profiler", "profiler_left_on", "slow_rank"}
     assert all(abstained(advice).values())
     def hide(gpu: GpuSample, t: float) -> GpuSample:

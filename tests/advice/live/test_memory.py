@@ -71,7 +71,7 @@ def test_memory_of_an_idle_gpu_that_no_process_holds() -> None:
     assert finding.title.startswith("GPU 3: 52.2G of memory in use") and "No problem found" in advice.limit
     ended = Job(200, [3], command="", memory=0.7 * TOTAL, reason=ENDED)
     left = get(after(Scene({3: 0.0}, jobs=[Job(gpus=range(3)), ended], gpus=4), 150), "unlisted_memory")
-    assert left.severity == "medium" and "process 200, which has ended" in left.brief
+    assert left.severity == "low" and "process 200, which has ended" in left.brief
 
 
 @pytest.mark.parametrize("scene", [
