@@ -14,6 +14,7 @@ from gputop.advice.fix_code import code, joined
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, on_host, removed_host_time, waits_for_host
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.known_work import ENOUGH_CPUS
 from gputop.advice.trace.other_programs import host_share, lost_share, others_take
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.gaps import ranked_work, work_in
@@ -28,8 +29,6 @@ from gputop.trace.threads import GLOBAL_POOL, INPUT, MAIN, lines_of
 
 _NAMED, _NAME_CHARS = 3, 32
 _MAIN_SHARE = 0.5  # share of what the other processes use
-ENOUGH_CPUS = ("Give each process enough CPUs: compare the CPUs that it may use with its running threads, start fewer "
-               "DataLoader workers or OpenMP threads, and stop other programs.")
 
 
 class CpuContention(Verdict, frozen=True, kw_only=True):
