@@ -14,8 +14,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.copy_costs import pinned_rate
 from gputop.advice.trace.facts import TraceFacts, host_rows_in_steps, on_host
 from gputop.advice.trace.job import Job, is_general
-from gputop.advice.trace.known_work import SELDOM_WORK, WORK, known_work, named_work
-from gputop.advice.trace.other_programs import ENOUGH_CPUS
+from gputop.advice.trace.known_work import ENOUGH_CPUS, SELDOM_WORK, WORK, known_work, named_work
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.collectives import by_operation, of_gpus, operation

@@ -14,7 +14,8 @@ from gputop.advice.fix_code import code, joined
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, on_host, removed_host_time, waits_for_host
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.other_programs import ENOUGH_CPUS, host_share, lost_share, others_take
+from gputop.advice.trace.known_work import ENOUGH_CPUS
+from gputop.advice.trace.other_programs import host_share, lost_share, others_take
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.interruptions import interrupted, interruptions

@@ -82,7 +82,8 @@ MISSING: Mapping[str, Callable[[TraceFacts], str | None]] = {
     "launch_calls": launch_calls,
     "allocators": _allocators,
     "step_calls": _step_calls,
-    "launch_threads": lambda facts: None if facts.analysis.launch_threads is not None and facts.host is not None else (
+    "launch_threads": lambda facts: None if facts.framework == "pytorch" or (  # whose launches are calls on its threads
+        facts.analysis.launch_threads is not None and facts.host is not None) else (
         f"data on the host threads and their launches{HOST_EVENTS}"),
     "eager_ops": _eager_ops,
     "xla_events": lambda facts: None if facts.framework == "tensorflow" and (

@@ -12,8 +12,6 @@ from gputop.trace.intervals import coverage, union
 from gputop.trace.lookups import name_mask
 from gputop.trace.threads import INPUT, lines_of
 
-ENOUGH_CPUS = ("Give each process enough CPUs: compare the CPUs that it may use with its running threads, start fewer "
-               "DataLoader workers or OpenMP threads, and stop other programs.")
 _OF_HOST = ("input", "launch", "host")  # parts of the step in which GPUs wait for a CPU's work
 _STEADY_CALLS = 20
 _ONE_BY_ONE = 1.05  # times the time in which any of them runs
