@@ -11,7 +11,7 @@ from msgspec import Struct
 from gputop.analysis.account import account
 from gputop.analysis.gpu.allocators import memory
 from gputop.analysis.gpu.batch_scaling import batch_scaling
-from gputop.analysis.gpu.breakdown import IdleByGpu, bounds_judged, parts_by_gpu, typical_step
+from gputop.analysis.gpu.breakdown import IdleByGpu, parts_by_gpu, typical_step
 from gputop.analysis.gpu.collective_waits import collective_waits
 from gputop.analysis.gpu.collectives import collectives
 from gputop.analysis.gpu.copies import copy_table
@@ -50,6 +50,7 @@ class Given(Struct, frozen=True):
     started: Sequence[StartUpSpan]
     steps: Steps | None
     gpu_timelines: list[GpuTimeline]
+    bounds: Sequence[tuple[int, int]]  # of what is judged
     idle: IdleByGpu
     ops: HostOps | None
     of_steps: WorkOfSteps | None
@@ -85,20 +86,11 @@ def _division(given: Given, python: Any) -> Any:
     return divide(given.recording, of_recording, given.steps, python, start_up)
 
 
-def _parts(given: Given) -> Any:
-    bounds = bounds_judged(given.trace, given.gpu_timelines, given.steps)
-    return parts_by_gpu(given.trace, given.gpu_timelines, bounds, given.idle)
-
-
-def _account(given: Given, division: Any, parts: Any) -> Any:
-    bounds = bounds_judged(given.trace, given.gpu_timelines, given.steps)
-    return account(given.trace, division, given.gpu_timelines, given.steps, bounds, parts)
-
-
 # The long ones first. A new analysis is a row here; its result is that field of Analysis (FIELDS).
 ANALYSES = (
     # A trace without the work of the job's GPUs tells no parts of the step.
-    AnalysisEntry("parts", _parts, when=lambda given: bool(given.gpu_timelines) or computes_on_cpu(given.trace)),
+    AnalysisEntry("parts", lambda given: parts_by_gpu(given.trace, given.gpu_timelines, given.bounds, given.idle),
+                  when=lambda given: bool(given.gpu_timelines) or computes_on_cpu(given.trace)),
     AnalysisEntry("launch_threads", lambda given: launch_threads(given.trace, given.gpu_timelines)),
     AnalysisEntry("gaps", lambda given: step_gaps(given.trace, given.gpu_timelines, given.steps)),
     AnalysisEntry("causes", lambda given: host_causes(
@@ -129,7 +121,8 @@ ANALYSES = (
     AnalysisEntry("stacks", lambda given, causes, python: host_stacks(
         given.trace, given.gpu_timelines, given.steps, causes, python), ("causes", "python")),
     AnalysisEntry("division", _division, ("python",)),
-    AnalysisEntry("account", _account, ("division", "parts")),
+    AnalysisEntry("account", lambda given, division, parts: account(
+        given.trace, division, given.gpu_timelines, given.steps, given.bounds, parts), ("division", "parts")),
     AnalysisEntry("wall_time", lambda given, *both: wall_time(*both), ("division", "account")),
 )
 FIELDS = tuple(entry.name for entry in ANALYSES if entry.name in Analysis.__struct_fields__)

@@ -90,10 +90,11 @@ def analyze_with_steps(
         of_host = do(host_ops, trace, steps)
         in_steps = do(work_of_steps, trace, steps) if steps is not None and steps.count else None
         gpu_timelines = timelines(trace)
-        idle = idle_by_gpu(trace, gpu_timelines, bounds_judged(trace, gpu_timelines, steps))
+        bounds = bounds_judged(trace, gpu_timelines, steps)
+        idle = idle_by_gpu(trace, gpu_timelines, bounds)
         ops = of_host.result()
         used = [do(gpu_use, trace, timeline, steps) for timeline in gpu_timelines]
-        futures = start_analyses(threads, Given(trace, recording, started, steps, gpu_timelines, idle, ops,
+        futures = start_analyses(threads, Given(trace, recording, started, steps, gpu_timelines, bounds, idle, ops,
                                                 in_steps.result() if in_steps else None))
     results = {name: future.result() for name, future in futures.items()}
     by_gpu = {timeline.gpu: use.result() for timeline, use in zip(gpu_timelines, used, strict=True)}

@@ -242,29 +242,13 @@ def _coverage(starts: I64, ends: I64, covered: I64, s: I64, e: I64) -> I64:
 
 def joined(a: Spans, reach: int) -> Spans:
     """``a`` with its holes shorter than ``reach`` filled."""
-    if not len(a.start):
-        return a
-    apart = a.start[1:] - a.end[:-1] >= reach
-    return Spans(a.start[np.concatenate(([True], apart))], a.end[np.concatenate((apart, [True]))])
+    wide = union(a.start, a.end + (more := max(reach - 1, 0)))
+    return Spans(wide.start, wide.end - more)
 
 
 def chained(times: Iterable[I64], reach: int) -> Spans:
     """Spans from first to last instant of each run of ``times`` in which none is more than ``reach`` after the one
     before. They come in parts, in any order."""
-    runs = [_runs(part, reach) for part in times if len(part)]
-    if not runs:
-        return EMPTY
-    start, end = (np.concatenate(column) for column in zip(*runs, strict=True))
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order])
-    apart = start[1:] - end[:-1] > reach
-    start, end = start[np.concatenate(([True], apart))], end[np.concatenate((apart, [True]))]
-    keep = end > start
-    return Spans(start[keep], end[keep])
-
-
-def _runs(times: I64, reach: int) -> tuple[I64, I64]:
-    """First and last instant of each run, which may be one instant."""
-    t = in_order(times)
-    split = np.flatnonzero(t[1:] - t[:-1] > reach)
-    return t[np.concatenate(([0], split + 1))], t[np.append(split, len(t) - 1)]
+    runs = merge(EMPTY, *(union(part, part + reach) for part in times))
+    keep = np.flatnonzero(runs.end - runs.start > reach)
+    return Spans(runs.start[keep], runs.end[keep] - reach)

@@ -20,7 +20,9 @@ from gputop.trace.intervals import (
     intersect,
     joined,
     merge,
+    overlap,
     subtract,
+    uncovered,
     union,
 )
 
@@ -100,6 +102,13 @@ def test_chained(parts, reach):
     ordered = sorted(t for part in parts for t in part)
     expected = {t for a, b in pairwise(ordered) if b - a <= reach for t in range(a, b)}
     assert instants(spans) == expected
+
+
+@given(pairs, pairs, st.integers(1, 80))
+def test_length_of_what_two_have_in_common(a, b, length):
+    x, y = made(a), merge(made(b), made([(1_000 + i * (length + 1), length) for i in range(200)]))
+    assert overlap(x, y) == intersect(x, y).total and uncovered(x, y) == subtract(x, y).total
+    assert merge(x, y)[0].tolist() == union(np.append(x.start, y.start), np.append(x.end, y.end))[0].tolist()
 
 
 @given(pairs, st.integers(1, 10))

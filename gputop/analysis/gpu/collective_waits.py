@@ -118,7 +118,7 @@ class _Sums:
         for j, i in enumerate(members):
             self._waits[i].append(union(start[:, j], begun))
             self._moves[i].append(union(begun, end[:, j]))
-            beside = _beside(self._timelines[i])
+            beside = self._timelines[i].load
             hidden[:, j] = coverage(beside, start[:, j], begun)
             bare[:, j] = end[:, j] - begun - coverage(beside, begun, end[:, j])
         bare_ns = int(bare.min(axis=1).sum())
@@ -156,7 +156,7 @@ class _Sums:
         numbers, waiting = self._numbers, dict[int, Spans]()
         transfer_s, allreduce_s = dict[int, float](), dict[int, float]()
         for i, n in enumerate(numbers):
-            beside, moved = _beside(self._timelines[i]), merge(*self._moves[i])
+            beside, moved = self._timelines[i].load, merge(*self._moves[i])
             waiting[n] = judged(subtract(subtract(merge(*self._waits[i]), beside), moved))
             transfer_s[n] = judged(subtract(moved, beside)).total / per / 1e9
             allreduce_s[n] = judged(subtract(self._allreduces[i], beside)).total / per / 1e9
@@ -172,16 +172,11 @@ class _Sums:
             held_up={n: merge(*self._held_up[i]) for i, n in enumerate(numbers) if self._held_up_ns[i] > 0})
 
 
-def _beside(timeline: GpuTimeline) -> Spans:
-    """Spans in which a GPU does anything but communicate; made when it is asked for, as there are many."""
-    return merge(timeline.compute, timeline.h2d, timeline.d2h, timeline.other)
-
-
 def _of_one_rank(trace: Trace, timeline: GpuTimeline, rows: I64, steps: Steps | None) -> CollectiveWaits:
     device = trace.device
     if steps is not None:
         rows = rows[step_of(device.start_ns[rows], steps) >= 0]
-    beside = _beside(timeline)
+    beside = timeline.load
 
     def bare(events: I64) -> int:
         spans = subtract(union(device.start_ns[events], device.end_ns[events]), beside)

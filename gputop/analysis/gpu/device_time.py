@@ -93,6 +93,11 @@ class GpuTimeline(Struct, frozen=True):
     def copies(self) -> Spans:
         return merge(self.h2d, self.d2h, self.p2p, self.other)
 
+    @property
+    def load(self) -> Spans:
+        """Spans in which it does anything but communicate; made when it is asked for, as there are many."""
+        return merge(self.compute, self.h2d, self.d2h, self.other)
+
     def within(self, steps: Steps | None, places: I64) -> I64:
         """Places among these whose events begin within the steps; without steps, all."""
         return places if steps is None else places[rows_of(in_steps(self.start_ns[places], steps))]

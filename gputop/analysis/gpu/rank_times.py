@@ -16,7 +16,7 @@ from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.results import RankTimes
 from gputop.analysis.steps.model import Steps
-from gputop.trace.intervals import coverage, merge, subtract
+from gputop.trace.intervals import coverage, subtract
 from gputop.trace.model import Trace
 
 
@@ -32,7 +32,7 @@ def rank_times(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps 
     bounds = steps.edges_ns
     per_step = np.empty((2, len(ranks), len(bounds)), np.int64)  # load, and exposed time in collectives
     for i, timeline in enumerate(ranks):
-        load = merge(timeline.compute, timeline.h2d, timeline.d2h, timeline.other)
+        load = timeline.load
         for of_rank, spans in zip(per_step[:, i], (load, subtract(timeline.collectives, load)), strict=True):
             of_rank[:] = coverage(spans, bounds[:, 0], bounds[:, 1])
     most = np.bincount(per_step[0].argmax(axis=0), minlength=len(ranks))
