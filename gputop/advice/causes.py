@@ -47,8 +47,8 @@ NARROWEST_FIRST = (
 )
 # Parts of wholes that have one fix for all of it: they stand under one that claims far more.
 _PARTS = (("small_kernels", "launch_bound"), ("optimizer_unfused", "launch_bound"),
-          ("optimizer_unfused", "small_kernels"), ("ops_without_gradient", "step_gap_host"),
-          ("eager_execution", "step_gap_host"))
+          ("optimizer_unfused", "small_kernels"), ("optimizer_unfused", "eager_execution"),
+          ("ops_without_gradient", "step_gap_host"), ("eager_execution", "step_gap_host"))
 _OF_LAUNCHES = ("launch_bound", "small_kernels")  # with which the fixes of what stands under them are told
 
 

@@ -337,8 +337,9 @@ TRACE_RULES: tuple[Rule, ...] = (
         Limit("elementwise_unfused.share", 0.05, "ratio",
               "gputop: requires a saving large enough for medium severity, because only a test can confirm it"),
     )),
-    Rule(id="optimizer_unfused", module="trace.fusion", severity="by_share_capped", needs=("gpu_activity",),
-         silent_for=("jax",), training_only=True, needs_training=True, parts=("compute", "launch"), limits=(
+    Rule(id="optimizer_unfused", module="trace.fusion", severity="by_share_capped", silent_for=("jax",),
+         shared_limits=("eager_execution.share", "launch_bound.recording_s"), training_only=True, needs_training=True,
+         parts=("compute", "launch", "host"), limits=(
         Limit("optimizer_unfused.share", 0.03, "ratio", "same as launch_bound.share"),
         Limit("optimizer_unfused.count", 50, "count",
               "gputop: fused optimizers, which update hundreds of variables per kernel, stay below this value"),

@@ -22,6 +22,7 @@ from gputop.advice.trace.facts import (
 )
 from gputop.advice.trace.job import JAX, Job
 from gputop.advice.trace.kernel_rows import UNCERTAIN, ChainedKernels, by_stream, chained_kernels, kernels_in_steps
+from gputop.advice.trace.optimizer_time import optimizer_time, part_held_up
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.gaps import longest_on_host, ranked_work, work_in
 from gputop.analysis.host.host_causes import EAGER_OPS
@@ -35,7 +36,7 @@ from gputop.analysis.steps.torch_compilations import built_again, script_builds,
 from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.core.findings import Claim, Culprit
 from gputop.text.units import percent, seconds
-from gputop.trace.host_calls import BACKWARD_NODE, GRADIENT, OPTIMIZER_CALL, within_calls, work_of
+from gputop.trace.host_calls import BACKWARD_NODE, GRADIENT, OPTIMIZER_CALL, within_calls
 from gputop.trace.intervals import Spans, contains, coverage, in_order, intersect, overlap, subtract
 from gputop.trace.lookups import Mask, computes_on_cpu, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64, Trace
@@ -193,17 +194,12 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
 
 
 _MOSTLY_OPTIMIZER = 0.5  # share of the time of small ops
-# What one call for all parameters leaves of the optimizer's calls, and for each parameter: of AdamW with 16 to 1,200
-# tensors 12-16%, of SGD with 162 tensors 2.5 µs for each (PyTorch 2.13 on a CPU), and 0.1 ms for the call itself: of
-# Adam with 6 tensors 25-40% are left, and with 48 26% (2.14).
-_CALL_LEFT, _TENSOR_S, _CALL_S = 0.15, 2.5e-6, 1e-4
 _NEVER = np.iinfo(np.int64).max
 # Ops for each parameter of a model, from which it loops: a layer has 1 to 3, loops over rows, heads or time 30 to 3,000
 # of them. Products for each, from which the loop is a recurrence.
 _LOOP_OPS, _LOOP_PRODUCTS = 8, 4
 _RECURRENCE = r"aten::(?:gru|lstm|rnn_(?:tanh|relu))$"
 _LSTM, _PRODUCTS = r"aten::lstm_cell$", r"aten::(?:linear|addmm|mm|matmul|\w+_cell)$"
-_MOSTLY_HELD_UP = 0.9  # share of the time: what little a thread then runs is no measure
 _WORTH_SAYING = 0.1  # share of the time: what the profiler itself takes of it
 
 
@@ -260,27 +256,17 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
         return None
     # The step is shorter without the profiler's own part; other programs hold up ops as much as the rest of the step,
     # and an op that was held up is not counted as small.
-    cpus = facts.trace.job_cpus
-    held_up = cpus.held_up if cpus is not None and cpus.held_up is not None else 0.0
-    held_up = held_up if held_up < _MOSTLY_HELD_UP else 0.0  # hardly any time is left
-    share, _ = without_recorder(facts, eager_s, spans, held_up)
+    share, _ = without_recorder(facts, eager_s, spans, part_held_up(facts))
     if share < limit("eager_execution.share"):
         return None
-    calls = intersect(work_of(trace, host_rows(trace, OPTIMIZER_CALL)), facts.analyzed_spans)
-    ratio = overlap(spans, calls) / spans.total
-    # Of the usual step: another program may hold up a single call for long.
-    begin, end = np.reshape(facts.trace.window_ns if facts.steps is None else facts.steps.edges_ns, (-1, 2)).T
-    usual = float(np.median(coverage(calls, begin, end) / np.maximum(np.subtract(end, begin), 1)))
-    updates, _ = without_recorder(facts, usual * facts.period_s * (1 - held_up), calls, held_up)
-    ran_s = facts.period_s * (1 - held_up)
-    tensors = len(host_rows_in_steps(facts, GRADIENT)) / per
-    updates -= max(_CALL_LEFT * updates, _TENSOR_S * tensors / ran_s) + _CALL_S / ran_s
+    update = optimizer_time(facts)
+    ratio = overlap(spans, update.spans) / spans.total
     claim = _claim(facts, ops)
-    optimizer = ratio >= _MOSTLY_OPTIMIZER or (claim == "at most" and updates >= limit("eager_execution.share"))
+    optimizer = ratio >= _MOSTLY_OPTIMIZER or (claim == "at most" and update.saved >= limit("eager_execution.share"))
     work = ranked_work(work_in(trace, spans, main)[0], per)
     return EagerExecution(
-        gpus=(), share=share, saving=max(updates, 0.0) if optimizer else None,
-        claim="about" if optimizer else claim, spans={NO_GPU: intersect(spans, calls) if optimizer else spans},
+        gpus=(), share=share, saving=max(update.saved, 0.0) if optimizer else None,
+        claim="about" if optimizer else claim, spans={NO_GPU: intersect(spans, update.spans) if optimizer else spans},
         wait_s=eager_s, eager_ratio=len(small.rows) / small.of, ops_per_step=len(ops) / per,
         op_median_s=float(np.median(trace.host.end_ns[ops] - trace.host.start_ns[ops])) / 1e9,
         most_often=trace.names[names[counts.argmax()]], most_often_per_step=float(counts.max()) / per,

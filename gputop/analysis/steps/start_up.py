@@ -31,7 +31,8 @@ LOADING, COMPILING, TRACED, AUTOTUNING, GRAPHS = "loading", "compilation", "trac
 TORCH_COMPILING, SCRIPT = "torch_compilation", "torchscript"
 KERNELS, UPLOAD, MODULES = "kernel_compilation", "upload", "modules"
 # Calls that bring code to the GPU or set its libraries up: CUDA's and HIP's driver, cuDNN and cuBLAS.
-_LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
+_LOADS = (r"(?:cuda|cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|(?:Runtime Triggered Module|Lazy Function) Loading$|"
+          r"Driver Compiler$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
           r"(?:cudnn|cublas\w*|cusolver\w*)Create(?:_v\d)?$")
 # A launch call loads its kernel's module, as CUDA does at the first launch since 11.7, where it takes this many times
 # the median of launch calls, and at least so long. gputop's own figures. A call that waits for a full queue, or whose

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -183,6 +184,28 @@ def test_calls_that_load_modules_are_a_start_wherever_they_are():
     spans = start_up_spans(b.build())
     assert [(s.kind, s.what, s.start_ns, s.end_ns) for s in spans] == [
         ("loading", "cuLibraryLoadData", 5_000_000, 45_000_000)]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_code_that_cuda_loads_at_its_first_use_is_a_start_also_outside_of_launches(recorded, tmp_path):
+    """As CUPTI's overheads tell in files of kineto; its own work is none."""
+    events: list[dict] = []
+    for i in range(100):
+        loads = 4_000 if i < 20 else 0
+        at = i * 40 + min(i, 20) * 4_000
+        for cat, name, begin, length, pid, args in (
+                ("cpu_op", "aten::mm", at, loads + 12, 9, {}),
+                ("overhead", "Runtime Triggered Module Loading" if recorded else "Buffer Flush", at + 2, loads, -1, {}),
+                ("cuda_runtime", "cudaLaunchKernel", at + loads + 3, 6, 9, {"correlation": i}),
+                ("kernel", f"kernel_{i % 20}", at + loads + 10, 8, 0, {"correlation": i, "stream": 7, "device": 0})):
+            events.append({"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": 7, "ts": begin, "dur": length,
+                           "args": args})
+    path = tmp_path / "rank0.pt.trace.json"
+    path.write_text(json.dumps({"traceEvents": [event for event in events if event["dur"]]}))
+    trace = load([path])
+    assert kinds(trace) == ({"loading": pytest.approx(0.08)} if recorded else {})
+    assert (start_end_ns(trace, start_up_spans(trace)) is not None) == recorded
+    assert "Buffer Flush" not in trace.names
 
 
 def test_a_first_compilation_is_a_start_and_what_follows_is_judged_by_itself():

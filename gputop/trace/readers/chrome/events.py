@@ -30,11 +30,13 @@ HOST = -1  # in the column ``category``; else the Kind of the category
 _TS, _DUR, _CATEGORY, _ROW = (attrgetter(*names) for names in (("ts",), ("dur",), ("cat",), ("pid", "tid")))
 _SHAPE = attrgetter("grid", "block", "registers", "shared", "occupancy")
 # What an event is by its category: a number of its own where its arguments are read in a way of their own.
-_ANY, _CALL, _PYTHON, _RANGE, _NO_CATEGORY, _SKIPPED, _RECORDED = range(-1, -8, -1)
+_ANY, _CALL, _PYTHON, _RANGE, _NO_CATEGORY, _OVERHEAD, _SKIPPED, _RECORDED = range(-1, -9, -1)
 _GROUPS = {
     **DEVICE_CATEGORIES, "cpu_op": _CALL, "cuda_runtime": _CALL, "cuda_driver": _CALL, "python_function": _PYTHON,
     "user_annotation": _RANGE, "": _NO_CATEGORY, "trace": _RECORDED,
-    **dict.fromkeys(("gpu_user_annotation", "overhead", "ac2g", "fwdbwd", "async_cpu_to_gpu"), _SKIPPED)}
+    "overhead": _OVERHEAD, **dict.fromkeys(("gpu_user_annotation", "ac2g", "fwdbwd", "async_cpu_to_gpu"), _SKIPPED)}
+# CUPTI's overheads that are CUDA's, also without a profiler: code comes to the GPU at its first use.
+CODE_LOADING = ("Runtime Triggered Module Loading", "Lazy Function Loading", "Driver Compiler")
 _MEMBERS = frozenset(("distributedInfo", "baseTimeNanoseconds", "host_name", "deviceProperties", "otherData"))
 _RECORDING = "PyTorch Profiler ("  # kineto's event that lasts as long as the recording
 # Phases of spans that belong to no thread and need not nest, with those that Chrome no longer writes; and phases of
@@ -299,6 +301,8 @@ class _Events(Struct):
                 begin, end = self.window_us or (event.ts, event.ts)
                 self.window_us = min(begin, event.ts), max(end, event.ts + event.dur)
         kept &= groups > _SKIPPED
+        for i in np.flatnonzero(groups == _OVERHEAD).tolist():
+            kept[i] &= spans[i].name in CODE_LOADING
         for i in np.flatnonzero(groups == _NO_CATEGORY).tolist():
             kept[i] &= spans[i].pid != "Spans" and not spans[i].name.startswith(IGNORED_EVENT)
         if kept.all():
