@@ -30,7 +30,7 @@ _OPTIMIZER = re.compile(
     r"loss_?scale_?optimizer\w*|optimizer\w*)(?:_\d+)?", re.IGNORECASE)
 _UPDATE = re.compile(r"(?:Resource)?(?:Sparse)?Apply\w+")
 # Ops of a model, in a scope or not.
-_OF_MODEL = re.compile(r"_?(?:Fused|Batch|Sparse)?MatMul(?:V\d)?|\w*Conv[123]D\w*|Einsum|\w*Pool|BiasAdd|FusedBatch\w*")
+_OF_MODEL = re.compile(r"_?(?:Fused|Batch|Sparse)?MatMul(?:V\d)?|\w*Conv[123]D|Einsum|\w*Pool|BiasAdd|FusedBatch\w*")
 _ASSIGN = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 
 
