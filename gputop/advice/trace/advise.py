@@ -111,7 +111,7 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     made = as_unrecorded(finding(rule, verdict, words, Basis(
         facts.caveat if rule.costs_time else None, replayed, reason, culprits=culprits,
         step_s=facts.period_s if facts.steps is not None else None, window=facts.of_recorded,
-        severest=facts.severest(rule), claims=claims, most=share)), facts)
+        severest=facts.severest(rule, words.per), claims=claims, most=share)), facts)
     if _COMPUTE in rule.events and _COMPUTE in rule.parts:
         made = replace(made, ncu=_ncu(verdict, facts))
     made = _for_program(made, job, steps)

@@ -120,10 +120,11 @@ class TraceFacts(Struct, frozen=True):
         only = f"only {about}" if about else "no complete step"
         return f"The recording contains {only}; capture a longer trace to be sure."
 
-    def severest(self, rule: Rule) -> Severity:
-        """Return the gravest severity that a finding of the rule can have in so short a window."""
+    def severest(self, rule: Rule, per: str) -> Severity:
+        """Return the gravest severity that a finding of the rule, ``per`` step or recording, can have in so short a
+        window."""
         steps, wall = self.steps.count if self.steps else 0, self.analysis.wall_time
-        short = self.basis != "step" or 0 < steps < limit("few.steps")
+        short = self.basis != "step" or (per != "recording" and 0 < steps < limit("few.steps"))
         if rule.costs_time and short and wall is not None and (
                 0 < self.analyzed_spans.total < _MOMENT * wall.recorded_s * 1e9):
             return "low"  # shares of a layer, or of what follows a start, which runs for a moment of the recording

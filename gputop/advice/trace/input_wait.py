@@ -80,10 +80,8 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     if share < limit("input_bound.share"):
         return None
     fix = input_fix(facts, share * facts.period_s)
-    if fix.fast_enough and (others := may_be_others(facts, share, silent=False)) is not None:
-        return Missing(others)
-    if fix.never_empty:
-        return Missing(NEVER_EMPTY)
+    if fix.fast_enough and (reason := NEVER_EMPTY if fix.never_empty else may_be_others(facts, share, silent=False)):
+        return Missing(reason)
     if (verdict := _verdict(facts, fix, share, {})).starts:
         return verdict
     saving = None if fix.step_s is None else min(max(1 - fix.step_s / facts.period_s, 0.0), share)

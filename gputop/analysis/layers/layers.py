@@ -113,7 +113,7 @@ def _op_scope(trace: Trace, shares: Sequence[DeviceShare], size: int) -> _ScopeO
         phase, path = tree.place_of(name, of_xla, trains)
         if phase == tree.NO_OP and op == size - 1:
             phase = tree.LOCAL_COPIES
-        if phase == "other ops" and path == (name.rpartition(":")[2],) and path[0] in eager:
+        if phase != "optimizer" and path == (name.rpartition(":")[2],) and path[0] in eager:
             phase = tree.EAGER
         return phase, path
 

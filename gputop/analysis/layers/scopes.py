@@ -39,7 +39,7 @@ _RANDOM = re.compile(r"/jit\(_?(?:uniform|normal|truncated_normal|bernoulli|cate
                      r"shuffle|choice|exponential|laplace|gamma|beta|dirichlet|poisson)\)|/(?:random_bits|threefry)")
 _UPDATE = re.compile(r"(?:Resource)?(?:Sparse)?Apply\w+")
 # Ops of a model, in a scope or not.
-_OF_MODEL = re.compile(r"_?(?:Fused|Batch|Sparse)?MatMul(?:V\d)?|\w*Conv[123]D\w*|Einsum|\w*Pool|BiasAdd|FusedBatch\w*")
+_OF_MODEL = re.compile(r"_?(?:Fused|Batch|Sparse)?MatMul(?:V\d)?|\w*Conv[123]D|Einsum|\w*Pool|BiasAdd|FusedBatch\w*")
 _ASSIGN = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 
 
