@@ -55,13 +55,13 @@ def _writer(name: str) -> Callable[[list[str], Path], int]:
 @contextmanager
 def _recording(paths: list[str], *, whole: bool = False) -> Iterator[SqlTables]:
     """``whole``: the host, too, where the format holds several tables."""
-    from gputop.export.recording_tables import recording_table, recording_tables
+    from gputop.export.recording_tables import recording_tables
     from gputop.replay.reader import open_recording
 
     if len(paths) > 1:
         raise GputopError("a file can contain only one recording", "Convert each recording separately.", EXIT_USAGE)
     with open_recording(paths[0]) as recording:
-        yield recording_tables(recording) if whole else recording_table(recording)
+        yield recording_tables(recording, whole=whole)
 
 
 @contextmanager

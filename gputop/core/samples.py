@@ -47,12 +47,10 @@ class Reading(Struct, frozen=True):
 
 
 def reading_of(metric_id: str, value: float, source: str) -> Reading:
-    """A reading of a metric, in its unit."""
     return Reading(float(value), metrics.UNITS[metric_id], source)
 
 
 def missing_of(metric_id: str, reason: str, source: str | None = None) -> Reading:
-    """The reading of a metric that has no value."""
     return Reading.missing(metrics.UNITS[metric_id], reason, source)
 
 

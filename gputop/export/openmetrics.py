@@ -130,7 +130,6 @@ class Exporter:
 
     @property
     def sample(self) -> NodeSample | None:
-        """The newest one."""
         return self._session.feed.sample
 
     @property

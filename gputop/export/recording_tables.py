@@ -23,14 +23,10 @@ ADAPTERS = SqlTable.of("rdma", "a sample of an RDMA adapter's port", (
     + ", ".join(f"{metric} REAL" for metric in ADAPTER_METRICS) + _SIMULATED))
 
 
-def recording_table(recording: Recording) -> SqlTables:
-    """The GPUs alone, for formats that hold one table."""
-    return SqlTables(iter([(SAMPLES, _batches(recording, SAMPLES, _gpus))]))
-
-
-def recording_tables(recording: Recording) -> SqlTables:
-    return SqlTables((table, _batches(recording, table, rows))
-                     for table, rows in ((SAMPLES, _gpus), (HOST, _host), (ADAPTERS, _adapters)))
+def recording_tables(recording: Recording, *, whole: bool = True) -> SqlTables:
+    """``whole``: or else the GPUs alone, for formats that hold one table."""
+    tables = ((SAMPLES, _gpus), (HOST, _host), (ADAPTERS, _adapters))
+    return SqlTables((table, _batches(recording, table, rows)) for table, rows in (tables if whole else tables[:1]))
 
 
 def _simulated(sample: NodeSample) -> str:

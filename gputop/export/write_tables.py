@@ -84,7 +84,6 @@ class SqlTable(Struct, frozen=True):
 
     @property
     def declaration(self) -> str:
-        """Return the declaration in SQL."""
         return f"CREATE TABLE {self.name} ({', '.join(' '.join(column).rstrip() for column in self.columns)})"
 
 

@@ -126,7 +126,6 @@ class _Node:
         self.came()
 
     def came(self) -> None:
-        """Note that something has come."""
         self.due_s = min(self.latest_s, time.monotonic() + _SILENT_S)
 
     def goes_on(self) -> bool:

@@ -72,9 +72,9 @@ class Session:
         # The parts: samples, captures, profiler servers and their jobs, findings and finished captures.
         self.feed = SampleFeed(source, options.interval_s, clock, sampler, self,
                                estimate_step_period=replayed_snapshot is None)
-        self.control = CaptureControl(source, options, self._now_s, self)
+        self.control = CaptureControl(source, options, self.feed.clock, self)
         self.watch = self.control.watch
-        self.results = FindingStore(self._now_s, replayed_snapshot)
+        self.results = FindingStore(self.feed.clock, replayed_snapshot)
         # Of a job of this node and of now.
         self._simulated_ranks = simulated = _simulated_ranks(source)
         self.rank_watch = RankWatch(simulated.ask, simulated.hosts, simulated.earlier) if simulated is not None else (
@@ -86,9 +86,6 @@ class Session:
         self._listeners: list[Callable[[Change], None]] = []
         self._started = False
         self._closing = threading.Event()
-
-    def _now_s(self) -> float:
-        return self.feed.clock()
 
     # -- life ---------------------------------------------------------------------------------
 

@@ -164,16 +164,13 @@ class Plane:
     def add_stat(self, name: str, value: StatValue) -> None:
         self._own_stats.append(stat(self.stat_id(name), value))
 
-    def event_stats(self, values: Stats) -> list[bytes]:
-        """Stats of one event the way TraceMe metadata ends up: strings by reference, the rest as numbers."""
-        return [stat_ref(self.stat_id(name), self.stat_id(value)) if isinstance(value, str)
-                else stat(self.stat_id(name), value) for name, value in values.items()]
-
     def event(self, name: str, offset_ns: int, duration_ns: int, values: Stats | None = None) -> bytes:
-        """One XEvent as the field ``events`` of an XLine."""
+        """One XEvent as the field ``events`` of an XLine; strings among ``values`` by reference, as TraceMe's are."""
         body = (field_varint(1, self.event_id(name)) + field_varint(2, offset_ns * 1000)
                 + field_varint(3, duration_ns * 1000))
-        body += b"".join(field_bytes(4, one) for one in self.event_stats(values or {}))
+        for key, value in (values or {}).items():
+            body += field_bytes(4, stat_ref(self.stat_id(key), self.stat_id(value)) if isinstance(value, str)
+                                else stat(self.stat_id(key), value))
         return field_bytes(4, body)
 
     def add_line(self, line_id: int, name: str, timestamp_ns: int, event_bytes: Sequence[bytes]) -> None:

@@ -21,7 +21,9 @@ def host_events(t: JobTimeline) -> Iterator[HostEvent]:
         yield from wait_events(t, n, step, "get_next")
     for begin, end in t.batches:
         if end - begin >= 40 * US:
-            yield from _batch_events(t, begin, end)
+            batch = "Iterator::Root::Prefetch::BatchV2"
+            yield HostEvent("resource", batch, begin, end, {"id": 13, "parent_id": 12, "batch_size": 64})
+            yield from map_events(t, begin, end, "resource", batch)
 
 
 def _call(t: JobTimeline, step: Step) -> Iterator[HostEvent]:
@@ -54,12 +56,6 @@ def wait_events(t: JobTimeline, n: int, step: Step, thread: str) -> Iterator[Hos
     if made:
         stats["buffered_elements"] = made
     yield HostEvent(thread, "Iterator::Root::Prefetch", begin + 9 * US, end - 8 * US, stats)
-
-
-def _batch_events(t: JobTimeline, begin: int, end: int) -> Iterator[HostEvent]:
-    batch = "Iterator::Root::Prefetch::BatchV2"
-    yield HostEvent("resource", batch, begin, end, {"id": 13, "parent_id": 12, "batch_size": 64})
-    yield from map_events(t, begin, end, "resource", batch)
 
 
 def map_events(t: JobTimeline, begin: int, end: int, thread: str, batch: str) -> Iterator[HostEvent]:

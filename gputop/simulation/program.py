@@ -166,7 +166,6 @@ class ProgramBuilder:
         return self.job.rng("weights").lognormal(0.0, 0.35, len(rows))
 
     def mean_ns(self, rows: list[Row]) -> F64:
-        """Mean time of each kernel, in nanoseconds."""
         matmul = np.array([kind in self.matmuls for kind, *_ in rows])
         weight, share = self.weights(rows), self.job.elementwise
         mean_ns = np.empty(len(rows))

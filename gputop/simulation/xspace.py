@@ -89,7 +89,6 @@ class XSpaceRecorder:
         return environment.finish()
 
     def _thread(self, key: str) -> str:
-        """Name of a thread, by its name in the timeline."""
         if key == "python":
             return key
         pool = {"get_next": "tf_data_iterator_get_next", "resource": "tf_data_iterator_resource",
@@ -145,7 +144,6 @@ class XSpaceRecorder:
         self._launches(gpu, kernels, correlation)
 
     def _kernel_events(self, plane: Plane, streams: StreamLines, kernels: StreamKernels, correlation: I64) -> None:
-        """The events of the kernels on their GPU."""
         ran = kernels.ran
         seen = (ran.start >= self.begin) & (ran.end <= self.end)
         if not seen.any():

@@ -286,7 +286,6 @@ def open_captures(app: MonitorApp) -> None:
 
 
 def open_tables(app: MonitorApp) -> None:
-    """The last capture as tables."""
     record = app.session.results.last_capture
     if record is None:
         tell_no_capture(app, no_capture(app.session, "Its kernels, memory and layers then appear here."))

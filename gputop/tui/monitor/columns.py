@@ -143,7 +143,6 @@ def bar_of(gpu: GpuSample, metric: str, cells: int) -> StyledText:
 
 
 def styled(figure: Figure) -> StyledText:
-    """A figure in the colors of the terminal."""
     return figure[0], _TONES[figure[1]]
 
 
@@ -264,7 +263,6 @@ def unread_lanes(gpus: Sequence[GpuSample]) -> frozenset[str]:
 
 
 def name_of(lane: str, main_metric: str, gpu: GpuSample) -> str:
-    """The short name of the lane in this place."""
     if lane != MAIN:
         return LANES[lane_shown(lane, main_metric)].name
     if main_metric in GPU_METRICS:
@@ -335,7 +333,6 @@ def _main_notes(gpu: GpuSample, cells: int, shown: Collection[str]) -> tuple[Sty
 
 
 def host_figures(host: HostSample, note_cells: int) -> dict[str, StyledText]:
-    """The figures of the lane of the host's CPUs."""
     cpu = host["cpu_ratio"]
     out: dict[str, StyledText] = {"value": (NA if cpu.value is None else percent(cpu.value), PLAIN)}
     if host.cpu_count:

@@ -43,8 +43,6 @@ _NO_CAPTURE = CaptureView()
 
 
 class FindingView(Struct, frozen=True):
-    """View of a finding: how it is drawn."""
-
     mark: str = ""  # of a what-if: "[x] " if it is chosen, "[ ] " if not
     earlier: bool = False  # it is of an earlier job, which is no alarm
     selected: bool = False
@@ -246,7 +244,6 @@ class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
         return self._selected_lines(width, room, room, code=fits) + hint
 
     def _view_of(self, finding: Finding) -> FindingView:
-        """View of a finding that is not selected."""
         mark = "" if not self.chosen or finding.gain.by != "replay" else (
             "[x] " if finding.id in self.chosen else "[ ] ")
         return FindingView(mark, self._is_earlier(finding), keyed=self.keyed)

@@ -299,7 +299,6 @@ class GpuTable(DrawnOnce, can_focus=True):
         return self._gpu_runs(part, index, y - rows.y_of(index))
 
     def _gpu_runs(self, part: Part, index: int, line: int) -> Sequence[StyledText | Segment]:
-        """A line of a GPU."""
         gpu, (slot, row) = self.gpus[index], self.rows.of_gpu[line]
         figures = self._figures.get(gpu.info.uuid, {})
         message = figures.get((MAIN, 0), {}).get("message")
@@ -324,7 +323,6 @@ class GpuTable(DrawnOnce, can_focus=True):
         return [name, *([Segment(fit(reason, part.lane.width - 1), DIM)] if reason else lane.row(row, cursor))]
 
     def _host_runs(self, part: Part, row: int) -> Sequence[StyledText | Segment]:
-        """A line of the lane of the host's CPUs."""
         lane = self._lanes.get(HOST, HOST, part.lane.width)
         if part.lane.key != MAIN or not 0 <= row < self.rows.host_lines or lane is None:
             return []

@@ -195,8 +195,6 @@ def host(sample: NodeSample, width: int) -> list[StyledText]:
 
 
 class JobState(Struct, frozen=True):
-    """State of the training job."""
-
     servers: tuple[Server, ...]
     servers_known: bool  # they were looked for
     status: CaptureStatus | None = None
@@ -278,7 +276,6 @@ def _cells(runs: Sequence[StyledText]) -> int:
 
 
 def _first_that_fits(texts: Sequence[list[StyledText]], room: int) -> list[StyledText]:
-    """The first text that fits."""
     return next((way for way in texts if _cells(way) <= room), [])
 
 

@@ -36,7 +36,6 @@ _TICK_COLUMNS = 12  # at least, from one to the next
 
 
 def metric_name(metric: str, gpus: Iterable[GpuSample]) -> str:
-    """The name of the metric in the main lanes."""
     if metric == ACTIVITY:
         kinds = {g.activity()[0] for g in gpus if g.state == OK}
         name = GPU_METRICS["gpu_util"].label if kinds == {"gpu_util"} else GPU_METRICS["sm_active"].label

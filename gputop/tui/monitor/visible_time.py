@@ -159,7 +159,6 @@ class VisibleTime:
 
     @property
     def view(self) -> TimeView:
-        """View of the main lane."""
         history = self.history
         newest_s = history.newest_s if history is not None else None
         made_of = (self.span_s, self.columns, self.end_s, self._stretches, self._interval_s, newest_s, history)
@@ -190,7 +189,6 @@ class VisibleTime:
 
     @property
     def window(self) -> LaneWindow | None:
-        """Window of the main lane."""
         return self.window_of(self.columns)
 
     def cursor_column(self, columns: int) -> int | None:
@@ -301,17 +299,14 @@ class LaneSet:
             return {}
         self._drawn_for = drawn_for
         self.full_scales = self._common_scales(metric, rows)
-        drawn = {gpu.info.uuid: self._update_gpu(gpu, metric, rows, fields) for gpu in gpus}
+        drawn: dict[str, dict[str, int]] = {gpu.info.uuid: {} for gpu in gpus}
+        for gpu in gpus:
+            for key, field, metrics, lines, muted in self._lanes_of(gpu, metric, rows, fields):
+                signal = LaneSignal(gpu.info.uuid, metrics, self.full_scales.get(key), time.longest_interval_s)
+                drawn[gpu.info.uuid][key] = self._draw(key, signal, field.width, lines, muted)
         if rows.host_lines and gpus:
             signal = LaneSignal(HOST, (), interval_s=time.longest_interval_s)
             drawn[HOST] = {HOST: self._draw(HOST, signal, fields[MAIN].width, rows.host_lines, muted=True)}
-        return drawn
-
-    def _update_gpu(self, gpu: GpuSample, metric: str, rows: TableRows, fields: Mapping[str, Field]) -> dict[str, int]:
-        drawn: dict[str, int] = {}
-        for key, field, metrics, lines, muted in self._lanes_of(gpu, metric, rows, fields):
-            signal = LaneSignal(gpu.info.uuid, metrics, self.full_scales.get(key), self._time.longest_interval_s)
-            drawn[key] = self._draw(key, signal, field.width, lines, muted)
         return drawn
 
     def _draw(self, key: str, signal: LaneSignal, width: int, lines: int, muted: bool) -> int:

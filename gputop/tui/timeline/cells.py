@@ -207,7 +207,6 @@ def cause_code(part: str) -> int:
 
 @cache
 def style_of(code: int) -> Style:
-    """The style of a cell with this code."""
     kind = KINDS[code & KIND_MASK]
     cause = code >> CAUSE_SHIFT & CAUSE_MASK
     lane = _ROW_LANE if code & ROW else _LANE

@@ -365,7 +365,6 @@ def steps_line(steps: Steps, view: View, cells: int, cursor_ns: int | None) -> l
 
 
 def step_at(steps: Steps, time_ns: int) -> int | None:
-    """Index of the step at this time."""
     i = int(np.searchsorted(steps[:, 0], time_ns, "right")) - 1
     return i if i >= 0 and time_ns < steps[i, 1] else None
 

@@ -84,7 +84,6 @@ class IdleGapList(WheelMoves, DrawnLines, can_focus=True):
 
     @property
     def _listed(self) -> int:
-        """Lines of the list."""
         height = self.size.height
         if self.size.width >= _DETAILS_BESIDE_FROM:
             return height
@@ -185,7 +184,6 @@ class IdleGapList(WheelMoves, DrawnLines, can_focus=True):
         self.choose(self.entries.index(_Entry(total, gap)))
 
     def choose(self, line: int) -> None:
-        """Select this line."""
         self.at = line
         self.draw()
         if self.chosen is not None:

@@ -146,7 +146,6 @@ class TimelinePicture(CachedLinesWidget):
     # -- drawing ------------------------------------------------------------------------------
 
     def _redraw(self) -> None:
-        """Draw everything again."""
         self._lanes.clear()
         self.refresh()
         self._moved()

@@ -285,7 +285,6 @@ class ScrolledPlaces:
         self.places, self._tops = of, [0, *accumulate(p.lines for p in of)]
 
     def lines(self, index: int) -> range:
-        """Lines of a place."""
         return range(self._tops[index] - self.top, self._tops[index + 1] - self.top)
 
     def index_at(self, line: int) -> int | None:

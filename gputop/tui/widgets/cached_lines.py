@@ -33,8 +33,6 @@ Subject = TypeVar("Subject")
 
 
 class MessageAbout(Message, Generic[Subject]):
-    """Message about a ``subject``."""
-
     def __init__(self, subject: Subject) -> None:
         super().__init__()
         self.subject = subject

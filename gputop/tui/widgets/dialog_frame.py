@@ -112,12 +112,10 @@ class DialogFrame(VerticalScroll):
         self.keys = keys
 
     def set_title(self, title: str) -> None:
-        """Show this title."""
         simulated = self._has_data and bool(getattr(self.app, "shows_simulated", False))
         self.border_title = Content(printable("SIMULATED · " * simulated + title))  # no markup
 
     def name_keys(self, *keys: str) -> None:
-        """Name these keys from now on."""
         self.keys = keys
         self.on_resize()
 
