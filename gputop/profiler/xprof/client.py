@@ -282,5 +282,6 @@ def _empty(address: str, path: Path | None, messages: tuple[str, ...], took_s: f
     kept = f" (kept as {path})" if path else ""
     return EmptyTrace(
         f"the trace from {address} contains no events{kept}{words}",
-        "The job did nothing, or its tracers are disabled. Capture for longer while the job trains.",
+        "The job did nothing, or only ran Python, as while it traces a function, or its tracers are disabled. "
+        "Capture for longer while the job trains.",
         took_s, path)
