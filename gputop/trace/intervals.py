@@ -135,7 +135,7 @@ def uncovered(a: Spans, b: Spans) -> int:
 
 
 def _both_open(a: Spans, b: Spans) -> tuple[I64, I64]:
-    """Both are open from where the next one of either begins to where one ends, if it begins before."""
+    """Edges between which both are open, where the first is before the second: the next begin of either, and an end."""
     start, end = np.concatenate((a.start, b.start)), np.concatenate((a.end, b.end))
     start.sort(kind="stable")  # merges the two runs
     end.sort(kind="stable")
