@@ -338,7 +338,7 @@ TRACE_RULES: tuple[Rule, ...] = (
               "gputop: requires a saving large enough for medium severity, because only a test can confirm it"),
     )),
     Rule(id="optimizer_unfused", module="trace.fusion", severity="by_share_capped", silent_for=("jax",),
-         shared_limits=("eager_execution.share", "launch_bound.recording_s"), training_only=True, needs_training=True,
+         shared_limits=("launch_bound.recording_s",), training_only=True, needs_training=True,
          parts=("compute", "launch", "host"), limits=(
         Limit("optimizer_unfused.share", 0.03, "ratio", "same as launch_bound.share"),
         Limit("optimizer_unfused.count", 50, "count",
@@ -346,6 +346,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         Limit("optimizer_unfused.kernel_s", 5e-6, "s",
               "gputop: considers only kernels that do little work: an empty kernel takes 2 µs, and a 5 µs kernel moves "
               "at most a few megabytes"),
+        Limit("optimizer_unfused.cpu_share", 0.1, "ratio",
+              "gputop: on CPUs, ignores an optimizer that takes little of the step"),
     )),
     Rule(id="embedding_dense", module="trace.embeddings", severity="by_share_capped", training_only=True,
          needs_training=True, parts=("compute", "host"), events=_COMPUTE, limits=(

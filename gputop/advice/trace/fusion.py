@@ -348,7 +348,7 @@ def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | OptimizerOn
 
 
 def _on_cpu(facts: TraceFacts) -> OptimizerOnCpu | None:
-    """Of optimizers that PyTorch can run in one call on a CPU."""
+    """Judge optimizers that PyTorch can run in one call on a CPU."""
     steps, trace = facts.steps, facts.trace
     if steps is None or not facts.shares or name_mask(trace, _FUSED)[trace.host.name].any():
         return None
@@ -358,7 +358,7 @@ def _on_cpu(facts: TraceFacts) -> OptimizerOnCpu | None:
     if not fusable or len(fusable) < len(names):
         return None
     saved = min(update.saved, update.share * (1 - max(_LEFT.get(name, _LEFT_OF_OTHERS) for name in fusable)))
-    if saved < limit("eager_execution.share"):
+    if saved < limit("optimizer_unfused.cpu_share"):
         return None
     return OptimizerOnCpu(gpus=(), share=update.share, saving=saved, claim="about",
                           name=fusable.pop() if len(fusable) == 1 else "", tensors=update.tensors,
@@ -375,9 +375,9 @@ def describe_optimizer_unfused(v: OptimizerUnfused | OptimizerOnCpu, job: Job) -
             action="Update all parameters in one call: fused=True also works on CPUs, where foreach=True helps little. "
                    "What is left is shared among more samples by a larger batch, or by one update for several batches "
                    "(gradient accumulation).",
-            snippet=code("eager_execution", "pytorch-optimizer"),
+            snippet=code("eager_execution", "pytorch-optimizer", OPTIMIZER=v.name or "AdamW"),
             gain="assumes that one call leaves a quarter of Adam's time, or half of SGD's, as measured on CPUs",
-            source=source("eager_execution.share"))
+            source=source("optimizer_unfused.cpu_share"))
     return Explanation(
         title=f"The optimizer's {v.count:,.0f} kernels cost {percent(v.share)} of the {job.basis}",
         why=f"The optimizer updates each variable with separate kernels: {v.count:,.0f} per GPU in {job.each}. The "

@@ -45,7 +45,8 @@ FIT_ONCE = KnownWork("datasets", "Call fit() once, with one repeated dataset, in
                                  "of data: each call creates and frees datasets and their iterators.")
 # What also makes steps long, or runs between them.
 SELDOM_WORK: tuple[KnownWork, ...] = (
-    KnownWork("compilation", "Call functions with the same shapes and types each time."),
+    KnownWork("compilation", "Only a function's first call with given shapes and types compiles. If this recurs, call "
+                             "functions with the same ones each time."),
     # TensorFlow 2.21 may free an iterator only when its autotuning thread wakes up, after 10 ms, 20 ms and so on: that
     # of an epoch of 2.65 s at 5.10 s, of 1.6 s at 2.54 s. So it was in 27 of 60 epochs, in none without autotuning.
     KnownWork("freeing", "Create one iterator for all epochs: repeat the dataset and set the steps per epoch. Freeing "

@@ -46,6 +46,7 @@ from gputop.analysis.host.shuffle_fills import sample_spans
 from gputop.analysis.host.stack_lines import PLACEMENT_GAP, Lines, gap_lines, process_lines
 from gputop.analysis.host.tf_data import PYTHON_OP
 from gputop.analysis.results import Account, HostWork, RankWallTime, StackLine, StepSeries, WallPart, WallTime
+from gputop.analysis.steps.compilations import function_name
 from gputop.analysis.steps.long_steps import period_of, usual_limit
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, SERVES
@@ -570,7 +571,7 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
     for kind, pattern in work_kinds.WORK_KINDS:
         alike = [name for name in names if re.match(pattern, name)]
         if alike and sum(work[name][0] for name in alike) >= _MAIN_SHARE * total:
-            return kind, line or alike[0]
+            return kind, _called(trace, rank, idle) or line or alike[0] if kind == "compilation" else line or alike[0]
     silent = silent_ns is not None and silent_ns >= _MAIN_SHARE * total
     stretches = max(len(idle.start), 1)
     many = work_kinds.MANY_VARIABLES * stretches
@@ -583,6 +584,8 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
         return "summary", line or names[0]  # ops make histograms and images of what they write
     if first is not None and first.saves:
         return "checkpoint", first.line
+    if first is not None and work_kinds.COMPILES.search(f"{first.file} {first.line}"):
+        return "compilation", _called(trace, rank, idle) or first.line
     if first is not None and silent and work_kinds.FREES_ITERATOR.search(f"{first.file} {first.line}"):
         return "freeing", first.line
     if names and re.match(PYTHON_OP, names[0]):  # on any thread, which runs the user's Python
@@ -601,6 +604,15 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
             line.gpu < 0 and _PYTHON.match(line.name) for line in trace.lines)
         return ("python" if python else "silent"), ""
     return ("op", names[0]) if names else ("unknown", "")
+
+
+def _called(trace: Trace, rank: _Rank, idle: Spans) -> str:
+    """The function of JAX's whose call fills this time; "" without one."""
+    rows = host_rows(trace, r"PjitFunction\(", rank.loop_lines)
+    covered = coverage(idle, trace.host.start_ns[rows], trace.host.end_ns[rows])
+    longest = int(np.argmax(covered)) if len(rows) else -1
+    return function_name(trace.names[trace.host.name[rows[longest]]]) if len(rows) and (
+        covered[longest] >= _MAIN_SHARE * idle.total) else ""
 
 
 def _line(first: StackLine | None, *, user: bool = False) -> str:

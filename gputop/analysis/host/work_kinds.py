@@ -15,7 +15,8 @@ WORK_KINDS: tuple[tuple[str, str], ...] = (
     ("iterator", _ITERATOR),
     ("freeing", _FREEING),
     # What is compiled already runs under such names, too: Torch-Compiled Region, CompiledFunction.
-    ("compilation", r"tf\.function-graph_building|.*(?:Compile(?!d)|Compiler::|\(dynamo_timed\)$)"),
+    ("compilation",
+     r"tf\.function-graph_building|backend_compile|.*(?:Compile(?!d)|Compiler::|\(dynamo_timed\)$)"),
     # Of a dataset that is made anew: its functions are traced, too.
     ("datasets", rf"{_ITERATOR}|{_FREEING}|tf\.function-graph_building"),
     ("garbage", r"(?:Python )?(?:gc|GC)\b|[Gg]arbage"),
@@ -29,6 +30,10 @@ PREDICTS = re.compile(r"predict(?:_on_batch|_generator|_step)?")
 WAITS = re.compile(r"iterator_get_next(?:_sync)?")
 # Python's line in Keras' own loops, where nothing is recorded: the loop drops an epoch's iterator there.
 FREES_ITERATOR = re.compile(r"keras/\S*(?:trainer|engine/training)\.py \S* ?\S*\b(?:fit|evaluate|predict)$")
+# File and function in which JAX waits for XLA, and in which torch.compile works: of a call that the recording ends in
+# no event tells.
+COMPILES = re.compile(r"compiler\.py \S* ?\S*\b(?:backend_compile\w*|compile_or_get_cached)$|"
+                      r"torch/(?:_inductor/\S+|_dynamo/convert_frame)\.py \S* ?\S*compile\w*$")
 # File and function of a library that saves a checkpoint, as torch.save, Lightning's ModelCheckpoint, Trainer's
 # _save_checkpoint, Flax's to_bytes. Activation checkpointing saves nothing to a file.
 SAVES_CHECKPOINT = re.compile(

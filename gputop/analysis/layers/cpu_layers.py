@@ -125,7 +125,7 @@ def _place(trace: Trace, ops: _Ops, key: int, unnamed: str, training: list[bool 
 
 
 def _training(trace: Trace) -> list[bool | None]:
-    """Of each of ``hlo_ops`` whether it belongs to a program that computes gradients, as for :func:`trainings`."""
+    """Part of each of ``hlo_ops`` in a training program, as :func:`trainings` has it."""
     (_, hlo), (_, module) = host_stat(trace.host, "hlo"), host_stat(trace.host, "hlo_module")
     programs = dict(zip(hlo.tolist(), module.tolist(), strict=True))
     return trainings(trace.hlo_ops, [programs.get(i) for i in range(len(trace.hlo_ops))])

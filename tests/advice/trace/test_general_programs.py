@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from gputop.advice.trace.general_programs import for_general
 from gputop.advice.trace.job import Job
+from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.verdict import finding
 from gputop.analysis.results import Analysis
 from gputop.core.findings import Finding
 from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report import text_report
 from tests.advice.golden_words import example, verdicts_of
-from tests.advice.test_words import RULES
 from tests.trace.readers.nsys_report import PROCESS, write_tables
 
 OF_LEARNING = re.compile(
@@ -97,8 +97,8 @@ _NEVER = {"memory_pressure", "anomaly_mode", "onednn_off", "memory_growth", "eva
 
 
 def test_words_of_each_rule() -> None:
-    for rule in RULES:
-        if rule.origin != "trace" or rule.needs_training or rule.id in _NEVER:
+    for rule in TRACE_RULES:
+        if rule.needs_training or rule.id in _NEVER:
             continue
         for kind, style, basis in product(verdicts_of(rule), ("rich", "poor"), ("window", "step")):
             job = Job(basis, 0.1, "unknown", "unknown", (0, 1), general=True)

@@ -5,9 +5,11 @@ import random
 import numpy as np
 import pytest
 
+from gputop.advice.trace.known_work import host_words
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.host.stack_lines import python_of
 from gputop.analysis.host.wall_time import SAMPLED, divide, wall_time
+from gputop.analysis.host.work_kinds import COMPILES
 from gputop.analysis.results import WallPart, WallTime
 from gputop.analysis.steps.steps import detect_steps
 from gputop.core.findings import TraceNote
@@ -128,7 +130,7 @@ def test_a_pause_behind_the_last_whole_step_is_not_joined_with_the_partial_step_
     (("SaveV2", "MergeV2Checkpoints"), "checkpoint", "MergeV2Checkpoints"),
     (("WriteScalarSummary",), "summary", "WriteScalarSummary"),
     (("tf.function-graph_building",), "compilation", "tf.function-graph_building"),
-    (("py_hash",), "op", "py_hash"),
+    (("backend_compile_and_load",), "compilation", "backend_compile_and_load"), (("py_hash",), "op", "py_hash"),
 ])
 def test_what_the_host_did_names_a_pause(events, kind, what):
     pause = longest_pause(epochs(events=events))
@@ -179,6 +181,24 @@ def test_a_pause_is_named_though_the_recording_ends_in_the_next_one():
     b.host("block_until_ready", 3480 * MS, 100)
     named = {part.id: part.what for part in divided(with_stacks(b.build(), 9)).parts if part.kind == "line"}
     assert named == dict.fromkeys(("between", "open"), "train.py:9 Save.on_epoch_end")
+
+
+def test_the_first_evaluation_at_the_end_of_a_recording_is_compiled():
+    b = Builder(gpus=0)
+    for step in range(24):
+        b.host("PjitFunction(step)", step * 20 * MS, 15 * MS)
+    b.host("PjitFunction(evaluate)", 480 * MS, 900 * MS).host("backend_compile_and_load", 500 * MS, 850 * MS)
+    part = next(part for part in divided(b).parts if part.kind == "compilation")
+    assert (part.what, host_words(part)) == ("evaluate", "tracing or compiling a function (evaluate)")
+
+
+@pytest.mark.parametrize(("where", "compiles"), [
+    ("/x/site-packages/jax/_src/compiler.py jax/…/compiler.py:353 backend_compile_and_load", True),
+    ("/x/torch/_inductor/codecache.py torch/…/codecache.py:99 CppCodeCache.load_async.compile", True),
+    ("/x/torch/_dynamo/eval_frame.py torch/…/eval_frame.py:655 compile_wrapper", False),
+    ("/home/me/compiler.py compiler.py:3 run", False)])
+def test_a_call_that_compiles_and_has_not_ended_is_told_by_its_line(where, compiles):
+    assert (COMPILES.search(where) is not None) == compiles
 
 
 def test_a_wrapper_of_a_library_names_nothing_and_ends_the_evaluation():

@@ -1,4 +1,4 @@
-"""Which ops of a program that computes gradients can be a part of its update: what takes the backward pass's results.
+"""Ops of a program that computes gradients that can be a part of its update: what takes the backward pass's results.
 
 JAX names the forward and the backward pass by ``jvp`` and ``transpose``. What has neither is the update, but also
 a rollout, an evaluation, or a shuffle that the same program runs. Along operands, an update comes after the backward
