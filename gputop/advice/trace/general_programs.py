@@ -44,6 +44,7 @@ _WORDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"use a smaller batch"), "process the data in parts"),
     (re.compile(r"Python without events(?: for ([^()]*) \(typically[^)]*\))?"),
      lambda match: f"no events for {match[1]}" if match[1] else "no events"),
+    (re.compile(r"\(callbacks, logging, saving, garbage collection\)"), "(output, logging, saving)"),
     (re.compile(r"\bPython\b"), "the program"),
 )
 _DIMENSIONS = re.compile(r" In [a-z ]+, the dimension is [^.]*\.")

@@ -95,6 +95,9 @@ _NEVER = {"memory_pressure", "anomaly_mode", "onednn_off", "memory_growth", "eva
           "input_bound", "double_precision", "eager_execution", "retracing", "xla_off", "attention_unfused",
           "layout_conversions", "elementwise_unfused", "threads_unused", "thread_oversubscription", "host_placement"}
 
+_WITHOUT: dict[str, dict[str, object]] = {
+    "communication_exposed": {"logits": False}, "step_gap_host": {"inside": (), "input_s": None, "new_workers": False}}
+
 
 def test_words_of_each_rule() -> None:
     for rule in TRACE_RULES:
@@ -103,9 +106,8 @@ def test_words_of_each_rule() -> None:
         for kind, style, basis in product(verdicts_of(rule), ("rich", "poor"), ("window", "step")):
             job = Job(basis, 0.1, "unknown", "unknown", (0, 1), general=True)
             verdict = replace(example(kind, style), claim=None)
-            if rule.id == "communication_exposed" or (rule.id == "step_gap_host" and verdict.inside):
-                verdict = replace(verdict, **{name: type(value)() for name, value in (
-                    ("logits", False), ("inside", ())) if hasattr(verdict, name)})
+            if rule.id in _WITHOUT:
+                verdict = replace(verdict, **_WITHOUT[rule.id])
             made = for_general(finding(rule, verdict, rule.function("describe")(verdict, job)))
             assert isinstance(made, Finding)
             for text in (made.title, made.why, made.action, made.snippet or "", made.gain.how):
