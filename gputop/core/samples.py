@@ -79,6 +79,10 @@ class GpuInfo(Struct, frozen=True):
 
 FULL_CORE_RATIO = 0.95  # a core this busy limits its thread, such as a Python process that launches kernels
 UNIFIED_MEMORY = "host memory, which this GPU shares with the CPUs"  # source of its readings
+# Reasons for values of a process that cannot be read.
+ENDED = "the process has ended"
+ZOMBIE = "zombie: the process has ended, but its parent has not reaped it"
+
 OK = "ok"
 LOST = "lost"
 NOT_RESPONDING = "not responding"

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.core.proc import user_name
-from gputop.core.samples import NodeSample, ProcessSample
+from gputop.core.samples import ENDED, ZOMBIE, NodeSample, ProcessSample
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest
 from gputop.replay.player import Player
@@ -33,7 +33,6 @@ from gputop.session.rank_watch import RankWatch
 from gputop.session.sample_feed import Arrival, SampleFeed
 from gputop.session.watched_node import WatchedNode
 from gputop.sources.base import Source
-from gputop.sources.host.proc_files import ENDED, ZOMBIE
 from gputop.telemetry.sampler import Sampler
 
 if TYPE_CHECKING:

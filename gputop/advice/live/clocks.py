@@ -213,7 +213,7 @@ def describe_power_capped(v: ClocksHeld) -> Explanation:
             cap += f", which is below the card's default of {worst.default_w:.0f} W"
             action = "Have the limit raised, unless the data center keeps it low on purpose."
             snippet = f"sudo nvidia-smi -pl {worst.default_w:.0f}"
-        else:
+        elif round(worst.limit_w) == round(worst.default_w):
             cap += ", the card's default"
             action = "At its default limit, the card runs as fast as it can. Only fewer or cheaper operations help."
     return Explanation(

@@ -11,8 +11,7 @@ from gputop.advice.fix_code import code, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text, name_of
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
-from gputop.core.samples import GpuSample
-from gputop.sources.host.proc_files import ENDED, ZOMBIE
+from gputop.core.samples import ENDED, ZOMBIE, GpuSample
 from gputop.text.units import bytes_, percent
 
 # What makes memory stay in use that the job may not need, and how to see what it needs.

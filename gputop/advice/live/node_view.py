@@ -15,9 +15,8 @@ from msgspec import Struct
 from gputop.advice.registry import limit, rule_of
 from gputop.advice.verdict import Missing
 from gputop.core.findings import Finding, Severity
-from gputop.core.samples import OK, GpuSample, HostProcess, NodeSample, ProcessSample
+from gputop.core.samples import ENDED, OK, ZOMBIE, GpuSample, HostProcess, NodeSample, ProcessSample
 from gputop.ranks.model import RasReport
-from gputop.sources.host.proc_files import ENDED, ZOMBIE
 from gputop.telemetry.history import History, HostHistoryPoint, Series
 from gputop.text.commands import program_name
 from gputop.text.units import ranges

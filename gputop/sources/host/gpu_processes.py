@@ -25,11 +25,11 @@ from gputop.core.proc import (
     user_name,
     with_descendants,
 )
-from gputop.core.samples import GpuInfo, GpuProcess, GpuSample, ProcessSample, Reading
+from gputop.core.samples import ENDED, ZOMBIE, GpuInfo, GpuProcess, GpuSample, ProcessSample, Reading
 from gputop.sources.host import cpu, proc_files
 from gputop.sources.host.cgroups import Cgroups
 from gputop.sources.host.containers import PodContainers, container_of
-from gputop.sources.host.proc_files import DENIED, ENDED, UNPARSABLE, ZOMBIE, Stat
+from gputop.sources.host.proc_files import DENIED, UNPARSABLE, Stat
 from gputop.sources.host.process_table import (
     MAX_COST,
     Counts,

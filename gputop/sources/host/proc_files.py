@@ -14,10 +14,9 @@ from gputop.core.proc import ENVIRON_BYTES as ENVIRON_BYTES
 from gputop.core.proc import Stat as Stat
 from gputop.core.proc import parse_stat as parse_stat
 from gputop.core.proc import read as read
+from gputop.core.samples import ENDED
 from gputop.text.units import printable
 
-ENDED = "the process has ended"
-ZOMBIE = "zombie: the process has ended, but its parent has not reaped it"
 DENIED = "access denied: run gputop as root or as the process's user"
 UNPARSABLE = "/proc returned malformed data"
 FIRST = "first sample: a rate needs two samples"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.core.samples import HostProcess, HostSample, Reading
-from gputop.sources.host.proc_files import ENDED
+from gputop.core.samples import ENDED, HostProcess, HostSample, Reading
 from tests.advice.live.scene import TOTAL, Job, Level, Scene, abstained, after, get, ids, only, read
 from tests.records import replace
 

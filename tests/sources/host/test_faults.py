@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gputop.core.samples import ProcessSample
+from gputop.core.samples import ENDED, ProcessSample
 from gputop.sources.host import gpu_processes as hp
 from gputop.sources.host import proc_files
 from gputop.sources.host.gpu_processes import GpuProcessTable
-from gputop.sources.host.proc_files import DENIED, ENDED, UNPARSABLE
+from gputop.sources.host.proc_files import DENIED, UNPARSABLE
 from tests.sources.host.proc_tree import ProcTree, Ticking, on_gpus
 
 EIO = "could not be read: Input/output error"

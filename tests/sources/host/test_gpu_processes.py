@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gputop.core.samples import Reading
+from gputop.core.samples import ENDED, ZOMBIE, Reading
 from gputop.sources.host import gpu_processes as hp
 from gputop.sources.host.gpu_processes import GpuProcessTable, missing_process
-from gputop.sources.host.proc_files import DENIED, ENDED, ZOMBIE, parse_io, parse_stat
+from gputop.sources.host.proc_files import DENIED, parse_io, parse_stat
 from gputop.sources.host.process_table import FIRST
 from tests.records import replace
 from tests.sources.host.proc_tree import SOME_NAMESPACE, TICKS_PER_S, ProcTree, Ticking, on_gpus

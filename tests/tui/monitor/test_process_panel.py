@@ -3,8 +3,17 @@ from __future__ import annotations
 import pytest
 
 from gputop.core.metrics import GPU_METRICS
-from gputop.core.samples import LOST, GpuInfo, GpuProcess, GpuSample, PodContainer, ProcessSample, Reading, XidEvent
-from gputop.sources.host.proc_files import ENDED
+from gputop.core.samples import (
+    ENDED,
+    LOST,
+    GpuInfo,
+    GpuProcess,
+    GpuSample,
+    PodContainer,
+    ProcessSample,
+    Reading,
+    XidEvent,
+)
 from gputop.tui.monitor.process_panel import ProcessPanel, arrange, run_time, tree
 from gputop.tui.screens.details import gpu_text
 from gputop.tui.screens.process_screens import ProcessPopup

@@ -9,12 +9,12 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.core.proc import user_name
+from gputop.core.samples import ZOMBIE
 from gputop.launch import attach, serve, target
 from gputop.launch.attach import Announcement
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureRequest, answered
 from gputop.profiler.kineto.guard import ProfilesItself
-from gputop.sources.host.proc_files import ZOMBIE
 from gputop.trace.readers.capture_file import CaptureFile, write_capture
 from gputop.tui.monitor.messages import OFFER, panel_intro
 from gputop.tui.screens import capture_questions
