@@ -11,7 +11,9 @@ import msgspec
 import pytest
 
 from gputop.advice.rule import Rule
+from gputop.advice.trace.cpus import ThreadContention, ThreadsInterrupted
 from gputop.advice.trace.embeddings import EmbeddingDense, TablesAsWhole, TablesInXla
+from gputop.advice.trace.fusion import OptimizerOnCpu
 from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.job import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, UNKNOWN, Job
 from gputop.advice.trace_rules import TRACE_RULES
@@ -29,7 +31,8 @@ OF_OTHERS = {
     "pytorch": rf"TensorFlow|\btf\.|TF_|[kK]eras|jnp\.|\bjax\b|JAX|XLA|optax|{C_API}", "unknown": C_API}
 LOOPS = {"tensorflow": (KERAS2, KERAS3, CUSTOM, EAGER), "jax": (JAX,), "pytorch": (PYTORCH,), "unknown": (UNKNOWN,)}
 # Verdicts of one framework.
-ONLY_OF = {EmbeddingDense: "pytorch", TablesAsWhole: "tensorflow", TablesInXla: "jax"}
+ONLY_OF = {EmbeddingDense: ("pytorch",), OptimizerOnCpu: ("pytorch",), ThreadsInterrupted: ("pytorch",),
+           ThreadContention: ("tensorflow", "jax"), TablesAsWhole: ("tensorflow",), TablesInXla: ("jax",)}
 STRATEGY = {"tensorflow": "mirrored", "pytorch": "ddp"}
 # Names that two frameworks have: JAX reads this variable, too.
 SHARED = {("managed_memory", "jax"): "TF_FORCE_UNIFIED_MEMORY"}
@@ -46,7 +49,7 @@ def jobs(framework: str) -> Iterator[Job]:
 def examples(rule: Rule, framework: str) -> Iterator[Any]:
     """Verdicts of a rule with each choice that its sentences make, one at a time."""
     for kind, style in itertools.product(verdicts_of(rule), JOBS):
-        if ONLY_OF.get(kind, framework) != framework:
+        if framework not in ONLY_OF.get(kind, (framework,)):
             continue
         base = example(kind, style)
         yield base

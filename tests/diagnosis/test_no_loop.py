@@ -60,8 +60,7 @@ def test_the_first_use_of_a_library_is_the_start():
     analysis, report = judged(b)
     assert "time_outside_steps" not in {f.id for f in analysis.findings} and "training loop" not in report
     assert "The first 4.55 s of the recording are job startup, with loading" in report
-    assert "Do    capture again after" in report
-    assert "Do    record a longer run" in judged(b.host("cudaFree", 4_580_000, 900, "launch 0"))[1]
+    assert "Do    record a longer run" in report
 
 
 @pytest.mark.parametrize(("kernels", "launch"), [(22, True), (22, False), (900, False)])

@@ -103,8 +103,8 @@ def _gone(view: NodeView) -> Iterable[_Fault]:
     yield _Fault(
         "high", indices, f"{'is' if len(indices) == 1 else 'are'} {what}",
         _begun(cause) or f"NVML reports the state {sick[0].state!r}.",
-        fix or "Stop the jobs on that GPU, and find the Xid in the kernel log before you use the GPU again.", evidence,
-        _NVML)
+        f"{fix.rstrip('.')}." if fix else
+        "Stop the jobs on that GPU, and find the Xid in the kernel log before you use the GPU again.", evidence, _NVML)
 
 
 def _silent_s(view: NodeView, gpu: GpuSample) -> float | None:

@@ -14,7 +14,7 @@ _PINNED = ("Copy from pinned memory (cudaHostAlloc, cudaHostRegister), and copy 
            "separate stream while the current one is being processed.")
 _16_BIT = ("If the accuracy allows, let the matrix products run on tensor cores, in TF32 or 16 bits (cublasGemmEx with "
            "the compute type).")
-# By finding; of others the words are as they are.
+# By finding, for an action that is one for a program that learns.
 _ACTIONS = {
     "small_kernels": "Do the same work in fewer, larger kernels: fuse them, or let one kernel do the work of many. Or "
                      "record them once as a CUDA graph, and launch the graph.",
@@ -48,6 +48,7 @@ _WORDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"\bPython\b"), "the program"),
 )
 _DIMENSIONS = re.compile(r" In [a-z ]+, the dimension is [^.]*\.")
+_LEARNS = re.compile(r"(?i)batch|model|layer|epoch|sample|train|optimizer|gradient|parameter|autocast|micro|vocabulary")
 _OF_A_FRAMEWORK = re.compile(r"(?i)torch|tf\.|tensorflow|jax|keras|python|the model's ops")
 
 
@@ -55,10 +56,12 @@ def for_general(outcome: Finding | Abstained) -> Finding | Abstained | None:
     """The outcome in words for a program that does not learn; None where a rule only needs what frameworks record."""
     if isinstance(outcome, Abstained):
         return None if _OF_A_FRAMEWORK.search(outcome.missing) else replace(outcome, missing=_plain(outcome.missing))
-    snippet = outcome.snippet if outcome.snippet and not _OF_A_FRAMEWORK.search(outcome.snippet) else None
+    action = _ACTIONS.get(outcome.id) if _LEARNS.search(outcome.action) else None
+    snippet = outcome.snippet or ""
+    keeps_code = action is None and not (_LEARNS.search(snippet) or _OF_A_FRAMEWORK.search(snippet))
     return replace(
         outcome, title=_plain(outcome.title), why=_plain(_DIMENSIONS.sub("", outcome.why)),
-        action=_ACTIONS.get(outcome.id) or _plain(outcome.action), snippet=None if outcome.id in _ACTIONS else snippet,
+        action=action or _plain(outcome.action), snippet=outcome.snippet if keeps_code else None,
         gain=replace(outcome.gain, how=_plain(outcome.gain.how), assumption=_plain(outcome.gain.assumption)))
 
 

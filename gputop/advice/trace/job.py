@@ -120,8 +120,10 @@ def trains(facts: TraceFacts) -> bool | None:
 def is_general(facts: TraceFacts) -> bool:
     """Return whether the program on the GPUs is of no framework and runs nothing that models have. What optimizers are
     called is no proof, as simulations have momentum, too."""
-    return facts.framework == "unknown" and not name_mask(facts.trace, _OF_MODELS, _OF_MODELS_WORDS).any() and not (
-        name_mask(facts.trace, _SERVES, _SERVES_WORDS).any())
+    if facts.framework != "unknown" or facts.trace.format == "xspace":
+        return False
+    return not (name_mask(facts.trace, _OF_MODELS, _OF_MODELS_WORDS) | name_mask(
+        facts.trace, _SERVES, _SERVES_WORDS)).any()
 
 
 @once_per_trace

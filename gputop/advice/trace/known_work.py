@@ -60,7 +60,7 @@ SELDOM_WORK: tuple[KnownWork, ...] = (
 _MOSTLY, _HALF, _SOME = 0.8, 0.5, 0.2  # shares of a part: what fills it, names it; what its name has to leave out
 NEW_WORKERS = "the DataLoader restarting its workers"
 ENOUGH_CPUS = ("Give each process enough CPUs: compare the CPUs that it may use with its running threads, start fewer "
-               "DataLoader workers or OpenMP threads, and stop other programs.")
+               "input workers or OpenMP threads, and stop other programs.")
 NO_TRAINING = "nothing trains here, so a pause may be the wait for the next request"
 
 

@@ -176,7 +176,7 @@ def test_the_work_of_a_step_is_no_pause_where_no_step_is_found(name, launches, i
 
 def test_an_op_names_no_more_time_than_it_takes():
     part = WallPart("between", 10.0, kind="op", what="aten::empty", work=(HostWork("aten::empty", 2.5, 3),))
-    assert part.named_s == 2.5 and host_words(part) == "aten::empty 25%"
+    assert part.named_s == 2.5 and host_words(part) == "25% in aten::empty"
     assert replace(part, kind="line").named_s == 10.0
 
 

@@ -311,9 +311,9 @@ def test_a_server_that_waits_for_requests_has_no_finding():
     assert "next request" in {one.id: one.missing for one in analysis.abstained}["step_gap_host"]
 
 
-def test_a_healthy_job_on_busy_cpus_has_no_finding():
-    """Other programs took its CPUs: its pauses come anywhere."""
-    assert not [f for f in analyze(real("gan")).findings if f.severity != "low"]
+def test_a_job_on_busy_cpus_has_no_finding_of_its_pauses():
+    """Other programs took its CPUs: its pauses come anywhere. Its optimizer takes 29% of the step."""
+    assert {f.id for f in analyze(real("gan")).findings if f.severity != "low"} == {"optimizer_unfused"}
 
 
 def test_two_threads_that_run_ops_have_no_steps():
