@@ -89,7 +89,7 @@ def _readings(values: Mapping[str, float]) -> dict[str, Reading]:
 _CONSTANT = _readings({
     "fp64_active": 0, "memory_used_bytes": _MEMORY_USED, "memory_reserved_bytes": _MEMORY_RESERVED,
     "memory_total_bytes": _MEMORY_TOTAL, "pcie_max_bytes_per_s": _PCIE_GEN5_X16, "pcie_gen": 5, "pcie_width": 16,
-    "power_limit_w": _POWER_LIMIT_W, "sm_clock_max_hz": _SM_CLOCK_MHZ * 1e6,
+    "power_limit_w": _POWER_LIMIT_W, "power_limit_default_w": _POWER_LIMIT_W, "sm_clock_max_hz": _SM_CLOCK_MHZ * 1e6,
     "memory_clock_hz": _MEMORY_CLOCK_MHZ * 1e6, "memory_clock_max_hz": _MEMORY_CLOCK_MHZ * 1e6,
     "temperature_slowdown_c": _SLOWDOWN_C, "encoder_util": 0, "decoder_util": 0,
     "ecc_corrected": 0, "ecc_uncorrected": 0, "ecc_uncorrected_lifetime": 0,

@@ -154,7 +154,7 @@ def test_the_analysis_finds_what_the_loop_did(name: str) -> None:
     assert analysis.collectives is not None and analysis.collectives.waiting is not None
     assert [f.id for f in analysis.findings if f.severity != "low"] == {
         "gpu0-oversubscribed": ["gpu0_oversubscribed"], "input-bound": ["input_bound"],
-        "launch-bound": ["launch_bound", "batch_size_headroom"], "slow-callback": ["step_gap_host"], "healthy": [],
+        "launch-bound": ["launch_bound"], "slow-callback": ["step_gap_host"], "healthy": [],
         "hang": [], "slow-checkpoint": [],
         "three-causes": ["gpu0_oversubscribed", "step_gap_host", "communication_exposed"],
     }[name]

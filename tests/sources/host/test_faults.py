@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.core.samples import ENDED, ProcessSample
+from gputop.core.samples import ENDED, ZOMBIE, ProcessSample
 from gputop.sources.host import gpu_processes as hp
 from gputop.sources.host import proc_files
 from gputop.sources.host.gpu_processes import GpuProcessTable
@@ -148,7 +148,7 @@ def test_a_process_that_comes_back_under_its_pid_between_any_two_reads(tmp_path:
 
 def test_the_states_of_a_process_that_has_ended(tmp_path: Path) -> None:
     tree = ProcTree(tmp_path)
-    for state, reason in (("Z", proc_files.ZOMBIE), ("X", proc_files.ZOMBIE), ("D", None), ("t", None)):
+    for state, reason in (("Z", ZOMBIE), ("X", ZOMBIE), ("D", None), ("t", None)):
         tree.add(SICK, state=state)
         (sample,) = GpuProcessTable(Ticking(), tree.root).read(on_gpus(SICK))
         assert sample.reason == reason
