@@ -49,7 +49,7 @@ import numpy as np, jax, jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 mesh = jax.make_mesh((1,), ("data",)); sharding = NamedSharding(mesh, PartitionSpec())
 params = {"w": jnp.ones((3, 2))}; x = jnp.ones((4, 3)); y = jnp.ones((4, 2)); batch = np.ones((4, 3), "float32")
-inputs = jnp.ones((4, 3)); images_uint8 = np.ones((4, 3), "uint8"); batches = iter([batch]); state = jnp.zeros(())
+inputs = jnp.ones((4, 3)); images_uint8 = np.ones((4, 3), "uint8"); batches = iter([batch]); parts = [batch]; state = jnp.zeros(())
 loss_fn = lambda params, batch: (batch @ params["w"]).sum(); model = lambda params, x: x @ params["w"]
 def train_step(params, batch): return params, jnp.float32(0)
 layer = lambda state, params: (state, state); stacked_params = jnp.ones((2, 3)); block = lambda x: x * 2
