@@ -49,12 +49,12 @@ import numpy as np, jax, jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 mesh = jax.make_mesh((1,), ("data",)); sharding = NamedSharding(mesh, PartitionSpec())
 params = {"w": jnp.ones((3, 2))}; x = jnp.ones((4, 3)); y = jnp.ones((4, 2)); batch = np.ones((4, 3), "float32")
-inputs = jnp.ones((4, 3)); images_uint8 = np.ones((4, 3), "uint8"); batches = iter([batch]); parts = [batch]; state = jnp.zeros(())
+inputs = jnp.ones((4, 3)); images_uint8 = np.ones((4, 3), "uint8"); batches = iter([batch]); state = jnp.zeros(())
 loss_fn = lambda params, batch: (batch @ params["w"]).sum(); model = lambda params, x: x @ params["w"]
 def train_step(params, batch): return params, jnp.float32(0)
 layer = lambda state, params: (state, state); stacked_params = jnp.ones((2, 3)); block = lambda x: x * 2
 tokens = jnp.ones((2, 5)); q = k = v = jnp.ones((1, 4, 2, 8)); mask = None; values = [1.0]
-loss = result = jnp.float32(1)
+parts = [np.ones((4, 3), "float32")]; loss = result = jnp.float32(1)
 if "jit(step)" in CODE: step = lambda x: x
 metrics = {"loss": jnp.float32(1)}; bucket = 8; right = 0; labels = jnp.array([0]); logits = jnp.ones((1, 2))
 learning_rate = 0.1; table = jnp.ones((5, 2)); ids = jnp.array([1]); make_batch = lambda: batch
