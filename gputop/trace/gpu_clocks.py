@@ -44,9 +44,10 @@ def set_right(device: DeviceEvents, host: HostEvents, names: Sequence[str], gpus
         if len(rows) < MIN_EVENTS:
             continue
         delay = device.start_ns[rows] - device.launch_ns[rows]
-        highest = int(np.partition(delay, few := min(_OUTLIERS, len(delay) // 20))[few])
-        if -JITTER_NS <= highest <= OFF_NS:
+        few = min(_OUTLIERS, len(delay) // 20)
+        if np.count_nonzero(delay < -JITTER_NS) <= few < np.count_nonzero(delay <= OFF_NS):
             continue
+        highest = int(np.partition(delay, few)[few])
         offset, evidence = _offset(device, rows, highest, _wait_offsets(device, host, names, gpu))
         if offset is None:
             early = int((delay < -JITTER_NS).sum())

@@ -30,7 +30,7 @@ class Spans(NamedTuple):
 
 _NEG_INF, _POS_INF = -(1 << 62), np.iinfo(np.int64).max
 _STEPS, _FEW_DIVISOR = 2, 8  # how often the next interval is tried before the rest is searched; an eighth are few
-_FEW_RUNS = 4  # runs of times in order, which are quicker merged than sorted
+_FEW_RUNS = 32  # runs of times in order, which are quicker merged than sorted
 _LONG_RUN = 64  # intervals that are copied as a whole, not picked out
 AT_ONCE = 1 << 15  # instants: what is computed of them stays in a core's cache
 EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
@@ -55,8 +55,8 @@ def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Spans:
 def in_order(times: I64) -> I64:
     """``times`` sorted. Made for those that are joined from runs in order, as of several threads or GPUs.
 
-    NumPy's stable sort of integers merges such runs, and is the faster one for few of them. Its default sorts with
-    the processor's vector instructions.
+    NumPy's stable sort of integers merges such runs: of 8 and 16 it takes a quarter of the time of the default sort
+    without vector instructions, which not every build and processor has, and about as long as with them.
     """
     falls = np.count_nonzero(times[1:] < times[:-1])
     return np.sort(times, kind="stable" if falls < _FEW_RUNS else None) if falls else times

@@ -161,14 +161,19 @@ def launch_pace_s(facts: TraceFacts) -> tuple[float, float] | tuple[None, None]:
     """Time from one launch to the next on a thread, median and of the quickest; None where launches are not known, or
     most kernels are not launched one by one."""
     device = facts.trace.device
-    launched = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
-    of_threads = [np.diff(in_order(device.launch_ns[launched[places]]))
-                  for _, places in line_by_line(device.launch_line[launched])]
-    apart = np.concatenate([np.empty(0, np.int64), *of_threads])
-    apart = apart[rows_of(apart > 0)]  # the kernels of a CUDA graph have one launch: calls are counted, not kernels
-    if not len(apart) or len(apart) + len(of_threads) < _ONE_BY_ONE * len(launched):
+    kernels, of_threads = 0, list[I64]()
+    for line, rows in line_by_line(device.launch_line):
+        launch_ns = device.launch_ns[rows[rows_of(device.kind[rows] <= Kind.COLLECTIVE)]]
+        if line >= 0 and len(launch_ns):
+            kernels += len(launch_ns)
+            apart = np.diff(in_order(launch_ns))
+            of_threads.append(apart[rows_of(apart > 0)])  # of a CUDA graph calls are counted, not kernels
+    threads, apart = len(of_threads), np.concatenate(of_threads or [np.empty(0, np.int64)])
+    del of_threads
+    if not len(apart) or len(apart) + threads < _ONE_BY_ONE * kernels:
         return None, None
-    return float(np.quantile(apart, 0.5)) / 1e9, float(np.quantile(apart, _QUICK)) / 1e9
+    median, quick = np.quantile(apart, (0.5, _QUICK), overwrite_input=True).tolist()
+    return median / 1e9, quick / 1e9
 
 
 # A pause between two queued kernels, or one launch; longer ones have other causes.

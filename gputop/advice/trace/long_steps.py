@@ -18,6 +18,7 @@ from gputop.advice.trace.known_work import NEW_WORKERS, SELDOM_WORK, WORK, Known
 from gputop.advice.trace.other_programs import may_be_others, others_take
 from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.breakdown import breakdown_by_step
+from gputop.analysis.gpu.device_time import any_busy
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.stack_lines import gap_lines, process_lines, python_of
 from gputop.analysis.host.work_kinds import MANY_VARIABLES, READ_VARIABLE
@@ -177,9 +178,8 @@ def _outside_work(facts: TraceFacts, indices: I64) -> Spans:
     """The time of these steps in which no GPU is busy; without GPUs that between calls."""
     assert facts.steps is not None
     edges = facts.steps.edges_ns
-    busy = merge(EMPTY, *(timeline.busy for timeline in facts.gpu_timelines))
-    if not facts.gpu_timelines:
-        busy = union(edges[:, 0], facts.steps.call_ends_ns)
+    busy = (any_busy(facts.trace, facts.gpu_timelines) if facts.gpu_timelines else
+            union(edges[:, 0], facts.steps.call_ends_ns))
     return subtract(union(edges[indices, 0], edges[indices, 1]), busy)
 
 

@@ -7,6 +7,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import NO_GPU, TraceFacts
 from gputop.advice.trace.job import KERAS, Job
 from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict, known
+from gputop.analysis.gpu.device_time import any_busy
 from gputop.analysis.host.shuffle_fills import (
     OverviewSamples,
     ShuffleFill,
@@ -17,7 +18,6 @@ from gputop.analysis.host.shuffle_fills import (
 from gputop.analysis.host.tf_data import iterator_paths
 from gputop.core.findings import Culprit
 from gputop.text.units import counted, percent, seconds
-from gputop.trace.intervals import EMPTY, merge
 
 
 class ShuffleRefill(Verdict, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ def judge_shuffle_refill(facts: TraceFacts) -> ShuffleRefill | Missing | None:
                default=OverviewSamples())
     if not fills and not seen.filling:
         return None if len(iterator_paths(trace)[0]) else Missing("calls to tf.data iterators")
-    waits = waits_for_fills(trace, merge(EMPTY, *(timeline.busy for timeline in facts.gpu_timelines)))
+    waits = waits_for_fills(trace, any_busy(trace, facts.gpu_timelines))
     recorded_s, ranks = (trace.window_ns[1] - trace.window_ns[0]) / 1e9, max(len(trace.hosts), 1)
     share = (waits.total / 1e9 + seen.filled_s) / (recorded_s + seen.seconds)
     if share < limit("shuffle_refill.share"):

@@ -30,7 +30,14 @@ from itertools import pairwise
 import numpy as np
 from msgspec import Struct
 
-from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, launch_delays_ns, waits_for_another
+from gputop.analysis.gpu.device_time import (
+    GpuTimeline,
+    any_busy,
+    event_after,
+    gpu_number,
+    launch_delays_ns,
+    waits_for_another,
+)
 from gputop.analysis.results import StepRuns, TypicalStep
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import TrainingLoop, training_loops
@@ -232,7 +239,7 @@ def _starved(trace: Trace, gpu_timelines: Sequence[GpuTimeline], waiting: Sequen
         fed = [timeline for timeline in gpu_timelines
                if loop.line >= 0 and (trace.device.launch_line[timeline.events] == loop.line).any()]
         fed = fed or [timeline for timeline in gpu_timelines if trace.gpus[timeline.gpu].host == loop.host]
-        starved = subtract(loop.waits, merge(EMPTY, *(timeline.busy for timeline in fed)))
+        starved = subtract(loop.waits, any_busy(trace, fed))
         for timeline in fed:
             out[timeline.gpu] = merge(out[timeline.gpu], starved)
     return out

@@ -6,6 +6,7 @@ from its first device event to its last, or the recording where that is a moment
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
@@ -101,6 +102,16 @@ class GpuTimeline(Struct, frozen=True):
     def within(self, steps: Steps | None, places: I64) -> I64:
         """Places among these whose events begin within the steps; without steps, all."""
         return places if steps is None else places[rows_of(in_steps(self.start_ns[places], steps))]
+
+
+def any_busy(trace: Trace, gpu_timelines: Iterable[GpuTimeline]) -> Spans:
+    """Spans in which any of these GPUs is busy; found once for the same GPUs."""
+    busy = [timeline.busy for timeline in gpu_timelines]
+    key = any_busy, *map(id, busy)
+    if key not in trace.found:
+        trace.found[key] = busy, merge(EMPTY, *busy)  # the sets are kept, so that no other has the id of one
+    spans: Spans = trace.found[key][1]
+    return spans
 
 
 def launching_to(trace: Trace, timeline: GpuTimeline) -> Mask:

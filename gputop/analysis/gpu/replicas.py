@@ -17,7 +17,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.results import Concurrency, LaunchOrder, PairOverlap, Replicas, ReplicaWork, StepSkew
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.model import Steps
-from gputop.trace.intervals import Spans, coverage, intersect, union
+from gputop.trace.intervals import Spans, coverage, in_order, intersect, union
 from gputop.trace.model import F64, I64, Kind, Trace
 
 _MIN_STEPS = 2
@@ -46,6 +46,8 @@ def replicas(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | 
     windows = [timeline.window_ns for timeline in gpu_timelines]
     within = (union([min(a for a, _ in windows)], [max(b for _, b in windows)]) if steps is None else steps.spans)
     numbers = [gpu_number(trace, timeline.gpu) for timeline in gpu_timelines]
+    compute, busy = (concurrency(spans, within, numbers) for spans in (
+        [timeline.compute for timeline in gpu_timelines], [timeline.busy for timeline in gpu_timelines]))
     launched = [_launched(trace, timeline.computing) for timeline in gpu_timelines]
     by_launch = all(len(rows) for rows in launched)
     first = _first_kernels(trace, launched if by_launch else [timeline.computing for timeline in gpu_timelines],
@@ -67,8 +69,6 @@ def replicas(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | 
             steps=len(worst), median_s=float(np.median(worst)) / 1e9, p95_s=float(np.percentile(worst, 95)) / 1e9,
             behind_median_s={n: float(m) / 1e9 for n, m in zip(numbers, np.median(behind, axis=0), strict=True)},
             last={n: count for n, count in zip(numbers, last, strict=True) if count})
-    compute, busy = (concurrency(spans, within, numbers) for spans in (
-        [timeline.compute for timeline in gpu_timelines], [timeline.busy for timeline in gpu_timelines]))
     if compute is None:
         missing["compute"] = missing["busy"] = "the time to compare is empty or longer than a day"
     return Replicas(basis, work, ratio, compute, busy, skew, launches, missing)
@@ -140,7 +140,7 @@ def _time_by_state(inside: Sequence[Spans], codes: Sequence[tuple[int, int]], tu
         edges = [np.array([time << _CODE_BITS | state])]
         edges += [column[cuts[i]:cuts[i + 1]] - first << _CODE_BITS | code for column, code, cuts in columns]
         edge = np.concatenate(edges)
-        edge[1:].sort()
+        edge[1:] = in_order(edge[1:])
         times = edge >> _CODE_BITS
         held = turn.accumulate(edge.astype(np.uint16), dtype=np.uint16)
         out += np.bincount(held[:-1], weights=np.diff(times), minlength=states)
@@ -221,8 +221,9 @@ def _launch_order(
     threads = [set((np.flatnonzero(np.bincount(device.launch_line[r] + 1)) - 1).tolist()) for r in rows]
     serves = Counter(thread for of_gpu in threads for thread in of_gpu)
     shared = np.array(sorted(thread for thread, gpus in serves.items() if gpus > 1), np.int64)
-    all_ = np.concatenate(rows)
-    by_shared = all_[np.isin(device.launch_line[all_], shared)] if len(shared) else all_[:0]
+    by_shared = np.empty(0, np.int64)
+    if len(shared):
+        by_shared = np.concatenate([r[np.isin(device.launch_line[r], shared)] for r in rows])
     turns = None
     if len(by_shared):
         # stable: the GPUs' launches come one after the other, each in order, which that sort makes use of
@@ -244,5 +245,5 @@ def _launch_order(
         sequence, share = tuple(numbers[i] for i in best), times / count
     return LaunchOrder(
         threads={n: len(of_gpu) for n, of_gpu in zip(numbers, threads, strict=True)},
-        shared_launches=len(by_shared) / len(all_), launches_per_turn=turns, steps=count,
+        shared_launches=len(by_shared) / sum(map(len, rows)), launches_per_turn=turns, steps=count,
         delay_median_s=delay, span_median_s=span, order=sequence, order_share=share)

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gputop.analysis.gpu.device_time import GpuTimeline
+from gputop.analysis.gpu.device_time import GpuTimeline, any_busy
 from gputop.analysis.host.python_tracer import function_text
 from gputop.analysis.results import GapWork, StepGaps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.optimizer_calls import users_ranges
 from gputop.analysis.steps.user_ranges import named_ranges, numbered_ranges
-from gputop.trace.intervals import AT_ONCE, EMPTY, Spans, coverage, merge, subtract
+from gputop.trace.intervals import AT_ONCE, Spans, coverage, subtract
 from gputop.trace.lookups import FEW_LINES, host_stat, launching_lines, name_mask, numbered, rows_of, spans_of
 from gputop.trace.model import I64, Trace, once
 from gputop.trace.nesting import nest
@@ -43,9 +43,8 @@ def step_gaps(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
         return None
     calls = step_calls(trace, steps)
     within = steps.spans
-    busy = [timeline.busy for timeline in gpu_timelines]
-    if busy:
-        gaps, what = subtract(within, merge(EMPTY, *busy)), "while no GPU is busy within the step"
+    if gpu_timelines:
+        gaps, what = subtract(within, any_busy(trace, gpu_timelines)), "while no GPU is busy within the step"
     elif len(calls) and not trace.gpus and not name_mask(trace, _MARKER)[trace.host.name[calls]].any():
         gaps = subtract(within, spans_of(trace, calls))
         what = "from the end of a step's call to the start of the next call"

@@ -78,7 +78,7 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     of_jax, functions_of_jax = _calls_of_jax(trace, here)
     if len(functions_of_jax) and not runs_eagerly:  # such ops are what Python does between the steps
         called = called[~own_ops(trace)[trace.host.name[called]]]
-    begun = _first_runs(trace, here, ops, runs, not_input)
+    begun = _first_runs(trace, here, ops, runs, not_input) if len(traced) else traced
     xla = np.array([bool(_XLA_THREAD.match(line.name)) for line in trace.lines], bool)
     executing = np.flatnonzero((here & xla).take(trace.host.line))
     waiting = host_rows(trace, _WAITS, main, ("wait", "block", "result", "synchronize"))

@@ -6,7 +6,7 @@ import numpy as np
 
 from gputop.analysis.gpu.device_time import GpuTimeline, launching_to
 from gputop.trace.intervals import Spans
-from gputop.trace.lookups import host_rows, launching_lines, spans_of
+from gputop.trace.lookups import distinct, host_rows, launching_lines, spans_of
 from gputop.trace.model import I64, Trace, once
 from gputop.trace.nesting import nest
 
@@ -22,8 +22,11 @@ _LEAST_NS, _LONGEST_NS, _TIMES, _OF_KIND, _KINDS, _MOST = 1_000_000, 100_000_000
 def interrupted(trace: Trace) -> I64:
     """Rows of those calls, in order; none where they are of few kinds, so that a kind may be the reason."""
     host, rows = trace.host, host_rows(trace, _CALLS)
-    rows = rows[np.isin(host.line[rows], launching_lines(trace))]
     length = host.end_ns[rows] - host.start_ns[rows]
+    if len(distinct(host.name[rows[length >= _LEAST_NS]])) < _KINDS:  # what follows takes memory for each call
+        return rows[:0]
+    launches = np.isin(host.line[rows], launching_lines(trace))
+    rows, length = rows[launches], length[launches]
     self_ns = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names).own(length)
     _, kind, count = np.unique(host.name[rows], return_inverse=True, return_counts=True)
     order = np.lexsort((self_ns, kind))

@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, structs
 
-from gputop.analysis.gpu.device_time import GpuTimeline
+from gputop.analysis.gpu.device_time import GpuTimeline, any_busy
 from gputop.analysis.host import work_kinds
 from gputop.analysis.host.gaps import grouped_work, loop_lines, step_calls
 from gputop.analysis.host.python_libraries import PASS_ON, is_library, is_library_file
@@ -250,7 +250,7 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
     for number in numbers:
         lines = of_line == number
         hosts = {trace.lines[line].host for line in np.flatnonzero(lines).tolist()}
-        busy = merge(EMPTY, *(timeline.busy for timeline in gpu_timelines if of_gpu[timeline.gpu] == number))
+        busy = any_busy(trace, (timeline for timeline in gpu_timelines if of_gpu[timeline.gpu] == number))
         waits = merge(EMPTY, *(loop.waits for loop in training_loops(trace) if loop.host in hosts and (
             loop.line < 0 or lines[loop.line])))
         out.append(_Rank(
