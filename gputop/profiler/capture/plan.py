@@ -64,6 +64,9 @@ _TRACE_EVENT_BYTES = 320  # of kineto's JSON, an event without shapes
 # not more is known to fit, but not below what is always planned: a job of 169 k events/s in its probe, on a loaded
 # machine, made four times as many a moment later, and ended for want of memory (PyTorch 2.13).
 PROBE_EVENTS, _LEAST_EVENTS, _MORE_EVENTS = 50_000, 50_000, 1.2
+# Collecting a trace slows the job, and takes no more than so many times as long as was asked for. Where a job of JAX 0.10
+# got 0.14 CPUs, eight seconds of 43 k events/s took 100 s.
+_COLLECT_TIMES = 3
 _RECEIVE_MULTIPLE = 3.0  # the answer as gRPC receives it, as one message, and its XSpace
 ANALYSIS_MULTIPLE = 5.0  # benchmarks/trace_engine.py
 _ANALYSIS_BASE_BYTES = 100e6  # the interpreter and NumPy
@@ -206,6 +209,10 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
         reason = f"its GPUs produce {count(device_rate)} events/s, and {limits.device_limit}"
     if rate * chosen_s > limits.events:
         chosen_s, reason = limits.events / rate, f"{makes}, and {limits.events_limit}"
+    collect_s = max(probe.took_s - probe.seconds, 0.0) / probe.seconds
+    if collect_s * chosen_s > _COLLECT_TIMES * asked_s:
+        chosen_s = max(_COLLECT_TIMES * asked_s / collect_s, min(MIN_CAPTURE_S, limits.least_s, asked_s))
+        reason = f"{makes}, and the profiler needs {collect_s:.0f} s to collect one second"
     enough_s = _enough(probe)
     growth_s = math.inf if limits.stoppable else _before_growth(probe, free, limits)
     shapes = probe.host_events_per_s * min(chosen_s, enough_s, growth_s) <= _SHAPES_EVENTS and (

@@ -47,6 +47,12 @@ def probe(host: float = 0, device: float = 0, step_s: float | None = None, mb_pe
     # A second, whatever it makes.
     (10, probe(2_400_000), 1.0, "the shortest possible: the job emits 2.4 M events/s"),
     (10, probe(0, 0), 10, "full length, because the probe contains no events"),
+    # Three times as long as was asked for, where the job has little CPU to collect events with.
+    (10, replace(probe(43_000), took_s=6.5), 2.5,
+     "the job emits 43 k events/s, and the profiler needs 12 s to collect one second"),
+    (10, replace(probe(43_000), took_s=60.5), 1.0,
+     "the job emits 43 k events/s, and the profiler needs 120 s to collect one second"),
+    (10, replace(probe(3_200), took_s=1.9), 10, "full length, at 3.2 k events/s"),
 ])
 def test_about_half_a_million_events_or_steps(asked_s, probed, chosen_s, why):
     made = plan(asked_s, probed, FreeResources())
