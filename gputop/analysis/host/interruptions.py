@@ -6,7 +6,7 @@ import numpy as np
 
 from gputop.analysis.gpu.device_time import GpuTimeline, launching_to
 from gputop.trace.intervals import Spans
-from gputop.trace.lookups import distinct, host_rows, launching_lines, spans_of
+from gputop.trace.lookups import distinct, host_rows, launching_lines, numbered, spans_of
 from gputop.trace.model import I64, Trace, once
 from gputop.trace.nesting import nest
 
@@ -28,11 +28,12 @@ def interrupted(trace: Trace) -> I64:
     launches = np.isin(host.line[rows], launching_lines(trace))
     rows, length = rows[launches], length[launches]
     self_ns = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names).own(length)
-    _, kind, count = np.unique(host.name[rows], return_inverse=True, return_counts=True)
-    order = np.lexsort((self_ns, kind))
-    usual = self_ns[order][np.cumsum(count) - (count + 1) // 2]  # median of each kind
-    stopped = (self_ns >= _LEAST_NS) & (self_ns <= _LONGEST_NS) & (2 * self_ns >= length) & (
-        count >= _OF_KIND)[kind] & (self_ns >= _TIMES * usual[kind])
+    _, kind = numbered(host.name[rows])
+    stopped = (self_ns >= _LEAST_NS) & (self_ns <= _LONGEST_NS) & (2 * self_ns >= length)
+    for number in distinct(kind[stopped]).tolist():
+        mine = np.flatnonzero(kind == number)
+        usual_ns = np.partition(self_ns[mine], half := len(mine) // 2)[half]
+        stopped[mine] &= len(mine) >= _OF_KIND and self_ns[mine] >= _TIMES * usual_ns
     by_kind = np.bincount(kind[stopped], self_ns[stopped])
     few = np.count_nonzero(by_kind) < _KINDS or by_kind.max() > _MOST * by_kind.sum()
     return rows[:0] if few else rows[stopped]

@@ -64,8 +64,8 @@ _TRACE_EVENT_BYTES = 320  # of kineto's JSON, an event without shapes
 # not more is known to fit, but not below what is always planned: a job of 169 k events/s in its probe, on a loaded
 # machine, made four times as many a moment later, and ended for want of memory (PyTorch 2.13).
 PROBE_EVENTS, _LEAST_EVENTS, _MORE_EVENTS = 50_000, 50_000, 1.2
-# Collecting a trace slows the job, and takes no more than so many times as long as was asked for. Where a job of JAX 0.10
-# got 0.14 CPUs, eight seconds of 43 k events/s took 100 s.
+# Collecting a trace slows the job, and takes no more than so many times as long as was asked for. Where a job of JAX
+# 0.10 got 0.14 CPUs, eight seconds of 43 k events/s took 100 s.
 _COLLECT_TIMES = 3
 _RECEIVE_MULTIPLE = 3.0  # the answer as gRPC receives it, as one message, and its XSpace
 ANALYSIS_MULTIPLE = 5.0  # benchmarks/trace_engine.py
