@@ -22,6 +22,8 @@ _JSON_BLANKS = b"\xef\xbb\xbf \t\r\n"  # a byte order mark, too
 _XPLANE_FIELDS = 6  # the number of the last field of a plane
 _REPLACED = b"\xef\xbf\xbd"  # U+FFFD in UTF-8, which stands for bytes that are no text
 _XPLANES_FIELD = b"\x0a"  # an XSpace begins with its planes; JSON may begin with the same byte, a newline
+# zip, gzip (twice), xz, bzip2, Zstandard
+_PACKED = (b"PK\x03\x04", b"\x1f\x8b", b"\xfd7zXZ", b"BZh", b"\x28\xb5\x2f\xfd")
 # The first device of TensorFlow 2.0's own trace, with its name in a message, where an XPlane has the name itself.
 _TF20_TRACE = re.compile(rb"\x0a.{1,3}\x08.{1,5}\x12.{1,3}\x0a.[ -~]", re.DOTALL)
 
@@ -110,6 +112,8 @@ OTHER_FILES = (
     OtherFile(lambda path, begin: _TF20_TRACE.match(begin) is not None and not _is_json(path, begin),
               "a trace of TensorFlow 2.0 or 2.1, which gputop does not read",
               "Record with TensorFlow 2.2 or newer, which writes an .xplane.pb."),
+    OtherFile(lambda path, begin: begin.startswith(_PACKED) or begin[257:262] == b"ustar",
+              "a compressed file or an archive", "Unpack it, and give the trace in it."),
     OtherFile(_is_perfetto, "a Perfetto trace", "Export it as Chrome JSON: traceconv json trace.pftrace trace.json"),
 )
 FORMATS = (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,9 @@ def perfetto() -> bytes:
     ("local.trace", b"\x0a\x14\x08\x00\x12\x10\x0a\x09/host:CPU\x1a\x03\x12\x01a", "TensorFlow 2.0", "2.2 or newer"),
     ("host.xplane.pb", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "Git LFS pointer",
      "git lfs pull"),
+    ("trace.json.xz", lzma.compress(b"{}"), "a compressed file or an archive", "Unpack it"),
+    ("trace.json.gz", gzip.compress(gzip.compress(b"{}")), "a compressed file or an archive", "Unpack it"),
+    ("traces.tar.gz", gzip.compress(bytes(257) + b"ustar"), "a compressed file or an archive", "Unpack it"),
     ("r.sqlite", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "Git LFS pointer",
      "git lfs pull"),
     ("host.xplane.pb", b"\n\xef\xbf\xbd\xef\xbf\xbd\x06\x08\x02\x12\x0a/host:CPU", "by copying it as text", "binary"),
