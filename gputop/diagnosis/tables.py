@@ -190,10 +190,10 @@ def _input(analysis: Analysis) -> Table:
     columns = (Column("per batch", seconds), Column("own time", seconds), Column("function", seconds, spare=True),
                Column("calls", count, spare=True), Column("workers", _count, spare=True), Column("parallel", _count),
                Column("buffer empty", portion), Column("stage", wide=True))
-    empty = "No tf.data stages ran in the window: the job does not use tf.data, or all batches were ready."
     waits = analysis.input
     if waits is None:
-        return Table("Input", columns, (), empty)
+        return Table("Input", columns, (), "No tf.data stages ran in the window: the job does not use tf.data, or all "
+                                           "batches were ready.")
     by = per_step.per_step(analysis)
     rows = tuple((s.cost_s_per_batch, s.self_s / by.steps, per_step.over(s.function_s, by.steps), s.calls / by.steps,
                   s.workers, s.parallelism, s.buffer_empty, _stage(s.path)) for p in waits.pipelines for s in p.stages)
@@ -204,7 +204,7 @@ def _input(analysis: Analysis) -> Table:
         bounding = f"bounded by {_stage(p.bounding)}" if p.bounding else ""
         note += f" {p.dataset or 'tf.data'}: {'; '.join(filter(None, (each, bounding)))}." if each or bounding else ""
     note += f" Times and calls {by.text(by_gpu=False)}." if rows else ""
-    return Table("Input", columns, rows, empty, printable(note))
+    return Table("Input", columns, rows, "The trace shows no stages of the input pipeline.", printable(note))
 
 
 def _layers(source: Analysis) -> Table:
