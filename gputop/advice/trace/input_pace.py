@@ -93,7 +93,8 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
     """PyTorch's DataLoader: workers where it has none, more of them where CPUs are free for them."""
     cpus, anew = facts.trace.job_cpus, new_workers(facts)
     workers = _WORKERS if cpus is None else max(1, min(_WORKERS, int(cpus.limit)))
-    snippet = code("input_bound", "torch" if facts.trace.gpus else "torch-cpu", WORKERS=workers)
+    key = "torch" if facts.trace.gpus else "torch-cpu"
+    snippet = code("input_bound", key, WORKERS=workers)
     if loads_itself(facts.trace, facts.analyzed_spans):
         rows = _rows_per_batch(facts)
         if rows >= _MANY_ROWS:
@@ -122,7 +123,9 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
         return InputFix(
             f"{CHEAPER} More workers would only wait for CPUs and cost memory and context switches.", snippet,
             tells=tells)
-    return InputFix("Give the DataLoader more workers, and let them prepare batches ahead of time.", snippet)
+    # How many there are and how long each takes for a batch, a trace does not show.
+    return InputFix("Give the DataLoader more workers, and let them prepare batches ahead of time.",
+                    code("input_bound", key, WORKERS="2 * num_workers"), claim="at most")
 
 
 def _rows_per_batch(facts: TraceFacts) -> float:

@@ -93,7 +93,7 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     claim = facts.on_cpus(fix.claim, _ON_GPUS.get(fix.claim, "measured"))
     counted = recorder_s(facts, waits_for_input(facts)) if least < _CERTAIN * share else 0.0
     counted = counted or min(more_s, waited_s)
-    if (counted or same_cpus) and claim != "at least":
+    if (counted or same_cpus) and claim == "measured":
         claim = "about"  # as the profiler's part is; and samples made ahead leave caches and memory to the step
     return replace(
         verdict, saving=saving, claim=claim, cure=Cure(input_left=left, assumes=assumes), waited_s=waited_s,

@@ -54,7 +54,7 @@ def as_unrecorded(made: Finding, facts: TraceFacts) -> Finding:
     title = made.title.replace(of_recorded, percent(outside), 1)  # a heading has one share: that of the job
     why = (f"Outside of the recording, Python's samples show this for {percent(outside)} of {seconds(outside_s)}. What "
            f"follows is of the recorded steps, which the profiler slows down unevenly. {made.why}")
-    claim = gain.claim if gain.claim == "at least" else "about"
+    claim = "about" if gain.claim == "measured" else gain.claim
     by_share = made.severity == severity_of(gain.step_time)
     return replace(made, title=title, severity=severity_of(outside) if by_share else made.severity, why=why,
                    evidence={**made.evidence, "unrecorded_ratio": outside},
