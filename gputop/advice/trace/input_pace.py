@@ -71,7 +71,7 @@ def slowest_by_name(stages: Mapping[str, float]) -> str | None:
 def input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     """Fix by the pipeline with the longest waits; in general terms where the trace does not show its stages."""
     if facts.framework == "pytorch":
-        return _loader_fix(facts)
+        return _loader_fix(facts, wait_s)
     if any(loop.line >= 0 for loop in training_loops(facts.trace)):
         return InputFix(*fix_of_loader("grain"), tells=" grain prepares batches only when the loop asks.")
     waited, steps = facts.analysis.input, facts.steps
@@ -89,7 +89,7 @@ def input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     return fix if keras is None else keras_workers(fix, pipeline, keras)
 
 
-def _loader_fix(facts: TraceFacts) -> InputFix:
+def _loader_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     """PyTorch's DataLoader: workers where it has none, more of them where CPUs are free for them."""
     cpus, anew = facts.trace.job_cpus, new_workers(facts)
     workers = _WORKERS if cpus is None else max(1, min(_WORKERS, int(cpus.limit)))
@@ -108,7 +108,11 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
         if cpus is not None and cpus.limit < 2 and (by_job or (cpus.busy or 0.0) >= _CPUS_FULL_RATIO * cpus.allowed):
             busy = f"the job keeps the {counted_cpus(cpus.limit)} that it may use busy" if by_job else "no CPU is idle"
             return InputFix(*fix_of_loader("torch", one_cpu=True), tells=f"{tells}, and {busy}.")
-        return InputFix(fix_of_loader("torch")[0], snippet, tells=f"{tells}.")
+        # As for tf.data: the CPU time of a step stays, on the CPUs that are free to the job.
+        floor_s = facts.period_s * cpus.used / cpus.free if cpus is not None and cpus.used is not None else 0.0
+        step_s = min(max(facts.period_s - wait_s, wait_s / workers, floor_s), facts.period_s)
+        return InputFix(fix_of_loader("torch")[0], snippet, step_s, tells=f"{tells}.",
+                        how=f"each of {workers} workers is as fast as the training process now")
     waits = merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace)))
     if anew.total >= uncovered(waits, anew):
         return InputFix(

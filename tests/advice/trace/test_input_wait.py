@@ -131,6 +131,9 @@ def test_what_to_do_about_pytorchs_loader(of: str, cpus: JobCpus | None, workers
     assert f.gain.claim == "at most" or workers != "2 * num_workers"  # how long a worker takes is not known
     assert tells in f.why and ("more workers" in f.action.lower()) == (tells != "num_workers=0")
     assert ("wait for CPUs" in f.action) == ("CPUs" in tells)
+    if tells == "num_workers=0":  # of 21 ms the wait takes 12 and the CPUs all, so that on two of them half is left
+        trace.job_cpus = JobCpus(2.0, used=1.0, others=0.1)
+        assert findings(trace)["input_bound"].gain.step_time == pytest.approx(0.47, abs=0.02)
     trace.job_cpus = JobCpus(8.0, quota=1.0, used=0.95, others=0.1)
     alone = findings(trace)["input_bound"]  # one CPU: workers would take it from the model
     turns = "Single" in of
