@@ -44,7 +44,7 @@ _RUNTIME = r"(?:cu|cuda|hip)[A-Z]\w+$"
 # Collectives of the CPU, on threads of their own, for which the backward pass waits without an op.
 COLLECTIVE = r"(?:gloo|mpi|ucc):\w"
 _TORCH_WORK = (rf"[\w.]+::\S|{_RUNTIME}|\w+Backward\d*$|Torch-Compiled |CompiledFunction|"
-               r"Optimizer\.(?:step|zero_grad)#")
+               r"Optimizer\.(?:step|zero_grad)#|nn\.Module: ")
 
 
 class HostSpans(Struct, frozen=True):
