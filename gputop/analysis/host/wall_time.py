@@ -547,10 +547,10 @@ def _work(trace: Trace, rank: _Rank, stretches: Sequence[_Stretch], group: I64,
     """Own time, by group of stretches, of each name on the loop's threads and the executors', and the time in which the
     loop's threads show no event."""
     idle = Spans(np.concatenate([s.idle.start for s in stretches]), np.concatenate([s.idle.end for s in stretches]))
-    work, with_event_ns = grouped_work(trace, idle, rank.loop_lines | (rank.lines & lines_of(trace, EXECUTOR)),
-                                       rank.loop_lines, np.array([stretch.end_ns for stretch in stretches]), group)
-    silent: dict[int, int] = {}
-    loops = int(rank.loop_lines.sum())
+    silent, loops = dict[int, int](), int(rank.loop_lines.sum())
+    others = rank.lines & lines_of(trace, EXECUTOR, *(() if loops else (MAIN,)))
+    work, with_event_ns = grouped_work(trace, idle, rank.loop_lines | others, rank.loop_lines,
+                                       np.array([stretch.end_ns for stretch in stretches]), group)
     if loops:
         for number, stretch in zip(group.tolist(), stretches, strict=True):
             silent[number] = silent.get(number, 0) + stretch.idle.total
