@@ -41,12 +41,10 @@ from gputop.trace.readers.load import load
 from gputop.trace.threads import GRAPH_EXECUTOR
 
 # How a profiler that recorded the host alone records its GPU, by format.
-_TO_THE_END = ("Call torch.cuda.synchronize() before the profiler ends. `gputop doctor` checks the permission to "
-               "profile.")
+_PERMISSION = "`gputop doctor` checks the permission to profile."
 _RECORD_GPU = {
-    "chrome": f"Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]. {_TO_THE_END}",
-    "nsys": "Record with `nsys profile --trace=cuda,nvtx`.",
-    "": "`gputop doctor` checks the permission to profile."}
+    "chrome": f"Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]. {_PERMISSION}",
+    "nsys": "Record with `nsys profile --trace=cuda,nvtx`."}
 _WHOLE_FILE = "an undamaged file, because events after the damage are missing"
 _MUCH_UNSEEN = 0.1  # share of the steps. gputop's own figure
 _FEW_STEPS = 5  # below, a mean is a mean of accidents (TraceML asks for 20 to be sure)
@@ -208,14 +206,14 @@ def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
 
 def _no_gpu(trace: Trace) -> TraceNote:
     """Note why a trace shows no GPU, as far as its host shows that: a job that uses a GPU launches kernels."""
-    how = _RECORD_GPU.get(trace.format, _RECORD_GPU[""])
+    how = _RECORD_GPU.get(trace.format, _PERMISSION)
     called = bool(len(host_rows(trace, r"(?:cu|cuda)[A-Z]")))  # so the profiler was to record a GPU
     if computes_on_cpu(trace):
         how = f"{how} " if trace.format == "nsys" and not called else ""
         return TraceNote("no_gpu", f"The trace has no GPU. {how}All time except input wait counts as host time.")
     if launches := len(host_rows(trace, LAUNCH_CALLS)):
         if called and trace.format == "chrome":
-            how = _TO_THE_END
+            how = _PERMISSION
         return TraceNote("lost_kernels", f"The trace has no GPU but {counted(launches, 'kernel launch', 'es')}, so the "
                                          f"profiler did not record the kernels. {how}")
     if any(line.name.startswith(GRAPH_EXECUTOR) for line in trace.lines):

@@ -20,7 +20,7 @@ from gputop.render.table import to_text
 from gputop.text.units import counted, percent, printable, ranges, seconds, wrap
 from gputop.trace.readers.formats import WRITERS
 
-_WORTH_A_NAME, _HALF = 0.1, 0.5  # shares of what is unexplained
+_WORTH_A_NAME = 0.1  # share of what is unexplained
 _BAR = 24
 # Notes on GPUs of which the profiler has no kernel, and what they say.
 _LOST = "the GPU work was not recorded"
@@ -216,11 +216,12 @@ def unexplained_text(a: Analysis) -> str:
     ran = [(work.time_s, printable(work.name)) for work in u.work]
     if u.silent_s is not None and u.silent_s >= _WORTH_A_NAME * u.time_s:
         kinds = {part.kind for part in a.wall_time.parts} if a.wall_time is not None else set()
-        beside = max((time_s for time_s, _ in ran), default=0.0) > u.time_s - _HALF * u.silent_s  # on other threads
         ran.append((u.silent_s, HOST_KINDS["managed"] if "managed" in kinds else "no events" if "silent" in kinds else
-                    "no events on the loop's thread" if beside else HOST_KINDS["python"]))
+                    HOST_KINDS["python"]))
+    if not 0 < sum(time_s for time_s, _ in ran) < 1.01 * u.time_s:  # threads work side by side, or a finding claims some
+        return f"{text}."
     listed = ", ".join(f"{name} ({seconds(time_s)})" for time_s, name in sorted(ran, reverse=True))
-    return f"{text}. Host activity during this time: {listed}." if ran else f"{text}."
+    return f"{text}. Host activity during this time: {listed}."
 
 
 def _finding(number: int, f: Finding, width: int) -> Iterator[str]:

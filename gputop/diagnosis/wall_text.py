@@ -208,7 +208,7 @@ def _without_steps(a: Analysis, wall: WallTime, limit: str, longer: str) -> Verd
         do = _long_kernel(a, wall) or (do if longer else _LONGER_RUN)
     judged = a.account.breakdown if a.account is not None else None
     brief = judged is not None and judged.total < _BRIEF * wall.recorded_s
-    return no_verdict(f"{little or 'no complete step'} in the {seconds(wall.recorded_s)} recorded", do,
+    return no_verdict(f"{little or 'no steps found'} in the {seconds(wall.recorded_s)} recorded", do,
                       _seen(wall, "recorded time"), "" if little or brief else limit)
 
 

@@ -135,7 +135,7 @@ def test_time_without_events_is_to_be_sampled():
     for i in range(30):
         b.run(0, 20_020 + 300 * i, 280, f"add {i * i % 7}", launch=20_015 + 300 * i, thread="tool/17")
     _, report = judged(b)
-    assert report.startswith("NO VERDICT  no complete step in the 920 ms recorded") and "perf record" in report
+    assert report.startswith("NO VERDICT  no steps found in the 920 ms recorded") and "perf record" in report
 
 
 @pytest.mark.parametrize(("kernels", "apart", "reason"), [
@@ -164,7 +164,7 @@ def test_a_program_whose_host_works_for_long_is_to_be_sampled_and_its_gpu_is_not
     for i in range(90):
         b.run(0, 80_000 + 1_000 * i, 300 + i * i % 7, f"add {i * i % 7}", launch=79_990 + 1_000 * i, thread="tool/17")
     _, report = judged(b)
-    assert report.startswith("NO VERDICT  no complete step in the 1.17 s recorded")
+    assert report.startswith("NO VERDICT  no steps found in the 1.17 s recorded")
     assert "Do    find out what the host does" in report and "the GPUs are idle for" not in report
 
 
@@ -218,7 +218,7 @@ def test_a_range_around_the_whole_program_names_no_work_and_a_start_shows_no_loo
         b.run(0, at + 10, 200 + 7 * (i * i % 11), f"void at::native::mul<{i * i % 7}>", launch=at, thread="python3/17")
     analysis, report = judged(b)
     assert "time_outside_steps" not in {f.id for f in analysis.findings}
-    assert report.startswith("NO VERDICT  no complete step in the 2.") and ("distributed" in report) == (length < 2e6)
+    assert report.startswith("NO VERDICT  no steps found in the 2.") and ("distributed" in report) == (length < 2e6)
 
 
 @pytest.mark.parametrize("gpus", [0, 2])
@@ -229,12 +229,12 @@ def test_a_gpu_that_is_there_and_has_no_work_is_told(gpus: int, tmp_path: Path):
     (tmp_path / "a.json").write_text(json.dumps(document))
     analysis = analyze_trace(load([tmp_path / "a.json"]))
     assert ("unused_gpu" in {note.id for note in analysis.trace.quality}) == bool(gpus)
-    reason = "no GPU work" if gpus else "no complete step"
+    reason = "no GPU work" if gpus else "no steps found"
     assert short_report(analysis, 1000).startswith(f"NO VERDICT  {reason} in the 4.90 s recorded")
 
 
 @pytest.mark.parametrize(("pause", "verdict"), [
-    (200, "NO VERDICT  no complete step in the"), (5_000, "NO CAUSE FOUND")])
+    (200, "NO VERDICT  no steps found in the"), (5_000, "NO CAUSE FOUND")])
 def test_a_moment_of_a_program_is_not_judged_by_what_its_gpu_idles(pause: int, verdict: str):
     b, at = Builder(format="nsys"), 1000.0
     for i in range(24):

@@ -134,8 +134,8 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
         "pageable_bytes_per_s": v.bytes_per_s, "pinned_bytes_per_s": v.pinned_bytes_per_s})
     down = v.way == "d2h"
     why = (f"For {percent(v.share)} of the {job.basis}, the GPUs do nothing but copy data to or from pageable memory, "
-           f"mostly {'back to the host' if down else 'to the GPU'}, at {v.bytes_per_s / 1e9:.1f} GB/s. The driver "
-           "moves such copies through a staging buffer while the host waits.")
+           f"at {v.bytes_per_s / 1e9:.1f} GB/s. The driver moves such copies through a staging buffer while the host "
+           "waits.")
     if v.pinned_bytes_per_s is not None:
         why += f" Pinned copies in this trace run at {v.pinned_bytes_per_s / 1e9:.1f} GB/s."
     fetch, fetch_snippet = fetch_fix(v.fetching, job)

@@ -116,8 +116,8 @@ class TraceFacts(Struct, frozen=True):
             return None
         about = counted(steps, "complete step") if steps else ""
         if self.active and few_kernels:
-            about += f"{' and ' if about else ''}{kernels:.0f} kernels per GPU"
-        only = f"only {about}" if about else "no complete step"
+            about += f"{' and ' if about else ''}{counted(round(kernels), 'kernel')} per GPU"
+        only = f"only {about}" if about else "no known step"
         return f"The recording contains {only}; capture a longer trace to be sure."
 
     def severest(self, rule: Rule, per: str) -> Severity:

@@ -172,7 +172,7 @@ class _Report:
         if self._damage:
             builder.note("truncated", f"{self._path} is damaged ({self._damage[0]}); gputop uses the readable part.")
         return builder.finish([self._path], to_unix_ns=self._to_unix(), windows_ns=self._window(),
-                              empty_fix="Record with `nsys profile --trace=cuda,nvtx` while the job trains.")
+                              empty_fix="Record with `nsys profile --trace=cuda,nvtx`.")
 
     def _note_late_calls(self, calls: _Calls) -> None:
         """A note where the program ran for most of the recording before it called CUDA, which no event shows."""
