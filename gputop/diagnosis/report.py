@@ -288,7 +288,8 @@ def _limit_of_host(a: Analysis) -> tuple[bool, str, str]:
         return False, f"{what} for {percent(max(idle, waits))} of the {table.basis}", ""
     most = [f"{name} {percent(share)}" for name, share in sorted(phases.items(), key=lambda item: -item[1])[:3]
             if share >= _WORTH_NAMING]
-    return True, f"{shows}; shares of the {table.basis}: {', '.join(most)}", ""
+    # Without a backward pass or a loss, all that runs is called forward.
+    return True, f"{shows}; shares of the {table.basis}: {', '.join(most)}" if len(most) > 1 else shows, ""
 
 
 def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str, str]:

@@ -64,8 +64,9 @@ _FEW_STEPS = 3  # of fewer each may be the first
 START_UP_SHARE = 0.5  # share of a step: such work, or compilation alone, that fills it. gputop's own figure
 _NAME_CHARS = 48
 _TEXTS = {
-    LOADING: "loading of libraries and modules", COMPILING: "XLA compilation", TRACED: "tracing and first runs",
-    TORCH_COMPILING: "compilation by torch.compile", SCRIPT: "compilation by TorchScript",
+    "": "time without a CUDA call", LOADING: "loading of libraries and modules", COMPILING: "XLA compilation",
+    TRACED: "tracing and first runs", TORCH_COMPILING: "compilation by torch.compile",
+    SCRIPT: "compilation by TorchScript",
     KERNELS: "compilation and autotuning of kernels (NVRTC, Triton)", AUTOTUNING: "cuDNN autotuning",
     GRAPHS: "recording of CUDA graphs", UPLOAD: "copying the model to the GPU",
     MODULES: "work before new kernels are loaded, such as their compilation"}
@@ -373,7 +374,7 @@ def what_started(spans: Sequence[StartUpSpan], until_ns: int) -> str:
     of_kind: dict[str, list[StartUpSpan]] = {}
     for span in spans:
         if span.start_ns < until_ns:
-            of_kind.setdefault(span.kind, []).append(span)
+            of_kind.setdefault(span.kind if span.what or span.kind != LOADING else "", []).append(span)
     parts = []
     for kind, alike in sorted(of_kind.items(), key=lambda item: -_length(item[1])):
         longest = max(alike, key=lambda span: span.end_ns - span.start_ns)
