@@ -138,6 +138,16 @@ def test_time_without_events_is_to_be_sampled():
     assert report.startswith("NO VERDICT  no steps found in the 920 ms recorded") and "perf record" in report
 
 
+def test_what_runs_on_any_thread_of_an_unknown_program_is_no_time_without_events():
+    b = Builder(gpus=0, format="chrome")
+    for i in range(4):  # the passes of a network, each on a thread of its own
+        b.host("Linear", 10_000 * i, 3_000, "forward").host("Linear", 10_000 * i + 3_000, 6_000, "backward")
+        b.host("Conv", 10_000 * i + 9_500, 100, "forward")
+    _, report = judged(b)
+    assert report.startswith("NO VERDICT  no steps found in the 39.6 ms recorded")
+    assert "(Linear)" in report and "without events" not in report and "py-spy" not in report
+
+
 @pytest.mark.parametrize(("kernels", "apart", "reason"), [
     (14, 30_000, "only 14 kernels in the 400 ms"), (72, 20_000, "GPU work of only 288 µs in the 1.43 s")])
 def test_hardly_any_work_is_no_job_in_which_no_cause_is_found(kernels, apart, reason):

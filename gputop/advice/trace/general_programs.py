@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from gputop.core.findings import Abstained, Finding
 
-_PINNED = ("Use pinned memory for these copies (cudaHostAlloc, cudaHostRegister), and copy the next part of the data on "
-           "a separate stream while the current one is being processed.")
+_PINNED = ("Copy from pinned memory (cudaHostAlloc, cudaHostRegister), and copy the next part of the data on a "
+           "separate stream while the current one is being processed.")
 _16_BIT = ("If the accuracy allows, let the matrix products run on tensor cores, in TF32 or 16 bits (cublasGemmEx with "
            "the compute type).")
 # By finding, for an action that is one for a program that learns.
@@ -37,6 +37,7 @@ _ACTIONS = {
 _WORDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"keep losses, metrics, and conditions on the GPU"), "keep conditions and results on the GPU"),
     (re.compile(r"copy the next batch from"), "copy the next part of the data from"),
+    (re.compile(r", and use them one step later"), ""),
     (re.compile(r"the values of all samples together"), "all values together"),
     (re.compile(r"\b([Tt])raining (loop|steps?)\b"), r"\2"),
     (re.compile(r"; capture while the job trains"), ""),
@@ -48,7 +49,7 @@ _WORDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"\bPython\b"), "the program"),
 )
 _DIMENSIONS = re.compile(r" In [a-z ]+, the dimension is [^.]*\.")
-_LEARNS = re.compile(r"(?i)batch|model|layer|epoch|sample|train|optimizer|gradient|parameter|autocast|micro|vocabulary|step later")
+_LEARNS = re.compile(r"(?i)batch|model|layer|epoch|sample|train|optimizer|gradient|parameter|autocast|micro|vocabulary")
 _OF_A_FRAMEWORK = re.compile(r"(?i)torch|tf\.|tensorflow|jax|keras|python|the model's ops")
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gputop.analysis.steps.training_loops import LOADER
+from gputop.analysis.steps.training_loops import LOADER, WORKERS
 from gputop.trace.host_calls import BACKWARD_NODE
 from gputop.trace.intervals import EMPTY, Spans, merge, union
 from gputop.trace.lookups import Mask, by_line, host_rows, host_stat, name_mask, outermost_rows, spans_of
@@ -18,7 +18,6 @@ _MARKS = rf"Optimizer\.(?:step|zero_grad)#|{LOADER}"
 _ZERO_GRAD = r"Optimizer\.zero_grad#"
 _OPS = rf"[\w.]+::\S|{_MARKS}|Torch-Compiled Region|CompiledFunction|\w+Backward\d*$"
 _SEED = r"aten::random_$"  # of each new iterator of a DataLoader
-_HAS_WORKERS = rf"{LOADER}_MultiProcessing"
 # Ops with weights, or what torch.compile made of them: a model runs.
 FORWARD = (r"aten::(?:linear|addmm|mm|bmm|matmul|baddbmm|_?convolution|conv\w+|embedding\w*|lstm|gru|layer_norm|"
             r"\w*batch_norm|\w*attention\w*|_transformer_encoder_layer_fwd)$|Torch-Compiled Region")
@@ -88,12 +87,12 @@ def workers_started(trace: Trace) -> tuple[Spans, Spans]:
     """Spans in which a loop's DataLoader starts workers, from a new iterator's seed to its first batch; and in which it
     ends workers and starts new ones, from the call that finds no further batch."""
     started, anew = EMPTY, EMPTY
-    for line in np.unique(trace.host.line[host_rows(trace, _HAS_WORKERS)]).tolist():
+    for line in np.unique(trace.host.line[host_rows(trace, WORKERS)]).tolist():
         ops = outer_ops(trace, line)
         last, first = ops.ended()
         anew = merge(anew, union(ops.start[last], ops.end[first]))
         of_workers, seed, read, drawn = (name_mask(trace, pattern)[ops.name] for pattern in (
-            _HAS_WORKERS, _SEED, r"aten::item$", r"aten::rand(?:perm|int)$"))
+            WORKERS, _SEED, r"aten::item$", r"aten::rand(?:perm|int)$"))
         # Read at once. With a sampler's own, rows are drawn at once, for workers that stay as well.
         seeds = np.flatnonzero(seed[:-2] & read[1:-1] & ~drawn[2:])
         batches = np.concatenate((np.flatnonzero(ops.is_batch), [-1]))

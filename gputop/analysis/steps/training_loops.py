@@ -18,6 +18,8 @@ _SINGLE_PROCESS = f"{LOADER}_SingleProcess"
 GRAIN = r"_?\w*DatasetIterator\.__next__$"
 BATCH_WAIT = f"{GET_NEXT}|{LOADER}|{GRAIN}"
 _CALLS_JIT = "PjitFunction"
+WORKERS = rf"{LOADER}_MultiProcessing"
+HANDED_OVER_NS = 1_000_000  # a batch that lies ready takes as long: 1.2 ms and 0.2 ms per tensor were measured
 
 
 class TrainingLoop(Struct, frozen=True):

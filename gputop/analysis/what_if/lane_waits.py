@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from gputop.analysis.steps.training_loops import TrainingLoop
+from gputop.analysis.steps.training_loops import HANDED_OVER_NS, WORKERS, TrainingLoop
 from gputop.analysis.what_if.dependencies import (
     HELD_NS,
     LATENCY_NS,
@@ -152,7 +152,8 @@ def _with_host(events: ReplayEvents) -> Flags:
 
 def _batch_waits(trace: Trace, lanes: HostLanes, loops: Sequence[TrainingLoop], marks: StepMarks) -> LaneTimes:
     """The long waits of loops for a batch, by the lanes of their threads, or of their hosts where these are unknown."""
-    longest_fetch_ns = max(_INPUT_WAIT_NS, marks.median_s * 1e9 * _INPUT_WAIT_SHARE)
+    usual_ns = HANDED_OVER_NS if name_mask(trace, WORKERS).any() else _INPUT_WAIT_NS
+    longest_fetch_ns = max(usual_ns, marks.median_s * 1e9 * _INPUT_WAIT_SHARE)
     parts = []
     for loop in loops:
         of_loop = {int(lanes.of_line[loop.line])} if loop.line >= 0 else {

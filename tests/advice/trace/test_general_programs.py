@@ -24,7 +24,7 @@ from tests.trace.readers.nsys_report import PROCESS, write_tables
 OF_LEARNING = re.compile(
     r"\b(?:optimi[sz]ers?|(?:micro-)?batch(?:es)?|epochs?|train(?:s|ing|er)?|gradients?|DataLoader|layers?|models?|"
     r"loss(?:es)?|validation|samples? together|learning rate|activations?|tf\.\w+|torch\S*|jax\S*|datasets?|XLA|Keras|"
-    r"logits|vocabulary|TensorFlow|PyTorch|callbacks?|Python)\b", re.IGNORECASE)
+    r"logits|vocabulary|steps? later|TensorFlow|PyTorch|callbacks?|Python)\b", re.IGNORECASE)
 _THREAD = PROCESS[0] + 500
 _US, _APART_US = 1000, 30
 

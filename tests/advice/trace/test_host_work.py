@@ -90,6 +90,13 @@ def test_pythons_pauses_in_pytorch_are_the_gap(share, severity):
         assert f.evidence["no_event_s"] == pytest.approx(f.evidence["gap_s"]) and "ProfilerStep" not in f.why
 
 
+def test_python_inside_of_a_modules_call_is_no_work_between_calls() -> None:
+    b = torch_gap(0.3)
+    for i in range(STEPS):
+        b.host("nn.Module: Net_0", i * STEP + 1, STEP - 10)
+    assert "step_gap_host" not in found(b)
+
+
 def test_a_real_job_of_pytorch_that_saves_at_each_step() -> None:
     """PyTorch 2.14 on a CPU, three steps; beside an own count of torch.save and of the loader's calls."""
     path = DATA / "pytorch_2_14_saves.pt.trace.json.gz"

@@ -105,6 +105,20 @@ def test_several_waits_within_one_long_step_count():
     assert f.gain.step_time == pytest.approx(0.36, abs=0.03)
 
 
+@pytest.mark.parametrize(("of", "is_found"), [("_SingleProcess", True), ("_MultiProcessing", False)])
+def test_the_time_in_which_workers_hand_a_batch_over_is_no_wait_for_it(of: str, is_found: bool):
+    b = Builder(format="chrome")
+    for i in range(40):
+        at = i * 2_000
+        b.host(f"enumerate(DataLoader)#{of}DataLoaderIter.__next__", at, 400)
+        for k in range(10):
+            b.host("aten::addmm", at + 410 + 120 * k, 100)
+            b.run(0, at + 500 + 120 * k, 5, launch=at + 490 + 120 * k, thread="python")
+        b.host("Optimizer.step#SGD.step", at + 1_700, 250, annotation=1)
+    f = findings(b)
+    assert ("input_bound" in f) == is_found and f["launch_bound"].gain.step_time > 0.5
+
+
 @pytest.mark.parametrize(("of", "cpus", "workers", "tells"), [
     ("_SingleProcessDataLoaderIter.__next__", None, 8, "num_workers=0"),
     ("_SingleProcessDataLoaderIter.__next__", JobCpus(4.0, used=1.0, others=0.1), 4, "num_workers=0"),

@@ -424,6 +424,7 @@ def test_a_context_may_be_made_without_an_event(begin: str, starts: bool) -> Non
     b.run(0, 73_000, 200, launch=72_990).host("cuDevicePrimaryCtxRelease_v2", 73_300, 17_000)
     spans = start_up_spans(b.build())
     assert [(span.kind, span.what, span.end_ns) for span in spans] == ([("loading", "", 72_000_000)] if starts else [])
+    assert not starts or what_started(spans, 1 << 60) == "time without a CUDA call (72.0 ms)"
     b.host("cudaMalloc", 70_000, 1_500)  # which makes it: until then the program does work of its own
     assert "" not in {span.what for span in start_up_spans(b.build())}
 
