@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec.structs import replace
 
 from gputop.analysis.layers.tree import NO_OP_RUNS
-from gputop.analysis.results import SESSION_RUN, Analysis, GpuUse
+from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding, ids_by_missing
 from gputop.diagnosis import report_figures
 from gputop.diagnosis.tables import tables
@@ -207,9 +207,7 @@ def unexplained_text(a: Analysis) -> str:
         return ""
     named = {id_: name for id_, (name, _) in WALL_PARTS.items()} | {id_: part.name for id_, part in PART_BY_ID.items()}
     if not a.gpus:
-        in_run = a.steps is not None and a.steps.anchor == SESSION_RUN
-        named["host"] = "no op of the model is running, so " + (
-            "TensorFlow is starting the run or its next ops" if in_run else "Python is running or the loop is waiting")
+        named["host"] = "no op of the model is running"
     parts = sorted((part for part in u.parts.items() if part[1] >= _WORTH_A_NAME * u.time_s), key=lambda part: -part[1])
     text = f"{seconds(u.time_s)} of the {seconds(u.of_s)} {u.per} ({percent(u.time_s / u.of_s)}) is unexplained: "
     text += named[parts[0][0]] if len(parts) == 1 else ", ".join(f"{named[id_]} {seconds(s)}" for id_, s in parts)
@@ -218,10 +216,9 @@ def unexplained_text(a: Analysis) -> str:
         kinds = {part.kind for part in a.wall_time.parts} if a.wall_time is not None else set()
         ran.append((u.silent_s, HOST_KINDS["managed"] if "managed" in kinds else "no events" if "silent" in kinds else
                     HOST_KINDS["python"]))
-    if not 0 < sum(time_s for time_s, _ in ran) < 1.01 * u.time_s:  # threads work side by side, or a finding claims some
-        return f"{text}."
     listed = ", ".join(f"{name} ({seconds(time_s)})" for time_s, name in sorted(ran, reverse=True))
-    return f"{text}. Host activity during this time: {listed}."
+    tells = 0 < sum(time_s for time_s, _ in ran) < 1.01 * u.time_s  # more is of several threads, or claimed
+    return f"{text}. Host activity during this time: {listed}." if tells else f"{text}."
 
 
 def _finding(number: int, f: Finding, width: int) -> Iterator[str]:

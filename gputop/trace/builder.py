@@ -168,7 +168,7 @@ class TraceBuilder(Struct):
     def _no_events(self, paths: Sequence[str], fix: str) -> NoDataError:
         where = ", ".join(paths)
         reasons = [note.message.removeprefix(f"{where}: ") for note in self.quality]
-        return NoDataError(f"There are no events to analyze in {where}{': ' if reasons else '.'}{' '.join(reasons)}", fix)
+        return NoDataError(f"No events to analyze in {where}{': ' if reasons else '.'}{' '.join(reasons)}", fix)
 
     def _bound_allocators(self, events: AllocatorEvents) -> None:
         """Leave out allocators beyond what any job has, and say so: each is analyzed by itself."""

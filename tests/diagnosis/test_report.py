@@ -322,7 +322,7 @@ def test_time_in_which_an_executor_runs_ops_that_are_not_recorded_is_none_of_pyt
         b.host("net/a/MatMul:MatMul", 1000 * i, 700, line="tf_Compute/1")
         b.host("ExecutorState::Process", 1000 * i, 980 if executes else 710, line="tf_Compute/1")
     analysis = analyze_trace(b.build())
-    assert ("so Python is running" in unexplained_text(analysis)) != executes
+    assert ("no op of the model is running" in unexplained_text(analysis)) != executes
     assert ("runs no op of the model for 2" in limit_of(analysis)) != executes
     assert ("executor without an op 28%" in limit_of(analysis)) == executes
 

@@ -37,8 +37,7 @@ _ACTIONS = {
 _ACTIONS_IF_LARGE = {
     "h2d": "Do not wait for large copies to the GPU: copy the next batch from pinned memory, on a separate stream, "
            "while this step computes.",
-    "d2h": "Do not wait for large results: copy them to pinned memory on a separate stream, and use them one step "
-           "later.",
+    "d2h": "Do not wait for large results: copy them to pinned memory on a separate stream.",
 }
 
 

@@ -37,7 +37,6 @@ _ACTIONS = {
 _WORDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"keep losses, metrics, and conditions on the GPU"), "keep conditions and results on the GPU"),
     (re.compile(r"copy the next batch from"), "copy the next part of the data from"),
-    (re.compile(r", and use them one step later"), ""),
     (re.compile(r"the values of all samples together"), "all values together"),
     (re.compile(r"\b([Tt])raining (loop|steps?)\b"), r"\2"),
     (re.compile(r"; capture while the job trains"), ""),

@@ -26,12 +26,11 @@ from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.tf_data import iterator_paths
 from gputop.analysis.results import SESSION_RUN, WallTime
 from gputop.analysis.steps.long_steps import MIN_STEPS
-from gputop.analysis.steps.training_loops import HANDED_OVER_NS, WORKERS, loads_itself, training_loops
+from gputop.analysis.steps.training_loops import loads_itself, training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import HIGH_SHARE, MEDIUM_SHARE, Claim, Culprit
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge
-from gputop.trace.lookups import name_mask
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the waits
@@ -80,8 +79,6 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
                            "to a step")
     if share < limit("input_bound.share"):
         return None
-    if waited_s < HANDED_OVER_NS / 1e9 and name_mask(facts.trace, WORKERS).any():
-        return Missing("a wait for batches that is longer than PyTorch takes to receive a batch from its workers")
     fix = input_fix(facts, share * facts.period_s)
     if fix.fast_enough and (reason := NEVER_EMPTY if fix.never_empty else may_be_others(facts, share, silent=False)):
         return Missing(reason)

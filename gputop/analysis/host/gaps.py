@@ -16,16 +16,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.optimizer_calls import users_ranges
 from gputop.analysis.steps.user_ranges import named_ranges, numbered_ranges
 from gputop.trace.intervals import AT_ONCE, Spans, coverage, subtract
-from gputop.trace.lookups import (
-    FEW_LINES,
-    detect_framework,
-    host_stat,
-    launching_lines,
-    name_mask,
-    numbered,
-    rows_of,
-    spans_of,
-)
+from gputop.trace.lookups import FEW_LINES, host_stat, launching_lines, name_mask, numbered, rows_of, spans_of
 from gputop.trace.model import I64, Trace, once
 from gputop.trace.nesting import nest
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
@@ -89,8 +80,7 @@ def step_calls(trace: Trace, steps: Steps) -> I64:
 
 
 def loop_lines(trace: Trace, lines: npt.NDArray[np.bool_], calls: I64) -> npt.NDArray[np.bool_]:
-    """Mask of the threads that call the steps; where these are no calls, that launch kernels, else the busiest one.
-    Of several threads of an unknown framework none is known to be the loop's."""
+    """Mask of the threads that call the steps; where these are no calls, that launch kernels, else the busiest one."""
     out, main = np.zeros(len(trace.lines), bool), lines & lines_of(trace, MAIN)
     out[trace.host.line[calls]] = True
     out &= main
@@ -99,7 +89,7 @@ def loop_lines(trace: Trace, lines: npt.NDArray[np.bool_], calls: I64) -> npt.ND
         out &= main
     if not out.any() and main.any() and len(trace.host):
         events = np.bincount(trace.host.line, minlength=len(trace.lines)) * main
-        out[int(events.argmax())] = np.count_nonzero(events) == 1 or detect_framework(trace) != "unknown"
+        out[int(events.argmax())] = True
     return out
 
 

@@ -66,9 +66,8 @@ _NAME_CHARS = 48
 _TEXTS = {
     "": "time without a CUDA call", LOADING: "loading of libraries and modules", COMPILING: "XLA compilation",
     TRACED: "tracing and first runs", TORCH_COMPILING: "compilation by torch.compile",
-    SCRIPT: "compilation by TorchScript",
-    KERNELS: "compilation and autotuning of kernels (NVRTC, Triton)", AUTOTUNING: "cuDNN autotuning",
-    GRAPHS: "recording of CUDA graphs", UPLOAD: "copying the model to the GPU",
+    SCRIPT: "compilation by TorchScript", KERNELS: "compilation and autotuning of kernels (NVRTC, Triton)",
+    AUTOTUNING: "cuDNN autotuning", GRAPHS: "recording of CUDA graphs", UPLOAD: "copying the model to the GPU",
     MODULES: "work before new kernels are loaded, such as their compilation"}
 
 

@@ -97,7 +97,7 @@ def test_a_worker_without_an_overview_is_said(tmp_path: Path, other: bytes | Non
 
 
 @pytest.mark.parametrize(("overview", "said"), [
-    (b"", "no trace event"), (b"{}", "not an XSpace"), (b"\x0a\xff\xff\xff\xff\x0f", "."), (make_xspace(0), "."),
+    (b"", "No events"), (b"{}", "not an XSpace"), (b"\x0a\xff\xff\xff\xff\x0f", "."), (make_xspace(0), "."),
     (make_xspace(9), "does not show when"),
     (make_xspace(9, window_ns=(1, 2)), "at another time"),
     (make_xspace(9, window_ns=(LATER[0] + 86400 * 10**9, LATER[1] + 86400 * 10**9)), "at another time"),
