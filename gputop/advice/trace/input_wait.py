@@ -26,7 +26,7 @@ from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.tf_data import iterator_paths
 from gputop.analysis.results import SESSION_RUN, WallTime
 from gputop.analysis.steps.long_steps import MIN_STEPS
-from gputop.analysis.steps.training_loops import loads_itself, training_loops
+from gputop.analysis.steps.training_loops import HANDED_OVER_NS, loads_itself, training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import HIGH_SHARE, MEDIUM_SHARE, Claim, Culprit
 from gputop.text.units import percent, seconds
@@ -106,9 +106,10 @@ def _is_odd_batch(facts: TraceFacts, *, is_open: bool) -> bool:
     if facts.steps is None or facts.steps.count < MIN_STEPS:
         return False
     waits = intersect(waits_for_input(facts), facts.analyzed_spans)
-    longest, least_ns = int((waits.end - waits.start).max(initial=0)), limit(
-        "input_bound.share") * facts.analyzed_spans.total
-    return waits.total - longest < least_ns and (is_open or waits.total >= least_ns)
+    by_workers = facts.framework == "pytorch" and not loads_itself(facts.trace, facts.analyzed_spans)
+    length = (waits.end - waits.start)[waits.end - waits.start >= by_workers * HANDED_OVER_NS]
+    left, least_ns = length.sum() - length.max(initial=0), limit("input_bound.share") * facts.analyzed_spans.total
+    return bool(left < least_ns and (is_open or length.sum() >= least_ns))
 
 
 def _open_wait(facts: TraceFacts, wall: WallTime, open_s: float) -> InputBound:
