@@ -247,7 +247,7 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
         numbers = [number for number in numbers if number in of_gpu.values()] or numbers
     calls = step_calls(trace, steps) if steps is not None else np.empty(0, np.int64)
     # Of several threads of an unknown program that launch nothing none is known to be the loop's.
-    known = bool(gpu_timelines) or detect_framework(trace) != "unknown" or len(np.unique(trace.host.line)) == 1
+    loop_is_known = bool(gpu_timelines) or detect_framework(trace) != "unknown" or len(np.unique(trace.host.line)) == 1
     out = []
     for number in numbers:
         lines = of_line == number
@@ -258,7 +258,7 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
         out.append(_Rank(
             number, next(iter(sorted(hosts)), ""), _window(trace, number, lines, busy), busy,
             merge(busy, _computed_on_cpu(trace, lines)), lines,
-            loop_lines(trace, lines, calls) & known, waits, (), _reads_per_step(trace, lines, steps)))
+            loop_lines(trace, lines, calls) & loop_is_known, waits, (), _reads_per_step(trace, lines, steps)))
     within = steps.spans if steps is not None else _spans((trace.window_ns,))
     gaps = [complement(subtract(within, _long_pauses(steps, rank)[0]), *trace.window_ns) if steps is not None else EMPTY
             for rank in out]
