@@ -212,7 +212,7 @@ def _no_gpu(trace: Trace) -> TraceNote:
         how = f"{how} " if trace.format == "nsys" and not called else ""
         return TraceNote("no_gpu", f"The trace has no GPU. {how}All time except input wait counts as host time.")
     if launches := len(host_rows(trace, LAUNCH_CALLS)):
-        how = _PERMISSION if called and trace.format == "chrome" else how
+        how = _PERMISSION if called else how
         return TraceNote("lost_kernels", f"The trace has no GPU but {counted(launches, 'kernel launch', 'es')}, so the "
                                          f"profiler did not record the kernels. {how}")
     if any(line.name.startswith(GRAPH_EXECUTOR) for line in trace.lines):

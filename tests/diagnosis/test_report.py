@@ -285,6 +285,8 @@ def test_a_trace_of_the_host_alone_says_what_its_profiler_missed() -> None:
     assert "3 kernel launches" in note(launching) and "synchronize" not in note(launching)  # the profiler does so
     assert "ProfilerActivity" not in note(launching)  # it was on: the launches are its events
     assert "--trace=cuda,nvtx" in note(Builder(gpus=0, format="nsys").host("forward", 0, 100))
+    traced = Builder(gpus=0, format="nsys").host("cudaLaunchKernel", 0, 5).host("cudaDeviceSynchronize", 10, 90)
+    assert "1 kernel launch" in note(traced) and "--trace" not in note(traced)
     assert "--trace" not in note(Builder(gpus=0, format="nsys").host("cuInit", 0, 100))  # CUDA was traced
     assert note(Builder(gpus=0).host("aten::mm", 0, 100)).startswith("The trace has no GPU. All time")
     assert "but the job used one" in note(Builder(gpus=0).host("aten::cudnn_convolution", 0, 100))
