@@ -19,7 +19,7 @@ from gputop.cluster.promql import duration, either, matchers
 from gputop.core.errors import NoDataError
 from gputop.core.samples import NodeSample
 from gputop.sources.exporters import ACTIVITY_TITLES, gpu_of, node_of
-from gputop.text.units import clock_time, first_few, percent, printable, seconds
+from gputop.text.units import clock_time, counted, first_few, percent, portion, printable, seconds
 
 HOUR_S = 3600.0
 RECORDED_STEP_S = 60.0
@@ -151,32 +151,30 @@ def lines(use: JobUse, idle: float, bars: str) -> list[str]:
     begin_s, end_s = use.end_s(slots[0] - 1), use.end_s(slots[-1])
     kinds = {gpu.kind for gpu in use.gpus}
     kind = ACTIVITY_TITLES.get(next(iter(kinds)), "active") if len(kinds) == 1 else "active, in several metrics"
-    by_mean = sorted(use.gpus, key=lambda gpu: gpu.mean() or 0.0)
-    low, high = by_mean[0], by_mean[-1]
-    still = [gpu.name for gpu in by_mean if all(value < idle for value in gpu.values["activity"].values())]
+    by_gpu = sorted((gpu.mean() or 0.0, gpu.name) for gpu in use.gpus)
+    still = [gpu.name for gpu in use.gpus if all(value < idle for value in gpu.values["activity"].values())]
     rows = [
-        ("", f"Job {printable(use.job)}: {_count(len(nodes), 'node')}, {_count(len(use.gpus), 'GPU')}, "
+        ("", f"Job {printable(use.job)}: {counted(len(nodes), 'node')}, {counted(len(use.gpus), 'GPU')}, "
              f"{seconds(end_s - begin_s)} ({clock_time(begin_s)} to {clock_time(end_s)})"),
         ("GPU hours", f"{held:.1f} held, {worked:.1f} at full activity ({percent(worked / measured)}), {quiet:.1f} "
                       f"idle ({percent(quiet / measured)})"),
-        ("activity", f"{percent(worked / measured)} on average ({kind}); per GPU from {percent(low.mean() or 0.0)} "
-                     f"({low.name}) to {percent(high.mean() or 0.0)} ({high.name})")]
+        ("activity", f"{percent(worked / measured)} on average ({kind}); per GPU {_span(by_gpu[0], by_gpu[-1])}")]
     if tensor := [value for gpu in use.gpus for value in gpu.values["tensor_active"].values()]:
-        rows.append(("tensor cores", f"{percent(fmean(tensor))} on average"))
+        rows.append(("tensor cores", f"{percent(fmean(tensor))} on average{_part(tensor, values)}"))
     memory = [(value, gpu.name) for gpu in use.gpus for value in gpu.values["memory_used_bytes"].values()]
     if memory:
         most, where = max(memory)
-        rows.append(("memory", f"at most {most / 2**30:.1f} GiB on a GPU ({where})"))
+        rows.append(("memory", f"at most {most / 2**30:.1f} GiB on a GPU ({where}){_part(memory, values)}"))
     if power := [value for gpu in use.gpus for value in gpu.values["power_w"].values()]:
-        rows.append(("power", f"{fmean(power):.0f} W per GPU on average, {sum(power) * hours / 1e3:.1f} kWh"))
+        rows.append(("power", f"{fmean(power):.0f} W per GPU on average, {sum(power) * hours / 1e3:.1f} kWh"
+                              f"{_part(power, values)}"))
     rows.append(("history", bars))
     if still:
-        rows.append(("idle", f"{len(still)} of {_count(len(use.gpus), 'GPU')} were idle the whole time: "
+        rows.append(("idle", f"{len(still)} of {counted(len(use.gpus), 'GPU')} were idle the whole time: "
                              f"{first_few(still, _NAMED)}"))
     if len(nodes) > 1:
         means = sorted((fmean(gpu.mean() or 0.0 for gpu in use.gpus if gpu.node == node), node) for node in nodes)
-        rows.append(("nodes", f"from {percent(means[0][0])} ({means[0][1]}) to {percent(means[-1][0])} "
-                              f"({means[-1][1]})"))
+        rows.append(("nodes", _span(means[0], means[-1])))
     if measured < 0.99 * held:
         rows.append(("not measured", f"{percent(1 - measured / held)} of the GPU hours, so their use is unknown"))
     rows.append(("source", use.source))
@@ -191,5 +189,11 @@ def history_of(use: JobUse) -> History:
     return History(use.end_s(use.slots[0]), use.step_s, tuple(map(mean, use.slots)))
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _span(low: tuple[float, str], high: tuple[float, str]) -> str:
+    """"from 55% (n004:3) to 90% (n002:3)"."""
+    least, most = percent(low[0]), percent(high[0])
+    return least if least == most else f"from {least} ({low[1]}) to {most} ({high[1]})"
+
+
+def _part(measured: Sequence[object], of: Sequence[object]) -> str:
+    return "" if len(measured) >= 0.99 * len(of) else f"; measured in {portion(len(measured) / len(of))} of the time"

@@ -30,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
     player, snapshot = open_player(args.file, args.start, args.speed, say)
     unfit = unfit_terminal()
     if unfit:
-        raise GputopError(f"replay needs a terminal: {unfit}", "Recordings are shown only on a terminal.", EXIT_USAGE)
+        raise GputopError(f"replay needs a terminal: {unfit}", "To summarize a recording: gputop report FILE",
+                          EXIT_USAGE)
     with contextlib.closing(Session(player, options_of(args), replayed_snapshot=snapshot)) as session:
         preferences = preferences_of(args)
         from gputop.tui import app

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -14,6 +14,7 @@ from gputop.comparison.figures import ComparedRow
 from gputop.comparison.sides import Side
 from gputop.core.captured_samples import LiveSteps
 from gputop.core.findings import ABOUT, Finding, Gain
+from gputop.render.step_parts import PART_BY_ID
 from gputop.text.units import percent, seconds
 
 Status = Literal["gone", "weaker", "same", "stronger", "new", "not judged"]
@@ -65,6 +66,7 @@ class FollowedAdvice(Struct, frozen=True):
     together: tuple[float, float] | None = None
     fulfilled: Fulfilled | None = None
     once_s: tuple[float, float] | None = None
+    title_b: str | None = None
 
 
 class _Measured(Struct, frozen=True):
@@ -97,19 +99,22 @@ class _Measured(Struct, frozen=True):
         return min(1.0, self.step.a / self.wall.a)
 
 
-def followed(a: Side, b: Side, mean_step: ComparedRow | None, wall: ComparedRow | None = None) -> list[FollowedAdvice]:
+def followed(a: Side, b: Side, mean_step: ComparedRow | None, wall: ComparedRow | None = None,
+             parts: Mapping[str, ComparedRow] | None = None) -> list[FollowedAdvice]:
     """The findings of A and what became of them, then those that only B has; both in their order, gravest first.
 
-    ``mean_step`` is the row of the mean step time, ``wall`` that of the wall time per training step. What was shown
-    when A was captured, and is not found in it now, is among A's findings all the same: somebody may have followed it.
+    ``mean_step`` is the row of the mean step time, ``wall`` that of the wall time per training step, ``parts`` those
+    of the step's parts. What was shown when A was captured, and is not found in it now, is among A's findings all the
+    same: somebody may have followed it.
     """
     shown = {f.id: f for f in a.findings_at_capture or ()}
     before, after = {f.id: f for f in a.findings}, {f.id: f for f in b.findings}
     before |= {id_: finding for id_, finding in shown.items() if id_ not in _with_consequences(before.values())}
     before_all, after_all = _with_consequences(before.values()), _with_consequences(after.values())
     out: list[FollowedAdvice] = []
-    not_judged = {id_: _not_judged(finding, b) for id_, finding in before.items()}
-    statuses = {id_: _status(finding, after_all.get(id_), not_judged[id_] is not None)
+    not_judged = {id_: _not_judged(finding, b) or _hidden(finding, parts or {}) for id_, finding in before.items()}
+    longer = mean_step.b_alike / mean_step.a if mean_step and mean_step.a and mean_step.b_alike else 1.0
+    statuses = {id_: _status(finding, after_all.get(id_), not_judged[id_] is not None, longer)
                 for id_, finding in before.items()}
     gains = {id_: shown.get(id_, finding).gain for id_, finding in before.items()}
     factor = batch_factor(a, b)
@@ -124,7 +129,8 @@ def followed(a: Side, b: Side, mean_step: ComparedRow | None, wall: ComparedRow 
     for id_, finding in before.items():
         status, left = statuses[id_], after_all.get(id_)
         entry = FollowedAdvice(id_, finding.title, status, finding.severity,
-                         None if left is None else left.severity, finding.gpus)
+                         None if left is None else left.severity, finding.gpus,
+                         title_b=None if left is None else left.title)
         if gains[id_].step_time is not None:
             entry = replace(entry, promised=gains[id_].step_time, per=gains[id_].per,
                             when="capture" if id_ in shown else "now")
@@ -168,22 +174,31 @@ def _not_judged(finding: Finding, side: Side) -> str | None:
     """Return why the rule behind a finding of the other side could not judge this one; None where it did."""
     if finding.origin == "trace":
         if side.analysis is None:
-            return "it has no trace"
+            return "the snapshot has no trace"
         abstained = side.analysis.abstained
     else:
         if side.live is None:
-            return "it has no live samples"
+            return "the trace has no live samples"
         abstained = side.live.abstained
-    return next((f"it needs {a.missing}" for a in abstained if a.id == finding.id), None)
+    return next((f"the rule needs {a.missing}" for a in abstained if a.id == finding.id), None)
 
 
-def _status(before: Finding, after: Finding | None, abstained: bool) -> Status:
+def _hidden(finding: Finding, parts: Mapping[str, ComparedRow]) -> str | None:
+    """Return why a cause that B does not name may still be there: of what it claims, a part certainly grew."""
+    grown = [PART_BY_ID[part].name for part in finding.claims if part in parts and parts[part].verdict == "worse"]
+    return f"{grown[0]} takes longer in B, and another cause may hide this one" if grown else None
+
+
+def _status(before: Finding, after: Finding | None, abstained: bool, longer: float) -> Status:
+    """``longer``: B's step in A's. A share that changes the other way than the time is the same."""
     if after is None:
         return "not judged" if abstained else "gone"
     ranks = [_SEVERITIES.index(f.severity) for f in (before, after)]
     gains = before.gain.step_time, after.gain.step_time
     alike = before.gain.per == after.gain.per
     change = 0.0 if gains[0] is None or gains[1] is None or not alike else gains[1] - gains[0]
+    if change and gains[0] is not None and gains[1] is not None and change * (gains[1] * longer - gains[0]) <= 0:
+        return "same"
     if ranks[1] < ranks[0] or (ranks[1] == ranks[0] and change <= -_GAIN_CHANGE):
         return "weaker"
     return "stronger" if ranks[1] > ranks[0] or change >= _GAIN_CHANGE else "same"

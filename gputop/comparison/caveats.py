@@ -58,13 +58,20 @@ def is_damaged(side: Side) -> bool:
 
 
 def _hardware(a: Side, b: Side) -> Iterator[Note]:
-    counts = [gpu_count(side) for side in (a, b)]
-    if counts[0] != counts[1] and not is_damaged(a) and not is_damaged(b):
-        yield Note("gpu_count", f"A has {_gpus(counts[0])} and B {_gpus(counts[1])}: not the same job, or not on the "
-                                "same GPUs. A step may be a different amount of work.")
+    if (counts := gpu_counts(a, b)) is not None:
+        yield Note("gpu_count", f"{counts}: not the same job, or not on the same GPUs. A step may be a different "
+                                "amount of work.")
     if a.gpu_names and b.gpu_names and set(a.gpu_names) != set(b.gpu_names):
         yield Note("gpu_model", f"Other GPUs: {', '.join(sorted(set(a.gpu_names)))} in A, "
                                 f"{', '.join(sorted(set(b.gpu_names)))} in B.")
+
+
+def gpu_counts(a: Side, b: Side) -> str | None:
+    """Return how many GPUs each side has, if they differ."""
+    counts = [gpu_count(side) for side in (a, b)]
+    if counts[0] == counts[1] or is_damaged(a) or is_damaged(b):
+        return None
+    return f"A has {_gpus(counts[0])} and B {_gpus(counts[1])}"
 
 
 def gpu_count(side: Side) -> int:
@@ -156,8 +163,16 @@ def _number_type(side: Side) -> str | None:
 
 def same_phase(a: Side, b: Side) -> bool:
     """Return whether the steps of both are of training, of evaluation, or nobody knows."""
-    phases = {side.steps.phase for side in (a, b) if side.steps is not None}
-    return len(phases - {"unknown"}) < 2
+    return len({phase for side in (a, b) if (phase := _phase(side)) != "unknown"}) < 2
+
+
+def _phase(side: Side) -> str:
+    """The phase of the steps; for loops of PyTorch by what marks them."""
+    if side.steps is None:
+        return "unknown"
+    anchor = side.steps.anchor
+    return ("inference" if "without a backward pass" in anchor else
+            "training" if "Optimizer.step" in anchor or "backward pass" in anchor else side.steps.phase)
 
 
 def other_functions(a: Side, b: Side) -> tuple[str, str] | None:
@@ -183,7 +198,7 @@ def _steps(a: Side, b: Side) -> Iterator[Note]:
         yield Note("per_iteration", f"A step has {per[0]:.4g} iterations in A and {per[1]:.4g} in B: times and kernels "
                                     "are per iteration.")
     if not same_phase(a, b):
-        yield Note("other_phase", f"A's steps are {steps[0].phase}, B's {steps[1].phase}: not the same work. gputop "
+        yield Note("other_phase", f"A's steps are {_phase(a)}, B's {_phase(b)}: not the same work. gputop "
                                   "compares only the parts' shares of the step.")
     if (functions := other_functions(a, b)) is not None:
         yield Note("other_functions", f"A's steps are calls to {functions[0]}, and B's to {functions[1]}: one may be "

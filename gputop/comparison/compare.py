@@ -97,7 +97,7 @@ class Comparison(Struct, frozen=True):
         """The step time that counts, where it differs, but by no more than one job does: a repeated capture may decide
         it."""
         row = self.decisive
-        return row if row is not None and row.verdict == "noise" and (row.reason or "").endswith(REPEAT) else None
+        return row if row is not None and row.verdict == "noise" and (row.reason or "").startswith(REPEAT) else None
 
     @property
     def captures_needed(self) -> int | None:
@@ -291,9 +291,9 @@ def compare_sides(a: Side, b: Side) -> Comparison:
     if not rows:
         raise NoDataError(f"{a.path} and {b.path} have no value in common.",
                            "Compare two traces or analyses, or two snapshots taken with --seconds 60 or more.")
-    steps = {row.id: row for row in rows if row.group == "steps"}
+    steps, parts = ({row.id: row for row in rows if row.group == group} for group in ("steps", "breakdown"))
     return Comparison(a, b, tuple(notes(a, b)), tuple(rows),
-                      tuple(followed(a, b, steps.get("mean_s"), steps.get("wall_s"))))
+                      tuple(followed(a, b, steps.get("mean_s"), steps.get("wall_s"), parts)))
 
 
 class GateResult(Struct, frozen=True):

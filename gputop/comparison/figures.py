@@ -12,13 +12,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.analysis.results import GpuUse
-from gputop.comparison.caveats import is_damaged, other_functions, same_phase, work_ratio
+from gputop.comparison.caveats import gpu_counts, is_damaged, other_functions, same_phase, work_ratio
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import MIN_STEPS, Drift, Interval, difference, drift_of, live_steps_s, ratio
 from gputop.comparison.wall import ENOUGH_PAUSES, Walls, wall_difference
 from gputop.core.metrics import BYTES, BYTES_PER_S, COUNT, GPU_METRICS, RATIO
 from gputop.render.step_parts import WORK_FIRST
-from gputop.text.units import percent
 from gputop.trace.model import F64
 
 if TYPE_CHECKING:
@@ -46,11 +45,12 @@ _GPU_UNITS = {"launch_delay_s": SECONDS, "kernels": COUNT}
 _LANES = {"sm_active": 1, "gpu_util": 1, "tensor_active": 1}
 _NO_STEPS = "no training steps were found in {}"
 _NO_SERIES = "no values of single steps from {}: compare the traces themselves"
-REPEAT = "within the usual variation of a job over time and between runs"
-_WITHIN_RERUNS = f"the difference of {{}} is {REPEAT}"
-_NOT_LIVE = f"the live step period in the minutes before changed by only {{:+.1%}}: the difference is {REPEAT}"
+# What a reason begins with if more captures may decide.
+REPEAT = "these captures allow any change from", "the live step period in the minutes before changed by only"
+_WITHIN_RERUNS = f"{REPEAT[0]} {{:+.0%}} to {{:+.0%}}"
+_NOT_LIVE = f"{REPEAT[1]} {{:+.1%}}"
 SMALL = "a change too small to matter"
-_WITHIN_PAUSES = "the difference of {} is within the usual variation of the pauses between steps, in length and number"
+_WITHIN_PAUSES = f"the pauses between steps vary in length and number, so {_WITHIN_RERUNS}"
 _FEW_PAUSES = ("only a few long pauses between steps were recorded ({} in A, {} in B), so one more or less would "
                "change the result; a longer capture contains more")
 _OTHER_WORK = "a step of A and one of B do different work"
@@ -192,14 +192,16 @@ def _with_reason(row: ComparedRow, minimum: float, within: str) -> ComparedRow:
     change = percent_change(row)
     if row.verdict != "noise" or row.reason is not None or change is None:
         return row
-    return replace(row, reason=SMALL if abs(row.change or 0.0) < minimum else within.format(percent(abs(change))))
+    low, high = (bound / row.a if row.a and bound is not None else change for bound in (row.low, row.high))
+    return replace(row, reason=SMALL if abs(row.change or 0.0) < minimum else
+                   within.format(max(low, -1.0), high).replace("-", "−"))
 
 
 def _not_alike(a: Side, b: Side) -> str | None:
     """Return why a step of A and one of B are not the same work; None where they may be."""
     functions = other_functions(a, b)
-    return (_OTHER_WORK if not same_phase(a, b) else
-            _OTHER_FUNCTIONS.format(*functions) if functions is not None else None)
+    return (_OTHER_WORK if not same_phase(a, b) else gpu_counts(a, b) or
+            (_OTHER_FUNCTIONS.format(*functions) if functions is not None else None))
 
 
 def _live_row(a: Side, b: Side, minimum: float, work: float) -> ComparedRow | None:
@@ -242,7 +244,7 @@ def breakdown_rows(a: Side, b: Side) -> list[ComparedRow]:
     if _not_alike(a, b) is not None:
         pairs = {name: _pair(a, b, partial(_part, name=name, of_step=True)) for name in PART_ORDER}
         interval, reason = _tested(a, b, pairs)
-        return [_judged(ComparedRow("breakdown", name, RATIO, float(pair[0].mean()), float(pair[1].mean())), -1,
+        return [_judged(ComparedRow("breakdown", name, RATIO, float(pair[0].mean()), float(pair[1].mean())), 0,
                         _Test(MIN_EFFECT, interval.get(name), reason=reason))
                 for name, pair in pairs.items() if pair is not None]
     breakdowns = [side.analysis.breakdown if side.analysis is not None else None for side in (a, b)]

@@ -20,7 +20,7 @@ from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, GPU_METRICS, HERTZ,
 from gputop.render.step_parts import PARTS
 from gputop.render.table import Column, Table, table_lines
 from gputop.text.markup import without_marks
-from gputop.text.units import bytes_, percent, printable, ranges, rate, seconds, wrap
+from gputop.text.units import bytes_, counted, percent, printable, ranges, rate, seconds, wrap
 
 _LABELS = {
     "median_s": "median", "mean_s": "mean", "wall_s": "wall time per training step",
@@ -112,8 +112,8 @@ def _how_often(c: Comparison) -> str:
     if count is None:
         return ""
     if count > MAX_REPEATS:
-        return f"Even {MAX_REPEATS} captures of each would not be enough."
-    return f"{count} captures of each would be enough."
+        return f"Even {MAX_REPEATS} captures of each may not be enough."
+    return f"About {count} captures of each would be enough."
 
 
 def _notes(c: Comparison, width: int) -> Iterator[ReportLine]:
@@ -133,7 +133,7 @@ def _about(side: Side) -> str:
     steps = side.steps
     text = ("SIMULATED " if side.simulated else "") + _KINDS[side.kind]
     if steps is not None:
-        text += f", {steps.count} steps by {steps.anchor}"
+        text += f", {counted(steps.count, 'step')} by {steps.anchor}"
     elif side.analysis is not None:
         text += ", no steps found"
     return text
@@ -205,8 +205,9 @@ def _table(title: str, rows: list[ComparedRow], width: int, c: Comparison, last:
     for same in alike.values():
         one = same[0]
         a, b = (_mean([getattr(row, side) for row in same]) for side in ("a", "b_alike"))
-        cells.append((_label(same), _figure(a, one.unit), _figure(b, one.unit), _change(a, b, one.unit), one.verdict))
-        tones.append("warn" if _is_unsure(one, c) else _TONES.get(one.verdict, ""))
+        verdict, tone = ("not proven", "warn") if _is_unsure(one, c) else (one.verdict, _TONES.get(one.verdict, ""))
+        cells.append((_label(same), _figure(a, one.unit), _figure(b, one.unit), _change(a, b, one.unit), verdict))
+        tones.append(tone)
     cells += [last] if last else []
     columns = (replace(_LABEL, title=title + ", for A's samples" * per_sample), *_FIGURES)
     table = Table(title, columns, tuple((f"  {label}", *others) for label, *others in cells), "")
@@ -314,8 +315,10 @@ _FULFILLED_TONES: dict[str | None, Tone] = {"kept": "good", "partly kept": "warn
 def _entry(e: FollowedAdvice, width: int) -> Iterator[ReportLine]:
     on = f" · GPU {ranges(e.gpus)}" if e.gpus else ""
     severity = " → ".join(dict.fromkeys(filter(None, (e.severity_a, e.severity_b))))
-    yield from _wrapped(f"{_STATUS[e.status]}: {e.title} [{e.id}, {severity}]{on}", width, "  ",
-                        _STATUS_TONES.get(e.status, ""))
+    status = "IN B" if e.status == "new" and e.reason is not None else _STATUS[e.status]
+    yield from _wrapped(f"{status}: {e.title} [{e.id}, {severity}]{on}", width, "  ", _STATUS_TONES.get(e.status, ""))
+    if e.title_b not in (None, e.title):
+        yield from _wrapped(f"in B: {e.title_b}", width, "    ")
     parts = []
     if e.promised is not None:
         of = {"sample": " per sample", "recording": " of the recorded time"}.get(e.per, "")
@@ -326,9 +329,11 @@ def _entry(e: FollowedAdvice, width: int) -> Iterator[ReportLine]:
         parts.append(f"all followed advice together {percent(e.together[0])} to {_less(e.together[1])}")
     if e.measured is not None:
         by = " of the wall time per training step" if e.per == "recording" else ""
-        between = f" ({percent(e.low)} to {percent(min(e.high, 1.0))})".replace("-", "−") if (
-            e.fulfilled not in (None, "cannot be told") and e.low is not None and e.high is not None
-            and percent(e.low) != percent(e.high)) else ""
+        ends = None if e.low is None or e.high is None else (
+            (e.low, min(e.high, 1.0)) if e.measured >= 0 else (-e.high, -e.low))
+        between = f" ({percent(ends[0])} to {percent(ends[1])})".replace("-", "−") if (
+            e.fulfilled not in (None, "cannot be told") and ends is not None
+            and percent(ends[0]) != percent(ends[1])) else ""
         parts.append(f"measured {_less(e.measured)}{by}{between}")
     unsure = e.fulfilled in (None, "cannot be told") and e.outcome == "cannot be told"
     if e.fulfilled not in (None, "cannot be told"):

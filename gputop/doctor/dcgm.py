@@ -89,6 +89,8 @@ def _unreachable(error: OSError, target: Address, root: Path, env: Mapping[str, 
                       f"tr '\\0' ' ' < /proc/{process}/cmdline")
     if find_bindings(root, folder) or find_libraries(root, env, folder):
         return Result("warn", f"not running: {cause} at {target}.", _START)
+    if target != parse_address(DEFAULT_ADDRESS):
+        return Result("fail", f"{cause} at {target}; for DCGM on another machine, gputop also needs DCGM here")
     return Result("ok", f"none, because DCGM is not installed ({cause} at {target})")
 
 

@@ -100,8 +100,8 @@ def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None
         checks.append(Check(id_, "ok", title, listed + "." + notes))
     elif not lacking:
         nobody = "" if facts.pids else ", and no process holds a GPU"
-        checks.append(Check(id_, "warn", title, f"none found{nobody}. A job needs a profiler server to be captured."
-                            + notes, f"{_SERVE_TF}\n{_SERVE_JAX}"))
+        checks.append(Check(id_, "warn", title, f"none found{nobody}. TensorFlow and JAX jobs need one for captures; "
+                            f"PyTorch jobs do not.{notes}", f"{_SERVE_TF}\n{_SERVE_JAX}"))
     else:
         checks.append(Check(id_, "warn", title, "none found." + notes))
     what = "holds a GPU" if facts.pids else "has TensorFlow, JAX or PyTorch loaded"

@@ -12,7 +12,7 @@ from gputop.goodput.survey import HOUR_S
 from gputop.render.step_parts import PART_BY_ID
 from gputop.render.table import to_html as table_html
 from gputop.text.markup import esc, moment
-from gputop.text.units import clock_time, percent, ranges
+from gputop.text.units import clock_time
 
 DATA_ID = "gputop-report"
 # A state has the color of the part of a step that it is most like.
@@ -112,8 +112,7 @@ def _worst(report: model.Report) -> str:
 
 def _worst_hour(hour: model.WorstHour) -> str:
     shares = ", ".join(_share(state, hour.states_s) for state, _ in _in_order(hour.states_s))
-    findings = "".join(f"<li>{esc(finding.title)}{esc(f' (GPU {ranges(finding.gpus)})' if finding.gpus else '')}, "
-                       f"<b>{esc(percent(finding.held_ratio))}</b> of the time</li>" for finding in hour.findings)
+    findings = "".join(f"<li>{esc(text.hour_finding(finding))}</li>" for finding in hour.findings)
     note = (f"Findings: N/A, {hour.not_judged}." if hour.not_judged else
             "" if findings else "The live rules found no cause.")
     return (f'<article class="finding medium"><header><h3>{esc(moment(hour.begin_s))}</h3><span class="tag">'

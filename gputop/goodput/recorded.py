@@ -146,6 +146,8 @@ def report(paths: Sequence[Path], price_per_kwh: float | None = None) -> Report:
         times = [times[0] if times else sample.time_s, sample.time_s]
     if not times:
         raise NoDataError("the recordings were removed while gputop was reading them", "Run the report again.")
+    if not survey.recorded_s:
+        raise NoDataError("a single sample does not show how the GPUs' time was used", "Record for longer.")
     survey.finish()
     total, worst = survey.total, survey.worst_hours()
     for hour in worst:

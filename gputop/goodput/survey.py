@@ -235,7 +235,7 @@ class GpuTime:
         stretch.hours_s[int((time_s - seconds / 2) // HOUR_S)] += seconds
         which, activity = gpu.activity()
         stretch.active_s += seconds * (activity.value or 0.0)
-        stretch.coarse |= which == "gpu_util"
+        stretch.coarse |= seconds > 0 and which == "gpu_util"
         watts = gpu["power_w"].value
         self.tally.add_power(seconds, watts)
         if holder is not None:

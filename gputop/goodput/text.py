@@ -20,7 +20,7 @@ MEANING = {
     model.WAITING: "a job holds the GPU but is not computing",
     model.CHECKPOINT: "waiting while the job writes to storage, as for a checkpoint",
     model.STARTING: "a new process holds the GPU but has not computed yet",
-    model.RESTART: "a new process with the same command as the previous one, plus the time between them",
+    model.RESTART: "the same command starts again, and the time since it ended",
     model.IDLE: "no process holds the GPU",
     model.UNKNOWN: "the driver did not report activity",
 }
@@ -155,12 +155,17 @@ def _worst(hours: Sequence[model.WorstHour]) -> Iterator[str]:
         states = ", ".join(f"{state} {share(seconds, all_s)}" for state, seconds in hour.states_s.items())
         yield f"  {clock_time(hour.begin_s, _MINUTE)}  {lost_hours(hour)}: {states}"
         for finding in hour.findings:
-            gpus = f" (GPU {ranges(finding.gpus)})" if finding.gpus else ""
-            yield f"    {printable(finding.title)}{gpus}, {percent(finding.held_ratio)} of the time"
+            yield f"    {hour_finding(finding)}"
         if not hour.findings and hour.not_judged is None:
             yield "    The live rules found no cause."
     reasons = {hour.not_judged for hour in hours if hour.not_judged}
     yield from (f"  Findings: N/A, {reason}." for reason in sorted(reasons))
+
+
+def hour_finding(finding: model.HourFinding) -> str:
+    """Format what a live rule found in an hour, as it read when it last did, and in how many of its checks."""
+    gpus = f" (GPU {ranges(finding.gpus)})" if finding.gpus and "GPU" not in finding.title else ""
+    return f"{percent(finding.held_ratio)} of checks: {printable(finding.title)}{gpus}"
 
 
 def _titled(title: str, sentences: Iterable[str]) -> list[str]:

@@ -205,8 +205,8 @@ def lines(jobs: Sequence[Dumps], now_s: float) -> Iterator[str]:
 
 def _job(job: Dumps, now_s: float) -> Iterator[str]:
     if not job.dumps:
-        problems = ". ".join(problem[:1].upper() + problem[1:] for problem in job.problems[:_MAX_LINES])
-        yield f"{HEAD}there are no ranks to compare. {problems or 'No dump was found'}. {_WITHOUT}"
+        problems = "; ".join(job.problems[:_MAX_LINES]) or "no dump was found"
+        yield f"{HEAD}there are no ranks to compare: {problems}. {_WITHOUT}"
         return
     states = compare(job.dumps)
     if states:
@@ -220,8 +220,8 @@ def _job(job: Dumps, now_s: float) -> Iterator[str]:
         yield f"{HEAD}the dumps contain no collectives that can be compared."
     read = f"rank{'s' * (len(job.dumps) > 1)} {ranges((dump.rank for dump in job.dumps), ', ')}"
     newest_s, oldest_s = (max(0.0, now_s - pick(dump.written_s for dump in job.dumps)) for pick in (max, min))
-    age = seconds(newest_s) if oldest_s - newest_s < 1 else f"{seconds(newest_s)} to {seconds(oldest_s)}"
-    yield f"{_INDENT}Dumps read: {read}, written {age} ago."
+    ages = " to ".join(dict.fromkeys(map(seconds, (newest_s, oldest_s) if oldest_s - newest_s >= 1 else (newest_s,))))
+    yield f"{_INDENT}Dumps read: {read}, written {ages} ago."
     yield from (f"{_INDENT}{text}" for text in _not_asked(job))
 
 
@@ -243,11 +243,12 @@ def sentence(state: StacksProcessGroup) -> str:
         return (f"{_names(state.others).capitalize()} {'are' if more else 'is'} waiting in "
                 f"{what}{_lines_at(state.others)}. {apart.capitalize()} {'are' if many else 'is'} not in a collective "
                 "of this group.")
-    if state.verdict == "inside":
-        return (f"no rank is missing in these dumps. All ranks launched {what}{_lines_at(state.others)}, but not all "
-                "have finished it.")
-    if state.verdict == "idle":
-        return f"no rank is missing in these dumps. All ranks have finished the latest collective, {what}."
+    if state.verdict in ("inside", "idle"):
+        who = "All ranks" if state.without_dump == () else _names(state.others).capitalize()
+        return (f"{who} launched {what}{_lines_at(state.others)}, but not all have finished it"
+                if state.verdict == "inside" else f"{who} have finished their latest collective, {what}") + (
+            "." if state.without_dump is not None else
+            "; a rank without a dump may be missing, because the dumps do not list the ranks.")
     return ("the dumps do not show which rank is missing: they are from different times, or the latest collectives "
             "failed.")
 

@@ -204,7 +204,6 @@ def record(source: Source, interval_s: float, path: Path, seconds: float | None,
         sampler = Sampler(source, interval_s, enqueue, enqueue)
         sampler.start()
         try:
-            say(f"recording to {path}; press ctrl-c to stop")
             elapsed_s = 0.0
             while not (stop.is_set() and waiting.empty()):
                 try:
@@ -213,6 +212,8 @@ def record(source: Source, interval_s: float, path: Path, seconds: float | None,
                     continue
                 if isinstance(message, GputopError):
                     raise message
+                if not writer.samples:
+                    say(f"recording to {path}; press ctrl-c to stop")
                 writer.append(redaction.sample(message))
                 elapsed_s += message.interval_s or 0.0
                 if seconds is not None and elapsed_s >= seconds:

@@ -52,7 +52,9 @@ def over_trace(analysis: Analysis) -> list[Trial]:
         trials.append(Trial(
             id=budget.id, on="budget", when=budget.condition.text,
             outcome="cannot be told" if over is None else "exceeded" if over else "kept",
-            missing=missing(outcomes) if over is None else "",
+            missing=missing(outcomes) if over is None else "", evidence={
+                quantity.document_name(of): value for of_gpu in outcomes.values()
+                for of, (value, quantity) in of_gpu.figures.items()} if len(outcomes) == 1 else {},
             gpus=tuple(gpu for gpu, of_gpu in outcomes.items() if gpu is not None and of_gpu.holds is False)))
     return trials
 

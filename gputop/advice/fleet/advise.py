@@ -112,7 +112,7 @@ def report_of(fleet: Fleet, job: str) -> FleetReport:
     if job:
         jobs = tuple(each for each in fleet.jobs if each.is_named(job))
         if not jobs:
-            raise NoDataError(f"there is no job {job} among the {len(fleet.jobs)} jobs that have GPU metrics",
+            raise NoDataError(f"no job {job} has GPU metrics",
                               "gputop cluster --job all shows them.")
         fleet = replace(fleet, jobs=jobs, free=None, free_nodes=(), gpus=sum(each.gpus for each in jobs))
     return FleetReport(fleet, *fleet_advice(fleet))
