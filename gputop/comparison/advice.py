@@ -117,9 +117,8 @@ def followed(a: Side, b: Side, mean_step: ComparedRow | None, wall: ComparedRow 
     statuses = {id_: _status(finding, after_all.get(id_), not_judged[id_] is not None, longer)
                 for id_, finding in before.items()}
     gains = {id_: shown.get(id_, finding).gain for id_, finding in before.items()}
-    factor = batch_factor(a, b)
-    measured = _Measured(mean_step, wall, factor, _wall_of_recorded(a))
-    same_batch = factor is not None and not other_batch(factor)
+    measured = _Measured(mean_step, wall, batch_factor(a, b), _wall_of_recorded(a))
+    same_batch = measured.batch is not None and not other_batch(measured.batch)
     # Of the same batch size no advice to change it was followed.
     traced = [id_ for id_, finding in before.items() if finding.origin == "trace"
               and not (same_batch and gains[id_].per == "sample")]

@@ -205,9 +205,10 @@ def _table(title: str, rows: list[ComparedRow], width: int, c: Comparison, last:
     for same in alike.values():
         one = same[0]
         a, b = (_mean([getattr(row, side) for row in same]) for side in ("a", "b_alike"))
-        verdict, tone = ("not proven", "warn") if _is_unsure(one, c) else (one.verdict, _TONES.get(one.verdict, ""))
-        cells.append((_label(same), _figure(a, one.unit), _figure(b, one.unit), _change(a, b, one.unit), verdict))
-        tones.append(tone)
+        unsure = _is_unsure(one, c)
+        cells.append((_label(same), _figure(a, one.unit), _figure(b, one.unit), _change(a, b, one.unit),
+                      "not proven" if unsure else one.verdict))
+        tones.append("warn" if unsure else _TONES.get(one.verdict, ""))
     cells += [last] if last else []
     columns = (replace(_LABEL, title=title + ", for A's samples" * per_sample), *_FIGURES)
     table = Table(title, columns, tuple((f"  {label}", *others) for label, *others in cells), "")

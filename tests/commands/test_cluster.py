@@ -79,7 +79,7 @@ def test_one_job_alone(prometheus: str, capsys: pytest.CaptureFixture[str], monk
     out, err = capsys.readouterr()
     assert "4005" in out and "4001" not in out and "fell 90% → 40%" in out and "s3cret" not in out + err
     assert main(["cluster", "--prometheus", prometheus, "--job", "99"]) == 3
-    assert "there is no job 99 among the" in capsys.readouterr().err
+    assert "no job 99 has GPU metrics" in capsys.readouterr().err
 
 
 def test_into_a_file(prometheus: str, tmp_path: Path) -> None:

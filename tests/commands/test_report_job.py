@@ -20,7 +20,8 @@ def test_of_recordings_only_the_gpus_that_the_job_held_count() -> None:
     def change(gpu: GpuSample, tick: int) -> GpuSample:
         value = 0.0 if gpu.info.index == 1 else 0.5 if tick < 60 else 1.0
         return replace(gpu, readings={**gpu.readings, "sm_active": Reading(value, "ratio", "GPM"),
-                                      "power_w": Reading(400.0, "W", "NVML")})
+                                      "power_w": Reading(400.0, "W", "NVML") if tick < 60 else
+                                      Reading.missing("W", "no answer")})
 
     for tick in range(0, 120, 5):
         sample = node_sample(tick, gpus=4, change=change)
@@ -31,7 +32,8 @@ def test_of_recordings_only_the_gpus_that_the_job_held_count() -> None:
     assert text[0].startswith("Job 4711: 1 node, 2 GPUs, 2 min")
     assert any("idle" in line and "1 of 2 GPUs were idle the whole time: node-07:1" in line for line in text)
     assert any(line.startswith("activity") and "38% on average (SM active)" in line for line in text)
-    assert any("400 W per GPU" in line for line in text) and len(text) <= 20
+    assert any("400 W per GPU" in line and "kWh; measured in 50% of the time" in line for line in text)
+    assert len(text) <= 20
     with pytest.raises(NoDataError, match="no process of job 5 held a GPU"):
         RecordedUse("5").use("nothing")
 

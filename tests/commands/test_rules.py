@@ -130,6 +130,7 @@ def test_rules_are_tried_over_a_trace_and_a_recording(file: Path, capsys: pytest
     trials = {trial["id"]: trial for trial in json.loads(capsys.readouterr().out)["trials"]}
     assert {id_: trial["outcome"] for id_, trial in trials.items()} == {
         "slow_loader": "holds", "step": "exceeded", "count": "kept", "mfu": "cannot be told"}
+    assert trials["step"]["evidence"]
     assert trials["slow_loader"]["evidence"]["step_input_wait_s"] == pytest.approx(0.0508, rel=0.01)
 
     file.write_text("[[rule]]\nid = 'low'\non = 'live'\nwhen = 'sm_active < 0.4'\nfor = '10s'\ntitle = 'x'\n")

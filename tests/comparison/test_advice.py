@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -70,6 +72,22 @@ def test_a_weaker_cause_is_measured_against_what_was_promised():
     assert (entry.severity_a, entry.severity_b) == ("high", "medium")
 
 
+def test_a_smaller_share_of_a_longer_step_is_not_weaker_and_what_grew_is_not_gone():
+    a = side(0, findings=[finding("input_bound", 0.3), {**finding("communication_exposed"), "claims": {
+        "collectives": 0.1}}])
+    b = side(1, mean_s=0.6, findings=[{**finding("input_bound", 0.2), "title": "Less"}])
+    found = advice(a, b)
+    assert (found["input_bound"].status, found["input_bound"].title_b) == ("same", "Less")
+    hidden = found["communication_exposed"]
+    assert hidden.status == "not judged" and (hidden.reason or "").startswith("exposed communication takes longer in B")
+
+
+def test_the_range_of_a_longer_step_reads_as_its_change():
+    a, b = side(0, findings=[finding("input_bound", 0.3)]), side(1, mean_s=0.4)
+    text = " ".join(text_report(compare_sides(a, b)).split())
+    assert re.search(r"measured (\d+)% more \(\d+% to \d+%\); NOT REACHED", text), text
+
+
 def test_several_cures_are_measured_together():
     found = advice(side(0, findings=[finding("input_bound", 0.3), finding("launch_bound", 0.2)]), side(1, mean_s=0.1))
     assert {e.outcome for e in found.values()} == {"cannot be told"}
@@ -112,9 +130,9 @@ def test_the_promise_is_what_the_capture_said():
 
 def test_a_rule_that_abstains_cures_nothing():
     entry = advice(side(0, findings=[finding("input_bound")]), side(1, abstained=["input_bound"]))["input_bound"]
-    assert entry.status == "not judged" and entry.reason == "it needs the trace" and entry.outcome is None
+    assert entry.status == "not judged" and entry.reason == "the rule needs the trace" and entry.outcome is None
     back = advice(side(1, abstained=["input_bound"]), side(0, findings=[finding("input_bound")]))["input_bound"]
-    assert back.status == "new" and back.reason == "not checked in A: it needs the trace"
+    assert back.status == "new" and back.reason == "not checked in A: the rule needs the trace"
 
 
 def test_what_a_side_cannot_show_is_not_gone():
@@ -126,7 +144,8 @@ def test_what_a_side_cannot_show_is_not_gone():
     for b, statuses in ((only_trace, ["gone", "not judged"]), (only_live, ["not judged", "gone"])):
         assert [(e.id, e.status) for e in followed(seen, b, None)] == list(
             zip(["input_bound", "idle_gpu"], statuses, strict=True))
-    assert {e.reason for e in followed(only_trace, seen, None)} == {None, "not checked in A: it has no live samples"}
+    assert {e.reason for e in followed(only_trace, seen, None)} == {
+        None, "not checked in A: the trace has no live samples"}
 
 
 def test_a_cause_that_another_one_explains_is_not_gone():

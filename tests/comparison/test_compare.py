@@ -98,7 +98,7 @@ def test_the_real_pair_with_slow_and_fast_input():
     there = compare(SLOW, FAST)
     assert verdict(there, "breakdown", "input") == "better"
     # The step is shorter by 36%, but those of A drift from 77 ms to 156 and back within the capture.
-    assert there.verdict == "noise" and there.repeat is not None and "36%" in (there.repeat.reason or "")
+    assert there.verdict == "noise" and there.repeat is not None and "−67% to +26%" in (there.repeat.reason or "")
     entry = next(e for e in there.advice if e.id == "input_bound")
     assert entry.status == "gone" and entry.promised is not None and 0.3 < entry.promised < 0.6
     assert entry.measured is not None and 0.2 < entry.measured < 0.5
@@ -273,6 +273,19 @@ def test_other_phases_and_unsure_steps_are_said():
     c = compare_sides(a, b)
     assert [n.id for n in c.notes] == ["other_phase", "unsure_steps"] and c.verdict == "cannot be told"
     assert {row.unit for row in c.rows if row.group == "breakdown"} == {"ratio"}  # shares, each of its own step
+
+
+def test_another_number_of_gpus_or_inference_decides_nothing():
+    few = compare_sides(side(0, gpus=8), side(1, gpus=1, mean_s=0.4))
+    assert few.verdict == "cannot be told" and few.headline.endswith("; A has 8 GPUs and B 1 GPU.")
+    assert {row.verdict for row in few.rows if row.group == "breakdown"} <= {"changed", "noise"}
+    train, infer = (changed(of, lambda document, anchor=anchor: document["steps"].update(
+        anchor=anchor, phase="unknown", count=1)) for of, anchor in (
+            (side(0), "calls of Optimizer.step"), (side(1, mean_s=0.1), "batches of the DataLoader, without a backward "
+                                                                        "pass")))
+    c = compare_sides(train, infer)
+    assert c.verdict == "cannot be told" and "training, B's inference" in c.notes[0].message
+    assert "1 step by calls" in text_report(c)
 
 
 def test_alike_sides_have_no_notes():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gputop.cli import main
-from gputop.core.samples import NodeSample
+from gputop.core.samples import NodeSample, Reading
 from gputop.goodput import recorded
 from gputop.goodput.recorded import report
 from gputop.goodput.text import decimals, figure
@@ -200,14 +200,15 @@ def test_recordings_of_two_nodes_are_refused(write: Write, capsys: pytest.Captur
 
 
 def test_one_sample_and_simulated_figures(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    """No time is recorded: nothing is divided by it, and simulated figures say so."""
-    path = write("a.rec", [replace(node(START_S, "train"), simulated=True)])
+    """One sample is of no time; and the first has no SM activity yet, which makes the rest no coarser."""
+    first = node(START_S, "train")
+    coarse = tuple(replace(gpu, readings={**gpu.readings, "sm_active": Reading.missing("ratio", "not yet")})
+                   for gpu in first.gpus)
+    assert main(["report", str(write("a.rec", [first]))]) == 3
+    path = write("b.rec", [replace(first, simulated=True, gpus=coarse), node(START_S + 60, "train")])
     assert main(["report", str(path)]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("SIMULATED") and "Goodput: N/A" in text
-    assert main(["report", str(path), "--price-per-kwh", "0.3", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["total"]["goodput_ratio"] is None and document["hours"] == []
+    assert text.startswith("SIMULATED") and "at 80% SM activity on average" in text
 
 
 def test_without_a_gpu_nothing_is_pretended(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
