@@ -183,9 +183,10 @@ def _not_judged(finding: Finding, side: Side) -> str | None:
 
 
 def _hidden(finding: Finding, parts: Mapping[str, ComparedRow]) -> str | None:
-    """Return why a cause that B does not name may still be there: of what it claims, a part certainly grew."""
-    grown = [PART_BY_ID[part].name for part in finding.claims if part in parts and parts[part].verdict == "worse"]
-    return f"{grown[0]} takes longer in B, and another cause may hide this one" if grown else None
+    """Return why a cause that B does not name may still be there: what it claims grew, and a part of it certainly."""
+    claimed = [parts[part] for part in finding.claims if part in parts]
+    grown = [row.id for row in claimed if row.verdict == "worse" and sum(one.change or 0.0 for one in claimed) > 0]
+    return f"{PART_BY_ID[grown[0]].name} takes longer in B, and another cause may hide this one" if grown else None
 
 
 def _status(before: Finding, after: Finding | None, abstained: bool, longer: float) -> Status:
@@ -211,14 +212,15 @@ def _outcome(entry: FollowedAdvice, gain: Gain, measured_by: _Measured, promises
     entry = replace(entry, per=per, outcome="cannot be told",
                     fulfilled=None if gain.step_time is None else "cannot be told")
     if step is None or step.a is None or step.b is None or step.a <= 0:
-        return replace(entry, reason=f"the {'step time' if what == 'step' else what} of both sides is unknown")
+        return replace(entry, reason=f"the {'step time' if what == 'step' else what} of A or B is unknown")
     divide = 1.0
     if per == "sample" and step.work == 1.0:
         if batch is None:
             return replace(entry, reason="the saving is per sample, and the batch sizes of A and B are unknown")
         divide = batch
     measured = 1 - step.b / step.work / step.a / divide
-    low, high = (None if change is None else 1 - (1 + change / step.a) / divide for change in (step.high, step.low))
+    bounds = (step.high, step.low) if step.change else (0.0, 0.0)
+    low, high = (None if change is None else 1 - (1 + change / step.a) / divide for change in bounds)
     entry = replace(entry, measured=measured, low=low, high=high)
     if gain.step_time is None:
         return replace(entry, reason="no saving was estimated")

@@ -164,6 +164,8 @@ def _folded(c: Comparison, shown: list[ComparedRow], unfold: str, width: int) ->
     untold = sum(row.verdict == "cannot be told" for row in folded)
     which = [f"did not change beyond noise ({len(folded) - untold})" if len(folded) > untold else "",
              f"cannot be told ({untold})" if untold else ""]
+    if not shown and c.decisive is None:
+        yield from _reasons(folded, width)
     if folded:
         yield from _wrapped(f"Hidden: values that {' or '.join(filter(None, which))}. {unfold} shows all, and the "
                             "method.", width, tone="dim")

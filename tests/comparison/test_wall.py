@@ -194,7 +194,7 @@ def test_what_lies_at_an_edge_is_not_measured_by_wall_time_per_step():
     (entry,) = compare_sides(a, paused(side(1, 40), np.zeros(40))).advice
     assert entry.status == "gone" and entry.fulfilled == "cannot be told" and entry.reason is not None
     unknown = compare_sides(side(0, findings=[finding("time_outside_steps", 0.4, per="recording")]), side(1, mean_s=.1))
-    assert unknown.advice[0].reason == "the wall time per training step of both sides is unknown"
+    assert unknown.advice[0].reason == "the wall time per training step of A or B is unknown"
 
 
 def test_a_promise_on_the_step_and_one_on_the_recording_are_measured_each_by_its_own():

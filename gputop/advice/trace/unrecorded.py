@@ -40,7 +40,7 @@ def as_unrecorded(made: Finding, facts: TraceFacts) -> Finding:
     if not python or others_take(facts.trace.job_cpus):  # as they come and go, so do shares of the step
         return made
     runs = _stacks_of(made, main_function(made.culprits, 0.0, facts.analysis.stacks), python[0])
-    if runs is None:
+    if runs is None or not runs.any():  # code within the loop has no name that tells: it was not seen, not absent
         return made
     threads = [python[0].loop, *(python[0].others if made.id == _ANY_THREAD else ())]
     recorded, outside, outside_s = _shares(threads, facts.trace.window_ns, runs)

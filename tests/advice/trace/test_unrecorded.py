@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from gputop.advice.trace.unrecorded import as_unrecorded
 from gputop.core.captured_samples import JobCpus
-from gputop.diagnosis.diagnose import analyze_trace
+from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
 from gputop.trace.model import Trace
 from tests.advice.trace.traces import KERNEL, findings
 from tests.analysis.host.stack_samples import sampled
+from tests.records import replace
 from tests.trace.build import Builder
 
 COUNT, BEFORE_S = 40, 4.0
@@ -53,6 +55,14 @@ def test_the_saving_is_that_of_the_job_which_nothing_records() -> None:
 def test_the_saving_is_that_of_the_recorded_steps(trace: Trace) -> None:
     found = findings(trace)["step_gap_host"]
     assert "unrecorded_ratio" not in found.evidence and found.gain.step_time == pytest.approx(0.5, abs=0.03)
+
+
+def test_code_without_a_name_that_tells_was_not_seen_and_is_not_absent() -> None:
+    """An evaluation written into the loop itself: no sample shows a function of that name."""
+    facts = analyze_to_facts(job(0.005))
+    found = next(one for one in facts.analysis.findings if one.id == "step_gap_host")
+    made = replace(found, id="evaluation_share", gain=replace(found.gain, step_time=0.15))
+    assert as_unrecorded(made, facts) is made
 
 
 def test_another_phase_of_the_job_that_the_recording_lacks_is_said() -> None:
