@@ -62,7 +62,7 @@ def nvml_library(facts: DriverFacts, root: Path) -> Result:
     error = status.open_error(status.LIBRARY_NOT_FOUND)
     detail = f"{error.message} The loader reports: {printable(facts.load_error)}."
     if in_container(root):
-        return Result("fail", detail + " This container must be started with GPUs.", _GPU_ACCESS)
+        return Result("fail", detail + " If the host has GPUs, start the container with them.", _GPU_ACCESS)
     count = pci_gpus(root)
     if count == 0:
         return Result("fail", detail + " There is no NVIDIA GPU on the PCI bus either.")
