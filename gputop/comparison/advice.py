@@ -190,15 +190,18 @@ def _hidden(finding: Finding, parts: Mapping[str, ComparedRow]) -> str | None:
 
 
 def _status(before: Finding, after: Finding | None, abstained: bool, longer: float) -> Status:
-    """``longer``: B's step in A's. A share that changes the other way than the time is the same."""
+    """``longer``: B's step in A's. A cause changes by what both its share and its time do."""
     if after is None:
         return "not judged" if abstained else "gone"
     ranks = [_SEVERITIES.index(f.severity) for f in (before, after)]
     gains = before.gain.step_time, after.gain.step_time
     alike = before.gain.per == after.gain.per
-    change = 0.0 if gains[0] is None or gains[1] is None or not alike else gains[1] - gains[0]
-    if change and gains[0] is not None and gains[1] is not None and change * (gains[1] * longer - gains[0]) <= 0:
-        return "same"
+    change = 0.0
+    if gains[0] is not None and gains[1] is not None and alike:
+        of_share, of_time = gains[1] - gains[0], gains[1] * longer - gains[0]
+        if of_share * of_time <= 0:
+            return "same"
+        change = min(of_share, of_time, key=abs)
     if ranks[1] < ranks[0] or (ranks[1] == ranks[0] and change <= -_GAIN_CHANGE):
         return "weaker"
     return "stronger" if ranks[1] > ranks[0] or change >= _GAIN_CHANGE else "same"

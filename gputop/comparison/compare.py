@@ -25,17 +25,18 @@ _SURE = ("better", "worse")
 _LENGTH = {"better": "shorter", "worse": "longer"}
 _MOVED = {"better": "; the work moved out of the steps", "worse": "; the work moved from between the steps into them"}
 METHOD = (
-    "gputop calls a change better or worse only if its confidence interval excludes 0 (Welch 1947, with "
-    f"{percent(1 - STEP_ERROR)} confidence for a step time and {percent(1 - ERROR)} for each table as a whole), and if "
-    f"it is at least {percent(MIN_EFFECT)} of the step, or a percentage point of a share. Everything else is noise. "
-    "gputop compares times by the logarithm of their ratio, because disturbances multiply a job's time. The interval "
-    f"contains the variation over time, measured in {BLOCKS} blocks of each capture. It contains the variation between "
-    f"runs of an unchanged job: a standard deviation of {percent(CPU_DRIFT)} on CPUs (measured) and of "
-    f"{percent(GPU_DRIFT)} with GPUs (assumed), or more if the live step period varied more. If the CPUs were full, it "
-    "contains the change with and without the delay by other processes, estimated from the waits of the job's threads "
-    f"(a standard deviation of up to {percent(THREADS_SPREAD_MOST)} per side, measured, and more for few steps). A "
-    "change that the live step period excludes is noise. For the wall time per training step, the interval also "
-    "contains the variation of the long pauses between steps (a renewal process, Cox 1962)."
+    "gputop calls a change better or worse only under two conditions. First, its confidence interval excludes 0 "
+    f"(Welch 1947, with {percent(1 - STEP_ERROR)} confidence for a step time and {percent(1 - ERROR)} for each table "
+    f"as a whole). Second, it is at least {percent(MIN_EFFECT)} of the step, or a percentage point of a share. "
+    "Everything else is noise, and so is a change that the live step period excludes. gputop compares times by the "
+    "logarithm of their ratio, because disturbances multiply a job's time. The interval contains the variation over "
+    f"time, measured in {BLOCKS} blocks of each capture. It also contains the variation between runs of an unchanged "
+    f"job: a standard deviation of {percent(CPU_DRIFT)} on CPUs (measured) and of {percent(GPU_DRIFT)} with GPUs "
+    "(assumed), or more if the live step period varied more. If the CPUs were full, it contains the change with and "
+    "without the delay by other processes, estimated from the waits of the job's threads. This estimate has a "
+    f"standard deviation of up to {percent(THREADS_SPREAD_MOST)} per side (measured), and more for few steps. For the "
+    "wall time per training step, the interval also contains the variation of the long pauses between steps (a renewal "
+    "process, Cox 1962)."
 )
 
 
