@@ -66,11 +66,10 @@ def run(args: argparse.Namespace) -> int:
     dumps = [read_files(files)] if files else read_of_processes(pids)
     by_job = [processes] if args.pids else jobs(processes)  # those that are named are compared
     _write(args, [*lines, *report_lines(dumps, time.time())], nccl, dumps, by_job)
-    if problem is None and not any(process.threads for process in processes):
-        problem = next((process.problem for process in processes if process.problem is not None), None)
     if problem is not None:
         raise problem
-    return EXIT_OK
+    unread = [process.problem for process in processes if process.problem is not None]
+    return EXIT_OK if not unread or any(process.threads for process in processes) else unread[0].exit_code
 
 
 def _write(args: argparse.Namespace, witnesses: Iterable[str], nccl: StacksNccl, dumps: Sequence[Dumps],

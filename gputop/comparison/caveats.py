@@ -74,6 +74,13 @@ def gpu_counts(a: Side, b: Side) -> str | None:
     return f"A has {_gpus(counts[0])} and B {_gpus(counts[1])}"
 
 
+def other_gpus(a: Side, b: Side) -> str | None:
+    """Return why steps on other GPUs are not the same work; None for a job that moved onto a GPU, or off it."""
+    moved = min(gpu_count(a), gpu_count(b)) == 0 and a.steps is not None and b.steps is not None and (
+        a.steps.anchor == b.steps.anchor)
+    return None if moved else gpu_counts(a, b)
+
+
 def gpu_count(side: Side) -> int:
     """GPUs in the trace or, without one, in the snapshot."""
     if side.analysis is not None:

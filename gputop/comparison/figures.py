@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.analysis.results import GpuUse
-from gputop.comparison.caveats import gpu_counts, is_damaged, other_functions, same_phase, work_ratio
+from gputop.comparison.caveats import is_damaged, other_functions, other_gpus, same_phase, work_ratio
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import MIN_STEPS, Drift, Interval, difference, drift_of, live_steps_s, ratio
 from gputop.comparison.wall import ENOUGH_PAUSES, Walls, wall_difference
@@ -200,7 +200,7 @@ def _with_reason(row: ComparedRow, minimum: float, within: str) -> ComparedRow:
 def _not_alike(a: Side, b: Side) -> str | None:
     """Return why a step of A and one of B are not the same work; None where they may be."""
     functions = other_functions(a, b)
-    return (_OTHER_WORK if not same_phase(a, b) else gpu_counts(a, b) or
+    return (_OTHER_WORK if not same_phase(a, b) else other_gpus(a, b) or
             (_OTHER_FUNCTIONS.format(*functions) if functions is not None else None))
 
 

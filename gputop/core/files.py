@@ -402,8 +402,7 @@ def write_file(path: Path, data: bytes, *, devices: bool = False) -> None:
 
     Raises GputopError with the cause; no partial file is left behind.
     """
-    with os_errors_as(f"cannot write {path}", "Choose a writable folder with enough free space: --logdir DIR or -o "
-                                              "FILE."):
+    with os_errors_as(f"cannot write {path}", "Choose a writable folder with enough free space."):
         if devices and (own_descriptor := _own_descriptor(path)) is not None:
             with os.fdopen(os.dup(own_descriptor), "wb", buffering=0) as stream:
                 stream.write(data)

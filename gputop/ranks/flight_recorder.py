@@ -249,7 +249,7 @@ def _of_process(pid: int, proc: Path) -> tuple[Dump, tuple[int, int]]:
             file.close()
             raise GputopError(f"the dump {shown} is older than the process, so an earlier run wrote it")
         return _read_open(file, rank, shown), (state.st_dev, state.st_ino)
-    raise _NoDump(f"no dump at {' or '.join(tried)}")
+    raise _NoDump(f"no dump such as {' or '.join(tried)}")
 
 
 def _prefixes(environ: Mapping[str, str]) -> Iterator[str]:

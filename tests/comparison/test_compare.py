@@ -279,6 +279,7 @@ def test_another_number_of_gpus_or_inference_decides_nothing():
     few = compare_sides(side(0, gpus=8), side(1, gpus=1, mean_s=0.4))
     assert few.verdict == "cannot be told" and few.headline.endswith("; A has 8 GPUs and B 1 GPU.")
     assert {row.verdict for row in few.rows if row.group == "breakdown"} <= {"changed", "noise"}
+    assert compare_sides(side(0, gpus=0), side(1, mean_s=0.1)).verdict == "better"  # the job moved onto its GPUs
     train, infer = (changed(of, lambda document, anchor=anchor: document["steps"].update(
         anchor=anchor, phase="unknown", count=1)) for of, anchor in (
             (side(0), "calls of Optimizer.step"), (side(1, mean_s=0.1), "batches of the DataLoader, without a backward "

@@ -124,10 +124,10 @@ def test_groups_whose_members_are_not_known_are_left_out_but_for_that_of_all() -
 def test_what_was_not_asked_is_said() -> None:
     message = entry(3, "send 0->1", p2p=True)
     text = report(dump(0, [*history(3, then=[WAITS]), message], 4), dump(1, history(3, then=[WAITS]), 4),
-                  problems=("process 7: no dump at /tmp/x_2",))
+                  problems=("process 7: no dump such as /tmp/x_2",))
     assert "Ranks 0-1 launched all_reduce 4" in text and "All ranks" not in text
     assert "Not asked: ranks 2-3, because gputop read no dump for them. The other ranks may be waiting" in text
-    assert "Not read: process 7: no dump at /tmp/x_2." in text and "sends and receives, 1 in" in text
+    assert "Not read: process 7: no dump such as /tmp/x_2." in text and "sends and receives, 1 in" in text
     assert "Dumps read: ranks 0-1, written 60.0 s ago." in text
     assert "a single dump" in report(dump(0, history(3)))
     assert "there are no ranks to compare: process 7: no dump. PyTorch" in report(problems=("process 7: no dump",))

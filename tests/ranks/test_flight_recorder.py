@@ -188,7 +188,7 @@ def test_the_environment_of_a_process_names_its_dump(variable: str, tmp_path: Pa
     prefix.parent.mkdir()
     with processes({"RANK": "0", variable: value}, {"RANK": "1", variable: value}) as pids:
         (nothing,) = read_of_processes(pids)
-        assert not nothing.dumps and "no dump at" in nothing.problems[0]
+        assert not nothing.dumps and "no dump such as" in nothing.problems[0]
         save(Path(f"{prefix}0"), history(2))
         (found,) = read_of_processes(pids)
     assert [dump.rank for dump in found.dumps] == [0] and f"process {pids[1]}: no dump" in found.problems[0]
