@@ -1,19 +1,24 @@
-"""Checks of what this node is to a cluster: its clock, its RDMA adapters, and NCCL's RAS."""
+"""Checks of what this node is to a cluster: its clock, its RDMA adapters, NCCL's RAS, and the exporter of its
+figures."""
 
 from __future__ import annotations
 
 import ctypes
+import http.client
 import math
+import re
 import socket
 import struct
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from gputop.core.bounded_http import Connection
 from gputop.core.samples import PORT_ACTIVE, AdapterSample
 from gputop.doctor.check import Result, processes_by_name
 from gputop.doctor.driver_facts import DriverFacts
 from gputop.ranks.nccl_ras import ADDRESS_VARIABLE, DEFAULT_ADDRESS, ENABLE_VARIABLE, split
+from gputop.sources.exporters import SCHEMAS
 from gputop.sources.host.rdma import RdmaPorts
 from gputop.sources.nvml.devices import numa_node
 from gputop.text.programs import run_program
@@ -27,6 +32,11 @@ _STA_UNSYNC = 0x40  # adjtimex(2)
 _TIMEX = struct.Struct("=I4xqqqqi")  # modes, offset, freq, maxerror (µs), esterror, status: 64-bit Linux
 _PTP = ("ptp4l", "phc2sys", "timemaster")
 _SYNCHRONIZE = "sudo apt-get install chrony && sudo systemctl enable --now chrony   # dnf and chronyd on RHEL"
+# Where exporters listen unless told otherwise; the ids are those of the schemas.
+_PORTS = {9400: "dcgm", 9810: "gputop", 5050: "nvitop", 9090: "all-smi"}
+_PAGE_BYTES = 4 << 20
+_STALE_S = 60.0
+_BLANK = 1e14  # what DCGM prints in place of a missing value is above
 
 
 # -- clock ----------------------------------------------------------------------------------------
@@ -159,3 +169,66 @@ def ras(facts: DriverFacts, env: Mapping[str, str]) -> Result:
                               "with several ranks",
                       f"unset {ENABLE_VARIABLE}   # in the job, if it is 0; set {ADDRESS_VARIABLE} as in the job")
     return Result("ok", f"a job answers at {printable(where)}, so gputop stacks can name a missing rank")
+
+
+# -- exporter -------------------------------------------------------------------------------------
+
+
+def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = time.time) -> Result:
+    """Check whether an exporter of GPU figures answers on this node, and whether its figures are of now."""
+    answers, problems, fixes = [], [], []
+    for port, schema_id in ports.items():
+        page = _page(port)
+        schema = next(candidate for candidate in SCHEMAS if candidate.id == schema_id)
+        if page is None:
+            continue
+        names = {name.name for alternatives in schema.figures.values() for name in alternatives}
+        values = [value for match in re.finditer(r"^(\w+)(?:\{[^\n]*\})? (\S+)", page, re.M)
+                  if match[1] in names and (value := _number(match[2])) is not None]
+        not_blank = [value for value in values if value < _BLANK]
+        where = f"{schema.title} on port {port}"
+        if not values and schema_id == "all-smi":
+            continue  # that port is Prometheus's own, too
+        answers.append(f"{where} answers with {len(not_blank)} values")
+        stamp = re.search(r"^gputop_sample_timestamp_seconds(?:\{[^\n]*\})? (\S+)", page, re.M)
+        sampled_s = _number(stamp[1]) if stamp else None
+        age_s = clock() - sampled_s if sampled_s is not None and sampled_s >= 0 else 0.0
+        if age_s > _STALE_S:
+            problems.append(f"the values of {where} are {seconds(age_s)} old")
+            fixes.append("nvidia-smi   # check whether the driver is hanging")
+        elif not not_blank:
+            problems.append(f"{where} answers without GPU metrics")
+            fixes.append("sudo systemctl restart nvidia-dcgm nvidia-dcgm-exporter   # or check its log"
+                         if schema_id == "dcgm" else f"curl -s http://127.0.0.1:{port}/metrics | head   # and check "
+                                                     "its log")
+        elif schema_id == "dcgm" and not re.search(r"^DCGM_FI_PROF_SM_(ACTIVE|UTIL_RATIO)\b", page, re.M):
+            problems.append(f"{where} does not report SM activity")
+            name = "SM_UTIL_RATIO" if "DCGM_FI_DEV_GPU_UTIL_RATIO{" in page else "SM_ACTIVE"  # since dcgm-exporter 4.9
+            fixes.append(f"add DCGM_FI_PROF_{name} to its counters file (dcgm-exporter -f)")
+    if not answers:
+        return Result("ok", f"no exporter answers on ports {', '.join(map(str, ports))} of this node; only Prometheus "
+                            "needs one. gputop export is an exporter")
+    return Result("warn" if problems else "ok", "; ".join(problems or answers), "\n".join(fixes) or None)
+
+
+def _number(text: str) -> float | None:
+    """A figure of an exporter; None for what is no number, or not finite."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _page(port: int) -> str | None:
+    """Return what stands at /metrics of a port of this node; None where nothing answers as HTTP with 200."""
+    connection = Connection("127.0.0.1", port, timeout=_TIMEOUT_S)
+    connection.bound(connection.limits.end_s, 2 * _PAGE_BYTES)  # sizes of chunks included
+    try:
+        connection.request("GET", "/metrics", headers={"Accept": "text/plain"})
+        answer = connection.getresponse()
+        return answer.read(_PAGE_BYTES).decode("utf-8", "replace") if answer.status == 200 else None
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()

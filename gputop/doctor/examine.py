@@ -26,7 +26,7 @@ _COLORS = {"ok": "32", "warn": "33", "fail": "31", "unknown": "35"}
 # The order of the report; the id of a check of one GPU or process ends in its number.
 _ORDER = ("python", "dependencies", "driver_library", "kernel_module", "device_files", "nvml", "gpus", "gpu_",
           "sm_activity", "dcgm", "dcgm_engine", "profiling_rights", "profiler_servers", "attached_server", "process_",
-          "container", "pod", "host", "clock", "adapters", "nccl_ras", "terminal", "logdir", "disk")
+          "container", "pod", "host", "clock", "adapters", "nccl_ras", "exporter", "terminal", "logdir", "disk")
 
 
 class DoctorDocument(Struct, frozen=True, tag_field="schema", tag="gputop.doctor/1"):
@@ -64,6 +64,7 @@ def examine(logdir: Path, attach: Sequence[str] = (), env: Mapping[str, str] | N
         Task("container", "Container", lambda: node.container(root, env)),
         Task("host", "Host figures", lambda: node.host(root)),
         Task("clock", "Clock", lambda: cluster.clock(root)),
+        Task("exporter", "Exporter", cluster.exporter),
         Task("terminal", "Terminal", lambda: node.terminal(env)),
         Task("logdir", "Trace folder", lambda: node.logdir(logdir)),
         Task("disk", "Free disk", lambda: node.disk(logdir)),

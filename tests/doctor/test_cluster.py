@@ -1,9 +1,12 @@
-"""What the node is to a cluster: clocks as chrony and the kernel tell them, adapters, RAS."""
+"""What the node is to a cluster: clocks as chrony and the kernel tell them, adapters, RAS, exporters."""
 
 from __future__ import annotations
 
+import http.server
 import socket
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from gputop.core.errors import GputopError
 from gputop.doctor import cluster
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts
 from tests.cluster import engines
+from tests.dripping import DRIPS, dripping
 from tests.listening import free_port
 from tests.records import replace
 from tests.sources.host.rdma_tree import RdmaTree
@@ -90,7 +94,7 @@ def test_adapters_and_the_gpus_without_one(tmp_path: Path) -> None:
     assert cluster.adapters(FACTS, tmp_path).status == "fail"
 
 
-# -- RAS ------------------------------------------------------------------------------------------
+# -- RAS and exporters ----------------------------------------------------------------------------
 
 
 def test_ras_is_there_or_not() -> None:
@@ -103,3 +107,53 @@ def test_ras_is_there_or_not() -> None:
     assert cluster.ras(job, there).status == "warn" and "missing rank" in cluster.ras(job, there).detail
     with pytest.raises(GputopError, match="is not HOST:PORT"):
         cluster.ras(job, {"NCCL_RAS_ADDR": "nonsense"})
+
+
+@pytest.fixture
+def page() -> Iterator[dict[str, bytes]]:
+    said = {"": b""}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(said[""])
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        said["port"] = str(server.server_address[1]).encode()
+        yield said
+        server.shutdown()
+
+
+@pytest.mark.parametrize(("kind", "text", "status", "words"), [
+    ("dcgm", 'DCGM_FI_PROF_SM_ACTIVE{gpu="0"} 0.5\nDCGM_FI_DEV_POWER_USAGE{gpu="0"} 300\n', "ok", "2 values"),
+    ("dcgm", 'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 300\n', "warn", "does not report SM activity"),
+    ("dcgm", 'DCGM_FI_DEV_GPU_UTIL_RATIO{gpu="0"} 0.9\n', "warn", "does not report SM activity"),
+    ("dcgm", 'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 9223372036854775794\n', "warn", "without GPU metrics"),
+    ("dcgm", "", "warn", "without GPU metrics"),
+    ("gputop", 'gputop_gpu_power_watts{gpu="0"} 300\ngputop_sample_timestamp_seconds 1000.0\n', "ok", "1 values"),
+    ("gputop", 'gputop_gpu_power_watts{gpu="0"} 300\ngputop_sample_timestamp_seconds 300.0\n', "warn", "12 min old"),
+    ("gputop", "gputop_sample_timestamp_seconds 300.0\n", "warn", "12 min old"),  # which leaves the figures out
+    ("gputop", 'gputop_gpu_power_watts{gpu="0"} e\ngputop_sample_timestamp_seconds -\n', "warn", "without GPU metrics"),
+    ("all-smi", "prometheus_build_info 1\n", "ok", "no exporter answers"),
+    ("nvitop", 'gpu_power_usage_W{index="0"} NaN\n\xff\xfe', "warn", "without GPU metrics"),
+])
+def test_an_exporter_answers_and_its_figures_are_judged(page: dict[str, bytes], kind: str, text: str, status: str,
+                                                        words: str) -> None:
+    page[""] = text.encode("latin-1")
+    check = cluster.exporter({int(page["port"]): kind}, lambda: 1000.0)
+    assert check.status == status and words in check.detail, check.detail
+
+
+@pytest.mark.parametrize("way", DRIPS)
+def test_a_program_at_the_port_that_answers_a_byte_at_a_time_is_left(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_TIMEOUT_S", 0.2)
+    with dripping(way) as address:
+        assert cluster.exporter({int(address.rpartition(":")[2]): "dcgm"}).detail.startswith("no exporter answers")
+
+
+def test_a_port_without_an_exporter_is_no_fault() -> None:
+    assert cluster.exporter({free_port(): "dcgm"}).status == "ok"
