@@ -272,9 +272,8 @@ def _limit_of_host(a: Analysis) -> tuple[bool, str, str]:
                        f"{'step' if a.steps else 'window'}; whether the job waits for its input is unknown, "
                        "because the trace shows no GPU work"), ""
     work = "kernel" if any(gpu.busy for gpu in a.gpus) else "GPU work"
-    shows = (f"the trace shows no {work} and no input pipeline" if a.input is None else
-             f"the trace shows no {work}" if a.steps is None or a.steps.unit == "period" else
-             f"the trace shows no {work}, and the loop hardly waits for its input")
+    waits_known = a.input is not None and a.steps is not None and a.steps.unit != "period"
+    shows = f"the trace shows no {work}{', and the loop hardly waits for its input' if waits_known else ''}"
     table = a.cpu_layers
     if table is None or table.total_s <= 0:
         return True, shows, ""

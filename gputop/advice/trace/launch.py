@@ -24,7 +24,7 @@ from gputop.analysis.what_if.host_waits import host_waits
 from gputop.core.findings import Culprit
 from gputop.text.units import count, percent, seconds
 from gputop.trace.graph_captures import recordings
-from gputop.trace.intervals import EMPTY, Spans, coverage, in_order, intersect, overlap
+from gputop.trace.intervals import EMPTY, Spans, coverage, in_order, intersect, overlap, subtract
 from gputop.trace.lookups import distinct, host_rows, launching_lines, line_by_line, rows_of, spans_of
 from gputop.trace.model import I64, Kind
 
@@ -203,8 +203,8 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
     pauses = {}
     for timeline in facts.gpu_timelines:
         brief = rows_of(timeline.gaps.end - timeline.gaps.start <= _PAUSE_NS)
-        pauses[timeline.gpu] = intersect(Spans(timeline.gaps.start[brief], timeline.gaps.end[brief]),
-                                         facts.analyzed_spans)
+        within = subtract(facts.analyzed_spans, facts.parts[timeline.gpu]["input"])  # whose kernels make a batch
+        pauses[timeline.gpu] = intersect(Spans(timeline.gaps.start[brief], timeline.gaps.end[brief]), within)
     pauses_s = sum(spans.total for spans in pauses.values()) / len(pauses) / facts.steps_or_window / 1e9
     share = savings.removed(pauses_s, facts.period_s)
     if share < limit("small_kernels.share"):

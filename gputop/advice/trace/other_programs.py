@@ -8,6 +8,7 @@ from gputop.advice.registry import limit
 from gputop.advice.trace.facts import TraceFacts, waits_for_input
 from gputop.analysis.steps.training_loops import LOADER, loads_itself
 from gputop.core.captured_samples import JobCpus
+from gputop.text.units import percent
 from gputop.trace.intervals import coverage, union
 from gputop.trace.lookups import name_mask
 from gputop.trace.threads import INPUT, lines_of
@@ -113,9 +114,13 @@ def may_be_others(facts: TraceFacts, share: float, *, silent: bool, least: float
     is shorter by the factor by which the thread's whole work is, and so is the step.
     """
     cpus = facts.trace.job_cpus
-    if cpus is None or not others_take(cpus):
+    if cpus is None or cpus.busy is None:
         return None
-    seen = cpus.held_up if silent else None
+    others = others_take(cpus)
+    own = not others and cpus.busy >= limit("cpu_contention.full") * cpus.allowed  # its own threads' waits for each other
+    seen = cpus.held_up if silent or own else None
+    if not others and not (own and seen):
+        return None
     lost = taken(cpus) if seen is None else seen
     if share > lost:
         return None
@@ -124,5 +129,8 @@ def may_be_others(facts: TraceFacts, share: float, *, silent: bool, least: float
         left = ran / (ran + lost)
         if share * left / max(1 - lost_share(facts, cpus), left) >= least:
             return None
+    if not others:
+        return (f"a CPU for the main thread, which was ready to run but had none for {percent(seen or 0.0)} of the time, "
+                "while the job's other threads ran")
     return (f"CPUs for the job: other processes kept {cpus.programs:.2g} of {cpus.allowed:.3g} CPUs busy and no CPU "
             "was idle, which also makes steps longer; capture again when those processes are not running")

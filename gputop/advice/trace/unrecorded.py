@@ -27,6 +27,7 @@ from gputop.trace.intervals import merge, overlap, union
 _ALIKE = 0.2  # what the samples in the recording show of the step differs from what is recorded by no more than this
 _WORTH_SAYING = 0.02  # of a step; and no less than the standard deviation of the samples
 _EVALUATES = re.compile(r"(?:run_|do_)?(?:eval|evaluate|validate|validation|test)(?:_\w+)?")
+_OPTIMIZER = "optimizer_unfused"  # of whose time one call leaves a part
 _ANY_THREAD = "host_placement"  # whose Python a compiled function calls on any thread
 _HOST_WORK = ("step_gap_host", "long_steps", "time_outside_steps", _ANY_THREAD)
 
@@ -45,20 +46,22 @@ def as_unrecorded(made: Finding, facts: TraceFacts) -> Finding:
     threads = [python[0].loop, *(python[0].others if made.id == _ANY_THREAD else ())]
     recorded, outside, outside_s = _shares(threads, facts.trace.window_ns, runs)
     samples = outside_s * python[0].rate_hz
-    if outside_s < LEAST_S or abs(recorded - gain.step_time) > _ALIKE:
+    share = made.evidence.get("share_ratio", gain.step_time) if made.id == _OPTIMIZER else gain.step_time
+    if outside_s < LEAST_S or abs(recorded - share) > _ALIKE:
         return made
     error = sqrt(outside * (1 - outside) / samples)
-    if abs(outside - gain.step_time) < max(error, _WORTH_SAYING):
+    if abs(outside - share) < max(error, _WORTH_SAYING):
         return made
     of_recorded = percent(made.evidence.get("share_ratio", gain.step_time))
+    saved = outside * gain.step_time / share
     title = made.title.replace(of_recorded, percent(outside), 1)  # a heading has one share: that of the job
     why = (f"Outside of the recording, Python's samples show this for {percent(outside)} of {seconds(outside_s)}. What "
            f"follows is of the recorded steps, which the profiler slows down unevenly. {made.why}")
     claim = "about" if gain.claim == "measured" else gain.claim
     by_share = made.severity == severity_of(gain.step_time)
-    return replace(made, title=title, severity=severity_of(outside) if by_share else made.severity, why=why,
+    return replace(made, title=title, severity=severity_of(saved) if by_share else made.severity, why=why,
                    evidence={**made.evidence, "unrecorded_ratio": outside},
-                   gain=replace(gain, step_time=outside, claim=claim, before_s=None))
+                   gain=replace(gain, step_time=saved, claim=claim, before_s=None))
 
 
 def _stacks_of(made: Finding, function: UserFunction | None, python: PythonStacks) -> npt.NDArray[np.bool_] | None:
@@ -66,6 +69,8 @@ def _stacks_of(made: Finding, function: UserFunction | None, python: PythonStack
     if made.id == "input_bound":
         loaders = loader_of_frames(python)
         return _with_frame(python, lambda frame: bool(loaders[frame]))
+    if made.id == _OPTIMIZER:
+        return _with_frame(python, lambda frame: "/torch/optim/" in python.frames[frame].file)
     if made.id == "evaluation_share":
         return _with_frame(python, lambda frame: _EVALUATES.fullmatch(
             python.frames[frame].function.rpartition(".")[2]) is not None)

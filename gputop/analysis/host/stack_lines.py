@@ -40,6 +40,7 @@ from gputop.trace.model import I64, Trace
 INPUT_GAP, EAGER_GAP, PLACEMENT_GAP = "input", "eager", "placement"
 GAPS = ("gap", INPUT_GAP, "tracing", EAGER_GAP, PLACEMENT_GAP, "dispatch")
 _BELOW = "below"  # all that the loop calls below its step
+CALLS_GAP = "calls"  # in which the line counts from which the loop calls, not the one that runs
 _NO_GAPS_ON_CPU = ("dispatch",)  # without a GPU it holds the computing
 # Where TensorFlow and JAX call the user's Python in the midst of a compiled function, on any thread.
 _CALLS_BACK = re.compile(r"(?:^|/)(?:script_ops|_src/callback|_src/debugging)\.py$|^(?:callback|debugging)\.py$")
@@ -131,7 +132,8 @@ class Lines:
         begun = [self._by_stack(coverage(spans, loop.seen, loop.seen + 1)) for spans in within]
         # Those first seen in gaps at least so many times as often as outside of them.
         self._of_gaps = np.flatnonzero((begun[0] > _GAP_RATIO * begun[1]) & (not python.exact))
-        self._telling = {worker: self._frames_that_tell(worker, self._around) for worker in (False, True)}
+        self._telling = {worker: self._frames_that_tell(worker, self._around) for worker in (False, True, CALLS_GAP)}
+        self._telling[CALLS_GAP].line[:] = self._telling[CALLS_GAP].outer
         if len(gaps.start) and not python.exact:
             ran = [self._by_stack(coverage(spans, loop.start, loop.end)) for spans in within]
             for telling in self._telling.values():
@@ -229,6 +231,17 @@ class Lines:
                  for stack in python.stacks]
         return bool(times[np.array(calls, bool)].sum() > _MOST * times.sum())
 
+    def alone(self, called: re.Pattern[str], within: Spans) -> str:
+        """The line that runs for most of this time and calls nothing, where at other times it calls a function of such
+        a file and name; "" without one."""
+        python, frames = self.python, self.python.frames
+        callers = {caller for stack in python.stacks for caller, callee in pairwise(stack)
+                   if called.search(f"{frames[callee].file} {frames[callee].function}")}
+        last = np.array([stack[-1] if stack[-1:] and stack[-1] in callers else -1 for stack in python.stacks], np.int64)
+        times = np.bincount(last + 1, self._by_stack(coverage(within, python.loop.start, python.loop.end)), 1)[1:]
+        most = int(times.argmax()) if len(times) else -1
+        return line_text(frames[most]) if most >= 0 and times[most] > _MOST * within.total else ""
+
     def _by_stack(self, times: I64) -> I64:
         """Times of the loop's stacks, added up."""
         count = len(self.python.stacks)
@@ -242,7 +255,8 @@ class Lines:
         parts = []
         for whole, worker in self._threads(kind):
             spans = whole.around(gaps)
-            telling = {EAGER_GAP: self._telling_of_ops, _BELOW: self._telling_below}.get(kind, self._telling[worker])
+            telling = {EAGER_GAP: self._telling_of_ops, _BELOW: self._telling_below,
+                       CALLS_GAP: self._telling[CALLS_GAP]}.get(kind, self._telling[worker])
             if kind == PLACEMENT_GAP and (worker or self._telling_of_callbacks.line.max(initial=-1) >= 0):
                 telling = self._telling_of_callbacks
             inside = coverage(gaps, spans.start, spans.end)
@@ -277,7 +291,7 @@ class Lines:
         by_user = any(map(_MAKES_BATCH.match, names)) and not any(map(_OTHER_WORK.match, names))
         return next(filter(None, (self._loader_of[frame] for frame in reversed(frames))), "user" if by_user else "")
 
-    def _frames_that_tell(self, worker: bool, around: frozenset[int]) -> _Telling:
+    def _frames_that_tell(self, worker: bool | str, around: frozenset[int]) -> _Telling:
         """Innermost frame of each stack that is of the user's own code that is not ``around`` the steps, else the
         outermost one that saves a checkpoint, else the library's that such code calls, else the innermost one.
         ``worker``: a thread that tells of the user's own code alone, and nothing while it waits for work."""

@@ -43,7 +43,7 @@ from gputop.analysis.host.gaps import grouped_work, loop_lines, step_calls
 from gputop.analysis.host.python_libraries import PASS_ON, is_library, is_library_file
 from gputop.analysis.host.python_stacks import PythonStacks
 from gputop.analysis.host.shuffle_fills import sample_spans
-from gputop.analysis.host.stack_lines import PLACEMENT_GAP, Lines, gap_lines, process_lines
+from gputop.analysis.host.stack_lines import CALLS_GAP, PLACEMENT_GAP, Lines, gap_lines, process_lines
 from gputop.analysis.host.tf_data import PYTHON_OP
 from gputop.analysis.results import Account, HostWork, RankWallTime, StackLine, StepSeries, WallPart, WallTime
 from gputop.analysis.steps.compilations import function_name
@@ -590,6 +590,8 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
         return "compilation", _called(trace, rank, idle) or first.line
     if first is not None and silent and work_kinds.FREES_ITERATOR.search(f"{first.file} {first.line}"):
         return "freeing", first.line
+    if silent and rank.python and (loop := rank.python[0].alone(work_kinds.NEXT_BATCH, idle)):
+        return "freeing", loop
     if names and re.match(PYTHON_OP, names[0]):  # on any thread, which runs the user's Python
         user = _line(_first_line(rank, idle, PLACEMENT_GAP), user=True) or user
     if user or line:
@@ -629,8 +631,8 @@ def _line(first: StackLine | None, *, user: bool = False) -> str:
 def _first_line(rank: _Rank, idle: Spans, gap: str = "gap") -> StackLine | None:
     if not rank.python or not idle.total:
         return None
-    first = next(iter(gap_lines(gap, [idle], idle.total / 1e9, rank.python).lines), None)
-    return first if first is not None and first.share >= _MAIN_SHARE else None
+    lines = (line for kind in (gap, CALLS_GAP) for line in gap_lines(kind, [idle], idle.total / 1e9, rank.python).lines[:1])
+    return next((line for line in lines if line.share >= _MAIN_SHARE), None)
 
 
 def _input_works(trace: Trace, rank: _Rank, idle: Spans) -> bool:

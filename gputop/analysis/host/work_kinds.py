@@ -28,6 +28,8 @@ EVALUATES = re.compile(r"(?:run_)?(?:eval|evaluate|evaluation|validate|validatio
 PREDICTS = re.compile(r"predict(?:_on_batch|_generator|_step)?")
 # Function of TensorFlow's in which a loop over a tf.data dataset waits for its next batch.
 WAITS = re.compile(r"iterator_get_next(?:_sync)?")
+# What a loop over a tf.data dataset calls for each batch: at its end it calls nothing and drops the iterator.
+NEXT_BATCH = re.compile(r"iterator_ops\.py \S*\b__next__$")
 # Python's line in Keras' own loops, where nothing is recorded: the loop drops an epoch's iterator there.
 FREES_ITERATOR = re.compile(r"keras/\S*(?:trainer|engine/training)\.py \S* ?\S*\b(?:fit|evaluate|predict)$")
 # File and function in which JAX waits for XLA, and in which torch.compile works: of a call that the recording ends in
