@@ -203,8 +203,9 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
     pauses = {}
     for timeline in facts.gpu_timelines:
         brief = rows_of(timeline.gaps.end - timeline.gaps.start <= _PAUSE_NS)
-        within = subtract(facts.analyzed_spans, facts.parts[timeline.gpu]["input"])  # whose kernels make a batch
-        pauses[timeline.gpu] = intersect(Spans(timeline.gaps.start[brief], timeline.gaps.end[brief]), within)
+        waits = facts.parts.get(timeline.gpu, {}).get("input", EMPTY)  # in which kernels make a batch
+        pauses[timeline.gpu] = subtract(intersect(Spans(timeline.gaps.start[brief], timeline.gaps.end[brief]),
+                                                  facts.analyzed_spans), waits)
     pauses_s = sum(spans.total for spans in pauses.values()) / len(pauses) / facts.steps_or_window / 1e9
     share = savings.removed(pauses_s, facts.period_s)
     if share < limit("small_kernels.share"):

@@ -114,12 +114,11 @@ def may_be_others(facts: TraceFacts, share: float, *, silent: bool, least: float
     is shorter by the factor by which the thread's whole work is, and so is the step.
     """
     cpus = facts.trace.job_cpus
-    if cpus is None or cpus.busy is None:
+    if cpus is None:
         return None
     others = others_take(cpus)
-    own = not others and cpus.busy >= limit("cpu_contention.full") * cpus.allowed  # its own threads' waits for each other
-    seen = cpus.held_up if silent or own else None
-    if not others and not (own and seen):
+    seen = cpus.held_up if silent or not others else None
+    if not others and not (seen and (cpus.busy or 0.0) >= limit("cpu_contention.full") * cpus.allowed):
         return None
     lost = taken(cpus) if seen is None else seen
     if share > lost:
@@ -130,7 +129,6 @@ def may_be_others(facts: TraceFacts, share: float, *, silent: bool, least: float
         if share * left / max(1 - lost_share(facts, cpus), left) >= least:
             return None
     if not others:
-        return (f"a CPU for the main thread, which was ready to run but had none for {percent(seen or 0.0)} of the time, "
-                "while the job's other threads ran")
+        return f"a CPU for the main thread: it had none for {percent(lost)} of the time, as the job's other threads ran"
     return (f"CPUs for the job: other processes kept {cpus.programs:.2g} of {cpus.allowed:.3g} CPUs busy and no CPU "
             "was idle, which also makes steps longer; capture again when those processes are not running")

@@ -631,8 +631,8 @@ def _line(first: StackLine | None, *, user: bool = False) -> str:
 def _first_line(rank: _Rank, idle: Spans, gap: str = "gap") -> StackLine | None:
     if not rank.python or not idle.total:
         return None
-    lines = (line for kind in (gap, CALLS_GAP) for line in gap_lines(kind, [idle], idle.total / 1e9, rank.python).lines[:1])
-    return next((line for line in lines if line.share >= _MAIN_SHARE), None)
+    firsts = (gap_lines(kind, [idle], idle.total / 1e9, rank.python).lines[:1] for kind in (gap, CALLS_GAP))
+    return next((first for (first,) in filter(None, firsts) if first.share >= _MAIN_SHARE), None)
 
 
 def _input_works(trace: Trace, rank: _Rank, idle: Spans) -> bool:

@@ -133,8 +133,8 @@ class CaptureRecord(Struct, frozen=True):
             lines += [text for text in (plan.ended, *plan.notes) if text]
             count = self.steps.count if self.steps is not None else 0
             if self.plan.shortened and self.analysis is not None and count < _FEW_STEPS:
-                lines.append(f"gputop found {count or 'no'} complete step{'s' if count != 1 else ''}; to capture longer: "
-                             f"gputop capture --seconds {self.asked_s:g} --force")
+                lines.append(f"gputop found {count or 'no'} complete step{'s' if count != 1 else ''}; to capture "
+                             f"longer: gputop capture --seconds {self.asked_s:g} --force")
             elif self.plan.overview_s:
                 lines.append("less frequent events may be missing; to watch for longer: gputop capture --seconds "
                              f"{max(_LONG_S, 2 * self.asked_s):g}")

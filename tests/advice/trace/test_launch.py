@@ -159,6 +159,13 @@ def test_pauses_between_short_kernels(kernel, gap, there):
         assert f.evidence["below_20us_ratio"] == 1 and f.evidence["launch_pace_s"] == pytest.approx(12e-6)
 
 
+def test_pauses_between_kernels_that_make_a_batch_are_those_of_the_wait_for_it():
+    b = many(10, 2)
+    for i in range(STEPS):
+        b.host("IteratorGetNextOp::DoCompute", i * STEP + 100, STEP - 200, line="tf_Compute/1")
+    assert "small_kernels" not in {id_ for f in findings(b.build()).values() for id_ in f.ids}
+
+
 def test_kernels_per_step_are_those_of_the_steps_where_the_window_is_longer():
     def kernels_of(b: Builder) -> float:
         return findings(b.build())["small_kernels"].evidence["kernels_per_step"]

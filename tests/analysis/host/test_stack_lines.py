@@ -15,12 +15,12 @@ from gputop.advice.registry import rule_of
 from gputop.advice.trace.advise import lines_of_finding
 from gputop.advice.verdict import Verdict
 from gputop.analysis.host.python_stacks import sampled_stacks, stack_spans
-from gputop.analysis.host.stack_lines import Lines, line_text, lines_of_gaps
+from gputop.analysis.host.stack_lines import CALLS_GAP, Lines, gap_lines, line_text, lines_of_gaps, process_lines
 from gputop.analysis.results import Analysis, GapLines, HostStacks
 from gputop.core.host_stacks import StackFrame
 from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
 from gputop.diagnosis.report import text_report
-from gputop.trace.intervals import EMPTY, Spans, coverage, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, union
 from gputop.trace.model import Trace
 from tests.analysis.host.stack_samples import frame, sampled, with_samples
 from tests.trace.build import Builder, keras_steps
@@ -396,3 +396,14 @@ def test_what_gputop_runs_in_the_job_is_no_culprit():
     guard = "gputop_kineto:184 _Guard._run > gputop_kineto:190 _Guard._receive"
     stacks = {"MainThread": [(0.0, STEP)], "guard": [(i * STEP_S, guard) for i in range(STEPS)]}
     assert not gap(analysis_of(stacks, input_s=0.05), "input").lines
+
+
+@pytest.mark.parametrize("steps_line", [166, 176])
+def test_what_steps_run_too_is_told_by_the_line_that_calls_it(steps_line):
+    """The loop calls a solver in each step, and once more for a test, in which no line of it takes half of the time."""
+    inner = [f"solver.py:{n} solve > torch/nn/linear.py:9 forward" for n in range(6)]
+    stacks = [(n * 0.01, f"demo.py:{176 if n > 80 else steps_line} <module> > {inner[n % 6]}") for n in range(120)]
+    python = sampled_stacks(sampled({"MainThread": stacks}, 1.2), 1000 * 10**9)
+    outside, gap = union([0], [800_000_000]), union([820_000_000], [1_200_000_000])
+    (first,) = gap_lines(CALLS_GAP, [gap], 0.38, process_lines([python], merge(outside, gap), [gap])).lines[:1] or [None]
+    assert (first is not None and first.line == "demo.py:176 <module>" and first.share > 0.9) == (steps_line == 166)

@@ -511,9 +511,14 @@ def test_the_parts_of_a_sampled_overview_sum_to_it(seed):
     assert all(part.time_s > 0 for part in wall.parts)
 
 
-def test_keras_own_line_without_an_event_frees_an_iterator():
-    wall = divided(in_samples("train.py:3 main > keras/src/backend/tensorflow/trainer.py:397 TensorFlowTrainer.fit"))
-    assert [part.kind for part in wall.parts if part.id == "between"] == ["freeing"]
+@pytest.mark.parametrize(("line", "each", "kind"), [
+    ("train.py:3 main > keras/src/backend/tensorflow/trainer.py:397 TensorFlowTrainer.fit", (), "freeing"),
+    ("train.py:5 main", ("train.py:5 main > tensorflow/python/data/ops/iterator_ops.py:826 OwnedIterator.__next__",
+                         "train.py:6 main > tensorflow/execute.py:53 quick_execute"), "freeing"),
+    ("train.py:5 main", ("train.py:6 main > tensorflow/execute.py:53 quick_execute",), "line")])
+def test_a_line_that_drops_an_iterator_shows_no_event_and_calls_nothing(line, each, kind):
+    wall = divided(in_samples(line, each=each))
+    assert [part.kind for part in wall.parts if part.id == "between"] == [kind]
 
 
 @pytest.mark.parametrize("changes", [
