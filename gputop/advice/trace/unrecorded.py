@@ -27,7 +27,6 @@ from gputop.trace.intervals import merge, overlap, union
 _ALIKE = 0.2  # what the samples in the recording show of the step differs from what is recorded by no more than this
 _WORTH_SAYING = 0.02  # of a step; and no less than the standard deviation of the samples
 _EVALUATES = re.compile(r"(?:run_|do_)?(?:eval|evaluate|validate|validation|test)(?:_\w+)?")
-_OPTIMIZER = "optimizer_unfused"  # of whose time one call leaves a part
 _ANY_THREAD = "host_placement"  # whose Python a compiled function calls on any thread
 _HOST_WORK = ("step_gap_host", "long_steps", "time_outside_steps", _ANY_THREAD)
 
@@ -46,15 +45,14 @@ def as_unrecorded(made: Finding, facts: TraceFacts) -> Finding:
     threads = [python[0].loop, *(python[0].others if made.id == _ANY_THREAD else ())]
     recorded, outside, outside_s = _shares(threads, facts.trace.window_ns, runs)
     samples = outside_s * python[0].rate_hz
-    share = made.evidence.get("share_ratio", gain.step_time) if made.id == _OPTIMIZER else gain.step_time
+    share = made.evidence.get("share_ratio") or gain.step_time or 1.0
     if outside_s < LEAST_S or abs(recorded - share) > _ALIKE:
         return made
     error = sqrt(outside * (1 - outside) / samples)
     if abs(outside - share) < max(error, _WORTH_SAYING):
         return made
-    of_recorded = percent(made.evidence.get("share_ratio", gain.step_time))
     saved = outside * gain.step_time / share
-    title = made.title.replace(of_recorded, percent(outside), 1)  # a heading has one share: that of the job
+    title = made.title.replace(percent(share), percent(outside), 1)  # a heading has one share: that of the job
     why = (f"Outside of the recording, Python's samples show this for {percent(outside)} of {seconds(outside_s)}. What "
            f"follows is of the recorded steps, which the profiler slows down unevenly. {made.why}")
     claim = "about" if gain.claim == "measured" else gain.claim
@@ -69,7 +67,7 @@ def _stacks_of(made: Finding, function: UserFunction | None, python: PythonStack
     if made.id == "input_bound":
         loaders = loader_of_frames(python)
         return _with_frame(python, lambda frame: bool(loaders[frame]))
-    if made.id == _OPTIMIZER:
+    if made.id == "optimizer_unfused":
         return _with_frame(python, lambda frame: "/torch/optim/" in python.frames[frame].file)
     if made.id == "evaluation_share":
         return _with_frame(python, lambda frame: _EVALUATES.fullmatch(

@@ -132,8 +132,7 @@ class Lines:
         begun = [self._by_stack(coverage(spans, loop.seen, loop.seen + 1)) for spans in within]
         # Those first seen in gaps at least so many times as often as outside of them.
         self._of_gaps = np.flatnonzero((begun[0] > _GAP_RATIO * begun[1]) & (not python.exact))
-        self._telling = {worker: self._frames_that_tell(worker, self._around) for worker in (False, True, CALLS_GAP)}
-        self._telling[CALLS_GAP].line[:] = self._telling[CALLS_GAP].outer
+        self._telling = {worker: self._frames_that_tell(worker, self._around) for worker in (False, True)}
         if len(gaps.start) and not python.exact:
             ran = [self._by_stack(coverage(spans, loop.start, loop.end)) for spans in within]
             for telling in self._telling.values():
@@ -234,13 +233,13 @@ class Lines:
     def alone(self, called: re.Pattern[str], within: Spans) -> str:
         """The line that runs for most of this time and calls nothing, where at other times it calls a function of such
         a file and name; "" without one."""
-        python, frames = self.python, self.python.frames
-        callers = {caller for stack in python.stacks for caller, callee in pairwise(stack)
+        frames, stacks, loop = self.python.frames, self.python.stacks, self.python.loop
+        callers = {caller for stack in stacks for caller, callee in pairwise(stack)
                    if called.search(f"{frames[callee].file} {frames[callee].function}")}
-        last = np.array([stack[-1] if stack[-1:] and stack[-1] in callers else -1 for stack in python.stacks], np.int64)
-        times = np.bincount(last + 1, self._by_stack(coverage(within, python.loop.start, python.loop.end)), 1)[1:]
-        most = int(times.argmax()) if len(times) else -1
-        return line_text(frames[most]) if most >= 0 and times[most] > _MOST * within.total else ""
+        times = self._by_stack(coverage(within, loop.start, loop.end))
+        alone = [(int(time), stack[-1]) for time, stack in zip(times, stacks, strict=True) if {*stack[-1:]} & callers]
+        most, line = max(alone, default=(0, -1))
+        return line_text(frames[line]) if most > _MOST * within.total else ""
 
     def _by_stack(self, times: I64) -> I64:
         """Times of the loop's stacks, added up."""
@@ -255,14 +254,14 @@ class Lines:
         parts = []
         for whole, worker in self._threads(kind):
             spans = whole.around(gaps)
-            telling = {EAGER_GAP: self._telling_of_ops, _BELOW: self._telling_below,
-                       CALLS_GAP: self._telling[CALLS_GAP]}.get(kind, self._telling[worker])
+            telling = {EAGER_GAP: self._telling_of_ops, _BELOW: self._telling_below}.get(kind, self._telling[worker])
             if kind == PLACEMENT_GAP and (worker or self._telling_of_callbacks.line.max(initial=-1) >= 0):
                 telling = self._telling_of_callbacks
             inside = coverage(gaps, spans.start, spans.end)
             with_stack = np.flatnonzero((inside > 0) & (spans.stack >= 0))
             line = telling.line[spans.stack[with_stack]]
-            with_stack = with_stack[(line >= 0) & ~(telling.elsewhere[line] & (whole is self.python.loop))]
+            of_steps = whole is self.python.loop and kind != CALLS_GAP
+            with_stack = with_stack[(line >= 0) & ~(telling.elsewhere[line] & of_steps)]
             stack = spans.stack[with_stack]
             if kind == INPUT_GAP and whole is self.python.loop:  # the step's own stacks fell into the wait by chance
                 with_stack, stack = with_stack[self._loads[stack]], stack[self._loads[stack]]
@@ -271,7 +270,7 @@ class Lines:
         if not parts:
             return []
         line, outer, leaf, inside, start, end, stack = (np.concatenate(column) for column in zip(*parts, strict=True))
-        if np.bincount(line, inside).max(initial=0) < _SCATTERED * inside.sum():
+        if kind == CALLS_GAP or np.bincount(line, inside).max(initial=0) < _SCATTERED * inside.sum():
             line = outer
         of_line = np.bincount(line, inside)  # of several threads at once more than the time in which any runs it
         out = []
@@ -291,7 +290,7 @@ class Lines:
         by_user = any(map(_MAKES_BATCH.match, names)) and not any(map(_OTHER_WORK.match, names))
         return next(filter(None, (self._loader_of[frame] for frame in reversed(frames))), "user" if by_user else "")
 
-    def _frames_that_tell(self, worker: bool | str, around: frozenset[int]) -> _Telling:
+    def _frames_that_tell(self, worker: bool, around: frozenset[int]) -> _Telling:
         """Innermost frame of each stack that is of the user's own code that is not ``around`` the steps, else the
         outermost one that saves a checkpoint, else the library's that such code calls, else the innermost one.
         ``worker``: a thread that tells of the user's own code alone, and nothing while it waits for work."""
