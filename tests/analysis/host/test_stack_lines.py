@@ -405,5 +405,5 @@ def test_what_steps_run_too_is_told_by_the_line_that_calls_it(steps_line):
     stacks = [(n * 0.01, f"demo.py:{176 if n > 80 else steps_line} <module> > {inner[n % 6]}") for n in range(120)]
     python = sampled_stacks(sampled({"MainThread": stacks}, 1.2), 1000 * 10**9)
     outside, gap = union([0], [800_000_000]), union([820_000_000], [1_200_000_000])
-    (first,) = gap_lines(CALLS_GAP, [gap], 0.38, process_lines([python], merge(outside, gap), [gap])).lines[:1] or [None]
-    assert (first is not None and first.line == "demo.py:176 <module>" and first.share > 0.9) == (steps_line == 166)
+    lines = gap_lines(CALLS_GAP, [gap], 0.38, process_lines([python], merge(outside, gap), [gap])).lines
+    assert (lines[0].line == "demo.py:176 <module>" and lines[0].share > 0.9) == (steps_line == 166)
