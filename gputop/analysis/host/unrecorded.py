@@ -28,8 +28,8 @@ def in_and_outside(loop: StackSpans, window_ns: tuple[int, int]) -> tuple[Spans,
 
 
 def unrecorded_note(trace: Trace) -> list[TraceNote]:
-    """A note on the function that takes much of the loop's time outside of a recording that shows none of it: another
-    phase of the job, as rollouts between updates, or an evaluation."""
+    """A note on the function, or the line, that takes much of the loop's time outside of a recording that shows none of
+    it: another phase of the job, as rollouts between updates, or an evaluation."""
     python = python_of(trace) if len(trace.stacks) == 1 else []
     if not python:
         return []
@@ -40,10 +40,11 @@ def unrecorded_note(trace: Trace) -> list[TraceNote]:
     rows = np.flatnonzero(loop.stack >= 0)
     times = [np.bincount(loop.stack[rows], coverage(each, loop.start[rows], loop.end[rows]), len(python[0].stacks))
              for each in spans]
-    shares: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    frames: dict[tuple[str, str], int] = {}
+    shares: dict[tuple[str, str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    frames: dict[tuple[str, str, int], int] = {}
     for stack, *of_stack in zip(python[0].stacks, *times, strict=True):
-        calls = {(python[0].frames[frame].file, python[0].frames[frame].function): frame for frame in reversed(stack)}
+        of_frames = [(frame, python[0].frames[frame]) for frame in reversed(stack)]  # line 0: the whole function
+        calls = {(of.file, of.function, line): frame for frame, of in of_frames for line in (of.line, 0)}
         for function in reversed(calls):
             frames.setdefault(function, calls[function])
             for which, time in enumerate(of_stack):
@@ -52,7 +53,7 @@ def unrecorded_note(trace: Trace) -> list[TraceNote]:
               if recorded <= _HARDLY and outside >= _MUCH}
     if not unseen:
         return []
-    most = max(unseen, key=lambda function: unseen[function])
+    most = max(unseen, key=lambda function: (not function[2], unseen[function]))
     return [TraceNote("unrecorded", (
         f"Outside of the recording, Python's samples show {line_text(python[0].frames[frames[most]])} for "
         f"{percent(unseen[most])} of {seconds(spans[1].total / 1e9)}. The recording shows none of it, so all figures "
