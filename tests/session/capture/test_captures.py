@@ -43,7 +43,7 @@ def test_remarks_give_reason_and_cost() -> None:
 @pytest.mark.parametrize(("durations", "reason"), [(None, "no complete steps"), ([1.3, 1.3], "2 complete steps")])
 def test_too_few_steps_after_a_shortening_name_the_way_out(durations: list[float] | None, reason: str) -> None:
     (line,) = [r for r in record(durations).remarks if "complete steps" in r]
-    assert line == fXX: gputop capture --seconds 10 --force"
+    assert line == f"gputop found {reason}; to capture longer: gputop capture --seconds 10 --force"
     full = replace(SHORT, chosen_s=10.0)
     assert not any("complete steps" in r for r in record(durations, plan=full).remarks), "it was as long as asked"
 
