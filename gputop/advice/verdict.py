@@ -17,6 +17,7 @@ from gputop.text.units import percent
 ONCE = "this occurred once in the recording, so capture a longer trace to see how often it occurs"
 # The same in saved analyses of earlier versions.
 ONCE_TEXTS = (ONCE, "it came once in this recording, and how often it comes is unknown: a longer capture shows that")
+NO_TIME = "none: a fix prevents a failure and saves no time"
 NO_FIGURE = "live samples contain no step boundaries, so capture a trace to get a per-step estimate"  # for the gain
 
 

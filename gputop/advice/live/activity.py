@@ -14,10 +14,20 @@ from typing import TypeVar
 from msgspec import Struct
 
 from gputop.advice.fix_code import code, code_for
-from gputop.advice.live.node_view import SLICE_S, Fall, NodeView, falls, gpus_text, is_inference_server, same_job
+from gputop.advice.live.node_view import (
+    SLICE_S,
+    Fall,
+    NodeView,
+    falls,
+    gpus_text,
+    is_inference_server,
+    same_job,
+    stacks_command,
+    wait_for,
+)
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict, known
-from gputop.core.samples import GpuSample
+from gputop.core.samples import GpuSample, ProcessSample
 from gputop.text.units import counted, percent
 
 _MOST_MINUTES = 60  # of the history, in which is looked for the begin of a wait
@@ -60,7 +70,7 @@ class Spinning(Verdict, frozen=True, kw_only=True):
     stuck: bool  # for so long, and all GPUs of the job, that it will not go on
     faulty_gpus: frozenset[int]  # others, which reported a fault
     busy_gpus: tuple[int, ...]  # others of the job, which work
-    pids: tuple[int, ...]
+    processes: tuple[ProcessSample, ...]  # on these GPUs
     minutes: int  # for which they have looked like this, of the last hour
 
 
@@ -94,8 +104,7 @@ def _spin(view: NodeView, gpu: GpuSample, window_s: float) -> _Spin | str | None
         return f"{window_s:.0f} s of coarse utilization: {gpu['gpu_util'].reason or 'not yet seen for that long'}"
     if util < view.limit(rule, "util_", index):
         return None
-    power, allowed = view.mean(gpu, "power_w", window_s), gpu["power_limit_w"].value
-    of_limit = power / allowed if power is not None and allowed else None
+    of_limit = view.share(gpu, "power_w", window_s, "power_limit_w")
     traffic = [view.mean(gpu, metric, window_s) for metric in ("pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s")]
     readable = [t for t in traffic if t is not None]
     quiet = len(readable) == 2 and sum(readable) <= view.limit(rule, "traffic_", index)
@@ -165,7 +174,7 @@ def _spinning(view: NodeView, spins: list[_Spin], window_s: float) -> Spinning:
         gpus=tuple(sorted(indices)), severity="high" if stuck else "medium", window_s=window_s,
         gpu=gpus[0].info.index, figures=spins[0].evidence, sure=sure, stuck=stuck,
         faulty_gpus=view.gpus_explained_by("hardware_error") - indices, busy_gpus=tuple(busy),
-        pids=tuple(p.pid for p in here), minutes=_minutes(view, gpus))
+        processes=tuple(here), minutes=_minutes(view, gpus))
 
 
 def _minutes(view: NodeView, gpus: Sequence[GpuSample]) -> int:
@@ -196,8 +205,7 @@ def describe_spinning(v: Spinning) -> Explanation:
     low = f"{percent(figures['sm_active_ratio'])} SM activity ({idle} idle) " if "sm_active_ratio" in figures else ""
     lasts = f" This state has lasted for {v.minutes} min." if v.minutes > 1 else ""
     wait = (f"The GPUs may be waiting for {gpus_text(v.faulty_gpus)}, which reported a fault." if v.faulty_gpus else
-            f"The GPUs may be waiting for {gpus_text(v.busy_gpus)} of the same job, which "
-            f"{'is' if len(v.busy_gpus) == 1 else 'are'} busy." if v.busy_gpus else
+            f"The GPUs {wait_for(v.busy_gpus)}" if v.busy_gpus else
             "Such values are typical of a collective that one GPU or rank never joined, or of a polling kernel.")
     if not v.sure:
         wait += " Many very small kernels, run one at a time, can look the same."
@@ -214,7 +222,7 @@ def describe_spinning(v: Spinning) -> Explanation:
         unknown="the line that each rank is executing",
         action="Look at the stacks of the ranks: the rank that is not in a collective delays the others. NCCL 2.24 "
                "and newer can report that rank through the RAS service, which gputop keeps querying on this node.",
-        snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else code("spinning", "log"),
+        snippet=stacks_command(v.processes) or code("spinning", "log"),
         gain="no step completes while the ranks are waiting" if v.stuck else NO_FIGURE,
         source="NVML utilization, compared with power and with SM, tensor, and DRAM activity from GPM or DCGM; "
                + source("spinning.sm_enter", "spinning.varies_enter"))
@@ -284,8 +292,8 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
     how, brief, unknown = "", "Live samples do not show which kernels run", "which kernels fill the time?"
     if v.gpu_util is not None and v.gpu_util < limit("low_sm_active.gaps"):
         how = (f" No kernel was running for {percent(1 - v.gpu_util)} of the time, because the GPU was waiting for "
-               "input, launches, or the host.")
-        brief, unknown = f"Idle {percent(1 - v.gpu_util)} of the time", "input, launches, or the host?"
+               "input, launches, the host, or another GPU.")
+        brief, unknown = f"Idle {percent(1 - v.gpu_util)} of the time", "input, launches, the host, or another GPU?"
     elif v.gpu_util is not None:
         how = (" Kernels are running almost all the time but fill only a few SMs. Typical causes are small kernels, a "
                "small batch, or waiting in NCCL.")

@@ -7,7 +7,8 @@ A new rule is a record in :mod:`gputop.advice.live_rules` and two functions in a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import structs
 from msgspec.structs import replace
@@ -63,12 +64,13 @@ def _outcome(rule: Rule, view: NodeView) -> Finding | Abstained | None:
 
 # Time is lost, or how the GPUs work is not known.
 _HIDE_LIMIT = tuple(rule.id for rule in LIVE_RULES if rule.hides_limit)
+_CLOCK = "sm_clock_hz"
 _SLICES = 3  # before and after, at least: a pause that is shorter is ordinary
 
 
 def live_limit(view: NodeView) -> str | None:
-    """Text in the place of findings, since silence would look like a fault: "No problem found so far. GPUs 0-7
-    are compute bound (SM 92%, tensor 61%, 540 of 700 W)."; or, without the evidence for that, why it is not known.
+    """Text in the place of findings, since silence would look like a fault: "No problem found so far. GPUs 0-7 are
+    compute bound (SM 92%, tensor 61%, …)."; or, without the evidence for that, why it is not known.
 
     None on a node without GPUs, and where a rule that ran before on this view found time lost.
     """
@@ -105,7 +107,8 @@ def _not_judged(view: NodeView) -> str | None:
     window_s = view.seconds("window_s")
     for gpu in view.sample.gpus:
         if gpu.state != OK or not gpu.readings:
-            return f"Not checked: {gpus_text([gpu])} cannot be read" + (f" ({gpu.message})." if gpu.message else ".")
+            who = f"{gpus_text([gpu])}: " if gpu.state == OK else ""  # other states' messages name it
+            return f"Not checked: {who}{gpu.message.rstrip('.') or 'no values'}."
     if not view.whole_gpus:
         return "Not checked: gputop cannot evaluate jobs on MIG instances from live samples."
     times = view.window("gpu_util", window_s).times
@@ -116,30 +119,33 @@ def _not_judged(view: NodeView) -> str | None:
                 f"{longest_s / 60:.0f} min.")
     unseen = [gpu for gpu in view.whole_gpus if view.activity(gpu, window_s) is None]
     if unseen:
-        reason = unseen[0].activity()[1].reason or f"too few values in {window_s:.0f} s"
+        reason = unseen[0]["gpu_util"].reason or f"too few values in {window_s:.0f} s"
         return f"Not checked: the activity of {gpus_text(unseen)} is unknown ({reason})."
     if len(unused := view.without_process(window_s)[0]) == len(view.whole_gpus):
         return f"{gpus_text(unused)} idle for {window_s:.0f} s, and no process is listed there."
     if not view.warmed_up_gpus:
-        return f"No findings yet: the job started less than {limit('idle_gpu.age_s'):.0f} s ago."
+        return f"No findings yet: gputop has seen the job for less than {limit('idle_gpu.age_s'):.0f} s."
     return None
 
 
-def _what_bounds(view: NodeView) -> str | None:
-    """ "GPUs 0-7 are compute bound (SM 92%, …)."; None where no GPU works."""
-    window_s = view.seconds("window_s")
-    sm = {g.info.index: (g, mean) for g in view.warmed_up_gpus
-          if (mean := view.mean(g, "sm_active", window_s)) is not None and mean >= limit("unused_gpu.peer_busy")}
-    if not sm:
-        return None
-    gpus = [g for g, _ in sm.values()]
-    tensor, dram = ([mean for g in gpus if (mean := view.mean(g, metric, window_s)) is not None]
-                    for metric in ("tensor_active", "dram_active"))
-    figures = [f"SM {_span(mean for _, mean in sm.values())}"]
-    figures += [f"{name} {_span(values)}" for values, name in ((tensor, "tensor"), (dram, "DRAM")) if values]
-    figures += _power(view, gpus, window_s) + _clock(view, gpus, window_s)
-    bound = _bound(view, [mean for _, mean in sm.values()], tensor)
-    return f"{gpus_text(gpus)} {'is' if len(gpus) == 1 else 'are'} {bound} ({', '.join(figures)})."
+# What is told of the GPUs at work, each with the metric and with that of its full value; empty: it is a share itself.
+_FIGURES = (("SM {}", "sm_active", ""), ("tensor {}", "tensor_active", ""), ("DRAM {}", "dram_active", ""),
+            ("power {} of the limit", "power_w", "power_limit_w"),
+            ("SM clock {} of the maximum", _CLOCK, "sm_clock_max_hz"))
+
+
+def _what_bounds(view: NodeView) -> str:
+    """ "GPUs 0-7 are compute bound (SM 92%, …)."; what is true of each of these GPUs."""
+    window_s, figures = view.seconds("window_s"), list[str]()
+    gpus = [gpu for gpu in view.warmed_up_gpus
+            if (activity := view.activity(gpu, window_s)) and activity[1] >= limit("unused_gpu.peer_busy")]
+    if not gpus:
+        return "No GPU is busy."
+    for words, metric, full in _FIGURES:
+        shares = [share for gpu in gpus if (share := view.share(gpu, metric, window_s, full)) is not None]
+        if shares and (metric != _CLOCK or min(shares) <= limit("clocks_limited.set_enter")):
+            figures.append(words.format(_span(shares)))
+    return f"{gpus_text(gpus)} {'is' if len(gpus) == 1 else 'are'} {_bound(view, gpus)} ({', '.join(figures)})."
 
 
 def _fallen(view: NodeView) -> str | None:
@@ -162,39 +168,24 @@ def _fallen(view: NodeView) -> str | None:
             f"{window_s:.0f} s, gputop checks for a hang.")
 
 
-def _bound(view: NodeView, sm: list[float], tensor: list[float]) -> str:
-    if view.found("dram_bound"):
+def _bound(view: NodeView, gpus: list[GpuSample]) -> str:
+    def mean(metric: str) -> float:
+        means = [mean for gpu in gpus if (mean := view.mean(gpu, metric, view.seconds("window_s"))) is not None]
+        return sum(means) / len(means) if means else math.nan
+
+    indices = {gpu.info.index for gpu in gpus}
+    if indices <= view.gpus_explained_by("dram_bound"):
         return "limited by memory bandwidth"
-    if view.found("power_capped"):
+    if indices <= view.gpus_explained_by("power_capped"):
         return "slowed down by the power limit"
-    if sum(sm) / len(sm) < limit("live_limit.work"):
+    if mean("sm_active") < limit("live_limit.work"):
         return "partly busy and not at any limit"
-    if tensor and sum(tensor) / len(tensor) >= limit("live_limit.tensor"):
-        return "compute bound"
-    return "busy"
+    return "compute bound" if mean("tensor_active") >= limit("live_limit.tensor") else "busy"
 
 
-def _span(values: Iterable[float]) -> str:
+def _span(values: Sequence[float]) -> str:
     """The mean, or lowest and highest where they differ."""
     ordered = sorted(values)
     if ordered[-1] - ordered[0] > 0.1:
         return f"{100 * ordered[0]:.0f}-{percent(ordered[-1])}"
     return percent(sum(ordered) / len(ordered))
-
-
-def _power(view: NodeView, gpus: list[GpuSample], window_s: float) -> list[str]:
-    pairs = [(mean, allowed) for g in gpus if (mean := view.mean(g, "power_w", window_s)) is not None
-             and (allowed := g["power_limit_w"].value)]
-    if not pairs:
-        return []
-    return [f"{sum(p for p, _ in pairs) / len(pairs):.0f} of {sum(a for _, a in pairs) / len(pairs):.0f} W"]
-
-
-def _clock(view: NodeView, gpus: list[GpuSample], window_s: float) -> list[str]:
-    """The SM clock of the slowest GPU, where it is clearly below its maximum."""
-    pairs = [(mean / most, mean, most) for g in gpus if (mean := view.mean(g, "sm_clock_hz", window_s)) is not None
-             and (most := g["sm_clock_max_hz"].value)]
-    if not pairs or min(pairs)[0] > limit("clocks_limited.set_enter"):
-        return []
-    _, mean, most = min(pairs)
-    return [f"SM clock {mean / 1e6:.0f} of {most / 1e6:.0f} MHz"]

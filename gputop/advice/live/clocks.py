@@ -57,16 +57,14 @@ class ClocksHeld(Verdict, frozen=True, kw_only=True):
 
 def _clock(view: NodeView, gpu: GpuSample, reasons: Sequence[str], window_s: float) -> Clock | None:
     """The clock, and how often the driver gave one of these reasons; None where the clock is not known."""
-    def of(metric: str, scale: str) -> float | None:
-        mean, full = view.mean(gpu, metric, window_s), gpu[scale].value
-        return mean / full if mean is not None and full else None
-
-    clock, temperature_c = of("sm_clock_hz", "sm_clock_max_hz"), view.mean(gpu, "temperature_c", window_s)
+    clock, temperature_c = view.share(gpu, "sm_clock_hz", window_s, "sm_clock_max_hz"), view.mean(
+        gpu, "temperature_c", window_s)
     if clock is None:
         return None
     return Clock(gpu.info.index, clock, view.history.clock_event_share(gpu.info.uuid, reasons, window_s),
                  temperature_c, None if temperature_c is None else gpu["temperature_slowdown_c"].value,
-                 of("power_w", "power_limit_w"), gpu["power_limit_w"].value, gpu["power_limit_default_w"].value)
+                 view.share(gpu, "power_w", window_s, "power_limit_w"), gpu["power_limit_w"].value,
+                 gpu["power_limit_default_w"].value)
 
 
 def _held(clocks: Sequence[Clock], window_s: float, high: float, medium: float, reason: str = _SETTING) -> ClocksHeld:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from gputop.advice.fix_code import code
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.verdict import NO_TIME, Explanation, Missing, Verdict
 from gputop.core.findings import Severity
 from gputop.core.samples import LOST, NOT_RESPONDING, OK, GpuSample
 from gputop.core.xid import APPLICATION, DRIVER, HARDWARE, UNKNOWN, Xid, explain
@@ -67,7 +67,7 @@ def describe_hardware_error(v: HardwareError) -> Explanation:
         title=f"{gpus_text(worst.gpus)} {worst.what}", why=f"{worst.why}{stop} {also}".rstrip(), evidence=evidence,
         action=worst.action,
         snippet="\n".join([worst.snippet, *(f"sudo nvidia-smi --gpu-reset -i {index}" for index in resets)]),
-        gain="none: the job on this GPU fails or hangs, so there is no step to shorten", source=worst.source)
+        gain=NO_TIME, source=worst.source)
 
 
 def _begun(message: str) -> str:
@@ -86,25 +86,22 @@ def _unknown(gpus: Sequence[GpuSample]) -> Missing | None:
 # -- GPUs that are gone ---------------------------------------------------------------------------
 
 def _gone(view: NodeView) -> Iterable[_Fault]:
-    lost = [g for g in view.sample.gpus if g.state == LOST]
-    silences = {
-        g.info.uuid: s for g in view.sample.gpus if g.state == NOT_RESPONDING and (s := _silent_s(view, g)) is not None
-    }
-    silent = [g for g in view.sample.gpus if g.info.uuid in silences]
-    sick = lost + silent
-    if not sick:
-        return
-    evidence = {"lost_count": float(len(lost)), "not_responding_count": float(len(silent))}
-    if silences:
-        evidence["silent_s"] = max(silences.values())
-    what = "lost" if not silent else "not responding" if not lost else "lost or not responding"
-    indices = _indices(sick)
-    cause, _, fix = sick[0].message.partition(". ")  # the cause, then what to do
-    yield _Fault(
-        "high", indices, f"{'is' if len(indices) == 1 else 'are'} {what}",
-        _begun(cause) or f"NVML reports the state {sick[0].state!r}.",
-        f"{fix.rstrip('.')}." if fix else
-        "Stop the jobs on that GPU, and find the Xid in the kernel log before you use the GPU again.", evidence, _NVML)
+    """One fault for each state: each asks for a fix of its own."""
+    sick: dict[str, list[GpuSample]] = {}
+    for gpu in view.sample.gpus:
+        if gpu.state == LOST:
+            sick.setdefault("unusable until a reset" if "needs a reset" in gpu.message else "lost", []).append(gpu)
+        elif gpu.state == NOT_RESPONDING and _silent_s(view, gpu) is not None:
+            sick.setdefault("not responding", []).append(gpu)
+    for what, gpus in sorted(sick.items()):
+        evidence = {"lost_count": float(len(gpus))} if gpus[0].state == LOST else {
+            "not_responding_count": float(len(gpus)), "silent_s": max(_silent_s(view, gpu) or 0.0 for gpu in gpus)}
+        cause, _, fix = gpus[0].message.partition(". ")  # the cause, then what to do
+        yield _Fault(
+            "high", _indices(gpus), f"{'is' if len(gpus) == 1 else 'are'} {what}",
+            _begun(cause) or f"NVML reports the state {gpus[0].state!r}.", f"{fix.rstrip('.')}." if fix else
+            "Stop the jobs on that GPU, and find the Xid in the kernel log before you use the GPU again.", evidence,
+            _NVML)
 
 
 def _silent_s(view: NodeView, gpu: GpuSample) -> float | None:
@@ -169,8 +166,8 @@ def _memory(gpus: Sequence[GpuSample]) -> Iterable[_Fault]:
         errors = sum(g["ecc_uncorrected"].value or 0 for g in lossy)
         yield _Fault(
             "high", _indices(lossy), "had memory errors that ECC could not correct",
-            f"{errors:.0f} uncorrectable ECC error{'s' if errors > 1 else ''} since the driver was loaded: data was "
-            "lost, and the affected job has failed.",
+            f"{errors:.0f} uncorrectable ECC error{'s' if errors > 1 else ''} since the driver was loaded. A job that "
+            "uses such memory fails.",
             "Reset the GPU when no job needs it, so that bad rows are replaced. If the count rises again, have the "
             "board examined.", {"ecc_uncorrected_count": float(errors)}, _ECC, code("hardware_error", "ecc") or _DMESG,
             reset=True)

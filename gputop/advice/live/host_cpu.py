@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gputop.advice.fix_code import code, code_for
-from gputop.advice.live.node_view import NodeView, gpus_text, name_of
+from gputop.advice.live.node_view import NodeView, gpus_text, name_of, same_of
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict
 from gputop.core.samples import CgroupSample, ProcessSample
@@ -30,6 +30,7 @@ class HostCpuSaturated(Verdict, frozen=True, kw_only=True):
     throttled: float | None = None  # share of the scheduler's periods in which the quota was used up
     group: CgroupSample | None = None
     process: ProcessSample | None = None  # whose thread fills a core
+    others: int = 0  # processes of which the same is true
     full_core: float | None = None  # share of the samples with a full core
     gpu_util: float | None = None
 
@@ -49,7 +50,7 @@ def judge_host_cpu_saturated(view: NodeView) -> HostCpuSaturated | Missing | Non
         return Missing(f"{window_s:.0f} s of CPU use "
                        f"({view.sample.host['cpu_ratio'].reason or 'not yet seen for that long'})")
     held = [p for p in jobs if p.pid in waiting]
-    gpus = {i: activity for p in held for i, activity in waiting[p.pid].items()}
+    gpus = _union(waiting, held)
     bound, least_active = view.limit(_RULE, "cpu_", min(gpus)), min(gpus.values())
 
     def verdict(limited_by: str, gpus: dict[int, float], **figures: Any) -> HostCpuSaturated:
@@ -62,15 +63,20 @@ def judge_host_cpu_saturated(view: NodeView) -> HostCpuSaturated | Missing | Non
     for process in held:
         granted = _granted(view, process, window_s, waiting[process.pid])
         if granted is not None:
-            return verdict(gpus=waiting[process.pid], **granted)
+            return verdict(gpus=_union(waiting, (p for p in held if p.cgroup == process.cgroup)), **granted)
     of_limit = _of_limit(view, window_s)
     if of_limit is not None and bound <= of_limit[0] <= limit(f"{_RULE}.limit_beyond"):
         return verdict("container", gpus, of_limit=of_limit[0], cores=of_limit[1])
-    for process in held:
-        thread = _one_thread(view, process, window_s, waiting[process.pid])
-        if thread is not None:
-            return verdict("thread", waiting[process.pid], process=process, **thread)
+    threads = [(p, thread) for p in held if (thread := _one_thread(view, p, window_s, waiting[p.pid])) is not None]
+    # Where other programs fill cores too, the job's need not be among them.
+    if threads and view.full_cores(window_s) <= view.limit(_RULE, "most_cores_", min(gpus)) * len(threads):
+        return verdict("thread", _union(waiting, (p for p, _ in threads)), process=threads[0][0],
+                       others=len(threads) - 1, **threads[0][1])
     return None
+
+
+def _union(waiting: Mapping[int, dict[int, float]], processes: Iterable[ProcessSample]) -> dict[int, float]:
+    return {gpu: activity for process in processes for gpu, activity in waiting[process.pid].items()}
 
 
 def _waiting(view: NodeView, process: ProcessSample, window_s: float) -> dict[int, float]:
@@ -123,11 +129,9 @@ def _one_thread(view: NodeView, process: ProcessSample, window_s: float,
     cores = view.host_mean(lambda point: point.process_cores.get(process.pid), window_s)
     if full is None or cores is None or full < view.limit(_RULE, "thread_", min(gpus)):
         return None
-    most = view.limit(_RULE, "most_cores_", min(gpus))
-    if not view.limit(_RULE, "least_cores_", min(gpus)) <= cores <= most:
+    least, most = (view.limit(_RULE, f"{bound}_cores_", min(gpus)) for bound in ("least", "most"))
+    if not least <= cores <= most:
         return None
-    if view.full_cores(window_s) > most:
-        return None  # other programs fill cores too: the job's need not be among them
     util = [m for g in view.compute_gpus(process) if g.info.index in gpus
             and (m := view.mean(g, "gpu_util", window_s)) is not None]
     # A thread that polls for the GPU fills a core too: but then a kernel runs.
@@ -176,10 +180,10 @@ def _full(v: HostCpuSaturated, evidence: dict[str, float], what: str, title: str
 def _thread_full(v: HostCpuSaturated, process: ProcessSample, evidence: dict[str, float]) -> Explanation:
     cores, full, util = v.cores or 0.0, v.full_core or 0.0, v.gpu_util or 0.0
     return Explanation(
-        title=f"One CPU thread delays {gpus_text(v.gpus)}",
+        title=f"One CPU thread {'of each process ' * (v.others > 0)}delays {gpus_text(v.gpus)}",
         why=f"{name_of(process)} used {cores:.1f} CPU cores over the last {v.window_s:.0f} s, and one core was fully "
             f"used in {percent(full)} of the samples. For {percent(1 - util)} of this time, no kernel was running "
-            "because the main thread was too slow (Python runs one thread at a time).",
+            f"because the main thread was too slow (Python runs one thread at a time).{same_of(v.others)}",
         evidence=evidence | {"process_cpu_cores": cores, "full_core_share_ratio": full, "gpu_util_ratio": util},
         brief=f"For {percent(1 - util)} of the time, no kernel was running; one CPU core is fully used.",
         unknown="what does that thread do?",
@@ -221,8 +225,6 @@ def judge_numa_remote(view: NodeView) -> NumaRemote | Missing | None:
 
 
 def describe_numa_remote(v: NumaRemote) -> Explanation:
-    more = f" The same applies to {v.others} other processes." if v.others > 1 else (
-        " The same applies to one other process." if v.others else "")
     nodes = ",".join(map(str, v.gpu_nodes))
     several = len(v.gpu_nodes) > 1
     plural = "s" if several else ""
@@ -231,7 +233,7 @@ def describe_numa_remote(v: NumaRemote) -> Explanation:
               f"{'processes run' if v.others else 'process runs'} on another NUMA node",
         why=f"{name_of(v.process)} may use only CPUs of NUMA node {ranges(v.bound_nodes, ', ')}, but "
             f"{gpus_text(v.far)} {'is' if len(v.far) == 1 else 'are'} on another node. Launches, copies, and input "
-            f"cross the link between the sockets.{more}",
+            f"cross the link between the sockets.{same_of(v.others)}",
         evidence={"bound_nodes_count": float(len(v.bound_nodes)), "far_gpus_count": float(len(v.far))},
         action=f"Let the process use the CPUs and the memory of NUMA node{plural} {nodes}"
                + (", or start one process per GPU, each bound to its own node." if several else

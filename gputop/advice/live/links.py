@@ -47,8 +47,8 @@ def judge_pcie_link_degraded(view: NodeView) -> PcieLinkDegraded | Missing | Non
         if full is None:
             missing = missing or f"the highest PCIe generation and width of {gpus_text([gpu])}"
             continue
-        if not view.readings_count(gpu, _LINK, window_s):
-            reason = gpu[_LINK].reason or "not yet read"
+        if view.mean(gpu, _LINK, window_s) is None:
+            reason = gpu[_LINK].reason or "not yet seen for that long"
             missing = missing or f"generation and width of the PCIe link of {gpus_text([gpu])}: {reason}"
             continue
         rates = _rates_at_work(view, gpu, window_s)

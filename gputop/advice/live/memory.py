@@ -10,7 +10,7 @@ from msgspec import Struct
 from gputop.advice.fix_code import code, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text, name_of
 from gputop.advice.registry import limit, source
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.verdict import NO_TIME, Explanation, Missing, Verdict
 from gputop.core.samples import ENDED, ZOMBIE, GpuSample
 from gputop.text.units import bytes_, percent
 
@@ -47,7 +47,7 @@ def judge_unlisted_memory(view: NodeView) -> UnlistedMemory | Missing | None:
     """Memory of idle GPUs is in use, but no process that is alive is listed there."""
     rule, window_s = "unlisted_memory", view.seconds("unused_gpu.window_s")
     alone = {gpu.info.index for gpu in view.without_process(window_s)[0]}
-    held: dict[int, float] = {}
+    held: tuple[dict[int, float], dict[int, float]] = {}, {}  # by processes that have ended, and by nobody
     pids: set[int] = set()
     judged = False
     for gpu in view.whole_gpus:
@@ -60,24 +60,26 @@ def judge_unlisted_memory(view: NodeView) -> UnlistedMemory | Missing | None:
         nobody = all(p.reason in (ENDED, ZOMBIE) for p in here) if here else index in alone and not gpu.processes
         idle = activity[1] <= view.limit("unused_gpu", "", index)
         if nobody and idle and used >= limit(f"{rule}.ratio") * total:
-            held[index] = used
+            held[not here][index] = used
             pids |= {p.pid for p in here}
-    if not held:
+    gpus = held[0] or held[1]
+    if not gpus:
         return None if judged else Missing(f"{window_s:.0f} s of activity and of used and total memory of a GPU")
-    most = max(held, key=held.__getitem__)
-    return UnlistedMemory(gpus=tuple(sorted(held)), severity="low", window_s=window_s, gpu=most,
-                          used_bytes=held[most], ended=tuple(sorted(pids)))
+    most = max(gpus, key=gpus.__getitem__)
+    return UnlistedMemory(gpus=tuple(sorted(gpus)), severity="low", window_s=window_s, gpu=most,
+                          used_bytes=gpus[most], ended=tuple(sorted(pids)))
 
 
 def describe_unlisted_memory(v: UnlistedMemory) -> Explanation:
-    used = f"{bytes_(v.used_bytes)} of memory"
-    who, held = "The process is in another container, or it has ended without freeing its memory.", (
-        f"{'up to ' * (len(v.gpus) > 1)}{used} in use, but no process is listed")
+    used, several = f"{bytes_(v.used_bytes)} of memory", len(v.ended) > 1
+    who = "The process is in another container, or it has ended without freeing its memory."
+    held = "in use, but no process is listed"
     if v.ended:
-        who = f"The driver lists process {', '.join(map(str, v.ended))}, which has ended without freeing its memory."
-        held = f"a process that has ended still holds {used}"
+        who = (f"The driver lists process{'es' * several} {', '.join(map(str, v.ended))}, which "
+               f"{'have' if several else 'has'} ended without freeing the memory.")
+        held = f"held by {'processes that have' if several else 'a process that has'} ended"
     return Explanation(
-        title=f"{gpus_text(v.gpus)}: {held}",
+        title=f"{gpus_text(v.gpus)}: {'up to ' * (len(v.gpus) > 1)}{used} {held}",
         why=f"GPU {v.gpu} did nothing over the last {v.window_s:.0f} s, but {used} is in use there. {who}",
         evidence={"window_s": v.window_s, "used_bytes": v.used_bytes, "held_gpus_count": float(len(v.gpus))},
         brief=who, action="On the host, find the process that has the device open. If there is none, reset the GPU.",
@@ -119,7 +121,7 @@ def describe_host_memory_low(v: HostMemoryLow) -> Explanation:
         brief=f"When nothing is left, the kernel terminates a process.{largest}",
         action="Find what grows: caches and copies of the dataset in each worker, checkpoints in /dev/shm, and other "
                "jobs. Fewer workers or less prefetching need less memory.",
-        snippet="ps -eo pid,user,rss,args --sort=-rss | head", gain="none: a fix prevents a failure and saves no time",
+        snippet="ps -eo pid,user,rss,args --sort=-rss | head", gain=NO_TIME,
         source=source("host_memory_low.free_enter"))
 
 
@@ -187,7 +189,7 @@ def describe_memory_pressure(v: MemoryPressure) -> Explanation:
         brief=f"{tight.processes} processes share GPU {tight.gpu}, with only {percent(tight.free)} of its memory free.",
         action="Give each process its own GPU, or a memory limit that leaves room for the others.",
         snippet=code_for(v.framework, "memory_pressure", "share-"),
-        gain="none: a fix prevents a failure and saves no time",
+        gain=NO_TIME,
         source="memory use and processes from NVML; " + source("memory_pressure.free_enter"))
 
 

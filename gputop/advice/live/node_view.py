@@ -19,7 +19,7 @@ from gputop.core.samples import ENDED, OK, ZOMBIE, GpuSample, HostProcess, NodeS
 from gputop.ranks.model import RasReport
 from gputop.telemetry.history import History, HostHistoryPoint, Series
 from gputop.text.commands import program_name
-from gputop.text.units import ranges
+from gputop.text.units import counted, ranges
 
 NO_PROCESS = "a compute process that holds a GPU: start the job, or run gputop on the node where the job is running"
 NO_PROCESS_WATCHED = "a compute process on the watched GPUs: omit --gpus to see all GPUs of the node"
@@ -186,6 +186,11 @@ class NodeView:
         mean = self.window(metric, seconds).mean[self.column(gpu)]
         return None if mean != mean else mean
 
+    def share(self, gpu: GpuSample, metric: str, seconds: float, full: str = "") -> float | None:
+        """The mean of a metric, as a share of what ``full`` is now; None where either is not known."""
+        mean, most = self.mean(gpu, metric, seconds), gpu[full].value if full else 1.0
+        return mean / most if mean is not None and most else None
+
     def span(self, gpu: GpuSample, metric: str, seconds: float) -> float | None:
         """Largest less smallest reading of the last ``seconds``; None where too little of them was seen."""
         if self.mean(gpu, metric, seconds) is None:
@@ -258,7 +263,7 @@ class NodeView:
     def warmed_up_gpus(self) -> list[GpuSample]:
         """The whole GPUs whose job is past its start-up, and those on which no process is listed: from
         inside a container those of others cannot be seen."""
-        return [g for g in self.whole_gpus if self.age_on_s(g) >= limit("idle_gpu.age_s")]
+        return [g for g in self.whole_gpus if self.age_on_s(g) >= limit("idle_gpu.age_s") and not only_graphics(g)]
 
     def age_on_s(self, gpu: GpuSample) -> float:
         """Lower bound of the age of the oldest process on this GPU; infinite where none is listed."""
@@ -315,9 +320,10 @@ class NodeView:
             since_s, activity = self.history.held_since(gpu.info.uuid, None), self.activity(gpu, seconds)
             if gpu.processes_reason is not None or since_s is None or self.sample.time_s - since_s < seconds:
                 continue
-            if activity is not None:
-                works = activity[1] > self.limit("unused_gpu", "", gpu.info.index)
-                (at_work if works else idle).append(gpu)
+            if activity is not None and activity[1] <= self.limit("unused_gpu", "", gpu.info.index):
+                idle.append(gpu)
+            elif activity is not None and not gpu.processes:  # else a screen is drawn
+                at_work.append(gpu)
         return idle, at_work
 
     def unlisted(self, gpus: Sequence[GpuSample]) -> Missing:
@@ -336,6 +342,16 @@ class NodeView:
         if at_work:
             return self.unlisted(at_work)
         return Missing(NO_PROCESS if self.complete else NO_PROCESS_WATCHED)
+
+
+def only_graphics(gpu: GpuSample) -> bool:
+    """Return whether programs draw with this GPU and none computes on it."""
+    return bool(gpu.processes) and not any("C" in process.kind for process in gpu.processes)
+
+
+def of_one_model(gpus: Iterable[GpuSample]) -> bool:
+    """Return whether these GPUs take the same time for the same work."""
+    return len({gpu.info.name for gpu in gpus}) == 1
 
 
 def is_inference_server(process: ProcessSample) -> bool:
@@ -383,6 +399,20 @@ def gpus_text(gpus: Iterable[GpuSample | int]) -> str:
 def name_of(process: ProcessSample | HostProcess) -> str:
     """A short name: the script or program, with the pid."""
     return f"{program_name(process.command or 'process')} (pid {process.pid})"
+
+
+def wait_for(busy: Sequence[int]) -> str:
+    return f"may be waiting for {gpus_text(busy)} of the same job, which {'is' if len(busy) == 1 else 'are'} busy."
+
+
+def stacks_command(processes: Iterable[ProcessSample], most: int = 8) -> str:
+    """The command for the stacks of these processes, of those that are known where gputop runs; "" for none."""
+    pids = [str(p.local_pid or p.pid) for p in processes if p.command is not None]
+    return f"gputop stacks {' '.join(pids[:most])}" if pids else ""
+
+
+def same_of(others: int) -> str:
+    return f" The same applies to {counted(others, 'other process', 'es')}." if others else ""
 
 
 # -- falls of the SM activity of a job from a level that it held for minutes ---------------------

@@ -5,7 +5,18 @@ from __future__ import annotations
 from msgspec import Struct
 
 from gputop.advice.fix_code import code, code_for
-from gputop.advice.live.node_view import NodeView, gpus_text, is_inference_server, name_of, same_job, waits_for
+from gputop.advice.live.node_view import (
+    NodeView,
+    gpus_text,
+    is_inference_server,
+    name_of,
+    of_one_model,
+    same_job,
+    same_of,
+    stacks_command,
+    wait_for,
+    waits_for,
+)
 from gputop.advice.registry import limit
 from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict, known
 from gputop.core.findings import Severity, severity_of
@@ -22,9 +33,6 @@ _EVEN_WORK = {
 }
 
 
-_NAMED = 8  # PIDs in a command
-
-
 class _Holder(Struct, frozen=True):
     process: ProcessSample
     idle: tuple[int, ...]
@@ -36,7 +44,8 @@ class IdleGpu(Verdict, frozen=True, kw_only=True):
     window_s: float
     worst: _Holder
     complete: bool  # all GPUs of the node are watched
-    others: tuple[int, ...] = ()  # PIDs of further processes that use none of their GPUs
+    others: tuple[ProcessSample, ...] = ()  # that use none of their GPUs either
+    busy_gpus: tuple[int, ...] = ()  # of the same job, which other processes hold
 
 
 def judge_idle_gpu(view: NodeView) -> IdleGpu | Missing | None:
@@ -67,9 +76,13 @@ def judge_idle_gpu(view: NodeView) -> IdleGpu | Missing | None:
     if wholly:
         # One that should be at work comes before those that wait for requests or for their user.
         worst = max(wholly, key=lambda holder: (not waits_for(holder.process), len(holder.idle)))
+        job = [p for p in view.processes if same_job(p, worst.process, view.complete)]
+        busy_gpus = {g.info.index for p in job for g in view.compute_gpus(p)
+                if (a := view.activity(g, window_s)) is not None and a[1] >= limit("idle_gpu.peer_busy")}
         return IdleGpu(gpus=_all_idle(wholly), severity="low" if waits_for(worst.process) else "medium",
                        window_s=view.seconds("idle_gpu.all_window_s"), worst=worst, complete=view.complete,
-                       others=tuple(holder.process.pid for holder in wholly if holder is not worst))
+                       others=tuple(holder.process for holder in wholly if holder is not worst),
+                       busy_gpus=tuple(sorted(busy_gpus)))
     return None if judged or left_out else Missing(
         f"{window_s:.0f} s of activity readings from a process that is past startup ({limit('idle_gpu.age_s'):.0f} s)")
 
@@ -121,9 +134,11 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
     cause, who = f", because it is {may_be}", name_of(process)
     action = ("If nobody needs it, stop it to free the GPUs." if waits else
               "Look at what its Python threads are doing. If this is a forgotten notebook, stop it to free the GPUs.")
+    doing += same_of(len(v.others))
     if v.others:
         who = f"{who} and {counted(len(v.others), 'other process', 'es')}"
-        doing = f"{doing} The same applies to {counted(len(v.others), 'other process', 'es')}."
+    if v.busy_gpus:
+        action, doing = "Look at what its Python threads are doing.", f"{doing} It {wait_for(v.busy_gpus)}"
     if not v.complete:
         cause = ". The process may be using GPUs that gputop is not watching"
         action = ("Look at all GPUs of the node, without --gpus. If the process works on other GPUs, spread the "
@@ -136,7 +151,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
             "window_s": v.window_s, "idle_gpus_count": float(len(idle)),
             "held_gpus_count" if v.complete else "held_gpus_watched_count": float(len(idle)), "cpu_cores": cores}),
         action=action,
-        snippet=None if waits else " ".join(("gputop stacks", *map(str, (process.pid, *v.others)[:_NAMED]))),
+        snippet=None if waits else stacks_command((process, *v.others)),
         brief=f"{who} {'are' if v.others else 'is'} {may_be}." if v.complete else "",
         unknown="the line that it is executing" if v.complete and not waits else "",
         gain="no step is running" if v.complete else NO_FIGURE, source="gputop's own limits")
@@ -167,8 +182,8 @@ def judge_unused_gpu(view: NodeView) -> UnusedGpu | Missing | None:
 
 def describe_unused_gpu(v: UnusedGpu) -> Explanation:
     return Explanation(
-        title=f"{gpus_text(v.gpus)} not used by any process",
-        why=f"No process has used {gpus_text(v.gpus)} for {v.window_s:.0f} s, while other GPUs are busy.",
+        title=f"{gpus_text(v.gpus)} not used by any compute process",
+        why=f"No compute process has used {gpus_text(v.gpus)} for {v.window_s:.0f} s, while other GPUs are busy.",
         evidence={"window_s": v.window_s, "unused_gpus_count": float(len(v.gpus)),
                   "gpus_count": float(v.gpus_count), "busiest_activity_ratio": v.busiest},
         action="If these GPUs belong to your allocation, make them visible to the job and distribute the training over "
@@ -240,10 +255,9 @@ class Gpu0Oversubscribed(Verdict, frozen=True, kw_only=True):
 
 def judge_gpu0_oversubscribed(view: NodeView) -> Gpu0Oversubscribed | Missing | None:
     """The first GPU of a process works clearly more than the others, which wait for it."""
-    processes = [p for p in view.processes if len(view.compute_gpus(p)) > 1]
+    processes = [p for p in view.processes if len(gpus := view.compute_gpus(p)) > 1 and of_one_model(gpus)]
     if not processes:
-        return Missing("a process that holds several GPUs" if view.complete
-                       else "a process that holds several of the watched GPUs")
+        return Missing(f"a process that holds several {'' if view.complete else 'of the watched '}GPUs of one model")
     # Where GPUs before them are not watched, the first of these need not be the first of the process.
     watched = {gpu.info.index for gpu in view.sample.gpus}
     processes = [p for p in processes if view.complete or set(range(view.compute_gpus(p)[0].info.index)) <= watched]
@@ -392,7 +406,8 @@ def describe_shared_gpu(v: SharedGpu | CrowdedGpu) -> Explanation:
     if memory is not None and sm is not None and sm < limit("shared_gpu.sm_medium"):
         brief = f"{second} holds {bytes_(memory)} of the memory of GPU {gpu} but hardly computes."
         title, why = ", one of which hardly computes", f"{brief} {first} is also using this GPU, but cannot use"
-        action, snippet = "If nobody needs that process, stop it. Otherwise, give it another GPU.", f"ps -fp {b.pid}"
+        action = "If nobody needs that process, stop it. Otherwise, give it another GPU."
+        snippet = f"ps -fp {b.local_pid or b.pid}"
     return Explanation(
         title=f"{gpus_text(v.gpus)} shared by two jobs{title}", why=f"{why} all of the GPU memory.",
         evidence=known({"together_s": v.together_s, "shared_gpus_count": float(v.shared),

@@ -9,7 +9,15 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gputop.advice.live.node_view import NodeView, gpus_text, is_inference_server, name_of, same_job
+from gputop.advice.live.node_view import (
+    NodeView,
+    gpus_text,
+    is_inference_server,
+    name_of,
+    of_one_model,
+    same_job,
+    stacks_command,
+)
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import GpuSample, ProcessSample
@@ -143,8 +151,8 @@ def judge_slow_rank(view: NodeView) -> SlowRank | Missing | None:
     """The same GPU of a job is the last one in nearly all slices of some minutes, as the others wait in collectives."""
     jobs = _jobs(view)
     if not jobs:
-        return Missing(f"a training job with at least {round(limit('slow_rank.ranks'))} GPUs on this node, which no "
-                       "other job uses")
+        return Missing(f"a training job with at least {round(limit('slow_rank.ranks'))} GPUs of one model on this "
+                       "node, which no other job uses")
     window_s = limit("slow_rank.window_s")
     left_out, reason = view.gpus_left_out("slow_rank"), ""
     judged = False
@@ -182,7 +190,8 @@ def _jobs(view: NodeView) -> list[list[GpuSample]]:
             job.append(process)
     held = [{gpu.info.index: gpu for process in job for gpu in view.compute_gpus(process)} for job in jobs]
     return [list(gpus.values()) for job, gpus in zip(jobs, held, strict=True)
-            if len(gpus) >= limit("slow_rank.ranks") and not any(map(is_inference_server, job))
+            if len(gpus) >= limit("slow_rank.ranks") and of_one_model(gpus.values())
+            and not any(map(is_inference_server, job))
             and not any(other is not gpus and gpus.keys() & other.keys() for other in held)]
 
 
@@ -224,7 +233,7 @@ def describe_slow_rank(v: SlowRank) -> Explanation:
         title=f"{gpu} is always last: the other GPUs of the job wait for it",
         why=why, evidence=evidence, brief=brief, unknown="why is this rank late?" if rank.late else
         "a lower clock, or more work?", action=action,
-        snippet=f"gputop stacks {v.process.pid}" if v.process is not None else "gputop stacks", gain=gain,
+        snippet=(stacks_command([v.process]) if v.process is not None else "") or "gputop stacks", gain=gain,
         source="comparison of utilization, SM and tensor activity, and SM clocks across the job's GPUs; "
                + source("slow_rank.gap_enter", "slow_rank.alike_enter"))
 

@@ -84,10 +84,14 @@ _REASONS = {
 
 def reason(code: int, call: str, mig: bool = False) -> str:
     """Reason why ``call`` gave no value, for a reading."""
-    text = _REASONS.get(code, f"NVML error {code}")
+    text = _text(code)
     if mig and code == NOT_SUPPORTED:
         text = "not supported while the GPU is in MIG mode"
     return f"{text} ({call})"
+
+
+def _text(code: int) -> str:
+    return _REASONS.get(code, f"NVML error {code}")
 
 
 def raise_if_gone(error: Any) -> int:
@@ -140,7 +144,7 @@ _OPEN_ERRORS: dict[int, tuple[type[GputopError], str, str]] = {
 def open_error(code: int) -> GputopError:
     """Error that says what a failed nvmlInit means to the user."""
     kind, cause, fix = _OPEN_ERRORS.get(code, (
-        GputopError, f"NVML could not be initialized (error {code}).",
+        GputopError, f"NVML could not be initialized: {_text(code)}.",
         "Check whether `nvidia-smi` works. `dmesg | grep -i nvrm` shows driver faults."))
     return kind(cause, fix)
 
@@ -158,7 +162,7 @@ def no_access_message(code: int, index: int) -> str:
     if code == NO_PERMISSION:
         return (f"This user is not allowed to open GPU {index}. Check the permissions of /dev/nvidia{index} and the "
                 "device cgroup of the container or job.")
-    return f"GPU {index} could not be opened (NVML error {code}). `nvidia-smi` and `dmesg | grep -i nvrm` show details."
+    return f"GPU {index} could not be opened: {_text(code)}. `nvidia-smi` and `dmesg | grep -i nvrm` show details."
 
 
 # -- calls: the library, threads that keep NVML open, texts --------------------------------------

@@ -11,7 +11,7 @@ def test_what_bounds_a_healthy_job() -> None:
     advice = after(Scene(dict.fromkeys(range(8), 0.92), other={"tensor_active": 0.61, "power_w": 540.0}), 200)
     assert ids(advice) == []
     assert advice.limit == ("No problem found so far. GPUs 0-7 are compute bound (SM 92%, tensor 61%, DRAM 32%, "
-                            "540 of 700 W).")
+                            "power 77% of the limit).")
     scene = Scene({0: 0.95, 1: 0.8}, gpus=2, jobs=[Job(gpus=(0, 1))])  # GPUs that differ are shown as a span
     assert after(scene, 200).limit.startswith("No problem found so far. GPUs 0-1 are busy (SM 80-95%")
     def limit_text(**other: float) -> str:
@@ -28,14 +28,14 @@ def test_no_problem_is_said_only_with_evidence_and_where_no_time_is_lost() -> No
     assert after(Scene(), 3).limit == "No findings yet: gputop has 2 s of samples, and the rules need 30 s to 7 min."
     assert after(Scene(), 20).limit.startswith("No findings yet: gputop has 19 s of samples")
     young = after(Scene(jobs=[Job(started_s=START_S)]), 60).limit
-    assert young == "No findings yet: the job started less than 120 s ago."
+    assert young == "No findings yet: gputop has seen the job for less than 120 s."
     silent = after(Scene(other={"sm_active": None, "gpu_util": None}), 200).limit
     assert silent.startswith("Not checked: the activity of GPUs 0-7 is unknown (")
 
     def late(gpu: GpuSample, t: float) -> GpuSample:
         return replace(gpu, readings={}) if gpu.info.index == 3 and t >= 199 else gpu
 
-    assert after(Scene(change=late), 200).limit == "Not checked: GPU 3 cannot be read."
+    assert after(Scene(change=late), 200).limit == "Not checked: GPU 3: no values."
     assert after(Scene(dict.fromkeys(range(8), 0.3)), 200).limit == ""  # nothing is said where time is lost
     assert after(Scene({0: 0.95} | dict.fromkeys(range(1, 8), 0.3)), 200).limit == ""
     without_power = after(Scene(other={"power_w": None, "tensor_active": None}), 200).limit

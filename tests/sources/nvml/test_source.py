@@ -116,7 +116,8 @@ def test_names_with_escape_codes_and_bytes_that_are_no_utf8(fake: FakeNvml) -> N
     (12, NoDataError, ("libnvidia-ml.so.1", "--demo")),
     (18, GputopError, ("different versions", "Reboot")),
     (4, GputopError, ("no permission", "/dev/nvidiactl")),
-    (999, GputopError, ("999", "nvidia-smi")),
+    (8, GputopError, ("power cables", "nvidia-smi")),
+    (998, GputopError, ("998", "nvidia-smi")),
 ])
 def test_a_driver_that_cannot_be_opened(
         fake: FakeNvml, code: int, kind: type[GputopError], words: tuple[str, ...]) -> None:
